@@ -4,6 +4,7 @@ import asyncio
 import gc
 import logging
 import tempfile
+from collections.abc import Iterator
 from typing import Any
 
 import fake_client
@@ -30,6 +31,13 @@ from quire.ipc.utilities import (
     StopProfile,
     UtilityFailed,
 )
+
+
+@pytest.fixture
+def folder() -> Iterator[str]:
+    """For sockets: pytest's own may be too long a path."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as path:
+        yield path
 
 
 # --------------------------------------------------------------------------------------------------------- connections
@@ -70,12 +78,11 @@ def test_engines_of_different_models_are_refused_by_both_names(other: dict[str, 
     asyncio.run(asyncio.wait_for(main(), 100))
 
 
-def test_an_engine_that_comes_back_as_another_model_gets_nothing(monkeypatch, caplog) -> None:
+def test_an_engine_that_comes_back_as_another_model_gets_nothing(monkeypatch, caplog, folder) -> None:
     monkeypatch.setattr(logging.getLogger("quire"), "propagate", True)
 
     async def main() -> None:
-        folders = [tempfile.mkdtemp() for _ in range(2)]
-        addresses = [f"ipc://{folder}/s.sock" for folder in folders]
+        addresses = [f"ipc://{folder}/{i}" for i in range(2)]
         cores = [FakeCore(address=address) for address in addresses]
         async with Replicas(addresses, [None, None]) as client:
             cores[0].stop()
@@ -156,11 +163,11 @@ def test_an_engine_that_stops_in_order_did_not_end_unexpectedly(monkeypatch, cap
     asyncio.run(asyncio.wait_for(main(), 100))
 
 
-def test_one_that_is_not_there_yet_is_not_waited_for_long(monkeypatch, caplog) -> None:
+def test_one_that_is_not_there_yet_is_not_waited_for_long(monkeypatch, caplog, folder) -> None:
     monkeypatch.setattr(module, "OTHERS_S", 0.05)
 
     async def main() -> None:
-        address = f"ipc://{tempfile.mkdtemp()}/s.sock"
+        address = f"ipc://{folder}/0"
         with FakeCore() as one:
             async with Replicas([address, one.address], [None, None]) as client:
                 assert client.health() is None and not client.engines[0].is_connected
@@ -176,9 +183,9 @@ def test_one_that_is_not_there_yet_is_not_waited_for_long(monkeypatch, caplog) -
     asyncio.run(asyncio.wait_for(main(), 100))
 
 
-def test_without_any_engine_in_time_there_is_no_client() -> None:
+def test_without_any_engine_in_time_there_is_no_client(folder) -> None:
     async def main() -> None:
-        addresses = [f"ipc://{tempfile.mkdtemp()}/s.sock" for _ in range(2)]
+        addresses = [f"ipc://{folder}/{i}" for i in range(2)]
         with pytest.raises(EngineDown, match=r"no engine at any of ipc://.*, ipc://.* for 0.05 s"):
             await Replicas(addresses, [None, None]).connect(timeout_s=0.05)
         for wrong, match in (("nonsense", "an address starts with"), ("tcp://a b:1", "no connection can be made to tcp://a b")):

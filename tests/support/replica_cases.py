@@ -27,15 +27,16 @@ def with_cores(*options: dict[str, Any]) -> Callable[[Callable[..., Awaitable[No
 
     def decorate(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
         async def run(**kwargs: Any) -> None:
-            folder = tempfile.mkdtemp()
-            cores = [FakeCore(**{"cache": CACHE, "address": f"ipc://{folder}/{i}", **each}) for i, each in enumerate(options)]
-            try:
-                async with Replicas([core.address for core in cores], [None] * len(cores)) as client:
-                    await test(cores, client, **kwargs)
-                    client.check()
-            finally:
-                for core in cores:
-                    core.stop()
+            with tempfile.TemporaryDirectory() as folder:
+                places = [{"cache": CACHE, "address": f"ipc://{folder}/{i}"} for i in range(len(options))]
+                cores = [FakeCore(**{**place, **each}) for place, each in zip(places, options, strict=True)]
+                try:
+                    async with Replicas([core.address for core in cores], [None] * len(cores)) as client:
+                        await test(cores, client, **kwargs)
+                        client.check()
+                finally:
+                    for core in cores:
+                        core.stop()
 
         return in_own_loop(test, run)
 
