@@ -22,7 +22,11 @@ def add_hosts_arguments(add: Callable[..., None]) -> None:
         help="other hosts, which run `quire host`, with a part of the model: a line ADDRESS PUBLIC_KEY GPUS for each "
         "(default: all workers are here)",
     )
-    add("--hosts-key-file", metavar="FILE", help="the engine's key pair, for --hosts; made if the file is not there")
+    add(
+        "--hosts-key-file",
+        metavar="FILE",
+        help="the engine's key pair, for --hosts; made if the file is not there (default: none)",
+    )
     add(
         "--interface",
         metavar="NAME",
