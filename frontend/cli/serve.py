@@ -42,8 +42,9 @@ log = logging.getLogger("quire.serve")
 
 
 class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What `quire serve` was asked for. engine: None to attach to `frontend.engine_addresses`."""
+    """What `quire serve` or `quire route` was asked for. engine: None to attach to `frontend.engine_addresses`."""
 
+    command: str = "quire serve"  # as errors name it
     host: str
     port: int
     num_frontends: int
@@ -248,7 +249,7 @@ async def _until_stopped(signals: StopSignals, serving: Coroutine[None, None, No
 
 
 def main(config: ServeConfig, prespawned: Child | None = None) -> int:
-    """The exit code of `quire serve`; `prespawned` as for `run_server`."""
+    """The exit code of the command; `prespawned` as for `run_server`."""
     early = EarlyStop()
     numbers = [number for number in stop_signals() if number != signal.SIGINT]  # which is raised as KeyboardInterrupt
     before = {number: signal.signal(number, early) for number in numbers}  # until StopSignals takes over
@@ -256,7 +257,7 @@ def main(config: ServeConfig, prespawned: Child | None = None) -> int:
         run_server(config, prespawned, early)
         log.info("stopped")
     except ServeError as error:
-        print(f"quire serve: {error}", file=sys.stderr)
+        print(f"{config.command}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:  # while the model was loading
         return 130

@@ -234,7 +234,13 @@ def _serve_with(args: argparse.Namespace, engine: "EngineConfig | None", keys: l
         **frontend_options,
     )
     config = ServeConfig(
-        host=args.host, port=args.port, num_frontends=args.frontends, engine=engine, frontend=frontend, **serve_options
+        command=args.parser.prog,
+        host=args.host,
+        port=args.port,
+        num_frontends=args.frontends,
+        engine=engine,
+        frontend=frontend,
+        **serve_options,
     )
     return serve_main(config, prespawned)
 

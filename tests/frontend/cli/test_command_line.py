@@ -14,7 +14,7 @@ from served import (
 )
 
 from quire.frontend.cli import main as cli
-from quire.frontend.cli import parser_arguments, serve_flags
+from quire.frontend.cli import parser_arguments, serve, serve_flags
 from quire.frontend.cli.serve import ReadyMessage
 from quire.frontend.http.listener import FrontendError, bind
 from quire.frontend.http.server import FrontendConfig
@@ -98,6 +98,17 @@ def test_a_router_has_the_servers_flags_and_no_engines(tmp_path, monkeypatch):
     (config,) = asked
     assert config.engine is None and config.num_frontends == 2 and config.frontend.router == "least-loaded"
     assert config.frontend.engine_addresses == ["ipc:///x", "tcp://h:1"] and config.frontend.api_keys == ["k"]
+
+
+@pytest.mark.parametrize("command", ["serve", "route"])
+def test_what_ends_a_server_is_said_under_its_commands_name(command, monkeypatch, capsys):
+    def end(config, *_):
+        raise serve.ServeError("no engine at any of them")
+
+    monkeypatch.setattr(serve, "run_server", end)
+    engines = ["ipc:///x"] if command == "route" else ["--engine", "ipc:///x"]
+    assert cli.main([command, *engines]) == 1
+    assert capsys.readouterr().err == f"quire {command}: no engine at any of them\n"
 
 
 def test_the_flags_know_every_parser():
