@@ -7,7 +7,7 @@ import argparse
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from quire.frontend.cli.serve_flags import add_route_arguments, add_serve_arguments
 from quire.frontend.cli.server_flags import server_options
@@ -16,6 +16,7 @@ from quire.ipc.process.command import CommandParser, quiet_interrupts
 from quire.ipc.process.flags import profile_dir_of, split_flag
 
 if TYPE_CHECKING:
+    from quire.frontend.http.server import FrontendConfig
     from quire.ipc.config import EngineConfig
     from quire.ipc.process.children import Child
 
@@ -185,13 +186,28 @@ def _serve_with(args: argparse.Namespace, engine: "EngineConfig | None", keys: l
     with quiet_interrupts():
         from quire.frontend.cli.serve import ServeConfig, log
         from quire.frontend.cli.serve import main as serve_main
-        from quire.frontend.http.api.defaults import RequestDefaults
-        from quire.frontend.http.server import FrontendConfig
-        from quire.frontend.http.server_state import Limits
 
     if args.notes:
         log.info("taken from the command, but nothing is needed for it here: %s", ", ".join(args.notes))
     frontend_options, serve_options = server_options(args.parser, args)
+    config = ServeConfig(
+        command=args.parser.prog,
+        host=args.host,
+        port=args.port,
+        num_frontends=args.frontends,
+        engine=engine,
+        frontend=_frontend_config(args, keys, frontend_options),
+        **serve_options,
+    )
+    return serve_main(config, prespawned)
+
+
+def _frontend_config(args: argparse.Namespace, keys: list[str], options: dict[str, Any]) -> "FrontendConfig":
+    with quiet_interrupts():
+        from quire.frontend.http.api.defaults import RequestDefaults
+        from quire.frontend.http.server import FrontendConfig
+        from quire.frontend.http.server_state import Limits
+
     limits = Limits(
         max_connections=args.max_connections,
         max_body_bytes=args.max_body_mib << 20,
@@ -199,7 +215,7 @@ def _serve_with(args: argparse.Namespace, engine: "EngineConfig | None", keys: l
         max_head_bytes=args.h11_max_incomplete_event_size,
         keep_alive_timeout_s=args.keep_alive_timeout_s,
     )
-    frontend = FrontendConfig(
+    return FrontendConfig(
         engine_addresses=args.engine or [],
         router=args.router,
         listen_fd=-1,
@@ -231,18 +247,8 @@ def _serve_with(args: argparse.Namespace, engine: "EngineConfig | None", keys: l
         limits=limits,
         files_dir=args.files_dir,
         max_files_mib=args.max_files_mib,
-        **frontend_options,
+        **options,
     )
-    config = ServeConfig(
-        command=args.parser.prog,
-        host=args.host,
-        port=args.port,
-        num_frontends=args.frontends,
-        engine=engine,
-        frontend=frontend,
-        **serve_options,
-    )
-    return serve_main(config, prespawned)
 
 
 def _engine_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> str:
