@@ -15,6 +15,7 @@ _HALF, _THIRD = np.uint64(32), np.uint64(29)
 NUM_WAYS = 8
 NUM_HOLDERS = 8  # engines that are remembered of a block, those that were sent it last
 _FOREVER = 1 << 31  # blocks
+_MARGIN = 1 << 28  # blocks that ages count from: after a clock was turned back, some stamps are later than now
 
 
 class PrefixHasher:
@@ -66,7 +67,7 @@ class BlockIndex:
     them. Nothing ever grows or is moved, so that no decision waits for it. Each of max_blocks takes 60 bytes.
 
     An engine's clock counts the blocks that it had to compute, and so what has gone from its cache: a block that it was sent
-    longer ago than `set_capacity` of them is believed lost.
+    longer ago than `set_capacity` of them is believed lost. `take_back` turns it back by what the engine has refused.
     """
 
     def __init__(self, num_engines: int, max_blocks: int) -> None:
@@ -82,14 +83,14 @@ class BlockIndex:
         self._holders = np.full((num_places, NUM_HOLDERS), self._nobody, np.uint16)
         self._stamps = np.zeros((num_places, NUM_HOLDERS), np.uint32)  # of a holder's clock
         self._clocks = np.zeros(num_engines + 1, np.uint32)  # they and their differences are modulo 2^32
-        self._capacities = np.full(num_engines + 1, _FOREVER, np.uint32)
+        self._capacities = np.full(num_engines + 1, _FOREVER + _MARGIN, np.uint32)
         self._capacities[self._nobody] = 0
         self._depths = np.zeros(num_engines + 1, np.int32)  # all 0 between two calls
         self._now = 0
 
     def set_capacity(self, engine: int, num_blocks: int) -> None:
         """How many blocks an engine's cache holds."""
-        self._capacities[engine] = num_blocks
+        self._capacities[engine] = num_blocks + _MARGIN
 
     def forget(self, engine: int) -> None:
         """Its cache is empty: it was started anew."""
@@ -109,8 +110,7 @@ class BlockIndex:
         which = np.flatnonzero(found.is_known)
         places = found.places[which]
         holders = self._holders[places]
-        ages = self._clocks[holders] - self._stamps[places]
-        holders[ages >= self._capacities[holders]] = self._nobody
+        holders[self._ages(holders, places) >= self._capacities[holders]] = self._nobody
         depths = self._depths
         depths[holders] = which[:, None] + 1  # in this order: of an engine that comes several times the last one stays
         depths[self._nobody] = 0
@@ -141,13 +141,30 @@ class BlockIndex:
             self._stamps[old, slots] = self._clocks[engine]
         self._used[places] = self._now
 
+    def take_back(self, engine: int, found: Places, num_cached: int) -> None:
+        """What `add` was told is not so: the engine has refused the prompt. Whose place it took stays forgotten."""
+        places = found.places[num_cached:]
+        if not len(places):
+            return
+        places = places[self._hashes[places] == found.hashes[num_cached:]]  # others may be there by now
+        holders = self._holders[places]
+        holders[holders == engine] = self._nobody
+        self._holders[places] = holders
+        self._turn(engine, num_cached - len(found.places))
+
     def _turn(self, engine: int, num_blocks: int) -> None:
         self._clocks[engine] = int(self._clocks[engine]) + num_blocks & 0xFFFFFFFF
 
     def _slots(self, engine: int, places: np.ndarray) -> np.ndarray:
         """Of each place the slot that is the engine's already, else nobody's, else whose holder has computed most since."""
         holders = self._holders[places]
-        ages = (self._clocks[holders] - self._stamps[places]).astype(np.int64)
+        ages = self._ages(holders, places).astype(np.int64)
         ages[holders == self._nobody] = 1 << 32
         ages[holders == engine] = 1 << 33
         return ages.argmax(axis=1)
+
+    def _ages(self, holders: np.ndarray, places: np.ndarray) -> np.ndarray:
+        """uint32 [places, NUM_HOLDERS]: _MARGIN, and the blocks that each holder has computed since."""
+        ages: np.ndarray = self._clocks[holders] - self._stamps[places]
+        ages += np.uint32(_MARGIN)
+        return ages
