@@ -15,7 +15,7 @@ _HALF, _THIRD = np.uint64(32), np.uint64(29)
 NUM_WAYS = 8
 NUM_HOLDERS = 8  # engines that are remembered of a block, those that were sent it last
 _FOREVER = 1 << 31  # blocks
-_MARGIN = 1 << 28  # blocks that ages count from: after a clock was turned back, some stamps are later than now
+_MARGIN = 1 << 28  # blocks that stamps are put back by: after a clock was turned back, none is later than now
 
 
 class PrefixHasher:
@@ -81,7 +81,7 @@ class BlockIndex:
         self._used = np.zeros(num_places, np.uint32)  # when: a count of `add`
         self._used_by_bucket = self._used.reshape(num_buckets, NUM_WAYS)
         self._holders = np.full((num_places, NUM_HOLDERS), self._nobody, np.uint16)
-        self._stamps = np.zeros((num_places, NUM_HOLDERS), np.uint32)  # of a holder's clock
+        self._stamps = np.zeros((num_places, NUM_HOLDERS), np.uint32)  # of a holder's clock, less _MARGIN
         self._clocks = np.zeros(num_engines + 1, np.uint32)  # they and their differences are modulo 2^32
         self._capacities = np.full(num_engines + 1, _FOREVER + _MARGIN, np.uint32)
         self._capacities[self._nobody] = 0
@@ -110,7 +110,8 @@ class BlockIndex:
         which = np.flatnonzero(found.is_known)
         places = found.places[which]
         holders = self._holders[places]
-        holders[self._ages(holders, places) >= self._capacities[holders]] = self._nobody
+        ages = self._clocks[holders] - self._stamps[places]
+        holders[ages >= self._capacities[holders]] = self._nobody
         depths = self._depths
         depths[holders] = which[:, None] + 1  # in this order: of an engine that comes several times the last one stays
         depths[self._nobody] = 0
@@ -126,6 +127,7 @@ class BlockIndex:
             return
         self._now = self._now + 1 & 0xFFFFFFFF
         self._turn(engine, len(places) - num_cached)
+        stamp = int(self._clocks[engine]) - _MARGIN & 0xFFFFFFFF
         new = np.flatnonzero(~found.is_known)
         old = places[found.is_known]
         if len(new):
@@ -134,11 +136,11 @@ class BlockIndex:
             self._hashes[added] = found.hashes[new]
             self._holders[added] = self._nobody
             self._holders[added, 0] = engine
-            self._stamps[added, 0] = self._clocks[engine]
+            self._stamps[added, 0] = stamp
         if len(old):
             slots = self._slots(engine, old)
             self._holders[old, slots] = engine
-            self._stamps[old, slots] = self._clocks[engine]
+            self._stamps[old, slots] = stamp
         self._used[places] = self._now
 
     def take_back(self, engine: int, found: Places, num_cached: int) -> None:
@@ -158,13 +160,7 @@ class BlockIndex:
     def _slots(self, engine: int, places: np.ndarray) -> np.ndarray:
         """Of each place the slot that is the engine's already, else nobody's, else whose holder has computed most since."""
         holders = self._holders[places]
-        ages = self._ages(holders, places).astype(np.int64)
+        ages = (self._clocks[holders] - self._stamps[places]).astype(np.int64)
         ages[holders == self._nobody] = 1 << 32
         ages[holders == engine] = 1 << 33
         return ages.argmax(axis=1)
-
-    def _ages(self, holders: np.ndarray, places: np.ndarray) -> np.ndarray:
-        """uint32 [places, NUM_HOLDERS]: _MARGIN, and the blocks that each holder has computed since."""
-        ages: np.ndarray = self._clocks[holders] - self._stamps[places]
-        ages += np.uint32(_MARGIN)
-        return ages
