@@ -35,6 +35,9 @@ class Owner(Protocol):
     def computed(self, request_id: int) -> None:
         """The first token has come."""
 
+    def refused(self, request_id: int) -> None:
+        """It ends with an error, most of the time before any of it has run."""
+
     def ended(self, request_id: int) -> None:
         """However; or it was not known any more."""
 
@@ -63,7 +66,7 @@ class Replica(AsyncClient):
                     if end.key >> 8 not in requests:
                         owner.ended(end.key >> 8)
             case RequestError():
-                owner.ended(message.id)
+                owner.refused(message.id)
             case Beat():
                 owner.add_up(self.number, message)
 

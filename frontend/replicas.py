@@ -24,7 +24,7 @@ from quire.frontend.client.stream import ClientError, EngineDown, Overloaded
 from quire.frontend.client.utility_calls import A
 from quire.frontend.replica import Replica
 from quire.frontend.replica_answers import different_models, holds_for_all, together
-from quire.frontend.router import Policy, Router
+from quire.frontend.router import Choice, Policy, Router
 from quire.ipc.links.curve import FrontendKeys
 from quire.ipc.messages import (
     Beat,
@@ -56,10 +56,11 @@ def client_of(
 
 @dataclass(slots=True)
 class Sent:
-    """A request that runs, until it has ended. `inputs` is kept while it may have to be sent again."""
+    """A request that runs, until it has ended. `inputs` and `choice` are kept until it has been computed, for until then it may
+    be refused and have to be sent again."""
 
     engine: int
-    num_uncached: int  # tokens that the router takes for not computed yet
+    choice: Choice | None
     inputs: TokenInputs | None
     task: Generate
     priority: int
@@ -235,7 +236,7 @@ class Replicas(Client):
     def _send_to_one(
         self, request_id: int, inputs: TokenInputs, task: Generate, priority: int, cache_salt: str, arrival: float
     ) -> Replica:
-        return self._send(request_id, Sent(-1, 0, inputs, task, priority, cache_salt, arrival))
+        return self._send(request_id, Sent(-1, None, inputs, task, priority, cache_salt, arrival))
 
     def _send(self, request_id: int, sent: Sent) -> Replica:
         """To the best of those who have not refused it. Raises Overloaded, EngineDown if there is none; InvalidRequest."""
@@ -248,7 +249,7 @@ class Replicas(Client):
         may_hit = params.prompt_logprobs is None and not params.skip_reading_prefix_cache  # as the core's intake has it
         salt = sent.cache_salt.encode(errors="replace")
         while choice := router.send(ids, salt, num_rows=params.n, may_hit=may_hit, refused=sent.refused, only=only):
-            sent.engine, sent.num_uncached = choice
+            sent.engine, sent.choice = choice.engine, choice
             self._sent[request_id] = sent  # before it is sent: sending may find that the engine is lost
             engine = self._replicas[choice.engine]
             try:
@@ -256,10 +257,10 @@ class Replicas(Client):
             except (Overloaded, EngineDown) as error:
                 is_refused |= isinstance(error, Overloaded)
                 sent.refused.add(choice.engine)
-                self.ended(request_id)
+                self.refused(request_id)
                 continue
             except BaseException:  # the request's own mistake
-                self.ended(request_id)
+                self.refused(request_id)
                 raise
             if candidates is not None:
                 self._pin(candidates.search, choice.engine)
@@ -279,7 +280,7 @@ class Replicas(Client):
         sent = self._sent.get(request_id)
         if sent is None or sent.inputs is None or (state := engine._dispatcher.release(request_id)) is None:
             return False
-        self.ended(request_id)
+        self.refused(request_id)
         sent.refused.add(number)
         try:
             other = self._send(request_id, sent)
@@ -291,14 +292,22 @@ class Replicas(Client):
 
     def computed(self, request_id: int) -> None:
         sent = self._sent.get(request_id)
-        if sent is not None and self._router is not None:
-            self._router.computed(sent.engine, sent.num_uncached)
-            sent.num_uncached, sent.inputs = 0, None
+        if sent is not None and sent.choice is not None and self._router is not None:
+            self._router.computed(sent.engine, sent.choice.num_uncached)
+            sent.choice = sent.inputs = None
+
+    def refused(self, request_id: int) -> None:
+        sent = self._sent.get(request_id)
+        if sent is None or sent.choice is None:  # some of it has run
+            self.ended(request_id)
+        elif self._router is not None:
+            del self._sent[request_id]
+            self._router.refused(sent.choice, sent.task.params.n)
 
     def ended(self, request_id: int) -> None:
+        self.computed(request_id)
         sent = self._sent.pop(request_id, None)
         if sent is not None and self._router is not None:
-            self._router.computed(sent.engine, sent.num_uncached)
             self._router.ended(sent.engine, sent.task.params.n)
 
     def _cancel(self, request_id: int) -> None:

@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from quire.frontend.router_index import BlockIndex, PrefixHasher
+from quire.frontend.router_index import BlockIndex, Places, PrefixHasher
 
 Policy = Literal["cache-aware", "least-loaded", "round-robin"]
 POLICIES: tuple[Policy, ...] = ("cache-aware", "least-loaded", "round-robin")
@@ -29,11 +29,19 @@ NUM_OTHERS = 8  # others, which are looked at
 ROW_TOKENS = 64
 
 
+class Recorded(NamedTuple):
+    """What the index was told of a prompt that was sent, for it to be taken back if the engine refuses it."""
+
+    blocks: Places
+    num_cached: int  # of these blocks, the first, which the engine had before
+
+
 class Choice(NamedTuple):
     """Where a prompt was sent: the engine's number, and the tokens that it is believed to compute."""
 
     engine: int
     num_uncached: int
+    recorded: Recorded | None = None
 
 
 class Router:
@@ -81,20 +89,19 @@ class Router:
             usable = [only]
         if not usable:
             return None
-        num_uncached = len(token_ids)
         if self._index is not None:
-            engine, num_uncached = self._most_useful(self._index, token_ids, parts, usable, may_hit)
+            choice = self._most_useful(self._index, token_ids, parts, usable, may_hit)
         elif self.policy == "least-loaded":
-            engine = self._least_loaded(usable)
+            choice = Choice(self._least_loaded(usable), len(token_ids))
         else:
-            self._last = engine = usable[bisect.bisect_right(usable, self._last) % len(usable)]
-        self.work[engine] += num_uncached + num_rows * ROW_TOKENS
-        return Choice(engine, num_uncached)
+            self._last = usable[bisect.bisect_right(usable, self._last) % len(usable)]
+            choice = Choice(self._last, len(token_ids))
+        self.work[choice.engine] += choice.num_uncached + num_rows * ROW_TOKENS
+        return choice
 
     def _most_useful(
         self, index: BlockIndex, token_ids: np.ndarray, parts: tuple[bytes, ...], usable: list[int], may_hit: bool
-    ) -> tuple[int, int]:
-        """An engine, and the tokens that it has to compute."""
+    ) -> Choice:
         found = index.look_up(self._hasher.hashes(token_ids, *parts))
         depths = {e: depth for e, depth in zip(*index.depths(found), strict=True) if self._is_available[e]}
         if usable is not self._available:
@@ -108,7 +115,7 @@ class Router:
         num_uncached = num_tokens - size * depth
         self._filled[engine] += num_uncached
         self._mean_filled += num_uncached / len(self._filled)
-        return engine, num_uncached
+        return Choice(engine, num_uncached, Recorded(found, depth))
 
     def _cost(self, engine: int, num_uncached: int) -> float:
         """In tokens to be computed, here and later: what is new to a cache drives out as much that others would have met, so
@@ -122,6 +129,16 @@ class Router:
         return self._random.choice([e for e in usable if self.work[e] == least])
 
     # ------------------------------------------------------------------------------------------------- what happens
+    def refused(self, choice: Choice, num_rows: int) -> None:
+        """What was sent was not taken: the engine computes nothing of it, and does not hold its blocks."""
+        engine, num_uncached, recorded = choice
+        self.computed(engine, num_uncached)
+        self.ended(engine, num_rows)
+        if self._index is not None and recorded is not None:
+            self._index.take_back(engine, *recorded)
+            self._filled[engine] -= num_uncached
+            self._mean_filled -= num_uncached / len(self._filled)
+
     def computed(self, engine: int, num_uncached: int) -> None:
         """A prompt's first token has come, or it has ended without one."""
         self.work[engine] -= num_uncached

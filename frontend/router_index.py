@@ -15,6 +15,7 @@ _HALF, _THIRD = np.uint64(32), np.uint64(29)
 NUM_WAYS = 8
 NUM_HOLDERS = 8  # engines that are remembered of a block, those that were sent it last
 _FOREVER = 1 << 31  # blocks
+_MARGIN = 1 << 28  # blocks that stamps are put back by: after a clock was turned back, none is later than now
 
 
 class PrefixHasher:
@@ -66,7 +67,7 @@ class BlockIndex:
     them. Nothing ever grows or is moved, so that no decision waits for it. Each of max_blocks takes 60 bytes.
 
     An engine's clock counts the blocks that it had to compute, and so what has gone from its cache: a block that it was sent
-    longer ago than `set_capacity` of them is believed lost.
+    longer ago than `set_capacity` of them is believed lost. `take_back` turns it back by what the engine has refused.
     """
 
     def __init__(self, num_engines: int, max_blocks: int) -> None:
@@ -80,16 +81,16 @@ class BlockIndex:
         self._used = np.zeros(num_places, np.uint32)  # when: a count of `add`
         self._used_by_bucket = self._used.reshape(num_buckets, NUM_WAYS)
         self._holders = np.full((num_places, NUM_HOLDERS), self._nobody, np.uint16)
-        self._stamps = np.zeros((num_places, NUM_HOLDERS), np.uint32)  # of a holder's clock
+        self._stamps = np.zeros((num_places, NUM_HOLDERS), np.uint32)  # of a holder's clock, less _MARGIN
         self._clocks = np.zeros(num_engines + 1, np.uint32)  # they and their differences are modulo 2^32
-        self._capacities = np.full(num_engines + 1, _FOREVER, np.uint32)
+        self._capacities = np.full(num_engines + 1, _FOREVER + _MARGIN, np.uint32)
         self._capacities[self._nobody] = 0
         self._depths = np.zeros(num_engines + 1, np.int32)  # all 0 between two calls
         self._now = 0
 
     def set_capacity(self, engine: int, num_blocks: int) -> None:
         """How many blocks an engine's cache holds."""
-        self._capacities[engine] = num_blocks
+        self._capacities[engine] = num_blocks + _MARGIN
 
     def forget(self, engine: int) -> None:
         """Its cache is empty: it was started anew."""
@@ -126,6 +127,7 @@ class BlockIndex:
             return
         self._now = self._now + 1 & 0xFFFFFFFF
         self._turn(engine, len(places) - num_cached)
+        stamp = int(self._clocks[engine]) - _MARGIN & 0xFFFFFFFF
         new = np.flatnonzero(~found.is_known)
         old = places[found.is_known]
         if len(new):
@@ -134,12 +136,23 @@ class BlockIndex:
             self._hashes[added] = found.hashes[new]
             self._holders[added] = self._nobody
             self._holders[added, 0] = engine
-            self._stamps[added, 0] = self._clocks[engine]
+            self._stamps[added, 0] = stamp
         if len(old):
             slots = self._slots(engine, old)
             self._holders[old, slots] = engine
-            self._stamps[old, slots] = self._clocks[engine]
+            self._stamps[old, slots] = stamp
         self._used[places] = self._now
+
+    def take_back(self, engine: int, found: Places, num_cached: int) -> None:
+        """What `add` was told is not so: the engine has refused the prompt. Whose place it took stays forgotten."""
+        places = found.places[num_cached:]
+        if not len(places):
+            return
+        places = places[self._hashes[places] == found.hashes[num_cached:]]  # others may be there by now
+        holders = self._holders[places]
+        holders[holders == engine] = self._nobody
+        self._holders[places] = holders
+        self._turn(engine, num_cached - len(found.places))
 
     def _turn(self, engine: int, num_blocks: int) -> None:
         self._clocks[engine] = int(self._clocks[engine]) + num_blocks & 0xFFFFFFFF

@@ -20,7 +20,8 @@ from quire.ipc.text_config import is_stretched, text_fields
 _MAX_HEADER_BYTES = 100 << 20
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 
-BY_HAND = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+# And their heads of keys and values where config.json does not say; None: as many as of queries
+BY_HAND = {"LlamaForCausalLM": None, "MistralForCausalLM": 8, "Qwen2ForCausalLM": 32, "Qwen3ForCausalLM": 32}
 
 
 class Model(NamedTuple):
@@ -124,8 +125,10 @@ def sizes_of(config: Json) -> ModelSizes:
     """Raises EstimateError for a config.json without what a decoder of text has."""
     heads = _size(config, "num_attention_heads")
     hidden = _size(config, "hidden_size")
-    kv_heads = _size(config, "num_key_value_heads", heads)
-    is_qwen3 = "Qwen3ForCausalLM" in (config.get("architectures") or [])
+    architecture = next((name for name in map(str, config.get("architectures") or []) if name in BY_HAND), "LlamaForCausalLM")
+    absent = None if "num_key_value_heads" in config else BY_HAND[architecture]
+    kv_heads = _size(config, "num_key_value_heads", absent or heads)
+    is_qwen3 = architecture == "Qwen3ForCausalLM"
     head_dim = _size(config, "head_dim", 128 if is_qwen3 and "head_dim" not in config else hidden // heads)
     mlp = _size(config, "intermediate_size")
     layers = tuple(LayerSizes(heads, kv_heads, head_dim, window, mlp) for window in _windows(config))

@@ -3,10 +3,11 @@
     gated    out[t, i] = cast(act(gate_up[t, i])) * gate_up[t, I + i]        gate_up [T, 2 * I] = gate | up, out [T, I]
     alone    out[t, i] = act(x[t, i])                                        x, out [T, I]
 
-act: silu(x) = x / (1 + exp(-x)), gelu exact (by erf) or by tanh, relu(x)^2. Inputs have unit stride in their last dimension and
-any row stride; float32, float16 or bfloat16. Moves 3 * T * I elements, alone 2 * T * I. act is computed in float32 and rounded
-before the product, as torch does. `perm` int32 [I]: column i of the result is that of perm[i], for a product whose weight has
-its inputs in an order of their own; `gather` is that order alone. Reference: `activation_cpu`.
+act: silu(x) = x / (1 + exp(-x)), gelu exact (by erf), by tanh, or quick, x / (1 + exp(-1.702 x)), relu(x)^2, relu, sigmoid,
+tanh. Inputs have unit stride in their last dimension and any row stride; float32, float16 or bfloat16. Moves 3 * T * I
+elements, alone 2 * T * I. act is computed in float32 and rounded before the product, as torch does. `perm` int32 [I]: column i
+of the result is that of perm[i], for a product whose weight has its inputs in an order of their own; `gather` is that order
+alone. Reference: `activation_cpu`.
 """
 
 from typing import NamedTuple
@@ -15,11 +16,11 @@ import torch
 import triton
 import triton.language as tl
 
-from quire.kernels.elementwise.activation_cpu import Activation
+from quire.kernels.elementwise.activation_cpu import ACTIVATIONS, Activation
 from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options, wait_for_previous
 from quire.kernels.tuning.current import cached, current
 
-ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu2": 3}  # as the kernel's constant
+NUMBERS: dict[Activation, int] = {name: number for number, name in enumerate(ACTIVATIONS)}  # as the kernel's constants
 NONE = tl.constexpr(-1)
 
 
@@ -40,6 +41,14 @@ def _activate(x, ACTIVATION: tl.constexpr):
         return x / (1.0 + tl.exp(tl.minimum(-1.5957691216057308 * (x + 0.044715 * x * x * x), 80.0)))
     elif ACTIVATION == 3:
         return tl.where(x > 0.0, x * x, 0.0)
+    elif ACTIVATION == 4:
+        return tl.where(x < 0.0, 0.0, x)
+    elif ACTIVATION == 5:
+        return x / (1.0 + tl.exp(-1.702 * x))
+    elif ACTIVATION == 6:
+        return 1.0 / (1.0 + tl.exp(-x))
+    elif ACTIVATION == 7:
+        return 2.0 / (1.0 + tl.exp(tl.minimum(-2.0 * x, 80.0))) - 1.0
     else:
         return x / (1.0 + tl.exp(-x))
 
@@ -98,7 +107,7 @@ def _launch(
     if rows == 0:
         return out
     block, num_warps = config or choose(width)
-    which = NONE.value if activation is None else ACTIVATIONS[activation]
+    which = NONE.value if activation is None else NUMBERS[activation]
     _activation_kernel[(rows, triton.cdiv(width, block))](
         x, perm, out, x.stride(0), out.stride(0), width, which, is_gated, block, perm is not None, pdl,
         num_warps=num_warps, **launch_options(pdl),

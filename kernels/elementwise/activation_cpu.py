@@ -2,16 +2,22 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch.nn import functional as F
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu2"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu2", "relu", "quick_gelu", "sigmoid", "tanh"]
+ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 
 
 def _relu2(x: torch.Tensor) -> torch.Tensor:
     return F.relu(x).square()
+
+
+def _quick_gelu(x: torch.Tensor) -> torch.Tensor:
+    wide = x.float()
+    return (wide * torch.sigmoid(1.702 * wide)).to(x.dtype)
 
 
 _FUNCTIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -19,6 +25,10 @@ _FUNCTIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "relu2": _relu2,
+    "relu": F.relu,
+    "quick_gelu": _quick_gelu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
 }
 
 

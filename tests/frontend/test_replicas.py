@@ -13,6 +13,7 @@ from quire.frontend.client import client as client_module
 from quire.frontend.client.beam_search import BeamSearchParams, search_all
 from quire.frontend.client.stream import EngineDown, InvalidRequest, Overloaded
 from quire.frontend.replicas import Replicas
+from quire.frontend.router import ROW_TOKENS
 from quire.ipc.links.frontend_to_core import LinkBusy, LinkDown
 from quire.ipc.messages import Abort, AddRequest, Candidates, Finish, RequestError, ShuttingDown, Started
 from quire.ipc.sampling import SamplingParams
@@ -106,6 +107,36 @@ async def test_only_when_all_refuse_it_is_refused(cores: list[FakeCore], client:
     again = client.submit([THE], ENDLESS)  # what was refused then may be taken now
     await heard(cores[engine_of(client, again)], AddRequest)
     again.cancel()
+
+
+@pytest.mark.parametrize("how", ["overloaded", "invalid", "busy"])
+@with_cores({}, {})
+async def test_an_engine_that_has_refused_a_prompt_holds_none_of_it(
+    cores: list[FakeCore], client: Replicas, monkeypatch, how: str
+) -> None:
+    """Wherever the next one with this prompt goes, all of it must be computed."""
+
+    def busy(message: object) -> None:
+        raise LinkBusy
+
+    said = [THE, CAT, WORLD, THE] * 5
+    if how == "busy":
+        for engine in client._replicas:
+            monkeypatch.setattr(engine._link, "send", busy)
+        with pytest.raises(Overloaded):
+            client.submit(said, ENDLESS)
+        monkeypatch.undo()
+    else:
+        stream = client.submit(said, ENDLESS)
+        first = engine_of(client, stream)
+        for core in (cores[first], cores[1 - first])[: 1 if how == "invalid" else 2]:
+            request = await heard(core, AddRequest)
+            core.say(RequestError(core.epoch, request.id, how, "not now"))
+        with pytest.raises((Overloaded, InvalidRequest)):
+            await stream.collect()
+    again = client.submit(said, ENDLESS)
+    assert client._router.work[engine_of(client, again)] == len(said) + ROW_TOKENS
+    await ended([again])
 
 
 @with_cores({}, {})

@@ -148,6 +148,54 @@ def test_an_engine_that_was_started_anew_holds_nothing(capacity):
     assert depths(index, hashes) == {0: 4, 1: 4}
 
 
+def test_what_an_engine_refuses_is_taken_back_and_what_it_had_before_is_not():
+    index, long = BlockIndex(3, 4096), blocks(6)
+    begin, whole = HASHER.hashes(long[: 2 * SIZE]), HASHER.hashes(long)
+    add(index, 0, begin)
+    add(index, 1, whole)
+    found = index.look_up(whole)
+    index.add(0, found, 2)
+    assert depths(index, whole) == {0: 6, 1: 6}
+    index.take_back(0, found, 2)
+    assert depths(index, whole) == {0: 2, 1: 6}
+    nothing = index.look_up(HASHER.hashes(blocks(0)))
+    index.add(2, nothing, 0)
+    index.take_back(2, nothing, 0)
+    assert depths(index, whole) == {0: 2, 1: 6}
+
+
+def test_refusals_make_nobody_forget():
+    """An engine of 10 blocks has refused 1000; what it took beside them is new to it, whenever that was."""
+    index, kept, later = BlockIndex(2, 1 << 16), HASHER.hashes(blocks(4)), HASHER.hashes(blocks(4, seed=1))
+    index.set_capacity(0, 10)
+    add(index, 0, kept)
+    refused = [index.look_up(HASHER.hashes(blocks(10, seed=seed))) for seed in range(2, 102)]
+    for found in refused:
+        index.add(0, found, 0)
+    add(index, 0, later)
+    for found in refused:
+        index.take_back(0, found, 0)
+    assert depths(index, kept) == depths(index, later) == {0: 4}
+    assert all(depths(index, found.hashes) == {} for found in refused)
+    add(index, 0, HASHER.hashes(blocks(5, seed=200)))
+    assert depths(index, kept) == depths(index, later) == {0: 4}
+    add(index, 0, HASHER.hashes(blocks(1, seed=201)))
+    assert depths(index, kept) == {} and depths(index, later) == {0: 4}
+    index.forget(0)
+    assert depths(index, kept) == depths(index, later) == {}
+
+
+def test_of_many_holders_one_that_is_of_later_than_now_stays():
+    index, hashes = BlockIndex(NUM_HOLDERS + 1, 4096), HASHER.hashes(blocks(3))
+    refused = index.look_up(HASHER.hashes(blocks(50, seed=1)))
+    index.add(2, refused, 0)
+    for engine in range(NUM_HOLDERS):
+        add(index, engine, hashes)
+    index.take_back(2, refused, 0)
+    add(index, NUM_HOLDERS, hashes)
+    assert 2 in depths(index, hashes)
+
+
 # ------------------------------------------------------------------------------------------------------------- choices
 def test_round_robin_takes_turns_among_those_that_are_there():
     one = router(3, "round-robin")
@@ -182,7 +230,7 @@ def test_the_next_turn_of_a_conversation_goes_where_the_last_one_was():
     for turn in range(1, 5):
         said = np.concatenate([said, blocks(2, seed=turn)])
         choice = finish(one, one.send(said, b""))
-        assert choice == (first.engine, 2 * SIZE)
+        assert choice[:2] == (first.engine, 2 * SIZE)
     assert one.send(said, b"another's salt").num_uncached == len(said)
 
 
@@ -234,6 +282,19 @@ def test_prompts_that_begin_alike_do_not_share_a_few_caches():
     assert one._mean_filled == pytest.approx(sum(one._filled) / 20)
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_who_has_refused_a_prompt_is_no_holder_of_it(policy):
+    one, said = router(30, policy), blocks(20)
+    for _ in range(30):
+        choice = one.send(said, num_rows=3)
+        assert choice.num_uncached == len(said)  # whoever it is
+        one.refused(choice, 3)
+    assert is_idle(one) and one._mean_filled == pytest.approx(0) and not any(one._filled)
+    taken = one.send(said)
+    if policy == "cache-aware":
+        assert one.send(said)[:2] == (taken.engine, 0)
+
+
 def test_holders_that_are_away_or_have_refused_are_passed_over():
     one, said = router(30), blocks(20)
     first = one.send(said)
@@ -274,21 +335,24 @@ def test_any_history_of_requests_leaves_no_work_behind(seed, policy, num_engines
                     assert all(e in refused or not one._is_available[e] for e in range(num_engines))
                 else:
                     assert choice.engine not in refused and one._is_available[choice.engine]
-                    running.append([*choice, rows])
+                    running.append([choice, choice.num_uncached, rows])
             case 3 if running:
-                choice = chance.choice(running)
-                one.computed(choice[0], choice[1])
-                choice[1] = 0
+                sent = chance.choice(running)
+                one.computed(sent[0].engine, sent[1])
+                sent[1] = 0
             case 4 if running:
-                engine, uncached, rows = running.pop(chance.randrange(len(running)))
-                one.computed(engine, uncached)
-                one.ended(engine, rows)
+                choice, uncached, rows = running.pop(chance.randrange(len(running)))
+                if uncached == choice.num_uncached and chance.random() < 0.5:
+                    one.refused(choice, rows)
+                else:
+                    one.computed(choice.engine, uncached)
+                    one.ended(choice.engine, rows)
             case 5:
                 engine = chance.randrange(num_engines)
                 one.set_available(engine, chance.random() < 0.7)
                 if chance.random() < 0.3:
                     one.lost(engine)
-                    running = [choice for choice in running if choice[0] != engine]
-        expected = [sum(u + r * ROW_TOKENS for e, u, r in running if e == engine) for engine in range(num_engines)]
+                    running = [sent for sent in running if sent[0].engine != engine]
+        expected = [sum(u + r * ROW_TOKENS for c, u, r in running if c.engine == engine) for engine in range(num_engines)]
         assert one.work == expected
     assert is_idle(one) == (not running)

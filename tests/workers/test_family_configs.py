@@ -283,6 +283,26 @@ def test_rotary_embeddings_by_layer():
     assert (ministral.rope.type, ministral.rope.theta) == ("yarn", 1e6)
 
 
+def test_absent_key_value_heads_are_a_constant_of_the_class_or_the_query_heads():
+    def without(fields):
+        layers = parse_model_config({n: v for n, v in fields.items() if n != "num_key_value_heads"}).layers
+        return layers[0].attention.num_kv_heads
+
+    found = {name: without(fields) for name, fields in (("smollm3", SMOLLM3), ("seed-oss", SEED_OSS_36B), ("glm4", GLM4_9B))}
+    assert found == {"smollm3": 4, "seed-oss": 8, "glm4": 2}
+    assert (without(GRANITE_33_8B), without(PHI_2), without(QWEN3_CODER_480B)) == (32, 32, 4)
+    with pytest.raises(ModelConfigError, match="40 is not a multiple of the default of an absent num_key_value_heads, 32"):
+        without(EXAONE4_32B)
+
+
+def test_gpt_neox_reads_its_own_names_of_the_rotation():
+    """transformers does not read these; its version 4 wrote them beside."""
+    others = {**PYTHIA, "rope_theta": 7.0, "partial_rotary_factor": 1.0}
+    assert parse_model_config(others) == parse_model_config(PYTHIA)
+    rope = parse_model_config({**others, "rotary_pct": 0.5, "rotary_emb_base": 99}).layers[0].attention.rope
+    assert (rope.rotary_dim, rope.theta) == (32, 99.0)
+
+
 def test_multimodal_gemma_3_does_not_cap_its_logits():
     """As transformers' does not, unlike that of text alone."""
     capped = {"final_logit_softcapping": 20.0}
@@ -294,7 +314,10 @@ def test_multimodal_gemma_3_does_not_cap_its_logits():
     ("fields", "changes", "said"),
     [
         (GEMMA2_9B, {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
-        (GEMMA2_9B, {"hidden_activation": "quick_gelu"}, "hidden_act"),
+        (GEMMA2_9B, {"hidden_activation": "mish"}, 'sets hidden_activation to "mish"'),
+        (FALCON_7B, {"activation": "xielu"}, 'sets activation to "xielu"'),
+        (GPTJ_6B, {"activation_function": "prelu"}, 'sets activation_function to "prelu"'),
+        (QWEN3_CODER_480B, {"hidden_act": "relu"}, 'sets hidden_act to "relu": only .silu. or .swish. is'),
         (GEMMA2_9B, {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         (GEMMA3_4B, {"text_config": 3}, "text_config"),
         (GEMMA3_4B, {"use_mrope": True}, "use_mrope"),

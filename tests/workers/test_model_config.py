@@ -136,7 +136,8 @@ def test_other_rope_types_are_refused_by_name(rope_type):
 @pytest.mark.parametrize(
     "changes, name",
     [
-        ({"hidden_act": "gelu"}, 'hidden_act to "gelu"'),
+        ({"hidden_act": "mish"}, 'hidden_act to "mish"'),
+        ({"hidden_act": ["relu"]}, 'hidden_act to ["relu"]'),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"quantization_config": {"quant_method": "hqq"}}, "quant_method is 'hqq'"),
         ({"use_mrope": True}, "use_mrope"),

@@ -62,7 +62,7 @@ def plain_fields(fields: Json) -> Json:
 
 def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
     only(fields, "bloom", apply_residual_connection_post_layernorm=False, n_inner=4 * size(fields, "hidden_size"))
-    attention = read_attention(fields, may_lack_kv_heads=True)
+    attention = read_attention(fields)
     alibi = AlibiConfig(slopes=alibi_slopes(attention.num_heads))
     layer = LayerSpec(
         attention=msgspec.structs.replace(attention, rope=None, alibi=alibi),

@@ -53,7 +53,7 @@ class CohereBlock(Module):
 
 
 def _layer(fields: Json) -> LayerSpec:
-    attention = read_attention(fields, may_lack_kv_heads=True)
+    attention = read_attention(fields)
     assert attention.rope is not None
     rope = msgspec.structs.replace(attention.rope, interleaved=True)
     return LayerSpec(

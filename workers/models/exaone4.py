@@ -33,7 +33,7 @@ def _windows(fields: Json, window: int) -> tuple[int, ...]:
 def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
     window, replace = sliding_window(fields), msgspec.structs.replace
     eps = number(fields, "rms_norm_eps", 1e-5)
-    attention = replace(read_attention(fields), qk_norm_eps=eps)
+    attention = replace(read_attention(fields, default_kv_heads=32), qk_norm_eps=eps)
     return tuple(
         LayerSpec(
             attention=replace(attention, window=own, rope=attention.rope if own or not window else None),

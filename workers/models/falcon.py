@@ -97,7 +97,7 @@ def plain_fields(fields: Json) -> Json:
 
 
 def _attention(fields: Json) -> AttentionSpec:
-    attention = read_attention(fields, may_lack_kv_heads=True)
+    attention = read_attention(fields)
     if not flag(fields, "alibi"):
         return attention
     alibi = AlibiConfig(slopes=alibi_slopes(attention.num_heads), scale=attention.scale, is_rounded=True)
@@ -118,7 +118,7 @@ def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
         intermediate_size=size(fields, "intermediate_size"),
         attention_bias=bias,
         mlp_bias=bias,
-        activation=activation(fields),
+        activation=activation(fields, "gelu"),
         is_parallel=is_parallel,
         has_mlp_norm=num_norms == 2 or not is_parallel,
     )

@@ -223,11 +223,12 @@ def _by_impl(fields: Json, quantized: Quantization | None, model_impl: str) -> M
 
 
 def _of_family(fields: Json, architecture: str, quantized: Quantization | None) -> ModelConfig:
-    family = FAMILIES[architecture]
+    family, given = FAMILIES[architecture], fields
     fields = family.plain_fields(fields)
     if quantized is not None:
         quantized = _by_all_names(quantized, family.names)
-    refuse_unknown(fields, family.name, family.fields, family.activations)
+    text = given.get("text_config")
+    refuse_unknown(fields, family.name, family.fields, family.activations, text if isinstance(text, dict) else given)
     return ModelConfig(
         architecture=architecture,
         vocab_size=size(fields, "vocab_size"),

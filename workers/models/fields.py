@@ -64,6 +64,7 @@ USED = words(
 )
 
 SILU = frozenset({"silu", "swish"})  # names of hidden_act
+ACTIVATION_FIELDS = ("hidden_act", "hidden_activation", "activation", "activation_function")  # its names, by family
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -83,11 +84,14 @@ ROPE_NEEDS: dict[RopeType, tuple[str, ...]] = {
 }
 
 
-def refuse_unknown(fields: Json, family: str, used: frozenset[str], activations: frozenset[str] = SILU) -> None:
+def refuse_unknown(
+    fields: Json, family: str, used: frozenset[str], activations: frozenset[str] = SILU, given: Json | None = None
+) -> None:
     """Raise for fields that neither all families nor this one knows (`used`), and for values that are not implemented.
 
-    `activations` are the family's of hidden_act.
+    `activations` are the family's of hidden_act; `given`: the fields by the names that config.json has.
     """
+    given = fields if given is None else given
     known = USED | used | IRRELEVANT | ONLY.keys()
     unknown = sorted(name for name in fields.keys() - known if fields[name] is not None)
     if unknown:
@@ -100,7 +104,8 @@ def refuse_unknown(fields: Json, family: str, used: frozenset[str], activations:
         value = fields.get(name)
         if value is not None and value not in allowed and name not in used:
             expected = f"only {' or '.join(map(repr, allowed))} is" if allowed else "it is not"
-            raise ModelConfigError(f"config.json sets {name} to {_short(value)}: {expected} supported")
+            written = next((other for other in ACTIVATION_FIELDS if name == "hidden_act" and given.get(other) == value), name)
+            raise ModelConfigError(f"config.json sets {written} to {_short(value)}: {expected} supported")
 
 
 def _short(value: Any) -> str:
@@ -143,22 +148,22 @@ def flag(fields: Json, name: str, default: bool = False) -> bool:
 def read_attention(
     fields: Json,
     *,
-    may_lack_kv_heads: bool = False,
+    default_kv_heads: int | None = None,
     default_head_dim: int | None = None,
     partial: float | None = None,
     theta: float = 10000.0,
 ) -> AttentionSpec:
     """Attention with rotary embedding over everything (window 0) and without QK-norm; families add these.
 
-    may_lack_kv_heads: transformers' default for an absent num_key_value_heads is num_attention_heads; elsewhere it is a
-    constant (Mistral 8, Qwen 32) that no checkpoint means. default_head_dim: of an absent head_dim (hidden_size / heads).
-    partial: of an absent partial_rotary_factor; None: this family rotates whole heads. theta: of an absent rope_theta.
+    default_kv_heads: of an absent num_key_value_heads; None: num_attention_heads. default_head_dim: of an absent head_dim;
+    None: hidden_size / heads. partial: of an absent partial_rotary_factor; None: this family rotates whole heads. theta: of
+    an absent rope_theta.
     """
     num_heads = size(fields, "num_attention_heads")
     head_dim = _head_dim(fields, num_heads, default_head_dim)
     return AttentionSpec(
         num_heads=num_heads,
-        num_kv_heads=_num_kv_heads(fields, num_heads, may_lack_kv_heads),
+        num_kv_heads=_num_kv_heads(fields, num_heads, default_kv_heads or num_heads),
         head_dim=head_dim,
         scale=head_dim**-0.5,
         window=0,
@@ -171,12 +176,12 @@ def with_windows(attention: AttentionSpec, windows: tuple[int, ...]) -> list[Att
     return [msgspec.structs.replace(attention, window=window) for window in windows]
 
 
-def _num_kv_heads(fields: Json, num_heads: int, may_lack: bool) -> int:
-    if "num_key_value_heads" not in fields and not may_lack:
-        raise ModelConfigError("config.json lacks num_key_value_heads")
-    num_kv_heads = size(fields, "num_key_value_heads", num_heads)
+def _num_kv_heads(fields: Json, num_heads: int, default: int) -> int:
+    is_absent = "num_key_value_heads" not in fields  # null is num_attention_heads, whatever the default is
+    num_kv_heads = default if is_absent else size(fields, "num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
-        raise ModelConfigError(f"num_attention_heads {num_heads} is not a multiple of num_key_value_heads {num_kv_heads}")
+        of = "the default of an absent num_key_value_heads," if is_absent else "num_key_value_heads"
+        raise ModelConfigError(f"config.json: num_attention_heads {num_heads} is not a multiple of {of} {num_kv_heads}")
     return num_kv_heads
 
 

@@ -29,7 +29,8 @@ FIELDS = words(
     "query_pre_attn_scalar attn_logit_softcapping final_logit_softcapping attention_bias",
     "use_bidirectional_attention cache_implementation sliding_window_size",
 )
-DEFAULTS = {"tie_word_embeddings": True, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh"}
+GELU = "gelu_pytorch_tanh"
+DEFAULTS = {"tie_word_embeddings": True, "head_dim": 256, "hidden_activation": GELU}
 
 
 class GemmaBlock(Module):
@@ -61,7 +62,7 @@ def plain_fields(fields: Json) -> Json:
 
 def read_gemma_attention(fields: Json) -> AttentionSpec:
     only(fields, "gemma", use_bidirectional_attention=False)
-    attention = read_attention(fields)
+    attention = read_attention(fields, default_kv_heads=4)
     return msgspec.structs.replace(
         attention,
         scale=number(fields, "query_pre_attn_scalar", 256.0) ** -0.5,
@@ -81,7 +82,7 @@ def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
 
 
 def gemma_layers(fields: Json, attentions: list[AttentionSpec]) -> tuple[LayerSpec, ...]:
-    inner, bias, act = size(fields, "intermediate_size"), flag(fields, "attention_bias"), activation(fields)
+    inner, bias, act = size(fields, "intermediate_size"), flag(fields, "attention_bias"), activation(fields, GELU)
     return tuple(LayerSpec(attention=a, intermediate_size=inner, attention_bias=bias, activation=act) for a in attentions)
 
 

@@ -111,6 +111,8 @@ def read_ropes(fields: Json, name: str, head_dim: int) -> RopeConfig:
     params = by_type.get(name) if isinstance(by_type, dict) else None
     if not isinstance(params, dict):
         raise ModelConfigError(f"config.json: rope_parameters must have an object {name}")
+    if params.get("rope_theta") is None:
+        raise ModelConfigError(f"config.json: rope_parameters of {name} lacks rope_theta")
     plain = {key: value for key, value in fields.items() if key not in ("rope_parameters", "rope_scaling")}
     if params.get("rope_type", params.get("type")) != "proportional":
         return read_rope(plain, head_dim, params=params)

@@ -58,7 +58,7 @@ class Glm4Block(Module):
 
 
 def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
-    attention = read_attention(fields, default_head_dim=128, partial=0.5)
+    attention = read_attention(fields, default_kv_heads=2, default_head_dim=128, partial=0.5)
     assert attention.rope is not None
     rope = msgspec.structs.replace(attention.rope, interleaved=True)
     layer = LayerSpec(

@@ -47,7 +47,7 @@ def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
     experts = ExpertsSpec(
         routing=read_group_routing(fields), intermediate_size=inner, shared_size=inner * size(fields, "n_shared_experts", 1)
     )
-    attention = read_attention(fields, partial=0.5)
+    attention = read_attention(fields, default_kv_heads=8, partial=0.5)
     if flag(fields, "use_qk_norm"):
         attention = msgspec.structs.replace(attention, qk_norm_eps=rms_norm_eps(fields))
     dense = LayerSpec(

@@ -63,16 +63,18 @@ class GPTNeoXBlock(Module):
 
 
 def plain_fields(fields: Json) -> Json:
+    """transformers does not read the other families' names of the two, which its version 4 wrote beside these."""
     names = {"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"}
-    return renamed(fields, names, {"hidden_act": "gelu", "attention_bias": True})
+    own = {name: value for name, value in fields.items() if name not in names.values()}
+    return renamed(own, names, {"hidden_act": "gelu", "attention_bias": True})
 
 
 def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
     layer = LayerSpec(
-        attention=read_attention(fields, may_lack_kv_heads=True, partial=0.25),
+        attention=read_attention(fields, partial=0.25),
         intermediate_size=size(fields, "intermediate_size"),
         attention_bias=flag(fields, "attention_bias"),
-        activation=activation(fields),
+        activation=activation(fields, "gelu"),
         is_parallel=flag(fields, "use_parallel_residual", True),
     )
     return (layer,) * len(uniform_windows(fields, "gpt_neox", 0))

@@ -64,7 +64,7 @@ def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
     windows = windows_by_type(fields, window)
     if windows is None:
         windows = tuple(window if i % 2 == 0 else 0 for i in range(size(fields, "num_hidden_layers")))
-    attention = msgspec.structs.replace(read_attention(fields), has_sinks=True)
+    attention = msgspec.structs.replace(read_attention(fields, default_kv_heads=8), has_sinks=True)
     return tuple(
         LayerSpec(attention=a, intermediate_size=inner, experts=experts, attention_bias=bias)
         for a in with_windows(attention, windows)

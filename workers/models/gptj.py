@@ -57,8 +57,8 @@ def plain_fields(fields: Json) -> Json:
 
 def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
     only(fields, "gptj", scale_attn_weights=True, rotary=True)
-    attention = read_attention(fields, may_lack_kv_heads=True)
-    rotary_dim = size(fields, "rotary_dim", min(64, attention.head_dim))
+    attention = read_attention(fields)
+    rotary_dim = size(fields, "rotary_dim", 64)
     if rotary_dim % 2 or rotary_dim > attention.head_dim:
         raise ModelConfigError(f"config.json: rotary_dim {rotary_dim} must be even, and at most a head's {attention.head_dim}")
     assert attention.rope is not None
@@ -66,7 +66,7 @@ def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
     layer = LayerSpec(
         attention=msgspec.structs.replace(attention, rope=rope),
         intermediate_size=size(fields, "intermediate_size"),
-        activation=activation(fields),
+        activation=activation(fields, "gelu_new"),
         is_parallel=True,
         has_mlp_norm=False,
     )

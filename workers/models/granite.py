@@ -17,7 +17,7 @@ FIELDS = words(
 
 
 def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
-    attention = read_attention(fields, may_lack_kv_heads=True)
+    attention = read_attention(fields)
     layer = LayerSpec(
         attention=msgspec.structs.replace(attention, scale=number(fields, "attention_multiplier", 1.0)),
         intermediate_size=size(fields, "intermediate_size"),

@@ -12,7 +12,7 @@ from quire.workers.models.blocks import Attend, GatedMLP, SelfAttention
 from quire.workers.models.config import LayerSpec, ModelConfig, ModelConfigError
 from quire.workers.models.decoder import Family
 from quire.workers.models.fields import Json, flag, read_attention, size, uniform_windows, words
-from quire.workers.models.spellings import only, renamed
+from quire.workers.models.spellings import ACTIVATIONS, activation, only, renamed
 
 
 class LlamaBlock(Module):
@@ -38,17 +38,18 @@ def plain_fields(fields: Json) -> Json:
 
 
 def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
-    only(fields, "llama", activation="swiglu")  # in Falcon 3's
+    only(fields, "llama", activation="swiglu")  # in Falcon 3's; transformers passes over it
     if fields.get("sliding_window") is not None:
         raise ModelConfigError("config.json sets sliding_window: not supported for llama models")
     layer = LayerSpec(
-        attention=read_attention(fields, may_lack_kv_heads=True),
+        attention=read_attention(fields),
         intermediate_size=size(fields, "intermediate_size"),
         attention_bias=flag(fields, "attention_bias"),
         mlp_bias=flag(fields, "mlp_bias"),
+        activation=activation(fields),
     )
     return (layer,) * len(uniform_windows(fields, "llama", 0))
 
 
 FIELDS = words("attention_bias mlp_bias activation")
-FAMILY = Family("llama", FIELDS, read_layers, LlamaBlock, plain_fields=plain_fields)
+FAMILY = Family("llama", FIELDS, read_layers, LlamaBlock, plain_fields=plain_fields, activations=frozenset(ACTIVATIONS))

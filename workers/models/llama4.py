@@ -130,7 +130,7 @@ def read_temperature(fields: Json) -> TemperatureConfig | None:
 
 def read_attentions(fields: Json) -> list[AttentionSpec]:
     plain = {name: value for name, value in fields.items() if name != "layer_types"}
-    attention, replace = read_attention(plain, may_lack_kv_heads=True, theta=500000.0), msgspec.structs.replace
+    attention, replace = read_attention(plain, theta=500000.0), msgspec.structs.replace
     rope, temperature, rotates = attention.rope, read_temperature(fields), read_rotates(fields)
     assert rope is not None
     has_norm = flag(fields, "use_qk_norm")

@@ -56,7 +56,8 @@ def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
     check_only(fields, attn_type_list=[1] * num_layers, layer_types=["full_attention"] * num_layers)
     routing = read_routing(fields, scores="sigmoid", is_normalized=True)
     experts = ExpertsSpec(routing=routing, intermediate_size=inner)
-    layer = LayerSpec(attention=read_attention(fields, partial=1.0), intermediate_size=inner, experts=experts)
+    attention = read_attention(fields, default_kv_heads=8, partial=1.0)
+    layer = LayerSpec(attention=attention, intermediate_size=inner, experts=experts)
     return (layer,) * num_layers
 
 

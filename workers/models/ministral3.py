@@ -42,6 +42,7 @@ DEFAULT_ROPE: dict[str, Any] = {  # of Ministral 3
     "beta_slow": 1.0, "mscale_all_dim": 1.0, "mscale": 1.0, BETA: 0.1,
 }  # fmt: skip
 KINDS = ("ministral3", "mistral")  # of a nested text_config
+STRETCHING = ("yarn", "llama3", "longrope")  # rotations that have original positions, all if config.json does not say
 
 
 def text_fields(fields: Json) -> Json:
@@ -64,16 +65,21 @@ def _is_ministral(fields: Json) -> bool:
     return fields.get("model_type") != "mistral"
 
 
+def read_temperature(fields: Json) -> TemperatureConfig | None:
+    """By rotary parameters, Mistral 4's, too."""
+    where, params = rope_parameters(fields)
+    if params.get(BETA) is None:
+        return None
+    of_scaled = size(fields, "max_position_embeddings") if params.get("rope_type", params.get("type")) in STRETCHING else None
+    original = size(params, "original_max_position_embeddings", of_scaled)
+    return TemperatureConfig(beta=number(params, BETA, 0.0, where), original_max_position_embeddings=original)
+
+
 def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
     where, params = rope_parameters(fields)
     plain = {**fields, where: {name: value for name, value in params.items() if name != BETA}}
-    attention = read_attention(plain, default_head_dim=128)
-    if params.get(BETA) is not None:
-        temperature = TemperatureConfig(
-            beta=number(params, BETA, 0.0, where),
-            original_max_position_embeddings=size(params, "original_max_position_embeddings"),
-        )
-        attention = msgspec.structs.replace(attention, temperature=temperature)
+    attention = read_attention(plain, default_kv_heads=8, default_head_dim=128)
+    attention = msgspec.structs.replace(attention, temperature=read_temperature(fields))
     inner, act = size(fields, "intermediate_size"), activation(fields)
     windows = uniform_windows(fields, "ministral3", sliding_window(fields))
     return tuple(LayerSpec(attention=a, intermediate_size=inner, activation=act) for a in with_windows(attention, windows))

@@ -11,6 +11,7 @@ from quire.workers.models.blocks import Attend, GatedMLP, SelfAttention
 from quire.workers.models.config import LayerSpec, ModelConfig
 from quire.workers.models.decoder import Family
 from quire.workers.models.fields import Json, read_attention, size, sliding_window, uniform_windows, with_windows
+from quire.workers.models.spellings import ACTIVATIONS, activation
 
 
 class MistralBlock(Module):
@@ -20,7 +21,7 @@ class MistralBlock(Module):
         self.input_layernorm = RMSNorm(*norm)
         self.self_attn = SelfAttention(spec.attention, hidden_size, place, layer)
         self.post_attention_layernorm = RMSNorm(*norm)
-        self.mlp = GatedMLP(hidden_size, spec.intermediate_size, place)
+        self.mlp = GatedMLP(hidden_size, spec.intermediate_size, place, activation=spec.activation)
 
     def forward(
         self, x: torch.Tensor | None, residual: torch.Tensor, attend: Attend, logits_indices: torch.Tensor | None = None
@@ -30,9 +31,10 @@ class MistralBlock(Module):
 
 
 def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
-    intermediate_size, windows = size(fields, "intermediate_size"), uniform_windows(fields, "mistral", sliding_window(fields))
-    layers = with_windows(read_attention(fields), windows)
-    return tuple(LayerSpec(attention=attention, intermediate_size=intermediate_size) for attention in layers)
+    inner, act = size(fields, "intermediate_size"), activation(fields)
+    windows = uniform_windows(fields, "mistral", sliding_window(fields))
+    layers = with_windows(read_attention(fields, default_kv_heads=8), windows)
+    return tuple(LayerSpec(attention=attention, intermediate_size=inner, activation=act) for attention in layers)
 
 
-FAMILY = Family("mistral", frozenset(), read_layers, MistralBlock)
+FAMILY = Family("mistral", frozenset(), read_layers, MistralBlock, activations=frozenset(ACTIVATIONS))

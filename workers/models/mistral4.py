@@ -11,10 +11,10 @@ import msgspec
 
 from quire.kernels.experts.routing_reference import Routing
 from quire.workers.models import deepseek
-from quire.workers.models.config import LayerSpec, TemperatureConfig
+from quire.workers.models.config import LayerSpec
 from quire.workers.models.decoder import Family
 from quire.workers.models.fields import Json, flag, number, rope_parameters, size
-from quire.workers.models.ministral3 import BETA, NAMES, OF_IMAGES
+from quire.workers.models.ministral3 import BETA, NAMES, OF_IMAGES, read_temperature
 from quire.workers.models.moe_fields import GROUP_FIELDS, MOE_FIELDS, MTP_FIELDS, check_only, mtp_layers, read_routing
 from quire.workers.models.spellings import text_config
 
@@ -59,13 +59,7 @@ def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
     where, params = rope_parameters(fields)
     plain = {**fields, where: {name: value for name, value in params.items() if name != BETA}}
     layers = deepseek.read_layers(plain, read_softmax_routing(fields))
-    if params.get(BETA) is None:
-        return layers
-    temperature = TemperatureConfig(
-        beta=number(params, BETA, 0.0, where),
-        original_max_position_embeddings=size(params, "original_max_position_embeddings"),
-    )
-    replace = msgspec.structs.replace
+    temperature, replace = read_temperature(fields), msgspec.structs.replace
     return tuple(replace(layer, attention=replace(layer.attention, temperature=temperature)) for layer in layers)
 
 

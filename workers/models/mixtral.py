@@ -43,7 +43,7 @@ def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
     inner = size(fields, "intermediate_size")
     experts = ExpertsSpec(routing=read_routing(fields, is_normalized=True), intermediate_size=inner)
     windows = uniform_windows(fields, "mixtral", sliding_window(fields))
-    layers = with_windows(read_attention(fields, theta=1e6), windows)
+    layers = with_windows(read_attention(fields, default_kv_heads=8, theta=1e6), windows)
     return tuple(LayerSpec(attention=attention, intermediate_size=inner, experts=experts) for attention in layers)
 
 

@@ -62,7 +62,7 @@ class OlmoBlock(Module):
 
 
 def _layers(fields: Json, windows: tuple[int, ...], attention_fields: Json) -> list[LayerSpec]:
-    attention = read_attention(attention_fields, may_lack_kv_heads=True)
+    attention = read_attention(attention_fields)
     inner, bias, act = size(fields, "intermediate_size"), flag(fields, "attention_bias"), activation(fields)
     return [
         LayerSpec(attention=a, intermediate_size=inner, attention_bias=bias, activation=act)

@@ -40,7 +40,7 @@ def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
     inner = size(fields, "intermediate_size")
     routing = read_routing(fields, is_normalized=flag(fields, "norm_topk_prob"))
     layer = LayerSpec(
-        attention=read_attention(fields, may_lack_kv_heads=True),
+        attention=read_attention(fields),
         intermediate_size=inner,
         experts=ExpertsSpec(routing=routing, intermediate_size=inner),
         attention_bias=flag(fields, "attention_bias"),

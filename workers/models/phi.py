@@ -44,7 +44,7 @@ class PhiBlock(Module):
 def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
     only(fields, "phi", qk_layernorm=False)
     layer = LayerSpec(
-        attention=read_attention(fields, may_lack_kv_heads=True, partial=0.5),
+        attention=read_attention(fields, partial=0.5),
         intermediate_size=size(fields, "intermediate_size"),
         activation=activation(fields, "gelu_new"),
         is_parallel=True,

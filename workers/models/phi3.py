@@ -49,7 +49,7 @@ def plain_fields(fields: Json) -> Json:
 
 def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
     only(fields, "phi3", attention_bias=False, lm_head_bias=False, mlp_bias=False, full_attn_mod=1, interpolate_factor=1)
-    attention = read_attention(fields, may_lack_kv_heads=True, partial=1.0)
+    attention = read_attention(fields, partial=1.0)
     inner, windows = size(fields, "intermediate_size"), uniform_windows(fields, "phi3", sliding_window(fields))
     act, layers = activation(fields), with_windows(attention, windows)
     return tuple(LayerSpec(attention=a, intermediate_size=inner, activation=act) for a in layers)

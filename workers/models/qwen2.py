@@ -11,6 +11,7 @@ from quire.workers.models.blocks import Attend, GatedMLP, SelfAttention
 from quire.workers.models.config import LayerSpec, ModelConfig
 from quire.workers.models.decoder import Family
 from quire.workers.models.fields import Json, qwen_windows, read_attention, size, with_windows
+from quire.workers.models.spellings import ACTIVATIONS, activation
 
 
 class Qwen2Block(Module):
@@ -20,7 +21,7 @@ class Qwen2Block(Module):
         self.input_layernorm = RMSNorm(*norm)
         self.self_attn = SelfAttention(spec.attention, hidden_size, place, layer, qkv_bias=spec.attention_bias)
         self.post_attention_layernorm = RMSNorm(*norm)
-        self.mlp = GatedMLP(hidden_size, spec.intermediate_size, place)
+        self.mlp = GatedMLP(hidden_size, spec.intermediate_size, place, activation=spec.activation)
 
     def forward(
         self, x: torch.Tensor | None, residual: torch.Tensor, attend: Attend, logits_indices: torch.Tensor | None = None
@@ -30,8 +31,11 @@ class Qwen2Block(Module):
 
 
 def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
-    intermediate_size, layers = size(fields, "intermediate_size"), with_windows(read_attention(fields), qwen_windows(fields))
-    return tuple(LayerSpec(attention=a, intermediate_size=intermediate_size, attention_bias=True) for a in layers)
+    inner, act = size(fields, "intermediate_size"), activation(fields)
+    layers = with_windows(read_attention(fields, default_kv_heads=32), qwen_windows(fields))
+    return tuple(LayerSpec(attention=a, intermediate_size=inner, attention_bias=True, activation=act) for a in layers)
 
 
-FAMILY = Family("qwen2", frozenset({"use_sliding_window", "max_window_layers"}), read_layers, Qwen2Block)
+FIELDS = frozenset({"use_sliding_window", "max_window_layers"})
+
+FAMILY = Family("qwen2", FIELDS, read_layers, Qwen2Block, activations=frozenset(ACTIVATIONS))

@@ -51,10 +51,10 @@ def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
     experts = ExpertsSpec(
         routing=read_routing(fields, is_normalized=flag(fields, "norm_topk_prob")),
         intermediate_size=size(fields, "moe_intermediate_size"),
-        shared_size=size(fields, "shared_expert_intermediate_size"),
+        shared_size=size(fields, "shared_expert_intermediate_size", 5632),
     )
     inner, bias = size(fields, "intermediate_size"), flag(fields, "qkv_bias", True)
-    attention = with_windows(read_attention(fields), windows(fields))
+    attention = with_windows(read_attention(fields, default_kv_heads=16), windows(fields))
     return tuple(
         LayerSpec(attention=a, intermediate_size=inner, experts=experts if is_sparse else None, attention_bias=bias)
         for a, is_sparse in zip(attention, sparse_layers(fields), strict=True)

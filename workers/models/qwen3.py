@@ -13,6 +13,7 @@ from quire.workers.models.blocks import Attend, GatedMLP, SelfAttention
 from quire.workers.models.config import LayerSpec, ModelConfig
 from quire.workers.models.decoder import Family
 from quire.workers.models.fields import Json, flag, qwen_windows, read_attention, rms_norm_eps, size, with_windows
+from quire.workers.models.spellings import ACTIVATIONS, activation
 
 
 class Qwen3Block(Module):
@@ -23,7 +24,7 @@ class Qwen3Block(Module):
         self.input_layernorm = RMSNorm(*norm)
         self.self_attn = SelfAttention(spec.attention, hidden_size, place, layer, qkv_bias=bias, o_bias=bias)
         self.post_attention_layernorm = RMSNorm(*norm)
-        self.mlp = GatedMLP(hidden_size, spec.intermediate_size, place)
+        self.mlp = GatedMLP(hidden_size, spec.intermediate_size, place, activation=spec.activation)
 
     def forward(
         self, x: torch.Tensor | None, residual: torch.Tensor, attend: Attend, logits_indices: torch.Tensor | None = None
@@ -33,10 +34,13 @@ class Qwen3Block(Module):
 
 
 def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
-    intermediate_size, bias = size(fields, "intermediate_size"), flag(fields, "attention_bias")
-    attention = msgspec.structs.replace(read_attention(fields, default_head_dim=128), qk_norm_eps=rms_norm_eps(fields))
+    inner, bias, act = size(fields, "intermediate_size"), flag(fields, "attention_bias"), activation(fields)
+    attention = read_attention(fields, default_kv_heads=32, default_head_dim=128)
+    attention = msgspec.structs.replace(attention, qk_norm_eps=rms_norm_eps(fields))
     layers = with_windows(attention, qwen_windows(fields))
-    return tuple(LayerSpec(attention=a, intermediate_size=intermediate_size, attention_bias=bias) for a in layers)
+    return tuple(LayerSpec(attention=a, intermediate_size=inner, attention_bias=bias, activation=act) for a in layers)
 
 
-FAMILY = Family("qwen3", frozenset({"use_sliding_window", "max_window_layers", "attention_bias"}), read_layers, Qwen3Block)
+FIELDS = frozenset({"use_sliding_window", "max_window_layers", "attention_bias"})
+
+FAMILY = Family("qwen3", FIELDS, read_layers, Qwen3Block, activations=frozenset(ACTIVATIONS))

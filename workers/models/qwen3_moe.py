@@ -54,7 +54,7 @@ def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
     routing = read_routing(fields, is_normalized=flag(fields, "norm_topk_prob"))
     experts = ExpertsSpec(routing=routing, intermediate_size=size(fields, "moe_intermediate_size"))
     inner, bias = size(fields, "intermediate_size"), flag(fields, "attention_bias")
-    attention = msgspec.structs.replace(read_attention(fields), qk_norm_eps=rms_norm_eps(fields))
+    attention = msgspec.structs.replace(read_attention(fields, default_kv_heads=4), qk_norm_eps=rms_norm_eps(fields))
     window = sliding_window(fields) if flag(fields, "use_sliding_window") else 0
     return tuple(
         LayerSpec(attention=a, intermediate_size=inner, experts=experts if is_sparse else None, attention_bias=bias)

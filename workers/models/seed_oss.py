@@ -34,7 +34,7 @@ class SeedOssBlock(Module):
 
 def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
     layer = LayerSpec(
-        attention=read_attention(fields, may_lack_kv_heads=True, default_head_dim=128),
+        attention=read_attention(fields, default_kv_heads=8, default_head_dim=128),
         intermediate_size=size(fields, "intermediate_size"),
         attention_bias=flag(fields, "attention_bias", True),
         output_bias=flag(fields, "attention_out_bias"),

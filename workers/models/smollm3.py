@@ -31,7 +31,7 @@ def _rotates(fields: Json) -> tuple[bool, ...]:
 def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
     window, rotates = sliding_window(fields) if flag(fields, "use_sliding_window") else 0, _rotates(fields)
     windows = windows_by_type(fields, window) or tuple(0 if yes else window for yes in rotates)
-    attention, replace = read_attention(fields, may_lack_kv_heads=True), msgspec.structs.replace
+    attention, replace = read_attention(fields, default_kv_heads=4), msgspec.structs.replace
     return tuple(
         LayerSpec(
             attention=replace(attention, window=window, rope=attention.rope if yes else None),

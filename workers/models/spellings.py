@@ -14,10 +14,17 @@ ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
     "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
+    "gelu_python": "gelu",
+    "gelu_accurate": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
+    "relu": "relu",
     "relu2": "relu2",
+    "sigmoid": "sigmoid",
+    "tanh": "tanh",
 }
 
 

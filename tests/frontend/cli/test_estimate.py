@@ -27,7 +27,7 @@ from quire.workers.loading.weights import load_weights
 from quire.workers.memory import cpu_budget, cpu_step_bytes
 from quire.workers.memory import sizes_of as workers_sizes_of
 from quire.workers.models.build import build_model
-from quire.workers.models.families import FAMILIES, read_model_config
+from quire.workers.models.families import FAMILIES, parse_model_config, read_model_config
 from quire.workers.parallel import Parallel
 from quire.workers.stages import stage_of
 
@@ -166,6 +166,14 @@ def test_windows_and_head_sizes_by_family():
     mixed = {**base, "use_sliding_window": True, "sliding_window": 64, "max_window_layers": 2}
     assert [layer.window for layer in sizes_of(mixed).layers] == [0, 0, 64, 64]
     assert [layer.window for layer in sizes_of({**mixed, "use_sliding_window": False}).layers] == [0] * 4
+
+
+@pytest.mark.parametrize("architecture", BY_HAND)
+@pytest.mark.parametrize("changes", [{}, {"num_key_value_heads": None}])
+def test_absent_heads_of_keys_and_values_are_what_a_worker_takes(architecture, changes):
+    less = {name: value for name, value in LLAMA_8B.items() if name != "num_key_value_heads"}
+    config = {**less, "architectures": [architecture], "num_attention_heads": 64, "head_dim": 128, **changes}
+    assert sizes_of(config) == workers_sizes_of(parse_model_config(config))
 
 
 def test_the_command(tmp_path, capsys):

@@ -17,7 +17,6 @@ from quire.kernels.elementwise.activation_cpu import Activation
 from quire.kernels.elementwise.norm_reference import Weighs
 
 SIZE, INNER = 8, 12  # of an MLP that is tried
-ACTIVATIONS: tuple[Activation, ...] = ("silu", "gelu", "gelu_tanh", "relu2")
 LAST_BITS = {torch.float32: 1e-5, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}  # a LayerNorm's sums go in another order
 WEIGHS: tuple[Weighs, ...] = ("rounded", "wide", "plus_one")
 
@@ -97,7 +96,7 @@ def gated_mlp_of(module: nn.Module) -> GatedMLPFound | None:
         if tried is None or theirs is None or theirs.shape != x.shape:
             continue
         h = torch.cat([tried.get_submodule(name)(x) for name in gate_up], -1)
-        for activation in ACTIVATIONS:
+        for activation in activation_cpu.ACTIVATIONS:
             if _is_close(theirs, tried.get_submodule(down)(activation_cpu.activate_mul(h, activation=activation))):
                 return GatedMLPFound(tuple(gate_up), down, activation)
     return None
