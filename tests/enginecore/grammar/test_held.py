@@ -39,13 +39,14 @@ def engine(request) -> Iterator[CoreWithModel]:
 
 
 class Withheld:
-    """Works of one request, which its threads are not given."""
+    """Works of one request, which its threads are not given; it does not end for that, however long others take beside it."""
 
     def __init__(self, engine: CoreWithModel, request_id: int, monkeypatch) -> None:
         self.threads = engine.core._grammar._threads
         self.works: list = []
         self.request_id, self._submit = request_id, self.threads.submit
         monkeypatch.setattr(self.threads, "submit", self._sort)
+        monkeypatch.setattr(held, "MASK_TIMEOUT_S", 3600.0)
 
     def _sort(self, works) -> None:
         self.works += [w for w in works if w.seq.request_id == self.request_id]
