@@ -4,6 +4,7 @@ import asyncio
 import threading
 
 import fake_client as http
+import msgspec
 import psutil
 import pytest
 
@@ -28,6 +29,12 @@ ENDLESS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def takes_its_time(monkeypatch):
+    """The limit is for people who wait; here it would be the machine's."""
+    monkeypatch.setattr(stranger_templates, "TIMEOUT_S", 60.0)
+
+
 async def ask(api, path, **fields):
     return await api.json("POST", path, {**OWN, **fields})
 
@@ -38,10 +45,10 @@ def test_a_template_without_end_is_ended(path, name, monkeypatch):
     async def main():
         api = http.Api(trust_request_chat_template=True)
         assert (await ask(api, path))[0] == 200
-        monkeypatch.setattr(stranger_templates, "TIMEOUT_S", 0.05)
-        status, answer = await ask(api, path, chat_template=ENDLESS[name])
+        with monkeypatch.context() as short:
+            short.setattr(stranger_templates, "TIMEOUT_S", 0.05)
+            status, answer = await ask(api, path, chat_template=ENDLESS[name])
         assert status == 400 and "took more than 0.05 s" in answer["error"]["message"], answer
-        monkeypatch.undo()
         assert (await ask(api, path))[0] == 200
 
     asyncio.run(main())
@@ -58,9 +65,7 @@ SWELLING = {
 
 
 @pytest.mark.parametrize("name", SWELLING)
-def test_a_template_that_swells_is_refused(name, monkeypatch):
-    monkeypatch.setattr(stranger_templates, "TIMEOUT_S", 60.0)
-
+def test_a_template_that_swells_is_refused(name):
     async def main():
         api = http.Api(trust_request_chat_template=True)
         status, answer = await ask(api, "/tokenize", chat_template=SWELLING[name])
@@ -78,14 +83,15 @@ def test_a_template_that_swells_is_refused(name, monkeypatch):
         ("{{ raise_exception('\\ud800') }}", "the chat template refused the conversation: ?"),
         ("{{ '\\ud800' }}", "half of a surrogate pair"),
         ("{% if %}", "the chat template is not valid"),
+        ("{% break %}", "the chat template is not valid: 'break' outside loop"),  # says Python, of what jinja made
+        (25 * "{% for m in messages %}" + 25 * "{% endfor %}", "the chat template is not valid: too many statically nested"),
+        ("{{ " + "9" * 5000 + " }}", "the chat template is not valid"),
         ("{{ ''.__class__.mro() }}", "unsafe"),
         ("{{ " + "(" * 100_000, "the chat template"),
         ("{{ 1 // 0 }}", "ZeroDivisionError"),
     ],
 )
-def test_what_is_wrong_with_a_template_is_said(template, message, monkeypatch):
-    monkeypatch.setattr(stranger_templates, "TIMEOUT_S", 60.0)
-
+def test_what_is_wrong_with_a_template_is_said(template, message):
     async def main():
         status, answer = await ask(http.Api(trust_request_chat_template=True), "/tokenize", chat_template=template)
         assert status == 400 and message in answer["error"]["message"], answer
@@ -127,6 +133,16 @@ def test_the_process_is_one_and_is_started_anew(process):
     (successor,) = set(psutil.Process().children()) - before - {child}
     process.close()
     assert not successor.is_running()
+
+
+def test_what_templates_leave_in_the_process_is_bounded():
+    """Else those of one client, compiled and kept, would leave no memory for another's."""
+    process, others = TemplateProcess(max_kept_bytes=8 << 20), set(psutil.Process().children())
+    for size, is_kept in ((1, True), (1, True), (9 << 20, False), (1, True)):
+        source = f"{{% set a = 'x' * {size} %}}{{{{ a|length }}}}"  # a constant of the compiled template
+        assert process.render(msgspec.structs.replace(WANTED, source=source), 60.0) == str(size)
+        assert bool(set(psutil.Process().children()) - others) == is_kept
+    process.close()
 
 
 @pytest.fixture
