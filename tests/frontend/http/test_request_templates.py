@@ -8,9 +8,9 @@ import msgspec
 import psutil
 import pytest
 
-from quire.frontend.text import stranger_templates
+from quire.frontend.text import request_templates
 from quire.frontend.text.chat_template import ChatTemplate, ChatTemplateError
-from quire.frontend.text.stranger_templates import TemplateProcess, ToRender
+from quire.frontend.text.request_templates import TemplateProcess, ToRender
 
 OWN = {**http.HELLO, "chat_template": "{{ bos_token }}{{ messages[0].content }}{{ shout }}"}
 LOOP = "{% for i in range(99999) %}"
@@ -24,7 +24,7 @@ ENDLESS = {
     "comparison": "{% set a = [messages] %}{% set b = [messages|list] %}"
     + 40 * "{% set a = [a, a] %}{% set b = [b, b] %}"
     + "{{ a == b }}",
-    "replacement": "{% set a = 'a' * 4000000 %}{{ ('b' ~ a).rindex('b' ~ a[:2000000]) }}",
+    "search": "{% set a = 'a' * 4000000 %}{{ a.rfind('ab' ~ a[:2000000]) }}",
     "source": "".join(f"{{% if m{i} %}}x{{% endif %}}" for i in range(30_000)),
 }
 
@@ -32,7 +32,7 @@ ENDLESS = {
 @pytest.fixture(autouse=True)
 def takes_its_time(monkeypatch):
     """The limit is for people who wait; here it would be the machine's."""
-    monkeypatch.setattr(stranger_templates, "TIMEOUT_S", 60.0)
+    monkeypatch.setattr(request_templates, "TIMEOUT_S", 60.0)
 
 
 async def ask(api, path, **fields):
@@ -46,7 +46,7 @@ def test_a_template_without_end_is_ended(path, name, monkeypatch):
         api = http.Api(trust_request_chat_template=True)
         assert (await ask(api, path))[0] == 200
         with monkeypatch.context() as short:
-            short.setattr(stranger_templates, "TIMEOUT_S", 0.05)
+            short.setattr(request_templates, "TIMEOUT_S", 0.05)
             status, answer = await ask(api, path, chat_template=ENDLESS[name])
         assert status == 400 and "took more than 0.05 s" in answer["error"]["message"], answer
         assert (await ask(api, path))[0] == 200
@@ -155,14 +155,14 @@ def process():
 def test_others_go_on_meanwhile(monkeypatch):
     """While a template keeps its process, the loop and its threads serve everybody else, long conversations as well."""
     begun, may_end = threading.Event(), threading.Event()
-    render = stranger_templates._process.render
+    render = request_templates._process.render
 
     def held(wanted, timeout_s):
         begun.set()
         assert may_end.wait(60.0)
         return render(wanted, timeout_s)
 
-    monkeypatch.setattr(stranger_templates._process, "render", held)
+    monkeypatch.setattr(request_templates._process, "render", held)
 
     async def main():
         api = http.Api(trust_request_chat_template=True)

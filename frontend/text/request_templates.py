@@ -22,7 +22,7 @@ from quire.frontend.text.chat_template import ChatTemplate, ChatTemplateError
 from quire.ipc.process.children import Child, child_main_config, own_fds, prespawn
 from quire.ipc.process.framing import data_bytes, is_readable, limit_this_process, receive, send
 
-MODULE = "quire.frontend.text.stranger_templates"
+MODULE = "quire.frontend.text.request_templates"
 START_TIMEOUT_S = 30.0  # on a busy machine
 TIMEOUT_S = 2.0  # to read a template, compile it and render a conversation; others wait for it
 MAX_BYTES = 512 << 20
