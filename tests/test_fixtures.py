@@ -7,8 +7,8 @@ import pytest
 
 TESTS = Path(__file__).parent
 BUILT_IN = {
-    "capfd", "caplog", "capsys", "monkeypatch", "pytestconfig", "recwarn", "request", "self", "subtests", "tmp_path",
-    "tmp_path_factory",
+    "cache", "capfd", "capfdbinary", "caplog", "capsys", "capsysbinary", "monkeypatch", "pytestconfig", "record_property",
+    "recwarn", "request", "self", "subtests", "tmp_path", "tmp_path_factory", "worker_id",
 }  # fmt: skip
 
 

@@ -30,6 +30,11 @@ class HeldSequences:
         """The grammars of these were found slow, or still are."""
         self._slow.update((work.seq, None) for work in works if work.seq.state is not SequenceState.FINISHED)
 
+    def forget_ended(self) -> None:
+        """While no step has masks: `hold`, which does so, may not be called for long."""
+        if self._slow:
+            self._slow = {seq: None for seq in self._slow if seq.state is not SequenceState.FINISHED}
+
     def hold(self, scheduled: ScheduledStep, rows: np.ndarray) -> None:
         """After this step, hold the sequences of those of its rows whose grammars are slow."""
         if not self._slow:

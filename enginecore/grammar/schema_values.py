@@ -15,6 +15,7 @@ from typing import Any
 LOWER_BOUNDS, UPPER_BOUNDS = frozenset(("minimum", "exclusiveMinimum")), frozenset(("maximum", "exclusiveMaximum"))
 MAX_BOUND = 2**63 - 1024  # the largest double below 2^63
 _EXACT = 2**53  # up to here each integer is a double
+_MAX_SHOWN = 40  # characters
 
 
 def kept_bound(key: str, value: Any) -> Any:
@@ -23,7 +24,7 @@ def kept_bound(key: str, value: Any) -> Any:
         return value  # not JSON Schema's: llguidance says so
     is_lower = key in LOWER_BOUNDS
     if (value > MAX_BOUND) if is_lower else (value < -MAX_BOUND):
-        raise ValueError(f"{key} {value}: a bound beyond 64 bits is not supported")
+        raise ValueError(f"{key} {_shown(value)}: a bound beyond 64 bits is not supported")
     if abs(value) > MAX_BOUND:
         return -MAX_BOUND if is_lower else MAX_BOUND
     if isinstance(value, float) or abs(value) <= _EXACT:
@@ -44,8 +45,20 @@ def check_literal(value: Any) -> None:
     if isinstance(value, list | dict):
         for part in value.values() if isinstance(value, dict) else value:
             check_literal(part)
-    elif isinstance(value, int) and abs(value) > _EXACT and _readings(float(value)) != (value, value):
-        raise ValueError(f"{value} in const or enum is beyond 2^53, where not every integer is kept; a text is")
+    elif isinstance(value, int) and abs(value) > _EXACT and not _is_kept(value):
+        raise ValueError(f"{_shown(value)} in const or enum is beyond 2^53, where not every integer is kept; a text is")
+
+
+def _is_kept(value: int) -> bool:
+    try:
+        return _readings(float(value)) == (value, value)
+    except OverflowError:  # beyond the largest double
+        return False
+
+
+def _shown(value: float) -> str:
+    text = str(value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
 
 def check_min_properties(schema: Mapping[str, Any]) -> None:
@@ -54,4 +67,5 @@ def check_min_properties(schema: Mapping[str, Any]) -> None:
     num_required = len(required) if isinstance(required, list) else 0
     is_open = schema.get("additionalProperties") is not False or schema.get("patternProperties")
     if isinstance(least, int) and least > num_required + 1 and is_open:
-        raise ValueError(f"minProperties {least} is not supported where names are free: list them in properties or required")
+        shown = _shown(least)
+        raise ValueError(f"minProperties {shown} is not supported where names are free: list them in properties or required")

@@ -154,6 +154,8 @@ class GrammarSteps:
             for step, rows in self._waiting.overdue(now):
                 self._workers.send_no_masks(step, rows)
         self._oldest = self._scheduler.oldest_step
+        if not self._steps:
+            self._held.forget_ended()
         if self._held:
             for seq in self._held.overdue(now):
                 self._fail(seq, Failure("engine_error", TOO_LATE))

@@ -297,7 +297,7 @@ def _compile(source: str) -> tuple[jinja2.Template, str, bool, bool]:
     try:
         tree = env.parse(source)
         template = env.from_string(source)
-    except (jinja2.TemplateError, RecursionError) as error:
+    except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError) as error:  # the latter two are Python's
         raise ChatTemplateError(f"the chat template is not valid: {error}") from error
     # jinja2 copies them for every rendering; of its own chain of mappings that took 5 us of a short request's 60
     template.globals = dict(template.globals)

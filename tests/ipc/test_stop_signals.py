@@ -1,4 +1,4 @@
-"""Signals that end a process in order; nohup's wish counts."""
+"""Signals that end a process in order; but not one that nohup has started."""
 
 import signal
 

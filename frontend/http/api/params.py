@@ -25,7 +25,7 @@ from quire.frontend.http.api.schemas import (
 from quire.frontend.http.api.structured import structured_outputs
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.text.chat_template import ChatTemplateError
-from quire.frontend.text.stranger_templates import ToRender, render_apart
+from quire.frontend.text.request_templates import ToRender, render_apart
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.limits import output_limit, output_room
 from quire.ipc.sampling import BOUNDS, SamplingParams

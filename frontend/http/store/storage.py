@@ -191,13 +191,13 @@ class Storage:
         except StoreFull as error:
             raise ApiError(400, f"{error}.", code="storage_full") from error
         except (sqlite3.Error, OSError) as error:
-            self._log_trouble(str(error))
+            self._log_trouble(error)
             raise ApiError(503, "The server's store cannot be used now.", code="storage_error", retry_after_s=5) from error
         return done
 
-    def _log_trouble(self, why: str) -> None:
-        """A full disk fails every call."""
-        now = time.monotonic()
+    def _log_trouble(self, error: sqlite3.Error | OSError) -> None:
+        """Once a minute: a full disk fails every call, for whichever file."""
+        why, now = getattr(error, "strerror", None) or str(error), time.monotonic()
         if why != self._trouble or now >= self._say_again_at:
             self._trouble, self._say_again_at = why, now + _SAY_AGAIN_S
             log.error("the store cannot be used (%s): %s", self._folder or "in the folder for temporary files", why)

@@ -154,6 +154,8 @@ def accepts(vocabulary: Vocabulary, lark: str, text: str) -> bool:
         (wanted("json", {"type": "integer", "minimum": 1e20, "maximum": 2e20}), "minimum 1e+20: a bound beyond 64 bits"),
         (wanted("json", {"enum": ["a", {"b": [2**53 + 1]}]}), "9007199254740993 in const or enum is beyond 2^53"),
         (wanted("json", {"items": {"const": -(2**63)}}), "-9223372036854775808 in const or enum"),
+        (wanted("json", {"const": -(10**400)}), f"-1{38 * '0'}... in const or enum is beyond 2^53"),
+        (wanted("json", {"minimum": 10**400}), f"minimum 1{39 * '0'}...: a bound beyond 64 bits"),
         (
             wanted("json", {"minProperties": 2, "patternProperties": {"^[ab]$": {}}, "additionalProperties": False}),
             "minProperties 2",

@@ -39,13 +39,14 @@ def engine(request) -> Iterator[CoreWithModel]:
 
 
 class Withheld:
-    """Works of one request, which its threads are not given."""
+    """Works of one request, which its threads are not given; it does not end for that, however long others take beside it."""
 
     def __init__(self, engine: CoreWithModel, request_id: int, monkeypatch) -> None:
         self.threads = engine.core._grammar._threads
         self.works: list = []
         self.request_id, self._submit = request_id, self.threads.submit
         monkeypatch.setattr(self.threads, "submit", self._sort)
+        monkeypatch.setattr(held, "MASK_TIMEOUT_S", 3600.0)
 
     def _sort(self, works) -> None:
         self.works += [w for w in works if w.seq.request_id == self.request_id]
@@ -137,6 +138,8 @@ def test_a_slow_grammars_tokens_are_scheduled_when_their_masks_are_there(engine,
     assert [ids_of(result) for result in engine.run_all(requests)] == [alone] * 3
     assert 3 <= len(waited) <= 6 < 3 * len(alone) <= len(scheduled)
     engine.until(lambda: not grammar._held)
+    engine.run(PROMPT, params(None, max_tokens=2))
+    assert not grammar._held._slow, "sequences are kept, with their grammars, as long as no other has one"
 
 
 @pytest.mark.parametrize("is_aborted", [False, True])
@@ -221,7 +224,7 @@ def test_an_end_that_is_found_late_is_told_to_its_own_frontend(engine):
 
 def test_a_grammar_that_becomes_slow_is_found_out(engine, monkeypatch):
     """Beside it, others go on; and it has as many tokens as it may."""
-    monkeypatch.setattr(mask_threads, "SLOW_S", 2e-3)
+    monkeypatch.setattr(mask_threads, "SLOW_S", 5e-4)
     slow = engine.submit("aaaa", params(AMBIGUOUS, max_tokens=150, ignore_eos=True))
     engine.until(lambda: engine.core._grammar._held)
     assert not engine.has_ended(slow)

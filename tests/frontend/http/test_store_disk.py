@@ -31,19 +31,22 @@ def test_a_file_that_does_not_fit_on_the_disk_leaves_nothing_there(tmp_path, cap
     assert "No space left on device" in told.getMessage() and str(tmp_path) in told.getMessage()
 
 
-def test_a_folder_that_is_gone_is_a_503(tmp_path):
+def test_a_folder_that_is_gone_is_a_503(tmp_path, caplog):
     async def main():
         storage = Storage(str(tmp_path))
         await storage.get("file", "a", "x")
         (tmp_path / "contents").rmdir()
-        with pytest.raises(ApiError) as error:
-            await storage.upload("a", Result("f1", b"{}", 3, 0.0, "batch"), [b"abc"])
-        assert error.value.status == 503
+        for id in ("f1", "f2"):
+            with pytest.raises(ApiError) as error:
+                await storage.upload("a", Result(id, b"{}", 3, 0.0, "batch"), [b"abc"])
+            assert error.value.status == 503
         with pytest.raises(FileNotFoundError):
             await storage.open_content("f1")
         await storage.close()
 
     asyncio.run(main())
+    (told,) = caplog.records  # once, of whichever file
+    assert "No such file" in told.getMessage()
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,13 @@ import asyncio
 import threading
 
 import fake_client as http
+import msgspec
 import psutil
 import pytest
 
-from quire.frontend.text import stranger_templates
+from quire.frontend.text import request_templates
 from quire.frontend.text.chat_template import ChatTemplate, ChatTemplateError
-from quire.frontend.text.stranger_templates import TemplateProcess, ToRender
+from quire.frontend.text.request_templates import TemplateProcess, ToRender
 
 OWN = {**http.HELLO, "chat_template": "{{ bos_token }}{{ messages[0].content }}{{ shout }}"}
 LOOP = "{% for i in range(99999) %}"
@@ -23,9 +24,15 @@ ENDLESS = {
     "comparison": "{% set a = [messages] %}{% set b = [messages|list] %}"
     + 40 * "{% set a = [a, a] %}{% set b = [b, b] %}"
     + "{{ a == b }}",
-    "replacement": "{% set a = 'a' * 4000000 %}{{ ('b' ~ a).rindex('b' ~ a[:2000000]) }}",
+    "search": "{% set a = 'a' * 4000000 %}{{ a.rfind('ab' ~ a[:2000000]) }}",
     "source": "".join(f"{{% if m{i} %}}x{{% endif %}}" for i in range(30_000)),
 }
+
+
+@pytest.fixture(autouse=True)
+def takes_its_time(monkeypatch):
+    """The limit is for people who wait; here it would be the machine's."""
+    monkeypatch.setattr(request_templates, "TIMEOUT_S", 60.0)
 
 
 async def ask(api, path, **fields):
@@ -38,10 +45,10 @@ def test_a_template_without_end_is_ended(path, name, monkeypatch):
     async def main():
         api = http.Api(trust_request_chat_template=True)
         assert (await ask(api, path))[0] == 200
-        monkeypatch.setattr(stranger_templates, "TIMEOUT_S", 0.05)
-        status, answer = await ask(api, path, chat_template=ENDLESS[name])
+        with monkeypatch.context() as short:
+            short.setattr(request_templates, "TIMEOUT_S", 0.05)
+            status, answer = await ask(api, path, chat_template=ENDLESS[name])
         assert status == 400 and "took more than 0.05 s" in answer["error"]["message"], answer
-        monkeypatch.undo()
         assert (await ask(api, path))[0] == 200
 
     asyncio.run(main())
@@ -58,9 +65,7 @@ SWELLING = {
 
 
 @pytest.mark.parametrize("name", SWELLING)
-def test_a_template_that_swells_is_refused(name, monkeypatch):
-    monkeypatch.setattr(stranger_templates, "TIMEOUT_S", 60.0)
-
+def test_a_template_that_swells_is_refused(name):
     async def main():
         api = http.Api(trust_request_chat_template=True)
         status, answer = await ask(api, "/tokenize", chat_template=SWELLING[name])
@@ -78,14 +83,15 @@ def test_a_template_that_swells_is_refused(name, monkeypatch):
         ("{{ raise_exception('\\ud800') }}", "the chat template refused the conversation: ?"),
         ("{{ '\\ud800' }}", "half of a surrogate pair"),
         ("{% if %}", "the chat template is not valid"),
+        ("{% break %}", "the chat template is not valid: 'break' outside loop"),  # says Python, of what jinja made
+        (25 * "{% for m in messages %}" + 25 * "{% endfor %}", "the chat template is not valid: too many statically nested"),
+        ("{{ " + "9" * 5000 + " }}", "the chat template is not valid"),
         ("{{ ''.__class__.mro() }}", "unsafe"),
         ("{{ " + "(" * 100_000, "the chat template"),
         ("{{ 1 // 0 }}", "ZeroDivisionError"),
     ],
 )
-def test_what_is_wrong_with_a_template_is_said(template, message, monkeypatch):
-    monkeypatch.setattr(stranger_templates, "TIMEOUT_S", 60.0)
-
+def test_what_is_wrong_with_a_template_is_said(template, message):
     async def main():
         status, answer = await ask(http.Api(trust_request_chat_template=True), "/tokenize", chat_template=template)
         assert status == 400 and message in answer["error"]["message"], answer
@@ -129,6 +135,16 @@ def test_the_process_is_one_and_is_started_anew(process):
     assert not successor.is_running()
 
 
+def test_what_templates_leave_in_the_process_is_bounded():
+    """Else those of one client, compiled and kept, would leave no memory for another's."""
+    process, others = TemplateProcess(max_kept_bytes=8 << 20), set(psutil.Process().children())
+    for size, is_kept in ((1, True), (1, True), (9 << 20, False), (1, True)):
+        source = f"{{% set a = 'x' * {size} %}}{{{{ a|length }}}}"  # a constant of the compiled template
+        assert process.render(msgspec.structs.replace(WANTED, source=source), 60.0) == str(size)
+        assert bool(set(psutil.Process().children()) - others) == is_kept
+    process.close()
+
+
 @pytest.fixture
 def process():
     made = TemplateProcess()
@@ -139,14 +155,14 @@ def process():
 def test_others_go_on_meanwhile(monkeypatch):
     """While a template keeps its process, the loop and its threads serve everybody else, long conversations as well."""
     begun, may_end = threading.Event(), threading.Event()
-    render = stranger_templates._process.render
+    render = request_templates._process.render
 
     def held(wanted, timeout_s):
         begun.set()
         assert may_end.wait(60.0)
         return render(wanted, timeout_s)
 
-    monkeypatch.setattr(stranger_templates._process, "render", held)
+    monkeypatch.setattr(request_templates._process, "render", held)
 
     async def main():
         api = http.Api(trust_request_chat_template=True)

@@ -20,12 +20,13 @@ import msgspec
 
 from quire.frontend.text.chat_template import ChatTemplate, ChatTemplateError
 from quire.ipc.process.children import Child, child_main_config, own_fds, prespawn
-from quire.ipc.process.framing import is_readable, limit_this_process, receive, send
+from quire.ipc.process.framing import data_bytes, is_readable, limit_this_process, receive, send
 
-MODULE = "quire.frontend.text.stranger_templates"
+MODULE = "quire.frontend.text.request_templates"
 START_TIMEOUT_S = 30.0  # on a busy machine
 TIMEOUT_S = 2.0  # to read a template, compile it and render a conversation; others wait for it
 MAX_BYTES = 512 << 20
+MAX_KEPT_BYTES = MAX_BYTES // 4  # by a child, of templates that it has compiled: beyond, the next one gets another child
 _READY = b"ready"
 
 
@@ -44,14 +45,16 @@ class ToRender(msgspec.Struct, frozen=True):
 
 
 class Rendered(msgspec.Struct, frozen=True):
-    """error: why there is no text, for the user."""
+    """error: why there is no text, for the user. is_last: the child keeps so much that it is to render no more."""
 
     text: str
     error: str = ""
+    is_last: bool = False
 
 
 class TemplateProcessConfig(msgspec.Struct, frozen=True):
     socket_fd: int
+    max_kept_bytes: int
 
 
 _encode = msgspec.json.Encoder().encode
@@ -62,7 +65,8 @@ _decode_rendered = msgspec.json.Decoder(Rendered).decode
 class TemplateProcess:
     """One child, started at the first template, and anew after one that ended it. Not for several threads at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_kept_bytes: int = MAX_KEPT_BYTES) -> None:
+        self._max_kept_bytes = max_kept_bytes
         self._child: Child | None = None
         self._socket: socket.socket | None = None
 
@@ -86,6 +90,8 @@ class TemplateProcess:
             self.close()
             raise ChatTemplateError("the chat template needs more memory, or is nested deeper, than is allowed")
         rendered = _decode_rendered(answer)
+        if rendered.is_last:
+            self.close()
         if rendered.error:
             raise ChatTemplateError(rendered.error)
         return rendered.text
@@ -94,7 +100,7 @@ class TemplateProcess:
         mine, theirs = socket.socketpair()
         with theirs:
             self._child = prespawn(MODULE)
-            self._child.configure(TemplateProcessConfig(theirs.fileno()), [theirs.fileno()])
+            self._child.configure(TemplateProcessConfig(theirs.fileno(), self._max_kept_bytes), [theirs.fileno()])
         mine.settimeout(START_TIMEOUT_S)
         with suppress(OSError):
             if receive(mine) == _READY:
@@ -127,21 +133,22 @@ def main() -> None:
     config = child_main_config(TemplateProcessConfig)
     sock = socket.socket(fileno=own_fds([config.socket_fd])[0])
     limit_this_process(MAX_BYTES)
+    most = data_bytes() + config.max_kept_bytes
     send(sock, _READY)
     while request := receive(sock):
-        send(sock, _answer(_decode_wanted(request)))
+        send(sock, _answer(_decode_wanted(request), most))
 
 
-def _answer(wanted: ToRender) -> bytes:
+def _answer(wanted: ToRender, most_bytes: int) -> bytes:
     try:
-        return _encode(Rendered(_render(wanted)))
+        return _encode(Rendered(_render(wanted), is_last=data_bytes() > most_bytes))
     except ChatTemplateError as error:
         text = str(error)
     except UnicodeEncodeError:
         text = "the chat template makes a text with half of a surrogate pair"
     except MemoryError:
         text = "the chat template needs more memory than is allowed"
-    return _encode(Rendered("", text.encode(errors="replace").decode()))
+    return _encode(Rendered("", text.encode(errors="replace").decode(), data_bytes() > most_bytes))
 
 
 def _render(wanted: ToRender) -> str:
