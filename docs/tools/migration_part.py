@@ -309,7 +309,6 @@ def python() -> str:
 # ----------------------------------------------------------------------------------------------------------------- metrics
 _ONE = "one of a request; in vLLM one of each of its n choices"
 METRICS_DIFFER = {
-    "vllm:inter_token_latency_seconds": "of streams; in vLLM of answers in one piece, too",
     "vllm:request_generation_tokens": f"over all choices: {_ONE}",
 } | {
     f"vllm:{name}": _ONE
