@@ -165,13 +165,12 @@ FIELDS_NOT_HERE = {
 
 _VECTORS = "models that embed or score are not served yet"
 LLM_DIFFERS = {
-    "generate": "prompts are texts, token ids, or dicts with prompt or prompt_token_ids; outputs are vLLM's",
+    "generate": "prompts of text: no multi_modal_data, no prompt_embeds; outputs are vLLM's",
     "chat": "messages of text; chat_template takes a template of the caller's",
     "get_tokenizer": "Quire's own object: encode, decode, apply_chat_template",
     "start_profile": "needs profile_dir",
 }
 LLM_NOT_HERE = {
-    "from_engine_args": "`LLM(**options)`; `LLMEngine.from_engine_args` is there",
     "enqueue": "`LLMEngine.add_request`, or AsyncClient",
     "enqueue_chat": "`LLMEngine.add_request`, or AsyncClient",
     "wait_for_completion": "`LLMEngine.step`, or AsyncClient",

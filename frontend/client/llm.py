@@ -71,6 +71,11 @@ class LLM:
             self._finalizer()
             raise
 
+    @classmethod
+    def from_engine_args(cls, engine_args: Any) -> Self:
+        """engine_args: an EngineArgs (engine_args.py)."""
+        return cls(engine_args.model, **engine_args.options)
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -82,10 +87,10 @@ class LLM:
     ) -> list[RequestOutput]:
         """Outputs in the order of the prompts.
 
-        prompts: one prompt or a list of them; a prompt is a text, a list of token ids, {"prompt": text} or
-        {"prompt_token_ids": ids}. sampling_params: one for all or one each; None: the model's defaults. priority: one each,
-        lower runs first; needs scheduling_policy="priority". Raises TypeError or ValueError for a prompt or parameter that
-        cannot be run (then nothing is), EngineDown if the engine is lost. Ctrl-C aborts the requests.
+        prompts: one prompt or a list of them; a prompt is a text, a list of token ids, a TextPrompt or a TokensPrompt, which
+        are dicts. sampling_params: one for all or one each; None: the model's defaults. priority: one each, lower runs first;
+        needs scheduling_policy="priority". Raises TypeError or ValueError for a prompt or parameter that cannot be run (then
+        nothing is), EngineDown if the engine is lost. Ctrl-C aborts the requests.
         """
         if lora_request is not None:
             raise ValueError("lora_request is not supported")

@@ -28,7 +28,7 @@ class LLMEngine:
 
     def __init__(self, engine_args: EngineArgs) -> None:
         """Raises EngineStartError with the engine's own words."""
-        self._llm = LLM(engine_args.model, **engine_args.options)
+        self._llm = LLM.from_engine_args(engine_args)
         self._changed = threading.Condition()  # guards all below, which the event loop's thread writes, too
         self._running: dict[str, asyncio.Task[None]] = {}
         self._news: dict[str, RequestOutput] = {}  # the latest of each request, until a step takes it
@@ -61,13 +61,13 @@ class LLMEngine:
 
     async def _begin(self, request_id: str, prompt: Prompt, params: SamplingParams, priority: int) -> None:
         client = self._llm._client
-        text, ids = await client._resolve(prompt)
+        text, ids, salt = await client._resolve(prompt)
         client._check_prompt(ids)
         client._check_params(params, len(ids))
         with self._changed:
             if request_id in self._running or request_id in self._news:
                 raise ValueError(f"request_id {request_id!r} is in use")
-            prompt = {"prompt": text, "prompt_token_ids": ids}
+            prompt = {"prompt": text, "prompt_token_ids": ids, "cache_salt": salt}
             task = asyncio.create_task(self._run(request_id, prompt, params.clone(), priority))
             self._running[request_id] = task
         await asyncio.sleep(0)  # it is sent now
@@ -117,6 +117,10 @@ class LLMEngine:
     def has_unfinished_requests(self) -> bool:
         """Whether a step would have something to say, now or later."""
         return self.get_num_unfinished_requests() > 0
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; False if requests run, whose blocks will be cached again."""
+        return self._llm.reset_prefix_cache()
 
     def get_tokenizer(self) -> Tokenizer:
         return self._llm.get_tokenizer()
