@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from quire.frontend.client.engine_args import EngineArgs
 from quire.frontend.client.llm import LLM
+from quire.frontend.client.not_here import check_options
 from quire.frontend.client.outputs import RequestOutput
 from quire.frontend.client.prompt import Prompt
 from quire.frontend.client.request_outputs import merged
@@ -48,15 +49,15 @@ class LLMEngine:
         lora_request: None = None,
         *,
         priority: int = 0,
+        **others: None,
     ) -> None:
         """Begin a request. Raises ValueError for an id in use, and what `LLM.generate` raises for what cannot be run.
 
-        arrival_time is accepted and not used: it arrives now.
+        arrival_time is accepted and not used: it arrives now. others: vLLM's, None (not_here.py).
         """
         if not isinstance(request_id, str):
             raise TypeError(f"request_id must be a string, got {type(request_id).__name__}")
-        if lora_request is not None:
-            raise ValueError("lora_request is not supported")
+        check_options("LLMEngine.add_request", {"lora_request": lora_request, **others})
         self._llm._background.run(self._begin(request_id, prompt, params, priority))
 
     async def _begin(self, request_id: str, prompt: Prompt, params: SamplingParams, priority: int) -> None:

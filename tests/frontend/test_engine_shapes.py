@@ -78,6 +78,9 @@ def test_arguments_without_a_field_here_mean_what_their_flags_do():
     options = {"attention_backend": "FLASHINFER", "max_num_partial_prefills": 1, "mm_processor_kwargs": None}
     grammars = {"structured_outputs_config": {"backend": "xgrammar"}}
     assert EngineArgs(**options, **grammars, enable_lora=False, allowed_local_media_path="") == EngineArgs()
+    assert EngineArgs(limit_mm_per_prompt={"image": 0, "video": 0}) == EngineArgs()
+    with pytest.raises(ValueError, match=r"limit_mm_per_prompt=.* is not supported: models of text only"):
+        EngineArgs(limit_mm_per_prompt={"image": 1, "video": 0})
     with pytest.raises(ValueError, match=r"worker_cls='mine' is not supported: no code of others"):
         EngineArgs(worker_cls="mine")
     with pytest.raises(ValueError, match=r"enable_dbo=True is not supported: batches are not split"):
@@ -248,6 +251,8 @@ def test_what_cannot_run_is_said_when_it_is_added(engine):
         engine.add_request(5, "x", GREEDY)
     with pytest.raises(ValueError, match="lora_request"):
         engine.add_request("b", "x", GREEDY, None, object())
+    with pytest.raises(ValueError, match="trace_headers"):
+        engine.add_request("b", "x", GREEDY, None, None, trace_headers={"traceparent": "x"}, tokenization_kwargs=None)
     engine.abort_request("a")
     assert not engine.has_unfinished_requests()
 
@@ -293,6 +298,8 @@ def test_an_abort_ends_its_iterator(async_llm):
             if len(outputs) == 1:
                 with pytest.raises(ValueError, match="in use"):
                     await anext(async_llm.generate("The cat", GREEDY, "mine"))
+                with pytest.raises(ValueError, match="data_parallel_rank is not supported"):
+                    await anext(async_llm.generate("The cat", GREEDY, "other", data_parallel_rank=1, trace_headers=None))
                 await async_llm.abort(["mine", "unknown"])
         assert outputs[-1].outputs[0].finish_reason == "abort"
         assert len(outputs[-1].outputs[0].token_ids) < 240

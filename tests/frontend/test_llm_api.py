@@ -137,6 +137,25 @@ def test_what_cannot_run_is_said_and_nothing_runs(llm: LLM, prompts: Any, params
     assert llm._client.num_requests == 0
 
 
+def test_what_vllms_calls_have_and_these_have_not_is_said(llm: LLM) -> None:
+    none = {"lora_request": None, "tokenization_kwargs": None, "mm_processor_kwargs": None}
+    params, chat = SamplingParams(max_tokens=1), [{"role": "user", "content": "the"}]
+    assert texts(llm.generate(" the", params, **none)) == [" the"]  # type: ignore[arg-type]
+    assert len(llm.chat(chat, params, False, None, mm_processor_kwargs=None)) == 1
+    for call in (lambda **more: llm.generate(" the", params, **more), lambda **more: llm.chat(chat, params, **more)):
+        with pytest.raises(ValueError, match="tokenization_kwargs is not supported: give token ids"):
+            call(tokenization_kwargs={"truncation": True})
+        with pytest.raises(ValueError, match="lora_request is not supported: LoRA"):
+            call(lora_request=object())
+        with pytest.raises(TypeError, match="unexpected keyword argument 'lora'"):
+            call(lora=None)
+    with pytest.raises(AttributeError, match=r"object has no attribute 'embed': models that embed or score are not served yet"):
+        llm.embed(" the")  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match=r"object has no attribute 'generat'$"):
+        llm.generat(" the")  # type: ignore[attr-defined]
+    assert not hasattr(llm, "sleep")
+
+
 def test_it_works_inside_a_running_loop_and_from_several_threads(llm: LLM) -> None:
     async def notebook() -> list[str]:
         return texts(llm.generate(" the", SamplingParams(max_tokens=2)))
