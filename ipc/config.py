@@ -195,7 +195,8 @@ def add_engine_arguments(parser: argparse.ArgumentParser, model: str = "model") 
         ("logs", _add_logs),
         ("own code and profiles", _add_own_code),
     ):
-        add_to(_adder(parser.add_argument_group(title)))
+        is_group = isinstance(parser, argparse._ArgumentGroup)  # of a script's own: groups hold no groups
+        add_to(_adder(parser if is_group else parser.add_argument_group(title)))
 
 
 def add_log_arguments(parser: argparse.ArgumentParser) -> None:

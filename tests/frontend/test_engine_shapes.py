@@ -99,6 +99,10 @@ def test_arguments_from_a_command_line():
     parser.set_defaults(model="another")
     assert EngineArgs.from_cli_args(parser.parse_args([])).model == "another"
     assert vars(AsyncEngineArgs.add_cli_args(argparse.ArgumentParser(), async_args_only=True).parse_args([])) == {}
+    group = (parser := FlexibleArgumentParser()).add_argument_group("the engine's")
+    EngineArgs.add_cli_args(group)
+    group.set_defaults(model="a third")
+    assert EngineArgs.from_cli_args(parser.parse_args([])).model == "a third"
 
 
 def test_the_parser_of_vllms_examples(capsys, caplog, monkeypatch):
