@@ -102,11 +102,19 @@ def test_names_are_found_where_vllms_are():
                                                       "StructuredOutputsParams", "__version__"}  # fmt: skip
     package = ROOT / "frontend/package"
     files = {"quire." + ".".join(path.relative_to(package).with_suffix("").parts) for path in package.rglob("*.py")}
-    assert told.keys() == files - {"quire.__init__", "quire.__main__"}
+    assert told.keys() == files - {"quire.__init__", "quire.__main__", "quire.entrypoints.openai.api_server"}
     for module, names in told.items():
         assert set(importlib.import_module(module).__all__) == names
         for name in names - {"FlexibleArgumentParser"}:
             assert getattr(importlib.import_module(module), name) is getattr(quire, name)
+
+
+def test_the_module_that_starts_vllms_server_starts_ours():
+    command = [sys.executable, "-P", "-m", "quire.entrypoints.openai.api_server"]
+    helped = subprocess.run([*command, "--help"], capture_output=True, text=True)
+    assert helped.stdout.startswith("usage: quire serve [MODEL]") and helped.returncode == 0
+    refused = subprocess.run([*command, "--model", "m", "--enable-lora"], capture_output=True, text=True)
+    assert "--enable-lora is not supported" in refused.stderr and refused.returncode == 2
 
 
 def test_workers_import_no_transformers():
