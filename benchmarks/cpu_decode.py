@@ -52,7 +52,7 @@ class Ours:
         sent = time.perf_counter()
         self.engine.runner.step(words, lambda: np.zeros(0, np.int32))
         done = time.perf_counter()
-        self.engine.scheduler.update(step, self.engine._results(step))
+        self.engine.scheduler.update(step, self.engine._results(step), now=0.0)
         return len(plan.decode_rows), len(plan.prefill_tokens), time.perf_counter() - begin, done - sent
 
     def decode(self, rows: int, prompt: int, new: int) -> tuple[float, float]:

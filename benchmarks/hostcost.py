@@ -44,6 +44,7 @@ from load_stats import percentiles
 from quire.enginecore.core import CoreConfig, EngineCore
 from quire.enginecore.scheduling.config import SchedulerConfig
 from quire.enginecore.scheduling.step import ScheduledStep
+from quire.enginecore.silent_ranks import SilentRanks
 from quire.enginecore.workers import RING_WORDS, WorkerGroup
 from quire.ipc.config import WorkerConfig
 from quire.ipc.links.core_and_workers import CoreToWorkers
@@ -87,6 +88,7 @@ class FakeWorkers(WorkerGroup):
         self.plan_ring = PlanRing.create(RING_WORDS, 1)
         self.result_ring = ResultRing.create(self.template.max_num_seqs)
         self._link = CoreToWorkers(1)
+        self._silent = SilentRanks(self.template.collective_timeout_s, 1, self._ranks.where)
         plan_fds, result_fds = self.plan_ring.fds(0), self.result_ring.fds()
         idle = [sys.executable, "-S", "-c", "import sys; sys.stdin.read()"]
         command = self._command(plan_fds, result_fds) if self._command else idle
@@ -275,7 +277,7 @@ def measure_worker(model_dir: str, sizes: list[int], steps: int, device: str = "
                 if gpu:
                     torch.cuda.synchronize()
                 done = in_flight.popleft()
-                inline.scheduler.update(done, np.full(len(done.slots), 7, np.int32))
+                inline.scheduler.update(done, np.full(len(done.slots), 7, np.int32), now=0.0)
         yield size, times
     inline.runner.device.close()
 

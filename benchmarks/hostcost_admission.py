@@ -102,7 +102,7 @@ class Engine:
         while len(self._in_flight) < 2 and (made := self._timed("schedule", self.scheduler.schedule)) is not None:
             self._in_flight.append(made[1])
         done = self._in_flight.popleft()
-        out = self._timed("update", self.scheduler.update, done, np.full(len(done.slots), 7, np.int32))
+        out = self._timed("update", self.scheduler.update, done, np.full(len(done.slots), 7, np.int32), 0.0)
         self.seen.update(out.keys.tolist())
 
 

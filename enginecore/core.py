@@ -280,7 +280,7 @@ class EngineCore:
             self._pass_on_side_results(step)
         tokens = self._tokens(step)
         news = self._grammar.take(step, tokens)
-        out = self.scheduler.update(step, tokens)
+        out = self.scheduler.update(step, tokens, now)
         if self._grammar.advance(news, out):
             self.stats.masks(time.monotonic() - now)
         logprobs: list[TokenLogprobs] = []
@@ -295,7 +295,7 @@ class EngineCore:
             finally:
                 self._publish(out, logprobs)
         self.scheduler.register_filled_blocks()
-        self.stats.step(len(step.slots), step.num_tokens, seconds, time.monotonic() - now)
+        self.stats.step(len(step.slots), step.num_tokens, seconds, time.monotonic() - now, out.since_last)
         return True
 
     def _tokens(self, step: ScheduledStep) -> np.ndarray:

@@ -1,13 +1,16 @@
 """Statistics: what the core counts about its steps, the Beat that carries it, and the line logged every 10 s.
 
 Fed by the loop (core.py) once a step, and by who computes masks once for each step that has some: an index and two additions
-for each distribution. It asks the scheduler and the workers only when a Beat is due.
+for each distribution, a few calls of numpy for the one that has a value by row. It asks the scheduler and the workers only when
+a Beat is due.
 """
 
 import logging
 import os
 from bisect import bisect_left
 from collections.abc import Sequence
+
+import numpy as np
 
 from quire.enginecore.expert_load import ExpertLoad
 from quire.enginecore.preparation import PreparingRequests
@@ -19,6 +22,7 @@ from quire.ipc.engine_stats import (
     HOST_SECONDS,
     ITERATION_TOKENS,
     STEP_SECONDS,
+    TOKEN_SECONDS,
     Distribution,
     EngineStats,
     ExpertStats,
@@ -34,16 +38,30 @@ INTERVAL_S = 10.0
 class Counted:
     """A distribution under way. bounds: as in ipc/engine_stats.py."""
 
-    __slots__ = ("_bounds", "_counts", "_sum")
+    __slots__ = ("_array", "_bounds", "_counts", "_sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds = bounds
+        self._bounds, self._array = bounds, np.array(bounds)
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
 
     def observe(self, value: float) -> None:
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
+
+    def observe_all(self, values: np.ndarray) -> None:
+        """Floats [n], of which NaN counts for nothing. Most steps have rows that are all equal: those take 2 us, others 10."""
+        if not len(values):
+            return
+        first = float(values[0])
+        if (values == first).all():
+            self._counts[bisect_left(self._bounds, first)] += len(values)
+            self._sum += first * len(values)
+            return
+        values = values[values == values]  # no NaN
+        new = np.bincount(np.searchsorted(self._array, values), minlength=len(self._counts))
+        self._counts = [a + b for a, b in zip(self._counts, new.tolist(), strict=True)]
+        self._sum += float(values.sum())
 
     def so_far(self) -> Distribution:
         return Distribution(self._counts.copy(), self._sum)
@@ -60,17 +78,20 @@ class Statistics:
         self._host_time = Counted(HOST_SECONDS)
         self._mask_time = Counted(HOST_SECONDS)
         self._batch_fill = Counted(BATCH_FILL)
+        self._inter_token = Counted(TOKEN_SECONDS)
         self._last_beat: Beat | None = None
         self.num_steps = 0
 
-    def step(self, num_rows: int, num_tokens: int, seconds: float, host_s: float) -> None:
-        """A step whose result is published. seconds: it took on the workers; host_s: the loop spent on it since."""
+    def step(self, num_rows: int, num_tokens: int, seconds: float, host_s: float, since_last: np.ndarray) -> None:
+        """A step whose result is published. seconds: it took on the workers; host_s: the loop spent on it since; since_last:
+        as in StepOutput."""
         self.num_steps += 1
         self._line.step(num_rows, num_tokens)
         self._iteration_tokens.observe(num_tokens)
         self._step_time.observe(seconds)
         self._host_time.observe(host_s)
         self._batch_fill.observe(num_rows / self._max_num_seqs)
+        self._inter_token.observe_all(since_last)
 
     def masks(self, seconds: float) -> None:
         """The grammar masks of one step were computed."""
@@ -111,6 +132,7 @@ class Statistics:
             host_time=self._host_time.so_far(),
             mask_time=self._mask_time.so_far(),
             batch_fill=self._batch_fill.so_far(),
+            inter_token=self._inter_token.so_far(),
             processes=[usage for pid, name in names.items() if (usage := process_usage(pid, name)) is not None],
             experts=experts,
         )

@@ -181,11 +181,11 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 # ------------------------------------------------------------------------------------------------------------- flags
-def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
-    """The engine's flags, the same for `enginecore` and `quire serve`, by purpose; defaults are EngineConfig's."""
-    parser.add_argument(
-        "model", nargs="?", default=None, help="model folder or hub id; without it a tiny bundled model is served"
-    )
+def add_engine_arguments(parser: argparse.ArgumentParser, model: str = "model") -> None:
+    """The engine's flags, the same for `enginecore` and `quire serve`, by purpose; defaults are EngineConfig's. model: the word
+    without a flag, or "--model"."""
+    help_text, optional = "model folder or hub id; without it a tiny bundled model is served", {"nargs": "?"}
+    parser.add_argument(model, default=None, help=help_text, **(optional if model == "model" else {}))  # type: ignore[arg-type]
     for title, add_to in (
         ("model", _add_model),
         ("chat template and sampling defaults", _add_defaults),
@@ -195,7 +195,8 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         ("logs", _add_logs),
         ("own code and profiles", _add_own_code),
     ):
-        add_to(_adder(parser.add_argument_group(title)))
+        is_group = isinstance(parser, argparse._ArgumentGroup)  # of a script's own: groups hold no groups
+        add_to(_adder(parser if is_group else parser.add_argument_group(title)))
 
 
 def add_log_arguments(parser: argparse.ArgumentParser) -> None:

@@ -16,6 +16,7 @@ STEP_SECONDS = (
     0.0005, 0.001, 0.002, 0.003, 0.004, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 10,
 )  # fmt: skip
 HOST_SECONDS = (0.00005, 0.0001, 0.0002, 0.0003, 0.0005, 0.00075, 0.001, 0.002, 0.003, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
+TOKEN_SECONDS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)  # vLLM's
 BATCH_FILL = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1)
 
 
@@ -53,6 +54,7 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     host_time: Distribution  # seconds of the core's loop that belong to one step: update, schedule, publish
     mask_time: Distribution  # seconds to compute the grammar masks of a step that has some
     batch_fill: Distribution  # rows of a step as a part of max_num_seqs
+    inter_token: Distribution  # seconds between two tokens of a sequence, however its answer is sent
     processes: list[ProcessUsage] = []  # the core's and its workers'
     experts: ExpertStats | None = None  # None: no expert parallelism
 

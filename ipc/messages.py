@@ -18,7 +18,7 @@ from quire.ipc.numerics import Numerics
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.utilities import UtilityAnswer, UtilityCall
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 
 # Limits on one message, in bytes. A receiver drops the sender (frontend) or the message (core) that goes beyond.
 MAX_FRONTEND_MESSAGE = 64 << 20  # a request: a prompt of 8 M tokens as int32 would fit

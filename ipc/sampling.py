@@ -8,6 +8,7 @@ its fields is set, as scripts for vLLM do with the model's defaults; nothing of 
 
 import enum
 import math
+import numbers
 from operator import attrgetter
 from typing import Any, Self
 
@@ -122,6 +123,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, array_like=True, forbid_unkno
             msgspec.structs.force_setattr(self, "stop", [self.stop])
         for value, (name, default) in zip(_bounded(self), _DEFAULTS, strict=True):
             if value != default or type(value) is not type(default):
+                if type(value) not in _OWN:
+                    value = _own_number(value)
+                    msgspec.structs.force_setattr(self, name, value)
                 _check_bound(name, value)
         if self.seed == -1:  # as in vLLM, a way to say None
             msgspec.structs.force_setattr(self, "seed", None)
@@ -176,6 +180,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, array_like=True, forbid_unkno
         )
 
 
+_OWN = {int, float, bool, type(None)}  # numbers that a message can hold; numpy's are made these
 _REAL = {"temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"}
 _DEFAULTS = [  # of what has bounds: within them, and most values there are
     (name, default)
@@ -183,6 +188,13 @@ _DEFAULTS = [  # of what has bounds: within them, and most values there are
     if name in BOUNDS
 ]
 _bounded = attrgetter(*(name for name, _ in _DEFAULTS))
+
+
+def _own_number(value: Any) -> Any:
+    """An int or a float for what is as good as one, e.g. numpy's; other things as they are."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return value
+    return int(value) if isinstance(value, numbers.Integral) else float(value)
 
 
 def _check_kind(name: str, value: object, kind: type, words: str) -> None:
@@ -212,8 +224,10 @@ def _check_lists(p: SamplingParams) -> None:
         raise ValueError(f"min_tokens must be at most max_tokens ({p.max_tokens}), got {p.min_tokens}")
     _check_strings("stop", p.stop, MAX_STOP_STRINGS)
     _check_strings("bad_words", p.bad_words, MAX_BAD_WORDS)
-    _check_ids("stop_token_ids", p.stop_token_ids, MAX_STOP_TOKEN_IDS)
-    _check_ids("allowed_token_ids", p.allowed_token_ids, 1 << 20)
+    if p.stop_token_ids is not None:
+        msgspec.structs.force_setattr(p, "stop_token_ids", _check_ids("stop_token_ids", p.stop_token_ids, MAX_STOP_TOKEN_IDS))
+    if p.allowed_token_ids is not None:
+        msgspec.structs.force_setattr(p, "allowed_token_ids", _check_ids("allowed_token_ids", p.allowed_token_ids, 1 << 20))
     _check_ids("reasoning_end_token_ids", p.reasoning_end_token_ids, MAX_REASONING_END_IDS)
     _check_ids("reasoning_start_token_ids", p.reasoning_start_token_ids, MAX_REASONING_END_IDS)
     if p.allowed_token_ids is not None and not p.allowed_token_ids:
@@ -223,6 +237,9 @@ def _check_lists(p: SamplingParams) -> None:
     if p.logit_bias is not None:
         if len(p.logit_bias) > MAX_LOGIT_BIAS:
             raise ValueError(f"logit_bias takes at most {MAX_LOGIT_BIAS} tokens, got {len(p.logit_bias)}")
+        if not set(map(type, (*p.logit_bias, *p.logit_bias.values()))) <= {int, float}:
+            own_bias = {_own_number(token): _own_number(bias) for token, bias in p.logit_bias.items()}
+            msgspec.structs.force_setattr(p, "logit_bias", own_bias)
         _check_ids("logit_bias", list(p.logit_bias), MAX_LOGIT_BIAS)
         for token, bias in p.logit_bias.items():
             if not (isinstance(bias, int | float) and -100 <= bias <= 100):
@@ -263,16 +280,19 @@ def _check_strings(name: str, strings: list[str] | str | None, most: int) -> Non
             raise ValueError(f"a string of {name} may be at most {MAX_STOP_LENGTH} characters long")
 
 
-def _check_ids(name: str, ids: list[int] | None, most: int) -> None:
+def _check_ids(name: str, ids: list[int] | None, most: int) -> list[int] | None:
+    """The same list; another one of ints, if they are as good as such."""
     if ids is None:
-        return
+        return None
     if len(ids) > most:
         raise ValueError(f"{name} takes at most {most} token ids, got {len(ids)}")
-    if not ids or (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < 2**31):  # a million of them take some 20 ms
-        return
-    for i in ids:
+    if not len(ids) or (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < 2**31):  # a million take some 20 ms
+        return ids
+    own = [_own_number(i) for i in ids]
+    for i in own:
         if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < 2**31:
             raise ValueError(f"{name} must hold token ids, got {i!r}")
+    return own
 
 
 def loggable(p: SamplingParams) -> dict[str, Any]:

@@ -261,8 +261,9 @@ def test_arrows_are_drawn_for_every_folder(capsys):
 # ------------------------------------------------------------------------------------------------- papers
 def test_every_folder_with_modules_is_a_listed_package():
     setuptools = PYPROJECT["tool"]["setuptools"]
-    folders = {str(Path(path).parent) for path in SOURCES} - {PACKAGE}
-    folder_of = {"quire": PACKAGE} | {f"quire.{folder.replace('/', '.')}": folder for folder in folders}
+    folders = {str(Path(path).parent) for path in SOURCES}
+    folder_of = {"quire/" + folder.removeprefix(PACKAGE).lstrip("/"): folder for folder in folders}
+    folder_of = {path.rstrip("/").replace("/", "."): folder for path, folder in folder_of.items()}
     assert sorted(folder_of) == sorted(setuptools["packages"])
     assert setuptools["package-dir"] == folder_of
 

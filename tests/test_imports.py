@@ -4,8 +4,10 @@ In processes of their own, since this one has imported everything long ago. `-P`
 on the path.
 """
 
+import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +16,7 @@ import psutil
 import pytest
 
 import quire
-from quire import LLM, SamplingParams, sampling_params
+from quire import LLM, SamplingParams
 from quire.ipc.version import VERSION
 
 ROOT = Path(__file__).parents[1]
@@ -35,7 +37,8 @@ print(json.dumps(found))
 def modules(folder: str) -> list[str]:
     """Every module of a folder; the one file `__init__.py` is the package `quire`, which all of them import."""
     paths = sorted(path for path in (ROOT / folder).rglob("*.py") if path.name != "__init__.py")
-    return ["quire." + str(path.relative_to(ROOT).with_suffix("")).replace("/", ".") for path in paths]
+    names = ["quire." + str(path.relative_to(ROOT).with_suffix("")).replace("/", ".") for path in paths]
+    return [name.replace("quire.frontend.package.", "quire.") for name in names]
 
 
 def python(*arguments: str, env: dict[str, str] | None = None) -> str:
@@ -82,7 +85,7 @@ def test_a_script_beside_a_clone_named_quire_gets_the_package_and_not_the_clones
 def test_the_package_names_what_it_has():
     assert set(quire.__all__) <= set(dir(quire))
     other_names = {"AsyncLLMEngine": "AsyncLLM"}
-    for name in set(quire.__all__) - {"__version__"}:
+    for name in set(quire.__all__) - {"__version__", "PromptType"}:
         assert getattr(quire, name).__name__ == other_names.get(name, name)
     with pytest.raises(AttributeError, match=r"'quire' has no attribute 'Llm'"):
         _ = quire.Llm
@@ -90,10 +93,28 @@ def test_the_package_names_what_it_has():
         from quire import Llm  # noqa: F401
 
 
-def test_the_parameters_of_requests_are_found_where_vllms_are():
-    assert {name: getattr(sampling_params, name) for name in sampling_params.__all__} == {
-        name: getattr(quire, name) for name in sampling_params.__all__
-    }
+def test_names_are_found_where_vllms_are():
+    """As docs/migrating-from-vllm.md says, and nothing is left out there."""
+    page = (ROOT / "docs/migrating-from-vllm.md").read_text()
+    rows = re.findall(r"^\| `vllm[\w.]*` \| `(quire[\w.]*)` \| (.*) \|$", page, re.M)
+    told = {ours: set(re.findall(r"`(\w+)`", names)) for ours, names in rows}
+    assert told.pop("quire") == set(quire.__all__) - {"AsyncClient", "AsyncLLM", "BeamSearchParams", "RequestOutputKind",
+                                                      "StructuredOutputsParams", "__version__"}  # fmt: skip
+    package = ROOT / "frontend/package"
+    files = {"quire." + ".".join(path.relative_to(package).with_suffix("").parts) for path in package.rglob("*.py")}
+    assert told.keys() == files - {"quire.__init__", "quire.__main__", "quire.entrypoints.openai.api_server"}
+    for module, names in told.items():
+        assert set(importlib.import_module(module).__all__) == names
+        for name in names - {"FlexibleArgumentParser"}:
+            assert getattr(importlib.import_module(module), name) is getattr(quire, name)
+
+
+def test_the_module_that_starts_vllms_server_starts_ours():
+    command = [sys.executable, "-P", "-m", "quire.entrypoints.openai.api_server"]
+    helped = subprocess.run([*command, "--help"], capture_output=True, text=True)
+    assert helped.stdout.startswith("usage: quire serve [MODEL]") and helped.returncode == 0
+    refused = subprocess.run([*command, "--model", "m", "--enable-lora"], capture_output=True, text=True)
+    assert "--enable-lora is not supported" in refused.stderr and refused.returncode == 2
 
 
 def test_workers_import_no_transformers():
@@ -122,7 +143,7 @@ def test_help_needs_little(module):
 @pytest.mark.slow
 def test_a_cpu_engine_runs_where_triton_cannot_be_imported_and_only_its_worker_has_torch(tmp_path, monkeypatch):
     (tmp_path / "triton.py").write_text("raise ImportError('there is no Triton here')")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     before = psutil.Process().children(recursive=True)
     with LLM(device="cpu", max_model_len=64) as llm:

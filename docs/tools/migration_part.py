@@ -18,6 +18,7 @@ from markdown import code, table
 
 from quire import LLM
 from quire.frontend.cli.vllm_flags import BY_FLAG, Verdict, verdicts
+from quire.frontend.client.not_here import LLM_METHODS
 from quire.frontend.http.api import metric_names
 from quire.frontend.http.api.body import IGNORED
 from quire.frontend.http.api.routes import ROUTES
@@ -163,34 +164,12 @@ FIELDS_NOT_HERE = {
 }
 
 
-_VECTORS = "models that embed or score are not served yet"
 LLM_DIFFERS = {
-    "generate": "prompts are texts, token ids, or dicts with prompt or prompt_token_ids; outputs are vLLM's",
+    "generate": "prompts of text: no multi_modal_data, no prompt_embeds; outputs are vLLM's",
     "chat": "messages of text; chat_template takes a template of the caller's",
     "get_tokenizer": "Quire's own object: encode, decode, apply_chat_template",
     "start_profile": "needs profile_dir",
 }
-LLM_NOT_HERE = {
-    "from_engine_args": "`LLM(**options)`; `LLMEngine.from_engine_args` is there",
-    "enqueue": "`LLMEngine.add_request`, or AsyncClient",
-    "enqueue_chat": "`LLMEngine.add_request`, or AsyncClient",
-    "wait_for_completion": "`LLMEngine.step`, or AsyncClient",
-    "get_metrics": "a served model has /metrics; outputs hold their own times",
-    "get_world_size": "the option tensor_parallel_size",
-    "reset_mm_cache": "models of text only are served",
-    "sleep": _SLEEP,
-    "wake_up": _SLEEP,
-    "collective_rpc": "no code is called by name from a wire",
-    "apply_model": "the model is in another process",
-    **dict.fromkeys(("encode", "embed", "classify", "score", "reward"), _VECTORS),
-    **dict.fromkeys(
-        (
-            "init_weight_transfer_engine", "start_weight_update", "start_draft_weight_update", "update_weights",
-            "finish_weight_update",
-        ),
-        _RLHF,
-    ),
-}  # fmt: skip
 
 
 def _check(table: Collection[str], names: Iterable[str], what: str) -> None:
@@ -297,11 +276,11 @@ def _field_of_params(name: str) -> tuple[str, str, str]:
 
 # ------------------------------------------------------------------------------------------------------------------ Python
 def python() -> str:
-    _check([*LLM_DIFFERS, *LLM_NOT_HERE], VLLM["llm"], "methods")
+    _check([*LLM_DIFFERS, *LLM_METHODS], VLLM["llm"], "methods")
     rows = []
     for name in VLLM["llm"]:
         is_here = hasattr(LLM, name)
-        text = LLM_DIFFERS.get(name, "") if is_here else LLM_NOT_HERE[name]
+        text = LLM_DIFFERS.get(name, "") if is_here else LLM_METHODS[name]
         rows.append((f"LLM.{name}", (DIFFERS if text else SAME) if is_here else NOT_HERE, text))
     return _verdict_table("method", rows)
 
@@ -309,7 +288,6 @@ def python() -> str:
 # ----------------------------------------------------------------------------------------------------------------- metrics
 _ONE = "one of a request; in vLLM one of each of its n choices"
 METRICS_DIFFER = {
-    "vllm:inter_token_latency_seconds": "of streams; in vLLM of answers in one piece, too",
     "vllm:request_generation_tokens": f"over all choices: {_ONE}",
 } | {
     f"vllm:{name}": _ONE

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote
 
-from quire.enginecore.grammar.lark import ANY, SOME, Writer, json_schema, one_of, quoted, regex_body
+from quire.enginecore.grammar.lark import ANY, SOME, START, Writer, json_schema, one_of, quoted, regex_body
 
 _BEYOND_NAMES = (
     "allOf", "anyOf", "oneOf", "not", "if", "dependentRequired", "dependentSchemas", "dependencies", "minProperties",
@@ -39,17 +39,17 @@ def qwen_xml_arguments(schema: Any, writer: Writer) -> str:
     for name, (value, required) in names.items():
         if re.search(r"[<>\n]|^\s|\s$|^$", name):
             raise ValueError(f"a parameter of the name {name!r} cannot be written as <parameter=...>")
-        part = f"{quoted(f'<parameter={name}>')} {_qwen_value(value, root, writer)} {writer.token(_LINE_BREAK)}"
+        part = f"{quoted(f'<parameter={name}>')} {_qwen_value(name, value, root, writer)} {writer.token(_LINE_BREAK)}"
         parts.append(part if required else f"({part})?")
     return writer.rule(" ".join(parts)) if parts else '""'
 
 
-def _qwen_value(value: Any, root: dict[str, Any], writer: Writer) -> str:
+def _qwen_value(name: str, value: Any, root: dict[str, Any], writer: Writer) -> str:
     """A value, and the end of its parameter. A reader takes it for a text where its schema says `string`, and only there."""
     kinds = _kinds(value, root)
     if "string" not in kinds:
         line_break = writer.token(_LINE_BREAK)
-        return f"{line_break} {json_schema(_alone(value, root))} {line_break} {quoted(_END)}"
+        return f"{line_break} {_json(name, value, root)} {line_break} {quoted(_END)}"
     texts = [_text(option) for option in _string_options(value, root)]
     ways = [writer.token(_VALUE if text is None else rf'"\n" ({text}) "\n{_END}"') for text in texts]
     if "null" in kinds:
@@ -97,7 +97,7 @@ def python_arguments(schema: Any, writer: Writer) -> str:
     for name, (value, required) in reversed(names.items()):
         if not _PYTHON_NAME.fullmatch(name) or name[0].isdigit():
             raise ValueError(f"a parameter of the name {name!r} cannot be written as a Python keyword")
-        pair = writer.rule(f"{quoted(name + '=')} {json_schema(_alone(value, root))}")
+        pair = writer.rule(f"{quoted(name + '=')} {_json(name, value, root)}")
         first, rest = (
             writer.rule(f"{pair} {rest}" if required else f"{pair} {rest} | {first}"),
             writer.rule(f'", " {pair} {rest}' if required else f'(", " {pair})? {rest}'),
@@ -158,6 +158,11 @@ def _kinds(schema: Any, root: dict[str, Any], depth: int = 0) -> frozenset[str]:
         for option in found.get(key) or ():
             kinds |= _kinds(option, root, depth + 1)
     return frozenset(kinds)
+
+
+def _json(name: str, value: Any, root: Mapping[str, Any]) -> str:
+    """A rule's body for the value of a property, written as JSON."""
+    return json_schema(_alone(value, root), START.inner("properties").inner(name))
 
 
 def _alone(schema: Any, root: Mapping[str, Any]) -> Any:

@@ -9,8 +9,8 @@ Used by texts.py and structural_tag.py, in the process that tries grammars.
 
 import json
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 import llguidance
 
@@ -21,12 +21,14 @@ from quire.enginecore.grammar.schema_values import (
     check_min_properties,
     kept_bound,
 )
+from quire.enginecore.grammar.tag_formats import field_of
 
 OPTIONS = '%llguidance {"no_forcing": true}'
 WHITESPACE = r"(?: |\r?\n[ \t]{0,32})"
 FORMATS = frozenset(("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"))
 _DATA = frozenset(("const", "enum", "default", "examples", "x-guidance"))  # keywords whose values are no schemas
 _LITERALS = frozenset(("const", "enum"))
+_DEFINITIONS = ("$defs", "definitions")
 _NAMED = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))  # keys are names
 _LOOK_AROUND = re.compile(r"\(\?<?[=!]")
 ANY, SOME = r"/(.|\n)*/", r"/(.|\n)+/"
@@ -42,8 +44,29 @@ def one_of(texts: Iterable[str]) -> str:
     return f"({' | '.join(map(quoted, texts))})"
 
 
-def json_schema(schema: Any, **options: Any) -> str:
-    """A JSON Schema as a rule's body. options: of llguidance, beside the schema's own. Raises ValueError for what is none."""
+class Place(NamedTuple):
+    """Of a part of a schema: a JSON pointer, and the field that this begins in, where a frontend's grammar holds several."""
+
+    field: str = ""
+    pointer: str = ""
+
+    def inner(self, key: str | int) -> "Place":
+        return self._replace(pointer=f"{self.pointer}/{str(key).replace('~', '~0').replace('/', '~1')}")
+
+    def checked(self, check: Callable[..., Any], *arguments: Any) -> Any:
+        """What `check` returns; its ValueError says the place."""
+        try:
+            return check(*arguments)
+        except ValueError as error:
+            raise ValueError(f"{self.field}{': ' * bool(self.field)}at #{self.pointer}: {error}") from None
+
+
+START = Place()
+
+
+def json_schema(schema: Any, place: Place = START, **options: Any) -> str:
+    """A JSON Schema as a rule's body. place: of it in the one that its definitions are of. options: of llguidance, beside the
+    schema's own. Raises ValueError for what is none, with the place."""
     if schema is True:
         schema = {}
     if not isinstance(schema, dict):
@@ -52,10 +75,12 @@ def json_schema(schema: Any, **options: Any) -> str:
     own = {**own, **options} if isinstance(own, dict) else options
     if not own.keys() & {"whitespace_pattern", "whitespace_flexible"}:
         own = {**own, "whitespace_pattern": WHITESPACE}
-    return "%json " + json.dumps({**_kept(schema, own.get("lenient") is True), "x-guidance": own})
+    is_lenient, definitions = own.get("lenient") is True, {key: schema[key] for key in _DEFINITIONS if key in schema}
+    rest = _kept({key: schema[key] for key in schema if key not in _DEFINITIONS}, is_lenient, place)
+    return "%json " + json.dumps({**rest, **_kept(definitions, is_lenient, START), "x-guidance": own})
 
 
-def _kept(schema: Any, lenient: bool) -> Any:
+def _kept(schema: Any, lenient: bool, place: Place) -> Any:
     """A schema as llguidance keeps it: without formats that it does not know, which it would refuse (to JSON Schema they are
     remarks), and with values that it keeps (schema_values.py). Raises ValueError for others.
 
@@ -63,25 +88,28 @@ def _kept(schema: Any, lenient: bool) -> Any:
     this name does not pass over; values that it does not keep are passed over as well.
     """
     if isinstance(schema, list):
-        return [_kept(item, lenient) for item in schema]
+        return [_kept(item, lenient, place.inner(i)) for i, item in enumerate(schema)]
     if not isinstance(schema, dict):
         return schema
+    if place.pointer and (field := field_of(schema)) is not None:
+        place = Place(field)
     if not lenient:
-        check_min_properties(schema)
+        place.inner("minProperties").checked(check_min_properties, schema)
     result: dict[str, Any] = {}
     for key, value in schema.items():
+        there = place.inner(key)
         if key in _DATA:
             if key in _LITERALS and not lenient:
-                check_literal(value)
+                there.checked(check_literal, value)
             result[key] = value
         elif key in _NAMED and isinstance(value, dict):
-            result[key] = {name: _kept(inner, lenient) for name, inner in value.items()}
+            result[key] = {name: _kept(inner, lenient, there.inner(name)) for name, inner in value.items()}
         elif key in LOWER_BOUNDS or key in UPPER_BOUNDS:
-            result[key] = kept_bound(key, value)
+            result[key] = there.checked(kept_bound, key, value)
         elif key == "pattern" and lenient and isinstance(value, str) and _LOOK_AROUND.search(value):
             continue
         elif key != "format" or not isinstance(value, str) or value in FORMATS:
-            result[key] = _kept(value, lenient)
+            result[key] = _kept(value, lenient, there)
     return result
 
 

@@ -5,6 +5,7 @@ the schemas in it. Runs in the process that tries grammars (trial.py), after one
 """
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from quire.enginecore.grammar.tag_formats import field_of, parts_of
 from quire.ipc.structured_outputs import StructuredOutputs
 
+_KEYWORD = re.compile(r" for '(\w+)', got ")  # in llguidance's words
 LOOK_S = 0.5  # for the place: after that, what is known by then
 _LISTS = ("prefixItems", "allOf", "anyOf", "oneOf")
 _ONES = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
@@ -42,6 +44,8 @@ def with_place(wanted: StructuredOutputs, error: str, error_of: Callable[[Struct
         schema = json.loads(part.text)
         field = field_of(schema)
         places = [*places, place] if field is None else [field]
+    if isinstance(schema, dict) and (keyword := _KEYWORD.search(error)) and keyword[1] in schema:
+        places.append(f"/{keyword[1]}")
     return _joined(places, error)
 
 
@@ -50,6 +54,12 @@ def _joined(places: list[str], error: str) -> str:
     whole = [place for place in places if not place.startswith("/")]
     pointer = "".join(place for place in places if place.startswith("/"))
     return ": ".join([*whole, *([f"at #{pointer}"] if pointer else []), error])
+
+
+def _leads_out(schema: dict[str, Any]) -> bool:
+    """Whether it refers to what is no definition, which it has not with it."""
+    ref = schema.get("$ref")
+    return isinstance(ref, str) and ref.startswith("#") and not ref.startswith(tuple(f"#/{key}/" for key in _DEFINITIONS))
 
 
 def _inner(schema: dict[str, Any], root: Mapping[str, Any]) -> Iterator[tuple[str, StructuredOutputs]]:
@@ -64,5 +74,5 @@ def _inner(schema: dict[str, Any], root: Mapping[str, Any]) -> Iterator[tuple[st
     pairs += [(f"/{key}", schema[key]) for key in _ONES if key in schema]
     definitions = {key: root[key] for key in _DEFINITIONS if key in root}
     for pointer, value in pairs:
-        if isinstance(value, dict) and "$ref" not in value:
+        if isinstance(value, dict) and not _leads_out(value):
             yield pointer, StructuredOutputs("json", json.dumps({**value, **definitions}))

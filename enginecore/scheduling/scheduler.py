@@ -235,8 +235,8 @@ class Scheduler:
         return prefill_budget(num_decode, num_prompts, num_tokens, left, self.config.mixed_step_tokens)
 
     # --------------------------------------------------------------------------------------------------- results
-    def update(self, scheduled: ScheduledStep, sampled: np.ndarray) -> StepOutput:
-        """Take a step's sampled ids (int32 [rows]); steps return in order."""
+    def update(self, scheduled: ScheduledStep, sampled: np.ndarray, now: float) -> StepOutput:
+        """Take a step's sampled ids (int32 [rows]); steps return in order. now: seconds of a clock that only goes forward."""
         self.register_filled_blocks()
         t = self.slots
         self._leaving.returned = scheduled.step
@@ -247,7 +247,8 @@ class Scheduler:
             self.waiting.no_room_for = None  # windows give blocks back without an end
         rows, slots, tokens = self._decode.take(scheduled, sampled)
         self.counters.generation_tokens += len(tokens)
-        out = StepOutput(t.owner[slots], t.key[slots], tokens, rows, t.wants_logprobs[slots])
+        out = StepOutput(t.owner[slots], t.key[slots], tokens, rows, t.wants_logprobs[slots], now - t.last_token_time[slots])
+        t.last_token_time[slots] = now
         self._report_started(slots, out)
         # named before any of them ends and gives back its slot
         ends = self._decode.find_ended(slots, tokens, self._eos)

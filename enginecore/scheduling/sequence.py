@@ -10,6 +10,7 @@ Index ranges of a running sequence's tokens, all counted from the prompt's start
 What a decode row computes and samples of it, decode.py says.
 """
 
+import math
 import mmap
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -70,6 +71,7 @@ class Sequence:
     tokens: np.ndarray | None = None  # all known ids while it has no slot, if it was preempted
     num_cached_tokens: int = -1  # of the prompt, at the first admission
     first_scheduled: float = 0.0
+    last_token_time: float = math.nan  # of its last token while it has no slot; NaN before the first
 
     @property
     def known(self) -> np.ndarray:
@@ -145,6 +147,7 @@ class Slots:
         self.wants_logprobs = np.zeros(n, bool)
         self.num_logprobs = np.zeros(n, np.int32)  # of those that want some
         self.is_first = np.zeros(n, bool)  # no token was sent yet
+        self.last_token_time = np.full(n, np.nan)  # when its last token came, seconds of the clock of `Scheduler.update`
         self.constrained = np.zeros(n, bool)  # has a constraint
         self.mask_from = np.full(n, INT32_MAX, np.int32)
         self.num_constrained = 0  # while there are none, nobody looks at the two
@@ -170,6 +173,7 @@ class Slots:
         self.wants_logprobs[slot] = seq.params.logprobs is not None
         self.num_logprobs[slot] = seq.params.logprobs or 0
         self.is_first[slot] = n == len(seq.prompt)
+        self.last_token_time[slot] = seq.last_token_time
         self.constrained[slot], self.mask_from[slot] = seq.constraint is not None, seq.mask_from
         self.num_constrained += seq.constraint is not None
         return slot
@@ -186,6 +190,7 @@ class Slots:
 
     def give_back(self, seq: Sequence) -> None:
         self.sequences[seq.slot] = None
+        seq.last_token_time = float(self.last_token_time[seq.slot])
         self.alive[seq.slot] = False
         self.num_constrained -= seq.constraint is not None
         self.free.append(seq.slot)

@@ -32,6 +32,7 @@ class StepOutput:
     tokens: np.ndarray
     rows: np.ndarray  # row of the step that each token came from
     wants_logprobs: np.ndarray
+    since_last: np.ndarray  # seconds since the same sequence's token before; NaN for its first
     finished: list[tuple[int, Finished]] = field(default_factory=list)  # (owner, ...)
     started: list[tuple[int, Started]] = field(default_factory=list)
 

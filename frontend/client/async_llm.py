@@ -18,6 +18,7 @@ from typing import Any, Self
 from quire.frontend.client.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output, search_all
 from quire.frontend.client.client import Client
 from quire.frontend.client.engine_args import EngineArgs
+from quire.frontend.client.not_here import check_options
 from quire.frontend.client.outputs import RequestOutput
 from quire.frontend.client.prompt import Prompt
 from quire.frontend.client.stream import EngineDown
@@ -73,16 +74,16 @@ class AsyncLLM:
         sampling_params: SamplingParams | None = None,
         request_id: str = "",
         *,
-        lora_request: None = None,
         priority: int = 0,
         cache_salt: str = "",
+        **others: None,
     ) -> AsyncIterator[RequestOutput]:
         """RequestOutputs until the end, cumulative unless output_kind says otherwise. Leaving the loop aborts the request.
 
-        Without sampling_params, the model's defaults. Raises ClientErrors; ValueError for a request_id in use.
+        Without sampling_params, the model's defaults. others: vLLM's, None (not_here.py). Raises ClientErrors; ValueError for a
+        request_id in use.
         """
-        if lora_request is not None:
-            raise ValueError("lora_request is not supported")
+        check_options("AsyncLLM.generate", others)
         client = await self._connected()
         if request_id in self._names:
             raise ValueError(f"request_id {request_id!r} is in use")

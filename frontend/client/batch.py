@@ -8,7 +8,7 @@ import numpy as np
 from quire.frontend.client.client import Client
 from quire.frontend.client.outputs import Delta, RequestOutput, add_delta, new_completions
 from quire.frontend.client.progress_bar import ProgressBar
-from quire.frontend.client.prompt import Prompt, split_prompt
+from quire.frontend.client.prompt import Prompt, PromptParts, split_prompt
 from quire.frontend.client.stream import Overloaded, Stream
 from quire.ipc.sampling import SamplingParams
 
@@ -20,7 +20,8 @@ async def run_batch(
 ) -> list[RequestOutput]:
     """Raises TypeError, ValueError and ClientErrors; then no request is left behind."""
     resolved = await _resolve_all(client, prompts)
-    checked = _check_batch(client, resolved, params)
+    ids = _check_batch(client, resolved, params)
+    priorities = priority or [0] * len(prompts)
     window = asyncio.Semaphore(max(64, 4 * client.welcome.limits.max_num_seqs))
     if len(prompts) > 1:
         client.hold()  # what the tasks submit at once: the first step is to be a full one
@@ -28,8 +29,8 @@ async def run_batch(
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [
-                    group.create_task(_run_one(client, text, ids, p, priority[i] if priority else 0, window, bar))
-                    for i, ((text, _), ids, p) in enumerate(zip(resolved, checked, params, strict=True))
+                    group.create_task(_run_one(client, *each, window, bar))
+                    for each in zip(resolved, ids, params, priorities, strict=True)
                 ]
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
@@ -39,34 +40,30 @@ async def run_batch(
     return outputs
 
 
-def _check_batch(
-    client: Client, resolved: list[tuple[str | None, list[int]]], params: list[SamplingParams]
-) -> list[np.ndarray]:
+def _check_batch(client: Client, resolved: list[PromptParts], params: list[SamplingParams]) -> list[np.ndarray]:
     """Find what cannot be run before anything is. The prompts' ids as int32: converting lists is most of the work."""
     found = []
-    for i, ((_, ids), p) in enumerate(zip(resolved, params, strict=True)):
+    for i, (given, p) in enumerate(zip(resolved, params, strict=True)):
         try:
-            found.append(client._check_prompt(ids))
-            client._check_params(p, len(ids))
+            assert given.ids is not None
+            found.append(client._check_prompt(given.ids))
+            client._check_params(p, len(given.ids))
         except ValueError as error:
             raise type(error)(f"prompt {i}: {error}") from None
     return found
 
 
-async def _resolve_all(client: Client, prompts: list[Prompt]) -> list[tuple[str | None, list[int]]]:
-    """(text, ids) of each prompt; all texts are tokenized together, on all cores."""
+async def _resolve_all(client: Client, prompts: list[Prompt]) -> list[PromptParts]:
+    """Each prompt with its ids; all texts are tokenized together, on all cores."""
     split = [split_prompt(p) for p in prompts]
-    texts = [(i, text) for i, (text, ids) in enumerate(split) if text is not None and ids is None]
-    rows = {}
-    if texts:
-        encoded = await asyncio.to_thread(client.tokenizer.encode_batch, [text for _, text in texts])
-        rows = {i: (text, ids) for (i, text), ids in zip(texts, encoded, strict=True)}
-    return [rows[i] if ids is None else (text, list(ids)) for i, (text, ids) in enumerate(split)]
+    texts = [parts.text for parts in split if parts.text is not None and parts.ids is None]
+    encoded = iter(await asyncio.to_thread(client.tokenizer.encode_batch, texts) if texts else ())
+    return [parts._replace(ids=next(encoded) if parts.ids is None else list(parts.ids)) for parts in split]
 
 
 async def _run_one(
     client: Client,
-    text: str | None,
+    given: PromptParts,
     ids: np.ndarray,
     params: SamplingParams,
     priority: int,
@@ -74,14 +71,14 @@ async def _run_one(
     bar: ProgressBar,
 ) -> RequestOutput:
     async with window:
-        stream, deltas = await _collect(client, ids, params, priority, bar)
+        stream, deltas = await _collect(client, ids, params, priority, given.cache_salt, bar)
     outputs = new_completions(params.n, params.logprobs is not None)
     for delta in deltas:
         add_delta(outputs, delta)
     bar.add(len(ids), sum(len(o.token_ids) for o in outputs))
     return RequestOutput(
         request_id="",
-        prompt=text,
+        prompt=given.text,
         prompt_token_ids=ids.tolist(),
         prompt_logprobs=None if stream.prompt_logprobs is None else list(stream.prompt_logprobs),
         outputs=outputs,
@@ -92,11 +89,11 @@ async def _run_one(
 
 
 async def _collect(
-    client: Client, ids: np.ndarray, params: SamplingParams, priority: int, bar: ProgressBar
+    client: Client, ids: np.ndarray, params: SamplingParams, priority: int, cache_salt: str, bar: ProgressBar
 ) -> tuple[Stream, list[Delta]]:
     while True:
         try:
-            stream = client.submit(ids, params, priority=priority)
+            stream = client.submit(ids, params, priority=priority, cache_salt=cache_salt)
             bar.running.add(stream)
             try:
                 return stream, await stream.collect()

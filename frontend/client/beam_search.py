@@ -255,11 +255,12 @@ async def search_all(
         raise TypeError(f"params must be BeamSearchParams, got {type(params).__name__}")
     searches = []
     for i, prompt in enumerate(prompts):
-        text, ids = split_prompt(prompt)
+        text, ids, salt = split_prompt(prompt)
         try:
             if ids is None:
                 ids = await client.encode(text or "")
-            searches.append(BeamSearch(client, ids, params, num_logprobs=min(2 * params.beam_width, MAX_LOGPROBS)))
+            num_logprobs = min(2 * params.beam_width, MAX_LOGPROBS)
+            searches.append(BeamSearch(client, ids, params, num_logprobs=num_logprobs, cache_salt=salt))
         except InvalidRequest as error:
             raise type(error)(f"prompt {i}: {error}") from None
     places = asyncio.Semaphore(most or _MAX_SEARCHES)

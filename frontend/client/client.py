@@ -207,26 +207,28 @@ class Client(ABC):
         cache_salt: str = "",
     ) -> AsyncIterator[RequestOutput]:
         """RequestOutputs until the end, as from vLLM's AsyncLLM (`output_kind` says which: cumulative ones). Leaving the loop
-        aborts the request. Without sampling_params, the model's defaults. Raises ClientErrors.
+        aborts the request. Without sampling_params, the model's defaults. A prompt's own cache_salt goes before the argument.
+        Raises ClientErrors.
         """
         params = sampling_params if sampling_params is not None else self.default_sampling_params()
         if isinstance(params, SamplingParams):
             params = params.clone()  # what the caller does to it from now on is for other requests
-        text, ids = await self._resolve(prompt)
-        stream = self.submit(ids, params, priority=priority, cache_salt=cache_salt, request_name=request_id or "")
+        text, ids, own_salt = await self._resolve(prompt)
+        salt = own_salt or cache_salt
+        stream = self.submit(ids, params, priority=priority, cache_salt=salt, request_name=request_id or "")
         try:
             async for output in request_outputs(stream, text, ids, params):
                 yield output
         finally:
             stream.cancel()
 
-    async def _resolve(self, prompt: Prompt) -> tuple[str | None, list[int]]:
-        """A prompt as (its text or None, its token ids)."""
-        text, ids = split_prompt(prompt)
+    async def _resolve(self, prompt: Prompt) -> tuple[str | None, list[int], str]:
+        """A prompt as (its text or None, its token ids, its cache_salt)."""
+        text, ids, salt = split_prompt(prompt)
         if ids is not None:
-            return text, list(ids)
+            return text, list(ids), salt
         assert text is not None
-        return text, await self.encode(text)
+        return text, await self.encode(text), salt
 
     def render_chat(self, messages: list[dict[str, Any]], **options: Any) -> str:
         """A conversation as prompt text; options as for Tokenizer.render_chat. Raises InvalidRequest."""

@@ -37,9 +37,10 @@ class EngineArgs(_Fields):  # type: ignore[misc, valid-type]
         return engine_config(self.model, self.options, type(self).__name__)
 
     @staticmethod
-    def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-        """The engine's flags, for a parser of yours."""
-        add_engine_arguments(parser)
+    def add_cli_args(parser: argparse.ArgumentParser, async_args_only: bool = False) -> argparse.ArgumentParser:
+        """The engine's flags, --model among them, for a parser of yours. async_args_only: there are none."""
+        if not async_args_only:
+            add_engine_arguments(parser, "--model")
         return parser
 
     @classmethod

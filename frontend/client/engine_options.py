@@ -94,6 +94,8 @@ def _profile_dir(config: Any) -> str | None:
 
 def _is_harmless(name: str, row: Row | None, value: Any) -> bool:
     """Whether nothing is needed for it, by the table above or by the row of its flag."""
+    if name == "limit_mm_per_prompt" and isinstance(value, dict) and not any(value.values()):
+        return True  # none of anything
     if name in NOT_NEEDED:
         return ANY in NOT_NEEDED[name] or value in NOT_NEEDED[name]
     if row is None or value is None or value in ("", [], (), {}):

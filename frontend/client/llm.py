@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, wait
 from numbers import Integral
-from typing import Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import msgspec
 import uvloop
@@ -27,6 +27,7 @@ from quire.frontend.client.batch import run_batch
 from quire.frontend.client.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output, search_all
 from quire.frontend.client.client import Client
 from quire.frontend.client.engine_options import engine_options
+from quire.frontend.client.not_here import LLM_METHODS, check_options
 from quire.frontend.client.outputs import RequestOutput
 from quire.frontend.client.processor_names import with_processor_names
 from quire.frontend.client.prompt import Prompt
@@ -71,24 +72,28 @@ class LLM:
             self._finalizer()
             raise
 
+    @classmethod
+    def from_engine_args(cls, engine_args: Any) -> Self:
+        """engine_args: an EngineArgs (engine_args.py)."""
+        return cls(engine_args.model, **engine_args.options)
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
-        lora_request: None = None,
         priority: Sequence[int] | None = None,
+        **others: None,
     ) -> list[RequestOutput]:
         """Outputs in the order of the prompts.
 
-        prompts: one prompt or a list of them; a prompt is a text, a list of token ids, {"prompt": text} or
-        {"prompt_token_ids": ids}. sampling_params: one for all or one each; None: the model's defaults. priority: one each,
-        lower runs first; needs scheduling_policy="priority". Raises TypeError or ValueError for a prompt or parameter that
-        cannot be run (then nothing is), EngineDown if the engine is lost. Ctrl-C aborts the requests.
+        prompts: one prompt or a list of them; a prompt is a text, a list of token ids, a TextPrompt or a TokensPrompt, which
+        are dicts. sampling_params: one for all or one each; None: the model's defaults. priority: one each, lower runs first;
+        needs scheduling_policy="priority". Raises TypeError or ValueError for a prompt or parameter that cannot be run (then
+        nothing is), EngineDown if the engine is lost. Ctrl-C aborts the requests. others: vLLM's, None (not_here.py).
         """
-        if lora_request is not None:
-            raise ValueError("lora_request is not supported")
+        check_options("LLM.generate", others)
         batch = _prompt_list(prompts)
         params = self._params(sampling_params, len(batch))
         if priority is not None and len(priority) != len(batch):
@@ -100,8 +105,8 @@ class LLM:
         messages: Conversation | Sequence[Conversation],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
-        *,
         lora_request: None = None,
+        *,
         tools: list[dict[str, Any]] | None = None,
         documents: list[dict[str, Any]] | None = None,
         chat_template: str | None = None,
@@ -109,8 +114,10 @@ class LLM:
         continue_final_message: bool = False,
         chat_template_kwargs: dict[str, Any] | None = None,
         chat_template_content_format: Literal["auto", "string", "openai"] = "auto",
+        **others: None,
     ) -> list[RequestOutput]:
         """`generate` for one conversation or a list of them, rendered with the model's chat template or `chat_template`."""
+        check_options("LLM.chat", {"lora_request": lora_request, **others})
         if chat_template_content_format not in ("auto", "string", "openai"):
             raise ValueError(f"chat_template_content_format is auto, string or openai, not {chat_template_content_format!r}")
         if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
@@ -133,7 +140,7 @@ class LLM:
         ]
         rows = tokenizer.encode_batch(texts, add_special_tokens=False)
         prompts = [{"prompt": text, "prompt_token_ids": ids} for text, ids in zip(texts, rows, strict=True)]
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, lora_request=lora_request)
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
     def beam_search(
         self,
@@ -172,6 +179,12 @@ class LLM:
     def shutdown(self) -> None:
         """End the engine and free what it holds. May be called again; afterwards `generate` raises EngineDown."""
         self._finalizer()
+
+    if not TYPE_CHECKING:  # where names that are not here must stay unknown
+
+        def __getattr__(self, name: str) -> Any:
+            why = f": {LLM_METHODS[name]}" if name in LLM_METHODS else ""
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{why}", name=name, obj=self)
 
     def __enter__(self) -> Self:
         return self

@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from quire.frontend.client.engine_args import EngineArgs
 from quire.frontend.client.llm import LLM
+from quire.frontend.client.not_here import check_options
 from quire.frontend.client.outputs import RequestOutput
 from quire.frontend.client.prompt import Prompt
 from quire.frontend.client.request_outputs import merged
@@ -28,7 +29,7 @@ class LLMEngine:
 
     def __init__(self, engine_args: EngineArgs) -> None:
         """Raises EngineStartError with the engine's own words."""
-        self._llm = LLM(engine_args.model, **engine_args.options)
+        self._llm = LLM.from_engine_args(engine_args)
         self._changed = threading.Condition()  # guards all below, which the event loop's thread writes, too
         self._running: dict[str, asyncio.Task[None]] = {}
         self._news: dict[str, RequestOutput] = {}  # the latest of each request, until a step takes it
@@ -48,26 +49,26 @@ class LLMEngine:
         lora_request: None = None,
         *,
         priority: int = 0,
+        **others: None,
     ) -> None:
         """Begin a request. Raises ValueError for an id in use, and what `LLM.generate` raises for what cannot be run.
 
-        arrival_time is accepted and not used: it arrives now.
+        arrival_time is accepted and not used: it arrives now. others: vLLM's, None (not_here.py).
         """
         if not isinstance(request_id, str):
             raise TypeError(f"request_id must be a string, got {type(request_id).__name__}")
-        if lora_request is not None:
-            raise ValueError("lora_request is not supported")
+        check_options("LLMEngine.add_request", {"lora_request": lora_request, **others})
         self._llm._background.run(self._begin(request_id, prompt, params, priority))
 
     async def _begin(self, request_id: str, prompt: Prompt, params: SamplingParams, priority: int) -> None:
         client = self._llm._client
-        text, ids = await client._resolve(prompt)
+        text, ids, salt = await client._resolve(prompt)
         client._check_prompt(ids)
         client._check_params(params, len(ids))
         with self._changed:
             if request_id in self._running or request_id in self._news:
                 raise ValueError(f"request_id {request_id!r} is in use")
-            prompt = {"prompt": text, "prompt_token_ids": ids}
+            prompt = {"prompt": text, "prompt_token_ids": ids, "cache_salt": salt}
             task = asyncio.create_task(self._run(request_id, prompt, params.clone(), priority))
             self._running[request_id] = task
         await asyncio.sleep(0)  # it is sent now
@@ -117,6 +118,10 @@ class LLMEngine:
     def has_unfinished_requests(self) -> bool:
         """Whether a step would have something to say, now or later."""
         return self.get_num_unfinished_requests() > 0
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; False if requests run, whose blocks will be cached again."""
+        return self._llm.reset_prefix_cache()
 
     def get_tokenizer(self) -> Tokenizer:
         return self._llm.get_tokenizer()

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from quire.frontend.client.llm import LLM
     from quire.frontend.client.llm_engine import LLMEngine
     from quire.frontend.client.outputs import CompletionOutput, RequestOutput
+    from quire.frontend.client.prompt import PromptType, TextPrompt, TokensPrompt
     from quire.frontend.client.structured_outputs import StructuredOutputsParams
     from quire.ipc.sampling import RequestOutputKind, SamplingParams
     from quire.ipc.version import VERSION as __version__
@@ -33,10 +34,13 @@ __all__ = [
     "CompletionOutput",
     "EngineArgs",
     "LLMEngine",
+    "PromptType",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
     "StructuredOutputsParams",
+    "TextPrompt",
+    "TokensPrompt",
     "__version__",
 ]
 
@@ -51,60 +55,35 @@ elif os.path.isdir(os.path.join(_HERE, "frontend", "package")):
 
 
 def __getattr__(name: str) -> object:
+    module: object
     match name:
         case "LLM":
-            from quire.frontend.client.llm import LLM
-
-            return LLM
+            from quire.frontend.client import llm as module
         case "AsyncClient":
-            from quire.frontend.client.async_client import AsyncClient
-
-            return AsyncClient
+            from quire.frontend.client import async_client as module
         case "AsyncLLM" | "AsyncLLMEngine":
-            from quire.frontend.client.async_llm import AsyncLLM
-
-            return AsyncLLM
+            from quire.frontend.client import async_llm as module
         case "BeamSearchParams":
-            from quire.frontend.client.beam_search import BeamSearchParams
-
-            return BeamSearchParams
-        case "EngineArgs":
-            from quire.frontend.client.engine_args import EngineArgs
-
-            return EngineArgs
-        case "AsyncEngineArgs":
-            from quire.frontend.client.engine_args import AsyncEngineArgs
-
-            return AsyncEngineArgs
+            from quire.frontend.client import beam_search as module
+        case "AsyncEngineArgs" | "EngineArgs":
+            from quire.frontend.client import engine_args as module
         case "LLMEngine":
-            from quire.frontend.client.llm_engine import LLMEngine
-
-            return LLMEngine
-        case "CompletionOutput":
-            from quire.frontend.client.outputs import CompletionOutput
-
-            return CompletionOutput
-        case "RequestOutput":
-            from quire.frontend.client.outputs import RequestOutput
-
-            return RequestOutput
-        case "RequestOutputKind":
-            from quire.ipc.sampling import RequestOutputKind
-
-            return RequestOutputKind
-        case "SamplingParams":
-            from quire.ipc.sampling import SamplingParams
-
-            return SamplingParams
+            from quire.frontend.client import llm_engine as module
+        case "CompletionOutput" | "RequestOutput":
+            from quire.frontend.client import outputs as module
+        case "PromptType" | "TextPrompt" | "TokensPrompt":
+            from quire.frontend.client import prompt as module
+        case "RequestOutputKind" | "SamplingParams":
+            from quire.ipc import sampling as module
         case "StructuredOutputsParams":
-            from quire.frontend.client.structured_outputs import StructuredOutputsParams
-
-            return StructuredOutputsParams
+            from quire.frontend.client import structured_outputs as module
         case "__version__":
             from quire.ipc.version import VERSION
 
             return VERSION
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        case _:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(module, name)
 
 
 def __dir__() -> list[str]:

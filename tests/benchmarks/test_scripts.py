@@ -5,10 +5,12 @@ import asyncio
 import csv
 import json
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
 import ceilings
+import hostcost_admission
 import http_sse
 import offline
 import plot
@@ -43,6 +45,20 @@ def test_the_stages_of_steps_with_masks_follow_each_other():
     found = structured_host.measure(args)
     assert {len(found[name]) for name in structured_host.ORDER} == {len(found["path"])} and len(found["path"]) >= 4
     assert all(micros > 0 for name in ("tokens", "update", "path", "staged", "last") for micros in found[name])
+
+
+def test_the_host_cost_of_a_step_is_measured_on_the_real_core():
+    command = [sys.executable, "benchmarks/hostcost.py", "--rows", "2", "--steps", "5"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    stages = json.loads(done.stdout.splitlines()[-1].removeprefix("RESULT "))["2"]
+    assert stages.keys() == {"turn", "plan", "publish", "visible"} and all(points["p50"] > 0 for points in stages.values())
+
+
+def test_the_cost_of_admission_is_measured_on_the_real_scheduler():
+    _, scenario = next(iter(hostcost_admission.scenarios()))
+    found = hostcost_admission.measure(scenario)
+    assert found["steps"] > 1 and all(found[f"{name}_max_ms"] > 0 for name in ("accept", "schedule", "update"))
 
 
 def test_times_between_sizes_are_interpolated_and_never_above_the_next_size():

@@ -124,6 +124,7 @@ def test_a_beat_says_what_every_step_was_like(by_hand):
     for distribution in (stats.step_time, stats.host_time, stats.batch_fill):
         assert sum(distribution.counts) == num_steps and distribution.sum > 0
     assert stats.mask_time.sum == 0.002
+    assert sum(stats.inter_token.counts) == 3 - 1 and stats.inter_token.sum > 0
     assert [process.name for process in stats.processes] == ["engine"] and stats.num_deferred == 0
 
 

@@ -83,7 +83,7 @@ def test_no_plan_is_longer_than_the_worker_has_room_for():
             flight.append(made[1])
         if flight and (len(flight) > 1 or not made):
             step = flight.pop(0)
-            s.update(step, np.zeros(len(step.slots), np.int32))
+            s.update(step, np.zeros(len(step.slots), np.int32), 0.0)
     assert longest <= max_device_words(StepLimits(seqs, budget, bs, 1, -(-mml // bs)))
 
 
@@ -169,5 +169,5 @@ def test_without_prefix_caching_only_the_children_of_one_request_share():
             s.add(seq)
         while not s.is_idle:
             _, step = s.schedule()
-            s.update(step, np.zeros(len(step.slots), np.int32))
+            s.update(step, np.zeros(len(step.slots), np.int32), 0.0)
         assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 32)

@@ -32,7 +32,7 @@ def ring():
 def output(rows: list[int], wants: list[bool], owners: list[int]) -> StepOutput:
     """Row r has token 10 + r and key 1000 + r."""
     r = np.asarray(rows)
-    return StepOutput(np.asarray(owners), 1000 + r.astype(np.int64), (10 + r).astype(np.int32), r, np.asarray(wants))
+    return StepOutput(np.asarray(owners), 1000 + r.astype(np.int64), (10 + r).astype(np.int32), r, np.asarray(wants), r / 8)
 
 
 def assert_of_row(logprobs, row: int, num: int) -> None:

@@ -1,5 +1,6 @@
 """The scheduler as a list of events: every request ends exactly once with its own tokens, and no block is lost or misread."""
 
+import numpy as np
 import pytest
 from fake_worker import FakeWorker
 from scheduler_harness import VOCAB, Harness
@@ -65,6 +66,18 @@ def test_a_tiny_pool_preempts_and_changes_no_token():
     assert h.scheduler.counters.preemptions > 0
     assert len(h.finished) == 4
     h.assert_right()
+
+
+def test_the_time_since_a_sequences_last_token_is_known_across_slots_and_preemptions():
+    h = Harness(num_blocks=14, block_size=4, max_num_seqs=4, look_ahead=False)
+    for n in range(6):
+        h.add([n] * 6, max_tokens=30 - n, n=1 + n % 2)
+    h.run()
+    assert h.scheduler.counters.preemptions > 0 and len(h.finished) == 9
+    for name, times in h.token_times.items():
+        first, *others = h.since_last[name]
+        assert np.isnan(first) and others == np.diff(times).tolist()
+    assert max(seconds for all_of_one in h.since_last.values() for seconds in all_of_one[1:]) > 1.0  # it was preempted
 
 
 def test_a_cached_prefix_is_hit_in_whole_blocks_and_never_the_last_token():

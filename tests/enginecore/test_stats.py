@@ -3,6 +3,7 @@
 import logging
 import re
 
+import numpy as np
 import pytest
 
 from quire.enginecore.stats import INTERVAL_S, Counted, StatsLine
@@ -52,3 +53,12 @@ def test_distributions_are_totals_by_bucket() -> None:
         counted.observe(value)
     assert (before.counts, before.sum) == ([0, 0, 0, 0], 0.0)
     assert (counted.so_far().counts, counted.so_far().sum) == ([2, 2, 1, 1], 44.0)
+    before = counted.so_far()
+    counted.observe_all(np.array([0, 1, 2, np.nan, 8, 16, 17.0]))
+    assert (counted.so_far().counts, counted.so_far().sum) == ([4, 4, 2, 2], 88.0)
+    for nothing in ([], [np.nan], [np.nan, np.nan]):
+        counted.observe_all(np.array(nothing))
+    assert (counted.so_far().counts, counted.so_far().sum) == ([4, 4, 2, 2], 88.0)
+    counted.observe_all(np.array([8.0, 8.0, 8.0]))
+    assert (counted.so_far().counts, counted.so_far().sum) == ([4, 7, 2, 2], 112.0)
+    assert before.counts == [2, 2, 1, 1]

@@ -71,7 +71,7 @@ class TwoWorkers(CoreByHand):
 
 @pytest.fixture
 def two(tmp_path, monkeypatch) -> Iterator[TwoWorkers]:
-    monkeypatch.setenv("PYTHONPATH", str(Path(core_by_hand.__file__).parent))  # where fake_worker is
+    monkeypatch.setenv("PYTHONPATH", str(Path(core_by_hand.__file__).parent), prepend=os.pathsep)  # where fake_worker is
     monkeypatch.setattr(group, "WORKER_MODULE", "fake_worker")
     two = TwoWorkers(tmp_path)
     try:

@@ -4,12 +4,14 @@ import argparse
 import asyncio
 import dataclasses
 import logging
+import sys
 from collections.abc import Iterator
 
 import pytest
 
 import quire
 from quire import (
+    LLM,
     AsyncEngineArgs,
     AsyncLLM,
     AsyncLLMEngine,
@@ -18,10 +20,12 @@ from quire import (
     LLMEngine,
     RequestOutputKind,
     SamplingParams,
+    TokensPrompt,
 )
 from quire.frontend.client.outputs import CompletionOutput, RequestOutput
 from quire.frontend.client.request_outputs import merged
 from quire.frontend.client.stream import EngineDown, TooLong
+from quire.utils.argparse_utils import FlexibleArgumentParser
 
 SMALL = {"device": "cpu", "dtype": "float32", "max_model_len": 256, "max_num_seqs": 8, "cpu_kv_cache_gib": 0.05}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
@@ -74,6 +78,9 @@ def test_arguments_without_a_field_here_mean_what_their_flags_do():
     options = {"attention_backend": "FLASHINFER", "max_num_partial_prefills": 1, "mm_processor_kwargs": None}
     grammars = {"structured_outputs_config": {"backend": "xgrammar"}}
     assert EngineArgs(**options, **grammars, enable_lora=False, allowed_local_media_path="") == EngineArgs()
+    assert EngineArgs(limit_mm_per_prompt={"image": 0, "video": 0}) == EngineArgs()
+    with pytest.raises(ValueError, match=r"limit_mm_per_prompt=.* is not supported: models of text only"):
+        EngineArgs(limit_mm_per_prompt={"image": 1, "video": 0})
     with pytest.raises(ValueError, match=r"worker_cls='mine' is not supported: no code of others"):
         EngineArgs(worker_cls="mine")
     with pytest.raises(ValueError, match=r"enable_dbo=True is not supported: batches are not split"):
@@ -85,8 +92,44 @@ def test_arguments_without_a_field_here_mean_what_their_flags_do():
 
 def test_arguments_from_a_command_line():
     parser = EngineArgs.add_cli_args(argparse.ArgumentParser())
-    args = EngineArgs.from_cli_args(parser.parse_args(["m", "--max-num-seqs", "3"]))
-    assert (args.model, args.max_num_seqs) == ("m", 3)
+    parser.add_argument("words", nargs="*")
+    given = parser.parse_args(["--model", "m", "--max-num-seqs", "3", "of", "mine"])
+    args = EngineArgs.from_cli_args(given)
+    assert (args.model, args.max_num_seqs, given.words) == ("m", 3, ["of", "mine"])
+    parser.set_defaults(model="another")
+    assert EngineArgs.from_cli_args(parser.parse_args([])).model == "another"
+    assert vars(AsyncEngineArgs.add_cli_args(argparse.ArgumentParser(), async_args_only=True).parse_args([])) == {}
+    group = (parser := FlexibleArgumentParser()).add_argument_group("the engine's")
+    EngineArgs.add_cli_args(group)
+    group.set_defaults(model="a third")
+    assert EngineArgs.from_cli_args(parser.parse_args([])).model == "a third"
+
+
+def test_the_parser_of_vllms_examples(capsys, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("quire"), "propagate", True)
+    caplog.set_level(logging.INFO, "quire")
+    parser = EngineArgs.add_cli_args(FlexibleArgumentParser(prog="mine.py"))
+    parser.add_argument("--swap-space", type=int)  # the script's own, whatever vLLM's is
+    words = ["--max_num_seqs", "3", "--trust-remote-code", "--swap_space=5", "--hf-overrides.a", "1", "--dtype", "half"]
+    given = vars(parser.parse_args(words))
+    assert given.pop("swap_space") == 5
+    args = EngineArgs(**given)
+    assert (args.max_num_seqs, args.dtype, args.hf_overrides) == (3, "float16", {"a": 1})
+    (note,) = [r.getMessage() for r in caplog.records]
+    assert note.startswith("not needed here, and without effect: --trust-remote-code (")
+    monkeypatch.setattr(sys, "argv", ["mine.py", "--max-num-seqs", "4"])
+    assert parser.parse_args().max_num_seqs == 4
+    for wrong in ("--enable-lora", "--max-num-sequences"):
+        with pytest.raises(SystemExit):
+            parser.parse_args([wrong])
+        assert f"mine.py: {'unrecognized arguments: ' * (wrong != '--enable-lora')}{wrong}" in capsys.readouterr().err
+
+
+def test_commands_of_a_script_read_their_own_flags():
+    parser = FlexibleArgumentParser()
+    command = parser.add_subparsers().add_parser("run")
+    command.add_argument("--enable-lora", action="store_true")
+    assert parser.parse_args(["run", "--enable_lora"]).enable_lora
 
 
 def test_names_of_the_package():
@@ -156,6 +199,37 @@ def test_changes_that_came_between_two_steps_are_one():
     assert merged(both, output(True, (0, "y")), SamplingParams()).outputs[0].text == "y"
 
 
+def test_a_prompts_salt_decides_with_whom_it_shares_its_prefix(engine, async_llm):
+    """Of every way to ask; the ids of two blocks and more."""
+    ids = list(range(100, 140))
+    asked = iter(range(100))
+
+    def of_llm(prompt):
+        (output,) = engine._llm.generate([prompt], GREEDY, use_tqdm=False)
+        return output.num_cached_tokens
+
+    def of_llm_engine(prompt):
+        name = str(next(asked))
+        engine.add_request(name, prompt, GREEDY)
+        return until_done(engine)[name].num_cached_tokens
+
+    async def of_async_llm(prompt):
+        return [output async for output in async_llm.generate(prompt, GREEDY, str(next(asked)))][-1].num_cached_tokens
+
+    ways = {"llm": of_llm, "engine": of_llm_engine, "async": lambda prompt: asyncio.run(of_async_llm(prompt))}
+    for name, ask in ways.items():
+        mine, yours = (TokensPrompt(prompt_token_ids=ids, cache_salt=f"{whose} {name}") for whose in ("mine", "yours"))
+        assert [ask(mine), ask(mine), ask(yours), ask(yours)] == [0, 32, 0, 32]
+    before = engine._llm.beam_search([TokensPrompt(prompt_token_ids=ids, cache_salt="beams")], BeamSearchParams(2, 2))
+    assert of_llm(TokensPrompt(prompt_token_ids=ids, cache_salt="beams")) == 32 and len(before[0].sequences) == 2
+
+
+def test_the_cache_of_an_engine_is_forgotten(engine):
+    assert engine.reset_prefix_cache() is True
+    with LLM.from_engine_args(EngineArgs(**SMALL)) as llm:
+        assert llm.generate("The cat", GREEDY, use_tqdm=False)[0].finished
+
+
 def test_an_aborted_request_is_heard_of_no_more(engine):
     for name in ("stays", "goes", "goes too"):
         engine.add_request(name, "The cat", LONG)
@@ -181,6 +255,8 @@ def test_what_cannot_run_is_said_when_it_is_added(engine):
         engine.add_request(5, "x", GREEDY)
     with pytest.raises(ValueError, match="lora_request"):
         engine.add_request("b", "x", GREEDY, None, object())
+    with pytest.raises(ValueError, match="trace_headers"):
+        engine.add_request("b", "x", GREEDY, None, None, trace_headers={"traceparent": "x"}, tokenization_kwargs=None)
     engine.abort_request("a")
     assert not engine.has_unfinished_requests()
 
@@ -226,6 +302,8 @@ def test_an_abort_ends_its_iterator(async_llm):
             if len(outputs) == 1:
                 with pytest.raises(ValueError, match="in use"):
                     await anext(async_llm.generate("The cat", GREEDY, "mine"))
+                with pytest.raises(ValueError, match="data_parallel_rank is not supported"):
+                    await anext(async_llm.generate("The cat", GREEDY, "other", data_parallel_rank=1, trace_headers=None))
                 await async_llm.abort(["mine", "unknown"])
         assert outputs[-1].outputs[0].finish_reason == "abort"
         assert len(outputs[-1].outputs[0].token_ids) < 240

@@ -21,6 +21,7 @@ from serving import until
 
 from quire.frontend.client.async_client import EngineDown, InvalidRequest, TooLong
 from quire.frontend.client.llm import LLM, SamplingParams, engine_config
+from quire.frontend.client.prompt import TextPrompt, TokensPrompt
 from quire.frontend.launcher import EngineStartError, engine_configs, launch_core
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.config import EngineConfig
@@ -39,7 +40,7 @@ class FakeLLM(LLM):
 def python_path() -> Iterator[None]:
     """Children find the fake engine."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", SUPPORT)
+        patch.setenv("PYTHONPATH", SUPPORT, prepend=os.pathsep)
         yield
 
 
@@ -64,6 +65,8 @@ def texts(outputs: list[Any]) -> list[str]:
         ([" the", " cat"], [" the the the", " cat cat cat"]),
         ([[THE], [CAT]], [" the the the", " cat cat cat"]),
         ([{"prompt_token_ids": [THE]}, " cat", np.array([CAT, THE])], [" the the the", " cat cat cat", " cat the cat"]),
+        ([TokensPrompt(prompt_token_ids=[THE]), TextPrompt(prompt=" cat")], [" the the the", " cat cat cat"]),
+        ({"prompt": " cat", "cache_salt": None, "multi_modal_data": None}, [" cat cat cat"]),
         ([], []),
     ],
 )
@@ -120,7 +123,9 @@ def test_chats_are_rendered_one_or_many(llm: LLM) -> None:
         (None, None, TypeError, "a prompt or a list of prompts, got NoneType"),
         ({" the"}, None, TypeError, "a prompt or a list of prompts, got set"),
         ({"text": " the"}, None, InvalidRequest, "not supported: text"),
-        ([" the", {"prompt": " the", "cache_salt": "x"}], None, InvalidRequest, "not supported: cache_salt"),
+        ([" the", {"prompt": " the", "multi_modal_data": {}}], None, InvalidRequest, "not supported: multi_modal_data"),
+        ({"prompt": " the", "cache_salt": 5}, None, TypeError, "cache_salt must be a string, got int"),
+        ({"cache_salt": "x"}, None, TypeError, "a prompt is a text"),
         ([" the", None], None, TypeError, "a prompt is a text"),
         ({"prompt": None}, None, TypeError, "a prompt is a text"),
         ([b"the"], None, TypeError, "a prompt is a text"),
@@ -130,6 +135,25 @@ def test_what_cannot_run_is_said_and_nothing_runs(llm: LLM, prompts: Any, params
     with pytest.raises(error, match=match):
         llm.generate(prompts, params)
     assert llm._client.num_requests == 0
+
+
+def test_what_vllms_calls_have_and_these_have_not_is_said(llm: LLM) -> None:
+    none = {"lora_request": None, "tokenization_kwargs": None, "mm_processor_kwargs": None}
+    params, chat = SamplingParams(max_tokens=1), [{"role": "user", "content": "the"}]
+    assert texts(llm.generate(" the", params, **none)) == [" the"]  # type: ignore[arg-type]
+    assert len(llm.chat(chat, params, False, None, mm_processor_kwargs=None)) == 1
+    for call in (lambda **more: llm.generate(" the", params, **more), lambda **more: llm.chat(chat, params, **more)):
+        with pytest.raises(ValueError, match="tokenization_kwargs is not supported: give token ids"):
+            call(tokenization_kwargs={"truncation": True})
+        with pytest.raises(ValueError, match="lora_request is not supported: LoRA"):
+            call(lora_request=object())
+        with pytest.raises(TypeError, match="unexpected keyword argument 'lora'"):
+            call(lora=None)
+    with pytest.raises(AttributeError, match=r"object has no attribute 'embed': models that embed or score are not served yet"):
+        llm.embed(" the")  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match=r"object has no attribute 'generat'$"):
+        llm.generat(" the")  # type: ignore[attr-defined]
+    assert not hasattr(llm, "sleep")
 
 
 def test_it_works_inside_a_running_loop_and_from_several_threads(llm: LLM) -> None:
@@ -313,7 +337,7 @@ print(llm._background._cores[0].child.pid, flush=True)
 
 
 def test_a_script_that_just_ends_takes_its_engine_with_it() -> None:
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([SUPPORT, str(Path(__file__).parent)])}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([SUPPORT, str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run([sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0 and done.stderr == ""
     assert not psutil.pid_exists(int(done.stdout))

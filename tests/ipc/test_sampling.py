@@ -1,6 +1,7 @@
 """SamplingParams: defaults, every bound and its text, round trips, and what needs which part of the sampler."""
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,6 +21,25 @@ def test_defaults_are_vllms():
     assert not p.stop and not p.stop_token_ids and p.spaces_between_special_tokens
     assert SamplingParams(seed=-1).seed is None
     assert not (p.is_greedy or p.needs_filter or p.has_penalties or p.needs_logits_processors)
+
+
+def test_numbers_of_numpy_become_ones_that_can_be_sent():
+    given = {
+        "temperature": np.linspace(0, 1, 5)[2], "top_p": np.float32(0.5), "top_k": np.int32(3), "seed": np.int64(7),
+        "max_tokens": np.arange(9)[8], "logprobs": np.uint8(2),
+    }  # fmt: skip
+    ids = np.array([4, 5])
+    p = SamplingParams(**given, stop_token_ids=list(ids), allowed_token_ids=ids, logit_bias={ids[0]: np.float32(1.5), 6: 1})
+    want = SamplingParams(temperature=0.5, top_p=0.5, top_k=3, seed=7, max_tokens=8, logprobs=2, stop_token_ids=[4, 5],
+                          allowed_token_ids=[4, 5], logit_bias={4: 1.5, 6: 1})  # fmt: skip
+    assert p == want and msgspec.msgpack.decode(msgspec.msgpack.encode(p), type=SamplingParams) == want
+    p.temperature = np.float64(0.25)
+    assert type(p.temperature) is float
+    for wrong in ({"n": np.float64(1)}, {"n": np.int64(129)}, {"top_p": np.float32("nan")}, {"temperature": np.bool_(True)},
+                  {"seed": np.uint64(2**63)}, {"stop_token_ids": np.array([1.0])}, {"allowed_token_ids": np.array([-1])},
+                  {"logit_bias": {np.float64(5): 1.0}}):  # fmt: skip
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            SamplingParams(**wrong)
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ class InlineEngine:
                     assert stopped or self.scheduler.is_idle
                     return outputs
                 step = in_flight.popleft()
-                out = self.scheduler.update(step, self._results(step))
+                out = self.scheduler.update(step, self._results(step), now=0.0)
                 self.scheduler.check()
                 for key, token in zip(out.keys.tolist(), out.tokens.tolist(), strict=True):
                     outputs.setdefault(key, []).append(token)

@@ -38,7 +38,10 @@ class Harness:
         self.worker = FakeWorker(max_num_seqs + 1, max_model_len // block_size + 1, block_size, windows, VOCAB)
         self.in_flight: deque = deque()
         self.depth = STEPS_OF_STAGE * self.config.num_micro_batches
+        self.now = 0.0  # seconds: a step's result comes each second
         self.outputs: dict[int, list[int]] = {}
+        self.token_times: dict[int, list[float]] = {}  # name -> when each of its tokens came
+        self.since_last: dict[int, list[float]] = {}  # name -> what the scheduler says of the time since the token before
         self.finished: dict[int, str] = {}
         self.sequences: dict[int, Sequence] = {}
         self.names: dict[int, int] = {}  # key -> name; a request's first child has its id for a name
@@ -91,11 +94,15 @@ class Harness:
 
     def collect(self):
         step, tokens = self.in_flight.popleft()
-        out = self.scheduler.update(step, tokens)
+        self.now += 1.0
+        out = self.scheduler.update(step, tokens, self.now)
         self.scheduler.check()
         for key, token in zip(out.keys.tolist(), out.tokens.tolist(), strict=True):
             assert self.names[key] not in self.finished, "a token after the end"
             self.outputs[self.names[key]].append(token)
+        for key, seconds in zip(out.keys.tolist(), out.since_last.tolist(), strict=True):
+            self.since_last.setdefault(self.names[key], []).append(seconds)
+            self.token_times.setdefault(self.names[key], []).append(self.now)
         for _, f in out.finished:
             assert self.names[f.key] not in self.finished, "ended twice"
             self.finished[self.names[f.key]] = f.reason

@@ -5,7 +5,6 @@ happens, every stream is cancelled on the way out: a client that has gone, a fai
 """
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -129,20 +128,14 @@ def includes_usage(body: SamplingFields) -> bool:
     return body.stream_options is not None and bool(body.stream_options.include_usage)
 
 
-async def follow(
-    stream: Stream, response: Response, write: Callable[[Delta], bytes], metrics: Metrics, previous: float
-) -> float:
+async def follow(stream: Stream, response: Response, write: Callable[[Delta], bytes]) -> None:
     """Send what `write` makes of each delta when it comes, to the end or until the client reads too slowly: wait for it then.
 
-    For a stream of one child that has sent something; previous: when (time.perf_counter). Returns when the last came.
+    For a stream of one child that has sent something.
     """
-    observe, clock, send = metrics.inter_token_latency.observe, time.perf_counter, response.write
+    send = response.write
 
     def sink(delta: Delta) -> bool:
-        nonlocal previous
-        now = clock()
-        observe(now - previous)
-        previous = now
         if data := write(delta):
             send(data)
         return not response.write_paused
@@ -150,7 +143,6 @@ async def follow(
     await stream.follow(sink)
     if response.write_paused:
         await response.drain()
-    return previous
 
 
 class Streaming:
@@ -188,23 +180,20 @@ class Streaming:
         self._response.end(last + DONE)
 
     async def _pump(self, run: PromptRun) -> None:
-        previous, response = 0.0, self._response
+        has_begun, response = False, self._response
         many = len(self._runs) > _MANY_RUNS
         assert isinstance(run.stream, AsyncIterator)  # beams do not stream
         async for deltas in run.stream:
             if many:  # all of a step at once would keep others waiting: each has a turn of its own
                 await turn()
-            now = time.perf_counter()
             events: list[bytes] = []
-            if previous:
-                self._metrics.inter_token_latency.observe(now - previous)
-            else:
+            if not has_begun:
+                has_begun = True
                 count_first_token(self._metrics, run)
                 if self._usage is not None:
                     self._usage.started(run)
                 opening = self._format.opening(run, self._chunks, self._running_usage())
                 events = opening if isinstance(opening, list) else await self._send_in_pieces(opening)
-            previous = now
             for delta in deltas:
                 events += self._events(run, delta)
             if events:
@@ -219,7 +208,7 @@ class Streaming:
                 if response.write_paused:
                     await response.drain()
             if isinstance(run.stream, Stream) and self._is_alone(run) and response.state is ResponseState.STREAMING:
-                previous = await follow(run.stream, response, self._writer(run), self._metrics, previous)
+                await follow(run.stream, response, self._writer(run))
 
     def _is_alone(self, run: PromptRun) -> bool:
         """Whether one stream of one child is all that the response has."""

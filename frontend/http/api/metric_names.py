@@ -7,7 +7,15 @@ all, with those of vLLM's that are not here. Who counts is in metrics.py, how it
 
 from collections.abc import Callable, Sequence
 
-from quire.ipc.engine_stats import BATCH_FILL, HOST_SECONDS, ITERATION_TOKENS, STEP_SECONDS, Distribution, EngineStats
+from quire.ipc.engine_stats import (
+    BATCH_FILL,
+    HOST_SECONDS,
+    ITERATION_TOKENS,
+    STEP_SECONDS,
+    TOKEN_SECONDS,
+    Distribution,
+    EngineStats,
+)
 from quire.ipc.messages import Beat
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
@@ -17,9 +25,6 @@ STATUSES = ("1xx", "2xx", "3xx", "4xx", "5xx")
 # Upper bounds of histogram buckets.
 _FIRST_TOKEN_SECONDS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560,
-)  # fmt: skip
-_TOKEN_SECONDS = (
-    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80,
 )  # fmt: skip
 _REQUEST_SECONDS = (
     0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680,
@@ -36,8 +41,7 @@ _HTTP_SECONDS_HIGHR = (
 # What a frontend counts: name, without the prefix of `PREFIXES`: (help, buckets)
 HISTOGRAMS: dict[str, tuple[str, Sequence[float]]] = {
     "time_to_first_token_seconds": ("From arrival to the first token.", _FIRST_TOKEN_SECONDS),
-    "inter_token_latency_seconds": ("Between two outputs of one streamed request.", _TOKEN_SECONDS),
-    "request_time_per_output_token_seconds": ("Mean time per output token after the first, by request.", _TOKEN_SECONDS),
+    "request_time_per_output_token_seconds": ("Mean time per output token after the first, by request.", TOKEN_SECONDS),
     "e2e_request_latency_seconds": ("From arrival to the end.", _REQUEST_SECONDS),
     "request_queue_time_seconds": ("From arrival to the first step.", _REQUEST_SECONDS),
     "request_inference_time_seconds": ("From the first step to the last token.", _REQUEST_SECONDS),
@@ -99,6 +103,7 @@ LABELLED_COUNTERS: tuple[tuple[str, str, str, Callable[[Beat], dict[str, float]]
 )  # fmt: skip
 ENGINE_HISTOGRAMS: tuple[tuple[str, str, Sequence[float], Callable[[EngineStats], Distribution]], ...] = (
     ("vllm:iteration_tokens_total", "Tokens computed in a step.", ITERATION_TOKENS, lambda s: s.iteration_tokens),
+    ("vllm:inter_token_latency_seconds", "Between two tokens of a sequence.", TOKEN_SECONDS, lambda s: s.inter_token),
     ("quire:step_time_seconds", "From a step's start to its result.", STEP_SECONDS, lambda s: s.step_time),
     ("quire:host_time_seconds", "What the engine core's loop spends on a step.", HOST_SECONDS, lambda s: s.host_time),
     ("quire:mask_time_seconds", "To compute the grammar masks of a step that has some.", HOST_SECONDS, lambda s: s.mask_time),

@@ -58,7 +58,6 @@ class Metrics:
                 self.histograms[name] = Histogram(self._mine, slot, HISTOGRAMS[name][1])
             else:
                 self.counters[name, label] = slot
-        self.inter_token_latency = self.histograms["inter_token_latency_seconds"]
         self._http_duration = self.histograms["http_request_duration_highr_seconds"]
 
     def register_handlers(self, names: Iterable[str]) -> None:

@@ -177,14 +177,9 @@ async def _stream(
     options: StreamOptions,
 ) -> None:
     """Events of new ids, one a choice and turn; the head goes out with the first, so that an earlier failure has its status."""
-    previous = 0.0
     async for deltas in stream:
-        now = time.perf_counter()
-        if previous:
-            services.metrics.inter_token_latency.observe(now - previous)
-        else:
-            count_first_token(services.metrics, run)
-        previous, events = now, []
+        count_first_token(services.metrics, run)
+        events = []
         for delta in deltas:
             run.num_tokens[delta.index] = delta.num_tokens
             if delta.finish_reason is not None:

@@ -194,6 +194,44 @@ def test_a_bad_grammar_is_refused_with_what_is_wrong_and_where(vocabulary, asked
     assert message in error and "no_forcing" not in error and "<non-verbose/>" not in error
 
 
+TOO_MUCH, NOT_KEPT, NO_LENGTH = {"minimum": 1e20}, {"const": 2**53 + 1}, {"type": "string", "maxLength": "x"}
+TOOLS = {"$ref": "#/$defs/x", "$defs": {"x": {"$comment": "tools[1].function.parameters", "items": NOT_KEPT}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "beginning"),
+    [
+        (TOO_MUCH, "at #/minimum: minimum 1e+20: "),
+        ({"properties": {"a/b~": {"anyOf": [{}, {"items": TOO_MUCH}]}}}, "at #/properties/a~1b~0/anyOf/1/items/minimum: "),
+        ({"$defs": {"x": {"items": {"minProperties": 3}}}}, "at #/$defs/x/items/minProperties: "),
+        ({"properties": {"minimum": {"enum": [1, 2**53 + 1]}}}, "at #/properties/minimum/enum: "),
+        (TOOLS, "tools[1].function.parameters: at #/items/const: "),
+        (NO_LENGTH, "at #/maxLength: Expected "),
+        ({"properties": {"a": {"items": NO_LENGTH}}}, "at #/properties/a/items/maxLength: Expected "),
+        ({"$ref": "#/$defs/x", "$defs": {"x": NO_LENGTH}}, "at #/$defs/x/maxLength: Expected "),
+        ({"properties": {"a": {"items": {"$ref": "#/$defs/x"}}}}, "at #/properties/a/items: Pointer '/$defs/x' does not exist"),
+        ({"properties": {"a": {"items": {"$ref": "#/$defs/x"}}}, "$defs": {"x": {"contains": {}}}}, "at #/$defs/x: "),
+        ({"properties": {"a": {"$ref": "#/properties/b"}, "b": NO_LENGTH}}, "at #/properties/b/maxLength: "),
+    ],
+)
+def test_where_a_schema_is_wrong_is_said_by_a_pointer(vocabulary, schema, beginning):
+    assert judge(wanted("json", schema), vocabulary).error.startswith(beginning)
+
+
+@pytest.mark.parametrize("style", ["json", "qwen_xml", "pythonic"])
+@pytest.mark.parametrize(
+    ("schema", "pointer"),
+    [
+        ({"properties": {"a": {"type": "array", "items": TOO_MUCH}}}, "/properties/a/items/minimum"),
+        ({"properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": {"type": "array", **TOO_MUCH}}}, "/$defs/x/minimum"),
+    ],
+)
+def test_a_pointer_begins_in_the_schema_that_the_user_wrote(vocabulary, style, schema, pointer):
+    tag = {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": schema, "style": style}}
+    error = judge(wanted("structural_tag", tag), vocabulary).error
+    assert error.startswith(f"structural_tag: format.json_schema: at #{pointer}: minimum 1e+20")
+
+
 def test_where_a_regex_is_wrong_is_shown(vocabulary):
     assert "    ab(c\n      ^" in judge(wanted("regex", "ab(c"), vocabulary).error
 

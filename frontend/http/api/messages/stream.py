@@ -6,7 +6,6 @@ silent for long shows by a `ping` that it lives.
 """
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Protocol
@@ -105,17 +104,14 @@ class MessageStream:
         self._response.end()
 
     async def _pump(self, run: PromptRun) -> None:
-        latency, clock, previous = self._metrics.inter_token_latency, time.perf_counter, 0.0
-        response = self._response
+        has_begun, response = False, self._response
         assert isinstance(run.stream, AsyncIterator)  # no search of beams
         async for deltas in run.stream:
-            now = clock()
-            if previous:
-                latency.observe(now - previous)
-            else:
+            data = b""
+            if not has_begun:
+                has_begun = True
                 count_first_token(self._metrics, run)
-            data = b"" if previous else self._answer.begin()
-            previous = now
+                data = self._answer.begin()
             data += b"".join([self._events(run, delta) for delta in deltas])
             if not data:
                 continue
@@ -126,7 +122,7 @@ class MessageStream:
             if response.write_paused:
                 await response.drain()
             if isinstance(run.stream, Stream) and response.state is ResponseState.STREAMING:
-                previous = await follow(run.stream, response, partial(self._events, run), self._metrics, previous)
+                await follow(run.stream, response, partial(self._events, run))
 
     def _events(self, run: PromptRun, delta: Delta) -> bytes:
         run.num_tokens[0] = delta.num_tokens

@@ -5,7 +5,6 @@ by response.failed, or by `error` where the server itself breaks off.
 """
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 
 from quire.frontend.client.outputs import Delta
@@ -40,7 +39,6 @@ class RunningTurn:
         self._tokens = self._tokens_of_text() if turn.body.wants_logprobs else None
         self._writer = EventWriter(in_pieces=self._tokens is not None) if stream is not None else None
         self._output = Output(turn.response, self._writer, self._tokens, turn.seals)
-        self._came = 0.0  # when the last output did
 
     def _tokens_of_text(self) -> TokensOfText:
         chat, tokenizer = self._turn.chat, self._services.client.tokenizer
@@ -92,8 +90,7 @@ class RunningTurn:
                 self._add(deltas)
                 await self._send()
                 if self._tokens is None and isinstance(self._run.stream, Stream):
-                    metrics = self._services.metrics
-                    self._came = await follow(self._run.stream, self._stream, self._read, metrics, self._came)
+                    await follow(self._run.stream, self._stream, self._read)
             await self._end()
             await self._send()
             self._stream.end()
@@ -132,12 +129,7 @@ class RunningTurn:
         run, metrics = self._run, self._services.metrics
         assert isinstance(run.stream, AsyncIterator)
         async for deltas in run.stream:
-            now = time.perf_counter()
-            if self._came:
-                metrics.inter_token_latency.observe(now - self._came)
-            else:
-                count_first_token(metrics, run)
-            self._came = now
+            count_first_token(metrics, run)
             for delta in deltas:
                 run.num_tokens[0] = delta.num_tokens
                 if delta.finish_reason is not None:
