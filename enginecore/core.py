@@ -244,9 +244,9 @@ class EngineCore:
 
     @property
     def _num_waiting(self) -> int:
-        """Sequences that were accepted and have not begun to run, beyond those that there are seats for."""
-        seats = self.scheduler.config.max_num_seqs - self.scheduler.num_running
-        return max(len(self.scheduler.waiting) + self.preparing.num_sequences - seats, 0)
+        """Sequences that were accepted and have not begun to run, beyond those that `max_num_seqs` has room for."""
+        room = self.scheduler.config.max_num_seqs - self.scheduler.num_running
+        return max(len(self.scheduler.waiting) + self.preparing.num_sequences - room, 0)
 
     # ------------------------------------------------------------------------------------------------------ steps
     def _fill(self) -> None:

@@ -37,13 +37,13 @@ class SilentRanks:
             return None
         if stopped:
             return f"{self._workers(stopped)} stopped by a signal; the others waited in an exchange"
-        mute = self._mute(size)
-        if mute and now - self._since < GRACE_S:
+        silent = self._silent(size)
+        if silent and now - self._since < GRACE_S:
             return None
         rank, message = next(iter(self._said.items()))
         says = f"worker {rank}{self._where(rank)} says: {message}"
-        if mute:
-            return f"{self._workers(mute)} silent in an exchange for --collective-timeout-s ({self._timeout_s:g} s); {says}"
+        if silent:
+            return f"{self._workers(silent)} silent in an exchange for --collective-timeout-s ({self._timeout_s:g} s); {says}"
         return f"the exchange between the workers failed: {says}"
 
     def stopped_in_step(self, stopped: Sequence[int], age_s: float) -> str | None:
@@ -52,14 +52,14 @@ class SilentRanks:
             return None
         return f"{self._workers(stopped)} stopped by a signal, and a step has taken {age_s:.3g} s"
 
-    def _mute(self, num_ranks: int) -> list[int]:
+    def _silent(self, num_ranks: int) -> list[int]:
         """Of the ranks that have said nothing those that the others wait for: in their own stages, or else in the stages before
         these, where the first one's is the last, whose tokens it needs."""
         size = self._stage_size or num_ranks
         speaking = {rank // size for rank in self._said}
-        mute = [rank for rank in range(num_ranks) if rank not in self._said]
-        own = [rank for rank in mute if rank // size in speaking]
-        return own or [rank for rank in mute if (rank // size + 1) % (num_ranks // size) in speaking]
+        silent = [rank for rank in range(num_ranks) if rank not in self._said]
+        own = [rank for rank in silent if rank // size in speaking]
+        return own or [rank for rank in silent if (rank // size + 1) % (num_ranks // size) in speaking]
 
     def _workers(self, ranks: Sequence[int]) -> str:
         names = [f"{rank}{self._where(rank)}" for rank in ranks]

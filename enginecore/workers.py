@@ -108,16 +108,16 @@ class WorkerGroup:
 
     def _config(self, rank: int) -> WorkerConfig:
         assert self._link is not None
-        is_here, seat = rank in self._here, self._ranks.placement.seats[rank]
+        is_here, placed = rank in self._here, self._ranks.placement.ranks[rank]
         override = self.template.num_gpu_blocks_override
         if self.profile is not None:  # a later generation must have the KV cache that frontends were told of
             override = self.profile.num_blocks
         return msgspec.structs.replace(
             self.template,
             rank=rank,
-            device_index=seat.device_index,
+            device_index=placed.device_index,
             one_host=not self._is_spread,
-            group_on_one_host=seat.group_on_one_host,
+            group_on_one_host=placed.group_on_one_host,
             generation=self.generation,
             control_address=self._link.address if is_here else "",
             plan_ring_fds=self.plan_ring.fds(self._here.index(rank)) if is_here else [],

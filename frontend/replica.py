@@ -11,9 +11,9 @@ from quire.ipc.messages import Abort, Beat, CoreMessage, Finish, FrontendMessage
 
 
 class Owner(Protocol):
-    """foreign: engines of another model than the others', by number, and why they get no requests."""
+    """mismatched: engines of another model than the others', by number, and why they get no requests."""
 
-    foreign: dict[int, str]
+    mismatched: dict[int, str]
 
     @property
     def engines(self) -> Sequence[AsyncClient]: ...
@@ -51,7 +51,7 @@ class Replica(AsyncClient):
         self._owner = owner
 
     def health(self) -> str | None:
-        return self._owner.foreign.get(self.number) or super().health()
+        return self._owner.mismatched.get(self.number) or super().health()
 
     def _on_message(self, message: CoreMessage) -> None:
         owner, requests = self._owner, self._dispatcher.requests

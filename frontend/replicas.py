@@ -79,7 +79,7 @@ class Replicas(Client):
     def __init__(self, addresses: Sequence[str], keys: Sequence[FrontendKeys | None], policy: Policy = "cache-aware") -> None:
         super().__init__(", ".join(addresses))
         self._replicas = [Replica(a, k, i, self) for i, (a, k) in enumerate(zip(addresses, keys, strict=True))]
-        self.foreign: dict[int, str] = {}  # engines of another model than the others', and why they get no requests
+        self.mismatched: dict[int, str] = {}  # engines of another model than the others', and why they get no requests
         self._policy = policy
         self._router: Router | None = None  # made when it is known how large caches are
         self._sent: dict[int, Sent] = {}
@@ -113,8 +113,8 @@ class Replicas(Client):
                 done, _ = await asyncio.wait(tasks, timeout=OTHERS_S, return_when=asyncio.FIRST_EXCEPTION)
             for task in done:
                 task.result()
-            if self.foreign:
-                raise ValueError(next(iter(self.foreign.values())))
+            if self.mismatched:
+                raise ValueError(next(iter(self.mismatched.values())))
         except BaseException:  # passed on, whatever it is: the engines that did connect would stay so
             await self.close()
             raise
@@ -155,15 +155,15 @@ class Replicas(Client):
         engine = self._replicas[number]
         if engine not in here:
             return  # lost before this was heard of: it will be told again
-        ours = next((e for e in here if e.number != number and e.number not in self.foreign), engine)
-        self.foreign = {e.number: problem for e in here if (problem := different_models(ours, e))}
-        if problem := self.foreign.get(number):
+        ours = next((e for e in here if e.number != number and e.number not in self.mismatched), engine)
+        self.mismatched = {e.number: problem for e in here if (problem := different_models(ours, e))}
+        if problem := self.mismatched.get(number):
             if self._has_started:  # before, it is raised
                 log.error("%s; the engine at %s gets no requests", problem, engine.address)
             return
         if engine.welcome.version != ours.welcome.version:  # while they are replaced one by one
             log.warning("%s and %s: what they answer may differ", _version(ours), _version(engine))
-        self._welcome = holds_for_all([e.welcome for e in here if e.number not in self.foreign])
+        self._welcome = holds_for_all([e.welcome for e in here if e.number not in self.mismatched])
         self._tokenizer = engine._tokenizer
         if self._router is None:
             self._router = self._new_router()
@@ -199,7 +199,7 @@ class Replicas(Client):
         self._looked = now
         self._well = well = [engine.health() is None for engine in self._replicas]
         if not any(well):
-            well = [engine.is_connected and engine.number not in self.foreign for engine in self._replicas]
+            well = [engine.is_connected and engine.number not in self.mismatched for engine in self._replicas]
         for engine, is_available in enumerate(well):
             router.set_available(engine, is_available)
 

@@ -58,10 +58,6 @@ class Work:
     failure: Failure | None = None  # if not because the grammar is complete, why
 
     @property
-    def is_complete(self) -> bool:
-        return self.has_ended and self.failure is None
-
-    @property
     def is_bound(self) -> bool:
         """Whether more than its grammar has a say in its mask."""
         return bool(self.banned) or self.opening is not None or self.constraint.allowed is not None

@@ -20,7 +20,7 @@ class HostEntry(NamedTuple):
     num_gpus: int
 
 
-class Seat(NamedTuple):
+class RankPlacement(NamedTuple):
     """Of a rank. host: an index into Placement.hosts, None for the core's own."""
 
     host: int | None
@@ -30,10 +30,10 @@ class Seat(NamedTuple):
 
 class Placement(NamedTuple):
     hosts: list[HostEntry]
-    seats: list[Seat]  # by rank
+    ranks: list[RankPlacement]  # by rank
 
     def ranks_of(self, host: int | None) -> list[int]:
-        return [rank for rank, seat in enumerate(self.seats) if seat.host == host]
+        return [rank for rank, entry in enumerate(self.ranks) if entry.host == host]
 
 
 class PlacementError(ValueError):
@@ -42,7 +42,7 @@ class PlacementError(ValueError):
 
 def all_here(world_size: int, first_device: int = 0) -> Placement:
     """Every rank on the core's own host."""
-    return Placement([], [Seat(None, first_device + rank, True) for rank in range(world_size)])
+    return Placement([], [RankPlacement(None, first_device + rank, True) for rank in range(world_size)])
 
 
 def place(
@@ -72,12 +72,12 @@ def place(
         raise PlacementError(
             f"worker {output_rank}, which says the results, must be on this host; {num_here} of {world_size} are left"
         )
-    seats = []
+    ranks = []
     for rank, (number, device) in enumerate(places):
         first = rank // group_size * group_size
         group = places[first : first + group_size]
-        seats.append(Seat(number, device, all(member[0] == number for member in group)))
-    return Placement(list(hosts), seats)
+        ranks.append(RankPlacement(number, device, all(member[0] == number for member in group)))
+    return Placement(list(hosts), ranks)
 
 
 def _count(gpus: int) -> str:

@@ -23,7 +23,7 @@ from quire.frontend.client.stream import EngineDown
 from quire.frontend.http.api.app import App
 from quire.frontend.http.api.output_plan import ParserNames
 from quire.frontend.http.api.services import Services
-from quire.frontend.http.batches.in_process import Patient
+from quire.frontend.http.batches.in_process import RetryingApp
 from quire.frontend.http.batches.input_file import InputFile
 from quire.frontend.http.batches.lines import Line, answer_line, error_line
 from quire.frontend.http.server import run
@@ -108,16 +108,16 @@ class Job:
                 self.answers.num_failed += 1
                 self._num_answered += 1
 
-    async def answer_all(self, patient: Patient, window: int, bar: "Bar") -> None:
+    async def answer_all(self, app: RetryingApp, window: int, bar: "Bar") -> None:
         numbers = iter(list(self.todo))
         async with asyncio.TaskGroup() as group:
             for _ in range(min(window, len(self.todo))):
-                group.create_task(self._answer_each(numbers, patient, bar))
+                group.create_task(self._answer_each(numbers, app, bar))
 
-    async def _answer_each(self, numbers: Iterator[int], patient: Patient, bar: "Bar") -> None:
+    async def _answer_each(self, numbers: Iterator[int], app: RetryingApp, bar: "Bar") -> None:
         for number in numbers:
             line = self.file.read(number)
-            reply = await patient.ask(line)
+            reply = await app.ask(line)
             self.answers.write(answer_line(line.custom_id, reply.request_id, reply.status, reply.body))
             del self.todo[number]
             self._num_answered += 1
@@ -152,7 +152,7 @@ async def _run_beside(job: Job, engine: Engines, parsers: ParserNames) -> None:
         app = App(services)
         window = max(64, 4 * client.welcome.limits.max_num_seqs)
         with Bar(len(job.todo)) as bar:
-            working = asyncio.create_task(job.answer_all(Patient(app, client), window, bar))
+            working = asyncio.create_task(job.answer_all(RetryingApp(app, client), window, bar))
             keeper, stopping = asyncio.create_task(engine.keep_alive()), asyncio.create_task(stop.wait())
             tasks = (working, keeper, stopping)
             try:

@@ -57,10 +57,10 @@ class Frontends:
             child.send_signal(signal.SIGTERM)
         for frontend in self._all:
             frontend.let_go()
-        hurry = asyncio.create_task(signals.now.wait())
+        forced = asyncio.create_task(signals.now.wait())
         ended = asyncio.gather(*map(until_ended, children))
-        await asyncio.wait((ended, hurry), timeout=self._grace_s, return_when=asyncio.FIRST_COMPLETED)
-        for task in (ended, hurry):
+        await asyncio.wait((ended, forced), timeout=self._grace_s, return_when=asyncio.FIRST_COMPLETED)
+        for task in (ended, forced):
             task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await ended

@@ -161,8 +161,8 @@ class AsyncClient(Client):
         if is_alone and self._may_spin and self._link is not None:
             self._link.watch(WATCH_S)
 
-    def disown(self, request_id: int, params: SamplingParams) -> None:
-        self._dispatcher.disown(request_id, params)
+    def abort_sent(self, request_id: int, params: SamplingParams) -> None:
+        self._dispatcher.abort_sent(request_id, params)
 
     def _cancel(self, request_id: int) -> None:
         self._dispatcher.cancel(request_id)

@@ -32,7 +32,7 @@ class Engine(Protocol):
     def take_up(self, state: RequestState, is_alone: bool) -> None:
         """What comes of the request is this state's. is_alone: nothing else runs."""
 
-    def disown(self, request_id: int, params: SamplingParams) -> None:
+    def abort_sent(self, request_id: int, params: SamplingParams) -> None:
         """Nobody takes what comes of the request."""
 
 
@@ -134,7 +134,7 @@ class Client(ABC):
         try:
             state = RequestState(request_id, request_name or str(request_id), ids, params, self._tokenizer, arrival)
         except BaseException:  # passed on, whatever it is: nobody would listen to the answer
-            engine.disown(request_id, params)
+            engine.abort_sent(request_id, params)
             raise
         engine.take_up(state, is_alone=self.num_requests == 0)
         return Stream(state, self._cancel)

@@ -55,7 +55,7 @@ class Dispatcher:
                 self._sequences.pop(sequence.key, None)
         return request
 
-    def disown(self, request_id: int, params: SamplingParams) -> None:
+    def abort_sent(self, request_id: int, params: SamplingParams) -> None:
         """Abort a request that was sent and never added."""
         if params.logprobs is not None:
             self._dropped_sequences.update((sequence_key(request_id, child), time.monotonic()) for child in range(params.n))

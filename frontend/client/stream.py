@@ -136,7 +136,7 @@ class RequestState:
         error = None
         if self.sink is not None:
             try:
-                if self._pour(self.sink):
+                if self._feed_sink(self.sink):
                     return
             except Exception as caught:  # the sink's: raised where its owner waits, not among others' tokens
                 error = caught
@@ -148,7 +148,7 @@ class RequestState:
             else:
                 waiter.set_result(None)
 
-    def _pour(self, sink: Callable[[Delta], bool]) -> bool:
+    def _feed_sink(self, sink: Callable[[Delta], bool]) -> bool:
         """Whether the sink has taken what is new, and wants more. The end, and what is too much for one turn, is not for it."""
         only = self.sequences[0]
         if not self.num_open or not 0 < len(only.ids) <= self._most:

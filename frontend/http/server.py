@@ -210,9 +210,9 @@ async def _shut_down(server: ServerState, services: Services, grace_s: float, si
     if server.connections:
         log.info("stopping: up to %.0f s for open connections to end: %d", grace_s, len(server.connections))
     drain = asyncio.gather(server.shut_down(grace_s), let_end(services, grace_s))
-    hurry = asyncio.create_task(signals.now.wait())
-    await asyncio.wait((drain, hurry), return_when=asyncio.FIRST_COMPLETED)
-    for task in (drain, hurry):
+    forced = asyncio.create_task(signals.now.wait())
+    await asyncio.wait((drain, forced), return_when=asyncio.FIRST_COMPLETED)
+    for task in (drain, forced):
         task.cancel()
     for connection in list(server.connections):
         connection.abort()

@@ -37,7 +37,7 @@ class Rows:
 
     def __init__(self, bench: Bench, model: Model, rows: int, keys: int, queries: int) -> None:
         self.heads = heads, kv_heads, dim = model.heads
-        self.rows, self.keys, self.queries, self.tokens = rows, keys, queries, rows * queries
+        self.rows, self.keys, self.tokens = rows, keys, rows * queries
         blocks = -(-keys // BLOCK_SIZE)
         size = (rows * blocks + 1, kv_heads, BLOCK_SIZE, dim)
         self.scale, self.max_keys = dim**-0.5, blocks * BLOCK_SIZE

@@ -150,5 +150,5 @@ def test_options_of_vllm_and_errors_by_their_class(options: Options, provider: s
 @pytest.mark.slow
 def test_thinking_is_asked_for_in_either_way(options: Options) -> None:
     """The bundled model has no thoughts; what LiteLLM makes of its two options is taken all the same."""
-    for wish in ({"reasoning_effort": "low"}, {"thinking": {"type": "enabled", "budget_tokens": 100}}):
-        assert content(litellm.completion(messages=ADD, **wish, **options("hosted_vllm"))) == "8"
+    for fields in ({"reasoning_effort": "low"}, {"thinking": {"type": "enabled", "budget_tokens": 100}}):
+        assert content(litellm.completion(messages=ADD, **fields, **options("hosted_vllm"))) == "8"

@@ -13,8 +13,8 @@ def ids(*tokens):
     return np.asarray(tokens, np.int32)
 
 
-def manager(num_blocks=40, windows=(0,)):
-    return KVManager(num_blocks, 4, windows, num_slots=5)
+def manager(windows=(0,)):
+    return KVManager(40, 4, windows, num_slots=5)
 
 
 def start(kv, tokens, slot=0, *, compute=True, **more):

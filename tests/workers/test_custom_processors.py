@@ -14,7 +14,7 @@ from tiny_models import tiny_model
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.step.custom_processors import CustomProcessorsRecord, decode_records, encode_record
 from quire.ipc.step.sections import NO_TOKEN
-from quire.workers.logits_processors.batch import CustomProcessors, TakingPart
+from quire.workers.logits_processors.batch import CustomProcessors, ProcessedSequence
 from quire.workers.logits_processors.interface import (
     AdapterLogitsProcessor,
     LogitsProcessor,
@@ -189,7 +189,7 @@ def test_a_batch_update_brings_any_batch_to_the_next(seed):
     """Both readers of it end with the right request at each index: in the documented order, and vLLM's own helper's."""
     rng = random.Random(seed)
     processors = CustomProcessors([], None, torch.device("cpu"))
-    everybody = [TakingPart(SamplingParams(), [], [i]) for i in range(12)]
+    everybody = [ProcessedSequence(SamplingParams(), [], [i]) for i in range(12)]
     documented: dict[int, int] = {}
     adds_first: dict[int, int] = {}
     for _ in range(40):

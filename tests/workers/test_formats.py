@@ -31,14 +31,14 @@ from quire.workers.parallel import Parallel, whole
 CPU = Placement(torch.float32, Parallel())
 
 
-def made_linear(inputs=8, outputs=6, bias=True):
-    layer = Linear(whole(inputs), {"o_proj": whole(outputs)}, bias, CPU)
+def made_linear(inputs=8, outputs=6):
+    layer = Linear(whole(inputs), {"o_proj": whole(outputs)}, True, CPU)
     for parameter in layer.parameters():
         parameter.normal_()
     targets = dict(layer.format.targets("o_proj.format"))
-    weight, *rest = (target.write.args[0].clone() for target in targets.values())
+    weight, bias = (target.write.args[0].clone() for target in targets.values())
     layer.format.finish()
-    return layer, weight, *(rest or [None])
+    return layer, weight, bias
 
 
 @pytest.fixture

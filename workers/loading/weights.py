@@ -74,9 +74,9 @@ def load_weights(model: LanguageModel, model_dir: str | Path, device: torch.devi
     ):  # fmt: skip
         files = {source.file for name, source in sources.items() if name in targets}
         maps = {file: opened.enter_context(open_file(file)) for file in files}
-        together = _Together([targets[name] for name in sources if name in targets])
+        group = _TargetGroup([targets[name] for name in sources if name in targets])
         copies: dict[Future[Any], Copy] = {
-            readers.submit(_copy, maps[source.file], source.name, targets[name], together, device): Copy(
+            readers.submit(_copy, maps[source.file], source.name, targets[name], group, device): Copy(
                 owners[name], source.num_bytes
             )
             for name, source in sources.items()
@@ -95,7 +95,7 @@ def load_weights(model: LanguageModel, model_dir: str | Path, device: torch.devi
     return num_bytes
 
 
-class _Together:
+class _TargetGroup:
     """Targets that are done together (Target.then): how many are missing, and when the others were copied."""
 
     def __init__(self, targets: list[Target]):
@@ -229,18 +229,18 @@ def _check_tied(sources: dict[str, Source]) -> None:
 
 
 @torch.no_grad()
-def _copy(tensors: Any, name: str, target: Target, together: _Together, device: torch.device) -> torch.cuda.Event | None:
+def _copy(tensors: Any, name: str, target: Target, group: _TargetGroup, device: torch.device) -> torch.cuda.Event | None:
     """Feed this rank's part of a memory-mapped tensor to its target, slice by slice; on CUDA, returns when that is done."""
     if device.type != "cuda":
         _write(tensors, name, target)
         if target.then is not None:
-            together.written(target.then, None)
+            group.written(target.then, None)
         return None
     with torch.cuda.device(device), torch.cuda.stream(_stream(device)):
         _write(tensors, name, target)
         copied = torch.cuda.current_stream().record_event()
         if target.then is not None:
-            together.written(target.then, copied)
+            group.written(target.then, copied)
             copied = torch.cuda.current_stream().record_event()
         return copied
 

@@ -30,7 +30,7 @@ MAX_TRIED_ALONE = 64  # requests of one batch; the others fail with it
 FAILURES = (Exception, SystemExit)  # of somebody else's code
 
 
-class TakingPart:
+class ProcessedSequence:
     """One sequence that the processors see; its lists are theirs to read."""
 
     __slots__ = ("output_ids", "params", "prompt_ids")
@@ -75,8 +75,8 @@ class CustomProcessors:
         pins = device.type == "cuda"
         made = [Processor(kind, lambda kind=kind: kind(vllm_config, device, pins)) for kind in kinds]  # type: ignore[misc]
         self._processors = sorted(made, key=lambda p: p.is_argmax_invariant)  # those see the temperature: last
-        self._known: dict[int, TakingPart] = {}  # by slot
-        self._batch: list[TakingPart] = []  # of the last step that had one
+        self._known: dict[int, ProcessedSequence] = {}  # by slot
+        self._batch: list[ProcessedSequence] = []  # of the last step that had one
 
     @property
     def info(self) -> ProcessorsInfo:
@@ -100,8 +100,8 @@ class CustomProcessors:
     def take_in(self, words: np.ndarray) -> None:
         """Who takes part from now on: the section's records."""
         for record in decode_records(words):
-            taking_part = TakingPart(record.params, record.prompt_ids.tolist(), record.output_ids.tolist())
-            self._known[record.slot] = taking_part
+            sequence = ProcessedSequence(record.params, record.prompt_ids.tolist(), record.output_ids.tolist())
+            self._known[record.slot] = sequence
 
     # ------------------------------------------------------------------------------------------------------- a step
     def process(self, plan: StepPlan, logits: torch.Tensor, input_ids: torch.Tensor) -> tuple[torch.Tensor, np.ndarray]:
@@ -117,7 +117,9 @@ class CustomProcessors:
             self._known.pop(slot_of[self._batch[i]], None)
         return processed, np.asarray(sorted(row_of[self._batch[i]] for i in failed), np.int32)
 
-    def _rows(self, plan: StepPlan, input_ids: torch.Tensor) -> tuple[dict[TakingPart, int], dict[TakingPart, int]]:
+    def _rows(
+        self, plan: StepPlan, input_ids: torch.Tensor
+    ) -> tuple[dict[ProcessedSequence, int], dict[ProcessedSequence, int]]:
         """Row and slot of who takes part and samples. A decode row's input is the token that it has sampled last."""
         decode, prefill = plan.decode_rows.tolist(), plan.prefill_rows
         slots = [(row, slot) for row, slot in enumerate(decode) if slot in self._known]
@@ -130,7 +132,7 @@ class CustomProcessors:
                 slots.append((len(decode) + i, slot))
         return {self._known[slot]: row for row, slot in slots}, {self._known[slot]: slot for _, slot in slots}
 
-    def _move_batch(self, present: list[TakingPart]) -> Any:
+    def _move_batch(self, present: list[ProcessedSequence]) -> Any:
         """Bring the batch in step with who is present; returns the BatchUpdate, None if nothing has changed.
 
         New ones fill gaps first; the last ones move into those that are left.
@@ -157,7 +159,7 @@ class CustomProcessors:
             batch.pop()
         return kinds.BatchUpdate(batch_size=len(batch), removed=removed, added=added, moved=moved)
 
-    def _whole_batch(self, members: Sequence[TakingPart]) -> Any:
+    def _whole_batch(self, members: Sequence[ProcessedSequence]) -> Any:
         """For an instance that has seen nobody."""
         added = [(i, m.params, m.prompt_ids, m.output_ids) for i, m in enumerate(members)]
         return interface_in_use().BatchUpdate(batch_size=len(members), removed=[], added=added, moved=[])

@@ -144,7 +144,7 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     experts: ExpertsSpec | None = None  # in place of the MLP
     latent: LatentSizes | None = None  # of the projections around latent attention
     attention_bias: bool = False  # of which projections, the block says
-    output_bias: bool = False  # of attention's output projection, where the block has it apart
+    output_bias: bool | None = None  # of attention's output projection in LlamaBlock; None: as attention_bias
     mlp_bias: bool = False
     activation: Activation = "silu"  # of the MLP
     norms_qk: bool = False  # by a norm of the block's, where the attention's spec says none

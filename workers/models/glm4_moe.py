@@ -6,40 +6,15 @@ The router's sigmoids, plus a correction that chooses and does not weigh; the ch
 routed_scaling_factor. The layer behind the last, which predicts a second token (MTP), is passed over.
 """
 
-import msgspec
-import torch
+from functools import partial
 
-from quire.workers.layers.linear import Placement
-from quire.workers.layers.module import Module
-from quire.workers.layers.norm import RMSNorm
-from quire.workers.models.blocks import Attend, GatedMLP, SelfAttention
-from quire.workers.models.config import ExpertsSpec, LayerSpec, ModelConfig
+import msgspec
+
+from quire.workers.models.config import ExpertsSpec, LayerSpec
 from quire.workers.models.decoder import Family
 from quire.workers.models.fields import Json, flag, read_attention, rms_norm_eps, size
-from quire.workers.models.moe import MoE
+from quire.workers.models.moe import MoEBlock
 from quire.workers.models.moe_fields import GROUP_FIELDS, MOE_FIELDS, MTP_FIELDS, count, mtp_layers, read_group_routing
-
-CORRECTION = "gate.e_score_correction_bias"
-
-
-class Glm4MoeBlock(Module):
-    def __init__(self, config: ModelConfig, spec: LayerSpec, place: Placement, layer: int):
-        super().__init__()
-        hidden_size, norm = config.hidden_size, (config.hidden_size, config.rms_norm_eps, place.dtype, place.device)
-        self.input_layernorm = RMSNorm(*norm)
-        self.self_attn = SelfAttention(spec.attention, hidden_size, place, layer, qkv_bias=spec.attention_bias)
-        self.post_attention_layernorm = RMSNorm(*norm)
-        self.mlp = (
-            GatedMLP(hidden_size, spec.intermediate_size, place)
-            if spec.experts is None
-            else MoE(spec.experts, hidden_size, place, correction=CORRECTION, shared="shared_experts")
-        )
-
-    def forward(
-        self, x: torch.Tensor | None, residual: torch.Tensor, attend: Attend, logits_indices: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        x, residual = self.self_attn(x, residual, self.input_layernorm, attend, logits_indices)
-        return self.mlp(x, residual, self.post_attention_layernorm)
 
 
 def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
@@ -66,4 +41,5 @@ def plain_fields(fields: Json) -> Json:
 
 
 FIELDS = MOE_FIELDS | GROUP_FIELDS | MTP_FIELDS | {"attention_bias", "use_qk_norm"}
-FAMILY = Family("glm4_moe", FIELDS, read_layers, Glm4MoeBlock, plain_fields=plain_fields, ignored=mtp_layers)
+BLOCK = partial(MoEBlock, correction="gate.e_score_correction_bias", shared="shared_experts")
+FAMILY = Family("glm4_moe", FIELDS, read_layers, BLOCK, plain_fields=plain_fields, ignored=mtp_layers)

@@ -1,6 +1,6 @@
 """Llama 2 and 3.x, and the many checkpoints that share the architecture. Full attention; optional biases, of attention
 (q, k, v and o) and of the MLP. Pre-norm: x += attention(norm(x)); x += mlp(norm(x)). Rotary scaling (linear, llama3, yarn) is
-in attention's table, see rope.py. Families that differ in their specs alone have the same block (granite.py, smollm3.py).
+in attention's table, see rope.py. Families that differ in their specs alone have the same block (mistral.py, qwen2.py).
 """
 
 import torch
@@ -20,8 +20,9 @@ class LlamaBlock(Module):
         super().__init__()
         hidden_size, norm = config.hidden_size, (config.model.norm, config.hidden_size, place.dtype, place.device)
         bias = spec.attention_bias
+        o_bias = bias if spec.output_bias is None else spec.output_bias
         self.input_layernorm = make_norm(*norm)
-        self.self_attn = SelfAttention(spec.attention, hidden_size, place, layer, qkv_bias=bias, o_bias=bias)
+        self.self_attn = SelfAttention(spec.attention, hidden_size, place, layer, qkv_bias=bias, o_bias=o_bias)
         self.post_attention_layernorm = make_norm(*norm)
         self.mlp = GatedMLP(hidden_size, spec.intermediate_size, place, has_bias=spec.mlp_bias, activation=spec.activation)
 

@@ -2,9 +2,8 @@
 
     y = Σ_j w_j expert_j(h) [ + s · shared(h) ],   h = norm(residual + x),   s = 1 or sigmoid(gate · h)
 
-or expert_j(w_j h), where the spec says so.
-
-Called as blocks.GatedMLP is. Modules have the checkpoint's names: a family says how it calls them. Ranks sum once, in the end.
+or expert_j(w_j h), where the spec says so. It is called as blocks.GatedMLP is. Modules have the checkpoint's names: a family
+says how it calls them. Ranks sum once, in the end. `MoEBlock` is Llama's block with a mixture in the layers that have one.
 """
 
 import torch
@@ -12,9 +11,10 @@ import torch
 from quire.workers.layers.experts import Experts, Router
 from quire.workers.layers.linear import Linear, Placement
 from quire.workers.layers.module import Module
-from quire.workers.layers.norm import Norm
+from quire.workers.layers.norm import Norm, make_norm
 from quire.workers.layers.stacked_experts import Names
-from quire.workers.models.config import ExpertsSpec
+from quire.workers.models.blocks import Attend, GatedMLP, SelfAttention
+from quire.workers.models.config import ExpertsSpec, LayerSpec, ModelConfig
 from quire.workers.parallel import whole
 
 
@@ -90,3 +90,40 @@ class MoE(Module):
             return self.experts(pairs, ids, one, shared)
         out = self.experts(pairs, ids.view(-1, 1), one).unflatten(0, (-1, top_k)).float().sum(1)
         return (out if shared is None else out + shared).to(h.dtype)
+
+
+class MoEBlock(Module):
+    """x += attention(norm(x)); x += mlp(norm(x)), the MLP a mixture of experts where the layer's spec has them.
+
+    o_bias: whether attention's output projection has a bias where q, k and v have. correction, shared, shared_gate: MoE's.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        spec: LayerSpec,
+        place: Placement,
+        layer: int,
+        *,
+        o_bias: bool = False,
+        correction: str | None = None,
+        shared: str | None = None,
+        shared_gate: str | None = None,
+    ):
+        super().__init__()
+        hidden_size, norm = config.hidden_size, (config.model.norm, config.hidden_size, place.dtype, place.device)
+        bias = spec.attention_bias
+        self.input_layernorm = make_norm(*norm)
+        self.self_attn = SelfAttention(spec.attention, hidden_size, place, layer, qkv_bias=bias, o_bias=o_bias and bias)
+        self.post_attention_layernorm = make_norm(*norm)
+        self.mlp = (
+            GatedMLP(hidden_size, spec.intermediate_size, place)
+            if spec.experts is None
+            else MoE(spec.experts, hidden_size, place, correction=correction, shared=shared, shared_gate=shared_gate)
+        )
+
+    def forward(
+        self, x: torch.Tensor | None, residual: torch.Tensor, attend: Attend, logits_indices: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        x, residual = self.self_attn(x, residual, self.input_layernorm, attend, logits_indices)
+        return self.mlp(x, residual, self.post_attention_layernorm)

@@ -6,37 +6,13 @@ Softmax over all experts; the chosen ones' weights are normalized with `norm_top
 first on, sees a window: unlike Qwen2, where those above do.
 """
 
-import torch
+from functools import partial
 
-from quire.workers.layers.linear import Placement
-from quire.workers.layers.module import Module
-from quire.workers.layers.norm import RMSNorm
-from quire.workers.models.blocks import Attend, GatedMLP, SelfAttention
-from quire.workers.models.config import ExpertsSpec, LayerSpec, ModelConfig
+from quire.workers.models.config import ExpertsSpec, LayerSpec
 from quire.workers.models.decoder import Family
 from quire.workers.models.fields import Json, flag, read_attention, size, sliding_window, windows_by_type, with_windows
-from quire.workers.models.moe import MoE
+from quire.workers.models.moe import MoEBlock
 from quire.workers.models.moe_fields import MOE_FIELDS, count, read_routing, sparse_layers
-
-
-class Qwen2MoeBlock(Module):
-    def __init__(self, config: ModelConfig, spec: LayerSpec, place: Placement, layer: int):
-        super().__init__()
-        hidden_size, norm = config.hidden_size, (config.hidden_size, config.rms_norm_eps, place.dtype, place.device)
-        self.input_layernorm = RMSNorm(*norm)
-        self.self_attn = SelfAttention(spec.attention, hidden_size, place, layer, qkv_bias=spec.attention_bias)
-        self.post_attention_layernorm = RMSNorm(*norm)
-        self.mlp = (
-            GatedMLP(hidden_size, spec.intermediate_size, place)
-            if spec.experts is None
-            else MoE(spec.experts, hidden_size, place, shared="shared_expert", shared_gate="shared_expert_gate")
-        )
-
-    def forward(
-        self, x: torch.Tensor | None, residual: torch.Tensor, attend: Attend, logits_indices: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        x, residual = self.self_attn(x, residual, self.input_layernorm, attend, logits_indices)
-        return self.mlp(x, residual, self.post_attention_layernorm)
 
 
 def windows(fields: Json) -> tuple[int, ...]:
@@ -65,4 +41,5 @@ FIELDS = MOE_FIELDS | {
     "moe_intermediate_size", "shared_expert_intermediate_size", "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers",
     "use_sliding_window", "max_window_layers", "qkv_bias",
 }  # fmt: skip
-FAMILY = Family("qwen2_moe", FIELDS, read_layers, Qwen2MoeBlock)
+BLOCK = partial(MoEBlock, shared="shared_expert", shared_gate="shared_expert_gate")
+FAMILY = Family("qwen2_moe", FIELDS, read_layers, BLOCK)

@@ -1,36 +1,14 @@
-"""Qwen3 (dense): pre-norm blocks, x += attention(norm(x)); x += mlp(norm(x)), with an RMSNorm on each head of q and k before
-the rotation, and optional attention biases. Windows as in Qwen2. The head size is its own field and often not
-hidden_size / num_heads.
+"""Qwen3 (dense): Llama's block, with an RMSNorm on each head of q and k before the rotation, and optional attention biases.
+Windows as in Qwen2. The head size is its own field and often not hidden_size / num_heads.
 """
 
 import msgspec
-import torch
 
-from quire.workers.layers.linear import Placement
-from quire.workers.layers.module import Module
-from quire.workers.layers.norm import RMSNorm
-from quire.workers.models.blocks import Attend, GatedMLP, SelfAttention
-from quire.workers.models.config import LayerSpec, ModelConfig
+from quire.workers.models.config import LayerSpec
 from quire.workers.models.decoder import Family
 from quire.workers.models.fields import Json, flag, qwen_windows, read_attention, rms_norm_eps, size, with_windows
+from quire.workers.models.llama import LlamaBlock
 from quire.workers.models.spellings import ACTIVATIONS, activation
-
-
-class Qwen3Block(Module):
-    def __init__(self, config: ModelConfig, spec: LayerSpec, place: Placement, layer: int):
-        super().__init__()
-        hidden_size, norm = config.hidden_size, (config.hidden_size, config.rms_norm_eps, place.dtype, place.device)
-        bias = spec.attention_bias
-        self.input_layernorm = RMSNorm(*norm)
-        self.self_attn = SelfAttention(spec.attention, hidden_size, place, layer, qkv_bias=bias, o_bias=bias)
-        self.post_attention_layernorm = RMSNorm(*norm)
-        self.mlp = GatedMLP(hidden_size, spec.intermediate_size, place, activation=spec.activation)
-
-    def forward(
-        self, x: torch.Tensor | None, residual: torch.Tensor, attend: Attend, logits_indices: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        x, residual = self.self_attn(x, residual, self.input_layernorm, attend, logits_indices)
-        return self.mlp(x, residual, self.post_attention_layernorm)
 
 
 def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
@@ -43,4 +21,4 @@ def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
 
 FIELDS = frozenset({"use_sliding_window", "max_window_layers", "attention_bias"})
 
-FAMILY = Family("qwen3", FIELDS, read_layers, Qwen3Block, activations=frozenset(ACTIVATIONS))
+FAMILY = Family("qwen3", FIELDS, read_layers, LlamaBlock, activations=frozenset(ACTIVATIONS))

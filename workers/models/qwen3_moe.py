@@ -5,14 +5,11 @@ Softmax over all experts; the chosen ones' weights are normalized with `norm_top
 `decoder_sparse_step` and `mlp_only_layers` say which layers have an MLP. A window, if there is one, is every layer's.
 """
 
-import msgspec
-import torch
+from functools import partial
 
-from quire.workers.layers.linear import Placement
-from quire.workers.layers.module import Module
-from quire.workers.layers.norm import RMSNorm
-from quire.workers.models.blocks import Attend, GatedMLP, SelfAttention
-from quire.workers.models.config import ExpertsSpec, LayerSpec, ModelConfig
+import msgspec
+
+from quire.workers.models.config import ExpertsSpec, LayerSpec
 from quire.workers.models.decoder import Family
 from quire.workers.models.fields import (
     Json,
@@ -24,29 +21,8 @@ from quire.workers.models.fields import (
     uniform_windows,
     with_windows,
 )
-from quire.workers.models.moe import MoE
+from quire.workers.models.moe import MoEBlock
 from quire.workers.models.moe_fields import MOE_FIELDS, check_only, read_routing, sparse_layers
-
-
-class Qwen3MoeBlock(Module):
-    def __init__(self, config: ModelConfig, spec: LayerSpec, place: Placement, layer: int):
-        super().__init__()
-        hidden_size, norm = config.hidden_size, (config.hidden_size, config.rms_norm_eps, place.dtype, place.device)
-        bias = spec.attention_bias
-        self.input_layernorm = RMSNorm(*norm)
-        self.self_attn = SelfAttention(spec.attention, hidden_size, place, layer, qkv_bias=bias, o_bias=bias)
-        self.post_attention_layernorm = RMSNorm(*norm)
-        self.mlp = (
-            GatedMLP(hidden_size, spec.intermediate_size, place)
-            if spec.experts is None
-            else MoE(spec.experts, hidden_size, place)
-        )
-
-    def forward(
-        self, x: torch.Tensor | None, residual: torch.Tensor, attend: Attend, logits_indices: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        x, residual = self.self_attn(x, residual, self.input_layernorm, attend, logits_indices)
-        return self.mlp(x, residual, self.post_attention_layernorm)
 
 
 def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
@@ -68,4 +44,5 @@ FIELDS = MOE_FIELDS | {
     "moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers", "use_sliding_window",
     "max_window_layers", "attention_bias", "qkv_bias", "shared_expert_intermediate_size", "use_qk_norm",
 }  # fmt: skip
-FAMILY = Family("qwen3_moe", FIELDS, read_layers, Qwen3MoeBlock)
+BLOCK = partial(MoEBlock, o_bias=True)
+FAMILY = Family("qwen3_moe", FIELDS, read_layers, BLOCK)

@@ -113,7 +113,7 @@ class App:
         request.max_body = route.max_body or request.max_body
         reads_json = route.media_type == JSON and route.body is not None
         # A browser asks before it sends JSON across origins; a form, or what has no type, it sends unasked.
-        if not (reads_json and b"content-type" in request.headers) and not self._cors.lets_in(request.headers):
+        if not (reads_json and b"content-type" in request.headers) and not self._cors.allows(request.headers):
             return ApiError(403, "A page of this origin may not use this server.", code="origin_not_allowed")
         # Where no body is read, its type is nobody's concern: aiohttp announces bytes even where it sends none.
         return _check_media_type(request, route.media_type) if reads_json or route.media_type != JSON else None

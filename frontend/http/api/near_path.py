@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 
-from quire.frontend.http.api.unknown_fields import near
+from quire.frontend.http.api.unknown_fields import closest_name
 
 _MAX_PATH = 64  # bytes; a longer one is nobody's slip
 _PREFIXES = re.compile(r"^(/(api|openai|v\d+))+(?=/)")
@@ -23,4 +23,4 @@ def near_path(path: bytes, known: Iterable[bytes]) -> str | None:
     if longer:
         return min(longer, key=len)
     ends = {p.removeprefix("/v1"): p for p in paths}  # the version, which most share, would make all of them alike
-    return ends.get(near(bare, ends) or "")
+    return ends.get(closest_name(bare, ends) or "")

@@ -64,13 +64,10 @@ class ChunkWriter:
         *,
         logprobs: ChatLogprobs | CompletionLogprobs | None = None,
         token_ids: list[int] | None = None,
-        prompt_token_ids: list[int] | None = None,
         usage: Usage | None = None,
     ) -> bytes:
-        extra = b"" if token_ids is None else b',"token_ids":' + json_bytes(token_ids)
-        if prompt_token_ids is not None:
-            extra += b',"prompt_token_ids":' + json_bytes(prompt_token_ids)
-        tail = b',"logprobs":%b,"finish_reason":null%b}]%b}\n\n' % (json_bytes(logprobs), extra, self._usage(usage))
+        ids = b"" if token_ids is None else b',"token_ids":' + json_bytes(token_ids)
+        tail = b',"logprobs":%b,"finish_reason":null%b}]%b}\n\n' % (json_bytes(logprobs), ids, self._usage(usage))
         return self._texts[index] + json_bytes(text) + self._close_delta + tail
 
     def prompt_pieces(

@@ -45,15 +45,12 @@ def check_endpoint(endpoint: str | None) -> None:
 
 
 class TracedApp:
-    """`app`, with a span for each request. endpoint: a collector's URL for OTLP over HTTP. Raises TracingError.
+    """`app`, with a span for each request. endpoint: a collector's URL for OTLP over HTTP. Raises TracingError."""
 
-    delay_s: after which a span is sent at the latest (None: the SDK's, 5 s).
-    """
-
-    def __init__(self, app: Application, services: Services, endpoint: str, delay_s: float | None = None) -> None:
+    def __init__(self, app: Application, services: Services, endpoint: str) -> None:
         self._app = app
         self._services = services
-        self._provider = _provider(endpoint, delay_s)
+        self._provider = _provider(endpoint)
         self._tracer = self._provider.get_tracer("quire", VERSION)
 
     def admit(self, request: Request) -> ApiError | None:
@@ -184,7 +181,7 @@ def _exporter(endpoint: str):  # type: ignore[no-untyped-def]  # a type that is 
     return OTLPSpanExporter(url._replace(path=path).geturl(), timeout=EXPORT_TIMEOUT_S)
 
 
-def _provider(endpoint: str, delay_s: float | None) -> "TracerProvider":
+def _provider(endpoint: str) -> "TracerProvider":
     exporter = _exporter(endpoint)
     from opentelemetry.sdk.resources import SERVICE_NAME, Resource
     from opentelemetry.sdk.trace import TracerProvider
@@ -211,6 +208,5 @@ def _provider(endpoint: str, delay_s: float | None) -> "TracerProvider":
     if str(resource.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
         resource = resource.merge(Resource({SERVICE_NAME: "quire"}))
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-    delay_ms = None if delay_s is None else delay_s * 1000
-    provider.add_span_processor(BatchSpanProcessor(Reporting(), schedule_delay_millis=delay_ms, max_export_batch_size=_BATCH))
+    provider.add_span_processor(BatchSpanProcessor(Reporting(), max_export_batch_size=_BATCH))
     return provider

@@ -48,7 +48,7 @@ class UnknownFields:
                 return
 
     def _say(self, name: str, known: Set[str]) -> None:
-        meant = near(name, known)
+        meant = closest_name(name, known)
         if not (self._near if meant else self._far).take():
             return
         self._said[name] = None
@@ -79,7 +79,7 @@ class _Allowance:
         return True
 
 
-def near(name: str, known: Iterable[str]) -> str | None:
+def closest_name(name: str, known: Iterable[str]) -> str | None:
     """The known name that is meant, most likely. Some 0.1 ms for 100 of them."""
     likely = [k for k in known if abs(len(k) - len(name)) <= 3]
     return next(iter(difflib.get_close_matches(name, likely, n=1, cutoff=0.75)), None)

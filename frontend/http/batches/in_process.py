@@ -1,7 +1,7 @@
 """A request to the application from inside its own process: the same routes, checks and answers, without a connection.
 
-For batches, in the server (runner.py) and without one (cli/run_batch.py). `Patient` asks again where the server only says that
-it has no room or no engine now: a batch has time.
+For batches, in the server (runner.py) and without one (cli/run_batch.py). `RetryingApp` asks again where the server only
+says that it has no room or no engine now: a batch has time.
 """
 
 import asyncio
@@ -70,7 +70,7 @@ def _not_found() -> Reply:
     return Reply(404, ApiError(404, "There is no such path here.", code="not_found").body(), new_request_id())
 
 
-class Patient:
+class RetryingApp:
     """`ask`, until there is an answer that would not be another a moment later.
 
     What an engine fails at is asked again, but not for ever: it may be this request that kills it.

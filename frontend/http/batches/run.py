@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from quire.frontend.http.api.files import new_file, new_file_id
-from quire.frontend.http.batches.in_process import Patient
+from quire.frontend.http.batches.in_process import RetryingApp
 from quire.frontend.http.batches.input_file import InputFile
 from quire.frontend.http.batches.lines import BadLine, Line, answer_line, error_line
 from quire.frontend.http.batches.record import (
@@ -47,8 +47,8 @@ class _Ends(Exception):
 
 
 class BatchRun:
-    def __init__(self, patient: Patient, storage: Storage, window: Window, holder: str, record: Record) -> None:
-        self._patient = patient
+    def __init__(self, app: RetryingApp, storage: Storage, window: Window, holder: str, record: Record) -> None:
+        self._app = app
         self._storage = storage
         self._window = window
         self._holder = holder
@@ -136,7 +136,7 @@ class BatchRun:
         await asyncio.Event().wait()  # _keep ends when all is written
 
     async def _answer(self, number: int, line: Line) -> None:
-        reply = await self._patient.ask(line, self._owner)
+        reply = await self._app.ask(line, self._owner)
         self._add(number, reply.status == 200, answer_line(line.custom_id, reply.request_id, reply.status, reply.body))
 
     def _add(self, number: int, ok: bool, body: bytes) -> None:

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from quire.frontend.client.client import Client
 from quire.frontend.http.api.app import App
-from quire.frontend.http.batches.in_process import Patient
+from quire.frontend.http.batches.in_process import RetryingApp
 from quire.frontend.http.batches.run import BatchRun
 from quire.frontend.http.batches.window import Window
 from quire.frontend.http.protocol.errors import ApiError
@@ -29,7 +29,7 @@ _PURGE_S = 60.0
 
 class BatchRunner:
     def __init__(self, app: App, storage: Storage, client: Client) -> None:
-        self._patient = Patient(app.bounded(MAX_ANSWER_BYTES), client)
+        self._app = RetryingApp(app.bounded(MAX_ANSWER_BYTES), client)
         self._storage = storage
         self._window = Window(client)
         self._holder = secrets.token_hex(16)
@@ -64,7 +64,7 @@ class BatchRunner:
                 return
             if record is None:
                 return
-            run = BatchRun(self._patient, self._storage, self._window, self._holder, record)
+            run = BatchRun(self._app, self._storage, self._window, self._holder, record)
             self._running[run] = asyncio.create_task(self._run(run, record))
 
     async def _run(self, run: BatchRun, record: Record) -> None:

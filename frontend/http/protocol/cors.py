@@ -53,7 +53,7 @@ class Cors:
         allow = b"access-control-allow-headers: %b\r\n" % names if names else b""
         return b"access-control-allow-methods: %b\r\n" % self._methods + allow + b"access-control-max-age: 600\r\n"
 
-    def lets_in(self, request: Mapping[bytes, bytes]) -> bool:
+    def allows(self, request: Mapping[bytes, bytes]) -> bool:
         """Whether a request with these headers comes from no page, or from one of an allowed origin: for what a browser sends
         without asking first, as it does forms."""
         origin = request.get(b"origin")

@@ -29,7 +29,7 @@ __all__ = ["Page", "Storage", "StoreFull", "new_record_id"]
 log = logging.getLogger("quire.http")
 
 T = TypeVar("T")
-_SAY_AGAIN_S = 60.0  # that a disk is full
+_LOG_AGAIN_S = 60.0  # that a disk is full
 RECORDS = "records.sqlite3"
 _NUM_FILE_THREADS = 4
 _PIECE = 256 << 10  # of a content that is read; some 100 us
@@ -63,7 +63,7 @@ class Storage:
         self._folder = folder
         self._max_bytes = max_bytes
         self._num_uploads = 0
-        self._trouble, self._say_again_at = "", 0.0  # why a call failed, for the log
+        self._logged_error, self._log_again_at = "", 0.0  # why a call failed, for the log
         self._private: FilesFolder | None = None
         self._open: tuple[Database, Contents, BatchQueue] | None = None
         self._database_thread = ThreadPoolExecutor(1, "quire-store")
@@ -191,15 +191,15 @@ class Storage:
         except StoreFull as error:
             raise ApiError(400, f"{error}.", code="storage_full") from error
         except (sqlite3.Error, OSError) as error:
-            self._log_trouble(error)
+            self._log_error(error)
             raise ApiError(503, "The server's store cannot be used now.", code="storage_error", retry_after_s=5) from error
         return done
 
-    def _log_trouble(self, error: sqlite3.Error | OSError) -> None:
+    def _log_error(self, error: sqlite3.Error | OSError) -> None:
         """Once a minute: a full disk fails every call, for whichever file."""
         why, now = getattr(error, "strerror", None) or str(error), time.monotonic()
-        if why != self._trouble or now >= self._say_again_at:
-            self._trouble, self._say_again_at = why, now + _SAY_AGAIN_S
+        if why != self._logged_error or now >= self._log_again_at:
+            self._logged_error, self._log_again_at = why, now + _LOG_AGAIN_S
             log.error("the store cannot be used (%s): %s", self._folder or "in the folder for temporary files", why)
 
     def _opened(self) -> tuple[Database, Contents, BatchQueue]:

@@ -211,14 +211,14 @@ def _short_string(reader: Reader) -> Waits[str]:
     return value if len(value) <= MAX_NAME and not any("\ud800" <= c <= "\udfff" for c in value) else ""
 
 
-def json_calls(reader: Reader, shape: CallShape = ANY_CALL) -> Waits[None]:
+def json_calls(reader: Reader) -> Waits[None]:
     """Take a list of calls, or one call."""
     if (yield from reader.skip_space()) != "[":
-        yield from json_call(reader, shape)
+        yield from json_call(reader)
         return
     reader.take()
     while True:
-        yield from json_call(reader, shape)
+        yield from json_call(reader)
         if (yield from reader.skip_space()) != ",":
             break
         reader.take()

@@ -172,11 +172,11 @@ class Reader:
                 return True
             yield
 
-    def up_to(self, markers: Markers, most: int = MAX_NAME) -> Waits[str]:
-        """Take what stands before a marker, and return it. Malformed if it is longer than most."""
+    def up_to(self, markers: Markers) -> Waits[str]:
+        """Take what stands before a marker, and return it. Malformed if it is longer than MAX_NAME."""
         while True:
             at, found = markers.find(self.text, self.at)
-            if at - self.at > most or (found is None and self.ended):
+            if at - self.at > MAX_NAME or (found is None and self.ended):
                 raise Malformed
             if found is not None:
                 return self.take(at - self.at)

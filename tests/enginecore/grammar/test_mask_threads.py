@@ -61,7 +61,7 @@ def test_each_gets_what_it_asked_for(threads):
     found = all_of(threads)
     masks = {w.row: texts(mask) for done in found for w, mask in zip(done.masked, done.masks, strict=True)}
     assert masks == {0: {"a", "ab"}, 1: {"b", "END"}, 4: {"a", "ab"}}
-    assert [w.is_complete for w in works] == [False, False, True, False, False, False, False]
+    assert [w.has_ended and w.failure is None for w in works] == [False, False, True, False, False, False, False]
     assert works[3].failure is not None and "by its grammar" in works[3].failure.message
     assert sum(len(done.works) for done in found) == len(works) and not is_readable(threads)
 
@@ -84,7 +84,7 @@ def test_several_tokens_at_once_and_an_end_under_ignore_eos(threads):
     threads.submit([whole, beyond, ended])
     [done] = all_of(threads)
     assert done.ended == [whole, beyond, ended] and done.masked == [] and len(done.masks) == 0
-    assert [w.is_complete for w in done.ended] == [True] * 3  # what comes behind an end is nobody's
+    assert [w.has_ended and w.failure is None for w in done.ended] == [True] * 3  # what comes behind an end is nobody's
 
 
 def test_the_descriptor_is_readable_while_there_is_something(threads):

@@ -46,9 +46,9 @@ def is_a_person(engine: CoreWithModel, output: Output) -> bool:
     return output.finished is not None and output.finished.reason == "stop"
 
 
-def begins_one(engine: CoreWithModel, output: Output, wanted: StructuredOutputs = PERSON) -> bool:
+def begins_one(engine: CoreWithModel, output: Output) -> bool:
     """Whether its tokens can be gone on with."""
-    matcher = engine.grammars._cache[next(k for k, g in engine.grammars._cache.items() if _is(engine, g, wanted))].matchers[0][
+    matcher = engine.grammars._cache[next(k for k, g in engine.grammars._cache.items() if _is(engine, g, PERSON))].matchers[0][
         1
     ]
     return matcher.deep_copy().consume_tokens(output.ids)

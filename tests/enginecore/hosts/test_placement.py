@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.enginecore.hosts.placement import HostEntry, PlacementError, Seat, all_here, place, read_hosts_file
+from quire.enginecore.hosts.placement import HostEntry, PlacementError, RankPlacement, all_here, place, read_hosts_file
 from quire.enginecore.hosts.ray_hosts import own_devices
 
 A, B = HostEntry("tcp://10.0.0.2:7000", b"a" * 40, 2), HostEntry("tcp://10.0.0.3:7000", b"b" * 40, 2)
@@ -12,27 +12,27 @@ KEY = "4p$Bt}5L=}2VV-#>8:>^QIZ%s.ce1LkfR.n[#I26"
 
 
 def test_without_other_hosts_all_are_here() -> None:
-    assert all_here(2, 3) == ([], [Seat(None, 3, True), Seat(None, 4, True)])
+    assert all_here(2, 3) == ([], [RankPlacement(None, 3, True), RankPlacement(None, 4, True)])
 
 
 def test_this_host_has_the_first_ranks_and_others_follow_in_their_order() -> None:
     placement = place([A, B], 6, 6, 0, range(4, 8))
-    assert [(seat.host, seat.device_index) for seat in placement.seats] == [
+    assert [(rank.host, rank.device_index) for rank in placement.ranks] == [
         (None, 4), (None, 5), (0, 0), (0, 1), (1, 0), (1, 1),
     ]  # fmt: skip
-    assert not any(seat.group_on_one_host for seat in placement.seats)
+    assert not any(rank.group_on_one_host for rank in placement.ranks)
     assert placement.ranks_of(None) == [0, 1] and placement.ranks_of(1) == [4, 5]
 
 
 def test_this_host_has_the_last_ranks_if_the_last_group_says_the_results() -> None:
     placement = place([A], 4, 2, 2, range(8))
-    assert [(seat.host, seat.device_index) for seat in placement.seats] == [(0, 0), (0, 1), (None, 0), (None, 1)]
-    assert all(seat.group_on_one_host for seat in placement.seats)
+    assert [(rank.host, rank.device_index) for rank in placement.ranks] == [(0, 0), (0, 1), (None, 0), (None, 1)]
+    assert all(rank.group_on_one_host for rank in placement.ranks)
 
 
 def test_groups_that_cross_hosts_are_known() -> None:
     placement = place([HostEntry(A.address, A.public_key, 3)], 6, 2, 0, None)
-    assert [seat.group_on_one_host for seat in placement.seats] == [True, True, False, False, True, True]
+    assert [rank.group_on_one_host for rank in placement.ranks] == [True, True, False, False, True, True]
 
 
 def test_too_few_gpus_are_said_by_both_numbers() -> None:

@@ -11,7 +11,7 @@ from replayed import Replayed
 
 from quire.frontend.client.stream import EngineDown, EngineError, Overloaded
 from quire.frontend.http.api.routes import ROUTES
-from quire.frontend.http.batches.in_process import Patient, ask
+from quire.frontend.http.batches.in_process import RetryingApp, ask
 from quire.frontend.http.batches.lines import ENDPOINTS, MAX_LINE_BYTES, BadLine, Line, answer_line, parse_line
 from quire.frontend.http.batches.runner import BatchRunner
 from quire.frontend.http.batches.window import Window
@@ -31,7 +31,7 @@ def test_a_request_waits_for_an_engine_with_room(tmp_path):
         line = Line("a", CHAT, json.dumps(http.HELLO).encode())
         for error in (Overloaded("full"), EngineDown("gone")):
             api.client.submit_error, api.client.is_connected = error, False
-            asking = asyncio.create_task(Patient(api.app, api.client).ask(line))
+            asking = asyncio.create_task(RetryingApp(api.app, api.client).ask(line))
             await settle()
             assert not asking.done()
             api.client.submit_error, api.client.is_connected = None, True
@@ -45,7 +45,7 @@ def test_a_request_that_kills_the_engine_is_not_asked_for_ever(error):
     async def main():
         api = http.Api()
         api.client.speak = lambda stream: stream.end(error)
-        reply = await Patient(api.app, api.client).ask(Line("a", CHAT, json.dumps(http.HELLO).encode()))
+        reply = await RetryingApp(api.app, api.client).ask(Line("a", CHAT, json.dumps(http.HELLO).encode()))
         assert reply.status >= 500 and len(api.client.streams) == 3
 
     asyncio.run(main())
@@ -141,7 +141,7 @@ def test_an_answer_that_is_too_long_to_be_held_is_refused_and_holds_nobody_up():
         runner = BatchRunner(api.app, api.services.storage, api.client)
         body = {**http.HELLO, "logprobs": True, "top_logprobs": 20, "max_tokens": 30_000}
         async with LoopGap() as gap:
-            reply = await runner._patient.ask(Line("long", http.CHAT, json.dumps(body).encode()))
+            reply = await runner._app.ask(Line("long", http.CHAT, json.dumps(body).encode()))
             answer_line("long", reply.request_id, reply.status, reply.body)
         assert reply.status == 400 and b"response_too_large" in reply.body and gap.worst_s < MOST_S
         assert (await api.ask("POST", http.CHAT, body)).status == 200  # over HTTP it goes in pieces

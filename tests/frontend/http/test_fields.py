@@ -47,7 +47,7 @@ def test_refused_fields_get_a_400_that_names_them(path, route, base):
         api = http.Api()
         for field in FIELDS:
             if field.treatment == "refused" and field.routes in (route, "both"):
-                status, answer = await api.json("POST", path, {**base, field.name: {"some": ["wish"]}})
+                status, answer = await api.json("POST", path, {**base, field.name: {"some": ["value"]}})
                 assert status == 400 and answer["error"]["param"] == field.name, (field.name, answer)
                 assert field.name in answer["error"]["message"]
         assert not api.client.streams
@@ -76,8 +76,8 @@ def test_what_notes_say_to_be_refused_is_refused(route, struct, within):
     async def main():
         api = http.Api()
         for name in refused:
-            wish = {name: {"some": ["wish"]}}
-            status, answer = await api.json("POST", path, {**base, **(wish if within is None else {within: wish})})
+            extra = {name: {"some": ["value"]}}
+            status, answer = await api.json("POST", path, {**base, **(extra if within is None else {within: extra})})
             assert status == 400 and name in answer["error"]["message"], (name, answer)
 
     assert refused

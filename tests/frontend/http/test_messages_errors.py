@@ -135,7 +135,7 @@ def test_fields_are_those_of_the_table_and_of_the_package():
         api = http.Api()
         for name in NotHere.__struct_fields__:
             for path in (PATH, COUNT):
-                status, answer = await api.json("POST", path, {**HELLO, name: {"some": ["wish"]}})
+                status, answer = await api.json("POST", path, {**HELLO, name: {"some": ["value"]}})
                 assert status == 400 and name in answer["error"]["message"]
                 assert (await api.json("POST", path, {**HELLO, name: {}}))[0] == 200
         keep = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}

@@ -24,8 +24,8 @@ def path(answer, rest=""):
     return f"{RESPONSES}/{answer['id']}{rest}"
 
 
-async def status_of(api, answer, headers=None):
-    status, found = await api.json("GET", path(answer), headers=headers)
+async def status_of(api, answer):
+    status, found = await api.json("GET", path(answer))
     assert status == 200
     return found["status"]
 

@@ -188,8 +188,8 @@ def test_a_private_folder_goes_with_its_server_also_when_that_is_killed():
 
 
 # ------------------------------------------------------------------------------------------------------------ leases
-def make_batch(database, id="b", body=b"v"):
-    database.put("batch", "a", id, body, tag=ACTIVE)
+def make_batch(database, id="b"):
+    database.put("batch", "a", id, b"v", tag=ACTIVE)
 
 
 def test_a_batch_has_one_holder_until_its_lease_runs_out(database, clock):

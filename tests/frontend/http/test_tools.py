@@ -165,8 +165,8 @@ def test_a_call_that_must_be_made_goes_before_response_format():
     async def main():
         api, named = api_of(output="{}"), {"type": "function", "function": {"name": "weather"}}
         person = {"type": "json_schema", "json_schema": {"name": "p", "schema": {"type": "object"}}}
-        for wish in ({"response_format": person}, {"response_format": {"type": "json_object"}}):
-            await api.json("POST", CHAT, {**TOOLS, "tool_choice": named, **wish})
+        for fields in ({"response_format": person}, {"response_format": {"type": "json_object"}}):
+            await api.json("POST", CHAT, {**TOOLS, "tool_choice": named, **fields})
             assert without_options(params_of(api).structured_outputs) == WEATHER["function"]["parameters"]
         status, answer = await api.json("POST", CHAT, {**TOOLS, "tool_choice": named, "structured_outputs": {"regex": "a"}})
         assert status == 400 and answer["error"]["param"] == "tool_choice"

@@ -1,4 +1,4 @@
-"""What the operator's flags do to requests and answers: defaults, pages' methods and headers, names, the access log."""
+"""What `quire serve`'s flags do to requests and answers: defaults, pages' methods and headers, names, the access log."""
 
 import asyncio
 import logging
