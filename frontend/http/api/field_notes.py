@@ -7,6 +7,7 @@ decide nothing. A field that a body has in common with the generating routes mea
 from typing import NamedTuple
 
 from quire.frontend.http.api.field_table import Treatment
+from quire.frontend.http.batches.lines import ENDPOINTS
 
 
 class Note(NamedTuple):
@@ -185,7 +186,7 @@ FIELDS_OF: dict[str, dict[str, Note]] = {
     },
     "BatchRequest": {
         "input_file_id": Note("a file of purpose batch: a request a line, up to 50,000 lines"),
-        "endpoint": Note("/v1/chat/completions or /v1/completions, as in every line"),
+        "endpoint": Note(f"{' or '.join(ENDPOINTS)}, as in every line"),
         "completion_window": Note("24h, or another number of hours (h) or days (d), up to 30d"),
         "output_expires_after": Note("when the files of answers go", "30 days after they are made"),
     },
@@ -329,6 +330,7 @@ ANSWERS: dict[str, str] = {
     "failed": "that did not",
     "code": "as in errors",
     "BatchErrors.data": "the first 100",
+    "BatchError.code": "as in errors, or of a line or its file: invalid_json_line, duplicate_custom_id, mismatched_endpoint, …",
     "BatchError.message": "what is wrong",
     "param": "the field",
     "line": "of the input, from 1",
