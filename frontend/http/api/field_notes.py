@@ -256,7 +256,6 @@ ANSWERS: dict[str, str] = {
     "ResponseObject.tools": "as they were asked for",
     "ResponseObject.object": "response",
     "completed_at": "when it was completed, or null",
-    "background": "as it was asked for",
     "error": "why it failed, or null",
     "incomplete_details": "why it is not complete, or null",
     "reason": "max_output_tokens, or what else ended it early",
@@ -266,7 +265,7 @@ ANSWERS: dict[str, str] = {
     **dict.fromkeys(
         (
             "max_output_tokens", "max_tool_calls", "parallel_tool_calls", "temperature", "top_p", "truncation", "user",
-            "safety_identifier", "prompt_cache_key", "instructions", "tool_choice",
+            "safety_identifier", "prompt_cache_key", "instructions", "tool_choice", "background",
         ),
         "as it was asked for",
     ),
