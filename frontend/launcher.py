@@ -25,6 +25,7 @@ REPLICA_ENDED = "an engine ended unexpectedly (%s); the others get its requests 
 ENGINE_STOPPED = "the engine at %s was told to stop; requests get 503 until it is back"
 REPLICA_STOPPED = "the engine at %s was told to stop; the others get its requests until it is back"
 REPLICA_IS_BACK = "the engine at %s is back"
+ENGINE_REFUSES = "the engine at %s does not take this frontend back: %s"
 
 _POLL_S = 1.0
 _LOOK_S = 0.5  # as often as it beats
@@ -104,7 +105,7 @@ def log_engine_changes(client: Client) -> list[Coroutine[None, None, None]]:
 
 async def log_changes_of(client: Client, is_one_of_several: bool = False) -> None:
     """Of the one engine whose client this is."""
-    was_connected = True
+    was_connected, refusal = True, None
     while True:
         if client.is_connected != was_connected:
             was_connected = client.is_connected
@@ -114,6 +115,8 @@ async def log_changes_of(client: Client, is_one_of_several: bool = False) -> Non
                 log.warning(REPLICA_STOPPED if is_one_of_several else ENGINE_STOPPED, client.address)
             else:
                 log.error(REPLICA_ENDED if is_one_of_several else ENGINE_ENDED, f"no connection to {client.address}")
+        if client.refusal != refusal and (refusal := client.refusal):
+            log.error(ENGINE_REFUSES, client.address, refusal)
         await asyncio.sleep(_LOOK_S)
 
 

@@ -130,6 +130,10 @@ class AsyncClient(Client):
         return self._link is not None and self._link.connected
 
     @property
+    def refusal(self) -> str | None:
+        return None if self._link is None or self.is_connected else self._link.refusal
+
+    @property
     def num_requests(self) -> int:
         return len(self._dispatcher.requests)
 

@@ -76,6 +76,11 @@ class Client(ABC):
     def is_connected(self) -> bool: ...
 
     @property
+    def refusal(self) -> str | None:
+        """Why the one engine, which is there, has not taken us back after it was lost."""
+        return None
+
+    @property
     @abstractmethod
     def num_requests(self) -> int:
         """Requests submitted through this client that have not ended."""

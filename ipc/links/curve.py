@@ -9,6 +9,7 @@ core's public key; so a core on tcp needs both. A frontend needs its own pair an
 import os
 import re
 import stat
+import struct
 from pathlib import Path
 
 import msgspec
@@ -112,9 +113,15 @@ def load_core_keys(secret_key_file: str | Path, allow_file: str | Path) -> CoreK
 
 def parse_key(text: str, source: object = "key") -> bytes:
     """A z85 key as bytes. Raises ValueError."""
-    if not _Z85.fullmatch(text.strip()):
-        raise ValueError(f"{source}: a key is 40 characters of z85, this is not one")  # never echoed: it may be a secret
-    return text.strip().encode()
+    key = text.strip().encode()
+    try:
+        if not _Z85.fullmatch(text.strip()):
+            raise ValueError
+        z85.decode(key)
+    except (ValueError, struct.error):  # the latter: five characters that are more than 32 bits
+        # never echoed: it may be a secret
+        raise ValueError(f"{source}: a key is 40 characters of z85, this is not one") from None
+    return key
 
 
 class Authenticator:

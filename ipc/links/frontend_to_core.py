@@ -93,7 +93,7 @@ class FrontendToCore:
         self._files_by_digest: dict[str, bytes] = {}
         self._connection: _Connection | None = None  # set while connected
         self._reason = "not connected yet"
-        self._refused = False  # the last attempt was answered, with a refusal
+        self.refusal: str | None = None  # what the last attempt was answered with, if not welcomed
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -125,8 +125,8 @@ class FrontendToCore:
                     link._changed.clear()
                     if link._task.done():
                         link._task.result()
-                    if link._refused:
-                        raise LinkDown(f"no connection to the engine at {address}: {link._reason}")
+                    if link.refusal:
+                        raise LinkDown(f"no connection to the engine at {address}: {link.refusal}")
         except BaseException as error:
             reason = link._reason
             await link.close()
@@ -213,7 +213,7 @@ class FrontendToCore:
 
     def _down(self, reason: str, refused: bool) -> None:
         was_up, self._connection = self._connection is not None, None
-        self._reason, self._refused = reason, refused
+        self._reason, self.refusal = reason, reason if refused and not was_up else None
         self._changed.set()
         if was_up and self._on_lost is not None:
             self._on_lost(reason)

@@ -163,6 +163,31 @@ def test_an_engine_that_stops_in_order_did_not_end_unexpectedly(monkeypatch, cap
     asyncio.run(asyncio.wait_for(main(), 100))
 
 
+def test_an_engine_that_does_not_take_us_back_says_why(monkeypatch, caplog, folder) -> None:
+    """As after a key was removed from its list, or an upgrade: 503 without an end would have no reason in the log."""
+    monkeypatch.setattr(launcher, "_LOOK_S", 0.001)
+    monkeypatch.setattr(logging.getLogger("quire"), "propagate", True)
+
+    async def main() -> None:
+        with FakeCore(address=f"ipc://{folder}/core") as old:
+            async with AsyncClient(old.address) as client:
+                task = asyncio.create_task(launcher.log_changes_of(client))
+                await asyncio.sleep(0)
+                old.stop()
+                await until(lambda: "the engine ended unexpectedly" in caplog.text)
+                assert "does not take" not in caplog.text
+                with FakeCore(address=old.address, protocol=99):
+                    why = f"the engine at {old.address} does not take this frontend back: the engine speaks protocol 99"
+                    await until(lambda: why in caplog.text)
+                with FakeCore(address=old.address):
+                    await until(lambda: client.is_connected)
+                    assert client.refusal is None
+                task.cancel()
+        assert caplog.text.count("does not take") == 1
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
 def test_one_that_is_not_there_yet_is_not_waited_for_long(monkeypatch, caplog, folder) -> None:
     monkeypatch.setattr(module, "OTHERS_S", 0.05)
 

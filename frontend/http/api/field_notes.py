@@ -7,6 +7,7 @@ decide nothing. A field that a body has in common with the generating routes mea
 from typing import NamedTuple
 
 from quire.frontend.http.api.field_table import Treatment
+from quire.frontend.http.batches.lines import ENDPOINTS
 
 
 class Note(NamedTuple):
@@ -185,7 +186,7 @@ FIELDS_OF: dict[str, dict[str, Note]] = {
     },
     "BatchRequest": {
         "input_file_id": Note("a file of purpose batch: a request a line, up to 50,000 lines"),
-        "endpoint": Note("/v1/chat/completions or /v1/completions, as in every line"),
+        "endpoint": Note(f"{' or '.join(ENDPOINTS)}, as in every line"),
         "completion_window": Note("24h, or another number of hours (h) or days (d), up to 30d"),
         "output_expires_after": Note("when the files of answers go", "30 days after they are made"),
     },
@@ -255,7 +256,6 @@ ANSWERS: dict[str, str] = {
     "ResponseObject.tools": "as they were asked for",
     "ResponseObject.object": "response",
     "completed_at": "when it was completed, or null",
-    "background": "as it was asked for",
     "error": "why it failed, or null",
     "incomplete_details": "why it is not complete, or null",
     "reason": "max_output_tokens, or what else ended it early",
@@ -265,7 +265,7 @@ ANSWERS: dict[str, str] = {
     **dict.fromkeys(
         (
             "max_output_tokens", "max_tool_calls", "parallel_tool_calls", "temperature", "top_p", "truncation", "user",
-            "safety_identifier", "prompt_cache_key", "instructions", "tool_choice",
+            "safety_identifier", "prompt_cache_key", "instructions", "tool_choice", "background",
         ),
         "as it was asked for",
     ),
@@ -329,6 +329,7 @@ ANSWERS: dict[str, str] = {
     "failed": "that did not",
     "code": "as in errors",
     "BatchErrors.data": "the first 100",
+    "BatchError.code": "as in errors, or of a line or its file: invalid_json_line, duplicate_custom_id, mismatched_endpoint, …",
     "BatchError.message": "what is wrong",
     "param": "the field",
     "line": "of the input, from 1",

@@ -19,6 +19,7 @@ Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 ShortText = Annotated[str, msgspec.Meta(max_length=256)]
+CacheSalt = Annotated[str, msgspec.Meta(max_length=1024)]
 Json = dict[str, Any]
 # A chat template costs some 10 us an item, in which no other request is served: counts are bounded before it runs.
 MAX_ITEMS = 1 << 14  # messages of a chat; content parts and tool calls of all of them
@@ -90,7 +91,7 @@ class SamplingFields(Unsupported, kw_only=True):
     truncate_prompt_tokens: Int64 | None = None
     add_special_tokens: bool | None = None
     priority: Int32 | None = None
-    cache_salt: Annotated[str, msgspec.Meta(max_length=1024)] | None = None
+    cache_salt: CacheSalt | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     response_format: ResponseFormat | None = None

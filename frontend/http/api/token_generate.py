@@ -24,6 +24,7 @@ from quire.frontend.http.api.reading import read_body
 from quire.frontend.http.api.request_log import new_id
 from quire.frontend.http.api.request_metrics import count_first_token
 from quire.frontend.http.api.schemas import (
+    CacheSalt,
     ChatLogprobs,
     Int32,
     PromptLogprobList,
@@ -65,7 +66,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     model: ShortText | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    cache_salt: ShortText | None = None
+    cache_salt: CacheSalt | None = None
     priority: Int32 | None = None
     features: Any = None
     kv_transfer_params: Any = None

@@ -131,3 +131,11 @@ def test_a_client_that_leaves_ends_its_request():
         assert api.client.streams[0].cancelled
 
     asyncio.run(main())
+
+
+def test_a_salt_may_be_as_long_as_in_the_other_routes():
+    """A salt that names a tenant's prefixes must work in every route, or they are computed twice."""
+    api = http.Api()
+    assert asyncio.run(api.json("POST", PATH, {**BODY, "cache_salt": "x" * 1024}))[0] == 200
+    status, answer = asyncio.run(api.json("POST", PATH, {**BODY, "cache_salt": "x" * 1025}))
+    assert (status, answer["error"]["param"]) == (400, "cache_salt")

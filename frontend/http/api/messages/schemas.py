@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from quire.frontend.http.api.schemas import MAX_ITEMS, Int32, Int64, Json, ShortText, TemplateVariables
+from quire.frontend.http.api.schemas import MAX_ITEMS, CacheSalt, Int32, Int64, Json, ShortText, TemplateVariables
 
 RawObject = Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema={"type": "object"})]
 
@@ -121,7 +121,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     top_k: Int64 | None = None
     metadata: Json | None = None
     service_tier: str | None = None
-    cache_salt: Annotated[str, msgspec.Meta(max_length=1024)] | None = None
+    cache_salt: CacheSalt | None = None
     priority: Int32 | None = None
 
 
