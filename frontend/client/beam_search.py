@@ -10,6 +10,7 @@ import itertools
 import math
 import time
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -207,7 +208,7 @@ class BeamStream:
         try:
             beams = await self._search.run()
         except ClientError as error:
-            self.error = error
+            self.error = copy(error)  # not what is raised, which refers to the frames that it goes through, and they to us
             raise
         finally:
             self.finished = True

@@ -141,8 +141,9 @@ class Dispatcher:
             del self._sequences[sequence.key]
             if sequence.logprobs is not None:
                 self._dropped_sequences[sequence.key] = time.monotonic()
-            sequence.request.close_one()
-            self._ended(sequence.request, news)
+            request: RequestState = sequence.request
+            request.close(sequence)
+            self._ended(request, news)
             self._send(Finish(self._epoch, sequence.key))
 
     def _ended(self, request: RequestState, news: list[RequestState]) -> None:

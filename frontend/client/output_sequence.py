@@ -16,7 +16,7 @@ class OutputSequence:
                  "plain", "request", "stop_reason", "stop_token", "text")  # fmt: skip
 
     def __init__(self, request: Any, index: int, text: OutputText | None) -> None:
-        """request: its RequestState."""
+        """request: its RequestState, which lets go of it when the child has ended."""
         self.request = request
         self.index = index
         self.key = sequence_key(request.id, index)

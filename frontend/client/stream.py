@@ -10,6 +10,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Self
 
 import numpy as np
@@ -105,9 +106,11 @@ class RequestState:
         """A child has ended; its last tokens are in `ids`."""
         sequence.finish_reason, sequence.stop_reason = reason, stop_reason
         sequence.stop_token = stop_token_id is not None
-        self.close_one()
+        self.close(sequence)
 
-    def close_one(self) -> None:
+    def close(self, sequence: OutputSequence) -> None:
+        """A child has its finish_reason: no message is for it any more."""
+        sequence.request = None  # each refers to the other, and would wait for the garbage collector
         self.num_open -= 1
         if not self.num_open:
             self.metrics.finished_time = time.time()
@@ -116,6 +119,8 @@ class RequestState:
         """All children end with this error, raised after what has arrived was taken."""
         if self.num_open:
             self.error, self.num_open = error, 0
+            for sequence in self.sequences:
+                sequence.request = None  # as in `close`
             self.metrics.finished_time = time.time()
             self.wake()
 
@@ -292,7 +297,7 @@ class Stream:
             if (state.news or not state.num_open) and (deltas := state.take()):
                 return deltas
             if state.error is not None:
-                raise state.error
+                raise copy(state.error)
             if not state.num_open:
                 raise StopAsyncIteration
             await state.wait()
@@ -319,7 +324,7 @@ class Stream:
             state.news = True  # only the end wakes us
             await state.wait()
         if state.error is not None:
-            raise state.error
+            raise copy(state.error)  # what is raised refers to the frames that it goes through, and they to us
         return await state.take_all()
 
     def cancel(self) -> None:

@@ -79,14 +79,17 @@ async def run_all(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
         return [await coroutines[0]]
     tasks = [asyncio.create_task(c) for c in coroutines]
     try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        failures = [error for task in done if (error := task.exception()) is not None]
-        if failures:
-            raise failures[0]
-        return [task.result() for task in tasks]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        results = []
+        for task in tasks:
+            if task.done():
+                results.append(task.result())
+        return results
     finally:  # not a TaskGroup, which would wait for all to have ended before anyone learns that the client has gone
         for task in tasks:
-            task.cancel()
+            if not task.cancel() and not task.cancelled():
+                task.exception()  # asyncio would log those that nobody has looked at
+        del task, tasks  # a failure refers to this frame, which would wait for the garbage collector with all that it knows
 
 
 async def collect(runs: Sequence[PromptRun], metrics: Metrics, most_bytes: int | None = None) -> list[list[Delta]]:
@@ -116,6 +119,7 @@ async def _collect(run: PromptRun, most_bytes: int | None) -> list[Delta]:
         return task.result()
     finally:
         task.cancel()
+        del task  # as in run_all: its exception refers to this frame
 
 
 def most_logprobs(most_bytes: int, num_top: int) -> int:

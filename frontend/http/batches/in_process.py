@@ -47,7 +47,9 @@ class _Bytes:
         return False
 
     def is_gone(self) -> bool:
-        return False
+        """Whether nobody wants the answer any more: its batch has ended, which is no failure of the server."""
+        task = asyncio.current_task()
+        return task is not None and task.cancelling() > 0
 
 
 async def ask(app: App, line: Line, owner: str = "") -> Reply:

@@ -256,3 +256,4 @@ async def beside(work: Coroutine[Any, Any, T], keeper: Coroutine[Any, Any, None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        del task, tasks  # what they raised refers to this frame, which would wait for the garbage collector

@@ -248,6 +248,7 @@ def test_a_cancelled_batch_keeps_what_is_done(tmp_path):
             assert batch["cancelled_at"] >= batch["cancelling_at"]
             assert len(await api.lines(batch["output_file_id"])) == 1 and batch["error_file_id"] is None
             assert all(stream.cancelled for stream in api.client.streams[1:])
+            assert b'status="5xx"' not in (await api.ask("GET", "/metrics")).body  # nothing has failed
             assert (await api.ask("POST", f"/v1/batches/{made}/cancel")).status == 200
             done = await api.make(chat("a"))
             api.client.speak = end
