@@ -2,7 +2,7 @@
 
 import asyncio
 import gc
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
@@ -106,17 +106,27 @@ async def answers_that_fail() -> None:
     bench = Bench()
     streams = [bench.submit(logprobs=5) for _ in range(3)]
     runs = [PromptRun(stream, stream.params, [], 0) for stream in streams]
-    asyncio.get_running_loop().call_later(0.01, bench.dispatcher.fail_all, EngineError("no"))
-    assert await failure_of(run_all([runs[0].collect(), runs[1].collect()])) == "EngineError: no"
+
+    async def lose_engine() -> None:
+        bench.dispatcher.fail_all(EngineError("no"))
+
+    work: list[Coroutine[Any, Any, Any]] = [runs[0].collect(), runs[1].collect(), lose_engine()]  # begun in this order
+    assert await failure_of(run_all(work)) == "EngineError: no"
     assert await failure_of(_collect(runs[2], most_bytes=1)) == "EngineError: no"
 
 
 async def batch_that_ends() -> None:
+    has_begun = asyncio.Event()
+
+    async def work() -> None:
+        has_begun.set()
+        await asyncio.Event().wait()  # until it is cancelled
+
     async def keep() -> NoReturn:
-        await asyncio.sleep(0)
+        await has_begun.wait()
         raise EngineError("cancelled")
 
-    assert await failure_of(beside(asyncio.sleep(100), keep())) == "EngineError: cancelled"
+    assert await failure_of(beside(work(), keep())) == "EngineError: cancelled"
 
 
 @pytest.mark.parametrize(
