@@ -15,6 +15,7 @@ from workers.test_family_defaults import FAMILIES, REQUIRED, SERVED, filled_by_t
 from quire.ipc.sampling import SamplingParams
 from quire.workers.loading.target import WeightsError
 from quire.workers.models.config import ModelConfigError
+from quire.workers.models.fields import ACTIVATION_FIELDS
 from quire.workers.models.spellings import ACTIVATIONS
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
@@ -115,7 +116,7 @@ def test_without_a_field_the_tokens_are_transformers(family, tmp_path):
 def test_with_another_activation_the_tokens_are_transformers_or_it_is_refused(family, tmp_path):
     """Experts compute SiLU alone, and gpt-oss's activation is no matter of its config."""
     text, whole = texts_of(family)
-    name = next(n for n in ("hidden_act", "hidden_activation", "activation", "activation_function") if n in text)
+    name = next(n for n in ACTIVATION_FIELDS if n in text)
     takes_any = "expert" not in " ".join(text) or text.get("enable_moe_block") is False
     for value in ("relu", "quick_gelu", "gelu", "gelu_fast", "tanh", "sigmoid", "gelu_python", "mish"):
         folder = edited(family, tmp_path / value, whole({**text, name: value}))
