@@ -25,7 +25,7 @@ def prepared(
 ) -> InlineEngine:
     """An engine whose first `rows` slots hold sequences of `context` tokens and a few more, all decoding."""
     if engine is None:
-        blocks = 2 + max(rows, most_rows) * (context // 64 + 2)
+        blocks = 2 + max(rows, most_rows) * (context // 64 + 2) * 2  # of models with windows, layers without have their own
         engine = InlineEngine(
             model, device="cuda", dtype=torch.bfloat16, max_num_seqs=1024, budget=8192, block_size=64, num_blocks=blocks,
             max_model_len=8192, graphs=True, dummy=True, model_options={"quantization": quantization},

@@ -2,6 +2,9 @@
 
 Rows of fixed length run twice in one engine, without and with a JSON Schema each (of its own, unless --same-schema), at
 temperature 1.0; the figure is how much longer it takes. Schemas hold more than the output's length, so that nobody ends early.
+A mask is dear where a string nears its maxLength, and random weights close no string before it. --titles: how long one may be:
+`alike` (60 characters in every schema: all rows come to the end of it in the same steps, the worst case), `mixed` (20 and two
+more in each schema), `unbounded` (one string is the whole output then).
 Grammars are compiled before the clock starts, by a run that does not count. vLLM has xgrammar. Each engine runs in a process of
 its own. `--masks` needs no engine: it times llguidance's masks for the model's tokenizer, one at a time on one core.
 Goals: at most 5 % on an 8B model, 25 % on one of 0.6B. The last line is `RESULT {json}`.
@@ -18,13 +21,17 @@ from typing import Any
 import numpy as np
 
 
-def schema(number: int) -> dict[str, Any]:
+TITLES = ("alike", "mixed", "unbounded")
+
+
+def schema(number: int, titles: str = "alike", row: int = 0) -> dict[str, Any]:
     """A list of records, as extraction has it; no two numbers give the same."""
+    bounds = {"alike": {"maxLength": 60}, "mixed": {"maxLength": 20 + 2 * row}, "unbounded": {}}
     record = {
         "type": "object",
         "properties": {
             f"id_{number}": {"type": "integer", "minimum": 0, "maximum": 10**6},
-            "title": {"type": "string", "maxLength": 60},
+            "title": {"type": "string", **bounds[titles]},
             "kind": {"enum": ["article", "book", "letter", "report"]},
             "authors": {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 4},
             "pages": {"type": ["integer", "null"]},
@@ -35,8 +42,8 @@ def schema(number: int) -> dict[str, Any]:
     return {"type": "array", "items": record, "minItems": 64}
 
 
-def schemas(args: argparse.Namespace) -> list[str]:
-    return [json.dumps(schema(0 if args.same_schema else i)) for i in range(args.rows)]
+def schemas(args: argparse.Namespace, titles: str) -> list[str]:
+    return [json.dumps(schema(0 if args.same_schema else i, titles, 0 if args.same_schema else i)) for i in range(args.rows)]
 
 
 def prompts(args: argparse.Namespace) -> list[dict[str, list[int]]]:
@@ -75,10 +82,10 @@ def open_vllm(args: argparse.Namespace) -> tuple[Any, Any, Any]:
 ENGINES = {"quire": open_quire, "vllm": open_vllm}
 
 
-def run_engine(name: str, args: argparse.Namespace) -> dict[str, Any]:
-    """In a process of its own."""
+def run_engine(name: str, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """In a process of its own: one engine, all kinds of titles in turn."""
     llm, sampling, structured = ENGINES[name](args)
-    given, wanted = prompts(args), [structured(json=text) for text in schemas(args)]
+    given = prompts(args)
 
     def seconds(constraints: list[Any]) -> float:
         params = [
@@ -91,19 +98,23 @@ def run_engine(name: str, args: argparse.Namespace) -> dict[str, Any]:
         assert all(len(o.outputs[0].token_ids) == args.output for o in outputs)
         return taken
 
-    nothing = [None] * args.rows
-    seconds(nothing), seconds(wanted)
-    free = min(seconds(nothing) for _ in range(args.repeat))
-    bound = min(seconds(wanted) for _ in range(args.repeat))
-    return {
-        "engine": name,
-        "rows": args.rows,
-        "output": args.output,
-        "free_s": round(free, 4),
-        "structured_s": round(bound, 4),
-        "overhead": round(bound / free - 1, 4),
-        "ms_a_step_more": round(1000 * (bound - free) / args.output, 3),
-    }
+    def measured(titles: str) -> dict[str, Any]:
+        wanted, nothing = [structured(json=text) for text in schemas(args, titles)], [None] * args.rows
+        seconds(nothing), seconds(wanted)
+        free = min(seconds(nothing) for _ in range(args.repeat))
+        bound = min(seconds(wanted) for _ in range(args.repeat))
+        return {
+            "engine": name,
+            "titles": titles,
+            "rows": args.rows,
+            "output": args.output,
+            "free_s": round(free, 4),
+            "structured_s": round(bound, 4),
+            "overhead": round(bound / free - 1, 4),
+            "ms_a_step_more": round(1000 * (bound - free) / args.output, 3),
+        }
+
+    return [measured(titles) for titles in args.titles]
 
 
 def measure_masks(tokenizer_json: bytes, vocab_size: int, num_tokens: int = 400) -> dict[str, float]:
@@ -153,6 +164,7 @@ def main() -> None:
     parser.add_argument("--output", type=int, default=128)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--same-schema", action="store_true")
+    parser.add_argument("--titles", nargs="+", choices=TITLES, default=["alike"])
     parser.add_argument("--max-model-len", type=int, default=1024)
     parser.add_argument("--load-format", default="auto")
     parser.add_argument("--device", default="auto")
@@ -167,15 +179,14 @@ def main() -> None:
     elif args.child:
         print("RESULT " + json.dumps(run_engine(args.child, args)))
     else:
-        results = [in_a_process(name) for name in args.engine.split(",")]
+        results = [result for name in args.engine.split(",") for result in in_a_process(name)]
         for r in results:
-            print(
-                f"{r['engine']:8} {r['free_s']:8.3f} s  {r['structured_s']:8.3f} s with schemas  {100 * r['overhead']:+.1f} %"
-            )
+            free, bound = f"{r['free_s']:8.3f} s", f"{r['structured_s']:8.3f} s with schemas"
+            print(f"{r['engine']:8} titles {r['titles']:10} {free}  {bound}  {100 * r['overhead']:+.1f} %")
         print("RESULT " + json.dumps(results))
 
 
-def in_a_process(name: str) -> dict[str, Any]:
+def in_a_process(name: str) -> list[dict[str, Any]]:
     done = subprocess.run([sys.executable, *sys.argv, "--child", name], stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.rpartition("RESULT ")[2])
 
