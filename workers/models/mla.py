@@ -50,7 +50,10 @@ class KeysAndValues(WeightOwner):
 
     def values(self, out: torch.Tensor) -> torch.Tensor:
         """What attention gives [T, Hq, L] -> [T, Hq V]"""
-        return torch.bmm(out.transpose(0, 1), self.weight[:, self._nope :].transpose(1, 2)).transpose(0, 1).flatten(1)
+        w = self.weight[:, self._nope :]
+        y = out.new_empty(len(out), *w.shape[:2])
+        torch.bmm(out.transpose(0, 1), w.transpose(1, 2), out=y.transpose(0, 1))  # where o_proj reads it, without a copy
+        return y.flatten(1)
 
     def fill_dummy(self, limit: float, generator: torch.Generator) -> None:
         shape = self._rows.full // self.weight.shape[1], *self.weight.shape[1:]
