@@ -45,11 +45,13 @@ def choose_wide(rows: int, top_k: int, num_experts: int) -> WideConfig | None:
 
 def kernel_specialization(rows: int, top_k: int, num_experts: int) -> Hashable:
     """Steps of numbers of rows with equal answers run the same compiled kernels."""
+    wide, four_bits_wide = choose_wide(rows, top_k, num_experts), four_bits.choose_wide(rows, top_k, num_experts)
     return (
         choose(rows, top_k, num_experts),
-        choose_wide(rows, top_k, num_experts),
+        wide,
         four_bits.choose(rows, top_k, num_experts),
-        four_bits.choose_wide(rows, top_k, num_experts),
+        four_bits_wide,
+        grouped.ids_at_once(rows * top_k) if wide or four_bits_wide else None,
         rows <= current().experts.row.max_rows,
         rows <= current().experts.four_bits_row.max_rows,
         rows <= current().experts.scaled_row.max_rows,

@@ -19,7 +19,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
 
 from quire.kernels.experts import grouped, grouped_hopper, tiles
-from quire.kernels.experts.align import align
 from quire.kernels.experts.experts_reference import SwiGLU
 from quire.kernels.experts.four_bits_operands import mx_operand, prefetch_scales, scales_of_stage
 from quire.kernels.experts.four_bits_weight import FourBits, FourBitWeights
@@ -316,9 +315,7 @@ def experts(
     pdl: int = PLAIN,
 ) -> torch.Tensor:
     """[T, H] of x [T, H], whose experts are ids [T, k]; for what the kernels take."""
-    top_k = ids.shape[1]
-    at = align(ids, len(w.gate_up.words), config.rows, pdl=pdl)
-    rows, work = grouped.gather(x, at, top_k, config.rows, pdl=pdl)
+    rows, work = grouped.arrange(x, ids, len(w.gate_up.words), config.rows, pdl=pdl)
     h = gate_up(rows, w, act, work, config, pdl=pdl)
     del rows  # y takes its memory
     return tiles.add_up(down(h, w, weights, work, config, pdl=pdl), ids, shared, pdl=pdl)

@@ -16,7 +16,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
 
 from quire.kernels.experts import grouped, grouped_hopper, tiles
-from quire.kernels.experts.align import align
 from quire.kernels.experts.experts_reference import SwiGLU, Weights
 from quire.kernels.experts.grouped import Work
 from quire.kernels.experts.grouped_hopper import place_of, store, swiglu, wait_for_previous
@@ -247,9 +246,8 @@ def experts(
     pdl: int = PLAIN,
 ) -> torch.Tensor:
     """[T, H] of x [T, H], whose experts are ids [T, k]; for what the kernels take."""
-    top_k, held = ids.shape[1], len(w.gate_up) if are_some else 0
-    at = align(ids, len(w.gate_up), config.rows, pdl=pdl)
-    rows, work = grouped.gather(x, at, top_k, config.rows, pdl=pdl)
+    held = len(w.gate_up) if are_some else 0
+    rows, work = grouped.arrange(x, ids, len(w.gate_up), config.rows, pdl=pdl)
     h = gate_up(rows, w, act, work, config, pdl=pdl)
     del rows  # y takes its memory
     y = down(h, w, weights, work, config, pdl=pdl)

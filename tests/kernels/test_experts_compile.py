@@ -62,6 +62,7 @@ config = next(config for _, config in rules if config and config.rows == rows)
 w = (meta(8, 2 * 736, 416), meta(8, 416, 736)) if form == "16" else (weight(2 * 736, 416), weight(416, 736))
 w = kind(*w, meta(8, 2 * 736), meta(8, 416))
 module.experts(meta(99, 416), w, ints(99, 2), meta(99, 2, dtype=f32), SwiGLU(limit=7.0, offset=1.0), None, config, pdl=1)
+print(len(COMPILED) == 4)  # rows in order with the list of tiles, two products, sums
 for kernel in COMPILED:
     with tempfile.TemporaryDirectory() as folder:
         code = disassemble(kernel.asm["cubin"], pathlib.Path(folder))

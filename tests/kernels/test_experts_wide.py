@@ -63,7 +63,7 @@ def emulated(monkeypatch):
 
 
 def work_of(ids, num_experts, tile):
-    """What `align` and `grouped` make on the device."""
+    """What `grouped` makes on the device; `order` behind the last pair of these experts' points nowhere."""
     flat = ids.flatten()
     order, counts = experts_reference.align(ids), torch.bincount(flat, minlength=num_experts + 1)[:num_experts]
     live, first = [], 0
@@ -76,6 +76,7 @@ def work_of(ids, num_experts, tile):
     if live:
         places[:3, : len(live)] = torch.tensor(live, dtype=torch.int32).T
     places[3, 0] = len(live)
+    order[first:] = 2**30
     return Work(places, order, tile)
 
 
@@ -88,7 +89,12 @@ def check(module, w, plain, rows, top_k, config, act, dtype=BF16, skewed=False, 
         ids = torch.arange(top_k, dtype=torch.int32).expand(rows, -1).contiguous()
     weights = torch.rand(rows, top_k, generator=g)
     work = work_of(ids, num_experts, config.rows)
-    h = module.gate_up(x[(work.order // top_k).long()], w, act, work, config)
+    ours = int((ids < num_experts).sum())
+    gathered = torch.full((rows * top_k, hidden), torch.nan, dtype=dtype)
+    gathered[:ours] = x[(work.order[:ours] // top_k).long()]  # what is behind is never in a result
+    h = module.gate_up(gathered, w, act, work, config)
+    assert h[:ours].isfinite().all()
+    h[ours:] = torch.nan
     y = module.down(h, w, weights, work, config)
     y = torch.where((ids < num_experts).flatten()[:, None], y, 0).unflatten(0, (rows, top_k))
     want = experts_reference.experts(x, plain, ids, weights, act, num_routed=num_experts + are_some)
