@@ -15,6 +15,8 @@ import torch
 import triton
 import triton.language as tl
 
+from quire.kernels.elementwise.norm import WEIGHS, weighed
+from quire.kernels.elementwise.norm_reference import Weighs
 from quire.kernels.experts.routing import (
     ROUTER_COLUMNS,
     check_products,
@@ -31,6 +33,15 @@ from quire.kernels.tuning.current import current
 MAX_K = 4096  # which a warp holds
 
 
+@triton.jit
+def _weighed(normed, weight, WEIGHS: tl.constexpr):
+    """`weighed`, rounded to the weight's dtype; a product of two of 16 bits is rounded once either way."""
+    if WEIGHS == 1:
+        return normed.to(weight.dtype) * weight
+    else:
+        return weighed(normed, weight.to(tl.float32), weight.dtype, WEIGHS).to(weight.dtype)
+
+
 @triton.jit(
     do_not_specialize=["first", "held"],
     do_not_specialize_on_alignment=["num_rows_ptr"],
@@ -42,7 +53,7 @@ def _norm_router_kernel(
     TOP_K_2: tl.constexpr, TOP_GROUPS: tl.constexpr, GROUP_TOP: tl.constexpr, IS_SIGMOID: tl.constexpr,
     BY_LOGITS: tl.constexpr, IS_NORMALIZED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CORRECTION: tl.constexpr,
     COUNTS: tl.constexpr, PDL: tl.constexpr,
-    K: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr, ADD: tl.constexpr,
+    K: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr, ADD: tl.constexpr, WEIGHS: tl.constexpr,
 ):  # fmt: skip
     """Program (0, p): BLOCK_E logits."""
     row = tl.program_id(0).to(tl.int64)
@@ -78,7 +89,7 @@ def _norm_router_kernel(
     acc = tl.zeros([BLOCK_E, BLOCK_K], tl.float32)
     for start in tl.static_range(0, K, BLOCK_K):
         s = sums[start // BLOCK_K]
-        h = (s.to(tl.float32) * factor).to(s.dtype) * norm[start // BLOCK_K]
+        h = _weighed(s.to(tl.float32) * factor, norm[start // BLOCK_K], WEIGHS)
         if is_first:  # type: ignore[unreachable]
             tl.store(h_ptr + start + k, h, start + k < K)
         acc += w[start // BLOCK_K].to(tl.float32) * h.to(tl.float32)[None, :]
@@ -109,9 +120,12 @@ def norm_router(
     *,
     held: tuple[int, int] | None = None,
     counting: Counting | None = None,
+    weighs: Weighs = "rounded",
     pdl: int = PLAIN,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """(h, residual + x, ids, weights) of one row, as `routing.router` of h; the residual itself stays as it was.
+
+    weighs: how the norm's weight is applied, as `norm` has it.
 
     Raises ValueError for shapes, strides or dtypes that do not fit.
     """
@@ -133,6 +147,6 @@ def norm_router(
     columns = ROUTER_COLUMNS if k <= block_k else 1  # a warp has 255 registers a thread
     _norm_router_kernel[(1, triton.cdiv(n, columns))](
         *choice.tensors, *choice.numbers, added, residual, norm_weight, weight, total, h, done, norm_eps, *choice.constants,
-        pdl, k, columns, block_k, x is not None, num_warps=1, **launch_options(pdl),
+        pdl, k, columns, block_k, x is not None, WEIGHS[weighs], num_warps=1, **launch_options(pdl),
     )  # fmt: skip
     return h, total, *choice.result

@@ -122,8 +122,9 @@ hopper_offline.compile_launches()
 for dtype in (torch.bfloat16, torch.float16):
     for k, num_experts, top_k in ((2048, 128, 8), (2048, 64, 6), (2880, 32, 4), (4096, 128, 8)):
         x, norm, w = (meta(*shape, dtype=dtype) for shape in ((1, k), (k,), (num_experts, k)))
+        routing, weighs = Routing(num_experts=num_experts, top_k=top_k), "wide" if k == 2880 else "rounded"
         for pdl in (0, 1, 2):
-            norm_router.norm_router(x, x, norm, 1e-6, w, Routing(num_experts=num_experts, top_k=top_k), pdl=pdl)
+            norm_router.norm_router(x, x, norm, 1e-6, w, routing, weighs=weighs, pdl=pdl)
 for kernel in COMPILED:
     with tempfile.TemporaryDirectory() as folder:
         code = disassemble(kernel.asm["cubin"], pathlib.Path(folder))

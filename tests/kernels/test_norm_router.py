@@ -47,7 +47,7 @@ def counting_of(routing, device, rows=1):
     return Counting(counts, torch.tensor([rows], dtype=torch.int32, device=device))
 
 
-def same_as_parts(k, routing, dtype, device, *, adds=True, has_bias=True, held=None, real_rows=1, mode=PLAIN):
+def same_as_parts(k, routing, dtype, device, *, adds=True, has_bias=True, held=None, real_rows=1, weighs="rounded", mode=PLAIN):
     """Fused, again and again, as the norm's launch and the router's: sum, ids and weights to the last bit.
 
     On a GPU the norm's squares may be added up in another order than one warp does, which moves few of h by one rounding: the
@@ -56,12 +56,14 @@ def same_as_parts(k, routing, dtype, device, *, adds=True, has_bias=True, held=N
     x, residual, norm_weight, weight, bias, correction = operands(k, routing, dtype, device)
     x, bias = x if adds else None, bias if has_bias else None
     before, total = residual.clone(), residual.clone()
-    want_h = add_rms_norm(x, total, norm_weight, EPS) if adds else rms_norm(total, norm_weight, EPS)
+    want_h = (
+        add_rms_norm(x, total, norm_weight, EPS, weighs=weighs) if adds else rms_norm(total, norm_weight, EPS, weighs=weighs)
+    )
     options = {"held": held, "pdl": mode}
     want_counting, counting = counting_of(routing, device, real_rows), counting_of(routing, device, real_rows)
     for _ in range(3):
         h, got_total, ids, weights = fused.norm_router(
-            x, residual, norm_weight, EPS, weight, routing, bias, correction, counting=counting, **options
+            x, residual, norm_weight, EPS, weight, routing, bias, correction, counting=counting, weighs=weighs, **options
         )
         with in_one_launch():
             want_ids, want = kernels.router(h, weight, routing, bias, correction, counting=want_counting, **options)
@@ -81,6 +83,12 @@ def same_as_parts(k, routing, dtype, device, *, adds=True, has_bias=True, held=N
 @pytest.mark.parametrize("k", SIZES)
 def test_sizes_in_the_interpreter(k, adds):
     same_as_parts(k, Routing(num_experts=5, top_k=2, is_normalized=True), torch.float16, "cpu", adds=adds)
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("weighs", ["wide", "plus_one"])
+def test_other_weights_in_the_interpreter(weighs):
+    same_as_parts(2880, Routing(num_experts=4, top_k=2), torch.float16, "cpu", weighs=weighs)
 
 
 @pytest.mark.interpret
@@ -153,7 +161,8 @@ def test_one_row_of_16_bits_is_supported():
 @pytest.mark.parametrize("name", MODELS)
 def test_models(name, dtype, mode, on_hopper):
     k, routing = MODELS[name]
-    same_as_parts(k, routing, dtype, "cuda", adds=mode != LATE, has_bias=k == 2880, held=(3, 16), mode=mode)
+    own = {"has_bias": True, "weighs": "wide"} if name == "gpt-oss-20b" else {"has_bias": False}
+    same_as_parts(k, routing, dtype, "cuda", adds=mode != LATE, held=(3, 16), mode=mode, **own)
 
 
 @pytest.mark.gpu

@@ -24,7 +24,7 @@ from quire.workers.layers.formats.schemes import MxFp4, PackQuantized, Quantizat
 from quire.workers.layers.formats.stored import Source, StoredLayer, source_of
 from quire.workers.layers.linear import Placement
 from quire.workers.layers.module import WeightOwner, fill_cut, new_parameter
-from quire.workers.layers.norm import Norm
+from quire.workers.layers.norm import Norm, RMSNorm
 from quire.workers.layers.rounded_experts import ExpertInputs, experts_of_rounded_inputs
 from quire.workers.layers.stacked_experts import Names, StackedFloats
 from quire.workers.loading.target import FLOATS, Target, copied
@@ -71,12 +71,17 @@ class Router(WeightOwner):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """(h = norm(residual + x), residual + x, ids and weights of h). x, residual: as `Products.normed` has them.
 
-        One launch, where x is whole, neither parts of a product nor to be summed over the ranks, and the norm is plain.
+        One launch, where x is whole, neither parts of a product nor to be summed over the ranks.
         """
-        is_fused = self._stored is None and norm.is_plain and not isinstance(x, Partial)
-        if is_fused and ops.fuses_norm_route(x, residual, self.weight):
+        is_whole = self._stored is None and not isinstance(x, Partial)
+        if (
+            is_whole
+            and isinstance(norm, RMSNorm)
+            and norm.residual_scale == 1.0
+            and ops.fuses_norm_route(x, residual, self.weight)
+        ):
             own = self.weight, self.bias, self.correction, self.routing, self._held, self._counting(len(residual))
-            return ops.norm_route(x, residual, norm.weight, norm.eps, *own)
+            return ops.norm_route(x, residual, norm.weight, norm.eps, *own, norm.weighs)
         h = norm(residual) if x is None else norm.add(x, residual)
         return h, residual, *self(h)
 

@@ -236,11 +236,12 @@ def norm_route(
     routing: Routing,
     held: tuple[int, int] | None = None,
     counting: Counting | None = None,
+    weighs: Weighs = "rounded",
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """(h, residual + x, ids, weights): h is the norm of residual + x, ids and weights `route`'s of h; the residual stays."""
     kernels, mode = _kernels().norm_router, _launch_mode(residual)
     return kernels.norm_router(  # type: ignore[no-any-return]
-        x, residual, norm_weight, eps, weight, routing, bias, correction, held=held, counting=counting, pdl=mode
+        x, residual, norm_weight, eps, weight, routing, bias, correction, held=held, counting=counting, weighs=weighs, pdl=mode
     )
 
 
