@@ -203,14 +203,9 @@ class CudaAttention:
             tensors = (qkv, buffers.positions[:t], cos_sin, mapping, k, v)
             norms = (q_norm, k_norm, eps, k_scale, v_scale)
             rope_kv(
-                *tensors,
-                spec.num_heads,
-                *norms,
-                interleaved=interleaved,
-                weighs=spec.qk_norm_weighs,
-                q_scales=self._q_scales,
+                *tensors, spec.num_heads, *norms, interleaved=interleaved, weighs=spec.qk_norm_weighs, q_scales=self._q_scales,
                 pdl=pdl,
-            )
+            )  # fmt: skip
         q = qkv[:, : spec.q_size].unflatten(1, (spec.num_heads, spec.head_dim))
         out = torch.empty(t, spec.num_heads, spec.head_dim, dtype=qkv.dtype, device=qkv.device)
         arguments = (q, k, v, step.block_table[place.group], step.rows, *step.lengths, out)
