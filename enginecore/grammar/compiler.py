@@ -3,7 +3,9 @@
 A grammar that was met before costs a copy of its matcher. Another is tried in a process that it may end (trial.py), then
 compiled here, by one of two threads; a bad one, or one that takes too long, is its request's 400, and remembered like a good
 one, so that sending it again costs nothing. Matchers that are copies of each other share a lexer and so cannot make masks at
-the same time: a grammar that is used a lot is compiled once for each thread of llguidance that makes masks (mask_threads.py).
+the same time: a grammar that many sequences use at once is compiled several times, at most once for each thread of llguidance
+that makes masks (mask_threads.py). One that is used by one after the other keeps its lexer, which remembers what it has met:
+the same masks take a new one two to four times as long.
 
 Owned by the daemon, called by the core's loop through preparation.py.
 """
@@ -11,10 +13,12 @@ Owned by the daemon, called by the core's loop through preparation.py.
 import hashlib
 import threading
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import llguidance
 
@@ -34,16 +38,27 @@ QUICK_S = 0.05  # of a grammar that compiles in less, n sequences may have sever
 STACK_BYTES = 16 << 20  # of threads that compile: twice what was enough in the process that tried
 
 
+class Compiled(NamedTuple):
+    """A grammar compiled once. users: of its lexer, who are gone from here when nobody else has them."""
+
+    lexer: int
+    matcher: llguidance.LLMatcher  # which nobody has used
+    users: weakref.WeakSet[Constraint]
+
+
 @dataclass
 class Grammar:
-    """A compiled grammar, or why it is none. matchers: (number of its lexer, matcher that nobody has used), several."""
+    """A compiled grammar, or why it is none."""
 
     error: str = ""
     lark: str = ""
     num_bytes: int = 0
     number: int = 0
-    matchers: list[tuple[int, llguidance.LLMatcher]] = field(default_factory=list)
-    num_uses: int = 0
+    compiled: list[Compiled] = field(default_factory=list)
+
+    @property
+    def least_used(self) -> Compiled:
+        return min(self.compiled, key=lambda compiled: len(compiled.users))
 
 
 class GrammarCompiler:
@@ -95,8 +110,8 @@ class GrammarCompiler:
         if grammar is None:
             self.start()
             return self._executor.submit(self._compile_for, wanted, digest, sequences)
-        self._use(wanted, grammar, sequences)
-        if 0 < len(grammar.matchers) < min(self._num_threads, grammar.num_uses):
+        is_shared = self._use(wanted, grammar, sequences)
+        if is_shared and len(grammar.compiled) < self._num_threads:
             self._executor.submit(self._compile_once_more, grammar)
         return None
 
@@ -107,16 +122,19 @@ class GrammarCompiler:
             grammar = self._remember(digest, self._compile(wanted, len(sequences)))
         self._use(wanted, grammar, sequences)
 
-    def _use(self, wanted: StructuredOutputs, grammar: Grammar, sequences: list[Sequence]) -> None:
+    def _use(self, wanted: StructuredOutputs, grammar: Grammar, sequences: list[Sequence]) -> bool:
+        """Give them matchers; returns whether one of them has to share its lexer."""
         if grammar.error:
             is_named = wanted.field and grammar.error.startswith(f"{wanted.field}[")  # the very one of several
             raise PreparationFailed(grammar.error if is_named else f"{wanted.name}: {grammar.error}")
+        is_shared = False
         for seq in sequences:
-            lexer, matcher = grammar.matchers[grammar.num_uses % len(grammar.matchers)]
-            grammar.num_uses += 1
-            self._constrain(seq, matcher.deep_copy(), lexer)
+            compiled = grammar.least_used
+            is_shared |= len(compiled.users) > 0
+            compiled.users.add(self._constrain(seq, compiled.matcher.deep_copy(), compiled.lexer))
+        return is_shared
 
-    def _constrain(self, seq: Sequence, matcher: llguidance.LLMatcher | None, lexer: int | None) -> None:
+    def _constrain(self, seq: Sequence, matcher: llguidance.LLMatcher | None, lexer: int | None) -> Constraint:
         params = seq.params
         thinking = self._thinking(seq, params, matcher is not None)
         vocabulary = self.vocabulary() if matcher is not None else None
@@ -132,6 +150,7 @@ class GrammarCompiler:
             eos_token_ids=self.eos_token_ids,
         )
         seq.constraint, seq.mask_from = constraint, constraint.mask_from(len(seq.prompt))
+        return constraint
 
     def _thinking(self, seq: Sequence, params: SamplingParams, has_grammar: bool) -> Thinking | None:
         """None if the sequence does not think, or has done so in its prompt."""
@@ -167,7 +186,7 @@ class GrammarCompiler:
             self._num_grammars += 1
             grammar = Grammar(lark=verdict.lark, num_bytes=verdict.num_bytes, number=self._num_grammars)
         begin = time.monotonic()
-        while len(grammar.matchers) < min(num_sequences, self._num_threads):
+        while len(grammar.compiled) < min(num_sequences, self._num_threads):
             matcher = self._add_matcher(grammar, vocabulary)
             if matcher.is_error():
                 return Grammar(error=in_words(wanted, matcher.get_error()))
@@ -177,11 +196,12 @@ class GrammarCompiler:
 
     def _add_matcher(self, grammar: Grammar, vocabulary: Vocabulary) -> llguidance.LLMatcher:
         matcher = llguidance.LLMatcher(vocabulary.tokenizer, grammar.lark, log_level=0, limits=PARSER_LIMITS)
-        grammar.matchers.append((grammar.number * MAX_THREADS + len(grammar.matchers), matcher))
+        lexer = grammar.number * MAX_THREADS + len(grammar.compiled)
+        grammar.compiled.append(Compiled(lexer, matcher, weakref.WeakSet()))
         return matcher
 
     def _compile_once_more(self, grammar: Grammar) -> None:
-        if len(grammar.matchers) < self._num_threads:
+        if len(grammar.compiled) < self._num_threads:
             self._add_matcher(grammar, self.vocabulary())
 
     def _remember(self, digest: bytes, grammar: Grammar) -> Grammar:

@@ -95,8 +95,8 @@ class Constraint:
     """
 
     __slots__ = (
-        "allowed", "eos_token_ids", "last_resort", "lexer", "mask", "matcher", "num_works", "queue", "slow_for", "stops",
-        "thinking", "unconsumed",
+        "__weakref__", "allowed", "eos_token_ids", "last_resort", "lexer", "mask", "matcher", "num_works", "queue", "slow_for",
+        "stops", "thinking", "unconsumed",
     )  # fmt: skip
 
     def __init__(

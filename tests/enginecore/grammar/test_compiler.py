@@ -258,14 +258,25 @@ def test_a_grammar_is_compiled_once_for_each_thread_that_may_use_it(compiler):
     asked = wanted("json_object")
     [first] = prepare(compiler, asked)
     grammar = next(iter(compiler._cache.values()))
-    assert len(grammar.matchers) == 1 and first.constraint.matcher is not grammar.matchers[0][1]
+    assert len(grammar.compiled) == 1 and first.constraint.matcher is not grammar.compiled[0].matcher
     request_of_two = request(asked, n=2)
     assert compiler.prepare(*request_of_two) is None  # nobody waits for what is there
     compiler._executor.submit(int).result(30)
     compiler._executor.submit(int).result(30)
     four = prepare(compiler, asked, n=4)
-    assert {seq.constraint.lexer for seq in four} == {lexer for lexer, _ in grammar.matchers}
+    assert len(grammar.compiled) > 1 and {seq.constraint.lexer for seq in four} == {each.lexer for each in grammar.compiled}
     assert len({id(seq.constraint.matcher) for seq in four}) == 4 and len(compiler._cache) == 1
+
+
+def test_a_grammar_that_is_used_by_one_after_the_other_keeps_its_lexer(compiler):
+    asked, lexers = wanted("json_object"), set()
+    for _ in range(4):
+        [seq] = prepare(compiler, asked)
+        lexers.add(seq.constraint.lexer)
+        del seq
+        compiler._executor.submit(int).result(30)
+    [grammar] = compiler._cache.values()
+    assert len(lexers) == len(grammar.compiled) == 1 and not grammar.compiled[0].users
 
 
 def test_children_of_a_request_have_a_matcher_each(compiler):

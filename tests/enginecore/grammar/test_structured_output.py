@@ -48,10 +48,8 @@ def is_a_person(engine: CoreWithModel, output: Output) -> bool:
 
 def begins_one(engine: CoreWithModel, output: Output) -> bool:
     """Whether its tokens can be gone on with."""
-    matcher = engine.grammars._cache[next(k for k, g in engine.grammars._cache.items() if _is(engine, g, PERSON))].matchers[0][
-        1
-    ]
-    return matcher.deep_copy().consume_tokens(output.ids)
+    [grammar] = [grammar for grammar in engine.grammars._cache.values() if _is(engine, grammar, PERSON)]
+    return grammar.compiled[0].matcher.deep_copy().consume_tokens(output.ids)
 
 
 def _is(engine: CoreWithModel, grammar, wanted: StructuredOutputs) -> bool:
