@@ -3,7 +3,6 @@
     router_logits   float32 [S, T, E], whose sum over S is x @ W^T         x [T, H], W [E, H]
     route           ids int32 [T, k], weights float32 [T, k]               of these logits + bias, see `routing_reference`
     router          both; of few rows in one launch, in which the program of a row that finishes last chooses
-                    (norm_router.py: of one row with the norm before it, too)
 
 Logits are never rounded to 16 bits: of nearly equal experts the same one is chosen for the same token, whatever its company.
 They are few columns for much reading, so K is cut into S ranges, which `route` adds up on its way; in float32 S depends on
@@ -141,7 +140,7 @@ def _choose(
 
 
 @triton.jit
-def expert_numbers(E: tl.constexpr, GROUPS: tl.constexpr, GROUPS_2: tl.constexpr, SIZE_2: tl.constexpr):
+def _numbers(E: tl.constexpr, GROUPS: tl.constexpr, GROUPS_2: tl.constexpr, SIZE_2: tl.constexpr):
     """Experts' numbers [groups, experts of one], groups', and whether there are such."""
     size: tl.constexpr = E // GROUPS
     g, j = tl.arange(0, GROUPS_2), tl.arange(0, SIZE_2)
@@ -162,7 +161,7 @@ def _route_kernel(
     COUNTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    e, g, valid = expert_numbers(E, GROUPS, GROUPS_2, SIZE_2)
+    e, g, valid = _numbers(E, GROUPS, GROUPS_2, SIZE_2)
     logits = tl.zeros([GROUPS_2, SIZE_2], tl.float32)
     if HAS_BIAS:
         logits += tl.load(bias_ptr + e, valid, other=0.0).to(tl.float32)
@@ -173,27 +172,6 @@ def _route_kernel(
         logits, correction_ptr, ids_ptr, weights_ptr, counts_ptr, num_rows_ptr, row, e, g, valid, first, held, scale, eps,
         E, GROUPS, TOP_K, TOP_K_2, TOP_GROUPS, GROUP_TOP, IS_SIGMOID, BY_LOGITS, IS_NORMALIZED, HAS_CORRECTION, COUNTS,
     )  # fmt: skip
-
-
-@triton.jit
-def store_and_choose(
-    y, n, done_ptr, bias, logits_ptr, correction_ptr, ids_ptr, weights_ptr, counts_ptr, num_rows_ptr, row,
-    e, g, valid, first, held, scale, eps,
-    E: tl.constexpr, GROUPS: tl.constexpr, TOP_K: tl.constexpr, TOP_K_2: tl.constexpr, TOP_GROUPS: tl.constexpr,
-    GROUP_TOP: tl.constexpr, IS_SIGMOID: tl.constexpr, BY_LOGITS: tl.constexpr, IS_NORMALIZED: tl.constexpr,
-    HAS_CORRECTION: tl.constexpr, COUNTS: tl.constexpr,
-):  # fmt: skip
-    """Store a program's logits y of columns n of a row. The last program of a row, whichever it is, chooses among all."""
-    tl.store(logits_ptr + row * E + n, y, n < E)
-    tl.debug_barrier()  # a thread's release is of what all of its program have stored
-    before = tl.atomic_add(done_ptr + row, 1, sem="acq_rel")
-    if before == tl.num_programs(1) - 1:
-        tl.store(done_ptr + row, 0)
-        logits = bias + tl.load(logits_ptr + row * E + e, valid, other=0.0, cache_modifier=".cg")
-        _choose(
-            logits, correction_ptr, ids_ptr, weights_ptr, counts_ptr, num_rows_ptr, row, e, g, valid, first, held, scale, eps,
-            E, GROUPS, TOP_K, TOP_K_2, TOP_GROUPS, GROUP_TOP, IS_SIGMOID, BY_LOGITS, IS_NORMALIZED, HAS_CORRECTION, COUNTS,
-        )  # fmt: skip
 
 
 @triton.jit(
@@ -209,13 +187,13 @@ def _router_kernel(
     COUNTS: tl.constexpr, PDL: tl.constexpr,
     K: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Program (r, p): BLOCK_E logits of row r."""
+    """Program (r, p): BLOCK_E logits of row r. The last to finish, whichever it is, chooses among all."""
     row = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * BLOCK_E + tl.arange(0, BLOCK_E)
     k = tl.arange(0, BLOCK_K)
     w_at = w_ptr + n[:, None] * K + k[None, :]
     w = tl.load(w_at, (n < E)[:, None] & (k < K)[None, :], other=0.0)  # before the wait: most of it
-    e, g, valid = expert_numbers(E, GROUPS, GROUPS_2, SIZE_2)
+    e, g, valid = _numbers(E, GROUPS, GROUPS_2, SIZE_2)
     bias = tl.zeros([GROUPS_2, SIZE_2], tl.float32)
     if HAS_BIAS:
         bias += tl.load(bias_ptr + e, valid, other=0.0).to(tl.float32)
@@ -226,14 +204,19 @@ def _router_kernel(
             w = tl.load(w_at + start, (n < E)[:, None] & (start + k < K)[None, :], other=0.0)
         x = tl.load(x_ptr + row * x_stride + start + k, start + k < K, other=0.0)
         acc += w.to(tl.float32) * x.to(tl.float32)[None, :]
-    store_and_choose(
-        tl.sum(acc, 1), n, done_ptr, bias, logits_ptr, correction_ptr, ids_ptr, weights_ptr, counts_ptr, num_rows_ptr, row,
-        e, g, valid, first, held, scale, eps,
-        E, GROUPS, TOP_K, TOP_K_2, TOP_GROUPS, GROUP_TOP, IS_SIGMOID, BY_LOGITS, IS_NORMALIZED, HAS_CORRECTION, COUNTS,
-    )  # fmt: skip
+    tl.store(logits_ptr + row * E + n, tl.sum(acc, 1), n < E)
+    tl.debug_barrier()  # a thread's release is of what all of its program have stored
+    before = tl.atomic_add(done_ptr + row, 1, sem="acq_rel")
+    if before == tl.num_programs(1) - 1:
+        tl.store(done_ptr + row, 0)
+        logits = bias + tl.load(logits_ptr + row * E + e, valid, other=0.0, cache_modifier=".cg")
+        _choose(
+            logits, correction_ptr, ids_ptr, weights_ptr, counts_ptr, num_rows_ptr, row, e, g, valid, first, held, scale, eps,
+            E, GROUPS, TOP_K, TOP_K_2, TOP_GROUPS, GROUP_TOP, IS_SIGMOID, BY_LOGITS, IS_NORMALIZED, HAS_CORRECTION, COUNTS,
+        )  # fmt: skip
 
 
-def check_products(x: torch.Tensor, weight: torch.Tensor) -> None:
+def _check(x: torch.Tensor, weight: torch.Tensor) -> None:
     fits = weight.shape[1] == x.shape[1] and x.dtype == weight.dtype
     if not fits or x.stride(1) != 1 or not weight.is_contiguous():
         raise ValueError(f"router_logits: x {x.shape} {x.dtype} and weight {weight.shape} {weight.dtype} do not fit")
@@ -241,7 +224,7 @@ def check_products(x: torch.Tensor, weight: torch.Tensor) -> None:
 
 def router_logits(x: torch.Tensor, weight: torch.Tensor, *, pdl: int = PLAIN) -> torch.Tensor:
     """float32 [S, T, E]; x [T, H] and weight [E, H] of one dtype, unit stride in the last dimension."""
-    check_products(x, weight)
+    _check(x, weight)
     (rows, k), n = x.shape, weight.shape[0]
     exact = x.dtype == torch.float32
     block_m = 16 if exact or rows <= FEW_ROWS else 64
@@ -259,7 +242,7 @@ def router_logits(x: torch.Tensor, weight: torch.Tensor, *, pdl: int = PLAIN) ->
     return out
 
 
-class ChoiceArguments(NamedTuple):
+class _Choice(NamedTuple):
     """What both kernels that choose are given first and last, and what they write."""
 
     tensors: tuple[torch.Tensor, ...]
@@ -271,14 +254,14 @@ class ChoiceArguments(NamedTuple):
         return self.tensors[3], self.tensors[4]
 
 
-def choice_arguments(
+def _choice(
     logits: torch.Tensor,
     routing: Routing,
     bias: torch.Tensor | None,
     correction: torch.Tensor | None,
     held: tuple[int, int] | None,
     counting: Counting | None,
-) -> ChoiceArguments:
+) -> _Choice:
     rows, n = logits.shape[-2:]
     top_k, device = routing.top_k, logits.device
     ids = torch.empty(rows, top_k, dtype=torch.int32, device=device)
@@ -293,7 +276,7 @@ def choice_arguments(
         routing.is_normalized, bias is not None, correction is not None, counting is not None,
     )  # fmt: skip
     numbers = (*(held or (0, n)), routing.scale, routing.eps)
-    return ChoiceArguments((logits, *given, ids, weights, counts, num_rows), numbers, constants)
+    return _Choice((logits, *given, ids, weights, counts, num_rows), numbers, constants)
 
 
 def route(
@@ -313,7 +296,7 @@ def route(
     parts, rows, n = logits.shape
     if n != routing.num_experts or not logits.is_contiguous():
         raise ValueError(f"route: logits of shape {tuple(logits.shape)} are not those of {routing.num_experts} experts")
-    choice = choice_arguments(logits, routing, bias, correction, held, counting)
+    choice = _choice(logits, routing, bias, correction, held, counting)
     if rows:
         _route_kernel[(rows,)](
             *choice.tensors, *choice.numbers, parts, rows * n, *choice.constants, pdl, num_warps=1, **launch_options(pdl)
@@ -322,14 +305,9 @@ def route(
 
 
 @functools.cache
-def done_counts(device: torch.device, thread: int) -> torch.Tensor:
+def _done(device: torch.device, thread: int) -> torch.Tensor:
     """Programs of each row that have finished: 0 between launches, of which a thread has one at a time on a device."""
     return torch.zeros(MAX_ROWS_AT_ONCE, dtype=torch.int32, device=device)
-
-
-def router_block(k: int) -> int:
-    """Of K, as a program of one launch takes it: logits are added up alike, whether the norm is in the launch or not."""
-    return min(2048, triton.next_power_of_2(k))
 
 
 def router(
@@ -345,15 +323,16 @@ def router(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`route` of the `router_logits` of x [T, H], of few rows in one launch; weight [E, H]."""
     (rows, k), n = x.shape, len(weight)
-    done = done_counts(x.device, threading.get_ident())  # of any number of rows, so that it is there before a graph is captured
+    done = _done(x.device, threading.get_ident())  # of any number of rows, so that it is there before a graph is captured
     if not 0 < rows <= min(current().experts.router_rows, MAX_ROWS_AT_ONCE) or x.dtype == torch.float32:
         return route(router_logits(x, weight, pdl=pdl), routing, bias, correction, held=held, counting=counting, pdl=pdl)
-    check_products(x, weight)
+    _check(x, weight)
     if n != routing.num_experts:
         raise ValueError(f"router: weight {weight.shape} is not that of {routing.num_experts} experts")
-    choice = choice_arguments(x.new_empty(rows, n, dtype=torch.float32), routing, bias, correction, held, counting)
+    choice = _choice(x.new_empty(rows, n, dtype=torch.float32), routing, bias, correction, held, counting)
+    block_k = min(2048, triton.next_power_of_2(k))
     _router_kernel[(rows, triton.cdiv(n, ROUTER_COLUMNS))](
         *choice.tensors, *choice.numbers, x, weight, done, x.stride(0), *choice.constants, pdl,
-        k, ROUTER_COLUMNS, router_block(k), num_warps=1, **launch_options(pdl),
+        k, ROUTER_COLUMNS, block_k, num_warps=1, **launch_options(pdl),
     )  # fmt: skip
     return choice.result

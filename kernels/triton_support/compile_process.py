@@ -173,7 +173,6 @@ def _kernels() -> dict[tuple[str, str], Any]:
         four_bits_tiles,
         four_bits_wide,
         grouped,
-        norm_router,
         pairs,
         pairs_row,
         routing,

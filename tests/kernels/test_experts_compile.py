@@ -110,33 +110,6 @@ def test_logits_are_loaded_by_16_bytes_and_ahead(tmp_path, monkeypatch):
     assert_compiles(LOGITS, (), tmp_path, monkeypatch)
 
 
-NORM_ROUTER = """
-import pathlib, tempfile
-import hopper_offline
-from hopper_offline import COMPILED, meta
-import torch
-from sass import disassemble
-from quire.kernels.experts import norm_router
-from quire.kernels.experts.routing_reference import Routing
-
-hopper_offline.compile_launches()
-for dtype in (torch.bfloat16, torch.float16):
-    for k, num_experts, top_k in ((2048, 128, 8), (2048, 64, 6), (2880, 32, 4), (4096, 128, 8)):
-        x, norm, w = (meta(*shape, dtype=dtype) for shape in ((1, k), (k,), (num_experts, k)))
-        routing, weighs = Routing(num_experts=num_experts, top_k=top_k), "wide" if k == 2880 else "rounded"
-        for pdl in (0, 1, 2):
-            norm_router.norm_router(x, x, norm, 1e-6, w, routing, weighs=weighs, pdl=pdl)
-for kernel in COMPILED:
-    with tempfile.TemporaryDirectory() as folder:
-        code = disassemble(kernel.asm["cubin"], pathlib.Path(folder))
-    print("STL" not in code, "LDG.E.U16" not in code, kernel.metadata.num_warps == 1)
-"""
-
-
-def test_the_router_with_its_norm_stays_in_registers(tmp_path, monkeypatch):
-    assert_compiles(NORM_ROUTER, (), tmp_path, monkeypatch)
-
-
 def assert_compiles(program, arguments, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)

@@ -7,6 +7,7 @@ import tiny_moe
 import torch
 from workers.test_family_mutations import assert_seen, attention, layers, ones, rope, rotates_everywhere, window, without
 
+from quire.kernels.experts import routing_reference
 from quire.kernels.experts.experts_reference import SwiGLU
 from quire.workers.layers.experts import Experts, Router
 from quire.workers.models.blocks import SelfAttention, Sinks
@@ -43,15 +44,16 @@ def each(kind, change):
 
 
 def weighed_by_correction(moe):
-    router, r = moe._router, moe._router.routing
+    router = moe._router
 
-    def normed(x, residual, norm):
-        h, residual, ids, _ = Router.normed(router, x, residual, norm)
-        scores = torch.nn.functional.linear(h, router.weight, router.bias).sigmoid()
-        weights = (scores + router.correction).gather(1, ids.long())
-        return h, residual, ids, weights / (weights.sum(-1, keepdim=True) if r.is_normalized else 1) * r.scale
+    def routed(h):
+        logits = torch.nn.functional.linear(h, router.weight, router.bias)
+        ids, _ = routing_reference.route(logits, router.routing, router.correction)
+        weights = (logits.sigmoid() + router.correction).gather(1, ids.long())
+        r = router.routing
+        return ids, weights / (weights.sum(-1, keepdim=True) if r.is_normalized else 1) * r.scale
 
-    router.__dict__["normed"] = normed
+    moe.__dict__["_router"] = routed
 
 
 def without_shared(moe):

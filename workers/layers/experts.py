@@ -24,11 +24,10 @@ from quire.workers.layers.formats.schemes import MxFp4, PackQuantized, Quantizat
 from quire.workers.layers.formats.stored import Source, StoredLayer, source_of
 from quire.workers.layers.linear import Placement
 from quire.workers.layers.module import WeightOwner, fill_cut, new_parameter
-from quire.workers.layers.norm import Norm, RMSNorm
 from quire.workers.layers.rounded_experts import ExpertInputs, experts_of_rounded_inputs
 from quire.workers.layers.stacked_experts import Names, StackedFloats
 from quire.workers.loading.target import FLOATS, Target, copied
-from quire.workers.parallel import Part, Partial, whole
+from quire.workers.parallel import Part, whole
 
 
 class Router(WeightOwner):
@@ -64,31 +63,10 @@ class Router(WeightOwner):
         """(ids int32 [T, k], weights float32 [T, k])"""
         if self._stored is not None:
             h = rounded_for(h, self._stored)
-        return ops.route(h, self.weight, self.bias, self.correction, self.routing, self._held, self._counting(len(h)))
-
-    def normed(
-        self, x: torch.Tensor | None, residual: torch.Tensor, norm: Norm
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(h = norm(residual + x), residual + x, ids and weights of h). x, residual: as `Products.normed` has them.
-
-        One launch, where x is whole, neither parts of a product nor to be summed over the ranks.
-        """
-        is_whole = self._stored is None and not isinstance(x, Partial)
-        if (
-            is_whole
-            and isinstance(norm, RMSNorm)
-            and norm.residual_scale == 1.0
-            and ops.fuses_norm_route(x, residual, self.weight)
-        ):
-            own = self.weight, self.bias, self.correction, self.routing, self._held, self._counting(len(residual))
-            return ops.norm_route(x, residual, norm.weight, norm.eps, *own, norm.weighs)
-        h = norm(residual) if x is None else norm.add(x, residual)
-        return h, residual, *self(h)
-
-    def _counting(self, rows: int) -> Counting | None:
-        if self._load is None or self._counts is None:
-            return None
-        return Counting(self._counts, self._load.real_rows(rows))
+        counting = None
+        if self._load is not None and self._counts is not None:
+            counting = Counting(self._counts, self._load.real_rows(len(h)))
+        return ops.route(h, self.weight, self.bias, self.correction, self.routing, self._held, counting)
 
     def targets(self, name: str) -> Iterator[tuple[str, Target]]:
         experts, hidden_size = map(whole, self.weight.shape)

@@ -58,16 +58,16 @@ class RMSNorm(Norm):
         self.eps = eps
         self.weight = new_parameter((size,), dtype, device)
         self.is_plain = weighs == "rounded" and residual_scale == 1.0
-        self.weighs, self.residual_scale = weighs, residual_scale
+        self._weighs, self._residual_scale = weighs, residual_scale
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return ops.rms_norm(x, self.weight, self.eps, weighs=self.weighs)
+        return ops.rms_norm(x, self.weight, self.eps, weighs=self._weighs)
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        return ops.add_rms_norm(x, residual, self.weight, self.eps, scale=self.residual_scale, weighs=self.weighs)
+        return ops.add_rms_norm(x, residual, self.weight, self.eps, scale=self._residual_scale, weighs=self._weighs)
 
     def fill_dummy(self, limit: float, generator: torch.Generator) -> None:
-        self.weight.fill_(0.0 if self.weighs == "plus_one" else 1.0)
+        self.weight.fill_(0.0 if self._weighs == "plus_one" else 1.0)
 
 
 class UnweightedRMSNorm(RMSNorm):

@@ -29,7 +29,6 @@ class _Kernels(NamedTuple):
     logits: ModuleType
     norm: ModuleType
     norm_linear: ModuleType
-    norm_router: ModuleType
     routing: ModuleType
     split_linear: ModuleType
 
@@ -37,13 +36,11 @@ class _Kernels(NamedTuple):
 @functools.cache
 def _kernels() -> _Kernels:
     from quire.kernels.elementwise import activation, embedding, logits, norm
-    from quire.kernels.experts import experts, norm_router, routing
+    from quire.kernels.experts import experts, routing
     from quire.kernels.linear import linear, norm_linear, split_linear
     from quire.kernels.triton_support import dependent_launch
 
-    return _Kernels(
-        activation, dependent_launch, embedding, experts, linear, logits, norm, norm_linear, norm_router, routing, split_linear
-    )  # fmt: skip
+    return _Kernels(activation, dependent_launch, embedding, experts, linear, logits, norm, norm_linear, routing, split_linear)
 
 
 def _launch_mode(x: torch.Tensor) -> int:
@@ -218,31 +215,6 @@ def route(
     if counting is not None:
         routing_reference.count(ids, counting)
     return ids if held is None else routing_reference.own_ids(ids, *held), weights
-
-
-def fuses_norm_route(x: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether `norm_route` is there for these: one row, on CUDA."""
-    return residual.is_cuda and _kernels().norm_router.supports(x, residual, weight)
-
-
-def norm_route(
-    x: torch.Tensor | None,
-    residual: torch.Tensor,
-    norm_weight: torch.Tensor,
-    eps: float,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    correction: torch.Tensor | None,
-    routing: Routing,
-    held: tuple[int, int] | None = None,
-    counting: Counting | None = None,
-    weighs: Weighs = "rounded",
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(h, residual + x, ids, weights): h is the norm of residual + x, ids and weights `route`'s of h; the residual stays."""
-    kernels, mode = _kernels().norm_router, _launch_mode(residual)
-    return kernels.norm_router(  # type: ignore[no-any-return]
-        x, residual, norm_weight, eps, weight, routing, bias, correction, held=held, counting=counting, weighs=weighs, pdl=mode
-    )
 
 
 def experts(

@@ -70,12 +70,13 @@ class MoE(Module):
         self.__dict__.update(zip(("_router", "_shared", "_shared_gate"), children, strict=True))
 
     def forward(self, x: torch.Tensor | None, residual: torch.Tensor, norm: Norm) -> tuple[torch.Tensor, torch.Tensor]:
-        h, residual, ids, weights = self._router.normed(x, residual, norm)
+        h = norm(residual) if x is None else norm.add(x, residual)
         shared = None
         if self._shared is not None:
             shared = self._shared(h)
             if self._shared_gate is not None:
                 shared = shared * torch.sigmoid(self._shared_gate(h))
+        ids, weights = self._router(h)
         routed = self._of_weighted if self._weighs_input else self.experts
         return self._parallel.all_reduce(routed(h, ids, weights, shared)), residual
 
