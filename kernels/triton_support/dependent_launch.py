@@ -51,8 +51,8 @@ def mode_for(rows: int) -> int:
     return EARLY if rows <= current().step.early_rows else LATE
 
 
-def mode_behind_ours(rows: int) -> int:
-    """Of a kernel that comes behind another of ours in a step of any size: LATE where `mode_for` says PLAIN."""
+def mode_for_split_k(rows: int) -> int:
+    """Of a norm that adds up partial sums over K, which come in any step: LATE where others are PLAIN."""
     return max(late(), mode_for(rows))
 
 

@@ -20,7 +20,7 @@ from quire.kernels.attention.prefill import prefill_attention
 from quire.kernels.attention.prefill_schedule import PrefillWorkspace, prefill_schedule
 from quire.kernels.attention.rope_kv import choose_tile, rope_kv
 from quire.kernels.step.tables import SlotTables, StepBuffers
-from quire.kernels.triton_support.dependent_launch import mode_behind_ours, mode_for
+from quire.kernels.triton_support.dependent_launch import mode_for
 from quire.workers.attention.attention import ModelAttention, RotaryTables, score_shape
 from quire.workers.attention.kv_cache import KVCache
 from quire.workers.attention.latent import Latents
@@ -146,8 +146,7 @@ class CudaLatentAttention:
 
     def attend(self, step: Step, layer: int, x: Latents) -> torch.Tensor:
         """[T, Hq, L]"""
-        place, t = self._cache.places[layer], len(x.kv)
-        pdl = mode_for(t) if step.has_prefill else mode_behind_ours(t)
+        place, t, pdl = self._cache.places[layer], len(x.kv), mode_for(len(x.kv))
         latent_cache, positions = self._cache.k[place.tensor], step.buffers.positions[:t]
         mapping = step.buffers.slot_mapping[place.group, :t]
         at = (self._cos_sin, positions, mapping, latent_cache)
@@ -186,8 +185,7 @@ class CudaAttention:
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
         spec, cache, space, buffers = self._spec, self._cache, self._workspace, step.buffers
-        place, t = cache.places[layer], qkv.shape[0]
-        pdl = mode_for(t)
+        place, t, pdl = cache.places[layer], qkv.shape[0], mode_for(qkv.shape[0])
         k, v = cache.k[place.tensor], cache.v[place.tensor]
         k_scale, v_scale = cache.scale_tensors.get(layer, NO_SCALES)
         mapping = buffers.slot_mapping[place.group, :t]
@@ -198,14 +196,18 @@ class CudaAttention:
         if not step.has_prefill and t > 1 and is_plain and can_fuse(space.decode, cos_sin, interleaved):
             rope = Rope(qkv, cos_sin, mapping)
         else:
-            pdl = pdl if step.has_prefill else mode_behind_ours(t)
             eps = spec.qk_norm_eps or 0.0
             tensors = (qkv, buffers.positions[:t], cos_sin, mapping, k, v)
             norms = (q_norm, k_norm, eps, k_scale, v_scale)
             rope_kv(
-                *tensors, spec.num_heads, *norms, interleaved=interleaved, weighs=spec.qk_norm_weighs, q_scales=self._q_scales,
+                *tensors,
+                spec.num_heads,
+                *norms,
+                interleaved=interleaved,
+                weighs=spec.qk_norm_weighs,
+                q_scales=self._q_scales,
                 pdl=pdl,
-            )  # fmt: skip
+            )
         q = qkv[:, : spec.q_size].unflatten(1, (spec.num_heads, spec.head_dim))
         out = torch.empty(t, spec.num_heads, spec.head_dim, dtype=qkv.dtype, device=qkv.device)
         arguments = (q, k, v, step.block_table[place.group], step.rows, *step.lengths, out)

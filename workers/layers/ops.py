@@ -69,7 +69,7 @@ def rms_norm(
 
 def _pdl_of_add(x: torch.Tensor) -> int:
     """x may be parts of `linear_split_k`."""
-    return _kernels().dependent_launch.mode_behind_ours(x.shape[1]) if x.dim() == 3 else _launch_mode(x)
+    return _kernels().dependent_launch.mode_for_split_k(x.shape[1]) if x.dim() == 3 else _launch_mode(x)
 
 
 def add_rms_norm(

@@ -11,7 +11,7 @@ import torch
 
 from quire.kernels.elementwise import activation
 from quire.kernels.elementwise import norm as norms
-from quire.kernels.triton_support.dependent_launch import mode_behind_ours, mode_for
+from quire.kernels.triton_support.dependent_launch import mode_for, mode_for_split_k
 from quire.workers.layers.formats.quantized import Quantized
 from quire.workers.layers.norm import Norm
 
@@ -94,6 +94,6 @@ class OrderedFormat(Quantized[W]):
         if x is None:
             h = norms.rms_norm(residual, norm.weight, norm.eps, places=weight.places, pdl=pdl)
         else:
-            mode = mode_behind_ours(len(residual)) if x.dim() == 3 else pdl
+            mode = mode_for_split_k(len(residual)) if x.dim() == 3 else pdl
             h = norms.add_rms_norm(x, residual, norm.weight, norm.eps, places=weight.places, pdl=mode)
         return self._linear(h, weight, bias, None, is_gated, pdl), residual

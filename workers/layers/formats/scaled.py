@@ -12,7 +12,7 @@ import torch
 from quire.kernels.linear import quantize, scaled_fused
 from quire.kernels.linear.fp8 import wide_rows
 from quire.kernels.linear.scaled import BLOCK, Scaled
-from quire.kernels.triton_support.dependent_launch import mode_behind_ours, mode_for
+from quire.kernels.triton_support.dependent_launch import mode_for, mode_for_split_k
 from quire.workers.layers.formats.format import Partition
 from quire.workers.layers.formats.layouts import Form, Integers
 from quire.workers.layers.formats.quantized import Quantized
@@ -115,7 +115,7 @@ class ScaledFormat(Quantized[Weight]):
 
     def _quantized(self, x: torch.Tensor, weight: Weight) -> Scaled:
         # LATE where other kernels of the step are PLAIN: behind it `scaled_wide` begins with its weights
-        pdl = mode_behind_ours(len(x))
+        pdl = mode_for_split_k(len(x))
         return quantize.quantize(x, self.kind, by_block=self.by_block, static_scale=weight.input_scale, pdl=pdl)
 
     def _fuses(self, rows: int, weight: Weight) -> bool:
@@ -146,7 +146,7 @@ class ScaledFormat(Quantized[Weight]):
     def behind_silu(self, gate_up: torch.Tensor) -> torch.Tensor:
         if len(self.weights) > 1:
             return super().behind_silu(gate_up)
-        (weight, bias), pdl = self.weights[0], mode_behind_ours(len(gate_up))
+        (weight, bias), pdl = self.weights[0], mode_for_split_k(len(gate_up))
         if self._fuses(len(gate_up), weight):
             return self._fused(gate_up, weight, bias, is_gate_up=True)
         h = quantize.silu_mul_quantize(gate_up, self.kind, by_block=self.by_block, static_scale=weight.input_scale, pdl=pdl)
@@ -165,6 +165,6 @@ class ScaledFormat(Quantized[Weight]):
             y, total = scaled_fused.fused_linear(x, weight.scaled, bias, dtype=self.dtype, **how)
             assert total is not None, "of a norm there is a sum"
             return y, total
-        how["pdl"] = mode_behind_ours(len(residual))
+        how["pdl"] = mode_for_split_k(len(residual))
         h = quantize.rms_norm_quantize(x, residual, norm.weight, norm.eps, self.kind, **how)
         return self._linear(h, weight, bias, is_gated), residual
