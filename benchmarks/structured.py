@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 
-
 TITLES = ("alike", "mixed", "unbounded")
 
 
