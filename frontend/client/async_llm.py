@@ -13,13 +13,13 @@ import asyncio
 import os
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from quire.frontend.client.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output, search_all
 from quire.frontend.client.client import Client
 from quire.frontend.client.engine_args import EngineArgs
 from quire.frontend.client.model_config import ModelConfig, VllmConfig, vllm_config
-from quire.frontend.client.not_here import check_options
+from quire.frontend.client.not_here import ENGINE_NAMES, check_options, without
 from quire.frontend.client.outputs import RequestOutput
 from quire.frontend.client.prompt import Prompt
 from quire.frontend.client.stream import EngineDown
@@ -98,8 +98,9 @@ class AsyncLLM:
             self._names.discard(request_id)
             await outputs.aclose()  # type: ignore[attr-defined]
 
-    async def beam_search(self, prompt: Prompt, params: BeamSearchParams) -> BeamSearchOutput:
-        """The likeliest continuations, best first. Raises ClientErrors."""
+    async def beam_search(self, prompt: Prompt, params: BeamSearchParams, **others: None) -> BeamSearchOutput:
+        """The likeliest continuations, best first. Raises ClientErrors. others: vLLM's, None (not_here.py)."""
+        check_options("AsyncLLM.beam_search", others)
         client = await self._connected()
         (found,) = await search_all(client, [prompt], params)
         return await asyncio.to_thread(beam_search_output, found, client._tokenizer)
@@ -170,6 +171,11 @@ class AsyncLLM:
             self._client.abort_all()
             self._closing = self._loop.create_task(self._connection.aclose())
         self._finalizer()
+
+    if not TYPE_CHECKING:  # where names that are not here must stay unknown
+
+        def __getattr__(self, name: str) -> Any:
+            raise without(self, name, ENGINE_NAMES)
 
     async def __aenter__(self) -> Self:
         await self._connected()

@@ -121,14 +121,16 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         params: BeamSearchParams,
-        *,
+        lora_request: None = None,
         use_tqdm: bool = False,
         concurrency_limit: int | None = None,
+        **others: None,
     ) -> list[BeamSearchOutput]:
         """The likeliest continuations of each prompt, best first. concurrency_limit: prompts at once, None: 16.
 
-        Prompts and errors as for `generate`.
+        Prompts, others and errors as for `generate`.
         """
+        check_options("LLM.beam_search", {"lora_request": lora_request, **others})
         work = search_all(self._client, _prompt_list(prompts), params, concurrency_limit, use_tqdm)
         return [beam_search_output(each, self._client._tokenizer) for each in self._own.run(work)]
 

@@ -304,6 +304,7 @@ def test_an_engine_says_what_it_is():
         ("sleep", "'LLMEngine' object has no attribute 'sleep': engines do not sleep"),
         ("step_", "'LLMEngine' object has no attribute 'step_'$"),
         ("model_config.hf_config", "'ModelConfig' object has no attribute 'hf_config': transformers' AutoConfig"),
+        ("output_processor", "'LLMEngine' object has no attribute 'output_processor': the engine is a process"),
         ("vllm_config.parallel_config", "no attribute 'parallel_config': the options tensor_parallel_size"),
     ],
 )
@@ -320,6 +321,8 @@ def test_an_async_engine_says_what_it_is(async_llm):
 
     config = asyncio.run(ask())
     assert config.max_model_len == 256 and async_llm.model_config == config
+    with pytest.raises(AttributeError, match="'AsyncLLM' object has no attribute 'wake_up': engines do not sleep"):
+        _ = async_llm.wake_up
 
 
 def test_outputs_come_as_they_are_made(async_llm):
