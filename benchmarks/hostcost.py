@@ -48,7 +48,8 @@ from quire.enginecore.silent_ranks import SilentRanks
 from quire.enginecore.workers import RING_WORDS, WorkerGroup
 from quire.ipc.config import WorkerConfig
 from quire.ipc.links.core_and_workers import CoreToWorkers
-from quire.ipc.links.core_to_frontends import CoreToFrontends, new_epoch
+from quire.ipc.links.core_to_frontends import CoreToFrontends
+from quire.ipc.links.welcome import new_epoch
 from quire.ipc.messages import PROTOCOL_VERSION, EngineLimits, Welcome
 from quire.ipc.process.children import Child
 from quire.ipc.sampling import SamplingParams

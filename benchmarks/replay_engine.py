@@ -23,7 +23,8 @@ import zmq
 from frontend_load import STAMPS, stamp_tokens
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from quire.ipc.links.core_to_frontends import CoreToFrontends, file_infos, new_epoch
+from quire.ipc.links.core_to_frontends import CoreToFrontends
+from quire.ipc.links.welcome import file_infos, new_epoch
 from quire.ipc.messages import (
     PROTOCOL_VERSION,
     Abort,

@@ -43,8 +43,9 @@ from quire.enginecore.worker_supervisor import SAY_EVERY_S, log_slow_start
 from quire.enginecore.workers import WorkerGroup, WorkersFailed
 from quire.ipc.config import EngineConfig, WorkerConfig
 from quire.ipc.engine_stats import CacheInfo
-from quire.ipc.links.core_to_frontends import CoreToFrontends, file_infos, new_epoch
+from quire.ipc.links.core_to_frontends import CoreToFrontends
 from quire.ipc.links.curve import CoreKeys, load_core_keys, load_or_make_keys
+from quire.ipc.links.welcome import file_infos, new_epoch
 from quire.ipc.memory_plan import (
     GIB,
     cached_tokens,

@@ -10,12 +10,13 @@ import enum
 import math
 import numbers
 from operator import attrgetter
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
 from quire.ipc.step.sections import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_LOGPROBS
 from quire.ipc.structured_outputs import StructuredOutputs, check_grammar
+from quire.ipc.structured_outputs_params import StructuredOutputsParams
 
 SAMPLING_EPS = 1e-5  # a temperature below this means greedy
 MIN_TEMPERATURE = 1e-2  # a positive temperature below this is raised to it, as in vLLM: fp32 logits / T overflow below
@@ -56,6 +57,14 @@ BOUNDS: dict[str, tuple[float | None, float | None, bool]] = {
 }
 
 
+# What a user builds, and what travels: only this is decoded. The client makes one of the other (frontend/client/client.py).
+if TYPE_CHECKING:
+    _WantedOutput = StructuredOutputs | StructuredOutputsParams
+else:
+    _WantedOutput = StructuredOutputs
+_OUTPUT_KINDS = (StructuredOutputs, StructuredOutputsParams)
+
+
 class RequestOutputKind(enum.Enum):
     """What each output of a running request holds: all so far, what is new, or, once, the end's. Python's clients read it."""
 
@@ -76,7 +85,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, array_like=True, forbid_unkno
     logprobs, prompt_logprobs: None, or how many (0 to 20) alternatives to return beside each token's own log-probability.
     logit_bias: token id -> bias in [-100, 100]. allowed_token_ids: nothing else may be sampled. bad_words: never produced.
     detokenize: False returns ids without text. skip_special_tokens: leave special tokens out of the text.
-    structured_outputs: what the output must be (ipc/structured_outputs.py). thinking_token_budget: so many tokens, at
+    structured_outputs: what the output must be (StructuredOutputsParams). thinking_token_budget: so many tokens, at
     most, a reasoning model thinks before its end-of-thinking token is forced; never, where it does not think.
     skip_reading_prefix_cache: compute the whole prompt, whatever of it is cached.
     extra_args: JSON for the logits processors that the engine was started with (--logits-processors). output_kind: what the
@@ -108,7 +117,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, array_like=True, forbid_unkno
     detokenize: bool = True
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
-    structured_outputs: StructuredOutputs | None = None
+    structured_outputs: _WantedOutput | None = None
     thinking_token_budget: int | None = None
     skip_reading_prefix_cache: bool | None = None
     extra_args: dict[str, Any] | None = None
@@ -135,7 +144,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, array_like=True, forbid_unkno
             msgspec.structs.force_setattr(self, "temperature", MIN_TEMPERATURE)
         _check_kind("output_kind", self.output_kind, RequestOutputKind, "a RequestOutputKind")
         if self.structured_outputs is not None:
-            _check_kind("structured_outputs", self.structured_outputs, StructuredOutputs, "StructuredOutputsParams")
+            _check_kind("structured_outputs", self.structured_outputs, _OUTPUT_KINDS, "StructuredOutputsParams")
         _check_lists(self)
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -158,6 +167,12 @@ class SamplingParams(msgspec.Struct, kw_only=True, array_like=True, forbid_unkno
     def clone(self) -> Self:
         """A copy, of which fields can be set."""
         return msgspec.structs.replace(self)
+
+    @property
+    def grammar(self) -> StructuredOutputs | None:
+        """structured_outputs as they travel. Raises ValueError for what a user has set in them that means nothing."""
+        wanted = self.structured_outputs
+        return wanted.to_message() if isinstance(wanted, StructuredOutputsParams) else wanted
 
     @property
     def is_greedy(self) -> bool:
@@ -197,7 +212,7 @@ def _own_number(value: Any) -> Any:
     return int(value) if isinstance(value, numbers.Integral) else float(value)
 
 
-def _check_kind(name: str, value: object, kind: type, words: str) -> None:
+def _check_kind(name: str, value: object, kind: type | tuple[type, ...], words: str) -> None:
     if not isinstance(value, kind):
         raise ValueError(f"{name} must be {words}, got {value!r:.80}")
 
@@ -308,8 +323,8 @@ def check_against(p: SamplingParams, *, vocab_size: int, max_logprobs: int) -> N
         value = getattr(p, name)
         if value is not None and value > max_logprobs:
             raise ValueError(f"{name} must be at most {max_logprobs}, got {value}")
-    if p.structured_outputs is not None:
-        check_grammar(p.structured_outputs)
+    if (grammar := p.grammar) is not None:
+        check_grammar(grammar)
     if p.thinking_token_budget is not None and not p.reasoning_end_token_ids:
         raise ValueError("thinking_token_budget needs a reasoning model, whose end of thinking is known")
     words = [i for word in p.bad_words_token_ids or [] for i in word]

@@ -95,7 +95,7 @@ class GrammarCompiler:
     def prepare(self, request: AddRequest, sequences: list[Sequence]) -> Future[None] | None:
         """See preparation.Preparer. Raises PreparationFailed for a grammar that is known to be bad."""
         params = request.task.params
-        wanted = params.structured_outputs
+        wanted = params.grammar
         if wanted is None and params.thinking_token_budget is None:
             return None
         if wanted is None:

@@ -11,7 +11,6 @@ core compiles it.
 import resource
 import socket
 from collections.abc import Collection
-from contextlib import suppress
 
 import llguidance
 import msgspec
@@ -22,12 +21,12 @@ from quire.enginecore.grammar.limits import COMPILE_TIMEOUT_S, MAX_MASK_S, PARSE
 from quire.enginecore.grammar.places import with_place
 from quire.enginecore.grammar.texts import in_words, to_lark
 from quire.enginecore.grammar.vocabulary import Vocabulary, VocabularyError, make_vocabulary
-from quire.ipc.process.children import Child, child_main_config, own_fds, prespawn
-from quire.ipc.process.framing import data_bytes, is_readable, limit_this_process, receive, send
+from quire.ipc.process.asked_child import AskedChild
+from quire.ipc.process.children import child_main_config, own_fds
+from quire.ipc.process.framing import data_bytes, limit_this_process, receive, send
 from quire.ipc.structured_outputs import StructuredOutputs
 
 MODULE = "quire.enginecore.grammar.trial"
-START_TIMEOUT_S = 30.0  # for modules and vocabulary; on a busy machine
 
 
 class TrialConfig(msgspec.Struct, frozen=True):
@@ -59,49 +58,28 @@ class Trial:
         self._tokenizer_json = tokenizer_json
         self._vocab_size = vocab_size
         self._eos_token_ids = sorted(eos_token_ids)
-        self._child: Child | None = None
-        self._socket: socket.socket | None = None
+        self._child = AskedChild(MODULE)
 
     def run(self, wanted: StructuredOutputs, timeout_s: float = COMPILE_TIMEOUT_S) -> Verdict:
         """Try a grammar. Raises OSError if no process can be had, VocabularyError for this model's tokenizer."""
-        if self._socket is None:
+        if not self._child.is_there:
             self._start()
-        assert self._socket is not None
-        answer = b""
-        with suppress(OSError):
-            send(self._socket, _encode(wanted))
-            if not is_readable(self._socket, timeout_s):
-                self.close()
-                return Verdict(TOO_LONG)
-            answer = receive(self._socket)
-        if not answer:
-            self.close()
-            return Verdict(TOO_LARGE)
-        return _decode_verdict(answer)
+        answer = self._child.ask(_encode(wanted), timeout_s)
+        if answer is None:
+            return Verdict(TOO_LONG)
+        return _decode_verdict(answer) if answer else Verdict(TOO_LARGE)
 
     def _start(self) -> None:
-        mine, theirs = socket.socketpair()
-        with theirs:
-            self._child = prespawn(MODULE)
-            self._child.configure(TrialConfig(theirs.fileno(), self._vocab_size, self._eos_token_ids), [theirs.fileno()])
-        mine.settimeout(START_TIMEOUT_S)
-        self._socket = mine
-        with suppress(OSError):
-            send(mine, self._tokenizer_json)
-        ready = _decode_verdict(receive(mine)) if is_readable(mine, START_TIMEOUT_S) else None
-        if ready is None or ready.error:
+        said = self._child.start(lambda fd: TrialConfig(fd, self._vocab_size, self._eos_token_ids), self._tokenizer_json)
+        if not said:
+            raise OSError("the process that tries grammars did not start")
+        if error := _decode_verdict(said).error:
             self.close()
-            if ready is None:
-                raise OSError("the process that tries grammars did not start")
-            raise VocabularyError(ready.error)
+            raise VocabularyError(error)
 
     def close(self) -> None:
         """End the child now. The next `run` starts another."""
-        if self._socket is not None:
-            self._socket.close()
-        if self._child is not None:
-            self._child.terminate(0.0)
-        self._socket = self._child = None
+        self._child.close()
 
 
 # ------------------------------------------------------------------------------------------------- in the child

@@ -13,12 +13,13 @@ import asyncio
 import os
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from quire.frontend.client.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output, search_all
 from quire.frontend.client.client import Client
 from quire.frontend.client.engine_args import EngineArgs
-from quire.frontend.client.not_here import check_options
+from quire.frontend.client.model_config import ModelConfig, VllmConfig, vllm_config
+from quire.frontend.client.not_here import ENGINE_NAMES, check_options, without
 from quire.frontend.client.outputs import RequestOutput
 from quire.frontend.client.prompt import Prompt
 from quire.frontend.client.stream import EngineDown
@@ -37,7 +38,8 @@ class AsyncLLM:
 
     def __init__(self, engine_args: EngineArgs) -> None:
         """Starts the engine and waits for it. Raises EngineStartError with the engine's own words."""
-        cores = launch_cores(engine_configs(engine_args.create_engine_config()))
+        self._options = engine_args.create_engine_config()
+        cores = launch_cores(engine_configs(self._options))
         self._addresses = [core.address for core in cores]
         self._finalizer = weakref.finalize(self, _stop, cores, os.getpid())
         # of the event loop in use: its connection, and the generator that closes it when the loop's run ends
@@ -96,8 +98,9 @@ class AsyncLLM:
             self._names.discard(request_id)
             await outputs.aclose()  # type: ignore[attr-defined]
 
-    async def beam_search(self, prompt: Prompt, params: BeamSearchParams) -> BeamSearchOutput:
-        """The likeliest continuations, best first. Raises ClientErrors."""
+    async def beam_search(self, prompt: Prompt, params: BeamSearchParams, **others: None) -> BeamSearchOutput:
+        """The likeliest continuations, best first. Raises ClientErrors. others: vLLM's, None (not_here.py)."""
+        check_options("AsyncLLM.beam_search", others)
         client = await self._connected()
         (found,) = await search_all(client, [prompt], params)
         return await asyncio.to_thread(beam_search_output, found, client._tokenizer)
@@ -110,6 +113,20 @@ class AsyncLLM:
 
     async def get_tokenizer(self) -> Tokenizer:
         return (await self._connected()).tokenizer
+
+    async def get_model_config(self) -> ModelConfig:
+        return vllm_config(self._options, await self._connected()).model_config
+
+    @property
+    def vllm_config(self) -> VllmConfig:
+        """What is known of the engine's configuration. Raises EngineDown before the first use: `get_model_config` is one."""
+        if self._client is None:
+            raise EngineDown("not connected yet: await get_model_config() first")
+        return vllm_config(self._options, self._client)
+
+    @property
+    def model_config(self) -> ModelConfig:
+        return self.vllm_config.model_config
 
     async def check_health(self) -> None:
         """Raises EngineDown, saying what is wrong, if anything is."""
@@ -154,6 +171,11 @@ class AsyncLLM:
             self._client.abort_all()
             self._closing = self._loop.create_task(self._connection.aclose())
         self._finalizer()
+
+    if not TYPE_CHECKING:  # where names that are not here must stay unknown
+
+        def __getattr__(self, name: str) -> Any:
+            raise without(self, name, ENGINE_NAMES)
 
     async def __aenter__(self) -> Self:
         await self._connected()

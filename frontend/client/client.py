@@ -190,6 +190,8 @@ class Client(ABC):
         try:
             if params.bad_words and params.bad_words_token_ids is None:
                 params = self.tokenizer.with_bad_words(params)
+            if (grammar := params.grammar) is not params.structured_outputs:
+                params = msgspec.structs.replace(params, structured_outputs=grammar)
             check_against(params, vocab_size=limits.vocab_size, max_logprobs=limits.max_logprobs)
         except ValueError as error:
             raise InvalidRequest(str(error)) from error

@@ -8,7 +8,7 @@ import dataclasses
 import os
 from typing import Any, Self
 
-from quire.frontend.client.llm import engine_config
+from quire.frontend.client.own_engine import engine_config
 from quire.ipc.config import EngineConfig, add_engine_arguments
 
 _Fields = dataclasses.make_dataclass("_Fields", [(n, Any) for n in EngineConfig.__struct_fields__], init=False, slots=True)

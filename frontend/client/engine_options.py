@@ -2,7 +2,7 @@
 
 Options that need nothing here are taken and said so in one line of the log; values that would change something and cannot be
 had are refused: by the table below, else by that of the flags (cli/vllm_flags.py). Unknown names are the caller's to refuse
-(llm.py).
+(own_engine.py).
 """
 
 import json

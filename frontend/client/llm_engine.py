@@ -6,30 +6,36 @@
         for output in engine.step():
             print(output.request_id, output.outputs[0].text)
 
-The engine runs by itself, in its own process: a step is to wait for news, not to make it. Otherwise it is an LLM (llm.py).
+The engine runs by itself, in its own process: a step is to wait for news, not to make it.
+`LLM.llm_engine` is one, of an LLM's engine.
 """
 
 import asyncio
 import threading
 from collections.abc import Iterable
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from quire.frontend.client.engine_args import EngineArgs
-from quire.frontend.client.llm import LLM
-from quire.frontend.client.not_here import check_options
+from quire.frontend.client.model_config import ModelConfig, VllmConfig, vllm_config
+from quire.frontend.client.not_here import ENGINE_NAMES, check_options, without
 from quire.frontend.client.outputs import RequestOutput
+from quire.frontend.client.own_engine import OwnEngine
 from quire.frontend.client.prompt import Prompt
 from quire.frontend.client.request_outputs import merged
 from quire.frontend.text.tokenizer import Tokenizer
+from quire.ipc.engine_stats import CacheInfo
 from quire.ipc.sampling import SamplingParams
+from quire.ipc.utilities import ResetDone, ResetPrefixCache
 
 
 class LLMEngine:
     """An engine of its own. Methods may be called from any thread, but from one at a time."""
 
-    def __init__(self, engine_args: EngineArgs) -> None:
+    def __init__(self, engine_args: EngineArgs | OwnEngine) -> None:
         """Raises EngineStartError with the engine's own words."""
-        self._llm = LLM.from_engine_args(engine_args)
+        if isinstance(engine_args, EngineArgs):
+            engine_args = OwnEngine(engine_args.create_engine_config())
+        self._own: OwnEngine = engine_args
         self._changed = threading.Condition()  # guards all below, which the event loop's thread writes, too
         self._running: dict[str, asyncio.Task[None]] = {}
         self._news: dict[str, RequestOutput] = {}  # the latest of each request, until a step takes it
@@ -58,10 +64,10 @@ class LLMEngine:
         if not isinstance(request_id, str):
             raise TypeError(f"request_id must be a string, got {type(request_id).__name__}")
         check_options("LLMEngine.add_request", {"lora_request": lora_request, **others})
-        self._llm._background.run(self._begin(request_id, prompt, params, priority))
+        self._own.run(self._begin(request_id, prompt, params, priority))
 
     async def _begin(self, request_id: str, prompt: Prompt, params: SamplingParams, priority: int) -> None:
-        client = self._llm._client
+        client = self._own.client
         text, ids, salt = await client._resolve(prompt)
         client._check_prompt(ids)
         client._check_params(params, len(ids))
@@ -75,7 +81,7 @@ class LLMEngine:
 
     async def _run(self, request_id: str, prompt: Prompt, params: SamplingParams, priority: int) -> None:
         try:
-            async for output in self._llm._client.generate(prompt, params, request_id, priority=priority):
+            async for output in self._own.client.generate(prompt, params, request_id, priority=priority):
                 with self._changed:
                     if request_id in self._running:  # not aborted meanwhile
                         self._news[request_id] = merged(self._news.get(request_id), output, params)
@@ -121,14 +127,36 @@ class LLMEngine:
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False if requests run, whose blocks will be cached again."""
-        return self._llm.reset_prefix_cache()
+        return self._own.run(self._own.client.utility(ResetPrefixCache(), ResetDone)).complete
 
     def get_tokenizer(self) -> Tokenizer:
-        return self._llm.get_tokenizer()
+        return self._own.client.tokenizer
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._own.client.tokenizer
+
+    @property
+    def vllm_config(self) -> VllmConfig:
+        """What is known of the engine's configuration, under vLLM's names."""
+        return vllm_config(self._own.options, self._own.client)
+
+    @property
+    def model_config(self) -> ModelConfig:
+        return self.vllm_config.model_config
+
+    @property
+    def cache_config(self) -> CacheInfo | None:
+        return self.vllm_config.cache_config
+
+    if not TYPE_CHECKING:  # where names that are not here must stay unknown
+
+        def __getattr__(self, name: str) -> Any:
+            raise without(self, name, ENGINE_NAMES)
 
     def shutdown(self) -> None:
         """End the engine and free what it holds. May be called again."""
-        self._llm.shutdown()
+        self._own.shutdown()
 
     def __enter__(self) -> Self:
         return self

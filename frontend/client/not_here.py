@@ -1,4 +1,5 @@
-"""Methods of vLLM's LLM, and options of its calls, that are not here: each with the reason or the way, for errors and docs/."""
+"""What vLLM's LLM, its engine, configuration and calls have and ours do not: each with the reason or the way, for errors and
+docs/."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -28,6 +29,30 @@ LLM_METHODS = {
     "update_weights": _RLHF,
     "finish_weight_update": _RLHF,
 }
+_PARTS = "the engine is a process of its own: its parts cannot be reached from here"
+ENGINE_NAMES = LLM_METHODS | {
+    "engine_core": _PARTS,
+    "model_executor": _PARTS,
+    "input_processor": _PARTS,
+    "output_processor": _PARTS,
+    "processor": _PARTS,
+    "renderer": _PARTS,
+    "do_log_stats": "the engine logs its figures by itself, with disable_log_stats=False",
+    "add_lora": "LoRA adapters are not served",
+    "remove_lora": "LoRA adapters are not served",
+    "list_loras": "LoRA adapters are not served",
+    "pin_lora": "LoRA adapters are not served",
+}
+_IN_FOLDER = "transformers' AutoConfig.from_pretrained(model_config.model) has what config.json says"
+CONFIG_FIELDS = {
+    "hf_config": _IN_FOLDER,
+    "hf_text_config": _IN_FOLDER,
+    "parallel_config": "the options tensor_parallel_size, pipeline_parallel_size and data_parallel_size",
+    "scheduler_config": "the options max_num_seqs and max_num_batched_tokens",
+    "lora_config": "LoRA adapters are not served",
+    "device_config": "the option device",
+    "load_config": "the option load_format",
+}
 _OPTIONS = {  # of generate, chat, add_request
     "lora_request": "LoRA adapters are not served",
     "mm_processor_kwargs": "models of text only are served",
@@ -45,3 +70,9 @@ def check_options(method: str, options: Mapping[str, Any]) -> None:
             raise TypeError(f"{method}() got an unexpected keyword argument {name!r}")
         if value is not None:
             raise ValueError(f"{name} is not supported: {_OPTIONS[name]}")
+
+
+def without(owner: object, name: str, reasons: Mapping[str, str]) -> AttributeError:
+    """The error that an object has no such attribute, with the reason, if there is one to be told."""
+    why = f": {reasons[name]}" if name in reasons else ""
+    return AttributeError(f"{type(owner).__name__!r} object has no attribute {name!r}{why}", name=name, obj=owner)

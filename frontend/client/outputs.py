@@ -65,6 +65,7 @@ class CompletionOutput:
     logprobs: list[TokenLogprobDict] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    lora_request = routed_experts = None  # vLLM's, which scripts read: of no output here
 
     def finished(self) -> bool:
         return self.finish_reason is not None
@@ -82,6 +83,7 @@ class RequestOutput:
     finished: bool
     num_cached_tokens: int | None = None
     metrics: RequestMetrics | None = None
+    lora_request = encoder_prompt = encoder_prompt_token_ids = kv_transfer_params = None  # vLLM's: of no output here
 
 
 def new_completions(n: int, with_logprobs: bool) -> list[CompletionOutput]:

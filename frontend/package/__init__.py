@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from quire.frontend.client.llm_engine import LLMEngine
     from quire.frontend.client.outputs import CompletionOutput, RequestOutput
     from quire.frontend.client.prompt import PromptType, TextPrompt, TokensPrompt
-    from quire.frontend.client.structured_outputs import StructuredOutputsParams
     from quire.ipc.sampling import RequestOutputKind, SamplingParams
+    from quire.ipc.structured_outputs_params import StructuredOutputsParams
     from quire.ipc.version import VERSION as __version__
 
 __all__ = [
@@ -76,7 +76,7 @@ def __getattr__(name: str) -> object:
         case "RequestOutputKind" | "SamplingParams":
             from quire.ipc import sampling as module
         case "StructuredOutputsParams":
-            from quire.frontend.client import structured_outputs as module
+            from quire.ipc import structured_outputs_params as module
         case "__version__":
             from quire.ipc.version import VERSION
 

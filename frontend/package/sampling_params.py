@@ -6,7 +6,7 @@ Nothing of ours imports from here: each name comes from the file that defines it
 """
 
 from quire.frontend.client.beam_search import BeamSearchParams
-from quire.frontend.client.structured_outputs import StructuredOutputsParams
 from quire.ipc.sampling import RequestOutputKind, SamplingParams
+from quire.ipc.structured_outputs_params import StructuredOutputsParams
 
 __all__ = ["BeamSearchParams", "RequestOutputKind", "SamplingParams", "StructuredOutputsParams"]

@@ -13,17 +13,16 @@ import asyncio
 import atexit
 import socket
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any
 
 import msgspec
 
 from quire.frontend.text.chat_template import ChatTemplate, ChatTemplateError
-from quire.ipc.process.children import Child, child_main_config, own_fds, prespawn
-from quire.ipc.process.framing import data_bytes, is_readable, limit_this_process, receive, send
+from quire.ipc.process.asked_child import AskedChild
+from quire.ipc.process.children import child_main_config, own_fds
+from quire.ipc.process.framing import data_bytes, limit_this_process, receive, send
 
 MODULE = "quire.frontend.text.request_templates"
-START_TIMEOUT_S = 30.0  # on a busy machine
 TIMEOUT_S = 2.0  # to read a template, compile it and render a conversation; others wait for it
 MAX_BYTES = 512 << 20
 MAX_KEPT_BYTES = MAX_BYTES // 4  # by a child, of templates that it has compiled: beyond, the next one gets another child
@@ -67,8 +66,7 @@ class TemplateProcess:
 
     def __init__(self, max_kept_bytes: int = MAX_KEPT_BYTES) -> None:
         self._max_kept_bytes = max_kept_bytes
-        self._child: Child | None = None
-        self._socket: socket.socket | None = None
+        self._child = AskedChild(MODULE)
 
     def render(self, wanted: ToRender, timeout_s: float) -> str:
         """The prompt text. Raises ChatTemplateError; OSError if no process can be had."""
@@ -76,18 +74,12 @@ class TemplateProcess:
             request = _encode(wanted)
         except (TypeError, ValueError, RecursionError) as error:
             raise ChatTemplateError("a chat template of your own and its conversation must be plain JSON data") from error
-        if self._socket is None or is_readable(self._socket, 0.0):  # it has ended since, for nothing has been asked
-            self.close()
-            self._socket = self._start()
-        answer = b""
-        with suppress(OSError):
-            send(self._socket, request)
-            if not is_readable(self._socket, timeout_s):
-                self.close()
-                raise ChatTemplateError(f"the chat template took more than {timeout_s:g} s")
-            answer = receive(self._socket)
+        if not self._child.is_there and self._child.start(self._config) != _READY:
+            raise OSError("the process that renders chat templates did not start")
+        answer = self._child.ask(request, timeout_s)
+        if answer is None:
+            raise ChatTemplateError(f"the chat template took more than {timeout_s:g} s")
         if not answer:
-            self.close()
             raise ChatTemplateError("the chat template needs more memory, or is nested deeper, than is allowed")
         rendered = _decode_rendered(answer)
         if rendered.is_last:
@@ -96,26 +88,12 @@ class TemplateProcess:
             raise ChatTemplateError(rendered.error)
         return rendered.text
 
-    def _start(self) -> socket.socket:
-        mine, theirs = socket.socketpair()
-        with theirs:
-            self._child = prespawn(MODULE)
-            self._child.configure(TemplateProcessConfig(theirs.fileno(), self._max_kept_bytes), [theirs.fileno()])
-        mine.settimeout(START_TIMEOUT_S)
-        with suppress(OSError):
-            if receive(mine) == _READY:
-                return mine
-        mine.close()
-        self.close()
-        raise OSError("the process that renders chat templates did not start")
+    def _config(self, socket_fd: int) -> msgspec.Struct:
+        return TemplateProcessConfig(socket_fd, self._max_kept_bytes)
 
     def close(self) -> None:
         """End the child now. The next `render` starts another."""
-        if self._socket is not None:
-            self._socket.close()
-        if self._child is not None:
-            self._child.terminate(0.0)
-        self._socket = self._child = None
+        self._child.close()
 
 
 _process = TemplateProcess()

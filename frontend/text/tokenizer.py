@@ -90,6 +90,20 @@ class Tokenizer:
     def eos_token_id(self) -> int | None:
         return self._named_id("eos_token")
 
+    @property
+    def bos_token(self) -> str | None:
+        return self.special_tokens.get("bos_token")
+
+    @property
+    def eos_token(self) -> str | None:
+        return self.special_tokens.get("eos_token")
+
+    def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> int | list[int | None] | None:
+        """Of tokens as the vocabulary writes them, `<|eot_id|>` say; None for what it lacks."""
+        if isinstance(tokens, str):
+            return self.backend.token_to_id(tokens)
+        return [self.backend.token_to_id(token) for token in tokens]
+
     def _named_id(self, name: str) -> int | None:
         return self.backend.token_to_id(self.special_tokens[name]) if name in self.special_tokens else None
 

@@ -3,14 +3,13 @@
 It owns the handshake, files, heartbeats, the epoch check and each frontend's outbox; it hands requests to the loop and never
 raises for what a frontend sends. A frontend is named by its connection's identity, 16 random bytes. A slow frontend's outputs
 wait, merged, in its outbox. It is lost, and its requests are to be aborted, when its connection is gone (every send tells, and
-there is a Beat each half second), when it has been silent for long, or when its outbox is full.
+there is a Beat each half second), when it has been silent for long, or when its outbox is full, or all together are and its
+outbox is the fullest. Why a frontend is refused is a line of the log.
 """
 
 import errno
-import hashlib
 import logging
 import os
-import secrets
 import time
 from contextlib import suppress
 
@@ -19,7 +18,8 @@ import zmq
 
 from quire.ipc.links import paths
 from quire.ipc.links.curve import ZAP_DOMAIN, Authenticator, CoreKeys
-from quire.ipc.links.outbox import FrontendConnection, PendingOutputs
+from quire.ipc.links.limited_log import LimitedLog
+from quire.ipc.links.outbox import FrontendConnection, PendingOutputs, Total
 from quire.ipc.links.request_check import identify_request, may_travel_as_one, problem_with
 from quire.ipc.links.sockets import readable
 from quire.ipc.messages import (
@@ -31,7 +31,6 @@ from quire.ipc.messages import (
     AddRequest,
     CoreMessage,
     File,
-    FileInfo,
     Finish,
     FrontendMessage,
     GetFile,
@@ -50,6 +49,7 @@ log = logging.getLogger("quire.enginecore")
 MAX_FRONTENDS = 1024
 # Messages, per frontend. Beyond this the outbox takes over, where a hundred waiting steps become one message.
 _SEND_HWM = 128
+_FULL_OUTBOXES = 8  # what all outboxes may hold together is the bytes of so many full ones
 _RECEIVE_HWM = 64
 RECEIVE_BYTES = 1 << 20  # of one `receive`, questions and answers: what is large takes its turn, and others' streams go on
 RECEIVE_S = 3e-3  # the same for what is small and takes long to check: lists of bad words, 0.1 ms a request
@@ -57,19 +57,9 @@ RECEIVE_S = 3e-3  # the same for what is small and takes long to check: lists of
 _SENT, _FULL, _GONE = range(3)  # what becomes of a message offered to the socket
 
 
-def new_epoch() -> int:
-    """A number that no other core's life has: 62 random bits, never 0."""
-    return secrets.randbits(62) | 1
-
-
 def name_of(identity: bytes) -> str:
     """A frontend's, in logs."""
     return identity[-4:].hex()
-
-
-def file_infos(files: dict[str, bytes]) -> list[FileInfo]:
-    """The list of files for a Welcome."""
-    return [FileInfo(name, hashlib.sha256(data).hexdigest(), len(data)) for name, data in files.items()]
 
 
 class CoreToFrontends:
@@ -99,7 +89,9 @@ class CoreToFrontends:
         self._decoder = msgspec.msgpack.Decoder(FrontendMessage)
         self._frontends: dict[bytes, FrontendConnection] = {}
         self._slow: dict[bytes, FrontendConnection] = {}  # those with something in their outbox
+        self._waiting = Total()
         self._lost: list[bytes] = []
+        self._refusals = LimitedLog(log)
         self._receive_bytes = 0  # that this call of `receive` may still deal with
         self._welcome = welcome
         self._files = files or {}
@@ -240,7 +232,7 @@ class CoreToFrontends:
         elif len(self._frontends) >= MAX_FRONTENDS:
             self._refuse(identity, f"the engine has {MAX_FRONTENDS} frontends, the most it takes")
         else:
-            frontend = self._frontends[identity] = FrontendConnection(identity, self._clock.now)
+            frontend = self._frontends[identity] = FrontendConnection(identity, self._clock.now, self._waiting)
             if self._welcome is not None:
                 self._greet(frontend)
 
@@ -274,6 +266,7 @@ class CoreToFrontends:
 
     def _refuse(self, identity: bytes, reason: str) -> None:
         """Tell a peer that we do not talk to it; if it was a frontend, it is one no longer."""
+        self._refusals.warning("frontend %s is refused: %s", name_of(identity), reason)
         self._forget(identity)
         self._transmit(identity, self._encoder.encode(Refused(self.epoch, reason)))
 
@@ -300,8 +293,10 @@ class CoreToFrontends:
         self._slow[identity] = frontend
         if frontend.outbox.num_bytes > self._outbox_bytes:
             self._refuse(identity, "this frontend reads too slowly: its outputs exceed the engine's bound")
-            return False
-        return True
+        elif self._waiting.num_bytes > _FULL_OUTBOXES * self._outbox_bytes:
+            most = max(self._slow.values(), key=lambda slow: slow.outbox.num_bytes)
+            self._refuse(most.identity, "several frontends read too slowly, and this one has the most waiting")
+        return identity in self._frontends
 
     def broadcast(self, message: CoreMessage) -> None:
         """Send a Beat or ShuttingDown to every connection, also to those that still wait for their Welcome.
@@ -367,7 +362,8 @@ class CoreToFrontends:
 
     def _forget(self, identity: bytes) -> None:
         frontend = self._frontends.pop(identity, None)
-        self._slow.pop(identity, None)
+        if self._slow.pop(identity, None) is not None and frontend is not None:
+            frontend.outbox.clear()
         if frontend is not None and frontend.welcomed:
             self._lost.append(identity)
 
@@ -378,6 +374,8 @@ class CoreToFrontends:
             assert bool(frontend.outbox) == (identity in self._slow)
             assert frontend.outbox.num_bytes <= self._outbox_bytes
         assert self._slow.keys() <= self._frontends.keys()
+        assert sum(f.outbox.num_bytes for f in self._slow.values()) == self._waiting.num_bytes
+        assert self._waiting.num_bytes <= _FULL_OUTBOXES * self._outbox_bytes
 
     def close(self, linger_s: float = 0.5) -> None:
         """Close, giving messages already sent linger_s to leave; remove the socket file. May be called again."""

@@ -6,6 +6,7 @@ frontends that may connect, one a line; a line that starts with
 core's public key; so a core on tcp needs both. A frontend needs its own pair and the core's public key.
 """
 
+import logging
 import os
 import re
 import stat
@@ -16,7 +17,10 @@ import msgspec
 import zmq
 from zmq.utils import z85
 
+from quire.ipc.links.limited_log import LimitedLog
 from quire.ipc.links.sockets import readable
+
+log = logging.getLogger("quire.enginecore")
 
 ZAP_ADDRESS = "inproc://zeromq.zap.01"
 ZAP_DOMAIN = b"quire"
@@ -129,6 +133,7 @@ class Authenticator:
 
     def __init__(self, context: zmq.Context, allowed: frozenset[bytes]) -> None:
         self._allowed = frozenset(z85.decode(key) for key in allowed)
+        self._refusals = LimitedLog(log)
         self.socket = context.socket(zmq.REP)
         self.socket.linger = 0
         self.socket.bind(ZAP_ADDRESS)
@@ -136,10 +141,18 @@ class Authenticator:
     def answer(self) -> None:
         """Answer every question that has arrived. RFC 27: version, request id, domain, address, identity, mechanism, key."""
         while readable(self.socket):
-            version, request, domain, _, _, mechanism, *credentials = self.socket.recv_multipart(zmq.NOBLOCK)
+            version, request, domain, address, _, mechanism, *credentials = self.socket.recv_multipart(zmq.NOBLOCK)
             admit = domain == ZAP_DOMAIN and mechanism == b"CURVE" and credentials[:1] and credentials[0] in self._allowed
+            if not admit:
+                self._log_refusal(address, credentials[0] if mechanism == b"CURVE" and credentials else b"")
             code, text = (b"200", b"OK") if admit else (b"400", b"this key is not in the core's allow-list")
             self.socket.send_multipart([version, request, code, text, b"", b""])
+
+    def _log_refusal(self, address: bytes, key: bytes) -> None:
+        """Its public key is what an operator would add to the list."""
+        named = z85.encode(key).decode() if len(key) == 32 else "of no such kind"
+        where = address.decode(errors="replace")
+        self._refusals.warning("a connection from %s is refused: its key, %s, is not in the allow-list", where, named)
 
     def close(self) -> None:
         self.socket.close()

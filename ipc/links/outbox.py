@@ -1,7 +1,7 @@
 """Outbox: what one slow frontend has not taken yet, in order, with the tokens of several steps merged into one message.
 
-Owned by the CoreToFrontends, one per `FrontendConnection`. It counts bytes; the link gives up a frontend that goes beyond
-its bound.
+Owned by the CoreToFrontends, one per `FrontendConnection`. It counts bytes, its own and those of all; the link gives up a
+frontend that goes beyond its bound, and the one with the most where all together go beyond theirs.
 """
 
 from collections import deque
@@ -36,11 +36,18 @@ class PendingOutputs:
         return StepOutputs(self.epoch, seq, bytes(self.keys), bytes(self.tokens), self.finished, self.started, self.logprobs)
 
 
+class Total:
+    """Bytes in all outboxes of a link."""
+
+    num_bytes = 0
+
+
 class Outbox:
     """A queue of messages in sending order; neighbouring StepOutputs are one entry."""
 
-    def __init__(self) -> None:
+    def __init__(self, total: Total) -> None:
         self._entries: deque[tuple[int, PendingOutputs | bytes]] = deque()  # (weight, merged outputs or an encoded message)
+        self._total = total
         self.num_bytes = 0
 
     def __bool__(self) -> bool:
@@ -62,18 +69,27 @@ class Outbox:
             pending = PendingOutputs(message.epoch)
             pending.merge(message)
             self._entries.append((weight, pending))
-        self.num_bytes += weight
+        self._count(weight)
 
     def _push(self, encoded: bytes) -> None:
         self._entries.append((len(encoded), encoded))
-        self.num_bytes += len(encoded)
+        self._count(len(encoded))
 
     def first(self) -> PendingOutputs | bytes:
         return self._entries[0][1]
 
     def pop(self) -> None:
         weight, _ = self._entries.popleft()
-        self.num_bytes -= weight
+        self._count(-weight)
+
+    def clear(self) -> None:
+        """Its frontend is lost: nothing of it will be sent."""
+        self._entries.clear()
+        self._count(-self.num_bytes)
+
+    def _count(self, num_bytes: int) -> None:
+        self.num_bytes += num_bytes
+        self._total.num_bytes += num_bytes
 
     def check(self) -> None:
         """Assert that the count of bytes is that of the entries."""
@@ -90,10 +106,10 @@ class FrontendConnection:
 
     __slots__ = ("files", "heard_at", "identity", "next_seq", "outbox", "welcomed")
 
-    def __init__(self, identity: bytes, now: float) -> None:
+    def __init__(self, identity: bytes, now: float, total: Total) -> None:
         self.identity = identity
         self.heard_at = now
         self.next_seq = 0
-        self.outbox = Outbox()
+        self.outbox = Outbox(total)
         self.files: set[str] = set()  # that it was sent
         self.welcomed = False

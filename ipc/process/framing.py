@@ -1,7 +1,6 @@
 """Messages of any length on a stream socket between a process and one that works in its place, and limits of the latter.
 
-Used by those that may be ended by what they are given: the trial of grammars (enginecore/grammar/trial.py), chat templates that
-requests bring (frontend/text/request_templates.py). A message is its length in 8 bytes, little-endian, and so many bytes.
+The process's side is asked_child.py. A message is its length in 8 bytes, little-endian, and so many bytes.
 """
 
 import os

@@ -170,7 +170,7 @@ async def run_searches(address: str, prompt: list[int], **options) -> list[int]:
 
 def test_beams_share_the_blocks_of_their_prefix(llm):
     """Each computes its last block only, whatever the prompt's length."""
-    cached = asyncio.run(run_searches(llm._background._cores[0].address, [7, 8, 9] * 30))  # 90 tokens, blocks of 16
+    cached = asyncio.run(run_searches(llm._own.background._cores[0].address, [7, 8, 9] * 30))  # 90 tokens, blocks of 16
     assert cached[0] == 0 and len(cached) == 1 + 3 * 4
     assert set(cached[1:]) == {80}
 
@@ -178,13 +178,13 @@ def test_beams_share_the_blocks_of_their_prefix(llm):
 def test_without_a_prefix_cache_a_search_shares_its_own_blocks_only():
     with LLM(device="cpu", dtype="float32", max_model_len=128, cpu_kv_cache_gib=0.02, enable_prefix_caching=False) as llm:
         for _ in range(2):
-            cached = asyncio.run(run_searches(llm._background._cores[0].address, [7, 8, 9] * 20))
+            cached = asyncio.run(run_searches(llm._own.background._cores[0].address, [7, 8, 9] * 20))
             assert cached[0] == 0 and set(cached[1:]) == {48}
 
 
 def test_a_cancelled_search_leaves_nothing_behind(llm):
     async def run():
-        async with AsyncClient(llm._background._cores[0].address) as client:
+        async with AsyncClient(llm._own.background._cores[0].address) as client:
             search = BeamSearch(client, [5, 6, 7], BeamSearchParams(4, 200, ignore_eos=True))
             task = asyncio.create_task(search.run())
             while not search._beams.length:

@@ -2,8 +2,10 @@
 
 import argparse
 import asyncio
+import copy
 import dataclasses
 import logging
+import operator
 import sys
 from collections.abc import Iterator
 
@@ -33,9 +35,14 @@ LONG = SamplingParams(temperature=0.0, max_tokens=240, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[LLMEngine]:
-    with LLMEngine.from_engine_args(EngineArgs(**SMALL), usage_context=None) as engine:
-        yield engine
+def llm() -> Iterator[LLM]:
+    with LLM.from_engine_args(EngineArgs(**SMALL)) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def engine(llm: LLM) -> LLMEngine:
+    return llm.llm_engine
 
 
 @pytest.fixture(scope="module")
@@ -151,13 +158,13 @@ def until_done(engine: LLMEngine) -> dict:
     return last
 
 
-def test_requests_are_added_and_stepped_to_their_ends(engine):
+def test_requests_are_added_and_stepped_to_their_ends(llm, engine):
     prompts = {"a": "Once upon a time", "b": {"prompt": "The cat"}, "c": [5, 6, 7]}
     for name, prompt in prompts.items():
         engine.add_request(name, prompt, GREEDY)
     assert engine.get_num_unfinished_requests() == 3
     last = until_done(engine)
-    want = engine._llm.generate(list(prompts.values()), GREEDY)
+    want = llm.generate(list(prompts.values()), GREEDY)
     assert {n: o.outputs[0].token_ids for n, o in last.items()} == {
         n: o.outputs[0].token_ids for n, o in zip(prompts, want, strict=True)
     }
@@ -199,13 +206,13 @@ def test_changes_that_came_between_two_steps_are_one():
     assert merged(both, output(True, (0, "y")), SamplingParams()).outputs[0].text == "y"
 
 
-def test_a_prompts_salt_decides_with_whom_it_shares_its_prefix(engine, async_llm):
+def test_a_prompts_salt_decides_with_whom_it_shares_its_prefix(llm, engine, async_llm):
     """Of every way to ask; the ids of two blocks and more."""
     ids = list(range(100, 140))
     asked = iter(range(100))
 
     def of_llm(prompt):
-        (output,) = engine._llm.generate([prompt], GREEDY, use_tqdm=False)
+        (output,) = llm.generate([prompt], GREEDY, use_tqdm=False)
         return output.num_cached_tokens
 
     def of_llm_engine(prompt):
@@ -220,14 +227,12 @@ def test_a_prompts_salt_decides_with_whom_it_shares_its_prefix(engine, async_llm
     for name, ask in ways.items():
         mine, yours = (TokensPrompt(prompt_token_ids=ids, cache_salt=f"{whose} {name}") for whose in ("mine", "yours"))
         assert [ask(mine), ask(mine), ask(yours), ask(yours)] == [0, 32, 0, 32]
-    before = engine._llm.beam_search([TokensPrompt(prompt_token_ids=ids, cache_salt="beams")], BeamSearchParams(2, 2))
+    before = llm.beam_search([TokensPrompt(prompt_token_ids=ids, cache_salt="beams")], BeamSearchParams(2, 2))
     assert of_llm(TokensPrompt(prompt_token_ids=ids, cache_salt="beams")) == 32 and len(before[0].sequences) == 2
 
 
 def test_the_cache_of_an_engine_is_forgotten(engine):
     assert engine.reset_prefix_cache() is True
-    with LLM.from_engine_args(EngineArgs(**SMALL)) as llm:
-        assert llm.generate("The cat", GREEDY, use_tqdm=False)[0].finished
 
 
 def test_an_aborted_request_is_heard_of_no_more(engine):
@@ -273,7 +278,53 @@ def test_an_error_of_the_engines_is_raised_by_a_step(engine):
     assert finished == ["fine"] and len(failed) == 1 and "priority" in failed[0]
 
 
+def test_the_engine_of_an_llm_is_the_same(llm, engine):
+    assert isinstance(engine, LLMEngine) and llm.llm_engine is engine and llm.model_config == engine.model_config
+    assert engine.get_tokenizer() is engine.tokenizer is llm.get_tokenizer()
+
+
+def test_an_engine_says_what_it_is():
+    with LLMEngine.from_engine_args(EngineArgs(**SMALL, seed=5), usage_context=None) as engine:
+        config = engine.model_config
+        assert (config.max_model_len, config.dtype, config.seed, config.quantization) == (256, "float32", 5, None)
+        assert config.model == config.tokenizer == config.served_model_name != ""
+        assert config.get_vocab_size() == config.vocab_size > 256
+        assert engine.cache_config.block_size * engine.cache_config.num_gpu_blocks >= 256
+        assert engine.vllm_config.model_config == config and engine.vllm_config.cache_config is engine.cache_config
+        engine.add_request("0", "The cat", GREEDY)
+        assert len(until_done(engine)["0"].outputs[0].token_ids) == 8
+    with pytest.raises(EngineDown):
+        _ = engine.model_config
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("model_executor", "'LLMEngine' object has no attribute 'model_executor': the engine is a process of its own"),
+        ("sleep", "'LLMEngine' object has no attribute 'sleep': engines do not sleep"),
+        ("step_", "'LLMEngine' object has no attribute 'step_'$"),
+        ("model_config.hf_config", "'ModelConfig' object has no attribute 'hf_config': transformers' AutoConfig"),
+        ("output_processor", "'LLMEngine' object has no attribute 'output_processor': the engine is a process"),
+        ("vllm_config.parallel_config", "no attribute 'parallel_config': the options tensor_parallel_size"),
+    ],
+)
+def test_what_an_engine_cannot_say_has_its_reason(engine, path, why):
+    with pytest.raises(AttributeError, match=why):
+        operator.attrgetter(path)(engine)
+    assert not hasattr(engine, "_missing") and copy.copy(engine.model_config) == engine.model_config
+
+
 # -------------------------------------------------------------------------------------------------------------- AsyncLLM
+def test_an_async_engine_says_what_it_is(async_llm):
+    async def ask():
+        return await async_llm.get_model_config()
+
+    config = asyncio.run(ask())
+    assert config.max_model_len == 256 and async_llm.model_config == config
+    with pytest.raises(AttributeError, match="'AsyncLLM' object has no attribute 'wake_up': engines do not sleep"):
+        _ = async_llm.wake_up
+
+
 def test_outputs_come_as_they_are_made(async_llm):
     async def one(name: str) -> list:
         return [output async for output in async_llm.generate("The cat", GREEDY, name)]

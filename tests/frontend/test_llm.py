@@ -117,7 +117,7 @@ def test_a_chat_gets_an_answer(llm: LLM) -> None:
 
 def test_an_async_client_can_share_the_engine(llm: LLM) -> None:
     async def run() -> str:
-        async with AsyncClient(llm._background._cores[0].address) as client:
+        async with AsyncClient(llm._own.background._cores[0].address) as client:
             outputs = [o async for o in client.generate("Once upon a time", GREEDY)]
             return outputs[-1].outputs[0].text
 

@@ -20,7 +20,8 @@ import toy_tokenizers
 from serving import until
 
 from quire.frontend.client.async_client import EngineDown, InvalidRequest, TooLong
-from quire.frontend.client.llm import LLM, SamplingParams, engine_config
+from quire.frontend.client.llm import LLM, SamplingParams
+from quire.frontend.client.own_engine import engine_config
 from quire.frontend.client.prompt import TextPrompt, TokensPrompt
 from quire.frontend.launcher import EngineStartError, engine_configs, launch_core
 from quire.frontend.text.tokenizer import Tokenizer
@@ -265,7 +266,7 @@ def test_an_engine_that_cannot_start_says_why_and_leaves_nothing(python_path: No
 def test_several_engines_are_one_llm(python_path: None) -> None:
     before = psutil.Process().children()
     with FakeLLM(data_parallel_size=3) as llm:
-        assert len({core.child.pid for core in llm._background._cores}) == 3
+        assert len({core.child.pid for core in llm._own.background._cores}) == 3
         outputs = llm.generate([" the", " cat"] * 10, SamplingParams(max_tokens=2), use_tqdm=False)
         assert texts(outputs) == [" the the", " cat cat"] * 10
         assert llm.get_tokenizer().encode(" the")
@@ -293,7 +294,7 @@ def test_an_llm_that_cannot_start_names_arguments_not_flags(python_path: None) -
 def test_everything_ends_with_the_object(python_path: None, how: str) -> None:
     threads = set(threading.enumerate())
     llm = FakeLLM()
-    child, loop = llm._background._cores[0].child, llm._background._loop
+    child, loop = llm._own.background._cores[0].child, llm._own.background._loop
     if how == "shutdown":
         llm.shutdown()
         llm.shutdown()
@@ -303,7 +304,7 @@ def test_everything_ends_with_the_object(python_path: None, how: str) -> None:
         with llm:
             pass
     elif how == "in the loop's thread":
-        loop.call_soon_threadsafe(llm._finalizer)
+        loop.call_soon_threadsafe(llm._own.shutdown)
         until(lambda: not {t for t in threading.enumerate() if t.name.startswith("quire-llm")} - threads)
     del llm
     gc.collect()
@@ -314,7 +315,7 @@ def test_everything_ends_with_the_object(python_path: None, how: str) -> None:
 
 def test_requests_fail_when_the_engine_dies(python_path: None) -> None:
     with FakeLLM() as llm:
-        child = llm._background._cores[0].child
+        child = llm._own.background._cores[0].child
 
         def kill() -> None:
             until(lambda: llm._client.num_requests == 1)
@@ -332,7 +333,7 @@ from test_llm_api import FakeLLM
 from quire.frontend.client.llm import SamplingParams
 llm = FakeLLM()
 llm.generate(" the", SamplingParams(max_tokens=1))
-print(llm._background._cores[0].child.pid, flush=True)
+print(llm._own.background._cores[0].child.pid, flush=True)
 """
 
 

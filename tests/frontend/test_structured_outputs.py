@@ -1,6 +1,9 @@
 """StructuredOutputsParams, and the fields of a body that mean the same."""
 
+import copy
+import dataclasses
 import json
+import pickle
 
 import msgspec
 import pytest
@@ -22,23 +25,57 @@ def of(**fields) -> StructuredOutputs | None:
     return None if wanted is None else msgspec.structs.replace(wanted, field="")
 
 
+def message(**arguments) -> StructuredOutputs:
+    return StructuredOutputsParams(**arguments).to_message()
+
+
 def test_each_kind_is_made_of_its_argument():
-    assert StructuredOutputsParams(json=SCHEMA) == StructuredOutputs("json", msgspec.json.encode(SCHEMA).decode())
-    assert StructuredOutputsParams(json=json.dumps(SCHEMA)).text == json.dumps(SCHEMA)
-    assert StructuredOutputsParams(choice=["a", "ü"]) == StructuredOutputs("choice", '["a","ü"]')
-    assert StructuredOutputsParams(regex="a+") == StructuredOutputs("regex", "a+")
-    assert StructuredOutputsParams(grammar="start: A") == StructuredOutputs("grammar", "start: A")
-    assert StructuredOutputsParams(json_object=True) == StructuredOutputs("json_object")
-    assert StructuredOutputsParams(structural_tag={"triggers": []}).kind == "structural_tag"
-    assert SamplingParams(structured_outputs=StructuredOutputsParams(regex="a")).structured_outputs.text == "a"
+    assert message(json=SCHEMA) == StructuredOutputs("json", msgspec.json.encode(SCHEMA).decode())
+    assert message(json=json.dumps(SCHEMA)).text == json.dumps(SCHEMA)
+    assert message(choice=["a", "ü"]) == StructuredOutputs("choice", '["a","ü"]')
+    assert message(regex="a+") == StructuredOutputs("regex", "a+")
+    assert message(grammar="start: A") == StructuredOutputs("grammar", "start: A")
+    assert message(json_object=True) == StructuredOutputs("json_object")
+    assert message(structural_tag={"triggers": []}).kind == "structural_tag"
+    assert SamplingParams(structured_outputs=StructuredOutputsParams(regex="a")).grammar == StructuredOutputs("regex", "a")
+
+
+KINDS = {
+    "json": SCHEMA, "regex": "a+", "choice": ["a", "b"], "grammar": "start: A", "json_object": True,
+    "structural_tag": '{"triggers": []}',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_is_a_class_whose_attributes_are_what_was_given(kind):
+    wanted: StructuredOutputsParams | None = StructuredOutputsParams(**{kind: KINDS[kind]})
+    assert isinstance(wanted, StructuredOutputsParams) and dataclasses.is_dataclass(StructuredOutputsParams)
+    assert {name: getattr(wanted, name) for name in KINDS} == {**dict.fromkeys(KINDS), kind: KINDS[kind]}
+    assert (wanted.disable_any_whitespace, wanted.disable_additional_properties, wanted.whitespace_pattern) == (False,) * 2 + (
+        None,
+    )
+    params = SamplingParams(structured_outputs=wanted)
+    assert params.structured_outputs is wanted and params.clone().structured_outputs == wanted
+    assert copy.deepcopy(wanted) == pickle.loads(pickle.dumps(wanted)) == wanted
+    assert repr(wanted).startswith("StructuredOutputsParams(json=") and wanted != StructuredOutputsParams(regex="other")
+
+
+def test_a_field_may_be_set_later_and_is_checked_when_it_is_sent():
+    wanted = StructuredOutputsParams(choice=["a"])
+    params = SamplingParams(structured_outputs=wanted)
+    wanted.choice = ["b"]
+    assert params.grammar == StructuredOutputs("choice", '["b"]')
+    wanted.regex = "c"
+    with pytest.raises(ValueError, match=r"exactly one of .*; got regex, choice"):
+        check_against(params, vocab_size=10, max_logprobs=1)
 
 
 def test_options_of_json_are_put_into_the_schema():
-    tight = json.loads(StructuredOutputsParams(json=SCHEMA, disable_any_whitespace=True).text)
+    tight = json.loads(message(json=SCHEMA, disable_any_whitespace=True).text)
     assert tight == {**SCHEMA, "x-guidance": {"whitespace_flexible": False}}
-    spaced = StructuredOutputsParams(json_object=True, whitespace_pattern=" ?")
+    spaced = message(json_object=True, whitespace_pattern=" ?")
     assert json.loads(spaced.text) == {"type": "object", "x-guidance": {"whitespace_pattern": " ?"}}
-    closed = json.loads(StructuredOutputsParams(json=json.dumps(SCHEMA), disable_additional_properties=True).text)
+    closed = json.loads(message(json=json.dumps(SCHEMA), disable_additional_properties=True).text)
     assert closed["additionalProperties"] is False and "additionalProperties" not in SCHEMA
     assert (
         closed["properties"]["a"]["items"]["additionalProperties"] is False
@@ -126,4 +163,4 @@ def test_what_was_asked_for_knows_its_field():
     assert field(response_format={"type": "structural_tag", "format": {"type": "any_text"}}) == "response_format"
     assert field(guided_regex="a") == "guided_regex"
     assert field(structured_outputs={"grammar": "a"}) == "structured_outputs.grammar"
-    assert StructuredOutputsParams(regex="a").name == "structured_outputs (regex)"
+    assert message(regex="a").name == "structured_outputs (regex)"

@@ -1,6 +1,7 @@
 """Keys: files, the allow-list, and who gets in over tcp."""
 
 import asyncio
+import logging
 import socket
 
 import pytest
@@ -83,7 +84,8 @@ def identities(tmp_path):
     return load_core_keys(tmp_path / "core.key", tmp_path / "allowed"), friend, stranger
 
 
-def test_allowed_key_connects_over_tcp_and_others_do_not(identities):
+def test_allowed_key_connects_over_tcp_and_others_do_not(identities, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("quire"), "propagate", True)
     core_keys, friend, stranger = identities
     core = CoreThread(lambda *_: None, "tcp://127.0.0.1:*", keys=core_keys)
     public = core_keys.own.public
@@ -104,6 +106,9 @@ def test_allowed_key_connects_over_tcp_and_others_do_not(identities):
         assert core.core.requests == []
     finally:
         core.stop()
+    lines = {r.getMessage() for r in caplog.records if "allow-list" in r.getMessage()}
+    named = f"a connection from 127.0.0.1 is refused: its key, {stranger.public.decode()}, is not in the allow-list"
+    assert lines == {named}
 
 
 def test_plain_socket_gets_no_word_from_a_core_with_keys(identities):

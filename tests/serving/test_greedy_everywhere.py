@@ -113,7 +113,7 @@ def num_preemptions(served: Served) -> float:
 def test_alone_one_after_the_other(name: str) -> None:
     few = prompts()[::5]
     with LLM(str(tiny_model(name)), **ALONE) as llm:
-        address = llm._background._cores[0].address
+        address = llm._own.background._cores[0].address
         with Served("--engine", address) as served:
             for ask in (
                 lambda asked: by_llm(llm, asked),
@@ -130,7 +130,7 @@ def test_alone_one_after_the_other(name: str) -> None:
 def test_cold_and_warm_in_chunks_of_32_tokens(name: str) -> None:
     """`LLM`'s engine, which an AsyncClient and an HTTP frontend share; with a salt of its own each finds the cache cold."""
     with LLM(str(tiny_model(name)), **IN_CHUNKS, cpu_kv_cache_gib=0.05) as llm:
-        address = llm._background._cores[0].address
+        address = llm._own.background._cores[0].address
         with Served("--engine", address) as served:
             for ask_cold, ask_warm in (
                 (lambda: by_llm(llm, prompts()), lambda: by_llm(llm, prompts())),
@@ -148,7 +148,7 @@ def test_cold_and_warm_in_chunks_of_32_tokens(name: str) -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_in_a_kv_cache_so_small_that_requests_are_preempted(name: str) -> None:
     with LLM(str(tiny_model(name)), **TOO_SMALL) as llm:
-        address = llm._background._cores[0].address
+        address = llm._own.background._cores[0].address
         with Served("--engine", address) as served:
             for ask in (
                 lambda: by_llm(llm, prompts()),

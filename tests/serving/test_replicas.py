@@ -214,7 +214,7 @@ def test_an_llm_of_two_engines_answers_as_one_does() -> None:
     with LLM(**options) as llm:
         expected = [output.outputs[0].text for output in llm.generate(prompts, params, use_tqdm=False)]
     with LLM(**options, data_parallel_size=2) as llm:
-        assert len(llm._background._cores) == 2
+        assert len(llm._own.background._cores) == 2
         assert [output.outputs[0].text for output in llm.generate(prompts, params, use_tqdm=False)] == expected
         assert llm.reset_prefix_cache()
 

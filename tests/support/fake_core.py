@@ -18,7 +18,8 @@ import toy_tokenizers
 import zmq
 
 from quire.ipc.engine_stats import CacheInfo
-from quire.ipc.links.core_to_frontends import CoreToFrontends, file_infos, new_epoch
+from quire.ipc.links.core_to_frontends import CoreToFrontends
+from quire.ipc.links.welcome import file_infos, new_epoch
 from quire.ipc.messages import (
     PROTOCOL_VERSION,
     Abort,

@@ -9,7 +9,8 @@ from collections.abc import Callable
 import msgspec
 import zmq
 
-from quire.ipc.links.core_to_frontends import CoreToFrontends, file_infos
+from quire.ipc.links.core_to_frontends import CoreToFrontends
+from quire.ipc.links.welcome import file_infos
 from quire.ipc.messages import PROTOCOL_VERSION, Beat, EngineLimits, FrontendMessage, Welcome
 
 TIMEOUT_S = 60.0

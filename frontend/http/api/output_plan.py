@@ -106,7 +106,7 @@ class OutputPlan:
     # --------------------------------------------------------------------------------------------------- for the engine
     def params(self, params: SamplingParams) -> SamplingParams:
         """With the grammar that the calls need, and the end of the thoughts that may go before it. Raises ApiError 400."""
-        grammar = self._grammar_beside(params.structured_outputs)
+        grammar = self._grammar_beside(params.grammar)
         budget = self._budget if self.may_think else None
         thinks = budget is not None or (grammar is not None and self._thinks_first())
         ends, starts = (self._end_ids(), self._start_ids()) if thinks else (None, None)

@@ -9,9 +9,9 @@ from typing import Any, Protocol, get_args
 
 import msgspec
 
-from quire.frontend.client.structured_outputs import StructuredOutputsParams
 from quire.frontend.http.api.errors import invalid
 from quire.ipc.structured_outputs import Kind, StructuredOutputs
+from quire.ipc.structured_outputs_params import structured_message
 
 
 class JsonSchemaFormat(msgspec.Struct, kw_only=True):
@@ -35,7 +35,7 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
 
 
 class StructuredOutputsFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The arguments of StructuredOutputsParams, and what vLLM's clients send beside them."""
+    """The fields of StructuredOutputsParams, and what vLLM's clients send beside them."""
 
     json: str | dict[str, Any] | None = None
     regex: str | None = None
@@ -89,21 +89,21 @@ def structured_field(name: str, value: Any) -> StructuredOutputs:
 def _of_response_format(given: ResponseFormat) -> StructuredOutputs:
     match given.type:
         case "json_object":
-            return StructuredOutputsParams(json_object=True)
+            return structured_message(json_object=True)
         case "json_schema":
             if given.json_schema is None or given.json_schema.schema is None:
                 raise ValueError("type json_schema needs json_schema with name and schema")
-            return StructuredOutputsParams(json=given.json_schema.schema)
+            return structured_message(json=given.json_schema.schema)
         case "structural_tag":
             parts = {"structures": given.structures, "triggers": given.triggers, "format": given.format}
             parts["definitions"] = given.definitions
             tag = {name: part for name, part in parts.items() if part is not None}
-            return StructuredOutputsParams(structural_tag={"type": "structural_tag", **tag})
+            return structured_message(structural_tag={"type": "structural_tag", **tag})
     raise ValueError(f"type must be text, json_object, json_schema or structural_tag, got {given.type[:64]!r}")
 
 
 def _of_structured_outputs(given: StructuredOutputsFields) -> StructuredOutputs:
-    return StructuredOutputsParams(
+    return structured_message(
         json=given.json,
         regex=given.regex,
         choice=given.choice,
@@ -126,10 +126,10 @@ _PLACES: dict[tuple[str, Kind], str] = {
 _READ: dict[str, Any] = {
     "response_format": _of_response_format,
     "structured_outputs": _of_structured_outputs,
-    "guided_json": lambda value: StructuredOutputsParams(json=value),
-    "guided_regex": lambda value: StructuredOutputsParams(regex=value),
-    "guided_choice": lambda value: StructuredOutputsParams(choice=value),
-    "guided_grammar": lambda value: StructuredOutputsParams(grammar=value),
+    "guided_json": lambda value: structured_message(json=value),
+    "guided_regex": lambda value: structured_message(regex=value),
+    "guided_choice": lambda value: structured_message(choice=value),
+    "guided_grammar": lambda value: structured_message(grammar=value),
 }
 _read = attrgetter(*_READ)
 _NOTHING = (None,) * len(_READ)

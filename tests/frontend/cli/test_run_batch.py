@@ -74,6 +74,30 @@ def test_every_line_is_answered_once_and_bad_ones_are_said_so(tmp_path):
         assert "0 requests answered" in again.summary("out") and "45 before" in again.summary("out")
 
 
+def test_lines_for_all_routes_in_one_file(tmp_path):
+    bodies = {
+        "/v1/responses": {"input": "hi", "max_output_tokens": 4},
+        "/inference/v1/generate": {"token_ids": [1, 2], "sampling_params": {"max_tokens": 4}},
+        "/v1/completions": {"prompt": "hi", "max_tokens": 4},
+    }
+    lines = [
+        json.dumps({"custom_id": f"{url} {i}", "method": "POST", "url": url, "body": body})
+        for i in range(3)
+        for url, body in bodies.items()
+    ]
+    lines.append(json.dumps({"custom_id": "b", "method": "POST", "url": "/v1/responses", "body": {"background": True}}))
+    out = tmp_path / "out.jsonl"
+    with FakeCore(say_hi, limits=ROOMY) as core:
+        job = run_here(core, write_input(tmp_path / "in.jsonl", *lines), str(out))
+    assert not job.todo and job.answers.num_failed == 1
+    found = {a["custom_id"]: a for a in answers(out)}
+    assert found.pop("b")["error"]["code"] == "invalid_value"
+    assert len(found) == 9 and all(a["response"]["status_code"] == 200 for a in found.values())
+    response, tokens = (found[f"{url} 0"]["response"]["body"] for url in list(bodies)[:2])
+    assert response["object"] == "response" and response["status"] != "failed" and response["output"][0]["content"]
+    assert tokens["choices"][0]["token_ids"] and tokens["choices"][0]["finish_reason"] in ("stop", "length")
+
+
 def test_a_file_that_is_cut_anywhere_is_taken_up(tmp_path):
     lines = [answer_line(f"r{i}", "batch_req_1", 200 if i else 400, b'{"a":"\\n"}') for i in range(3)] + [
         error_line(None, "c", "m", 7)

@@ -22,7 +22,7 @@ def llm() -> Iterator[LLM]:
 
 def ask(llm: LLM, path: str, body: dict) -> tuple[int, dict]:
     async def main():
-        async with AsyncClient(llm._background._cores[0].address) as client:
+        async with AsyncClient(llm._own.background._cores[0].address) as client:
             answer = await http.Api(client).json("POST", path, body)  # type: ignore[arg-type]
             assert not client.num_requests
             return answer
@@ -72,7 +72,7 @@ def test_beams_without_room_are_refused_and_max_tokens_is_cut_to_the_context(llm
 
 def test_a_gone_client_ends_the_search(llm):
     async def main():
-        async with AsyncClient(llm._background._cores[0].address) as client:
+        async with AsyncClient(llm._own.background._cores[0].address) as client:
             api = http.Api(client)
             wire = api.wire()
             body = {"prompt": "The cat", "use_beam_search": True, "n": 8, "max_tokens": 200, "ignore_eos": True}

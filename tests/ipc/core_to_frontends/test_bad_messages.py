@@ -213,7 +213,8 @@ def test_no_bytes_raise_in_the_cores_loop(core):
     @given(payload=hostile_bytes())
     @example(payload=msgspec.msgpack.encode(Abort(EPOCH, [1, 2])))
     def try_one(payload: bytes) -> None:
-        core.link._frontends.setdefault(identity, core_to_frontends.FrontendConnection(identity, 0.0)).welcomed = True
+        connection = core_to_frontends.FrontendConnection(identity, 0.0, core.link._waiting)
+        core.link._frontends.setdefault(identity, connection).welcomed = True
         accepted = core.link._accept(identity, payload)
         assert accepted is None or isinstance(accepted, AddRequest | Abort | Finish)
         kinds.add(type(accepted))

@@ -1,5 +1,6 @@
 """CoreToFrontends against frontends made by hand: welcome, files, refusals, how much a turn takes."""
 
+import logging
 import time
 
 import pytest
@@ -7,7 +8,9 @@ from core_to_frontends_cases import EPOCH, add, answer, outputs
 from ipc_cores import FILES, make_beat, make_welcome
 
 from quire.ipc.links import core_to_frontends
-from quire.ipc.links.core_to_frontends import new_epoch
+from quire.ipc.links.core_to_frontends import name_of
+from quire.ipc.links.limited_log import LINES
+from quire.ipc.links.welcome import new_epoch
 from quire.ipc.messages import (
     PROTOCOL_VERSION,
     Abort,
@@ -67,6 +70,22 @@ def test_other_protocol_is_refused_with_both_numbers(core, make_frontend):
     refused = answer(core, frontend)
     assert isinstance(refused, Refused)
     assert f"protocol {PROTOCOL_VERSION}" in refused.reason and str(PROTOCOL_VERSION + 8) in refused.reason
+
+
+def test_who_is_refused_has_a_line_in_the_log_and_the_log_has_an_end(core, make_frontend, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("quire"), "propagate", True)
+    frontend = make_frontend(hello=False)
+    frontend.send(Hello(PROTOCOL_VERSION + 8))
+    assert isinstance(answer(core, frontend), Refused)
+    (line,) = [r for r in caplog.records if "refused" in r.getMessage()]
+    assert line.levelname == "WARNING" and line.name == "quire.enginecore"
+    said = f"frontend {name_of(frontend.identity)} is refused: the engine speaks protocol {PROTOCOL_VERSION}, this frontend"
+    assert line.getMessage().startswith(said)
+    caplog.clear()
+    for _ in range(100):
+        frontend.send(Ping(EPOCH - 1))
+        assert isinstance(answer(core, frontend), Refused)
+    assert 1 <= len(caplog.records) <= LINES
 
 
 def test_message_for_an_earlier_core_is_refused(core, make_frontend):

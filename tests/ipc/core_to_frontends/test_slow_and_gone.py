@@ -76,6 +76,26 @@ def test_frontend_that_never_reads_is_lost_at_its_bound(make_core, make_frontend
     assert isinstance(answer(slow.core, other), StepOutputs)
 
 
+def test_of_many_slow_frontends_the_slowest_is_lost(make_core, make_frontend):
+    """Each stays below its own bound; together they would hold what a thousand of them may."""
+    core = make_core(send_hwm=2, outbox_bytes=1 << 20)
+    frontends = [make_frontend(at=core) for _ in range(12)]
+    first, *others = [frontend.identity for frontend in frontends]
+    while len(core.link._slow) < 12 or core.link._frontends[first].outbox.num_bytes < 900 << 10:
+        core.link.send(first, outputs(*[1] * 4096))
+        for identity in others:
+            if identity not in core.link._slow:
+                core.link.send(identity, outputs(*[1] * 4096))
+    for identity in others:
+        while first in core.link._frontends and core.link._frontends[identity].outbox.num_bytes < 800 << 10:
+            assert core.link.send(identity, outputs(*[1] * 4096))
+            core.link.check()
+    assert core.link.lost() == [first]
+    assert core.link._waiting.num_bytes <= 8 << 20
+    assert not core.link.send(first, outputs(1)) and core.link.send(others[0], outputs(1))
+    core.link.check()
+
+
 def test_beats_do_not_wait_for_a_slow_frontend(make_core, make_frontend):
     slow = SlowFrontend(make_core, make_frontend)
     slow.fill()

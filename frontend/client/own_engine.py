@@ -1,0 +1,146 @@
+"""OwnEngine: the engines that an LLM or an LLMEngine starts for itself, and the event loop that their client lives on.
+
+The engine is a child process, the client lives in a thread of its own: so it works where an event loop is running already.
+All of it ends with the object: `shutdown`, garbage collection, or the interpreter's exit.
+"""
+
+import asyncio
+import difflib
+import os
+import re
+import threading
+import weakref
+from collections.abc import Coroutine
+from concurrent.futures import CancelledError, Future, wait
+from typing import Any, TypeVar
+
+import msgspec
+import uvloop
+
+from quire.frontend.client.client import Client
+from quire.frontend.client.engine_options import engine_options
+from quire.frontend.client.processor_names import with_processor_names
+from quire.frontend.client.stream import EngineDown
+from quire.frontend.launcher import CoreProcess, EngineStartError, engine_configs, launch_cores, stop_cores
+from quire.frontend.replicas import client_of
+from quire.ipc.config import EngineConfig
+from quire.ipc.process.children import CORE_MODULE
+
+_CANCEL_S = 5.0  # for interrupted requests to be aborted
+_NOT_FOR_LLM = ("listen", "curve_secret_key_file", "curve_allow_file")  # options that nobody needs here: not suggested
+
+T = TypeVar("T")
+
+
+class OwnEngine:
+    """One engine, or several (data_parallel_size), and a client of theirs. Methods may be called from any thread, also at once.
+
+    module: what runs as the engine's process. Raises EngineStartError with the engine's own words.
+    """
+
+    def __init__(self, options: EngineConfig, module: str = CORE_MODULE) -> None:
+        self.options = options
+        try:
+            self.background = Background(launch_cores(engine_configs(options), module))
+        except EngineStartError as error:
+            raise EngineStartError(_in_words_of_python(str(error))) from None
+        self.shutdown = weakref.finalize(self, self.background.close, os.getpid())  # may be called again
+        try:
+            self.run(self.background.client.connect())
+        except BaseException:  # Ctrl-C, too: passed on, without an engine left running
+            self.shutdown()
+            raise
+
+    @property
+    def client(self) -> Client:
+        """Raises EngineDown after a shutdown."""
+        if not self.shutdown.alive:
+            raise EngineDown("this LLM has been shut down")
+        return self.background.client
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run on the client's event loop, from another thread, and wait."""
+        return self.background.run(work)
+
+
+class Background:
+    """The engines, the event loop's thread and the client: everything that must be put away. Knows no OwnEngine."""
+
+    def __init__(self, cores: list[CoreProcess]) -> None:
+        self.client = client_of([core.address for core in cores])
+        self._cores = cores
+        self._loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="quire-llm", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run on the loop, from another thread, and wait. An interrupt cancels it, and is raised once it has ended."""
+        result: Future[T] = Future()
+        tasks: list[asyncio.Task[T]] = []
+
+        def start() -> None:
+            tasks.append(self._loop.create_task(work))
+            tasks[0].add_done_callback(lambda task: _copy_result(task, result))
+
+        self._loop.call_soon_threadsafe(start)
+        try:
+            return result.result()
+        except BaseException:  # Ctrl-C, or the work's own error: passed on, once the work has ended
+            if not result.done():
+                self._loop.call_soon_threadsafe(lambda: tasks[0].cancel())
+                wait([result], timeout=_CANCEL_S)
+            raise
+
+    def close(self, owner_pid: int) -> None:
+        """Abort what runs, end the engines and the thread. Nothing in a fork of the process that made us."""
+        if os.getpid() != owner_pid:
+            return
+        if threading.current_thread() is self._thread:  # garbage is collected in any thread
+            threading.Thread(target=self._close, name="quire-llm-close").start()
+        else:
+            self._close()
+
+    def _close(self) -> None:
+        try:
+            self.run(self.client.close())
+        finally:
+            stop_cores(self._cores, grace_s=10.0)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+
+def _copy_result(task: asyncio.Task[T], result: Future[T]) -> None:
+    if task.cancelled():
+        result.set_exception(CancelledError())
+    elif (error := task.exception()) is not None:
+        result.set_exception(error)
+    else:
+        result.set_result(task.result())
+
+
+def engine_config(model: str | os.PathLike[str] | None, options: dict[str, Any], of: str = "LLM") -> EngineConfig:
+    """EngineConfig from the arguments of LLM, or of what `of` names. Raises TypeError, ValueError."""
+    names, options = EngineConfig.__struct_fields__, engine_options(options)
+    for name in options:
+        if name not in names:
+            public = [n for n in names if n not in _NOT_FOR_LLM]
+            close = difflib.get_close_matches(name, public, n=3, cutoff=0.7)
+            hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(public)}"
+            raise TypeError(f"{of} has no option {name!r}; {hint}")
+    options = with_processor_names(options)
+    values = {"disable_log_stats": True, **options, "model": None if model is None else os.fspath(model)}
+    if isinstance(values.get("served_model_name"), str):
+        values["served_model_name"] = [values["served_model_name"]]
+    try:
+        return msgspec.convert(values, EngineConfig)
+    except msgspec.ValidationError as error:
+        raise ValueError(_in_words_of_python(str(error))) from None
+
+
+def _in_words_of_python(text: str) -> str:
+    """An error of msgspec or about a flag, as one about an argument of LLM."""
+    what, _, path = text.partition(" - at `$.")
+    if path:
+        what = f"{path.rstrip('`')}: {what[:1].lower()}{what[1:]}".replace("| null", "or None").replace("`", "")
+    return re.sub(r"--([a-z][a-z-]+)", lambda flag: flag[1].replace("-", "_"), what)

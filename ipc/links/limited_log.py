@@ -1,0 +1,34 @@
+"""LimitedLog: lines that a peer can cause, as often as it likes. They may not fill a disk.
+
+LINES of them come at once, and one more every LINE_S; the next one says how many were left out. At most 2 MB a day.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+
+LINES = 10
+LINE_S = 10.0
+
+
+class LimitedLog:
+    """Of one source of lines; clock: seconds."""
+
+    def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
+        self._log = log
+        self._clock = clock
+        self._left, self._since = float(LINES), clock()
+        self._num_left_out = 0
+
+    def warning(self, text: str, *values: object) -> None:
+        """As a Logger's, if there may be a line now. Each value is cut at 200 characters, its line breaks escaped."""
+        now = self._clock()
+        self._left = min(float(LINES), self._left + (now - self._since) / LINE_S)
+        self._since = now
+        if self._left < 1.0:
+            self._num_left_out += 1
+            return
+        self._left -= 1.0
+        before = f" ({self._num_left_out} such lines were left out before)" if self._num_left_out else ""
+        self._num_left_out = 0
+        self._log.warning(text + "%s", *(ascii(str(value))[1:-1][:200] for value in values), before)

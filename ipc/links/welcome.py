@@ -1,0 +1,16 @@
+"""What a core's Welcome is made of: the number of its life, and the list of the files that frontends may get."""
+
+import hashlib
+import secrets
+
+from quire.ipc.messages import FileInfo
+
+
+def new_epoch() -> int:
+    """A number that no other core's life has: 62 random bits, never 0."""
+    return secrets.randbits(62) | 1
+
+
+def file_infos(files: dict[str, bytes]) -> list[FileInfo]:
+    """The list of files for a Welcome."""
+    return [FileInfo(name, hashlib.sha256(data).hexdigest(), len(data)) for name, data in files.items()]
