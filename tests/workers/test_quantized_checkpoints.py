@@ -76,6 +76,17 @@ def test_tensors_that_say_what_cannot_be_name_the_layer(form, tensor, value, sai
         load(folder)
 
 
+@pytest.mark.parametrize("octets", [b'{"quant_type": "nf4"', b"\xff", b"[" * 100_000])
+def test_a_quant_state_that_is_no_json_is_named(octets, tmp_path):
+    folder = folder_of(tmp_path, "nf4")
+    layer = "model.layers.0.mlp.down_proj"
+    tensors = load_file(folder / "model.safetensors")
+    tensors[f"{layer}.weight.quant_state.bitsandbytes__nf4"] = torch.tensor(list(octets), dtype=torch.uint8)
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(WeightsError, match=f"{layer} cannot be dequantized: quant_state is no JSON"):
+        load(folder)
+
+
 def test_layers_of_floats_are_taken_as_they_are(tmp_path):
     """Packers leave out what they do not list: here a projection, and all experts in one tensor."""
     folder = folder_of(tmp_path)

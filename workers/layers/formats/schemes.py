@@ -112,9 +112,18 @@ def field(config: Json, name: str, kind: type | tuple[type, ...], default: Any, 
     return value
 
 
+def given(config: Json, name: str, default: Any) -> Any:
+    """A field of any type; absent or null gives the default."""
+    value = config.get(name)
+    return default if value is None else value
+
+
 def one_of(value: Any, allowed: tuple[Any, ...], what: str, instead: str = "") -> Any:
-    """`value` if it is allowed. Raises QuantizationError that names `what` and what would work."""
-    if isinstance(value, list | dict) or value not in allowed:
+    """`value` if it is allowed, and of that type: 4.0 is not 4.
+
+    Raises QuantizationError that names `what` and what would work.
+    """
+    if not any(type(value) is type(x) and value == x for x in allowed):
         *most, last = map(repr, allowed)
         supported = f"supported are {', '.join(most)} and {last}" if most else f"supported is {last}"
         raise QuantizationError(f"{what} is {value!r:.80}: {supported}{instead and '; ' + instead}")
