@@ -85,6 +85,29 @@ class MxFp4(msgspec.Struct, frozen=True, kw_only=True):
 Scheme = Gptq | Awq | PackQuantized | Scaled | FourBitCodes | RowInt8 | MxFp4
 
 
+def described(scheme: Scheme | None) -> str:
+    """What a configuration says of a layer, for messages."""
+    match scheme:
+        case None:
+            return "not quantized"
+        case Gptq():
+            return f"{scheme.bits} bits, group_size {scheme.group_size or -1}, desc_act {scheme.desc_act}"
+        case Awq():
+            return f"4 bits, group_size {scheme.group_size or -1}"
+        case PackQuantized():
+            kind = "symmetric" if scheme.is_symmetric else "not symmetric"
+            return f"{scheme.bits} bits, group_size {scheme.group_size or -1}, {kind}, actorder {scheme.has_order}"
+        case Scaled():
+            rows, columns = (size or "all" for size in scheme.block)
+            return f"{scheme.dtype}, a scale for {rows} outputs by {columns} inputs"
+        case FourBitCodes():
+            return f"{scheme.quant_type}, {'' if scheme.is_nested else 'not '}double quantized"
+        case RowInt8():
+            return "int8, a scale an output"
+        case MxFp4():
+            return "mxfp4"
+
+
 class SchemeOf(Protocol):
     """The scheme of a linear layer, None: it is not quantized. A rule is for a layer if it is for any of the layer's names."""
 
