@@ -39,6 +39,8 @@ class Model(NamedTuple):
     expert_parameters: int = 0  # of num_parameters
     packed_elements: list[int] | None = None  # RankSizes'
     stored_expert_bytes: int = 0  # of a quantized checkpoint's experts
+    stored_floats: int = 0  # elements of its weights that are floats, of
+    stored_item: int = 0  # bytes each
 
 
 class Tensor(NamedTuple):
@@ -77,7 +79,19 @@ def read_model(name: str, revision: str | None, download_dir: str | None, token:
     parameters = counted or computed_parameters(sizes, tied)
     dtype = str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.") or None
     length = _max_model_len(config)
-    return Model(name, sizes, length, dtype, parameters, tied, bool(counted), scheme, stored, found)
+    model = Model(name, sizes, length, dtype, parameters, tied, bool(counted), scheme, stored, found)
+    return _with_floats(model, tensors)
+
+
+def _with_floats(model: Model, tensors: list[Tensor]) -> Model:
+    """Of a quantized checkpoint. Where numbers are of several sizes, those like the largest tensor's, the embedding, count."""
+    floats = [t for t in tensors if t.name.endswith(".weight") and t.num_bytes >= 2 * t.num_elements > 0]
+    if model.quantization is None or not floats:
+        return model
+    largest = max(floats, key=lambda t: t.num_elements)
+    item = largest.num_bytes // largest.num_elements
+    alike = sum(t.num_elements for t in floats if t.num_bytes == item * t.num_elements)
+    return model._replace(stored_floats=alike, stored_item=item)
 
 
 def _is_plain(config: Json) -> bool:
@@ -97,7 +111,7 @@ def _asked(name: str, config: Json, tensors: list[Tensor]) -> Model:
     stored = dict.fromkeys((False, True), 0)
     for tensor in tensors if is_quantized else ():
         stored[".experts." in tensor.name] += tensor.num_bytes
-    return Model(
+    model = Model(
         name=name,
         sizes=found.sizes,
         max_model_len=_max_model_len(fields),
@@ -113,6 +127,7 @@ def _asked(name: str, config: Json, tensors: list[Tensor]) -> Model:
         expert_parameters=found.expert_parameters,
         packed_elements=found.packed_elements,
     )
+    return _with_floats(model, tensors)
 
 
 def has_kv_cache_scheme(quantization: Json) -> bool:

@@ -26,12 +26,12 @@ def weights_bytes(model: Model, quantization: str | None, item: int, *, has_fp8:
     if bits == MXFP4_BITS and model.expert_parameters:
         bits = None  # a mixture's other layers are plain ones
     experts = _experts_bytes(model, quantization, item, has_fp8, expert_parallel)
-    if bits is None:
-        return model.stored_bytes + experts
     if bits == PLAIN:
         return others * item + experts
     head = model.sizes.vocab_size * model.sizes.hidden_size * (1 if model.is_tied else 2)
     kept = min(head, others)
+    if bits is None:  # the files' bytes, head and embedding in the dtype
+        return model.stored_bytes + min(kept, model.stored_floats) * (item - model.stored_item) + experts
     return kept * item + int((others - kept) * bits / 8) + experts
 
 

@@ -1,6 +1,7 @@
 """Quantized checkpoints: what is taken of them and what is refused, and how it is said."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -51,6 +52,42 @@ def test_a_group_size_that_the_checkpoint_does_not_have_is_seen_by_shapes(tmp_pa
         load(folder_of(tmp_path, group_size=16))
 
 
+@pytest.mark.parametrize(
+    ("form", "changes", "said"),
+    [
+        ("gptq", {"bits": 8}, "gptq, 8 bits, group_size 32, desc_act True"),
+        ("gptq", {"modules_in_block_to_quantize": []}, "gptq, not quantized"),
+        ("awq", {"group_size": 64}, "awq, 4 bits, group_size 64"),
+        ("nf4", {"bnb_4bit_quant_type": "fp4"}, "bitsandbytes, fp4, not double quantized"),
+        ("fp8-block", {"weight_block_size": [64, 24]}, "fp8, fp8, a scale for 64 outputs by 24 inputs"),
+    ],
+)
+def test_what_the_config_says_of_a_layer_that_does_not_fit_is_said(form, changes, said, tmp_path):
+    layer = "model.layers.0.self_attn.q_proj"
+    with pytest.raises(WeightsError) as error:
+        load(folder_of(tmp_path, form, **changes))
+    assert f"(quantization_config says of {layer}: {said}). Tensors m" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_quantized_checkpoint_without_its_config_is_told(tmp_path):
+    folder = folder_of(tmp_path)
+    fields = json.loads((folder / "config.json").read_text())
+    del fields["quantization_config"]
+    (folder / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(
+        WeightsError, match=r"\(it has no quantization_config, and model\.layers\.0\.self_attn\.q_proj is quantized"
+    ):
+        load(folder)
+
+
+@pytest.mark.parametrize("form", ["gptq", None])
+def test_of_a_layer_that_is_not_quantized_nothing_is_said(form, tmp_path):
+    folder = folder_of(tmp_path, form) if form else shutil.copytree(tiny_model("llama"), tmp_path / "model")
+    change(folder, drop=["model.norm.weight"])
+    with pytest.raises(WeightsError, match=r"config\.json describes\. Tensors missing: model\.norm\.weight$"):
+        load(folder)
+
+
 def test_values_that_contradict_each_other_name_the_layer(tmp_path):
     folder = folder_of(tmp_path)
     change(folder, model__layers__0__mlp__down_proj__g_idx=torch.full((128,), 3, dtype=torch.int32))
@@ -73,6 +110,17 @@ def test_tensors_that_say_what_cannot_be_name_the_layer(form, tensor, value, sai
     folder = folder_of(tmp_path, form)
     change(folder, **{f"model__layers__0__mlp__down_proj__{tensor}": torch.tensor(value)})
     with pytest.raises(WeightsError, match=f"down_proj.*{said}"):
+        load(folder)
+
+
+@pytest.mark.parametrize("octets", [b'{"quant_type": "nf4"', b"\xff", b"[" * 100_000])
+def test_a_quant_state_that_is_no_json_is_named(octets, tmp_path):
+    folder = folder_of(tmp_path, "nf4")
+    layer = "model.layers.0.mlp.down_proj"
+    tensors = load_file(folder / "model.safetensors")
+    tensors[f"{layer}.weight.quant_state.bitsandbytes__nf4"] = torch.tensor(list(octets), dtype=torch.uint8)
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(WeightsError, match=f"{layer} cannot be dequantized: quant_state is no JSON"):
         load(folder)
 
 

@@ -22,6 +22,7 @@ from tqdm import tqdm
 
 from quire.workers.layers.module import WeightOwner
 from quire.workers.loading.files import checkpoint_sources, open_file
+from quire.workers.loading.fit import check_fit
 from quire.workers.loading.source import Source
 from quire.workers.loading.target import Target, WeightsError
 from quire.workers.models.language_model import Fit, LanguageModel
@@ -29,12 +30,8 @@ from quire.workers.models.stage_boundary import MissingLayer
 
 READERS = 4  # threads, each of which reads and copies by turns
 SLICE_BYTES = 64 << 20  # of a tensor, copied at once by a reader: bounds the temporary of a dtype conversion
-INERT_SUFFIXES = (".rotary_emb.inv_freq", ".self_attn.masked_bias", ".attn.masked_bias")  # buffers of old transformers
-# of quantized keys and values, which a cache of 16 bits does not use
-KV_SCALES = (".k_scale", ".v_scale", ".kv_scale", ".q_scale", ".k_proj.output_scale", ".v_proj.output_scale")
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _of_reader = local()  # threads end with their load
-MAX_NAMES = 12  # shown of each kind of problem
 
 
 class Copy(NamedTuple):
@@ -59,7 +56,7 @@ def load_weights(model: LanguageModel, model_dir: str | Path, device: torch.devi
             targets[HEAD], owners[HEAD] = targets.pop(EMBED), owners.pop(EMBED)
     for name in [name for name in sources if name not in targets and name.startswith(_elsewhere(model))]:
         del sources[name]
-    _check_fit(sources, targets)
+    check_fit(sources, targets, model.config.quantization)
     targets = {name: target for name, target in targets.items() if target.is_read}
     owners = {name: owner for name, owner in owners.items() if name in targets}
     loading = _Loading({name: owner for name, owner in owners.items() if name in sources}, device)
@@ -178,44 +175,6 @@ def dummy_weights(model: LanguageModel, seed: int) -> None:
         owner.fill_dummy(limit, generator.manual_seed(int.from_bytes(digest, "little") >> 1))
     for owner in owners.values():
         owner.finish()
-
-
-def _check_fit(sources: dict[str, Source], targets: dict[str, Target]) -> None:
-    """Raise one WeightsError that names every tensor that is missing, surplus, of another shape or of another kind."""
-    known = (*INERT_SUFFIXES, *KV_SCALES)
-    missing = [
-        name
-        for name, target in targets.items()
-        if not target.is_optional and name not in sources and not any(other in sources for other in target.instead)
-    ]
-    surplus = [name for name in sources if name not in targets and not name.endswith(known)]
-    misshapen = [
-        f"{name} is {list(sources[name].shape)}, expected {list(target.shape)}"
-        for name, target in targets.items()
-        if name in sources and not target.fits(sources[name].shape)
-    ]
-    foreign = [
-        f"{name} is {sources[name].dtype}, expected {' or '.join(target.dtypes)}"
-        for name, target in targets.items()
-        if name in sources and sources[name].dtype not in target.dtypes
-    ]
-    problems = [
-        f"{what}: {_listed(names)}"
-        for what, names in (
-            ("missing", missing),
-            ("surplus", surplus),
-            ("misshapen", misshapen),
-            ("of an unsupported dtype", foreign),
-        )
-        if names
-    ]
-    if problems:
-        raise WeightsError("the checkpoint does not fit the model that config.json describes. Tensors " + "; ".join(problems))
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-    return ", ".join(names[:MAX_NAMES]) + more
 
 
 def _check_tied(sources: dict[str, Source]) -> None:

@@ -286,6 +286,25 @@ def test_what_no_kernel_computes_takes_a_plain_weights_bytes(config, bits):
     assert bits_on_gpu(config, has_fp8=True) == bits
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen3-tied", "gemma2"])
+def test_head_and_embedding_of_a_quantized_checkpoint_take_the_dtypes_bytes(name, tmp_path):
+    """The files' are float32."""
+    quantized(name, "w8a8", tmp_path / "model")
+    model = read(tmp_path / "model")
+    of = {dtype: estimate(model, EngineConfig(dtype=dtype), 8 * GIB).weights_bytes for dtype in ("float32", "bfloat16")}
+    kept = (1 if model.is_tied else 2) * model.sizes.vocab_size * model.sizes.hidden_size
+    assert of == {"float32": model.stored_bytes, "bfloat16": model.stored_bytes - 2 * kept}
+
+
+def test_a_quantized_head_takes_its_files_bytes(tmp_path):
+    quantized("llama", "gptq-head", tmp_path / "model")
+    model = read(tmp_path / "model")
+    weights = estimate(model, EngineConfig(dtype="bfloat16"), 8 * GIB).weights_bytes
+    embedding, hidden = model.sizes.vocab_size * model.sizes.hidden_size, model.sizes.hidden_size
+    floats = embedding + hidden * (7 + 3 * 128)  # norms, and three layers' up_proj, which rules leave out
+    assert weights == model.stored_bytes - 2 * floats
+
+
 @pytest.mark.parametrize("form", ["nf4", "mxfp4", "pack-quantized", "awq"])
 def test_a_quantized_checkpoint_takes_what_the_worker_holds_of_it(form, tmp_path):
     quantized("llama", form, tmp_path / "model")

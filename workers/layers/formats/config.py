@@ -10,7 +10,7 @@ from collections.abc import Callable
 from quire.ipc.quantization import OTHER_NAMES
 from quire.workers.layers.formats.config_compressed import read_compressed, read_kv_cache_scheme
 from quire.workers.layers.formats.config_gptq import read_auto_round, read_awq, read_gptq
-from quire.workers.layers.formats.names import HEAD, checked, is_skipped, names_of
+from quire.workers.layers.formats.names import HEAD, is_skipped, patterns_of
 from quire.workers.layers.formats.schemes import (
     Activations,
     FourBitCodes,
@@ -23,6 +23,7 @@ from quire.workers.layers.formats.schemes import (
     Scheme,
     SchemeOf,
     field,
+    given,
     one_of,
 )
 
@@ -54,11 +55,11 @@ def read_quantization(config: object) -> Quantization:
 
 def read_fp8(config: Json) -> SchemeOf:
     """DeepSeek's and transformers' blocks of 128 by 128, and one scale a tensor. The head is never quantized."""
-    one_of(config.get("fmt") or "e4m3", ("e4m3", "float8_e4m3fn"), "quantization_config: fmt")
-    one_of(config.get("scale_fmt") or "ue8m0", ("ue8m0", "float"), "quantization_config: scale_fmt")
-    one_of(config.get("expert_dtype") or "fp8", ("fp8",), "quantization_config: expert_dtype")
+    one_of(given(config, "fmt", "e4m3"), ("e4m3", "float8_e4m3fn"), "quantization_config: fmt")
+    one_of(given(config, "scale_fmt", "ue8m0"), ("ue8m0", "float"), "quantization_config: scale_fmt")
+    one_of(given(config, "expert_dtype", "fp8"), ("fp8",), "quantization_config: expert_dtype")
     is_static = one_of(
-        config.get("activation_scheme") or "dynamic", ("dynamic", "static"), "quantization_config: activation_scheme"
+        given(config, "activation_scheme", "dynamic"), ("dynamic", "static"), "quantization_config: activation_scheme"
     )
     block = field(config, "weight_block_size", list, None)
     if block is not None and (len(block) != 2 or not all(type(x) is int and x >= 1 for x in block)):
@@ -73,20 +74,24 @@ def read_fp8(config: Json) -> SchemeOf:
         scale_names=("weight_scale_inv", "weight_scale") if block else ("weight_scale", "weight_scale_inv"),
         activations=Activations(dtype="fp8", is_static=is_static == "static", group_size=block[1] if block else 0),
     )
-    skipped = checked(names_of(config, "ignored_layers", "modules_to_not_convert"), "modules_to_not_convert")
+    skipped = patterns_of(config, "ignored_layers", "modules_to_not_convert")
     return lambda *names: None if HEAD in names or is_skipped(names, skipped) else scheme
 
 
 def read_bitsandbytes(config: Json) -> SchemeOf:
     """Four-bit codes or int8, as transformers saves them: without a list of what it skips, it skips the head."""
-    has_list = config.get("llm_int8_skip_modules") is not None
-    skipped = checked(names_of(config, "llm_int8_skip_modules") if has_list else [HEAD], "llm_int8_skip_modules")
+    skipped = [HEAD] if config.get("llm_int8_skip_modules") is None else patterns_of(config, "llm_int8_skip_modules")
+    in_4_bits, in_8_bits = (
+        any(field(config, f"{start}load_in_{bits}bit", bool, False) for start in ("", "_")) for bits in (4, 8)
+    )
     scheme: Scheme
-    if field(config, "load_in_8bit", bool, False) or field(config, "_load_in_8bit", bool, False):
+    if in_4_bits and in_8_bits:
+        raise QuantizationError("quantization_config of bitsandbytes sets load_in_4bit and load_in_8bit: one of them is true")
+    if in_8_bits:
         scheme = RowInt8()
-    elif field(config, "load_in_4bit", bool, False) or field(config, "_load_in_4bit", bool, False):
-        kind = one_of(config.get("bnb_4bit_quant_type") or "fp4", ("nf4", "fp4"), "quantization_config: bnb_4bit_quant_type")
-        one_of(config.get("bnb_4bit_quant_storage") or "uint8", ("uint8",), "quantization_config: bnb_4bit_quant_storage")
+    elif in_4_bits:
+        kind = one_of(given(config, "bnb_4bit_quant_type", "fp4"), ("nf4", "fp4"), "quantization_config: bnb_4bit_quant_type")
+        one_of(given(config, "bnb_4bit_quant_storage", "uint8"), ("uint8",), "quantization_config: bnb_4bit_quant_storage")
         scheme = FourBitCodes(quant_type=kind, is_nested=field(config, "bnb_4bit_use_double_quant", bool, False))
     else:
         raise QuantizationError("quantization_config of bitsandbytes sets neither load_in_4bit nor load_in_8bit")
@@ -95,5 +100,5 @@ def read_bitsandbytes(config: Json) -> SchemeOf:
 
 def read_mxfp4(config: Json) -> SchemeOf:
     """As gpt-oss says it. The head is never quantized."""
-    skipped = checked(names_of(config, "modules_to_not_convert"), "modules_to_not_convert")
+    skipped = patterns_of(config, "modules_to_not_convert")
     return lambda *names: None if HEAD in names or is_skipped(names, skipped) else MxFp4()

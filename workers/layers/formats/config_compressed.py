@@ -19,6 +19,7 @@ from quire.workers.layers.formats.schemes import (
     Scheme,
     SchemeOf,
     field,
+    given,
     group,
     one_of,
 )
@@ -44,7 +45,9 @@ def read_compressed(config: Json) -> SchemeOf:
     for name, entry in groups.items():
         if not isinstance(entry, dict):
             raise QuantizationError(f"{WHERE}: config_groups.{name} must be an object, not {entry!r:.60}")
-        scheme = _scheme(entry, entry.get("format") or config.get("format"), f"{WHERE}: config_groups.{name}")
+        if entry.get("targets") is None:
+            raise QuantizationError(f"{WHERE}: config_groups.{name}.targets must list layers or their class, Linear")
+        scheme = _scheme(entry, given(entry, "format", config.get("format")), f"{WHERE}: config_groups.{name}")
         ranked += [(target, scheme) for target in _targets(entry, "targets", f"config_groups.{name}.targets")]
     ranked.sort(key=lambda found: _rank(found[0]))
     ignored = _targets(config, "ignore", "ignore")
@@ -82,9 +85,9 @@ def _scheme(entry: Json, format_name: object, where: str) -> Scheme | None:
         return None
     weights_at = f"{where}.weights"
     _refuse_unknown(weights, weights_at)
-    kind = one_of(weights.get("type") or "int", ("int", "float"), f"{weights_at}.type")
+    kind = one_of(given(weights, "type", "int"), ("int", "float"), f"{weights_at}.type")
     one_of(field(weights, "dynamic", bool, False, weights_at), (False,), f"{weights_at}.dynamic")
-    bits = weights.get("num_bits", 8)
+    bits = given(weights, "num_bits", 8)
     strategy = _strategy(weights, weights_at)
     is_symmetric = field(weights, "symmetric", bool, True, weights_at)
     activations = _activations(field(entry, "input_activations", dict, None, where), f"{where}.input_activations")
@@ -128,10 +131,10 @@ def read_kv_cache_scheme(config: Json) -> Literal["fp8_e4m3"] | None:
     scheme, where = field(config, "kv_cache_scheme", dict, None), f"{WHERE}: kv_cache_scheme"
     if scheme is None:
         return None
-    one_of(scheme.get("type") or "int", ("float",), f"{where}.type")
-    one_of(scheme.get("num_bits", 8), (8,), f"{where}.num_bits")
-    one_of(scheme.get("strategy") or "tensor", ("tensor",), f"{where}.strategy")
-    one_of(scheme.get("dynamic", False), (False,), f"{where}.dynamic")
+    one_of(given(scheme, "type", "int"), ("float",), f"{where}.type")
+    one_of(given(scheme, "num_bits", 8), (8,), f"{where}.num_bits")
+    one_of(given(scheme, "strategy", "tensor"), ("tensor",), f"{where}.strategy")
+    one_of(given(scheme, "dynamic", False), (False,), f"{where}.dynamic")
     one_of(field(scheme, "symmetric", bool, True, where), (True,), f"{where}.symmetric")
     return "fp8_e4m3"
 
@@ -171,11 +174,11 @@ def _activations(config: Json | None, where: str) -> Activations | None:
     if config is None or field(config, "num_bits", int, 8, where) >= 16:
         return None
     _refuse_unknown(config, where)
-    one_of(config.get("num_bits", 8), (8,), f"{where}.num_bits")
-    kind = one_of(config.get("type") or "int", ("int", "float"), f"{where}.type")
-    dynamic = one_of(config.get("dynamic", False), (True, False), f"{where}.dynamic")
+    one_of(given(config, "num_bits", 8), (8,), f"{where}.num_bits")
+    kind = one_of(given(config, "type", "int"), ("int", "float"), f"{where}.type")
+    dynamic = one_of(given(config, "dynamic", False), (True, False), f"{where}.dynamic")
     default = "group" if config.get("group_size") else "token" if dynamic else "tensor"
-    strategy = one_of(config.get("strategy") or default, ("token", "tensor", "group"), f"{where}.strategy")
+    strategy = one_of(given(config, "strategy", default), ("token", "tensor", "group"), f"{where}.strategy")
     if not dynamic:
         one_of(strategy, ("tensor",), f"{where}.strategy of static scales")
     return Activations(

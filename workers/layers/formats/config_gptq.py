@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from quire.workers.layers.formats.names import HEAD, checked, is_skipped, names_of
+from quire.workers.layers.formats.names import HEAD, checked, is_skipped, names_of, patterns_of
 from quire.workers.layers.formats.schemes import (
     Activations,
     Awq,
@@ -18,6 +18,7 @@ from quire.workers.layers.formats.schemes import (
     Scheme,
     SchemeOf,
     field,
+    given,
     group,
     one_of,
 )
@@ -32,7 +33,7 @@ def read_gptq(config: Json) -> SchemeOf:
     base = _gptq(config, {}, WHERE)
     has_head = field(config, "lm_head", bool, False)
     inside = _inside_blocks(config)
-    skipped = checked(names_of(config, "modules_to_not_convert"), "modules_to_not_convert")
+    skipped = patterns_of(config, "modules_to_not_convert")
 
     def scheme_of(*names: str) -> Scheme | None:
         for pattern, scheme in rules_with_schemes:
@@ -51,9 +52,9 @@ def read_gptq(config: Json) -> SchemeOf:
 
 def _gptq(config: Json, changes: Json, where: str) -> Gptq:
     merged = {**config, **changes}
-    one_of(merged.get("is_marlin_format") or False, (False,), f"{where}: is_marlin_format")
+    one_of(given(merged, "is_marlin_format", False), (False,), f"{where}: is_marlin_format")
     version = one_of(
-        merged.get("checkpoint_format") or merged.get("format") or "gptq",
+        given(merged, "checkpoint_format", given(merged, "format", "gptq")),
         ("gptq", "gptq_v2"),
         f"{where}: checkpoint_format",
         "GPTQModel can convert others",
@@ -93,7 +94,7 @@ def _inside_blocks(config: Json) -> Callable[[Sequence[str]], bool]:
 # -------------------------------------------------------------------------------------------------------------- AWQ
 def read_awq(config: Json) -> SchemeOf:
     """`modules_to_not_convert` matches anywhere in a layer's name; the head is never quantized."""
-    version = str(config.get("version") or config.get("checkpoint_format") or config.get("format") or "gemm").lower()
+    version = str(given(config, "version", given(config, "checkpoint_format", given(config, "format", "gemm")))).lower()
     one_of(version, ("gemm",), f"{WHERE}: version", "AutoAWQ's version gemm packs the same weights")
     bits = config.get("bits", config.get("w_bit"))
     one_of(bits, (4,), f"{WHERE}: bits")
@@ -117,7 +118,7 @@ def read_auto_round(config: Json) -> SchemeOf:
         if not isinstance(changes, dict):
             raise QuantizationError(f"{WHERE}: extra_config {name!r:.60} must have an object, not {changes!r:.60}")
     patterns = [(re.compile(name), extra[name]) for name in extra if _is_regex(name)]
-    blocks, skipped = _blocks(config), checked(names_of(config, "modules_to_not_convert"), "modules_to_not_convert")
+    blocks, skipped = _blocks(config), patterns_of(config, "modules_to_not_convert")
     _auto_round(config, {}, WHERE)  # what cannot be served is said once, of the whole
 
     def scheme_of(*names: str) -> Scheme | None:
@@ -161,10 +162,10 @@ def _auto_round(config: Json, changes: Json, where: str) -> Scheme | None:
     bits = merged.get("bits")
     if type(bits) is int and bits >= 16:
         return None
-    packing = one_of(merged.get("packing_format") or "auto_round:auto_gptq", PACKINGS, f"{where}: packing_format")
+    packing = one_of(given(merged, "packing_format", "auto_round:auto_gptq"), PACKINGS, f"{where}: packing_format")
     if packing == "auto_round:fp8":
         return _auto_round_fp8(merged, where)
-    one_of(merged.get("data_type") or "int", ("int",), f"{where}: data_type")
+    one_of(given(merged, "data_type", "int"), ("int",), f"{where}: data_type")
     if (act_bits := field(merged, "act_bits", int, 16, where)) < 16:
         raise QuantizationError(f"{where}: act_bits is {act_bits}: supported is 16, and 8 with packing_format auto_round:fp8")
     if packing in ("auto_round:auto_awq", "auto_round:awq"):
@@ -187,7 +188,9 @@ def _auto_round_fp8(merged: Json, where: str) -> Scaled:
             dtype="fp8", block=(size[0], size[1]), scale_names=("weight_scale_inv", "weight_scale"), activations=activations
         )
     one_of(size, (-1, 0), f"{where}: group_size")
-    activates = field(merged, "act_bits", int, 8, where) == 8
+    act_bits = field(merged, "act_bits", int, 8, where)
+    if activates := act_bits < 16:
+        one_of(act_bits, (8,), f"{where}: act_bits")
     is_static = not field(merged, "act_dynamic", bool, False, where)
     block = (0, 0) if size == 0 else (1, 0)
     return Scaled(dtype="fp8", block=block, activations=Activations(dtype="fp8", is_static=is_static) if activates else None)

@@ -76,7 +76,10 @@ class FourBitLayout:
 
 def quant_state(octets: torch.Tensor) -> dict[str, object]:
     """The JSON object in a tensor's bytes. Raises ValueError."""
-    state = json.loads(bytes(octets.cpu().tolist()))
+    try:
+        state = json.loads(bytes(octets.cpu().tolist()))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"quant_state is no JSON: {error}") from None
     if not isinstance(state, dict):
         raise ValueError("quant_state is not a JSON object")
     return state

@@ -19,6 +19,12 @@ def names_of(config: Json, *names: str) -> list[str]:
     return []
 
 
+def patterns_of(config: Json, *names: str) -> list[str]:
+    """The same of a list for `is_skipped`, all of which compile."""
+    name = next((name for name in names if config.get(name) is not None), names[0])
+    return checked(names_of(config, name), name)
+
+
 def is_skipped(names: Sequence[str], patterns: list[str]) -> bool:
     """Whether one of transformers' module names or regexes covers a layer of these names: one, a parent's or the end of one."""
     return any(name.endswith(p) or re.match(rf"(?:{p})(?:(?<=\.)|(?=\.|$))", name) for p in patterns for name in names)

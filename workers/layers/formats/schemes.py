@@ -85,6 +85,29 @@ class MxFp4(msgspec.Struct, frozen=True, kw_only=True):
 Scheme = Gptq | Awq | PackQuantized | Scaled | FourBitCodes | RowInt8 | MxFp4
 
 
+def described(scheme: Scheme | None) -> str:
+    """What a configuration says of a layer, for messages."""
+    match scheme:
+        case None:
+            return "not quantized"
+        case Gptq():
+            return f"{scheme.bits} bits, group_size {scheme.group_size or -1}, desc_act {scheme.desc_act}"
+        case Awq():
+            return f"4 bits, group_size {scheme.group_size or -1}"
+        case PackQuantized():
+            kind = "symmetric" if scheme.is_symmetric else "not symmetric"
+            return f"{scheme.bits} bits, group_size {scheme.group_size or -1}, {kind}, actorder {scheme.has_order}"
+        case Scaled():
+            rows, columns = (size or "all" for size in scheme.block)
+            return f"{scheme.dtype}, a scale for {rows} outputs by {columns} inputs"
+        case FourBitCodes():
+            return f"{scheme.quant_type}, {'' if scheme.is_nested else 'not '}double quantized"
+        case RowInt8():
+            return "int8, a scale an output"
+        case MxFp4():
+            return "mxfp4"
+
+
 class SchemeOf(Protocol):
     """The scheme of a linear layer, None: it is not quantized. A rule is for a layer if it is for any of the layer's names."""
 
@@ -112,9 +135,18 @@ def field(config: Json, name: str, kind: type | tuple[type, ...], default: Any, 
     return value
 
 
+def given(config: Json, name: str, default: Any) -> Any:
+    """A field of any type; absent or null gives the default."""
+    value = config.get(name)
+    return default if value is None else value
+
+
 def one_of(value: Any, allowed: tuple[Any, ...], what: str, instead: str = "") -> Any:
-    """`value` if it is allowed. Raises QuantizationError that names `what` and what would work."""
-    if isinstance(value, list | dict) or value not in allowed:
+    """`value` if it is allowed, and of that type: 4.0 is not 4.
+
+    Raises QuantizationError that names `what` and what would work.
+    """
+    if not any(type(value) is type(x) and value == x for x in allowed):
         *most, last = map(repr, allowed)
         supported = f"supported are {', '.join(most)} and {last}" if most else f"supported is {last}"
         raise QuantizationError(f"{what} is {value!r:.80}: {supported}{instead and '; ' + instead}")
