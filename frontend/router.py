@@ -24,7 +24,7 @@ Policy = Literal["cache-aware", "least-loaded", "round-robin"]
 POLICIES: tuple[Policy, ...] = ("cache-aware", "least-loaded", "round-robin")
 DEFAULT_ROUTER: Policy = POLICIES[0]
 MOST_HOLDERS = 8  # that were sent the longest beginnings, and
-NUM_OTHERS = 8  # others, which are looked at
+NUM_OTHERS = 8  # others, which are looked at; all, if there are no more
 # A running sequence as work, in prompt tokens: a row that decodes some fifty tokens more costs its engine about so much.
 ROW_TOKENS = 64
 
@@ -107,7 +107,10 @@ class Router:
         if usable is not self._available:
             depths = {e: depth for e, depth in depths.items() if e in usable}
         holders = sorted(depths, key=depths.__getitem__, reverse=True)[:MOST_HOLDERS]
-        others = [usable[int(self._random.random() * len(usable))] for _ in range(NUM_OTHERS)]
+        if len(usable) > NUM_OTHERS:
+            others = [usable[int(self._random.random() * len(usable))] for _ in range(NUM_OTHERS)]
+        else:
+            others = self._random.sample(usable, len(usable))  # all, for the idle one might be missed; ties are broken anew
         size, num_tokens = self._hasher.block_size if may_hit else 0, len(token_ids)
         engine = min(holders + others, key=lambda e: self._cost(e, num_tokens - size * depths.get(e, 0)))
         depth = depths.get(engine, 0)

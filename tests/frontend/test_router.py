@@ -260,6 +260,15 @@ def test_what_waits_at_an_engine_is_weighed_against_what_it_knows():
     assert one.send(said).engine != first.engine
 
 
+@pytest.mark.parametrize("num_engines", [2, 8])
+def test_of_few_engines_the_idle_one_is_never_missed(num_engines):
+    one = router(num_engines)
+    busy = [one.send(array([1, 2, 3]), only=engine) for engine in range(num_engines - 1)]
+    assert None not in busy
+    for _ in range(3000):
+        assert finish(one, one.send(array([1, 2, 3]))).engine == num_engines - 1
+
+
 def test_a_beginning_that_all_share_does_not_make_one_engine_hot():
     one, shared = router(16), blocks(50)
     counts = [0] * 16

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from toy_tokenizers import byte_level, gemma_like, llama2_like, unigram_metaspac
 from quire.enginecore.grammar import compiler as compiler_module
 from quire.enginecore.grammar.compiler import GrammarCompiler
 from quire.enginecore.grammar.lark import FORMATS
+from quire.enginecore.grammar.limits import NUM_COMPILERS
 from quire.enginecore.grammar.trial import TOO_LARGE, TOO_LONG, Trial, judge
 from quire.enginecore.grammar.vocabulary import Vocabulary, VocabularyError, make_vocabulary
 from quire.enginecore.preparation import PreparationFailed
@@ -259,6 +261,13 @@ def test_what_ends_the_process_that_tries_ends_its_request_alone():
         trial.close()
 
 
+def wait_for_compilers(compiler):
+    """Until they have done what they were given before: each takes one of these, and none leaves before the other has come."""
+    together = threading.Barrier(NUM_COMPILERS)
+    for arrived in [compiler._executor.submit(together.wait, 30) for _ in range(NUM_COMPILERS)]:
+        arrived.result(30)
+
+
 def test_a_grammar_is_compiled_once_for_each_thread_that_may_use_it(compiler):
     asked = wanted("json_object")
     [first] = prepare(compiler, asked)
@@ -266,8 +275,7 @@ def test_a_grammar_is_compiled_once_for_each_thread_that_may_use_it(compiler):
     assert len(grammar.compiled) == 1 and first.constraint.matcher is not grammar.compiled[0].matcher
     request_of_two = request(asked, n=2)
     assert compiler.prepare(*request_of_two) is None  # nobody waits for what is there
-    compiler._executor.submit(int).result(30)
-    compiler._executor.submit(int).result(30)
+    wait_for_compilers(compiler)
     four = prepare(compiler, asked, n=4)
     assert len(grammar.compiled) > 1 and {seq.constraint.lexer for seq in four} == {each.lexer for each in grammar.compiled}
     assert len({id(seq.constraint.matcher) for seq in four}) == 4 and len(compiler._cache) == 1
@@ -279,7 +287,7 @@ def test_a_grammar_that_is_used_by_one_after_the_other_keeps_its_lexer(compiler)
         [seq] = prepare(compiler, asked)
         lexers.add(seq.constraint.lexer)
         del seq
-        compiler._executor.submit(int).result(30)
+        wait_for_compilers(compiler)
     [grammar] = compiler._cache.values()
     assert len(lexers) == len(grammar.compiled) == 1 and not grammar.compiled[0].users
 
