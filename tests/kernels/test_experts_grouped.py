@@ -57,21 +57,21 @@ def check(device, dtype, shape, kind, tile, pdl=0, is_one_launch=True):
 
 
 @pytest.mark.interpret
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("tile", [16, 128])
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind != "others', too")) for kind in KINDS])
+@pytest.mark.parametrize("tile", [16, pytest.param(128, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_rows_and_tiles_in_the_interpreter(shape, tile, kind):
     check("cpu", torch.float32, shape, kind, tile)
 
 
 @pytest.mark.interpret
-@pytest.mark.parametrize("tile", [32, 64])
+@pytest.mark.parametrize("tile", [32, pytest.param(64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("shape", AT_THE_LIMIT)
 def test_as_many_pairs_as_one_launch_takes_in_the_interpreter(shape, tile, monkeypatch):
-    monkeypatch.setattr(grouped, "FEW_PAIRS", LIMIT // 8)  # the interpreter runs programs one after the other
+    monkeypatch.setattr(grouped, "FEW_PAIRS", LIMIT // 32)  # the interpreter runs programs one after the other
     rows, *rest = shape
-    check("cpu", torch.float32, (rows // 8, *rest), "few experts'", tile)
-    check("cpu", torch.float32, (rows // 8 + 1 + 6 // rest[0], *rest), "any", tile, is_one_launch=False)
+    check("cpu", torch.float32, (rows // 32, *rest), "few experts'", tile)
+    check("cpu", torch.float32, (rows // 32 + 1 + 6 // rest[0], *rest), "any", tile, is_one_launch=False)
 
 
 @pytest.mark.interpret
