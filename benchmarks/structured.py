@@ -23,9 +23,9 @@ import numpy as np
 TITLES = ("alike", "mixed", "unbounded")
 
 
-def schema(number: int, titles: str = "alike", row: int = 0) -> dict[str, Any]:
+def schema(number: int, titles: str = "alike") -> dict[str, Any]:
     """A list of records, as extraction has it; no two numbers give the same."""
-    bounds = {"alike": {"maxLength": 60}, "mixed": {"maxLength": 20 + 2 * row}, "unbounded": {}}
+    bounds = {"alike": {"maxLength": 60}, "mixed": {"maxLength": 20 + 2 * number}, "unbounded": {}}
     record = {
         "type": "object",
         "properties": {
@@ -42,7 +42,7 @@ def schema(number: int, titles: str = "alike", row: int = 0) -> dict[str, Any]:
 
 
 def schemas(args: argparse.Namespace, titles: str) -> list[str]:
-    return [json.dumps(schema(0 if args.same_schema else i, titles, 0 if args.same_schema else i)) for i in range(args.rows)]
+    return [json.dumps(schema(0 if args.same_schema else i, titles)) for i in range(args.rows)]
 
 
 def prompts(args: argparse.Namespace) -> list[dict[str, list[int]]]:

@@ -5,7 +5,7 @@ compiled here, by one of two threads; a bad one, or one that takes too long, is 
 one, so that sending it again costs nothing. Matchers that are copies of each other share a lexer and so cannot make masks at
 the same time: a grammar that many sequences use at once is compiled several times, at most once for each thread of llguidance
 that makes masks (mask_threads.py). One that is used by one after the other keeps its lexer, which remembers what it has met:
-the same masks take a new one two to four times as long.
+near the end of a bounded string a mask takes a new one several times as long (benchmarks/LOG.md).
 
 Owned by the daemon, called by the core's loop through preparation.py.
 """

@@ -198,4 +198,4 @@ def test_the_cost_of_a_mask_is_measured():
     found = structured.measure_masks((folder / "tokenizer.json").read_bytes(), vocab_size, num_tokens=20)
     assert found["mask_us_mean"] > 0 and found["compile_ms"] > 0
     assert structured.schema(1) != structured.schema(2)
-    assert len({str(structured.schema(0, titles, 3)) for titles in structured.TITLES}) == len(structured.TITLES)
+    assert len({str(structured.schema(3, titles)) for titles in structured.TITLES}) == len(structured.TITLES)

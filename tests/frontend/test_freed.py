@@ -30,7 +30,7 @@ def left_by(work: Work) -> list[str]:
         gc.set_debug(gc.DEBUG_SAVEALL)
         try:
             await work()
-            await asyncio.sleep(0)  # callbacks of tasks that have ended
+            await next_turn()  # callbacks of tasks that have ended
             gc.collect()
             return [
                 type(each).__name__
@@ -43,6 +43,13 @@ def left_by(work: Work) -> list[str]:
             gc.enable()
 
     return asyncio.run(twice())
+
+
+async def next_turn() -> None:
+    """Returns when all that the event loop was to call now has been called."""
+    called = asyncio.Event()
+    asyncio.get_running_loop().call_soon(called.set)
+    await called.wait()
 
 
 async def failure_of(work: Awaitable[object]) -> str:
@@ -70,7 +77,7 @@ async def aborted() -> None:
     bench.arrive([(1 << 8, THE), (2, THE)])
     stream.cancel()
     del dropped
-    await asyncio.sleep(0)
+    await next_turn()
     assert not bench.dispatcher.requests and len(await rest(stream)) == 3
 
 
@@ -78,7 +85,7 @@ async def failed(read: Callable[[Any], Awaitable[object]]) -> None:
     bench = Bench()
     stream = bench.submit(n=2)
     waiting = asyncio.ensure_future(failure_of(read(stream)))
-    await asyncio.sleep(0)
+    await next_turn()
     bench.dispatcher.fail(1, EngineError("no"))
     assert await waiting == await failure_of(read(stream)) == "EngineError: no"
     assert isinstance(stream.error, EngineError)

@@ -152,7 +152,6 @@ def test_an_engine_that_stops_in_order_did_not_end_unexpectedly(monkeypatch, cap
         with FakeCore() as stopped, FakeCore() as killed:
             async with Replicas([stopped.address, killed.address], [None, None]) as client:
                 tasks = [asyncio.create_task(log) for log in launcher.log_engine_changes(client)]
-                await asyncio.sleep(0)
                 stopped.say_that_it_stops()
                 killed.stop()
                 await until(lambda: f"the engine at {stopped.address} was told to stop; the others get its" in caplog.text)
@@ -172,7 +171,6 @@ def test_an_engine_that_does_not_take_us_back_says_why(monkeypatch, caplog, fold
         with FakeCore(address=f"ipc://{folder}/core") as old:
             async with AsyncClient(old.address) as client:
                 task = asyncio.create_task(launcher.log_changes_of(client))
-                await asyncio.sleep(0)
                 old.stop()
                 await until(lambda: "the engine ended unexpectedly" in caplog.text)
                 assert "does not take" not in caplog.text
