@@ -4,7 +4,7 @@
     down      y[pair of p] = weights[pair] (h[p] @ down[e]^T + b')
 
 Then `tiles.add_up`. W's numbers are made in registers, rounded to x's type and given to the tensor cores through shared memory,
-so no wgmma reads a register that was computed (what ptxas before CUDA 13.3 may give away too early). x bfloat16 or float16;
+so no wgmma reads a register that was computed (what ptxas may give away too early). x bfloat16 or float16;
 float32: exact products. Reference: `experts_reference.experts` on `four_bits_weight.unpack`.
 """
 

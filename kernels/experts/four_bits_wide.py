@@ -7,7 +7,7 @@ Operands as in `four_bits_tiles`, x bfloat16 (integers: float16, too). A program
 rows of x (`grouped`) copied by TMA into a ring of stages of some blocks of 128 of K, and two warpgroups with some stripes of
 64 rows of W each; rows of W are wgmma's first operand, so an expert with few rows costs few columns. Numbers are made in
 registers, once for a tile of rows: mxfp4's are exact, integers rounded to x's type. wgmma is waited for before anything else
-is computed, for it reads its registers (what ptxas before CUDA 13.3 may give away too early). Small tiles have two programs an
+is computed, for it reads its registers (what ptxas may give away too early). Small tiles have two programs an
 SM, which hide each other's waits; of large ones the two warpgroups take turns at the tensor cores, as in `int4_wide`. Scales
 come through L2, into which the producer asks for them. Each sum is in one order, and nothing is atomic.
 """

@@ -5,7 +5,7 @@ Operands and results as in `int4`, 16-bit; in parts as `split_linear`: float32 [
 A stage of the ring is the words of a tile of W and the rows of x, some blocks of 128 of K of each. W's words are where a thread
 needs them, so that a shift and a mask make two of a product's operands. Up to 16 rows mma multiplies, on 128 + q, whose excess
 comes off the sums; beyond, a difference makes q - z and wgmma multiplies, with x from shared memory and W from registers. It is
-waited for before anything else is computed, for an asynchronous product reads its registers, which ptxas before CUDA 13.3 may
+waited for before anything else is computed, for an asynchronous product reads its registers, which ptxas may
 give away too early. A group is summed by itself and multiplied by its scales in float32; scales are asked for a stage ahead.
 Gated, a thread has a row of the gate and up's beside it: rows 8 apart in the product's tile.
 """

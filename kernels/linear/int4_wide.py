@@ -6,7 +6,7 @@ to x's type, as `int4.dequantize` has it: so the sums are those of cuBLAS on the
 A program is a producer warp, which has words of W and rows of x copied by TMA into a ring of stages of 128 of K, and two
 warpgroups with some stripes of 64 rows of W each; both read the same rows of x. Within a warpgroup numbers are made, wgmma
 multiplies them with x from shared memory, and is waited for before anything else is computed, for it reads its registers
-(what ptxas before CUDA 13.3 may give away too early). Meanwhile the other one makes its numbers: they take turns at the tensor
+(what ptxas may give away too early). Meanwhile the other one makes its numbers: they take turns at the tensor
 cores, which would serve both at once, and then neither (2,540 clocks for a block of 128 x 256 where 2,048 are the product's).
 """
 

@@ -7,7 +7,7 @@ A stage of the ring is a tile of W and the rows of x, some blocks of 128 of K of
 its first operand, and become 16-bit numbers in a few integer instructions: of an int8 by a difference from 2^23 + 128, of an
 e4m3 by its bits in a bfloat16's places, times 2^120. Up to 16 rows mma multiplies, which is synchronous; beyond, wgmma, with x
 from shared memory and W from registers. It is waited for before anything else is computed, for an asynchronous product reads
-its registers, which ptxas before CUDA 13.3 may give away too early. A group is summed by itself and multiplied by its scales in
+its registers, which ptxas may give away too early. A group is summed by itself and multiplied by its scales in
 float32; scales are asked for a block ahead. Gated, a thread has a row of the gate and up's beside it: rows 8 apart in the tile.
 """
 

@@ -1,6 +1,6 @@
 """Operands of an asynchronous wgmma that lie in registers stay there until it is waited for.
 
-ptxas before CUDA 13.3 may give such registers to something else too early (triton-lang/triton #9433, #11781). The machine code
+ptxas may give such registers to something else too early (triton-lang/triton #9433, #11781; 12.8 and 13.5). The machine code
 of every kernel that has such operands is read here, as the installed Triton makes it; on a GPU, sums of integers show one wrong
 weight.
 """
