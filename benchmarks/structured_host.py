@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import llguidance
 import numpy as np
 import torch
 
@@ -148,6 +149,15 @@ class Workers(FakeWorkers):
                 return at
         word = int(self._random.choice(mask.nonzero()[0]))
         return 32 * word + int(self._random.choice([bit for bit in range(32) if mask[word] >> bit & 1]))
+
+
+class TwoPools:
+    """As llguidance.LLExecutor; matchers are rolled on by other threads than make masks."""
+
+    def __init__(self, num_threads: int, num_to_consume: int, executor: Any = llguidance.LLExecutor) -> None:
+        few = executor(num_to_consume) if num_to_consume else None
+        self.consume_token_par = few.consume_token_par if few else lambda pairs: [m.consume_token(t) for m, t in pairs]
+        self.unsafe_compute_mask_ptr = executor(num_threads).unsafe_compute_mask_ptr
 
 
 class Marks:
@@ -280,7 +290,6 @@ def measure(args: argparse.Namespace) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {name: [] for name in (*ORDER, "path", "update")}
     keep_pauses_short()
     sys.setswitchinterval(SWITCH_S)
-    module.SLOW_S = masks_module.MASKS_LATE_S = 2.0  # other processes on this machine make no grammar a slow one
     try:
         for is_measured in [False] * args.warm_up + [True]:
             engine.submit()
@@ -316,10 +325,16 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--steps", type=int, default=128)
     parser.add_argument("--threads", type=int, default=0, help="of llguidance; 0: as the engine would have here")
+    parser.add_argument("--consume-threads", type=int, help="others, so many, roll matchers on; 0: the thread that asks")
+    parser.add_argument("--parts", type=int, default=module.PARTS, help="in which masks are made")
     parser.add_argument("--same-schema", action="store_true")
     parser.add_argument("--titles", default="alike", choices=TITLES, help="how long the strings of the schemas may be")
     parser.add_argument("--warm-up", type=int, default=2, help="outputs of each schema before those that count")
     args = parser.parse_args()
+    module.SLOW_S = masks_module.MASKS_LATE_S = 2.0  # other processes on this machine make no grammar a slow one
+    module.PARTS = args.parts
+    if args.consume_threads is not None:
+        module.llguidance.LLExecutor = lambda num_threads: TwoPools(num_threads, args.consume_threads)  # type: ignore[misc]
     result: dict[str, Any] = {"rows": args.rows, "steps": args.steps, "cpus": os.cpu_count()}
     print(f"{'stage':10}" + "".join(f"{name:>10}" for name in ("mean", "p10", "p50", "p90", "p99")) + "  (us)")
     for stage, micros in measure(args).items():
