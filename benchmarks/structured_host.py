@@ -9,7 +9,7 @@ worker is a function here that picks tokens by the masks, at random. Microsecond
     sent     all masks are on the ring    plan      the next plan is, too              publish  tokens are on their way to users
     path     from the first to `sent`: with `last` this is what the forward pass may hide
     update   from the first until the scheduler has the tokens, while matchers roll on
-    staged   what a worker does with the records: read, checked, copied twice, for the copy to the device is one in memory here
+    staged   what a worker does with the records: read, checked, copied, for the copy to the device is one in memory here
     last     of that, what it does with the last record: with the others it is done while masks are made
 
 What the wire and the GPU take is not in here. The last line is `RESULT {json}`.
@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import llguidance
 import numpy as np
 import torch
 
@@ -31,8 +32,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
 from core_by_hand import FakeWorkers, decode, worker_template
 from ipc_cores import RawFrontend
-from structured import schema
+from structured import TITLES, schema
 
+from quire.enginecore import masks as masks_module
 from quire.enginecore.core import CoreConfig, EngineCore
 from quire.enginecore.daemon import SWITCH_S
 from quire.enginecore.garbage import keep_pauses_short
@@ -54,12 +56,12 @@ from quire.ipc.messages import (
     Welcome,
 )
 from quire.ipc.sampling import SamplingParams
-from quire.ipc.step.masks import MASK_RECORD_WORDS, RowsAndMasks
+from quire.ipc.step.masks import RowsAndMasks
 from quire.ipc.step.plan import StepPlan, decode_plan
 from quire.ipc.step.plan_ring import KIND_PLAN, PlanReader, PlanRing
 from quire.ipc.step.result_ring import ResultRing
 from quire.ipc.structured_outputs import StructuredOutputs
-from quire.workers.devices.masks import CudaMasks, Staging
+from quire.workers.devices.masks import CudaMasks, PinnedRing
 from quire.workers.records import Records
 from quire.workers.runner import NO_ROWS
 
@@ -94,7 +96,7 @@ class Workers(FakeWorkers):
         self._reader = PlanReader.attach([os.dup(fd) for fd in self.plan_ring.fds(0)])
         self._records = Records(self._reader)
         self.masks = CudaMasks(self.rows, self.vocab_size, torch.device("cpu"))
-        self.masks._staging = Staging(lambda: torch.empty(MASK_RECORD_WORDS, dtype=torch.int32), Event)  # type: ignore[arg-type]
+        self.masks._ring = PinnedRing(self._reader, Event)  # type: ignore[arg-type]
         self._rows = np.zeros(0, np.int32)
         self._plan: StepPlan | None = None
         self.is_ready = True
@@ -108,7 +110,7 @@ class Workers(FakeWorkers):
             end = clock()
             self.staged.append((end - begin) / 1e3)
             self.last.append((end - self._reads[-2]) / 1e3)  # the last look finds no more
-            assert not len(without), "a mask came 0.1 s late: this machine has too much else to do"
+            assert not len(without), "a mask came seconds late: this machine has too much else to do"
         self.result_ring.write(plan.step, self._sample(plan.num_rows))
         self._plan = self._next_plan()
 
@@ -147,6 +149,15 @@ class Workers(FakeWorkers):
                 return at
         word = int(self._random.choice(mask.nonzero()[0]))
         return 32 * word + int(self._random.choice([bit for bit in range(32) if mask[word] >> bit & 1]))
+
+
+class TwoPools:
+    """As llguidance.LLExecutor; matchers are rolled on by other threads than make masks."""
+
+    def __init__(self, num_threads: int, num_to_consume: int, executor: Any = llguidance.LLExecutor) -> None:
+        few = executor(num_to_consume) if num_to_consume else None
+        self.consume_token_par = few.consume_token_par if few else lambda pairs: [m.consume_token(t) for m, t in pairs]
+        self.unsafe_compute_mask_ptr = executor(num_threads).unsafe_compute_mask_ptr
 
 
 class Marks:
@@ -198,7 +209,7 @@ class Core:
             self.core._take_messages()
         self.frontend.socket.recv()
         self._rows, self._vocab, self._random = rows, vocab, random
-        self._schemas = [json.dumps(schema(0 if args.same_schema else i)) for i in range(rows)]
+        self._schemas = [json.dumps(schema(0 if args.same_schema else i, args.titles)) for i in range(rows)]
         self._max_tokens = args.steps
         self._num_requests = 0
 
@@ -314,9 +325,16 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--steps", type=int, default=128)
     parser.add_argument("--threads", type=int, default=0, help="of llguidance; 0: as the engine would have here")
+    parser.add_argument("--consume-threads", type=int, help="others, so many, roll matchers on; 0: the thread that asks")
+    parser.add_argument("--parts", type=int, default=module.PARTS, help="in which masks are made")
     parser.add_argument("--same-schema", action="store_true")
+    parser.add_argument("--titles", default="alike", choices=TITLES, help="how long the strings of the schemas may be")
     parser.add_argument("--warm-up", type=int, default=2, help="outputs of each schema before those that count")
     args = parser.parse_args()
+    module.SLOW_S = masks_module.MASKS_LATE_S = 2.0  # other processes on this machine make no grammar a slow one
+    module.PARTS = args.parts
+    if args.consume_threads is not None:
+        module.llguidance.LLExecutor = lambda num_threads: TwoPools(num_threads, args.consume_threads)  # type: ignore[misc]
     result: dict[str, Any] = {"rows": args.rows, "steps": args.steps, "cpus": os.cpu_count()}
     print(f"{'stage':10}" + "".join(f"{name:>10}" for name in ("mean", "p10", "p50", "p90", "p99")) + "  (us)")
     for stage, micros in measure(args).items():

@@ -234,7 +234,10 @@ class Worker:
             return CpuDevice(ctx, self.ring)
         from quire.workers.devices.cuda import CudaDevice
 
-        return CudaDevice(ctx, self.ring)
+        device = CudaDevice(ctx, self.ring)
+        if ctx.sampled_rows:
+            device.masks.read_from(self.reader)
+        return device
 
     def _measure(self, runner: ModelRunner, weights_bytes: int) -> Budget:
         """Compile all kernels, and run the largest step in a cache of two blocks, to see what it takes: 0.2 s for an 8B."""

@@ -14,6 +14,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import llguidance
@@ -86,11 +87,10 @@ class MaskThreads:
         self._threads: list[threading.Thread] = []
         self._closing = threading.Event()
         self._queues: dict[int, queue.SimpleQueue[list[Work] | None]] = {}  # 0: of all; others: of those that were slow
-        self._news = threading.Condition()  # of the next: the descriptor is readable while there is something in it
         self._begun = threading.Lock()  # held from the submission of works until the thread of all has begun with some
         self._may_begin = False  # such works were submitted since we waited for that
-        self._done: list[Done] = []
-        self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._done: queue.SimpleQueue[Done] = queue.SimpleQueue()
+        self._fd = os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # counts what is done
         self.num_outstanding = 0  # works that were submitted and not taken back
         self.num_quick = 0  # those of them that are done together
 
@@ -104,7 +104,7 @@ class MaskThreads:
         for work in works:
             c = work.constraint
             if not c.num_works:  # a matcher is in one thread's hands at a time
-                c.queue = 1 + c.lexer % self._num_threads if c.is_slow else 0
+                c.queue = 1 + c.lexer % self._num_threads if c.slow_for else 0
             c.num_works += 1
             (by_queue[c.queue] if c.queue else quick).append(work)
         if quick:
@@ -126,13 +126,14 @@ class MaskThreads:
 
     def take(self, timeout_s: float = 0.0) -> list[Done]:
         """What is done; waits for the first of it for timeout_s."""
-        with self._news:
-            if not self._done and timeout_s > 0:
-                self._news.wait(timeout_s)
-            found, self._done = self._done, []
-            if found:
-                os.eventfd_read(self._fd)
+        found: list[Done] = []
+        with suppress(queue.Empty):
+            if timeout_s > 0:
+                found.append(self._done.get(timeout=timeout_s))
+            while True:
+                found.append(self._done.get_nowait())
         for done in found:
+            os.eventfd_read(self._fd)
             self.num_outstanding -= len(done.works)
             for work in done.works:
                 self.num_quick -= not work.constraint.queue
@@ -163,10 +164,8 @@ class MaskThreads:
         self._threads[-1].start()
 
     def _hand_over(self, done: Done) -> None:
-        with self._news:
-            self._done.append(done)
-            os.eventfd_write(self._fd, 1)
-            self._news.notify()
+        os.eventfd_write(self._fd, 1)  # before: who takes one finds it counted
+        self._done.put(done)
 
 
 class _Clock:
@@ -244,10 +243,11 @@ class _Maker:
 
     def _end_part(self, works: list[Work], masked: list[Work], masks: np.ndarray, seconds: float) -> None:
         is_slow, is_alone = seconds > SLOW_S, self._piece == 1
-        for work in works:
+        slow = works if is_slow else [work for work in works if work.constraint.slow_for]
+        for work in slow:
             c = work.constraint
             c.slow_for = (SLOW_FOR if is_alone else 1) if is_slow else max(c.slow_for - 1, 0)
-        slow = [work for work in works if work.constraint.slow_for]
+        slow = [work for work in slow if work.constraint.slow_for]
         if is_alone and seconds > MAX_WAIT_S:
             works[0].fail(TOO_SLOW)
         ended, masks = [w for w in works if w.has_ended], masks[:, : self._num_words]

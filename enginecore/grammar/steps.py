@@ -193,10 +193,10 @@ class GrammarSteps:
             c = work.constraint
             work.tokens, c.unconsumed = c.unconsumed, work.tokens
             work.tokens.append(token)
-        waiting.keep(~is_early)
         assert self._threads is not None
         self._threads.submit(works)
         self._threads.let_begin()
+        waiting.keep(~is_early)
         return before
 
     def _ask(self) -> list[Work]:

@@ -19,7 +19,8 @@ import os
 import select
 import threading
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -39,6 +40,7 @@ _Q_POSITION, _Q_SLEEPING = 1, 2  # of a reader's page
 _F_SEAL_FUTURE_WRITE = 0x10  # from <linux/fcntl.h>; Python's fcntl has it from 3.13 on
 _MAX_SLEEP_S = 1.0  # a sleeper looks again after so long, whatever the doorbell says
 _FULL_SLEEP_S = 50e-6
+_HELD_SLEEP_S = 1e-3  # the same of a reader that holds records: the writer may wait for their room
 
 
 class RingFull(Exception):
@@ -223,7 +225,9 @@ class PlanReader:
         self._fence = make_fence()
         self._poll = select.poll()
         self._poll.register(self._doorbell, select.POLLIN)
-        self._next = 0  # position after the record last returned
+        self._last = 0  # position of the record last returned
+        self._next = 0  # position after it
+        self._held: deque[tuple[int, Callable[[], bool]]] = deque()  # positions of records in use, the oldest first
         self._sequence = 0
 
     @classmethod
@@ -243,15 +247,20 @@ class PlanReader:
         """The doorbell, for a poller; it rings only while armed."""
         return self._doorbell
 
+    @property
+    def memory(self) -> np.ndarray:
+        """All that records lie in: int32, read-only, page aligned. What `read` returns are views of it."""
+        return self._words
+
     def read(self, timeout_s: float, spin_s: float = 0.0) -> tuple[int, np.ndarray] | None:
         """The next record as (kind, int32 words), or None after timeout_s. Spins for spin_s before it sleeps.
 
-        The words are a read-only view of the ring, valid until the next call, which gives the room back to the writer.
-        Raises RingCorrupt.
+        The words are a read-only view of the ring, valid until the next call, which gives the room back to the writer, or for
+        as long as they are held. Raises RingCorrupt.
         """
         while True:
             position = self._next
-            self._page[_Q_POSITION] = position
+            self._give_back()
             published = self._q[_Q_PUBLISHED]
             if published == position:
                 published = self._wait(timeout_s, spin_s)
@@ -261,6 +270,20 @@ class PlanReader:
             kind, words = self._record(position, published)
             if kind != _KIND_FILLER:
                 return kind, words
+
+    def hold(self, is_done: Callable[[], bool]) -> None:
+        """Keep the record last read, and what follows, until is_done() says True: `read` asks, also while it waits.
+
+        The writer waits for the room of a record that is held, so what this waits for must not wait for the writer.
+        """
+        self._held.append((self._last, is_done))
+
+    def _give_back(self) -> None:
+        """Tell the writer how far we have read, up to the first record that is still held."""
+        held = self._held
+        while held and held[0][1]():
+            held.popleft()
+        self._page[_Q_POSITION] = held[0][0] if held else self._next
 
     def _record(self, position: int, published: int) -> tuple[int, np.ndarray]:
         ahead = published - position
@@ -275,7 +298,7 @@ class PlanReader:
         if length < 0 or units > min(ahead, self._capacity - offset):
             raise RingCorrupt(f"record {sequence} of {length} words goes beyond what is published")
         self._sequence = sequence + 1
-        self._next = position + units
+        self._last, self._next = position, position + units
         at = (offset + 1) * _UNIT_WORDS
         return kind, self._words[at : at + length]
 
@@ -288,9 +311,11 @@ class PlanReader:
             for _ in range(20):
                 if (published := q[_Q_PUBLISHED]) != position:
                     return published
+            if self._held:
+                self._give_back()
             now = time.monotonic()
         while now < deadline and self.arm():
-            self._poll.poll(poll_ms(deadline - now))
+            self._poll.poll(poll_ms(min(deadline - now, _HELD_SLEEP_S) if self._held else deadline - now))
             self.disarm()
             if q[_Q_PUBLISHED] != position:
                 break
@@ -299,7 +324,7 @@ class PlanReader:
 
     def arm(self) -> bool:
         """Ask to be rung; False, and not armed, if there is a record already. In an event loop: arm, poll, disarm, read(0)."""
-        self._page[_Q_POSITION] = self._next
+        self._give_back()
         self._page[_Q_SLEEPING] = 1
         self._fence()
         if self._q[_Q_PUBLISHED] == self._next:

@@ -41,7 +41,8 @@ def test_scripted_streams_come_to_their_end(case, caplog):
 
 
 def test_the_stages_of_steps_with_masks_follow_each_other():
-    args = argparse.Namespace(model="enginecore/loading/bundled", rows=3, steps=8, threads=2, same_schema=False, warm_up=1)
+    how = {"threads": 2, "same_schema": False, "titles": "alike", "warm_up": 1}
+    args = argparse.Namespace(model="enginecore/loading/bundled", rows=3, steps=8, **how)
     found = structured_host.measure(args)
     assert {len(found[name]) for name in structured_host.ORDER} == {len(found["path"])} and len(found["path"]) >= 4
     assert all(micros > 0 for name in ("tokens", "update", "path", "staged", "last") for micros in found[name])

@@ -136,6 +136,83 @@ def test_writer_goes_on_when_a_reader_makes_room():
         reading.join()
 
 
+# ------------------------------------------------------------------------------------------------------ held records
+def test_a_held_record_and_what_follows_stay_until_it_is_done():
+    with Ring(1024) as ring:
+        (reader,), done = ring.readers, [False, False]
+        ring.writer.write(KIND_PLAN, words(200, 0), 0.0)
+        reader.read(0.0)  # not held
+        ring.writer.write(KIND_MASK, words(300, 1), 0.0)
+        first = reader.read(0.0)[1]
+        reader.hold(lambda: done[0])
+        ring.writer.write(KIND_MASK, words(200, 2), 0.0)
+        second = reader.read(0.0)[1]
+        reader.hold(lambda: done[1])
+        ring.writer.write(KIND_PLAN, words(200, 3), 0.0)
+        done[1] = True  # out of turn
+        assert reader.read(0.0)[1].tolist() == words(200, 3).tolist()
+        assert reader.read(0.0) is None
+        for _ in range(3):
+            with pytest.raises(RingFull):  # but for the first record's room, which is a little less
+                ring.writer.write(KIND_PLAN, words(204, 4), 0.0)
+            assert reader.read(0.0) is None
+        assert (first.tolist(), second.tolist()) == (words(300, 1).tolist(), words(200, 2).tolist())
+        done[0] = True
+        assert reader.read(0.0) is None
+        longest = words(ring.writer.max_record_words)
+        ring.writer.write(KIND_PLAN, longest, 0.0)  # all of the ring is free again
+        assert reader.read(0.0)[1].tolist() == longest.tolist()
+
+
+@pytest.mark.parametrize("spin_s", [0.0, 20.0])
+def test_a_reader_that_waits_for_more_gives_back_what_is_done_meanwhile(spin_s):
+    """The writer waits for room, the reader for what the writer would write there: neither waits for ever."""
+    with Ring(1024) as ring:
+        (reader,), asked, got = ring.readers, [], []
+
+        def is_done() -> bool:
+            asked.append(True)
+            return len(asked) > 5
+
+        ring.writer.write(KIND_MASK, words(500), 0.0)
+        reader.read(0.0)
+        reader.hold(is_done)
+        ring.writer.write(KIND_MASK, words(500, 1), 0.0)
+        assert reader.read(0.0)[1].tolist() == words(500, 1).tolist()
+        reading = threading.Thread(target=lambda: got.append(reader.read(20.0, spin_s)), name="test-reader")
+        reading.start()
+        ring.writer.write(KIND_PLAN, words(500, 7), 20.0)
+        reading.join()
+        assert got[0][1].tolist() == words(500, 7).tolist() and len(asked) == 6
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 300), st.booleans(), st.integers(0, 3)), max_size=60))
+def test_what_is_held_is_never_overwritten(steps):
+    """Each step writes a record if there is room, reads one, may hold it, and lets some of the held ones end in any order."""
+    with Ring(1024) as ring:
+        (reader,), held, numbers = ring.readers, {}, iter(range(1000))
+        for number, (length, holds, ends) in enumerate(steps):
+            for key in list(held)[ends : ends + 1]:
+                del held[key]
+            try:
+                ring.writer.write(KIND_MASK, words(length, number), 0.0)
+            except RingFull:
+                assert held or reader._held
+                assert reader.read(0.0) is None
+                continue
+            view, key = reader.read(0.0)[1], next(numbers)
+            assert view.tolist() == words(length, number).tolist()
+            if holds:
+                held[key] = (view, words(length, number))
+                reader.hold(lambda key=key: key not in held)
+            for seen, wanted in held.values():
+                assert (seen == wanted).all()
+        held.clear()
+        assert reader.read(0.0) is None
+        ring.writer.write(KIND_PLAN, words(ring.writer.max_record_words), 0.0)
+
+
 def test_views_cannot_be_written():
     with Ring() as ring:
         ring.writer.write(KIND_PLAN, words(4), 0.0)

@@ -1,13 +1,32 @@
 """Masks of a step's rows on a device: set while a step expects them, then set back; buffers for copies are used again."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
 
-from quire.workers.devices.masks import CpuMasks, CudaMasks, Staging
+from quire.ipc.step.masks import mask_records
+from quire.ipc.step.plan import StepPlan
+from quire.ipc.step.plan_ring import KIND_MASK, PlanReader, PlanRing, RingFull
+from quire.workers.devices.masks import CpuMasks, CudaMasks, PinnedRing, Staging
+from quire.workers.records import Records
 
 ROWS, VOCAB = 9, 70
 WORDS = 3
+
+
+class Event:
+    """As torch.cuda.Event; `done` when the copy is."""
+
+    def __init__(self) -> None:
+        self.done = self.recorded = False
+
+    def record(self) -> None:
+        self.recorded = True
+
+    def query(self) -> bool:
+        return self.done
 
 
 def record(*rows: int) -> tuple[np.ndarray, np.ndarray]:
@@ -70,19 +89,6 @@ def test_copies_to_a_device_are_staged_in_any_order(order):
     assert masks.tensor.tolist() == expected(*order)
 
 
-class Event:
-    """As torch.cuda.Event; `done` when the copy is."""
-
-    def __init__(self) -> None:
-        self.done = self.recorded = False
-
-    def record(self) -> None:
-        self.recorded = True
-
-    def query(self) -> bool:
-        return self.done
-
-
 def test_a_buffer_is_used_again_when_its_copy_is_done_and_never_before():
     made, events = [], []
 
@@ -103,3 +109,102 @@ def test_a_buffer_is_used_again_when_its_copy_is_done_and_never_before():
     events[0].done = True
     assert [staging.take() for _ in range(2)] == [made[0], made[1]]
     assert staging.take() is made[4]
+
+
+# ---------------------------------------------------------------------------------------------- out of the ring itself
+class Pinned:
+    """A ring and masks that are copied out of it; without a GPU, so a copy is done when its event is said to be."""
+
+    def __init__(self, capacity_words: int, vocab_size: int = VOCAB) -> None:
+        self.ring, self.events = PlanRing.create(capacity_words, 1), []
+        self.reader = PlanReader.attach([os.dup(fd) for fd in self.ring.fds(0)])
+        self.records = Records(self.reader)
+        self.masks = CudaMasks(ROWS, vocab_size, torch.device("cpu"))
+        self.masks._ring = PinnedRing(self.reader, self._event)
+        self.masks._staging = Staging(self._staged, Event)
+
+    def _event(self) -> Event:
+        self.events.append(Event())
+        return self.events[-1]
+
+    def _staged(self) -> torch.Tensor:
+        raise AssertionError("what lies in the ring need not be copied to a buffer")
+
+    def send(self, step: int, rows: np.ndarray, masks: np.ndarray) -> None:
+        for parts in mask_records(step, rows, masks, self.ring.max_record_words):
+            self.ring.write_parts(KIND_MASK, parts, 0.0)
+
+    def load(self, step: int, *rows: int) -> None:
+        due = np.asarray(rows, np.int32)
+        assert self.masks.load(due, self.records.masks(StepPlan(step, {"mask_rows": due}))).tolist() == list(rows)
+
+    def close(self) -> None:
+        self.reader.close()
+        self.ring.close()
+
+
+@pytest.fixture
+def pinned():
+    pinned = Pinned(1 << 10)
+    yield pinned
+    pinned.close()
+
+
+@pytest.mark.parametrize("order", [(2, 3, 4), (4, 2, 3), (2, 4, 6), (6, 2, 4), (7,)])
+def test_masks_are_copied_from_where_they_lie_in_the_ring(pinned, order):
+    pinned.send(3, *record(*order))
+    pinned.load(3, *order)
+    assert pinned.masks.tensor.tolist() == expected(*order)
+    assert [event.recorded for event in pinned.events] == [True]
+
+
+def test_a_records_place_is_given_back_once_its_copy_is_done(pinned):
+    rows, wide = np.asarray([1, 2], np.int32), np.zeros((2, 240), np.int32)
+    pinned.masks.tensor = torch.zeros(ROWS, 240, dtype=torch.int32)
+    for step in (1, 2):  # each is half of the ring
+        pinned.send(step, rows, wide + step)
+        pinned.load(step, 1, 2)
+    assert pinned.records.read(0.0, 0.0) is None
+    with pytest.raises(RingFull):
+        pinned.send(3, rows, wide)
+    pinned.events[0].done = True
+    assert pinned.records.read(0.0, 0.0) is None
+    pinned.send(3, rows, wide + 3)
+    pinned.load(3, 1, 2)
+    assert (pinned.masks.tensor[1:3] == 3).all()
+
+
+def test_masks_that_lie_elsewhere_are_staged(pinned):
+    pinned.masks._staging = Staging(lambda: torch.empty(64, dtype=torch.int32), Event)
+    rows, words = record(1, 2)
+    assert pinned.masks.load(rows, [(rows, words)]).tolist() == [1, 2]
+    assert pinned.masks.tensor.tolist() == expected(1, 2) and not pinned.events
+
+
+def test_a_worker_on_a_gpu_reads_masks_out_of_its_ring_and_lets_go_of_it(monkeypatch, pinned):
+    """The driver, played here: it page-locks the ring where it lies, for reading alone, or does not."""
+    calls = []
+
+    class Driver:
+        error = 0
+
+        def cudaHostRegister(self, address: int, num_bytes: int, flags: int) -> int:
+            calls.append((address, num_bytes, flags))
+            return self.error
+
+        def cudaHostUnregister(self, address: int) -> int:
+            calls.append(address)
+            return 0
+
+    driver, memory = Driver(), pinned.reader.memory
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: driver)
+    masks = CudaMasks(ROWS, VOCAB, torch.device("cpu"))
+    masks.read_from(pinned.reader)
+    masks.close()
+    masks.close()
+    assert calls == [(memory.ctypes.data, memory.nbytes, 8), memory.ctypes.data]
+    driver.error = 801
+    masks.read_from(pinned.reader)
+    assert masks._ring is None
+    masks.close()
+    assert len(calls) == 3

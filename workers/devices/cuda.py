@@ -105,6 +105,8 @@ class CudaDevice(Device):
         return torch.cuda.stream(self._stream)
 
     def close(self) -> None:
+        if self.is_idle():  # else copies are under way, and the process's end does it
+            self.masks.close()
         self._events.put(None)
 
 

@@ -2,20 +2,29 @@
 
 The tensor stays, since captured tails hold its address. A row that a step expects a mask for is overwritten or set back by what
 comes for it; those that had one before and expect none are set back first, so that rows that always have one cost nothing more.
-On a GPU records are staged in pinned buffers that are used again, and nothing waits for the device. Owned by a Device, filled
-by the runner between a step's forward and its tail.
+A GPU copies records from where they lie in the plan ring, whose memory is page-locked and which keeps them until then; where it
+cannot be, they are staged in pinned buffers that are used again. Nothing waits for the device. Owned by a Device, filled by the
+runner between a step's forward and its tail.
 """
 
+import functools
+import logging
+import warnings
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 import numpy as np
 import torch
 
 from quire.ipc.step.masks import MASK_RECORD_WORDS, RowsAndMasks
 from quire.ipc.step.plan import StepPlan
+from quire.ipc.step.plan_ring import PlanReader
 
+log = logging.getLogger("quire.workers")
+
+_READ_ONLY = 8  # cudaHostRegisterReadOnly: a worker cannot map the ring otherwise
 ReadMasks = Callable[[StepPlan], Iterable[RowsAndMasks]]  # the masks that a plan says will follow, as they come
 
 
@@ -24,6 +33,12 @@ class RowMasks(ABC):
         """tensor: int32 [max_rows, ceil(V / 32)], bit set = allowed."""
         self.tensor = torch.full((max_rows, -(-vocab_size // 32)), -1, dtype=torch.int32, device=device)
         self._has_mask = np.zeros(max_rows, bool)
+
+    def read_from(self, reader: PlanReader) -> None:  # noqa: B027 - nothing need be made of it
+        """Records will be views of this ring, each the one last read."""
+
+    def close(self) -> None:  # noqa: B027 - nor here
+        """No more masks come."""
 
     def load(self, expected: np.ndarray, records: Iterable[RowsAndMasks]) -> np.ndarray:
         """Take a step's masks as they come, each record read before the next; expected: the rows that are to get one, int32.
@@ -88,6 +103,48 @@ class Staging:
         self._used.append((buffer, event))
 
 
+class PinnedRing:
+    """A plan ring's memory, page-locked: records are copied from where they lie, and held until they are."""
+
+    def __init__(self, reader: PlanReader, make_event: Callable[[], torch.cuda.Event]) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that it cannot be written to, which nobody does
+            self.tensor = torch.from_numpy(reader.memory)
+        self._hold, self._make_event = reader.hold, make_event
+
+    def find(self, parts: tuple[np.ndarray, ...]) -> torch.Tensor | None:
+        """int32 [their sizes together], if they lie in the ring, one behind the other; else None."""
+        begin = end = _address(parts[0])
+        for part in parts:
+            if _address(part) != end or not part.flags.c_contiguous:
+                return None
+            end += part.nbytes
+        at = (begin - self.tensor.data_ptr()) // 4
+        return self.tensor[at : at + (end - begin) // 4] if 0 <= at < len(self.tensor) else None
+
+    def copying(self) -> None:
+        """A copy from the record last read was given to the current stream."""
+        event = self._make_event()
+        event.record()
+        self._hold(event.query)
+
+
+def _address(array: np.ndarray) -> int:
+    return array.__array_interface__["data"][0]
+
+
+def page_lock(reader: PlanReader, device: torch.device) -> PinnedRing | None:
+    """None where the system or the driver does not allow it."""
+    memory = reader.memory
+    error = torch.cuda.cudart().cudaHostRegister(_address(memory), memory.nbytes, _READ_ONLY)
+    if int(error) == 0:
+        return PinnedRing(reader, torch.cuda.Event)
+    with suppress(RuntimeError):  # CUDA tells the next launch of this error once more
+        torch.ones(1, device=device)
+    log.info("the plan ring cannot be page-locked (CUDA error %d): masks are copied once more", int(error))
+    return None
+
+
 def _pinned() -> torch.Tensor:
     return torch.empty(MASK_RECORD_WORDS, dtype=torch.int32).pin_memory()
 
@@ -96,33 +153,46 @@ class CudaMasks(RowMasks):
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
         super().__init__(max_rows, vocab_size, device)
         self._staging = Staging(_pinned, torch.cuda.Event)
+        self._ring: PinnedRing | None = None
+
+    def read_from(self, reader: PlanReader) -> None:
+        self._ring = page_lock(reader, self.tensor.device)
+
+    def close(self) -> None:
+        """Copies are done."""
+        if self._ring is not None:
+            torch.cuda.cudart().cudaHostUnregister(self._ring.tensor.data_ptr())
+            self._ring = None
 
     def _fill(self, rows: np.ndarray) -> None:
-        self.tensor.index_fill_(0, self._stage(rows)[: len(rows)].long(), -1)
+        self.tensor.index_fill_(0, self._to_device(rows).long(), -1)
 
     def _copy(self, rows: np.ndarray, masks: np.ndarray) -> None:
-        """One copy to the device: to where the masks belong if nothing is between their rows, else with these, to be moved."""
-        n, first = len(rows), int(rows.min())
-        if int(rows.max()) - first + 1 == n:  # in any order
-            buffer = self._staging.take()
-            staged = buffer[: masks.size].view(masks.shape)
-            if (rows[1:] > rows[:-1]).all():  # so they mostly come
-                staged.numpy()[...] = masks
-            else:
-                staged.numpy()[rows - first] = masks
-            self.tensor[first : first + n].copy_(staged, non_blocking=True)
-            self._staging.copying(buffer)
+        """One copy to the device: to where the masks belong if their rows follow each other, else with these, to be moved."""
+        n, first = len(rows), int(rows[0])
+        if int(rows[-1]) - first + 1 == n and (rows[1:] > rows[:-1]).all():  # so they mostly come
+            words, tell = self._on_host(masks)
+            self.tensor[first : first + n].copy_(words.view(masks.shape), non_blocking=True)
+            tell()
         else:
-            there = self._stage(rows, masks)
+            there = self._to_device(rows, masks)
             self.tensor.index_copy_(0, there[:n].long(), there[n:].view(masks.shape))
 
-    def _stage(self, *parts: np.ndarray) -> torch.Tensor:
+    def _to_device(self, *parts: np.ndarray) -> torch.Tensor:
         """A copy of these on the device, one after the other, int32 [their sizes together]."""
+        words, tell = self._on_host(*parts)
+        there = torch.empty(len(words), dtype=torch.int32, device=self.tensor.device)
+        there.copy_(words, non_blocking=True)
+        tell()
+        return there
+
+    def _on_host(self, *parts: np.ndarray) -> tuple[torch.Tensor, Callable[[], None]]:
+        """These, one after the other, where they may be copied from, and what to call when the current stream has the copy."""
+        if self._ring is not None and (words := self._ring.find(parts)) is not None:
+            return words, self._ring.copying
         buffer, at = self._staging.take(), 0
         staged = buffer.numpy()
         for part in parts:
             staged[at : at + part.size] = part.reshape(-1)
             at += part.size
-        there = buffer[:at].to(self.tensor.device, non_blocking=True)
-        self._staging.copying(buffer)
-        return there
+        return buffer[:at], functools.partial(self._staging.copying, buffer)

@@ -2,6 +2,7 @@
 
 import json
 import select
+import threading
 from types import SimpleNamespace
 
 import llguidance
@@ -93,6 +94,26 @@ def test_the_descriptor_is_readable_while_there_is_something(threads):
         assert select.select([threads.fileno()], [], [], 10.0)[0]
         all_of(threads)
         assert not is_readable(threads) and threads.take() == []
+
+
+def test_what_is_handed_over_while_others_are_taken_is_told_of_and_told_of_no_longer_once_taken(threads):
+    """A thread hands over while the loop waits, looks, or is told by the descriptor: nothing is lost or left over."""
+    handed = [Done([], [], [], np.empty((0, 1), np.int32), []) for _ in range(2000)]
+
+    def hand_over() -> None:
+        for done in handed:
+            threads._hand_over(done)
+
+    other = threading.Thread(target=hand_over, name="test-maker")
+    other.start()
+    found: list[Done] = []
+    while len(found) < len(handed):
+        if len(found) % 3 == 0:
+            assert select.select([threads.fileno()], [], [], 10.0)[0]
+        found += threads.take(0.01 if len(found) % 2 else 0.0)
+    other.join()
+    assert [id(done) for done in found] == [id(done) for done in handed]
+    assert not is_readable(threads) and threads.take(0.0) == threads.take(0.01) == []
 
 
 def test_many_come_in_pieces_and_a_slow_one_is_found(threads, monkeypatch):
