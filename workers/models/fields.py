@@ -255,7 +255,7 @@ def windows_by_type(fields: Json, window: int) -> tuple[int, ...] | None:
         if name not in ("full_attention", "sliding_attention"):
             raise ModelConfigError(f"config.json: layer type {_short(name)} is not supported")
     if "sliding_attention" in types and not window:
-        raise ModelConfigError("config.json: layer_types has sliding_attention, but no sliding window is set")
+        raise ModelConfigError("config.json: layers of sliding_attention need a sliding window, but none is set")
     return tuple(window if name == "sliding_attention" else 0 for name in types)
 
 
