@@ -295,6 +295,19 @@ def test_absent_key_value_heads_are_a_constant_of_the_class_or_the_query_heads()
         without(EXAONE4_32B)
 
 
+def test_a_mistral_within_mistral_3_has_mistrals_defaults():
+    """Not Ministral's heads of 128 elements that see everything."""
+    text = {n: v for n, v in MINISTRAL3_8B["text_config"].items() if n not in ("head_dim", "sliding_window", "rope_parameters")}
+    attention = {
+        kind: parse_model_config({**MINISTRAL3_8B, "text_config": {**text, "model_type": kind, "num_attention_heads": 64}})
+        .layers[0]
+        .attention
+        for kind in ("mistral", "ministral3")
+    }
+    found = {kind: (a.head_dim, a.window, a.rope.type) for kind, a in attention.items()}
+    assert found == {"mistral": (64, 4096, "default"), "ministral3": (128, 0, "yarn")}
+
+
 def test_gpt_neox_reads_its_own_names_of_the_rotation():
     """transformers does not read these; its version 4 wrote them beside."""
     others = {**PYTHIA, "rope_theta": 7.0, "partial_rotary_factor": 1.0}
