@@ -309,8 +309,8 @@ def read_rope(
         attention_factor=maybe("attention_factor"),
         beta_fast=param("beta_fast", 32.0),
         beta_slow=param("beta_slow", 1.0),
-        mscale=maybe("mscale"),
-        mscale_all_dim=maybe("mscale_all_dim"),
+        mscale=maybe("mscale") if params.get("mscale") else None,  # 0 is none
+        mscale_all_dim=maybe("mscale_all_dim") if params.get("mscale_all_dim") else None,
         truncate=flag(params, "truncate", True),
     )
 
