@@ -211,6 +211,12 @@ def test_what_cannot_run_is_refused_by_its_reason(changes, reason):
         parse_model_config(fields_of("llama", **changes), model_impl="transformers")
 
 
+def test_a_weight_of_no_elements_is_refused():
+    """A CPU's products know none of no inputs."""
+    with pytest.raises(ModelConfigError, match=r"shared_experts.gate_proj.weight has no elements"):
+        parse_model_config(fields_of("glm4-moe", n_shared_experts=0), model_impl="transformers")
+
+
 def test_longrope_that_attention_cannot_take_over_is_refused():
     """Of cohere2 every fourth layer does not rotate, but a config does not say so."""
     rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 64}
