@@ -334,7 +334,7 @@ def test_multimodal_gemma_3_does_not_cap_its_logits():
         (GEMMA2_9B, {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         (GEMMA3_4B, {"text_config": 3}, "text_config"),
         (GEMMA3_4B, {"use_mrope": True}, "use_mrope"),
-        (GEMMA3_1B, {"rope_parameters": {"full_attention": {}, "x": {}}}, "beside those of layer types"),
+        (GEMMA3_1B, {"rope_parameters": {"full_attention": {}, "x": {}}}, "outside of full_attention"),
         (PHI3_MINI_128K, {"rope_scaling": {"type": "su", "long_factor": [1.0], "short_factor": [1.0] * 48}}, "long_factor"),
         (PHI3_MINI_128K, {"mlp_bias": True}, "mlp_bias"),
         (PHI3_MINI_128K, {"num_experts": 4}, "num_experts"),

@@ -59,7 +59,7 @@ def test_tables_are_transformers(family, changes):
 @pytest.mark.parametrize(
     ("families", "changes", "said"),
     [
-        (BOTH, {"rope_parameters": LINEAR}, "rope_parameters sets factor, rope_type beside those of layer types"),
+        (BOTH, {"rope_parameters": LINEAR}, "rope_parameters sets factor, rope_type outside of full_attention"),
         (BOTH, {"rope_scaling": {"type": "linear", "factor": 8.0}}, "rope_scaling sets type: only rope_type"),
         (EMBEDDINGS, {"rope_parameters": {FULL: {**YARN, "truncate": False}, LOCAL: DEFAULT}}, "sets truncate to false"),
         (BOTH, {"sliding_window": None, "layer_types": None}, "sliding_attention need a sliding window"),

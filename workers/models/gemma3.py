@@ -55,7 +55,9 @@ def by_layer_type(fields: Json, head_dim: int, local: Json, theta: float) -> dic
     if not isinstance(given, dict) or not isinstance(scaling, dict):
         raise ModelConfigError("config.json: rope_parameters and rope_scaling must be objects")
     if unknown := sorted(given.keys() - TYPES):
-        raise ModelConfigError(f"config.json: rope_parameters sets {', '.join(unknown)} beside those of layer types")
+        raise ModelConfigError(
+            f"config.json: rope_parameters sets {', '.join(unknown)} outside of full_attention and sliding_attention"
+        )
     of_all, of_window = given.get("full_attention") or {}, given.get("sliding_attention") or {}
     if not isinstance(of_all, dict) or not isinstance(of_window, dict):
         raise ModelConfigError("config.json: rope_parameters of a layer type must be an object")
