@@ -68,6 +68,8 @@ CHANGES |= {
     "gemma4_assistant": _PLAIN,
     "gemma4_unified_assistant": _PLAIN,
     "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": 8},
+    "lfm2": {"layer_types": ["conv", "conv", "full_attention", "conv"]},  # as all that are published; by default there is none
+    "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention", "conv"]},
     "mamba2": {"num_heads": 8},
     "phi4_multimodal": {
         "vision_config": {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2},

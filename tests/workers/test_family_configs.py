@@ -295,6 +295,19 @@ def test_absent_key_value_heads_are_a_constant_of_the_class_or_the_query_heads()
         without(EXAONE4_32B)
 
 
+def test_a_mistral_within_mistral_3_has_mistrals_defaults():
+    """Not Ministral's heads of 128 elements that see everything."""
+    text = {n: v for n, v in MINISTRAL3_8B["text_config"].items() if n not in ("head_dim", "sliding_window", "rope_parameters")}
+    attention = {
+        kind: parse_model_config({**MINISTRAL3_8B, "text_config": {**text, "model_type": kind, "num_attention_heads": 64}})
+        .layers[0]
+        .attention
+        for kind in ("mistral", "ministral3")
+    }
+    found = {kind: (a.head_dim, a.window, a.rope.type) for kind, a in attention.items()}
+    assert found == {"mistral": (64, 4096, "default"), "ministral3": (128, 0, "yarn")}
+
+
 def test_gpt_neox_reads_its_own_names_of_the_rotation():
     """transformers does not read these; its version 4 wrote them beside."""
     others = {**PYTHIA, "rope_theta": 7.0, "partial_rotary_factor": 1.0}
@@ -321,7 +334,7 @@ def test_multimodal_gemma_3_does_not_cap_its_logits():
         (GEMMA2_9B, {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         (GEMMA3_4B, {"text_config": 3}, "text_config"),
         (GEMMA3_4B, {"use_mrope": True}, "use_mrope"),
-        (GEMMA3_1B, {"rope_parameters": {"full_attention": {}, "x": {}}}, "beside those of layer types"),
+        (GEMMA3_1B, {"rope_parameters": {"full_attention": {}, "x": {}}}, "outside of full_attention"),
         (PHI3_MINI_128K, {"rope_scaling": {"type": "su", "long_factor": [1.0], "short_factor": [1.0] * 48}}, "long_factor"),
         (PHI3_MINI_128K, {"mlp_bias": True}, "mlp_bias"),
         (PHI3_MINI_128K, {"num_experts": 4}, "num_experts"),

@@ -70,3 +70,11 @@ def test_what_cannot_be_served_is_said(changes, words):
 def test_layers_without_end_are_refused():
     with pytest.raises(ModelConfigError, match="num_nextn_predict_layers must be an integer from 0 to"):
         parse_model_config({**fields_of("DeepSeek-V3"), "num_nextn_predict_layers": 1 << 40})
+
+
+def test_gpt_oss_without_rotary_parameters_has_yarn():
+    """null, an empty object of old, or nothing at all; an empty object of new is a plain rotation."""
+    plain = {name: value for name, value in fields_of("gpt-oss-20b").items() if name != "rope_scaling"}
+    for changes in ({}, {"rope_scaling": None}, {"rope_scaling": {}}):
+        assert parse_model_config({**plain, **changes}).layers[0].attention.rope.type == "yarn"
+    assert parse_model_config({**plain, "rope_parameters": {}}).layers[0].attention.rope.type == "default"

@@ -25,6 +25,7 @@ ROPES = {
     "yarn": YARN,
     "yarn-attention-factor": {**YARN, "attention_factor": 0.75},
     "yarn-mscale": {**YARN, "factor": 40.0, "mscale": 1.0, "mscale_all_dim": 0.7},
+    "yarn-one-mscale": {**YARN, "mscale": 0.7, "mscale_all_dim": 0},
     "yarn-betas": {**YARN, "beta_fast": 16.0, "beta_slow": 2.0, "truncate": False},
     "yarn-factor-below-1": {**YARN, "factor": 1.0},
     "yarn-from-ratio": {**YARN, "factor": None},

@@ -131,6 +131,15 @@ def test_missing_and_surplus_tensors_are_named(tmp_path):
         InlineEngine(folder, model_options=MODEL_OPTIONS)
 
 
+def test_positions_that_older_checkpoints_hold_are_passed_over(tmp_path):
+    model = tiny_random(tiny_config("roberta"))
+    model.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file({**tensors, "roberta.embeddings.position_ids": torch.arange(256)[None]}, tmp_path / "model.safetensors")
+    engine = InlineEngine(tmp_path, model_options=MODEL_OPTIONS, max_model_len=128)
+    assert engine.generate(prompts(), GREEDY) == greedy(model, prompts())
+
+
 def test_vllms_name_is_taken():
     assert engine_options({"model_impl": "vllm"}) == {"model_impl": "quire"}
     parser = argparse.ArgumentParser()
@@ -209,6 +218,12 @@ def fields_of(name, **changes):
 def test_what_cannot_run_is_refused_by_its_reason(changes, reason):
     with pytest.raises(ModelConfigError, match=reason):
         parse_model_config(fields_of("llama", **changes), model_impl="transformers")
+
+
+def test_a_weight_of_no_elements_is_refused():
+    """A CPU's products know none of no inputs."""
+    with pytest.raises(ModelConfigError, match=r"shared_experts.gate_proj.weight has no elements"):
+        parse_model_config(fields_of("glm4-moe", n_shared_experts=0), model_impl="transformers")
 
 
 def test_longrope_that_attention_cannot_take_over_is_refused():

@@ -77,7 +77,7 @@ def read_layers_2(fields: Json) -> tuple[LayerSpec, ...]:
         position_embedding_type="rope_gptj", order_of_interleaved_layers="local_attn_first",
     )  # fmt: skip
     layer, replace = _layer(fields), msgspec.structs.replace
-    every = size(fields, "sliding_window_pattern", size(fields, "_sliding_window_pattern", 4))
+    every = size(fields, "sliding_window_pattern", 4)  # transformers passes over _sliding_window_pattern
     attentions = with_windows(layer.attention, windows_but_every(fields, sliding_window(fields), every))
     return tuple(replace(layer, attention=a if a.window else replace(a, rope=None)) for a in attentions)
 

@@ -255,7 +255,7 @@ def windows_by_type(fields: Json, window: int) -> tuple[int, ...] | None:
         if name not in ("full_attention", "sliding_attention"):
             raise ModelConfigError(f"config.json: layer type {_short(name)} is not supported")
     if "sliding_attention" in types and not window:
-        raise ModelConfigError("config.json: layer_types has sliding_attention, but no sliding window is set")
+        raise ModelConfigError("config.json: layers of sliding_attention need a sliding window, but none is set")
     return tuple(window if name == "sliding_attention" else 0 for name in types)
 
 
@@ -309,8 +309,8 @@ def read_rope(
         attention_factor=maybe("attention_factor"),
         beta_fast=param("beta_fast", 32.0),
         beta_slow=param("beta_slow", 1.0),
-        mscale=maybe("mscale"),
-        mscale_all_dim=maybe("mscale_all_dim"),
+        mscale=maybe("mscale") if params.get("mscale") else None,  # 0 is none
+        mscale_all_dim=maybe("mscale_all_dim") if params.get("mscale_all_dim") else None,
         truncate=flag(params, "truncate", True),
     )
 

@@ -12,7 +12,6 @@ from quire.workers.models.fields import (
     Json,
     read_rope,
     rms_norm_eps,
-    rope_parameters,
     size,
     sliding_window,
     with_windows,
@@ -22,8 +21,11 @@ from quire.workers.models.gemma2 import FIELDS as GEMMA_FIELDS
 from quire.workers.models.gemma2 import GemmaBlock, gemma_layers, gemma_model, plain_fields, read_gemma_attention
 from quire.workers.models.spellings import ACTIVATIONS, text_config, windows_but_every
 
-# attn_logit_softcapping is in configs, and transformers' model passes over it; the multimodal one over final_logit_softcapping
+# transformers' model passes over attn_logit_softcapping and _sliding_window_pattern, the multimodal one over
+# final_logit_softcapping, too
 FIELDS = GEMMA_FIELDS | {"rope_local_base_freq", "sliding_window_pattern", "_sliding_window_pattern"}
+TYPES = frozenset({"full_attention", "sliding_attention"})
+OF_ALL_TYPES = frozenset({"rope_parameters", "rope_scaling", "original_max_position_embeddings"})
 DEFAULTS = {
     "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26, "num_attention_heads": 8,
     "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131072,
@@ -46,22 +48,34 @@ def by_layer_type(fields: Json, head_dim: int, local: Json, theta: float) -> dic
     """Rotary embedding of layers that see everything (False) and of those with a window (True).
 
     transformers 5 says both in rope_parameters; before it, rope_scaling and rope_theta are of the former, and the latter have
-    `local`. theta: of an absent rope_theta.
+    `local`. theta: of an absent rope_theta. Raises for what transformers passes over: parameters of no layer type, a kind that
+    rope_scaling calls `type` alone, and a truncate of false.
     """
-    where, params = rope_parameters(fields)
-    if where == "rope_parameters" and params.keys() & {"full_attention", "sliding_attention"}:
-        if unknown := sorted(params.keys() - {"full_attention", "sliding_attention"}):
-            raise ModelConfigError(f"config.json: rope_parameters sets {', '.join(unknown)} beside those of layer types")
-        of_all, of_window = params.get("full_attention") or {}, params.get("sliding_attention") or {}
-        if not isinstance(of_all, dict) or not isinstance(of_window, dict):
-            raise ModelConfigError("config.json: rope_parameters of a layer type must be an object")
-        local = {**local, **of_window}
-    else:
-        of_all = params
+    given, scaling = fields.get("rope_parameters") or {}, fields.get("rope_scaling") or {}
+    if not isinstance(given, dict) or not isinstance(scaling, dict):
+        raise ModelConfigError("config.json: rope_parameters and rope_scaling must be objects")
+    if unknown := sorted(given.keys() - TYPES):
+        raise ModelConfigError(
+            f"config.json: rope_parameters sets {', '.join(unknown)} outside of full_attention and sliding_attention"
+        )
+    of_all, of_window = given.get("full_attention") or {}, given.get("sliding_attention") or {}
+    if not isinstance(of_all, dict) or not isinstance(of_window, dict):
+        raise ModelConfigError("config.json: rope_parameters of a layer type must be an object")
+    if "rope_type" not in scaling and scaling.get("type") not in (None, "default"):
+        raise ModelConfigError("config.json: rope_scaling sets type: only rope_type is supported here")
     return {
-        False: read_rope(fields, head_dim, params=of_all, theta=theta),
-        True: read_rope(fields, head_dim, params=local),
+        False: rope_of_type(fields, head_dim, {**of_all, **scaling}, theta),
+        True: rope_of_type(fields, head_dim, {**local, **of_window}, 10000.0),
     }
+
+
+def rope_of_type(fields: Json, head_dim: int, params: Json, theta: float = 10000.0) -> RopeConfig:
+    """Rotary embedding by the parameters of a layer type, in which transformers reads no truncate, and beside which it reads
+    no original_max_position_embeddings."""
+    if params.get("truncate") not in (None, True):
+        raise ModelConfigError("config.json: rope_parameters of a layer type sets truncate to false: only true is supported")
+    plain = {name: value for name, value in fields.items() if name not in OF_ALL_TYPES}
+    return read_rope(plain, head_dim, params=params, theta=theta)
 
 
 def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
@@ -71,7 +85,7 @@ def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
     )
     local = {"rope_theta": fields.get("rope_local_base_freq") or 10000.0}
     ropes = by_layer_type(fields, attention.head_dim, local, 1000000.0)
-    every = size(fields, "sliding_window_pattern", size(fields, "_sliding_window_pattern", 6))
+    every = size(fields, "sliding_window_pattern", 6)
     windows = windows_but_every(fields, sliding_window(fields), every)
     layers = [msgspec.structs.replace(a, rope=ropes[a.window > 0]) for a in with_windows(attention, windows)]
     return gemma_layers(fields, layers)

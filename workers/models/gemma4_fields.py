@@ -28,13 +28,13 @@ from quire.workers.models.fields import (
     flag,
     number,
     read_attention,
-    read_rope,
     rms_norm_eps,
     size,
     windows_by_type,
     words,
 )
 from quire.workers.models.gemma2 import softcap
+from quire.workers.models.gemma3 import rope_of_type
 from quire.workers.models.moe_fields import count, read_routing
 from quire.workers.models.per_layer_inputs import CHILDREN, NAME
 from quire.workers.models.spellings import only, text_config
@@ -113,14 +113,13 @@ def read_ropes(fields: Json, name: str, head_dim: int) -> RopeConfig:
         raise ModelConfigError(f"config.json: rope_parameters must have an object {name}")
     if params.get("rope_theta") is None:
         raise ModelConfigError(f"config.json: rope_parameters of {name} lacks rope_theta")
-    plain = {key: value for key, value in fields.items() if key not in ("rope_parameters", "rope_scaling")}
     if params.get("rope_type", params.get("type")) != "proportional":
-        return read_rope(plain, head_dim, params=params)
+        return rope_of_type(fields, head_dim, params)
     part = number(params, "partial_rotary_factor", 1.0, "rope_parameters")
     if part > 1.0:
         raise ModelConfigError(f"config.json: rope_parameters sets partial_rotary_factor to {part}: at most 1.0 is supported")
     others = {key: value for key, value in params.items() if key not in ("rope_type", "type", "partial_rotary_factor")}
-    rope = read_rope(plain, head_dim, params=others)
+    rope = rope_of_type(fields, head_dim, others)
     return msgspec.structs.replace(rope, type="proportional", proportion=part)
 
 

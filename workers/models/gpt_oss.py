@@ -82,7 +82,7 @@ def plain_fields(fields: Json) -> Json:
     if per_token not in (None, found.get("num_experts_per_tok")):
         raise ModelConfigError(f"config.json: experts_per_token {per_token} and num_experts_per_tok differ")
     found.pop("initial_context_length", None)
-    if found.get("rope_scaling") is None and found.get("rope_parameters") is None:
+    if not found.get("rope_scaling") and found.get("rope_parameters") is None:
         found["rope_scaling"] = YARN
     return found
 

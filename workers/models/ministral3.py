@@ -55,9 +55,9 @@ def text_fields(fields: Json) -> Json:
             )
     where, params = rope_parameters(fields)
     inert = ("max_position_embeddings",)  # beside the model's own
-    own = {"rms_norm_eps": 1e-5} if _is_ministral(fields) else {}
+    own = {"rms_norm_eps": 1e-5, "sliding_window": None} if _is_ministral(fields) else {}
     params = params or (DEFAULT_ROPE if _is_ministral(fields) else {})
-    found = {"sliding_window": None, **own, **fields}
+    found = {**own, **fields}
     return found | ({where: {name: value for name, value in params.items() if name not in inert}} if params else {})
 
 
@@ -78,7 +78,7 @@ def read_temperature(fields: Json) -> TemperatureConfig | None:
 def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
     where, params = rope_parameters(fields)
     plain = {**fields, where: {name: value for name, value in params.items() if name != BETA}}
-    attention = read_attention(plain, default_kv_heads=8, default_head_dim=128)
+    attention = read_attention(plain, default_kv_heads=8, default_head_dim=128 if _is_ministral(fields) else None)
     attention = msgspec.structs.replace(attention, temperature=read_temperature(fields))
     inner, act = size(fields, "intermediate_size"), activation(fields)
     windows = uniform_windows(fields, "ministral3", sliding_window(fields))

@@ -53,8 +53,11 @@ def text_config(fields: Json, ignored: Collection[str]) -> Json:
 
 def windows_but_every(fields: Json, window: int, every: int) -> tuple[int, ...]:
     """Windows by layer_types; without them, every layer whose number is a multiple of `every`, counted from 1, sees all."""
-    by_type = windows_by_type(fields, window)
-    return by_type or tuple(window if (i + 1) % every else 0 for i in range(size(fields, "num_hidden_layers")))
+    num_layers = size(fields, "num_hidden_layers")
+    if fields.get("layer_types") is None:
+        types = ["sliding_attention" if (i + 1) % every else "full_attention" for i in range(num_layers)]
+        fields = {**fields, "layer_types": types}
+    return windows_by_type(fields, window) or ()
 
 
 def only(fields: Json, family: str, **allowed: Any) -> None:

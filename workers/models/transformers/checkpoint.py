@@ -58,7 +58,10 @@ class Names:
         mapping = get_model_conversion_mapping(model)
         self._renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
         self._converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
-        self._ignored = [re.compile(pattern) for pattern in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
+        ignored = [*(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())]
+        if any(name.endswith("position_ids") for name, _ in model.named_buffers()):
+            ignored.append(r"(^|\.)position_ids$")  # which older checkpoints hold
+        self._ignored = [re.compile(pattern) for pattern in ignored]
 
     def converted(self, fit: Fit, tied: dict[str, str], transposed: set[str]) -> Fit:
         """`fit` with a target for each of the checkpoint's tensors. `transposed` ones lie the other way in our parameters."""

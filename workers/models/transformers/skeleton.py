@@ -74,6 +74,8 @@ def build_skeleton(config_json: str, dtype: torch.dtype) -> Model:
         if isinstance(error, KeyError) and error.args == (NAME,):
             raise ModelConfigError("its attention does not go through transformers' attention interface") from None
         raise ModelConfigError(f"transformers cannot build {cls.__name__} from config.json: {one_line(error)}") from None
+    if empty := next((name for name, parameter in model.named_parameters() if not parameter.numel()), None):
+        raise ModelConfigError(f"{empty} has no elements")
     for module in model.modules():
         if isinstance(module, Model):  # would look at the ids to warn of padding, of which there is none
             module.warn_if_padding_and_no_attention_mask = _nothing  # type: ignore[assignment]
