@@ -102,7 +102,7 @@ def run_engine(name: str, args: argparse.Namespace) -> list[dict[str, Any]]:
         seconds(nothing), seconds(wanted)
         free = min(seconds(nothing) for _ in range(args.repeat))
         bound = min(seconds(wanted) for _ in range(args.repeat))
-        return {
+        found = {
             "engine": name,
             "titles": titles,
             "rows": args.rows,
@@ -112,6 +112,8 @@ def run_engine(name: str, args: argparse.Namespace) -> list[dict[str, Any]]:
             "overhead": round(bound / free - 1, 4),
             "ms_a_step_more": round(1000 * (bound - free) / args.output, 3),
         }
+        print(found, file=sys.stderr, flush=True)  # for runs that are cut off
+        return found
 
     return [measured(titles) for titles in args.titles]
 

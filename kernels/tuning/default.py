@@ -147,7 +147,7 @@ DEFAULT = Tuning(
             ),
             cublaslt_columns=4096,
             cublaslt_rows=(),
-            norm_linear_weight=1 << 23,  # where W is larger, the norm's repetition costs more than the launches saved
+            norm_linear_weight=12 << 20,  # where W is larger, the norm's repetition costs more than the launches saved
             norm_linear_tiles=((1024, 2, 2), (2048, 2, 4), (4096, 2, 8)),
         )
     },
