@@ -14,12 +14,15 @@ from typing import Any, NamedTuple
 
 import llguidance
 
+from quire.enginecore.grammar.alternatives import exclude_each_other, resolver
 from quire.enginecore.grammar.schema_values import (
+    COUNTS,
     LOWER_BOUNDS,
     UPPER_BOUNDS,
     check_literal,
     check_min_properties,
     kept_bound,
+    kept_count,
 )
 from quire.enginecore.grammar.tag_formats import field_of
 
@@ -75,42 +78,61 @@ def json_schema(schema: Any, place: Place = START, **options: Any) -> str:
     own = {**own, **options} if isinstance(own, dict) else options
     if not own.keys() & {"whitespace_pattern", "whitespace_flexible"}:
         own = {**own, "whitespace_pattern": WHITESPACE}
-    is_lenient, definitions = own.get("lenient") is True, {key: schema[key] for key in _DEFINITIONS if key in schema}
-    rest = _kept({key: schema[key] for key in schema if key not in _DEFINITIONS}, is_lenient, place)
-    return "%json " + json.dumps({**rest, **_kept(definitions, is_lenient, START), "x-guidance": own})
+    how, definitions = _How(own.get("lenient") is True, resolver(schema)), {k: schema[k] for k in _DEFINITIONS if k in schema}
+    rest = _kept({key: schema[key] for key in schema if key not in _DEFINITIONS}, how, place)
+    return "%json " + json.dumps({**rest, **_kept(definitions, how, START), "x-guidance": own})
 
 
-def _kept(schema: Any, lenient: bool, place: Place) -> Any:
+class _How(NamedTuple):
+    """lenient: what cannot be kept is passed over. resolve: what a reference names, of the whole schema."""
+
+    lenient: bool
+    resolve: Callable[[str], Any]
+
+
+def _kept(schema: Any, how: _How, place: Place) -> Any:
     """A schema as llguidance keeps it: without formats that it does not know, which it would refuse (to JSON Schema they are
-    remarks), and with values that it keeps (schema_values.py). Raises ValueError for others.
+    remarks), with values that it keeps (schema_values.py), and with anyOf for a oneOf that says the same (alternatives.py).
+    Raises ValueError for other values.
 
     lenient: without look-around in patterns, too, which are no regular expressions to it, and the one thing that its option of
     this name does not pass over; values that it does not keep are passed over as well.
     """
     if isinstance(schema, list):
-        return [_kept(item, lenient, place.inner(i)) for i, item in enumerate(schema)]
+        return [_kept(item, how, place.inner(i)) for i, item in enumerate(schema)]
     if not isinstance(schema, dict):
         return schema
     if place.pointer and (field := field_of(schema)) is not None:
         place = Place(field)
-    if not lenient:
+    if not how.lenient:
         place.inner("minProperties").checked(check_min_properties, schema)
     result: dict[str, Any] = {}
     for key, value in schema.items():
         there = place.inner(key)
         if key in _DATA:
-            if key in _LITERALS and not lenient:
+            if key in _LITERALS and not how.lenient:
                 there.checked(check_literal, value)
             result[key] = value
         elif key in _NAMED and isinstance(value, dict):
-            result[key] = {name: _kept(inner, lenient, there.inner(name)) for name, inner in value.items()}
+            result[key] = {name: _kept(inner, how, there.inner(name)) for name, inner in value.items()}
         elif key in LOWER_BOUNDS or key in UPPER_BOUNDS:
             result[key] = there.checked(kept_bound, key, value)
-        elif key == "pattern" and lenient and isinstance(value, str) and _LOOK_AROUND.search(value):
+        elif key in COUNTS:
+            result[key] = kept_count(value)
+        elif key == "pattern" and how.lenient and isinstance(value, str) and _LOOK_AROUND.search(value):
             continue
         elif key != "format" or not isinstance(value, str) or value in FORMATS:
-            result[key] = _kept(value, lenient, there)
+            result[key] = _kept(value, how, there)
+    if isinstance(schema.get("oneOf"), list) and exclude_each_other(schema, how.resolve):
+        return _as_any_of(result)
     return result
+
+
+def _as_any_of(schema: dict[str, Any]) -> dict[str, Any]:
+    any_of, rest = {"anyOf": schema["oneOf"]}, {key: value for key, value in schema.items() if key != "oneOf"}
+    if "anyOf" not in rest:
+        return {**rest, **any_of}
+    return {**rest, "allOf": [*rest["allOf"], any_of] if isinstance(rest.get("allOf"), list) else [any_of]}
 
 
 def regex_body(pattern: str) -> str:

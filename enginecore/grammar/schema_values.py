@@ -13,6 +13,7 @@ from decimal import Decimal
 from typing import Any
 
 LOWER_BOUNDS, UPPER_BOUNDS = frozenset(("minimum", "exclusiveMinimum")), frozenset(("maximum", "exclusiveMaximum"))
+COUNTS = frozenset(f"{side}{of}" for side in ("min", "max") for of in ("Length", "Items", "Properties"))
 MAX_BOUND = 2**63 - 1024  # the largest double below 2^63
 _EXACT = 2**53  # up to here each integer is a double
 _MAX_SHOWN = 40  # characters
@@ -40,6 +41,11 @@ def _readings(number: float) -> tuple[int, int]:
     return int(number), int(Decimal(repr(number)))
 
 
+def kept_count(value: Any) -> Any:
+    """A number of things: 2.0 is 2 to JSON Schema, and a wrong type to llguidance."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 def check_literal(value: Any) -> None:
     """Raises ValueError for a const, or one of an enum, with an integer that would come out as another."""
     if isinstance(value, list | dict):
@@ -63,7 +69,7 @@ def _shown(value: float) -> str:
 
 def check_min_properties(schema: Mapping[str, Any]) -> None:
     """Raises ValueError where names that are given twice could make up the number: only those that are listed come once."""
-    least, required = schema.get("minProperties"), schema.get("required")
+    least, required = kept_count(schema.get("minProperties")), schema.get("required")
     num_required = len(required) if isinstance(required, list) else 0
     is_open = schema.get("additionalProperties") is not False or schema.get("patternProperties")
     if isinstance(least, int) and least > num_required + 1 and is_open:

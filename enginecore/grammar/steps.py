@@ -5,6 +5,7 @@
     N's tokens count                                              `advance`: so are the others; they are sent as they come
     what takes longer than INLINE_S                               `turn`: is taken in a later turn of the loop
     what takes longer than MASKS_LATE_S                           its sequence is held (held.py), the step does without it
+    whether a last token by length ended the grammar, too         is told when it is known, for UNSURE_S at most
 
 A row whose mask nobody needs any more is said to get none at once, so that it holds up nothing. Owned by the core's loop.
 """
@@ -26,11 +27,12 @@ from quire.enginecore.scheduling.sequence import Sequence, SequenceState
 from quire.enginecore.scheduling.step import ScheduledStep, StepOutput
 from quire.enginecore.without_token import TOO_LATE, nothing_left
 from quire.enginecore.workers import WorkerGroup
-from quire.ipc.messages import CaptureMaskedTails, Finished, StepOutputs
+from quire.ipc.messages import CaptureMaskedTails, Finished, FinishReason, StepOutputs
 from quire.ipc.step.sections import INT32_MAX, MAX_BAD_WORD_TOKENS, VARIANT_PROCESSORS
 
 AHEAD = 0  # the step of a mask that is made before its row is scheduled
 INLINE_S = 4e-3  # that the loop waits for masks before it does other things: they take a fraction of that
+UNSURE_S = 2.0  # after that, an output has ended by its length for all that is known
 
 
 @dataclass(slots=True)
@@ -70,6 +72,7 @@ class GrammarSteps:
         self._epoch = epoch
         self._steps: dict[int, _Waiting] = {}  # in flight, with mask rows
         self._held = HeldSequences(scheduler)
+        self._unsure: dict[int, tuple[Sequence, float]] = {}  # ended by length, perhaps by grammar; by id(), with deadlines
         self._now = 0.0  # of the last turn
         self._oldest = 0  # step, as the last turn saw it
         self._told = 0  # the generation of workers that knows that masks will come
@@ -128,10 +131,15 @@ class GrammarSteps:
         for seq in news:
             if seq.constraint.unconsumed and (seq.state is not SequenceState.FINISHED or seq.key in by_length):
                 works.append(self._work_ahead(seq) if seq.is_held else self._work(seq))
+                if seq.state is SequenceState.FINISHED:
+                    self._unsure[id(seq)] = seq, time.monotonic() + UNSURE_S
         self._submit(works)
         deadline = time.monotonic() + INLINE_S
         while self._threads is not None and self._threads.num_quick and (left := deadline - time.monotonic()) > 0:
             self._apply(left, out)
+        if self._unsure:
+            unsure = {(seq.owner, seq.key) for seq, _ in self._unsure.values()}
+            out.finished = [(owner, f) for owner, f in out.finished if (owner, f.key) not in unsure]
         return bool(news) or is_awaited
 
     def turn(self, now: float) -> None:
@@ -142,6 +150,9 @@ class GrammarSteps:
             self._workers.send_control(CaptureMaskedTails, lambda _: None)
         if self._threads is not None and self._threads.num_outstanding:
             self._apply(0.0, None)
+        if self._unsure:
+            for seq in [seq for seq, deadline in self._unsure.values() if deadline < time.monotonic()]:
+                self._told_apart(seq, "length", None)
         if self._waiting:
             for step in self._steps:
                 if step > self._oldest:
@@ -318,6 +329,9 @@ class GrammarSteps:
                     self._fail(work.seq, work.failure)
                 else:
                     self._complete(work.seq, out)
+            if self._unsure:
+                for work in done.works:
+                    self._told_apart(work.seq, "length", out)
             if self._held:
                 for work, mask in zip(done.masked, done.masks, strict=True):
                     if work.seq.is_held and work.row not in self._waiting.due(work.step):
@@ -331,12 +345,20 @@ class GrammarSteps:
 
     def _complete(self, seq: Sequence, out: StepOutput | None) -> None:
         """The sequence's output is all that its grammar has."""
-        end = Finished(seq.key, "stop")
         if seq.state is SequenceState.FINISHED:
-            if out is not None:  # by its length, with the same token
-                out.finished = [(owner, end if f.key == end.key and f.reason == "length" else f) for owner, f in out.finished]
-            return
+            return self._told_apart(seq, "stop", out)
         self._scheduler.complete(seq)
+        return self._tell(seq, "stop", out)
+
+    def _told_apart(self, seq: Sequence, reason: FinishReason, out: StepOutput | None) -> None:
+        """What a sequence has ended by, if that was open until now: its length, or its grammar with the same token."""
+        if self._unsure.pop(id(seq), None) is not None:
+            if out is not None:
+                out.finished = [(owner, f) for owner, f in out.finished if (owner, f.key) != (seq.owner, seq.key)]
+            self._tell(seq, reason, out)
+
+    def _tell(self, seq: Sequence, reason: FinishReason, out: StepOutput | None) -> None:
+        end = Finished(seq.key, reason)
         if out is not None and seq.owner in out.owners:  # else no message of the step goes there
             out.finished.append((seq.owner, end))
         else:

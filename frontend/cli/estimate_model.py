@@ -143,6 +143,8 @@ def sizes_of(config: Json) -> ModelSizes:
     architecture = next((name for name in map(str, config.get("architectures") or []) if name in BY_HAND), "LlamaForCausalLM")
     absent = None if "num_key_value_heads" in config else BY_HAND[architecture]
     kv_heads = _size(config, "num_key_value_heads", absent or heads)
+    if heads % kv_heads:
+        raise EstimateError(f"config.json: num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
     is_qwen3 = architecture == "Qwen3ForCausalLM"
     head_dim = _size(config, "head_dim", 128 if is_qwen3 and "head_dim" not in config else hidden // heads)
     mlp = _size(config, "intermediate_size")

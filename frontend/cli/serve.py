@@ -149,9 +149,11 @@ def _files_folder(path: str | None) -> FilesFolder:
 
 
 class ReadyMessage:
-    """What the user sees when requests can come."""
+    """What the user sees when requests can come. Where logs are JSON it is one of them: who collects them has stdout, too."""
 
-    def __init__(self, host: str, port: int, needs_key: bool, scheme: str = "http", uds: str | None = None) -> None:
+    def __init__(
+        self, host: str, port: int, needs_key: bool, scheme: str = "http", uds: str | None = None, log_format: str = "text"
+    ) -> None:
         shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
         self._url = f"{scheme}://[{shown}]:{port}" if ":" in shown else f"{scheme}://{shown}:{port}"
         self._curl = f"{self._url}/v1/chat/completions"
@@ -159,14 +161,17 @@ class ReadyMessage:
             self._url = f"unix:{os.path.abspath(uds)}"
             self._curl = f"--unix-socket {shlex.quote(os.path.abspath(uds))} {scheme}://localhost/v1/chat/completions"
         self._needs_key = needs_key
+        self._is_logged = log_format == "json"
 
     @classmethod
     def of(cls, config: ServeConfig, sock: socket.socket) -> "ReadyMessage":
         port = sock.getsockname()[1] if config.uds is None else 0
         scheme = "http" if config.frontend.tls is None else "https"
-        return cls(config.host, port, bool(config.frontend.api_keys), scheme, config.uds)
+        return cls(config.host, port, bool(config.frontend.api_keys), scheme, config.uds, config.frontend.log_format)
 
     def __call__(self, model: str) -> None:
+        if self._is_logged:
+            return log.info("Quire serves %s at %s", model, self._url)
         key = " -H 'Authorization: Bearer YOUR_KEY'" if self._needs_key else ""
         body = shlex.quote(json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello!"}]}))
         print(f"Quire serves {model} at {self._url}")
@@ -174,6 +179,7 @@ class ReadyMessage:
         key = " --api-key YOUR_KEY" if self._needs_key else ""
         if not self._url.startswith("unix:"):
             print(f"or:  {as_started('quire chat')} --url {self._url}{key}", flush=True)
+        return None
 
 
 async def _serve_here(

@@ -59,6 +59,7 @@ class IncrementalDetokenizer:
         keep_apart = params.skip_special_tokens or params.spaces_between_special_tokens or not pieces.joined
         self._added = frozenset() if keep_apart else tokenizer.added_ids
         self._last_added = False
+        self._leaves_out = params.structured_outputs is not None  # what ends early is a prefix of what was asked for
         self._window = None if pieces.local else _Window(tokenizer, params.skip_special_tokens)
         self._from_prompt = False  # whether _pending is the prompt's
         if prompt_tail_ids:
@@ -73,15 +74,18 @@ class IncrementalDetokenizer:
             self._table = tokenizer.pieces.visible_with(special_ids)
 
     def push(self, token_ids: Sequence[int], finished: bool = False) -> str:
-        """The text that these tokens complete. With `finished`, bytes of a character that never came become U+FFFD."""
+        """The text that these tokens complete. With `finished`, bytes of a character that never came become U+FFFD; in
+        structured output they are left out."""
+        cut = finished and self._leaves_out
         if self._window is not None:
-            return self._window.push(token_ids, finished)
+            text = self._window.push(token_ids, finished)
+            return text.rstrip(REPLACEMENT) if cut else text
         if self._at_start or self._added or self._from_prompt:
             data = self._careful(token_ids)
         else:
             table = self._table
             data = self._pending + b"".join([table[i] for i in token_ids])
-        text, used = codecs.utf_8_decode(data, self._errors, finished)
+        text, used = codecs.utf_8_decode(data, self._errors, finished and not cut)
         self._pending = data[used:]
         return text
 

@@ -25,6 +25,7 @@ class CommandParser(argparse.ArgumentParser):
         self.place = ""
 
     def error(self, message: str) -> NoReturn:
+        message = message.replace("ignored explicit argument", "a switch takes no value, in a file true or false, but got")
         self.exit(2, f"{self.prog}: {self.place}{message}; see '{as_started(self.prog)} --help'\n")
 
     def actions(self) -> dict[str, argparse.Action]:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from quire.frontend.text.detokenizer import IncrementalDetokenizer, OutputText
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.sampling import SamplingParams
+from quire.ipc.structured_outputs_params import StructuredOutputsParams
 
 TOKENIZERS = {name: Tokenizer(make()) for name, make in toy_tokenizers.LOCAL.items()}
 FEW = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -119,6 +120,17 @@ def test_a_character_that_never_ends_becomes_the_replacement_character_as_the_de
     ids = byte_ids(tokenizer, b"x" + "😀".encode()[:2])
     assert [detokenizer.push([i]) for i in ids] == ["x", "", ""]
     assert "x" + detokenizer.push([], finished=True) == expected
+
+
+@pytest.mark.parametrize("make", [toy_tokenizers.byte_level, toy_tokenizers.llama2_like, toy_tokenizers.gemma_like])
+def test_structured_output_that_is_cut_within_a_character_is_what_comes_before_it(make) -> None:
+    tokenizer = Tokenizer(make())
+    wanted = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["x🦙"]))
+    ids = tokenizer.encode("x🦙", add_special_tokens=False)
+    assert len(ids) > 3
+    for n in range(1, len(ids) + 1):
+        text = OutputText(tokenizer, wanted).push(ids[:n], finished=True)
+        assert "x🦙".startswith(text.strip()) and "�" not in text
 
 
 def test_byte_fallback_keeps_complete_characters_before_an_incomplete_one() -> None:

@@ -47,6 +47,8 @@ async def completions(services: Services, request: Request, response: Response) 
     _check(body)
     returns_prompt_logprobs = body.prompt_logprobs is not None
     if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
+        if body.use_beam_search:
+            raise invalid("echo with logprobs is not available with use_beam_search: true", "echo")
         body.prompt_logprobs = body.logprobs  # the prompt's tokens are part of the answer
     prompts = completion_prompts(body)
     sampling = _sampling(body, tokenizer, services.limits.max_model_len)

@@ -116,10 +116,22 @@ def test_a_model_without_end_ids_ends_by_its_grammar():
         engine.close()
 
 
-def test_a_last_token_that_ends_the_grammar_is_a_stop_and_not_a_length(engine, monkeypatch):
-    monkeypatch.setattr(steps, "INLINE_S", 60.0)  # on a busy machine, too, it is known soon enough
+@pytest.mark.parametrize("inline_s", [0.0, 60.0], ids=["known later", "known at once"])
+def test_a_last_token_that_ends_the_grammar_is_a_stop_and_not_a_length(engine, monkeypatch, inline_s):
+    monkeypatch.setattr(steps, "INLINE_S", inline_s)
     length = len(one(engine.run("Say it", params(YES_NO))).ids)
     assert one(engine.run("Say it", params(YES_NO, max_tokens=length))).finished.reason == "stop"
+    assert one(engine.run("Say it", params(StructuredOutputs("regex", "a+"), max_tokens=3))).finished.reason == "length"
+    assert not engine.core._grammar._unsure
+
+
+def test_an_end_of_which_a_slow_grammar_says_nothing_is_a_length_in_time(engine, monkeypatch):
+    monkeypatch.setattr(steps, "INLINE_S", 0.0)
+    monkeypatch.setattr(steps, "UNSURE_S", 0.0)
+    grammar, take = engine.core._grammar, engine.core._grammar._apply
+    monkeypatch.setattr(grammar, "_apply", lambda *of: None if grammar._unsure else take(*of))
+    output = one(engine.run("Say it", params(StructuredOutputs("regex", "a+"), max_tokens=1)))
+    assert output.finished.reason == "length"
 
 
 @pytest.mark.parametrize("fields", [{"max_tokens": 5}, {"max_tokens": 1}, {"stop_token_ids": None}], ids=str)

@@ -74,6 +74,7 @@ gpu-memory-utilization: 0.5
         ("config: other.yaml", "line 1: config has no place"),
         ("port: \x00", "this is not YAML"),
         ("enforce-eager: 3", "line 1: argument --enforce-eager"),
+        ("enforce-eager: maybe", "a switch takes no value, in a file true or false, but got 'maybe'"),
     ],
 )
 def test_what_is_wrong_is_said_with_file_and_line(config, capsys, text, said):

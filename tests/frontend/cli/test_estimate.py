@@ -148,6 +148,7 @@ def test_flags_change_the_plan(tmp_path):
     ("change", "said"),
     [({"hidden_size": None}, "hidden_size"),
      ({"vocab_size": "x"}, "vocab_size"),
+     ({"num_key_value_heads": 3}, "num_attention_heads 32 is not a multiple of num_key_value_heads 3"),
      ({"dtype": "float8"}, "float8")],
 )  # fmt: skip
 def test_models_that_cannot_be_estimated(tmp_path, change, said):

@@ -195,6 +195,7 @@ def test_every_field_that_is_refused_says_why():
         ({"prompt": [2**40]}, "prompt[0]"), ({"prompt": ["a"] * 1025}, "prompt"), ({"prompt": ["a"] * 20, "n": 128}, "n"),
         ({"prompt": "a", "logprobs": 21}, "logprobs"), ({"prompt": "a", "logprobs": "many"}, "logprobs"),
         ({"prompt": "a", "max_tokens": 0}, "max_tokens"), ({"prompt": "a", "suffix": "b"}, "suffix"),
+        ({"prompt": "a", "echo": True, "logprobs": 1, "use_beam_search": True}, "echo"),
     ],
 )  # fmt: skip
 def test_completions_refuse_by_name(body, param):
