@@ -181,7 +181,7 @@ def test_fields_of_other_families_are_refused():
     assert "attention_bias" in refusal("qwen2", attention_bias=True)
     assert "mlp_bias" in refusal("qwen3", mlp_bias=True)
     assert "contradicts" in refusal("mistral", sliding_window=4, layer_types=["full_attention"] * 3)
-    assert "no sliding window" in refusal("qwen3", layer_types=["sliding_attention"] * 3)
+    assert "need a sliding window" in refusal("qwen3", layer_types=["sliding_attention"] * 3)
     assert "max_window_layers" in refusal("qwen2", max_window_layers=-1)
     assert "num_key_value_heads" in refusal("mistral", num_key_value_heads=...)
 
