@@ -174,13 +174,23 @@ def test_what_is_mounted_is_there_and_the_rest_is_read_only() -> None:
 
 
 def test_the_autoscaler_asks_for_what_the_adapter_makes_of_our_metrics() -> None:
-    (rule,) = yaml.safe_load(read("kubernetes/prometheus-adapter.yaml"))["rules"]["custom"]
-    (pattern,) = re.findall(r'__name__=~"([^"]+)"', rule["seriesQuery"])
     ours = set(re.findall(r'"(vllm:\w+)"', Path(metric_names.__file__).read_text()))
-    name = rule["name"]["as"].replace("${1}", r"\1")
-    made = {re.sub(rule["name"]["matches"], name, each) for each in ours if re.fullmatch(pattern, each)}
+    made = dict[str, str]()
+    for rule in yaml.safe_load(read("kubernetes/prometheus-adapter.yaml"))["rules"]["custom"]:
+        (pattern,) = re.findall(r'__name__=~"([^"]+)"', rule["seriesQuery"])
+        name = rule["name"]["as"].replace("${1}", r"\1")
+        made |= {
+            re.sub(rule["name"]["matches"], name, each): rule["metricsQuery"] for each in ours if re.fullmatch(pattern, each)
+        }
+        assert rule["metricsQuery"].endswith(" by (<<.GroupBy>>)")  # one value a Pod, of several engines, too
+    assert made["vllm_num_requests_waiting"].startswith("sum(") and made["vllm_kv_cache_usage_perc"].startswith("max(")
     asked = {metric["pods"]["metric"]["name"] for metric in of_kind("HorizontalPodAutoscaler")["spec"]["metrics"]}
-    assert asked == made and len(asked) == 3
+    assert asked == set(made) and len(asked) == 3
+
+
+def test_nobody_is_woken_for_routes_that_are_not_here() -> None:
+    (pattern,) = re.findall(r'status="5xx", handler!~"([^"]+)"', read("prometheus/alerts.yaml"))
+    assert {path for path in PATHS if re.fullmatch(pattern, path)} == {route.path for route in ROUTES.routes if route.missing}
 
 
 def test_the_line_that_makes_a_rule_of_the_alerts_does() -> None:
