@@ -15,6 +15,7 @@ from packaging.requirements import Requirement
 from quire.frontend.http.api import metric_names
 from quire.frontend.http.api.routes import ROUTES
 from quire.frontend.http.server_state import Limits
+from quire.frontend.http.store.bounds import MAX_RESPONSES_BYTES
 
 PYPROJECT = (ROOT / "pyproject.toml").read_text()
 OPEN = {route.path for route in ROUTES.routes if route.is_open}
@@ -171,6 +172,15 @@ def test_what_is_mounted_is_there_and_the_rest_is_read_only() -> None:
         f"generic {next(v['secret']['secretName'] for v in POD['spec']['volumes'] if 'secret' in v)} --from-file=api-keys="
         in head
     )
+
+
+def test_a_pod_has_room_for_what_clients_store() -> None:
+    """Without --files-dir it is in /tmp, which is memory there."""
+    flags = yaml.safe_load(of_kind("ConfigMap")["data"]["quire.yaml"])
+    (mount,) = [mount["name"] for mount in CONTAINER["volumeMounts"] if mount["mountPath"] == flags["files-dir"]]
+    (volume,) = [volume["emptyDir"] for volume in POD["spec"]["volumes"] if volume["name"] == mount]
+    stored = (flags["max-files-mib"] << 20) + MAX_RESPONSES_BYTES
+    assert "medium" not in volume and int(volume["sizeLimit"].removesuffix("Gi")) << 30 > stored
 
 
 def test_the_autoscaler_asks_for_what_the_adapter_makes_of_our_metrics() -> None:
