@@ -9,7 +9,7 @@ import http.client
 import json
 import os
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,6 +23,10 @@ _READ_TIMEOUT_S = 600.0  # between two pieces of an answer
 
 class ChatError(Exception):
     """Something the user should read."""
+
+
+class NotReadyError(ChatError):
+    """Nobody answers, or a 5xx comes back: a server that is starting, perhaps, or the proxy before it."""
 
 
 def add_client_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +48,7 @@ def api_key_of(args: argparse.Namespace) -> str | None:
 class ChatServer:
     """url: with or without its /v1."""
 
-    def __init__(self, url: str, api_key: str | None = None) -> None:
+    def __init__(self, url: str, api_key: str | None = None, headers: Iterable[tuple[str, str]] = ()) -> None:
         try:
             parts = urlsplit(url if "://" in url else f"http://{url}")
             port = parts.port
@@ -61,6 +65,7 @@ class ChatServer:
             if not api_key.isprintable():
                 raise ChatError("--api-key: a key holds no line breaks or other control characters")
             self._headers["Authorization"] = f"Bearer {api_key}".encode()
+        self._headers |= {name: value.encode() for name, value in headers}
 
     def models(self) -> list[str]:
         """Names of the models that the server offers."""
@@ -117,13 +122,13 @@ class ChatServer:
             connection.connect()
         except OSError as error:
             hint = f"start one with: {as_started('quire serve')}"
-            raise ChatError(f"nobody answers at {self._url} ({error.strerror or error}); {hint}") from None
+            raise NotReadyError(f"nobody answers at {self._url} ({error.strerror or error}); {hint}") from None
         try:
             connection.sock.settimeout(_READ_TIMEOUT_S)
             connection.request(method, self._prefix + path, body, self._headers)
             response = connection.getresponse()
             if response.status != 200:
-                raise ChatError(_error_text(_json(response.read()), response.status))
+                raise _refused(response.read(), response.status)
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             raise ChatError(f"{self._url} broke off: {error}") from None
@@ -148,6 +153,16 @@ class _Response:
         self._connection.close()
 
 
+def _refused(data: bytes, status: int) -> ChatError:
+    """The error of an answer that is none; a proxy's page says nothing but its status."""
+    try:
+        answer = json.loads(data)
+    except ValueError:
+        answer = None
+    kind = NotReadyError if status >= 500 else ChatError
+    return kind(_error_text(answer if isinstance(answer, dict) else {}, status))
+
+
 def _json(data: bytes) -> dict[str, Any]:
     try:
         value = json.loads(data)
@@ -165,5 +180,5 @@ def _objects(answer: dict[str, Any], name: str) -> list[dict[str, Any]]:
 def _error_text(answer: dict[str, Any], status: int | None = None) -> str:
     error = answer.get("error")
     message = error.get("message") if isinstance(error, dict) else error
-    text = str(message or answer.get("detail") or f"status {status}")
+    text = str(message or answer.get("detail") or f"the server answers with HTTP status {status}")
     return text + " Give the key with --api-key." if status == 401 else text

@@ -61,54 +61,111 @@ def _cases(commands: list[Command]) -> list[tuple[str, str]]:
     return cases
 
 
-# One function for bash and zsh (through bashcompinit): find the command's path, then offer what may follow.
-_FUNCTION = """\
+# Beside each flag and after each command; the same for bash and zsh. First %s: _cases, as a shell's cases.
+_WORDS = """\
 _quire_words() {
     case "$1" in
 %s
     esac
 }
+"""
+
+# Find the command's path, then offer what may follow. Bash cuts --flag=value into three words.
+_BASH = """\
 _quire() {
-    local word path="" previous="${COMP_WORDS[COMP_CWORD-1]}" words=""
+    local word found="" words="" current="${COMP_WORDS[COMP_CWORD]}" previous="${COMP_WORDS[COMP_CWORD-1]}"
     for word in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
         case "%s" in
-            *",${path:+$path }$word,"*) path="${path:+$path }$word" ;;
+            *",${found:+$found }$word,"*) found="${found:+$found }$word" ;;
         esac
     done
+    if [[ "$current" == "=" ]]; then
+        current=""
+    elif [[ "$previous" == "=" ]]; then
+        previous="${COMP_WORDS[COMP_CWORD-2]}"
+    fi
     if [[ "$previous" == -* ]]; then
-        words="$(_quire_words "${path:+$path }$previous")"
+        words="$(_quire_words "${found:+$found }$previous")"
     fi
     if [[ -z "$words" ]]; then
-        words="$(_quire_words "$path")"
+        words="$(_quire_words "$found")"
     fi
     COMPREPLY=()
     if [[ "$words" != // ]]; then
-        COMPREPLY=( $(compgen -W "$words" -- "${COMP_WORDS[COMP_CWORD]}") )
+        mapfile -t COMPREPLY < <(compgen -W "$words" -- "$current")
     fi
     if [[ ${#COMPREPLY[@]} -eq 0 ]]; then
-        COMPREPLY=( $(compgen -f -- "${COMP_WORDS[COMP_CWORD]}") )
+        mapfile -t COMPREPLY < <(compgen -f -- "$current")
     fi
 }
 complete -o filenames -F _quire quire
 """
 
+# zsh's own functions: its arrays, slices and the meaning of $path differ from bash's.
+_ZSH = """\
+_quire() {
+    local word found="" previous="${words[CURRENT-1]}"
+    local -a offered
+    for word in "${(@)words[2,CURRENT-1]}"; do
+        case "%s" in
+            *",${found:+$found }$word,"*) found="${found:+$found }$word" ;;
+        esac
+    done
+    if [[ "$PREFIX" == --*=* ]]; then
+        previous="${PREFIX%%%%=*}"
+        compset -P '*='
+    fi
+    if [[ "$previous" == -* ]]; then
+        offered=(${(s: :)"$(_quire_words "${found:+$found }$previous")"})
+    fi
+    if (( ! $#offered )); then
+        offered=(${(s: :)"$(_quire_words "$found")"})
+    fi
+    if [[ "$offered" == // ]]; then
+        _files
+    else
+        compadd -a offered || _files
+    fi
+}
+(( $+functions[compdef] )) || { autoload -U compinit && compinit; }
+compdef _quire quire
+if [[ "$funcstack[1]" == _quire ]]; then _quire "$@"; fi  # loaded from a file of fpath
+"""
+
+# The path of commands that has been typed, as above; fish asks it once for each path.
+_FISH = """\
+function __quire_at
+    set -l found ""
+    for word in (commandline -opc)[2..]
+        set -l longer (string trim -- "$found $word")
+        contains -- "$longer" %s; and set found "$longer"
+    end
+    test "$found" = "$argv"
+end
+"""
+
 
 def _bash(commands: list[Command]) -> str:
-    cases = "\n".join(f"        '{pattern}') echo '{words}' ;;" for pattern, words in _cases(commands))
-    paths = ",".join(["", *(command.path for command in commands if command.path), ""])
-    return "# bash completion of quire\n" + _FUNCTION % (cases, paths)
+    return "# bash completion of quire\n" + _words_function(commands) + _BASH % _paths(commands)
 
 
 def _zsh(commands: list[Command]) -> str:
-    first, _, rest = _bash(commands).partition("\n")
-    return f"#compdef quire\n{first.replace('bash', 'zsh')}\nautoload -U +X bashcompinit && bashcompinit\n{rest}"
+    return "#compdef quire\n# zsh completion of quire\n" + _words_function(commands) + _ZSH % _paths(commands)
+
+
+def _words_function(commands: list[Command]) -> str:
+    return _WORDS % "\n".join(f"        '{pattern}') echo '{words}' ;;" for pattern, words in _cases(commands))
+
+
+def _paths(commands: list[Command]) -> str:
+    return ",".join(["", *(command.path for command in commands if command.path), ""])
 
 
 def _fish(commands: list[Command]) -> str:
-    lines = ["# fish completion of quire"]
+    paths = " ".join(f"'{command.path}'" for command in commands if command.path)
+    lines = ["# fish completion of quire", *(_FISH % paths).splitlines()]
     for command in commands:
-        *_, last = ["", *command.path.split()]
-        where = f"__fish_seen_subcommand_from {last}" if last else "__fish_use_subcommand"
+        where = f"__quire_at {command.path}".strip()
         lines += [f"complete -c quire -n '{where}' -f -a '{word}'" for word in command.words]
         for flag, values in command.flags.items():
             kind = f"-l {flag[2:]}" if flag.startswith("--") else f"-s {flag[1:]}" if len(flag) == 2 else f"-o {flag[1:]}"

@@ -5,6 +5,7 @@ imported when it runs.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -16,9 +17,14 @@ from quire.ipc.version import VERSION
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0 done, 1 failed, 2 wrong arguments, 130 interrupted while starting."""
     try:
-        return _run(list(sys.argv[1:] if argv is None else argv))
+        code = _run(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+        return code
     except KeyboardInterrupt:  # before a command has its own way with it
         return 130
+    except BrokenPipeError:  # whoever read has enough, as in `quire models | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at the end
+        return 1
 
 
 def _run(words: list[str]) -> int:

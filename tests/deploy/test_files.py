@@ -15,6 +15,7 @@ from packaging.requirements import Requirement
 from quire.frontend.http.api import metric_names
 from quire.frontend.http.api.routes import ROUTES
 from quire.frontend.http.server_state import Limits
+from quire.frontend.http.store.bounds import MAX_RESPONSES_BYTES
 
 PYPROJECT = (ROOT / "pyproject.toml").read_text()
 OPEN = {route.path for route in ROUTES.routes if route.is_open}
@@ -173,14 +174,33 @@ def test_what_is_mounted_is_there_and_the_rest_is_read_only() -> None:
     )
 
 
+def test_a_pod_has_room_for_what_clients_store() -> None:
+    """Without --files-dir it is in /tmp, which is memory there."""
+    flags = yaml.safe_load(of_kind("ConfigMap")["data"]["quire.yaml"])
+    (mount,) = [mount["name"] for mount in CONTAINER["volumeMounts"] if mount["mountPath"] == flags["files-dir"]]
+    (volume,) = [volume["emptyDir"] for volume in POD["spec"]["volumes"] if volume["name"] == mount]
+    stored = (flags["max-files-mib"] << 20) + MAX_RESPONSES_BYTES
+    assert "medium" not in volume and int(volume["sizeLimit"].removesuffix("Gi")) << 30 > stored
+
+
 def test_the_autoscaler_asks_for_what_the_adapter_makes_of_our_metrics() -> None:
-    (rule,) = yaml.safe_load(read("kubernetes/prometheus-adapter.yaml"))["rules"]["custom"]
-    (pattern,) = re.findall(r'__name__=~"([^"]+)"', rule["seriesQuery"])
     ours = set(re.findall(r'"(vllm:\w+)"', Path(metric_names.__file__).read_text()))
-    name = rule["name"]["as"].replace("${1}", r"\1")
-    made = {re.sub(rule["name"]["matches"], name, each) for each in ours if re.fullmatch(pattern, each)}
+    made = dict[str, str]()
+    for rule in yaml.safe_load(read("kubernetes/prometheus-adapter.yaml"))["rules"]["custom"]:
+        (pattern,) = re.findall(r'__name__=~"([^"]+)"', rule["seriesQuery"])
+        name = rule["name"]["as"].replace("${1}", r"\1")
+        made |= {
+            re.sub(rule["name"]["matches"], name, each): rule["metricsQuery"] for each in ours if re.fullmatch(pattern, each)
+        }
+        assert rule["metricsQuery"].endswith(" by (<<.GroupBy>>)")  # one value a Pod, of several engines, too
+    assert made["vllm_num_requests_waiting"].startswith("sum(") and made["vllm_kv_cache_usage_perc"].startswith("max(")
     asked = {metric["pods"]["metric"]["name"] for metric in of_kind("HorizontalPodAutoscaler")["spec"]["metrics"]}
-    assert asked == made and len(asked) == 3
+    assert asked == set(made) and len(asked) == 3
+
+
+def test_nobody_is_woken_for_routes_that_are_not_here() -> None:
+    (pattern,) = re.findall(r'status="5xx", handler!~"([^"]+)"', read("prometheus/alerts.yaml"))
+    assert {path for path in PATHS if re.fullmatch(pattern, path)} == {route.path for route in ROUTES.routes if route.missing}
 
 
 def test_the_line_that_makes_a_rule_of_the_alerts_does() -> None:

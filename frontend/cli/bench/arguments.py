@@ -52,13 +52,13 @@ def _add_serve(parser: CommandParser) -> None:
     server.add_argument("--header", type=_pair, nargs="*", default=[], metavar="NAME=VALUE", help="headers (default: none)")
     _add_dataset(parser.add_argument_group("prompts"))
     load = parser.add_argument_group("load")
-    load.add_argument("--request-rate", type=float, default=float("inf"), help="requests a second (default: inf, all at once)")
+    load.add_argument("--request-rate", type=_positive, default=float("inf"), help="requests a second (default: inf: at once)")
     load.add_argument("--burstiness", type=_positive, default=1.0, help="1: Poisson; less is burstier (default: 1)")
-    load.add_argument("--max-concurrency", type=int, help="most requests at a time (default: no limit)")
-    load.add_argument("--num-warmups", type=int, default=0, help="requests before, not counted (default: 0)")
+    load.add_argument("--max-concurrency", type=_natural, help="most requests at a time (default: no limit)")
+    load.add_argument("--num-warmups", type=_natural, default=0, help="requests before, not counted (default: 0)")
     load.add_argument("--ready-check-timeout-sec", type=float, default=0.0, help="seconds to wait for a server (default: 0)")
-    load.add_argument("--timeout-s", type=float, default=6 * 3600.0, help="for one request (default: 6 hours)")
-    load.add_argument("--seed", type=int, default=0, help="of prompts and times (default: 0)")
+    load.add_argument("--timeout-s", type=_positive, default=6 * 3600.0, help="for one request (default: 6 hours)")
+    load.add_argument("--seed", type=_natural, default=0, help="of prompts and times (default: 0)")
     _add_sampling(load)
     for name in ("--min-p", "--presence-penalty", "--frequency-penalty", "--repetition-penalty"):
         load.add_argument(name, type=float, help="as in a request (default: the server's)")
@@ -93,7 +93,7 @@ def _add_dataset(group: Any) -> None:
         help="tokens of an answer (default: 128; sharegpt: the answer's)",
     )
     group.add_argument("--random-range-ratio", type=_ratio, default=0.0, help="spread of lengths, 0 to 1 (default: 0)")
-    group.add_argument("--random-prefix-len", type=int, default=0, help="tokens that all prompts begin with (default: 0)")
+    group.add_argument("--random-prefix-len", type=_natural, default=0, help="tokens that all prompts begin with (default: 0)")
 
 
 def _add_sampling(group: Any) -> None:
@@ -143,14 +143,14 @@ def _add_latency(group: Any) -> None:
     group.add_argument("--input-len", type=_count, default=32, help="tokens of a prompt (default: %(default)s)")
     group.add_argument("--output-len", type=_count, default=128, help="tokens of an answer (default: %(default)s)")
     group.add_argument("--batch-size", type=_count, default=8, help="prompts at once (default: %(default)s)")
-    group.add_argument("--num-iters-warmup", type=int, default=10, help="rounds before, not counted (default: %(default)s)")
+    group.add_argument("--num-iters-warmup", type=_natural, default=10, help="rounds before, not counted (default: 10)")
     group.add_argument("--num-iters", type=_count, default=30, help="rounds (default: %(default)s)")
     _add_output(group)
 
 
 def _add_startup(group: Any) -> None:
-    group.add_argument("--num-iters-cold", type=int, default=1, help="starts with no kernel compiled before (default: 1)")
-    group.add_argument("--num-iters-warm", type=int, default=3, help="starts after that (default: 3)")
+    group.add_argument("--num-iters-cold", type=_natural, default=1, help="starts with no kernel compiled before (default: 1)")
+    group.add_argument("--num-iters-warm", type=_natural, default=3, help="starts after that (default: 3)")
     _add_output(group)
 
 
@@ -201,18 +201,29 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _natural(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of at least 0")
+    return int(text)
+
+
 def _positive(text: str) -> float:
-    value = float(text)
-    if not value > 0:
-        raise argparse.ArgumentTypeError("it must be greater than 0")
+    if not (value := _number(text)) > 0:  # nor is nan
+        raise argparse.ArgumentTypeError(f"{text!r} is no number greater than 0")
     return value
 
 
 def _ratio(text: str) -> float:
-    value = float(text)
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError("it must be between 0 and 1")
+    if not 0 <= (value := _number(text)) <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number between 0 and 1")
     return value
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")
 
 
 # ---------------------------------------------------------------------------------------------------------------- run
@@ -243,5 +254,3 @@ def _say_notes(args: argparse.Namespace) -> None:
 def _check(args: argparse.Namespace) -> None:
     if getattr(args, "dataset_name", "random") != "random" and args.dataset_path is None:
         args.parser.error(f"--dataset-name {args.dataset_name} needs --dataset-path")
-    if getattr(args, "request_rate", 1.0) <= 0:
-        args.parser.error("--request-rate must be greater than 0")

@@ -119,7 +119,7 @@ def custom_requests(path: str, count: int, output_len: int, tokenizer: Any) -> l
     """Lines of JSON with a `prompt` and maybe `output_tokens`. Raises DatasetError."""
     found = list[Request]()
     try:
-        lines = [line for line in Path(path).read_text().splitlines() if line.strip()]
+        lines = [line for line in Path(path).read_bytes().split(b"\n") if line.strip()]  # JSON may hold other line breaks
         for line in lines[:count]:
             entry = json.loads(line)
             text = entry["prompt"]

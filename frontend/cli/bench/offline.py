@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from quire.frontend.cli.bench.datasets import DatasetError, Request, random_requests
-from quire.frontend.cli.bench.serve import requests_of, timed
+from quire.frontend.cli.bench.serve import check_writable, requests_of, timed
 from quire.frontend.client.llm import LLM
 from quire.frontend.launcher import EngineStartError
 from quire.ipc.config import EngineConfig, engine_config_from
@@ -28,6 +28,8 @@ TRITON_CACHE = "TRITON_CACHE_DIR"
 def run(args: argparse.Namespace) -> int:
     """One of the three, by args.measure. Returns the exit code."""
     try:
+        if args.output_json:
+            check_writable(Path(args.output_json))  # before minutes are spent on the figures
         config = engine_config_from(args, disable_log_stats=True)
         found = {"throughput": throughput, "latency": latency, "startup": startup}[args.measure](args, config)
     except (DatasetError, EngineStartError, ValueError) as error:

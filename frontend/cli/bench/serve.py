@@ -7,24 +7,27 @@ Requests are due at times that follow from the seed (Poisson, or burstier or mor
 import argparse
 import asyncio
 import json
+import os
+import re
 import sys
 import time
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import uvloop
 from tqdm import tqdm
 
-from quire.frontend.cli.api_client import ChatError, ChatServer, api_key_of
+from quire.frontend.cli.api_client import ChatError, ChatServer, NotReadyError, api_key_of
 from quire.frontend.cli.bench import datasets
 from quire.frontend.cli.bench.datasets import DatasetError, Request
 from quire.frontend.cli.bench.metrics import Result, report, summary
 from quire.frontend.cli.bench.sse_client import Connections, Target, clock
 
 CHAT = "openai-chat"
+_DATE = "%Y%m%d-%H%M%S"
 _SAMPLING = (
     "temperature",
     "top_p",
@@ -48,16 +51,23 @@ class Load:
         self._bar = bar
         self._connections = Connections(target)
         self._slots = asyncio.Semaphore(args.max_concurrency or 1 << 30)
+        self.interrupted = False
 
     async def run(self, requests: Sequence[Request], due: Sequence[float]) -> tuple[list[Result], float]:
-        """Results in the requests' order, and the seconds that all took."""
-        begin, tasks = clock(), []
-        for request, when in zip(requests, due, strict=True):
-            if (early := begin + when - clock()) > 0:
-                await asyncio.sleep(early)
-            tasks.append(asyncio.create_task(self._one(request)))
-        results = list(await asyncio.gather(*tasks))
-        return results, clock() - begin
+        """Results in the requests' order, and the seconds that all took. Cancelled, by Ctrl-C: those that there are by then."""
+        begin, tasks = clock(), list[asyncio.Task[Result]]()
+        try:
+            for request, when in zip(requests, due, strict=True):
+                if (early := begin + when - clock()) > 0:
+                    await asyncio.sleep(early)
+                tasks.append(asyncio.create_task(self._one(request)))
+            await asyncio.gather(*tasks)
+        except asyncio.CancelledError:
+            self.interrupted = True
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return [task.result() for task in tasks if not task.cancelled()], clock() - begin
 
     async def close(self) -> None:
         """Give up what is kept alive, and let the loop do it: one that ends with open connections may wait for them."""
@@ -130,62 +140,121 @@ def requests_of(args: argparse.Namespace, as_words: bool = False) -> list[Reques
 
 
 def bench_serve(args: argparse.Namespace) -> int:
-    """Returns the exit code: 1 if the server cannot be asked, or a request failed."""
+    """Returns the exit code: 1 if the server cannot be asked, or a request failed; 130 interrupted."""
     url = args.base_url or f"http://{f'[{args.host}]' if ':' in args.host else args.host}:{args.port}"
+    ready_by = clock() + args.ready_check_timeout_sec
+    begin = datetime.now()
     try:
-        model = args.served_model_name or args.model or ChatServer(url, api_key_of(args)).first_model()
+        model = args.served_model_name or args.model or _first_model(args, url, ready_by)
         requests = requests_of(args, as_words=args.backend == CHAT)
-        target = Target.of(url, args.endpoint or PATHS[args.backend], api_key_of(args))._replace(headers=tuple(args.header))
+        path = "/" + (args.endpoint or PATHS[args.backend]).removeprefix("/")
+        target = Target.of(url, path, api_key_of(args))._replace(headers=tuple(args.header))
+        file = result_path(args, model, begin) if args.save_result or args.save_detailed else None
     except (ChatError, DatasetError, ValueError) as error:
         print(f"quire bench serve: {error}", file=sys.stderr)
         return 1
-    begin = datetime.now()
-    results, seconds, problem = uvloop.run(_measure(args, target, model, requests))
-    if problem:
-        print(f"quire bench serve: the first request failed: {problem}", file=sys.stderr)
+    measured = uvloop.run(_measure(args, target, model, requests, ready_by))
+    if measured.problem:
+        print(f"quire bench serve: the first request failed: {measured.problem}", file=sys.stderr)
         return 1
-    found = summary(results, seconds, args.percentile_metrics, args.metric_percentiles, args.goodput)
+    return _tell(args, measured, model, begin, file)
+
+
+def _tell(args: argparse.Namespace, measured: "Measured", model: str, begin: datetime, file: Path | None) -> int:
+    """Print the figures, and write them unless they are of a part; the exit code."""
+    results = measured.results
+    found = summary(results, measured.seconds, args.percentile_metrics, args.metric_percentiles, args.goodput)
     print(report(found, args.percentile_metrics, args.metric_percentiles))
     for reason in sorted({r.error for r in results if r.error})[:5]:
         print(f"failed: {reason}", file=sys.stderr)
-    if args.save_result or args.save_detailed:
-        print(f"saved: {_save(args, begin, model, found, results)}")
+    if measured.interrupted:
+        unsaved = "; nothing is saved" if file is not None else ""
+        print(f"interrupted: figures of {len(results)} requests, of {args.num_prompts}{unsaved}", file=sys.stderr)
+        return 130
+    if file is not None:
+        file.write_text(json.dumps(_contents(args, begin, model, found, results)))
+        print(f"saved: {file}")
     return 1 if found["failed"] else 0
 
 
+def _first_model(args: argparse.Namespace, url: str, ready_by: float) -> str:
+    """The server's first model, asked for until ready_by. Raises ChatError."""
+    server = ChatServer(url, api_key_of(args), args.header)
+    while True:
+        try:
+            return server.first_model()
+        except NotReadyError:
+            if clock() > ready_by:
+                raise
+        time.sleep(1.0)
+
+
+class Measured(NamedTuple):
+    """problem: why nothing was measured. interrupted: results are of the requests that had ended by then."""
+
+    results: list[Result]
+    seconds: float
+    problem: str = ""
+    interrupted: bool = False
+
+
 async def _measure(
-    args: argparse.Namespace, target: Target, model: str, requests: Sequence[Request]
-) -> tuple[list[Result], float, str]:
+    args: argparse.Namespace, target: Target, model: str, requests: Sequence[Request], ready_by: float
+) -> Measured:
     """After a request by itself, whose failure is that of all, and warm-ups."""
     warm = Load(target, args, model, None)
-    first = await _first(warm, requests[0], args.ready_check_timeout_sec)
+    first = await _first(warm, requests[0], ready_by)
     if not first.error:
         await warm.run([requests[i % len(requests)] for i in range(args.num_warmups)], [0.0] * args.num_warmups)
     await warm.close()
+    if warm.interrupted:
+        raise asyncio.CancelledError
     if first.error:
-        return [], 0.0, first.error
+        return Measured([], 0.0, first.error)
     due = due_times(len(requests), args.request_rate, args.burstiness, args.seed)
     with tqdm(total=len(requests), disable=args.disable_tqdm or None, unit="request") as bar:
         load = Load(target, args, model, bar)
         results, seconds = await load.run(requests, due)
         await load.close()
-    return results, seconds, ""
+    return Measured(results, seconds, interrupted=load.interrupted)
 
 
-async def _first(load: Load, request: Request, timeout_s: float) -> Result:
-    """A server that is not up yet is asked again for timeout_s."""
-    deadline = clock() + timeout_s
+async def _first(load: Load, request: Request, ready_by: float) -> Result:
+    """A server that is not up yet, or whose proxy says so, is asked again until ready_by."""
     while True:
         result = await load.ask(request)
-        if not result.error.startswith("cannot connect") or clock() > deadline:
+        if not re.match(r"cannot connect|5\d\d:", result.error) or clock() > ready_by:
             return result
         await asyncio.sleep(1.0)
 
 
-def _save(args: argparse.Namespace, begin: datetime, model: str, found: dict[str, Any], results: Sequence[Result]) -> Path:
+def result_path(args: argparse.Namespace, model: str, begin: datetime) -> Path:
+    """Where the figures will be written, found out before they are measured. Raises ValueError if they cannot be."""
     rate = "inf" if args.request_rate == float("inf") else args.request_rate
+    limit = f"-concurrency{args.max_concurrency}" if args.max_concurrency else ""
+    default = f"{args.label or args.backend}-{rate}qps{limit}-{model.split('/')[-1]}-{begin:{_DATE}}.json"
+    path = Path(args.result_dir or ".") / (args.result_filename or default)
+    check_writable(path, make_folder=True)
+    return path
+
+
+def check_writable(path: Path, make_folder: bool = False) -> None:
+    """Raises ValueError if no file can be written there."""
+    try:
+        if make_folder:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise ValueError(f"{path} cannot be written")
+    except OSError as error:
+        raise ValueError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def _contents(
+    args: argparse.Namespace, begin: datetime, model: str, found: dict[str, Any], results: Sequence[Result]
+) -> dict[str, Any]:
+    """What the file of results says, under vLLM's keys."""
     data: dict[str, Any] = {
-        "date": begin.strftime("%Y%m%d-%H%M%S"),
+        "date": f"{begin:{_DATE}}",
         "backend": args.backend,
         "endpoint_type": args.backend,
         "label": args.label,
@@ -193,7 +262,7 @@ def _save(args: argparse.Namespace, begin: datetime, model: str, found: dict[str
         "tokenizer_id": args.tokenizer,
         "num_prompts": len(results),
         **dict(args.metadata),
-        "request_rate": rate,
+        "request_rate": "inf" if args.request_rate == float("inf") else args.request_rate,
         "burstiness": args.burstiness,
         "max_concurrency": args.max_concurrency,
         **found,
@@ -209,13 +278,7 @@ def _save(args: argparse.Namespace, begin: datetime, model: str, found: dict[str
             "generated_texts": [r.text for r in results],
             "errors": [r.error for r in results],
         }
-    label = args.label or args.backend
-    limit = f"-concurrency{args.max_concurrency}" if args.max_concurrency else ""
-    name = args.result_filename or f"{label}-{rate}qps{limit}-{model.split('/')[-1]}-{data['date']}.json"
-    path = Path(args.result_dir or ".") / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(data))
-    return path
+    return data
 
 
 def timed(work: Any) -> tuple[Any, float]:

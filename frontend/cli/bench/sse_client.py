@@ -106,7 +106,8 @@ class Target(NamedTuple):
 
     def request(self, body: bytes = b"", path: str | None = None) -> bytes:
         """The bytes of a POST, or of a GET if there is no body."""
-        key = f"Authorization: Bearer {self.api_key}\r\n" if self.api_key else ""
+        own = any(name.lower() == "authorization" for name, _ in self.headers)
+        key = f"Authorization: Bearer {self.api_key}\r\n" if self.api_key and not own else ""
         key += "".join(f"{name}: {value}\r\n" for name, value in self.headers)
         what = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n" if body else ""
         verb = "POST" if body else "GET"
@@ -319,6 +320,10 @@ class Connections:
             answer.error = f"no end after {timeout_s:g} s"
         except OSError as error:
             answer.error = f"cannot connect: {error}"
+        except asyncio.CancelledError:
+            if connection is not None:
+                connection.abort()
+            raise
         if connection is not None:
             if answer.error:
                 connection.abort()

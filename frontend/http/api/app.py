@@ -23,7 +23,7 @@ from quire.frontend.http.api.metrics import NO_HANDLER
 from quire.frontend.http.api.near_path import near_path
 from quire.frontend.http.api.request_log import given_id, name_request
 from quire.frontend.http.api.route import JSON, Route
-from quire.frontend.http.api.routes import PREFLIGHT, ROUTES
+from quire.frontend.http.api.routes import PREFLIGHT, ROUTES, TO_PAGE
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.sse import error_event
 from quire.frontend.http.protocol.cors import EVERYONE, Cors, is_preflight
@@ -87,6 +87,10 @@ class App:
 
     def _admit(self, request: Request) -> ApiError | None:
         if self._root_path:
+            if request.path == self._root_path and request.method in ("GET", "HEAD"):
+                request.route = TO_PAGE
+                request.max_body = min(request.max_body, _MAX_BODY_OF_GET)
+                return None
             request.path = without_root(request.path, self._root_path)
         speak_anthropic(request)
         if is_preflight(request):

@@ -54,3 +54,8 @@ async def page(services: Services, request: Request, response: Response) -> None
     known = [tag.strip().removeprefix(b"W/") for tag in request.headers.get(b"if-none-match", b"").split(b",")]
     status = 304 if file.etag in known or known == [b"*"] else 200
     response.send(status, file.data, file.content_type, headers=((b"etag", file.etag), *_HEADERS))
+
+
+async def to_page(services: Services, request: Request, response: Response) -> None:
+    """The root path without its slash: what the page names would be looked for beside it."""
+    response.send(307, b"", b"text/plain", headers=((b"location", services.root_path.encode() + b"/"),))

@@ -20,7 +20,7 @@ from quire.frontend.http.api.messages.schemas import (
 )
 from quire.frontend.http.api.metrics import NO_HANDLER
 from quire.frontend.http.api.openapi import document
-from quire.frontend.http.api.page import FILES, page
+from quire.frontend.http.api.page import FILES, page, to_page
 from quire.frontend.http.api.pages import PAGE_FIELDS
 from quire.frontend.http.api.responses import stored
 from quire.frontend.http.api.responses.answer import ResponseObject
@@ -153,4 +153,5 @@ ROUTES = RouteTable(
         _missing("/v1/audio/translations", "Translations", "audio", "multipart/form-data"),
     ]
 )  # fmt: skip
+TO_PAGE = Route("GET", NO_HANDLER, to_page, "The root path, without the slash that the page needs")
 PREFLIGHT = Route("OPTIONS", NO_HANDLER, service_routes.preflight, "A browser's question before a page's request")

@@ -31,7 +31,7 @@ function tool(name, description, types) {
 export function answer(name, argumentsText) {
   let given;
   try {
-    given = JSON.parse(argumentsText || "{}");
+    given = JSON.parse(argumentsText || "{}") ?? {}; // a model may say null
   } catch {
     return "error: the arguments are not JSON";
   }

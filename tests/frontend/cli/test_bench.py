@@ -3,15 +3,20 @@
 import asyncio
 import http.server
 import json
+import signal
+import subprocess
+import sys
+import threading
 
 import numpy as np
 import pytest
-from http_servers import answering
+from http_servers import answering, url_of
+from served import DEADLINE_S
 from toy_tokenizers import byte_level
 
 from quire.enginecore.loading.model_files import BUNDLED
 from quire.frontend.cli import main as cli
-from quire.frontend.cli.bench import datasets
+from quire.frontend.cli.bench import datasets, serve
 from quire.frontend.cli.bench.datasets import DatasetError
 from quire.frontend.cli.bench.metrics import Result, report, summary
 from quire.frontend.cli.bench.serve import due_times
@@ -36,7 +41,8 @@ class Streams(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.bodies: list[dict] = []
         self.headers: list[dict] = []
-        self.refuses = 0  # the last so many of the requests
+        self.not_ready = 0  # so many requests first get a proxy's 503
+        self.holding, self.release = threading.Event(), threading.Event()
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -44,6 +50,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     server: Streams
 
     def do_GET(self) -> None:
+        self.server.headers.append(dict(self.headers))
+        if self.server.not_ready:
+            self.server.not_ready -= 1
+            return self._answer(503, "text/html", b"<html>wait</html>")
         self._answer(200, "application/json", b'{"data": [{"id": "m", "max_model_len": 100}]}')
 
     def do_POST(self) -> None:
@@ -52,13 +62,17 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.server.headers.append(dict(self.headers))
         if body.get("prompt") == "refuse me":
             return self._answer(400, "application/json", b'{"error": {"message": "no"}}')
+        if body.get("prompt") == "hold me":
+            self.server.holding.set()
+            self.server.release.wait(DEADLINE_S)
+            return None
         chat = "messages" in body
         count = body["max_completion_tokens" if chat else "max_tokens"]
         piece = {"delta": {"content": "x"}} if chat else {"text": "x"}
         events = [{"choices": [{"index": 0, **piece, "finish_reason": None}]}] * count
         events += [{"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": count}}]
         data = b"".join(b"data: %b\n\n" % json.dumps(event).encode() for event in events) + b"data: [DONE]\n\n"
-        self._answer(200, "text/event-stream", data)
+        return self._answer(200, "text/event-stream", data)
 
     def _answer(self, status: int, kind: str, data: bytes) -> None:
         self.send_response(status)
@@ -74,7 +88,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def streams():
     with answering(Streams()) as server:
-        yield server
+        try:
+            yield server
+        finally:
+            server.release.set()
 
 
 def bench(server: Streams, *words: str) -> int:
@@ -143,6 +160,9 @@ def test_chats_and_files_of_prompts(streams, tmp_path, capsys):
         (["--metric-percentiles", "101"], "percentiles"), (["--header", "x"], "NAME=VALUE"),
         (["--num-prompts", "0"], "at least 1"),
         (["--tokenizer", "/nowhere/at/all"], "--tokenizer"),
+        (["--request-rate", "nan"], "no number greater than 0"), (["--burstiness", "x"], "no number greater than 0"),
+        (["--max-concurrency", "-1"], "--max-concurrency: '-1'"), (["--random-prefix-len", "-1"], "at least 0"),
+        (["--seed", "-1"], "--seed"), (["--random-range-ratio", "x"], "between 0 and 1"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_measured(streams, words, said, capsys):
@@ -151,6 +171,38 @@ def test_what_cannot_be_measured(streams, words, said, capsys):
     except SystemExit as end:
         code = end.code
     assert code in (1, 2) and said in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_written_is_said_before_anything_is_measured(streams, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert bench(streams, "--num-prompts", "1", "--save-result", "--result-dir", str(tmp_path / "file" / "in")) == 1
+    assert "file/in" in capsys.readouterr().err and not streams.bodies
+    assert cli.main(["bench", "throughput", "--output-json", str(tmp_path / "no" / "x.json")]) == 1
+    assert "no/x.json cannot be written" in capsys.readouterr().err
+
+
+def test_a_server_that_starts_is_waited_for(streams, capsys, monkeypatch):
+    monkeypatch.setattr(serve.time, "sleep", lambda seconds: None)
+    monkeypatch.setenv("OPENAI_API_KEY", "the environment's")
+    small = ("--num-prompts", "1", "--input-len", "2", "--output-len", "2", "--header", "Authorization=Basic x")
+    streams.not_ready = 2
+    assert bench(streams, *small) == 1
+    assert "the server answers with HTTP status 503" in capsys.readouterr().err
+    assert bench(streams, *small, "--ready-check-timeout-sec", "60", "--endpoint", "v1/completions") == 0
+    assert {headers["Authorization"] for headers in streams.headers} == {"Basic x"} and streams.not_ready == 0
+
+
+def test_ctrl_c_tells_what_there_is(streams, tmp_path):
+    lines = tmp_path / "prompts.jsonl"  # a line break of Unicode's is none of the file's
+    lines.write_text("".join(json.dumps({"prompt": text}, ensure_ascii=False) + "\n" for text in ("a\u2028b", "c", "hold me")))
+    command = [sys.executable, "-m", "quire", "bench", "serve", "--base-url", url_of(streams), "--dataset-name", "custom",
+               "--dataset-path", str(lines), "--num-prompts", "3", "--max-concurrency", "1", "--output-len", "2"]  # fmt: skip
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as measuring:
+        assert streams.holding.wait(DEADLINE_S)
+        measuring.send_signal(signal.SIGINT)
+        out, err = measuring.communicate(timeout=DEADLINE_S)
+    assert measuring.returncode == 130 and "Successful requests:                     2" in out
+    assert "interrupted: figures of 2 requests, of 3" in err and "Traceback" not in err
 
 
 def test_nobody_answers(capsys):

@@ -2,7 +2,9 @@
 
 import argparse
 import io
+import shutil
 import subprocess
+import sys
 
 import pytest
 from fake_core import FakeCore
@@ -80,6 +82,16 @@ def test_a_report_has_versions_and_no_secrets(monkeypatch, capsys):
     assert {"python", "CPU", "memory", "open files", "GPU"} <= {name for name, _ in report()}
 
 
+@pytest.mark.parametrize("command", ["collect-env", "completion bash"])
+def test_a_reader_that_has_enough_is_no_error(command):
+    writing = subprocess.Popen(
+        [sys.executable, "-m", "quire", *command.split()], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    writing.stdout.close()
+    assert writing.stderr.read() == "" and writing.wait(DEADLINE_S) == 1
+    writing.stderr.close()
+
+
 # ---------------------------------------------------------------------------------------------------------- completion
 @pytest.mark.parametrize("shell", SHELLS)
 def test_scripts_know_all_commands_and_flags(shell, capsys):
@@ -102,7 +114,7 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
 """
     done = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, timeout=DEADLINE_S, cwd=script_file.parent)
     assert done.stderr == ""
-    return set(done.stdout.split())
+    return set(done.stdout.splitlines())
 
 
 def test_bash_offers_what_may_follow(tmp_path):
@@ -118,6 +130,67 @@ def test_bash_offers_what_may_follow(tmp_path):
     assert offered(file, "quire serve --config ") == {"quire.bash"}
     assert "--port" in offered(file, "quire serve --enforce-eager ")
     assert offered(file, "quire serve ./qui") == {"./quire.bash"} and offered(file, "quire serve quire.b") == {"quire.bash"}
+
+
+def test_bash_offers_values_after_an_equals_sign_and_files_with_spaces(tmp_path):
+    file = tmp_path / "quire.bash"
+    file.write_text(script(cli._parser(), "bash"))
+    (tmp_path / "my certificate").touch()
+    assert offered(file, "quire serve --dtype = b") == {"bfloat16"}  # bash cuts --dtype=b into three words
+    assert offered(file, "quire serve --dtype =") >= {"bfloat16", "half"}
+    assert offered(file, "quire serve --ssl-certfile my") == {"my certificate"}
+
+
+ZSH = """
+compdef() { }
+compset() { PREFIX=${PREFIX#*=} }
+compadd() { print -l -- ${(M)${(P)2}:#$PREFIX*} }
+_files() { print FILES }
+source %s
+words=(%s)
+CURRENT=$#words
+PREFIX=$words[-1]
+_quire
+"""
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not here")
+def test_zsh_offers_what_may_follow(tmp_path):
+    file = tmp_path / "_quire"
+    file.write_text(script(cli._parser(), "zsh"))
+
+    def offers(line: str) -> set[str]:
+        words = " ".join(f"'{word}'" for word in line.split(" "))
+        done = subprocess.run(["zsh", "-f", "-c", ZSH % (file, words)], capture_output=True, text=True, timeout=DEADLINE_S)
+        assert done.stderr == ""
+        return set(done.stdout.split())
+
+    assert offers("quire ser") == {"serve"} and offers("quire completion ") >= set(SHELLS)
+    assert offers("quire serve model --dtype b") == {"bfloat16"} == offers("quire serve --dtype=b")
+    assert offers("quire bench serve --ba") == {"--backend", "--base-url"}
+    assert offers("quire serve --config ") == {"FILES"}
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not here")
+def test_fish_offers_what_may_follow(tmp_path):
+    file = tmp_path / "quire.fish"
+    file.write_text(script(cli._parser(), "fish"))
+
+    def offers(line: str) -> set[str]:
+        ask = ["fish", "-N", "-c", f"source {file}; complete -C '{line}'"]
+        done = subprocess.run(ask, capture_output=True, text=True, timeout=DEADLINE_S, cwd=tmp_path)
+        assert done.stderr == ""
+        return set(done.stdout.split())
+
+    assert offers("quire ser") == {"serve"} and offers("quire completion ") >= set(SHELLS)
+    assert offers("quire serve model --dtype b") == {"bfloat16"} and offers("quire serve --dtype=b") == {"--dtype=bfloat16"}
+    assert "--ssl-certfile" in offers("quire serve --ssl") and not offers("quire bench serve --ssl")
+    assert "--goodput" in offers("quire bench serve --goo") and not offers("quire serve --goo")
+
+
+def test_no_flag_of_one_command_is_fishs_for_another():
+    for line in script(cli._parser(), "fish").splitlines():
+        assert "-l goodput" not in line or "'__quire_at bench serve'" in line
 
 
 def test_a_parser_that_grows_is_completed():

@@ -188,3 +188,12 @@ def test_answers_are_put_together_from_deltas(node):
         {"id": "c2", "type": "function", "function": {"name": "g", "arguments": ""}},
     ]
     assert found == [{"role": "assistant", "content": "a", "tool_calls": calls}, "hm", "tool_calls"]
+
+
+def test_whatever_a_model_calls_the_demos_functions_with_is_answered(node):
+    found = node("""
+        import { answer } from "./demos.js";
+        const given = ['{"a": 6, "b": 7}', "", "null", "5", "[]", '"x"', "{"];
+        console.log(JSON.stringify([given.map((text) => answer("multiply", text)), answer("another", "null")]));
+    """)
+    assert found == [["42", *["NaN"] * 5, "error: the arguments are not JSON"], None]

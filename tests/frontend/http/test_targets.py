@@ -64,7 +64,9 @@ def test_paths_are_served_with_the_root_path_and_without():
         api = http.Api(api_keys=["k"], root_path="/llm")
         for path in ("/health", "/llm/health", "http://x/llm/health"):
             assert (await api.ask("GET", path)).status == 200
-        for path in ("/llm/v1/models", "/llm", "/llm/llm/health"):
+        answer = await api.ask("GET", "/llm")  # a browser finds the page's files below the slash only
+        assert (answer.status, answer.headers["location"]) == (307, "/llm/")
+        for path in ("/llm/v1/models", "/llmx", "/llm/llm/health"):
             assert (await api.ask("GET", path)).status == 401
         for path in ("/v1/models/tiny", "/llm/v1/models/tiny", "/llm/v1/models/org%2Ftiny"):
             assert (await api.ask("GET", path, headers={"Authorization": "Bearer k"})).status == 200
