@@ -38,6 +38,7 @@ from quire.frontend.router_index import BlockIndex
 PREFILL_TOKENS_S = 44_000
 STEP_S, ROW_S = 0.004, 0.00003
 STEP_TOKENS = 8192
+UNTIMED = 64  # decisions, at first
 WARM_UP = 5  # the first part of the requests, one in so many, fills caches and is not counted
 COLUMNS = ["date", "workload", "replicas", "requests", "rate", "seed", "cache_blocks", "frontends", "policy", "hits",
            "unbounded_hits", "ttft_ms_p50", "ttft_ms_p99"]  # fmt: skip
@@ -55,12 +56,12 @@ class Request(NamedTuple):
 
 
 class TraceError(Exception):
-    """A line of a trace is wrong; the text names it."""
+    """A line of a trace is wrong, which the text names; or nothing is asked at all."""
 
 
 # ------------------------------------------------------------------------------------------------------------ workloads
 def tenants(args: argparse.Namespace) -> list[Request]:
-    """Conversations under way at a steady rate; most of those that run at second 0 have begun before."""
+    """Conversations under way at a steady rate; most of those that run at second 0 have begun before. Raises TraceError."""
     random, size = np.random.default_rng(args.seed), args.block_size
     popularity = 1 / np.arange(1, args.tenants + 1) ** args.zipf
     shared = np.clip(random.lognormal(7.0, 0.8, args.tenants), 64, 8000).astype(int)  # median 1,100 tokens
@@ -83,6 +84,8 @@ def tenants(args: argparse.Namespace) -> list[Request]:
                 requests.append(Request(at_s, length, answer, ids, after))
             length += answer
             at_s += pause + answer * STEP_S
+    if not requests:
+        raise TraceError("no request comes of these options: every prompt is longer than --max-model-len, or there are too few")
     return sorted(requests, key=lambda request: request.time_s)
 
 
@@ -110,6 +113,8 @@ def trace(path: str, block_size: int, speed: float) -> list[Request]:
             try:
                 line = decoder.decode(text)
                 _check(line, block_size)
+                if not math.isfinite(line.timestamp / speed):
+                    raise ValueError("timestamp divided by --speed is no number of seconds")
             except (ValueError, RecursionError) as error:  # msgspec's are, too
                 raise TraceError(f"{path}, line {number}: {error}") from None
             ids = np.array(line.hash_ids[: line.input_length // block_size], np.int64)
@@ -269,7 +274,7 @@ def decide(args: argparse.Namespace) -> dict[str, Any]:
         assert choice is not None
         router.computed(choice.engine, choice.num_uncached)
         router.ended(choice.engine, 1)
-    wall, cpu = ([round(us, 1) for us in _percentiles(times[64:], 1e6)] for times in (seconds, cpu_seconds))
+    wall, cpu = ([round(us, 1) for us in _percentiles(times[UNTIMED:], 1e6)] for times in (seconds, cpu_seconds))
     return {"decision_us": wall, "decision_cpu_us": cpu, "index_blocks": args.index_blocks, "index_mib": round(mib)}
 
 
@@ -313,6 +318,8 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
                  "trace_block_size", "index_blocks", "think_s"):  # fmt: skip
         if not getattr(args, name) > 0:
             parser.error(f"--{name.replace('_', '-')} must be greater than 0")
+    if not (args.turns >= 1 and args.seed >= 0 and abs(args.zipf) < 100 and args.decisions > UNTIMED):
+        parser.error(f"--turns must be at least 1, --seed at least 0, --zipf a number, --decisions more than {UNTIMED}")
     if args.trace is not None:
         tokens, args.block_size = args.cache_blocks * args.block_size, args.trace_block_size
         args.cache_blocks = max(1, tokens // args.block_size)

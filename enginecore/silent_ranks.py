@@ -5,7 +5,10 @@ WorkerGroup sees first; or stopped; or stuck, and then it has not spoken when al
 stages not all others need wait for it: a stage may have done its part, and then says nothing, either.
 """
 
+import time
 from collections.abc import Callable, Sequence
+
+from quire.ipc.process.loop_clock import LoopClock
 
 GRACE_S = 1.0  # from the first that speaks to the last: they began to wait within milliseconds of each other
 
@@ -13,12 +16,20 @@ GRACE_S = 1.0  # from the first that speaks to the last: they began to wait with
 class SilentRanks:
     """Of one generation. stage_size: ranks of a stage, None: of all, there is one."""
 
-    def __init__(self, timeout_s: float, stage_size: int | None = None, where: Callable[[int], str] = lambda rank: "") -> None:
-        """where: words behind a worker's number, for models on several hosts."""
+    def __init__(
+        self,
+        timeout_s: float,
+        stage_size: int | None = None,
+        where: Callable[[int], str] = lambda rank: "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """where: words behind a worker's number, for models on several hosts. clock: of starts."""
         self._timeout_s = timeout_s
         self._stage_size, self._where = stage_size, where
         self._said: dict[int, str] = {}
         self._since = 0.0
+        self._clock = LoopClock(clock)
+        self._stopped_since: float | None = None
 
     def heard(self, rank: int, message: str, now: float) -> None:
         """A rank waits for others."""
@@ -51,6 +62,19 @@ class SilentRanks:
         if not stopped or age_s <= self._timeout_s:
             return None
         return f"{self._workers(stopped)} stopped by a signal, and a step has taken {age_s:.3g} s"
+
+    def stopped_at_start(self, stopped: Sequence[int]) -> str | None:
+        """Of ranks that are not ready yet, looked at in every turn: nobody waits in an exchange, and a start may take long."""
+        now = self._clock.tick()
+        if not stopped:
+            self._stopped_since = None
+            return None
+        if self._stopped_since is None:
+            self._stopped_since = now
+        stopped_s = now - self._stopped_since
+        if stopped_s <= self._timeout_s:
+            return None
+        return f"{self._workers(stopped)} stopped by a signal {stopped_s:.3g} s ago, and the workers still start"
 
     def _silent(self, num_ranks: int) -> list[int]:
         """Of the ranks that have said nothing those that the others wait for: in their own stages, or else in the stages before

@@ -191,6 +191,8 @@ class WorkerGroup:
                 self._ranks.check(self._silent.has_heard)
         if self._silent.has_heard and (verdict := self._silent.verdict(self.stopped(), self.world_size, time.monotonic())):
             raise WorkersFailed(verdict)
+        if not self.is_ready and (said := self._silent.stopped_at_start(self.stopped())):
+            raise WorkersFailed(said)
 
     def check_step(self, age_s: float) -> None:
         """The oldest step in flight has this age. Raises WorkersFailed if ranks of several are stopped in it for too long."""

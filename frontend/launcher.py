@@ -105,7 +105,8 @@ def log_engine_changes(client: Client) -> list[Coroutine[None, None, None]]:
 
 async def log_changes_of(client: Client, is_one_of_several: bool = False) -> None:
     """Of the one engine whose client this is."""
-    was_connected, refusal = True, None
+    # of one of several that was not there yet its client has said so
+    was_connected, refusal = client.is_connected or not is_one_of_several, None
     while True:
         if client.is_connected != was_connected:
             was_connected = client.is_connected

@@ -87,7 +87,7 @@ class Replicas(Client):
         self._lock = asyncio.Lock()
         self._connecting: list[asyncio.Task[None]] = []
         self._has_started = False
-        self._refusal = ""  # why an engine that is there does not take us
+        self._refusals: dict[int, str] = {}  # by engine: why the last attempt to connect to it failed
         self._looked = 0.0
         self._well = [False] * len(addresses)  # when it was looked
         self._counts: dict[int, tuple[int, int]] = {}  # by engine: running, waiting, of its latest Beat
@@ -96,19 +96,21 @@ class Replicas(Client):
     async def connect(self, timeout_s: float | None = 30.0) -> None:
         """Returns when all engines are there, or some and the others do not come soon: they are looked for from then on.
 
-        Raises EngineDown if there is none in time; ValueError if they serve different models, naming two.
+        Raises EngineDown if none is there in time, with what each met; ValueError if they serve different models, naming two.
         """
         async with self._lock:
             if not self._connecting:
                 await self._connect(timeout_s)
 
     async def _connect(self, timeout_s: float | None) -> None:
-        self._connecting = [asyncio.create_task(self._keep_connecting(engine)) for engine in self._replicas]
+        attempt_s = OTHERS_S if timeout_s is None else min(OTHERS_S, timeout_s / 2)
+        self._connecting = [asyncio.create_task(self._keep_connecting(engine, attempt_s)) for engine in self._replicas]
         try:
             tasks = self._connecting
             done, waiting = await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
             if not done:
-                raise EngineDown(self._refusal or f"no engine at any of {self.address} for {timeout_s:g} s")
+                reasons = [self._refusals[number] for number in sorted(self._refusals)]
+                raise EngineDown(f"no connection for {timeout_s:g} s: {'; '.join(reasons) or 'none has answered'}")
             if waiting and not any(task.exception() for task in done):
                 done, _ = await asyncio.wait(tasks, timeout=OTHERS_S, return_when=asyncio.FIRST_EXCEPTION)
             for task in done:
@@ -121,18 +123,24 @@ class Replicas(Client):
         self._has_started = True
         for engine in self._replicas:
             if not engine.is_connected:
-                log.warning("no engine at %s yet: the others get its requests", engine.address)
+                why = self._refusals.get(engine.number, "it has not answered")
+                log.warning("no engine at %s yet: the others get its requests (%s)", engine.address, why)
 
-    async def _keep_connecting(self, engine: Replica) -> None:
-        """Raises ValueError for a tokenizer that cannot be read, and for an address that cannot be used."""
+    async def _keep_connecting(self, engine: Replica, attempt_s: float) -> None:
+        """Raises ValueError for a tokenizer that cannot be read, and for an address that cannot be used.
+
+        Only an attempt that ends says what it met. Each may take longer than the last: files may be long in coming.
+        """
         said = ""
         while True:
+            began = time.monotonic()
             try:
-                return await engine.connect(None)
+                return await engine.connect(attempt_s)
             except EngineDown as error:
-                if str(error) != said:  # not every second
+                if time.monotonic() - began < attempt_s and str(error) != said:  # refused; and not every second
                     log.error("%s", error)
-                self._refusal = said = str(error)
+                self._refusals[engine.number] = said = str(error)
+                attempt_s *= 2
                 await asyncio.sleep(RETRY_S)
             except ValueError as error:
                 if not self._has_started:

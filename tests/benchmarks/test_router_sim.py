@@ -68,6 +68,22 @@ def test_a_trace_without_requests_is_said_to_be_one(tmp_path, capsys, text):
     assert router_sim.main(["--trace", str(tmp_path / "nowhere")]) == 1
 
 
+@pytest.mark.parametrize("words", ["--turns 0.5", "--seed -1", "--zipf nan", "--decision --decisions 64"])
+def test_options_that_cannot_be_are_refused(capsys, words):
+    with pytest.raises(SystemExit):
+        router_sim.main([*words.split(), "--replicas", "2", "--requests", "50"])
+    assert "must be at least 1" in capsys.readouterr().err
+
+
+def test_what_gives_no_requests_says_so(tmp_path, capsys):
+    assert router_sim.main(["--replicas", "2", "--requests", "50", "--max-model-len", "5"]) == 1
+    assert "longer than --max-model-len" in capsys.readouterr().err
+    path = tmp_path / "trace.jsonl"
+    path.write_text(trace_line())
+    assert router_sim.main(["--trace", str(path), "--speed", "1e-320"]) == 1
+    assert "line 1: timestamp divided by --speed" in capsys.readouterr().err
+
+
 def test_decisions_are_timed(capsys):
     words = ["--decision", "--replicas", "10", "--decisions", "80", "--index-blocks", "2000"]
     assert router_sim.main(words) == 0

@@ -19,6 +19,7 @@ from quire.frontend import replicas as module
 from quire.frontend.client.async_client import AsyncClient
 from quire.frontend.client.stream import EngineDown, InvalidRequest
 from quire.frontend.replicas import Replicas, client_of
+from quire.ipc.links.curve import FrontendKeys, make_keys
 from quire.ipc.messages import EngineLimits, Utility, UtilityResult
 from quire.ipc.numerics import Numerics
 from quire.ipc.sampling import SamplingParams
@@ -188,29 +189,47 @@ def test_an_engine_that_does_not_take_us_back_says_why(monkeypatch, caplog, fold
 
 def test_one_that_is_not_there_yet_is_not_waited_for_long(monkeypatch, caplog, folder) -> None:
     monkeypatch.setattr(module, "OTHERS_S", 0.05)
+    monkeypatch.setattr(module, "RETRY_S", 0.01)
+    monkeypatch.setattr(launcher, "_LOOK_S", 0.001)
+    monkeypatch.setattr(logging.getLogger("quire"), "propagate", True)
+    caplog.set_level(logging.INFO, "quire")
 
     async def main() -> None:
         address = f"ipc://{folder}/0"
         with FakeCore() as one:
             async with Replicas([address, one.address], [None, None]) as client:
                 assert client.health() is None and not client.engines[0].is_connected
+                why = f"no engine at {address} for 0.05 s: none listens at this address"
+                assert f"no engine at {address} yet: the others get its requests ({why})" in caplog.text
                 await client.connect()  # nothing to do
+                tasks = [asyncio.create_task(log) for log in launcher.log_engine_changes(client)]
                 with FakeCore(address=address):
                     await until(lambda: client.engines[0].health() is None)
                     client._looked = 0.0
                     streams = [client.submit([THE, i], ENDLESS) for i in range(20)]
                     assert {engine_of(client, stream) for stream in streams} == {0, 1}
+                    await until(lambda: f"the engine at {address} is back" in caplog.text)
+                    assert "ended unexpectedly" not in caplog.text
+                    for task in tasks:
+                        task.cancel()
             with pytest.raises(EngineDown):
                 client.submit([THE], ENDLESS)
 
     asyncio.run(asyncio.wait_for(main(), 100))
 
 
-def test_without_any_engine_in_time_there_is_no_client(folder) -> None:
+def test_without_any_engine_in_time_there_is_no_client_and_each_one_has_its_reason(folder) -> None:
+    """Keys that do not fit are not to be looked for as an engine that is down."""
+    keys = FrontendKeys(make_keys(), make_keys().public)
+
     async def main() -> None:
         addresses = [f"ipc://{folder}/{i}" for i in range(2)]
-        with pytest.raises(EngineDown, match=r"no engine at any of ipc://.*, ipc://.* for 0.05 s"):
-            await Replicas(addresses, [None, None]).connect(timeout_s=0.05)
+        with pytest.raises(EngineDown) as raised, FakeCore(address=addresses[1]):
+            await Replicas(addresses, [None, keys]).connect(timeout_s=1.0)
+        assert str(raised.value) == (
+            f"no connection for 1 s: no engine at {addresses[0]} for 0.5 s: none listens at this address; no engine at "
+            f"{addresses[1]} for 0.5 s: the handshake failed: one side uses keys that the other does not expect"
+        )
         for wrong, match in (("nonsense", "an address starts with"), ("tcp://a b:1", "no connection can be made to tcp://a b")):
             with pytest.raises(ValueError, match=match):
                 await Replicas([addresses[0], wrong], [None, None]).connect()

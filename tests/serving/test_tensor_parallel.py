@@ -55,6 +55,14 @@ def test_a_stopped_rank_is_named_after_the_timeout_and_all_are_replaced(two: Ser
 
 
 @pytest.mark.slow
+def test_a_rank_stopped_while_it_starts_is_named_and_nothing_is_left() -> None:
+    with Served(*SMALL, "-tp", "2", "--collective-timeout-s", str(TIMEOUT_S)) as served:
+        worker(served, 1).suspend()
+        assert served.wait() == 1
+        assert "worker 1 was stopped by a signal" in served.lines[-1] and "still start" in served.lines[-1]
+
+
+@pytest.mark.slow
 def test_ranks_that_are_all_stopped_wait_for_nobody_and_are_found_all_the_same(two: Served) -> None:
     text, restarts, before = two.text(PROMPT, max_tokens=10), restarts_of(two), two.pids(WORKER)
     stream = running(two)
