@@ -27,6 +27,7 @@ from quire.frontend.cli.bench.metrics import Result, report, summary
 from quire.frontend.cli.bench.sse_client import Connections, Target, clock
 
 CHAT = "openai-chat"
+ASK_AGAIN_S = 1.0  # a server that is not ready yet
 _DATE = "%Y%m%d-%H%M%S"
 _SAMPLING = (
     "temperature",
@@ -186,7 +187,7 @@ def _first_model(args: argparse.Namespace, url: str, ready_by: float) -> str:
         except NotReadyError:
             if clock() > ready_by:
                 raise
-        time.sleep(1.0)
+        time.sleep(ASK_AGAIN_S)
 
 
 class Measured(NamedTuple):
@@ -225,17 +226,21 @@ async def _first(load: Load, request: Request, ready_by: float) -> Result:
         result = await load.ask(request)
         if not re.match(r"cannot connect|5\d\d:", result.error) or clock() > ready_by:
             return result
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(ASK_AGAIN_S)
 
 
 def result_path(args: argparse.Namespace, model: str, begin: datetime) -> Path:
     """Where the figures will be written, found out before they are measured. Raises ValueError if they cannot be."""
-    rate = "inf" if args.request_rate == float("inf") else args.request_rate
     limit = f"-concurrency{args.max_concurrency}" if args.max_concurrency else ""
-    default = f"{args.label or args.backend}-{rate}qps{limit}-{model.split('/')[-1]}-{begin:{_DATE}}.json"
+    default = f"{args.label or args.backend}-{_rate(args)}qps{limit}-{model.split('/')[-1]}-{begin:{_DATE}}.json"
     path = Path(args.result_dir or ".") / (args.result_filename or default)
     check_writable(path, make_folder=True)
     return path
+
+
+def _rate(args: argparse.Namespace) -> float | str:
+    """As JSON has it."""
+    return "inf" if args.request_rate == float("inf") else args.request_rate
 
 
 def check_writable(path: Path, make_folder: bool = False) -> None:
@@ -262,7 +267,7 @@ def _contents(
         "tokenizer_id": args.tokenizer,
         "num_prompts": len(results),
         **dict(args.metadata),
-        "request_rate": "inf" if args.request_rate == float("inf") else args.request_rate,
+        "request_rate": _rate(args),
         "burstiness": args.burstiness,
         "max_concurrency": args.max_concurrency,
         **found,

@@ -182,7 +182,7 @@ def test_a_file_that_cannot_be_written_is_said_before_anything_is_measured(strea
 
 
 def test_a_server_that_starts_is_waited_for(streams, capsys, monkeypatch):
-    monkeypatch.setattr(serve.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(serve, "ASK_AGAIN_S", 0.0)
     monkeypatch.setenv("OPENAI_API_KEY", "the environment's")
     small = ("--num-prompts", "1", "--input-len", "2", "--output-len", "2", "--header", "Authorization=Basic x")
     streams.not_ready = 2
