@@ -42,6 +42,7 @@ from quire.enginecore.grammar import mask_threads as module
 from quire.enginecore.grammar.compiler import GrammarCompiler
 from quire.enginecore.grammar.mask_threads import mask_threads
 from quire.enginecore.scheduling.config import SchedulerConfig
+from quire.enginecore.workers import AREA_WORDS, RING_WORDS
 from quire.ipc.links.core_and_workers import CoreToWorkers
 from quire.ipc.links.core_to_frontends import CoreToFrontends
 from quire.ipc.messages import (
@@ -91,7 +92,10 @@ class Workers(FakeWorkers):
 
     def start(self) -> None:
         self.generation += 1
-        self.plan_ring, self.result_ring = PlanRing.create(8 << 20, 1), ResultRing.create(self.rows)
+        self.plan_ring, self.result_ring = (
+            PlanRing.create(RING_WORDS, 1, AREA_WORDS),
+            ResultRing.create(self.rows),
+        )
         self._link = CoreToWorkers(self.generation)
         self._reader = PlanReader.attach([os.dup(fd) for fd in self.plan_ring.fds(0)])
         self._records = Records(self._reader)

@@ -38,12 +38,13 @@ from quire.ipc.messages import (
 )
 from quire.ipc.process.children import WORKER_MODULE, Child, how_it_ended, prespawn, wait_for_all
 from quire.ipc.step.control import encode_control
-from quire.ipc.step.masks import free_record, mask_records, no_masks_record
+from quire.ipc.step.masks import free_record, mask_records, no_masks_record, placed_record
 from quire.ipc.step.plan_ring import KIND_CONTROL, KIND_MASK, KIND_PLAN, KIND_SHUTDOWN, PlanRing, RingCorrupt, RingFull
 from quire.ipc.step.result_ring import ResultRing
 from quire.ipc.step.sections import HEADER
 
 RING_WORDS = 8 << 20  # int32: room for the largest plan several times over; pages are touched as the ring turns
+AREA_WORDS = 4 << 20  # int32: of masks that are made or read, 870 of 150,000 tokens
 RING_TIMEOUT_S = 10.0
 STOP_GRACE_S = 3.0
 STACKS_S = 0.5  # for all of them to be written
@@ -86,7 +87,7 @@ class WorkerGroup:
         self._profiles: dict[int, WorkerProfile] = {}
         self._ready: set[int] = set()
         with contextlib.ExitStack() as on_failure:  # of an attempt that lacks descriptors nothing stays open
-            plan_ring = PlanRing.create(RING_WORDS, len(self._here))
+            plan_ring = PlanRing.create(RING_WORDS, len(self._here), 0 if self._is_spread else AREA_WORDS)
             on_failure.callback(plan_ring.close)
             result_ring = ResultRing.create(
                 self.template.max_num_seqs, depth=result_depth(self.template.pipeline_parallel_size)
@@ -274,8 +275,19 @@ class WorkerGroup:
 
     def send_masks(self, step: int, rows: np.ndarray, masks: np.ndarray) -> None:
         """Grammar masks (int32 [n, words], bit set = allowed) of some of the mask rows (int32 [n]) of the step last sent."""
+        area = self.plan_ring.area
+        if area is not None and (place := area.place_of(masks)) is not None:
+            self._write(KIND_MASK, *placed_record(step, rows, place, masks.shape[1]))
+            area.named(place, self.plan_ring.position)
+            return
         for parts in mask_records(step, rows, masks, self.plan_ring.max_record_words):
             self._write(KIND_MASK, *parts)
+
+    def mask_memory(self, n: int, width: int) -> np.ndarray:
+        """int32 [n, width] to make masks in, of any thread: where workers read it, if there is room."""
+        area = self.plan_ring.area if self._link is not None else None
+        room = area.take(n, width) if area is not None else None
+        return np.empty((n, width), np.int32) if room is None else room
 
     def send_no_masks(self, step: int, rows: np.ndarray) -> None:
         """These mask rows of the step last sent get no mask: their results will be NO_TOKEN."""

@@ -47,7 +47,7 @@ class Records:
             elif kind != KIND_MASK:
                 self._kept.append((kind, words.copy()))
                 return
-            elif (come := decode_masks(words)).step == plan.step:
+            elif (come := decode_masks(words, self._reader.area)).step == plan.step:
                 named = set(come.rows.tolist())
                 if not named <= due:
                     raise RuntimeError(f"masks came for rows {sorted(named - due)} of step {plan.step}, which wait for none")

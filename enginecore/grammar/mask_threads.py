@@ -25,6 +25,7 @@ from quire.enginecore.grammar.limits import MAX_WAIT_S
 from quire.enginecore.grammar.matchers import NOTHING_LEFT, Constraint, Failure, restrict
 from quire.enginecore.grammar.vocabulary import Vocabulary
 from quire.enginecore.scheduling.sequence import Sequence, SequenceState
+from quire.ipc.step.masks import mask_words
 
 MAX_THREADS = 12
 PIECE = 64  # sequences in one call, for each thread
@@ -83,7 +84,7 @@ class MaskThreads:
         """num_threads: of llguidance for one call, and as many for slow ones. vocabulary: asked for with the first work."""
         self._num_threads = num_threads
         self._get_vocabulary = vocabulary
-        self._num_words = -(-vocab_size // 32)
+        self._num_words = mask_words(vocab_size)
         self._threads: list[threading.Thread] = []
         self._closing = threading.Event()
         self._queues: dict[int, queue.SimpleQueue[list[Work] | None]] = {}  # 0: of all; others: of those that were slow
@@ -91,6 +92,7 @@ class MaskThreads:
         self._may_begin = False  # such works were submitted since we waited for that
         self._done: queue.SimpleQueue[Done] = queue.SimpleQueue()
         self._fd = os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # counts what is done
+        self.memory = _new_memory  # int32 [n, words] to make masks in, where whoever reads them wants them
         self.num_outstanding = 0  # works that were submitted and not taken back
         self.num_quick = 0  # those of them that are done together
 
@@ -159,7 +161,8 @@ class MaskThreads:
         self._queues[number] = works
         piece, num_threads = (PIECE * self._num_threads, self._num_threads) if number == 0 else (1, 1)
         maker = _Maker(self._get_vocabulary(), self._num_words, works, self._hand_over, self._closing, piece, num_threads)
-        maker.begun = self._begun if number == 0 else None
+        if number == 0:  # what is slow would keep the memory of what is made meanwhile
+            maker.begun, maker.memory = self._begun, self.memory
         self._threads.append(threading.Thread(target=maker.run, name=f"quire-masks-{number}", daemon=True))
         self._threads[-1].start()
 
@@ -201,6 +204,7 @@ class _Maker:
         self._closing = closing
         self._piece = piece
         self.begun: threading.Lock | None = None
+        self.memory = _new_memory
         self._executor = llguidance.LLExecutor(num_threads)
         # consume_token_par gives Python's lock back only for two and more: this one has ended, and takes its end at any time
         self._ended = llguidance.LLMatcher(vocabulary.tokenizer, 'start: ""', log_level=0)
@@ -231,7 +235,7 @@ class _Maker:
             self._end_part(maskless, [], np.empty((0, self._vocabulary.num_words), np.int32), seconds)
         for first in range(0, len(masked), size):
             part = masked[first : first + size]
-            masks = np.empty((len(part), self._vocabulary.num_words), np.int32)
+            masks = self.memory(len(part), self._vocabulary.num_words)
             matchers = [(part[i].constraint.matcher, i) for i in _by_lexer(part)]
             self._tell_begun()
             # at once: llguidance's threads have not gone to sleep yet
@@ -290,6 +294,10 @@ class _Maker:
         for i in may_end.union(i for i, work in enumerate(works) if work.is_bound):
             if not works[i].has_ended:
                 _complete_mask(works[i], masks[i, : self._num_words].view(np.uint32), i in may_end)
+
+
+def _new_memory(n: int, width: int) -> np.ndarray:
+    return np.empty((n, width), np.int32)
 
 
 def _by_lexer(works: list[Work]) -> list[int]:

@@ -28,6 +28,7 @@ from quire.enginecore.scheduling.step import ScheduledStep, StepOutput
 from quire.enginecore.without_token import TOO_LATE, nothing_left
 from quire.enginecore.workers import WorkerGroup
 from quire.ipc.messages import CaptureMaskedTails, Finished, FinishReason, StepOutputs
+from quire.ipc.step.masks import mask_words
 from quire.ipc.step.sections import INT32_MAX, MAX_BAD_WORD_TOKENS, VARIANT_PROCESSORS
 
 AHEAD = 0  # the step of a mask that is made before its row is scheduled
@@ -69,6 +70,8 @@ class GrammarSteps:
         self._owners = owners
         self._waiting = waiting
         self._threads = grammars.mask_threads if grammars is not None else None
+        if self._threads is not None:
+            self._threads.memory = workers.mask_memory
         self._epoch = epoch
         self._steps: dict[int, _Waiting] = {}  # in flight, with mask rows
         self._held = HeldSequences(scheduler)
@@ -76,7 +79,7 @@ class GrammarSteps:
         self._now = 0.0  # of the last turn
         self._oldest = 0  # step, as the last turn saw it
         self._told = 0  # the generation of workers that knows that masks will come
-        self._num_words = -(-scheduler.config.vocab_size // 32)
+        self._num_words = mask_words(scheduler.config.vocab_size)
 
     def pollables(self) -> Iterable[int]:
         """What the core's poller must watch."""

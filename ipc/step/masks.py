@@ -3,7 +3,7 @@
 They follow the plan whose section `mask_rows` names their rows; the worker samples when every such row was named by a
 record. A record without masks says of its rows that they may be any token, or that they get none, and the next plan says so
 of all that are left: then the row's result is NO_TOKEN, and the core ends its request. It is the ring that decides, not a
-clock, so that all ranks decide alike.
+clock, so that all ranks decide alike. Masks lie in the record, or in the ring's area (mask_area.py), where it says.
 
 Written by the core (enginecore/workers.py), read by each worker (workers/records.py).
 """
@@ -13,10 +13,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from quire.ipc.step.sections import MASK, MASKS_ALLOW, MASKS_FREE, MASKS_NONE, STEP_MASK
+from quire.ipc.step.plan_ring import RingCorrupt
+from quire.ipc.step.sections import MASK, MASKS_ALLOW, MASKS_FREE, MASKS_NONE, MASKS_PLACED, STEP_MASK
 
 MASK_RECORD_WORDS = 1 << 20  # of one record at most: a worker copies one while the core writes the next, in buffers so large
 _STEP, _NUM_ROWS, _KIND = (MASK.at[name] for name in ("step", "num_rows", "kind"))
+
+_NO_AREA = np.zeros(0, np.int32)
 
 # int32 [n], rows of a step; int32 [n, words], bit set = allowed, or None: everything is
 RowsAndMasks = tuple[np.ndarray, np.ndarray | None]
@@ -27,6 +30,11 @@ class MaskRecord(NamedTuple):
     rows: np.ndarray  # int32 [n], rows of the step
     masks: np.ndarray | None  # int32 [n, words], bit set = allowed
     kind: int  # MASKS_*
+
+
+def mask_words(vocab_size: int) -> int:
+    """int32 words of a mask: a bit for each token, and one behind them, in which llguidance says whether the output may end."""
+    return vocab_size // 32 + 1
 
 
 def _header(step: int, num_rows: int, kind: int) -> np.ndarray:
@@ -48,6 +56,11 @@ def mask_records(step: int, rows: np.ndarray, masks: np.ndarray, max_words: int)
         yield _header(step, len(some), MASKS_ALLOW), some, masks[first : first + at_once]
 
 
+def placed_record(step: int, rows: np.ndarray, place: int, width: int) -> tuple[np.ndarray, ...]:
+    """The parts of a record that says where the masks of these rows lie in the ring's area: from this word on, so long each."""
+    return _header(step, len(rows), MASKS_PLACED), rows, np.asarray((place, width), np.int32)
+
+
 def no_masks_record(step: int, rows: np.ndarray) -> tuple[np.ndarray, ...]:
     """The parts of a record that says that these rows get no mask."""
     return _header(step, len(rows), MASKS_NONE), rows
@@ -58,9 +71,14 @@ def free_record(step: int, rows: np.ndarray) -> tuple[np.ndarray, ...]:
     return _header(step, len(rows), MASKS_FREE), rows
 
 
-def decode_masks(words: np.ndarray) -> MaskRecord:
-    """Read a record; views into `words`."""
+def decode_masks(words: np.ndarray, area: np.ndarray = _NO_AREA) -> MaskRecord:
+    """Read a record; views into `words` and the ring's area. Raises RingCorrupt for masks that are not all there."""
     n = int(words[_NUM_ROWS])
     rows, rest = words[MASK.width : MASK.width + n], words[MASK.width + n :]
     kind = int(words[_KIND])
+    if kind == MASKS_PLACED:
+        place, width = rest.tolist()
+        if place < 0 or width < 1 or place + n * width > area.size:
+            raise RingCorrupt(f"{n} masks of {width} words from {place} on are not in an area of {area.size}")
+        return MaskRecord(int(words[_STEP]), rows, area[place : place + n * width].reshape(n, width), kind)
     return MaskRecord(int(words[_STEP]), rows, rest.reshape(n, -1) if kind == MASKS_ALLOW else None, kind)

@@ -4,7 +4,8 @@ The memory is memfds, passed to the child by descriptor: nothing has a name, so 
 sealed against shrinking, so that no process can make another one fault, and only the writer can map the ring writable.
 
     ring, page 0     magic, capacity in units | published                        (int64 words, | starts a cache line)
-    ring, the rest   records: {sequence number int64, kind int32, length int32} words[length], padded to units of 16 bytes
+    ring, then       records: {sequence number int64, kind int32, length int32} words[length], padded to units of 16 bytes
+    ring, the rest   the area that records may refer to (mask_area.py)
     reader's page    magic, position, sleeping                                   (one memfd per reader)
 
 Positions count units and never wrap. A record is contiguous: where it would cross the end, a filler takes the rest. The writer
@@ -24,6 +25,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import numpy as np
+
+from quire.ipc.step.mask_area import MaskArea
 
 KIND_PLAN = 1
 KIND_MASK = 2
@@ -106,26 +109,30 @@ class PlanRing:
 
     def __init__(self, fd: int, readers: list[int], doorbells: list[int], capacity: int) -> None:
         self._fd, self._readers, self._doorbells, self._capacity = fd, readers, doorbells, capacity
-        memory = _map(fd, _PAGE + 16 * capacity)
+        memory = _map(fd, os.fstat(fd).st_size)
+        records, area = memory[_PAGE : _PAGE + 16 * capacity], memory[_PAGE + 16 * capacity :]
         self._q = memory[:_PAGE].cast("q")
-        self._headers = memory[_PAGE:].cast("q")
-        self._words = np.frombuffer(memory[_PAGE:], np.int32)
+        self._headers = records.cast("q")
+        self._words = np.frombuffer(records, np.int32)
         self._pages = [_map(reader, _PAGE).cast("q") for reader in readers]
         self._bells = list(zip(self._pages, doorbells, strict=True))
         self._fence = make_fence()
         self._head = 0  # units written
         self._tail = 0  # units that every reader has given back, as last seen
         self._sequence = 0
+        pages = self._pages
+        self.area = MaskArea(area, lambda: min(page[_Q_POSITION] for page in pages)) if area.nbytes else None
 
     @classmethod
-    def create(cls, capacity_words: int, num_readers: int) -> "PlanRing":
-        """A ring of at least `capacity_words` int32 words; one record may take half of it, see `max_record_words`."""
+    def create(cls, capacity_words: int, num_readers: int, area_words: int = 0) -> "PlanRing":
+        """A ring of at least `capacity_words` int32 words; one record may take half of it, see `max_record_words`. With an
+        area of so many, if any."""
         if capacity_words < 1 or num_readers < 1:
             raise ValueError(f"no plan ring of {capacity_words} words and {num_readers} readers")
         pages = -(-max(capacity_words, 2 * _UNIT_WORDS) * 4 // _PAGE)
         capacity = pages * _PAGE // 16
         readers = [make_shared_memory("quire-plan-reader", _PAGE) for _ in range(num_readers)]
-        ring_fd = make_shared_memory("quire-plan", _PAGE + 16 * capacity)
+        ring_fd = make_shared_memory("quire-plan", _PAGE + 16 * capacity + -(-area_words * 4 // _PAGE) * _PAGE)
         ring = cls(ring_fd, readers, [make_doorbell() for _ in readers], capacity)
         ring._q[_Q_CAPACITY], ring._q[_Q_MAGIC] = capacity, _RING_MAGIC
         for page in ring._pages:
@@ -140,6 +147,11 @@ class PlanRing:
     def max_record_words(self) -> int:
         """The longest record: half the ring, so that with a filler before it it still fits an empty one."""
         return (self._capacity // 2 - 1) * _UNIT_WORDS
+
+    @property
+    def position(self) -> int:
+        """Behind the last record."""
+        return self._head
 
     def fds(self, reader: int) -> list[int]:
         """Descriptors for `PlanReader.attach` in the child: pass them on with Child.configure or Popen(pass_fds=...)."""
@@ -205,6 +217,7 @@ class PlanRing:
         for fd in (self._fd, *self._readers, *self._doorbells):
             os.close(fd)
         self._fd = -1
+        self.area = None
         del self._q, self._headers, self._words, self._pages, self._bells  # the maps go, and their own descriptors
 
     def __repr__(self) -> str:
@@ -217,10 +230,11 @@ class PlanReader:
     def __init__(self, fds: list[int], capacity: int) -> None:
         self._fds, self._capacity = fds, capacity
         ring, reader, self._doorbell = fds
-        memory = _map(ring, _PAGE + 16 * capacity, writable=False)
+        memory = _map(ring, os.fstat(ring).st_size, writable=False)
         self._q = memory[:_PAGE].cast("q")
-        self._headers = memory[_PAGE:].cast("q")
-        self._words = np.frombuffer(memory[_PAGE:], np.int32)
+        self._headers = memory[_PAGE : _PAGE + 16 * capacity].cast("q")
+        self.memory = np.frombuffer(memory[_PAGE:], np.int32)  # page aligned: all that `read` returns, or that it refers to
+        self._words, self.area = self.memory[: 4 * capacity], self.memory[4 * capacity :]
         self._page = _map(reader, _PAGE).cast("q")
         self._fence = make_fence()
         self._poll = select.poll()
@@ -239,18 +253,13 @@ class PlanReader:
         if size < 2 * _PAGE or os.fstat(reader).st_size != _PAGE:
             raise RingCorrupt("this is no plan ring")
         magic, capacity = _map(ring, _PAGE, writable=False).cast("q")[:2]
-        if (magic, _map(reader, _PAGE).cast("q")[_Q_MAGIC]) != (_RING_MAGIC, _READER_MAGIC) or size != _PAGE + 16 * capacity:
+        if (magic, _map(reader, _PAGE).cast("q")[_Q_MAGIC]) != (_RING_MAGIC, _READER_MAGIC) or size < _PAGE + 16 * capacity:
             raise RingCorrupt("this is no plan ring")
         return cls(fds, capacity)
 
     def fileno(self) -> int:
         """The doorbell, for a poller; it rings only while armed."""
         return self._doorbell
-
-    @property
-    def memory(self) -> np.ndarray:
-        """All that records lie in: int32, read-only, page aligned. What `read` returns are views of it."""
-        return self._words
 
     def read(self, timeout_s: float, spin_s: float = 0.0) -> tuple[int, np.ndarray] | None:
         """The next record as (kind, int32 words), or None after timeout_s. Spins for spin_s before it sleeps.
@@ -344,4 +353,4 @@ class PlanReader:
         for fd in self._fds:
             os.close(fd)
         self._fds = []
-        del self._q, self._headers, self._words, self._page
+        del self._q, self._headers, self._words, self._page, self.memory, self.area

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from quire.ipc.step.masks import mask_records
+from quire.ipc.step.masks import mask_records, placed_record
 from quire.ipc.step.plan import StepPlan
 from quire.ipc.step.plan_ring import KIND_MASK, PlanReader, PlanRing
 from quire.workers.devices.masks import CudaMasks
@@ -35,20 +35,31 @@ class Core(threading.Thread):
     def __init__(self, ring: PlanRing, rows: np.ndarray) -> None:
         super().__init__(name="test-core")
         self.ring, self.rows, self.error = ring, rows, None
+        self.num_placed = 0
 
     def run(self) -> None:
         try:
             for step in range(STEPS):
                 for some in np.split(self.rows, 2):
+                    if self.ring.area is not None and (masks := self.ring.area.take(len(some), WORDS)) is not None:
+                        self.place(step, some, masks)
+                        continue
                     for parts in mask_records(step, some, masks_of(step, some), self.ring.max_record_words):
                         self.ring.write_parts(KIND_MASK, parts, 20.0)
         except Exception as error:
             self.error = error
 
+    def place(self, step: int, rows: np.ndarray, masks: np.ndarray) -> None:
+        masks[:] = masks_of(step, rows)
+        place = self.ring.area.place_of(masks)
+        self.ring.write_parts(KIND_MASK, placed_record(step, rows, place, WORDS), 20.0)
+        self.ring.area.named(place, self.ring.position)
+        self.num_placed += 1
 
-@pytest.fixture
-def ring():
-    ring = PlanRing.create(1 << 20, 1)  # of 3 steps' masks
+
+@pytest.fixture(params=[0, 1 << 20], ids=["in records", "in the area"])
+def ring(request):
+    ring = PlanRing.create(1 << 20, 1, request.param)  # each of 3 steps' masks
     yield ring
     ring.close()
 
@@ -57,7 +68,7 @@ def ring():
 @pytest.mark.parametrize("rows", ORDERS.values(), ids=ORDERS.keys())
 def test_masks_through_a_ring_that_turns_many_times(ring, rows, is_locked):
     reader = PlanReader.attach([os.dup(fd) for fd in ring.fds(0)])
-    records, masks = Records(reader), CudaMasks(2 * ROWS, WORDS * 32, torch.device("cuda"))
+    records, masks = Records(reader), CudaMasks(2 * ROWS, WORDS * 32 - 1, torch.device("cuda"))
     if is_locked:
         masks.read_from(reader)
         if masks._ring is None:
@@ -79,6 +90,7 @@ def test_masks_through_a_ring_that_turns_many_times(ring, rows, is_locked):
     core.join()
     assert core.error is None
     assert int(num_wrong) == 0
+    assert core.num_placed > (STEPS // 10 if ring.area is not None else -1)
     assert is_locked or not reader._held
     masks.close()
     reader.close()
@@ -86,7 +98,7 @@ def test_masks_through_a_ring_that_turns_many_times(ring, rows, is_locked):
 
 def test_page_locking_that_fails_leaves_no_error_behind(ring):
     reader = PlanReader.attach([os.dup(fd) for fd in ring.fds(0)])
-    first, second = (CudaMasks(4, WORDS * 32, torch.device("cuda")) for _ in range(2))
+    first, second = (CudaMasks(4, WORDS * 32 - 1, torch.device("cuda")) for _ in range(2))
     first.read_from(reader)
     second.read_from(reader)  # locked already
     assert second._ring is None

@@ -52,7 +52,7 @@ class FakeWorkers(WorkerGroup):
         if kind == KIND_MASK:
             assert self._waiting is not None
             plan, due, without = self._waiting
-            masks = decode_masks(words)
+            masks = decode_masks(words, self._reader.area)
             assert masks.step == plan.step and set(masks.rows.tolist()) <= due
             due -= set(masks.rows.tolist())
             if masks.kind == MASKS_NONE:

@@ -79,7 +79,7 @@ class ModelWorkers(WorkerGroup):
         if kind == KIND_CONTROL:
             self.controls += 1
         elif kind == KIND_MASK:
-            come = decode_masks(words)
+            come = decode_masks(words, self._reader.area)
             assert self._plan is not None and come.step == self._plan[0].step and set(come.rows.tolist()) <= self._due
             self._due -= set(come.rows.tolist())
             self.free_rows += len(come.rows) * (come.kind != MASKS_NONE and come.masks is None)

@@ -66,6 +66,22 @@ def test_a_step_takes_its_masks_from_several_records(core):
     assert core.records.read(0.0, 0.0)[0] == KIND_PLAN
 
 
+def test_masks_are_read_where_they_were_made():
+    core = Core()
+    core.group.plan_ring = core.ring = PlanRing.create(1 << 10, 1, 1 << 12)
+    core.reader.close()
+    core.reader = PlanReader.attach([os.dup(fd) for fd in core.ring.fds(0)])
+    core.records = Records(core.reader)
+    masks = core.ring.area.take(3, 1000)
+    masks[:] = np.asarray([[4], [2], [9]])
+    core.group.send_masks(7, np.asarray([4, 2, 9], np.int32), masks)
+    core.masks(7, 1)
+    assert core.ring.position * 4 < 1000  # words that the records took
+    masks[0] = 5
+    assert core.come(waiting(7, 1, 2, 4, 9)) == {4: 5, 2: 2, 9: 9, 1: 1}
+    core.close()
+
+
 def test_a_mask_for_every_row_of_the_largest_step_arrives():
     """1,024 rows of a vocabulary of 151,936: 4.86 M words, where a record takes 4.19 M."""
     core = Core(RING_WORDS)

@@ -10,6 +10,7 @@ from inline_engine import InlineEngine
 from tiny_models import reference, tiny_model
 
 from quire.ipc.sampling import SamplingParams
+from quire.ipc.step.masks import mask_words
 from quire.ipc.step.sections import NO_TOKEN, SECTIONS
 
 PROMPTS = [[5, 6, 7], list(range(4, 44)), [9] * 17, [100, 200, 300, 400]]
@@ -22,7 +23,7 @@ def with_late_masks(engine, allowed=None, delayed=False, rows=lambda plan: range
     """
     came = []
     vocab = engine.runner.ctx.config.vocab_size
-    words = np.full(-(-vocab // 32), -1, np.int32)
+    words = np.full(mask_words(vocab), -1, np.int32)
     if allowed is not None:
         bits = np.zeros(len(words) * 32, bool)
         bits[allowed] = True

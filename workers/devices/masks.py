@@ -18,7 +18,7 @@ from contextlib import suppress
 import numpy as np
 import torch
 
-from quire.ipc.step.masks import MASK_RECORD_WORDS, RowsAndMasks
+from quire.ipc.step.masks import MASK_RECORD_WORDS, RowsAndMasks, mask_words
 from quire.ipc.step.plan import StepPlan
 from quire.ipc.step.plan_ring import PlanReader
 
@@ -30,8 +30,8 @@ ReadMasks = Callable[[StepPlan], Iterable[RowsAndMasks]]  # the masks that a pla
 
 class RowMasks(ABC):
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
-        """tensor: int32 [max_rows, ceil(V / 32)], bit set = allowed."""
-        self.tensor = torch.full((max_rows, -(-vocab_size // 32)), -1, dtype=torch.int32, device=device)
+        """tensor: int32 [max_rows, mask_words(V)], bit set = allowed."""
+        self.tensor = torch.full((max_rows, mask_words(vocab_size)), -1, dtype=torch.int32, device=device)
         self._has_mask = np.zeros(max_rows, bool)
 
     def read_from(self, reader: PlanReader) -> None:  # noqa: B027 - nothing need be made of it
