@@ -20,7 +20,7 @@ async def run_batch(
 ) -> list[RequestOutput]:
     """Raises TypeError, ValueError and ClientErrors; then no request is left behind."""
     resolved = await _resolve_all(client, prompts)
-    ids = _check_batch(client, resolved, params)
+    checked = _check_batch(client, resolved, params)
     priorities = priority or [0] * len(prompts)
     window = asyncio.Semaphore(max(64, 4 * client.welcome.limits.max_num_seqs))
     if len(prompts) > 1:
@@ -29,8 +29,8 @@ async def run_batch(
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [
-                    group.create_task(_run_one(client, *each, window, bar))
-                    for each in zip(resolved, ids, params, priorities, strict=True)
+                    group.create_task(_run_one(client, given, *each, rank, window, bar))
+                    for given, each, rank in zip(resolved, checked, priorities, strict=True)
                 ]
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
@@ -40,14 +40,15 @@ async def run_batch(
     return outputs
 
 
-def _check_batch(client: Client, resolved: list[PromptParts], params: list[SamplingParams]) -> list[np.ndarray]:
-    """Find what cannot be run before anything is. The prompts' ids as int32: converting lists is most of the work."""
+def _check_batch(
+    client: Client, resolved: list[PromptParts], params: list[SamplingParams]
+) -> list[tuple[np.ndarray, SamplingParams]]:
+    """Find what cannot be run before anything is. Ids, int32, and parameters as they go to the core: making them is the work."""
     found = []
     for i, (given, p) in enumerate(zip(resolved, params, strict=True)):
         try:
             assert given.ids is not None
-            found.append(client._check_prompt(given.ids))
-            client._check_params(p, len(given.ids))
+            found.append((client._check_prompt(given.ids), client._check_params(p, len(given.ids))))
         except ValueError as error:
             raise type(error)(f"prompt {i}: {error}") from None
     return found
