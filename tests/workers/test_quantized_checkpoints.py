@@ -153,6 +153,9 @@ def test_quantize_config_json_stands_in_for_the_field(tmp_path):
     (folder / "quantize_config.json").write_text(json.dumps(config))
     assert read_model_config(folder).quantization.method == "gptq"
     load(folder)
+    (folder / "quantize_config.json").write_text(json.dumps({**config, "bits": 3}))
+    with pytest.raises(ModelConfigError, match=r"^quantize_config\.json: quantization_config: bits is 3: supported"):
+        read_model_config(folder)
 
 
 def test_a_multimodal_models_text_may_have_it(tmp_path):
