@@ -159,6 +159,17 @@ def test_quantize_config_json_stands_in_for_the_field(tmp_path):
         read_model_config(folder)
 
 
+def test_autoawqs_first_file_stands_in_for_the_field(tmp_path):
+    folder = folder_of(tmp_path, "awq")
+    fields = json.loads((folder / "config.json").read_text())
+    del fields["quantization_config"]
+    (folder / "config.json").write_text(json.dumps(fields))
+    config = {"zero_point": True, "q_group_size": 32, "w_bit": 4, "version": "GEMM"}
+    (folder / "quant_config.json").write_text(json.dumps(config))
+    assert read_model_config(folder).quantization.method == "awq"
+    load(folder)
+
+
 def test_a_file_of_weights_may_have_another_name(tmp_path):
     """As AutoGPTQ wrote it, beside its quantize_config.json."""
     folder = folder_of(tmp_path)

@@ -115,6 +115,8 @@ RECURRENT = words(
     "MiniMaxForCausalLM MiniMaxText01ForCausalLM OlmoHybridForCausalLM Phi4FlashForCausalLM Plamo2ForCausalLM",
 )
 
+BESIDE = ("quantize_config.json", "quant_config.json")  # AutoGPTQ's, and AutoAWQ's first name
+
 
 def read_model_config(model_dir: str | Path, overrides: Json | None = None, **options: Any) -> ModelConfig:
     """ModelConfig of the folder's config.json, `overrides` in place of its fields; options are those of parse_model_config.
@@ -130,12 +132,14 @@ def read_model_config(model_dir: str | Path, overrides: Json | None = None, **op
         raise ModelConfigError(f"{path} is not JSON: {error}") from None
     if not isinstance(fields, dict):
         raise ModelConfigError(f"{path} is not a JSON object")
-    beside = Path(model_dir) / "quantize_config.json"
-    if is_beside := quantization_config_of(fields) is None and beside.exists():
+    beside = None
+    if quantization_config_of(fields) is None:
+        beside = next((file for name in BESIDE if (file := Path(model_dir) / name).exists()), None)
+    if beside is not None:
         fields["quantization_config"] = _beside(beside)
     own = quantization_config_of(fields)
     fields = tied_as_stored(_overridden(fields, overrides or {}), Path(model_dir))
-    config = parse_model_config(fields, quantization_file=beside.name if is_beside else path.name, **options)
+    config = parse_model_config(fields, quantization_file=(beside or path).name, **options)
     if config.quantization is None or own is None or quantization_config_of(fields) is not own:
         return config  # what a flag says of all layers is not the files' to say
     return msgspec.structs.replace(config, quantization=_as_stored(config.quantization, Path(model_dir), config.names))
