@@ -24,6 +24,7 @@ import msgspec
 from quire.enginecore.loading.settings import plain
 from quire.ipc.generation_config import check_overrides, generation_defaults
 from quire.ipc.text_config import is_stretched, text_fields
+from quire.ipc.weights_file import weights_file
 
 BUNDLED = Path(__file__).parent / "bundled"
 
@@ -73,7 +74,7 @@ def resolve_model(
     folder = _local_or_hub(model, revision, download_dir, SMALL_FILES + (WEIGHT_FILES if weights else []), token)
     if not (folder / "config.json").is_file():
         raise ModelFilesError(f"{model} has no config.json: it is not a model in Hugging Face's format")
-    if weights and not any((folder / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json")):
+    if weights and not (folder / "model.safetensors.index.json").is_file() and weights_file(folder) is None:
         raise ModelFilesError(
             f"{model} has no model.safetensors and no model.safetensors.index.json. Quire reads safetensors only: pickled "
             "weights (.bin, .pt) can run code when they are read"

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from quire.frontend.cli.estimate_model import BUNDLED, ITEMSIZE, Model, read_model
 from quire.frontend.cli.estimate_sizes import EstimateError
 from quire.frontend.cli.estimate_stage import share_of
-from quire.frontend.cli.estimate_weights import WITHOUT_FP8, weights_bytes
+from quire.frontend.cli.estimate_weights import WITHOUT_FP8, check_quantization, weights_bytes
 from quire.ipc import memory_plan as plan
 from quire.ipc.config import EngineConfig, add_engine_arguments, engine_config_from
 from quire.ipc.memory_plan import GIB
@@ -134,6 +134,7 @@ def _bytes(text: str) -> int:
 # ----------------------------------------------------------------------------------------------------------- the plan
 def estimate(model: Model, config: EngineConfig, memory: int, gpu: str = "") -> Estimate:
     """memory: of the GPU, bytes; 0 for a CPU. Raises EstimateError."""
+    check_quantization(model, config.quantization)
     model = on_one(model._replace(sizes=with_cache_dtype(model, config)), config)
     is_gpu, sizes = memory > 0, model.sizes
     dtype = config.dtype if config.dtype != "auto" else (model.dtype or "bfloat16") if is_gpu else "float32"

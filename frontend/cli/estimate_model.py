@@ -16,6 +16,7 @@ from quire.frontend.cli.estimate_sizes import EstimateError, Json, sizes_on_rank
 from quire.ipc.memory_plan import LayerSizes, ModelSizes
 from quire.ipc.quantization import OTHER_NAMES
 from quire.ipc.text_config import is_stretched, text_fields
+from quire.ipc.weights_file import weights_file
 
 _MAX_HEADER_BYTES = 100 << 20
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -254,7 +255,7 @@ def _json(path: Path) -> Json:
 
 
 def _local_tensors(folder: Path) -> Iterator[Tensor]:
-    paths = [folder / "model.safetensors"]
+    paths = [path for path in [weights_file(folder)] if path is not None]
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:

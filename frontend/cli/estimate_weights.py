@@ -5,7 +5,7 @@ as much of it as tells 4 bits from 16. Sizes that a config has for some of its l
 """
 
 from quire.frontend.cli.estimate_model import Model
-from quire.frontend.cli.estimate_sizes import Json
+from quire.frontend.cli.estimate_sizes import EstimateError, Json
 from quire.ipc.quantization import OTHER_NAMES, WHILE_LOADING
 
 # before compute capability 8.9, whose tensor cores are the first with fp8; as users write them, without spaces and dashes
@@ -14,6 +14,17 @@ GROUPS, WIDE_GROUP = (32, 64), 128  # sizes that kernels of 16-bit inputs take, 
 INT4_BITS, MXFP4_BITS = 4 + 3 / 16, 9  # with scales: of 128 weights 16 bits and a zero point of 8; of 32, in 8 bits each, 32
 PLAIN = 0.0
 WEIGHT_ONLY = "int8_per_channel_weight_only"  # of WHILE_LOADING, what no kernel of experts takes
+
+
+def check_quantization(model: Model, asked: str | None) -> None:
+    """--quantization is refused as by an engine (workers/models/families.py). Raises EstimateError."""
+    if asked is None or (model.quantization is None and asked in WHILE_LOADING):
+        return
+    if model.quantization is None:
+        raise EstimateError(f"--quantization {asked}: {model.name} has no quantization_config: {', '.join(WHILE_LOADING)} work")
+    method = model.quantization.get("quant_method")
+    if OTHER_NAMES.get(str(method), method) not in (asked, None):
+        raise EstimateError(f"--quantization {asked}: {model.name} is quantized already ({method}): leave the flag out")
 
 
 def weights_bytes(model: Model, quantization: str | None, item: int, *, has_fp8: bool, expert_parallel: bool = False) -> int:

@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections.abc import Coroutine
 from concurrent.futures import CancelledError, Future, wait
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import msgspec
 import uvloop
@@ -142,5 +142,8 @@ def _in_words_of_python(text: str) -> str:
     """An error of msgspec or about a flag, as one about an argument of LLM."""
     what, _, path = text.partition(" - at `$.")
     if path:
-        what = f"{path.rstrip('`')}: {what[:1].lower()}{what[1:]}".replace("| null", "or None").replace("`", "")
+        name = path.rstrip("`")
+        what = f"{name}: {what[:1].lower()}{what[1:]}".replace("| null", "or None").replace("`", "")
+        if "invalid enum value" in what:
+            what += f"; there are {', '.join(map(str, get_args(get_type_hints(EngineConfig).get(name))))}"
     return re.sub(r"--([a-z][a-z-]+)", lambda flag: flag[1].replace("-", "_"), what)

@@ -237,7 +237,8 @@ def test_an_unknown_option_names_those_like_it() -> None:
         ({"emulate_world_size": 4}, "^emulate_world_size runs one rank alone, .* it needs load_format dummy, and"),
         ({"data_parallel_size": 0}, "^data_parallel_size must be between 1 and 64$"),
         ({"data_parallel_size": 2, "listen": "ipc:///x"}, "one engine's address"),
-        ({"device": "tpu"}, "^device: invalid enum value 'tpu'$"),
+        ({"device": "tpu"}, "^device: invalid enum value 'tpu'; there are auto, cuda, cpu$"),
+        ({"kv_cache_dtype": "int8"}, "^kv_cache_dtype: invalid enum value 'int8'; there are auto, fp8, fp8_e4m3, fp8_e5m2$"),
         ({"max_num_seqs": "many"}, "^max_num_seqs: expected int or None, got str$"),
     ],
 )

@@ -202,6 +202,18 @@ def test_scales_of_blocks_in_every_dtype(dtype):
     assert DTYPES.get(dtype, "F8_E8M0") in found.stored()["weight_scale"].dtypes
 
 
+def test_scales_may_be_bytes_of_exponents():
+    """As transformers takes them where scale_fmt is ue8m0; of integers they would be surprising, and are none."""
+    q, found = torch.randn(5, 10).to(torch.float8_e4m3fn), layout_of(Scaled(dtype="fp8", block=(4, 4)), "layer", 5, 10)
+    octets = torch.arange(122, 128, dtype=torch.uint8).reshape(2, 3)
+    scales = (2.0 ** (octets.float() - 127)).repeat_interleave(4, 0).repeat_interleave(4, 1)[:5, :10]
+    assert torch.equal(dequantized(found, {"weight": q, "weight_scale": octets}), q.float() * scales)
+    assert "U8" in found.stored()["weight_scale"].dtypes
+    assert "U8" not in layout_of(Scaled(dtype="int8", block=(4, 4)), "layer", 5, 10).stored()["weight_scale"].dtypes
+    with pytest.raises(ValueError, match="NaN"):
+        dequantized(found, {"weight": q, "weight_scale": octets.index_fill(0, torch.tensor(0), 255)})
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 def test_words_are_unpacked_as_shifts_do(bits):
     words = torch.randint(-(1 << 31), 1 << 31, (3, 5)).to(torch.int32)

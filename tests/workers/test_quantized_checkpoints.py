@@ -10,6 +10,7 @@ from quantized_models import quantized
 from safetensors.torch import load_file, save_file
 from tiny_models import tiny_model
 
+from quire.enginecore.loading.model_files import resolve_model
 from quire.workers.loading.target import WeightsError
 from quire.workers.loading.weights import load_weights
 from quire.workers.models.build import build_model
@@ -152,6 +153,28 @@ def test_quantize_config_json_stands_in_for_the_field(tmp_path):
     (folder / "config.json").write_text(json.dumps(fields))
     (folder / "quantize_config.json").write_text(json.dumps(config))
     assert read_model_config(folder).quantization.method == "gptq"
+    load(folder)
+    (folder / "quantize_config.json").write_text(json.dumps({**config, "bits": 3}))
+    with pytest.raises(ModelConfigError, match=r"^quantize_config\.json: quantization_config: bits is 3: supported"):
+        read_model_config(folder)
+
+
+def test_autoawqs_first_file_stands_in_for_the_field(tmp_path):
+    folder = folder_of(tmp_path, "awq")
+    fields = json.loads((folder / "config.json").read_text())
+    del fields["quantization_config"]
+    (folder / "config.json").write_text(json.dumps(fields))
+    config = {"zero_point": True, "q_group_size": 32, "w_bit": 4, "version": "GEMM"}
+    (folder / "quant_config.json").write_text(json.dumps(config))
+    assert read_model_config(folder).quantization.method == "awq"
+    load(folder)
+
+
+def test_a_file_of_weights_may_have_another_name(tmp_path):
+    """As AutoGPTQ wrote it, beside its quantize_config.json."""
+    folder = folder_of(tmp_path)
+    (folder / "model.safetensors").rename(folder / "gptq_model-4bit-32g.safetensors")
+    assert resolve_model(str(folder)) == folder.resolve()
     load(folder)
 
 

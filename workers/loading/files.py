@@ -11,6 +11,7 @@ from typing import Any
 
 import safetensors
 
+from quire.ipc.weights_file import weights_file
 from quire.workers.loading.names import CheckpointNames
 from quire.workers.loading.source import Source
 from quire.workers.loading.target import FLOATS, WeightsError
@@ -19,12 +20,11 @@ PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 
 
 def checkpoint_files(model_dir: Path) -> list[Path]:
-    """The safetensors files of a folder: model.safetensors, or those that its index names. Raises WeightsError."""
+    """The safetensors files of a folder: those that its index names, or the one there is. Raises WeightsError."""
     index = model_dir / "model.safetensors.index.json"
     if index.exists():
         return _indexed_files(index)
-    single = model_dir / "model.safetensors"
-    if single.exists():
+    if (single := weights_file(model_dir)) is not None:
         return [single]
     if any(path.suffix in PICKLED for path in model_dir.iterdir()):
         raise WeightsError(

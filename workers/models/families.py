@@ -115,6 +115,8 @@ RECURRENT = words(
     "MiniMaxForCausalLM MiniMaxText01ForCausalLM OlmoHybridForCausalLM Phi4FlashForCausalLM Plamo2ForCausalLM",
 )
 
+BESIDE = ("quantize_config.json", "quant_config.json")  # AutoGPTQ's, and AutoAWQ's first name
+
 
 def read_model_config(model_dir: str | Path, overrides: Json | None = None, **options: Any) -> ModelConfig:
     """ModelConfig of the folder's config.json, `overrides` in place of its fields; options are those of parse_model_config.
@@ -130,12 +132,14 @@ def read_model_config(model_dir: str | Path, overrides: Json | None = None, **op
         raise ModelConfigError(f"{path} is not JSON: {error}") from None
     if not isinstance(fields, dict):
         raise ModelConfigError(f"{path} is not a JSON object")
-    beside = Path(model_dir) / "quantize_config.json"
-    if quantization_config_of(fields) is None and beside.exists():
+    beside = None
+    if quantization_config_of(fields) is None:
+        beside = next((file for name in BESIDE if (file := Path(model_dir) / name).exists()), None)
+    if beside is not None:
         fields["quantization_config"] = _beside(beside)
     own = quantization_config_of(fields)
     fields = tied_as_stored(_overridden(fields, overrides or {}), Path(model_dir))
-    config = parse_model_config(fields, **options)
+    config = parse_model_config(fields, quantization_file=(beside or path).name, **options)
     if config.quantization is None or own is None or quantization_config_of(fields) is not own:
         return config  # what a flag says of all layers is not the files' to say
     return msgspec.structs.replace(config, quantization=_as_stored(config.quantization, Path(model_dir), config.names))
@@ -183,12 +187,14 @@ def parse_model_config(
     kv_cache_dtype: str = "auto",
     kv_cache_dtype_skip_layers: Sequence[str] = (),
     model_impl: str = "auto",
+    quantization_file: str = "config.json",
 ) -> ModelConfig:
     """ModelConfig from config.json's fields, and from the flags of these names.
 
-    Raises ModelConfigError, naming the field, for what is not supported.
+    quantization_file: where quantization_config was found, for errors. Raises ModelConfigError, naming the field, for what is
+    not supported.
     """
-    quantized = _quantization(quantization_config_of(fields), quantization)
+    quantized = _quantization(quantization_config_of(fields), quantization, quantization_file)
     config = _by_impl(fields, quantized, model_impl)
     layers = with_cache_dtype(config.layers, kv_cache_dtype, kv_cache_dtype_skip_layers, quantized)
     return msgspec.structs.replace(config, layers=layers)
@@ -261,8 +267,8 @@ def quantization_config_of(fields: Json) -> object:
     return next((config for config in found if config is not None), None)
 
 
-def _quantization(config: object, asked: str | None) -> Quantization | None:
-    """What the checkpoint says, or what --quantization asks of one that says nothing."""
+def _quantization(config: object, asked: str | None, file: str) -> Quantization | None:
+    """What the checkpoint says in this file, or what --quantization asks of one that says nothing."""
     if config is None:
         if asked is not None and asked not in WHILE_LOADING:
             names = ", ".join(WHILE_LOADING)
@@ -274,7 +280,7 @@ def _quantization(config: object, asked: str | None) -> Quantization | None:
     try:
         found = read_quantization(config)
     except QuantizationError as error:
-        raise ModelConfigError(f"config.json: {error}") from None
+        raise ModelConfigError(f"{file}: {error}") from None
     if asked not in (None, found.method):
         raise ModelConfigError(
             f"--quantization {asked}: the checkpoint is quantized already, its quantization_config says {found.method}: "

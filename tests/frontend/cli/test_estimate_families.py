@@ -161,6 +161,28 @@ def test_experts_on_a_gpu_count_as_stored_or_plain(tmp_path, asked_here):
     assert of["int8_per_channel_weight_only"] - of["fp8"] == experts
 
 
+@pytest.mark.parametrize(
+    ("method", "asked", "said"),
+    [
+        (None, "gptq", "--quantization gptq: .* has no quantization_config: fp8, .* work"),
+        ("gptq", "fp8", r"--quantization fp8: .* is quantized already \(gptq\): leave the flag out"),
+        ("fp8", "fp8_per_block", r"is quantized already \(fp8\)"),
+        ("auto_round", "auto-round", None),
+        (None, "int4", None),
+        ("fp8", None, None),
+    ],
+)
+def test_a_quantization_that_an_engine_refuses_is_not_estimated(method, asked, said):
+    model = read(tiny_model("llama"))
+    if method is not None:
+        model = model._replace(quantization={"quant_method": method}, stored_bytes=1 << 20)
+    if said is None:
+        assert estimate(model, EngineConfig(quantization=asked), gpu_bytes("H100", None)).num_blocks
+        return
+    with pytest.raises(EstimateError, match=said):
+        estimate(model, EngineConfig(quantization=asked), gpu_bytes("H100", None))
+
+
 def test_what_no_worker_can_run_is_not_estimated(tmp_path, asked_here):
     with pytest.raises(EstimateError, match="Mamba"):
         read(folder_of(tmp_path, {**QWEN3_06B, "architectures": ["MambaForCausalLM"]}))

@@ -1,6 +1,6 @@
 """quantization_config -> the format of each linear layer, by its name.
 
-Reads config.json's field, or quantize_config.json where that is absent (GPTQ and AWQ of old). Methods have files: here are
+Reads config.json's field, or the file beside it where that is absent (GPTQ and AWQ of old). Methods have files: here are
 those that a few lines read. What is not supported raises QuantizationError, before a weight is looked at. Called by
 models/families.py; the answer goes to the layers with their placement (layers/linear.py).
 """

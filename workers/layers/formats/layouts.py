@@ -17,6 +17,7 @@ from quire.workers.layers.formats.schemes import Activations, QuantizationError,
 
 Tensors = dict[str, torch.Tensor]
 SCALES = ("F32", "F16", "BF16")
+E8M0_NAN = 255
 ANY = -1  # a length that the tensor itself says
 ALL = slice(None)
 # weights that are worked on at once: 4 MB of float32 stay in a CPU's caches; launches of a GPU are few, and copies small
@@ -195,7 +196,7 @@ class ScaledLayout(IntegerLayout):
         shapes: set[tuple[int, ...]] = {grid, grid[:1]} if grid[1] == 1 else {grid}
         if grid == (1, 1) and (rows, columns) == (0, 0):
             shapes |= {()}
-        scale_dtypes = (*SCALES, "F8_E8M0")
+        scale_dtypes = (*SCALES, "F8_E8M0", *(("U8",) if s.dtype == "fp8" else ()))
         found = {"weight": Stored(((self.n, self.k),), ("F8_E4M3",) if s.dtype == "fp8" else ("I8",))}
         for i, name in enumerate(s.scale_names):
             others = tuple(x for x in s.scale_names if x != name)
@@ -207,9 +208,18 @@ class ScaledLayout(IntegerLayout):
     def unpacked(self, tensors: Tensors) -> Integers:
         rows, columns = self.scheme.block
         grid = (parts(self.n, rows), parts(self.k, columns))
-        scales = next(tensors[name] for name in self.scheme.scale_names if name in tensors).reshape(grid)
+        scales = _as_floats(next(tensors[name] for name in self.scheme.scale_names if name in tensors)).reshape(grid)
         zeros = tensors["weight_zero_point"].reshape(grid).to(torch.int32) if "weight_zero_point" in tensors else None
-        return Integers(tensors["weight"], scales.to(torch.float32), self.form.block, zeros)
+        return Integers(tensors["weight"], scales, self.form.block, zeros)
+
+
+def _as_floats(scales: torch.Tensor) -> torch.Tensor:
+    """float32; bytes are exponents (e8m0), as transformers takes them. Raises ValueError for a byte that is no number."""
+    if scales.dtype != torch.uint8:
+        return scales.to(torch.float32)
+    if (scales == E8M0_NAN).any():
+        raise ValueError("a scale of exponents (e8m0) is NaN (255)")
+    return scales.view(torch.float8_e8m0fnu).to(torch.float32)
 
 
 def input_tensors(activations: Activations | None) -> dict[str, Stored]:

@@ -13,6 +13,7 @@ import torch
 
 from quire.workers.layers.formats.layouts import (
     ANY,
+    E8M0_NAN,
     SCALES,
     Form,
     IntegerLayout,
@@ -26,7 +27,7 @@ from quire.workers.layers.formats.schemes import MX_GROUP, FourBitCodes, MxFp4
 
 INT8_RANGE = 127.0
 E2M1_HALVES = (0, 1, 2, 3, 4, 6, 8, 12)  # of 1/2: the values of e2m1 from 0 up; the codes' highest bit is the sign
-E8M0_BIAS, E8M0_NAN = 127, 255
+E8M0_BIAS = 127
 
 
 class FourBitLayout:

@@ -1,0 +1,19 @@
+"""Which file of a model's folder has its weights, where there is no index of several.
+
+Three read it: the core, before it starts workers (enginecore/loading/model_files.py), workers (workers/loading/files.py), and
+`quire estimate`.
+"""
+
+import re
+from pathlib import Path
+
+# a second copy of the weights, LoRA's, and one of several without their index
+_OTHERS = re.compile(r"consolidated|adapter|.*-\d+-of-\d+\.safetensors")
+
+
+def weights_file(folder: Path) -> Path | None:
+    """model.safetensors, or the only file of weights by another name: AutoGPTQ's was gptq_model-4bit-128g.safetensors."""
+    if (usual := folder / "model.safetensors").is_file():
+        return usual
+    found = [path for path in folder.glob("*.safetensors") if path.is_file() and not _OTHERS.match(path.name)]
+    return found[0] if len(found) == 1 else None
