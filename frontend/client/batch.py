@@ -43,7 +43,7 @@ async def run_batch(
 def _check_batch(
     client: Client, resolved: list[PromptParts], params: list[SamplingParams]
 ) -> list[tuple[np.ndarray, SamplingParams]]:
-    """Find what cannot be run before anything is. Ids, int32, and parameters as they go to the core: making them is the work."""
+    """Find what cannot be run before anything is. Ids, int32, and parameters as they go to the core: to make them is work."""
     found = []
     for i, (given, p) in enumerate(zip(resolved, params, strict=True)):
         try:
