@@ -85,9 +85,7 @@ def test_arguments_without_a_field_here_mean_what_their_flags_do():
     options = {"attention_backend": "FLASHINFER", "max_num_partial_prefills": 1, "mm_processor_kwargs": None}
     grammars = {"structured_outputs_config": {"backend": "xgrammar"}}
     assert EngineArgs(**options, **grammars, enable_lora=False, allowed_local_media_path="") == EngineArgs()
-    assert EngineArgs(limit_mm_per_prompt={"image": 0, "video": 0}) == EngineArgs()
-    with pytest.raises(ValueError, match=r"limit_mm_per_prompt=.* is not supported: models of text only"):
-        EngineArgs(limit_mm_per_prompt={"image": 1, "video": 0})
+    assert EngineArgs(limit_mm_per_prompt={"image": 1, "video": 0}) == EngineArgs()
     with pytest.raises(ValueError, match=r"worker_cls='mine' is not supported: no code of others"):
         EngineArgs(worker_cls="mine")
     with pytest.raises(ValueError, match=r"enable_dbo=True is not supported: batches are not split"):
