@@ -372,11 +372,15 @@ def test_after_its_end_it_says_so(async_llm):
     """The last one of those that share it."""
 
     async def main():
+        problems = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: problems.append(context))
         async with async_llm as engine:
             stream = engine.generate("The cat", LONG, "mine")
             assert await anext(stream)
             await stream.aclose()
-        assert engine.is_stopped
+            engine.shutdown()
+            engine.shutdown()
+        assert engine.is_stopped and not problems
         engine.shutdown()
         with pytest.raises(EngineDown):
             await anext(engine.generate("The cat", GREEDY, "more"))
