@@ -151,6 +151,7 @@ def _check(parser: CommandParser, args: argparse.Namespace) -> None:
             flag = f"--{name.replace('_', '-')}"
             parser.error(f"{flag} took {getattr(args, name)[-1]} for one of its values: put the model before the flags")
     _take_profiler_config(parser, args)
+    _check_chat_template(parser, args.chat_template)
     if args.engine is not None and (extra := _engine_options(parser, args)):
         parser.error(f"--engine attaches to running engines, which have their own model and options: leave {extra} out")
 
@@ -174,6 +175,22 @@ def _take_profiler_config(parser: CommandParser, args: argparse.Namespace) -> No
         args.profile_dir = args.profile_dir or profile_dir_of(args.profiler_config)
     except ValueError as error:
         parser.error(f"--profiler-config {error}")
+
+
+def _check_chat_template(parser: CommandParser, given: str | None) -> None:
+    """Of a file or the text itself: a flaw is said at the start, not to everybody who chats."""
+    if given is None:
+        return
+    from quire.frontend.text.chat_template import ChatTemplate, ChatTemplateError
+
+    try:
+        source = Path(given).expanduser().read_text()
+    except (OSError, ValueError):  # whether it is a path at all is the engine's to say
+        source = given
+    try:
+        ChatTemplate(source, {})
+    except ChatTemplateError as error:
+        parser.error(f"--chat-template: {error}")
 
 
 def _took_a_model(values: list[str]) -> bool:

@@ -108,7 +108,7 @@ ROWS = (
     # ----------------------------------------------------------------------------------------------------- the model
     Row("--trust-remote-code", "switch", ANY, "no code of a checkpoint is ever run, and none is needed"),
     Row("--code-revision", "value", ANY, "no code of a checkpoint is ever run, and none is needed"),
-    Row("--tokenizer-mode", "value", ("auto", "hf"), "tokenizer.json is used, or made of what there is", "auto"),
+    Row("--tokenizer-mode", "value", ("auto", "hf", "slow"), "tokenizer.json is used, or made of what there is", "auto"),
     Row("--skip-tokenizer-init", "switch", OFF, "the tokenizer is always there", "prompts of token ids"),
     Row("--runner --task", "value", ("auto", "generate"), _POOL, "generate"),
     Row("--convert", "value", ("auto", "none"), _POOL, "none"),

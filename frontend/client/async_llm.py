@@ -170,6 +170,7 @@ class AsyncLLM:
         ):
             self._client.abort_all()
             self._closing = self._loop.create_task(self._connection.aclose())
+            self._connection = None
         self._finalizer()
 
     if not TYPE_CHECKING:  # where names that are not here must stay unknown
@@ -184,6 +185,8 @@ class AsyncLLM:
     async def __aexit__(self, *_: object) -> None:
         if self._connection is not None:
             await self._connection.aclose()
+        elif self._closing is not None:  # by `shutdown`, within
+            await asyncio.wait([self._closing])
         await asyncio.to_thread(self._finalizer)
 
 

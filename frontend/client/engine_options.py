@@ -35,7 +35,6 @@ NOT_NEEDED: dict[str, tuple[Any, ...]] = {
     "hf_config_path": (None,),
     "hf_overrides": (None, {}),
     "kv_transfer_config": (None,),
-    "limit_mm_per_prompt": (None, {}),
     "max_parallel_loading_workers": (ANY,),
     "max_seq_len_to_capture": (ANY,),
     "num_lookahead_slots": (0,),
@@ -44,7 +43,6 @@ NOT_NEEDED: dict[str, tuple[Any, ...]] = {
     "speculative_config": (None,),
     "swap_space": (ANY,),  # there is none: sequences that are preempted are computed again
     "task": (None, "auto", "generate"),
-    "tokenizer_mode": ("auto", "slow"),
     "tokenizer_pool_size": (ANY,),
     "tokenizer_revision": (None,),
     "trust_remote_code": (ANY,),  # never: no checkpoint's code is run
@@ -94,8 +92,6 @@ def _profile_dir(config: Any) -> str | None:
 
 def _is_harmless(name: str, row: Row | None, value: Any) -> bool:
     """Whether nothing is needed for it, by the table above or by the row of its flag."""
-    if name == "limit_mm_per_prompt" and isinstance(value, dict) and not any(value.values()):
-        return True  # none of anything
     if name in NOT_NEEDED:
         return ANY in NOT_NEEDED[name] or value in NOT_NEEDED[name]
     if row is None or value is None or value in ("", [], (), {}):

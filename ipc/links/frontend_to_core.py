@@ -11,7 +11,6 @@ import hashlib
 import random
 import secrets
 from collections.abc import Callable
-from contextlib import closing
 
 import msgspec
 import zmq
@@ -154,9 +153,7 @@ class FrontendToCore:
             raise LinkDown(self._reason)
         encoded = self._encoder.encode(message)
         if len(encoded) > MAX_FRONTEND_MESSAGE:
-            raise ValueError(
-                f"a message of {len(encoded)} bytes is longer than the {MAX_FRONTEND_MESSAGE} that the engine takes"
-            )
+            raise ValueError(f"a message of {len(encoded)} bytes is longer than the {MAX_FRONTEND_MESSAGE} the engine takes")
         if not self._connection.outgoing.send(encoded):
             if self._connection is None or self._connection.is_going():
                 raise LinkDown("the engine has gone")
@@ -199,8 +196,11 @@ class FrontendToCore:
                     raise ValueError(f"no connection can be made to {self.address}: {error.strerror}") from error
                 self._reason = f"no connection can be made: {error}"  # no descriptors are left, for now
             else:
-                with closing(connection):
+                try:
                     await connection.ended
+                finally:  # cancelled, too, by the end of asyncio.run: maybe before tasks that still abort their requests
+                    connection.close()
+                    self._connection = None
             backoff_s = _MIN_BACKOFF_S if loop.time() - started > 1.0 else min(2 * backoff_s, _MAX_BACKOFF_S)
             await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
 

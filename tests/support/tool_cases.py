@@ -230,6 +230,8 @@ CASES = [
     ("pythonic", """[f(a="x " \n 'y''''z''', b={'k' "l": ''""})]""", "", [("f", '{"a": "x yz", "b": {"kl": ""}}')]),
     ("pythonic", """[f(a="x ", b='''y''""", "", [("f", '{"a": "x ", "b": "y\'\'')]),
     ("pythonic", "<|python_start|>[f(a=1)]<|python_end|>", "", [("f", '{"a": 1}')]),
+    ("pythonic", "[f(a=1), f(a=2), ] ok", " ok", [("f", '{"a": 1}'), ("f", '{"a": 2}')]),  # a last comma, as in Python
+    ("pythonic", "[f(a=1),, ]", ",, ]", [("f", '{"a": 1}')]),
     ("pythonic", "[f(a=[1, ], b={})] and more", " and more", [("f", '{"a": [1], "b": {}}')]),
     *(
         ("pythonic", text, text, [])
@@ -266,6 +268,13 @@ CASES = [
         "<tool_call><function=f><parameter=n>many</parameter><parameter=s>5</parameter></function></tool_call>",
         "",
         [("f", '{"n": "many", "s": "5"}')],
+    ),
+    (  # a list or dict in Python's words
+        "qwen3_coder",
+        "<function=f><parameter=x>\n[{'k': True, \"l\": (None, 'it\\'s')}, ]\n</parameter>\n"
+        "<parameter=o>{'a': b}</parameter></function>",
+        "",
+        [("f", '{"x": [{"k": true, "l": [null, "it\'s"]}], "o": "{\'a\': b}"}')],
     ),
     (  # an end within a text of JSON is none; within a text that is not JSON, it is
         "qwen3_coder",

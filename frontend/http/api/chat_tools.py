@@ -14,7 +14,7 @@ _BUDGET = "thinking_token_budget"
 
 def take_tools(body: ChatRequest) -> ToolUse | None:
     """What the request says of tools; the body keeps those that the prompt is to show. Raises ApiError 400."""
-    if not (body.tools or body.tool_choice or body.functions or body.function_call):
+    if body.tool_choice is None and not (body.tools or body.functions or body.function_call):
         body.tools = None
         return None
     for old, new in (("functions", "tools"), ("function_call", "tool_choice")):

@@ -64,7 +64,8 @@ async def completions(services: Services, request: Request, response: Response) 
             chunks = ChunkWriter(
                 "completion", id=name, created=created, model=model, num_choices=num_choices, null_usage=includes_usage(body)
             )
-            await Streaming(response, chunks, text_format, runs, body, metrics).run()
+            kind = Streaming if body.max_tokens != 0 else _EchoStreaming
+            await kind(response, chunks, text_format, runs, body, metrics).run()
             return
         results = await collect(runs, metrics, services.max_response_bytes)
         pairs = [(run, delta) for run, deltas in zip(runs, results, strict=True) for delta in deltas]
@@ -81,8 +82,8 @@ def _check(body: CompletionRequest) -> None:
     if body.thinking_token_budget not in (None, -1):
         text = "thinking_token_budget: only chats know where thoughts end; see /v1/chat/completions."
         raise ApiError(400, text, param="thinking_token_budget", code="unsupported_value")
-    if body.max_tokens == 0 and (not body.echo or body.stream):
-        raise invalid("max_tokens: 0 needs echo: true and stream: false", "max_tokens")
+    if body.max_tokens == 0 and not body.echo:
+        raise invalid("max_tokens: 0 needs echo: true", "max_tokens")
     if body.stream and body.prompt_logprobs is not None:
         raise invalid("prompt_logprobs is not available with stream: true", "prompt_logprobs")
 
@@ -145,6 +146,17 @@ def _token_list(run: PromptRun) -> list[int]:
     """One list for all choices."""
     ids = run.prompt_token_ids
     return ids if isinstance(ids, list) else list(ids)
+
+
+class _EchoStreaming(Streaming):
+    """With max_tokens: 0. The engine makes a token of each prompt, of which nothing is shown."""
+
+    def _is_alone(self, run: PromptRun) -> bool:
+        return False  # nothing is passed on but by _events
+
+    def _events(self, run: PromptRun, delta: Delta) -> list[bytes]:
+        reason = "length" if delta.finish_reason == "stop" else delta.finish_reason
+        return super()._events(run, Delta(delta.index, "", [], finish_reason=reason))
 
 
 class CompletionFormat:

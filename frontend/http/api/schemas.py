@@ -19,7 +19,7 @@ Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 ShortText = Annotated[str, msgspec.Meta(max_length=256)]
-CacheSalt = Annotated[str, msgspec.Meta(max_length=1024)]
+CacheSalt = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]  # an empty one would separate nobody, silently
 Json = dict[str, Any]
 # A chat template costs some 10 us an item, in which no other request is served: counts are bounded before it runs.
 MAX_ITEMS = 1 << 14  # messages of a chat; content parts and tool calls of all of them

@@ -9,6 +9,7 @@ import json
 import math
 import re
 
+from quire.frontend.text.output_events import Arguments
 from quire.frontend.text.tool_parsers.reader import Malformed, Reader, Waits
 
 _WORD = re.compile(r"[\w.+-]*", re.ASCII)
@@ -74,6 +75,22 @@ def python_value(reader: Reader) -> Waits[None]:
             break
         else:
             return
+
+
+def literal_as_json(text: str) -> str | None:
+    """A whole text that is one such literal, as JSON; None if it is none."""
+    reader = Reader(str)
+    reader.append(text)
+    reader.ended = True
+    reader.begin("", verbatim=False)
+    try:
+        for _ in python_value(reader):
+            pass  # it waits for nothing: all of the text is there
+    except Malformed:
+        return None
+    if reader.text[reader.at :].strip():
+        return None
+    return "".join(event.text for event in reader.take_events() if isinstance(event, Arguments))
 
 
 def _key(reader: Reader) -> Waits[None]:

@@ -45,6 +45,8 @@ class Pythonic(ToolParser):
             if (yield from reader.skip_space()) != ",":
                 break
             reader.take()
+            if (yield from reader.skip_space()) == "]":  # behind a last comma
+                break
         yield from reader.expect("]")
 
     def _one(self, reader: Reader) -> Waits[None]:

@@ -17,7 +17,7 @@ from urllib.parse import unquote
 import msgspec
 
 from quire.frontend.text.tool_parsers.base import Parameters, ToolParser
-from quire.frontend.text.tool_parsers.python_values import json_escaped
+from quire.frontend.text.tool_parsers.python_values import json_escaped, literal_as_json
 from quire.frontend.text.tool_parsers.reader import Malformed, Markers, Reader, Waits
 
 START, END = "<tool_call>", "</tool_call>"
@@ -30,6 +30,7 @@ _NO_TEXTS = {"number", "integer", "boolean", "null"}
 _MAX_LOOKS = 32  # at what stands before a marker, of one value: each takes as long as the value is
 _MAX_OPTIONS = 64  # of a parameter's schema that are looked at
 _MAX_ENDS = 256  # parameters of a function that may end another's value
+_LONGEST_LITERAL = 1 << 16  # characters of a Python list or dict, which some models write in place of JSON
 _SCALARS = {"True": True, "False": False, "None": None}
 
 
@@ -190,7 +191,8 @@ def _as_json(text: str, types: frozenset[str]) -> str:
     try:
         value = msgspec.json.decode(bare)
     except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
-        return f'"{json_escaped(text)}"'
+        is_literal = bare.startswith(("{", "[")) and len(bare) <= _LONGEST_LITERAL
+        return (literal_as_json(bare) if is_literal else None) or f'"{json_escaped(text)}"'
     if isinstance(value, float) and not math.isfinite(value):
         return f'"{json_escaped(text)}"'
     return bare

@@ -40,7 +40,11 @@ def test_wrong_starts_say_why(tmp_path):
         bind("no such host", 0)
     empty = tmp_path / "keys"
     empty.write_text("\n")
+    template = tmp_path / "template.jinja"
+    template.write_text("{% for m in messages %}{{ m.content }}")
     for arguments, text in [
+        (["--chat-template", "{{ messages"], "--chat-template: the chat template is not valid: unexpected end of template"),
+        (["--chat-template", str(template)], "--chat-template: the chat template is not valid: Unexpected end of template"),
         (["--frontends", "0"], "--frontends"), (["--port", "70000"], "--port"), (["--api-key-file", str(empty)], "no key"),
         (["--api-key-file", "/nowhere"], "--api-key-file /nowhere: No such file"), (["--api-key", ""], "empty"),
         (["--block-size", "3"], "--block-size"), (["--max-connections", "0"], "--max-connections"),

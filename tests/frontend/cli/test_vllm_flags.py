@@ -1,5 +1,7 @@
 """vLLM's launch lines: every flag of `vllm serve` works here, needs nothing, or is refused with a reason and a way."""
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +11,7 @@ from quire.frontend.cli import main as cli
 from quire.frontend.cli.serve_command import _take_profiler_config
 from quire.frontend.cli.vllm_compat import UnsupportedFlag, is_fine, nearest, take_out
 from quire.frontend.cli.vllm_flags import ANY, BY_FLAG, ROWS, WORKING, verdicts
+from quire.frontend.client.engine_args import EngineArgs
 
 # `vllm serve --help=all` of 0.30, without --no- forms
 VLLM_SERVE = """
@@ -250,3 +253,25 @@ def test_help_about_nothing(capsys):
     with pytest.raises(SystemExit) as end:
         cli.main(["serve", "--help=nonsense"])
     assert end.value.code == 2 and "listgroup" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("limit_mm_per_prompt", {"image": 1}),
+        ("limit_mm_per_prompt", {"image": 0, "video": 0}),
+        *(("tokenizer_mode", mode) for mode in ("auto", "hf", "slow", "mistral")),
+        *(("runner", runner) for runner in ("auto", "generate", "pooling")),
+    ],
+)
+def test_an_option_in_python_is_taken_where_its_flag_is(name, value):
+    flag = ["--" + name.replace("_", "-"), value if isinstance(value, str) else json.dumps(value)]
+    taken = []
+    for take in (lambda: take_out(flag, ()), lambda: EngineArgs(**{name: value})):
+        try:
+            take()
+            taken.append(True)
+        except ValueError as error:
+            assert "not supported" in str(error)
+            taken.append(False)
+    assert taken == [value not in ("mistral", "pooling")] * 2

@@ -104,6 +104,15 @@ def test_echo_without_output_scores_a_prompt():
         assert choice["text"] == api.client.tokenizer.decode([1, 2, 3]) and choice["finish_reason"] == "length"
         assert len(choice["logprobs"]["tokens"]) == 3 and body["usage"]["completion_tokens"] == 0
         assert api.client.streams[0].params.max_tokens == 1
+        for usage in (False, True):
+            options = {"include_usage": True, "continuous_usage_stats": usage}
+            *events, last, done = await api.events(COMPLETIONS, {**asked, "stream_options": options})
+            parts = [event["choices"][0] for event in events]
+            assert "".join(p["text"] for p in parts) == choice["text"] and parts[-1]["finish_reason"] == "length"
+            for name, values in choice["logprobs"].items():
+                assert [v for p in parts if p["logprobs"] for v in p["logprobs"][name]] == values
+            assert not any(p.get("token_ids") for p in parts)
+            assert last["usage"]["completion_tokens"] == 0 and done == "[DONE]"
 
     asyncio.run(main())
 

@@ -138,6 +138,9 @@ def test_fields_are_those_of_the_table_and_of_the_package():
                 status, answer = await api.json("POST", path, {**HELLO, name: {"some": ["value"]}})
                 assert status == 400 and name in answer["error"]["message"]
                 assert (await api.json("POST", path, {**HELLO, name: {}}))[0] == 200
+                for odd in (b"1e400", b'"\\ud800"', b"[[1e400]]"):  # JSON in form, and no value
+                    raw = json.dumps({**HELLO, name: "@"}).encode().replace(b'"@"', odd)
+                    assert (await api.json("POST", path, raw))[0] == 400, (name, odd)
         keep = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
         harmless = {"context_management": keep, "speed": "standard", "metadata": {"user_id": "u"}, "service_tier": "auto",
                     "cache_control": {"type": "ephemeral"}, "container": None, "mcp_servers": []}  # fmt: skip

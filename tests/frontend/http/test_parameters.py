@@ -130,6 +130,7 @@ REFUSED = [
     ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
     ({"stream_options": {"include_usage": True}}, "stream_options"), ({"stream": "perhaps"}, "stream"),
     ({"priority": 2**40}, "priority"), ({"cache_salt": "x" * 1025}, "cache_salt"), ({"model": 3}, "model"),
+    ({"cache_salt": ""}, "cache_salt"),
     ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"), ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
     ({"truncation_side": "middle"}, "truncation_side"), ({"request_id": "a b"}, "request_id"),
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),

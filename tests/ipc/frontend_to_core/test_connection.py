@@ -43,6 +43,29 @@ def test_connects_with_welcome_and_files_and_exchanges_messages(run, make_core):
     run(main())
 
 
+def test_a_link_whose_task_was_cancelled_is_down(run, make_core):
+    """As at the end of asyncio.run, which cancels tasks in any order: others may still want to abort their requests."""
+    core = make_core()
+
+    async def main() -> None:
+        heard = Listener()
+        link = await FrontendToCore.connect(core.address, **heard.options())
+        link.hold()
+        link.send(Abort(link.epoch, [1]))  # goes with the connection
+        (task,) = (t for t in asyncio.all_tasks() if t.get_name() == "core-link")
+        task.cancel()
+        await asyncio.wait([task])
+        assert not link.connected
+        with pytest.raises(LinkDown):
+            link.send(Abort(1, [1]))
+        link.hold()
+        link.watch(1.0)
+        await link.close()
+        assert heard.log == [1]
+
+    run(main())
+
+
 def test_message_beyond_the_cores_limit_is_refused_here(run, make_core):
     core = make_core()
 
