@@ -131,8 +131,7 @@ class BlockIndex:
         new = np.flatnonzero(~found.is_known)
         old = places[found.is_known]
         if len(new):
-            buckets = found.buckets[new]
-            places[new] = added = buckets * NUM_WAYS + self._used_by_bucket[buckets].argmin(axis=1)
+            places[new] = added = self._places_for(found.buckets[new])
             self._hashes[added] = found.hashes[new]
             self._holders[added] = self._nobody
             self._holders[added, 0] = engine
@@ -153,6 +152,16 @@ class BlockIndex:
         holders[holders == engine] = self._nobody
         self._holders[places] = holders
         self._turn(engine, num_cached - len(found.places))
+
+    def _places_for(self, buckets: np.ndarray) -> np.ndarray:
+        """A place in each of these buckets, the least recently used one; the next where a prompt has several hashes in one."""
+        ways = self._used_by_bucket[buckets].argmin(axis=1)
+        order = buckets.argsort(kind="stable")
+        again, rank = order[1:][np.diff(buckets[order]) == 0], 0
+        for before, i in zip([-1, *again[:-1]], again, strict=False):  # few, or none
+            rank = rank + 1 if before >= 0 and buckets[before] == buckets[i] else 1
+            ways[i] = self._used_by_bucket[buckets[i]].argsort(kind="stable")[rank % NUM_WAYS]
+        return buckets * NUM_WAYS + ways
 
     def _turn(self, engine: int, num_blocks: int) -> None:
         self._clocks[engine] = int(self._clocks[engine]) + num_blocks & 0xFFFFFFFF

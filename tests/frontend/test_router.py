@@ -120,6 +120,16 @@ def test_an_index_is_bounded_and_forgets_what_was_not_used_for_long():
     assert len(index._hashes) == 1024 and 1024 % NUM_WAYS == 0
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_blocks_of_one_prompt_do_not_take_each_others_places(seed):
+    """There are eight places for all, and one block is there already, in one of them."""
+    index, first, others = BlockIndex(1, NUM_WAYS), blocks(1, seed=seed), blocks(NUM_WAYS - 1, seed=seed + 9)
+    add(index, 0, HASHER.hashes(first))
+    hashes = HASHER.hashes(np.concatenate([first, others]))
+    add(index, 0, hashes)
+    assert set(hashes.tolist()) == set(index._hashes.tolist())
+
+
 def test_blocks_are_believed_gone_once_others_have_filled_the_cache():
     index = BlockIndex(2, 4096)
     index.set_capacity(0, 10)
