@@ -69,7 +69,7 @@ FIELDS_OF: dict[str, dict[str, Note]] = {
         "token_ids": Note("the prompt"),
         "sampling_params": Note("how to sample; the defaults are these, not the model's"),
         "cache_salt": Note("only requests of the same salt share prefixes in the cache", "none"),
-        "features": Note("models of text only are served", treatment="refused"),
+        **dict.fromkeys(("features", "ec_transfer_params"), Note("models of text only are served", treatment="refused")),
     },
     "TokenSamplingParams": {
         "max_tokens": Note("longest answer", "the rest of the context"),
@@ -80,8 +80,8 @@ FIELDS_OF: dict[str, dict[str, Note]] = {
         "logprobs": Note("likeliest tokens to list beside each", "none"),
         "extra_args": Note("arguments of the classes of --logits-processors; up to 64 names, 16 KiB", "none"),
         "guided_decoding": Note("the older name of structured_outputs", treatment="refused"),
-        "detokenize": Note("answers are token ids", treatment="harmless"),
-        "output_kind": Note("stream says it", treatment="harmless"),
+        **dict.fromkeys(("logprob_token_ids", "repetition_detection"), Note("as in the other routes", treatment="refused")),
+        **dict.fromkeys(("detokenize", "output_kind"), Note("answers are token ids; stream says when", treatment="harmless")),
     },
     "ResponsesRequest": {
         "image": Note("models of text only are served", treatment="refused"),

@@ -41,9 +41,9 @@ from quire.frontend.http.protocol.exchange import Request, Response, ResponseSta
 from quire.ipc.sampling import SamplingParams
 
 _NAME = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-_UNSUPPORTED = ("features", "kv_transfer_params")
+_UNSUPPORTED = ("features", "kv_transfer_params", "ec_transfer_params")
 # What SamplingParams has and a client does not say here: what frontends fill in, and what asks for text.
-_REFUSED = ("guided_decoding", "logits_processors")
+_REFUSED = ("guided_decoding", "logits_processors", "logprob_token_ids", "repetition_detection")
 _NOT_TAKEN = (
     "bad_words_token_ids", "reasoning_end_token_ids", "reasoning_start_token_ids", "structured_outputs", "detokenize",
     "output_kind",
@@ -70,6 +70,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     priority: Int32 | None = None
     features: Any = None
     kv_transfer_params: Any = None
+    ec_transfer_params: Any = None
 
 
 class GenerateChoice(msgspec.Struct, frozen=True, kw_only=True):
