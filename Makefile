@@ -17,8 +17,9 @@ FOR_DEPLOY := $(VENV)/.installed-test-deploy
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 # One OpenMP thread: the tensors are tiny, and several wait for each other by spinning (on two busy cores the tests took five
 # times as long). Bytecode is kept, whatever the environment says: hundreds of processes would each compile our modules anew.
-# The files are shared out among JOBS processes, for a third of the time is spent waiting. A test that hangs shows its stacks.
-PYTEST = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile \
+# The files are shared out among JOBS processes, for a third of the time is spent waiting. A test that hangs shows its stacks and
+# ends the run: in a new process it would only hang again.
+PYTEST = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --max-worker-restart 0 \
 	-o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true
 
 .DEFAULT_GOAL := help

@@ -81,11 +81,9 @@ def test_of_many_slow_frontends_the_slowest_is_lost(make_core, make_frontend):
     core = make_core(send_hwm=2, outbox_bytes=1 << 20)
     frontends = [make_frontend(at=core) for _ in range(12)]
     first, *others = [frontend.identity for frontend in frontends]
-    while len(core.link._slow) < 12 or core.link._frontends[first].outbox.num_bytes < 900 << 10:
-        core.link.send(first, outputs(*[1] * 4096))
-        for identity in others:
-            if identity not in core.link._slow:
-                core.link.send(identity, outputs(*[1] * 4096))
+    for identity in (*others, first):
+        while identity not in core.link._slow or (identity == first and core.link._slow[first].outbox.num_bytes < 900 << 10):
+            assert core.link.send(identity, outputs(*[1] * 4096))
     for identity in others:
         while first in core.link._frontends and core.link._frontends[identity].outbox.num_bytes < 800 << 10:
             assert core.link.send(identity, outputs(*[1] * 4096))
