@@ -5,6 +5,7 @@ on the path.
 """
 
 import importlib
+import importlib.util
 import json
 import os
 import re
@@ -80,6 +81,12 @@ def test_a_script_beside_a_clone_named_quire_gets_the_package_and_not_the_clones
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert Path(done.stdout.strip()).resolve() == ROOT / "ipc" / "messages.py"
+
+
+def test_a_checkout_may_have_any_name():
+    """pytest reads its init file as a module, if the folder's name is no identifier: as GitHub's archives', `quire-main`."""
+    spec = importlib.util.spec_from_file_location("quire-main", ROOT / "__init__.py")
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
 def test_the_package_names_what_it_has():

@@ -46,12 +46,14 @@ __all__ = [
 
 # In a wheel the folders lie beside this file. In a checkout they lie two levels up, where an editable installation does not
 # look by itself: its finder knows folders without `__init__.py` only below a `quire` that has none either. Seen through the
-# link at the root, this file has the folders beside it and its own neighbours below them.
+# link at the root, this file has the folders beside it and its own neighbours below them. pytest reads that link as a module of
+# no package where the checkout's folder has a name with a dash.
 _HERE = os.path.dirname(__file__)
+_PATH: list[str] = globals().get("__path__", [])
 if not os.path.isdir(os.path.join(_HERE, "ipc")):
-    __path__.append(os.path.dirname(os.path.dirname(_HERE)))
+    _PATH.append(os.path.dirname(os.path.dirname(_HERE)))
 elif os.path.isdir(os.path.join(_HERE, "frontend", "package")):
-    __path__.append(os.path.join(_HERE, "frontend", "package"))
+    _PATH.append(os.path.join(_HERE, "frontend", "package"))
 
 
 def __getattr__(name: str) -> object:
