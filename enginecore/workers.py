@@ -38,7 +38,7 @@ from quire.ipc.messages import (
 )
 from quire.ipc.process.children import WORKER_MODULE, Child, how_it_ended, prespawn, wait_for_all
 from quire.ipc.step.control import encode_control
-from quire.ipc.step.masks import free_record, mask_records, no_masks_record, placed_record
+from quire.ipc.step.masks import free_record, mask_records, no_masks_record, placed_records
 from quire.ipc.step.plan_ring import KIND_CONTROL, KIND_MASK, KIND_PLAN, KIND_SHUTDOWN, PlanRing, RingCorrupt, RingFull
 from quire.ipc.step.result_ring import ResultRing
 from quire.ipc.step.sections import HEADER
@@ -277,7 +277,8 @@ class WorkerGroup:
         """Grammar masks (int32 [n, words], bit set = allowed) of some of the mask rows (int32 [n]) of the step last sent."""
         area = self.plan_ring.area
         if area is not None and (place := area.place_of(masks)) is not None:
-            self._write(KIND_MASK, *placed_record(step, rows, place, masks.shape[1]))
+            for parts in placed_records(step, rows, place, masks.shape[1]):
+                self._write(KIND_MASK, *parts)
             area.named(place, self.plan_ring.position)
             return
         for parts in mask_records(step, rows, masks, self.plan_ring.max_record_words):

@@ -48,17 +48,29 @@ def mask_records(step: int, rows: np.ndarray, masks: np.ndarray, max_words: int)
 
     Raises ValueError if not even one mask fits.
     """
-    at_once = (min(max_words, MASK_RECORD_WORDS) - MASK.width) // (1 + masks.shape[1])
-    if at_once < 1:
-        raise ValueError(f"a mask of {masks.shape[1]} words does not fit a record of {max_words}")
+    at_once = _masks_at_once(masks.shape[1], max_words)
     for first in range(0, len(rows), at_once):
         some = rows[first : first + at_once]
         yield _header(step, len(some), MASKS_ALLOW), some, masks[first : first + at_once]
 
 
-def placed_record(step: int, rows: np.ndarray, place: int, width: int) -> tuple[np.ndarray, ...]:
-    """The parts of a record that says where the masks of these rows lie in the ring's area: from this word on, so long each."""
-    return _header(step, len(rows), MASKS_PLACED), rows, np.asarray((place, width), np.int32)
+def placed_records(step: int, rows: np.ndarray, place: int, width: int) -> Iterator[tuple[np.ndarray, ...]]:
+    """The same of masks that lie in the ring's area, one behind the other from the word `place` on, `width` words each.
+
+    A record names no more masks than it could carry: a worker may have to copy them into the same buffers.
+    """
+    at_once = _masks_at_once(width, MASK_RECORD_WORDS)
+    for first in range(0, len(rows), at_once):
+        some = rows[first : first + at_once]
+        yield _header(step, len(some), MASKS_PLACED), some, np.asarray((place + first * width, width), np.int32)
+
+
+def _masks_at_once(width: int, max_words: int) -> int:
+    """How many rows with masks of this width a record may have."""
+    at_once = (min(max_words, MASK_RECORD_WORDS) - MASK.width) // (1 + width)
+    if at_once < 1:
+        raise ValueError(f"a mask of {width} words does not fit a record of {max_words}")
+    return at_once
 
 
 def no_masks_record(step: int, rows: np.ndarray) -> tuple[np.ndarray, ...]:

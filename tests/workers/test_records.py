@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from core_by_hand import worker_template
 
-from quire.enginecore.workers import RING_WORDS, WorkerGroup
+from quire.enginecore.workers import AREA_WORDS, RING_WORDS, WorkerGroup
 from quire.ipc.links.core_and_workers import CoreToWorkers
 from quire.ipc.messages import ControlReply, DumpStacks
 from quire.ipc.step.control import encode_control
+from quire.ipc.step.masks import MASK_RECORD_WORDS
 from quire.ipc.step.plan import StepPlan
 from quire.ipc.step.plan_ring import KIND_CONTROL, KIND_PLAN, KIND_SHUTDOWN, PlanReader, PlanRing
 from quire.workers import worker as worker_module
@@ -27,9 +28,9 @@ NOTHING = np.zeros(0, np.int32)
 class Core:
     """A core's end of a ring, and the records at the other."""
 
-    def __init__(self, capacity_words: int = 1 << 12) -> None:
+    def __init__(self, capacity_words: int = 1 << 12, area_words: int = 0) -> None:
         self.group = WorkerGroup(worker_template())
-        self.ring = self.group.plan_ring = PlanRing.create(capacity_words, 1)
+        self.ring = self.group.plan_ring = PlanRing.create(capacity_words, 1, area_words)
         self.reader = PlanReader.attach([os.dup(fd) for fd in self.ring.fds(0)])
         self.records = Records(self.reader)
 
@@ -67,11 +68,7 @@ def test_a_step_takes_its_masks_from_several_records(core):
 
 
 def test_masks_are_read_where_they_were_made():
-    core = Core()
-    core.group.plan_ring = core.ring = PlanRing.create(1 << 10, 1, 1 << 12)
-    core.reader.close()
-    core.reader = PlanReader.attach([os.dup(fd) for fd in core.ring.fds(0)])
-    core.records = Records(core.reader)
+    core = Core(1 << 10, 1 << 12)
     masks = core.ring.area.take(3, 1000)
     masks[:] = np.asarray([[4], [2], [9]])
     core.group.send_masks(7, np.asarray([4, 2, 9], np.int32), masks)
@@ -95,6 +92,25 @@ def test_a_mask_for_every_row_of_the_largest_step_arrives():
         assert (theirs == masks[np.argsort(rows)[some]]).all()
         seen[some] = True
     assert seen.all()
+    core.close()
+
+
+def test_a_record_names_no_more_masks_than_a_workers_buffers_take():
+    """384 rows of a vocabulary of 151,936 are made at once: 1.82 M words, where a buffer takes 1.05 M."""
+    core = Core(1 << 12, AREA_WORDS)
+    masks = core.ring.area.take(384, 4749)
+    masks[:] = np.arange(384, dtype=np.int32)[:, None]
+    core.group.send_masks(3, np.arange(0, 768, 2, dtype=np.int32), masks)
+    seen = []
+    for rows, theirs in core.records.masks(waiting(3, *range(0, 768, 2))):
+        assert rows.size + theirs.size <= MASK_RECORD_WORDS
+        assert (theirs == rows[:, None] // 2).all()
+        seen += rows.tolist()
+    assert seen == list(range(0, 768, 2))
+    del masks, theirs
+    assert core.ring.area.take(884, 4749) is None  # named to the last record
+    core.records.read(0.0, 0.0)
+    assert core.ring.area.take(883, 4749) is not None
     core.close()
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from quire.ipc.step.masks import mask_records
+from quire.ipc.step.masks import mask_records, placed_records
 from quire.ipc.step.plan import StepPlan
 from quire.ipc.step.plan_ring import KIND_MASK, PlanReader, PlanRing, RingFull
 from quire.workers.devices.masks import CpuMasks, CudaMasks, PinnedRing, Staging
@@ -116,7 +116,7 @@ class Pinned:
     """A ring and masks that are copied out of it; without a GPU, so a copy is done when its event is said to be."""
 
     def __init__(self, capacity_words: int, vocab_size: int = VOCAB) -> None:
-        self.ring, self.events = PlanRing.create(capacity_words, 1), []
+        self.ring, self.events = PlanRing.create(capacity_words, 1, 1 << 10), []
         self.reader = PlanReader.attach([os.dup(fd) for fd in self.ring.fds(0)])
         self.records = Records(self.reader)
         self.masks = CudaMasks(ROWS, vocab_size, torch.device("cpu"))
@@ -155,7 +155,16 @@ def test_masks_are_copied_from_where_they_lie_in_the_ring(pinned, order):
     pinned.send(3, *record(*order))
     pinned.load(3, *order)
     assert pinned.masks.tensor.tolist() == expected(*order)
-    assert [event.recorded for event in pinned.events] == [True]
+    assert pinned.events and all(event.recorded for event in pinned.events)
+
+
+def test_masks_in_the_area_are_copied_from_there_whatever_their_rows(pinned):
+    masks = pinned.ring.area.take(3, WORDS)
+    rows, masks[:] = record(6, 2, 4)
+    for parts in placed_records(3, rows, pinned.ring.area.place_of(masks), WORDS):
+        pinned.ring.write_parts(KIND_MASK, parts, 0.0)
+    pinned.load(3, 6, 2, 4)
+    assert pinned.masks.tensor.tolist() == expected(6, 2, 4)
 
 
 def test_a_records_place_is_given_back_once_its_copy_is_done(pinned):

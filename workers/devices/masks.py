@@ -7,7 +7,6 @@ cannot be, they are staged in pinned buffers that are used again. Nothing waits 
 runner between a step's forward and its tail.
 """
 
-import functools
 import logging
 import warnings
 from abc import ABC, abstractmethod
@@ -112,15 +111,12 @@ class PinnedRing:
             self.tensor = torch.from_numpy(reader.memory)
         self._hold, self._make_event = reader.hold, make_event
 
-    def find(self, parts: tuple[np.ndarray, ...]) -> torch.Tensor | None:
-        """int32 [their sizes together], if they lie in the ring, one behind the other; else None."""
-        begin = end = _address(parts[0])
-        for part in parts:
-            if _address(part) != end or not part.flags.c_contiguous:
-                return None
-            end += part.nbytes
-        at = (begin - self.tensor.data_ptr()) // 4
-        return self.tensor[at : at + (end - begin) // 4] if 0 <= at < len(self.tensor) else None
+    def find(self, words: np.ndarray) -> torch.Tensor | None:
+        """These as a view of the ring's memory, if they lie there, one behind the other; else None."""
+        at = (_address(words) - self.tensor.data_ptr()) // 4
+        if not words.flags.c_contiguous or not 0 <= at < len(self.tensor):
+            return None
+        return self.tensor[at : at + words.size].view(words.shape)
 
     def copying(self) -> None:
         """A copy from the record last read was given to the current stream."""
@@ -168,31 +164,26 @@ class CudaMasks(RowMasks):
         self.tensor.index_fill_(0, self._to_device(rows).long(), -1)
 
     def _copy(self, rows: np.ndarray, masks: np.ndarray) -> None:
-        """One copy to the device: to where the masks belong if their rows follow each other, else with these, to be moved."""
+        """Copied to where they belong if their rows follow each other; else to other memory of the device, and moved there."""
         n, first = len(rows), int(rows[0])
         if int(rows[-1]) - first + 1 == n and (rows[1:] > rows[:-1]).all():  # so they mostly come
-            words, tell = self._on_host(masks)
-            self.tensor[first : first + n].copy_(words.view(masks.shape), non_blocking=True)
-            tell()
+            self._copy_to(self.tensor[first : first + n], masks)
         else:
-            there = self._to_device(rows, masks)
-            self.tensor.index_copy_(0, there[:n].long(), there[n:].view(masks.shape))
+            self.tensor.index_copy_(0, self._to_device(rows).long(), self._to_device(masks))
 
-    def _to_device(self, *parts: np.ndarray) -> torch.Tensor:
-        """A copy of these on the device, one after the other, int32 [their sizes together]."""
-        words, tell = self._on_host(*parts)
-        there = torch.empty(len(words), dtype=torch.int32, device=self.tensor.device)
-        there.copy_(words, non_blocking=True)
-        tell()
+    def _to_device(self, words: np.ndarray) -> torch.Tensor:
+        there = torch.empty(words.shape, dtype=torch.int32, device=self.tensor.device)
+        self._copy_to(there, words)
         return there
 
-    def _on_host(self, *parts: np.ndarray) -> tuple[torch.Tensor, Callable[[], None]]:
-        """These, one after the other, where they may be copied from, and what to call when the current stream has the copy."""
-        if self._ring is not None and (words := self._ring.find(parts)) is not None:
-            return words, self._ring.copying
-        buffer, at = self._staging.take(), 0
-        staged = buffer.numpy()
-        for part in parts:
-            staged[at : at + part.size] = part.reshape(-1)
-            at += part.size
-        return buffer[:at], functools.partial(self._staging.copying, buffer)
+    def _copy_to(self, there: torch.Tensor, words: np.ndarray) -> None:
+        """Give the current stream a copy of these, from where they lie in the ring or from a buffer."""
+        if self._ring is not None and (found := self._ring.find(words)) is not None:
+            there.copy_(found, non_blocking=True)
+            self._ring.copying()
+            return
+        buffer = self._staging.take()
+        staged = buffer[: words.size].view(words.shape)
+        staged.numpy()[...] = words
+        there.copy_(staged, non_blocking=True)
+        self._staging.copying(buffer)
