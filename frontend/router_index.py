@@ -130,6 +130,7 @@ class BlockIndex:
         stamp = int(self._clocks[engine]) - _MARGIN & 0xFFFFFFFF
         new = np.flatnonzero(~found.is_known)
         old = places[found.is_known]
+        self._used[old] = self._now  # before places are given to the others: not these
         if len(new):
             places[new] = added = self._places_for(found.buckets[new])
             self._hashes[added] = found.hashes[new]
@@ -157,10 +158,11 @@ class BlockIndex:
         """A place in each of these buckets, the least recently used one; the next where a prompt has several hashes in one."""
         ways = self._used_by_bucket[buckets].argmin(axis=1)
         order = buckets.argsort(kind="stable")
-        again, rank = order[1:][np.diff(buckets[order]) == 0], 0
-        for before, i in zip([-1, *again[:-1]], again, strict=False):  # few, or none
-            rank = rank + 1 if before >= 0 and buckets[before] == buckets[i] else 1
-            ways[i] = self._used_by_bucket[buckets[i]].argsort(kind="stable")[rank % NUM_WAYS]
+        in_order = buckets[order]
+        rank = np.arange(len(order)) - in_order.searchsorted(in_order)  # of each hash among those of its bucket
+        again = rank.nonzero()[0]  # few, or none
+        by_use = self._used_by_bucket[in_order[again]].argsort(axis=1, kind="stable")
+        ways[order[again]] = by_use[np.arange(len(again)), rank[again] % NUM_WAYS]
         return buckets * NUM_WAYS + ways
 
     def _turn(self, engine: int, num_blocks: int) -> None:

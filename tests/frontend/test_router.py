@@ -130,6 +130,18 @@ def test_blocks_of_one_prompt_do_not_take_each_others_places(seed):
     assert set(hashes.tolist()) == set(index._hashes.tolist())
 
 
+def test_a_block_that_is_there_keeps_its_place_when_more_of_its_prompt_come():
+    """Though it was the one used least recently of its eight places, which are all taken."""
+    index, hashes = BlockIndex(1, NUM_WAYS), [HASHER.hashes(blocks(1, seed=seed)) for seed in range(NUM_WAYS)]
+    for one in hashes:
+        add(index, 0, one)
+    assert set(index._hashes.tolist()) == {int(one[0]) for one in hashes}
+    longer = HASHER.hashes(blocks(3, seed=0))
+    assert longer[0] == hashes[0][0]
+    add(index, 0, longer)
+    assert set(longer.tolist()) < set(index._hashes.tolist())
+
+
 def test_blocks_are_believed_gone_once_others_have_filled_the_cache():
     index = BlockIndex(2, 4096)
     index.set_capacity(0, 10)
