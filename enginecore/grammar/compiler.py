@@ -70,7 +70,7 @@ class GrammarCompiler:
         self.vocab_size = vocab_size
         self.eos_token_ids = frozenset(eos_token_ids)
         self._num_threads = num_mask_threads
-        self.mask_threads = MaskThreads(num_mask_threads, self.vocabulary, vocab_size)
+        self.mask_threads = MaskThreads(num_mask_threads, self.vocabulary)
         self._tokenizer_json = tokenizer_json
         self._vocabulary: Future[Vocabulary] | None = None
         self._executor = _executor_with_stack(NUM_COMPILERS)

@@ -25,7 +25,6 @@ from quire.enginecore.grammar.limits import MAX_WAIT_S
 from quire.enginecore.grammar.matchers import NOTHING_LEFT, Constraint, Failure, restrict
 from quire.enginecore.grammar.vocabulary import Vocabulary
 from quire.enginecore.scheduling.sequence import Sequence, SequenceState
-from quire.ipc.step.masks import mask_words
 
 MAX_THREADS = 12
 PIECE = 64  # sequences in one call, for each thread
@@ -70,7 +69,7 @@ class Work:
 
 @dataclass(slots=True)
 class Done:
-    """Results of all of `works`: who goes no further, and masks, int32 [n, words of the model's vocabulary], of n others."""
+    """Results of all of `works`: who goes no further, and masks, int32 [n, words], of n others."""
 
     works: list[Work]
     ended: list[Work]  # complete, or failed
@@ -80,11 +79,10 @@ class Done:
 
 
 class MaskThreads:
-    def __init__(self, num_threads: int, vocabulary: Callable[[], Vocabulary], vocab_size: int) -> None:
+    def __init__(self, num_threads: int, vocabulary: Callable[[], Vocabulary]) -> None:
         """num_threads: of llguidance for one call, and as many for slow ones. vocabulary: asked for with the first work."""
         self._num_threads = num_threads
         self._get_vocabulary = vocabulary
-        self._num_words = mask_words(vocab_size)
         self._threads: list[threading.Thread] = []
         self._closing = threading.Event()
         self._queues: dict[int, queue.SimpleQueue[list[Work] | None]] = {}  # 0: of all; others: of those that were slow
@@ -160,7 +158,7 @@ class MaskThreads:
         works: queue.SimpleQueue[list[Work] | None] = queue.SimpleQueue()
         self._queues[number] = works
         piece, num_threads = (PIECE * self._num_threads, self._num_threads) if number == 0 else (1, 1)
-        maker = _Maker(self._get_vocabulary(), self._num_words, works, self._hand_over, self._closing, piece, num_threads)
+        maker = _Maker(self._get_vocabulary(), works, self._hand_over, self._closing, piece, num_threads)
         if number == 0:  # what is slow would keep the memory of what is made meanwhile
             maker.begun, maker.memory = self._begun, self.memory
         self._threads.append(threading.Thread(target=maker.run, name=f"quire-masks-{number}", daemon=True))
@@ -190,7 +188,6 @@ class _Maker:
     def __init__(
         self,
         vocabulary: Vocabulary,
-        num_words: int,
         works: "queue.SimpleQueue[list[Work] | None]",
         hand_over: Callable[[Done], None],
         closing: threading.Event,
@@ -198,7 +195,6 @@ class _Maker:
         num_threads: int,
     ) -> None:
         self._vocabulary = vocabulary
-        self._num_words = num_words
         self._works = works
         self._hand_over = hand_over
         self._closing = closing
@@ -254,7 +250,7 @@ class _Maker:
         slow = [work for work in slow if work.constraint.slow_for]
         if is_alone and seconds > MAX_WAIT_S:
             works[0].fail(TOO_SLOW)
-        ended, masks = [w for w in works if w.has_ended], masks[:, : self._num_words]
+        ended = [w for w in works if w.has_ended]
         if ended:
             kept = [i for i, w in enumerate(masked) if not w.has_ended]
             masked, masks = [masked[i] for i in kept], masks[kept]
@@ -293,7 +289,7 @@ class _Maker:
             _look_at(works[i])
         for i in may_end.union(i for i, work in enumerate(works) if work.is_bound):
             if not works[i].has_ended:
-                _complete_mask(works[i], masks[i, : self._num_words].view(np.uint32), i in may_end)
+                _complete_mask(works[i], masks[i].view(np.uint32), i in may_end)
 
 
 def _new_memory(n: int, width: int) -> np.ndarray:

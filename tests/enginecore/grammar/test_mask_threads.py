@@ -26,7 +26,7 @@ LARK = to_lark(StructuredOutputs("choice", json.dumps(["ab", "a"])))
 
 @pytest.fixture
 def threads():
-    made = MaskThreads(2, lambda: VOCABULARY, VOCAB_SIZE)
+    made = MaskThreads(2, lambda: VOCABULARY)
     yield made
     made.close()
 
