@@ -262,11 +262,6 @@ class EngineCore:
             if len(scheduled.mask_rows):
                 self._grammar.expect(scheduled, self.supervisor.now)
 
-    def send_masks(self, step: int, rows: np.ndarray, masks: np.ndarray) -> None:
-        """Masks (int32 [n, words]) of some mask rows of a step in flight; those that come too late are dropped."""
-        if self._masks.send(step, rows):
-            self.workers.send_masks(step, rows, masks)
-
     def _collect(self) -> bool:
         """Take the oldest step's results if they are there, and publish them."""
         if not self._in_flight or not self._is_done(self._in_flight[0]):

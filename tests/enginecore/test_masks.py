@@ -43,7 +43,10 @@ class Grammar:
         return plan, step
 
     def send(self) -> None:
-        self.by_hand.core.send_masks(self.steps[-1], self.row, MASK)
+        """Unless they come too late, as GrammarSteps."""
+        core = self.by_hand.core
+        if core._masks.send(self.steps[-1], self.row):
+            core.workers.send_masks(self.steps[-1], self.row, MASK)
 
 
 def tokens_of(message: StepOutputs) -> list[int]:
