@@ -44,7 +44,7 @@ from quire.ipc.step.result_ring import ResultRing
 from quire.ipc.step.sections import HEADER
 
 RING_WORDS = 8 << 20  # int32: room for the largest plan several times over; pages are touched as the ring turns
-AREA_WORDS = 4 << 20  # int32: of masks that are made or read, 870 of 150,000 tokens
+AREA_WORDS = 4 << 20  # int32: of masks that are made or read, 890 of 150,000 tokens
 RING_TIMEOUT_S = 10.0
 STOP_GRACE_S = 3.0
 STACKS_S = 0.5  # for all of them to be written
