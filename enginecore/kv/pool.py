@@ -25,9 +25,9 @@ LONG_CHAIN = 8  # blocks; fewer are hashed sooner than they are compared
 class BlockHasher:
     """Chain of keyed hashes, H(parent, tokens): equal only for equal prefixes under the same salt, in this process."""
 
-    def __init__(self, block_size: int, secret: bytes | None = None):
+    def __init__(self, block_size: int):
         self.block_size = block_size
-        self._secret = secret or secrets.token_bytes(32)
+        self._secret = secrets.token_bytes(32)
         self._recent: deque[tuple[np.ndarray, list[BlockHash]]] = deque(maxlen=NUM_RECENT)
 
     def root(self, *parts: bytes) -> BlockHash:
