@@ -195,7 +195,7 @@ class GatedMLP(Module):
 
 
 class MLP(Module):
-    """down(activation(up(x))), its two layers by the names that they have in the checkpoint; is_added as in SelfAttention."""
+    """down(activation(up(x))), its two layers by the names that they have in the checkpoint."""
 
     def __init__(
         self,
@@ -205,22 +205,19 @@ class MLP(Module):
         up: str,
         down: str,
         *,
-        name: str = "mlp",
         has_bias: bool = True,
         activation: Activation,
-        is_added: bool = True,
     ):
         super().__init__()
-        place = place.at(name)
+        place = place.at("mlp")
         hidden, inner = whole(hidden_size), place.parallel.split(intermediate_size)
         self.up_proj = Linear(hidden, {up: inner}, has_bias, place)
         self.down_proj = Linear(inner, {down: hidden}, has_bias, place)
-        self._activation, self._is_added = activation, is_added
+        self._activation = activation
 
     def forward(self, x: torch.Tensor | None, residual: torch.Tensor, norm: Norm) -> tuple[torch.Tensor, torch.Tensor]:
         h, residual = self.up_proj.normed(x, residual, norm)
-        h = ops.activate(h, self._activation)
-        return self.down_proj.split_k(h) if self._is_added else self.down_proj(h), residual
+        return self.down_proj.split_k(ops.activate(h, self._activation)), residual
 
     def of(self, h: torch.Tensor) -> torch.Tensor:
         """The output for normed h [T, H]."""
