@@ -116,15 +116,10 @@ def _launch(
 
 
 def activate_mul(
-    gate_up: torch.Tensor,
-    out: torch.Tensor | None = None,
-    *,
-    activation: Activation,
-    pdl: int = PLAIN,
-    config: Config | None = None,
+    gate_up: torch.Tensor, out: torch.Tensor | None = None, *, activation: Activation, pdl: int = PLAIN
 ) -> torch.Tensor:
-    """act(gate) * up of gate_up [T, 2 * I] = gate | up; [T, I]. `config` is for tuning."""
-    return _launch(gate_up, out, activation, True, pdl, config)
+    """act(gate) * up of gate_up [T, 2 * I] = gate | up; [T, I]."""
+    return _launch(gate_up, out, activation, True, pdl)
 
 
 def activate(x: torch.Tensor, out: torch.Tensor | None = None, *, activation: Activation, pdl: int = PLAIN) -> torch.Tensor:
@@ -140,7 +135,7 @@ def silu_mul(
     pdl: int = PLAIN,
     config: Config | None = None,
 ) -> torch.Tensor:
-    """silu(gate) * up, as activate_mul; with column perm[i] in place i."""
+    """silu(gate) * up, as activate_mul; with column perm[i] in place i. `config` is for tuning."""
     return _launch(gate_up, out, "silu", True, pdl, config, perm)
 
 

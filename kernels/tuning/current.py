@@ -42,9 +42,9 @@ def current() -> Tuning:
     return _current
 
 
-def linear_tuning(weight_format: str = BF16) -> LinearTuning:
-    """Its part for products with weights of a format."""
-    return current().linear[weight_format]
+def linear_tuning() -> LinearTuning:
+    """Its part for products with weights of 16 bits."""
+    return current().linear[BF16]
 
 
 def for_device(name: str, folder: Path = FOLDER) -> Tuning:
