@@ -24,7 +24,6 @@ from quire.frontend.http.api.schemas import (
     ChatMessage,
     ChatRequest,
     ChatResponse,
-    SamplingFields,
     Usage,
 )
 from quire.frontend.http.api.services import Services
@@ -75,14 +74,12 @@ async def chat_completions(services: Services, request: Request, response: Respo
 class ChatFormat:
     """Chat's part of a stream: the role first, then what is echoed, logprobs as `content`."""
 
-    def __init__(
-        self, body: SamplingFields, tokenizer: Tokenizer, parsed: ChatOutput | None, role: str, prompt_text: str = ""
-    ) -> None:
-        assert isinstance(body, ChatRequest)
+    def __init__(self, body: ChatRequest, tokenizer: Tokenizer, parsed: ChatOutput | None, role: str, prompt_text: str) -> None:
         self.parsed = parsed
         self.role = role
         self.echo = echoed_text(body)
         self._prompt_text = prompt_text if body.return_prompt_text else None
+        self._first_content = b'""' if parsed is None else b"null"  # of what is parsed, maybe nothing is content
         self.wants_logprobs = bool(body.logprobs)
         self._return_token_ids = bool(body.return_token_ids)
         self._style = LogprobStyle(tokenizer, body.top_logprobs or 0, bool(body.return_tokens_as_token_ids))
@@ -94,16 +91,20 @@ class ChatFormat:
 
     def opening(self, run: PromptRun, chunks: ChunkWriter, usage: Usage | None) -> Iterable[bytes]:
         if not self._return_token_ids and self._prompt_text is None and not self.echo:
-            content = b'""' if self.parsed is None else b"null"  # there may be none
-            return [chunks.role(i, self.role, usage=usage, content=content) for i in range(run.params.n)]
+            return [chunks.role(i, self.role, usage=usage, content=self._first_content) for i in range(run.params.n)]
         return self._long_opening(run, chunks, usage)
 
     def _long_opening(self, run: PromptRun, chunks: ChunkWriter, usage: Usage | None) -> Iterator[bytes]:
         ids = list(run.prompt_token_ids) if self._return_token_ids else None
-        content = b'""' if self.parsed is None else b"null"  # there may be none
-        texts = {"prompt_token_ids": ids, "prompt_text": self._prompt_text, "content": content, "usage": usage}
         for i in range(run.params.n):
-            yield chunks.role(i, self.role, **texts)  # type: ignore[arg-type]
+            yield chunks.role(
+                i,
+                self.role,
+                prompt_token_ids=ids,
+                prompt_text=self._prompt_text,
+                usage=usage,
+                content=self._first_content,
+            )
         for i in range(run.params.n if self.echo else 0):
             yield chunks.rich_text(i, self.echo, usage=usage)
 

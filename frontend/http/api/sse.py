@@ -66,9 +66,7 @@ class ChunkWriter:
         token_ids: list[int] | None = None,
         usage: Usage | None = None,
     ) -> bytes:
-        ids = b"" if token_ids is None else b',"token_ids":' + json_bytes(token_ids)
-        tail = b',"logprobs":%b,"finish_reason":null%b}]%b}\n\n' % (json_bytes(logprobs), ids, self._usage(usage))
-        return self._texts[index] + json_bytes(text) + self._close_delta + tail
+        return self._texts[index] + json_bytes(text) + self._close_delta + self._tail(logprobs, token_ids, usage)
 
     def prompt_pieces(
         self,
@@ -98,9 +96,14 @@ class ChunkWriter:
         usage: Usage | None = None,
     ) -> bytes:
         """Of a chat choice whose output is parsed. fields: the delta, a JSON object."""
+        return self._openings[index] + fields[1:] + self._tail(logprobs, token_ids, usage)
+
+    def _tail(
+        self, logprobs: ChatLogprobs | CompletionLogprobs | None, token_ids: list[int] | None, usage: Usage | None
+    ) -> bytes:
+        """What follows the text of a chunk that is not its choice's last."""
         ids = b"" if token_ids is None else b',"token_ids":' + json_bytes(token_ids)
-        tail = b',"logprobs":%b,"finish_reason":null%b}]%b}\n\n' % (json_bytes(logprobs), ids, self._usage(usage))
-        return self._openings[index] + fields[1:] + tail
+        return b',"logprobs":%b,"finish_reason":null%b}]%b}\n\n' % (json_bytes(logprobs), ids, self._usage(usage))
 
     def role(
         self,
