@@ -1,8 +1,9 @@
 """PreparingRequests: requests that were accepted and cannot run yet, for something that they need is still being made.
 
 A preparer looks at each request that intake has accepted and returns a Future if there is something to wait for: the work of a
-thread, or an event to come. Only this request waits for it; all others go to the scheduler at once, and so do these, by order
-of arrival, when theirs is ready. What a preparer makes it puts into the sequences, which nobody else reads before.
+thread, or an event to come. Only this request waits for it; all others go to the scheduler at once, and so do these when theirs
+is ready, with the place in its queue that their arrival gives them. What a preparer makes it puts into the sequences, which
+nobody else reads before.
 
 Owned by the core's loop: which requests prepare, until when, and the descriptor that wakes the loop when one is ready. Not its
 business: threads (a preparer has its own executor) and sequences that run (scheduler.py).
@@ -39,15 +40,16 @@ class PreparationFailed(Exception):
 class PreparingRequest:
     """One request and what it waits for. failure: why it cannot run, once that is known."""
 
-    __slots__ = ("deadline", "failure", "futures", "id", "number", "owner", "sequences")
+    __slots__ = ("deadline", "failure", "futures", "id", "owner", "sequences")
 
-    def __init__(self, owner: int, request_id: int, sequences: list[Sequence], number: int, deadline: float) -> None:
+    def __init__(
+        self, owner: int, request_id: int, sequences: list[Sequence], futures: list[Future[None]], deadline: float
+    ) -> None:
         self.owner = owner
         self.id = request_id
         self.sequences = sequences
-        self.number = number  # of arrival
+        self.futures = futures
         self.deadline = deadline
-        self.futures: list[Future[None]] = []
         self.failure: Failure | None = None
 
     def has_ended(self) -> bool:
@@ -81,7 +83,6 @@ class PreparingRequests:
         self._preparers = tuple(preparers)
         self._timeout_s = timeout_s
         self._requests: dict[tuple[int, int], PreparingRequest] = {}  # (owner, request id), by arrival and so by deadline
-        self._num_arrived = 0
         self.num_sequences = 0
         self._clock = LoopClock(clock)
         self._lock = threading.Lock()  # of the next two: the descriptor is readable while the list holds something
@@ -110,9 +111,7 @@ class PreparingRequests:
         if not futures:
             return False
         self._clock.tick()
-        self._num_arrived += 1
-        new = PreparingRequest(owner, request.id, sequences, self._num_arrived, self._clock.now + self._timeout_s)
-        new.futures = futures
+        new = PreparingRequest(owner, request.id, sequences, futures, self._clock.now + self._timeout_s)
         self._requests[owner, request.id] = new
         self.num_sequences += len(sequences)
         for future in futures:
@@ -127,7 +126,7 @@ class PreparingRequests:
 
     # ------------------------------------------------------------------------------------------------------ the end
     def take_ended(self) -> list[PreparingRequest]:
-        """Requests that are ready or have failed, by arrival; they are ours no longer. Call it in each turn."""
+        """Requests that are ready or have failed; they are ours no longer. Call it in each turn."""
         if not self._requests and not self._woken:
             return []
         self._clock.tick()
@@ -138,7 +137,7 @@ class PreparingRequests:
         for request in list(self._overdue()):
             request.failure = ("invalid", f"what the request needs was not ready within {self._timeout_s:g} s")
             ended.append(self._remove(request))
-        return sorted(ended, key=lambda request: request.number)
+        return ended
 
     def _take_woken(self) -> list[PreparingRequest]:
         with self._lock:
@@ -195,7 +194,7 @@ class PreparingRequests:
         assert all((r.owner, r.id) == name and r.futures and r.sequences for name, r in requests)
         assert all(seq.request_id == r.id and seq.owner == r.owner and seq.slot < 0 for _, r in requests for seq in r.sequences)
         assert self.num_sequences == sum(len(r.sequences) for _, r in requests)
-        assert [r.number for _, r in requests] == sorted({r.number for _, r in requests})
+        assert [r.deadline for _, r in requests] == sorted(r.deadline for _, r in requests)
 
 
 def _started(prepare: Preparer, request: AddRequest, sequences: list[Sequence]) -> Future[None] | None:
