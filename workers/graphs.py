@@ -281,9 +281,8 @@ class StepGraphs:
     def run_kernels(self) -> None:
         """Run every kernel that a step may need, by eager steps of padding: compiling while serving would stop all requests."""
         self._device.load_plan(_no_rows().encode())
-        for variant in (
-            reversed(WARM_VARIANTS) if self._runner.samples else ()
-        ):  # first what takes longest to compile: the filter kernel with processors
+        # what takes longest to compile, the filter kernel with processors, comes first
+        for variant in reversed(WARM_VARIANTS) if self._runner.samples else ():
             self._run_tail(1, variant)
         sizes, decode = self.sizes, self.sizes.decode
         mixed = mixed_specializations(sizes.all_tokens, sizes.mixed_rows, self._specialization)

@@ -73,12 +73,10 @@ class ModelRunner:
         if stage.count > 1:
             model.stage_buffer.hidden = torch.zeros(ctx.max_tokens, ctx.config.hidden_size, dtype=ctx.dtype, device=ctx.device)
         self._decode_rows = [NO_ROWS] * stage.count  # of each micro-batch, as the core knows them
-        self._appliers = {  # of the sections applied on the host, where tokens are sampled
-            "logits_processors": self._apply_logits_processors,
-            "custom_processors": self._take_in_custom_processors,
-        }
-        if not self.samples:
-            self._appliers.clear()
+        self._appliers: dict[str, Callable[[np.ndarray], None]] = {}  # of the sections applied on the host
+        if self.samples:
+            self._appliers["logits_processors"] = self._apply_logits_processors
+            self._appliers["custom_processors"] = self._take_in_custom_processors
         if ctx.device.type == "cuda":
             torch.cuda.synchronize()  # all of this was filled on another stream than the steps' own
 

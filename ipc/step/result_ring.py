@@ -70,17 +70,12 @@ class ResultRing:
         words_per_step = result_words(max_rows, num_logprobs)
         fd = make_shared_memory("quire-result", _PAGE + -(-depth * words_per_step * 8 // _PAGE) * _PAGE)
         with mmap.mmap(fd, _PAGE) as page, memoryview(page) as raw, raw.cast("q") as q:
-            q[_Q_MAX_ROWS], q[_Q_NUM_LOGPROBS], q[_Q_DEPTH], q[_Q_WORDS_PER_STEP] = (
-                max_rows,
-                num_logprobs,
-                depth,
-                words_per_step,
-            )
+            q[_Q_MAX_ROWS], q[_Q_NUM_LOGPROBS] = max_rows, num_logprobs
+            q[_Q_DEPTH], q[_Q_WORDS_PER_STEP] = depth, words_per_step
             q[_Q_MAGIC] = _MAGIC
         ring = cls(fd, make_doorbell())
-        np.frombuffer(ring.buffer, np.int64).fill(
-            -1
-        )  # not zeros, which would be results of step 0, the one where the number wraps
+        # zeros would be results of step 0, which there is once the number has wrapped
+        np.frombuffer(ring.buffer, np.int64).fill(-1)
         return ring
 
     @classmethod

@@ -156,9 +156,8 @@ class Summed(Products):
         exchange = self._parallel.norm_exchange
         if exchange is None or not exchange.supports(len(x)):
             return self.product(x)
-        return cast(
-            torch.Tensor, Partial(self._inner.split_k(x), exchange, self._parallel)
-        )  # nothing but a norm's `add` looks at it
+        partial = Partial(self._inner.split_k(x), exchange, self._parallel)
+        return cast(torch.Tensor, partial)  # only a norm's `add` looks at it
 
 
 class BehindSums(Products):

@@ -39,12 +39,8 @@ class ChunkWriter:
     ) -> None:
         chat = kind == "chat"
         name = b"chat.completion.chunk" if chat else b"text_completion"
-        self._head = b'data: {"id":%b,"object":"%b","created":%d,"model":%b,' % (
-            json_bytes(id),
-            name,
-            created,
-            json_bytes(model),
-        )
+        names = json_bytes(id), name, created, json_bytes(model)
+        self._head = b'data: {"id":%b,"object":"%b","created":%d,"model":%b,' % names
         opening = b'"delta":{' if chat else b""
         field = b'"content":' if chat else b'"text":'
         self._openings = [self._head + b'"choices":[{"index":%d,' % i + opening for i in range(num_choices)]
