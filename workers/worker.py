@@ -43,11 +43,9 @@ from quire.workers.attention.kv_cache import KVCache
 from quire.workers.devices.cpu import CpuDevice
 from quire.workers.devices.device import Device, DeviceContext
 from quire.workers.devices.threads import choose_num_threads
-from quire.workers.expert_load import expert_load_of
-from quire.workers.group.emulated import EmulatedExchange
 from quire.workers.group.group import Group
-from quire.workers.group.place import ExchangeFailed, Place
-from quire.workers.group.store import ChannelStore
+from quire.workers.group.join import join
+from quire.workers.group.place import ExchangeFailed
 from quire.workers.layers.kv_scales import warn_of_scales
 from quire.workers.loading.prepare_cpu import quicken_attributes
 from quire.workers.loading.weights import dummy_weights, load_weights
@@ -64,7 +62,6 @@ from quire.workers.parallel import Parallel
 from quire.workers.profiler import Profiler, ProfilerError
 from quire.workers.records import MASK_SPIN_S, Records
 from quire.workers.runner import ModelRunner, PromptRow, no_masks
-from quire.workers.stages import stage_of
 from quire.workers.start_failures import in_words
 
 log = logging.getLogger("quire.workers")
@@ -88,7 +85,7 @@ class Worker:
         self.reader = PlanReader.attach(own_fds(config.plan_ring_fds))
         self.ring = ResultRing.attach(own_fds(config.result_ring_fds)) if config.result_ring_fds else None
         self.device = torch.device("cuda", config.device_index) if config.device == "cuda" else torch.device("cpu")
-        self.parallel = Parallel(device=self.device, expert_parallel=config.enable_expert_parallel)
+        self.parallel = Parallel(device=self.device)  # until ranks have met
         self.custom_processors: CustomProcessors | None = None
         self.profiler = Profiler(config.profile_dir, config.rank, config.device)
 
@@ -147,7 +144,7 @@ class Worker:
             torch.cuda.set_device(self.device)
             torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
             torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
-        self._join(model_config, dtype)
+        self.group, self.parallel = join(c, self.link, self.device, model_config, dtype)
         model = self._load(model_config, dtype)
         if model_config.quantization is not None:
             log.info("weights are quantized: %s", model_config.quantization.method)
@@ -170,25 +167,6 @@ class Worker:
         command = self._await_allocation()
         cache.allocate(command.num_blocks, self.device)
         return runner
-
-    def _join(self, model_config: ModelConfig, dtype: torch.dtype) -> None:
-        """Meet the other ranks, if there are any. Raises ExchangeFailed, and ModelConfigError for more stages than layers."""
-        c = self.config
-        if c.world_size > 1:
-            bound_to, stages = (c.interface, c.interface_address), c.pipeline_parallel_size
-            where = *bound_to, c.group_on_one_host, c.one_host
-            place = Place(c.rank, c.world_size, self.device, c.collective_timeout_s, stages, *where)
-            checkpoint = None if c.load_format == "dummy" else Path(c.model_dir)
-            stage = stage_of(model_config, dtype, place.stage, place.stages, checkpoint)
-            group = self.group = Group(ChannelStore(self.link, c.rank), place, model_config.hidden_size, dtype)
-            (rank, size), expert_parallel = place.within_stage[:2], c.enable_expert_parallel
-            exchanges = group.exchange, group.norm_exchange
-            self.parallel = Parallel(rank, size, self.device, *exchanges, stage, expert_parallel=expert_parallel)
-        elif c.emulate_world_size > 1:
-            emulated = EmulatedExchange(c.emulate_world_size)
-            size, expert_parallel = c.emulate_world_size, c.enable_expert_parallel
-            self.parallel = Parallel(0, size, self.device, emulated, emulated, expert_parallel=expert_parallel)
-        self.parallel.expert_load = expert_load_of(model_config, self.parallel)
 
     def _await_allocation(self) -> AllocateKV:
         while (command := self.link.receive(timeout_s=60.0)) is None:

@@ -1,0 +1,61 @@
+"""join: a rank meets the others of its generation, and learns which part of the model is its own. Called by worker.py."""
+
+from pathlib import Path
+
+import torch
+
+from quire.ipc.config import WorkerConfig
+from quire.ipc.links.core_and_workers import WorkerToCore
+from quire.workers.expert_load import expert_load_of
+from quire.workers.group.emulated import EmulatedExchange
+from quire.workers.group.group import Group
+from quire.workers.group.place import Place
+from quire.workers.group.store import ChannelStore
+from quire.workers.models.config import ModelConfig
+from quire.workers.parallel import Parallel
+from quire.workers.stages import stage_of
+
+
+def join(
+    config: WorkerConfig, link: WorkerToCore, device: torch.device, model: ModelConfig, dtype: torch.dtype
+) -> tuple[Group | None, Parallel]:
+    """The group of ranks, None for a rank alone. Raises ExchangeFailed, and ModelConfigError for more stages than layers."""
+    group, parallel = None, Parallel(device=device, expert_parallel=config.enable_expert_parallel)
+    if config.world_size > 1:
+        group, parallel = _meet(config, link, device, model, dtype)
+    elif config.emulate_world_size > 1:
+        exchange = EmulatedExchange(config.emulate_world_size)
+        parallel = Parallel(
+            0, config.emulate_world_size, device, exchange, exchange, expert_parallel=config.enable_expert_parallel
+        )
+    parallel.expert_load = expert_load_of(model, parallel)
+    return group, parallel
+
+
+def _meet(
+    config: WorkerConfig, link: WorkerToCore, device: torch.device, model: ModelConfig, dtype: torch.dtype
+) -> tuple[Group, Parallel]:
+    place = Place(
+        config.rank,
+        config.world_size,
+        device,
+        config.collective_timeout_s,
+        stages=config.pipeline_parallel_size,
+        interface=config.interface,
+        interface_address=config.interface_address,
+        stage_on_one_host=config.group_on_one_host,
+        one_host=config.one_host,
+    )
+    checkpoint = None if config.load_format == "dummy" else Path(config.model_dir)
+    stage = stage_of(model, dtype, place.stage, place.stages, checkpoint)
+    group = Group(ChannelStore(link, config.rank), place, model.hidden_size, dtype)
+    parallel = Parallel(
+        place.within_stage.rank,
+        place.within_stage.size,
+        device,
+        group.exchange,
+        group.norm_exchange,
+        stage,
+        expert_parallel=config.enable_expert_parallel,
+    )
+    return group, parallel
