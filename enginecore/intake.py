@@ -28,7 +28,7 @@ from quire.ipc.sampling import SamplingParams, check_against, loggable
 from quire.ipc.step.sections import MAX_CANDIDATES
 
 MAX_CACHE_SALT = 1024  # characters
-MOST_ON_THE_WAY_S = 60.0  # since a frontend has taken it: one that says more, or the future, has another host's clock
+MOST_ON_THE_WAY_S = 60.0  # from a frontend to here: an arrival time that is older, or in the future, is of another host's clock
 
 
 class Refusal(Exception):

@@ -78,7 +78,7 @@ def mixed_token_sizes(max_tokens: int) -> list[int]:
 
 
 def sizes_to_run(sizes: list[int]) -> list[int]:
-    """Numbers of decode rows whose kernels are all that layers may need: of 3 rows there are eager steps only."""
+    """Numbers of decode rows that run every kernel layers may need. 3 is among them: such steps are eager, never captured."""
     return sorted({*sizes, min(3, sizes[-1])})
 
 

@@ -59,7 +59,7 @@ class ModelRunner:
         custom_processors: CustomProcessors | None = None,
     ):
         self.model = model
-        self.weights_bytes = model.weights_bytes  # of the rank that has most, once ranks have met: sizes of graphs follow
+        self.weights_bytes = model.weights_bytes  # once ranks have met, those of the largest: graph sizes depend on it
         self.custom_processors = custom_processors
         self.ctx = ctx
         self.device = make_device(ctx)
@@ -78,7 +78,7 @@ class ModelRunner:
             self._appliers["logits_processors"] = self._apply_logits_processors
             self._appliers["custom_processors"] = self._take_in_custom_processors
         if ctx.device.type == "cuda":
-            torch.cuda.synchronize()  # all of this was filled on another stream than the steps' own
+            torch.cuda.synchronize()  # all of this was filled on another stream than that of steps
 
     def join(self, links: Links) -> None:
         """The stages before and behind are there."""

@@ -69,7 +69,7 @@ log = logging.getLogger("quire.workers")
 READ_TIMEOUT_S = 1.0
 IDLE_S = 0.2  # without a plan: time to capture steps that may come; a client that asks again at once never waits for that
 CAPTURE_PAUSE_S = 0.01  # between one and the next, while still no plan comes
-GPU_SPIN_S = 2e-2  # after a plan, for the next, where there are cores enough: waking took 0.04 to 0.5 ms; a step may take 10
+GPU_SPIN_S = 2e-2  # for the next plan, with enough cores: a step may take 10 ms, and waking from sleep took 0.04 to 0.5
 SHORT_SPIN_S = 2e-4
 GPU_SWITCH_S = 1e-4  # the longest that a spinning main thread keeps the interpreter from the thread that rings the core
 STEP, WORLD_SIZE = HEADER.at["step"], HEADER.at["world_size"]
@@ -236,10 +236,10 @@ class Worker:
             before = torch.cuda.memory_allocated()
             runner.step(words, no_masks)
             if runner.pipeline is not None:
-                runner.pipeline.rest()  # its kernels are compiled with that, too
+                runner.pipeline.rest()  # which compiles its kernels, too
         torch.cuda.synchronize()
         peak = torch.cuda.max_memory_allocated() - before
-        if self.custom_processors is not None:  # may see a whole batch, copied, as float32, and once more
+        if self.custom_processors is not None:  # they may copy a whole batch, as float32, and once more
             peak += c.max_num_seqs * runner.ctx.config.vocab_size * (runner.ctx.dtype.itemsize + 12)
         cache.release()
         logits = c.max_num_seqs * runner.ctx.config.vocab_size * runner.ctx.dtype.itemsize

@@ -18,8 +18,8 @@ from collections.abc import Iterable
 import numpy as np
 
 BlockHash = bytes
-NUM_RECENT = 4  # long chains that the next ones may begin like
-LONG_CHAIN = 8  # blocks; fewer are hashed sooner than they are compared
+NUM_RECENT = 4  # long chains that are kept to compare the next ones with
+LONG_CHAIN = 8  # blocks; shorter chains take less time to hash than to compare
 
 
 class BlockHasher:

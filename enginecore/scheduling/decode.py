@@ -1,7 +1,7 @@
 """DecodeRows: sequences whose known tokens are all computed; and what a row's sampled token means. No I/O.
 
-Whatever of the scheduler takes for granted that a decode row computes one token and that a row samples one lies in this file
-(of the rest of the engine, ipc/step/sections.py says it, beside TOKENS_PER_ROW):
+All code of the scheduler that relies on a decode row computing one token, and on a row sampling one, is in this file (for the
+rest of the engine see ipc/step/sections.py, beside TOKENS_PER_ROW):
 
     a decode row         computes position sched_tokens - 1: it needs room for sched_tokens tokens
     a row that samples   yields the token at position sched_tokens, which grows by one when it is scheduled, as num_tokens does

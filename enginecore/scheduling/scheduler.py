@@ -203,7 +203,7 @@ class Scheduler:
             if has_more:
                 has_more = self._schedule_prefills(build, budget)
             elif len(self._decode.micro_batches.now.rows):
-                decode = self._decode.schedule(build, budget, make_room)  # whose turn it was were preempted: the next ones'
+                decode = self._decode.schedule(build, budget, make_room)  # all rows of its turn were preempted: others go on
             else:
                 break
         return decode
@@ -230,7 +230,7 @@ class Scheduler:
         under_way = self._prefills.num_tokens_left
         num_waiting, tokens_waiting = self._admission.backlog(2 * left - under_way)
         num_prompts, num_tokens = len(self._prefills) + num_waiting, under_way + tokens_waiting
-        if self.config.num_micro_batches > 1:  # all of them wait for the step
+        if self.config.num_micro_batches > 1:  # decode rows of every micro-batch wait for the step
             num_decode = len(self._decode)
         return prefill_budget(num_decode, num_prompts, num_tokens, left, self.config.mixed_step_tokens)
 
@@ -250,7 +250,7 @@ class Scheduler:
         out = StepOutput(t.owner[slots], t.key[slots], tokens, rows, t.wants_logprobs[slots], now - t.last_token_time[slots])
         t.last_token_time[slots] = now
         self._report_started(slots, out)
-        # named before any of them ends and gives back its slot
+        # looked up before any of them ends and gives back its slot
         ends = self._decode.find_ended(slots, tokens, self._eos)
         ended = [(t.sequence(slots[i]), int(slots[i]), int(tokens[i]), stop) for i, stop in ends]
         self._decode.note_filled(slots)
@@ -270,7 +270,7 @@ class Scheduler:
             out.started.append((seq.owner, Started(seq.key, max(seq.num_cached_tokens, 0), queue_s)))
 
     def register_filled_blocks(self) -> None:
-        """Make the blocks that decode rows have filled findable: call it when there is time, after a plan is on its way."""
+        """Put the blocks that decode rows have filled into the prefix cache: call it once a plan is on its way."""
         self._decode.register_filled()
 
     def check(self) -> None:

@@ -154,7 +154,7 @@ class RequestState:
                 waiter.set_result(None)
 
     def _feed_sink(self, sink: Callable[[Delta], bool]) -> bool:
-        """Whether the sink has taken what is new, and wants more. The end, and what is too much for one turn, is not for it."""
+        """Whether the sink has taken what is new and wants more. It is not given the end, nor more than a turn has room for."""
         only = self.sequences[0]
         if not self.num_open or not 0 < len(only.ids) <= self._most:
             return False
@@ -170,8 +170,8 @@ class RequestState:
         return self._waiter
 
     def take(self) -> list[Delta]:
-        """A Delta for each child with anything new. Of a consumer that is far behind only as much as a turn of the loop has
-        room for: the rest (is_behind) is the next turn's."""
+        """A Delta for each child with anything new. A consumer that is far behind gets as much as a turn of the event loop has
+        room for, and the rest in the next turn (is_behind)."""
         self.news = self.is_behind = False
         self.metrics.last_token_time = time.time()
         if len(self.sequences) == 1 and 0 < len((only := self.sequences[0]).ids) <= self._most:  # most streams, at most times
@@ -303,9 +303,10 @@ class Stream:
             await state.wait()
 
     async def follow(self, sink: Callable[[Delta], bool]) -> None:
-        """Between two turns of an iteration, for a request with one child: give `sink` each Delta as it arrives, without a task
-        that wakes up for it, which would take half of a token's time. Returns when the sink has returned False, or when the
-        iteration has to go on: for the end, a failure, more than a turn has room for. Raises what the sink raises.
+        """Give `sink` each Delta as it arrives, without waking a task for it, which would take half of a token's time.
+
+        For a request with one child, between two steps of its iteration. Returns when the sink has returned False, or when the
+        iteration has to go on: for the end, a failure, or more than a turn has room for. Raises what the sink raises.
         """
         state = self._state
         assert len(state.sequences) == 1

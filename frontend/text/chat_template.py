@@ -37,8 +37,8 @@ class ChatTemplateError(ValueError):
 class ChatTemplate:
     """One compiled template. `special_tokens`: bos_token, eos_token, ... as its variables.
 
-    content_format: how it wants a message's content: "string", or "openai" where it loops over a list of parts; given, if
-    somebody knows better than can be seen.
+    content_format: how it wants a message's content: "string", or "openai" where it loops over a list of parts. It is seen in
+    the template's source, unless it is given.
     """
 
     def __init__(self, source: str, special_tokens: dict[str, str], content_format: str | None = None) -> None:

@@ -55,7 +55,7 @@ class IncrementalDetokenizer:
         self._errors = "quire.each_byte" if pieces.byte_fallback else "replace"
         self._pending = b""  # bytes of an incomplete character
         self._at_start = pieces.first_differs  # nothing visible so far
-        # Only where words are joined with spaces: added tokens that follow each other directly may be wanted without.
+        # Only for decoders that join words with spaces: added tokens beside each other may be wanted without a space between.
         keep_apart = params.skip_special_tokens or params.spaces_between_special_tokens or not pieces.joined
         self._added = frozenset() if keep_apart else tokenizer.added_ids
         self._last_added = False

@@ -229,9 +229,9 @@ class Tokenizer:
 
     # ---------------------------------------------------------------------------------------------------------- params
     def with_bad_words(self, params: SamplingParams) -> SamplingParams:
-        """Fill in bad_words_token_ids: each word as the beginning of a text and after a space, where that is not the same with
-        something before it. (vLLM leaves out a spaced form of another length, and so lets " there" pass where "there" is two
-        tokens.) Raises ValueError for too many or too long ones."""
+        """Fill in bad_words_token_ids: the tokens of each word at the beginning of a text, and of the word after a space unless
+        they end in the same tokens. (vLLM leaves out a spaced form of another length, and so lets " there" pass where "there"
+        is two tokens.) Raises ValueError for too many or too long ones."""
         if not params.bad_words:
             return params
         words, rows = [word.lstrip() for word in params.bad_words], list[list[int]]()

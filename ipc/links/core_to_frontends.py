@@ -2,9 +2,13 @@
 
 It owns the handshake, files, heartbeats, the epoch check and each frontend's outbox; it hands requests to the loop and never
 raises for what a frontend sends. A frontend is named by its connection's identity, 16 random bytes. A slow frontend's outputs
-wait, merged, in its outbox. It is lost, and its requests are to be aborted, when its connection is gone (every send tells, and
-there is a Beat each half second), when it has been silent for long, or when its outbox is full, or all together are and its
-outbox is the fullest. Why a frontend is refused is a line of the log.
+wait, merged, in its outbox. A frontend is lost, and its requests are to be aborted, when one of these happens:
+
+    its connection is gone     every send notices, and a Beat is sent each half second
+    it was silent for long
+    its outbox is full         or all outboxes together are, and its own is the fullest
+
+Why a frontend is refused is logged.
 """
 
 import errno

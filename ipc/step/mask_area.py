@@ -1,8 +1,9 @@
 """MaskArea: the part of a plan ring's memory in which masks are made, where workers read them: none is copied on the way.
 
-A record on the ring (masks.py) says where its masks lie. Memory is given out behind what was given out last, from the beginning
-again where there is no more, and is free once nobody refers to it any more and all readers have given back the last record that
-named it. Asked for by the threads that make masks, named by the core's loop; where there is no room masks travel in records.
+A record on the ring (masks.py) says where its masks lie. The memory is used as a ring, too: each piece is taken behind the
+last one, or at the beginning where the end is too near. A piece is free when nobody refers to its array any more and all
+readers have given back the last record that named it. The threads that make masks take pieces, the core's loop names them;
+where there is no room masks travel in records.
 """
 
 import threading

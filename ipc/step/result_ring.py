@@ -27,7 +27,7 @@ _Q_MAGIC, _Q_MAX_ROWS, _Q_NUM_LOGPROBS, _Q_DEPTH, _Q_WORDS_PER_STEP, _Q_GENERATI
 
 
 class RowLogprobs(NamedTuple):
-    """Logprobs of some rows of a step. k rows, up to num_logprobs alternatives m; as many as that when they are read."""
+    """Logprobs of k rows of a step, each with m alternatives: num_logprobs when read, maybe fewer when written."""
 
     rows: np.ndarray  # int [k], which rows of the step
     logprobs: np.ndarray  # float32 [k], of the sampled tokens

@@ -7,7 +7,7 @@
                block_max / T + log(block_sum) - log(E_b), and in it the token with the largest x / T - log(E_v)
 
 logits [R, V] bfloat16, float16 or float32, any row stride; row_slots, positions int32 [R] (position: index in its sequence of
-the token to be sampled = seq_lens); bitmask int32 [R, ceil(V / 32)], bit set = allowed (optional). V up to 2^18 = 512 blocks.
+the token to be sampled = seq_lens); bitmask int32 [R, V / 32 or more], bit set = allowed (optional). V up to 2^18 = 512 blocks.
 x are the logits in float32. Those of a row with processors are penalised and masked whenever they are read: a byte and two bits
 more a token, where a float32 copy would be 622 MB of 1,024 rows. Bytes: R * V of these, plus one block a row.
 

@@ -47,7 +47,7 @@ class Placement(NamedTuple):
     def sources(self, inputs: Part, outputs: Mapping[str, Rows], is_tied: bool = False) -> dict[str, Source]:
         """How the checkpoint holds those of a Linear's layers that are quantized. Raises QuantizationError.
 
-        What is tied and not in the files is none of them, whatever the rules say: packers seldom list such a head.
+        A tied layer that the files do not hold is not quantized, whatever the rules say: packers seldom list such a head.
         """
         if self.quantization is None:
             return {}

@@ -60,7 +60,7 @@ class Family(NamedTuple):
 class Decoder(Module):
     """Embedding, blocks, final norm: token ids int32 [T] -> hidden states [T, H], or [R, H] of logits_indices.
 
-    Of a stage, what it has of these: what comes from the stage before, and goes to the next one, is `stage_buffer`'s.
+    A pipeline stage has some of these; what it gets from the stage before and hands to the next one is in `stage_buffer`.
     """
 
     _begin: Module
@@ -131,7 +131,7 @@ class CausalLM(LanguageModel):
         """input_ids, positions int32 [T] -> hidden [T, H] after the final norm; with logits_indices int32 [R], [R, H] of these.
         Of a stage that is not the last, [T, H] as it goes to the next.
 
-        After the last layer's attention nobody needs the others: of a prompt that is most of a layer, 3 % of a model of 28.
+        After the last layer's attention the other tokens are not needed: that saves a prompt most of a layer, 3 % of 28 layers.
         Rotary families leave `positions` to `attention`; a family with learned positions would read them here.
         """
         return self.model(input_ids, attention, logits_indices)

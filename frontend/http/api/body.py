@@ -2,8 +2,9 @@
 
 A field that is null means the same as one that is absent. Fields that OpenAI's clients send and that change nothing here (user,
 metadata, store, service_tier, ...) are ignored, and so are unknown ones, with a word in the log (unknown_fields.py). Numbers
-and booleans are taken as pydantic, and so vLLM, takes them: 5.0 and "5" for 5, "true" for true. A body that is right is scanned
-once; any other twice more: with these liberties, and for the unknown names, which msgspec does not say.
+and booleans are taken as pydantic, and so vLLM, takes them: 5.0 and "5" for 5, "true" for true. A body of exact types without
+unknown fields is parsed once. Any other is parsed again with these liberties, and a third time to find the unknown names, which
+msgspec does not report.
 """
 
 import gc
@@ -16,7 +17,7 @@ import msgspec
 from quire.frontend.http.api.unknown_fields import UnknownFields
 from quire.frontend.http.protocol.errors import ApiError
 
-# Of OpenAI's and vLLM's APIs, and nothing to do with the answer.
+# Fields of OpenAI's and vLLM's APIs that have no effect on the answer.
 IGNORED = frozenset(
     ("user", "metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention",
      "safety_identifier", "verbosity", "session_id", "return_token_offsets", "return_mm_kwargs",
@@ -34,7 +35,7 @@ class BodyDecoder(Generic[T]):
 
     def __init__(self, kind: type[T]) -> None:
         self._ignored = IGNORED.difference(kind.__struct_fields__)
-        assert len(self._ignored) > 1  # of one name it were no tuple
+        assert len(self._ignored) > 1  # attrgetter of a single name returns no tuple
         self._ignored_values = attrgetter(*self._ignored)
         ignored = [(name, msgspec.Raw, None) for name in sorted(self._ignored)]
         options = {"kw_only": True, "forbid_unknown_fields": True}
@@ -46,7 +47,7 @@ class BodyDecoder(Generic[T]):
     def decode(self, body: bytearray, unknown: UnknownFields) -> T:
         """The body as a struct; `unknown` is told of fields that it does not have. Raises ApiError 400, naming the field."""
         collects = gc.isenabled()
-        gc.disable()  # lists of lists: what is half parsed is no garbage, and looking at it again and again takes seconds
+        gc.disable()  # it would look through half-parsed lists of lists again and again, for seconds, and find no garbage
         try:
             return self._decode(body, unknown)
         except msgspec.ValidationError as error:

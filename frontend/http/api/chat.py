@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions. Until its prompt runs it is chat_run.py's; what is parsed of its output is chat_output.py's."""
+"""POST /v1/chat/completions. chat_run.py takes a request as far as a running prompt; chat_output.py parses the output."""
 
 import time
 from collections.abc import Iterable, Iterator

@@ -30,11 +30,11 @@ from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.limits import output_limit, output_room
 from quire.ipc.sampling import BOUNDS, SamplingParams
 
-# what a body calls as SamplingParams do, but for what depends on the prompt's length and what has other shapes there
+# fields that a body and SamplingParams have under one name, without those that depend on the prompt's length or differ in shape
 _OTHER = {"max_tokens", "structured_outputs"}
 _COPIED = [n for n in SamplingParams.__struct_fields__ if n in SamplingFields.__struct_fields__ and n not in _OTHER]
-_copied_values = attrgetter(*_COPIED)  # at once: a look at each costs three times as much
-LONG_BODY, _MANY_MESSAGES = 16 << 10, 64  # bytes and messages that a template makes a prompt of in 3 ms
+_copied_values = attrgetter(*_COPIED)  # all at once: one getattr for each takes three times as long
+LONG_BODY, _MANY_MESSAGES = 16 << 10, 64  # bytes and messages: a template renders so much in 3 ms
 _RESERVED_KWARGS = frozenset(
     ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize", "self")
 )
@@ -141,8 +141,8 @@ def completion_prompts(body: CompletionRequest) -> list[str | list[int]]:
 async def prompt_text(
     body: ChatRequest | TokenizeRequest, tokenizer: Tokenizer, trust_template: bool, num_bytes: int = 0
 ) -> str:
-    """The conversation as prompt text, by the model's template, of a long one beside the event loop; or by the request's own
-    template, if such are trusted, in another process. num_bytes: of the request's body."""
+    """The conversation as prompt text. The model's template is rendered in a thread if the conversation is long; a template of
+    the request's own, if such are trusted, in another process. num_bytes: of the request's body."""
     if body.chat_template is not None and not trust_template:
         raise invalid(
             "chat_template: this server takes none from requests (see --trust-request-chat-template)", "chat_template"
