@@ -41,7 +41,7 @@ class Buffers(NamedTuple):
     max_rows: int
     places: torch.Tensor  # integers of the dtype's size, [3, size, max_rows, H], all EMPTY: this rank's, others store into it
     peers: torch.Tensor  # int64 [size], addresses of all ranks' `places`, as this GPU sees them
-    turns: torch.Tensor  # int32 [max_rows]
+    turns: torch.Tensor  # int32 [max_rows], each row's turn modulo 3: a count of all would wrap around within days
     limit_ns: int  # a program waits no longer
 
     @property
@@ -99,7 +99,7 @@ def _all_reduce_norm_kernel(
     mine = tl.where(mine == EMPTY, 0, mine).to(word)
     place = row * H + cols  # of rank 0, in turn 0
     rank_stride = max_rows.to(tl.int64) * H
-    now = (turn % 3) * SIZE * rank_stride
+    now = turn * SIZE * rank_stride
     for step in tl.static_range(1, SIZE):
         peer = tl.load(peers_ptr + (RANK + step) % SIZE).to(tl.pointer_type(word))
         peer = tl.multiple_of(peer, 16)
@@ -116,7 +116,7 @@ def _all_reduce_norm_kernel(
         else:
             words = _received(places_ptr + now + rank * rank_stride + place, mask, EMPTY, limit_ns)
         total += words.to(dtype, bitcast=True).to(tl.float32)
-    tl.store(turns_ptr + row, turn + 1)
+    tl.store(turns_ptr + row, (turn + 1) % 3)
     y = total.to(dtype).to(tl.float32)
     y = (y + residual.to(tl.float32)).to(dtype)
     tl.store(residual_ptr + row * residual_stride + cols, y, mask)

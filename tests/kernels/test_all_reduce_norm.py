@@ -1,4 +1,4 @@
-"""Sum over ranks with residual and norm: a rank of two in the interpreter, with the other's row put in place; both on a GPU."""
+"""Sum over ranks with residual and norm: rank after rank in the interpreter, with others' rows put in place; all on a GPU."""
 
 import pytest
 import torch
@@ -30,27 +30,38 @@ def ends(size, max_rows, width, dtype, device):
 
 
 @pytest.mark.interpret
-@pytest.mark.parametrize(("rows", "width", "parts"), [(1, 64, 1), (3, 67, 1), (2, 128, 3)])
-def test_a_rank_sends_its_row_takes_the_others_and_empties_the_place_of_the_turn_before(rows, width, parts):
+@pytest.mark.parametrize(
+    ("size", "rows", "width", "parts"), [(2, 1, 64, 1), (2, 3, 67, 1), (2, 2, 128, 3), (4, 2, 70, 1), (8, 1, 64, 2)]
+)
+def test_a_rank_sends_its_row_takes_the_others_and_empties_the_place_of_the_turn_before(size, rows, width, parts):
+    """Ranks one after the other: rows of those behind are put where they will be sent, and what is sent is looked at."""
     from quire.kernels.exchange.all_reduce_norm import EMPTY, all_reduce_norm, reference
 
     dtype = torch.float32
-    ours, theirs = ends(2, 4, width, dtype, "cpu")
-    for turn in range(7):
-        xs, residual, weight = inputs(2, rows, width, parts, dtype, "cpu")
+    made = ends(size, 4, width, dtype, "cpu")
+    for turn in range(4):
+        xs, before, weight = inputs(size, rows, width, parts, dtype, "cpu")
         xs = [x * (turn + 1) for x in xs]
-        want_residual, want = reference(xs, residual, weight, EPS)
+        want_residual, want = reference(xs, before, weight, EPS)
         sent = [(x.sum(0) if parts > 1 else x) + 0.0 for x in xs]
-        ours.places[turn % 3, 1, :rows] = sent[1].view(torch.int32)
-        got = all_reduce_norm(xs[0], residual, weight, EPS, ours)
-        torch.testing.assert_close(residual, want_residual)
-        torch.testing.assert_close(got, want)
-        arrived = theirs.places[turn % 3, 0, :rows].view(torch.float32)
-        torch.testing.assert_close(arrived, sent[0])
-        assert not (theirs.places[turn % 3, 0, :rows] == EMPTY[4]).any()
-        assert (theirs.places[turn % 3, 1] == EMPTY[4]).all() and (theirs.places[:, 0, rows:] == EMPTY[4]).all()
-        assert (ours.places[(turn + 2) % 3] == EMPTY[4]).all() and (ours.places[(turn + 1) % 3] == EMPTY[4]).all()
-        assert ours.turns.tolist() == [turn + 1] * rows + [0] * (4 - rows)
+        found = []
+        for rank, ours in enumerate(made):
+            for behind in range(rank + 1, size):
+                ours.places[turn % 3, behind, :rows] = sent[behind].view(torch.int32)
+            residual = before.clone()
+            got = all_reduce_norm(xs[rank], residual, weight, EPS, ours)
+            torch.testing.assert_close(residual, want_residual)
+            torch.testing.assert_close(got, want)
+            found.append((residual, got))
+            for other in made:
+                if other is not ours:
+                    arrived = other.places[turn % 3, rank, :rows]
+                    torch.testing.assert_close(arrived.view(torch.float32), sent[rank])
+                    assert not (arrived == EMPTY[4]).any() and (other.places[:, rank, rows:] == EMPTY[4]).all()
+            assert (ours.places[:, rank] == EMPTY[4]).all()
+            assert (ours.places[(turn + 2) % 3] == EMPTY[4]).all() and (ours.places[(turn + 1) % 3] == EMPTY[4]).all()
+            assert ours.turns.tolist() == [(turn + 1) % 3] * rows + [0] * (4 - rows)  # a count without end would turn negative
+        assert all(torch.equal(a, b) for pair in found for a, b in zip(pair, found[0], strict=True))
 
 
 @pytest.mark.interpret
