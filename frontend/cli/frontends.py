@@ -20,6 +20,7 @@ from quire.ipc.process.children import Child, how_it_ended, spawn
 from quire.ipc.process.restarts import Restarts
 
 _START_TIMEOUT_S = 60.0
+HUNG_AFTER_S = 30.0  # as long as an engine waits for a word of a frontend, before it ends what that one has asked for
 _LAST_WORDS_S = 5.0  # beyond the grace for requests
 MAX_KEPT = 256  # connections that wait for one frontend's next process: they are descriptors, of which a start needs some
 
@@ -43,7 +44,9 @@ class Frontends:
         """Until signals.stop. No frontend is given up: one that finds no engine may find it later."""
         async with asyncio.TaskGroup() as keepers:
             tasks = [
-                keepers.create_task(Supervisor(frontend, Restarts(max_failed_starts=None, max_short_lives=None)).keep_alive())
+                keepers.create_task(
+                    Supervisor(frontend, Restarts(max_failed_starts=None, max_short_lives=None), HUNG_AFTER_S).keep_alive()
+                )
                 for frontend in self._all
             ]
             await signals.stop.wait()
@@ -73,6 +76,10 @@ class Frontends:
             for frontend in self._all:
                 if frontend.is_down:
                     frontend.stop_listening()
+
+
+def _supervisor(frontend: "Frontend") -> Supervisor:
+    return Supervisor(frontend, Restarts(max_failed_starts=None, max_short_lives=None), HUNG_AFTER_S)
 
 
 class Frontend:

@@ -1,13 +1,16 @@
 """A frontend process as a child of `quire serve --frontends N`: configuration in, readiness or the reason why not out."""
 
+import asyncio
 import signal
 import sys
 
 from quire.frontend.client.client import Client
 from quire.frontend.http.listener import FrontendError
 from quire.frontend.http.server import FrontendConfig, StopSignals, run, serve
-from quire.ipc.process.children import child_main_config, tell_parent
+from quire.ipc.process.children import beat, child_main_config, tell_parent
 from quire.ipc.process.logs import set_up_logging
+
+BEAT_S = 0.5
 
 
 def main() -> None:
@@ -18,13 +21,21 @@ def main() -> None:
         tell_parent({"ready": client.welcome.served_model_names[0]})
 
     async def serve_until_told() -> None:
+        beats = asyncio.create_task(_beat())
         await serve(config, StopSignals(), ready)
+        beats.cancel()
 
     try:
         run(serve_until_told)
     except FrontendError as error:
         tell_parent({"error": str(error)})
         sys.exit(1)
+
+
+async def _beat() -> None:
+    while True:
+        beat()
+        await asyncio.sleep(BEAT_S)
 
 
 if __name__ == "__main__":

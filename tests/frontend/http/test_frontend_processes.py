@@ -1,5 +1,6 @@
-"""`quire serve --frontends 2`: the connections of a frontend that is down, and a stop meanwhile."""
+"""`quire serve --frontends 2`: the connections of a frontend that is down, one that hangs, and a stop meanwhile."""
 
+import asyncio
 import http.client
 import os
 import signal
@@ -10,7 +11,13 @@ import time
 import psutil
 import pytest
 from fake_core import FakeCore, echo
-from serving import Background, Served, until
+from serving import LOOK_S, Background, Served, until
+
+from quire.frontend.cli import frontends as frontends_module
+from quire.frontend.cli.frontends import Frontends
+from quire.frontend.http.api.metrics import block_bytes
+from quire.frontend.http.listener import bind
+from quire.frontend.http.server import FrontendConfig, StopSignals
 
 pytestmark = pytest.mark.slow
 
@@ -61,6 +68,31 @@ def test_connections_that_waited_for_a_frontend_are_served_by_its_next_process()
         until(lambda: len(served.pids(FRONTEND)) == 2)
         assert [served.health() for _ in range(24)] == [200] * 24
         assert served.end() == 0
+
+
+def test_a_frontend_that_hangs_is_killed_and_started_again_and_the_other_is_left_alone(monkeypatch):
+    monkeypatch.setattr(frontends_module, "HUNG_AFTER_S", 3.0)
+    metrics_fd = os.memfd_create("metrics")
+    os.ftruncate(metrics_fd, 2 * block_bytes())
+    with FakeCore(echo) as core:
+        template = FrontendConfig(engine_addresses=[core.address], listen_fd=-1, metrics_fd=metrics_fd, num_frontends=2)
+        asyncio.run(let_one_hang(Frontends(template, bind("127.0.0.1", 0, 2), logs_engine_changes=False)))
+    os.close(metrics_fd)
+
+
+async def let_one_hang(frontends):
+    await frontends.start()
+    signals = StopSignals()
+    keeper = asyncio.create_task(frontends.keep_alive(signals))
+    hangs, other = (frontend.child for frontend in frontends._all)
+    hangs.send_signal(signal.SIGSTOP)
+    async with asyncio.timeout(60.0):
+        while not frontends._all[0].is_up or frontends._all[0].child is hangs:
+            await asyncio.sleep(LOOK_S)
+    assert frontends._all[0].child.poll() is None and frontends._all[1].child is other and other.poll() is None
+    signals.stop.set()
+    await keeper
+    await frontends.stop(signals)
 
 
 STOPPED_AS_THE_LOOP_BEGINS = """
