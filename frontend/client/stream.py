@@ -135,7 +135,10 @@ class RequestState:
         self.wake()
 
     def add_prompt_logprobs(self, message: PromptLogprobs) -> None:
-        self._prompt_logprobs.append(message)
+        rows = self._prompt_logprobs
+        while rows and rows[-1].start >= message.start:  # of before a preemption: the prompt is computed anew, in other chunks
+            rows.pop()
+        rows.append(message)
 
     def wake(self) -> None:
         error = None

@@ -203,6 +203,19 @@ async def test_prompt_logprobs_come_together_from_their_chunks(bench: Bench) -> 
     assert bench.submit().prompt_logprobs is None
 
 
+@in_loop
+async def test_rows_of_a_prompt_that_was_preempted_come_in_other_chunks(bench: Bench) -> None:
+    stream = bench.submit([THE, CAT, WORLD, CAT, THE, CAT], prompt_logprobs=0)
+
+    def chunk(start: int, rows: int) -> None:
+        values, ranks = np.full(rows, -float(rows), "<f4"), np.ones(rows, "<i4")
+        bench.dispatcher.prompt_logprobs(PromptLogprobs(1, 1, start, 0, values.tobytes(), ranks.tobytes(), b"", b""))
+
+    for start, rows in ((1, 2), (3, 1), (1, 1), (2, 4)):  # preempted after two chunks
+        chunk(start, rows)
+    assert [row and next(iter(row.values())).logprob for row in stream.prompt_logprobs] == [None, -1, -4, -4, -4, -4]
+
+
 # ------------------------------------------------------------------------------------------------------------------ ends
 @in_loop
 async def test_cancelling_aborts_once_and_ends_the_stream_with_what_was_held_back(bench: Bench) -> None:
