@@ -26,7 +26,7 @@ def on_ranks(size: int, run: Callable[[Any, Place], Any], stages: int = 1, timeo
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_sum_is_formed_in_the_order_of_the_ranks_with_the_same_bits_everywhere(dtype: Any) -> None:
     """Of these numbers every other order, and every rounding on the way, has another sum."""
-    parts = torch.tensor([[3.0e8, 1.5], [7.0, -0.25], [-3.0e8, 2.0**-20], [11.0, 1.0e-3]]).to(dtype)
+    parts = torch.tensor([[3.0e8, 1.5, 256.0], [7.0, -0.25, 1.0], [-3.0e8, 2.0**-20, 1.0], [11.0, 1.0e-3, 0.0]]).to(dtype)
     expected = parts[0].float()
     for part in parts[1:]:
         expected = expected + part.float()
@@ -34,6 +34,15 @@ def test_a_sum_is_formed_in_the_order_of_the_ranks_with_the_same_bits_everywhere
     assert all(total.dtype == dtype and torch.equal(total, expected.to(dtype)) for total in sums)
     turned = (parts[1:].float().sum(0) + parts[0].float()).to(torch.float32)
     assert not torch.equal(turned, expected)  # or this test would see nothing
+    assert expected[2] == 258.0 and parts[0, 2].bfloat16() + parts[1, 2].bfloat16() == 256.0
+
+
+def test_ranks_are_numbered_stage_by_stage() -> None:
+    places = [Place(rank, 6, CPU, 1.0, stages=3) for rank in range(6)]
+    assert [place.stage for place in places] == [0, 0, 1, 1, 2, 2]
+    assert [place.within_stage[:2] for place in places] == [(0, 2), (1, 2)] * 3
+    assert {place.within_stage.stages for place in places} == {1}
+    assert [[place.in_stage(stage) for stage in (0, -1, 3)] for place in places] == [[0, 4, 0], [1, 5, 1]] * 3
 
 
 def test_parts_come_in_the_order_of_the_ranks_and_are_the_receivers_own() -> None:
