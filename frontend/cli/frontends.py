@@ -43,12 +43,7 @@ class Frontends:
     async def keep_alive(self, signals: StopSignals) -> None:
         """Until signals.stop. No frontend is given up: one that finds no engine may find it later."""
         async with asyncio.TaskGroup() as keepers:
-            tasks = [
-                keepers.create_task(
-                    Supervisor(frontend, Restarts(max_failed_starts=None, max_short_lives=None), HUNG_AFTER_S).keep_alive()
-                )
-                for frontend in self._all
-            ]
+            tasks = [keepers.create_task(_supervisor(frontend).keep_alive()) for frontend in self._all]
             await signals.stop.wait()
             for task in tasks:
                 task.cancel()
