@@ -217,6 +217,23 @@ def test_a_circle_is_seen(back):
     assert circles({"ipc/a.py": "import quire.ipc.a"}) == [["ipc/a.py"]]
 
 
+def second_hand(sources: dict[str, str]) -> list[str]:
+    """Names that are imported from a file which has only imported them, too."""
+    froms = {path: [n for n in nodes(source) if isinstance(n, ast.ImportFrom)] for path, source in sources.items()}
+    imported = {path: {a.asname or a.name for node in found for a in node.names} for path, found in froms.items()}
+    wrong = []
+    for path, node in ((path, node) for path, found in froms.items() for node in found):
+        home = (node.module or "").removeprefix("quire.").replace(".", "/") + ".py"
+        wrong += [f"{path}: {a.name} of {home}" for a in node.names if a.name in imported.get(home, ())]
+    return wrong
+
+
+def test_names_are_imported_from_where_they_are_defined():
+    assert second_hand({path: source for path, source in EVERYTHING.items() if not path.startswith(PACKAGE)}) == []
+    both = {"ipc/b.py": "from quire.ipc.a import A, B\nB = 1", "ipc/c.py": "from quire.ipc.b import A, C"}
+    assert second_hand(both) == ["ipc/c.py: A of ipc/b.py"]
+
+
 # ------------------------------------------------------------------------------------------------- sizes and arrows
 def test_no_file_is_longer_than_one_reads_at_a_time():
     lengths = {path: len(source.splitlines()) for path, source in EVERYTHING.items()}

@@ -34,8 +34,6 @@ from quire.ipc.config import EngineConfig
 from quire.ipc.process.command import stop_signals
 from quire.ipc.process.logs import set_up_logging
 
-__all__ = ["BatchFileError", "run_job"]
-
 _URL_TIMEOUT_S = 60.0
 _BAR_DELAY_S = 1.0  # a job that is done before shows no bar
 _BAR_REFRESH_S = 0.5

@@ -53,7 +53,8 @@ def _run_batch(args: argparse.Namespace) -> int:
     if args.notes:
         print(f"quire run-batch: nothing is needed here for {', '.join(args.notes)}", file=sys.stderr)
     with quiet_interrupts():
-        from quire.frontend.cli.batch_job import BatchFileError, run_job
+        from quire.frontend.cli.answers_file import BatchFileError
+        from quire.frontend.cli.batch_job import run_job
         from quire.frontend.http.api.output_plan import ParserNames
     try:
         return run_job(args.input_file, args.output_file, config, ParserNames(args.tool_call_parser, args.reasoning_parser))

@@ -16,18 +16,7 @@ from typing import Self
 
 from quire.frontend.client.client import Client
 from quire.frontend.client.dispatch import Dispatcher
-from quire.frontend.client.prompt import Prompt
-from quire.frontend.client.stream import (
-    ERRORS,
-    ClientError,
-    EngineDown,
-    EngineError,
-    InvalidRequest,
-    Overloaded,
-    RequestState,
-    Stream,
-    TooLong,
-)
+from quire.frontend.client.stream import ERRORS, EngineDown, InvalidRequest, Overloaded, RequestState
 from quire.frontend.client.utility_calls import A, UtilityCalls
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.links.curve import FrontendKeys
@@ -48,9 +37,6 @@ from quire.ipc.messages import (
 from quire.ipc.process.cpus import cpu_share
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.utilities import UtilityCall
-
-__all__ = ["AsyncClient", "ClientError", "EngineDown", "EngineError", "InvalidRequest", "Overloaded", "Prompt", "Stream",
-           "TooLong"]  # fmt: skip
 
 BEAT_TIMEOUT_S = 2.0
 WATCH_S = 2e-2  # so long a lone request's first answer is looked for without sleep

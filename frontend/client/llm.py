@@ -29,8 +29,6 @@ from quire.ipc.process.children import CORE_MODULE
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.utilities import ProfileDone, ResetDone, ResetPrefixCache, StartProfile, StopProfile
 
-__all__ = ["LLM", "SamplingParams"]
-
 Conversation = list[dict[str, Any]]
 
 

@@ -9,9 +9,10 @@ import torch
 import transformers
 
 from quire.enginecore.loading.model_files import BUNDLED
-from quire.frontend.client.async_client import AsyncClient, InvalidRequest, TooLong
+from quire.frontend.client.async_client import AsyncClient
 from quire.frontend.client.beam_search import MAX_BEAM_WIDTH, BeamSearch, BeamSearchParams
 from quire.frontend.client.llm import LLM
+from quire.frontend.client.stream import InvalidRequest, TooLong
 
 EOS = {3, 0}
 ROUNDING = 2e-4  # of sums over a dozen tokens

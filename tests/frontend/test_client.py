@@ -12,15 +12,9 @@ from fake_core import LIMITS, FakeCore, echo, outputs, prompt_of
 from own_loop import heard, in_own_loop, until
 
 from quire.frontend.client import async_client as client_module
-from quire.frontend.client.async_client import (
-    AsyncClient,
-    EngineDown,
-    EngineError,
-    InvalidRequest,
-    Overloaded,
-    TooLong,
-)
+from quire.frontend.client.async_client import AsyncClient
 from quire.frontend.client.outputs import RequestOutput
+from quire.frontend.client.stream import EngineDown, EngineError, InvalidRequest, Overloaded, TooLong
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.links.frontend_to_core import FrontendToCore
 from quire.ipc.messages import Abort, AddRequest, EngineLimits, Finish, RequestError

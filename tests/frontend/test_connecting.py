@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from fake_core import FakeCore, echo
 
-from quire.frontend.client.async_client import AsyncClient, EngineDown
+from quire.frontend.client.async_client import AsyncClient
+from quire.frontend.client.stream import EngineDown
 from quire.ipc.links.frontend_to_core import FrontendToCore
 from quire.ipc.sampling import SamplingParams
 

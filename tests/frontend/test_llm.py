@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from quire.frontend.client.async_client import AsyncClient, TooLong
-from quire.frontend.client.llm import LLM, SamplingParams
+from quire.frontend.client.async_client import AsyncClient
+from quire.frontend.client.llm import LLM
+from quire.frontend.client.stream import TooLong
+from quire.ipc.sampling import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 PROMPTS = ["Once upon a time", "The cat", "The", "A dog and a bird went", "One day, a little girl"]

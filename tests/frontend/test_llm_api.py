@@ -19,13 +19,14 @@ import pytest
 import toy_tokenizers
 from serving import until
 
-from quire.frontend.client.async_client import EngineDown, InvalidRequest, TooLong
-from quire.frontend.client.llm import LLM, SamplingParams
+from quire.frontend.client.llm import LLM
 from quire.frontend.client.own_engine import engine_config
 from quire.frontend.client.prompt import TextPrompt, TokensPrompt
+from quire.frontend.client.stream import EngineDown, InvalidRequest, TooLong
 from quire.frontend.launcher import EngineStartError, engine_configs, launch_core
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.config import EngineConfig
+from quire.ipc.sampling import SamplingParams
 
 TOKENIZER = Tokenizer.from_files(toy_tokenizers.files())
 THE, CAT = (TOKENIZER.encode(t)[0] for t in (" the", " cat"))

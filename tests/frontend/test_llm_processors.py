@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from quire.frontend.client.async_client import EngineError
-from quire.frontend.client.llm import LLM, SamplingParams
+from quire.frontend.client.llm import LLM
 from quire.frontend.client.processor_names import with_processor_names
+from quire.frontend.client.stream import EngineError
 from quire.frontend.launcher import EngineStartError
+from quire.ipc.sampling import SamplingParams
 
 FILE = str(Path(__file__).parents[1] / "support/vllm_style.py")
 SMALL = {"device": "cpu", "max_model_len": 256, "max_num_seqs": 8, "cpu_kv_cache_gib": 0.05}

@@ -15,8 +15,9 @@ from serving import Served, until
 from tiny_models import reference, tiny_model
 
 from quire.frontend.client.async_client import AsyncClient
-from quire.frontend.client.llm import LLM, SamplingParams
+from quire.frontend.client.llm import LLM
 from quire.frontend.client.outputs import RequestOutput
+from quire.ipc.sampling import SamplingParams
 
 pytestmark = pytest.mark.slow
 

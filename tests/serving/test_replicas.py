@@ -20,7 +20,8 @@ import pytest
 from serving import SMALL, Background, Daemon, EventStream, Launched, Served, until
 
 from quire.enginecore.loading.model_files import BUNDLED
-from quire.frontend.client.llm import LLM, SamplingParams
+from quire.frontend.client.llm import LLM
+from quire.ipc.sampling import SamplingParams
 
 PROMPT = "Once upon a time there was a little dog"
 LONG = {"max_tokens": 1500, "min_tokens": 1500}

@@ -8,8 +8,8 @@ import numpy as np
 import tokenizers
 from fake_http import Answer, Wire
 
-from quire.frontend.client.async_client import InvalidRequest, TooLong
 from quire.frontend.client.outputs import Delta, Logprob, RequestMetrics
+from quire.frontend.client.stream import InvalidRequest, TooLong
 from quire.frontend.http.api.app import App
 from quire.frontend.http.api.services import Services
 from quire.frontend.text.tokenizer import Tokenizer

@@ -6,7 +6,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from quire.frontend.http.api.errors import invalid
-from quire.frontend.http.store.storage import Page
+from quire.frontend.http.store.database import Page
 
 PAGE_FIELDS: dict[str, dict[str, Any]] = {
     "after": {"type": "string"},

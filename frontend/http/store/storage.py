@@ -24,8 +24,6 @@ from quire.frontend.http.store.bounds import DEFAULT_FILES_MIB, MAX_UPLOADS, Kin
 from quire.frontend.http.store.contents import Contents, FilesFolder
 from quire.frontend.http.store.database import Database, Page, StoreFull
 
-__all__ = ["Page", "Storage", "StoreFull", "new_record_id"]
-
 log = logging.getLogger("quire.http")
 
 T = TypeVar("T")

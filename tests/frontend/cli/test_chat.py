@@ -23,7 +23,8 @@ from served import (
 )
 from toy_tokenizers import byte_level
 
-from quire.frontend.cli.chat import ChatError, ChatOptions, ChatServer, Conversation, chat
+from quire.frontend.cli.api_client import ChatError, ChatServer
+from quire.frontend.cli.chat import ChatOptions, Conversation, chat
 from quire.frontend.http.listener import bind
 from quire.ipc.messages import Abort, AddRequest
 

@@ -10,8 +10,8 @@ import pytest
 from fake_client import CHAT, COMPLETIONS, HELLO, NUM_TOKENS
 from fake_http import settle
 
-from quire.frontend.client.async_client import EngineError
 from quire.frontend.client.outputs import Delta
+from quire.frontend.client.stream import EngineError
 from quire.frontend.http.protocol.cors import Cors
 
 # ------------------------------------------------------------------------------------------------------------------ keys

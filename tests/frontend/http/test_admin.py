@@ -7,7 +7,8 @@ import pytest
 from fake_client import CHAT, HELLO
 from fake_core import FakeCore
 
-from quire.frontend.client.async_client import AsyncClient, EngineDown, EngineError, InvalidRequest
+from quire.frontend.client.async_client import AsyncClient
+from quire.frontend.client.stream import EngineDown, EngineError, InvalidRequest
 from quire.ipc.messages import Utility, UtilityResult
 from quire.ipc.utilities import ProfileDone, ResetDone, ResetPrefixCache, StartProfile, UtilityFailed
 

@@ -9,7 +9,8 @@ from fake_client import CHAT, COMPLETIONS
 
 from quire.frontend.client.async_client import AsyncClient
 from quire.frontend.client.beam_search import BeamSearchParams
-from quire.frontend.client.llm import LLM, SamplingParams
+from quire.frontend.client.llm import LLM
+from quire.ipc.sampling import SamplingParams
 
 QUESTION = [{"role": "user", "content": "What is 2 + 3?"}]
 

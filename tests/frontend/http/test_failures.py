@@ -9,8 +9,8 @@ import pytest
 from fake_client import CHAT, COMPLETIONS, HELLO
 from fake_http import settle
 
-from quire.frontend.client.async_client import EngineDown, EngineError, InvalidRequest, Overloaded, TooLong
 from quire.frontend.client.outputs import Delta
+from quire.frontend.client.stream import EngineDown, EngineError, InvalidRequest, Overloaded, TooLong
 
 
 @pytest.mark.parametrize(

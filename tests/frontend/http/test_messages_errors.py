@@ -11,9 +11,8 @@ from fake_http import settle
 from loop_gap import MOST_S, LoopGap
 from messages_cases import CLOCK, COUNT, HELLO, PATH, TOOLS, accumulated, api_of, parse_named, run
 
-from quire.frontend.client.async_client import EngineDown, Overloaded
 from quire.frontend.client.outputs import Delta
-from quire.frontend.client.stream import EngineError, InvalidRequest
+from quire.frontend.client.stream import EngineDown, EngineError, InvalidRequest, Overloaded
 from quire.frontend.http.api.messages import stream
 from quire.frontend.http.api.messages.field_table import FIELDS
 from quire.frontend.http.api.messages.schemas import CountTokensRequest, MessagesRequest, NotHere

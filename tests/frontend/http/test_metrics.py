@@ -13,8 +13,8 @@ from metrics_cases import FullClient, samples
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.utils import floatToGoString
 
-from quire.frontend.client.async_client import EngineError
 from quire.frontend.client.outputs import RequestMetrics
+from quire.frontend.client.stream import EngineError
 from quire.frontend.http.api import metric_names
 from quire.frontend.http.api.metrics import MAX_HANDLERS, Metrics, block_bytes
 from quire.frontend.http.api.metrics_text import CONTENT_TYPE, MAX_BEAT_AGE_S, EngineState, metrics_text

@@ -10,8 +10,8 @@ from fake_client import CHAT, COMPLETIONS, HELLO
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from quire.frontend.client.async_client import InvalidRequest
 from quire.frontend.client.outputs import Delta
+from quire.frontend.client.stream import InvalidRequest
 from quire.frontend.http.api.fields import _INSTEAD, NOT_SUPPORTED
 from quire.frontend.http.api.schemas import _HOW, ChatRequest, CompletionRequest, TokenizeRequest, Unsupported
 

@@ -15,7 +15,7 @@ from http_servers import answering, url_of
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from served import Served, request, say_hi
 
-from quire.frontend.client.async_client import EngineError
+from quire.frontend.client.stream import EngineError
 from quire.frontend.http.api import tracing
 from quire.frontend.http.api.tracing import MAX_PROMPTS, TracedApp, TracingError, check_endpoint
 from quire.frontend.http.server_state import ServerState

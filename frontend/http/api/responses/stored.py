@@ -14,7 +14,7 @@ from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.sse import json_bytes
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.http.protocol.exchange import Request, Response
-from quire.frontend.http.store.storage import Page
+from quire.frontend.http.store.database import Page
 
 _DEFAULT_PAGE, _MAX_PAGE = 20, 100
 
