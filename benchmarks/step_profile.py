@@ -17,7 +17,7 @@ sys.path[:0] = [str(Path(__file__).parent.parent / "tests" / "support")]
 from inline_engine import InlineEngine  # noqa: E402
 
 from quire.ipc.sampling import SamplingParams  # noqa: E402
-from quire.workers.graphs import BatchDescriptor  # noqa: E402
+from quire.workers.graph_sizes import BatchDescriptor  # noqa: E402
 
 
 def prepared(

@@ -11,7 +11,7 @@ from quire.ipc.memory_plan import GIB, GRAPHS_BYTES, LayerSizes, ModelSizes
 from quire.ipc.step.plan import DTYPES, StepPlan, default_slots
 from quire.ipc.step.sections import PREFILL_SAMPLE, VARIANT_RANDOM
 from quire.workers.attention.kv_cache import KVCache
-from quire.workers.graphs import most_tokens
+from quire.workers.graph_sizes import most_tokens
 from quire.workers.models.config import ModelConfig
 from quire.workers.parallel import Parallel
 

@@ -72,7 +72,7 @@ TOKENS_PER_ROW = 1  # that a decode row computes and a row that samples yields
 #     kernels/step/             a decode row is one token: row r's is token r, its id the slot's last_token; finish_step stores
 #                               one word a row, and seq_len grows by what was computed
 #     workers/runner.py         a decode step has as many tokens as rows, and all its hidden states are sampled from;
-#     workers/graphs.py         and so have the padded sizes that are captured
+#     workers/graph_sizes.py    and so have the padded sizes that are captured
 #     kernels/sampling/         sampled int32 [rows]: a row's parameters, mask and logprobs are those of one token
 #     attention                 decode kernels take up to 8 already, by max_query_len; decode_rope.py fuses for 1 only
 #     result_ring.py            all words of a row are there or none; logprob_record is of one token

@@ -22,15 +22,12 @@ from quire.kernels.tuning.current import using
 from quire.kernels.tuning.h200 import H200
 from quire.workers.attention.cuda import CudaModelAttention
 from quire.workers.devices.cuda import CudaDevice
-from quire.workers.graphs import (
-    COMMON_VARIANTS,
+from quire.workers.graph_sizes import (
     MAX_ROWS_AHEAD,
     PROMPT_ROWS,
     START_TOKENS,
-    WARM_VARIANTS,
     BatchDescriptor,
     GraphSizes,
-    StepGraphs,
     batches_ahead,
     batches_at_start,
     decode_sizes,
@@ -41,6 +38,7 @@ from quire.workers.graphs import (
     most_tokens,
     unmixed_batches,
 )
+from quire.workers.graphs import COMMON_VARIANTS, WARM_VARIANTS, StepGraphs
 from quire.workers.parallel import Parallel
 
 MAX_TOKENS = H200.step.captured_tokens

@@ -30,7 +30,7 @@ from quire.kernels.attention.rope_kv import rope_kv
 from quire.kernels.linear import fp8
 from quire.workers.layers import linear, ops
 from quire.workers.layers.formats import choice, quantized
-from quire.workers import graphs
+from quire.workers import graph_sizes
 from quire.workers.attention.cuda import CudaLatentAttention, CudaModelAttention, Step
 from quire.workers.attention.kv_cache import Place
 from quire.workers.devices.cuda import CudaDevice
@@ -113,18 +113,18 @@ def met(batch):
     model.compute_logits(hidden, logits[:rows])
     return set(KEYS)
 
-sizes = graphs.sizes_to_run(graphs.decode_sizes(min(max_rows, max_tokens)))
-decode = [graphs.BatchDescriptor(size, size, False) for size in sizes]
-tokens, rows = graphs.mixed_token_sizes(max_tokens), graphs.mixed_row_sizes(max_rows)
+sizes = graph_sizes.sizes_to_run(graph_sizes.decode_sizes(min(max_rows, max_tokens)))
+decode = [graph_sizes.BatchDescriptor(size, size, False) for size in sizes]
+tokens, rows = graph_sizes.mixed_token_sizes(max_tokens), graph_sizes.mixed_row_sizes(max_rows)
 device = types.SimpleNamespace(ctx=types.SimpleNamespace(config=config, parallel=ranks))
 def specialization(t, r):
     return CudaDevice.kernel_specialization(device, t), CudaModelAttention.kernel_specialization(attention, t, r)
 
-ahead = graphs.mixed_specializations(tokens, rows, specialization)
+ahead = graph_sizes.mixed_specializations(tokens, rows, specialization)
 compiled = set().union(*(met(batch) for batch in ahead + decode))
 few = [r for r in (1, 2, 3, 5, 37, max_rows) if r <= max_rows]
-eager = [graphs.BatchDescriptor(t, r, True) for t in {max_tokens, max_tokens - 1} for r in few]
-late = {name: batch for batch in (*graphs.mixed_batches(tokens, rows), *eager) for name, _ in met(batch) - compiled}
+eager = [graph_sizes.BatchDescriptor(t, r, True) for t in {max_tokens, max_tokens - 1} for r in few]
+late = {name: batch for batch in (*graph_sizes.mixed_batches(tokens, rows), *eager) for name, _ in met(batch) - compiled}
 print(json.dumps([len(compiled), len({name for name, _ in compiled}), late]))
 """
 
