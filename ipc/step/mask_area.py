@@ -63,6 +63,7 @@ class MaskArea:
     def named(self, place: int, position: int) -> None:
         """A record that ends at this position of the ring has named the masks there."""
         with self._lock:
-            for chunk in self._chunks:
+            for chunk in reversed(self._chunks):  # it is one of the last
                 if chunk.begin <= place < chunk.end:
                     chunk.position = position
+                    return
