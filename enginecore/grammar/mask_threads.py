@@ -90,7 +90,7 @@ class MaskThreads:
         self._may_begin = False  # such works were submitted since we waited for that
         self._done: queue.SimpleQueue[Done] = queue.SimpleQueue()
         self._fd = os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # counts what is done
-        self.memory = _new_memory  # int32 [n, words] to make masks in, where whoever reads them wants them
+        self.memory = _new_memory  # makes the arrays for masks, int32 [n, words]: GrammarSteps sets one that workers can read
         self.num_outstanding = 0  # works that were submitted and not taken back
         self.num_quick = 0  # those of them that are done together
 
@@ -159,7 +159,7 @@ class MaskThreads:
         self._queues[number] = works
         piece, num_threads = (PIECE * self._num_threads, self._num_threads) if number == 0 else (1, 1)
         maker = _Maker(self._get_vocabulary(), works, self._hand_over, self._closing, piece, num_threads)
-        if number == 0:  # what is slow would keep the memory of what is made meanwhile
+        if number == 0:  # a slow mask would keep the memory that was taken after it from being used again
             maker.begun, maker.memory = self._begun, self.memory
         self._threads.append(threading.Thread(target=maker.run, name=f"quire-masks-{number}", daemon=True))
         self._threads[-1].start()

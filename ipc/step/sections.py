@@ -187,7 +187,7 @@ class Section(NamedTuple):
 
 
 def _max_block_updates(s: StepLimits) -> int:
-    """New blocks of every row, and four whole tables of cached prefixes: see Scheduler, which stops admitting after three."""
+    """New blocks of every row, and four whole tables of cached prefixes: see Admission, which stops after three."""
     return s.num_groups * (2 * s.max_num_seqs + s.max_num_batched_tokens // s.block_size + 4 * s.max_blocks_per_seq)
 
 
