@@ -124,6 +124,9 @@ def test_fields_of_a_body():
     tag = of(response_format={"type": "structural_tag", "structures": [{"begin": "<a>"}], "triggers": ["<a"]})
     assert json.loads(tag.text)["triggers"] == ["<a"]
     assert of(response_format={"type": "text"}, guided_regex="a").text == "a"
+    # the same by both of vLLM's names, as guidance sends it, and by OpenAI's and vLLM's
+    assert of(guided_grammar="start: A", structured_outputs={"grammar": "start: A"}) == StructuredOutputs("grammar", "start: A")
+    assert of(response_format=schema, structured_outputs={"json": SCHEMA}) == of(guided_json=SCHEMA)
 
 
 @pytest.mark.parametrize(
@@ -135,6 +138,7 @@ def test_fields_of_a_body():
         ({"structured_outputs": {}}, "structured_outputs"),
         ({"structured_outputs": {"json": {}, "choice": ["a"]}}, "structured_outputs"),
         ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex"),
+        ({"structured_outputs": {"regex": "a"}, "guided_regex": "b"}, "guided_regex"),
         ({"guided_json": "{"}, "guided_json"),
         (
             {

@@ -1,6 +1,7 @@
 """Structured output in a body: response_format (OpenAI's), structured_outputs (vLLM's), and vLLM's older guided_* fields.
 
-Called from one line of params.py. At most one of them may ask for something; a 400 names the field that was meant.
+Called from one line of params.py. All that ask for something must ask for the same, as clients do that serve several versions
+of vLLM; a 400 names the field that was meant.
 """
 
 import re
@@ -69,12 +70,12 @@ def structured_outputs(body: Body) -> StructuredOutputs | None:
     asked = {name: value for name, value in zip(_READ, values, strict=True) if value is not None}
     if isinstance(asked.get("response_format"), ResponseFormat) and body.response_format.type == "text":  # type: ignore[union-attr]
         del asked["response_format"]
-    if len(asked) > 1:
-        first, second, *_ = asked
-        raise invalid(f"{second} cannot be combined with {first}", second)
-    for name, value in asked.items():
-        return structured_field(name, value)
-    return None
+    wanted = [structured_field(name, value) for name, value in asked.items()]
+    for name, other in zip(asked, wanted, strict=True):
+        if msgspec.structs.replace(other, field=wanted[0].field) != wanted[0]:
+            first = next(iter(asked))
+            raise invalid(f"{name} cannot be combined with {first}, for they ask for different things", name)
+    return wanted[0] if wanted else None
 
 
 def structured_field(name: str, value: Any) -> StructuredOutputs:
