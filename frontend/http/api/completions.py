@@ -15,7 +15,14 @@ from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.api.fields import num_kept
 from quire.frontend.http.api.generate import Streaming, collect, includes_usage, running
 from quire.frontend.http.api.json_pieces import LARGE_ANSWER, pieces, send_json
-from quire.frontend.http.api.logprobs import LogprobStyle, add_completion_logprobs, completion_pieces, prompt_logprobs
+from quire.frontend.http.api.logprobs import (
+    LogprobStyle,
+    RowsOfTokens,
+    TextOffsets,
+    add_completion_logprobs,
+    completion_pieces,
+    prompt_logprobs,
+)
 from quire.frontend.http.api.params import SamplingRequest, check_model, completion_prompts, encoded, truncated
 from quire.frontend.http.api.prompt_run import PromptRun, usage_of
 from quire.frontend.http.api.reading import read_body
@@ -171,7 +178,7 @@ class CompletionFormat:
         self._no_output = body.max_tokens == 0
         skip_special = body.skip_special_tokens is not False
         self._style = LogprobStyle(tokenizer, body.logprobs or 0, bool(body.return_tokens_as_token_ids), skip_special)
-        self._text_offsets: dict[int, int] = {}  # of each choice
+        self._text_offsets: dict[int, TextOffsets] = {}  # of each choice
 
     def is_large(self, runs: list[PromptRun]) -> bool:
         """Whether an answer in one piece might take long to encode."""
@@ -200,8 +207,9 @@ class CompletionFormat:
         rows = self._prompt_rows(run)
         if rows is None:
             return None
-        self._text_offsets[index] = sum(map(self._style.num_characters, run.prompt_token_ids))
-        return pieces(completion_pieces([(rows, run.prompt_token_ids)], self._style))
+        text = self._echo_texts[run.first_choice // self._n]
+        self._text_offsets[index] = self._style.offsets(len(text))
+        return pieces(completion_pieces([(rows, run.prompt_token_ids, text)], self._style))
 
     def _prompt_rows(self, run: PromptRun) -> Sequence[TokenLogprobDict | None] | None:
         return run.prompt_logprobs() if self.wants_logprobs and self._echo_texts else None
@@ -212,13 +220,13 @@ class CompletionFormat:
     def choice(self, run: PromptRun, delta: Delta, with_prompt_logprobs: bool) -> CompletionChoice:
         """A whole choice, for an answer in one piece."""
         index = run.first_choice + delta.index
+        echo = self._echo_texts[run.first_choice // self._n] if self._echo_texts else ""
         logprobs = None
         if self.wants_logprobs:
             rows = self._prompt_rows(run)
-            parts = [(rows, run.prompt_token_ids)] if rows is not None else []
-            parts += [] if self._no_output else [(delta.logprobs or [], delta.token_ids)]
+            parts: list[RowsOfTokens] = [(rows, run.prompt_token_ids, echo)] if rows is not None else []
+            parts += [] if self._no_output else [(delta.logprobs or [], delta.token_ids, None)]
             logprobs = completion_pieces(parts, self._style)
-        echo = self._echo_texts[run.first_choice // self._n] if self._echo_texts else ""
         token_ids = [] if self._no_output else delta.token_ids
         if self._no_output:
             run.num_tokens[delta.index] = 0
@@ -235,6 +243,7 @@ class CompletionFormat:
 
     def _add_output(self, to: CompletionLogprobs, run: PromptRun, delta: Delta) -> CompletionLogprobs:
         index = run.first_choice + delta.index
-        offset = self._text_offsets.get(index, 0)
-        self._text_offsets[index] = add_completion_logprobs(to, delta.logprobs or [], delta.token_ids, self._style, offset)
+        if index not in self._text_offsets:
+            self._text_offsets[index] = self._style.offsets()
+        add_completion_logprobs(to, delta.logprobs or [], delta.token_ids, self._style, self._text_offsets[index])
         return to

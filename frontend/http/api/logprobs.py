@@ -4,6 +4,7 @@ A row is what outputs.py hands out for one position: token id -> Logprob, the to
 likely ones. JSON has no infinity: log-probabilities of impossible tokens are sent as -9999.0, as vLLM does.
 """
 
+import codecs
 import math
 from collections.abc import Iterator, Sequence
 from typing import cast
@@ -21,7 +22,8 @@ from quire.frontend.http.api.schemas import (
 from quire.frontend.http.api.sse import json_bytes
 from quire.frontend.text.tokenizer import Tokenizer
 
-RowsOfTokens = tuple[Sequence[TokenLogprobDict | None], Sequence[int]]
+# rows, token ids, and the text that they are, if they are a prompt's
+RowsOfTokens = tuple[Sequence[TokenLogprobDict | None], Sequence[int], str | None]
 
 IMPOSSIBLE = -9999.0
 _ROWS = 64  # encoded at once: some 2 ms
@@ -39,12 +41,47 @@ class LogprobStyle:
     def token(self, token_id: int) -> str:
         return f"token_id:{token_id}" if self._as_token_ids else self._tokenizer.token_str(token_id)
 
-    def num_characters(self, token_id: int) -> int:
-        """What the token adds to the text; for text offsets."""
-        return 0 if token_id in self._silent_ids else len(self._tokenizer.token_str(token_id))
+    def offsets(self, start: int = 0, text: str | None = None) -> "TextOffsets":
+        """Of an answer that begins at `start`, or of a prompt that was sent as this text."""
+        if text is None:
+            return TextOffsets(self._tokenizer, self._silent_ids, start)
+        return PromptOffsets(self._tokenizer, text)
 
     def token_bytes(self, token_id: int) -> list[int]:
         return list(self._tokenizer.token_bytes(token_id))
+
+
+class TextOffsets:
+    """Where tokens begin in a text, in characters, asked for in their order. A part of a character is where that begins."""
+
+    def __init__(self, tokenizer: Tokenizer, silent_ids: frozenset[int], start: int = 0) -> None:
+        self._tokenizer = tokenizer
+        self._silent_ids = silent_ids
+        self._offset = start
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def next(self, token_id: int) -> int:
+        offset = self._offset
+        self._offset += len(self._decoder.decode(self._piece(token_id)))
+        return offset
+
+    def _piece(self, token_id: int) -> bytes:
+        return b"" if token_id in self._silent_ids else self._tokenizer.token_bytes(token_id)
+
+
+class PromptOffsets(TextOffsets):
+    """The text as it was sent names some special tokens and lacks others, and at its start lacks the space of a first token."""
+
+    def __init__(self, tokenizer: Tokenizer, text: str) -> None:
+        super().__init__(tokenizer, tokenizer.special_ids)
+        self._text, self._at = text.encode(), 0
+
+    def _piece(self, token_id: int) -> bytes:
+        piece = self._tokenizer.token_bytes(token_id)
+        if not self._text.startswith(piece, self._at):
+            piece = b"" if token_id in self._silent_ids else piece if self._at else piece.removeprefix(b" ")
+        self._at += len(piece)
+        return piece
 
 
 def chat_logprobs(rows: Sequence[TokenLogprobDict], token_ids: Sequence[int], style: LogprobStyle) -> ChatLogprobs:
@@ -72,13 +109,12 @@ def add_completion_logprobs(
     rows: Sequence[TokenLogprobDict | None],
     token_ids: Sequence[int],
     style: LogprobStyle,
-    text_offset: int,
-) -> int:
-    """Append these positions; returns the offset behind them. A row of None (the prompt's first token) has no numbers."""
+    offsets: TextOffsets,
+) -> None:
+    """Append these positions. A row of None (the prompt's first token) has no numbers."""
     for row, token_id in zip(rows, token_ids, strict=True):
         to.tokens.append(style.token(token_id))
-        to.text_offset.append(text_offset)
-        text_offset += style.num_characters(token_id)
+        to.text_offset.append(offsets.next(token_id))
         if row is None:
             to.token_logprobs.append(None)
             to.top_logprobs.append(None)
@@ -88,7 +124,6 @@ def add_completion_logprobs(
         for i, logprob in [*_top(row, style.num_top), (token_id, row[token_id].logprob)]:
             top.setdefault(style.token(i), finite(logprob))  # two ids may read the same: the likelier one counts
         to.top_logprobs.append(top)
-    return text_offset
 
 
 def completion_pieces(parts: Sequence[RowsOfTokens], style: LogprobStyle) -> CompletionLogprobs:
@@ -111,14 +146,16 @@ def completion_pieces(parts: Sequence[RowsOfTokens], style: LogprobStyle) -> Com
 def _top_logprobs(
     parts: Sequence[RowsOfTokens], style: LogprobStyle, columns: dict[str, list[bytes]]
 ) -> Iterator[list[dict[str, float] | None]]:
-    offset = 0
-    for rows, token_ids in parts:
-        for start in range(0, len(token_ids), _ROWS):
-            some = CompletionLogprobs([], [], [], [])
-            offset = add_completion_logprobs(some, rows[start : start + _ROWS], token_ids[start : start + _ROWS], style, offset)
+    start = 0
+    for rows, token_ids, text in parts:
+        offsets = style.offsets(start, text)
+        for i in range(0, len(token_ids), _ROWS):
+            some, part = CompletionLogprobs([], [], [], []), slice(i, i + _ROWS)
+            add_completion_logprobs(some, rows[part], token_ids[part], style, offsets)
             for name, encoded in columns.items():
                 encoded.append(json_bytes(getattr(some, name))[1:-1])
             yield some.top_logprobs
+        start = len(text or "")
 
 
 def prompt_logprobs(rows: Sequence[TokenLogprobDict | None] | None) -> PromptLogprobList | None:

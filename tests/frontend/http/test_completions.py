@@ -94,6 +94,23 @@ def test_text_offsets_are_positions_in_the_text():
     asyncio.run(main())
 
 
+def test_text_offsets_of_an_echoed_prompt_count_its_characters():
+    """Not the tokens' own: a character may be several tokens, and a text may name special ones or lack them."""
+
+    async def main():
+        api = http.Api()
+        options = {"prompt": "é🎉<s>z", "logprobs": 0, "echo": True}
+        _, body = await api.json("POST", COMPLETIONS, options)
+        (choice,) = body["choices"]
+        # tokens: two of é, four of 🎉, <s>, z, and what is answered
+        assert choice["logprobs"]["text_offset"][:9] == [0, 0, 1, 1, 1, 1, 2, 5, 6]
+        events = await api.events(COMPLETIONS, options)
+        parts = [e["choices"][0]["logprobs"] for e in events[:-1]]
+        assert [at for part in parts if part for at in part["text_offset"]] == choice["logprobs"]["text_offset"]
+
+    asyncio.run(main())
+
+
 def test_echo_without_output_scores_a_prompt():
     async def main():
         api = http.Api()
