@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from markdown import code, table
 
+from quire.frontend.http.api.error_codes import ERROR_CODES
 from quire.frontend.http.api.field_notes import ANSWERS, FIELDS_OF, ROUTE_NOTES, Note
 from quire.frontend.http.api.field_table import FIELDS
 from quire.frontend.http.api.messages import field_table as messages
@@ -274,6 +275,4 @@ def answer_note(struct: Struct, name: str) -> str:
 
 # ------------------------------------------------------------------------------------------------------------------ errors
 def error_codes() -> str:
-    from quire.frontend.http.api.field_notes import ERROR_CODES
-
     return table(["code", "status", "when"], [[code(name), status, when] for name, (status, when) in ERROR_CODES.items()])

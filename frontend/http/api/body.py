@@ -21,7 +21,7 @@ from quire.frontend.http.protocol.errors import ApiError
 IGNORED = frozenset(
     ("user", "metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention",
      "safety_identifier", "verbosity", "session_id", "return_token_offsets", "return_mm_kwargs",
-     "prompt_cache_options", "return_assistant_tokens_mask")
+     "prompt_cache_options", "return_assistant_tokens_mask", "mm_payload")
 )  # fmt: skip
 
 T = TypeVar("T", bound=msgspec.Struct)

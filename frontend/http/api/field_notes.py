@@ -1,4 +1,4 @@
-"""What the fields of bodies and answers mean, where field_table.py does not say it, and when each error code comes.
+"""What the fields of bodies and answers mean, where field_table.py does not say it.
 
 The page of fields in docs/ is made of these tables, and a test holds them to the structs: a field without a word fails it. They
 decide nothing. A field that a body has in common with the generating routes means the same and needs no line here.
@@ -36,6 +36,7 @@ FIELDS_OF: dict[str, dict[str, Note]] = {
         "continuous_usage_stats": Note(
             "the usage so far in every event, with include_usage", "false, or --enable-force-include-usage"
         ),
+        "include_obfuscation": Note("false only: events are not padded", "false"),
     },
     "ResponseFormat": {
         "type": Note("text, json_object, json_schema or structural_tag"),
@@ -69,7 +70,18 @@ FIELDS_OF: dict[str, dict[str, Note]] = {
         "token_ids": Note("the prompt"),
         "sampling_params": Note("how to sample; the defaults are these, not the model's"),
         "cache_salt": Note("only requests of the same salt share prefixes in the cache", "none"),
-        **dict.fromkeys(("features", "ec_transfer_params"), Note("models of text only are served", treatment="refused")),
+        "return_token_ids": Note("the prompt's ids in the answer", "false"),
+        "output_mode": Note("tokens only", "tokens"),
+        "reasoning_ended": Note(
+            "true: structured outputs begin with the first token, as always; false: 400 beside them", "true"
+        ),
+        **dict.fromkeys(
+            ("token_offsets", "reasoning_parser_kwargs", "parse_context"),
+            Note("for the text that vLLM's other routes made and make of it", treatment="harmless"),
+        ),
+        **dict.fromkeys(
+            ("features", "content_parts", "ec_transfer_params"), Note("models of text only are served", treatment="refused")
+        ),
     },
     "TokenSamplingParams": {
         "max_tokens": Note("longest answer", "the rest of the context"),
@@ -80,7 +92,12 @@ FIELDS_OF: dict[str, dict[str, Note]] = {
         "logprobs": Note("likeliest tokens to list beside each", "none"),
         "extra_args": Note("arguments of the classes of --logits-processors; up to 64 names, 16 KiB", "none"),
         "guided_decoding": Note("the older name of structured_outputs", treatment="refused"),
-        **dict.fromkeys(("logprob_token_ids", "repetition_detection"), Note("as in the other routes", treatment="refused")),
+        **dict.fromkeys(
+            ("logprob_token_ids", "repetition_detection", "routed_experts_prompt_start", "watermarking"),
+            Note("as in the other routes", treatment="refused"),
+        ),
+        **dict.fromkeys(("prompt_logprob_token_ids", "prompt_logprob_start"), Note("see prompt_logprobs", treatment="refused")),
+        "trace_decode_token_ids": Note("ids of the answer are in it", treatment="refused"),
         **dict.fromkeys(("detokenize", "output_kind"), Note("answers are token ids; stream says when", treatment="harmless")),
     },
     "ResponsesRequest": {
@@ -266,12 +283,10 @@ ANSWERS: dict[str, str] = {
         (
             "max_output_tokens", "max_tool_calls", "parallel_tool_calls", "temperature", "top_p", "truncation", "user",
             "safety_identifier", "prompt_cache_key", "instructions", "tool_choice", "background",
+            "ResponseObject.top_logprobs", "ResponseObject.reasoning", "ResponseObject.text",
         ),
         "as it was asked for",
     ),
-    "ResponseObject.top_logprobs": "as it was asked for",
-    "ResponseObject.reasoning": "as it was asked for",
-    "ResponseObject.text": "as it was asked for",
     "ResponseError.message": "what is wrong",
     "service_tier": "there is one",
     "input_tokens": "of the prompt",
@@ -357,44 +372,4 @@ ROUTE_NOTES: dict[str, str] = {
     "GET /live": "200 as long as the process turns, whatever the engine does",
     "GET /ready": "as /health, and 503 from the moment at which the server is told to stop",
     "GET /v1/models/{model}": "its id may hold slashes",
-}
-
-# By code: status, and when.
-ERROR_CODES: dict[str, tuple[str, str]] = {
-    "invalid_value": ("400", "a field's value can never be right; `param` names it, the text says what would"),
-    "invalid_type": ("400", "a field has another type than it takes"),
-    "missing_required_parameter": ("400", "a field that is needed is not there"),
-    "unsupported_value": ("400", "a field asks for what is not here; the text says what to use, where there is something"),
-    "context_length_exceeded": ("400", "prompt and answer do not fit into the context; the text has the numbers"),
-    "invalid_json": ("400", "the body is no JSON, or nested too deeply"),
-    "body_too_complex": ("400", "the body's JSON has more values than is reasonable"),
-    "invalid_form": ("400", "the body of an upload is no form"),
-    "response_too_large": ("400", "the answer is longer than --max-response-mib: ask for a stream, or for less"),
-    "storage_full": ("400", "the server keeps as many files, batches or responses as it may (--max-files-mib)"),
-    "previous_response_not_found": ("400", "`previous_response_id` names none of this key, or one that was not kept"),
-    "response_in_progress": ("400", "`previous_response_id` names one that is still being made"),
-    "item_not_found": ("400", "an item_reference names no item of a kept response"),
-    "not_in_background": ("400", "only a response of background: true can be cancelled"),
-    "batch_ended": ("400", "a batch that has ended cannot be cancelled"),
-    "invalid_api_key": ("401", "no key, or a wrong one"),
-    "origin_not_allowed": ("403", "a web page of another origin uploads a file"),
-    "not_found": ("404", "no such path, file or batch; a path that is nearly right is named"),
-    "model_not_found": ("404", "`model` is none of the served names"),
-    "method_not_allowed": ("405", "the path takes other methods, which the header allow lists"),
-    "request_timeout": ("408", "head or body did not arrive in time"),
-    "body_too_large": ("413", "the body is longer than --max-body-mib, or a file than 200 MiB"),
-    "target_too_long": ("414", "path and query are longer than 8 KiB"),
-    "unsupported_media_type": ("415", "the header content-type is not the route's, or the body is compressed"),
-    "header_too_large": ("431", "the head is longer than --h11-max-incomplete-event-size or has too many fields"),
-    "too_many_requests": ("400", "more than 16 requests were sent on a connection before the first was answered"),
-    "bad_request": ("400, 405, 417, 501, 505", "it is not HTTP/1.1 as the server speaks it"),
-    "internal_error": ("500", "a fault of the server; its log has the details"),
-    "engine_error": ("500", "the engine failed while it ran the request: a worker died, a grammar left nothing to sample"),
-    "not_implemented": ("501", "a route of vLLM's or OpenAI's that is not here yet"),
-    "engine_down": ("503", "the engine is away or starts; header retry-after"),
-    "overloaded": ("503", "too many requests wait (--max-num-waiting), or too many bodies are held; header retry-after"),
-    "shutting_down": ("503", "the server was told to stop; header retry-after"),
-    "unhealthy": ("503", "what /health and /ready say while the engine is not well; header retry-after"),
-    "too_many_connections": ("503", "--max-connections are open; header retry-after"),
-    "storage_error": ("503", "the folder of --files-dir cannot be written or read; header retry-after"),
 }

@@ -206,7 +206,13 @@ FIELDS = (
     Field("early_stopping", "both", "works", "with use_beam_search: end with the first completed beams", "false"),
     # what is returned
     Field("stream", "both", "works", "server-sent events, as tokens come", "false"),
-    Field("stream_options", "both", "works", "with stream: include_usage, continuous_usage_stats", "none"),
+    Field(
+        "stream_options",
+        "both",
+        "works",
+        "with stream: include_usage, continuous_usage_stats; include_obfuscation: false only",
+        "none",
+    ),
     Field("stream_interval", "both", "refused", "each token is sent when it is there; 1 is accepted"),
     Field("echo", "completions", "works", "the prompt goes before the answer", "false"),
     Field("echo", "chat", "works", "the last message goes before the answer, if it is the assistant's", "false"),
@@ -227,6 +233,8 @@ FIELDS = (
     Field("return_assistant_tokens_mask", "both", "harmless", "of vLLM's render routes only"),
     Field("return_token_offsets", "both", "harmless", "of vLLM's render routes only"),
     Field("return_mm_kwargs", "both", "harmless", "of vLLM's render routes only"),
+    Field("mm_payload", "both", "harmless", "of vLLM's render routes only"),
+    Field("return_weight_versions", "both", "refused", "weights are loaded once"),
     Field("routed_experts_prompt_start", "both", "refused", "which experts were chosen is not told; 0 is accepted"),
     Field("skip_special_tokens", "both", "works", "leave special tokens out of the text"),
     Field("spaces_between_special_tokens", "both", "works", "put spaces between those that are shown"),

@@ -23,6 +23,7 @@ NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
     "logprob_token_ids": ([],),
     "repetition_detection": ({},),
     "routed_experts_prompt_start": (0,),
+    "return_weight_versions": (False,),
     "stream_interval": (1,),
     "ec_transfer_params": ({},),
     "moderation": ({},),
@@ -32,6 +33,7 @@ _INSTEAD = {
     "logprob_token_ids": "logprobs are those of the likeliest tokens; ask for up to 20 of them.",
     "repetition_detection": "see repetition_penalty and frequency_penalty.",
     "routed_experts_prompt_start": "which experts were chosen is not told.",
+    "return_weight_versions": "weights are loaded once; see /version.",
     "stream_interval": "each token is sent when it is there, as with 1.",
     "ec_transfer_params": "nothing is sent between engines.",
     "moderation": "nothing is moderated here.",
@@ -76,6 +78,7 @@ class MoreFields(msgspec.Struct, kw_only=True):
     logprob_token_ids: Any = None
     repetition_detection: Any = None
     routed_experts_prompt_start: Any = None
+    return_weight_versions: Any = None
     stream_interval: Any = None
     ec_transfer_params: Any = None
     moderation: Any = None
@@ -98,6 +101,19 @@ def _refuse(values: tuple[Any, ...]) -> None:
         if value is not None and value not in harmless:
             why = f"{name}: this value is not supported by this server: {_INSTEAD[name]}"
             raise ApiError(400, why, param=name, code="unsupported_value")
+
+
+def check_stream_options(body: Any) -> None:
+    """body: with stream and stream_options. Raises ApiError 400."""
+    if (options := body.stream_options) is None:
+        return
+    if not body.stream:
+        raise invalid("stream_options is only allowed with stream: true", "stream_options")
+    if options.include_obfuscation:
+        name = "stream_options.include_obfuscation"
+        raise ApiError(
+            400, f"{name}: events are not padded here; use TLS, or leave it out.", param=name, code="unsupported_value"
+        )
 
 
 def _check_best_of(body: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from quire.frontend.client.client import Client
 from quire.frontend.client.turns import in_native_thread, in_thread
 from quire.frontend.http.api.errors import invalid, too_long
-from quire.frontend.http.api.fields import check_fields
+from quire.frontend.http.api.fields import check_fields, check_stream_options
 from quire.frontend.http.api.schemas import (
     MAX_ITEMS,
     MAX_PROMPTS,
@@ -57,8 +57,7 @@ class SamplingRequest:
         """max_tokens: as the body's field of the name max_tokens_field has it. default_max_tokens: the route's."""
         check_supported(body)
         check_fields(body)
-        if body.stream_options is not None and not body.stream:
-            raise invalid("stream_options is only allowed with stream: true", "stream_options")
+        check_stream_options(body)
         if max_tokens is not None and max_tokens < 1:
             raise invalid(f"{max_tokens_field} must be at least 1, got {max_tokens}", max_tokens_field)
         self._fields: dict[str, Any] = {**tokenizer.generation_defaults}
@@ -127,6 +126,9 @@ def completion_prompts(body: CompletionRequest) -> list[str | list[int]]:
     prompt = body.prompt
     if isinstance(prompt, str):
         return [prompt]
+    if prompt is None:
+        check_supported(body)
+        raise ApiError(400, "prompt must not be null.", param="prompt", code="missing_required_parameter")
     kinds = set(map(type, prompt))
     if kinds == {int}:
         return [prompt]  # type: ignore[list-item]
@@ -209,7 +211,7 @@ def truncated(token_ids: list[int], keep: int | None, side: str | None = None) -
 
 
 def check_model(name: str | None, served: list[str]) -> str:
-    """The model's name to answer with. Raises ApiError 404."""
-    if name is None or name in served:
+    """The model's name to answer with; without one or with an empty one, as vLLM has it, the first. Raises ApiError 404."""
+    if not name or name in served:
         return name or served[0]
     raise ApiError(404, f"The model {name!r} does not exist.", param="model", code="model_not_found")

@@ -50,10 +50,11 @@ class Unsupported(MoreFields, kw_only=True):
 
 
 class StreamOptions(msgspec.Struct):
-    """continuous_usage_stats means nothing without include_usage."""
+    """continuous_usage_stats means nothing without include_usage; include_obfuscation, padding, is refused."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
 
     @property
     def usage_in_every_event(self) -> bool:
@@ -126,7 +127,7 @@ class ChatRequest(SamplingFields, kw_only=True):
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
-    prompt: str | list[str | TokenId | list[TokenId]]
+    prompt: str | list[str | TokenId | list[TokenId]] | None  # null beside prompt_embeds, in clients of vLLM's
     logprobs: Int64 | bool | None = None  # true: 1, as pydantic takes it
     echo: bool | None = None
     thinking_token_budget: Any = None  # refused: a chat's template says where thoughts end

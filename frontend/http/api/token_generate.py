@@ -7,7 +7,7 @@ the model's generation_config.json; without max_tokens the output may fill the c
 import re
 import time
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -15,6 +15,7 @@ from quire.frontend.client.outputs import Delta
 from quire.frontend.client.stream import Stream
 from quire.frontend.http.api.body import BodyDecoder
 from quire.frontend.http.api.errors import invalid
+from quire.frontend.http.api.fields import check_stream_options
 from quire.frontend.http.api.generate import collect, running
 from quire.frontend.http.api.json_pieces import LARGE_ANSWER, send_json
 from quire.frontend.http.api.logprobs import LogprobStyle, chat_logprobs, chat_pieces, prompt_logprobs
@@ -41,9 +42,12 @@ from quire.frontend.http.protocol.exchange import Request, Response, ResponseSta
 from quire.ipc.sampling import SamplingParams
 
 _NAME = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-_UNSUPPORTED = ("features", "kv_transfer_params", "ec_transfer_params")
+_UNSUPPORTED = ("features", "content_parts", "kv_transfer_params", "ec_transfer_params")
 # What SamplingParams has and a client does not say here: what frontends fill in, and what asks for text.
-_REFUSED = ("guided_decoding", "logits_processors", "logprob_token_ids", "repetition_detection")
+_REFUSED = (
+    "guided_decoding", "logits_processors", "logprob_token_ids", "prompt_logprob_token_ids", "prompt_logprob_start",
+    "repetition_detection", "routed_experts_prompt_start", "trace_decode_token_ids", "watermarking",
+)  # fmt: skip
 _NOT_TAKEN = (
     "bad_words_token_ids", "reasoning_end_token_ids", "reasoning_start_token_ids", "structured_outputs", "detokenize",
     "output_kind",
@@ -68,7 +72,16 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     stream_options: StreamOptions | None = None
     cache_salt: CacheSalt | None = None
     priority: Int32 | None = None
+    return_token_ids: bool | None = None
+    output_mode: Literal["tokens", "text", "derender"] | None = None
+    reasoning_ended: bool | None = None
+    # of vLLM's render routes: about the text that was, and for a parser of the answer
+    token_offsets: Any = None
+    reasoning_parser_kwargs: Any = None
+    parse_context: Any = None
+    # refused
     features: Any = None
+    content_parts: Any = None
     kv_transfer_params: Any = None
     ec_transfer_params: Any = None
 
@@ -77,6 +90,7 @@ class GenerateChoice(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     logprobs: ChatLogprobs | None
     finish_reason: str | None
+    stop_reason: int | str | None
     token_ids: list[int]
 
 
@@ -86,6 +100,7 @@ class GenerateChunk(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     choices: list[GenerateChoice]
     usage: Usage | None = None
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
 class GenerateResponse(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,6 +110,7 @@ class GenerateResponse(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[GenerateChoice]
     usage: Usage
     prompt_logprobs: PromptLogprobList | None = None
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     kv_transfer_params: None = None
 
 
@@ -116,9 +132,8 @@ async def generate(services: Services, request: Request, response: Response) -> 
         services.request_log.started(name, runs, bool(body.stream))
         choice = _choice_maker(services, params)
         if body.stream:
-            return await _stream(
-                services, response, stream, run, name, choice, services.defaults.stream_options(body.stream_options)
-            )
+            body.stream_options = services.defaults.stream_options(body.stream_options)
+            return await _stream(services, response, stream, run, name, choice, body)
         (deltas,) = await collect(runs, services.metrics, services.max_response_bytes)
         answer = GenerateResponse(
             request_id=name,
@@ -127,8 +142,10 @@ async def generate(services: Services, request: Request, response: Response) -> 
             choices=[choice(delta, True) for delta in deltas],
             usage=usage_of(runs),
             prompt_logprobs=prompt_logprobs(run.prompt_logprobs()),
+            prompt_token_ids=body.token_ids if body.return_token_ids else msgspec.UNSET,
         )
-    if params.logprobs is None and params.prompt_logprobs is None and sum(run.num_tokens) <= LARGE_ANSWER:
+    num_ids = sum(run.num_tokens) + (len(body.token_ids) if body.return_token_ids else 0)
+    if params.logprobs is None and params.prompt_logprobs is None and num_ids <= LARGE_ANSWER:
         return response.send(200, json_bytes(answer))
     await send_json(response, answer, services.max_response_bytes)
 
@@ -138,10 +155,10 @@ def _params(body: GenerateRequest) -> SamplingParams:
         for name in names:
             if getattr(holder, name):
                 raise ApiError(400, f"{name}: this value is not supported on this route.", param=name, code="unsupported_value")
+    _check_vllms(body)
     if body.request_id is not None and not _NAME.fullmatch(body.request_id):
         raise invalid("request_id may hold letters, digits and ._:- and be at most 128 characters long", "request_id")
-    if body.stream_options is not None and not body.stream:
-        raise invalid("stream_options is only allowed with stream: true", "stream_options")
+    check_stream_options(body)
     given = {n: v for n in SamplingParams.__struct_fields__ if (v := getattr(body.sampling_params, n, None)) is not None}
     if given.get("prompt_logprobs") is not None and body.stream:
         raise invalid("prompt_logprobs is not available with stream: true", "prompt_logprobs")
@@ -155,6 +172,15 @@ def _params(body: GenerateRequest) -> SamplingParams:
         raise invalid(str(error)) from None
 
 
+def _check_vllms(body: GenerateRequest) -> None:
+    if body.output_mode not in (None, "tokens"):
+        why = "output_mode: only 'tokens' are answered on this route; /detokenize makes text of them."
+        raise ApiError(400, why, param="output_mode", code="unsupported_value")
+    if body.reasoning_ended is False and body.sampling_params.structured_outputs is not None:
+        why = "reasoning_ended: structured outputs begin with the first token on this route; leave it out, or send true."
+        raise ApiError(400, why, param="reasoning_ended", code="unsupported_value")
+
+
 def _choice_maker(services: Services, params: SamplingParams) -> Callable[..., GenerateChoice]:
     tokenizer = services.client.tokenizer if params.logprobs is not None else None
     style = LogprobStyle(tokenizer, params.logprobs or 0, as_token_ids=True) if tokenizer is not None else None
@@ -164,7 +190,8 @@ def _choice_maker(services: Services, params: SamplingParams) -> Callable[..., G
         if style is not None and delta.logprobs is not None:
             logprobs = (chat_pieces if whole else chat_logprobs)(delta.logprobs, delta.token_ids, style)
         ids = list(delta.token_ids)
-        return GenerateChoice(index=delta.index, logprobs=logprobs, finish_reason=delta.finish_reason, token_ids=ids)
+        reasons = {"finish_reason": delta.finish_reason, "stop_reason": delta.stop_reason}
+        return GenerateChoice(index=delta.index, logprobs=logprobs, token_ids=ids, **reasons)
 
     return choice
 
@@ -176,9 +203,10 @@ async def _stream(
     run: PromptRun,
     name: str,
     choice: Callable[..., GenerateChoice],
-    options: StreamOptions,
+    body: GenerateRequest,
 ) -> None:
     """Events of new ids, one a choice and turn; the head goes out with the first, so that an earlier failure has its status."""
+    options, first = body.stream_options or StreamOptions(), body.token_ids if body.return_token_ids else msgspec.UNSET
     async for deltas in stream:
         count_first_token(services.metrics, run)
         events = []
@@ -189,7 +217,9 @@ async def _stream(
                 services.metrics.count("request_success", delta.finish_reason)
             if delta.token_ids or delta.finish_reason is not None:
                 usage = usage_of([run]) if options.usage_in_every_event else None
-                events.append(_event(GenerateChunk(request_id=name, choices=[choice(delta)], usage=usage)))
+                chunk = GenerateChunk(request_id=name, choices=[choice(delta)], usage=usage, prompt_token_ids=first)
+                events.append(_event(chunk))
+                first = msgspec.UNSET
         if response.state is ResponseState.WAITING:
             response.start(first=b"".join(events))
         else:

@@ -84,6 +84,24 @@ def test_what_notes_say_to_be_refused_is_refused(route, struct, within):
     run(main)
 
 
+def test_what_clients_of_vllm_send_beside_a_prompt():
+    async def main():
+        api = http.Api()
+        status, answer = await api.json("POST", COMPLETIONS, {"prompt": None, "prompt_embeds": "AAAA", "max_tokens": 1})
+        assert status == 400 and answer["error"]["param"] == "prompt_embeds"
+        status, answer = await api.json("POST", COMPLETIONS, {"prompt": None})
+        assert status == 400 and answer["error"]["param"] == "prompt"
+        status, answer = await api.json("POST", COMPLETIONS, {**PROMPT, "model": ""})
+        assert status == 200 and answer["model"] == "tiny"
+        for path, base in [(CHAT, HELLO), (COMPLETIONS, PROMPT)]:
+            padded = {**base, "stream": True, "stream_options": {"include_obfuscation": True}}
+            status, answer = await api.json("POST", path, padded)
+            assert status == 400 and answer["error"]["param"] == "stream_options.include_obfuscation"
+            assert await api.events(path, {**base, "stream_options": {"include_obfuscation": False}})
+
+    run(main)
+
+
 # -------------------------------------------------------------------------------------------------- numbers and booleans
 def test_numbers_and_booleans_are_taken_as_pydantic_takes_them():
     async def main():

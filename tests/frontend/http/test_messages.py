@@ -159,14 +159,14 @@ def test_sampling_and_format_reach_the_engine():
     async def main():
         api = http.Api()
         schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
-        extra = {"temperature": 0.5, "top_p": 0.25, "top_k": 3, "cache_salt": "s", "priority": 2}
+        extra = {"temperature": 0.5, "top_p": 0.25, "top_k": 3, "cache_salt": "s", "priority": 2, "vllm_xargs": {"a": 1}}
         for name in ("output_config", "output_format"):
             form = {"type": "json_schema", "schema": schema}
             form = {"format": form, "effort": "max"} if name == "output_config" else form
             status, answer = await api.json("POST", PATH, {**HELLO, **extra, name: form})
             assert status == 200, answer
             params, options = params_of(api), api.client.streams[-1].options
-            assert (params.temperature, params.top_p, params.top_k) == (0.5, 0.25, 3)
+            assert (params.temperature, params.top_p, params.top_k, params.extra_args) == (0.5, 0.25, 3, {"a": 1})
             assert params.structured_outputs.kind == "json" and json.loads(params.structured_outputs.text) == schema
             assert (options["cache_salt"], options["priority"]) == ("s", 2)
         effort = api_of("{{ reasoning_effort }}")

@@ -36,6 +36,9 @@ def test_an_answer_in_one_piece():
         await api.json("POST", PATH, {**BODY, "sampling_params": {"stop": ["x"]}, "priority": 3, "cache_salt": "s"})
         sent = api.client.streams[-1]
         assert sent.params.detokenize and sent.options["priority"] == 3 and sent.options["cache_salt"] == "s"
+        rendered = {"output_mode": "tokens", "reasoning_ended": False, "parse_context": {}, "token_offsets": [[0, 1]]}
+        _, answer = await api.json("POST", PATH, {**BODY, **rendered, "return_token_ids": True})
+        assert answer["prompt_token_ids"] == [1, 2, 3] and answer["choices"][0]["stop_reason"] is None
 
     asyncio.run(main())
 
@@ -47,8 +50,9 @@ def test_an_answer_in_one_piece():
 def test_a_stream(usage):
     async def main():
         api = http.Api()
-        *chunks, done = await api.events(PATH, {**BODY, "sampling_params": {"n": 2}, "stream_options": usage})
-        assert done == "[DONE]"
+        asked = {"sampling_params": {"n": 2}, "stream_options": usage, "return_token_ids": True}
+        *chunks, done = await api.events(PATH, {**BODY, **asked})
+        assert done == "[DONE]" and [chunk.get("prompt_token_ids") for chunk in chunks[:2]] == [[1, 2, 3], None]
         if usage.get("include_usage"):
             last = chunks.pop()
             assert last["choices"] == [] and last["usage"]["completion_tokens"] == 2 * NUM_TOKENS
@@ -97,6 +101,10 @@ def test_structured_outputs_as_vllm_writes_them():
         ({"sampling_params": {"guided_decoding": {"json": {}}}}, "guided_decoding"),
         ({"sampling_params": {"logits_processors": ["a:B"]}}, "logits_processors"),
         ({"features": {"x": 1}}, "features"),
+        ({"content_parts": [{"type": "image_url"}]}, "content_parts"),
+        ({"output_mode": "text"}, "output_mode"),
+        ({"reasoning_ended": False, "sampling_params": {"structured_outputs": {"regex": "a"}}}, "reasoning_ended"),
+        ({"sampling_params": {"watermarking": True}}, "watermarking"),
         ({"sampling_params": {"logprob_token_ids": [1]}}, "logprob_token_ids"),
         ({"sampling_params": {"repetition_detection": {"max_pattern_size": 4}}}, "repetition_detection"),
         ({"kv_transfer_params": {"x": 1}}, "kv_transfer_params"),

@@ -39,6 +39,7 @@ FIELDS = (
     MessagesField("chat_template_kwargs", "both", "works", "not Anthropic's: as with chats"),
     MessagesField("cache_salt", "messages", "works", "not Anthropic's: as with chats"),
     MessagesField("priority", "messages", "works", "not Anthropic's: as with chats"),
+    MessagesField("vllm_xargs", "messages", "works", "not Anthropic's: as with chats"),
     MessagesField("cache_control", "both", "harmless", "every prefix is cached, with or without it"),
     MessagesField("metadata", "messages", "harmless"),
     MessagesField("service_tier", "messages", "harmless"),
@@ -53,6 +54,7 @@ FIELDS = (
     MessagesField("thread", "both", "refused", "with the code that makes clients send whole conversations"),
     MessagesField("inference_geo", "both", "refused", "but for 'global'"),
     MessagesField("speed", "both", "refused", "but for 'standard'"),
+    MessagesField("watermarking", "both", "refused"),
     MessagesField("kv_transfer_params", "both", "refused"),
     MessagesField("ec_transfer_params", "both", "refused"),
 )  # fmt: skip

@@ -90,6 +90,7 @@ class NotHere(msgspec.Struct, kw_only=True):
     thread: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     inference_geo: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     speed: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    watermarking: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     kv_transfer_params: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     ec_transfer_params: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
 
@@ -111,7 +112,7 @@ class CountTokensRequest(NotHere, kw_only=True):
 
 class MessagesRequest(CountTokensRequest, kw_only=True):
     """max_tokens: 0 computes the prompt, for the cache, and answers nothing. Beyond Anthropic's, as with chats: cache_salt,
-    priority, chat_template_kwargs."""
+    priority, vllm_xargs, chat_template_kwargs."""
 
     max_tokens: Int64
     stream: bool | None = None
@@ -123,6 +124,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     service_tier: str | None = None
     cache_salt: CacheSalt | None = None
     priority: Int32 | None = None
+    vllm_xargs: Json | None = None
 
 
 # -------------------------------------------------------------------------------------------------------------- answers

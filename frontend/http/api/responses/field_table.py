@@ -53,9 +53,12 @@ FIELDS = (
     _field("metadata", note="up to 16 texts, returned with the response"),
     _field("enable_response_messages", "refused", "vLLM's"),
     _field("moderation", "refused"),
+    _field("watermarking", "refused"),
     # how it is run and kept
     _field("store", note="default true; the answer says false where it could not be kept"),
     _field("background", note="needs store; not with stream"),
+    _field("background_options", "harmless", "what runs in the background runs at once"),
+    _field("personality", "refused", "of /v1/responses/input_tokens; say it in instructions"),
     # what asks for nothing here
     _field("user", "harmless"),
     _field("safety_identifier", "harmless"),

@@ -10,6 +10,7 @@ import msgspec
 
 from quire.frontend.http.api.batches import Metadata
 from quire.frontend.http.api.errors import invalid
+from quire.frontend.http.api.fields import check_stream_options
 from quire.frontend.http.api.schemas import MAX_ITEMS, ChatRequest, Int64, Json, Objects, ShortText
 from quire.frontend.http.protocol.errors import ApiError
 
@@ -40,6 +41,8 @@ _NOT_HERE: dict[str, tuple[tuple[Any, ...], str]] = {
     "prompt": ((), "prompt templates are not kept by this server; send their text as instructions and input."),
     "context_management": (([],), "contexts are not compacted by this server; truncation: auto leaves out what is oldest."),
     "moderation": (({},), "this server does not moderate."),
+    "watermarking": ((False,), "answers carry no watermark."),
+    "personality": ((), "this server has none; say it in instructions."),
     "access_programs": (({}, {"cyber": "standard"}), "this server has none."),
     "image": (({}, {"context_compression": "auto"}, {"context_compression": "disabled"}), "this server takes text only."),
     "mm_processor_kwargs": (({},), "this server takes text only."),
@@ -123,11 +126,14 @@ class ResponsesRequest(_AsInChats):  # type: ignore[misc, valid-type]
     prompt_cache_options: PromptCacheOptions | None = None
     prompt_cache_retention: ShortText | None = None
     service_tier: ShortText | None = None
+    background_options: Json | None = None  # within what time, say: at once here
     # refused, but for values that ask for nothing
     conversation: Any = None
     prompt: Any = None
     context_management: Any = None
     moderation: Any = None
+    watermarking: Any = None
+    personality: Any = None  # of /v1/responses/input_tokens
     access_programs: Any = None
     image: Any = None
     mm_processor_kwargs: Any = None
@@ -177,10 +183,7 @@ def _check_storing(body: ResponsesRequest) -> None:
 
 
 def _check_options(body: ResponsesRequest) -> None:
-    if body.stream_options is not None and not body.stream:
-        raise invalid("stream_options is only allowed with stream: true", "stream_options")
-    if body.stream_options is not None and body.stream_options.include_obfuscation:
-        raise _unsupported("stream_options.include_obfuscation", "events are not padded here; use TLS, or leave it out.")
+    check_stream_options(body)
     if (reasoning := body.reasoning) is not None:
         for name, harmless in _REASONING.items():
             if (value := getattr(reasoning, name)) is not None and value != harmless:
