@@ -173,6 +173,8 @@ def _with_arguments(call: dict[str, Any], as_text: bool) -> Any:
     """
     function = call.get("function")
     if not isinstance(function, dict):
+        if call.get("type") not in (None, "function"):
+            raise ChatTemplateError(f"its tool_calls must be of type 'function', got {str(call['type'])[:40]!r}")
         return call
     given = function.get("arguments")
     if isinstance(given, str) and sum(map(given.count, ",[{")) > MAX_ARGUMENT_MARKS:

@@ -252,6 +252,7 @@ def test_what_goes_wrong_in_a_template_is_the_requests_error(template: str, matc
         ([*CHAT, {"role": "user", "content": 5}], {}, f"^message {len(CHAT)}: a message's content must be"),
         ([{"role": "assistant", "tool_calls": "x"}], {}, "tool_calls must be a list of objects"),
         ([{"role": "assistant", "tool_calls": [5]}], {}, "tool_calls must be a list of objects"),
+        ([{"role": "assistant", "tool_calls": [{"type": "custom", "custom": {}}]}], {}, "of type 'function', got 'custom'"),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], {}, "text only"),
         (CHAT, {"chat_template_kwargs": {"messages": []}}, "messages"),
         (CHAT, {"chat_template_kwargs": {"f": object()}}, "plain JSON"),

@@ -244,6 +244,17 @@ def test_what_cannot_be_granted_is_named(body, param):
     asyncio.run(main())
 
 
+def test_an_empty_text_is_a_message_as_in_chats():
+    async def main():
+        async with serving() as api:
+            status, answer = await api.json("POST", RESPONSES, {"input": ""})
+            assert status == 200, answer
+            _, shown = await api.json("GET", f"{RESPONSES}/{answer['id']}/input_items", None)
+            assert [item["content"][0]["text"] for item in shown["data"]] == [""]
+
+    asyncio.run(main())
+
+
 def test_another_model_is_not_there():
     async def main():
         async with serving() as api:

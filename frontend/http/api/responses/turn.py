@@ -69,7 +69,7 @@ async def prepare_turn(services: Services, request: Request, body: ResponsesRequ
 def _translate(
     services: Services, body: ResponsesRequest, id: str, items: list[Json], known: Mapping[str, Json]
 ) -> tuple[list[Json], ChatRequest]:
-    items = items + completed_items(body.input or [], known, id)
+    items = items + completed_items([] if body.input is None else body.input, known, id)
     if len(items) > MAX_ITEMS:
         raise invalid(f"input: a conversation may hold at most {MAX_ITEMS} items, this one has {len(items)}", "input")
     check_calls(items)
