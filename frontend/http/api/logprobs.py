@@ -70,7 +70,7 @@ class TextOffsets:
 
 
 class PromptOffsets(TextOffsets):
-    """The text as it was sent names some special tokens and lacks others, and at its start lacks the space of a first token."""
+    """The text as it was sent names some special tokens and lacks others, and the space that a tokenizer puts before it."""
 
     def __init__(self, tokenizer: Tokenizer, text: str) -> None:
         super().__init__(tokenizer, tokenizer.special_ids)
@@ -79,7 +79,10 @@ class PromptOffsets(TextOffsets):
     def _piece(self, token_id: int) -> bytes:
         piece = self._tokenizer.token_bytes(token_id)
         if not self._text.startswith(piece, self._at):
-            piece = b"" if token_id in self._silent_ids else piece if self._at else piece.removeprefix(b" ")
+            if token_id in self._silent_ids:
+                piece = b""
+            elif piece.startswith(b" ") and self._text.startswith(piece[1:], self._at):
+                piece = piece[1:]
         self._at += len(piece)
         return piece
 

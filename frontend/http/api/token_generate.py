@@ -155,13 +155,13 @@ def _params(body: GenerateRequest) -> SamplingParams:
         for name in names:
             if getattr(holder, name):
                 raise ApiError(400, f"{name}: this value is not supported on this route.", param=name, code="unsupported_value")
-    _check_vllms(body)
     if body.request_id is not None and not _NAME.fullmatch(body.request_id):
         raise invalid("request_id may hold letters, digits and ._:- and be at most 128 characters long", "request_id")
     check_stream_options(body)
     given = {n: v for n in SamplingParams.__struct_fields__ if (v := getattr(body.sampling_params, n, None)) is not None}
     if given.get("prompt_logprobs") is not None and body.stream:
         raise invalid("prompt_logprobs is not available with stream: true", "prompt_logprobs")
+    _check_vllms(body, "structured_outputs" in given)
     given.pop("output_kind", None)  # `stream` says it
     given["detokenize"] = bool(given.get("stop"))
     if "structured_outputs" in given:
@@ -172,11 +172,11 @@ def _params(body: GenerateRequest) -> SamplingParams:
         raise invalid(str(error)) from None
 
 
-def _check_vllms(body: GenerateRequest) -> None:
+def _check_vllms(body: GenerateRequest, is_structured: bool) -> None:
     if body.output_mode not in (None, "tokens"):
         why = "output_mode: only 'tokens' are answered on this route; /detokenize makes text of them."
         raise ApiError(400, why, param="output_mode", code="unsupported_value")
-    if body.reasoning_ended is False and body.sampling_params.structured_outputs is not None:
+    if body.reasoning_ended is False and is_structured:
         why = "reasoning_ended: structured outputs begin with the first token on this route; leave it out, or send true."
         raise ApiError(400, why, param="reasoning_ended", code="unsupported_value")
 
@@ -190,8 +190,13 @@ def _choice_maker(services: Services, params: SamplingParams) -> Callable[..., G
         if style is not None and delta.logprobs is not None:
             logprobs = (chat_pieces if whole else chat_logprobs)(delta.logprobs, delta.token_ids, style)
         ids = list(delta.token_ids)
-        reasons = {"finish_reason": delta.finish_reason, "stop_reason": delta.stop_reason}
-        return GenerateChoice(index=delta.index, logprobs=logprobs, token_ids=ids, **reasons)
+        return GenerateChoice(
+            index=delta.index,
+            logprobs=logprobs,
+            finish_reason=delta.finish_reason,
+            stop_reason=delta.stop_reason,
+            token_ids=ids,
+        )
 
     return choice
 

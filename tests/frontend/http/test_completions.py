@@ -3,7 +3,12 @@
 import asyncio
 
 import fake_client as http
+import pytest
+import toy_tokenizers
 from fake_client import CHAT, COMPLETIONS, HELLO, NUM_TOKENS
+
+from quire.frontend.http.api.logprobs import LogprobStyle
+from quire.frontend.text.tokenizer import Tokenizer
 
 
 def test_completions_take_prompts_in_four_shapes():
@@ -109,6 +114,20 @@ def test_text_offsets_of_an_echoed_prompt_count_its_characters():
         assert [at for part in parts if part for at in part["text_offset"]] == choice["logprobs"]["text_offset"]
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        # tokens: <s> and a space, which the tokenizer adds, two of é, space, s, <s>, a (with a space that it adds), t
+        (toy_tokenizers.llama2_like, [0, 0, 0, 0, 1, 2, 3, 6, 7]),
+        (toy_tokenizers.byte_level, [0, 1, 2, 3, 6, 7]),
+    ],
+)
+def test_text_offsets_know_what_tokenizers_add(make, expected):
+    tokenizer, text = Tokenizer(make(), {}, {}, None), "é s<s>at"
+    offsets = LogprobStyle(tokenizer, 0).offsets(0, text)
+    assert [offsets.next(token_id) for token_id in tokenizer.encode(text)] == expected
 
 
 def test_echo_without_output_scores_a_prompt():
