@@ -69,6 +69,11 @@ export class Chart {
     this.draw();
   }
 
+  // A moment of which nothing is known.
+  addGap() {
+    this.add(this.series.map(() => null));
+  }
+
   draw() {
     const top = this.top ?? roundUp(Math.max(0, ...this.values.flat().filter((value) => value !== null)));
     this.svg.replaceChildren();

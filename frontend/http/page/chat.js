@@ -19,7 +19,8 @@ export class Chat {
     get("retry").addEventListener("click", () => this.retry());
     get("clear").addEventListener("click", () => this.clear());
     get("prompt").addEventListener("keydown", (event) => {
-      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+      const composing = event.isComposing || event.keyCode === 229; // Safari ends a composition before its Enter
+      if (event.key === "Enter" && !event.shiftKey && !composing) {
         event.preventDefault();
         this.send();
       }
@@ -31,7 +32,9 @@ export class Chat {
     const prompt = this.get("prompt"), text = prompt.value.trim();
     if (!text || this.running) return;
     prompt.value = "";
+    this.log.querySelector("form")?.parentElement.remove(); // the results that it asked for are not coming
     this.say({ role: "user", content: text });
+    this.log.scrollTop = this.log.scrollHeight;
     this.answer();
   }
 
@@ -85,22 +88,20 @@ export class Chat {
   async oneAnswer(signal) {
     const messages = this.messages, answer = new Answer();
     const body = { ...this.settings.body(), messages: [...this.settings.system(), ...messages] };
+    if (body.tool_choice === "required" && messages.at(-1).role === "tool") body.tool_choice = "auto"; // or it would call for ever
     const view = new MessageView(this.log, "assistant"), figures = new Figures();
     try {
       await this.client.chat(body, signal, (chunk) => {
         answer.add(chunk);
         figures.add(chunk);
-        view.show(answer.content, answer.reasoning, answer.calls);
+        view.showSoon(answer);
       });
     } finally {
-      const stopped = signal.aborted ? "stopped" : answer.finishReason;
-      view.end(figures.text(stopped));
-      if (answer.content || answer.calls.length) {
-        if (signal.aborted) answer.calls = []; // perhaps not whole
-        messages.push(answer.message());
-      } else if (answer.finishReason === null) {
-        view.remove();
-      }
+      view.showNow(answer);
+      view.end(figures.text(signal.aborted ? "stopped" : answer.finishReason));
+      if (answer.isEmpty && answer.finishReason === null) view.remove();
+      if (signal.aborted || answer.finishReason === null) answer.calls = []; // perhaps not whole
+      if (answer.content || answer.calls.length) messages.push(answer.message());
     }
     return answer.calls;
   }
@@ -162,15 +163,33 @@ class MessageView {
     this.item.append(element("p", { class: "who" }, WHO[role]));
     this.text = element("p", { class: "text" });
     this.item.append(this.text);
-    log.append(this.item);
+    this.follow(() => log.append(this.item));
+  }
+
+  // Changes the log, and shows its end if that was in sight.
+  follow(change) {
+    const atEnd = this.log.scrollHeight - this.log.scrollTop - this.log.clientHeight < 60;
+    change();
+    if (atEnd) this.log.scrollTop = this.log.scrollHeight;
   }
 
   show(content, reasoning = "", calls = []) {
-    const atEnd = this.log.scrollHeight - this.log.scrollTop - this.log.clientHeight < 60;
-    this.text.textContent = content ?? "";
-    if (reasoning) this.showReasoning(reasoning);
-    if (calls.length) this.showCalls(calls);
-    if (atEnd) this.log.scrollTop = this.log.scrollHeight;
+    this.follow(() => {
+      this.text.textContent = content ?? "";
+      if (reasoning) this.showReasoning(reasoning);
+      if (calls.length) this.showCalls(calls);
+    });
+  }
+
+  // What an answer has become when the next frame is drawn: each change lays all of its text out anew.
+  showSoon(answer) {
+    this.frame ??= requestAnimationFrame(() => this.showNow(answer));
+  }
+
+  showNow(answer) {
+    cancelAnimationFrame(this.frame);
+    this.frame = null;
+    this.show(answer.content, answer.reasoning, answer.calls);
   }
 
   showReasoning(reasoning) {
@@ -193,8 +212,7 @@ class MessageView {
   }
 
   end(figures) {
-    if (figures) this.item.append(element("p", { class: "figures" }, figures));
-    this.log.scrollTop = this.log.scrollHeight;
+    if (figures) this.follow(() => this.item.append(element("p", { class: "figures" }, figures)));
   }
 
   remove() {

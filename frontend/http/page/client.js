@@ -2,6 +2,8 @@
 
 import { EventDecoder } from "./sse.js";
 
+const BROKEN_OFF = "The answer broke off.";
+
 export class Client {
   key = "";
 
@@ -39,8 +41,8 @@ export class Client {
     }
     const decoder = new EventDecoder(), reader = response.body.getReader();
     for (;;) {
-      const { done, value } = await reader.read();
-      if (done) throw new Error("The answer broke off.");
+      const { done, value } = await nextPiece(reader);
+      if (done) throw new Error(BROKEN_OFF);
       for (const data of decoder.push(value)) {
         if (data === "[DONE]") return;
         const chunk = JSON.parse(data);
@@ -48,6 +50,15 @@ export class Client {
         onChunk(chunk);
       }
     }
+  }
+}
+
+async function nextPiece(reader) {
+  try {
+    return await reader.read();
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Error(BROKEN_OFF); // the browsers' own words are "network error", "Error in input stream", "Load failed"
   }
 }
 
@@ -83,6 +94,10 @@ export class Answer {
       call.arguments += part.function?.arguments ?? "";
     });
     this.finishReason = choice.finish_reason ?? this.finishReason;
+  }
+
+  get isEmpty() {
+    return !this.content && !this.reasoning && !this.calls.length;
   }
 
   message() {

@@ -41,6 +41,7 @@ export class Live {
       this.error.hidden = true;
     } catch (error) {
       this.before = null;
+      for (const chart of [this.throughput, this.latency, this.batch, this.cache]) chart.addGap();
       this.engine.textContent = "No connection";
       this.error.textContent = error.message;
       this.error.hidden = false;

@@ -43,7 +43,7 @@ export class Settings {
     if (body.stream) body.stream_options = { include_usage: true };
     for (const name of NUMBERS) {
       const field = this.get(name);
-      if (!field.validity.valid) throw new Error(`${field.labels[0].textContent.trim()}: ${field.validationMessage}`);
+      if (!mayBeSent(field)) throw new Error(`${field.labels[0].textContent.trim()}: ${field.validationMessage}`);
       if (field.value !== "") body[name] = field.valueAsNumber;
     }
     if (this.get("stop_text").value) body.stop = [this.get("stop_text").value];
@@ -61,6 +61,11 @@ export class Settings {
     const text = this.get("system").value.trim();
     return text ? [{ role: "system", content: text }] : [];
   }
+}
+
+// The step of a fraction is what the arrow keys go by, no bound: 0.75 is a temperature.
+function mayBeSent(field) {
+  return field.validity.valid || (field.validity.stepMismatch && field.step < 1 && !field.validity.rangeUnderflow && !field.validity.rangeOverflow);
 }
 
 function parsed(field) {

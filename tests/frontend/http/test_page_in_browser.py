@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 from browser import chromium
 from fake_core import FakeCore
@@ -61,6 +62,11 @@ def sent(page: Page, chunks: list[dict]) -> list[dict]:
 
     page.route("**/v1/chat/completions", answer)
     return bodies
+
+
+def ask(page: Page, text: str) -> None:
+    page.get_by_label("Message", exact=True).fill(text)
+    page.keyboard.press("Enter")
 
 
 def delta(finish_reason=None, **fields) -> dict:
@@ -123,6 +129,45 @@ def test_escape_stops_an_answer_in_the_engine_too(browser: Browser):
             expect(page.get_by_role("alert")).to_be_hidden()
 
 
+def test_reasoning_that_was_stopped_stays_and_a_dead_server_is_said(browser: Browser):
+    with FakeCore(limits=ROOMY) as core, Served("--engine", core.address, "--reasoning-parser", "deepseek_r1") as served:
+        for page in opened(browser, served.url()):
+            ask(page, "think")
+            say(core, sequence_key(next_of(core, AddRequest).id, 0), say_hi(None, 0)[0])
+            expect(page.locator(".message.assistant details")).to_contain_text("hello")
+            page.get_by_role("button", name="Stop").click()
+            expect(page.locator(".message.assistant .figures")).to_contain_text("stopped")
+            expect(page.locator(".message.assistant details")).to_contain_text("hello")
+            ask(page, "and now")
+            say(core, sequence_key(next_of(core, AddRequest).id, 0), say_hi(None, 0)[0])
+            expect(page.locator(".message.assistant details")).to_have_count(2)
+            served.process.kill()
+            expect(page.get_by_role("alert")).to_have_text("The answer broke off.")
+            expect(page.get_by_role("status").first).to_have_text("No connection")
+            expect(page.get_by_role("img", name=re.compile("^Batch: running –, waiting –"))).to_be_visible()
+
+
+def test_a_flood_of_tokens_is_shown_and_a_reader_is_left_at_his_place(browser: Browser):
+    with (
+        FakeCore(limits=msgspec.structs.replace(ROOMY, max_model_len=1 << 16)) as core,
+        Served("--engine", core.address) as served,
+    ):
+        for page in opened(browser, served.url(), viewport={"width": 320, "height": 640}):
+            log, hello = page.get_by_role("log"), say_hi(None, 0)
+            ask(page, "go")
+            key = sequence_key(next_of(core, AddRequest).id, 0)
+            for token in hello * 4_000:
+                say(core, key, token)
+            expect(log).to_have_js_property("textContent", "YougoModel" + "hello world!" * 4_000)
+            assert log.evaluate("log => log.scrollHeight - log.scrollTop - log.clientHeight") < 5
+            log.evaluate("log => { log.scrollTop = 10; }")
+            say(core, key, hello[0], "length")
+            expect(page.locator(".message.assistant .figures")).to_contain_text("length")
+            assert log.evaluate("log => log.scrollTop") == 10
+            ask(page, "and now")
+            assert log.evaluate("log => log.scrollHeight - log.scrollTop - log.clientHeight") < 5
+
+
 def test_settings_are_sent_and_only_those_that_are_set(page: Page):
     bodies = sent(page, [[delta(content="a"), delta("stop")]] * 2)
     expect(page.get_by_label("Model")).to_have_value("toy")
@@ -152,6 +197,41 @@ def test_settings_are_sent_and_only_those_that_are_set(page: Page):
     message.press("Enter")
     expect(page.get_by_role("alert")).to_contain_text("Temperature")
     assert len(bodies) == 2
+
+
+def test_a_fraction_between_two_steps_is_sent_and_a_fraction_of_a_token_is_not(page: Page):
+    bodies = sent(page, [[delta(content="a"), delta("stop")]])
+    page.get_by_label("Temperature").fill("0.75")
+    page.get_by_label("Min p").fill("0.02")
+    ask(page, "hi")
+    expect(page.locator(".figures")).to_have_count(1)
+    assert (bodies[0]["temperature"], bodies[0]["min_p"]) == (0.75, 0.02)
+    page.get_by_label("Max tokens").fill("1.5")
+    ask(page, "again")
+    expect(page.get_by_role("alert")).to_contain_text("Max tokens")
+
+
+def test_a_required_call_is_required_once(page: Page):
+    call = {"index": 0, "id": "c1", "type": "function", "function": {"name": "multiply", "arguments": '{"a": 2, "b": 3}'}}
+    bodies = sent(page, [[delta("tool_calls", tool_calls=[call])], [delta("stop", content="6")]])
+    page.get_by_label("Tools", exact=True).check()
+    page.get_by_label("Tool choice").select_option("required")
+    ask(page, "What is 2 times 3?")
+    expect(page.locator(".message.assistant .text").last).to_have_text("6")
+    assert [body["tool_choice"] for body in bodies] == ["required", "auto"]
+
+
+def test_a_call_that_broke_off_is_not_sent_again(page: Page):
+    call = {"index": 0, "id": "c1", "type": "function", "function": {"name": "multiply", "arguments": '{"a": 2'}}
+    broken = {"error": {"message": "The engine has died.", "type": "server_error", "code": 500}}
+    bodies = sent(page, [[delta(tool_calls=[call]), broken], [delta("stop", content="6")]])
+    page.get_by_label("Tools", exact=True).check()
+    ask(page, "What is 2 times 3?")
+    expect(page.get_by_role("alert")).to_have_text("The engine has died.")
+    expect(page.locator(".call code")).to_have_text('multiply({"a": 2)')
+    ask(page, "Well?")
+    expect(page.locator(".message.assistant .text").last).to_have_text("6")
+    assert [message["role"] for message in bodies[1]["messages"]] == ["user", "user"]
 
 
 def test_calls_of_tools_are_shown_and_answered(page: Page):
@@ -259,6 +339,8 @@ def test_a_narrow_screen_shows_everything_in_readable_colours(browser: Browser, 
         page.get_by_label("Message", exact=True).fill("x" * 300)
         page.keyboard.press("Enter")
         expect(page.locator(".message.assistant .text")).to_have_text("hello world!")
+        name = "an-organisation/a-model-with-a-name-of-very-many-words-Instruct-FP8-dynamic"
+        page.get_by_label("Model").evaluate("(select, name) => select.append(new Option(name, name, true, true))", name)
         for demo in ("Tools", "JSON", "Chat"):
             page.get_by_role("radio", name=demo).check()
             assert page.evaluate("document.documentElement.scrollWidth") <= 320
