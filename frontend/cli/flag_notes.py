@@ -56,6 +56,7 @@ FLAG_NOTES: dict[str, FlagNote] = {
     "--api-key": _KEY,
     "--api-key-file": FlagNote("", "a mounted secret"),
     "--metrics-open": FlagNote("", "on, where the scraper is in the same network and has no key"),
+    "--disable-fastapi-docs": FlagNote("", "off; on where strangers connect"),
     "--allowed-origins": FlagNote("", "the origins of your web pages; * with keys only"),
     "--allowed-methods": FlagNote("", "leave it out"),
     "--allowed-headers": FlagNote("", "leave it out"),

@@ -238,6 +238,7 @@ def _frontend_config(args: argparse.Namespace, keys: list[str], options: dict[st
         listen_fd=-1,
         api_keys=keys,
         metrics_open=args.metrics_open,
+        has_docs=not args.disable_fastapi_docs,
         allowed_origins=args.allowed_origins,
         allowed_methods=args.allowed_methods,
         allowed_headers=args.allowed_headers,

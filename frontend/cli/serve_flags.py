@@ -119,6 +119,7 @@ def _add_access(add_to: Any) -> None:
     )
     add("--api-key-file", metavar="FILE", help="a file of such keys, one a line, which no process list shows (default: none)")
     add("--metrics-open", action=Switch, default=False, help="let /metrics be read without a key (default: off)")
+    add("--disable-fastapi-docs", action=Switch, default=False, help="answer 404 at /docs and /openapi.json (default: off)")
     add(
         "--allowed-origins",
         type=_names,

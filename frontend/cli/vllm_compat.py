@@ -41,7 +41,7 @@ def take_out(words: Sequence[str], known: Collection[str]) -> tuple[list[str], l
             left.append(word)
             continue
         if row.kind == "switch":
-            value = "off" if name.startswith("--no-") else "on"
+            name, value = _switched(name, value, rest)
         elif value is None:
             value = _values_of(name, row, rest)
         if not is_fine(row, value, key):
@@ -91,6 +91,18 @@ def _negated(name: str) -> Row | None:
     """The row of --x for --no-x, which only switches have."""
     row = BY_FLAG.get("--" + name.removeprefix("--no-")) if name.startswith("--no-") else None
     return row if row is not None and row.kind == "switch" else None
+
+
+def _switched(name: str, value: str | None, rest: list[str]) -> tuple[str, str]:
+    """The flag as a switch's, and on or off. Older versions' --enable-chunked-prefill took a word, which may be in `rest`."""
+    if value is None and rest and rest[0].lower() in ("true", "false"):
+        value = rest.pop(0)
+    word = "true" if value is None else value.lower()
+    if word not in ("true", "false"):
+        raise UnsupportedFlag(f"{name} is a switch: it takes no {value}")
+    if word == "false":
+        name = name.replace("--no-", "--", 1) if name.startswith("--no-") else name.replace("--", "--no-", 1)
+    return name, "off" if name.startswith("--no-") else "on"
 
 
 def _values_of(name: str, row: Row, rest: list[str]) -> str:

@@ -22,7 +22,7 @@ WORKING = """
 --chat-template-content-format --default-chat-template-kwargs --trust-request-chat-template --return-tokens-as-token-ids
 --enable-force-include-usage --enable-request-id-headers --h11-max-header-count --h11-max-incomplete-event-size
 --tool-call-parser --reasoning-parser --otlp-traces-endpoint --logits-processors --profiler-config --uds --root-path
---ssl-keyfile --ssl-certfile --ssl-ca-certs --ssl-cert-reqs --ssl-ciphers --enable-ssl-refresh
+--ssl-keyfile --ssl-certfile --ssl-ca-certs --ssl-cert-reqs --ssl-ciphers --enable-ssl-refresh --disable-fastapi-docs
 """
 
 
@@ -91,7 +91,6 @@ ROWS = (
     Row("--reasoning-config", "json", (), "what thoughts begin and end with is the parser's to know", "--reasoning-parser"),
     Row("--middleware", "value", (), _CODE, _PROXY),
     Row("--sse-keep-alive-interval", "value", ("0",), "streams send what the model says", "a longer time-out of the proxy"),
-    Row("--disable-fastapi-docs", "switch", OFF, "/docs and /openapi.json are always there", _PROXY),
     Row("--enable-offline-docs", "switch", ON, "/docs needs nothing from elsewhere"),
     Row("--fingerprint-mode", "value", ("none",), "answers have no fingerprint of the server", "none"),
     Row("--fingerprint-value", "value", (), "answers have no fingerprint of the server"),
@@ -173,10 +172,11 @@ ROWS = (
     Row("--numa-bind", "switch", OFF, "processes are not bound", "numactl before the command"),
     Row("--numa-bind-nodes --numa-bind-cpus", "list", (), "processes are not bound", "numactl before the command"),
     Row("--worker-use-ray --engine-use-ray --ray-workers-use-nsight", "switch", OFF, _RAY, _BY_RAY),
-    Row("--disable-custom-all-reduce", "switch", ("off",), "the tuning table says which exchange is used"),
+    Row("--disable-custom-all-reduce", "switch", ANY, "the tuning table says which exchange is used"),
     Row("--enable-ep-weight-filter", "switch", ANY, "a rank reads its own experts' weights only"),
     Row("--enable-eplb --enable-elastic-ep", "switch", OFF, _MOE, "--enable-expert-parallel"),
-    Row("--eplb-config --ir-op-priority --kernel-config", "json", (), _KERNELS),
+    Row("--eplb-config", "json", (), _MOE, "--enable-expert-parallel"),
+    Row("--ir-op-priority --kernel-config", "json", ANY, _KERNELS),
     Row("--expert-placement-strategy --moe-backend", "value", ANY, _MOE),
     Row("--all2all-backend", "value", ("allgather_reducescatter", "naive"), "tokens stay where they are: all ranks have them",
         "--enable-expert-parallel"),
@@ -232,7 +232,7 @@ ROWS = (
     Row("--max-num-partial-prefills --max-long-partial-prefills", "value", ("1",),
         "a step has chunks of all prompts it has room for", "--long-prefill-token-threshold"),
     Row("--prefill-schedule-interval", "value", ("1",), "prompts are spread over steps by what these take", _STEP),
-    Row("--stream-interval", "value", ("1",), "each token is sent when it is there"),
+    Row("--stream-interval", "value", ANY, "each token is sent when it is there"),
     Row("--scheduler-cls", "value", (), _CODE, "--scheduling-policy"),
     Row("--num-scheduler-steps", "value", ANY, _AHEAD),
     Row("--multi-step-stream-outputs --disable-async-output-proc", "switch", ANY, _AHEAD),

@@ -25,7 +25,6 @@ NOT_NEEDED: dict[str, tuple[Any, ...]] = {
     "compilation_config": (ANY,),  # nothing is compiled by torch
     "config_format": ("auto", "hf"),
     "cpu_offload_gb": (0,),
-    "disable_custom_all_reduce": (ANY,),
     "disable_log_requests": (ANY,),
     "disable_sliding_window": (False,),
     "enable_chunked_prefill": (None, True),  # always

@@ -81,6 +81,7 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     shutdown_grace_s: float = 30.0
     tls: TlsFiles | None = None
     root_path: str = ""
+    has_docs: bool = True
     max_response_mib: int = MAX_RESPONSE_BYTES >> 20
     connect_timeout_s: float = 30.0
     curve_key_file: str | None = None  # this frontend's key pair, for a tcp:// engine; made if it does not exist
@@ -138,6 +139,7 @@ async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable
         access_log=access_log,
         request_ids=config.request_ids,
         root_path=config.root_path,
+        has_docs=config.has_docs,
     )
     traced = TracedApp(app, services, config.otlp_traces_endpoint) if config.otlp_traces_endpoint else None
     server = ServerState(traced or app, config.limits)

@@ -23,7 +23,7 @@ from quire.frontend.http.api.metrics import NO_HANDLER
 from quire.frontend.http.api.near_path import near_path
 from quire.frontend.http.api.request_log import given_id, name_request
 from quire.frontend.http.api.route import JSON, Route
-from quire.frontend.http.api.routes import PREFLIGHT, ROUTES, TO_PAGE
+from quire.frontend.http.api.routes import DESCRIPTIONS, PREFLIGHT, ROUTES, TO_PAGE
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.sse import error_event
 from quire.frontend.http.protocol.cors import EVERYONE, Cors, is_preflight
@@ -33,6 +33,7 @@ from quire.frontend.http.protocol.exchange import Request, Response, ResponseSta
 logger = logging.getLogger("quire.http")
 
 _MAX_BODY_OF_GET = 64 << 10
+_NO_PATH = "There is no such path here."
 
 
 class App:
@@ -48,8 +49,9 @@ class App:
         access_log: AccessLog | None = None,
         request_ids: bool = False,
         root_path: str = "",
+        has_docs: bool = True,
     ) -> None:
-        """root_path: what paths may begin with, for a proxy that passes them on as they are."""
+        """root_path: what paths may begin with, for a proxy that passes them on as they are. has_docs: /docs, /openapi.json."""
         self._root_path = root_path.encode()
         self._services = dataclasses.replace(services, root_path=root_path) if root_path else services
         self._metrics = services.metrics
@@ -58,6 +60,7 @@ class App:
         self._access_log = access_log
         self._request_ids = request_ids
         self._keys = ApiKeys(api_keys)
+        self._left_out = () if has_docs else DESCRIPTIONS
         self._open_paths = {route.path.encode() for route in ROUTES.routes if route.is_open}
         if metrics_open:
             self._open_paths.add(b"/metrics")
@@ -100,6 +103,8 @@ class App:
         if self._keys and request.path not in self._open_paths and not self._has_key(request):
             how = "'Authorization: Bearer KEY' or 'x-api-key: KEY'"
             return ApiError(401, f"A valid API key is needed: {how}.", code="invalid_api_key")
+        if request.path in self._left_out:
+            return ApiError(404, _NO_PATH, code="not_found")
         methods, request.path_parameters = ROUTES.find(bytes(request.path))
         if not methods:
             return _no_such_path(request.path)
@@ -170,7 +175,7 @@ def without_root(path: bytes, root_path: bytes) -> bytes:
 
 def _no_such_path(path: bytes) -> ApiError:
     meant = near_path(path, ROUTES.paths)
-    return ApiError(404, f"There is no such path here.{f' Did you mean {meant}?' if meant else ''}", code="not_found")
+    return ApiError(404, f"{_NO_PATH}{f' Did you mean {meant}?' if meant else ''}", code="not_found")
 
 
 def _check_media_type(request: Request, media_type: str) -> ApiError | None:

@@ -154,4 +154,5 @@ ROUTES = RouteTable(
     ]
 )  # fmt: skip
 TO_PAGE = Route("GET", NO_HANDLER, to_page, "The root path, without the slash that the page needs")
+DESCRIPTIONS = (b"/openapi.json", b"/docs")
 PREFLIGHT = Route("OPTIONS", NO_HANDLER, service_routes.preflight, "A browser's question before a page's request")

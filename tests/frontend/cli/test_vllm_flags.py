@@ -137,6 +137,13 @@ def test_dotted_keys_levels_and_negative_numbers():
     assert take_out(["--", "--nnodes", "2"], KNOWN) == (["--", "--nnodes", "2"], [])
 
 
+def test_a_word_behind_a_switch_as_older_launch_lines_have_it():
+    words = ["--enable-chunked-prefill", "True", "m", "--enable-lora=false", "--no-enable-lora=true", "--trust-remote-code"]
+    left, taken = take_out(words, KNOWN)
+    assert left == ["m"]
+    assert [text.split()[0] for text in taken] == [words[0], "--no-enable-lora", "--no-enable-lora", words[-1]]
+
+
 @given(st.lists(st.sampled_from(["a", "-1", "--port", "--enable-chunked-prefill", "--max-log-len", "3", "--x-y", "--port=2"])))
 def test_other_words_stay_in_their_order(words):
     try:
@@ -160,6 +167,9 @@ def test_what_was_probably_meant():
     [
         (["--prefix_match_unit", "8"], "--prefix-match-unit 8 is not supported: prefixes are shared by whole blocks; nearest"),
         (["--no-enable-chunked-prefill"], "--no-enable-chunked-prefill is not supported: long prompts are always"),
+        (["--enable-chunked-prefill", "false"], "--no-enable-chunked-prefill is not supported"),
+        (["--enable_chunked_prefill=False"], "--no-enable-chunked-prefill is not supported"),
+        (["--enable-chunked-prefill=x"], "--enable-chunked-prefill is a switch: it takes no x"),
         (["--enable-lora"], "--enable-lora is not supported: LoRA"),
         (["-pcp", "2"], "-pcp 2 is not supported"),
         (["--max-model-length", "3"], "did you mean --max-model-len?"),

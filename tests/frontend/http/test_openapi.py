@@ -57,6 +57,18 @@ def test_examples_are_taken_and_answers_are_as_described():
     asyncio.run(main())
 
 
+def test_both_may_be_left_out():
+    async def main():
+        api = http.Api(has_docs=False, root_path="/llm", api_keys=["k"])
+        for path in ("/docs", "/openapi.json", "/llm/openapi.json"):
+            status, answer = await api.json("GET", path, headers={"Authorization": "Bearer k"})
+            assert (status, answer["error"]["message"]) == (404, "There is no such path here.")
+        assert (await api.json("POST", "/openapi.json", {}, {"Authorization": "Bearer k"}))[0] == 404
+        assert (await api.ask("GET", "/")).status == 200
+
+    asyncio.run(main())
+
+
 def test_docs_are_one_page_that_loads_nothing_from_elsewhere():
     async def main():
         api = http.Api(api_keys=["k"])
