@@ -289,13 +289,13 @@ def python() -> str:
 _ONE = "one of a request; in vLLM one of each of its n choices"
 METRICS_DIFFER = {
     "vllm:request_generation_tokens": f"over all choices: {_ONE}",
+    "vllm:request_params_max_tokens": f"of requests that set it, in vLLM else what the context leaves; {_ONE}",
 } | {
     f"vllm:{name}": _ONE
     for name in (
         "e2e_request_latency_seconds", "time_to_first_token_seconds", "request_time_per_output_token_seconds",
         "request_queue_time_seconds", "request_inference_time_seconds", "request_prefill_time_seconds",
         "request_decode_time_seconds", "request_prompt_tokens", "request_prefill_kv_computed_tokens",
-        "request_params_max_tokens",
     )
 }  # fmt: skip
 
