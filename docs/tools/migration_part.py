@@ -169,6 +169,7 @@ LLM_DIFFERS = {
     "chat": "messages of text; chat_template takes a template of the caller's",
     "get_tokenizer": "Quire's own object: encode, decode, apply_chat_template, convert_tokens_to_ids, eos_token_id",
     "start_profile": "needs profile_dir",
+    "reset_prefix_cache": "requests that run keep their blocks: reset_running_requests is refused",
 }
 
 

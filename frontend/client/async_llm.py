@@ -19,7 +19,7 @@ from quire.frontend.client.beam_search import BeamSearchOutput, BeamSearchParams
 from quire.frontend.client.client import Client
 from quire.frontend.client.engine_args import EngineArgs
 from quire.frontend.client.model_config import ModelConfig, VllmConfig, vllm_config
-from quire.frontend.client.not_here import ENGINE_NAMES, check_options, without
+from quire.frontend.client.not_here import ENGINE_NAMES, check_options, check_reset, without
 from quire.frontend.client.outputs import RequestOutput
 from quire.frontend.client.prompt import Prompt
 from quire.frontend.client.stream import EngineDown
@@ -133,8 +133,9 @@ class AsyncLLM:
         if problem := (await self._connected()).health():
             raise EngineDown(problem)
 
-    async def reset_prefix_cache(self) -> bool:
+    async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Forget all cached prefixes; False if requests run, whose blocks will be cached again."""
+        check_reset(reset_running_requests)
         return (await (await self._connected()).utility(ResetPrefixCache(), ResetDone)).complete
 
     async def start_profile(self) -> None:

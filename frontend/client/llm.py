@@ -20,7 +20,7 @@ from quire.frontend.client.beam_search import BeamSearchOutput, BeamSearchParams
 from quire.frontend.client.client import Client
 from quire.frontend.client.llm_engine import LLMEngine
 from quire.frontend.client.model_config import ModelConfig, vllm_config
-from quire.frontend.client.not_here import LLM_METHODS, check_options, without
+from quire.frontend.client.not_here import LLM_METHODS, check_options, check_reset, without
 from quire.frontend.client.outputs import RequestOutput
 from quire.frontend.client.own_engine import OwnEngine, engine_config
 from quire.frontend.client.prompt import Prompt
@@ -157,8 +157,9 @@ class LLM:
         """Write the traces, one a rank, into `profile_dir`; returns the files' names."""
         return self._own.run(self._client.utility(StopProfile(), ProfileDone)).traces
 
-    def reset_prefix_cache(self) -> bool:
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Forget all cached prefixes; False if requests run, whose blocks will be cached again."""
+        check_reset(reset_running_requests)
         return self._own.run(self._client.utility(ResetPrefixCache(), ResetDone)).complete
 
     def shutdown(self) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from quire.frontend.client.engine_args import EngineArgs
 from quire.frontend.client.model_config import ModelConfig, VllmConfig, vllm_config
-from quire.frontend.client.not_here import ENGINE_NAMES, check_options, without
+from quire.frontend.client.not_here import ENGINE_NAMES, check_options, check_reset, without
 from quire.frontend.client.outputs import RequestOutput
 from quire.frontend.client.own_engine import OwnEngine
 from quire.frontend.client.prompt import Prompt
@@ -125,8 +125,9 @@ class LLMEngine:
         """Whether a step would have something to say, now or later."""
         return self.get_num_unfinished_requests() > 0
 
-    def reset_prefix_cache(self) -> bool:
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Forget all cached prefixes; False if requests run, whose blocks will be cached again."""
+        check_reset(reset_running_requests)
         return self._own.run(self._own.client.utility(ResetPrefixCache(), ResetDone)).complete
 
     def get_tokenizer(self) -> Tokenizer:

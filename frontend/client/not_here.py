@@ -29,6 +29,7 @@ LLM_METHODS = {
     "update_weights": _RLHF,
     "finish_weight_update": _RLHF,
 }
+_PAUSES = "an engine does not pause: it is idle when no request runs"
 _PARTS = "the engine is a process of its own: its parts cannot be reached from here"
 ENGINE_NAMES = LLM_METHODS | {
     "engine_core": _PARTS,
@@ -37,6 +38,10 @@ ENGINE_NAMES = LLM_METHODS | {
     "output_processor": _PARTS,
     "processor": _PARTS,
     "renderer": _PARTS,
+    "pause_generation": _PAUSES,
+    "resume_generation": _PAUSES,
+    "is_paused": _PAUSES,
+    "is_sleeping": _SLEEP,
     "do_log_stats": "the engine logs its figures by itself, with disable_log_stats=False",
     "add_lora": "LoRA adapters are not served",
     "remove_lora": "LoRA adapters are not served",
@@ -70,6 +75,12 @@ def check_options(method: str, options: Mapping[str, Any]) -> None:
             raise TypeError(f"{method}() got an unexpected keyword argument {name!r}")
         if value is not None:
             raise ValueError(f"{name} is not supported: {_OPTIONS[name]}")
+
+
+def check_reset(reset_running_requests: bool) -> None:
+    """Of a call that resets the prefix cache. Raises ValueError. (Its other option is about caches that are not here.)"""
+    if reset_running_requests:
+        raise ValueError("reset_running_requests is not supported: requests that run keep their blocks")
 
 
 def without(owner: object, name: str, reasons: Mapping[str, str]) -> AttributeError:

@@ -230,7 +230,9 @@ def test_a_prompts_salt_decides_with_whom_it_shares_its_prefix(llm, engine, asyn
 
 
 def test_the_cache_of_an_engine_is_forgotten(engine):
-    assert engine.reset_prefix_cache() is True
+    assert engine.reset_prefix_cache() is True and engine.reset_prefix_cache(False, reset_connector=True) is True
+    with pytest.raises(ValueError, match="reset_running_requests is not supported: requests that run keep their blocks"):
+        engine.reset_prefix_cache(reset_running_requests=True)
 
 
 def test_an_aborted_request_is_heard_of_no_more(engine):
@@ -321,6 +323,8 @@ def test_an_async_engine_says_what_it_is(async_llm):
     assert config.max_model_len == 256 and async_llm.model_config == config
     with pytest.raises(AttributeError, match="'AsyncLLM' object has no attribute 'wake_up': engines do not sleep"):
         _ = async_llm.wake_up
+    with pytest.raises(AttributeError, match="'AsyncLLM' object has no attribute 'pause_generation': an engine does not pause"):
+        _ = async_llm.pause_generation
 
 
 def test_outputs_come_as_they_are_made(async_llm):
