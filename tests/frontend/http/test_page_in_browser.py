@@ -44,7 +44,9 @@ def opened(browser: Browser, url: str, **options) -> Iterator[Page]:
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("console", lambda message: complaints.append(message.text) if "Content Security" in message.text else None)
     foreign: list[str] = []
-    page.on("request", lambda request: None if request.url.startswith(url) else foreign.append(request.url))
+    page.on(
+        "request", lambda request: None if request.url.startswith(url.removesuffix("/docs")) else foreign.append(request.url)
+    )
     page.goto(url)
     yield page
     context.close()
@@ -330,6 +332,17 @@ def test_charts_follow_the_metrics(browser: Browser):
             core.announce(ready=False)
             expect(page.get_by_role("status").first).to_have_text("The engine does not serve")
             page.get_by_label("Update every 2 seconds").uncheck()
+
+
+def test_the_description_of_the_api_begins_with_what_is_needed(browser: Browser, url: str):
+    failed: list[str] = []
+    for page in opened(browser, f"{url}/docs"):
+        page.on("response", lambda response: failed.append(response.url) if response.status >= 400 else None)
+        page.reload(wait_until="networkidle")
+        page.get_by_text("/v1/chat/completions Answer a conversation").click()
+        names = page.locator("details[open] table").first.locator("tbody td:first-child").all_inner_texts()
+        assert names[:2] == ["messages", "model"] and names.index("temperature") < names.index("moderation")
+        assert failed == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
