@@ -263,6 +263,25 @@ def test_longrope_of_phi_moe_is_served_up_to_its_original_length(tmp_path):
     }
 
 
+def test_hunyuans_rotation_is_fixed_though_its_configs_call_it_dynamic(tmp_path):
+    config = tiny_config("hunyuan_v1_dense")
+    rope = {"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0}
+    fields = {**config.to_dict(), "rope_parameters": None, "rope_scaling": rope, "rope_theta": 10000.0}
+    model = tiny_random(type(config).from_dict(fields))
+    model.save_pretrained(tmp_path)
+    assert InlineEngine(tmp_path, model_options=MODEL_OPTIONS).generate(prompts(), GREEDY) == greedy(model, prompts())
+    fields = {**fields, "rope_scaling": {"type": "dynamic", "factor": 2.0}, "architectures": ["HunYuanDenseV1ForCausalLM"]}
+    with pytest.raises(ModelConfigError, match="dynamic: frequencies that depend on the length"):
+        parse_model_config(fields)
+
+
+def test_published_spellings_of_a_class_are_taken():
+    fields = {**tiny_config("phimoe").to_dict(), "architectures": ["PhiMoEForCausalLM"]}  # transformers says PhimoeForCausalLM
+    assert parse_model_config(fields).architecture == "PhiMoEForCausalLM"
+    with pytest.raises(ModelConfigError, match="PhiMoEModel is not the causal language model of its model_type"):
+        parse_model_config({**fields, "architectures": ["PhiMoEModel"]})
+
+
 def test_a_refusal_of_auto_names_both_reasons():
     with pytest.raises(ModelConfigError, match=r"architecture MambaForCausalLM is not supported.*recurrent"):
         parse_model_config({"architectures": ["MambaForCausalLM"], "model_type": "mamba"})

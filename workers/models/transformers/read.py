@@ -27,13 +27,8 @@ def read_transformers_config(fields: Json, quantization: Quantization | None) ->
     text = json.dumps(fields, sort_keys=True)
     config = read_config(fields)
     inner = text_config(config)
-    kinds = _rope_kinds(inner)
-    if "dynamic" in kinds:
-        raise ModelConfigError(
-            "its rotary embedding is dynamic: frequencies that depend on the length of the sequence are not supported"
-        )
     recording = recorded(text)
-    if "longrope" in kinds and (own := [call.module for call in recording.attention if call.rope is None]):
+    if "longrope" in _rope_kinds(inner) and (own := [call.module for call in recording.attention if call.rope is None]):
         raise ModelConfigError(f"its rotary embedding is longrope, and {own[0]} does not leave it to attention")
     intermediate = getattr(inner, "intermediate_size", None)
     mlp = intermediate if isinstance(intermediate, int) else 4 * recording.hidden_size

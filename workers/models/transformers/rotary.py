@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from quire.workers.attention.rope import cos_sin_table
-from quire.workers.models.config import AttentionSpec, RopeConfig
+from quire.workers.models.config import AttentionSpec, ModelConfigError, RopeConfig
 
 APPLY = "apply_rotary_pos_emb"
 TRIED = 600  # positions
@@ -145,6 +145,16 @@ class RotaryWatch:
             if torch.allclose(theirs, _rotated(q, short), rtol=1e-5, atol=1e-5):
                 return rope
         return None
+
+
+def refuse_dynamic(model: nn.Module) -> None:
+    """Raises ModelConfigError. What counts is the module's type: Hunyuan's configs say dynamic, and its alpha is fixed."""
+    for module in model.modules():
+        kind = getattr(module, "rope_type", None)
+        if "dynamic" in (kind.values() if isinstance(kind, dict) else (kind,)):
+            raise ModelConfigError(
+                "its rotary embedding is dynamic: frequencies that depend on the length of the sequence are not supported"
+            )
 
 
 def still_longrope(model: nn.Module) -> None:

@@ -18,7 +18,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, 
 
 from quire.workers.models.config import ModelConfigError
 from quire.workers.models.transformers.interface import NAME, register
-from quire.workers.models.transformers.rotary import still_longrope
+from quire.workers.models.transformers.rotary import refuse_dynamic, still_longrope
 
 Model = transformers.PreTrainedModel
 QUANTIZATION = ("quantization_config", "compression_config")  # ours to read: a model that knew of it would change its layers
@@ -48,15 +48,21 @@ def model_class(config: Any, architectures: object) -> type[Model]:
         raise ModelConfigError(f"transformers has no causal language model of model_type {config.model_type}")
     found: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     classes: tuple[type[Model], ...] = found if isinstance(found, tuple) else (found,)
-    names = [cls.__name__ for cls in classes]
     if not isinstance(architectures, list) or not architectures:
         return classes[0]
-    for cls, name in zip(classes, names, strict=True):
-        if name in architectures:
+    asked = {_plain(name) for name in architectures}
+    for cls in classes:
+        if _plain(cls.__name__) in asked:
             return cls
     raise ModelConfigError(
-        f"architecture {architectures[0]!s:.80} is not the causal language model of its model_type, which is {names[0]}"
+        f"architecture {architectures[0]!s:.80} is not the causal language model of its model_type, which is "
+        f"{classes[0].__name__}"
     )
+
+
+def _plain(architecture: object) -> str:
+    """Some published names are spelt otherwise than transformers' classes: Phi-3.5-MoE's is PhiMoEForCausalLM."""
+    return str(architecture).replace("_", "").casefold()
 
 
 def build_skeleton(config_json: str, dtype: torch.dtype) -> Model:
@@ -79,6 +85,7 @@ def build_skeleton(config_json: str, dtype: torch.dtype) -> Model:
     for module in model.modules():
         if isinstance(module, Model):  # would look at the ids to warn of padding, of which there is none
             module.warn_if_padding_and_no_attention_mask = _nothing  # type: ignore[assignment]
+    refuse_dynamic(model)
     still_longrope(model)
     return model.train(False).requires_grad_(False)
 
