@@ -76,6 +76,22 @@ def test_scout_has_108_billion_parameters_without_its_images_and_maverick_400():
     assert config.layers[0].attention.qk_norm_eps is None and config.layers[0].intermediate_size == 16384
 
 
+def test_llama_4_without_experts_needs_no_number_of_them():
+    """As MobileLLM-R1 is published."""
+    none = {"num_local_experts": 0, "num_experts_per_tok": 0, "moe_layers": []}
+    small = {"hidden_size": 1536, "num_attention_heads": 24, "num_key_value_heads": 6, "head_dim": 64, "num_hidden_layers": 22}
+    dense = within(SCOUT, **small, **none, intermediate_size_mlp=6144, vocab_size=128256, interleave_moe_layer_step=0)
+    assert {layer.experts for layer in parse_model_config(dense).layers} == {None}
+    with pytest.raises(ModelConfigError, match="num_local_experts must be a positive integer, not 0"):
+        parse_model_config(within(SCOUT, **small, num_local_experts=0))
+
+
+def test_a_temperature_of_0_is_none():
+    rope = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 64.0, "original_max_position_embeddings": 4096}
+    spec = parse_model_config(within(MISTRAL4, rope_parameters={**rope, "llama_4_scaling_beta": 0.0})).layers[0].attention
+    assert spec.temperature is None and spec.rope.type == "yarn"
+
+
 def test_gemma_4s_layers_have_heads_of_their_kind_and_read_the_last_of_it():
     config = parse_model_config(within(GEMMA4, **SHARING))
     heads = [(x.attention.window, x.attention.head_dim, x.attention.num_kv_heads) for x in config.layers[:5]]

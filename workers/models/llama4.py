@@ -149,14 +149,18 @@ def read_attentions(fields: Json) -> list[AttentionSpec]:
     ]
 
 
+def read_experts(fields: Json) -> ExpertsSpec:
+    inner, routing = size(fields, "intermediate_size"), read_routing(fields, scores="sigmoid", by_logits=True)
+    return ExpertsSpec(routing=routing, intermediate_size=inner, shared_size=inner, weighs_input=True)
+
+
 def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
-    inner, bias = size(fields, "intermediate_size"), flag(fields, "attention_bias")
-    routing = read_routing(fields, scores="sigmoid", by_logits=True)
-    experts = ExpertsSpec(routing=routing, intermediate_size=inner, shared_size=inner, weighs_input=True)
-    width = size(fields, "intermediate_size_mlp")
+    """Where no layer has experts, as in MobileLLM-R1, their numbers may be 0."""
+    width, bias, sparse = size(fields, "intermediate_size_mlp"), flag(fields, "attention_bias"), read_sparse(fields)
+    experts = read_experts(fields) if any(sparse) else None
     return tuple(
         LayerSpec(attention=a, intermediate_size=width, experts=experts if is_sparse else None, attention_bias=bias)
-        for a, is_sparse in zip(read_attentions(fields), read_sparse(fields), strict=True)
+        for a, is_sparse in zip(read_attentions(fields), sparse, strict=True)
     )
 
 

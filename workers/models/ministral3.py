@@ -66,9 +66,9 @@ def _is_ministral(fields: Json) -> bool:
 
 
 def read_temperature(fields: Json) -> TemperatureConfig | None:
-    """By rotary parameters, Mistral 4's, too."""
+    """By rotary parameters, Mistral 4's, too. 0 is none, as null is."""
     where, params = rope_parameters(fields)
-    if params.get(BETA) is None:
+    if params.get(BETA) in (None, 0):
         return None
     of_scaled = size(fields, "max_position_embeddings") if params.get("rope_type", params.get("type")) in STRETCHING else None
     original = size(params, "original_max_position_embeddings", of_scaled)
