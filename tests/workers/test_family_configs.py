@@ -372,3 +372,9 @@ def test_what_is_not_implemented_is_refused_by_name(fields, changes, said):
 def test_recurrent_and_hybrid_families_are_refused_by_name(name):
     with pytest.raises(ModelConfigError, match=f"{name} .*recurrent"):
         parse_model_config({"architectures": [name]})
+
+
+@pytest.mark.parametrize("name", ["DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"])
+def test_sparse_attention_is_refused_by_name(name):
+    with pytest.raises(ModelConfigError, match=f"{name} is not supported: its attention is sparse"):
+        parse_model_config({"architectures": [name]})

@@ -275,6 +275,12 @@ def test_hunyuans_rotation_is_fixed_though_its_configs_call_it_dynamic(tmp_path)
         parse_model_config(fields)
 
 
+def test_a_layers_experts_may_be_more_than_there_is_memory():
+    sizes = {"num_experts": 64, "moe_intermediate_size": 1 << 20, "hidden_size": 1 << 15, "num_hidden_layers": 1}
+    fields = {**tiny_config("qwen3_moe").to_dict(), **sizes, "layer_types": None, "architectures": ["Qwen3MoeForCausalLM"]}
+    assert parse_model_config(fields, model_impl="transformers").hidden_size == 1 << 15
+
+
 def test_published_spellings_of_a_class_are_taken():
     fields = {**tiny_config("phimoe").to_dict(), "architectures": ["PhiMoEForCausalLM"]}  # transformers says PhimoeForCausalLM
     assert parse_model_config(fields).architecture == "PhiMoEForCausalLM"

@@ -115,6 +115,9 @@ RECURRENT = words(
     "MiniMaxForCausalLM MiniMaxText01ForCausalLM OlmoHybridForCausalLM Phi4FlashForCausalLM Plamo2ForCausalLM",
 )
 
+# Those whose layers choose, by a small model of their own, which tokens they see.
+SPARSE = words("DeepseekV32ForCausalLM GlmMoeDsaForCausalLM")
+
 BESIDE = ("quantize_config.json", "quant_config.json")  # AutoGPTQ's, and AutoAWQ's first name
 
 
@@ -304,4 +307,6 @@ def _architecture(fields: Json) -> str:
             return BY_TEXT.get((name, str(text.get("model_type"))), name) if isinstance(text, dict) else name
     if isinstance(names[0], str) and names[0] in RECURRENT:
         raise ModelConfigError(f"architecture {names[0]} is not supported: it has recurrent layers, which are not served")
+    if isinstance(names[0], str) and names[0] in SPARSE:
+        raise ModelConfigError(f"architecture {names[0]} is not supported: its attention is sparse, which is not served")
     raise ModelConfigError(f"architecture {names[0]!s:.80} is not supported: no family of Quire's own has it (docs/models.md)")

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from transformers.initialization import no_init_weights
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -21,6 +22,7 @@ from quire.workers.models.transformers.interface import NAME, register
 from quire.workers.models.transformers.rotary import refuse_dynamic, still_longrope
 
 Model = transformers.PreTrainedModel
+LARGE = 1 << 28  # elements
 QUANTIZATION = ("quantization_config", "compression_config")  # ours to read: a model that knew of it would change its layers
 
 
@@ -74,7 +76,7 @@ def build_skeleton(config_json: str, dtype: torch.dtype) -> Model:
     if getattr(cls, "_is_stateful", False):
         raise ModelConfigError("it is recurrent: its layers keep a state that is not keys and values")
     try:
-        with no_init_weights(), _parameters_on_meta(), torch.inference_mode(False):
+        with no_init_weights(), _LargeOnMeta(), _parameters_on_meta(), torch.inference_mode(False):
             model = cls._from_config(config, dtype=dtype, attn_implementation=NAME, experts_implementation=NAME)
     except Exception as error:  # as in read_config
         if isinstance(error, KeyError) and error.args == (NAME,):
@@ -100,6 +102,18 @@ def text_config(config: Any) -> Any:
 
 def _nothing(*args: object, **kwargs: object) -> None:
     pass
+
+
+class _LargeOnMeta(TorchFunctionMode):
+    """What is so large is a parameter, and gets no memory from the start: one layer's experts may be more than there is."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.empty and kwargs.get("device") is None:
+            made = torch.empty(*args, **{**kwargs, "device": "meta"})
+            if made.numel() >= LARGE:
+                return made
+        return func(*args, **kwargs)
 
 
 @contextlib.contextmanager
