@@ -286,6 +286,8 @@ def test_published_spellings_of_a_class_are_taken():
     assert parse_model_config(fields).architecture == "PhiMoEForCausalLM"
     with pytest.raises(ModelConfigError, match="PhiMoEModel is not the causal language model of its model_type"):
         parse_model_config({**fields, "architectures": ["PhiMoEModel"]})
+    fields = {**tiny_config("internlm3").to_dict(), "architectures": ["InternLM3ForCausalLM"]}  # LlamaForCausalLM
+    assert parse_model_config(fields).architecture == "InternLM3ForCausalLM"
 
 
 def test_a_refusal_of_auto_names_both_reasons():

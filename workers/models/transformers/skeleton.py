@@ -56,6 +56,8 @@ def model_class(config: Any, architectures: object) -> type[Model]:
     for cls in classes:
         if _plain(cls.__name__) in asked:
             return cls
+    if _plain(f"{config.model_type}ForCausalLM") in asked:
+        return classes[0]  # published before transformers had it, by another class: InternLM 3 by Llama's
     raise ModelConfigError(
         f"architecture {architectures[0]!s:.80} is not the causal language model of its model_type, which is "
         f"{classes[0].__name__}"
