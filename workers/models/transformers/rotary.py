@@ -151,7 +151,7 @@ def refuse_dynamic(model: nn.Module) -> None:
     """Raises ModelConfigError. What counts is the module's type: Hunyuan's configs say dynamic, and its alpha is fixed."""
     for module in model.modules():
         kind = getattr(module, "rope_type", None)
-        if "dynamic" in (kind.values() if isinstance(kind, dict) else (kind,)):
+        if any("dynamic" in str(own) for own in (kind.values() if isinstance(kind, dict) else (kind,))):
             raise ModelConfigError(
                 "its rotary embedding is dynamic: frequencies that depend on the length of the sequence are not supported"
             )
