@@ -52,6 +52,11 @@ def exclude_each_other(schema: Mapping[str, Any], resolve: Callable[[str], Any])
     return all(looked.are_apart(one, other, 0) for one, other in combinations(alternatives, 2))
 
 
+def types_of(schema: Mapping[str, Any], resolve: Callable[[str], Any]) -> frozenset[str]:
+    """The types that a value of a schema may have, as far as can be seen; integers are numbers."""
+    return frozenset[str]().union(*(way.types for way in _Looked(resolve).ways(schema, 0)))
+
+
 def resolver(root: Mapping[str, Any]) -> Callable[[str], Any]:
     """What a JSON pointer like #/$defs/name finds in a schema; None for other references, and for all of them where a part has
     an $id of its own, at which pointers in it begin."""

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import llguidance
 
 from quire.enginecore.grammar.alternatives import exclude_each_other, resolver
+from quire.enginecore.grammar.schema_keywords import in_known_words, with_discriminator
 from quire.enginecore.grammar.schema_values import (
     COUNTS,
     LOWER_BOUNDS,
@@ -33,6 +34,7 @@ _DATA = frozenset(("const", "enum", "default", "examples", "x-guidance"))  # key
 _LITERALS = frozenset(("const", "enum"))
 _DEFINITIONS = ("$defs", "definitions")
 _NAMED = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))  # keys are names
+_MADE = "x-guidance:"  # what the names of definitions that are made here begin with
 _LOOK_AROUND = re.compile(r"\(\?<?[=!]")
 ANY, SOME = r"/(.|\n)*/", r"/(.|\n)+/"
 
@@ -78,22 +80,46 @@ def json_schema(schema: Any, place: Place = START, **options: Any) -> str:
     own = {**own, **options} if isinstance(own, dict) else options
     if not own.keys() & {"whitespace_pattern", "whitespace_flexible"}:
         own = {**own, "whitespace_pattern": WHITESPACE}
-    how, definitions = _How(own.get("lenient") is True, resolver(schema)), {k: schema[k] for k in _DEFINITIONS if k in schema}
+    how, definitions = _How(own.get("lenient") is True, schema), {k: schema[k] for k in _DEFINITIONS if k in schema}
     rest = _kept({key: schema[key] for key in schema if key not in _DEFINITIONS}, how, place)
-    return "%json " + json.dumps({**rest, **_kept(definitions, how, START), "x-guidance": own})
+    definitions = _kept(definitions, how, START)
+    if made := how.kept_definitions():
+        definitions["$defs"] = {**definitions.get("$defs", {}), **made}
+    return "%json " + json.dumps({**rest, **definitions, "x-guidance": own})
 
 
-class _How(NamedTuple):
-    """lenient: what cannot be kept is passed over. resolve: what a reference names, of the whole schema."""
+class _How:
+    """lenient: what cannot be kept is passed over. Definitions that are made beside those of the whole schema."""
 
-    lenient: bool
-    resolve: Callable[[str], Any]
+    def __init__(self, lenient: bool, schema: Any) -> None:
+        self.lenient = lenient
+        self._resolve = resolver(schema)
+        self._made: dict[str, Any] = {}  # by name
+        self._names: dict[str, str] = {}
+
+    def resolve(self, ref: str) -> Any:
+        """What a reference names."""
+        name = ref.removeprefix("#/$defs/")
+        return self._made[name] if name in self._made else self._resolve(ref)
+
+    def define(self, what: str, schema: Any) -> str:
+        """Returns the reference. what: a key, to make it once."""
+        name = self._names.setdefault(what, f"{_MADE}{len(self._names)}")
+        self._made.setdefault(name, schema)
+        return f"#/$defs/{name}"
+
+    def kept_definitions(self) -> dict[str, Any]:
+        kept: dict[str, Any] = {}
+        while len(kept) < len(self._made):  # more may be made of one
+            name = list(self._made)[len(kept)]
+            kept[name] = _kept(self._made[name], self, START)
+        return kept
 
 
 def _kept(schema: Any, how: _How, place: Place) -> Any:
     """A schema as llguidance keeps it: without formats that it does not know, which it would refuse (to JSON Schema they are
-    remarks), with values that it keeps (schema_values.py), and with anyOf for a oneOf that says the same (alternatives.py).
-    Raises ValueError for other values.
+    remarks), in keywords that it knows (schema_keywords.py), with values that it keeps (schema_values.py), and with anyOf for a
+    oneOf that says the same (alternatives.py). Raises ValueError for other values.
 
     lenient: without look-around in patterns, too, which are no regular expressions to it, and the one thing that its option of
     this name does not pass over; values that it does not keep are passed over as well.
@@ -104,6 +130,7 @@ def _kept(schema: Any, how: _How, place: Place) -> Any:
         return schema
     if place.pointer and (field := field_of(schema)) is not None:
         place = Place(field)
+    schema = with_discriminator(in_known_words(schema, how.resolve, bool(place.pointer)), how.resolve, how.define)
     if not how.lenient:
         place.inner("minProperties").checked(check_min_properties, schema)
     result: dict[str, Any] = {}
