@@ -48,7 +48,8 @@ def required_schema(functions: Sequence[Function], parallel: bool) -> dict[str, 
     """A list of calls, `{"name": ..., "parameters": {...}}`, at least one."""
     calls, definitions = [], {}
     for i, function in enumerate(functions):
-        definitions[f"tool{i}"] = commented(function, moved(object_schema(function.parameters), f"#/$defs/tool{i}"))
+        parameters = _moved(object_schema(function.parameters), f"#/$defs/tool{i}")
+        definitions[f"tool{i}"] = commented(function, parameters)
         properties = {"name": {"const": function.name}, "parameters": {"$ref": f"#/$defs/tool{i}"}}
         calls.append(
             {"type": "object", "properties": properties, "required": ["name", "parameters"], "additionalProperties": False}
@@ -57,22 +58,31 @@ def required_schema(functions: Sequence[Function], parallel: bool) -> dict[str, 
     return schema if parallel else {**schema, "maxItems": 1}
 
 
-def moved(schema: Any, to: str) -> Any:
-    """A schema whose references within itself ("#/...") are right when it stands at this place of another one."""
+def _moved(schema: dict[str, Any], to: str) -> dict[str, Any]:
+    """A schema that is to stand at this place of another one: without its address, which its references are relative to."""
+    address = schema.get("$id")
+    inner = {key: value for key, value in schema.items() if key != "$id"}
+    return _referred(inner, address if isinstance(address, str) else "", to)  # type: ignore[no-any-return]
+
+
+def _referred(schema: Any, address: str, to: str) -> Any:
+    """With references within the whole ("#/...", or behind its address) that are right at this place. A part with an $id of its
+    own is left: its references are relative to that."""
     if isinstance(schema, list):
-        return [moved(item, to) for item in schema]
-    if not isinstance(schema, dict):
+        return [_referred(item, address, to) for item in schema]
+    if not isinstance(schema, dict) or "$id" in schema:
         return schema
     result: dict[str, Any] = {}
     for key, value in schema.items():
         if key in _NO_SCHEMAS:
             result[key] = value
         elif key in _MAPS and isinstance(value, dict):
-            result[key] = {name: moved(inner, to) for name, inner in value.items()}
-        elif key in ("$ref", "$dynamicRef") and isinstance(value, str) and value.startswith("#") and value[1:2] in ("", "/"):
-            result[key] = to + value[1:]
+            result[key] = {name: _referred(inner, address, to) for name, inner in value.items()}
+        elif key in ("$ref", "$dynamicRef") and isinstance(value, str):
+            own = value.removeprefix(address)
+            result[key] = to + own[1:] if own.startswith("#") and own[1:2] in ("", "/") else value
         else:
-            result[key] = moved(value, to)
+            result[key] = _referred(value, address, to)
     return result
 
 
