@@ -22,7 +22,7 @@ from quire.ipc.structured_outputs import Kind, StructuredOutputs
 
 MAX_ERROR_CHARS = 1000
 _PLACE = re.compile(r"at \d+\(\d+\): (failed to compile JSON schema: )?")
-_WITHIN = re.compile(r"\s*while processing json-schema:///\S*")
+_WITHIN = re.compile(r"\s*while processing [a-z-]+:\S*")
 _ONE_OF = re.compile(r"oneOf constraints are not supported\. Enable 'coerce_one_of' .*")
 _ONE_OF_IN_WORDS = (
     "oneOf with alternatives that may overlap is not supported; use anyOf, or a required property that tells them apart"

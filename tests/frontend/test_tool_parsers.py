@@ -28,8 +28,8 @@ FRAGMENTS = {
     "deepseek_v3": ["<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>",
                     "<｜tool▁sep｜>", "f", "\n```json\n", "\n```"],
     "pythonic": ["[f(a=", "g()", "<|python_start|>", "<|python_end|>", "(", ")", "a=", "'", '"', "\\x4", "1", "+", "None"],
-    "qwen3_coder": ["<tool_call>", "</tool_call>", "<function=f>", "</function>", "<parameter=a>", "<parameter=n>",
-                    "</parameter>", ">"],
+    "qwen3_coder": ["<tool_call>", "</tool_call>", "<seed:tool_call>", "</seed:tool_call>", "<function=f>", "</function>",
+                    "<parameter=a>", "<parameter=n>", "</parameter>", ">"],
     "required": ['[{"name": "f", "parameters": '],
 }  # fmt: skip
 for alias in FORMATS:
@@ -168,6 +168,9 @@ def test_ids():
         ("{{ messages }}", None),
         ("<tool_call>\n{...}\n</tool_call>", "hermes"),
         ("<tool_call>\n<function=f>\n<parameter=a>\n</tool_call>", "qwen3_coder"),
+        ("<seed:tool_call>\n<function=f>\n<parameter=a>", "qwen3_coder"),
+        ("<tool_call>{name}\n<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n</tool_call>", None),
+        ('within <tool_call></tool_call> tags: <tool_calls>[{"name": ...}]</tool_calls>', None),
         ("'[TOOL_CALLS]' + calls", "mistral"),
         ("<｜tool▁calls▁begin｜>", "deepseek_v3"),
         ("respond with <|tool_call|> followed by a list", "granite"),

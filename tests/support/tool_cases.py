@@ -82,6 +82,9 @@ CASES = [
     ("hermes", f'Sure.\n<tool_call>\n{{"name": "f", "arguments": {F}}}\n</tool_call>', "Sure.\n", [("f", F)]),
     ("hermes", '<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>', "", [("f", '{"a": 1}')]),
     ("hermes", '<tool_call>\n{"name": "f"}\n</tool_call>', "", [("f", "{}")]),
+    ("hermes", '<tool_call>\n{"name": "f", "arguments": null}\n</tool_call>', "", [("f", "{}")]),
+    ("llama3_json", '{"parameters": null, "name": "f"}', "", [("f", "{}")]),
+    ("llama3_json", '{"name": "f", "parameters": nul', '{"name": "f", "parameters": nul', []),
     (
         "hermes",
         '\n<tool_call>{"name":"f","arguments":{}}</tool_call>\n<tool_call>{"name":"g","arguments":{}}</tool_call>\n',
@@ -336,6 +339,13 @@ CASES = [
     ),
     ("qwen3_coder", "<tool_call><function=f>\n<parameter=n>\n5\n</parameter>\n</tool_call>", "", [("f", '{"n": 5}')]),
     ("qwen3_coder", "<tool_call>\n<function=g>\n</function>\n</tool_call>\n", "", [("g", "{}")]),
+    (
+        "qwen3_coder",
+        "So\n<seed:tool_call>\n<function=f>\n<parameter=a>x</parameter>\n<parameter=n>5</parameter>\n</function>\n</seed:tool_call>"
+        "\n<seed:tool_call>\n<function=g>\n</function>\n</seed:tool_call>",
+        "So\n",
+        [("f", '{"a": "x", "n": 5}'), ("g", "{}")],
+    ),
     ("qwen3_coder", "<tool_call><function=g><parameter=zz>5</parameter></function></tool_call>", "", [("g", '{"zz": "5"}')]),
     *(
         ("qwen3_coder", text, text, [])

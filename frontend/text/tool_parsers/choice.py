@@ -27,10 +27,13 @@ TOOL_PARSERS: dict[str, type[ToolParser]] = {
 }
 
 # Of the first line whose texts a template all holds. Several formats write <tool_call>: what tells them apart comes first.
-_SHOWN: tuple[tuple[type[ToolParser], tuple[str, ...]], ...] = (
+# None: what is written there, none of these parsers reads.
+_SHOWN: tuple[tuple[type[ToolParser] | None, tuple[str, ...]], ...] = (
     (Mistral, ("[TOOL_CALLS]",)),
     (DeepSeekV3, (CALLS,)),
     (Qwen3Coder, ("<function=", "<parameter=")),
+    (None, ("<tool_call>", "<arg_key>")),  # GLM-4.5
+    (None, ("<tool_calls>[",)),  # a list, in Apriel's tags
     (Granite, ("<|tool_call|>",)),
     (Hermes, ("<tool_call>", "</tool_call>")),
     (Granite, ("<tool_call>", "<|start_of_role|>")),

@@ -167,7 +167,10 @@ def json_call(reader: Reader, shape: CallShape = ANY_CALL) -> Waits[None]:
             if not name:
                 raise Malformed
         elif key in shape.arguments and not done and not early:
-            if name:
+            if (yield from reader.peek()) == "n":  # of a function without parameters
+                yield from reader.expect("null")
+                early = "{}"
+            elif name:
                 yield from json_arguments(reader, name)
                 done = True
             else:

@@ -4,7 +4,7 @@ Values are bare text: their types come from the function's schema. A text is pas
 around it; anything else when it is complete, as what its type says if it can be read as that, else as a text. Some models leave
 the outer tags out, or a value's end: the beginning of a parameter that the function has and the call does not have yet, or the
 call's own end, ends a value, too. Other parameters' beginnings are quotations, a part of the value; so is an end behind which
-the call does not go on.
+the call does not go on. Seed-OSS has other outer tags.
 """
 
 import json
@@ -21,11 +21,12 @@ from quire.frontend.text.tool_parsers.python_values import json_escaped, literal
 from quire.frontend.text.tool_parsers.reader import Malformed, Markers, Reader, Waits
 
 START, END = "<tool_call>", "</tool_call>"
+STARTS, ENDS = (START, "<seed:tool_call>"), (END, "</seed:tool_call>")
 FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
 _NAME_ENDS = Markers(">")
-_VALUE_ENDS = ("\n" + PARAMETER_END, PARAMETER_END, f"\n{FUNCTION_END}\n{END}")
-_BEHIND_VALUES = (PARAMETER, FUNCTION_END, END, START, FUNCTION)  # what may come behind a value's end marker
+_VALUE_ENDS = ("\n" + PARAMETER_END, PARAMETER_END, *(f"\n{FUNCTION_END}\n{end}" for end in ENDS))
+_BEHIND_VALUES = (PARAMETER, FUNCTION_END, *ENDS, *STARTS, FUNCTION)  # what may come behind a value's end marker
 _NO_TEXTS = {"number", "integer", "boolean", "null"}
 _MAX_LOOKS = 32  # at what stands before a marker, of one value: each takes as long as the value is
 _MAX_OPTIONS = 64  # of a parameter's schema that are looked at
@@ -35,8 +36,8 @@ _SCALARS = {"True": True, "False": False, "None": None}
 
 
 class Qwen3Coder(ToolParser):
-    starts = Markers(START, FUNCTION)
-    special = (START, END)
+    starts = Markers(*STARTS, FUNCTION)
+    special = (*STARTS, *ENDS)
 
     def __init__(self, tools: Mapping[str, Parameters] | None = None, new_id: Callable[[], str] | None = None) -> None:
         super().__init__(tools, new_id)
@@ -44,15 +45,16 @@ class Qwen3Coder(ToolParser):
         self._begun: set[str] = set()  # how the parameters that the call has begin
 
     def _call(self, reader: Reader) -> Waits[None]:
-        if (yield from reader.looks_like(START)):
-            yield from reader.expect(START)
-            yield from reader.skip_space()
+        for start in STARTS:
+            if (yield from reader.optional(start)):
+                yield from reader.skip_space()
+                break
         yield from self._function(reader)
         yield from reader.skip_space()
-        if (yield from reader.optional(END)):
-            reader.close()
-        else:
-            reader.give_back()
+        for end in ENDS:
+            if (yield from reader.optional(end)):
+                return reader.close()
+        reader.give_back()
 
     def _function(self, reader: Reader) -> Waits[None]:
         yield from reader.expect(FUNCTION)
@@ -71,7 +73,7 @@ class Qwen3Coder(ToolParser):
             first = False
             yield from reader.skip_space()
             has_more = yield from reader.looks_like(PARAMETER)
-        for next_one in (END, START, FUNCTION):
+        for next_one in (*ENDS, *STARTS, FUNCTION):
             if (yield from reader.looks_like(next_one)):
                 break
         else:
