@@ -39,6 +39,7 @@ _SHOWN: tuple[tuple[type[ToolParser] | None, tuple[str, ...]], ...] = (
     (Granite, ("<tool_call>", "<|start_of_role|>")),
     (Pythonic, ("func_name1(",)),
     (Llama3Json, ('"name":', '"parameters":', "<|start_header_id|>")),
+    (Llama3Json, ('"name":', '"parameters":', "<|header_start|>")),  # Llama 4
     (Llama3Json, ("<|python_tag|>",)),
     (Pythonic, ("<|python_start|>",)),
 )
