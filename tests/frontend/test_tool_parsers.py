@@ -179,7 +179,7 @@ def test_ids():
         ("<|start_header_id|> '{\"name\": ' '\"parameters\": ' <|python_tag|>", "llama3_json"),
         ("<|start_header_id|> [func_name1(param=value), func_name2()]", "pythonic"),
         ("<|header_start|> <|python_start|> <|python_end|> '{\"name\": ' '\"parameters\": '", "llama4_json"),
-        ("<|header_start|> [func_name1(param=value)] {\"name\": \"parameters\":", "pythonic"),
+        ('<|header_start|> [func_name1(param=value)] {"name": "parameters":', "pythonic"),
         ("<|python_start|>", "pythonic"),
     ],
 )
