@@ -20,6 +20,7 @@ _MAX_ALTERNATIVES = 256  # their ways together
 _MAX_DEPTH = 12  # of references and lists of alternatives within each other
 _MAX_PROPERTIES = 3  # within each other
 _MAX_COMPARED = 100_000  # ways, two by two
+_DEEP, _MAX_LOOKED = 2, 2_000  # schemas that are looked at deeper than this: references in all directions grow without end
 
 
 class Way(NamedTuple):
@@ -77,12 +78,13 @@ def resolver(root: Mapping[str, Any]) -> Callable[[str], Any]:
 class _Looked:
     def __init__(self, resolve: Callable[[str], Any]) -> None:
         self._resolve = resolve
-        self._num_compared = 0
+        self._num_compared = self._num_looked = 0
 
     def ways(self, schema: Any, depth: int) -> list[Way]:
         if schema is False:
             return []
-        if not isinstance(schema, dict) or depth > _MAX_DEPTH or "$id" in schema:
+        self._num_looked += depth > _DEEP
+        if not isinstance(schema, dict) or depth > _MAX_DEPTH or self._num_looked > _MAX_LOOKED or "$id" in schema:
             return [Way()]
         if "$ref" in schema:
             ref = schema["$ref"]

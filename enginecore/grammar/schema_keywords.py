@@ -12,7 +12,7 @@ Used by lark.py, in the process that tries grammars.
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from quire.enginecore.grammar.alternatives import types_of
 
@@ -33,7 +33,7 @@ _KNOWN = frozenset((
     "discriminator", "title", "description", "$comment", "default", "examples", "readOnly", "writeOnly",
 ))  # fmt: skip
 _OF_ROOTS = {"$schema", "$id", "$defs", "definitions"}
-_MAX_DEPTH = 12  # of references and lists within each other
+_MAX_DEPTH = 4  # of references and lists within each other
 
 
 def in_known_words(schema: dict[str, Any], resolve: Resolve, is_inner: bool) -> dict[str, Any]:
@@ -142,10 +142,10 @@ def _names_bound(schema: dict[str, Any], resolve: Resolve) -> dict[str, Any]:
     return schema if properties else {**made, "patternProperties": {names: others}, "additionalProperties": False}
 
 
-def _names(schema: Any, resolve: Resolve, depth: int) -> bool | list[str] | str | None:
+def _names(schema: Any, resolve: Resolve, depth: int) -> Literal[True] | list[str] | str | None:
     """What names may be: a list of them, a pattern, or True for any. None for what cannot be said so."""
-    if schema is True or schema is False:
-        return schema or []
+    if isinstance(schema, bool):
+        return True if schema else []
     if not isinstance(schema, dict) or depth > _MAX_DEPTH:
         return None
     if "string" not in (schema["type"] if isinstance(schema.get("type"), list) else [schema.get("type", "string")]):

@@ -135,3 +135,13 @@ def test_alternatives_require_what_their_discriminator_names_even_if_it_has_a_de
         assert accepts(found.lark, value) and jsonschema.Draft202012Validator(PETS).is_valid(value), value
     for value in ({}, {"of": cat}, {"kind": "cow"}, {"kind": "cat", "of": {}}, {"kind": "dog", "lone": {"of": {}}}):
         assert not accepts(found.lark, value), value
+
+
+@pytest.mark.parametrize("keyword", ["anyOf", "oneOf", "allOf", "propertyNames"])
+def test_references_in_all_directions_end(keyword):
+    parts = [{"$ref": f"#/$defs/{i}"} for i in range(12)]
+    inner = {"anyOf": parts} if keyword == "propertyNames" else {"type": "object", keyword: parts}
+    schema = {"propertyNames": parts[0]} if keyword == "propertyNames" else parts[0]
+    if keyword == "allOf":
+        inner["unevaluatedProperties"] = False
+    assert verdict({**schema, "$defs": {str(i): inner for i in range(12)}}).error
