@@ -10,6 +10,7 @@ Used by texts.py and structural_tag.py, in the process that tries grammars.
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import llguidance
@@ -35,7 +36,6 @@ _LITERALS = frozenset(("const", "enum"))
 _DEFINITIONS = ("$defs", "definitions")
 _NAMED = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))  # keys are names
 _MADE = "x-guidance:"  # what the names of definitions that are made here begin with
-_LOOK_AROUND = re.compile(r"\(\?<?[=!]")
 ANY, SOME = r"/(.|\n)*/", r"/(.|\n)+/"
 
 
@@ -121,8 +121,8 @@ def _kept(schema: Any, how: _How, place: Place) -> Any:
     remarks), in keywords that it knows (schema_keywords.py), with values that it keeps (schema_values.py), and with anyOf for a
     oneOf that says the same (alternatives.py). Raises ValueError for other values.
 
-    lenient: without look-around in patterns, too, which are no regular expressions to it, and the one thing that its option of
-    this name does not pass over; values that it does not keep are passed over as well.
+    lenient: without types that there are not, and patterns that are no regular expressions to it (look-around, references
+    back, other dialects), too, which its option of this name does not pass over, nor values that it does not keep.
     """
     if isinstance(schema, list):
         return [_kept(item, how, place.inner(i)) for i, item in enumerate(schema)]
@@ -146,13 +146,19 @@ def _kept(schema: Any, how: _How, place: Place) -> Any:
             result[key] = there.checked(kept_bound, key, value)
         elif key in COUNTS:
             result[key] = kept_count(value)
-        elif key == "pattern" and how.lenient and isinstance(value, str) and _LOOK_AROUND.search(value):
+        elif how.lenient and key in ("pattern", "type") and not _can_be_followed(json.dumps({key: value})):
             continue
         elif key != "format" or not isinstance(value, str) or value in FORMATS:
             result[key] = _kept(value, how, there)
     if isinstance(schema.get("oneOf"), list) and exclude_each_other(schema, how.resolve):
         return _as_any_of(result)
     return result
+
+
+@lru_cache(maxsize=1024)
+def _can_be_followed(schema: str) -> bool:
+    """Of one keyword: 0.1 ms."""
+    return not llguidance.LLMatcher.validate_grammar(llguidance.grammar_from("json_schema", schema))
 
 
 def _as_any_of(schema: dict[str, Any]) -> dict[str, Any]:

@@ -137,6 +137,14 @@ def test_alternatives_require_what_their_discriminator_names_even_if_it_has_a_de
         assert not accepts(found.lark, value), value
 
 
+@pytest.mark.parametrize("pattern", ["^(?!x)a$", r"^(a)\1$", r"\bfoo\b", "[^]", r"^a\Z", "("])
+def test_patterns_and_types_that_are_none_are_passed_over_where_that_is_wanted(pattern):
+    schema = {"properties": {"a": {"type": "string", "pattern": pattern}, "b": {"type": ["float", "null"]}}, "required": ["a"]}
+    assert verdict(schema).error.startswith(("at #/properties/a: ", "at #/properties/b: "))
+    found = verdict({**schema, "type": "object", "x-guidance": {"lenient": True}})
+    assert accepts(found.lark, {"a": "anything", "b": 1.5}) and not accepts(found.lark, {"a": 1})
+
+
 @pytest.mark.parametrize("keyword", ["anyOf", "oneOf", "allOf", "propertyNames"])
 def test_references_in_all_directions_end(keyword):
     parts = [{"$ref": f"#/$defs/{i}"} for i in range(12)]
