@@ -71,9 +71,13 @@ def objects(draw, inner) -> dict:
     properties = draw(st.dictionaries(NAMES, inner, max_size=3))
     required = draw(st.lists(st.sampled_from(sorted(properties)), unique=True)) if properties else []
     schema = {"type": "object", "properties": properties, "required": required}
-    match draw(st.integers(0, 3)):
+    match draw(st.integers(0, 5)):
         case 0:
             schema |= {"patternProperties": {"^p[0-9]$": draw(inner)}, "additionalProperties": False}
+        case 4:
+            schema |= {"propertyNames": {"enum": [*required, draw(NAMES)]}, "additionalProperties": draw(inner)}
+        case 5:
+            schema = {"allOf": [schema, {"type": "object"}], "unevaluatedProperties": False, "x-order": 1, "uniqueItems": False}
         case 1 if not properties:
             schema |= {"additionalProperties": draw(inner), "maxProperties": 1}
         case _:
