@@ -5,6 +5,7 @@ calls so that its 400 can name the field, and the core again (both through sampl
 grammar at all is found out where it is compiled (enginecore/grammar/).
 """
 
+import re
 from typing import Literal
 
 import msgspec
@@ -47,15 +48,28 @@ def check_grammar(wanted: StructuredOutputs) -> None:
 
 def nesting_depth(wanted: StructuredOutputs) -> int:
     """Brackets that are open at once, at most; those that are quoted or escaped do not count. In a regex, parentheses alone."""
-    is_regex = wanted.kind == "regex"
-    data = wanted.text.encode(errors="replace").replace(b"\\\\", b"  ")
-    for escaped in (b"\\(", b"\\)", b'\\"'):
+    data = wanted.text.encode(errors="replace")
+    depth = _depth(data, wanted.kind == "regex")
+    if wanted.kind == "grammar" and depth > MAX_GRAMMAR_DEPTH:  # 50 ms for the longest
+        depth = _depth((_EBNF_QUOTED if b"::=" in data else _LARK_QUOTED).sub(b" ", data), False)
+    return depth
+
+
+def _depth(data: bytes, is_regex: bool) -> int:
+    for escaped in (b"\\\\", b"\\(", b"\\)", b'\\"'):
         data = data.replace(escaped, b"  ")
     steps = (_PARENTHESES if is_regex else _BRACKETS)[np.frombuffer(data, np.uint8)]
     if not is_regex:
         quotes = np.frombuffer(data, np.uint8) == ord('"')
         steps[np.cumsum(quotes) & 1 == 1] = 0
     return int(np.cumsum(steps, dtype=np.int32).max(initial=0))
+
+
+# A grammar's texts, and where a quotation mark or a bracket may stand for itself: EBNF's classes and Lark's regexes. One that
+# does not end ends with its line, so that time is linear.
+_TEXT = rb'"[^"\\\n]*(?:\\.[^"\\\n]*)*"?'
+_EBNF_QUOTED = re.compile(_TEXT + rb"|\[[^\]\\\n]*(?:\\.[^\]\\\n]*)*\]?")
+_LARK_QUOTED = re.compile(_TEXT + rb"|/[^/\\\n]*(?:\\.[^/\\\n]*)*/?")
 
 
 def _steps(opening: bytes, closing: bytes) -> np.ndarray:

@@ -13,7 +13,7 @@ from quire.frontend.http.api.schemas import CompletionRequest
 from quire.frontend.http.api.structured import structured_outputs
 from quire.frontend.http.protocol.errors import ApiError
 from quire.ipc.sampling import check_against
-from quire.ipc.structured_outputs import MAX_GRAMMAR_BYTES, StructuredOutputs, nesting_depth
+from quire.ipc.structured_outputs import MAX_GRAMMAR_BYTES, StructuredOutputs, check_grammar, nesting_depth
 
 DEEP = json.loads('{"a":' * 65 + "1" + "}" * 65)
 SCHEMA = {"type": "object", "properties": {"a": {"type": "array", "items": {"properties": {"b": {}}}}}}
@@ -103,6 +103,9 @@ def test_depth_counts_brackets_that_are_open_at_once():
     assert nesting_depth(StructuredOutputs("regex", r"((a)\((b))")) == 2
     assert nesting_depth(StructuredOutputs("grammar", 'start: "((" (a | [b])')) == 2
     assert nesting_depth(StructuredOutputs("choice", "")) == 0
+    for text in ('root ::= [^"(] | [\\](] ' + '"f(" a | ' * 70 + "([(])", 'start: /[^"]/ ' + '| "f(" a ' * 70 + "(/(/)"):
+        assert nesting_depth(StructuredOutputs("grammar", text)) == 1  # a quotation mark in a class or a regex begins no text
+    check_grammar(StructuredOutputs("grammar", "root ::= " + "[" * 200_000))  # and time is linear
     nested = SamplingParams(structured_outputs=StructuredOutputs("json", "[" * 65))
     with pytest.raises(ValueError, match=r"structured_outputs \(json\): brackets"):  # the core's own look at it
         check_against(nested, vocab_size=10, max_logprobs=1)
