@@ -25,6 +25,7 @@ import llguidance
 from quire.enginecore.grammar.limits import MAX_CACHED, MAX_CACHED_BYTES, NUM_COMPILERS, PARSER_LIMITS
 from quire.enginecore.grammar.mask_threads import MAX_THREADS, MaskThreads
 from quire.enginecore.grammar.matchers import MAX_BEFORE_THINKING, Constraint, Thinking, stop_bits
+from quire.enginecore.grammar.tag_formats import FIELDS
 from quire.enginecore.grammar.texts import in_words
 from quire.enginecore.grammar.trial import Trial
 from quire.enginecore.grammar.vocabulary import Vocabulary, VocabularyError, make_vocabulary
@@ -125,7 +126,7 @@ class GrammarCompiler:
     def _use(self, wanted: StructuredOutputs, grammar: Grammar, sequences: list[Sequence]) -> bool:
         """Give them matchers; returns whether one of them has to share its lexer."""
         if grammar.error:
-            is_named = wanted.field and grammar.error.startswith(f"{wanted.field}[")  # the very one of several
+            is_named = wanted.field == "tools" and grammar.error.startswith(FIELDS)  # the very one of several
             raise PreparationFailed(grammar.error if is_named else f"{wanted.name}: {grammar.error}")
         is_shared = False
         for seq in sequences:

@@ -189,7 +189,10 @@ def _in_words(error: msgspec.ValidationError) -> str:
     return f"structural_tag: {place}{': ' * bool(place)}{what}"
 
 
+FIELDS = ("tools[", "response_format.")  # what the names of such fields begin with
+
+
 def field_of(schema: Any) -> str | None:
     """A frontend's own tag holds schemas of a request, each with the field that it comes from as a comment: that one's name."""
     comment = schema.get("$comment") if isinstance(schema, dict) else None
-    return comment if isinstance(comment, str) and comment.startswith("tools[") else None
+    return comment if isinstance(comment, str) and comment.startswith(FIELDS) else None

@@ -2,13 +2,17 @@
 
 import json
 
+import llguidance
 import pytest
 from toy_tokenizers import byte_level
 
 from quire.enginecore.grammar.trial import judge
 from quire.enginecore.grammar.vocabulary import make_vocabulary
-from quire.frontend.http.api.tool_grammar import required_schema, tool_grammar
+from quire.frontend.http.api.tool_grammar import answer_or_calls, required_schema, tool_grammar
 from quire.frontend.http.api.tool_use import Function, ToolUse
+from quire.frontend.http.protocol.errors import ApiError
+from quire.frontend.text.tool_parsers.choice import TOOL_PARSERS
+from quire.ipc.structured_outputs import StructuredOutputs
 
 VOCABULARY = make_vocabulary(byte_level().to_str().encode(), 512)
 B = {"type": "object", "properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": {"type": "null"}}}
@@ -31,3 +35,41 @@ def test_references_lead_where_they_led(parameters, found):
     grammar = tool_grammar(ToolUse("required", functions), None)
     assert json.loads(grammar.text)["$defs"]["tool0"].get("$id") is None
     assert judge(grammar, VOCABULARY).error == ""
+
+
+CALLS = {
+    "hermes": '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>',
+    "mistral": '[TOOL_CALLS]f[ARGS]{"x": 1}',
+    "granite": '<|tool_call|>[{"name": "f", "arguments": {"x": 1}}]',
+    "deepseek_v31": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "qwen3_coder": "<tool_call>\n<function=f>\n<parameter=x>1</parameter>\n</function>\n</tool_call>",
+    "pythonic": "[f(x=1)]",
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize(
+    "answer", [("json", '{"type": "object", "properties": {"n": {"type": "integer"}}}'), ("json_object", "")]
+)
+def test_an_answer_in_json_or_calls(name, answer):
+    """Agents send both: tools, and the format of the answer that comes when the tools have been called."""
+    wanted, use = StructuredOutputs(*answer, "response_format.json_schema.schema"), ToolUse("auto", [Function("f")])
+    found = judge(answer_or_calls(wanted, use, TOOL_PARSERS[name]), VOCABULARY)
+    assert not found.error
+    for text in ('{"n": 1}', CALLS[name]):
+        assert accepts(found.lark, text), text
+    for text in ("5 or " + CALLS[name], "", "so", '{"n": 1} so', *['{"n": "a"}'] * (answer[0] == "json")):
+        assert not accepts(found.lark, text), text
+
+
+def accepts(lark, text):
+    matcher = llguidance.LLMatcher(VOCABULARY.tokenizer, lark, log_level=0)
+    return all(map(matcher.consume_token, VOCABULARY.tokenizer.greedy_tokenize(text))) and matcher.is_accepting()
+
+
+def test_where_calls_cannot_be_written_down_the_answer_stands_alone():
+    answer, pythonic = StructuredOutputs("json_object"), TOOL_PARSERS["pythonic"]
+    assert answer_or_calls(answer, ToolUse("auto", [Function("3d")]), pythonic) is answer
+    assert answer_or_calls(answer, ToolUse("auto", [Function("f")]), TOOL_PARSERS["llama3_json"]) is answer
+    with pytest.raises(ApiError, match="begins with a digit"):
+        answer_or_calls(answer, ToolUse("auto", [Function("3d", strict=True)]), pythonic)

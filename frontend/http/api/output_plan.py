@@ -12,7 +12,7 @@ import msgspec
 
 from quire.frontend.client.stream import Stream
 from quire.frontend.http.api.errors import invalid
-from quire.frontend.http.api.tool_grammar import tool_grammar
+from quire.frontend.http.api.tool_grammar import answer_or_calls, tool_grammar
 from quire.frontend.http.api.tool_use import ToolUse
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.text.output_parser import OutputParser
@@ -131,11 +131,17 @@ class OutputPlan:
         return self._always_thinks or len(self._start_ids() or ()) == 1
 
     def _grammar_beside(self, own: StructuredOutputs | None) -> StructuredOutputs | None:
-        if own is None or self._grammar is None:
-            return own or self._grammar
+        if own is None:
+            return self._grammar
+        is_json = own.kind in ("json", "json_object")
+        if is_json and own.field.startswith("response_format") and self._tools is not None and self._tools.mode == "auto":
+            assert self._tool_parser is not None
+            return answer_or_calls(own, self._tools, self._tool_parser)  # as OpenAI has it, and agents send both
+        if self._grammar is None:
+            return own
         if self._grammar.kind == "structural_tag":
-            return own  # an answer in a format of its own holds no calls
-        if own.kind in ("json", "json_object"):
+            return own  # another format leaves no room for calls
+        if is_json:
             return self._grammar  # and a call that must be made leaves no content for response_format, as OpenAI has it
         raise invalid(
             "tool_choice: a call that must be made and another format of the answer exclude each other", "tool_choice"

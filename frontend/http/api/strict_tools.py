@@ -33,6 +33,13 @@ def strict_tag(parser: type[ToolParser], functions: Functions) -> dict[str, Any]
     return {"type": "structural_tag", "format": _FORMATS[parser](functions), "definitions": arguments}
 
 
+def with_a_call(answer: Format) -> Format:
+    """The same where the answer begins with a call."""
+    if answer["type"] == "or":
+        return {**answer, "elements": list(map(with_a_call, answer["elements"]))}
+    return {**answer, "at_least_one": True} if answer["type"] == "triggered_tags" else answer
+
+
 def object_schema(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """A schema of an object; no parameters at all are an empty one."""
     return {"type": "object", **(parameters or {"properties": {}, "additionalProperties": False})}

@@ -10,9 +10,11 @@ from typing import Any
 import msgspec
 
 from quire.frontend.http.api.errors import invalid
-from quire.frontend.http.api.strict_tools import commented, object_schema, strict_tag
+from quire.frontend.http.api.strict_tools import commented, object_schema, strict_tag, with_a_call
 from quire.frontend.http.api.tool_use import Function, ToolUse
+from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.text.tool_parsers.base import ToolParser
+from quire.frontend.text.tool_parsers.llama3_json import Llama3Json
 from quire.ipc.structured_outputs import StructuredOutputs, check_grammar
 
 _NO_SCHEMAS = frozenset({"const", "enum", "default", "examples"})  # keywords whose values hold data, not schemas
@@ -34,6 +36,22 @@ def tool_grammar(use: ToolUse, parser: type[ToolParser] | None) -> StructuredOut
     except RecursionError:
         raise invalid("tools: their parameters are nested too deeply", "tools") from None
     return None
+
+
+def answer_or_calls(answer: StructuredOutputs, use: ToolUse, parser: type[ToolParser]) -> StructuredOutputs:
+    """For JSON as the answer's format beside "auto": such an answer, or calls in the model's own format. The answer alone where
+    calls cannot be written down, or are such JSON themselves. Raises ApiError 400 for a strict function that cannot be."""
+    if parser is Llama3Json:
+        return answer
+    try:
+        tag = strict_tag(parser, use.functions)
+        schema = {**msgspec.json.decode(answer.text or "{}"), **({} if answer.text else {"type": "object"})}
+        either = [{"type": "json_schema", "json_schema": {**schema, "$comment": answer.field}}, with_a_call(tag["format"])]
+        return _grammar("structural_tag", {**tag, "format": {"type": "or", "elements": either}}, "tools")
+    except ApiError:
+        if any(function.strict for function in use.functions):
+            raise
+        return answer
 
 
 def followed(schema: dict[str, Any], functions: Sequence[Function]) -> dict[str, Any]:
