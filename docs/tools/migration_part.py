@@ -134,7 +134,7 @@ FIELDS_DIFFER = {
     "use_beam_search": "up to 64 beams; not with stream",
     "seed": "other noise than vLLM's: the same seed gives the same tokens here, and others there",
     "structured_outputs": "one backend (llguidance), 256 KiB, 64 brackets deep",
-    "response_format": "the same limits",
+    "response_format": "the same limits; beside tools, calls may come in its place",
     "tool_choice": "auto needs no --enable-auto-tool-choice",
     "priority": "32 bits",
     "request_id": "letters, digits and ._:- only",
