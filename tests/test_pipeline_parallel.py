@@ -17,7 +17,7 @@ from tiny_models import ALL_MODELS, SPLIT_MODELS, tiny_model
 from workers.test_runner import with_late_masks
 
 from quire.ipc.sampling import SamplingParams
-from quire.ipc.step.sections import FLAG_SAME_DECODE_ROWS, HEADER
+from quire.ipc.step.sections import FLAG_SAME_DECODE_ROWS, HEADER, STEP_MASK
 from quire.workers.attention.kv_cache import cache_groups
 from quire.workers.models.config import ModelConfigError
 from quire.workers.models.families import read_model_config
@@ -72,6 +72,16 @@ def test_a_stage_without_layers_of_a_group_has_its_block_tables_all_the_same():
     config = read_model_config(tiny_model("gemma3"))
     groups = {len(r.ctx.cache.groups) for r in small("gemma3", len(config.layers)).runner.runners}
     assert groups == {2} and len({layer.attention.window for layer in config.layers}) == 2
+
+
+def test_steps_are_counted_around():
+    """After weeks: their numbers have 31 bits where they travel."""
+    asked, found = [list(prompt(n)) for n in (5, 20)], []
+    for engine in (InlineEngine(tiny_model("split-llama")), engine_of_stages(tiny_model("split-llama"), 2)):
+        engine.scheduler._step = engine.scheduler._leaving.returned = STEP_MASK - 4
+        found.append(engine.generate(asked, GREEDY))
+        assert engine.scheduler._step > STEP_MASK
+    assert found[0] == found[1]
 
 
 def test_grammar_masks_bind():

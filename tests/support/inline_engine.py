@@ -11,7 +11,7 @@ from quire.enginecore.scheduling.config import SchedulerConfig
 from quire.enginecore.scheduling.scheduler import Scheduler
 from quire.ipc.messages import AddRequest, EngineLimits, Generate, RequestError, TokenInputs
 from quire.ipc.sampling import SamplingParams
-from quire.ipc.step.sections import StepLimits, max_device_words
+from quire.ipc.step.sections import STEP_MASK, StepLimits, max_device_words
 from quire.kernels.step.tables import LogitsProcessorPool
 from quire.workers.attention.kv_cache import KVCache
 from quire.workers.devices.cpu import CpuDevice
@@ -149,8 +149,9 @@ class InlineEngine:
     def _results(self, step) -> np.ndarray:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
-        words = self.runner.device.results[step.step % len(self.runner.device.results), : len(step.slots)].cpu().numpy()
-        assert (words >> 32 == step.step).all(), "a result word of another step"
+        number = step.step & STEP_MASK
+        words = self.runner.device.results[number % len(self.runner.device.results), : len(step.slots)].cpu().numpy()
+        assert (words >> 32 == number).all(), "a result word of another step"
         return (words & 0xFFFFFFFF).astype(np.uint32).view(np.int32)
 
     def generate(self, prompts, params) -> list[list[int]]:

@@ -11,6 +11,7 @@ import torch
 from inline_engine import InlineEngine
 from thread_ranks import TIMEOUT_S, RankOfThreads, Threads
 
+from quire.ipc.step.sections import STEP_MASK
 from quire.workers.expert_load import expert_load_of
 from quire.workers.models.families import read_model_config
 from quire.workers.parallel import Parallel
@@ -72,7 +73,7 @@ class Stages:
 
 class EngineOfStages(InlineEngine):
     def _results(self, step):
-        self.prompt_rows += self.runner.take(step.step)
+        self.prompt_rows += self.runner.take(step.step & STEP_MASK)
         return super()._results(step)
 
 

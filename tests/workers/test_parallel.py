@@ -11,7 +11,7 @@ from quire.workers.loading.weights import dummy_weights, load_weights
 from quire.workers.models.build import build_model
 from quire.workers.models.config import ModelConfigError
 from quire.workers.models.families import read_model_config
-from quire.workers.parallel import Parallel, Part, added_up, whole
+from quire.workers.parallel import Parallel, Part, added_up, even_split, whole
 
 
 def test_parts_of_a_dimension():
@@ -19,6 +19,8 @@ def test_parts_of_a_dimension():
     assert Part(4, 1, 3).times(16) == Part(64, 16, 48) and not Part(4, 1, 3).is_whole and whole(4).is_whole
     assert [Parallel(rank, 4).kv_heads(8).slice for rank in range(4)] == [slice(2 * r, 2 * r + 2) for r in range(4)]
     assert [Parallel(rank, 4).kv_heads(2).slice for rank in range(4)] == [slice(0, 1), slice(0, 1), slice(1, 2), slice(1, 2)]
+    assert [even_split(11, rank, 4)[1:] for rank in range(4)] == [(0, 3), (3, 6), (6, 9), (9, 11)]
+    assert [even_split(2, rank, 3).size for rank in range(3)] == [1, 1, 0]
     with pytest.raises(ValueError, match="a dimension of 10 cannot be split over 4 ranks"):
         Parallel(1, 4).split(10)
     with pytest.raises(ValueError, match="6 cannot be split over 4"):
