@@ -23,7 +23,7 @@ class SilentRanks:
         where: Callable[[int], str] = lambda rank: "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """where: words behind a worker's number, for models on several hosts. clock: of starts."""
+        """where: words behind a worker's number, for models on several hosts. clock: of what is no step."""
         self._timeout_s = timeout_s
         self._stage_size, self._where = stage_size, where
         self._said: dict[int, str] = {}
@@ -63,8 +63,8 @@ class SilentRanks:
             return None
         return f"{self._workers(stopped)} stopped by a signal, and a step has taken {age_s:.3g} s"
 
-    def stopped_at_start(self, stopped: Sequence[int]) -> str | None:
-        """Of ranks that are not ready yet, looked at in every turn: nobody waits in an exchange, and a start may take long."""
+    def stopped_for_long(self, stopped: Sequence[int], meanwhile: str) -> str | None:
+        """Of ranks that start or have nothing to do, looked at again and again: nobody waits for them in an exchange."""
         now = self._clock.tick()
         if not stopped:
             self._stopped_since = None
@@ -74,7 +74,7 @@ class SilentRanks:
         stopped_s = now - self._stopped_since
         if stopped_s <= self._timeout_s:
             return None
-        return f"{self._workers(stopped)} stopped by a signal {stopped_s:.3g} s ago, and the workers still start"
+        return f"{self._workers(stopped)} stopped by a signal {stopped_s:.3g} s ago, and {meanwhile}"
 
     def _silent(self, num_ranks: int) -> list[int]:
         """Of the ranks that have said nothing those that the others wait for: in their own stages, or else in the stages before

@@ -18,6 +18,7 @@ from quire.ipc.process.restarts import Restarts, restart_limit_s
 
 log = logging.getLogger("quire.enginecore")
 
+IDLE_LOOK_S = 0.4  # at workers without a step: in each turn of a loop that waits, and not in those of a busy one
 SAY_EVERY_S = 30.0  # that workers are still starting
 DYING_LIMIT_S = 30.0  # so long successors wait for killed workers to be gone: until then their memory is not free
 
@@ -37,7 +38,7 @@ class WorkerSupervisor:
         self._step: int | None = None
         self._step_since = 0.0
         self._start_due: float | None = None  # there are no workers until then
-        self._started_at = self._say_at = 0.0
+        self._started_at = self._say_at = self._look_at = 0.0
         self._was_ready = True
 
     # -------------------------------------------------------------------------------------------------- every turn
@@ -45,7 +46,7 @@ class WorkerSupervisor:
         """Let time pass, and look at the workers; whether the oldest step is overdue. Call it after WorkerGroup.messages.
 
         oldest_step: the number of the step that has been in flight for the longest, None without one. Raises WorkersFailed if a
-        worker has ended, is stopped in a step, or takes too long to start.
+        worker has ended, is stopped, or takes too long to start.
         """
         self._clock.tick()
         if oldest_step != self._step:
@@ -56,6 +57,9 @@ class WorkerSupervisor:
         self._workers.check_alive()
         if oldest_step is not None:
             self._workers.check_step(self.now - self._step_since)
+        elif self.now >= self._look_at:
+            self._look_at = self.now + IDLE_LOOK_S
+            self._workers.check_idle()
         if not self._was_ready and self._start_due is None:
             self._check_start()
         return oldest_step is not None and self.now - self._step_since > self._step_timeout_s

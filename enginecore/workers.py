@@ -192,7 +192,14 @@ class WorkerGroup:
                 self._ranks.check(self._silent.has_heard)
         if self._silent.has_heard and (verdict := self._silent.verdict(self.stopped(), self.world_size, time.monotonic())):
             raise WorkersFailed(verdict)
-        if not self.is_ready and (said := self._silent.stopped_at_start(self.stopped())):
+        if not self.is_ready and (said := self._silent.stopped_for_long(self.stopped(), "the workers still start")):
+            raise WorkersFailed(said)
+
+    def check_idle(self) -> None:
+        """No step is in flight. Raises WorkersFailed if ranks of several are stopped: whoever asks next would wait in vain."""
+        if self.world_size == 1 or not self.is_ready:
+            return
+        if said := self._silent.stopped_for_long(self.stopped(), "there is nothing to do"):
             raise WorkersFailed(said)
 
     def check_step(self, age_s: float) -> None:

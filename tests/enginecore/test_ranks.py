@@ -84,13 +84,17 @@ def test_who_are_all_stopped_are_named_by_the_age_of_their_step():
     assert silent.stopped_in_step([0, 1], 10.5) == ("workers 0 and 1 were stopped by a signal, and a step has taken 10.5 s")
 
 
-def test_who_is_stopped_while_workers_start_is_named_when_the_others_have_waited_for_long():
+def test_who_is_stopped_while_there_is_no_step_is_named_after_the_timeout():
     times = iter([0.0, 0.5, 1.0, 600.0, 600.5, *(601.0 + i for i in range(12))])
     silent = SilentRanks(10.0, clock=lambda: next(times))
-    assert silent.stopped_at_start([1]) is None and silent.stopped_at_start([]) is None  # it has gone on
-    assert silent.stopped_at_start([0, 1]) is None and silent.stopped_at_start([1]) is None  # all stood still till then
-    assert [silent.stopped_at_start([1]) for _ in range(10)] == [None] * 10
-    assert silent.stopped_at_start([1]) == "worker 1 was stopped by a signal 11 s ago, and the workers still start"
+
+    def look(*stopped):
+        return silent.stopped_for_long(stopped, "the workers still start")
+
+    assert look(1) is None and look() is None  # it has gone on
+    assert look(0, 1) is None and look(1) is None  # all stood still till then
+    assert [look(1) for _ in range(10)] == [None] * 10
+    assert look(1) == "worker 1 was stopped by a signal 11 s ago, and the workers still start"
 
 
 def test_gpus_that_cannot_share_a_model_are_named():

@@ -32,7 +32,7 @@ class Group:
 
     def __init__(self) -> None:
         self.is_ready, self.start_s, self.start_stage = True, 7.0, "load the model"
-        self.num_starts, self.num_dumps = 0, 0
+        self.num_starts, self.num_dumps, self.num_idle_looks = 0, 0, 0
         self.left: list[str] = []  # killed and not gone
         self.are_stopped: list[int] = []
 
@@ -41,6 +41,9 @@ class Group:
 
     def check_step(self, age_s: float) -> None:
         self.step_age_s = age_s
+
+    def check_idle(self) -> None:
+        self.num_idle_looks += 1
 
     def dying(self) -> list[str]:
         return self.left
@@ -229,6 +232,17 @@ def test_a_step_is_overdue_after_its_time_and_the_next_one_begins_anew(watched):
     with pytest.raises(WorkersFailed, match=r"--step-timeout-s \(60 s\): worker 1 is stopped$"):
         watched.supervisor.fail_step()
     assert watched.group.num_dumps == 2
+
+
+def test_workers_without_a_step_are_looked_at_in_each_turn_of_a_loop_that_waits(watched):
+    watched.serve()
+    before = watched.group.num_idle_looks
+    for _ in range(4):
+        watched.turn(0.5)
+    for _ in range(100):
+        watched.turn(0.001)
+    watched.turn(0.5, step=1)
+    assert watched.group.num_idle_looks == before + 4
 
 
 def test_the_workers_are_told_how_old_the_oldest_step_is(watched):

@@ -138,6 +138,17 @@ def test_the_death_of_either_rank_fails_what_is_in_flight_and_replaces_both(two,
     assert core.supervisor.num_restarts == 1 and core.scheduler.is_idle
 
 
+def test_a_rank_that_is_stopped_while_there_is_nothing_to_do_is_found(two, caplog):
+    """Else all would seem well until somebody asks."""
+    two.workers._silent._timeout_s = 0.3
+    assert two.run_request(1, 5, 3) == alone(5, 3)
+    before = two.pids
+    os.kill(before[1], signal.SIGSTOP)
+    two.wait_until(lambda: two.workers.generation == 2)
+    assert "worker 1 was stopped by a signal" in caplog.text and "and there is nothing to do" in caplog.text
+    assert not set(two.pids) & set(before) and two.run_request(2, 6, 8) == alone(6, 8)
+
+
 # ------------------------------------------------------------------------------------------------------------ control
 def test_stacks_are_asked_of_serving_workers_and_logged(two, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("quire"), "propagate", True)
