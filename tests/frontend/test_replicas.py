@@ -47,6 +47,10 @@ async def test_the_next_turn_goes_to_the_same_engine(cores: list[FakeCore], clie
         stream = client.submit(said, SamplingParams(max_tokens=1))
         assert engine_of(client, stream) == engine
         await stream.collect()
+    for salt, uncached in (("mine", len(said)), ("yours", len(said)), ("mine", 0)):  # whole blocks
+        stream = client.submit(said, SamplingParams(max_tokens=1), cache_salt=salt)
+        assert client._sent[stream.id].choice.num_uncached == uncached
+        await stream.collect()
 
 
 @with_cores({}, {})
@@ -55,9 +59,13 @@ async def test_all_sequences_of_a_request_run_on_one_engine(cores: list[FakeCore
     core = cores[engine_of(client, stream)]
     request = await heard(core, AddRequest)
     assert request.task.params.n == 3
-    ends = {request.id << 8 | child: "length" for child in range(3)}
-    core.say(outputs([(key, CAT) for key in ends], ends, epoch=core.epoch))
-    assert [list(delta.token_ids) for delta in await stream.collect()] == [[CAT]] * 3
+    keys = [request.id << 8 | child for child in range(3)]
+    ends = [{keys[0]: "length"}, dict.fromkeys(keys[1:], "length")]
+    core.say(outputs([(key, CAT) for key in keys], ends[0], epoch=core.epoch))
+    assert [list(delta.token_ids) for delta in await anext(aiter(stream))] == [[CAT]] * 3
+    client.check()  # two still run
+    core.say(outputs([(key, CAT) for key in keys[1:]], ends[1], epoch=core.epoch))
+    assert [list(delta.token_ids) for delta in await stream.collect()] == [[CAT]] * 2
 
 
 @with_cores(*[{"script": lambda request, child: [CAT]}] * 4)
@@ -236,6 +244,19 @@ async def test_what_an_engine_that_stops_has_not_begun_goes_to_the_next(cores: l
     cores[1].say(outputs([(late.id << 8, CAT)], {late.id << 8: "length"}, epoch=cores[1].epoch))
     assert list((await late.collect())[0].token_ids) == [CAT]
     client.check()
+    await ended(streams)
+
+
+@with_cores({}, {})
+async def test_prompt_logprobs_may_have_come_before_an_engine_stopped(cores: list[FakeCore], client: Replicas) -> None:
+    """Of the next one they would come once more."""
+    params = SamplingParams(max_tokens=5, prompt_logprobs=1)
+    streams = [client.submit([THE, i], params) for i in range(8)]
+    here = [stream for stream in streams if engine_of(client, stream) == 0]
+    cores[0].say(ShuttingDown(cores[0].epoch))
+    for stream in here:
+        with pytest.raises(EngineDown, match="shutting down"):
+            await stream.collect()
     await ended(streams)
 
 

@@ -247,6 +247,8 @@ async def test_what_holds_for_all_is_what_clients_are_told(cores: list[FakeCore]
     for core in cores:
         core.announce(num_running=3, num_waiting=1)
     await until(lambda: client.beat is not None and (client.beat.num_running, client.beat.num_waiting) == (6, 2))
+    cores[0].stop()
+    await until(lambda: (client.beat.num_running, client.beat.num_waiting) == (3, 1))
 
 
 @with_cores({}, {})

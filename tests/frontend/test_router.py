@@ -186,6 +186,15 @@ def test_what_an_engine_refuses_is_taken_back_and_what_it_had_before_is_not():
     assert depths(index, whole) == {0: 2, 1: 6}
 
 
+def test_what_has_taken_the_place_of_a_refused_prompt_stays():
+    index, refused, later = BlockIndex(1, 8), HASHER.hashes(blocks(8)), HASHER.hashes(blocks(8, seed=1))
+    found = index.look_up(refused)
+    index.add(0, found, 0)
+    add(index, 0, later)
+    index.take_back(0, found, 0)
+    assert depths(index, later) == {0: 8} and depths(index, refused) == {}
+
+
 def test_refusals_make_nobody_forget():
     """An engine of 10 blocks has refused 1000; what it took beside them is new to it, whenever that was."""
     index, kept, later = BlockIndex(2, 1 << 16), HASHER.hashes(blocks(4)), HASHER.hashes(blocks(4, seed=1))
@@ -254,6 +263,14 @@ def test_the_next_turn_of_a_conversation_goes_where_the_last_one_was():
         choice = finish(one, one.send(said, b""))
         assert choice[:2] == (first.engine, 2 * SIZE)
     assert one.send(said, b"another's salt").num_uncached == len(said)
+
+
+def test_a_lost_engine_holds_nothing_when_it_is_back():
+    one, said = router(2), blocks(10)
+    first = finish(one, one.send(said))
+    assert one.send(said, only=first.engine).num_uncached == 0
+    one.lost(first.engine)
+    assert one.send(said, only=first.engine).num_uncached == len(said)
 
 
 def test_a_prompt_that_is_computed_whatever_is_cached_goes_to_who_has_time():
