@@ -11,6 +11,7 @@ from core_by_hand import worker_template
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.enginecore.hosts import agent as agent_module
 from quire.enginecore.hosts.agent import Agent
 from quire.enginecore.hosts.same_model import model_files
 from quire.enginecore.loading.model_files import BUNDLED
@@ -141,6 +142,36 @@ def test_a_second_engine_is_refused_until_the_first_has_gone(host: Host) -> None
     wait_for(lambda: True if host.agent._core is None else None)
     tell(second, HostHello(VERSION, "second"))
     answer(second, HostWelcome)
+
+
+def test_an_engine_that_says_nothing_any_more_has_gone(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its machine may be: the connection stays."""
+    monkeypatch.setattr(agent_module, "CORE_SILENCE_S", 0.2)
+    host.welcomed("first")
+    wait_for(lambda: True if host.agent._core is None else None)
+    host.welcomed("second")
+
+
+class NoRanks:
+    """In HostRanks' place."""
+
+    pollables = messages = ended = stopped = kill = lambda self: ()
+
+    def __init__(self, *_: object) -> None:
+        NoRanks.begun.set()
+
+    begun = threading.Event()
+
+
+def test_ranks_wait_until_those_before_them_are_gone(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their memory is not free before."""
+    looks = iter(range(4))
+    monkeypatch.setattr(agent_module, "wait_for_all", lambda dying, _: dying if next(looks, None) is not None else [])
+    monkeypatch.setattr(agent_module, "HostRanks", NoRanks)
+    host.agent._dying, host.agent._dying_since = [object()], float("inf")  # type: ignore[list-item]
+    tell(host.welcomed(), BeginRanks(MODEL, [worker_template(2)]))
+    assert NoRanks.begun.wait(TIMEOUT_S)
+    assert next(looks, None) is None and host.agent._dying == []
 
 
 def test_an_agent_that_is_told_to_stop_says_so(host: Host) -> None:
