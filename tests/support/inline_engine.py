@@ -134,7 +134,10 @@ class InlineEngine:
             while True:
                 while not stopped and len(in_flight) < self.depth and (made := self.scheduler.schedule()) is not None:
                     plan, step = made
-                    self.prompt_rows += self.runner.step(plan.encode(), lambda plan: self.masks[plan.step])
+                    words = plan.encode()
+                    self.prompt_rows += self.runner.step(words, lambda plan: self.masks[plan.step])
+                    if self.device.type == "cpu":
+                        words.fill(-1)  # as a ring's next plan does: nothing of a plan may be kept but copies
                     in_flight.append(step)
                     stopped = until is not None and until(plan)
                 if not in_flight:

@@ -46,6 +46,13 @@ class LinksOfThreads:
         return received
 
 
+def step_once(runner, words, read_masks):
+    """As in InlineEngine.run, a plan's words are others' once it has been taken."""
+    results = runner.step(words, read_masks)
+    words.fill(-1)
+    return results
+
+
 class Stages:
     """In a ModelRunner's place: a thread for every rank."""
 
@@ -57,7 +64,7 @@ class Stages:
 
     def step(self, words, read_masks):
         with_masks = [
-            thread.submit(r.step, words.copy(), read_masks) for r, thread in zip(self.runners, self.threads, strict=True)
+            thread.submit(step_once, r, words.copy(), read_masks) for r, thread in zip(self.runners, self.threads, strict=True)
         ]
         self.steps[int(words[0])] = with_masks
         return []
