@@ -27,6 +27,8 @@ from quire.workers.layers.formats.schemes import (
     one_of,
 )
 
+DIVISORS = "GPTQModel's scales of fp8 divide; llm-compressor writes fp8 whose scales multiply"
+
 
 def read_quantization(config: object) -> Quantization:
     """Of the object in config.json's quantization_config. Raises QuantizationError."""
@@ -58,6 +60,8 @@ def read_fp8(config: Json) -> SchemeOf:
     one_of(given(config, "fmt", "e4m3"), ("e4m3", "float8_e4m3fn"), "quantization_config: fmt")
     one_of(given(config, "scale_fmt", "ue8m0"), ("ue8m0", "float"), "quantization_config: scale_fmt")
     one_of(given(config, "expert_dtype", "fp8"), ("fp8",), "quantization_config: expert_dtype")
+    one_of(config.get("weight_scale_semantics"), (None,), "quantization_config: weight_scale_semantics", DIVISORS)
+    one_of(config.get("modules_to_convert") or None, (None,), "quantization_config: modules_to_convert")
     is_static = one_of(
         given(config, "activation_scheme", "dynamic"), ("dynamic", "static"), "quantization_config: activation_scheme"
     )

@@ -24,34 +24,22 @@ from quire.workers.layers.formats.schemes import (
 )
 
 WHERE = "quantization_config"
+ROTATIONS = ("rotation", "rotation_config", "spinquant_config", "hadamard_config", "transform_config")
 
 
 # ------------------------------------------------------------------------------------------------------------- GPTQ
 def read_gptq(config: Json) -> SchemeOf:
-    """`dynamic`'s first rule that matches a layer goes before everything else: "-:" leaves it as it is."""
-    rules = _rules(field(config, "dynamic", dict, {}))
-    base = _gptq(config, {}, WHERE)
-    has_head = field(config, "lm_head", bool, False)
-    inside = _inside_blocks(config)
+    """Layers of the blocks, of those that are listed; `dynamic` goes before everything else."""
+    has_head, inside = field(config, "lm_head", bool, False), _inside_blocks(config)
     skipped = patterns_of(config, "modules_to_not_convert")
 
-    def scheme_of(*names: str) -> Scheme | None:
-        for pattern, scheme in rules_with_schemes:
-            if any(map(pattern.match, names)):
-                return scheme
-        if HEAD in names:
-            return base if has_head else None
-        return base if inside(names) and not is_skipped(names, skipped) else None
+    def takes(names: Sequence[str]) -> bool:
+        return has_head if HEAD in names else inside(names) and not is_skipped(names, skipped)
 
-    rules_with_schemes = [
-        (pattern, None if changes is None else _gptq(config, changes, f"{WHERE}: dynamic {pattern.pattern!r:.60}"))
-        for pattern, changes in rules
-    ]
-    return scheme_of
+    return _by_rules(config, _gptq, takes)
 
 
-def _gptq(config: Json, changes: Json, where: str) -> Gptq:
-    merged = {**config, **changes}
+def _gptq(merged: Json, where: str) -> Gptq:
     one_of(given(merged, "is_marlin_format", False), (False,), f"{where}: is_marlin_format")
     version = one_of(
         given(merged, "checkpoint_format", given(merged, "format", "gptq")),
@@ -59,8 +47,6 @@ def _gptq(config: Json, changes: Json, where: str) -> Gptq:
         f"{where}: checkpoint_format",
         "GPTQModel can convert others",
     )
-    if merged.get("desc_act") is None and merged.get("act_group_aware"):
-        merged["desc_act"] = False
     return Gptq(
         bits=one_of(merged.get("bits"), (4, 8), f"{where}: bits"),
         group_size=group(merged, where=where),
@@ -69,10 +55,42 @@ def _gptq(config: Json, changes: Json, where: str) -> Gptq:
     )
 
 
+def _by_rules(config: Json, read: Callable[[Json, str], Scheme], takes: Callable[[Sequence[str]], bool]) -> SchemeOf:
+    """GPTQModel's `dynamic`: its first rule that matches a layer, else one scheme for the layers that are taken."""
+    _check_packing(config)
+    base = read(config, WHERE)
+    rules = [
+        (pattern, None if changes is None else read({**config, **changes}, f"{WHERE}: dynamic {pattern.pattern!r:.60}"))
+        for pattern, changes in _rules(field(config, "dynamic", dict, {}))
+    ]
+
+    def scheme_of(*names: str) -> Scheme | None:
+        for pattern, scheme in rules:
+            if any(map(pattern.match, names)):
+                return scheme
+        return base if takes(names) else None
+
+    return scheme_of
+
+
+def _check_packing(config: Json) -> None:
+    """What GPTQModel says of words, and of inputs that are rotated or rounded before a product."""
+    one_of(given(config, "pack_dtype", "int32"), ("int32",), f"{WHERE}: pack_dtype")
+    _refuse_rotated(config, WHERE)
+    if config.get("activation"):
+        raise QuantizationError(f"{WHERE}: activation is {config['activation']!r:.60}: inputs are taken in 16 bits alone")
+
+
+def _refuse_rotated(config: Json, where: str) -> None:
+    for name in ROTATIONS:
+        if config.get(name):
+            raise QuantizationError(f"{where}: {name} is set: rotated weights are not supported, plain ones are")
+
+
 def _rules(dynamic: Json) -> list[tuple[re.Pattern[str], Json | None]]:
-    """Pattern and changes, None for layers that stay as they are."""
+    """Pattern and changes, None for layers that stay as they are: of these rules all are asked first, as GPTQModel does."""
     rules: list[tuple[re.Pattern[str], Json | None]] = []
-    for key, changes in dynamic.items():
+    for key, changes in sorted(dynamic.items(), key=lambda rule: not rule[0].startswith("-")):
         [text] = checked([key.removeprefix("-:").removeprefix("+:")], "dynamic")
         if not key.startswith("-:") and not isinstance(changes, dict):
             raise QuantizationError(f"{WHERE}: dynamic {key!r:.60} must have an object, not {changes!r:.60}")
@@ -93,22 +111,26 @@ def _inside_blocks(config: Json) -> Callable[[Sequence[str]], bool]:
 
 # -------------------------------------------------------------------------------------------------------------- AWQ
 def read_awq(config: Json) -> SchemeOf:
-    """`modules_to_not_convert` matches anywhere in a layer's name; the head is never quantized."""
-    version = str(given(config, "version", given(config, "checkpoint_format", given(config, "format", "gemm")))).lower()
-    one_of(version, ("gemm",), f"{WHERE}: version", "AutoAWQ's version gemm packs the same weights")
-    bits = config.get("bits", config.get("w_bit"))
-    one_of(bits, (4,), f"{WHERE}: bits")
-    one_of(config.get("zero_point", True), (True,), f"{WHERE}: zero_point")
-    scheme = Awq(group_size=group(config, "group_size" if "group_size" in config else "q_group_size"))
-    skipped = names_of(config, "modules_to_not_convert")
-    return lambda *names: None if HEAD in names or any(part in name for part in skipped for name in names) else scheme
+    """`modules_to_not_convert` matches anywhere in a layer's name; the head is quantized where GPTQModel says so."""
+    skipped, has_head = names_of(config, "modules_to_not_convert"), field(config, "lm_head", bool, False)
+
+    def takes(names: Sequence[str]) -> bool:
+        return has_head if HEAD in names else not any(part in name for part in skipped for name in names)
+
+    return _by_rules(config, _awq, takes)
+
+
+def _awq(merged: Json, where: str) -> Awq:
+    """Without zero_point, as GPTQModel and auto-round say of symmetric weights, there are zeros all the same."""
+    version = str(given(merged, "version", given(merged, "checkpoint_format", given(merged, "format", "gemm")))).lower()
+    one_of(version, ("gemm",), f"{where}: version", "AutoAWQ's version gemm packs the same weights")
+    one_of(merged.get("bits", merged.get("w_bit")), (4,), f"{where}: bits")
+    one_of(given(merged, "zero_point", True), (True, False), f"{where}: zero_point")
+    return Awq(group_size=group(merged, "group_size" if "group_size" in merged else "q_group_size", where))
 
 
 # ------------------------------------------------------------------------------------------------------- auto-round
 PACKINGS = ("auto_round:auto_gptq", "auto_round:gptq", "auto_round:auto_awq", "auto_round:awq", "auto_round", "auto_round:fp8")
-
-
-ROTATIONS = ("rotation_config", "spinquant_config", "hadamard_config", "transform_config")
 
 
 def read_auto_round(config: Json) -> SchemeOf:
@@ -156,9 +178,7 @@ def _blocks(config: Json) -> list[str]:
 
 def _auto_round(config: Json, changes: Json, where: str) -> Scheme | None:
     merged = {**config, **changes}
-    for name in ROTATIONS:
-        if merged.get(name):
-            raise QuantizationError(f"{where}: {name} is set: rotated weights are not supported, plain ones are")
+    _refuse_rotated(merged, where)
     bits = merged.get("bits")
     if type(bits) is int and bits >= 16:
         return None
