@@ -92,6 +92,12 @@ def _stored_router(layer: str, experts: Part, hidden_size: Part, place: Placemen
     return None if source is None else StoredLayer(source, experts, hidden_size, place.device)
 
 
+def _lie_apart(place: Placement, names: Names) -> bool:
+    """Whether the files of a quantized checkpoint have tensors of each expert, as packers write them, of whatever family."""
+    holds = None if place.quantization is None else place.quantization.holds
+    return holds is not None and holds(f"{place.prefix}0.{names.gate}")
+
+
 class Experts(WeightOwner):
     """h [T, H], its experts and their weights -> this rank's part of their sum [T, H], `shared` [T, H] added where given."""
 
@@ -114,6 +120,7 @@ class Experts(WeightOwner):
         num_experts = experts.size
         self._dtype = dtype
         self._device, self._sizes = device, Sizes(experts.full, hidden_size, inner)
+        self._are_stacked = names.are_stacked and not _lie_apart(place, names)
         self._stored = self._quantized(place)
         self._inputs = self._rounded_inputs()
         self._kept, self.not_computed = self._keeps()
@@ -141,8 +148,7 @@ class Experts(WeightOwner):
         if place.quantization is None:
             return {}
         hidden_size, names = whole(self._sizes.hidden), self._names
-        one, holds = f"{place.prefix}0.{names.gate}", place.quantization.holds
-        if names.are_stacked and not (holds and holds(one)):
+        if self._are_stacked:
             first = f"{place.prefix}gate_up_proj"
             if (scheme := place.quantization.scheme_of(first)) is None:
                 return {}
@@ -209,30 +215,39 @@ class Experts(WeightOwner):
     def targets(self, name: str) -> Iterator[tuple[str, Target]]:
         if self._stored:
             yield from self._quantized_targets(name)
-        elif self._names.are_stacked:
+        elif self._are_stacked:
             yield from self._stacked_targets(name)
         else:
-            for tensor, target in self._targets_of_each(name):
+            for tensor, target in self._targets_of_each(name, self.gate_up, self.down, "weight"):
                 kind = "down_proj" if f".{self._names.down}." in tensor else "gate_up_proj"
                 yield tensor, target._replace(instead=(f"{name}.{kind}",))
             for tensor, target in self._stacked_targets(name):
                 yield tensor, target._replace(is_optional=True)
         if self.gate_up_bias is not None and self.down_bias is not None:
-            experts, hidden_size = self._experts, whole(self.down_bias.shape[1])
-            yield f"{name}.gate_up_proj_bias", self._target((experts.full, 2 * self._inner.full), self._take_gate_up_bias)
-            yield f"{name}.down_proj_bias", copied(self.down_bias, (experts, hidden_size))
+            yield from self._bias_targets(name, self.gate_up_bias, self.down_bias)
 
-    def _targets_of_each(self, name: str) -> Iterator[tuple[str, Target]]:
-        names, inner, hidden_size = self._names, self._inner, whole(self.gate_up.shape[2])
+    def _bias_targets(self, name: str, gate_up: torch.Tensor, down: torch.Tensor) -> Iterator[tuple[str, Target]]:
+        if self._names.are_stacked and not self._are_stacked:
+            yield from self._targets_of_each(name, gate_up, down, "bias")
+            return
+        experts, inner, hidden_size = self._experts, self._inner, whole(self._sizes.hidden)
+        yield f"{name}.gate_up_proj_bias", self._target((experts.full, 2 * inner.full), self._take_gate_up_bias)
+        yield f"{name}.down_proj_bias", copied(down, (experts, hidden_size))
+
+    def _targets_of_each(
+        self, name: str, gate_up: torch.Tensor, down: torch.Tensor, tensor: str
+    ) -> Iterator[tuple[str, Target]]:  # fmt: skip
+        """Of weights or biases, a tensor for each expert's layer."""
+        names, inner, hidden_size = self._names, self._inner, whole(self._sizes.hidden)
         for expert in range(self._experts.full):
             own = self._own(expert)
-            gate_up, down = self.gate_up[own or 0], self.down[own or 0]
-            for kind, target in (
-                (names.gate, copied(gate_up[: inner.size], (inner, hidden_size))),
-                (names.up, copied(gate_up[inner.size :], (inner, hidden_size))),
-                (names.down, copied(down, (hidden_size, inner))),
+            of_gate_up, of_down = gate_up[own or 0], down[own or 0]
+            for kind, part, sizes in (
+                (names.gate, of_gate_up[: inner.size], (inner, hidden_size)),
+                (names.up, of_gate_up[inner.size :], (inner, hidden_size)),
+                (names.down, of_down, (hidden_size, inner)),
             ):
-                yield f"{name}.{expert}.{kind}.weight", target._replace(is_read=own is not None)
+                yield f"{name}.{expert}.{kind}.{tensor}", copied(part, sizes[: part.dim()])._replace(is_read=own is not None)
 
     def _own(self, expert: int) -> int | None:
         """The number here of one of all experts; None: it is another rank's."""
@@ -262,7 +277,7 @@ class Experts(WeightOwner):
             where = f"{name}.{layer}" if expert else name
             for tensor, target in stored.targets(where, has_bias or not expert, thens[layer]):
                 yield tensor, target._replace(is_read=own is not None, instead=(*target.instead, *stacked))
-        for tensor, target in self._targets_of_each(name) if self._has_plain else ():
+        for tensor, target in self._targets_of_each(name, self.gate_up, self.down, "weight") if self._has_plain else ():
             if tensor.removeprefix(f"{name}.").removesuffix(".weight") not in self._stored:
                 yield tensor, target
 

@@ -19,7 +19,10 @@ from quire.workers.models.moe import MoE
 from quire.workers.models.moe_fields import MOE_FIELDS, read_routing
 
 NAMES = Names("w1", "w3", "w2")
-CHECKPOINT = CheckpointNames(inner=((".mlp.", ".block_sparse_moe."),))  # as transformers 5 calls it, and may save it
+# as transformers 5 calls them, which may save so, and llm-compressor, which then quantizes one expert after the other
+CHECKPOINT = CheckpointNames(
+    inner=((".mlp.", ".block_sparse_moe."), (".gate_proj.", ".w1."), (".up_proj.", ".w3."), (".down_proj.", ".w2."))
+)
 
 
 class MixtralBlock(Module):
