@@ -4,20 +4,29 @@ Which formats a GPU computes with is the worker's to say (workers/layers/formats
 as much of it as tells 4 bits from 16. Sizes that a config has for some of its layers are taken for all.
 """
 
+from collections.abc import Iterable
+
 from quire.frontend.cli.estimate_model import Model
 from quire.frontend.cli.estimate_sizes import EstimateError, Json
-from quire.ipc.quantization import OTHER_NAMES, WHILE_LOADING
+from quire.ipc.quantization import METHODS, OTHER_NAMES, WHILE_LOADING
 
 # before compute capability 8.9, whose tensor cores are the first with fp8; as users write them, without spaces and dashes
 WITHOUT_FP8 = ("a100", "a10", "a6000", "rtx3090")
 GROUPS, WIDE_GROUP = (32, 64), 128  # sizes that kernels of 16-bit inputs take, and what all take multiples of
 INT4_BITS, MXFP4_BITS = 4 + 3 / 16, 9  # with scales: of 128 weights 16 bits and a zero point of 8; of 32, in 8 bits each, 32
+STORED_MXFP4_BITS = 4 + 8 / 32  # as experts' kernels take it
 PLAIN = 0.0
 WEIGHT_ONLY = "int8_per_channel_weight_only"  # of WHILE_LOADING, what no kernel of experts takes
 
 
 def check_quantization(model: Model, asked: str | None) -> None:
-    """--quantization is refused as by an engine (workers/models/families.py). Raises EstimateError."""
+    """--quantization, and a checkpoint's method, are refused as by an engine (workers/models/families.py).
+
+    Raises EstimateError.
+    """
+    given = None if model.quantization is None else model.quantization.get("quant_method")
+    if given is not None and OTHER_NAMES.get(str(given), given) not in METHODS:
+        raise EstimateError(f"{model.name}: quant_method is {given!r:.80}: supported are {', '.join(METHODS)}")
     if asked is None or (model.quantization is None and asked in WHILE_LOADING):
         return
     if model.quantization is None:
@@ -35,7 +44,9 @@ def weights_bytes(model: Model, quantization: str | None, item: int, *, has_fp8:
     else:
         bits = _bits_while_loading(quantization, has_fp8)
     if bits == MXFP4_BITS and model.expert_parameters:
-        bits = None  # a mixture's other layers are plain ones
+        bits = None if model.stored_bytes else PLAIN  # a mixture's other layers are plain ones
+    elif bits is None and model.quantization is not None and not model.stored_bytes:
+        bits = bits_said(model.quantization)
     experts = _experts_bytes(model, quantization, item, has_fp8, expert_parallel)
     if bits == PLAIN:
         return others * item + experts
@@ -60,8 +71,29 @@ def _experts_bytes(model: Model, quantization: str | None, item: int, has_fp8: b
     if model.quantization is None:
         bits = PLAIN if quantization == WEIGHT_ONLY else _bits_while_loading(quantization, has_fp8)
         return int(model.expert_parameters * bits / 8) or plain
-    keeps = experts_are_kept(model.quantization, has_fp8=has_fp8)
-    return min(model.stored_expert_bytes, plain) if keeps and model.stored_expert_bytes else plain
+    if not experts_are_kept(model.quantization, has_fp8=has_fp8):
+        return plain
+    said = int(model.expert_parameters * bits_said(model.quantization) / 8)
+    return min(model.stored_expert_bytes or said or plain, plain)
+
+
+def bits_said(config: Json) -> float:
+    """Of a weight with its scales by quantization_config, where there are no files; PLAIN: the dtype's."""
+    given, groups, weights = config.get("quant_method"), config.get("config_groups"), [config]
+    method = OTHER_NAMES.get(str(given), given)
+    if method == "mxfp4" or "mxfp4" in str(config.get("format")):
+        return STORED_MXFP4_BITS
+    if method == "compressed-tensors":
+        entries = [group.get("weights") for group in _objects(groups.values() if isinstance(groups, dict) else ())]
+        weights = _objects(entries)
+    if not weights:
+        return PLAIN
+    bits = next((weights[0][name] for name in ("num_bits", "bits", "w_bit") if name in weights[0]), 8)
+    return INT4_BITS if bits == 4 else 8.0
+
+
+def _objects(values: Iterable[object]) -> list[Json]:
+    return [value for value in values if isinstance(value, dict)]
 
 
 def experts_are_kept(config: Json, *, has_fp8: bool) -> bool:

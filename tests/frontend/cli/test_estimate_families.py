@@ -162,11 +162,38 @@ def test_experts_on_a_gpu_count_as_stored_or_plain(tmp_path, asked_here):
 
 
 @pytest.mark.parametrize(
+    ("quantization", "bits"),
+    [
+        (GPTQ, 67 / 16),
+        ({**GPTQ, "bits": 8}, 8),
+        ({"quant_method": "awq", "w_bit": 4, "q_group_size": 128}, 67 / 16),
+        (FP8, 8),
+        (compressed({"num_bits": 4, "group_size": 128}), 67 / 16),
+        (compressed({"num_bits": 8}, TOKEN), 8),
+        ({"quant_method": "compressed-tensors", "kv_cache_scheme": {"num_bits": 8, "type": "float"}}, 16),
+    ],
+)
+def test_without_files_a_quantized_checkpoint_counts_what_its_config_says(quantization, bits, tmp_path):
+    model = read(folder_of(tmp_path, {**QWEN3_06B, "quantization_config": quantization}))
+    kept = model.sizes.vocab_size * model.sizes.hidden_size
+    found = estimate(model, EngineConfig(), gpu_bytes("H100", None))
+    assert found.weights_bytes == 2 * kept + int((model.num_parameters - kept) * bits / 8)
+
+
+def test_without_files_experts_count_what_the_config_says(tmp_path, asked_here):
+    fields = json.loads((tiny_model("gpt-oss") / "config.json").read_bytes())
+    model = read(folder_of(tmp_path, {**fields, "quantization_config": {"quant_method": "mxfp4"}}))
+    others = model.num_parameters - model.expert_parameters
+    assert weights_bytes(model, None, 2, has_fp8=True) == 2 * others + model.expert_parameters * 17 // 32
+
+
+@pytest.mark.parametrize(
     ("method", "asked", "said"),
     [
         (None, "gptq", "--quantization gptq: .* has no quantization_config: fp8, .* work"),
         ("gptq", "fp8", r"--quantization fp8: .* is quantized already \(gptq\): leave the flag out"),
         ("fp8", "fp8_per_block", r"is quantized already \(fp8\)"),
+        ("modelopt", None, "quant_method is 'modelopt': supported are gptq"),
         ("auto_round", "auto-round", None),
         (None, "int4", None),
         ("fp8", None, None),
