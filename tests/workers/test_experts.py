@@ -95,18 +95,6 @@ def test_transformers_5_may_save_its_own_names(name, tmp_path):
     assert found[0] is None and found[1] is not None
 
 
-@pytest.mark.parametrize("name", ["mixtral", "minimax-m2"])
-def test_llm_compressor_has_its_own_names_for_experts_layers(name, tmp_path):
-    own, names = tiny_models.tiny_model(name), {".w1.": ".gate_proj.", ".w3.": ".up_proj.", ".w2.": ".down_proj."}
-
-    def renamed(tensors):
-        return {re.sub(r"\.w[123]\.", lambda found: names[found[0]], key): tensor for key, tensor in tensors.items()}
-
-    folder = changed(name, tmp_path / "renamed", renamed)
-    assert load_file(folder / "model.safetensors").keys() != load_file(own / "model.safetensors").keys()
-    assert_same_experts(model_of(folder), model_of(own))
-
-
 @pytest.mark.parametrize("size", [2, 3])
 def test_ranks_hold_whole_experts_of_every_way_to_store_them(size, tmp_path):
     fp8_config = {"quant_method": "fp8", "weight_block_size": [16, 16]}
@@ -286,9 +274,6 @@ def test_rules_may_leave_some_of_the_experts_layers_out(tmp_path):
         assert_same_experts(model_of(packed, parallel), model_of(plain, parallel))
 
 
-ONE_BY_ONE = {"num_bits": 8, "strategy": "channel"}
-
-
 @pytest.mark.parametrize("rank", [None, 1])
 @pytest.mark.parametrize("name", ["gpt-oss", "llama4", "gemma4-moe", "mistral4"])
 def test_experts_of_floats_in_one_tensor_are_rounded_while_they_are_loaded(name, rank, tmp_path):
@@ -308,46 +293,6 @@ def test_experts_of_floats_in_one_tensor_are_rounded_while_they_are_loaded(name,
     ours = build_model(config, torch.float32, parallel)
     load_weights(ours, tiny_models.tiny_model(name), "cpu", progress=False)
     assert_same_experts(ours, model_of(changed(name, tmp_path / "rounded", rounded), parallel))
-
-
-@pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize("name", ["llama4", "gpt-oss"])
-def test_experts_one_by_one_of_a_family_that_stacks_them(name, size, tmp_path):
-    """As packers write Llama 4 and gpt-oss, biases too; the last layer's stay floats, one by one."""
-
-    def halves(tensor):
-        return (tensor[0::2], tensor[1::2]) if name == "gpt-oss" else tensor.chunk(2)
-
-    def apart(tensors, *, plain=False):
-        found = dict(tensors)
-        for key in tensors:
-            if ".experts." not in key:
-                continue
-            values, q = tensors[key], None
-            if not key.endswith("_bias") and ".layers.2." not in key:
-                scale = values.abs().amax(1, keepdim=True) / 127
-                q = (values / scale).round()
-                found[key] = values = q * scale
-            if plain:
-                continue
-            del found[key]
-            prefix, part = key.rpartition(".")[0], "bias" if key.endswith("_bias") else "weight"
-            for expert in range(len(values)):
-                tensors_of = {part: values[expert].t()} if q is None else {
-                    "weight": q[expert].t().to(torch.int8), "weight_scale": scale[expert].t()
-                }  # fmt: skip
-                for what, tensor in tensors_of.items():
-                    each = halves(tensor) if "gate_up" in key else (tensor,)
-                    kinds = ("gate_proj", "up_proj") if "gate_up" in key else ("down_proj",)
-                    found |= {f"{prefix}.{expert}.{kind}.{what}": t.contiguous() for kind, t in zip(kinds, each, strict=True)}
-        return found
-
-    group = {"targets": ["re:.*experts.*"], "weights": ONE_BY_ONE}
-    config = {"quant_method": "compressed-tensors", "format": "naive-quantized", "config_groups": {"group_0": group}}
-    packed = changed(name, tmp_path / "packed", apart, quantization_config=config)
-    plain = changed(name, tmp_path / "plain", lambda tensors: apart(tensors, plain=True))
-    for rank in range(size):
-        assert_same_experts(model_of(packed, Parallel(rank, size)), model_of(plain, Parallel(rank, size)))
 
 
 def test_stacked_experts_of_another_format_are_refused(tmp_path):

@@ -240,6 +240,15 @@ def test_scales_of_keys_and_values_are_passed_over(tmp_path):
     load(folder)
 
 
+def test_scales_of_weights_that_stayed_floats_are_passed_over(tmp_path):
+    """As transformers writes fp8 where a weight is no whole number of blocks."""
+    folder = folder_of(tmp_path, "fp8-block")
+    name, plain = "model.layers.1.mlp.up_proj.weight", load_file(tiny_model("llama") / "model.safetensors")
+    change(folder, **{name: plain[name]})
+    assert f"{name}_scale_inv" in load_file(folder / "model.safetensors")
+    assert torch.equal(load(folder).model.layers[1].mlp.gate_up_proj.format.weight[128:], plain[name].half())
+
+
 def test_a_layer_that_a_format_cannot_hold_is_named_before_a_byte_is_read(tmp_path):
     fields = json.loads((tiny_model("llama") / "config.json").read_text())
     config = {**fields, "quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 48, "version": "gemm"}}

@@ -4,6 +4,7 @@ Pickled checkpoints (.bin, .pt) are refused: reading one runs code of whoever wr
 counts bytes, and models/families.py asks which layers of a quantized checkpoint are plain.
 """
 
+import itertools
 import json
 import os
 from pathlib import Path
@@ -17,6 +18,7 @@ from quire.workers.loading.source import Source
 from quire.workers.loading.target import FLOATS, WeightsError
 
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+SCALES_OF_ALL = (".experts.gate_up_proj_scale_inv", ".experts.down_proj_scale_inv")
 
 
 def checkpoint_files(model_dir: Path) -> list[Path]:
@@ -67,7 +69,25 @@ def checkpoint_sources(model_dir: Path, names: CheckpointNames) -> dict[str, Sou
                 if name in sources:
                     raise WeightsError(f"tensor {name} is in {sources[name].file.name} and in {file.name}")
                 sources[name] = Source(file, theirs, tuple(part.get_shape()), part.get_dtype())
-    return sources
+    return _with_scales_apart(sources, names)
+
+
+def _with_scales_apart(sources: dict[str, Source], names: CheckpointNames) -> dict[str, Source]:
+    """transformers saves experts in fp8 one by one, and the scales of their blocks as all of gate and up, and of down."""
+    found = dict(sources)
+    for name, source in sources.items():
+        if not name.endswith(SCALES_OF_ALL) or name.removesuffix("_scale_inv") in sources or len(source.shape) != 3:
+            continue
+        experts = name.rpartition(".")[0]
+        kinds = ("down_proj",) if name.endswith(SCALES_OF_ALL[1]) else ("gate_proj", "up_proj")
+        height, rest = divmod(source.shape[1], len(kinds))
+        if rest:
+            continue
+        del found[name]
+        for expert, (i, kind) in itertools.product(range(source.shape[0]), enumerate(kinds)):
+            one = source._replace(shape=(height, source.shape[2]), part=(expert, slice(i * height, (i + 1) * height)))
+            found[names.in_model(f"{experts}.{expert}.{kind}.weight_scale_inv")] = one
+    return found
 
 
 class StoredLayers:

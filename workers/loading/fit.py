@@ -6,7 +6,7 @@ quantization_config says of it, for then the rules or the files are wrong. Calle
 
 from quire.workers.layers.formats.schemes import PackQuantized, Quantization, Scaled, described
 from quire.workers.loading.source import Source
-from quire.workers.loading.target import Target, WeightsError
+from quire.workers.loading.target import FLOATS, Target, WeightsError
 
 INERT_SUFFIXES = (".rotary_emb.inv_freq", ".self_attn.masked_bias", ".attn.masked_bias")  # buffers of old transformers
 # of quantized keys and values, which a cache of 16 bits does not use
@@ -22,7 +22,7 @@ def check_fit(sources: dict[str, Source], targets: dict[str, Target], quantizati
         for name, target in targets.items()
         if not target.is_optional and name not in sources and not any(other in sources for other in target.instead)
     ]
-    surplus = [name for name in sources if name not in targets and not name.endswith(known)]
+    surplus = [name for name in sources if name not in targets and not name.endswith(known) and not _is_idle(name, sources)]
     misshapen = [
         f"{name} is {list(sources[name].shape)}, expected {list(target.shape)}"
         for name, target in targets.items()
@@ -49,6 +49,12 @@ def check_fit(sources: dict[str, Source], targets: dict[str, Target], quantizati
             "the checkpoint does not fit the model that config.json describes"
             f"{_as_configured(named, {*sources, *targets}, quantization)}. Tensors {'; '.join(problems)}"
         )
+
+
+def _is_idle(name: str, sources: dict[str, Source]) -> bool:
+    """A scale of a weight that is floats: transformers keeps one where a weight is no whole number of fp8's blocks."""
+    weight = sources.get(name.removesuffix("_scale_inv"))
+    return name.endswith(".weight_scale_inv") and weight is not None and weight.dtype in FLOATS
 
 
 def _listed(names: list[str]) -> str:

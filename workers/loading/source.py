@@ -17,6 +17,7 @@ class Source(NamedTuple):
     name: str  # there
     shape: tuple[int, ...]
     dtype: str
+    part: tuple[int | slice, ...] = ()  # of a tensor there that is several here
 
     @property
     def num_bytes(self) -> int:

@@ -73,9 +73,7 @@ def load_weights(model: LanguageModel, model_dir: str | Path, device: torch.devi
         maps = {file: opened.enter_context(open_file(file)) for file in files}
         group = _TargetGroup([targets[name] for name in sources if name in targets])
         copies: dict[Future[Any], Copy] = {
-            readers.submit(_copy, maps[source.file], source.name, targets[name], group, device): Copy(
-                owners[name], source.num_bytes
-            )
+            readers.submit(_copy, maps[source.file], source, targets[name], group, device): Copy(owners[name], source.num_bytes)
             for name, source in sources.items()
             if name in targets
         }
@@ -188,15 +186,17 @@ def _check_tied(sources: dict[str, Source]) -> None:
 
 
 @torch.no_grad()
-def _copy(tensors: Any, name: str, target: Target, group: _TargetGroup, device: torch.device) -> torch.cuda.Event | None:
+def _copy(
+    tensors: Any, source: Source, target: Target, group: _TargetGroup, device: torch.device
+) -> torch.cuda.Event | None:  # fmt: skip
     """Feed this rank's part of a memory-mapped tensor to its target, slice by slice; on CUDA, returns when that is done."""
     if device.type != "cuda":
-        _write(tensors, name, target)
+        _write(tensors, source, target)
         if target.then is not None:
             group.written(target.then, None)
         return None
     with torch.cuda.device(device), torch.cuda.stream(_stream(device)):
-        _write(tensors, name, target)
+        _write(tensors, source, target)
         copied = torch.cuda.current_stream().record_event()
         if target.then is not None:
             group.written(target.then, copied)
@@ -211,8 +211,8 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
     return _of_reader.stream  # type: ignore[no-any-return]
 
 
-def _write(tensors: Any, name: str, target: Target) -> None:
-    part = tensors.get_tensor(name)[target.part]
+def _write(tensors: Any, source: Source, target: Target) -> None:
+    part = tensors.get_tensor(source.name)[source.part][target.part]
     if not part.dim():
         return target.write(part, 0)
     row_bytes = max(1, part[:1].numel() * part.element_size())
