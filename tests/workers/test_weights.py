@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import weakref
 from pathlib import Path
 from threading import Event
 
@@ -10,6 +11,8 @@ import tiny_models
 import torch
 from safetensors.torch import load_file, save_file
 
+from quire.kernels.linear.linear_cpu import can_pack
+from quire.workers.layers.formats.packed_cpu import PackedCpu
 from quire.workers.layers.norm import RMSNorm
 from quire.workers.loading import files, weights
 from quire.workers.loading.target import WeightsError
@@ -268,3 +271,20 @@ def test_a_tied_head_with_a_bias_is_finished_behind_the_embedding(monkeypatch):
     x = torch.randn(3, 64)
     head = tiny_models.reference("gptj-tied").lm_head
     torch.testing.assert_close(model.compute_logits(x), torch.nn.functional.linear(x, head.weight, head.bias))
+
+
+def test_weights_that_a_cpu_packs_are_let_go_while_others_are_loaded(monkeypatch):
+    """Else the host holds the model twice before it holds it once."""
+    if not can_pack(torch.empty(0, dtype=torch.bfloat16)):
+        pytest.skip("this CPU packs no bfloat16")
+    model = build_model(read_model_config(tiny_models.tiny_model("llama")), torch.bfloat16, Parallel())
+    finish, finished, held = PackedCpu.finish, [], []
+
+    def watched(self):
+        held.append(sum(weight() is not None for weight in finished))
+        finished.append(weakref.ref(self.weight))
+        finish(self)
+
+    monkeypatch.setattr(PackedCpu, "finish", watched)
+    load_weights(model, tiny_models.tiny_model("llama"), "cpu", progress=False)
+    assert len(held) > 8 and held[-1] < 4  # readers may be about to let go theirs

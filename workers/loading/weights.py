@@ -37,6 +37,7 @@ _of_reader = local()  # threads end with their load
 class Copy(NamedTuple):
     """A tensor on its way to its owner."""
 
+    name: str
     owner: WeightOwner
     num_bytes: int
 
@@ -73,12 +74,15 @@ def load_weights(model: LanguageModel, model_dir: str | Path, device: torch.devi
         maps = {file: opened.enter_context(open_file(file)) for file in files}
         group = _TargetGroup([targets[name] for name in sources if name in targets])
         copies: dict[Future[Any], Copy] = {
-            readers.submit(_copy, maps[source.file], source, targets[name], group, device): Copy(owners[name], source.num_bytes)
+            readers.submit(_copy, maps[source.file], source, targets[name], group, device): Copy(
+                name, owners[name], source.num_bytes
+            )
             for name, source in sources.items()
             if name in targets
         }
         try:
             for copy in as_completed(copies):
+                del targets[copies[copy].name]  # a target holds a view of its owner's weight, which a CPU's packs and lets go
                 loading.arrived(copies[copy].owner, copy.result())  # raises what it failed with
                 bar.update(copies[copy].num_bytes)
         finally:
@@ -107,6 +111,7 @@ class _TargetGroup:
             self._missing[then] -= 1
             if self._missing[then]:
                 return
+            del self._missing[then], self._copied[then]  # which hold what they write to
         for event in events:
             torch.cuda.current_stream().wait_event(event)
         then()
