@@ -4,9 +4,9 @@ import argparse
 
 TOOL_CALL_PARSERS = (
     "deepseek_v3", "deepseek_v31", "granite", "hermes", "llama3_json", "llama4_json", "llama4_pythonic", "mistral", "pythonic",
-    "qwen", "qwen3_coder", "qwen3_xml",
+    "qwen", "qwen3_coder", "qwen3_xml", "seed_oss",
 )  # fmt: skip
-REASONING_PARSERS = ("deepseek_r1", "deepseek_v3", "qwen3")
+REASONING_PARSERS = ("deepseek_r1", "deepseek_v3", "glm45", "kimi_k2", "minimax_m2", "olmo3", "qwen3")
 _HARMONY = ("gpt_oss", "gptoss", "harmony", "openai", "openai_gptoss")
 
 
@@ -29,6 +29,6 @@ def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
 def _parser_name(name: str) -> str:
     if name.lower() in _HARMONY:
         raise argparse.ArgumentTypeError(
-            f"{name}: gpt-oss's Harmony format is not supported yet, neither its calls nor its reasoning (nor its models)"
+            f"{name}: gpt-oss's Harmony format is not supported yet, neither its calls nor its reasoning"
         )
     return name

@@ -11,7 +11,15 @@ from quire.frontend.text.reasoning_parsers.base import END, START, ReasoningPars
 from quire.frontend.text.reasoning_parsers.deepseek_r1 import DeepSeekR1
 from quire.frontend.text.reasoning_parsers.qwen3 import Qwen3
 
-REASONING_PARSERS: dict[str, type[ReasoningParser]] = {"deepseek_r1": DeepSeekR1, "deepseek_v3": DeepSeekR1, "qwen3": Qwen3}
+REASONING_PARSERS: dict[str, type[ReasoningParser]] = {
+    "deepseek_r1": DeepSeekR1,
+    "deepseek_v3": DeepSeekR1,
+    "glm45": Qwen3,
+    "kimi_k2": Qwen3,
+    "minimax_m2": DeepSeekR1,
+    "olmo3": Qwen3,
+    "qwen3": Qwen3,
+}
 
 _SWITCHES = ("enable_thinking", "thinking")  # chat_template_kwargs
 

@@ -24,6 +24,7 @@ TOOL_PARSERS: dict[str, type[ToolParser]] = {
     "qwen": Hermes,
     "qwen3_coder": Qwen3Coder,
     "qwen3_xml": Qwen3Coder,
+    "seed_oss": Qwen3Coder,
 }
 
 # Of the first line whose texts a template all holds. Several formats write <tool_call>: what tells them apart comes first.
