@@ -55,7 +55,7 @@ def not_greedy(name: str, asked: tuple[tuple[int, ...], ...], outputs: tuple[tup
 
 
 def over_http(served: Served, asked: Tokens, salt: str = "", stream: bool = False) -> Answers:
-    body = {"max_tokens": NEW_TOKENS, "ignore_eos": True, "return_token_ids": True, "cache_salt": salt}
+    body = {"max_tokens": NEW_TOKENS, "ignore_eos": True, "return_token_ids": True, "cache_salt": salt or None}
     rows: Tokens = [[] for _ in asked]
     if not stream:
         answer = served.complete(asked, **body)
