@@ -11,7 +11,8 @@ import tiny_models
 import torch
 from safetensors.torch import load_file, save_file
 
-from quire.kernels.linear.linear_cpu import can_pack
+from quire.workers.layers import linear
+from quire.workers.layers.formats import packed_cpu
 from quire.workers.layers.formats.packed_cpu import PackedCpu
 from quire.workers.layers.norm import RMSNorm
 from quire.workers.loading import files, weights
@@ -274,9 +275,9 @@ def test_a_tied_head_with_a_bias_is_finished_behind_the_embedding(monkeypatch):
 
 
 def test_weights_that_a_cpu_packs_are_let_go_while_others_are_loaded(monkeypatch):
-    """Else the host holds the model twice before it holds it once."""
-    if not can_pack(torch.empty(0, dtype=torch.bfloat16)):
-        pytest.skip("this CPU packs no bfloat16")
+    """Else the host holds the model twice before it holds it once. A copy stands for the layout that not all CPUs have."""
+    monkeypatch.setattr(linear, "can_pack", lambda weight: True)
+    monkeypatch.setattr(packed_cpu, "pack", torch.clone)
     model = build_model(read_model_config(tiny_models.tiny_model("llama")), torch.bfloat16, Parallel())
     finish, finished, held = PackedCpu.finish, [], []
 
