@@ -1,8 +1,9 @@
 """What a sum over the ranks with residual and norm takes, by hidden size and rows: `collectives.py [--ranks 2]`.
 
 Each is launched --launches times in one CUDA graph, as a model's layers do, and replayed; microseconds of one launch, of the
-slowest rank, the best of --repeat replays. With "norm": the exchange, then our norm's kernel; "ours" is both in one kernel.
-Before it is timed, ours is compared with a reference, and its bits over the ranks. NVLink multicast is off, as when serving.
+slowest rank, the best of --repeat replays. With "norm": the exchange, then our norm's kernel; "ours", one-shot and two-shot, is
+both in one kernel. Before ours are timed, they are compared with a reference, and their bits over ranks. NVLink multicast is
+off, as when serving.
 Bias: all ranks begin together, and the graph holds nothing else; in a model a rank waits for the slowest product before.
 Prints a table and a last line `RESULT {json}`; `--csv FILE` appends rows. The ranks are processes of this script.
 """
@@ -16,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,7 +26,7 @@ import torch.distributed._symmetric_memory as symm_mem
 
 from quire.kernels.elementwise.norm import add_rms_norm
 from quire.kernels.exchange.all_reduce_norm import reference
-from quire.workers.group.cuda import NcclExchange, PeerNormExchange, make_norm_exchange
+from quire.workers.group.cuda import NcclExchange, PeerNormExchange, all_agree, new_buffers, reaches_all
 from quire.workers.group.place import Place
 
 HIDDEN = (2048, 4096, 5120, 8192)
@@ -33,7 +35,17 @@ EPS = 1e-5
 Run = Callable[[], object]
 
 
-def ways(rows: int, hidden: int, ours: PeerNormExchange, nccl: NcclExchange, rank: int) -> dict[str, Run]:
+def ours_of(place: Place, hidden: int, max_rows: int) -> dict[str, PeerNormExchange]:
+    """By name, for any number of rows, whatever the tuning table prefers."""
+    made = {}
+    for two_shot in (False, True):
+        buffers, handle = new_buffers(place, max_rows, hidden, torch.bfloat16, None, two_shot=two_shot)
+        made[f"ours {'two' if two_shot else 'one'}-shot"] = PeerNormExchange([buffers], [handle])
+    all_agree(True, place.device)
+    return made
+
+
+def ways(rows: int, hidden: int, ours: dict[str, PeerNormExchange], nccl: NcclExchange, rank: int) -> dict[str, Run]:
     """What there is to be timed, by name; tensors stay the same."""
     device = torch.device("cuda", rank)
     generator = torch.Generator(device).manual_seed(rank)
@@ -51,8 +63,9 @@ def ways(rows: int, hidden: int, ours: PeerNormExchange, nccl: NcclExchange, ran
     def norm(y: torch.Tensor) -> torch.Tensor:
         return add_rms_norm(y, residual, weight, EPS)
 
-    check(x, residual.clone(), weight, ours)
-    found: dict[str, Run] = {
+    for exchange in ours.values():
+        check(x, residual.clone(), weight, exchange)
+    return {
         "NCCL": lambda: nccl.all_reduce(zeros),
         "torch one-shot": lambda: one_shot(shared, "sum", group),
         "torch two-shot": lambda: two_shot(shared, "sum", group),
@@ -60,16 +73,12 @@ def ways(rows: int, hidden: int, ours: PeerNormExchange, nccl: NcclExchange, ran
         "NCCL, norm": lambda: norm(nccl.all_reduce(zeros)),
         "one-shot, norm": lambda: norm(one_shot(shared, "sum", group)),
         "two-shot, norm": lambda: norm(two_shot(shared, "sum", group)),
+        **{name: partial(exchange.add_rms_norm, x, residual, weight, EPS) for name, exchange in ours.items()},
     }
-    if ours.supports(rows):
-        found["ours"] = lambda: ours.add_rms_norm(x, residual, weight, EPS)
-    return found
 
 
 def check(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, ours: PeerNormExchange) -> None:
     """Ours is the reference, and the same bits on all ranks."""
-    if not ours.supports(len(x)):
-        return
     xs = [torch.empty_like(x) for _ in range(dist.get_world_size())]
     dist.all_gather(xs, x)
     want_residual, want = reference(xs, residual, weight, EPS)
@@ -108,10 +117,10 @@ def run_rank(args: argparse.Namespace) -> None:
     torch.cuda.set_device(place.device)
     nccl = NcclExchange(dist.FileStore(args.store, args.ranks), place)
     rows: list[dict[str, object]] = []
+    if not all_agree(reaches_all(place), place.device):
+        sys.exit("these GPUs cannot reach each other's memory")
     for hidden in args.hidden:
-        ours = make_norm_exchange(place, hidden, torch.bfloat16)
-        if ours is None:
-            sys.exit("these GPUs cannot reach each other's memory")
+        ours = ours_of(place, hidden, -(-max(args.rows) // place.size) * place.size)
         for n in args.rows:
             times = {
                 name: microseconds(r, args.launches, args.repeat) for name, r in ways(n, hidden, ours, nccl, args.rank).items()

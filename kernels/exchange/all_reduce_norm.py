@@ -3,17 +3,22 @@
     x[rank] = sum of this rank's parts, rounded to the residual's dtype
     residual += sum of x[0], x[1], ... in float32, in this order, rounded (in place);  out = weight * cast(residual / rms)
 
-x [T, H] of the residual's dtype, or parts float32 [S, T, H]; residual, out [T, H], weight [H]; one program a row. A program
-stores its row into the buffer that each other rank keeps for it (one shot: (ranks - 1) * T * H elements leave a GPU, as many
-arrive), then waits for the others' rows in its own. All ranks add the same values in the same order: equal bits everywhere.
+x [T, H] of the residual's dtype, or parts float32 [S, T, H]; residual, out [T, H], weight [H]; one program a row.
 
-The data is its own flag: an empty place holds EMPTY, -0.0 in every element, which is never sent (a zero is sent as +0.0). A row
-has three places for each rank, taken in turn by a counter on the device, so that a graph may hold launches. In its turn n a
-program stores into the others' places n % 3, empties its own of turn n - 1, and reads those of turn n. Nobody stores into a
-place that is not empty: who is at turn n + 2 has had our row of turn n + 1, which we sent after turn n, in which we emptied it.
+    one-shot   each rank stores its row at all others, and all add them up: (ranks - 1) * T * H elements leave a GPU
+    two-shot   row r belongs to rank r % ranks: the others store theirs there, it adds them up and stores the total at all
+               others: 2 * (ranks - 1) / ranks * T * H elements leave a GPU, and one wait follows another
+
+The values and their order are the same: equal bits everywhere, by either way.
+
+The data is its own flag: an empty place holds EMPTY, -0.0 in every element, which is never sent (a zero is sent as +0.0). What
+may arrive has three places, taken in turn by a counter of the row on the device, so that a graph may hold launches. In its turn
+n a program stores into others' places n % 3, empties its own of turn n - 1, and reads those of turn n. Nobody stores into a
+place that is not empty: who is at turn n + 2 has had, at turn n + 1, every rank's row or a total that needs it, which each
+sent after its turn n, in which it emptied the place.
 What waits is bounded: after `limit_ns` a program traps, the process loses its device and ends; a wrong sum is never used.
 
-Programs need no others of their launch, so any number of rows is right; they are begun in the same order on all ranks.
+A program waits for those of its row alone, so any number of rows is right; they are begun in the same order on all ranks.
 """
 
 from typing import NamedTuple
@@ -34,12 +39,13 @@ _WORDS = {2: torch.int16, 4: torch.int32}
 
 
 class Buffers(NamedTuple):
-    """One rank's end. Every rank makes its own, of the same sizes, before any launch."""
+    """One rank's end of one way. Every rank makes its own, of the same sizes, before any launch."""
 
     rank: int
     size: int
     max_rows: int
-    places: torch.Tensor  # integers of the dtype's size, [3, size, max_rows, H], all EMPTY: this rank's, others store into it
+    two_shot: bool
+    places: torch.Tensor  # integers of the dtype's size, `places_shape`, all EMPTY: this rank's, others store into it
     peers: torch.Tensor  # int64 [size], addresses of all ranks' `places`, as this GPU sees them
     turns: torch.Tensor  # int32 [max_rows], each row's turn modulo 3: a count of all would wrap around within days
     limit_ns: int  # a program waits no longer
@@ -49,9 +55,14 @@ class Buffers(NamedTuple):
         return self.places.shape[3]
 
 
-def places_shape(size: int, max_rows: int, hidden_size: int) -> tuple[int, int, int, int]:
-    """Of Buffers.places."""
-    return TURNS.value, size, max_rows, hidden_size
+def places_shape(size: int, max_rows: int, hidden_size: int, *, two_shot: bool) -> tuple[int, int, int, int]:
+    """Of Buffers.places: in each turn a row from each rank; or rows to add up and totals, `max_rows` a multiple of size.
+
+    Raises ValueError.
+    """
+    if two_shot and max_rows % size:
+        raise ValueError(f"all_reduce_norm: {max_rows} rows cannot be shared evenly by {size} ranks")
+    return TURNS.value, 2 if two_shot else size, max_rows, hidden_size
 
 
 def word_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -79,12 +90,79 @@ def _received(at, mask, empty, limit_ns):
     return words
 
 
+@triton.jit
+def _to_send(x, dtype: tl.constexpr, word: tl.constexpr, empty):
+    """x, rounded, as words of which none looks empty."""
+    words = x.to(dtype).to(word, bitcast=True)
+    return tl.where(words == empty, 0, words).to(word)
+
+
+@triton.jit
+def _store_at(peers_ptr, rank, word: tl.constexpr, at, words, mask):
+    peer = tl.load(peers_ptr + rank).to(tl.pointer_type(word))
+    tl.store(tl.multiple_of(peer, 16) + at, words, mask, cache_modifier=".wt")
+
+
+@triton.jit
+def _one_shot(mine, row, cols, mask, turn, places_ptr, peers_ptr, max_rows, H, dtype: tl.constexpr,
+              RANK: tl.constexpr, SIZE: tl.constexpr, EMPTY: tl.constexpr, BLOCK: tl.constexpr, limit_ns):  # fmt: skip
+    """The sum of all ranks' rows, float32, of `mine` on this one: places [3, SIZE, max_rows, H], from each rank a row."""
+    word: tl.constexpr = places_ptr.dtype.element_ty
+    rank_stride = max_rows.to(tl.int64) * H
+    now = turn * SIZE * rank_stride + row * H + cols
+    before = (turn + 2) % 3 * SIZE * rank_stride + row * H + cols
+    for step in tl.static_range(1, SIZE):
+        _store_at(peers_ptr, (RANK + step) % SIZE, word, now + RANK * rank_stride, mine, mask)
+    for step in tl.static_range(1, SIZE):
+        tl.store(places_ptr + before + (RANK + step) % SIZE * rank_stride, tl.full([BLOCK], EMPTY, word), mask)
+    total = tl.zeros([BLOCK], tl.float32)
+    for rank in tl.static_range(SIZE):
+        if rank == RANK:
+            words = mine
+        else:
+            words = _received(places_ptr + now + rank * rank_stride, mask, EMPTY, limit_ns)
+        total += words.to(dtype, bitcast=True).to(tl.float32)
+    return total
+
+
+@triton.jit
+def _two_shot(mine, row, cols, mask, turn, places_ptr, peers_ptr, max_rows, H, dtype: tl.constexpr,
+              RANK: tl.constexpr, SIZE: tl.constexpr, EMPTY: tl.constexpr, BLOCK: tl.constexpr, limit_ns):  # fmt: skip
+    """As _one_shot. Places [3, 2, max_rows, H]: in [:, 0] a row from each rank for each of our rows, in [:, 1] rows' totals."""
+    word: tl.constexpr = places_ptr.dtype.element_ty
+    kind_stride = max_rows.to(tl.int64) * H
+    now = turn * 2 * kind_stride + cols
+    before = (turn + 2) % 3 * 2 * kind_stride + cols
+    nothing = tl.full([BLOCK], EMPTY, word)
+    owner = (row % SIZE).to(tl.int32)
+    total_at = kind_stride + row * H
+    rows_at = row // SIZE * SIZE * H
+    if owner == RANK:
+        for step in tl.static_range(1, SIZE):
+            tl.store(places_ptr + before + rows_at + (RANK + step) % SIZE * H, nothing, mask)
+        total = tl.zeros([BLOCK], tl.float32)
+        for rank in tl.static_range(SIZE):
+            if rank == RANK:
+                words = mine
+            else:
+                words = _received(places_ptr + now + rows_at + rank * H, mask, EMPTY, limit_ns)
+            total += words.to(dtype, bitcast=True).to(tl.float32)
+        words = _to_send(total, dtype, word, EMPTY)
+        for step in tl.static_range(1, SIZE):
+            _store_at(peers_ptr, (RANK + step) % SIZE, word, now + total_at, words, mask)
+    else:
+        _store_at(peers_ptr, owner, word, now + rows_at + RANK * H, mine, mask)
+        tl.store(places_ptr + before + total_at, nothing, mask)
+        words = _received(places_ptr + now + total_at, mask, EMPTY, limit_ns)
+    return words.to(dtype, bitcast=True).to(tl.float32)
+
+
 @triton.jit(do_not_specialize=["max_rows", "limit_ns"])
 def _all_reduce_norm_kernel(
     x_ptr, residual_ptr, weight_ptr, out_ptr, places_ptr, peers_ptr, turns_ptr, x_stride, residual_stride, out_stride,
     part_stride, max_rows, limit_ns, eps,
     H: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, RANK: tl.constexpr, SIZE: tl.constexpr, EMPTY: tl.constexpr,
-    PDL: tl.constexpr,
+    TWO_SHOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
@@ -94,28 +172,16 @@ def _all_reduce_norm_kernel(
     turn = tl.load(turns_ptr + row)
     x = sum_of_splits(x_ptr, row, cols, mask, x_stride, part_stride, PARTS)
     dtype: tl.constexpr = residual_ptr.dtype.element_ty
-    word: tl.constexpr = places_ptr.dtype.element_ty
-    mine = x.to(dtype).to(word, bitcast=True)
-    mine = tl.where(mine == EMPTY, 0, mine).to(word)
-    place = row * H + cols  # of rank 0, in turn 0
-    rank_stride = max_rows.to(tl.int64) * H
-    now = turn * SIZE * rank_stride
-    for step in tl.static_range(1, SIZE):
-        peer = tl.load(peers_ptr + (RANK + step) % SIZE).to(tl.pointer_type(word))
-        peer = tl.multiple_of(peer, 16)
-        tl.store(peer + now + RANK * rank_stride + place, mine, mask, cache_modifier=".wt")
+    mine = _to_send(x, dtype, places_ptr.dtype.element_ty, EMPTY)
     residual = tl.load(residual_ptr + row * residual_stride + cols, mask, other=0.0)
-    before = ((turn + 2) % 3) * SIZE * rank_stride
-    for step in tl.static_range(1, SIZE):
-        other = (RANK + step) % SIZE
-        tl.store(places_ptr + before + other * rank_stride + place, tl.full([BLOCK], EMPTY, word), mask)
-    total = tl.zeros([BLOCK], tl.float32)
-    for rank in tl.static_range(SIZE):
-        if rank == RANK:
-            words = mine
-        else:
-            words = _received(places_ptr + now + rank * rank_stride + place, mask, EMPTY, limit_ns)
-        total += words.to(dtype, bitcast=True).to(tl.float32)
+    if TWO_SHOT:
+        total = _two_shot(
+            mine, row, cols, mask, turn, places_ptr, peers_ptr, max_rows, H, dtype, RANK, SIZE, EMPTY, BLOCK, limit_ns
+        )
+    else:
+        total = _one_shot(
+            mine, row, cols, mask, turn, places_ptr, peers_ptr, max_rows, H, dtype, RANK, SIZE, EMPTY, BLOCK, limit_ns
+        )
     tl.store(turns_ptr + row, (turn + 1) % 3)
     y = total.to(dtype).to(tl.float32)
     y = (y + residual.to(tl.float32)).to(dtype)
@@ -160,7 +226,7 @@ def all_reduce_norm(
     _all_reduce_norm_kernel[(rows,)](
         first, residual, weight, out, buffers.places, buffers.peers, buffers.turns, first.stride(0), residual.stride(0),
         out.stride(0), part_stride, buffers.max_rows, buffers.limit_ns, eps,
-        width, block, parts, buffers.rank, buffers.size, EMPTY[residual.element_size()], pdl,
+        width, block, parts, buffers.rank, buffers.size, EMPTY[residual.element_size()], buffers.two_shot, pdl,
         num_warps=num_warps, **launch_options(pdl),
     )  # fmt: skip
     return out

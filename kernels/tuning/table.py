@@ -194,15 +194,21 @@ class StepTuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 class ExchangeTuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Sums over ranks that the norm's kernel forms (`all_reduce_norm`); those of more rows are NCCL's."""
 
-    rows: tuple[tuple[int, int], ...]  # (ranks up to, rows of the largest), ranks ascending
+    rows: tuple[tuple[int, int, int], ...]  # (ranks up to, rows up to which one-shot, and two-shot, is faster), ranks ascending
 
-    def max_rows(self, ranks: int) -> int:
-        """0 where NCCL is faster at any number of rows."""
-        return next((rows for most, rows in self.rows if ranks <= most), 0)
+    def max_rows(self, ranks: int) -> tuple[int, int]:
+        """Of one-shot, and of two-shot, a multiple of the ranks; 0 where another way is faster at any number of rows."""
+        one, two = next(((one, two) for most, one, two in self.rows if ranks <= most), (0, 0))
+        return one, two // ranks * ranks
+
+    def way(self, ranks: int, rows: int) -> int:
+        """Steps of so many rows exchange in one way: 0 one-shot, 1 two-shot, 2 NCCL's."""
+        one, two = self.max_rows(ranks)
+        return 0 if rows <= one else 1 if rows <= two else 2
 
 
-# Each rank sends its row to all others: of two, NCCL's bytes at less latency; of more, (ranks - 1) times a row each.
-ONE_SHOT = ExchangeTuning(rows=((2, 512), (4, 128), (8, 64)))
+# One-shot sends (ranks - 1) times a row from each rank; two-shot less than twice, and waits twice.
+EXCHANGE = ExchangeTuning(rows=((2, 512, 0), (4, 32, 512), (8, 16, 512)))
 
 
 class Tuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -215,7 +221,7 @@ class Tuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     experts: ExpertsTuning
     elementwise: ElementwiseTuning
     step: StepTuning
-    exchange: ExchangeTuning = ONE_SHOT
+    exchange: ExchangeTuning = EXCHANGE
 
 
 def padded_sizes(sizes: Sizes, limit: int) -> list[int]:

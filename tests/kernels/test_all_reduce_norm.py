@@ -16,17 +16,18 @@ def inputs(size, rows, width, parts, dtype, device):
     return xs, residual, (torch.randn(width, generator=g) + 1).to(device, dtype)
 
 
-def ends(size, max_rows, width, dtype, device):
+def ends(size, max_rows, width, dtype, device, two_shot=False):
     """Buffers of all ranks, in one memory."""
     from quire.kernels.exchange.all_reduce_norm import Buffers, empty, places_shape, word_dtype
 
     made = []
     for _ in range(size):
-        made.append(torch.empty(places_shape(size, max_rows, width), dtype=word_dtype(dtype), device=device))
+        shape = places_shape(size, max_rows, width, two_shot=two_shot)
+        made.append(torch.empty(shape, dtype=word_dtype(dtype), device=device))
         empty(made[-1])
     addresses = torch.tensor([places.data_ptr() for places in made], device=device)
     turns = [torch.zeros(max_rows, dtype=torch.int32, device=device) for _ in range(size)]
-    return [Buffers(rank, size, max_rows, made[rank], addresses, turns[rank], 5 * 10**9) for rank in range(size)]
+    return [Buffers(rank, size, max_rows, two_shot, made[rank], addresses, turns[rank], 5 * 10**9) for rank in range(size)]
 
 
 @pytest.mark.interpret
@@ -65,9 +66,56 @@ def test_a_rank_sends_its_row_takes_the_others_and_empties_the_place_of_the_turn
 
 
 @pytest.mark.interpret
-def test_what_does_not_fit_is_refused():
-    from quire.kernels.exchange.all_reduce_norm import all_reduce_norm
+@pytest.mark.parametrize(
+    ("size", "rows", "width", "parts"), [(2, 3, 67, 1), (4, 1, 64, 1), (4, 6, 70, 1), (3, 5, 128, 3), (8, 9, 64, 2)]
+)
+def test_two_shot_adds_up_its_own_rows_and_takes_the_totals_of_others(size, rows, width, parts):
+    """Ranks one after the other: what those behind will send is put where it will arrive, and what is sent is looked at."""
+    from quire.kernels.exchange.all_reduce_norm import EMPTY, all_reduce_norm, reference
 
+    most = 3 * size
+    made = ends(size, most, width, torch.float32, "cpu", two_shot=True)
+    for turn in range(4):
+        xs, before, weight = inputs(size, rows, width, parts, torch.float32, "cpu")
+        xs = [x * (turn + 1) for x in xs]
+        want_residual, want = reference(xs, before, weight, EPS)
+        sent = [(x.sum(0) if parts > 1 else x) + 0.0 for x in xs]
+        totals = sum(sent[1:], sent[0].clone()) + 0.0
+        found = []
+        for rank, ours in enumerate(made):
+            now = ours.places[turn % 3]
+            for row in range(rows):
+                first, owner = row // size * size, row % size
+                if owner == rank:
+                    for behind in range(rank + 1, size):
+                        now[0, first + behind] = sent[behind][row].view(torch.int32)
+                elif owner > rank:
+                    now[1, row] = totals[row].view(torch.int32)
+            residual = before.clone()
+            got = all_reduce_norm(xs[rank], residual, weight, EPS, ours)
+            torch.testing.assert_close(residual, want_residual)
+            torch.testing.assert_close(got, want)
+            found.append((residual, got))
+            for row in range(rows):
+                first, owner = row // size * size, row % size
+                if owner == rank:
+                    arrived = [other.places[turn % 3, 1, row] for other in made if other is not ours]
+                    assert all(torch.equal(words.view(torch.float32), totals[row]) for words in arrived)
+                else:
+                    arrived = [made[owner].places[turn % 3, 0, first + rank]]
+                    torch.testing.assert_close(arrived[0].view(torch.float32), sent[rank][row])
+                assert not any((words == EMPTY[4]).any() for words in arrived)
+            assert (ours.places[(turn + 2) % 3] == EMPTY[4]).all() and (ours.places[(turn + 1) % 3] == EMPTY[4]).all()
+            assert ours.turns.tolist() == [(turn + 1) % 3] * rows + [0] * (most - rows)
+        assert all(torch.equal(a, b) for pair in found for a, b in zip(pair, found[0], strict=True))
+
+
+@pytest.mark.interpret
+def test_what_does_not_fit_is_refused():
+    from quire.kernels.exchange.all_reduce_norm import all_reduce_norm, places_shape
+
+    with pytest.raises(ValueError, match="evenly"):
+        places_shape(4, 6, 64, two_shot=True)
     ours, _ = ends(2, 4, 64, torch.float32, "cpu")
     for rows, width, dtype in ((5, 64, torch.float32), (2, 32, torch.float32), (2, 64, torch.bfloat16)):
         (x, _), residual, weight = inputs(2, rows, width, 1, dtype, "cpu")
@@ -77,13 +125,14 @@ def test_what_does_not_fit_is_refused():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("two_shot", [False, True])
 @pytest.mark.parametrize(
     ("size", "rows", "width", "parts"), [(2, 1, 8192, 1), (2, 3, 4100, 1), (2, 64, 4096, 4), (4, 16, 2048, 2), (2, 40, 8192, 1)]
 )
-def test_ranks_as_streams_of_one_gpu_are_the_reference_in_a_graph_too(size, rows, width, parts, dtype):
+def test_ranks_as_streams_of_one_gpu_are_the_reference_in_a_graph_too(size, rows, width, parts, two_shot, dtype):
     from quire.kernels.exchange.all_reduce_norm import all_reduce_norm, empty, reference
 
-    made = ends(size, 64, width, dtype, "cuda")
+    made = ends(size, 64, width, dtype, "cuda", two_shot)
     xs, residual, weight = inputs(size, rows, width, parts, dtype, "cuda")
     for buffers in made:  # to load a kernel waits for those that run, which would wait for it: nothing is waited for yet
         buffers.places.zero_()

@@ -62,11 +62,13 @@ if config.quantization is not None:
 with torch.device("meta"):
     buffers, exchange = None, types.SimpleNamespace(all_reduce=lambda x: x)
     if size > 1:
-        from quire.kernels.exchange.all_reduce_norm import Buffers
+        from quire.kernels.exchange.all_reduce_norm import Buffers, places_shape
         from quire.workers.group.cuda import PeerNormExchange
-        most = current().exchange.max_rows(size)
-        places = meta(3, size, most, config.hidden_size, dtype=torch.int16)
-        buffers = PeerNormExchange(Buffers(0, size, most, places, meta(size, dtype=torch.int64), ints(most), 1), None)
+        def end(two_shot, most):
+            places = meta(*places_shape(size, most, config.hidden_size, two_shot=two_shot), dtype=torch.int16)
+            return Buffers(0, size, most, two_shot, places, meta(size, dtype=torch.int64), ints(most), 1)
+        ways = [end(way, most) for way, most in enumerate(current().exchange.max_rows(size)) if most]
+        buffers = PeerNormExchange(ways)
     expert_parallel = size > 1 and any(layer.experts is not None for layer in config.layers)
     ranks = Parallel(0, size, "meta", exchange, buffers, expert_parallel=expert_parallel)
     if expert_parallel:
@@ -218,6 +220,7 @@ def test_many_rows_of_few_int8_columns_are_not_in_parts(tmp_path, monkeypatch):
         ("30B-A3B", 1024, 8192, 1),
         ("V2-Lite", 256, 8192, 1),
         ("8B", 1024, 8192, 2),
+        ("8B", 1024, 8192, 4),
         ("30B-A3B", 256, 2048, 2),
     ],
 )

@@ -61,7 +61,7 @@ class CudaDevice(Device):
     def kernel_specialization(self, num_tokens: int) -> Hashable:
         """Steps of so many tokens with equal answers run the same compiled kernels, but for attention."""
         ranks = self.ctx.parallel.size
-        is_exchanged_by_us = num_tokens <= current().exchange.max_rows(ranks) and ranks > 1
+        exchange = current().exchange.way(ranks, num_tokens) if ranks > 1 else None
         specs = {layer.experts for layer in self.ctx.config.layers if layer.experts is not None}
         pairs = {(e.weighs_input, e.routing.top_k, e.routing.num_experts) for e in specs}
         by_experts = {
@@ -69,7 +69,7 @@ class CudaDevice(Device):
             for weighs, k, n in pairs
         }
         few, many = split_linear.kernel_specialization(num_tokens), scaled.kernel_specialization(num_tokens)
-        return mode_for(num_tokens), few, many, frozenset(by_experts), is_exchanged_by_us
+        return mode_for(num_tokens), few, many, frozenset(by_experts), exchange
 
     def new_attention(self) -> CudaModelAttention:
         return CudaModelAttention(self.ctx)

@@ -10,6 +10,7 @@ out of service for others.
 import logging
 import os
 import sys
+from collections.abc import Sequence
 from datetime import timedelta
 
 import torch
@@ -85,17 +86,18 @@ class NcclExchange:
 class PeerNormExchange:
     """Sum and norm in one kernel; see all_reduce_norm."""
 
-    def __init__(self, buffers: Buffers, handle: object) -> None:
-        """handle: of the symmetric memory, which lives as long as it."""
-        self.buffers = buffers
-        self._handle = handle
+    def __init__(self, ways: Sequence[Buffers], handles: Sequence[object] = ()) -> None:
+        """ways: ascending by their rows. handles: of the symmetric memory, which lives as long as they."""
+        self.ways = ways
+        self._handles = handles
 
     def supports(self, rows: int) -> bool:
-        return rows <= self.buffers.max_rows
+        return rows <= self.ways[-1].max_rows
 
     def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         pdl = late() if x.dim() == 3 else mode_for(len(x))
-        return all_reduce_norm(x, residual, weight, eps, self.buffers, pdl=pdl)
+        buffers = next(way for way in self.ways if len(residual) <= way.max_rows)
+        return all_reduce_norm(x, residual, weight, eps, buffers, pdl=pdl)
 
 
 def make_norm_exchange(
@@ -105,14 +107,24 @@ def make_norm_exchange(
 
     group: of the stage's ranks, None: all of them. place: of this rank in it.
     """
-    max_rows = current().exchange.max_rows(place.size)
-    if max_rows == 0:
+    one_shot, two_shot = current().exchange.max_rows(place.size)
+    if one_shot == two_shot == 0:
         return None
     if not all_agree(reaches_all(place, group), place.device, group):
         if place.rank == 0:
             log.warning("the GPUs cannot reach each other's memory: NCCL carries all exchanges, which is slower")
         return None
-    shape = places_shape(place.size, max_rows, hidden_size)
+    rows = {False: one_shot, True: two_shot}  # by whether two-shot
+    made = [new_buffers(place, most, hidden_size, dtype, group, two_shot=two) for two, most in rows.items() if most]
+    all_agree(True, place.device, group)  # whoever stores first finds all places empty
+    return PeerNormExchange(*zip(*made, strict=True))
+
+
+def new_buffers(
+    place: Place, max_rows: int, hidden_size: int, dtype: torch.dtype, group: dist.ProcessGroup | None, *, two_shot: bool
+) -> tuple[Buffers, object]:
+    """And the handle of their shared memory. Every rank calls this; then all meet once more before the first launch."""
+    shape = places_shape(place.size, max_rows, hidden_size, two_shot=two_shot)
     places = new_shared(shape, word_dtype(dtype), place.device)
     empty(places)
     torch.cuda.synchronize(place.device)
@@ -120,8 +132,7 @@ def make_norm_exchange(
     peers = torch.tensor(list(handle.buffer_ptrs), dtype=torch.int64, device=place.device)
     turns = torch.zeros(max_rows, dtype=torch.int32, device=place.device)
     limit_ns = int(PATIENCE * place.timeout_s * 1e9)
-    all_agree(True, place.device, group)  # whoever stores first finds all places empty
-    return PeerNormExchange(Buffers(place.rank, place.size, max_rows, places, peers, turns, limit_ns), handle)
+    return Buffers(place.rank, place.size, max_rows, two_shot, places, peers, turns, limit_ns), handle
 
 
 def new_shared(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
