@@ -1,4 +1,7 @@
-"""A model on two GPUs: fp32 tokens equal transformers', in graphs and eagerly; ranks killed and stopped in mid-stream."""
+"""A model on two and four GPUs: fp32 tokens equal transformers', in graphs and eagerly; ranks killed and stopped mid-stream."""
+
+from collections.abc import Iterator
+from typing import Any
 
 import psutil
 import pytest
@@ -10,10 +13,7 @@ from tiny_models import tiny_model
 
 from quire import LLM, SamplingParams
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
-]
+pytestmark = pytest.mark.gpu
 
 OPTIONS = {
     "device": "cuda",
@@ -24,14 +24,20 @@ OPTIONS = {
 }
 
 
+def on(size: int, *more: Any) -> Any:
+    """A case of a test that needs so many GPUs."""
+    return pytest.param(size, *more, marks=pytest.mark.skipif(torch.cuda.device_count() < size, reason=f"needs {size} GPUs"))
+
+
 def tokens(llm: LLM, params: SamplingParams) -> list[list[int]]:
     outputs = llm.generate([{"prompt_token_ids": p} for p in prompts()], params, use_tqdm=False)
     return [list(child.token_ids) for output in outputs for child in output.outputs]
 
 
+@pytest.mark.parametrize("size", [on(2), on(4)])
 @pytest.mark.parametrize(("name", "eager"), [("gpu-llama", False), ("gpu-qwen3", True), ("split-gpu-llama", False)])
-def test_fp32_on_two_equals_transformers(name, eager):
-    llm = LLM(str(tiny_model(name)), tensor_parallel_size=2, enforce_eager=eager, **OPTIONS)
+def test_fp32_on_several_equals_transformers(name, eager, size):
+    llm = LLM(str(tiny_model(name)), tensor_parallel_size=size, enforce_eager=eager, **OPTIONS)
     try:
         greedy = SamplingParams(temperature=0.0, max_tokens=GREEDY.max_tokens, ignore_eos=True)
         assert wrong_rows(name, tokens(llm, greedy)) == []
@@ -42,14 +48,15 @@ def test_fp32_on_two_equals_transformers(name, eager):
         llm.shutdown()
 
 
+@pytest.mark.parametrize("size", [on(2), on(4)])
 @pytest.mark.parametrize("expert_parallel", [False, True])
 @pytest.mark.parametrize(
     ("name", "eager"), [("gpu-qwen2-moe", False), ("gpu-mixtral-sliding-tied", False), ("gpu-gpt-oss", True)]
 )
-def test_parts_of_experts_and_whole_ones_give_the_tokens_of_one(name, eager, expert_parallel):
+def test_parts_of_experts_and_whole_ones_give_the_tokens_of_one(name, eager, expert_parallel, size):
     llm = LLM(
         str(tiny_model(name)),
-        tensor_parallel_size=2,
+        tensor_parallel_size=size,
         enable_expert_parallel=expert_parallel,
         enforce_eager=eager,
         **OPTIONS,
@@ -62,11 +69,15 @@ def test_parts_of_experts_and_whole_ones_give_the_tokens_of_one(name, eager, exp
         llm.shutdown()
 
 
-@pytest.fixture(scope="module")
-def served():
-    arguments = ("--dtype", "float32", "--max-num-seqs", "8", "--kv-cache-memory-bytes", "64M", "-tp", "2")
+def served_on(*layout: str) -> Iterator[Served]:
+    arguments = ("--dtype", "float32", "--max-num-seqs", "8", "--kv-cache-memory-bytes", "64M", *layout)
     with Served(str(tiny_model("gpu-llama")), *arguments, "--collective-timeout-s", "3", "--max-model-len", "512") as served:
         yield served.ready()
+
+
+@pytest.fixture(scope="module", params=[on(2), on(4)])
+def served(request):
+    yield from served_on("-tp", str(request.param))
 
 
 def running(served: Served) -> EventStream:
@@ -86,13 +97,13 @@ def assert_lost_and_replaced(served: Served, signal: str, rank: int) -> None:
     with stream:
         *_, last = stream
     assert last["error"]["code"] == "engine_error"
-    served.line(f"worker {rank} (ended unexpectedly|was stopped by a signal)", 1)
+    served.line(f"worker {rank % len(before)} (ended unexpectedly|was stopped by a signal)", 1)
     until(lambda: served.metric("worker_restarts_total") == restarts + 1 and served.health() == 200)
     assert not set(served.pids(WORKER)) & set(before)
     assert served.complete([5, 6, 7], **body)["choices"][0]["token_ids"] == want
 
 
 @pytest.mark.parametrize("signal", ["kill", "suspend"])
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, -1])
 def test_a_rank_lost_is_named_and_all_are_replaced(served, signal, rank):
     assert_lost_and_replaced(served, signal, rank)
