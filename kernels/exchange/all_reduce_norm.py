@@ -199,12 +199,13 @@ def all_reduce_norm(
     eps: float,
     buffers: Buffers,
     *,
+    out: torch.Tensor | None = None,
     pdl: int = PLAIN,
 ) -> torch.Tensor:
     """residual [T, H] += the sum of all ranks' x, in place; the norm of it. Every rank launches this with an x of its own.
 
-    x [T, H], or parts of it as `norm.add_rms_norm` takes them; T up to buffers.max_rows. Raises ValueError for what does not
-    fit, TypeError for parts of another dtype.
+    x [T, H], or parts of it as `norm.add_rms_norm` takes them; T up to buffers.max_rows. out [T, H], or new.
+    Raises ValueError for what does not fit, TypeError for parts of another dtype.
     """
     split_k = x.dim() == 3
     parts, part_stride = num_splits(x), x.stride(0) if split_k else 0
@@ -218,7 +219,7 @@ def all_reduce_norm(
         raise ValueError(f"all_reduce_norm: buffers of {buffers.places.dtype} are not for {residual.dtype}")
     if not first.stride(1) == residual.stride(1) == weight.stride(0) == 1:
         raise ValueError("all_reduce_norm: the last dimension must have stride 1")
-    out = torch.empty_like(residual)
+    out = torch.empty_like(residual) if out is None else out
     if rows == 0:
         return out
     block = triton.next_power_of_2(width)

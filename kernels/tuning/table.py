@@ -192,23 +192,23 @@ class StepTuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 class ExchangeTuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Sums over ranks that the norm's kernel forms (`all_reduce_norm`); those of more rows are NCCL's."""
+    """Sums over ranks that the norm's kernel forms (`all_reduce_norm`); more rows than one launch takes go in slices."""
 
-    rows: tuple[tuple[int, int, int], ...]  # (ranks up to, rows up to which one-shot, and two-shot, is faster), ranks ascending
+    rows: tuple[tuple[int, int, int], ...]  # (ranks up to, rows of a launch: one-shot up to, two-shot up to), ranks ascending
 
     def max_rows(self, ranks: int) -> tuple[int, int]:
-        """Of one-shot, and of two-shot, a multiple of the ranks; 0 where another way is faster at any number of rows."""
+        """Of one-shot, and of two-shot, a multiple of the ranks; 0: never. Both 0 where NCCL is faster for any rows."""
         one, two = next(((one, two) for most, one, two in self.rows if ranks <= most), (0, 0))
         return one, two // ranks * ranks
 
-    def way(self, ranks: int, rows: int) -> int:
-        """Steps of so many rows exchange in one way: 0 one-shot, 1 two-shot, 2 NCCL's."""
+    def kernel(self, ranks: int, rows: int) -> int:
+        """Equal for steps that exchange by the same kernel: 0 one-shot, 1 two-shot, 2 NCCL's."""
         one, two = self.max_rows(ranks)
-        return 0 if rows <= one else 1 if rows <= two else 2
+        return 2 if one == two == 0 else int(two > 0 and rows > one)
 
 
-# One-shot sends (ranks - 1) times a row from each rank; two-shot less than twice, and waits twice.
-EXCHANGE = ExchangeTuning(rows=((2, 512, 0), (4, 32, 512), (8, 16, 512)))
+# One-shot sends (ranks - 1) times a row from each rank; two-shot less than twice, and waits twice. Of eight it is an estimate.
+EXCHANGE = ExchangeTuning(rows=((2, 2048, 0), (4, 16, 2048), (8, 8, 2048)))
 
 
 class Tuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -111,6 +111,31 @@ def test_two_shot_adds_up_its_own_rows_and_takes_the_totals_of_others(size, rows
 
 
 @pytest.mark.interpret
+@pytest.mark.parametrize("form", ["x", "parts", "int32"])
+def test_more_rows_than_a_launch_takes_are_exchanged_in_slices(form):
+    from quire.kernels.exchange.all_reduce_norm import reference
+    from quire.workers.group.cuda import PeerNormExchange
+    from quire.workers.parallel import added_up
+
+    most, rows, width = 4, 7, 64  # two slices: who is in its third has had ours of the second
+    made = ends(2, most, width, torch.float32, "cpu")
+    xs, before, weight = inputs(2, rows, width, 3 if form != "x" else 1, torch.float32, "cpu")
+    if form == "int32":  # the last two hold scales, of columns and of rows
+        xs = [torch.cat([(x[:1] * 100).to(torch.int32), x[1:].abs().view(torch.int32)]) for x in xs]
+    sent = [(added_up(x) if form != "x" else x) + 0.0 for x in xs]
+    want_residual, want = reference(sent, before, weight, EPS)
+    for turn, begin in enumerate(range(0, rows, most)):  # what rank 1 will send, each slice in a turn of its own
+        end = min(begin + most, rows)
+        made[0].places[turn, 1, : end - begin] = sent[1][begin:end].view(torch.int32)
+    for rank, buffers in enumerate(made):
+        exchange, residual = PeerNormExchange([buffers]), before.clone()
+        assert exchange.supports(rows)
+        got = exchange.add_rms_norm(xs[rank], residual, weight, EPS)
+        torch.testing.assert_close(residual, want_residual)
+        torch.testing.assert_close(got, want)
+
+
+@pytest.mark.interpret
 def test_what_does_not_fit_is_refused():
     from quire.kernels.exchange.all_reduce_norm import all_reduce_norm, places_shape
 

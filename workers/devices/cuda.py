@@ -61,7 +61,7 @@ class CudaDevice(Device):
     def kernel_specialization(self, num_tokens: int) -> Hashable:
         """Steps of so many tokens with equal answers run the same compiled kernels, but for attention."""
         ranks = self.ctx.parallel.size
-        exchange = current().exchange.way(ranks, num_tokens) if ranks > 1 else None
+        exchange = current().exchange.kernel(ranks, num_tokens) if ranks > 1 else None
         specs = {layer.experts for layer in self.ctx.config.layers if layer.experts is not None}
         pairs = {(e.weighs_input, e.routing.top_k, e.routing.num_experts) for e in specs}
         by_experts = {

@@ -28,6 +28,7 @@ from quire.kernels.exchange.all_reduce_norm import (
 from quire.kernels.triton_support.dependent_launch import late, mode_for
 from quire.kernels.tuning.current import current
 from quire.workers.group.place import ExchangeFailed, Place, first_sentence
+from quire.workers.parallel import added_up
 
 log = logging.getLogger("quire.workers")
 
@@ -92,12 +93,19 @@ class PeerNormExchange:
         self._handles = handles
 
     def supports(self, rows: int) -> bool:
-        return rows <= self.ways[-1].max_rows
+        """Of any number: many are exchanged in slices."""
+        return True
 
     def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         pdl = late() if x.dim() == 3 else mode_for(len(x))
-        buffers = next(way for way in self.ways if len(residual) <= way.max_rows)
-        return all_reduce_norm(x, residual, weight, eps, buffers, pdl=pdl)
+        buffers = next((way for way in self.ways if len(residual) <= way.max_rows), self.ways[-1])
+        if x.dtype == torch.int32 and len(residual) > buffers.max_rows:
+            x = added_up(x).to(residual.dtype)  # its scales of rows would need slices of their own
+        out = torch.empty_like(residual)
+        for begin in range(0, len(residual), buffers.max_rows):
+            rows = slice(begin, begin + buffers.max_rows)
+            all_reduce_norm(x[..., rows, :], residual[rows], weight, eps, buffers, out=out[rows], pdl=pdl)
+        return out
 
 
 def make_norm_exchange(
