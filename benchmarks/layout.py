@@ -1,6 +1,7 @@
 """Flags by which benchmarks lay a model out over GPUs, under the names that Quire and vLLM share."""
 
 import argparse
+import math
 from typing import Any
 
 SIZES = {
@@ -24,6 +25,12 @@ def layout_options(args: argparse.Namespace) -> dict[str, int]:
 def layout_flags(args: argparse.Namespace) -> list[str]:
     """The same as flags of `serve`."""
     return [word for name, n in layout_options(args).items() for word in (f"--{name.replace('_', '-')}", str(n))]
+
+
+def several(gpu: str, args: argparse.Namespace) -> str:
+    """What a model laid out over GPUs of this name ran on: "4 NVIDIA H200"."""
+    count = math.prod(layout_options(args).values())
+    return gpu if count == 1 else f"{count} {gpu}"
 
 
 def layout_in_words(args: argparse.Namespace) -> str:

@@ -23,7 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 import workloads
-from layout import add_layout_arguments, layout_in_words, layout_options
+from layout import add_layout_arguments, layout_in_words, layout_options, several
 
 Ids = list[list[int]]
 Run = Callable[[Ids, list[int]], tuple[float, Ids]]  # prompts, output lengths -> seconds, answers
@@ -179,7 +179,7 @@ def append_csv(path: Path, model: str, results: list[dict[str, Any]], where: dic
     fields = ["date", "gpu", "torch", "model", "engine", "workload", "seconds", "output_tok_s", "total_tok_s", "ms_per_step"]
     new = not path.exists()
     with path.open("a", newline="") as file:
-        writer = csv.writer(file)
+        writer = csv.writer(file, lineterminator="\n")
         if new:
             writer.writerow(fields)
         today = datetime.date.today().isoformat()
@@ -238,7 +238,7 @@ def main() -> None:
     where = machine()
     if args.csv:
         name = " ".join(filter(None, (Path(args.model).name, layout_in_words(args))))
-        append_csv(args.csv, name, results, where)
+        append_csv(args.csv, name, results, {**where, "gpu": several(where["gpu"], args)})
     print("RESULT " + json.dumps({"model": args.model, **layout_options(args), "machine": where, "results": results}))
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from layout import add_layout_arguments, layout_flags, layout_in_words, layout_options
+from layout import add_layout_arguments, layout_flags, layout_in_words, layout_options, several
 from load_generator import MAX_ID, Load, Options, run_load
 from servers import Command, Server, end_by_signal, engine_command, machine
 from sse_sink import Sink
@@ -183,7 +183,7 @@ def main() -> None:
         print_table(results)
         if args.csv:
             name = " ".join(filter(None, (Path(args.model).name, layout_in_words(args))))
-            append_csv(args.csv, name, results, where)
+            append_csv(args.csv, name, results, {**where, "gpu": several(where["gpu"], args)})
         found = {"model": args.model, **layout_options(args), "machine": where, "results": results}
         print("RESULT " + json.dumps(found), flush=True)
     if any("error" in r or any(load["failures"] for load in r["loads"]) for r in results):
