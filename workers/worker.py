@@ -5,9 +5,11 @@
 Started by the core through __main__.py. Whatever goes wrong is told to the core and ends the process: the core decides.
 """
 
+import contextlib
 import logging
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -144,8 +146,10 @@ class Worker:
             torch.cuda.set_device(self.device)
             torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
             torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
-        self.group, self.parallel = join(c, self.link, self.device, model_config, dtype)
-        model = self._load(model_config, dtype)
+        with logged_if_long("met the other ranks"):
+            self.group, self.parallel = join(c, self.link, self.device, model_config, dtype)
+        with logged_if_long("weights loaded"):
+            model = self._load(model_config, dtype)
         if model_config.quantization is not None:
             log.info("weights are quantized: %s", model_config.quantization.method)
         if c.load_format != "dummy":
@@ -363,6 +367,15 @@ class Worker:
         if self.ring is None:  # every rank has them, and one speaks
             return
         self.link.send(SideResults(self.config.rank, step, [row.message() for row in results]))
+
+
+@contextlib.contextmanager
+def logged_if_long(what: str) -> Iterator[None]:
+    """Where a start's seconds go: a line in the log if it takes one or more."""
+    begin = time.monotonic()
+    yield
+    if (seconds := time.monotonic() - begin) >= 1.0:
+        log.info("%s in %.1f s", what, seconds)
 
 
 def choose_dtype(name: str, config: ModelConfig, device: str) -> torch.dtype:
