@@ -85,11 +85,7 @@ class Exchange(Protocol):
 
 
 class NormExchange(Protocol):
-    """A sum over the ranks that the norm behind it forms itself, where that is faster: on GPUs, of few rows."""
-
-    def supports(self, rows: int) -> bool:
-        """Whether it does so for so many rows: the same on all ranks."""
-        ...
+    """Sums over the ranks that the norms behind them form themselves, where that is faster: on GPUs."""
 
     def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """residual += the sum of all ranks' x, in place; the norm of it. x [T, H], or in parts, float32 [S, T, H]."""

@@ -15,10 +15,15 @@ The data is its own flag: an empty place holds EMPTY, -0.0 in every element, whi
 may arrive has three places, taken in turn by a counter of the row on the device, so that a graph may hold launches. In its turn
 n a program stores into others' places n % 3, empties its own of turn n - 1, and reads those of turn n. Nobody stores into a
 place that is not empty: who is at turn n + 2 has had, at turn n + 1, every rank's row or a total that needs it, which each
-sent after its turn n, in which it emptied the place.
+sent after its turn n, in which it emptied the place (tests/kernels/test_exchange_protocol.py goes through all orders).
 What waits is bounded: after `limit_ns` a program traps, the process loses its device and ends; a wrong sum is never used.
 
-A program waits for those of its row alone, so any number of rows is right; they are begun in the same order on all ranks.
+None of these stores and loads is a release or an acquire, so CUDA's memory model alone does not order them; what GPUs do is
+relied on. When a launch is behind `wait_for_previous`, what the one before has emptied is empty in this GPU's L2. Peers' stores
+go through this L2, too, and volatile loads read there; and a word, of 2 or 4 bytes, arrives whole.
+
+A program waits for those of its row alone, and GPUs begin a launch's programs in order: the first row that is not done has been
+begun on all ranks, so any number is right.
 """
 
 from typing import NamedTuple
@@ -157,32 +162,33 @@ def _two_shot(mine, row, cols, mask, turn, places_ptr, peers_ptr, max_rows, H, d
     return words.to(dtype, bitcast=True).to(tl.float32)
 
 
-@triton.jit(do_not_specialize=["max_rows", "limit_ns"])
+@triton.jit(do_not_specialize=["first_row", "max_rows", "limit_ns"])
 def _all_reduce_norm_kernel(
     x_ptr, residual_ptr, weight_ptr, out_ptr, places_ptr, peers_ptr, turns_ptr, x_stride, residual_stride, out_stride,
-    part_stride, max_rows, limit_ns, eps,
+    part_stride, first_row, max_rows, limit_ns, eps,
     H: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, RANK: tl.constexpr, SIZE: tl.constexpr, EMPTY: tl.constexpr,
     TWO_SHOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
+    place = tl.program_id(0).to(tl.int64)
+    row = first_row + place
     cols = tl.arange(0, BLOCK)
     mask = cols < H
     weight = tl.load(weight_ptr + cols, mask, other=0.0)
     wait_for_previous(PDL)
-    turn = tl.load(turns_ptr + row)
+    turn = tl.load(turns_ptr + place)
     x = sum_of_splits(x_ptr, row, cols, mask, x_stride, part_stride, PARTS)
     dtype: tl.constexpr = residual_ptr.dtype.element_ty
     mine = _to_send(x, dtype, places_ptr.dtype.element_ty, EMPTY)
     residual = tl.load(residual_ptr + row * residual_stride + cols, mask, other=0.0)
     if TWO_SHOT:
         total = _two_shot(
-            mine, row, cols, mask, turn, places_ptr, peers_ptr, max_rows, H, dtype, RANK, SIZE, EMPTY, BLOCK, limit_ns
+            mine, place, cols, mask, turn, places_ptr, peers_ptr, max_rows, H, dtype, RANK, SIZE, EMPTY, BLOCK, limit_ns
         )
     else:
         total = _one_shot(
-            mine, row, cols, mask, turn, places_ptr, peers_ptr, max_rows, H, dtype, RANK, SIZE, EMPTY, BLOCK, limit_ns
+            mine, place, cols, mask, turn, places_ptr, peers_ptr, max_rows, H, dtype, RANK, SIZE, EMPTY, BLOCK, limit_ns
         )
-    tl.store(turns_ptr + row, (turn + 1) % 3)
+    tl.store(turns_ptr + place, (turn + 1) % 3)
     y = total.to(dtype).to(tl.float32)
     y = (y + residual.to(tl.float32)).to(dtype)
     tl.store(residual_ptr + row * residual_stride + cols, y, mask)
@@ -199,19 +205,18 @@ def all_reduce_norm(
     eps: float,
     buffers: Buffers,
     *,
-    out: torch.Tensor | None = None,
     pdl: int = PLAIN,
 ) -> torch.Tensor:
     """residual [T, H] += the sum of all ranks' x, in place; the norm of it. Every rank launches this with an x of its own.
 
-    x [T, H], or parts of it as `norm.add_rms_norm` takes them; T up to buffers.max_rows. out [T, H], or new.
-    Raises ValueError for what does not fit, TypeError for parts of another dtype.
+    x [T, H], or parts of it as `norm.add_rms_norm` takes them; beyond buffers.max_rows it takes several launches. Raises
+    ValueError for what does not fit, TypeError for parts of another dtype.
     """
     split_k = x.dim() == 3
     parts, part_stride = num_splits(x), x.stride(0) if split_k else 0
     first = x[0] if split_k else x
     rows, width = residual.shape
-    if first.shape != residual.shape or weight.shape != (width,) or width != buffers.hidden_size or rows > buffers.max_rows:
+    if first.shape != residual.shape or weight.shape != (width,) or width != buffers.hidden_size:
         raise ValueError(f"all_reduce_norm: {x.shape}, {residual.shape}, {weight.shape}, {buffers.places.shape} do not fit")
     if (not split_k and x.dtype != residual.dtype) or weight.dtype != residual.dtype:
         raise ValueError(f"all_reduce_norm: dtypes differ: {x.dtype}, {residual.dtype}, {weight.dtype}")
@@ -219,17 +224,16 @@ def all_reduce_norm(
         raise ValueError(f"all_reduce_norm: buffers of {buffers.places.dtype} are not for {residual.dtype}")
     if not first.stride(1) == residual.stride(1) == weight.stride(0) == 1:
         raise ValueError("all_reduce_norm: the last dimension must have stride 1")
-    out = torch.empty_like(residual) if out is None else out
-    if rows == 0:
-        return out
+    out = torch.empty_like(residual)
     block = triton.next_power_of_2(width)
     num_warps = min(max(block // current().elementwise.norm_warp_elements, 1), MAX_WARPS)
-    _all_reduce_norm_kernel[(rows,)](
-        first, residual, weight, out, buffers.places, buffers.peers, buffers.turns, first.stride(0), residual.stride(0),
-        out.stride(0), part_stride, buffers.max_rows, buffers.limit_ns, eps,
-        width, block, parts, buffers.rank, buffers.size, EMPTY[residual.element_size()], buffers.two_shot, pdl,
-        num_warps=num_warps, **launch_options(pdl),
-    )  # fmt: skip
+    for first_row in range(0, rows, buffers.max_rows):
+        _all_reduce_norm_kernel[(min(rows - first_row, buffers.max_rows),)](
+            first, residual, weight, out, buffers.places, buffers.peers, buffers.turns, first.stride(0), residual.stride(0),
+            out.stride(0), part_stride, first_row, buffers.max_rows, buffers.limit_ns, eps,
+            width, block, parts, buffers.rank, buffers.size, EMPTY[residual.element_size()], buffers.two_shot, pdl,
+            num_warps=num_warps, **launch_options(pdl),
+        )  # fmt: skip
     return out
 
 

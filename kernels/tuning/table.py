@@ -192,7 +192,7 @@ class StepTuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 class ExchangeTuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Sums over ranks that the norm's kernel forms (`all_reduce_norm`); more rows than one launch takes go in slices."""
+    """Sums over ranks that the norm's kernel forms (`all_reduce_norm`); of more rows than a launch takes it has several."""
 
     rows: tuple[tuple[int, int, int], ...]  # (ranks up to, rows of a launch: one-shot up to, two-shot up to), ranks ascending
 

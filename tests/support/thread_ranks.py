@@ -11,7 +11,6 @@ from quire.workers.expert_load import ExpertLoad
 from quire.workers.parallel import Parallel
 
 TIMEOUT_S = 60.0
-MOST_ROWS = 8  # that are summed for a norm
 
 
 class Threads:
@@ -48,12 +47,8 @@ class RankOfThreads:
     def close(self):
         pass
 
-    def supports(self, rows):
-        return rows <= MOST_ROWS
-
     def add_rms_norm(self, x, residual, weight, eps):
-        """As a GPU's kernel does, of few rows."""
-        assert len(residual) <= MOST_ROWS
+        """As a GPU's kernel does."""
         self.group.norms += self.rank == 0
         return norm_reference.add_rms_norm(sum(self.exchange(x)), residual, weight, eps)
 
@@ -89,7 +84,7 @@ class Together:
 def engine_of_ranks(folder, size, exchange=None, for_norms=False, expert_parallel=False, **options):
     """An InlineEngine of so many ranks. exchange(group, rank): what a rank exchanges by, in place of RankOfThreads.
 
-    for_norms: sums of few rows are formed with the norms behind them. expert_parallel: the first rank counts, too."""
+    for_norms: sums are formed with the norms behind them. expert_parallel: the first rank counts, too."""
     if size == 1:
         return InlineEngine(folder, **options)
     group, make = Threads(size), exchange or Threads.rank

@@ -1,10 +1,9 @@
-"""What GPUs exchange: NCCL through torch.distributed, and on one host, for few rows, our own kernel over symmetric memory.
+"""What GPUs exchange: by NCCL through torch.distributed, and on one host by our own kernel over symmetric memory.
 
-Of any number of rows NCCL sums, and over several hosts nothing else does; where each GPU can read the others' memory, sums of
-few rows are formed together with the norm behind them (kernels/exchange/all_reduce_norm.py). Which is which follows from the
-number of rows and the tuning table, so all ranks agree. Nothing here decides that a peer is lost: NCCL's own watchdog is off, a
-worker's loop looks at its device (`Device.waited_s`) and the core decides. NVLink multicast stays off: it can put a host's GPUs
-out of service for others.
+Where each GPU can reach the others' memory, sums are formed together with the norm behind them, one-shot or two-shot by the
+number of rows and the tuning table, so all ranks agree (kernels/exchange/all_reduce_norm.py). All else is NCCL's, and over
+several hosts everything. Nothing here decides that a peer is lost: NCCL's own watchdog is off, a worker's loop looks at its
+device (`Device.waited_s`) and the core decides. NVLink multicast stays off: it can put a host's GPUs out of service for others.
 """
 
 import logging
@@ -28,7 +27,6 @@ from quire.kernels.exchange.all_reduce_norm import (
 from quire.kernels.triton_support.dependent_launch import late, mode_for
 from quire.kernels.tuning.current import current
 from quire.workers.group.place import ExchangeFailed, Place, first_sentence
-from quire.workers.parallel import added_up
 
 log = logging.getLogger("quire.workers")
 
@@ -92,20 +90,10 @@ class PeerNormExchange:
         self.ways = ways
         self._handles = handles
 
-    def supports(self, rows: int) -> bool:
-        """Of any number: many are exchanged in slices."""
-        return True
-
     def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         pdl = late() if x.dim() == 3 else mode_for(len(x))
         buffers = next((way for way in self.ways if len(residual) <= way.max_rows), self.ways[-1])
-        if x.dtype == torch.int32 and len(residual) > buffers.max_rows:
-            x = added_up(x).to(residual.dtype)  # its scales of rows would need slices of their own
-        out = torch.empty_like(residual)
-        for begin in range(0, len(residual), buffers.max_rows):
-            rows = slice(begin, begin + buffers.max_rows)
-            all_reduce_norm(x[..., rows, :], residual[rows], weight, eps, buffers, out=out[rows], pdl=pdl)
-        return out
+        return all_reduce_norm(x, residual, weight, eps, buffers, pdl=pdl)
 
 
 def make_norm_exchange(

@@ -23,8 +23,5 @@ class EmulatedExchange:
     def close(self) -> None:
         pass
 
-    def supports(self, rows: int) -> bool:
-        return True
-
     def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return ops.add_rms_norm(x, residual, weight, eps)

@@ -154,7 +154,7 @@ class Summed(Products):
 
     def split_k(self, x: torch.Tensor) -> torch.Tensor:
         exchange = self._parallel.norm_exchange
-        if exchange is None or not exchange.supports(len(x)):
+        if exchange is None:
             return self.product(x)
         partial = Partial(self._inner.split_k(x), exchange, self._parallel)
         return cast(torch.Tensor, partial)  # only a norm's `add` looks at it
