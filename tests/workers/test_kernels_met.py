@@ -147,6 +147,13 @@ SHAPES = {
         "num_key_value_heads": 4,
         "head_dim": 64,
     },
+    "6 ranks": {
+        "hidden_size": 1536,
+        "intermediate_size": 6144,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 6,
+        "head_dim": 128,
+    },
     "V2-Lite": {
         "architectures": ["DeepseekV2ForCausalLM"],
         "hidden_size": 2048,
@@ -197,10 +204,10 @@ def test_no_step_compiles_with_quantized_weights(form, shape, max_rows, max_toke
     compiles_nothing_late({"quantization_config": QUANTIZED[form]}, shape, max_rows, max_tokens, streams, tmp_path, monkeypatch)
 
 
-@pytest.mark.parametrize("form", ["fp8", "int8"])
-def test_no_step_compiles_with_quantized_weights_on_two_ranks(form, tmp_path, monkeypatch):
+@pytest.mark.parametrize("form,size", [("fp8", 2), ("int8", 2), ("int8", 4)])
+def test_no_step_compiles_with_quantized_weights_on_several_ranks(form, size, tmp_path, monkeypatch):
     """int8's exact sums come with their scales to the norm that exchanges them."""
-    compiles_nothing_late({"quantization_config": QUANTIZED[form]}, "8B", 256, 8192, True, tmp_path, monkeypatch, 2)
+    compiles_nothing_late({"quantization_config": QUANTIZED[form]}, "8B", 256, 8192, True, tmp_path, monkeypatch, size)
 
 
 def test_many_rows_of_few_int8_columns_are_not_in_parts(tmp_path, monkeypatch):
@@ -222,6 +229,8 @@ def test_many_rows_of_few_int8_columns_are_not_in_parts(tmp_path, monkeypatch):
         ("8B", 1024, 8192, 2),
         ("8B", 1024, 8192, 4),
         ("30B-A3B", 256, 2048, 2),
+        ("6 ranks", 37, 2100, 6),
+        ("8B", 37, 2100, 8),
     ],
 )
 def test_no_step_compiles_while_serving(shape, max_rows, max_tokens, size, streams, tmp_path, monkeypatch):
@@ -244,6 +253,12 @@ def test_no_step_of_another_family_compiles_either(name, streams, tmp_path, monk
     layers = {"n_layer": 2} if "n_layer" in fields else {"num_hidden_layers": 2}
     more = {"use_qk_norm": True} if name == "COMMAND_R" else {}
     check({**fields, **layers, **more, "vocab_size": 32_003}, 37, 512, streams, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("name", ["GEMMA2_9B", "PYTHIA"])
+def test_nor_does_one_that_is_summed_before_a_norm_that_exchanges_nothing(name, tmp_path, monkeypatch):
+    layers = {"num_hidden_layers": 2, "vocab_size": 32_003}
+    check({**getattr(test_family_configs, name), **layers}, 37, 2100, True, tmp_path, monkeypatch, 4)
 
 
 @pytest.mark.parametrize("streams", [True, False])
