@@ -85,7 +85,7 @@ class Exchange(Protocol):
 
 
 class NormExchange(Protocol):
-    """Sums over the ranks that the norms behind them form themselves, where that is faster: on GPUs."""
+    """Sums over the ranks that norms behind them form themselves: on GPUs, in models with plain norms (`NormSpec.is_plain`)."""
 
     def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """residual += the sum of all ranks' x, in place; the norm of it. x [T, H], or in parts, float32 [S, T, H]."""
@@ -97,19 +97,6 @@ class Partial(NamedTuple):
 
     x: torch.Tensor  # [T, H], or in parts as norms take them (kernels/elementwise/norm.py)
     exchange: NormExchange
-    parallel: "Parallel"
-
-    def summed(self, dtype: torch.dtype) -> torch.Tensor:
-        """The sum itself, [T, H]: for a norm that the exchange has no kernel of."""
-        return self.parallel.all_reduce(added_up(self.x).to(dtype) if self.x.dim() == 3 else self.x)
-
-
-def added_up(parts: torch.Tensor) -> torch.Tensor:
-    """[T, H] of float32 [S, T, H], or of int32 [S + 2, T, H], sums of int8 and behind them scales of columns and of rows."""
-    if parts.dtype != torch.int32:
-        return parts.sum(0)
-    (rows, width), (columns, lines) = parts.shape[1:], parts[-2:].view(torch.float32).flatten(1)
-    return parts[:-2].sum(0).float() * lines[:rows, None] * columns[:width]
 
 
 class ExpertCounts(Protocol):

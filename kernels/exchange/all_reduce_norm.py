@@ -18,9 +18,9 @@ place that is not empty: who is at turn n + 2 has had, at turn n + 1, every rank
 sent after its turn n, in which it emptied the place (tests/kernels/test_exchange_protocol.py goes through all orders).
 What waits is bounded: after `limit_ns` a program traps, the process loses its device and ends; a wrong sum is never used.
 
-None of these stores and loads is a release or an acquire, so CUDA's memory model alone does not order them; what GPUs do is
-relied on. When a launch is behind `wait_for_previous`, what the one before has emptied is empty in this GPU's L2. Peers' stores
-go through this L2, too, and volatile loads read there; and a word, of 2 or 4 bytes, arrives whole.
+Stores to peers and loads of places are of system scope, but none is a release or an acquire, so CUDA's memory model alone does
+not order them; what GPUs do is relied on. When a launch is behind `wait_for_previous`, what the one before has emptied is empty
+in this GPU's L2. Peers' stores go through this L2, too, and volatile loads read there; a word, of 2 or 4 bytes, arrives whole.
 
 A program waits for those of its row alone, and GPUs begin a launch's programs in order: the first row that is not done has been
 begun on all ranks, so any number is right.

@@ -114,14 +114,15 @@ def test_two_shot_adds_up_its_own_rows_and_takes_the_totals_of_others(size, rows
 @pytest.mark.parametrize("form", ["x", "parts", "int32"])
 def test_more_rows_than_a_launch_takes_are_exchanged_in_slices(form):
     from quire.kernels.exchange.all_reduce_norm import all_reduce_norm, reference
-    from quire.workers.parallel import added_up
 
     most, rows, width = 4, 7, 64  # two slices: who is in its third has had ours of the second
     made = ends(2, most, width, torch.float32, "cpu")
     xs, before, weight = inputs(2, rows, width, 3 if form != "x" else 1, torch.float32, "cpu")
+    sent = [(x.sum(0) if form != "x" else x) + 0.0 for x in xs]
     if form == "int32":  # the last two hold scales, of columns and of rows
-        xs = [torch.cat([(x[:1] * 100).to(torch.int32), x[1:].abs().view(torch.int32)]) for x in xs]
-    sent = [(added_up(x) if form != "x" else x) + 0.0 for x in xs]
+        sums, scales = [(x[:1] * 100).to(torch.int32) for x in xs], [x[1:].abs() for x in xs]
+        xs = [torch.cat((a, b.view(torch.int32))) for a, b in zip(sums, scales, strict=True)]
+        sent = [a[0] * b[1].view(-1)[:rows, None] * b[0].view(-1)[:width] + 0.0 for a, b in zip(sums, scales, strict=True)]
     want_residual, want = reference(sent, before, weight, EPS)
     for turn, begin in enumerate(range(0, rows, most)):  # what rank 1 will send, each slice in a turn of its own
         end = min(begin + most, rows)

@@ -11,7 +11,7 @@ from quire.workers.loading.weights import dummy_weights, load_weights
 from quire.workers.models.build import build_model
 from quire.workers.models.config import ModelConfigError
 from quire.workers.models.families import read_model_config
-from quire.workers.parallel import Parallel, Part, added_up, even_split, whole
+from quire.workers.parallel import Parallel, Part, even_split, whole
 
 
 def test_parts_of_a_dimension():
@@ -142,13 +142,3 @@ def test_an_adapter_adds_before_the_ranks_sum():
 
     results, _ = on_every_rank(2, result)
     assert all(torch.equal(y, torch.full((3, 4), 10.0)) for y in results)
-
-
-def test_exact_sums_in_parts_are_multiplied_by_the_scales_behind_them():
-    torch.manual_seed(0)
-    sums, columns, rows = torch.randint(-1000, 1000, (3, 5, 8), dtype=torch.int32), torch.rand(8), torch.rand(5)
-    scales = torch.zeros(2, 40)
-    scales[0, :8], scales[1, :5] = columns, rows
-    parts = torch.cat((sums, scales.view(torch.int32).view(2, 5, 8)))
-    torch.testing.assert_close(added_up(parts), sums.sum(0).float() * rows[:, None] * columns)
-    assert added_up(parts.float()).equal(parts.float().sum(0))

@@ -25,8 +25,11 @@ class Group:
     exchange: Exchange | None = None
     norm_exchange: NormExchange | None = None
 
-    def __init__(self, store: Store, place: Place, hidden_size: int, dtype: torch.dtype) -> None:
-        """Meet the others: returns when all are there. Raises ExchangeFailed."""
+    def __init__(self, store: Store, place: Place, hidden_size: int, dtype: torch.dtype, *, plain_norms: bool) -> None:
+        """Meet the others: returns when all are there. Raises ExchangeFailed.
+
+        plain_norms: the model's norms are (`NormSpec.is_plain`), and can form sums.
+        """
         self._store, self._place, self._hidden_size, self._dtype = store, place, hidden_size, dtype
         self._nccl: Exchange | None = None
         if place.device.type == "cuda":
@@ -35,7 +38,7 @@ class Group:
             nccl = self._nccl = NcclExchange(store, place)
             if place.stage_size > 1:
                 self.exchange = nccl
-                if place.stage_on_one_host:  # by the layout alone, so all of its ranks agree
+                if plain_norms and place.stage_on_one_host:  # by model and layout alone, so all of its ranks agree
                     self.norm_exchange = make_norm_exchange(place.within_stage, hidden_size, dtype, nccl.group)
         elif place.stage_size > 1:
             self.exchange = GlooExchange(PrefixStore(f"gloo {place.stage}", store), place.within_stage)

@@ -25,8 +25,9 @@ def join(
         group, parallel = _meet(config, link, device, model, dtype)
     elif config.emulate_world_size > 1:
         exchange = EmulatedExchange(config.emulate_world_size)
+        for_norms = exchange if model.model.norm.is_plain else None
         parallel = Parallel(
-            0, config.emulate_world_size, device, exchange, exchange, expert_parallel=config.enable_expert_parallel
+            0, config.emulate_world_size, device, exchange, for_norms, expert_parallel=config.enable_expert_parallel
         )
     parallel.expert_load = expert_load_of(model, parallel)
     return group, parallel
@@ -48,7 +49,8 @@ def _meet(
     )
     checkpoint = None if config.load_format == "dummy" else Path(config.model_dir)
     stage = stage_of(model, dtype, place.stage, place.stages, checkpoint)
-    group = Group(ChannelStore(link, config.rank), place, model.hidden_size, dtype)
+    store, plain_norms = ChannelStore(link, config.rank), model.model.norm.is_plain
+    group = Group(store, place, model.hidden_size, dtype, plain_norms=plain_norms)
     parallel = Parallel(
         place.within_stage.rank,
         place.within_stage.size,

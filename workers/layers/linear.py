@@ -156,8 +156,7 @@ class Summed(Products):
         exchange = self._parallel.norm_exchange
         if exchange is None:
             return self.product(x)
-        partial = Partial(self._inner.split_k(x), exchange, self._parallel)
-        return cast(torch.Tensor, partial)  # only a norm's `add` looks at it
+        return cast(torch.Tensor, Partial(self._inner.split_k(x), exchange))  # only a norm's `add` looks at it
 
 
 class BehindSums(Products):

@@ -22,11 +22,16 @@ class NormSpec(msgspec.Struct, frozen=True, kw_only=True):
     has_bias: bool = False  # layer
     residual_scale: float = 1.0  # of what `add` adds to the residual
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether norms made of it are (`Norm.is_plain`)."""
+        return self.type == "rms" and self.weighs == "rounded" and self.residual_scale == 1.0
+
 
 class Norm(WeightOwner):
     """`forward` normalises x [T, size]; `add` first adds x to the residual stream, in place."""
 
-    is_plain = False  # an RMSNorm as kernels of products have it built in: `weight`, `eps`, and nothing else
+    is_plain = False  # an RMSNorm as kernels of products and sums have it built in: `weight`, `eps`, and nothing else
     weight: torch.Tensor
     eps: float
 

@@ -86,9 +86,8 @@ def add_rms_norm(
     x, residual [T, H]; x may be parts of `linear_split_k`, or a Partial, whose sum over the ranks is added.
     """
     if isinstance(x, Partial):
-        if scale == 1.0 and weighs == "rounded":
-            return x.exchange.add_rms_norm(x.x, residual, weight, eps)
-        x = x.summed(residual.dtype)
+        assert scale == 1.0 and weighs == "rounded", "only plain norms exchange"
+        return x.exchange.add_rms_norm(x.x, residual, weight, eps)
     if x.is_cuda:
         return _kernels().norm.add_rms_norm(x, residual, weight, eps, scale=scale, weighs=weighs, pdl=_pdl_of_add(x))
     return norm_cpu.add_rms_norm(x, residual, weight, eps, scale=scale, weighs=weighs)
@@ -104,7 +103,7 @@ def layer_norm(
 
 
 def add_layer_norm(
-    x: torch.Tensor | Partial,
+    x: torch.Tensor,
     residual: torch.Tensor,
     weight: torch.Tensor | None,
     bias: torch.Tensor | None,
@@ -113,8 +112,6 @@ def add_layer_norm(
     scale: float = 1.0,
 ) -> torch.Tensor:
     """As add_rms_norm."""
-    if isinstance(x, Partial):
-        x = x.summed(residual.dtype)
     if x.is_cuda:
         return _kernels().norm.add_layer_norm(x, residual, weight, eps, bias=bias, scale=scale, pdl=_pdl_of_add(x))
     return norm_cpu.layer_norm(norm_reference.add(x, residual, scale), weight, eps, bias=bias)
