@@ -21,6 +21,7 @@ CONTEXT_BYTES = 850 * MIB  # CUDA's context, kernels' code and workspaces: estim
 PROCESSOR_ROW_BYTES = 42 * 1024  # of a sequence's logits processors, beside the vocabulary's: estimated
 CAPTURED_TOKENS = 2048  # of the tuning tables' step.captured_tokens: estimated
 LARGE_WEIGHTS_BYTES = 16 * 10**9  # of the tuning tables' step.large_weights_bytes: estimated
+EXCHANGED_ROWS = 2048  # of the tuning tables' exchange, which holds six places for each, or little more: estimated
 
 
 class LayerSizes(NamedTuple):
@@ -130,6 +131,11 @@ def tables_bytes(model: ModelSizes, max_num_seqs: int, max_model_len: int, max_t
     block_table = 4 * rows * -(-max_model_len // block_size)
     rotary = 4 * max_model_len * max(layer.head_dim for layer in model.layers)
     return CONTEXT_BYTES + processors + sampler + block_table + rotary + 32 * max_tokens
+
+
+def exchange_bytes(model: ModelSizes, ranks: int, itemsize: int) -> int:
+    """Where the rows of other ranks arrive, if norms sum them (workers/group/cuda.py): those of some families do not."""
+    return 6 * EXCHANGED_ROWS * model.hidden_size * itemsize if ranks > 1 else 0
 
 
 # ----------------------------------------------------------------------------------------------------------- KV blocks

@@ -160,6 +160,7 @@ def estimate(model: Model, config: EngineConfig, memory: int, gpu: str = "") -> 
         captured = plan.captured_tokens(weights, tokens)
         graphs = plan.GRAPHS_BYTES + (0 if config.enforce_eager else plan.graphs_bytes(captured, tokens, step, logits))
         tables = plan.tables_bytes(sizes, rows, length, tokens, block_size)
+        tables += plan.exchange_bytes(sizes, config.tensor_parallel_size, item)
         room = int(config.gpu_memory_utilization * memory) - weights - step - graphs - tables
         blocks = max(room // block, 0)
     else:

@@ -119,6 +119,12 @@ def test_the_constants_are_the_tuning_tables():
     step = DEFAULT.step
     assert step.captured_tokens == memory_plan.CAPTURED_TOKENS and memory_plan.PACKED_TWICE_BYTES == SMALL_BYTES
     assert step.large_weights_bytes == memory_plan.LARGE_WEIGHTS_BYTES
+    sizes = memory_plan.ModelSizes(vocab_size=512, hidden_size=64, layers=())
+    assert memory_plan.exchange_bytes(sizes, 1, 2) == 0
+    for size in range(2, 9):
+        one_shot, two_shot = DEFAULT.exchange.max_rows(size)
+        elements = 3 * 64 * (size * one_shot + 2 * two_shot)  # all_reduce_norm.places_shape, which needs Triton
+        assert memory_plan.exchange_bytes(sizes, size, 2) == pytest.approx(2 * elements, rel=0.02)
 
 
 def test_parameters_are_computed_where_no_file_counts_them(tmp_path):
@@ -140,6 +146,8 @@ def test_flags_change_the_plan(tmp_path):
     assert tokens(max_num_batched_tokens=2048) > base > tokens(dtype="float32")
     assert tokens(kv_cache_memory_bytes=GIB) == GIB // 131072 - 64 and tokens(num_gpu_blocks_override=11) == 640
     assert estimate(model, EngineConfig(), int(24 * GIB)).max_num_seqs == 256
+    alone, of_two = (estimate(model, EngineConfig(tensor_parallel_size=n), memory).tables_bytes for n in (1, 2))
+    assert of_two - alone == 6 * 2048 * 4096 * 2  # where the other's rows arrive
     with pytest.raises(EstimateError, match="more than the model was made for"):
         tokens(max_model_len=200_000)
 
