@@ -151,7 +151,8 @@ def test_what_does_not_fit_is_refused():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("two_shot", [False, True])
 @pytest.mark.parametrize(
-    ("size", "rows", "width", "parts"), [(2, 1, 8192, 1), (2, 3, 4100, 1), (2, 64, 4096, 4), (4, 16, 2048, 2), (2, 40, 8192, 1)]
+    ("size", "rows", "width", "parts"),
+    [(2, 1, 8192, 1), (2, 3, 4100, 1), (2, 64, 4096, 4), (4, 16, 2048, 2), (2, 40, 8192, 1), (2, 100, 4096, 2)],  # 100: in two
 )
 def test_ranks_as_streams_of_one_gpu_are_the_reference_in_a_graph_too(size, rows, width, parts, two_shot, dtype):
     from quire.kernels.exchange.all_reduce_norm import all_reduce_norm, empty, reference
