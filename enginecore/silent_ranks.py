@@ -8,7 +8,7 @@ stages not all others need wait for it: a stage may have done its part, and then
 import time
 from collections.abc import Callable, Sequence
 
-from quire.ipc.process.loop_clock import LoopClock
+from quire.ipc.process.stopped import StoppedFor
 
 GRACE_S = 1.0  # from the first that speaks to the last: they began to wait within milliseconds of each other
 
@@ -28,8 +28,7 @@ class SilentRanks:
         self._stage_size, self._where = stage_size, where
         self._said: dict[int, str] = {}
         self._since = 0.0
-        self._clock = LoopClock(clock)
-        self._stopped_since: float | None = None
+        self._stopped_for = StoppedFor(clock)
 
     def heard(self, rank: int, message: str, now: float) -> None:
         """A rank waits for others."""
@@ -65,13 +64,7 @@ class SilentRanks:
 
     def stopped_for_long(self, stopped: Sequence[int], meanwhile: str) -> str | None:
         """Of ranks that start or have nothing to do, looked at again and again: nobody waits for them in an exchange."""
-        now = self._clock.tick()
-        if not stopped:
-            self._stopped_since = None
-            return None
-        if self._stopped_since is None:
-            self._stopped_since = now
-        stopped_s = now - self._stopped_since
+        stopped_s = self._stopped_for.seconds(bool(stopped))
         if stopped_s <= self._timeout_s:
             return None
         return f"{self._workers(stopped)} stopped by a signal {stopped_s:.3g} s ago, and {meanwhile}"

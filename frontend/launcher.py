@@ -16,6 +16,7 @@ import msgspec
 from quire.frontend.client.client import Client
 from quire.ipc.config import EngineConfig
 from quire.ipc.process.children import CORE_MODULE, Child, how_it_ended, prespawn, wait_for_all
+from quire.ipc.process.stopped import StoppedFor
 
 log = logging.getLogger("quire.serve")
 
@@ -63,8 +64,9 @@ def launch_core(
 ) -> CoreProcess:
     """Start a core, or go on with `prespawned`, and wait until it is ready: model loaded, workers up, address bound.
 
-    timeout_s None waits as long as the child lives: a download or a large checkpoint takes what it takes. Raises
-    EngineStartError with the engine's own words if it cannot start; on any exception (Ctrl-C too) the child is gone.
+    timeout_s None waits as long as the child lives: a download or a large checkpoint takes what it takes. One that a signal has
+    stopped does not get on, and is given up after --collective-timeout-s, as a worker is. Raises EngineStartError with the
+    engine's own words if it cannot start; on any exception (Ctrl-C too) the child is gone.
     """
     child = prespawn(module) if prespawned is None else prespawned
     return _start([child], [config], timeout_s)[0]
@@ -125,7 +127,8 @@ def _start(children: Sequence[Child], configs: Sequence[EngineConfig], timeout_s
     try:
         for child, config in zip(children, configs, strict=True):
             child.configure(config)
-        addresses = _addresses(children, timeout_s)
+        starts = [_Start(child, config.collective_timeout_s) for child, config in zip(children, configs, strict=True)]
+        addresses = _addresses(starts, timeout_s)
     except BaseException as error:  # Ctrl-C, too: passed on, without a child left running
         for child in children:
             child.send_signal(signal.SIGTERM)
@@ -138,34 +141,45 @@ def _start(children: Sequence[Child], configs: Sequence[EngineConfig], timeout_s
     return [CoreProcess(address, child) for address, child in zip(addresses, children, strict=True)]
 
 
-def _addresses(children: Sequence[Child], timeout_s: float | None) -> list[str]:
+def _addresses(starts: Sequence["_Start"], timeout_s: float | None) -> list[str]:
     """Where each listens, when all are ready. Raises EngineStartError as soon as one cannot start."""
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     found: dict[int, str] = {}
-    while len(found) < len(children):
+    while len(found) < len(starts):
         patience_s = _POLL_S if deadline is None else min(_POLL_S, deadline - time.monotonic())
-        for number, child in enumerate(children):
+        for number, start in enumerate(starts):
             if number in found:
                 continue
             try:
-                address = _address(child, patience_s / (len(children) - len(found)))
+                address = start.address(patience_s / (len(starts) - len(found)))
             except EngineStartError as error:
-                raise EngineStartError(f"engine {number}: {error}" if len(children) > 1 else str(error)) from None
+                raise EngineStartError(f"engine {number}: {error}" if len(starts) > 1 else str(error)) from None
             if address is not None:
                 found[number] = address
         if deadline is not None and time.monotonic() > deadline:
             raise EngineStartError(f"the engine was not ready within {timeout_s:.3g} s")
-    return [found[number] for number in range(len(children))]
+    return [found[number] for number in range(len(starts))]
 
 
-def _address(child: Child, patience_s: float) -> str | None:
-    """None: it is not ready yet."""
-    said = child.receive(patience_s)
-    if said is not None and "ready" in said:
-        return said["ready"]
-    if said is not None and "error" in said:
-        raise EngineStartError(said["error"])
-    code = child.wait(0.0)
-    if code is not None:
-        raise EngineStartError(f"the engine ended while it started ({how_it_ended(code)}); if it said why, that is above")
-    return None
+class _Start:
+    """A core that is not ready yet. stopped_limit_s: how long it may be stopped by a signal."""
+
+    def __init__(self, child: Child, stopped_limit_s: float) -> None:
+        self._child, self._stopped_limit_s = child, stopped_limit_s
+        self._stopped_for = StoppedFor()
+
+    def address(self, patience_s: float) -> str | None:
+        """None: it is not ready yet. Raises EngineStartError."""
+        said = self._child.receive(patience_s)
+        if said is not None and "ready" in said:
+            return said["ready"]
+        if said is not None and "error" in said:
+            raise EngineStartError(said["error"])
+        code = self._child.wait(0.0)
+        if code is not None:
+            raise EngineStartError(f"the engine ended while it started ({how_it_ended(code)}); if it said why, that is above")
+        stopped_s = self._stopped_for.seconds(self._child.is_stopped())
+        if stopped_s > self._stopped_limit_s:
+            self._child.send_signal(signal.SIGKILL)  # it hears nothing else
+            raise EngineStartError(f"the engine's process was stopped by a signal {stopped_s:.3g} s ago, while it started")
+        return None

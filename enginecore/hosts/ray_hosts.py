@@ -7,6 +7,7 @@ pickles what it carries: they must be private. Used by setup.py; `find` is calle
 """
 
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -115,7 +116,7 @@ def _connected() -> Any:
             raise PlacementError(MISSING) from None
         _check_address(os.environ.get("RAY_ADDRESS", "auto"))
         try:
-            ray.init(address="auto", namespace="quire", log_to_driver=False, logging_level="error")
+            ray.init(address="auto", namespace="quire", log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise PlacementError(NO_CLUSTER.format(_last_line(error).rstrip("."))) from None
     return ray

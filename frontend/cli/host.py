@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 AGENT_MODULE = "quire.enginecore.hosts"
 STOP_GRACE_S = 10.0
+STOPPED_LIMIT_S = 30.0  # of the agent: as long as one that runs waits for a silent engine, before it ends its workers
+LOOK_S = 1.0
 
 
 def add_host(commands: "argparse._SubParsersAction[CommandParser]") -> None:
@@ -81,17 +83,20 @@ def _run(config: HostConfig) -> int:
 
 def _watch(agent: "Child") -> int:
     from quire.ipc.process.children import how_it_ended
+    from quire.ipc.process.stopped import StoppedFor
 
-    said = None
-    while said is None and agent.poll() is None:
-        said = agent.receive(1.0)
+    said, stopped_for = None, StoppedFor()
+    while (code := agent.wait(LOOK_S if said else 0.0)) is None:
+        if said is None and (said := agent.receive(LOOK_S)) is not None and "ready" in said:
+            gpus = "no GPU" if said["gpus"] == "0" else "1 GPU" if said["gpus"] == "1" else f"{said['gpus']} GPUs"
+            print(f"Quire host ready at {said['ready']} with {gpus}", flush=True)
+        if (stopped_s := stopped_for.seconds(agent.is_stopped())) > STOPPED_LIMIT_S:
+            agent.send_signal(signal.SIGKILL)  # and its workers with it: whoever starts us starts a new one
+            return _failed(f"the agent was stopped by a signal {stopped_s:.0f} s ago")
+    if said is None:
+        said = agent.receive(0.0)  # why it cannot start, said between our last two looks
     if said is not None and "error" in said:
         return _failed(said["error"])
-    if said is not None:
-        gpus = "no GPU" if said["gpus"] == "0" else "1 GPU" if said["gpus"] == "1" else f"{said['gpus']} GPUs"
-        print(f"Quire host ready at {said['ready']} with {gpus}", flush=True)
-    while (code := agent.wait(3600.0)) is None:
-        pass
     return 0 if code == 0 else _failed(f"the agent ended unexpectedly ({how_it_ended(code)})")
 
 

@@ -19,6 +19,7 @@ import pytest
 import toy_tokenizers
 from serving import until
 
+from quire.frontend import launcher
 from quire.frontend.client.llm import LLM
 from quire.frontend.client.own_engine import engine_config
 from quire.frontend.client.prompt import TextPrompt, TokensPrompt
@@ -26,6 +27,7 @@ from quire.frontend.client.stream import EngineDown, InvalidRequest, TooLong
 from quire.frontend.launcher import EngineStartError, engine_configs, launch_core
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.config import EngineConfig
+from quire.ipc.process.children import prespawn
 from quire.ipc.sampling import SamplingParams
 
 TOKENIZER = Tokenizer.from_files(toy_tokenizers.files())
@@ -262,6 +264,16 @@ def test_an_engine_that_cannot_start_says_why_and_leaves_nothing(python_path: No
     before = psutil.Process().children()
     with pytest.raises(EngineStartError, match=match):
         launch_core(EngineConfig(model=model), timeout_s=0.5 if model == "mute" else None, module="fake_engine")
+    assert psutil.Process().children() == before
+
+
+def test_an_engine_that_is_stopped_while_it_starts_is_given_up(python_path: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "_POLL_S", 0.05)
+    before, child = psutil.Process().children(), prespawn("fake_engine")
+    child.send_signal(signal.SIGSTOP)
+    config = EngineConfig(model="mute", collective_timeout_s=0.2)
+    with pytest.raises(EngineStartError, match=r"^the engine's process was stopped by a signal 0\.\d+ s ago, while it starte"):
+        launch_core(config, prespawned=child)
     assert psutil.Process().children() == before
 
 
