@@ -325,7 +325,7 @@ class EngineCore:
         until_beat = self._next_beat - now
         if not self._in_flight:
             is_awake = self.config.spins and now - self._last_result < AWAKE_S
-            self._poll(0.0 if is_awake else until_beat)
+            self._poll(0.0 if is_awake else min(until_beat, self.supervisor.until_start_s))
             self.workers.drain_doorbell()  # a late one would wake us for ever
             return
         oldest = self._in_flight[0]

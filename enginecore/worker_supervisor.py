@@ -7,6 +7,7 @@ whole machine neither a step nor a start is older than it was before.
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable
 
@@ -20,6 +21,7 @@ log = logging.getLogger("quire.enginecore")
 
 IDLE_LOOK_S = 0.4  # at workers without a step: in each turn of a loop that waits, and not in those of a busy one
 SAY_EVERY_S = 30.0  # that workers are still starting
+DYING_LOOK_S = 0.05  # at killed workers that are not gone: the loop would look with each beat
 DYING_LIMIT_S = 30.0  # so long successors wait for killed workers to be gone: until then their memory is not free
 
 
@@ -91,6 +93,13 @@ class WorkerSupervisor:
         if pause_s > 0:
             log.info("the workers start again in %.0f s", pause_s)
         self._start_due, self._was_ready, self._has_served, self._step = self.now + pause_s, False, False, None
+        while self._workers.keep_spare():  # they load their modules while there is a pause, or killed ones are waited for
+            pass
+
+    @property
+    def until_start_s(self) -> float:
+        """How long the loop may wait, for the next start's sake."""
+        return math.inf if self._start_due is None else max(self._start_due - self.now, DYING_LOOK_S)
 
     def start_if_due(self) -> bool:
         """Start workers if it is time: True, and then there is something new to poll. Raises WorkersFailed."""

@@ -22,6 +22,7 @@ from quire.enginecore.group_store import GroupStore
 from quire.enginecore.hosts.remote_host import HostFailed
 from quire.enginecore.hosts.remote_ranks import RemoteRanks, no_others
 from quire.enginecore.silent_ranks import SilentRanks
+from quire.enginecore.spare_workers import SpareWorkers
 from quire.ipc.config import WorkerConfig
 from quire.ipc.group_messages import PeerSilent, StoreRequest
 from quire.ipc.links.core_and_workers import CoreToWorkers
@@ -36,7 +37,7 @@ from quire.ipc.messages import (
     WorkerProfile,
     WorkerReady,
 )
-from quire.ipc.process.children import WORKER_MODULE, Child, how_it_ended, prespawn, wait_for_all
+from quire.ipc.process.children import WORKER_MODULE, Child, how_it_ended, wait_for_all
 from quire.ipc.step.control import encode_control
 from quire.ipc.step.masks import free_record, mask_records, no_masks_record, placed_records
 from quire.ipc.step.plan_ring import KIND_CONTROL, KIND_MASK, KIND_PLAN, KIND_SHUTDOWN, PlanRing, RingCorrupt, RingFull
@@ -66,7 +67,7 @@ class WorkerGroup:
         self._ranks = ranks or no_others(template.world_size, template.device_index)
         self._here = self._ranks.here
         self._is_spread = bool(self._ranks.placement.hosts)
-        self._prespawned = list(prespawned)
+        self._spares = SpareWorkers(prespawned)
         self.world_size = template.world_size
         self.generation = 0
         self.is_ready = False
@@ -100,7 +101,7 @@ class WorkerGroup:
         limits = self.template.collective_timeout_s, self.template.tensor_parallel_size
         self._silent = SilentRanks(*limits, self._ranks.where)
         for _ in self._here:  # they all load their modules before the first is told what for
-            self._children.append(self._prespawned.pop(0) if self._prespawned else prespawn(WORKER_MODULE))
+            self._children.append(self._spares.take(WORKER_MODULE))
         with _as_failure():
             self._ranks.begin({rank: self._config(rank) for rank in range(self.world_size) if rank not in self._here})
         for rank, child in zip(self._here, self._children, strict=True):
@@ -127,7 +128,8 @@ class WorkerGroup:
         )
 
     def stop(self) -> None:
-        """End the generation, politely if it still listens."""
+        """End the generation, politely if it still listens, and spare processes."""
+        self._spares.close()
         if self._link is None:
             return
         with contextlib.suppress(RingFull, RingCorrupt, HostFailed):  # who does not read any more is not asked
@@ -158,6 +160,11 @@ class WorkerGroup:
             self.result_ring.close()
         self._link, self.is_ready = None, False
         self._give_up_control()
+
+    def keep_spare(self) -> bool:
+        """Start a process of the next generation's, on this host; whether more can and should follow."""
+        missing = len(self._here) - len(self._spares)
+        return missing > 0 and self._spares.add(WORKER_MODULE) and missing > 1
 
     def dying(self) -> list[str]:
         """Killed workers that are not gone yet, by their process ids."""

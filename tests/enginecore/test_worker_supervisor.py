@@ -2,6 +2,7 @@
 
 import errno
 import logging
+import math
 import os
 import time
 
@@ -10,7 +11,7 @@ import zmq
 from core_by_hand import add, worker_template
 
 from quire.enginecore import workers as group_module
-from quire.enginecore.worker_supervisor import DYING_LIMIT_S, SAY_EVERY_S, WorkerSupervisor
+from quire.enginecore.worker_supervisor import DYING_LIMIT_S, DYING_LOOK_S, SAY_EVERY_S, WorkerSupervisor
 from quire.enginecore.workers import WorkerGroup, WorkersFailed
 from quire.ipc.messages import Beat, RequestError, StepOutputs
 from quire.ipc.process.loop_clock import MAX_TICK_S
@@ -32,7 +33,7 @@ class Group:
 
     def __init__(self) -> None:
         self.is_ready, self.start_s, self.start_stage = True, 7.0, "load the model"
-        self.num_starts, self.num_dumps, self.num_idle_looks = 0, 0, 0
+        self.num_starts, self.num_dumps, self.num_idle_looks, self.num_spares = 0, 0, 0, 0
         self.left: list[str] = []  # killed and not gone
         self.are_stopped: list[int] = []
 
@@ -47,6 +48,10 @@ class Group:
 
     def dying(self) -> list[str]:
         return self.left
+
+    def keep_spare(self) -> bool:
+        self.num_spares += 1
+        return self.num_spares % 2 == 1
 
     def start(self) -> None:
         self.num_starts += 1
@@ -355,12 +360,24 @@ def test_requests_of_workers_that_die_of_each_first_step_fail_one_by_one_until_t
         core._replace_workers(str(death.value))
 
 
+def test_the_next_workers_processes_begin_during_a_pause():
+    watched = Watched()
+    watched.turn(600.0)
+    assert watched.group.num_spares == 0 and watched.supervisor.until_start_s == math.inf
+    watched.supervisor.plan_start("worker 0 ended")
+    assert (watched.group.num_spares, watched.group.num_starts) == (2, 0)
+    watched.group.left = ["pid 7"]
+    watched.turn()
+    assert watched.group.num_starts == 0 and watched.supervisor.until_start_s == DYING_LOOK_S
+
+
 def test_a_start_that_lacks_descriptors_is_a_failed_start_and_leaves_none_open(monkeypatch):
     def no_socket(generation):
         raise zmq.ZMQError(errno.EMFILE)
 
     workers, clock = WorkerGroup(worker_template(1, "")), Clock()
     supervisor = WorkerSupervisor(workers, STEP_TIMEOUT_S, clock)
+    monkeypatch.setattr(workers, "keep_spare", lambda: False)
     supervisor.plan_start("worker 0 ended")
     monkeypatch.setattr(group_module, "CoreToWorkers", no_socket)
     before = len(os.listdir("/proc/self/fd"))

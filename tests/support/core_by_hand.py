@@ -69,6 +69,9 @@ class FakeWorkers(WorkerGroup):
             self.result_ring.write(plan.step, tokens)
             self._waiting = None
 
+    def keep_spare(self) -> bool:
+        return False  # there are no processes
+
     def kill(self) -> None:
         self._reader.close()
         super().kill()
@@ -137,6 +140,7 @@ class CoreByHand:
             frontend.close()
         self.core.close()
         self.workers.kill()
+        self.workers.stop()  # and spares
         self.link.close(linger_s=0)
 
 
