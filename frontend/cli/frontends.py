@@ -20,6 +20,7 @@ from quire.ipc.process.children import Child, how_it_ended, spawn
 from quire.ipc.process.restarts import Restarts
 
 _START_TIMEOUT_S = 60.0
+_END_S = 1.0  # from a process's last word, or its closed socket, to its end
 HUNG_AFTER_S = 30.0  # as long as an engine waits for a word of a frontend, before it ends what that one has asked for
 _LAST_WORDS_S = 5.0  # beyond the grace for requests
 MAX_KEPT = 256  # connections that wait for one frontend's next process: they are descriptors, of which a start needs some
@@ -106,8 +107,10 @@ class Frontend:
         child = self._child = self._spawn()
         said = await in_daemon_thread(lambda: child.receive(_START_TIMEOUT_S)) or {}
         if "ready" not in said:
+            is_late = await in_daemon_thread(lambda: child.wait(_END_S)) is None  # one that ends has said so before
             how = how_it_ended(await in_daemon_thread(lambda: child.terminate(0.0)))
-            raise StartFailed(said.get("error", f"a frontend process ended while it started ({how})"))
+            why = f"was not ready within {_START_TIMEOUT_S:g} s" if is_late else f"ended while it started ({how})"
+            raise StartFailed(said.get("error", f"a frontend process {why}"))
         self.model, self.is_up = said["ready"], True
         for connection in self._waiting:  # it has them now
             connection.close()
