@@ -67,6 +67,14 @@ def test_what_cannot_be_served_is_said(changes, words):
         parse_model_config({**fields_of("Qwen3-30B-A3B"), **changes})
 
 
+def test_a_clamp_of_olmoe_is_refused_as_what_it_is_and_may_be_null():
+    """Not as an unknown field, with the advice to take it out: then the model would run without its clamp."""
+    fields = fields_of("OLMoE-1B-7B-0924")
+    assert parse_model_config({**fields, "clip_qkv": None}) == parse_model_config(fields)
+    with pytest.raises(ModelConfigError, match=r"^config.json sets clip_qkv to 8.0: only None is supported for olmoe models$"):
+        parse_model_config({**fields, "clip_qkv": 8.0})
+
+
 def test_layers_without_end_are_refused():
     with pytest.raises(ModelConfigError, match="num_nextn_predict_layers must be an integer from 0 to"):
         parse_model_config({**fields_of("DeepSeek-V3"), "num_nextn_predict_layers": 1 << 40})

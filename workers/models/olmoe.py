@@ -14,6 +14,7 @@ from quire.workers.models.fields import Json, flag, read_attention, size, unifor
 from quire.workers.models.moe import MoE
 from quire.workers.models.moe_fields import MOE_FIELDS, read_routing
 from quire.workers.models.qk_norms import over_all_heads
+from quire.workers.models.spellings import only
 
 
 class OlmoeBlock(Module):
@@ -37,6 +38,7 @@ class OlmoeBlock(Module):
 
 
 def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
+    only(fields, "olmoe", clip_qkv=None)
     inner = size(fields, "intermediate_size")
     routing = read_routing(fields, is_normalized=flag(fields, "norm_topk_prob"))
     layer = LayerSpec(
@@ -53,4 +55,5 @@ def plain_fields(fields: Json) -> Json:
     return {"rms_norm_eps": 1e-5, **fields}
 
 
-FAMILY = Family("olmoe", MOE_FIELDS | {"norm_topk_prob", "attention_bias"}, read_layers, OlmoeBlock, plain_fields=plain_fields)
+FIELDS = MOE_FIELDS | {"norm_topk_prob", "attention_bias", "clip_qkv"}
+FAMILY = Family("olmoe", FIELDS, read_layers, OlmoeBlock, plain_fields=plain_fields)
