@@ -55,9 +55,9 @@ def place(
     elsewhere = sum(host.num_gpus for host in hosts)
     num_here = world_size - elsewhere
     if num_here < 1:
+        gpus, workers = _count(elsewhere, "GPU"), _count(world_size, "worker")
         raise PlacementError(
-            f"--hosts: {_count(elsewhere)} on other hosts for {world_size} workers: at least one, which says the results, runs "
-            "on this host; list fewer"
+            f"--hosts: {gpus} on other hosts for {workers}: at least one, which says the results, runs on this host; list fewer"
         )
     if devices is not None and num_here > len(devices):
         listed = ", ".join(f"{host.num_gpus} on {host.address}" for host in hosts)
@@ -80,8 +80,8 @@ def place(
     return Placement(list(hosts), ranks)
 
 
-def _count(gpus: int) -> str:
-    return f"{gpus} GPU" if gpus == 1 else f"{gpus} GPUs"
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"
 
 
 def read_hosts_file(path: str) -> list[HostEntry]:
