@@ -8,7 +8,7 @@ Each row has places and a turn of its own (which is looked at, too): one row sta
 
 import pytest
 import torch
-from kernels.test_all_reduce_norm import EPS, ends, inputs
+from exchange_cases import EPS, ends, inputs
 
 pytestmark = pytest.mark.interpret
 
