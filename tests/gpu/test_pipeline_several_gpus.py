@@ -3,7 +3,7 @@ in mid-stream. tests/kernels/test_peer_link.py has the link alone."""
 
 import pytest
 from gpu.test_gpu_engine import GREEDY, prompts, wrong_rows
-from gpu.test_several_gpus import OPTIONS, assert_lost_and_replaced, on, served_on, tokens
+from gpu.test_several_gpus import OPTIONS, assert_equals_transformers, assert_lost_and_replaced, on, served_on, tokens
 from tiny_models import tiny_model
 
 from quire import LLM, SamplingParams
@@ -16,15 +16,7 @@ pytestmark = pytest.mark.gpu
     [on(2, "gpu-llama", False), on(2, "gpu-qwen3", True), on(2, "split-gpu-llama", False), on(4, "gpu-gpt-oss", False)],
 )
 def test_fp32_in_stages_equals_transformers(stages, name, eager):
-    llm = LLM(str(tiny_model(name)), pipeline_parallel_size=stages, enforce_eager=eager, **OPTIONS)
-    try:
-        greedy = SamplingParams(temperature=0.0, max_tokens=GREEDY.max_tokens, ignore_eos=True)
-        assert wrong_rows(name, tokens(llm, greedy)) == []
-        assert wrong_rows(name, tokens(llm, greedy)) == []  # from the prefix cache
-        seeded = SamplingParams(temperature=0.8, top_p=0.9, seed=3, n=2, max_tokens=20, ignore_eos=True, presence_penalty=0.3)
-        assert tokens(llm, seeded) == tokens(llm, seeded)
-    finally:
-        llm.shutdown()
+    assert_equals_transformers(name, pipeline_parallel_size=stages, enforce_eager=eager)
 
 
 @pytest.mark.parametrize("stages", [on(2)])

@@ -34,10 +34,9 @@ def tokens(llm: LLM, params: SamplingParams) -> list[list[int]]:
     return [list(child.token_ids) for output in outputs for child in output.outputs]
 
 
-@pytest.mark.parametrize("size", [on(2), on(4)])
-@pytest.mark.parametrize(("name", "eager"), [("gpu-llama", False), ("gpu-qwen3", True), ("split-gpu-llama", False)])
-def test_fp32_on_several_equals_transformers(name, eager, size):
-    llm = LLM(str(tiny_model(name)), tensor_parallel_size=size, enforce_eager=eager, **OPTIONS)
+def assert_equals_transformers(name: str, **layout: Any) -> None:
+    """Greedy tokens, cached ones too; and a seed gives the same again."""
+    llm = LLM(str(tiny_model(name)), **layout, **OPTIONS)
     try:
         greedy = SamplingParams(temperature=0.0, max_tokens=GREEDY.max_tokens, ignore_eos=True)
         assert wrong_rows(name, tokens(llm, greedy)) == []
@@ -46,6 +45,12 @@ def test_fp32_on_several_equals_transformers(name, eager, size):
         assert tokens(llm, seeded) == tokens(llm, seeded)
     finally:
         llm.shutdown()
+
+
+@pytest.mark.parametrize("size", [on(2), on(4)])
+@pytest.mark.parametrize(("name", "eager"), [("gpu-llama", False), ("gpu-qwen3", True), ("split-gpu-llama", False)])
+def test_fp32_on_several_equals_transformers(name, eager, size):
+    assert_equals_transformers(name, tensor_parallel_size=size, enforce_eager=eager)
 
 
 @pytest.mark.parametrize("size", [on(2), on(4)])
