@@ -1,9 +1,9 @@
 """What a lost rank costs: `lost_rank.py MODEL --tensor-parallel-size 4 [--streams 256] [--how kill stop]`.
 
-A server is started (its start-up is timed), then for each way of --how: so many streams begin, and when all have run for a
-second, one worker process gets SIGKILL or SIGSTOP. Told: seconds until streams have ended; serving: until a new request has its
-first token. Then an answer of temperature 0 must be what it was before. Exits 1 if it is not, or if a stream ended without an
-error. Prints a line for each way and a last line `RESULT {json}`.
+A server is started (its start-up is timed), then for each way of --how: so many streams begin, and when they have had eight
+tokens each on average, one worker process gets SIGKILL or SIGSTOP. Told: seconds until streams have ended; serving: until a new
+request has its first token. Then an answer of temperature 0 must be what it was before. Exits 1 if it is not, or if a stream
+ended without an error. Prints a line for each way and a last line `RESULT {json}`.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from servers import Server, engine_command, machine, tree
 from sse_client import Answer, Connections, Target, ask, clock
 
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
-PROMPT_LEN, RETRY_S, PATIENCE_S = 128, 0.05, 120.0
+PROMPT_LEN, EARLY_TOKENS, RETRY_S, PATIENCE_S = 128, 8, 0.05, 120.0
 WORKER = b"quire.workers"
 
 
@@ -50,9 +50,10 @@ class Client:
         answer = await self.ask(1, 16)
         return answer.error or "".join(answer.texts or [])
 
-    async def num_running(self) -> float:
+    async def tokens_so_far(self) -> float:
+        """That the server has made for anybody."""
         metrics = (await ask(self._target, self._target.request(path="/metrics"))).body.decode()
-        return sum(float(n) for n in re.findall(r"^\w+:num_requests_running(?:{.*})? (.+)$", metrics, re.MULTILINE))
+        return sum(float(n) for n in re.findall(r"^\w+:generation_tokens_total(?:{.*})? (.+)$", metrics, re.MULTILINE))
 
     async def first_token(self) -> float:
         """When a new request has one, tried until it has."""
@@ -67,10 +68,10 @@ class Client:
 async def lose(server: Server, how: str, rank: int, streams: int, answer_len: int) -> dict[str, Any]:
     client = Client(server)
     said = await client.text()
+    enough = await client.tokens_so_far() + EARLY_TOKENS * streams
     asked = [asyncio.create_task(client.ask(10 + i, answer_len)) for i in range(streams)]
-    while await client.num_running() < streams and not any(task.done() for task in asked):
+    while await client.tokens_so_far() < enough and not any(task.done() for task in asked):
         await asyncio.sleep(RETRY_S)
-    await asyncio.sleep(1.0)
     if early := [task.result().error for task in asked if task.done()]:
         raise RuntimeError(f"{len(early)} streams ended before the rank was lost: {early[0]}")
     lost = workers(server)[rank]

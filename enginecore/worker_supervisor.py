@@ -93,8 +93,7 @@ class WorkerSupervisor:
         if pause_s > 0:
             log.info("the workers start again in %.0f s", pause_s)
         self._start_due, self._was_ready, self._has_served, self._step = self.now + pause_s, False, False, None
-        while self._workers.keep_spare():  # they load their modules while there is a pause, or killed ones are waited for
-            pass
+        self._workers.keep_spares()  # they load their modules while there is a pause, or killed ones are waited for
 
     @property
     def until_start_s(self) -> float:

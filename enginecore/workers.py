@@ -161,10 +161,10 @@ class WorkerGroup:
         self._link, self.is_ready = None, False
         self._give_up_control()
 
-    def keep_spare(self) -> bool:
-        """Start a process of the next generation's, on this host; whether more can and should follow."""
-        missing = len(self._here) - len(self._spares)
-        return missing > 0 and self._spares.add(WORKER_MODULE) and missing > 1
+    def keep_spares(self) -> None:
+        """Start the next generation's processes on this host, as far as it has room for them."""
+        while len(self._spares) < len(self._here) and self._spares.add(WORKER_MODULE):
+            pass
 
     def dying(self) -> list[str]:
         """Killed workers that are not gone yet, by their process ids."""

@@ -49,9 +49,8 @@ class Group:
     def dying(self) -> list[str]:
         return self.left
 
-    def keep_spare(self) -> bool:
-        self.num_spares += 1
-        return self.num_spares % 2 == 1
+    def keep_spares(self) -> None:
+        self.num_spares = 2
 
     def start(self) -> None:
         self.num_starts += 1
@@ -377,7 +376,7 @@ def test_a_start_that_lacks_descriptors_is_a_failed_start_and_leaves_none_open(m
 
     workers, clock = WorkerGroup(worker_template(1, "")), Clock()
     supervisor = WorkerSupervisor(workers, STEP_TIMEOUT_S, clock)
-    monkeypatch.setattr(workers, "keep_spare", lambda: False)
+    monkeypatch.setattr(workers, "keep_spares", lambda: None)
     supervisor.plan_start("worker 0 ended")
     monkeypatch.setattr(group_module, "CoreToWorkers", no_socket)
     before = len(os.listdir("/proc/self/fd"))

@@ -69,8 +69,8 @@ class FakeWorkers(WorkerGroup):
             self.result_ring.write(plan.step, tokens)
             self._waiting = None
 
-    def keep_spare(self) -> bool:
-        return False  # there are no processes
+    def keep_spares(self) -> None:
+        """There are no processes."""
 
     def kill(self) -> None:
         self._reader.close()

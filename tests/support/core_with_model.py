@@ -102,8 +102,8 @@ class ModelWorkers(WorkerGroup):
         assert (results >> 32 == plan.step).all(), "a result word of another step"
         self.result_ring.write(plan.step, (results & 0xFFFFFFFF).astype(np.uint32).view(np.int32))
 
-    def keep_spare(self) -> bool:
-        return False
+    def keep_spares(self) -> None:
+        """There are no processes."""
 
     def kill(self) -> None:
         self._reader.close()
