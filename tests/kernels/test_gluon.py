@@ -122,6 +122,24 @@ for rows, gated, parts, zeros in ((1, False, True, True), (16, True, False, Fals
     kernel.launch(meta(rows, 4096), weight, None, out, config, is_gated=gated, pdl=1)
 """
 
+BLOCK = """
+from quire.kernels.linear.scaled import Scaled
+from quire.kernels.persistent import plan, scaled_block
+for hidden, attended, inner, n, dtype, squares, static in (
+    (4096, 4096, 14336, 6144, torch.float8_e4m3fn, False, False), (1024, 2048, 3072, 0, torch.int8, False, True),
+    (3584, 3584, 18944, 4608, torch.float8_e4m3fn, True, False),
+):
+    def weight(rows, k):
+        shape = (rows // 128, k // 128) if squares else (rows, 1)
+        scaled = Scaled(meta(rows, k, dtype=dtype), meta(*shape, dtype=torch.float32), 128 if squares else 1)
+        return plan.Weight(scaled, meta(1, dtype=torch.float32) if static else None)
+    products = weight(hidden, attended), weight(2 * inner, hidden), weight(hidden, inner)
+    block = plan.Block(*products, meta(hidden), 1e-5, squares)
+    after = plan.Next(weight(n, hidden), meta(n) if squares else None, meta(hidden), 1e-5) if n else None
+    config = plan.choose(hidden, attended, inner, 132)
+    scaled_block.launch(meta(1, attended), meta(1, hidden), block, after, meta(1, dtype=torch.int64), config, pdl=1)
+"""
+
 LINEAR = """
 from quire.kernels.linear import linear_hopper as kernel
 for rows, gated, parts in ((16, False, False), (64, True, False), (32, False, True)):
@@ -133,8 +151,8 @@ for rows, gated, parts in ((16, False, False), (64, True, False), (32, False, Tr
 
 @pytest.mark.parametrize(
     "body,count",
-    [(PREFILL, 4), (PREFILL_8_BITS, 2), (LINEAR, 3), (SCALED, 5), (SCALED_WIDE, 4), (INT4, 7), (W8A16, 3)],
-    ids=["prefill", "prefill_8_bits", "linear", "scaled", "scaled_wide", "int4", "w8a16"],
+    [(PREFILL, 4), (PREFILL_8_BITS, 2), (LINEAR, 3), (SCALED, 5), (SCALED_WIDE, 4), (INT4, 7), (W8A16, 3), (BLOCK, 3)],
+    ids=["prefill", "prefill_8_bits", "linear", "scaled", "scaled_wide", "int4", "w8a16", "block"],
 )
 def test_kernels_for_hopper_compile(body, count, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))

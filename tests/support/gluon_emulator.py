@@ -6,6 +6,7 @@ are begun. Shared memory is NaN at first. What is slower, races within a warpgro
 """
 
 import itertools
+import math
 import sys
 import threading
 import types
@@ -88,7 +89,7 @@ class Buffer:
     """Shared memory, or a part of it."""
 
     def __init__(self, memory):
-        self.memory, self.shape, self.dtype = memory, tuple(memory.shape), memory.dtype
+        self.memory, self.shape, self.dtype, self.layout = memory, tuple(memory.shape), memory.dtype, None
 
     def index(self, at):
         return Buffer(self.memory[int(at)])
@@ -107,7 +108,10 @@ class Buffer:
         self.memory.copy_(value)
 
     def _reinterpret(self, dtype, shape, layout):
-        return Buffer(self.memory.view(dtype).view(shape))
+        """Of as much memory as the shape takes, from here on."""
+        memory = self.memory.view(getattr(dtype, "torch", dtype))
+        strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+        return Buffer(memory.as_strided(shape, strides, memory.storage_offset()))
 
 
 class Barriers:
@@ -137,7 +141,7 @@ def copy(desc, at, cell, buffer):
 
 
 LAYOUTS = ("NVMMADistributedLayout", "SliceLayout", "BlockedLayout", "DotOperandLayout", "SwizzledSharedLayout")
-LAYOUTS += ("DistributedLinearLayout",)
+LAYOUTS += ("DistributedLinearLayout", "NVMMASharedLayout")
 
 
 class Emulator:
@@ -210,7 +214,7 @@ class Emulator:
             memory = torch.zeros(shape, dtype=getattr(dtype, "torch", dtype))
             return Buffer(memory.fill_(float("nan")) if memory.is_floating_point() else memory)
 
-        nothing = {name: lambda *args: None for name in LAYOUTS}
+        nothing = {name: lambda *args, **kwargs: None for name in LAYOUTS}
         return types.SimpleNamespace(
             **nothing, **vars(OPERATIONS), atomic_add=atomic_add, warp_specialize=warp_specialize,
             allocate_shared_memory=allocate_shared_memory,
@@ -244,7 +248,7 @@ def argument(given):
 
 def product(a, b, acc, use_acc=True, is_async=False):
     a, b = (x.memory if isinstance(x, Buffer) else x for x in (a, b))
-    result = torch.as_tensor(a).float() @ b.float()
+    result = (torch.as_tensor(a).double() @ b.double()).float() if acc.is_floating_point() else a.int() @ b.int()
     return tensor(acc + result if use_acc else result)
 
 
@@ -274,7 +278,7 @@ def load(pointer, mask=None, other=0, cache_modifier="", eviction_policy=""):
 def store(pointer, value, mask=None):
     offset = torch.as_tensor(pointer.offset).long()
     value = torch.as_tensor(value, dtype=pointer.memory.dtype).broadcast_to(offset.shape)
-    mask = torch.ones_like(offset, dtype=torch.bool) if mask is None else mask.broadcast_to(offset.shape)
+    mask = torch.as_tensor(True if mask is None else mask).broadcast_to(offset.shape)
     pointer.memory[offset[mask]] = value[mask]
 
 
@@ -283,6 +287,10 @@ OPERATIONS = types.SimpleNamespace(
     bfloat16=torch.bfloat16,
     pointer_type=lambda dtype: dtype, load=load, store=store,
     to_tensor=tensor,
+    abs=torch.abs,
+    rsqrt=torch.rsqrt,
+    div_rn=torch.div,
+    fma=lambda a, b, c: (a.double() * b + c.double()).float(),
     join=lambda a, b: tensor(torch.stack((a, b), -1)),
     split=lambda x: (x[..., 0], x[..., 1]),
     exp=torch.exp,

@@ -14,6 +14,7 @@ import torch
 from quire.kernels.elementwise.activation_cpu import Activation
 from quire.workers.attention.latent import Latents
 from quire.workers.layers import ops
+from quire.workers.layers.formats.format import Projected
 from quire.workers.layers.kv_scales import KVScales
 from quire.workers.layers.linear import Linear, Placement
 from quire.workers.layers.module import Module, WeightOwner, fill_cut, new_parameter
@@ -127,14 +128,26 @@ class SelfAttention(Module):
         logits_indices: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """With logits_indices, of these tokens only: keys and values are there for all, the rest is computed for some."""
-        qkv, residual = self.qkv_proj.normed(x, residual, norm)
+        heads, residual = self.heads(x, residual, norm, attend, logits_indices)
+        return self.projected(heads), residual
+
+    def heads(
+        self,
+        x: torch.Tensor | Projected | None,
+        residual: torch.Tensor,
+        norm: Norm,
+        attend: Attend,
+        logits_indices: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As forward, before o_proj: [T, Hq D]."""
+        qkv, residual = (x.qkv, residual) if isinstance(x, Projected) else self.qkv_proj.normed(x, residual, norm)
         if logits_indices is not None:
             residual = residual.index_select(0, logits_indices)
         return self._attended(qkv, attend, logits_indices), residual
 
     def of(self, h: torch.Tensor, attend: Attend, logits_indices: torch.Tensor | None) -> torch.Tensor:
         """The output for normed h [T, H]; with logits_indices, of these tokens."""
-        return self._attended(self.qkv_proj(h), attend, logits_indices)
+        return self.projected(self._attended(self.qkv_proj(h), attend, logits_indices))
 
     def _attended(self, qkv: torch.Tensor, attend: Attend, logits_indices: torch.Tensor | None) -> torch.Tensor:
         q_norm = self.q_norm.weight if self.has_qk_norm else None
@@ -149,9 +162,20 @@ class SelfAttention(Module):
             out = attend(self.layer, qkv, q_norm, k_norm, self.sinks.weight)
         else:
             out = attend(self.layer, qkv, q_norm, k_norm)
-        if logits_indices is not None:
-            out = out.index_select(0, logits_indices)
-        return self.o_proj.split_k(out) if self._is_added else self.o_proj(out)
+        return out if logits_indices is None else out.index_select(0, logits_indices)
+
+    def projected(self, heads: torch.Tensor) -> torch.Tensor:
+        """The output of heads [T, Hq D]."""
+        return self.o_proj.split_k(heads) if self._is_added else self.o_proj(heads)
+
+
+class Followed(Module):
+    """A block that knows the one behind it: its output may be `Projected`, which that one's `SelfAttention.heads` takes."""
+
+    after: Module | None = None
+
+    def follow_with(self, after: Module | None) -> None:
+        self.__dict__["after"] = after  # past nn.Module, for which it would be a child
 
 
 class GatedMLP(Module):
@@ -177,20 +201,20 @@ class GatedMLP(Module):
         hidden, inner = whole(hidden_size), place.parallel.split(intermediate_size)
         self.gate_up_proj = Linear(hidden, gate_up(inner), has_bias, place)
         self.down_proj = Linear(inner, {"down_proj": hidden}, has_bias, place)
-        self._activation, self._is_silu, self._is_added = activation, activation == "silu", is_added
+        self._activation, self.is_silu, self._is_added = activation, activation == "silu", is_added
 
     def forward(self, x: torch.Tensor | None, residual: torch.Tensor, norm: Norm) -> tuple[torch.Tensor, torch.Tensor]:
-        if self._is_silu and self._is_added and self.down_proj.fuses_silu(len(residual)):
+        if self.is_silu and self._is_added and self.down_proj.fuses_silu(len(residual)):
             gate_up, residual = self.gate_up_proj.normed(x, residual, norm)
             return self.down_proj.behind_silu(gate_up), residual
-        h, residual = self.gate_up_proj.normed(x, residual, norm, self._is_silu)
-        if not self._is_silu:
+        h, residual = self.gate_up_proj.normed(x, residual, norm, self.is_silu)
+        if not self.is_silu:
             h = ops.activate_mul(h, self._activation)
         return self.down_proj.split_k(h) if self._is_added else self.down_proj(h), residual
 
     def of(self, h: torch.Tensor) -> torch.Tensor:
         """The output for normed h [T, H]."""
-        h = self.gate_up_proj.gated(h) if self._is_silu else ops.activate_mul(self.gate_up_proj(h), self._activation)
+        h = self.gate_up_proj.gated(h) if self.is_silu else ops.activate_mul(self.gate_up_proj(h), self._activation)
         return self.down_proj(h)
 
 

@@ -18,7 +18,7 @@ from quire.workers.layers.linear import Linear, Placement
 from quire.workers.layers.module import Module
 from quire.workers.layers.norm import Norm, NormSpec, make_norm
 from quire.workers.loading.names import CheckpointNames
-from quire.workers.models.blocks import Attend, SelfAttention
+from quire.workers.models.blocks import Attend, Followed, SelfAttention
 from quire.workers.models.config import LayerSpec, ModelConfig, ModelSpec
 from quire.workers.models.fields import SILU, Json, rms_norm_eps
 from quire.workers.models.language_model import LanguageModel
@@ -84,10 +84,17 @@ class Decoder(Module):
             make_block(config, spec, place.at(f"model.layers.{i}"), i) if i in stage.layers else MissingLayer()
             for i, spec in enumerate(config.layers)
         )
+        self.link()
         norm = make_norm(model.norm, *on_device)
         self.norm: Norm | StageOutput = norm if stage.is_last else StageOutput(norm, stage_buffer)
         # past nn.Module, for which it would be a child by two names
         self.__dict__["_begin"] = self.embed_tokens if stage.is_first else StageInput(stage_buffer)
+
+    def link(self) -> None:
+        """Say to each block which one follows: whenever `layers` are others."""
+        for block, after in zip(self.layers, [*self.layers[1:], None], strict=True):
+            if isinstance(block, Followed):
+                block.follow_with(after)
 
     def forward(self, input_ids: torch.Tensor, attend: Attend, logits_indices: torch.Tensor | None) -> torch.Tensor:
         x, residual = None, self._begin(input_ids)
@@ -151,10 +158,12 @@ class CausalLM(LanguageModel):
         own = [i for i in range(len(specs)) if i in self._parallel.stage.layers]
         kept = [own[i] for i in two_of_each([specs[i] for i in own])]
         self.model.layers = nn.ModuleList(whole_model[i] for i in kept)
+        self.model.link()
         try:
             yield
         finally:
             self.model.layers = whole_model
+            self.model.link()
 
     def compute_logits(self, hidden_rows: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """hidden_rows [R, H] -> logits of this rank's part of the vocabulary, [R, V] of one rank, in the model's dtype.

@@ -1,0 +1,161 @@
+"""A ring of weights in shared memory that several products of one launch share, and how programs of a launch wait for each
+other (Gluon, for Hopper): what `scaled_block` is made of.
+
+A program has units of every product, tiles of its output by parts of K, and goes through them in order. One warp copies
+their weights, as far ahead as the ring holds them: across the end of a product, too, while others wait.
+
+RING: (TILE rows of W in a unit, BLOCKS of 128 of K in a stage, STAGES, PROGRAMS).
+SIZES: four numbers a product, as `plan.Sizes`.
+"""
+
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
+
+from quire.kernels.persistent.plan import ROWS
+from quire.kernels.triton_support import tma
+
+ATOM = gl.constexpr(ROWS)
+
+_copy_tile = tma.copy_tile
+
+
+@gluon.jit
+def meet(state_ptr, PROGRAMS: gl.constexpr):
+    """All programs of the launch have come here, and see what each had stored. state: int64, how often a program has come.
+
+    Who waits for longer than any launch takes traps: the process loses the device and ends, where it would hang otherwise.
+    """
+    tl.debug_barrier()
+    come = gl.atomic_add(state_ptr, 1, sem="release", scope="gpu")
+    awaited = (come // PROGRAMS + 1) * PROGRAMS
+    # by one thread: if all asked, they would keep others from coming
+    ASM: gl.constexpr = """{
+        .reg .pred again;
+        .reg .b32 thread;
+        .reg .pred late;
+        .reg .b64 now, begin, time;
+        mov.u32 thread, %tid.x;
+        setp.ne.b32 again, thread, 0;
+        @again bra done;
+        mov.u64 begin, %globaltimer;
+        wait: ld.acquire.gpu.global.b64 now, [$1];
+        mov.u64 time, %globaltimer;
+        sub.u64 time, time, begin;
+        setp.gt.u64 late, time, 30000000000;
+        @late trap;
+        setp.lt.s64 again, now, $2;
+        @again bra wait;
+        done: mov.b32 $0, thread;
+    }"""
+    gl.inline_asm_elementwise(ASM, "=r,l,l", [state_ptr, awaited], dtype=gl.int32, is_pure=False, pack=1)
+    tl.debug_barrier()
+
+
+@gluon.jit
+def produce(descs, ring, SIZES: gl.constexpr, RING: gl.constexpr, GATED: gl.constexpr):
+    """One warp: the copies of this program's weights, product after product; GATED is the number of the one that is."""
+    step = gl.program_id(0) * 0
+    for i in gl.static_range(len(descs)):
+        step = _copy_product(descs[i], ring, step, SIZES[4 * i], SIZES[4 * i + 1], SIZES[4 * i + 2], RING, i == GATED)
+
+
+@gluon.jit
+def _copy_product(
+    desc, ring, step, TILES: gl.constexpr, PARTS: gl.constexpr, STEPS: gl.constexpr, RING: gl.constexpr, GATED: gl.constexpr
+):
+    TILE: gl.constexpr = RING[0]
+    BLOCKS: gl.constexpr = RING[1]
+    buffer, full, empty = ring
+    for unit in range(gl.program_id(0), TILES * PARTS, RING[3]):
+        first = unit // TILES * (STEPS * BLOCKS * 128)
+        for k_step in range(STEPS):
+            stage = step % RING[2]
+            mbarrier.wait(empty.index(stage), (step // RING[2] & 1) ^ 1)
+            mbarrier.expect(full.index(stage), TILE * BLOCKS * 128)
+            for i in gl.static_range(BLOCKS):
+                at = buffer.index(stage * (BLOCKS // 2) + i // 2).slice(i % 2 * TILE, TILE)
+                k = first + (k_step * BLOCKS + i) * 128
+                _copy_tile(desc, at, full.index(stage), unit % TILES, k, TILES * (TILE // 2), TILE, GATED)
+            step += 1
+    return step
+
+
+@gluon.jit
+def _pairs(x_buffer, w_buffer, acc, x_block, stage, PAIRS: gl.constexpr, EXACT: gl.constexpr, layout: gl.constexpr):
+    """Sums of a stage's pairs of blocks, each by itself, a tuple; EXACT: all added to acc, whose tuple it is."""
+    sum_dtype: gl.constexpr = gl.int32 if x_buffer.dtype == gl.int8 else gl.float32
+    sums = ()  # type: tuple[gl.tensor, ...]
+    for i in gl.static_range(PAIRS):
+        x = x_buffer.index(x_block + 2 * i)._reinterpret(x_buffer.dtype, [2 * ATOM, 128], x_buffer.layout).permute((1, 0))
+        w = w_buffer.index(stage * PAIRS + i)
+        if EXACT:
+            acc = warpgroup_mma(w, x, acc, is_async=True)
+        else:
+            zeros = gl.zeros(acc.shape, sum_dtype, layout)
+            sums = sums + (warpgroup_mma(w, x, zeros, use_acc=False, is_async=True),)  # type: ignore[assignment]
+    if EXACT:
+        sums = (warpgroup_mma_wait(0, deps=[acc]),)
+    elif PAIRS == 1:
+        sums = (warpgroup_mma_wait(0, deps=[sums[0]]),)
+    else:
+        sums = warpgroup_mma_wait(0, deps=[sums[0], sums[1]])
+    return sums
+
+
+@gluon.jit
+def _scale_of_rows(scales, first, is_odd, is_up, UP: gl.constexpr, GATED: gl.constexpr):
+    """Of a pair's rows of W, [2 TILE, 1]: those of the first block, and of the second; of up's, UP further on, if GATED."""
+    even = scales[first][:, None]
+    odd = scales[first + 1][:, None]
+    if GATED:
+        even = gl.where(is_up, scales[UP + first][:, None], even)
+        odd = gl.where(is_up, scales[UP + first + 1][:, None], odd)
+    return gl.where(is_odd, odd, even)
+
+
+@gluon.jit
+def product(
+    ring, x_buffer, scale_buffer, step, x_block,
+    STEPS: gl.constexpr, RING: gl.constexpr, UP: gl.constexpr, GATED: gl.constexpr, EXACT: gl.constexpr,
+    out_layout: gl.constexpr,
+):  # fmt: skip
+    """(sums [TILE] over a part of K, of x from x_block on; the next step). EXACT: int32.
+
+    UP > 0: sums of blocks are multiplied by scale_buffer, [UP] of the tile's rows, or of the gate's, and [UP] of up's.
+    A pair of blocks is multiplied at once: W's second lies below its first, x's is eight columns further on.
+    """
+    TILE: gl.constexpr = RING[0]
+    BLOCKS: gl.constexpr = RING[1]
+    WARPS: gl.constexpr = TILE // 8
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, 2 * ATOM, 32])
+    row: gl.constexpr = gl.SliceLayout(1, layout)
+    w_buffer, full, empty = ring
+    line = gl.arange(0, 2 * TILE, layout=row)[:, None]
+    is_odd = line >= TILE
+    is_up = line % TILE >= TILE // 2
+    acc = gl.zeros([2 * TILE, 2 * ATOM], gl.int32 if EXACT else gl.float32, layout)
+    for k_step in range(STEPS):
+        stage = step % RING[2]
+        scales = ()  # type: tuple[gl.tensor, ...]
+        if UP > 0:
+            for i in gl.static_range(BLOCKS * (2 if GATED else 1)):
+                at = i % BLOCKS + i // BLOCKS * UP
+                scales = scales + (scale_buffer.index(k_step * BLOCKS + at).load(row),)  # type: ignore[assignment]
+        mbarrier.wait(full.index(stage), step // RING[2] & 1)
+        sums = _pairs(x_buffer, w_buffer, acc, x_block + k_step * BLOCKS, stage, BLOCKS // 2, EXACT, layout)
+        tl.debug_barrier()  # all warps have read the stage
+        mbarrier.arrive(empty.index(stage), count=1)
+        if EXACT:
+            acc = sums[0]
+        else:
+            for i in gl.static_range(BLOCKS // 2):
+                part = sums[i].to(gl.float32)
+                if UP > 0:
+                    part *= _scale_of_rows(scales, 2 * i, is_odd, is_up, BLOCKS, GATED)
+                acc += part
+        step += 1
+    column = gl.arange(0, 2 * ATOM, layout=gl.SliceLayout(0, layout))[None, :]
+    halves = gl.sum(gl.where(column == gl.where(is_odd, ATOM, 0), acc, 0), 1)
+    return gl.convert_layout(gl.sum(halves.reshape([2, TILE]), 0), out_layout), step
