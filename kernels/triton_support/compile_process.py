@@ -203,6 +203,7 @@ def _kernels() -> dict[tuple[str, str], Any]:
         w8a16_hopper,
         w8a16_row,
     )
+    from quire.kernels.persistent import scaled_block  # noqa: F401
     from quire.kernels.sampling import sampler, sampler_filter, sampler_sharded  # noqa: F401
     from quire.kernels.step import step_inputs  # noqa: F401
 
