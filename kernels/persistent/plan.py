@@ -17,6 +17,7 @@ MIN_STAGES = 3
 MAX_ROW = 120 * 128  # numbers of a row that shared memory has room for beside a ring
 BUSY = 0.85  # programs that have something to do, of all
 MUCH_BUSIER = 1.25
+LEAST_BUSY = 0.8
 LARGE = 1 << 23  # weights
 
 
@@ -102,15 +103,16 @@ def choose(hidden: int, attended: int, inner: int, sms: int) -> Config | None:
 
     Long stages have less to do a byte; short ones can be shared out more evenly, which pays where there are many bytes.
     """
-    long, short = (_config(hidden, attended, inner, sms, blocks) for blocks in (4, 2))
-    if long is None or short is None or hidden * inner < LARGE:
-        return long or short
+    found = [config for blocks in (4, 2) if (config := _config(hidden, attended, inner, sms, blocks)) is not None]
+    if not found or hidden * inner < LARGE:
+        return found[0] if found else None
 
     def busy(config: Config) -> float:
         tiles = hidden // TILE
         return min(_busy(tiles * parts, config.programs) for parts in (config.o_parts, config.down_parts))
 
-    return short if busy(short) > MUCH_BUSIER * busy(long) else long
+    best = found[-1] if busy(found[-1]) > MUCH_BUSIER * busy(found[0]) else found[0]
+    return best if busy(best) >= LEAST_BUSY else None
 
 
 def new_state(device: torch.device) -> torch.Tensor:

@@ -22,7 +22,7 @@ def scale_of(largest, LARGEST: gl.constexpr):
 def _cast(y, scale, LARGEST: gl.constexpr, dtype: gl.constexpr, STATIC: gl.constexpr):
     """y [WARPS, 128] / scale in 8 bits."""
     if STATIC:
-        q = gl.div_rn(y, y * 0 + scale)
+        q = gl.div_rn(y, gl.zeros_like(y) + scale)  # y may be infinite, and saturates
     else:
         up = gl.where(scale < 2.0**-60, 2.0**64, 1.0)  # exact, and the reciprocal is a number
         scale = scale * up

@@ -288,6 +288,7 @@ OPERATIONS = types.SimpleNamespace(
     pointer_type=lambda dtype: dtype, load=load, store=store,
     to_tensor=tensor,
     abs=torch.abs,
+    zeros_like=torch.zeros_like,
     rsqrt=torch.rsqrt,
     div_rn=torch.div,
     fma=lambda a, b, c: (a.double() * b + c.double()).float(),

@@ -120,7 +120,10 @@ class Linear(Module):
         return self._products.row_block(norm, gate_up._products, down._products, following)
 
     def set_adapter(self, adapter: Adapter | None) -> None:
-        """Fill or empty the adapter slot. What ranks sum, they sum with their parts of the adapter's product."""
+        """Fill or empty the adapter slot, before the first step: blocks keep what they make of their layers' products.
+
+        What ranks sum, they sum with their parts of the adapter's product.
+        """
         products = self.format.products()
         if adapter is not None:
             products = Adapted(products, adapter)

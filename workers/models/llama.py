@@ -24,6 +24,8 @@ class LlamaBlock(Followed):
         hidden_size, norm = config.hidden_size, (config.model.norm, config.hidden_size, place.dtype, place.device)
         bias = spec.attention_bias
         o_bias = bias if spec.output_bias is None else spec.output_bias
+        # a stage's sends may hold an SM while the next step begins, and such a kernel needs all of them at once
+        self._is_alone = place.parallel.stage.is_first and place.parallel.stage.is_last
         self.input_layernorm = make_norm(*norm)
         self.self_attn = SelfAttention(spec.attention, hidden_size, place, layer, qkv_bias=bias, o_bias=o_bias)
         self.post_attention_layernorm = make_norm(*norm)
@@ -45,7 +47,7 @@ class LlamaBlock(Followed):
     def _row_block(self) -> RowBlock | None:
         """For one row all that follows attention, where one kernel computes that; known once weights are there."""
         mlp, after = self.mlp, self.after
-        if not mlp.is_silu:
+        if not (mlp.is_silu and self._is_alone):
             return None
         following = (after.input_layernorm, after.self_attn.qkv_proj) if isinstance(after, LlamaBlock) else None
         return self.self_attn.o_proj.row_block(self.post_attention_layernorm, mlp.gate_up_proj, mlp.down_proj, following)
