@@ -123,6 +123,7 @@ class FakeCore:
             return
         self._do(lambda: setattr(self, "_running", False))
         self._thread.join()
+        os.close(self._wake_fd)  # here: who plays may be gone before `_do` has woken him
 
     def _do(self, job: Callable[[], object]) -> None:
         self._todo.append(job)
@@ -152,7 +153,6 @@ class FakeCore:
             if self._link.lost():
                 self._playing.clear()
         self._link.close(linger_s=0.0)
-        os.close(self._wake_fd)
 
     def _take(self, message: FrontendMessage) -> None:
         match message:
