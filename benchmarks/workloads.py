@@ -41,9 +41,11 @@ WORKLOADS: dict[str, Callable[[], Lengths]] = {
     # for a CPU
     "b1_32_128": _same(1, 32, 128),
     "b16_32_128": _same(16, 32, 128),
+    # for 8-bit caches
+    "b8_7000_200": _same(8, 7000, 200),
 }
 GPU_NAMES = list(WORKLOADS)[:6]
-CPU_NAMES = list(WORKLOADS)[6:]
+CPU_NAMES = list(WORKLOADS)[6:8]
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ class Case:
 
         def weight(n, k, typical):
             data = torch.randn(n, k, generator=g, device=device)
-            data = (data * 40).round().clamp(-127, 127) if self.kind == torch.int8 else data * 100
+            data = (data * 40).round().clamp(-127, 127) if self.kind == torch.int8 else (data * 100).clamp(-448, 448)
             shape = (-(-n // BLOCK), k // BLOCK) if self.squares else (n, 1)
             scales = (torch.rand(shape, generator=g, device=device) + 0.5) / (40 if self.kind == torch.int8 else 100) / k**0.5
             static = None
