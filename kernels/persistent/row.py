@@ -148,7 +148,8 @@ def store_scales(
 ):  # fmt: skip
     """What a tile's blocks of K are multiplied by: x's scales times those of W's squares; of up's, UP further on."""
     _x_buffer, xs_buffer, scale_buffer = buffers
-    layout: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+    # pairs, for x_block is even: one number a thread would be read by ldmatrix, which wants x_block to be a multiple of four
+    layout: gl.constexpr = gl.BlockedLayout([2], [32], [WARPS], [0])
     line: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     i = gl.arange(0, UP, layout=layout)
     xs = xs_buffer.index(x_block)._reinterpret(gl.float32, [UP], line).load(layout)
