@@ -14,11 +14,14 @@ OTHER_SHARED_BYTES = 6 * 1024  # than the ring's and the row's: scales and barri
 TILE = 64  # rows of W
 MAX_STAGES = 12
 MIN_STAGES = 3
-MAX_ROW = 120 * 128  # numbers of a row that shared memory has room for beside a ring
+MAX_ROW = 76 * 128  # numbers of a part of down's row, for which shared memory has room beside a ring
 BUSY = 0.85  # programs that have something to do, of all
 MUCH_BUSIER = 1.25
 LEAST_BUSY = 0.8
 LARGE = 1 << 23  # weights
+LEAST_WIDTH = 16  # of a tile
+LEAST_OF_PARTS = 40
+TILE_COST = 2  # columns
 
 
 class Config(NamedTuple):
@@ -28,6 +31,9 @@ class Config(NamedTuple):
     programs: int
     o_parts: int  # splits of K
     down_parts: int
+    o_width: int = TILE  # columns of its tiles
+    down_width: int = TILE
+    varies: bool = False  # how many columns tiles of gate, up, q, k and v have
 
 
 class Weight(NamedTuple):
@@ -64,11 +70,26 @@ class Sizes(NamedTuple):
     parts: int  # splits of K
     steps: int  # stages of a part
     blocks: int  # of 128 of all of K
+    width: int  # columns of a tile
 
 
 def row_blocks(hidden: int, attended: int, inner: int, down_parts: int, warps: int) -> int:
     """Blocks of 128 of a row that lie in shared memory at once, in whole tuples of `row.store_row`."""
     return triton.cdiv(max(hidden, attended, inner // down_parts) // BLOCK, warps) * warps
+
+
+@cached
+def tile_width(columns: int, most: int, config: Config) -> int:
+    """Columns of a tile, `most` at most: as many as leave the program with the most to do the least, if it may vary.
+
+    A product ends when the last program has done its tiles: 448 of 32 columns on 132 programs take as long as 528 would. A
+    tile by itself takes as long as TILE_COST columns.
+    """
+    if not config.varies:
+        return most
+    widths = [width for width in range(LEAST_WIDTH, most + 1) if columns % width == 0]
+    rounds = {width: triton.cdiv(columns // width, config.programs) for width in widths}
+    return min(widths, key=lambda width: (rounds[width] * (width + TILE_COST), -width), default=most)
 
 
 def _busy(units: int, programs: int) -> float:
@@ -83,36 +104,46 @@ def _parts(tiles: int, steps: int, programs: int, least: int = 1) -> int | None:
     return enough[0] if enough else max(found, key=lambda parts: _busy(tiles * parts, programs), default=None)
 
 
-def _config(hidden: int, attended: int, inner: int, sms: int, blocks: int) -> Config | None:
-    if hidden % TILE or inner % BLOCK or any(k % (BLOCK * blocks) for k in (hidden, attended, inner)):
+def _split(hidden: int, k_steps: int, programs: int, varies: bool, least: int = 1) -> tuple[float, int, int] | None:
+    """(how busy programs are, width, parts) of o or down: the widest tile that keeps most busy, or what keeps the most."""
+    found = []
+    for width in range(TILE, LEAST_OF_PARTS - 1 if varies else TILE - 1, -1):
+        if hidden % width == 0 and (parts := _parts(hidden // width, k_steps, programs, least)) is not None:
+            found.append((_busy(hidden // width * parts, programs), width, parts))
+    enough = [split for split in found if split[0] >= BUSY]
+    return enough[0] if enough else max(found, default=None)
+
+
+def _config(hidden: int, attended: int, inner: int, sms: int, blocks: int, varies: bool) -> tuple[float, Config] | None:
+    """And how busy programs are with o or down."""
+    if any(k % (BLOCK * blocks) for k in (hidden, attended, inner)):
         return None
-    tiles, stage = hidden // TILE, BLOCK * blocks
-    programs = min(sms, max(inner // (TILE // 2), tiles))
-    o_parts = _parts(tiles, attended // stage, programs)
-    down_parts = _parts(tiles, inner // stage, programs, triton.cdiv(inner, MAX_ROW))
-    if o_parts is None or down_parts is None:
+    stage = BLOCK * blocks
+    programs = min(sms, max(inner // (TILE // 2), hidden // TILE))
+    o = _split(hidden, attended // stage, programs, varies)
+    down = _split(hidden, inner // stage, programs, varies, triton.cdiv(inner, MAX_ROW))
+    if o is None or down is None:
         return None
-    row_bytes = row_blocks(hidden, attended, inner, down_parts, TILE // 8) * ROWS * BLOCK
+    row_bytes = row_blocks(hidden, attended, inner, down[2], TILE // 8) * ROWS * BLOCK
     stages = min((hopper.SHARED_BYTES - OTHER_SHARED_BYTES - row_bytes) // (TILE * stage), MAX_STAGES)
-    return Config(TILE, blocks, stages, programs, o_parts, down_parts) if stages >= MIN_STAGES else None
+    config = Config(TILE, blocks, stages, programs, o[2], down[2], o[1], down[1], varies)
+    return (min(o[0], down[0]), config) if stages >= MIN_STAGES else None
 
 
 @cached
-def choose(hidden: int, attended: int, inner: int, sms: int) -> Config | None:
+def choose(hidden: int, attended: int, inner: int, sms: int, in_squares: bool = False) -> Config | None:
     """The configuration for a block of these sizes on so many SMs; None: the kernel does not take them.
 
-    Long stages have less to do a byte; short ones can be shared out more evenly, which pays where there are many bytes.
+    Long stages have less to do a byte; short ones can be shared out more evenly, which pays where there are many bytes. So do
+    tiles of other numbers of columns than TILE, where no square of scales (in_squares) ends within one.
     """
-    found = [config for blocks in (4, 2) if (config := _config(hidden, attended, inner, sms, blocks)) is not None]
-    if not found or hidden * inner < LARGE:
-        return found[0] if found else None
-
-    def busy(config: Config) -> float:
-        tiles = hidden // TILE
-        return min(_busy(tiles * parts, config.programs) for parts in (config.o_parts, config.down_parts))
-
-    best = found[-1] if busy(found[-1]) > MUCH_BUSIER * busy(found[0]) else found[0]
-    return best if busy(best) >= LEAST_BUSY else None
+    is_large = hidden * inner >= LARGE
+    configs = [_config(hidden, attended, inner, sms, blocks, is_large and not in_squares) for blocks in (4, 2)]
+    found = [config for config in configs if config is not None]
+    if not found or not is_large:
+        return found[0][1] if found else None
+    busy, best = found[-1] if found[-1][0] > MUCH_BUSIER * found[0][0] else found[0]
+    return best if busy >= LEAST_BUSY else None
 
 
 def new_state(device: torch.device) -> torch.Tensor:

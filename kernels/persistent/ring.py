@@ -5,7 +5,8 @@ A program has units of every product, tiles of its output by parts of K, and goe
 their weights, as far ahead as the ring holds them: across the end of a product, too, while others wait.
 
 RING: (TILE rows of W in a unit, BLOCKS of 128 of K in a stage, STAGES, PROGRAMS).
-SIZES: four numbers a product, as `plan.Sizes`.
+SIZES: five numbers a product, as `plan.Sizes`. Its units may have fewer rows than TILE, so that all programs have as much to
+do: in shared memory zeros lie below them, which cost memory nothing.
 """
 
 import triton.language as tl
@@ -18,7 +19,7 @@ from quire.kernels.triton_support import tma
 
 ATOM = gl.constexpr(ROWS)
 
-_copy_tile = tma.copy_tile
+_copy = tma.copy
 
 
 @gluon.jit
@@ -58,26 +59,34 @@ def produce(descs, ring, SIZES: gl.constexpr, RING: gl.constexpr, GATED: gl.cons
     """One warp: the copies of this program's weights, product after product; GATED is the number of the one that is."""
     step = gl.program_id(0) * 0
     for i in gl.static_range(len(descs)):
-        step = _copy_product(descs[i], ring, step, SIZES[4 * i], SIZES[4 * i + 1], SIZES[4 * i + 2], RING, i == GATED)
+        step = _copy_product(descs[i], ring, step, SIZES, i, RING, i == GATED)
 
 
 @gluon.jit
-def _copy_product(
-    desc, ring, step, TILES: gl.constexpr, PARTS: gl.constexpr, STEPS: gl.constexpr, RING: gl.constexpr, GATED: gl.constexpr
-):
+def _copy_product(desc, ring, step, SIZES: gl.constexpr, P: gl.constexpr, RING: gl.constexpr, GATED: gl.constexpr):
+    TILES: gl.constexpr = SIZES[5 * P]
+    STEPS: gl.constexpr = SIZES[5 * P + 2]
     TILE: gl.constexpr = RING[0]
     BLOCKS: gl.constexpr = RING[1]
+    BOXES: gl.constexpr = 2 if GATED else 1  # a block: the gate's rows, and up's below them
+    ROWS: gl.constexpr = TILE // BOXES
     buffer, full, empty = ring
-    for unit in range(gl.program_id(0), TILES * PARTS, RING[3]):
+    for unit in range(gl.program_id(0), TILES * SIZES[5 * P + 1], RING[3]):
         first = unit // TILES * (STEPS * BLOCKS * 128)
         for k_step in range(STEPS):
             stage = step % RING[2]
             mbarrier.wait(empty.index(stage), (step // RING[2] & 1) ^ 1)
             mbarrier.expect(full.index(stage), TILE * BLOCKS * 128)
-            for i in gl.static_range(BLOCKS):
-                at = buffer.index(stage * (BLOCKS // 2) + i // 2).slice(i % 2 * TILE, TILE)
-                k = first + (k_step * BLOCKS + i) * 128
-                _copy_tile(desc, at, full.index(stage), unit % TILES, k, TILES * (TILE // 2), TILE, GATED)
+            for i in gl.static_range(BLOCKS * BOXES):
+                box = buffer.index((stage * BLOCKS * BOXES + i) * (2 // BOXES))
+                tile = unit % TILES + i % BOXES * TILES
+                k = first + (k_step * BLOCKS + i // BOXES) * 128
+                if SIZES[5 * P + 4] == ROWS:
+                    lines = box._reinterpret(desc.dtype, [ROWS, 128], desc.layout)
+                    _copy(desc, [tile * ROWS, k], full.index(stage), lines)
+                else:
+                    lines = box._reinterpret(desc.dtype, [1, ROWS, 128], desc.layout)
+                    _copy(desc, [tile, 0, k], full.index(stage), lines)
             step += 1
     return step
 
@@ -85,11 +94,12 @@ def _copy_product(
 @gluon.jit
 def _pairs(x_buffer, w_buffer, acc, x_block, stage, PAIRS: gl.constexpr, EXACT: gl.constexpr, layout: gl.constexpr):
     """Sums of a stage's pairs of blocks, each by itself, a tuple; EXACT: all added to acc, whose tuple it is."""
+    rows: gl.constexpr = acc.shape[0]
     sum_dtype: gl.constexpr = gl.int32 if x_buffer.dtype == gl.int8 else gl.float32
     sums = ()  # type: tuple[gl.tensor, ...]
     for i in gl.static_range(PAIRS):
         x = x_buffer.index(x_block + 2 * i)._reinterpret(x_buffer.dtype, [2 * ATOM, 128], x_buffer.layout).permute((1, 0))
-        w = w_buffer.index(stage * PAIRS + i)
+        w = w_buffer.index(4 * (stage * PAIRS + i))._reinterpret(w_buffer.dtype, [rows, 128], w_buffer.layout)
         if EXACT:
             acc = warpgroup_mma(w, x, acc, is_async=True)
         else:

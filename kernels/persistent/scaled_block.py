@@ -21,10 +21,12 @@ import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from quire.kernels.elementwise import activation
 from quire.kernels.linear.quantize import LARGEST
 from quire.kernels.linear.scaled import BLOCK
+from quire.kernels.persistent import plan
 from quire.kernels.persistent.plan import Block, Config, Next, Sizes, row_blocks
 from quire.kernels.persistent.ring import ATOM, meet, produce, product
 from quire.kernels.persistent.row import largest_of, load_norm, load_row, norm_row, scale_of, store_row, store_scales
@@ -50,23 +52,26 @@ def _unit(
 
     x_block: where the part's begin in shared memory. UP_ROWS: of the gate, where up's begin.
     """
-    TILES: gl.constexpr = SIZES[4 * P]
+    TILES: gl.constexpr = SIZES[5 * P]
+    WIDTH: gl.constexpr = SIZES[5 * P + 4]
     GATED: gl.constexpr = UP_ROWS > 0
-    WIDTH: gl.constexpr = RING[0] // 2 if GATED else RING[0]
-    BLOCKS: gl.constexpr = SIZES[4 * P + 2] * RING[1]
+    TILE: gl.constexpr = RING[0]
+    ROWS: gl.constexpr = TILE // 2 if GATED else TILE
+    BLOCKS: gl.constexpr = SIZES[5 * P + 2] * RING[1]
     EXACT: gl.constexpr = buffers[0].dtype == gl.int8 and not SCALES[0]
     UP: gl.constexpr = SCALES[3] if SCALES[0] else 0
     at = unit % TILES * WIDTH
-    i = gl.arange(0, RING[0], layout=layout)
+    i = gl.arange(0, TILE, layout=layout)
     scales = i
-    if SCALES[0]:
+    if SCALES[0]:  # and tiles of TILE rows
         first = unit // TILES * BLOCKS
         store_scales(
-            buffers, ws_ptr, at // 128, (UP_ROWS + at) // 128, x_block, first, BLOCKS, SIZES[4 * P + 3], UP, GATED, RING[0] // 8
+            buffers, ws_ptr, at // 128, (UP_ROWS + at) // 128, x_block, first, BLOCKS, SIZES[5 * P + 3], UP, GATED, TILE // 8
         )
     else:  # asked for here, for they come from memory
-        scales = gl.load(ws_ptr + at + (i % WIDTH + i // WIDTH * UP_ROWS if GATED else i))
-    sums, step = product(ring, buffers[0], buffers[2], step, x_block, SIZES[4 * P + 2], RING, UP, GATED, EXACT, layout)
+        row = i % ROWS
+        scales = gl.load(ws_ptr + at + row + i // ROWS * UP_ROWS, row < WIDTH, other=0.0)
+    sums, step = product(ring, buffers[0], buffers[2], step, x_block, SIZES[5 * P + 2], RING, UP, GATED, EXACT, layout)
     return sums, scales, step
 
 
@@ -88,20 +93,20 @@ def _in_parts(
 ):  # fmt: skip
     """o_proj, whose row is in shared memory, or down, whose parts are brought there from h: sums [PARTS, H] are stored."""
     WARPS: gl.constexpr = RING[0] // 8
-    WIDTH: gl.constexpr = SIZES[4 * P + 2] * RING[1] * 128  # of a part
+    WIDTH: gl.constexpr = SIZES[5 * P + 2] * RING[1] * 128  # of a part
     EXACT: gl.constexpr = buffers[0].dtype == gl.int8 and not SCALES[0]
-    for unit in range(gl.program_id(0), SIZES[4 * P] * SIZES[4 * P + 1], RING[3]):
-        part = unit // SIZES[4 * P]
+    for unit in range(gl.program_id(0), SIZES[5 * P] * SIZES[5 * P + 1], RING[3]):
+        part = unit // SIZES[5 * P]
         x_block = part * (WIDTH // 128)
         if P == 2:
             h = load_row(h_ptr + part * WIDTH, WIDTH, WARPS, row_layout)
             store_row(h, buffers, x_scale, SCALES[2], STATIC, SCALES[1], SCALES[0], WARPS, row_layout)
             x_block = 0
         sums, scales, step = _unit(ring, buffers, ws_ptr, step, unit, x_block, 0, SIZES, P, RING, SCALES, layout)
-        at = unit % SIZES[4 * P] * RING[0] + gl.arange(0, RING[0], layout=layout)
+        row = gl.arange(0, RING[0], layout=layout)
         if not (SCALES[0] or EXACT):
             sums = sums * x_scale * scales
-        gl.store(sums_ptr + part * H + at, sums)
+        gl.store(sums_ptr + part * H + unit % SIZES[5 * P] * SIZES[5 * P + 4] + row, sums, row < SIZES[5 * P + 4])
     return step
 
 
@@ -116,14 +121,15 @@ def _gate_up(
     h_layout: gl.constexpr = gl.SliceLayout(1, pairs)
     dtype: gl.constexpr = h_ptr.dtype.element_ty
     most = gl.zeros([HALF], gl.float32, h_layout)
-    for tile in range(gl.program_id(0), SIZES[4], RING[3]):
-        sums, scales, step = _unit(ring, buffers, ws_ptr, step, tile, 0, SIZES[4] * HALF, SIZES, 1, RING, SCALES, layout)
+    row = gl.arange(0, HALF, layout=h_layout)
+    for tile in range(gl.program_id(0), SIZES[5], RING[3]):
+        sums, scales, step = _unit(ring, buffers, ws_ptr, step, tile, 0, SIZES[5] * SIZES[9], SIZES, 1, RING, SCALES, layout)
         sums = sums.to(gl.float32)
         if not SCALES[0]:
             sums = sums * x_scale * scales
         gate, up = gl.split(gl.convert_layout(sums.reshape([2, HALF]).permute((1, 0)), pairs))
         h = _gated(gate, up, dtype).to(dtype)
-        gl.store(h_ptr + tile * HALF + gl.arange(0, HALF, layout=h_layout), h)
+        gl.store(h_ptr + tile * SIZES[9] + row, h, row < SIZES[9])
         most = gl.maximum(most, gl.abs(h.to(gl.float32)))
     return gl.max(most, 0), step
 
@@ -133,15 +139,16 @@ def _qkv(
     ring, buffers, ws_ptr, x_scale, bias_ptr, qkv_ptr, step,
     SIZES: gl.constexpr, RING: gl.constexpr, SCALES: gl.constexpr, BIAS: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
-    for tile in range(gl.program_id(0), SIZES[12], RING[3]):
+    row = gl.arange(0, RING[0], layout=layout)
+    for tile in range(gl.program_id(0), SIZES[15], RING[3]):
         sums, scales, step = _unit(ring, buffers, ws_ptr, step, tile, 0, 0, SIZES, 3, RING, SCALES, layout)
-        at = tile * RING[0] + gl.arange(0, RING[0], layout=layout)
+        at = tile * SIZES[19] + row
         values = sums.to(gl.float32)
         if not SCALES[0]:
             values = values * x_scale * scales
         if BIAS:
-            values += gl.load(bias_ptr + at).to(gl.float32)
-        gl.store(qkv_ptr + at, values.to(qkv_ptr.dtype.element_ty))
+            values += gl.load(bias_ptr + at, row < SIZES[19], other=0.0).to(gl.float32)
+        gl.store(qkv_ptr + at, values.to(qkv_ptr.dtype.element_ty), row < SIZES[19])
 
 
 @gluon.jit
@@ -150,15 +157,16 @@ def _ask_for_constants(
 ):
     """Into L2, before the ring's copies stand in line for memory: scales of W's rows, and norms' weights."""
     i = gl.arange(0, RING[0], layout=layout)
-    WIDTH: gl.constexpr = RING[0] // 2
+    HALF: gl.constexpr = RING[0] // 2
     for p in gl.static_range(len(scales)):
         if not SCALES[0]:
-            for unit in range(gl.program_id(0), SIZES[4 * p] * SIZES[4 * p + 1], RING[3]):
-                tile = unit % SIZES[4 * p]
+            for unit in range(gl.program_id(0), SIZES[5 * p] * SIZES[5 * p + 1], RING[3]):
+                at = scales[p] + unit % SIZES[5 * p] * SIZES[5 * p + 4]
                 if p == 1:
-                    _prefetch(scales[p] + tile * WIDTH + i % WIDTH + i // WIDTH * (SIZES[4 * p] * WIDTH))
+                    at += gl.minimum(i % HALF, SIZES[9] - 1) + i // HALF * (SIZES[5] * SIZES[9])
                 else:
-                    _prefetch(scales[p] + tile * RING[0] + i)
+                    at += gl.minimum(i, SIZES[5 * p + 4] - 1)
+                _prefetch(at)
     for n in gl.static_range(len(norms)):
         _prefetch(norms[n] + i % (H // 64) * 64)
 
@@ -174,7 +182,7 @@ def _consume(
     sums_ptr, total_ptr, h_ptr, largest_ptr = scratch
     parts_ptr, last_ptr, qkv_ptr = outputs
     WARPS: gl.constexpr = RING[0] // 8
-    H: gl.constexpr = SIZES[0] * RING[0]
+    H: gl.constexpr = SIZES[0] * SIZES[4]
     EXACT: gl.constexpr = buffers[0].dtype == gl.int8 and not SCALES[0]
     row_layout: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [WARPS, 1], [1, 0])
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
@@ -217,22 +225,24 @@ def _consume(
     elif not SCALES[1]:
         i = gl.arange(0, MANY, layout=layout)
         x_scale = scale_of(gl.max(gl.load(largest_ptr + i, i < RING[3], other=0.0, cache_modifier=".cg"), 0), SCALES[2])
-    if len(SIZES) == 16:
+    if len(SIZES) == 20:
         again = load_norm(total_ptr, norms[1], scales[2], H, EXACT, WARPS, row_layout)
     step = _in_parts(
         ring, buffers, scales[2], x_scale, parts_ptr, h_ptr, step, H, STATIC[2], SIZES, 2, RING, SCALES, row_layout, layout
     )
-    if len(SIZES) == 16:
+    if len(SIZES) == 20:
         meet(state_ptr, RING[3])
-        final = norm_row(parts_ptr, x_scale, again, last_ptr, epsilons[1], H, SIZES[9], EXACT, WARPS, row_layout)
+        final = norm_row(parts_ptr, x_scale, again, last_ptr, epsilons[1], H, SIZES[11], EXACT, WARPS, row_layout)
         x_scale = _input_scale(final, statics[3], STATIC[3], SCALES)
         store_row(final, buffers, x_scale, SCALES[2], STATIC[3], SCALES[1], SCALES[0], WARPS, row_layout)
         _qkv(ring, buffers, scales[3], x_scale, bias_ptr, qkv_ptr, step, SIZES, RING, SCALES, BIAS, layout)
     elif EXACT:  # what the norm behind multiplies the parts by
-        for tile in range(program, SIZES[8], RING[3]):
-            at = tile * RING[0] + gl.arange(0, RING[0], layout=layout)
-            gl.store(parts_ptr + SIZES[9] * H + at, gl.load(scales[2] + at).to(gl.int32, bitcast=True))
-        gl.store(parts_ptr + (SIZES[9] + 1) * H, x_scale.to(gl.int32, bitcast=True), program == 0)
+        row = gl.arange(0, RING[0], layout=layout)
+        for tile in range(program, SIZES[10], RING[3]):
+            at = tile * SIZES[14] + row
+            ws = gl.load(scales[2] + at, row < SIZES[14], other=0.0)
+            gl.store(parts_ptr + SIZES[11] * H + at, ws.to(gl.int32, bitcast=True), row < SIZES[14])
+        gl.store(parts_ptr + (SIZES[11] + 1) * H, x_scale.to(gl.int32, bitcast=True), program == 0)
 
 
 @gluon.jit
@@ -249,7 +259,7 @@ def _kernel(
     scales = (os_ptr, gs_ptr, ds_ptr)
     statics = (o_static, gate_up_static, down_static, qkv_static)
     norms = (norm_ptr,)
-    if len(SIZES) == 16:
+    if len(SIZES) == 20:
         descs = descs + (qkv_desc,)  # type: ignore[assignment]
         scales = scales + (qs_ptr,)  # type: ignore[assignment]
         norms = norms + (next_norm_ptr,)  # type: ignore[assignment]
@@ -258,10 +268,10 @@ def _kernel(
     outputs = (parts_ptr, last_ptr, qkv_ptr)
     dtype: gl.constexpr = o_desc.dtype
     line: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    PAIRS: gl.constexpr = RING[1] // 2
     STAGES: gl.constexpr = RING[2]
     x_buffer = gl.allocate_shared_memory(dtype, [X_BLOCKS, ATOM, 128], gl.NVMMASharedLayout(128, 8, rank=2))
-    w_buffer = gl.allocate_shared_memory(dtype, [RING[2] * PAIRS, 2 * RING[0], 128], o_desc.layout)
+    w_layout: gl.constexpr = gl.NVMMASharedLayout(128, 8, rank=2)
+    w_buffer = gl.allocate_shared_memory(dtype, [RING[2] * RING[1] * 2, RING[0] // 2, 128], w_layout)
     xs_buffer = gl.allocate_shared_memory(gl.float32, [X_BLOCKS + SCALES[3] if SCALES[0] else 1, 1], line)
     scale_buffer = gl.allocate_shared_memory(gl.float32, [2 * SCALES[3] if SCALES[0] else 1, 1], line)
     full = gl.allocate_shared_memory(gl.int64, [RING[2], 1], mbarrier.MBarrierLayout())
@@ -291,13 +301,24 @@ def _kernel(
 # ---------------------------------------------------------------------------------------------------------- the launch
 def _sizes(block: Block, after: Next | None, config: Config) -> tuple[Sizes, ...]:
     (hidden, attended), inner = block.o.scaled.data.shape, block.down.scaled.data.shape[1]
-    tile, stage = config.tile, BLOCK * config.blocks
-    return (
-        Sizes(hidden // tile, config.o_parts, attended // (stage * config.o_parts), attended // BLOCK),
-        Sizes(inner // (tile // 2), 1, hidden // stage, hidden // BLOCK),
-        Sizes(hidden // tile, config.down_parts, inner // (stage * config.down_parts), inner // BLOCK),
-        *([] if after is None else [Sizes(len(after.qkv.scaled.data) // tile, 1, hidden // stage, hidden // BLOCK)]),
-    )
+    tile, stage, o, down = config.tile, BLOCK * config.blocks, config.o_width, config.down_width
+    gated = plan.tile_width(inner, tile // 2, config)
+    found = [
+        Sizes(hidden // o, config.o_parts, attended // (stage * config.o_parts), attended // BLOCK, o),
+        Sizes(inner // gated, 1, hidden // stage, hidden // BLOCK, gated),
+        Sizes(hidden // down, config.down_parts, inner // (stage * config.down_parts), inner // BLOCK, down),
+    ]
+    if after is not None:
+        outputs = len(after.qkv.scaled.data)
+        width = plan.tile_width(outputs, tile, config)
+        found.append(Sizes(outputs // width, 1, hidden // stage, hidden // BLOCK, width))
+    return tuple(found)
+
+
+def _tiles(w: torch.Tensor, width: int, rows: int) -> TensorDescriptor:
+    """Of W, to be copied in boxes of `rows` lines, tiles of `width`."""
+    n, k = w.shape
+    return tma.lines(w, n, k, w.stride(0), (rows, BLOCK)) if width == rows else tma.tiles(w, width, rows)
 
 
 class Result(NamedTuple):
@@ -327,9 +348,10 @@ def launch(
     last = scratch[1] if after is None else torch.empty_like(residual)
     qkv = None if after is None else new(1, len(after.qkv.scaled.data), dtype=x.dtype)
     last_of = [*products, products[0]][:4]  # where there is no next layer, anything
+    widths = [size.width for size in (*sizes, sizes[0])]
     descs = [
-        tma.lines(w.data, len(w.data), w.data.shape[1], w.data.stride(0), (config.tile // 2 if i == 1 else config.tile, BLOCK))
-        for i, (w, _scale) in enumerate(last_of)
+        _tiles(w.data, width, config.tile // (2 if i == 1 else 1))
+        for i, ((w, _), width) in enumerate(zip(last_of, widths, strict=False))
     ]
     norm, eps, bias = (block.norm, block.eps, None) if after is None else (after.norm, after.eps, after.bias)
     room = triton.next_power_of_2(max(size.steps for size in sizes) * config.blocks)

@@ -25,3 +25,10 @@ def lines(tensor: torch.Tensor, count: int, width: int, stride: int, box: tuple[
     size = tensor.element_size()
     layout = gl.NVMMASharedLayout(min(128, size * box[1]), 8 * size)
     return TensorDescriptor(tensor, [count, width], [stride, 1], list(box), layout)
+
+
+def tiles(tensor: torch.Tensor, width: int, rows: int) -> TensorDescriptor:
+    """An 8-bit matrix [n, k] as n / width tiles [width, k], to be copied in boxes of `rows` lines: below a tile are zeros."""
+    (n, k), stride = tensor.shape, tensor.stride(0)
+    layout = gl.NVMMASharedLayout(128, 8, rank=3)
+    return TensorDescriptor(tensor, [n // width, width, k], [width * stride, stride, 1], [1, rows, 128], layout)

@@ -132,12 +132,12 @@ class Descriptor:
 
 
 def copy(desc, at, cell, buffer):
-    (row, column), (height, width) = map(int, at), desc.block_type.shape
-    assert buffer.shape == (height, width) and row >= 0
-    found = desc.lines[row : row + height, column : column + width]
+    at, box = list(map(int, at)), desc.block_type.shape
+    assert buffer.shape == box and min(at) >= 0
+    found = desc.lines[tuple(slice(first, first + size) for first, size in zip(at, box, strict=True))]
     buffer.memory.zero_()
-    buffer.memory[: found.shape[0], : found.shape[1]] = found
-    cell.barrier.change(num_bytes=-height * width * desc.dtype.torch.itemsize)
+    buffer.memory[tuple(map(slice, found.shape))] = found
+    cell.barrier.change(num_bytes=-math.prod(box) * desc.dtype.torch.itemsize)
 
 
 LAYOUTS = ("NVMMADistributedLayout", "SliceLayout", "BlockedLayout", "DotOperandLayout", "SwizzledSharedLayout")

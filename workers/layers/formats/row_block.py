@@ -37,7 +37,7 @@ def row_block(block: Block, following: Next | None, state: torch.Tensor, dtype: 
         return None
     if following is not None and not (_is_fit(following.qkv, block.o) and len(following.qkv.scaled.data) % TILE == 0):
         following = None
-    config = choose(hidden, attended, inner, hopper.num_sms(device))
+    config = choose(hidden, attended, inner, hopper.num_sms(device), block.o.scaled.rows == BLOCK)
     return None if config is None else RowBlock(block, following, config, state)
 
 
