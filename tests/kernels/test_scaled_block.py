@@ -157,6 +157,7 @@ def test_formats_have_it_of_what_it_takes(scaling, monkeypatch):
     monkeypatch.setattr(hopper, "available", lambda device: True)
     monkeypatch.setattr(hopper, "num_sms", lambda device: 11)
     monkeypatch.setattr(row_block, "mode_for", lambda rows: PLAIN)
+    monkeypatch.setattr(row_block, "LARGE", 0)
     case = Case(256, 512, 768, 192, scaling, has_bias=True)
     by_block, block, after = case.block.by_block, case.block, case.after
     o, gate_up, down = (format_of(weight, None, by_block) for weight in (block.o, block.gate_up, block.down))
@@ -176,6 +177,8 @@ def test_formats_have_it_of_what_it_takes(scaling, monkeypatch):
     assert o.row_block(norm, gate_up, down, (next_norm, others)).following is None
     assert format_of(block.o, torch.zeros(256), by_block).row_block(norm, gate_up, down, None) is None
     assert o.row_block(LayerNorm(256, EPS, torch.bfloat16, o.device), gate_up, down, None) is None
+    monkeypatch.setattr(row_block, "LARGE", 256 * 768 + 1)
+    assert o.row_block(norm, gate_up, down, None) is None
 
 
 @pytest.mark.parametrize("dtype", [E4M3, torch.int8], ids=str)
