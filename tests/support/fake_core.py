@@ -87,6 +87,7 @@ class FakeCore:
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK)
         self._running = True
         self._owner = b""
+        self._unsaid: deque[CoreMessage] = deque()
         self._playing: dict[int, tuple[AddRequest, deque[int]]] = {}
         self._started: list[Started] = []
         self._thread = threading.Thread(target=self._run, name="test-core", daemon=True)
@@ -106,8 +107,8 @@ class FakeCore:
         return message
 
     def say(self, *messages: CoreMessage) -> None:
-        """Send messages to the frontend that has spoken last."""
-        self._do(lambda: [self._link.send(self._owner, m) for m in messages])
+        """Send messages to the frontend that has spoken last, or to the first that does."""
+        self._do(lambda: self._unsaid.extend(messages))
 
     def announce(self, **fields: object) -> None:
         """Change the Beat, and send it now."""
@@ -145,6 +146,8 @@ class FakeCore:
                 self._owner = identity
                 self._received.put(message)
                 self._take(message)
+            while self._unsaid and self._owner:
+                self._link.send(self._owner, self._unsaid.popleft())
             self._play()
             self._link.flush()
             if time.monotonic() >= next_beat:
