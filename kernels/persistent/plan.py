@@ -115,7 +115,7 @@ def _split(hidden: int, k_steps: int, programs: int, varies: bool, least: int = 
 
 
 def _config(hidden: int, attended: int, inner: int, sms: int, blocks: int, varies: bool) -> tuple[float, Config] | None:
-    """And how busy programs are with o or down."""
+    """As `fitting`, with stages of so many blocks."""
     if any(k % (BLOCK * blocks) for k in (hidden, attended, inner)):
         return None
     stage = BLOCK * blocks
@@ -131,19 +131,25 @@ def _config(hidden: int, attended: int, inner: int, sms: int, blocks: int, varie
 
 
 @cached
-def choose(hidden: int, attended: int, inner: int, sms: int, in_squares: bool = False) -> Config | None:
-    """The configuration for a block of these sizes on so many SMs; None: the kernel does not take them.
+def fitting(hidden: int, attended: int, inner: int, sms: int, in_squares: bool = False) -> tuple[float, Config] | None:
+    """How busy programs are with o or down, and the configuration for a block of these sizes on so many SMs; None: none fits.
 
     Long stages have less to do a byte; short ones can be shared out more evenly, which pays where there are many bytes. So do
     tiles of other numbers of columns than TILE, where no square of scales (in_squares) ends within one.
     """
-    is_large = hidden * inner >= LARGE
-    configs = [_config(hidden, attended, inner, sms, blocks, is_large and not in_squares) for blocks in (4, 2)]
+    configs = [_config(hidden, attended, inner, sms, blocks, not in_squares) for blocks in (4, 2)]
     found = [config for config in configs if config is not None]
-    if not found or not is_large:
-        return found[0][1] if found else None
-    busy, best = found[-1] if found[-1][0] > MUCH_BUSIER * found[0][0] else found[0]
-    return best if busy >= LEAST_BUSY else None
+    if not found:
+        return None
+    return found[-1] if found[-1][0] > MUCH_BUSIER * found[0][0] else found[0]
+
+
+def choose(hidden: int, attended: int, inner: int, sms: int, in_squares: bool = False) -> Config | None:
+    """What is `fitting`, if it pays: not where it leaves many programs idle; and for small blocks products that make their
+    8-bit inputs themselves (`scaled_fused`) are faster.
+    """
+    found = None if hidden * inner < LARGE else fitting(hidden, attended, inner, sms, in_squares)
+    return found[1] if found is not None and found[0] >= LEAST_BUSY else None
 
 
 def new_state(device: torch.device) -> torch.Tensor:

@@ -33,7 +33,7 @@ from quire.kernels.persistent.row import largest_of, load_norm, load_row, norm_r
 from quire.kernels.triton_support import dependent_launch, tma
 from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options
 
-O, GATE_UP, DOWN, QKV = gl.constexpr(0), gl.constexpr(1), gl.constexpr(2), gl.constexpr(3)  # the products
+GATE_UP = gl.constexpr(1)  # of the products
 PRODUCER_REGISTERS = gl.constexpr(24)
 
 _gated = gluon.jit(activation.gated.fn)
@@ -195,22 +195,9 @@ def _consume(
     store_row(row, buffers, x_scale, SCALES[2], STATIC[0], SCALES[1], SCALES[0], WARPS, row_layout)
     loaded = load_norm(residual_ptr, norms[0], scales[0], H, EXACT, WARPS, row_layout)
     step = _in_parts(
-        ring,
-        buffers,
-        scales[0],
-        x_scale,
-        sums_ptr,
-        h_ptr,
-        program * 0,
-        H,
-        STATIC[0],
-        SIZES,
-        0,
-        RING,
-        SCALES,
-        row_layout,
+        ring, buffers, scales[0], x_scale, sums_ptr, h_ptr, program * 0, H, STATIC[0], SIZES, 0, RING, SCALES, row_layout,
         layout,
-    )
+    )  # fmt: skip
     meet(state_ptr, RING[3])
 
     normed = norm_row(sums_ptr, x_scale, loaded, total_ptr, epsilons[0], H, SIZES[1], EXACT, WARPS, row_layout)

@@ -136,7 +136,7 @@ for hidden, attended, inner, n, dtype, squares, static in (
     products = weight(hidden, attended), weight(2 * inner, hidden), weight(hidden, inner)
     block = plan.Block(*products, meta(hidden), 1e-5, squares)
     after = plan.Next(weight(n, hidden), meta(n) if squares else None, meta(hidden), 1e-5) if n else None
-    config = plan.choose(hidden, attended, inner, 132, squares)
+    _busy, config = plan.fitting(hidden, attended, inner, 132, squares)
     scaled_block.launch(meta(1, attended), meta(1, hidden), block, after, meta(1, dtype=torch.int64), config, pdl=1)
 """
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from quire.kernels.linear.scaled import BLOCK
-from quire.kernels.persistent.plan import LARGE, TILE, Block, Config, Next, Weight, choose
+from quire.kernels.persistent.plan import TILE, Block, Config, Next, Weight, choose
 from quire.kernels.triton_support import hopper
 from quire.kernels.triton_support.dependent_launch import LATE, mode_for
 from quire.workers.layers.formats.format import Projected
@@ -34,8 +34,6 @@ def row_block(block: Block, following: Next | None, state: torch.Tensor, dtype: 
     if dtype.itemsize != 2 or not hopper.available(device) or not all(_is_fit(weight, block.o) for weight in weights):
         return None
     if block.gate_up.scaled.data.shape != (2 * inner, hidden) or len(block.down.scaled.data) != hidden:
-        return None
-    if hidden * inner < LARGE:  # products that make their inputs themselves (`scaled_fused`) are faster
         return None
     if following is not None and not (_is_fit(following.qkv, block.o) and len(following.qkv.scaled.data) % TILE == 0):
         following = None
