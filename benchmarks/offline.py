@@ -33,9 +33,9 @@ def open_quire(args: argparse.Namespace) -> tuple[Run, Callable[[], None], int]:
     from quire import LLM, SamplingParams
 
     options = {"load_format": args.load_format, "dtype": args.dtype, "device": args.device}
-    options["enable_prefix_caching"] = args.prefix_caching
+    options |= {"enable_prefix_caching": args.prefix_caching, "gpu_memory_utilization": 0.9}
     options |= layout_options(args) | json.loads(args.options)
-    llm = LLM(args.model, max_model_len=args.max_model_len, gpu_memory_utilization=0.9, **options)
+    llm = LLM(args.model, max_model_len=args.max_model_len, **options)
 
     def run(prompts: Ids, outputs: list[int]) -> tuple[float, Ids]:
         params = [SamplingParams(max_tokens=n, ignore_eos=True, temperature=1.0, detokenize=args.detokenize) for n in outputs]
@@ -52,16 +52,9 @@ def open_quire(args: argparse.Namespace) -> tuple[Run, Callable[[], None], int]:
 def open_vllm(args: argparse.Namespace) -> tuple[Run, Callable[[], None], int]:
     from vllm import LLM, SamplingParams
 
-    llm = LLM(
-        model=args.model,
-        load_format=args.load_format,
-        max_model_len=args.max_model_len,
-        gpu_memory_utilization=0.9,
-        enable_prefix_caching=args.prefix_caching,
-        disable_log_stats=True,
-        dtype=args.dtype,
-        **layout_options(args) | json.loads(args.options),
-    )
+    options = {"load_format": args.load_format, "dtype": args.dtype, "max_model_len": args.max_model_len}
+    options |= {"enable_prefix_caching": args.prefix_caching, "gpu_memory_utilization": 0.9, "disable_log_stats": True}
+    llm = LLM(model=args.model, **options | layout_options(args) | json.loads(args.options))
 
     def run(prompts: Ids, outputs: list[int]) -> tuple[float, Ids]:
         params = [SamplingParams(max_tokens=n, ignore_eos=True, temperature=1.0, detokenize=args.detokenize) for n in outputs]

@@ -116,14 +116,16 @@ def streams(x: Scaled, weight: Scaled) -> bool:
     return few and hopper.can_copy(x.data) and hopper.can_copy(weight.data)
 
 
-def wide_rows(weight: Scaled) -> int:
+def wide_rows(weight: Scaled, *, is_gated: bool = False) -> int:
     """Rows up to which `scaled_wide` computes products with such a weight, by the tuning table; 0: on this GPU none."""
     tuning = current().scaled
     if not hopper.available(weight.data.device):
         return 0
     if weight.data.dtype == torch.int8:
         return tuning.int8_wide_rows
-    return tuning.fp8_block_wide_rows if weight.scales.shape[1] > 1 else tuning.fp8_wide_rows
+    if weight.scales.shape[1] > 1:
+        return tuning.fp8_block_wide_rows
+    return tuning.fp8_gated_wide_rows if is_gated else tuning.fp8_wide_rows
 
 
 def leaves_idle(rows: int, n: int, sms: int) -> bool:
@@ -133,7 +135,7 @@ def leaves_idle(rows: int, n: int, sms: int) -> bool:
 
 def widens(x: Scaled, weight: Scaled, *, is_gated: bool) -> bool:
     """Whether `scaled_wide` computes it: a tile of gate and up, 64 columns of each, needs its scales to be of one square."""
-    rows, most, device = len(x.data), wide_rows(weight), weight.data.device
+    rows, most, device = len(x.data), wide_rows(weight, is_gated=is_gated), weight.data.device
     if rows <= hopper.MAX_ROWS or not most or not (rows <= most or leaves_idle(rows, len(weight.data), hopper.num_sms(device))):
         return False
     blocks = weight.scales.shape[1] > 1

@@ -170,7 +170,7 @@ def bucket(rows: int) -> int:
 def kernel_specialization(rows: int) -> tuple[int, ...]:
     """Numbers of rows beyond 64 with equal answers run the same kernels of products with quantized weights."""
     tuning = current().scaled
-    wide = (tuning.fp8_wide_rows, tuning.fp8_block_wide_rows, tuning.int8_wide_rows)
+    wide = (tuning.fp8_wide_rows, tuning.fp8_gated_wide_rows, tuning.fp8_block_wide_rows, tuning.int8_wide_rows)
     limits = (256, tuning.fp8_rows, tuning.fp8_block_rows, tuning.int8_rows, *wide)
     most = max(tuning.int4_rows, *wide)
     return *(rows <= limit for limit in limits), bucket(min(rows, most + 1))  # of scaled_wide, and of int4_wide

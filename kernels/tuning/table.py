@@ -95,6 +95,7 @@ class ScaledTuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     fused_weight: int  # elements up to which one row is brought to 8 bits within the product
     # On a Hopper, whatever the three of fp8 and int8 above say, by `scaled_wide` from 65 rows to so many; 0: none.
     fp8_wide_rows: int = 192
+    fp8_gated_wide_rows: int = 384  # of gate and up, with scales of rows
     fp8_block_wide_rows: int = 192
     int8_wide_rows: int = ANY  # torch._int_mm takes 1.4 to 1.7 times as long, at 1,024 and 8,192 rows
     ring_weight: int = 1 << 24  # from which one row goes to Hopper's ring, and not to many small programs

@@ -145,7 +145,7 @@ class ScaledFormat(Quantized[Weight]):
 
     def fuses_silu(self, rows: int) -> bool:
         """Not of few rows: a product gates itself, and 8 bits of that take less time. Of one, where a kernel does all of it."""
-        return rows > max(MAX_GATED_ROWS, wide_rows(self.weights[0][0].scaled)) or (
+        return rows > max(MAX_GATED_ROWS, wide_rows(self.weights[0][0].scaled, is_gated=True)) or (
             len(self.weights) == 1 and self._fuses(rows, self.weights[0][0])
         )
 
