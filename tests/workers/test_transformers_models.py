@@ -220,6 +220,28 @@ def test_what_cannot_run_is_refused_by_its_reason(changes, reason):
         parse_model_config(fields_of("llama", **changes), model_impl="transformers")
 
 
+@pytest.mark.parametrize("name", ["mistral-sliding", "gemma2"])
+def test_a_window_of_nothing_is_refused(name):
+    """transformers masks every key then and takes the mean of all values, later ones too: nobody means that by 0."""
+    with pytest.raises(ModelConfigError, match="its window is 0"):
+        parse_model_config(fields_of(name, sliding_window=0), model_impl="transformers")
+
+
+def test_heads_that_their_keys_do_not_divide_are_refused():
+    with pytest.raises(ModelConfigError, match="has 4 heads for 3 of keys"):
+        parse_model_config(fields_of("llama", num_key_value_heads=3), model_impl="transformers")
+
+
+@pytest.mark.parametrize("first", ["type", "rope_type"])
+def test_of_two_rope_types_transformers_rope_type_counts(first):
+    """Whichever comes first. The other may be one that its parameters do not do for."""
+    kinds = {"type": "yarn", "rope_type": "default"}
+    rope = {first: kinds[first], **kinds, "rope_theta": 5e3, "factor": 8.0}
+    fields = {**fields_of("llama"), "rope_parameters": rope}
+    found = parse_model_config(fields, model_impl="transformers").layers[0].attention.rope
+    assert found is not None and (found.type, found.theta) == ("default", 5e3)
+
+
 def test_a_weight_of_no_elements_is_refused():
     """A CPU's products know none of no inputs."""
     with pytest.raises(ModelConfigError, match=r"shared_experts.gate_proj.weight has no elements"):
