@@ -18,6 +18,7 @@ from transformers_tiny import tiny_model as tiny_random
 from quire.frontend.client.engine_options import engine_options
 from quire.ipc.config import add_engine_arguments
 from quire.ipc.sampling import SamplingParams
+from quire.ipc.text_config import text_fields
 from quire.workers.layers.experts import Experts
 from quire.workers.loading.target import WeightsError
 from quire.workers.loading.weights import dummy_weights
@@ -329,6 +330,12 @@ def test_positions_that_begin_behind_the_padding_token_leave_fewer_tokens():
     fields = {"model_type": "roberta", "architectures": ["RobertaForCausalLM"], "is_decoder": True, "num_hidden_layers": 1}
     assert parse_model_config({**fields, "max_position_embeddings": 514, "pad_token_id": 1}).longest == 512
     assert read_model_config(tiny_models.tiny_model("llama"), model_impl="transformers").longest is None
+
+
+def test_whispers_positions_are_known_where_the_model_is_served():
+    """It calls them max_target_positions: the core read none, and the worker took the model for one without a limit."""
+    fields = json.loads(tiny_config("whisper").to_json_string()) | {"architectures": ["WhisperForCausalLM"]}
+    assert parse_model_config(fields).max_position_embeddings == text_fields(fields)["max_position_embeddings"] == 448
 
 
 def test_several_ranks_are_refused():
