@@ -21,7 +21,9 @@ _DEFAULTS: dict[str, dict[str, int]] = {
     "llama4_text": _LLAMA4,
     "mistral4": {"vocab_size": 131072, "max_position_embeddings": 1048576},
 }
-_POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "seq_length", "max_sequence_length")
+_POSITIONS = (
+    "max_position_embeddings", "n_positions", "n_ctx", "seq_length", "max_sequence_length", "max_target_positions",
+)  # fmt: skip
 _NOT_STRETCHED = ("gemma3", "gemma3_text", "gemma4", "gemma4_text")  # max_position_embeddings is what scaling makes of it
 
 

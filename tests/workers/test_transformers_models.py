@@ -18,6 +18,7 @@ from transformers_tiny import tiny_model as tiny_random
 from quire.frontend.client.engine_options import engine_options
 from quire.ipc.config import add_engine_arguments
 from quire.ipc.sampling import SamplingParams
+from quire.ipc.text_config import text_fields
 from quire.workers.layers.experts import Experts
 from quire.workers.loading.target import WeightsError
 from quire.workers.loading.weights import dummy_weights
@@ -220,6 +221,28 @@ def test_what_cannot_run_is_refused_by_its_reason(changes, reason):
         parse_model_config(fields_of("llama", **changes), model_impl="transformers")
 
 
+@pytest.mark.parametrize("name", ["mistral-sliding", "gemma2"])
+def test_a_window_of_nothing_is_refused(name):
+    """transformers masks every key then and takes the mean of all values, later ones too: nobody means that by 0."""
+    with pytest.raises(ModelConfigError, match="its window is 0"):
+        parse_model_config(fields_of(name, sliding_window=0), model_impl="transformers")
+
+
+def test_heads_that_their_keys_do_not_divide_are_refused():
+    with pytest.raises(ModelConfigError, match="has 4 heads for 3 of keys"):
+        parse_model_config(fields_of("llama", num_key_value_heads=3), model_impl="transformers")
+
+
+@pytest.mark.parametrize("first", ["type", "rope_type"])
+def test_of_two_rope_types_transformers_rope_type_counts(first):
+    """Whichever comes first. The other may be one that its parameters do not do for."""
+    kinds = {"type": "yarn", "rope_type": "default"}
+    rope = {first: kinds[first], **kinds, "rope_theta": 5e3, "factor": 8.0}
+    fields = {**fields_of("llama"), "rope_parameters": rope}
+    found = parse_model_config(fields, model_impl="transformers").layers[0].attention.rope
+    assert found is not None and (found.type, found.theta) == ("default", 5e3)
+
+
 def test_a_weight_of_no_elements_is_refused():
     """A CPU's products know none of no inputs."""
     with pytest.raises(ModelConfigError, match=r"shared_experts.gate_proj.weight has no elements"):
@@ -307,6 +330,12 @@ def test_positions_that_begin_behind_the_padding_token_leave_fewer_tokens():
     fields = {"model_type": "roberta", "architectures": ["RobertaForCausalLM"], "is_decoder": True, "num_hidden_layers": 1}
     assert parse_model_config({**fields, "max_position_embeddings": 514, "pad_token_id": 1}).longest == 512
     assert read_model_config(tiny_models.tiny_model("llama"), model_impl="transformers").longest is None
+
+
+def test_whispers_positions_are_known_where_the_model_is_served():
+    """It calls them max_target_positions: the core read none, and the worker took the model for one without a limit."""
+    fields = json.loads(tiny_config("whisper").to_json_string()) | {"architectures": ["WhisperForCausalLM"]}
+    assert parse_model_config(fields).max_position_embeddings == text_fields(fields)["max_position_embeddings"] == 448
 
 
 def test_several_ranks_are_refused():

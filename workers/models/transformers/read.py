@@ -18,7 +18,7 @@ from quire.workers.models.transformers.attention import spec_of
 from quire.workers.models.transformers.recorder import Recording, record
 from quire.workers.models.transformers.skeleton import build_skeleton, read_config, text_config
 
-POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
+POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length", "max_target_positions")
 NO_LIMIT = 1 << 20  # positions, of a model whose config names no limit
 
 

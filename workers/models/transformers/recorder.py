@@ -243,6 +243,8 @@ class _Recorder:
         masks = [made.function for made in self._masks if made.tensor is mask]
         if not masks:
             raise ModelConfigError(f"{name} has a mask of its own" if mask is not None else f"{name} has no causal mask")
+        if heads % key.shape[1]:
+            raise ModelConfigError(f"{name} has {heads} heads for {key.shape[1]} of keys, which must divide them")
         if s_aux is not None and s_aux.numel() != heads:
             raise ModelConfigError(f"{name} gives attention s_aux of {s_aux.numel()} values for {heads} heads")
         if not isinstance(scaling, (int, float, type(None))) or not isinstance(softcap, (int, float, type(None))):
@@ -330,6 +332,8 @@ def _window(mask_function: Any) -> int:
         seen = mask_function(0, 0, torch.tensor(query), torch.arange(FAR + 64))
         seen = torch.as_tensor(seen).expand(FAR + 64)
         count = int(seen.sum())
+        if not count:
+            raise ModelConfigError("no token sees any: its window is 0, and must be null where there is none")
         if bool(seen[query + 1 :].any()):
             raise ModelConfigError("its attention sees later tokens: it is not causal")
         if not bool(seen[query + 1 - count : query + 1].all()):

@@ -202,11 +202,15 @@ def _candidates(module: nn.Module, head_dim: int, columns: int) -> Iterator[Rope
     if not isinstance(parameters, dict):
         return
     for some in (parameters, *(value for value in parameters.values() if isinstance(value, dict))):
-        fields = {OTHER_NAMES.get(name, name): value for name, value in some.items() if value is not None}
+        given = {name: value for name, value in some.items() if value is not None}
+        fields = given | {own: given[name] for name, own in OTHER_NAMES.items() if name in given}
         if fields.get("type") not in TYPES:
             continue
-        original, longest = fields.get("original_max_position_embeddings"), getattr(config, "max_position_embeddings", None)
-        if fields["type"] in ("yarn", "longrope") and "factor" not in fields and original and longest:
+        longest = getattr(config, "max_position_embeddings", None) or 0
+        original = fields.setdefault("original_max_position_embeddings", longest)
+        if not original and fields["type"] not in ("default", "linear"):
+            continue
+        if fields["type"] in ("yarn", "longrope") and "factor" not in fields and longest:
             fields["factor"] = longest / original
         if "short_mscale" in fields:
             fields["attention_factor"] = fields["short_mscale"]
