@@ -257,6 +257,24 @@ def test_a_layer_that_a_format_cannot_hold_is_named_before_a_byte_is_read(tmp_pa
         build_model(read_model_config(tmp_path), torch.float32, Parallel())
 
 
+def test_the_size_that_would_fit_is_said(tmp_path):
+    fields = json.loads((tiny_model("llama") / "config.json").read_text())
+    config = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}
+    (tmp_path / "config.json").write_text(json.dumps({**fields, "intermediate_size": 40, "quantization_config": config}))
+    with pytest.raises(ModelConfigError, match=r"mlp\.down_proj has 40 inputs, .* here of 8$"):
+        build_model(read_model_config(tmp_path), torch.float32, Parallel())
+
+
+def test_layers_in_order_may_lack_their_order(tmp_path):
+    """As compressed-tensors saves those that llm-compressor has not ordered, whatever actorder says."""
+    quantized("llama", "pack-quantized", folder := tmp_path / "model")
+    want = dict(load(folder).named_parameters())
+    fields = json.loads((folder / "config.json").read_text())
+    fields["quantization_config"]["config_groups"]["group_0"]["weights"]["actorder"] = "group"
+    (folder / "config.json").write_text(json.dumps(fields))
+    assert all(torch.equal(parameter, want[name]) for name, parameter in load(folder).named_parameters())
+
+
 def test_a_quantized_head_is_not_tied(tmp_path):
     fields = json.loads((tiny_model("llama-tied") / "config.json").read_text())
     config = {**fields, "quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 32, "lm_head": True}}

@@ -182,7 +182,7 @@ def _auto_round(config: Json, changes: Json, where: str) -> Scheme | None:
     bits = merged.get("bits")
     if type(bits) is int and bits >= 16:
         return None
-    packing = one_of(given(merged, "packing_format", "auto_round:auto_gptq"), PACKINGS, f"{where}: packing_format")
+    packing = one_of(given(merged, "packing_format", _of_backend(merged)), PACKINGS, f"{where}: packing_format")
     if packing == "auto_round:fp8":
         return _auto_round_fp8(merged, where)
     one_of(given(merged, "data_type", "int"), ("int",), f"{where}: data_type")
@@ -196,6 +196,11 @@ def _auto_round(config: Json, changes: Json, where: str) -> Scheme | None:
         group_size=group(merged, where=where),
         zeros_less_one=packing != "auto_round",
     )
+
+
+def _of_backend(config: Json) -> str:
+    """Before there was a packing_format, `backend` said it: auto_round:awq:gemm, auto_round:gptq:exllamav2."""
+    return "auto_round:awq" if ":awq" in str(config.get("backend")) else "auto_round:auto_gptq"
 
 
 def _auto_round_fp8(merged: Json, where: str) -> Scaled:

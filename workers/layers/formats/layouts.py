@@ -237,7 +237,7 @@ def input_tensors(activations: Activations | None) -> dict[str, Stored]:
 
 def refuse_groups(layer: str, k: int, size: int, format_name: str) -> QuantizationError:
     """Of a layer whose inputs are no whole number of groups."""
-    fitting = [str(n) for n in (128, 64, 32, 16) if k % n == 0]
+    fitting = [str(n) for n in (128, 64, 32, 16, 8) if k % n == 0]
     sizes = " or ".join(fitting[:3]) if fitting else "-1"
     return refuse(layer, f"has {k} inputs, group_size is {size}", f"{format_name} needs whole groups, here of {sizes}")
 

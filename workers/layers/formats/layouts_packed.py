@@ -179,7 +179,7 @@ class PackQuantizedLayout(PackedLayout):
             packed = (parts(self.n, self.per_word), groups)
             found["weight_zero_point"] = Stored((packed, (1,)) if groups == 1 else (packed,), (*I32, "I8"))
         if s.has_order:
-            found["weight_g_idx"] = Stored(((self.k,),), ("I32", "I64"))
+            found["weight_g_idx"] = Stored(((self.k,),), ("I32", "I64"), is_optional=True)  # left out of what is in order
         return found | input_tensors(s.activations)
 
     def outputs(self, tensors: Tensors, start: int, stop: int) -> Tensors:
@@ -208,6 +208,6 @@ class PackQuantizedLayout(PackedLayout):
             zeros = unpack_words(tensors["weight_zero_point"].t(), bits)[:, : len(q)].t().to(torch.int32)
         g_idx = tensors.get("weight_g_idx")
         if g_idx is not None and (g_idx == -1).all():
-            g_idx = None  # as compressed-tensors writes what it has not ordered
+            g_idx = None  # as llm-compressor has what it has not ordered
         order = group_order(g_idx, self.group_size)
         return Integers(q if order is None else q.index_select(1, order), scales, (1, self.group_size), zeros, order)

@@ -17,6 +17,9 @@ FP8_MAX, INT8_MAX = 448.0, 127.0  # the greatest values, e4m3's and that of int8
 class QuantizationError(ValueError):
     """The checkpoint's quantization cannot be served; one line that names field, layer and what would work."""
 
+    def __init__(self, text: str):
+        super().__init__(text.replace("\n", "\\n"))  # of a name in the configuration
+
 
 class Activations(msgspec.Struct, frozen=True, kw_only=True):
     """How a layer's inputs are quantized before its product. Dynamic scales are each token's own, never the batch's."""
