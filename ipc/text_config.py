@@ -21,8 +21,10 @@ _DEFAULTS: dict[str, dict[str, int]] = {
     "llama4_text": _LLAMA4,
     "mistral4": {"vocab_size": 131072, "max_position_embeddings": 1048576},
 }
-_POSITIONS = (
-    "max_position_embeddings", "n_positions", "n_ctx", "seq_length", "max_sequence_length", "max_target_positions",
+# Names of the longest context; the first that is there counts.
+POSITIONS = (
+    "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length", "max_sequence_length",
+    "max_target_positions",
 )  # fmt: skip
 _NOT_STRETCHED = ("gemma3", "gemma3_text", "gemma4", "gemma4_text")  # max_position_embeddings is what scaling makes of it
 
@@ -32,7 +34,7 @@ def text_fields(config: dict[str, Any]) -> dict[str, Any]:
     text = config.get("text_config")
     fields = {**config, **text} if isinstance(text, dict) else dict(config)
     defaults = _DEFAULTS.get(str(fields.get("model_type")), {})
-    positions = [fields[name] for name in _POSITIONS if fields.get(name) is not None]
+    positions = [fields[name] for name in POSITIONS if fields.get(name) is not None]
     return {**defaults, **fields, **({"max_position_embeddings": positions[0]} if positions else {})}
 
 

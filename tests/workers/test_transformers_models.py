@@ -336,6 +336,7 @@ def test_whispers_positions_are_known_where_the_model_is_served():
     """It calls them max_target_positions: the core read none, and the worker took the model for one without a limit."""
     fields = json.loads(tiny_config("whisper").to_json_string()) | {"architectures": ["WhisperForCausalLM"]}
     assert parse_model_config(fields).max_position_embeddings == text_fields(fields)["max_position_embeddings"] == 448
+    assert text_fields({"model_type": "mpt", "max_seq_len": 2048})["max_position_embeddings"] == 2048
 
 
 def test_several_ranks_are_refused():

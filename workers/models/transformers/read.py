@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from quire.ipc.text_config import POSITIONS
 from quire.workers.layers.formats.schemes import Quantization
 from quire.workers.layers.norm import NormSpec
 from quire.workers.loading.names import CheckpointNames
@@ -18,7 +19,6 @@ from quire.workers.models.transformers.attention import spec_of
 from quire.workers.models.transformers.recorder import Recording, record
 from quire.workers.models.transformers.skeleton import build_skeleton, read_config, text_config
 
-POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length", "max_target_positions")
 NO_LIMIT = 1 << 20  # positions, of a model whose config names no limit
 
 
