@@ -130,7 +130,7 @@ def _products(x_buffer, w_buffer, acc, stage, BLOCKS: gl.constexpr, DEEP: gl.con
     for i in gl.static_range(BLOCKS):
         x = x_buffer.index(stage * BLOCKS + i)._reinterpret(x_buffer.dtype, rows, x_buffer.layout)
         tile = w_buffer.index(2 * (stage * BLOCKS + i))
-        w = tile._reinterpret(w_buffer.dtype, [acc.shape[1], BLOCK_K], w_buffer.layout).permute((1, 0))
+        w = tile._reinterpret(w_buffer.dtype, [2 * w_buffer.shape[1], BLOCK_K], w_buffer.layout).permute((1, 0))
         if DEEP:
             acc = warpgroup_mma(x, w, acc, is_async=True)
         else:
