@@ -291,7 +291,7 @@ def choose(
         tile, tiles = 32, triton.cdiv(n, 32)
         sharing = 2 if tiles > sms else 1
     most = tile // 2 if is_gated else tile
-    even = even_width(n, most, sms * sharing) if varies and parts == 1 and n % most == 0 else most
+    even = even_width(n, most, sms * sharing) if varies and is_gated and n % most == 0 else most
     tiles = triton.cdiv(n, even)
     steps = triton.cdiv(k, BLOCK * blocks * parts) * triton.cdiv(tiles * parts, sms * sharing)
     stages = min(max_stages(rows, tile, blocks, sharing), steps)

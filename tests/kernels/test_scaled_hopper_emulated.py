@@ -60,5 +60,5 @@ def test_tiles_must_make_the_columns():
 def test_widths():
     assert scaled_hopper.choose(64, 14336, 4096, 132, is_gated=True, varies=True).width == 28
     assert scaled_hopper.choose(64, 14336, 4096, 132, is_gated=True).width == 0
-    assert scaled_hopper.choose(64, 6144, 4096, 132, varies=True).width == 24
+    assert scaled_hopper.choose(64, 6144, 4096, 132, varies=True).width == 0
     assert scaled_hopper.choose(64, 4096, 14336, 132, split_k=True, varies=True).width == 0
