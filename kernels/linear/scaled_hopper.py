@@ -34,6 +34,7 @@ MAX_ROWS = hopper.MAX_ROWS
 SHARED_BYTES = 224 * 1024  # of an SM, for rings
 MIN_STEPS = 2  # of a part of K
 MAX_PARTS = 8
+MANY_ROWS, MOST_COLUMNS = 32, 64  # beyond so many rows tiles are of up to so many columns, or as many of gate and of up
 MAX_STAGES = 12  # the first copies are unrolled
 
 _copy = tma.copy
@@ -278,7 +279,8 @@ def choose(
     varies: whether a tile may have other numbers of columns than powers of two, which it may not where scales are of squares.
 
     Where tiles are few, small ones have an SM each, or two, with long stages; in parts, which cost the norm behind more the
-    more they are, larger ones do, for each reads all of x. Of many tiles, one program loads while another finishes its own.
+    more they are, larger ones do, for each reads all of x. Of many tiles, one program loads while another finishes its own;
+    of many rows x is the most of what they read, so an SM has one program, of larger tiles that share the columns out evenly.
     """
     width = 32 if is_gated else 64
     tiles, parts, blocks = triton.cdiv(n, width), 1, 4 if k >= 4096 else 2
@@ -290,12 +292,14 @@ def choose(
     elif parts == 1 and not is_gated:
         tile, tiles = 32, triton.cdiv(n, 32)
         sharing = 2 if tiles > sms else 1
-    most = tile // 2 if is_gated else tile
-    even = even_width(n, most, sms * sharing) if varies and is_gated and n % most == 0 else most
-    tiles = triton.cdiv(n, even)
+    even = 0
+    if varies and sharing == 2 and rows > MANY_ROWS:
+        tile, sharing, blocks = (2 * MOST_COLUMNS, 1, 2) if is_gated else (MOST_COLUMNS, 1, 4 if k >= 4096 else 2)
+        even = even_width(n, MOST_COLUMNS, sms)
+        tiles = triton.cdiv(n, even)
     steps = triton.cdiv(k, BLOCK * blocks * parts) * triton.cdiv(tiles * parts, sms * sharing)
     stages = min(max_stages(rows, tile, blocks, sharing), steps)
-    return Config(tile, blocks, stages, sms * sharing, parts, 0 if even == most else even)
+    return Config(tile, blocks, stages, sms * sharing, parts, even % MOST_COLUMNS)
 
 
 def launch(

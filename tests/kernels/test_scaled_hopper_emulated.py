@@ -27,7 +27,14 @@ def operand(rows, k, dtype, per):
 
 # tiles of as many columns as a power of two, and of others, one program's and several, of which some end before
 @pytest.mark.parametrize(
-    "config", [Config(64, 2, 3, 5), Config(64, 2, 3, 5, 1, 24), Config(32, 1, 2, 3, 1, 12), Config(64, 2, 2, 4, 2)]
+    "config",
+    [
+        Config(64, 2, 3, 5),
+        Config(64, 2, 3, 5, 1, 24),
+        Config(128, 2, 3, 5, 1, 48),
+        Config(32, 1, 2, 3, 1, 12),
+        Config(64, 2, 2, 4, 2),
+    ],
 )
 @pytest.mark.parametrize("is_gated", [False, True])
 @pytest.mark.parametrize("dtype", [E4M3, torch.int8], ids=str)
@@ -58,7 +65,14 @@ def test_tiles_must_make_the_columns():
 
 
 def test_widths():
-    assert scaled_hopper.choose(64, 14336, 4096, 132, is_gated=True, varies=True).width == 28
+    def choose(rows, n, k, **how):
+        config = scaled_hopper.choose(rows, n, k, 132, varies=True, **how)
+        return config.tile, config.width, config.programs
+
+    assert choose(64, 14336, 4096, is_gated=True) == (128, 56, 132)
+    assert choose(32, 14336, 4096, is_gated=True) == (64, 0, 264)
+    assert choose(64, 6144, 4096) == (64, 48, 132)
+    assert choose(64, 4096, 4096) == (32, 0, 132)
+    assert choose(64, 8448, 4096) == (64, 0, 132)  # 132 tiles of 64
+    assert choose(64, 4096, 14336, split_k=True) == (64, 0, 132)
     assert scaled_hopper.choose(64, 14336, 4096, 132, is_gated=True).width == 0
-    assert scaled_hopper.choose(64, 6144, 4096, 132, varies=True).width == 0
-    assert scaled_hopper.choose(64, 4096, 14336, 132, split_k=True, varies=True).width == 0
