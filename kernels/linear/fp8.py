@@ -162,7 +162,8 @@ def launch_few(
     elif streams(x, weight):
         from quire.kernels.linear import scaled_hopper
 
-        config = scaled_hopper.choose(rows, n, k, hopper.num_sms(x.data.device), is_gated=is_gated)
+        varies = weight.scales.shape[1] == 1
+        config = scaled_hopper.choose(rows, n, k, hopper.num_sms(x.data.device), is_gated=is_gated, varies=varies)
         scaled_hopper.launch(x, weight, bias, out, config, is_gated=is_gated, pdl=min(pdl, LATE))
     elif widens(x, weight, is_gated=is_gated):
         from quire.kernels.linear import scaled_wide

@@ -23,6 +23,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from quire.kernels.elementwise import activation
 from quire.kernels.linear.scaled import BLOCK, Scaled, check, is_exact
+from quire.kernels.linear.tiles import even_width
 from quire.kernels.triton_support import dependent_launch, hopper, tma
 from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options
 from quire.kernels.tuning.current import cached
@@ -33,10 +34,10 @@ MAX_ROWS = hopper.MAX_ROWS
 SHARED_BYTES = 224 * 1024  # of an SM, for rings
 MIN_STEPS = 2  # of a part of K
 MAX_PARTS = 8
+MANY_ROWS, MOST_COLUMNS = 32, 64  # beyond so many rows tiles are of up to so many columns, or as many of gate and of up
 MAX_STAGES = 12  # the first copies are unrolled
 
 _copy = tma.copy
-_copy_tile = tma.copy_tile
 _gated = gluon.jit(activation.gated.fn)
 _wait_for_previous = gluon.jit(dependent_launch.wait_for_previous.fn)
 
@@ -47,17 +48,27 @@ class Config(NamedTuple):
     stages: int  # of the ring
     programs: int  # at most, of all parts together
     parts: int = 1  # splits of K
+    width: int = 0  # columns of a tile, where it has fewer than TILE, or TILE / 2 gated, of which N is a multiple; 0: as many
 
 
 @gluon.jit
 def _load_weights(
-    w_desc, buffer, ready, stage, tile, k, N, BYTES: gl.constexpr, TILE: gl.constexpr, BLOCKS: gl.constexpr, GATED: gl.constexpr
+    w_desc, buffer, ready, stage, tile, k, N, BYTES: gl.constexpr, TILE: gl.constexpr, WIDTH: gl.constexpr,
+    BLOCKS: gl.constexpr, GATED: gl.constexpr,
 ):  # fmt: skip
-    """Start the copy of a stage of W: TILE of its rows, or half as many of the gate's with up's below."""
+    """Start the copy of a stage of W: TILE of its rows, or half as many of the gate's with up's below; zeros below WIDTH."""
+    BOXES: gl.constexpr = 2 if GATED else 1  # a block
+    ROWS: gl.constexpr = TILE // BOXES
     mbarrier.expect(ready.index(stage), BYTES)
-    for i in gl.static_range(BLOCKS):
-        at = buffer.index(stage * BLOCKS + i)
-        _copy_tile(w_desc, at, ready.index(stage), tile, k + i * BLOCK_K, N, TILE, GATED)
+    for i in gl.static_range(BLOCKS * BOXES):
+        box = buffer.index((stage * BLOCKS * BOXES + i) * (2 // BOXES))
+        at = k + i // BOXES * BLOCK_K
+        if WIDTH == ROWS:
+            lines = box._reinterpret(w_desc.dtype, [ROWS, BLOCK_K], w_desc.layout)
+            _copy(w_desc, [tile * ROWS + i % BOXES * N, at], ready.index(stage), lines)
+        else:
+            lines = box._reinterpret(w_desc.dtype, [1, ROWS, BLOCK_K], w_desc.layout)
+            _copy(w_desc, [tile + i % BOXES * (N // WIDTH), 0, at], ready.index(stage), lines)
 
 
 @gluon.jit
@@ -67,13 +78,12 @@ def _load_x(x_desc, buffer, ready, stage, k, BLOCKS: gl.constexpr):
 
 
 @gluon.jit
-def _rows_of(tile, N, layout: gl.constexpr, TILE: gl.constexpr, GATED: gl.constexpr):
+def _rows_of(tile, N, layout: gl.constexpr, TILE: gl.constexpr, WIDTH: gl.constexpr, GATED: gl.constexpr):
     """Rows of W in a tile, and whether there are such: [TILE]."""
     i = gl.arange(0, TILE, layout=layout)
-    if GATED:
-        column = tile * (TILE // 2) + i % (TILE // 2)
-        return column + i // (TILE // 2) * N, column < N
-    return tile * TILE + i, tile * TILE + i < N
+    ROWS: gl.constexpr = TILE // 2 if GATED else TILE
+    column = tile * WIDTH + i % ROWS
+    return column + i // ROWS * N, (i % ROWS < WIDTH) & (column < N)
 
 
 @gluon.jit
@@ -120,7 +130,8 @@ def _products(x_buffer, w_buffer, acc, stage, BLOCKS: gl.constexpr, DEEP: gl.con
     sums = ()  # type: tuple[gl.tensor, ...]
     for i in gl.static_range(BLOCKS):
         x = x_buffer.index(stage * BLOCKS + i)._reinterpret(x_buffer.dtype, rows, x_buffer.layout)
-        w = w_buffer.index(stage * BLOCKS + i).permute((1, 0))
+        tile = w_buffer.index(2 * (stage * BLOCKS + i))
+        w = tile._reinterpret(w_buffer.dtype, [2 * w_buffer.shape[1], BLOCK_K], w_buffer.layout).permute((1, 0))
         if DEEP:
             acc = warpgroup_mma(x, w, acc, is_async=True)
         else:
@@ -141,18 +152,19 @@ def _products(x_buffer, w_buffer, acc, stage, BLOCKS: gl.constexpr, DEEP: gl.con
 def _kernel(
     x_desc, xs_ptr, w_desc, ws_ptr, bias_ptr, out_ptr, M, N, out_stride,
     K_BLOCKS: gl.constexpr, X_BLOCKS: gl.constexpr, W_BLOCKS: gl.constexpr, W_ROWS: gl.constexpr, SQUARES: gl.constexpr,
-    K_STEPS: gl.constexpr, BLOCK_M: gl.constexpr, TILE: gl.constexpr, BLOCKS: gl.constexpr, STAGES: gl.constexpr,
-    BIAS: gl.constexpr, GATED: gl.constexpr, PDL: gl.constexpr,
+    K_STEPS: gl.constexpr, BLOCK_M: gl.constexpr, TILE: gl.constexpr, WIDTH: gl.constexpr, BLOCKS: gl.constexpr,
+    STAGES: gl.constexpr, BIAS: gl.constexpr, GATED: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Program (p, s): tiles p, p + programs, ... of the output, split s of K, which is K_STEPS stages long."""
     BYTES: gl.constexpr = (TILE + BLOCK_M) * BLOCK_K * BLOCKS
-    WIDTH: gl.constexpr = TILE // 2 if GATED else TILE  # output columns of a tile
+    COLUMNS: gl.constexpr = TILE // 2 if GATED else TILE  # of a tile of which WIDTH are output's
     INT: gl.constexpr = w_desc.dtype == gl.int8
     BARE: gl.constexpr = out_ptr.dtype.element_ty == gl.int32  # sums, for a norm to add up and to scale
     DEEP: gl.constexpr = INT and W_BLOCKS == 1
     # behind the last stage's rows of x as many more as make 64
     x_buffer = gl.allocate_shared_memory(x_desc.dtype, [STAGES * BLOCKS + ROWS // BLOCK_M - 1, BLOCK_M, BLOCK_K], x_desc.layout)
-    w_buffer = gl.allocate_shared_memory(w_desc.dtype, [STAGES * BLOCKS, TILE, BLOCK_K], w_desc.layout)
+    w_layout: gl.constexpr = gl.NVMMASharedLayout(128, 8, rank=2)
+    w_buffer = gl.allocate_shared_memory(w_desc.dtype, [STAGES * BLOCKS * 2, TILE // 2, BLOCK_K], w_layout)
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
         mbarrier.init(ready.index(i), count=1)
@@ -167,7 +179,9 @@ def _kernel(
     for i in gl.static_range(STAGES):
         if i < steps:
             k = first_k + i % K_STEPS * BLOCKS * BLOCK_K
-            _load_weights(w_desc, w_buffer, ready, i, program + i // K_STEPS * programs, k, N, BYTES, TILE, BLOCKS, GATED)
+            _load_weights(
+                w_desc, w_buffer, ready, i, program + i // K_STEPS * programs, k, N, BYTES, TILE, WIDTH, BLOCKS, GATED
+            )
     _wait_for_previous(PDL)
     for i in gl.static_range(STAGES):
         if i < steps:
@@ -178,7 +192,7 @@ def _kernel(
     x_live = m < M
     step = 0
     for tile in range(program, tiles, programs):
-        rows, w_live = _rows_of(tile, N, gl.SliceLayout(0, layout), TILE, GATED)
+        rows, w_live = _rows_of(tile, N, gl.SliceLayout(0, layout), TILE, WIDTH, GATED)
         ws_at = rows // W_ROWS * W_BLOCKS
         xs_at = m * X_BLOCKS
         if SQUARES and GATED:
@@ -207,7 +221,7 @@ def _kernel(
             if ahead < steps:
                 k = first_k + ahead % K_STEPS * BLOCKS * BLOCK_K
                 ahead_tile = program + ahead // K_STEPS * programs
-                _load_weights(w_desc, w_buffer, ready, stage, ahead_tile, k, N, BYTES, TILE, BLOCKS, GATED)
+                _load_weights(w_desc, w_buffer, ready, stage, ahead_tile, k, N, BYTES, TILE, WIDTH, BLOCKS, GATED)
                 _load_x(x_desc, x_buffer, ready, stage, k, BLOCKS)
             if DEEP:
                 acc = sums[0]
@@ -232,13 +246,14 @@ def _kernel(
         if BIAS:
             values += gl.load(bias_ptr + rows, w_live & (part == 0), other=0.0).to(gl.float32)[None, :]
         if GATED:
-            gate, up = gl.split(values.reshape([ROWS, 2, WIDTH]).permute((0, 2, 1)))
+            gate, up = gl.split(values.reshape([ROWS, 2, COLUMNS]).permute((0, 2, 1)))
             values = _gated(gate, up, out_ptr.dtype.element_ty)
         out_layout: gl.constexpr = values.type.layout
-        columns = tile * WIDTH + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, out_layout))
+        column = gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, out_layout))
+        columns = tile * WIDTH + column
         lines = gl.arange(0, ROWS, layout=gl.SliceLayout(1, out_layout))
         at_out = out_ptr + part.to(gl.int64) * M * out_stride
-        mask = (columns < N)[None, :] & (lines < M)[:, None]
+        mask = ((column < WIDTH) & (columns < N))[None, :] & (lines < M)[:, None]
         result = values.to(out_ptr.dtype.element_ty)
         gl.store(at_out + lines.to(gl.int64)[:, None] * out_stride + columns[None, :], result, mask)
 
@@ -256,11 +271,16 @@ def max_stages(rows: int, tile: int, blocks: int, sharing: int) -> int:
 
 
 @cached
-def choose(rows: int, n: int, k: int, sms: int, *, is_gated: bool = False, split_k: bool = False) -> Config:
+def choose(
+    rows: int, n: int, k: int, sms: int, *, is_gated: bool = False, split_k: bool = False, varies: bool = False
+) -> Config:
     """The configuration for n output columns on so many SMs: the best, or nearly, of an 8B's layers at 1, 16 and 64 rows.
 
+    varies: whether a tile may have other numbers of columns than powers of two, which it may not where scales are of squares.
+
     Where tiles are few, small ones have an SM each, or two, with long stages; in parts, which cost the norm behind more the
-    more they are, larger ones do, for each reads all of x. Of many tiles, one program loads while another finishes its own.
+    more they are, larger ones do, for each reads all of x. Of many tiles, one program loads while another finishes its own;
+    of many rows x is the most of what they read, so an SM has one program, of larger tiles that share the columns out evenly.
     """
     width = 32 if is_gated else 64
     tiles, parts, blocks = triton.cdiv(n, width), 1, 4 if k >= 4096 else 2
@@ -272,8 +292,14 @@ def choose(rows: int, n: int, k: int, sms: int, *, is_gated: bool = False, split
     elif parts == 1 and not is_gated:
         tile, tiles = 32, triton.cdiv(n, 32)
         sharing = 2 if tiles > sms else 1
+    even = 0
+    if varies and sharing == 2 and rows > MANY_ROWS:
+        tile, sharing, blocks = (2 * MOST_COLUMNS, 1, 2) if is_gated else (MOST_COLUMNS, 1, 4 if k >= 4096 else 2)
+        even = even_width(n, MOST_COLUMNS, sms)
+        tiles = triton.cdiv(n, even)
     steps = triton.cdiv(k, BLOCK * blocks * parts) * triton.cdiv(tiles * parts, sms * sharing)
-    return Config(tile, blocks, min(max_stages(rows, tile, blocks, sharing), steps), sms * sharing, parts)
+    stages = min(max_stages(rows, tile, blocks, sharing), steps)
+    return Config(tile, blocks, stages, sms * sharing, parts, even % MOST_COLUMNS)
 
 
 def launch(
@@ -295,14 +321,18 @@ def launch(
         raise ValueError("scaled_hopper: parts need to be contiguous")
     if out.dtype == torch.int32 and not (split_k and bias is None and is_exact(x, weight) and rows <= n):
         raise ValueError("scaled_hopper: bare sums are of int8 with a scale a token and a row, without bias")
-    block_m, width = block_rows(rows), config.tile // 2 if is_gated else config.tile
+    block_m, most = block_rows(rows), config.tile // 2 if is_gated else config.tile
+    width = config.width or most
+    if width > most or (width < most and n % width):
+        raise ValueError(f"scaled_hopper: tiles of {width} columns do not make {n}, or are more than {most}")
     programs = min(triton.cdiv(n, width), max(config.programs // config.parts, 1))
     in_squares = weight.rows == BLOCK and BLOCK % width == 0 and (not is_gated or n % width == 0)
+    whole = tma.lines(weight.data, len(weight.data), k, weight.data.stride(0), (width, BLOCK)) if width == most else None
     _kernel[(programs, config.parts)](
         tma.lines(x.data, rows, k, x.data.stride(0), (block_m, BLOCK)), x.scales,
-        tma.lines(weight.data, len(weight.data), k, weight.data.stride(0), (width, BLOCK)), weight.scales,
+        whole or tma.tiles(weight.data, width, most), weight.scales,
         weight.scales if bias is None else bias, out, rows, n, out.stride(-2),
         triton.cdiv(k, BLOCK), x.scales.shape[1], weight.scales.shape[1], weight.rows, in_squares,
-        triton.cdiv(k, BLOCK * config.blocks * config.parts), block_m, config.tile, config.blocks, config.stages,
+        triton.cdiv(k, BLOCK * config.blocks * config.parts), block_m, config.tile, width, config.blocks, config.stages,
         bias is not None, is_gated, pdl, num_warps=4, **launch_options(pdl),
     )  # fmt: skip

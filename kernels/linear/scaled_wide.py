@@ -25,8 +25,10 @@ MAX_REGISTERS = 65536 // (3 * 128) // 8 * 8  # a thread, before they are shared 
 MAX_STAGES = 8
 MIN_STEPS = 4  # of a part of K
 # For choices alone, of H100 and H200 alike: bytes a clock of an SM's ring, of L2 and of memory for each of all SMs; clocks of
-# the tensor cores for 64 x 128 x 128, and where products have to wait for each other; of a tile's begin and end.
+# the tensor cores for 64 x 128 x 128, and where products have to wait for each other; of a tile's begin and end. Of fp8, bytes
+# into the ring that cost a clock more: sustained, its products are bounded by power (LOG.md), which small tiles' copies take.
 SM_BYTES, L2_BYTES, MEMORY_BYTES, PRODUCT, ALONE, AROUND = 62.0, 62.0, 16.0, 340, 350, 4000
+POWER_BYTES = 300.0
 
 
 class Config(NamedTuple):
@@ -80,7 +82,7 @@ def choose(
 @cached
 def _choose(rows: int, n: int, k: int, sms: int, is_gated: bool, split_k: bool, by_block: bool, exact: bool) -> Config:
     found = configs(rows, k, sms, split_k=split_k, by_block=by_block)
-    return min(found, key=lambda config: cycles(config, rows, n, k, sms, is_gated=is_gated, exact=exact))
+    return min(found, key=lambda config: cycles(config, rows, n, k, sms, is_gated=is_gated, by_block=by_block, exact=exact))
 
 
 def configs(rows: int, k: int, sms: int, *, split_k: bool, by_block: bool = False) -> list[Config]:
@@ -96,7 +98,7 @@ def configs(rows: int, k: int, sms: int, *, split_k: bool, by_block: bool = Fals
     elif by_block:
         shapes = SMALL_TILES
     else:  # of prompts, small tiles wait for L2
-        shapes = LARGE_TILES if rows > 2 * MAX_BUCKET else SMALL_TILES + LARGE_TILES
+        shapes = LARGE_TILES if rows > 2 * MAX_BUCKET else SMALL_TILES + LARGE_TILES[::-1]
     for (block_m, block_n), parts in itertools.product(shapes, (1, 2, 4, 8) if split_k else (1,)):
         if block_m < 2 * rows and (parts == 1 or k >= parts * MIN_STEPS * BLOCK):
             stages = min(SHARED_BYTES // stage_bytes(block_m, block_n), MAX_STAGES)
@@ -104,7 +106,9 @@ def configs(rows: int, k: int, sms: int, *, split_k: bool, by_block: bool = Fals
     return found
 
 
-def cycles(config: Config, rows: int, n: int, k: int, sms: int, *, is_gated: bool, exact: bool = False) -> float:
+def cycles(
+    config: Config, rows: int, n: int, k: int, sms: int, *, is_gated: bool, by_block: bool = False, exact: bool = False
+) -> float:
     """About how many clocks of the GPU a product takes: reckoned, from what a block of K needs of each unit."""
     block_m, block_n, _, programs, parts = config
     row_tiles, columns = triton.cdiv(rows, block_m), 2 * n if is_gated else n
@@ -115,9 +119,10 @@ def cycles(config: Config, rows: int, n: int, k: int, sms: int, *, is_gated: boo
     copied = stage_bytes(block_m, block_n) * max(busy / sms / L2_BYTES, 1 / SM_BYTES)
     streamed = block_n * BLOCK * busy / min(row_tiles, programs) / sms / MEMORY_BYTES
     step = max(product, copied, streamed)
+    limited = 0.0 if exact or by_block else stage_bytes(block_m, block_n) / POWER_BYTES  # of those neither was measured
     moved = 24 * parts * rows * n / sms / SM_BYTES if parts > 1 else 0.0  # float32, written, read and added up by a norm
     stored = block_m * block_n / 16
-    return triton.cdiv(items, programs) * (steps * step + stored) + AROUND + moved
+    return triton.cdiv(items, programs) * (steps * (step + limited) + stored) + AROUND + moved
 
 
 def launch(

@@ -6,6 +6,7 @@ import torch
 import triton
 
 from quire.kernels.linear.scaled import BLOCK, Scaled
+from quire.kernels.linear.tiles import even_width
 from quire.kernels.triton_support import hopper
 from quire.kernels.tuning.current import cached
 
@@ -19,9 +20,7 @@ BUSY = 0.85  # programs that have something to do, of all
 MUCH_BUSIER = 1.25
 LEAST_BUSY = 0.8
 LARGE = 1 << 23  # weights
-LEAST_WIDTH = 16  # of a tile
 LEAST_OF_PARTS = 40
-TILE_COST = 2  # columns
 
 
 class Config(NamedTuple):
@@ -78,18 +77,9 @@ def row_blocks(hidden: int, attended: int, inner: int, down_parts: int, warps: i
     return triton.cdiv(max(hidden, attended, inner // down_parts) // BLOCK, warps) * warps
 
 
-@cached
 def tile_width(columns: int, most: int, config: Config) -> int:
-    """Columns of a tile, `most` at most: as many as leave the program with the most to do the least, if it may vary.
-
-    A product ends when the last program has done its tiles: 448 of 32 columns on 132 programs take as long as 528 would. A
-    tile by itself takes as long as TILE_COST columns.
-    """
-    if not config.varies:
-        return most
-    widths = [width for width in range(LEAST_WIDTH, most + 1) if columns % width == 0]
-    rounds = {width: triton.cdiv(columns // width, config.programs) for width in widths}
-    return min(widths, key=lambda width: (rounds[width] * (width + TILE_COST), -width), default=most)
+    """Columns of a tile, `most` at most."""
+    return even_width(columns, most, config.programs) if config.varies else most
 
 
 def _busy(units: int, programs: int) -> float:

@@ -162,7 +162,8 @@ def ring():
 def test_gpu_ring(rows, shape, scaling, gated, dtype, ring):
     def run(x, weight, bias, out, gated):
         n, k = out.shape[1], x.data.shape[1]
-        ring.launch(x, weight, bias, out, ring.choose(rows, n, k, 132, is_gated=gated), is_gated=gated, pdl=LATE)
+        config = ring.choose(rows, n, k, 132, is_gated=gated, varies=weight.scales.shape[1] == 1)
+        ring.launch(x, weight, bias, out, config, is_gated=gated, pdl=LATE)
 
     compare(run, rows, shape, scaling, dtype, "cuda", torch.bfloat16, gated, 5e-3)
 
@@ -180,6 +181,18 @@ def test_gpu_configurations_of_the_ring(rows, scaling, dtype, gated, config, rin
 
     for shape in ((1000, 2048), (72, 1344)):
         compare(run, rows, shape, scaling, dtype, "cuda", torch.bfloat16, gated, 5e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", [(64, 2, 3, 8, 1, 24), (128, 1, 5, 132, 1, 60), (64, 4, 2, 132, 1, 20)], ids=str)
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("dtype", KINDS, ids=str)
+@pytest.mark.parametrize("rows", [1, 9, 64])
+def test_gpu_tiles_of_other_widths(rows, dtype, gated, config, ring):
+    def run(x, weight, bias, out, gated):
+        ring.launch(x, weight, bias, out, ring.Config(*config), is_gated=gated, pdl=LATE)
+
+    compare(run, rows, (960, 1344), "row", dtype, "cuda", torch.bfloat16, gated, 5e-3)
 
 
 @pytest.mark.gpu
