@@ -53,7 +53,7 @@ def test_few_tiles_are_cut_over_k_where_a_norm_adds_up(wide):
 
 
 def test_tiles_of_many_rows_copy_little(wide):
-    """What was faster of the 8B's gate and up, and down, when the GPU was held to its power limit; of int8 it was not measured."""
+    """What was faster of the 8B, when the GPU was held to its power limit; of int8 it was not measured."""
     for rows in (192, 256):
         assert wide.choose(rows, 14336, 4096, 132, is_gated=True)[:2] == (256, 128)
         assert wide.choose(rows, 4096, 14336, 132, split_k=True) == (128, 128, 7, 132, 2)
