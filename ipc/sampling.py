@@ -66,7 +66,9 @@ _OUTPUT_KINDS = (StructuredOutputs, StructuredOutputsParams)
 
 
 class RequestOutputKind(enum.Enum):
-    """What each output of a running request holds: all so far, what is new, or, once, the end's. Python's clients read it."""
+    """What each output of a running request holds: all so far, what is new, or, once, the end's.
+
+    Python's clients read it, and the core, for how long a step with prompts may keep a token waiting."""
 
     CUMULATIVE = 0
     DELTA = 1
@@ -89,7 +91,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, array_like=True, forbid_unkno
     most, a reasoning model thinks before its end-of-thinking token is forced; never, where it does not think.
     skip_reading_prefix_cache: compute the whole prompt, whatever of it is cached.
     extra_args: JSON for the logits processors that the engine was started with (--logits-processors). output_kind: what the
-    outputs of `AsyncLLM.generate`, `AsyncClient.generate` and `LLMEngine.step` hold.
+    outputs of `AsyncLLM.generate`, `AsyncClient.generate` and `LLMEngine.step` hold. Of those that are for the end alone the
+    core may make others' prompts at once, and the next token later.
 
     Raises ValueError, naming the field, for a value outside its bounds, also where a field is set.
     """

@@ -43,6 +43,11 @@ class DecodeRows:
     def __len__(self) -> int:
         return len(self.micro_batches)
 
+    @property
+    def num_streams(self) -> int:
+        """Rows, of all micro-batches, whose tokens somebody reads as they come."""
+        return sum(int(self._slots.is_stream[rows].sum()) for rows in self.micro_batches.rows())
+
     def add(self, sequences: list[Sequence]) -> None:
         """Rows from the next step on."""
         for seq in sequences:

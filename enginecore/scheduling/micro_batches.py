@@ -37,6 +37,10 @@ class MicroBatches:
         """Rows."""
         return sum(len(micro_batch.rows) for micro_batch in self._all) if self.are_several else len(self.now.rows)
 
+    def rows(self) -> list[np.ndarray]:
+        """Of each, its slots."""
+        return [micro_batch.rows for micro_batch in self._all]
+
     def turns(self, returned: int) -> Iterable[int]:
         """Whose turn it is, one after the other until one has something to do; `returned` is the last step that is back.
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from quire.enginecore.kv.sequence_blocks import SequenceBlocks
-from quire.ipc.sampling import SamplingParams
+from quire.ipc.sampling import RequestOutputKind, SamplingParams
 from quire.ipc.step.sections import (
     INT32_MAX,
     VARIANT_CUSTOM,
@@ -144,6 +144,7 @@ class Slots:
         self.alive = np.zeros(n, bool)  # results count: neither finished nor aborted
         self.checks_eos = np.zeros(n, bool)
         self.checks_ids = np.zeros(n, bool)  # has stop ids of its own
+        self.is_stream = np.zeros(n, bool)  # somebody reads its tokens as they come, not the end alone
         self.wants_logprobs = np.zeros(n, bool)
         self.num_logprobs = np.zeros(n, np.int32)  # of those that want some
         self.is_first = np.zeros(n, bool)  # no token was sent yet
@@ -170,6 +171,7 @@ class Slots:
         self.running[slot] = self.alive[slot] = True
         self.checks_eos[slot] = not seq.params.ignore_eos
         self.checks_ids[slot] = bool(seq.stop_ids)
+        self.is_stream[slot] = seq.params.output_kind is not RequestOutputKind.FINAL_ONLY
         self.wants_logprobs[slot] = seq.params.logprobs is not None
         self.num_logprobs[slot] = seq.params.logprobs or 0
         self.is_first[slot] = n == len(seq.prompt)

@@ -4,13 +4,14 @@ import asyncio
 from collections.abc import Sequence
 
 import numpy as np
+from msgspec.structs import replace
 
 from quire.frontend.client.client import Client
 from quire.frontend.client.outputs import Delta, RequestOutput, add_delta, new_completions
 from quire.frontend.client.progress_bar import ProgressBar
 from quire.frontend.client.prompt import Prompt, PromptParts, split_prompt
 from quire.frontend.client.stream import Overloaded, Stream
-from quire.ipc.sampling import SamplingParams
+from quire.ipc.sampling import RequestOutputKind, SamplingParams
 
 _RETRY_S = 0.05  # when the engine's queue is full
 
@@ -45,10 +46,14 @@ def _check_batch(
 ) -> list[tuple[np.ndarray, SamplingParams]]:
     """Find what cannot be run before anything is. Ids, int32, and parameters as they go to the core: that takes the time."""
     found = []
+    for_the_end: dict[int, tuple[SamplingParams, SamplingParams]] = {}  # by id of the first: mostly they are all one object
     for i, (given, p) in enumerate(zip(resolved, params, strict=True)):
         try:
             assert given.ids is not None
-            found.append((client._check_prompt(given.ids), client._check_params(p, len(given.ids))))
+            ids, checked = client._check_prompt(given.ids), client._check_params(p, len(given.ids))
+            if id(checked) not in for_the_end:
+                for_the_end[id(checked)] = checked, replace(checked, output_kind=RequestOutputKind.FINAL_ONLY)
+            found.append((ids, for_the_end[id(checked)][1]))
         except ValueError as error:
             raise type(error)(f"prompt {i}: {error}") from None
     return found

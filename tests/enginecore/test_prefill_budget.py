@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from scheduler_harness import Harness
 
 from quire.enginecore.scheduling.prefill_budget import MIXED_STEP_TOKENS, mixed_step_tokens, prefill_budget
+from quire.ipc.sampling import RequestOutputKind
 
 BILLION = 10**9
 
@@ -31,12 +32,16 @@ def test_the_smaller_the_model_the_more_of_a_prompt_a_step_takes():
     ],
 )
 def test_how_much_goes_into_a_step_beside_decode_rows(num_decode, num_prompts, num_tokens, most, expected):
-    assert prefill_budget(num_decode, num_prompts, num_tokens, most, 256) == expected
+    assert prefill_budget(num_decode, num_decode, num_prompts, num_tokens, most, 256) == expected
+    assert prefill_budget(num_decode, 0, num_prompts, num_tokens, most, 256) == most  # nobody waits for a next token
+    if 0 < num_prompts <= num_decode:
+        assert prefill_budget(num_decode, num_prompts - 1, num_prompts, num_tokens, most, 256) == most
+        assert prefill_budget(num_decode, num_prompts, num_prompts, num_tokens, most, 256) == expected
 
 
-@given(*(st.integers(low, high) for low, high in ((1, 2000), (0, 2000), (0, 10**6), (1, 10**5), (0, 10**5))))
-def test_a_step_takes_something_and_no_more_than_it_has_room_for(num_decode, num_prompts, num_tokens, most, target):
-    assert 1 <= prefill_budget(num_decode, num_prompts, num_tokens, most, target) <= most
+@given(*(st.integers(low, high) for low, high in ((1, 2000), (0, 2000), (0, 2000), (0, 10**6), (1, 10**5), (0, 10**5))))
+def test_a_step_takes_something_and_no_more_than_it_has_room_for(num_decode, streams, num_prompts, num_tokens, most, target):
+    assert 1 <= prefill_budget(num_decode, min(streams, num_decode), num_prompts, num_tokens, most, target) <= most
 
 
 def test_a_prompt_beside_decode_rows_is_spread_over_steps():
@@ -121,6 +126,24 @@ def test_where_more_wait_for_their_first_token_than_for_their_next_all_goes_at_o
         h.add([10 + n] * 40, 5)
     plan, _ = h.schedule()
     assert (plan.num_tokens - len(plan.decode_rows), len(plan.decode_rows)) == (expected, 3)
+    h.run()
+    h.assert_right()
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize(("num_streams", "expected"), [(0, 60), (1, 60), (2, 30), (3, 30)])
+def test_rows_of_which_nobody_reads_the_next_token_wait_for_prompts(num_streams, expected, stages):
+    kinds = [RequestOutputKind.CUMULATIVE, RequestOutputKind.DELTA, RequestOutputKind.CUMULATIVE]
+    kinds[num_streams:] = [RequestOutputKind.FINAL_ONLY] * (3 - num_streams)
+    h = Harness(num_blocks=400, budget=128, max_model_len=200, max_num_seqs=8, mixed_step_tokens=12, num_micro_batches=stages)
+    for n, kind in enumerate(kinds):
+        h.add([n], 40, output_kind=kind)
+    while not all(h.outputs[n] for n in (1, 2, 3)):
+        h.turn(depth=1)
+    for n in range(2):
+        h.add([10 + n] * 30, 5, output_kind=RequestOutputKind.FINAL_ONLY)
+    plan, _ = h.schedule()
+    assert plan.num_tokens - len(plan.decode_rows) == expected
     h.run()
     h.assert_right()
 

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from quire.frontend.client.async_client import AsyncClient
+from quire.frontend.client.client import Client
 from quire.frontend.client.llm import LLM
 from quire.frontend.client.stream import TooLong
-from quire.ipc.sampling import SamplingParams
+from quire.ipc.sampling import RequestOutputKind, SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 PROMPTS = ["Once upon a time", "The cat", "The", "A dog and a bird went", "One day, a little girl"]
@@ -46,6 +47,21 @@ def test_a_batch_begins_together(llm: LLM) -> None:
     for _ in range(5):
         batch = llm.generate([[5, 6, 7], [8]] * 2, GREEDY)  # with room beside what may not have left yet
         assert len({o.metrics.first_token_time for o in batch if o.metrics}) == 1
+
+
+def test_of_a_batch_the_engine_knows_that_nobody_reads_tokens_one_by_one(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent, submit = [], Client.submit
+
+    def noted(client, ids, params, **options):
+        sent.append(params)
+        return submit(client, ids, params, **options)
+
+    monkeypatch.setattr(Client, "submit", noted)
+    own = SamplingParams(temperature=0.0, max_tokens=2, output_kind=RequestOutputKind.DELTA)
+    (first, *_) = llm.generate(PROMPTS[:3], [GREEDY, own, GREEDY])
+    assert len(first.outputs[0].token_ids) == GREEDY.max_tokens
+    assert [(p.output_kind, p.max_tokens) for p in sent] == [(RequestOutputKind.FINAL_ONLY, n) for n in (8, 2, 8)]
+    assert sent[0] is sent[2] and own.output_kind is RequestOutputKind.DELTA  # the caller's own stays as it was
 
 
 def test_a_seed_repeats_and_children_differ(llm: LLM) -> None:

@@ -28,7 +28,7 @@ from quire.frontend.text.chat_template import ChatTemplateError
 from quire.frontend.text.request_templates import ToRender, render_apart
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.limits import output_limit, output_room
-from quire.ipc.sampling import BOUNDS, SamplingParams
+from quire.ipc.sampling import BOUNDS, RequestOutputKind, SamplingParams
 
 # fields that a body and SamplingParams have under one name, without those that depend on the prompt's length or differ in shape
 _OTHER = {"max_tokens", "structured_outputs"}
@@ -65,6 +65,8 @@ class SamplingRequest:
         self._fields |= {name: value for name, value in zip(_COPIED, _copied_values(body), strict=True) if value is not None}
         self._fields["top_k"] = min(self._fields.get("top_k", 0), 2**31 - 1)
         self._fields["logprobs"] = logprobs
+        if not body.stream:
+            self._fields["output_kind"] = RequestOutputKind.FINAL_ONLY
         self._tokenizer = tokenizer
         self._fields["structured_outputs"] = structured_outputs(body)
         self._fields["extra_args"] = body.vllm_xargs or None

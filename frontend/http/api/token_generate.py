@@ -39,7 +39,7 @@ from quire.frontend.http.api.sse import DONE, json_bytes
 from quire.frontend.http.api.structured import StructuredOutputsFields, structured_field
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.http.protocol.exchange import Request, Response, ResponseState
-from quire.ipc.sampling import SamplingParams
+from quire.ipc.sampling import RequestOutputKind, SamplingParams
 
 _NAME = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _UNSUPPORTED = ("features", "content_parts", "kv_transfer_params", "ec_transfer_params")
@@ -162,7 +162,7 @@ def _params(body: GenerateRequest) -> SamplingParams:
     if given.get("prompt_logprobs") is not None and body.stream:
         raise invalid("prompt_logprobs is not available with stream: true", "prompt_logprobs")
     _check_vllms(body, "structured_outputs" in given)
-    given.pop("output_kind", None)  # `stream` says it
+    given["output_kind"] = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY  # not what the body says
     given["detokenize"] = bool(given.get("stop"))
     if "structured_outputs" in given:
         given["structured_outputs"] = structured_field("structured_outputs", given["structured_outputs"])

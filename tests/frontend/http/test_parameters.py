@@ -9,11 +9,13 @@ import pytest
 from fake_client import CHAT, COMPLETIONS, HELLO
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from responses_cases import serving
 
 from quire.frontend.client.outputs import Delta
 from quire.frontend.client.stream import InvalidRequest
 from quire.frontend.http.api.fields import _INSTEAD, NOT_SUPPORTED
 from quire.frontend.http.api.schemas import _HOW, ChatRequest, CompletionRequest, TokenizeRequest, Unsupported
+from quire.ipc.sampling import RequestOutputKind
 
 # ------------------------------------------------------------------------------------------------------------ parameters
 SAMPLING = {
@@ -39,6 +41,29 @@ def test_every_sampling_parameter_arrives(path, base):
         nulls = dict.fromkeys([*SAMPLING, *extra, "stream", "stream_options", "user", "model", "logprobs", "tools"])
         status, answer = await api.json("POST", path, {**nulls, **base})
         assert status == 200, answer  # null is as good as absent
+
+    asyncio.run(main())
+
+
+ROUTES = [
+    (CHAT, HELLO),
+    (COMPLETIONS, {"prompt": "a"}),
+    ("/v1/messages", {**HELLO, "max_tokens": 9}),
+    ("/v1/responses", {"model": "tiny", "input": "hi"}),
+    ("/inference/v1/generate", {"token_ids": [1, 2], "sampling_params": {"output_kind": 1}}),
+]
+
+
+@pytest.mark.parametrize(("path", "base"), ROUTES, ids=[path for path, _ in ROUTES])
+def test_the_engine_knows_whose_tokens_nobody_reads_before_the_end(path, base):
+    async def main():
+        async with serving() as api:
+            for more in ({}, {"stream": False}):
+                status, answer = await api.json("POST", path, {**base, **more})
+                assert status == 200, answer
+                assert api.client.streams[-1].params.output_kind is RequestOutputKind.FINAL_ONLY
+            assert (await api.ask("POST", path, {**base, "stream": True})).status == 200
+            assert api.client.streams[-1].params.output_kind is not RequestOutputKind.FINAL_ONLY
 
     asyncio.run(main())
 

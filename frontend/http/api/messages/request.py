@@ -165,5 +165,5 @@ def _take_sampling(chat: ChatRequest, body: MessagesRequest) -> None:
     if body.max_tokens == 0 and body.stream:
         raise invalid("max_tokens: 0, for an answer of nothing, is not available with stream: true", "max_tokens")
     chat.stop = body.stop_sequences
-    for name in ("temperature", "top_p", "top_k", "cache_salt", "priority", "vllm_xargs"):
+    for name in ("stream", "temperature", "top_p", "top_k", "cache_salt", "priority", "vllm_xargs"):
         setattr(chat, name, getattr(body, name))
