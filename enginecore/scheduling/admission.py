@@ -48,20 +48,21 @@ class Admission:
         self._work = 0  # what this step may still do
 
     def backlog(self, enough: int) -> tuple[int, int]:
-        """Waiting prompts that could be computed now if a step had room for all, and their tokens, until these are `enough`.
+        """Of the prompts that could be computed now if a step had room for all: how many are of streams, and their tokens, until
+        these are `enough`.
 
         What is in the prefix cache counts, too, for it is looked for only when its turn comes.
         """
-        num_prompts = num_tokens = 0
+        num_streams = num_tokens = 0
         places = len(self._slots.free)
         for seq in self._waiting.could_start(len(self._slots.free_processor_rows)):
             if num_tokens >= enough or not places or seq is self._waiting.no_room_for:
                 break
             if seq.child == 0 or seq.tokens is not None:  # other children share the first one's
                 num_tokens += len(seq.known)
-                num_prompts += 1
+                num_streams += seq.is_stream
             places -= 1
-        return num_prompts, num_tokens
+        return num_streams, num_tokens
 
     # ----------------------------------------------------------------------------------------------------- a step
     def admit(self, build: PlanBuilder, budget: int) -> bool:

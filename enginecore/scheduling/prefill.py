@@ -38,6 +38,10 @@ class Prefills:
         """Known tokens that no step was made for yet."""
         return sum(int(self._slots.num_tokens[s.slot]) - s.num_computed for s in self._running)
 
+    @property
+    def num_streams(self) -> int:
+        return sum(s.is_stream for s in self._running)
+
     def schedule(self, build: PlanBuilder, budget: int, make_room: MakeRoom) -> int:
         """Chunks of those under way; returns what is left of the budget."""
         for seq in list(self._running):

@@ -12,14 +12,14 @@ def mixed_step_tokens(weights_bytes: int, device: str) -> int:
     return max(MIXED_STEP_TOKENS, MIXED_STEP_TOKENS * LARGE_BYTES // weights_bytes) if device == "cuda" else MIXED_STEP_TOKENS
 
 
-def prefill_budget(num_decode: int, num_streams: int, num_prompts: int, num_tokens: int, most: int, target: int) -> int:
-    """Prompt tokens of a step with num_decode > 0 decode rows, where num_prompts with num_tokens could be computed; 1 to most.
+def prefill_budget(num_decode: int, num_streams: int, num_new_streams: int, num_tokens: int, most: int, target: int) -> int:
+    """Prompt tokens of a step with num_decode > 0 decode rows, where prompts with num_tokens could be computed; 1 to most.
 
     Prompts are spread over equal steps of about `target` tokens, decode rows included, at least half of it for prompts. All
     goes at once if more wait for their first token than for their next, and of much that waits half: then throughput counts.
-    Only num_streams of the rows wait for their next: of the others somebody reads the end alone.
+    That is num_new_streams of the prompts, and num_streams of the rows: of the others somebody reads the end alone.
     """
-    if num_prompts > num_streams or not num_streams:
+    if num_new_streams > num_streams or not num_streams:
         return most
     few = max(target - num_decode, target // 2, 1)
     steps = -(-10 * num_tokens // (11 * few)) or 1  # rather a tenth more than one step for the rest

@@ -228,11 +228,11 @@ class Scheduler:
         if not (num_streams := self._decode.num_streams) or (not num_decode and self.config.num_micro_batches == 1):
             return left
         under_way = self._prefills.num_tokens_left
-        num_waiting, tokens_waiting = self._admission.backlog(2 * left - under_way)
-        num_prompts, num_tokens = len(self._prefills) + num_waiting, under_way + tokens_waiting
+        streams_waiting, tokens_waiting = self._admission.backlog(2 * left - under_way)
+        num_new_streams, num_tokens = self._prefills.num_streams + streams_waiting, under_way + tokens_waiting
         if self.config.num_micro_batches > 1:  # decode rows of every micro-batch wait for the step
             num_decode = len(self._decode)
-        return prefill_budget(num_decode, num_streams, num_prompts, num_tokens, left, self.config.mixed_step_tokens)
+        return prefill_budget(num_decode, num_streams, num_new_streams, num_tokens, left, self.config.mixed_step_tokens)
 
     # --------------------------------------------------------------------------------------------------- results
     def update(self, scheduled: ScheduledStep, sampled: np.ndarray, now: float) -> StepOutput:

@@ -84,6 +84,11 @@ class Sequence:
         return self.params.ignore_eos and not self.stop_ids and not self.params.stop
 
     @property
+    def is_stream(self) -> bool:
+        """Whether somebody reads its tokens as they come, and not the end alone."""
+        return self.params.output_kind is not RequestOutputKind.FINAL_ONLY
+
+    @property
     def needs_processor_row(self) -> bool:
         """Whether it can run only with one of the device's rows of rare sampling state."""
         return self.params.needs_logits_processors
@@ -144,7 +149,7 @@ class Slots:
         self.alive = np.zeros(n, bool)  # results count: neither finished nor aborted
         self.checks_eos = np.zeros(n, bool)
         self.checks_ids = np.zeros(n, bool)  # has stop ids of its own
-        self.is_stream = np.zeros(n, bool)  # somebody reads its tokens as they come, not the end alone
+        self.is_stream = np.zeros(n, bool)
         self.wants_logprobs = np.zeros(n, bool)
         self.num_logprobs = np.zeros(n, np.int32)  # of those that want some
         self.is_first = np.zeros(n, bool)  # no token was sent yet
@@ -171,7 +176,7 @@ class Slots:
         self.running[slot] = self.alive[slot] = True
         self.checks_eos[slot] = not seq.params.ignore_eos
         self.checks_ids[slot] = bool(seq.stop_ids)
-        self.is_stream[slot] = seq.params.output_kind is not RequestOutputKind.FINAL_ONLY
+        self.is_stream[slot] = seq.is_stream
         self.wants_logprobs[slot] = seq.params.logprobs is not None
         self.num_logprobs[slot] = seq.params.logprobs or 0
         self.is_first[slot] = n == len(seq.prompt)

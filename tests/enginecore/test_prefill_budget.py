@@ -18,7 +18,7 @@ def test_the_smaller_the_model_the_more_of_a_prompt_a_step_takes():
 
 
 @pytest.mark.parametrize(
-    ("num_decode", "num_prompts", "num_tokens", "most", "expected"),
+    ("num_decode", "new_streams", "num_tokens", "most", "expected"),
     [
         (12, 1, 200, 8000, 200),
         (12, 1, 268, 8000, 268),  # a tenth more than 244
@@ -31,17 +31,17 @@ def test_the_smaller_the_model_the_more_of_a_prompt_a_step_takes():
         (12, 0, 0, 8000, 244),  # nothing that could start: what may start after all has room
     ],
 )
-def test_how_much_goes_into_a_step_beside_decode_rows(num_decode, num_prompts, num_tokens, most, expected):
-    assert prefill_budget(num_decode, num_decode, num_prompts, num_tokens, most, 256) == expected
-    assert prefill_budget(num_decode, 0, num_prompts, num_tokens, most, 256) == most  # nobody waits for a next token
-    if 0 < num_prompts <= num_decode:
-        assert prefill_budget(num_decode, num_prompts - 1, num_prompts, num_tokens, most, 256) == most
-        assert prefill_budget(num_decode, num_prompts, num_prompts, num_tokens, most, 256) == expected
+def test_how_much_goes_into_a_step_beside_decode_rows(num_decode, new_streams, num_tokens, most, expected):
+    assert prefill_budget(num_decode, num_decode, new_streams, num_tokens, most, 256) == expected
+    assert prefill_budget(num_decode, 0, new_streams, num_tokens, most, 256) == most  # nobody waits for a next token
+    if 0 < new_streams <= num_decode:
+        assert prefill_budget(num_decode, new_streams - 1, new_streams, num_tokens, most, 256) == most
+        assert prefill_budget(num_decode, new_streams, new_streams, num_tokens, most, 256) == expected
 
 
 @given(*(st.integers(low, high) for low, high in ((1, 2000), (0, 2000), (0, 2000), (0, 10**6), (1, 10**5), (0, 10**5))))
-def test_a_step_takes_something_and_no_more_than_it_has_room_for(num_decode, streams, num_prompts, num_tokens, most, target):
-    assert 1 <= prefill_budget(num_decode, min(streams, num_decode), num_prompts, num_tokens, most, target) <= most
+def test_a_step_takes_something_and_no_more_than_it_has_room_for(num_decode, streams, new_streams, num_tokens, most, target):
+    assert 1 <= prefill_budget(num_decode, min(streams, num_decode), new_streams, num_tokens, most, target) <= most
 
 
 def test_a_prompt_beside_decode_rows_is_spread_over_steps():
@@ -131,8 +131,11 @@ def test_where_more_wait_for_their_first_token_than_for_their_next_all_goes_at_o
 
 
 @pytest.mark.parametrize("stages", [1, 2])
-@pytest.mark.parametrize(("num_streams", "expected"), [(0, 60), (1, 60), (2, 30), (3, 30)])
-def test_rows_of_which_nobody_reads_the_next_token_wait_for_prompts(num_streams, expected, stages):
+@pytest.mark.parametrize(
+    ("num_streams", "new_streams", "expected"),
+    [(0, 0, 60), (0, 2, 60), (1, 2, 60), (1, 1, 30), (1, 0, 30), (2, 2, 30), (3, 2, 30)],
+)
+def test_only_whose_tokens_are_read_as_they_come_wait_for_them(num_streams, new_streams, expected, stages):
     kinds = [RequestOutputKind.CUMULATIVE, RequestOutputKind.DELTA, RequestOutputKind.CUMULATIVE]
     kinds[num_streams:] = [RequestOutputKind.FINAL_ONLY] * (3 - num_streams)
     h = Harness(num_blocks=400, budget=128, max_model_len=200, max_num_seqs=8, mixed_step_tokens=12, num_micro_batches=stages)
@@ -141,7 +144,7 @@ def test_rows_of_which_nobody_reads_the_next_token_wait_for_prompts(num_streams,
     while not all(h.outputs[n] for n in (1, 2, 3)):
         h.turn(depth=1)
     for n in range(2):
-        h.add([10 + n] * 30, 5, output_kind=RequestOutputKind.FINAL_ONLY)
+        h.add([10 + n] * 30, 5, output_kind=RequestOutputKind.DELTA if n < new_streams else RequestOutputKind.FINAL_ONLY)
     plan, _ = h.schedule()
     assert plan.num_tokens - len(plan.decode_rows) == expected
     h.run()
