@@ -48,8 +48,7 @@ class Admission:
         self._work = 0  # what this step may still do
 
     def backlog(self, enough: int) -> tuple[int, int]:
-        """Of the prompts that could be computed now if a step had room for all: how many are of streams, and their tokens, until
-        these are `enough`.
+        """Prompts that could be computed now if a step had room for all: those of streams, and all tokens, up to `enough`.
 
         What is in the prefix cache counts, too, for it is looked for only when its turn comes.
         """
