@@ -295,7 +295,7 @@ def choose(
     even = 0
     if varies and sharing == 2 and rows > MANY_ROWS:
         tile, sharing, blocks = (2 * MOST_COLUMNS, 1, 2) if is_gated else (MOST_COLUMNS, 1, 4 if k >= 4096 else 2)
-        even = even_width(n, MOST_COLUMNS, sms)
+        even = even_width(n, MOST_COLUMNS, sms, multiple=4)  # four numbers are stored at once
         tiles = triton.cdiv(n, even)
     steps = triton.cdiv(k, BLOCK * blocks * parts) * triton.cdiv(tiles * parts, sms * sharing)
     stages = min(max_stages(rows, tile, blocks, sharing), steps)

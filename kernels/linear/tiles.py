@@ -9,11 +9,11 @@ TILE_COST = 2  # columns: what a tile by itself takes
 
 
 @cached
-def even_width(columns: int, most: int, programs: int) -> int:
-    """Columns of a tile, `most` at most, that leave the program with the most to do the least.
+def even_width(columns: int, most: int, programs: int, multiple: int = 1) -> int:
+    """Columns of a tile, `most` at most and a `multiple`, that leave the program with the most to do the least.
 
     A product ends when the last program has done its tiles: 448 of 32 columns on 132 programs take as long as 528 would.
     """
-    widths = [width for width in range(LEAST_WIDTH, most + 1) if columns % width == 0]
+    widths = [width for width in range(LEAST_WIDTH, most + 1) if columns % width == width % multiple == 0]
     rounds = {width: triton.cdiv(columns // width, programs) for width in widths}
     return min(widths, key=lambda width: (rounds[width] * (width + TILE_COST), -width), default=most)

@@ -73,6 +73,7 @@ def test_widths():
     assert choose(32, 14336, 4096, is_gated=True) == (64, 0, 264)
     assert choose(64, 6144, 4096) == (64, 48, 132)
     assert choose(64, 4096, 4096) == (32, 0, 132)
+    assert choose(64, 5166, 4096) == (64, 0, 132)  # 41 x 126 columns: no multiple of 4 makes them
     assert choose(64, 8448, 4096) == (64, 0, 132)  # 132 tiles of 64
     assert choose(64, 4096, 14336, split_k=True) == (64, 0, 132)
     assert scaled_hopper.choose(64, 14336, 4096, 132, is_gated=True).width == 0
