@@ -91,8 +91,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, array_like=True, forbid_unkno
     most, a reasoning model thinks before its end-of-thinking token is forced; never, where it does not think.
     skip_reading_prefix_cache: compute the whole prompt, whatever of it is cached.
     extra_args: JSON for the logits processors that the engine was started with (--logits-processors). output_kind: what the
-    outputs of `AsyncLLM.generate`, `AsyncClient.generate` and `LLMEngine.step` hold. Of those that are for the end alone the
-    core may make others' prompts at once, and the next token later.
+    outputs of `AsyncLLM.generate`, `AsyncClient.generate` and `LLMEngine.step` hold; beside FINAL_ONLY the
+    engine computes others' prompts at once, though the next token is later for it.
 
     Raises ValueError, naming the field, for a value outside its bounds, also where a field is set.
     """
