@@ -68,7 +68,8 @@ _OUTPUT_KINDS = (StructuredOutputs, StructuredOutputsParams)
 class RequestOutputKind(enum.Enum):
     """What each output of a running request holds: all so far, what is new, or, once, the end's.
 
-    Python's clients read it, and the core, for how long a step with prompts may keep a token waiting."""
+    Python's clients read it, and the core, for how long a step with prompts may keep a token waiting.
+    """
 
     CUMULATIVE = 0
     DELTA = 1
@@ -91,8 +92,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, array_like=True, forbid_unkno
     most, a reasoning model thinks before its end-of-thinking token is forced; never, where it does not think.
     skip_reading_prefix_cache: compute the whole prompt, whatever of it is cached.
     extra_args: JSON for the logits processors that the engine was started with (--logits-processors). output_kind: what the
-    outputs of `AsyncLLM.generate`, `AsyncClient.generate` and `LLMEngine.step` hold; beside FINAL_ONLY the
-    engine computes others' prompts at once, though the next token is later for it.
+    outputs of `AsyncLLM.generate`, `AsyncClient.generate` and `LLMEngine.step` hold; where nothing
+    else runs than FINAL_ONLY, prompts are computed at once, though next tokens are later for it.
 
     Raises ValueError, naming the field, for a value outside its bounds, also where a field is set.
     """
@@ -314,9 +315,9 @@ def _check_ids(name: str, ids: list[int] | None, most: int) -> list[int] | None:
 
 
 def loggable(p: SamplingParams) -> dict[str, Any]:
-    """The parameters that are not the defaults, without those that may quote a text."""
-    defaults = SamplingParams()
-    return {n: v for n in p.__struct_fields__ if n not in _MAY_QUOTE and (v := getattr(p, n)) != getattr(defaults, n)}
+    """The parameters that are not the defaults, without those that may quote a text, or say nothing of what is sampled."""
+    defaults, left_out = SamplingParams(), {*_MAY_QUOTE, "output_kind"}
+    return {n: v for n in p.__struct_fields__ if n not in left_out and (v := getattr(p, n)) != getattr(defaults, n)}
 
 
 def check_against(p: SamplingParams, *, vocab_size: int, max_logprobs: int) -> None:

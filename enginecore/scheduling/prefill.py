@@ -40,6 +40,7 @@ class Prefills:
 
     @property
     def num_streams(self) -> int:
+        """Prompts whose first token somebody waits for."""
         return sum(s.is_stream for s in self._running)
 
     def schedule(self, build: PlanBuilder, budget: int, make_room: MakeRoom) -> int:

@@ -225,14 +225,15 @@ class Scheduler:
     def _for_prefill(self, num_decode: int) -> int:
         """Tokens that prefills may take beside so many of decode rows."""
         left = self.config.max_num_batched_tokens - num_decode
-        if not (num_streams := self._decode.num_streams) or (not num_decode and self.config.num_micro_batches == 1):
+        if not num_decode and (self.config.num_micro_batches == 1 or not len(self._decode)):
             return left
         under_way = self._prefills.num_tokens_left
         streams_waiting, tokens_waiting = self._admission.backlog(2 * left - under_way)
         num_new_streams, num_tokens = self._prefills.num_streams + streams_waiting, under_way + tokens_waiting
         if self.config.num_micro_batches > 1:  # decode rows of every micro-batch wait for the step
             num_decode = len(self._decode)
-        return prefill_budget(num_decode, num_streams, num_new_streams, num_tokens, left, self.config.mixed_step_tokens)
+        streams, target = self._decode.num_streams, self.config.mixed_step_tokens
+        return prefill_budget(num_decode, streams, num_new_streams, num_tokens, left, target)
 
     # --------------------------------------------------------------------------------------------------- results
     def update(self, scheduled: ScheduledStep, sampled: np.ndarray, now: float) -> StepOutput:

@@ -51,8 +51,7 @@ class RequestLog:
         most = max(
             output_limit(run.stream.params.max_tokens, output_room(run.stream.num_prompt_tokens, longest)) for run in runs
         )
-        said = ("max_tokens", "output_kind")  # in words of their own
-        words = [f"{n}={value}" for n, value in loggable(runs[0].stream.params).items() if n not in said]
+        words = [f"{n}={value}" for n, value in loggable(runs[0].stream.params).items() if n != "max_tokens"]
         words = [_prompts(runs), f"max_tokens={most}", *words, *(["streamed"] if streamed else [])]
         logger.info("request %s: %s", name, ", ".join(words))
 
