@@ -9,16 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import messages_fields as messages
 import msgspec
+import responses_fields as responses
+from error_codes import ERROR_CODES
+from field_notes import ANSWERS, FIELDS_OF, ROUTE_NOTES, Note
+from field_table import FIELDS
 from markdown import code, table
 
-from quire.frontend.http.api.error_codes import ERROR_CODES
-from quire.frontend.http.api.field_notes import ANSWERS, FIELDS_OF, ROUTE_NOTES, Note
-from quire.frontend.http.api.field_table import FIELDS
-from quire.frontend.http.api.messages import field_table as messages
 from quire.frontend.http.api.messages.schemas import CountTokensRequest, MessagesRequest
 from quire.frontend.http.api.page import FILES
-from quire.frontend.http.api.responses import field_table as responses
 from quire.frontend.http.api.responses.request import ResponsesRequest
 from quire.frontend.http.api.route import JSON, Route
 from quire.frontend.http.api.routes import ROUTES

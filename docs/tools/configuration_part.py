@@ -1,4 +1,4 @@
-"""The flags for docs/configuration.md, from the parsers themselves and frontend/cli/flag_notes.py."""
+"""The flags for docs/configuration.md, from the parsers themselves and docs/tools/flag_notes.py."""
 
 import argparse
 import re
@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
+from flag_notes import FLAG_NOTES
 from markdown import code, table
 
 from quire.enginecore.cli import command_parser
 from quire.frontend.cli import main as cli
-from quire.frontend.cli.flag_notes import FLAG_NOTES
 from quire.ipc.process.command import CommandParser
 
 TEMPLATES = Path(__file__).parents[1] / "templates"

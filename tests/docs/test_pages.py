@@ -7,14 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from error_codes import ERROR_CODES
+from field_notes import ANSWERS, FIELDS_OF, ROUTE_NOTES
+from field_table import FIELDS
+from flag_notes import FLAG_NOTES
 
 from quire.enginecore.cli import command_parser
-from quire.frontend.cli.flag_notes import FLAG_NOTES
 from quire.frontend.cli.main import _parser, command_of
 from quire.frontend.client.beam_search import MAX_BEAM_WIDTH
-from quire.frontend.http.api.error_codes import ERROR_CODES
-from quire.frontend.http.api.field_notes import ANSWERS, FIELDS_OF, ROUTE_NOTES
-from quire.frontend.http.api.field_table import FIELDS
 from quire.frontend.http.api.routes import ROUTES
 from quire.frontend.http.api.schemas import MAX_ITEMS, MAX_PROMPTS, MAX_SEQUENCES
 from quire.frontend.http.api.tool_use import MAX_TOOLS_BYTES

@@ -1,7 +1,7 @@
 """Fields of both generating routes beyond the sampler's: beam search, truncation, names; and what vLLM has and we have not.
 
 `MoreFields` is a part of each body (schemas.py). `check_fields` refuses, naming the field, what would change the answer and
-cannot be done; field_table.py says of every field what becomes of it.
+cannot be done; docs/tools/field_table.py says of every field what becomes of it.
 """
 
 import re

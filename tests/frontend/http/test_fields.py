@@ -7,11 +7,11 @@ import fake_client as http
 import openai
 import pytest
 from fake_client import CHAT, COMPLETIONS, HELLO
+from field_notes import FIELDS_OF
+from field_table import FIELDS
 
 from quire.frontend.client.outputs import Delta, Logprob
 from quire.frontend.http.api.body import IGNORED, BodyDecoder
-from quire.frontend.http.api.field_notes import FIELDS_OF
-from quire.frontend.http.api.field_table import FIELDS
 from quire.frontend.http.api.routes import ROUTES
 from quire.frontend.http.api.schemas import ChatRequest, CompletionRequest
 from quire.frontend.http.api.unknown_fields import UnknownFields

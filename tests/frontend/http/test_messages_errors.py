@@ -10,11 +10,11 @@ from anthropic.types.shared import ErrorResponse
 from fake_http import settle
 from loop_gap import MOST_S, LoopGap
 from messages_cases import CLOCK, COUNT, HELLO, PATH, TOOLS, accumulated, api_of, parse_named, run
+from messages_fields import FIELDS
 
 from quire.frontend.client.outputs import Delta
 from quire.frontend.client.stream import EngineDown, EngineError, InvalidRequest, Overloaded
 from quire.frontend.http.api.messages import stream
-from quire.frontend.http.api.messages.field_table import FIELDS
 from quire.frontend.http.api.messages.schemas import CountTokensRequest, MessagesRequest, NotHere
 from quire.frontend.http.api.output_plan import ParserNames
 

@@ -10,8 +10,8 @@ from fake_client import FakeClient
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from responses_cases import HERMES, RESPONSES, create, refusal, said, serving
+from responses_fields import FIELDS
 
-from quire.frontend.http.api.responses.field_table import FIELDS
 from quire.frontend.http.api.responses.items import completed_items, item_id, response_of_item, sealed, unsealed
 from quire.frontend.http.api.responses.messages import is_unfinished, messages_of
 from quire.frontend.http.api.responses.request import ResponsesRequest

@@ -5,7 +5,7 @@ For the page of fields, as field_table.py is for OpenAI's routes; a test holds i
 
 from typing import Literal, NamedTuple
 
-from quire.frontend.http.api.field_table import Treatment
+from field_table import Treatment
 
 
 class MessagesField(NamedTuple):

@@ -6,7 +6,8 @@ decide nothing. A field that a body has in common with the generating routes mea
 
 from typing import NamedTuple
 
-from quire.frontend.http.api.field_table import Treatment
+from field_table import Treatment
+
 from quire.frontend.http.batches.lines import ENDPOINTS
 
 

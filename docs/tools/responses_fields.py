@@ -3,7 +3,8 @@
 As field_table.py does for the other routes: the page of fields in docs/ is made of this, and a test holds it to the struct.
 """
 
-from quire.frontend.http.api.field_table import Field, Treatment
+from field_table import Field, Treatment
+
 from quire.frontend.http.api.responses.request import AS_IN_CHATS
 
 
