@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from ceilings import copy_rate
 from kernels_attention import graph_us
+from workload import Mixture
 
 from quire.kernels.experts import experts, pairs, routing
 from quire.kernels.experts.experts_reference import SwiGLU, Weights
@@ -26,7 +27,6 @@ from quire.kernels.experts.routing_reference import Routing
 from quire.kernels.triton_support.dependent_launch import mode_for
 from quire.kernels.tuning.configs import PairConfig, TilesConfig
 from quire.kernels.tuning.current import current
-from quire.kernels.tuning.workload import Mixture
 
 MODELS = {
     "Qwen3-30B-A3B": Mixture(2048, 768, 128, 8),

@@ -17,13 +17,13 @@ import torch
 from ceilings import copy_rate
 from kernels_attention import graph_us
 from kernels_experts import LAYERS, MODELS, Layer, by_torch, choose_ids, make_weights
+from workload import Mixture
 
 from quire.kernels.experts import experts, four_bits, pairs, scaled
 from quire.kernels.experts.experts_reference import SwiGLU
 from quire.kernels.experts.four_bits_weight import FourBits, FourBitWeights, new_int, new_mx
 from quire.kernels.experts.scaled_weight import BLOCK, ScaledExperts, ScaledWeights
 from quire.kernels.triton_support.dependent_launch import mode_for
-from quire.kernels.tuning.workload import Mixture
 
 ROWS = (1, 2, 4, 16, 64, 256, 2048)
 BYTES = {"mxfp4": 0.5 + 1 / 32, "int4": 0.5 + 2 / 128, "fp8": 1.0, "fp8-block": 1.0 + 4 / 128}

@@ -8,7 +8,6 @@ in one is of no consequence: whoever asked compiles the kernel himself then, and
 
 import ast
 import contextlib
-import functools
 import os
 import select
 import subprocess
@@ -140,75 +139,14 @@ def _compile(job: Job) -> None:
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
 
+    from quire.kernels.compile_list import compiled_kernels
+
     target = GPUTarget(*job.target)
     driver.set_active(SimpleNamespace(get_current_target=lambda: target))  # type: ignore[arg-type]
-    kernel = _kernels()[job.module, job.name]
+    kernel = compiled_kernels()[job.module, job.name]
     kernel.create_binder()  # which chooses its language
     source = kernel.ASTSource(kernel, job.signature, job.constexprs, job.attrs)
     triton.compile(source, target=target, options=dict(job.options))
-
-
-@functools.cache
-def _kernels() -> dict[tuple[str, str], Any]:
-    """All that there are, by module and name."""
-    from triton.runtime.jit import JITFunction
-
-    from quire.kernels.attention import (  # noqa: F401
-        decode,
-        decode_schedule,
-        latent_decode,
-        latent_prefill,
-        latent_rope_kv,
-        prefill,
-        prefill_hopper,
-        prefill_schedule,
-        rope_kv,
-    )
-    from quire.kernels.elementwise import activation, embedding, logits, norm  # noqa: F401
-    from quire.kernels.exchange import all_reduce_norm, peer_link  # noqa: F401
-    from quire.kernels.experts import (  # noqa: F401
-        align,
-        four_bits_pairs,
-        four_bits_row,
-        four_bits_tiles,
-        four_bits_wide,
-        grouped,
-        pairs,
-        pairs_row,
-        routing,
-        scaled_pairs,
-        scaled_tiles,
-        tiles,
-        wide,
-    )
-    from quire.kernels.experts import scaled_row as scaled_expert_row  # noqa: F401
-    from quire.kernels.linear import (  # noqa: F401
-        int4,
-        int4_hopper,
-        int4_norm,
-        int4_row,
-        int4_wide,
-        int8,
-        linear,
-        linear_hopper,
-        norm_linear,
-        quantize,
-        scaled,
-        scaled_fused,
-        scaled_hopper,
-        scaled_row,
-        scaled_wide,
-        split_linear,
-        w8a16,
-        w8a16_hopper,
-        w8a16_row,
-    )
-    from quire.kernels.persistent import scaled_block  # noqa: F401
-    from quire.kernels.sampling import sampler, sampler_filter, sampler_sharded  # noqa: F401
-    from quire.kernels.step import step_inputs  # noqa: F401
-
-    ours = [module for name, module in sys.modules.items() if name.startswith("quire.kernels.")]
-    return {(m.__name__, name): value for m in ours for name, value in vars(m).items() if isinstance(value, JITFunction)}
 
 
 if __name__ == "__main__":

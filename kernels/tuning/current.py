@@ -1,6 +1,6 @@
 """Which tuning table is in force: that of the process's GPU, chosen when it is first asked for.
 
-An operator's own, made by `python -m quire.kernels.tuning.tune`, is a JSON file in this folder, named after the GPU; it comes
+An operator's own, made by `python benchmarks/tuning/tune.py`, is a JSON file in this folder, named after the GPU; it comes
 before the tables that Quire has. A process without a GPU, and a GPU without a table, gets `default.py`.
 """
 

@@ -1,8 +1,9 @@
 """What a GPU's tuning table holds: which kernel a shape gets and how it is cut, by number of rows, columns and bytes.
 
-A table is a value, made once for a GPU: `default.py`, `h200.py` and `h100.py` are tables, `tune.py` makes one on the GPU at
-hand, and `current.py` knows which is in force. The kernels' launchers read it. What a table says decides speed and, where it
-decides the order of a sum, last bits; never whether a kernel can be used at all: that is the launchers' business.
+A table is a value, made once for a GPU: `default.py`, `h200.py` and `h100.py` are tables, `benchmarks/tuning/tune.py` makes
+one on the GPU at hand, and `current.py` knows which is in force. The kernels' launchers read it. What a table says decides
+speed and, where it decides the order of a sum, last bits; never whether a kernel can be used at all: that is the launchers'
+business.
 
 Rules are read in order; the first that fits decides. "Rows" are those of x in x @ W^T, W [N, K] has N "columns" of the output
 and N * K elements of "weight". Ranges (first, last) include both ends.

@@ -10,10 +10,14 @@ from msgspec.structs import replace
 
 triton = pytest.importorskip("triton")
 
+import bench  # noqa: E402
+import sweep_cublas  # noqa: E402
+import tune  # noqa: E402
+
 from quire.kernels.attention import decode_schedule, prefill_schedule, rope_kv  # noqa: E402
 from quire.kernels.elementwise import activation  # noqa: E402
 from quire.kernels.linear import blas, linear, linear_hopper, norm_linear, split_linear  # noqa: E402
-from quire.kernels.tuning import bench, current, sweep_cublas, tune  # noqa: E402
+from quire.kernels.tuning import current  # noqa: E402
 from quire.kernels.tuning.configs import DecodeConfig, PrefillConfig, SkinnyConfig  # noqa: E402
 from quire.kernels.tuning.current import cached, for_device, table_path, using  # noqa: E402
 from quire.kernels.tuning.default import DEFAULT  # noqa: E402

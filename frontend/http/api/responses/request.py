@@ -1,7 +1,7 @@
 """The body of POST /v1/responses: OpenAI's fields, the sampler's that vLLM takes beside them, and what cannot be done here.
 
-A struct and its checks; translate.py makes a chat of it, docs/tools/responses_fields.py says of every field what becomes of it. Items of the
-input are any JSON here: items.py checks them, so that a 400 can name the item.
+A struct and its checks; translate.py makes a chat of it, docs/tools/responses_fields.py says of every field what becomes of
+it. Items of the input are any JSON here: items.py checks them, so that a 400 can name the item.
 """
 
 from typing import Annotated, Any, Literal

@@ -10,15 +10,15 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
+from bench import Bench, Call
 from msgspec.structs import replace
+from workload import Mixture, Workload
 
 from quire.kernels.experts import align, experts, tiles
 from quire.kernels.experts.experts_reference import SwiGLU, Weights
 from quire.kernels.triton_support.dependent_launch import EARLY, LATE, PLAIN, supported
-from quire.kernels.tuning.bench import Bench, Call
 from quire.kernels.tuning.configs import PairConfig, TileConfig, TilesConfig
 from quire.kernels.tuning.table import Tuning
-from quire.kernels.tuning.workload import Mixture, Workload
 
 MOST_ROWS = 128.0  # an expert gets on average where a rule has no limit
 PAIR_ROWS = (1, 2, 4, 8)

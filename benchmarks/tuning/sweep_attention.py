@@ -9,7 +9,9 @@ import itertools
 from collections.abc import Callable
 
 import torch
+from bench import Bench, Call
 from msgspec.structs import replace
+from workload import Model, Workload
 
 from quire.kernels.attention import rope_kv
 from quire.kernels.attention.decode import decode_attention
@@ -18,11 +20,9 @@ from quire.kernels.attention.prefill import prefill_attention
 from quire.kernels.attention.prefill_schedule import PrefillWorkspace, prefill_schedule
 from quire.kernels.elementwise import activation, norm
 from quire.kernels.triton_support import hopper
-from quire.kernels.tuning.bench import Bench, Call
 from quire.kernels.tuning.configs import DecodeConfig, HopperPrefillConfig, PrefillConfig
 from quire.kernels.tuning.current import using
 from quire.kernels.tuning.table import ANY, AttentionTuning, Tuning
-from quire.kernels.tuning.workload import Model, Workload
 
 BLOCK_SIZE = 64
 # Rows of (rows, keys, queries) by which configurations are told apart: few (row, KV head) pairs, some, many.

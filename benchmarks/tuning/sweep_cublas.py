@@ -9,14 +9,14 @@ import itertools
 from collections.abc import Sequence
 
 import torch
+from bench import MIN_CALLS, Bench
 from msgspec.structs import replace
+from sweep_linear import EPS, with_linear
+from workload import Product, Workload
 
 from quire.kernels.elementwise import norm
 from quire.kernels.linear import blas, split_linear
-from quire.kernels.tuning.bench import MIN_CALLS, Bench
-from quire.kernels.tuning.sweep_linear import EPS, with_linear
 from quire.kernels.tuning.table import ANY, BF16, Ranges, StepTuning, Tuning, padded_sizes
-from quire.kernels.tuning.workload import Product, Workload
 
 NOISE = 0.01
 SLOWER = 0.03  # than the next larger size: such a size is left out

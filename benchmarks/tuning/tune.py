@@ -1,6 +1,6 @@
 """Make a tuning table for this machine's GPU: measure what the table decides, keep what is faster, write it as a file.
 
-    python -m quire.kernels.tuning.tune [--seconds 200] [--output FILE] [--only NAME ...]
+    python benchmarks/tuning/tune.py [--seconds 200] [--output FILE] [--only NAME ...]
 
 Starts from the table in force for the GPU and takes some minutes, on a GPU that does nothing else. The file, named after the
 GPU, is written beside the tables that Quire has and is used from the next start on; to undo it, remove it. Prints what changed
@@ -16,15 +16,18 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import sweep_attention
+import sweep_cublas
+import sweep_experts
+import sweep_linear
 import torch
 import triton
+from bench import Bench, DeviceLost
 from msgspec.structs import replace
+from workload import DRY_RUN, SERVED, Workload
 
-from quire.kernels.tuning import sweep_attention, sweep_cublas, sweep_experts, sweep_linear
-from quire.kernels.tuning.bench import Bench, DeviceLost
 from quire.kernels.tuning.current import for_device, table_path, using
 from quire.kernels.tuning.table import Tuning
-from quire.kernels.tuning.workload import DRY_RUN, SERVED, Workload
 
 Sweep = Callable[[Bench, Workload, Tuning], Tuning]
 
@@ -112,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m quire.kernels.tuning.tune", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python benchmarks/tuning/tune.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seconds", type=float, default=200.0, help="what is not measured by then stays as it is")
     parser.add_argument("--output", type=Path, help="write the table here, where it is not used")

@@ -10,17 +10,17 @@ import itertools
 from collections.abc import Callable, Sequence
 
 import torch
+from bench import Bench, Call
 from msgspec.structs import replace
+from workload import Model, Product, Workload
 
 from quire.kernels.elementwise import norm
 from quire.kernels.linear import linear, norm_linear, split_linear
 from quire.kernels.triton_support import hopper
 from quire.kernels.triton_support.dependent_launch import EARLY, LATE, PLAIN, supported
-from quire.kernels.tuning.bench import Bench, Call
 from quire.kernels.tuning.configs import SkinnyConfig, SplitConfig
 from quire.kernels.tuning.current import using
 from quire.kernels.tuning.table import BF16, LinearTuning, SkinnyRule, StreamTuning, Tuning
-from quire.kernels.tuning.workload import Model, Product, Workload
 
 SKINNY_ROWS = (1, 2, 4, 8, 16)
 STREAM_ROWS = (16, 64)
