@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from quire.ipc.step.sections import LOGITS_PROCESSORS, MAX_BAD_WORDS, MAX_MASKED_STOPS, SLOT
-from quire.kernels.sampling.token_counts_cpu import entries_of_row, new_entries
 from quire.kernels.step.tables import (
     HISTORY,
     IN_TABLE,
@@ -20,6 +19,7 @@ from quire.kernels.step.tables import (
     LogitsProcessorPool,
     SlotTables,
 )
+from quire.kernels.step.token_counts_cpu import entries_of_row, new_entries
 
 S_PRESENCE, S_FREQUENCY, S_REPETITION = (SLOT.at[name] for name in ("presence", "frequency", "repetition"))
 S_PROCESSOR_ROW, S_MIN_LEN = SLOT.at["processor_row"], SLOT.at["min_len"]

@@ -9,8 +9,8 @@ import triton.language as tl
 
 import quire.ipc.step.sections as sections
 from quire.ipc.step.sections import SLOT
-from quire.kernels.sampling.token_counts import IN_TABLE, PROMPT_BIT, look_up
 from quire.kernels.step import tables as words
+from quire.kernels.step.token_counts import IN_TABLE, PROMPT_BIT, look_up
 
 SLOT_WORDS = tl.constexpr(SLOT.width)
 S_TEMPERATURE, S_TOP_K = tl.constexpr(SLOT.at["temperature"]), tl.constexpr(SLOT.at["top_k"])

@@ -24,8 +24,8 @@ import triton.language as tl
 import quire.ipc.step.sections as sections
 from quire.ipc.step.sections import BLOCK as BLOCK_UPDATE
 from quire.ipc.step.sections import HEADER, LOGPROBS, PREFILL, SLOT
-from quire.kernels.sampling.token_counts import count_tokens
 from quire.kernels.step.tables import LogitsProcessorPool, SlotTables, StepBuffers
+from quire.kernels.step.token_counts import count_tokens
 
 H_STEP, H_FLAGS = tl.constexpr(HEADER.at["step"]), tl.constexpr(HEADER.at["flags"])
 H_NUM_SLOT_UPDATES, H_SLOT_UPDATES = tl.constexpr(HEADER.at["num_slot_updates"]), tl.constexpr(HEADER.at["slot_updates"])

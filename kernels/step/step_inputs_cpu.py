@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from quire.ipc.step.sections import BLOCK, FLAG_SAME_DECODE_ROWS, HEADER, LOGPROBS, MAX_LOGPROBS, PREFILL, PREFILL_SAMPLE, SLOT
-from quire.kernels.sampling.token_counts_cpu import count_tokens
 from quire.kernels.step.tables import LogitsProcessorPool, SlotTables, StepBuffers
+from quire.kernels.step.token_counts_cpu import count_tokens
 
 _STEP, _FLAGS = HEADER.at["step"], HEADER.at["flags"]
 _NUM_DECODE, _NUM_PREFILL = HEADER.at["num_decode_rows"], HEADER.at["num_prefill_rows"]

@@ -9,9 +9,9 @@ import torch
 from sampler_harness import KINDS, SLOTS, SamplerHarness
 
 from quire.ipc.step.plan import LogitsProcessors
-from quire.kernels.sampling import token_counts_cpu
 from quire.kernels.sampling.logits_processors import apply_logits_processors, processed_row
 from quire.kernels.step import tables as t
+from quire.kernels.step import token_counts_cpu
 from quire.kernels.step.tables import HISTORY, IN_TABLE, PROMPT_BIT, LogitsProcessorPool, SamplerWorkspace, SlotTables
 
 MIB = 1 << 20
