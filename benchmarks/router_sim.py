@@ -4,13 +4,13 @@
     python benchmarks/router_sim.py --trace FILE.jsonl [--trace-block-size 512] [--speed 1]
     python benchmarks/router_sim.py --decision [--index-blocks 10000000]
 
-The router is the real one (frontend/router.py), given token ids. Engines are a model of an 8B on one H200: prompts are computed
-one after the other at PREFILL_TOKENS_S, rows decode beside them, the KV cache is an LRU of --cache-blocks. Requests come as a
-Poisson process from conversations of tenants: a tenant's popularity is Zipf's, all of its conversations begin with one text,
-and each turn repeats what was said before. Or from a trace in Mooncake's format: timestamp (ms), input_length, output_length,
-hash_ids. Hits are the part of all prompt tokens that was cached, after the first fifth of the requests, as the times are.
-What no router can better: `unbounded` is one cache for all that never forgets, `pooled` one as large as all together, and both
-have an idle engine for each prompt. --decision times the router alone and says what its index takes. Each
+The router is the real one (frontend/replicas/router.py), given token ids. Engines are a model of an 8B on one H200: prompts are
+computed one after the other at PREFILL_TOKENS_S, rows decode beside them, the KV cache is an LRU of --cache-blocks. Requests
+come as a Poisson process from conversations of tenants: a tenant's popularity is Zipf's, all of its conversations begin with
+one text, and each turn repeats what was said before. Or from a trace in Mooncake's format: timestamp (ms), input_length,
+output_length, hash_ids. Hits are the part of all prompt tokens that was cached, after the first fifth of the requests, as the
+times are. What no router can better: `unbounded` is one cache for all that never forgets, `pooled` one as large as all
+together, and both have an idle engine for each prompt. --decision times the router alone and says what its index takes. Each
 prints a table and a last line `RESULT {json}`.
 """
 
@@ -31,8 +31,8 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from quire.frontend.router import POLICIES, Router
-from quire.frontend.router_index import BlockIndex
+from quire.frontend.replicas.router import POLICIES, Router
+from quire.frontend.replicas.router_index import BlockIndex
 
 # An 8B in bf16 on one H200, as measured: README.md of this folder
 PREFILL_TOKENS_S = 44_000

@@ -1,7 +1,7 @@
 """Numerics: what an engine's answers follow from beside its model's files. Engines that differ in it do not answer alike.
 
 A worker says it of itself, defaults resolved (workers/numerics.py); frontends compare it before they use several engines as one
-(frontend/replica_answers.py). Room is no part of it: who holds less tokens or sequences computes the same.
+(frontend/replicas/replica_answers.py). Room is no part of it: who holds less tokens or sequences computes the same.
 """
 
 import msgspec

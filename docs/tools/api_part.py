@@ -17,12 +17,12 @@ from field_notes import ANSWERS, FIELDS_OF, ROUTE_NOTES, Note
 from field_table import FIELDS
 from markdown import code, table
 
+from quire.frontend.http.api.bodies.schemas import ChatRequest, CompletionRequest
 from quire.frontend.http.api.messages.schemas import CountTokensRequest, MessagesRequest
 from quire.frontend.http.api.page import FILES
 from quire.frontend.http.api.responses.request import ResponsesRequest
 from quire.frontend.http.api.route import JSON, Route
 from quire.frontend.http.api.routes import ROUTES
-from quire.frontend.http.api.schemas import ChatRequest, CompletionRequest
 from quire.ipc.sampling import BOUNDS, SamplingParams
 
 Struct = type[msgspec.Struct]

@@ -19,8 +19,8 @@ from markdown import code, table
 from quire import LLM
 from quire.frontend.cli.vllm_flags import BY_FLAG, Verdict, verdicts
 from quire.frontend.client.not_here import LLM_METHODS
-from quire.frontend.http.api import metric_names
-from quire.frontend.http.api.body import IGNORED
+from quire.frontend.http.api.bodies.body import IGNORED
+from quire.frontend.http.api.metrics import metric_names
 from quire.frontend.http.api.routes import ROUTES
 from quire.ipc.sampling import SamplingParams
 

@@ -28,7 +28,7 @@ from quire.frontend.http.batches.input_file import InputFile
 from quire.frontend.http.batches.lines import Line, answer_line, error_line
 from quire.frontend.http.server import run
 from quire.frontend.launcher import EngineStartError
-from quire.frontend.replicas import client_of
+from quire.frontend.replicas.replicas import client_of
 from quire.frontend.supervisor import StartFailed
 from quire.ipc.config import EngineConfig
 from quire.ipc.process.command import stop_signals

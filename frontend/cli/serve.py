@@ -24,15 +24,15 @@ import msgspec
 from quire.frontend.cli.engines import Engines
 from quire.frontend.cli.frontends import Frontends
 from quire.frontend.client.client import Client
-from quire.frontend.http.api.metrics import block_bytes
-from quire.frontend.http.api.tracing import TracingError, check_endpoint
+from quire.frontend.http.api.logs.tracing import TracingError, check_endpoint
+from quire.frontend.http.api.metrics.metrics import block_bytes
 from quire.frontend.http.listener import FrontendError, UnixPath, bind, bind_unix
 from quire.frontend.http.server import FrontendConfig, StopSignals, frontend_keys, run, serve
 from quire.frontend.http.store.contents import FilesFolder
 from quire.frontend.http.store.storage import check_folder
 from quire.frontend.http.tls import make_context
 from quire.frontend.launcher import EngineStartError
-from quire.frontend.router import DEFAULT_ROUTER
+from quire.frontend.replicas.router import DEFAULT_ROUTER
 from quire.frontend.supervisor import StartFailed
 from quire.ipc.config import EngineConfig
 from quire.ipc.process.children import Child

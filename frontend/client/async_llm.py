@@ -24,7 +24,7 @@ from quire.frontend.client.outputs import RequestOutput
 from quire.frontend.client.prompt import Prompt
 from quire.frontend.client.stream import EngineDown
 from quire.frontend.launcher import CoreProcess, engine_configs, launch_cores, stop_cores
-from quire.frontend.replicas import client_of
+from quire.frontend.replicas.replicas import client_of
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.utilities import ProfileDone, ResetDone, ResetPrefixCache, StartProfile, StopProfile

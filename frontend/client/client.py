@@ -1,7 +1,8 @@
 """Client: what every client of engines does with a request before it is sent, and with what comes back.
 
 From text to ids, bounds, RequestOutputs. Whom requests go to is its subclasses' business: one engine (async_client.py), or
-several (frontend/replicas.py). Routes, `LLM` and its like know this class only. Everything happens in the event loop's thread.
+several (frontend/replicas/replicas.py). Routes, `LLM` and its like know this class only. Everything happens in the event loop's
+thread.
 """
 
 import time

@@ -22,7 +22,7 @@ from quire.frontend.client.engine_options import engine_options
 from quire.frontend.client.processor_names import with_processor_names
 from quire.frontend.client.stream import EngineDown
 from quire.frontend.launcher import CoreProcess, EngineStartError, engine_configs, launch_cores, stop_cores
-from quire.frontend.replicas import client_of
+from quire.frontend.replicas.replicas import client_of
 from quire.ipc.config import EngineConfig
 from quire.ipc.process.children import CORE_MODULE
 

@@ -3,7 +3,7 @@
 import asyncio
 import time
 
-from quire.frontend.http.api.metrics import Histogram
+from quire.frontend.http.api.metrics.metrics import Histogram
 
 INTERVAL_S = 0.1  # whatever holds the loop for longer is seen
 

@@ -20,14 +20,14 @@ import uvloop
 from quire.frontend.client.client import Client
 from quire.frontend.client.stream import EngineDown
 from quire.frontend.client.turns import SWITCH_INTERVAL_S
-from quire.frontend.http.api.access_log import AccessLog
 from quire.frontend.http.api.app import App
-from quire.frontend.http.api.defaults import RequestDefaults
-from quire.frontend.http.api.metrics import Metrics
+from quire.frontend.http.api.bodies.defaults import RequestDefaults
+from quire.frontend.http.api.logs.access_log import AccessLog
+from quire.frontend.http.api.logs.tracing import TracedApp
+from quire.frontend.http.api.metrics.metrics import Metrics
 from quire.frontend.http.api.output_plan import ParserNames
 from quire.frontend.http.api.responses.background import end_all, let_end
 from quire.frontend.http.api.services import MAX_RESPONSE_BYTES, Services
-from quire.frontend.http.api.tracing import TracedApp
 from quire.frontend.http.batches.runner import BatchRunner
 from quire.frontend.http.garbage import GarbageCollection
 from quire.frontend.http.listener import FrontendError, Listener
@@ -38,8 +38,8 @@ from quire.frontend.http.store.bounds import DEFAULT_FILES_MIB
 from quire.frontend.http.store.storage import Storage
 from quire.frontend.http.tls import TlsFiles
 from quire.frontend.launcher import log_engine_changes
-from quire.frontend.replicas import client_of
-from quire.frontend.router import DEFAULT_ROUTER, Policy
+from quire.frontend.replicas.replicas import client_of
+from quire.frontend.replicas.router import DEFAULT_ROUTER, Policy
 from quire.ipc.links.curve import FrontendKeys, load_keys, make_keys, parse_key, write_keys
 from quire.ipc.process.command import stop_signals
 

@@ -12,7 +12,7 @@ import yaml
 from deployed import DEPLOY, KUBERNETES, ROOT, UNITS, compose, docker, kubernetes, of_kind, read, seconds, unit
 from packaging.requirements import Requirement
 
-from quire.frontend.http.api import metric_names
+from quire.frontend.http.api.metrics import metric_names
 from quire.frontend.http.api.routes import ROUTES
 from quire.frontend.http.server_state import Limits
 from quire.frontend.http.store.bounds import MAX_RESPONSES_BYTES

@@ -15,9 +15,9 @@ from flag_notes import FLAG_NOTES
 from quire.enginecore.cli import command_parser
 from quire.frontend.cli.main import _parser, command_of
 from quire.frontend.client.beam_search import MAX_BEAM_WIDTH
+from quire.frontend.http.api.bodies.schemas import MAX_ITEMS, MAX_PROMPTS, MAX_SEQUENCES
 from quire.frontend.http.api.routes import ROUTES
-from quire.frontend.http.api.schemas import MAX_ITEMS, MAX_PROMPTS, MAX_SEQUENCES
-from quire.frontend.http.api.tool_use import MAX_TOOLS_BYTES
+from quire.frontend.http.api.tools.tool_use import MAX_TOOLS_BYTES
 from quire.ipc.sampling import (
     BOUNDS,
     MAX_EXTRA_ARGS,

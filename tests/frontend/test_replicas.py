@@ -8,12 +8,12 @@ from fake_core import FakeCore, echo, outputs
 from own_loop import heard, until
 from replica_cases import CACHE, CAT, ENDLESS, THE, WORLD, ended, engine_of, refuse, with_cores
 
-from quire.frontend import replicas as module
 from quire.frontend.client import client as client_module
 from quire.frontend.client.beam_search import BeamSearchParams, search_all
 from quire.frontend.client.stream import EngineDown, InvalidRequest, Overloaded
-from quire.frontend.replicas import Replicas
-from quire.frontend.router import ROW_TOKENS
+from quire.frontend.replicas.replicas import Replicas
+from quire.frontend.replicas.replicas import replicas as module
+from quire.frontend.replicas.router import ROW_TOKENS
 from quire.ipc.links.frontend_to_core import LinkBusy, LinkDown
 from quire.ipc.messages import Abort, AddRequest, Candidates, Finish, RequestError, ShuttingDown, Started
 from quire.ipc.sampling import SamplingParams

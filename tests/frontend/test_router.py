@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from router_prompts import SIZE, array, blocks
 
-from quire.frontend.router import POLICIES, ROW_TOKENS, Choice, Router
+from quire.frontend.replicas.router import POLICIES, ROW_TOKENS, Choice, Router
 
 
 def router(num_engines: int, policy="cache-aware", **options) -> Router:

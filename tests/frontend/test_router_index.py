@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from router_prompts import SIZE, array, blocks
 
-from quire.frontend.router_index import MAX_TOKENS, NUM_HOLDERS, NUM_WAYS, BlockIndex, PrefixHasher
+from quire.frontend.replicas.router_index import MAX_TOKENS, NUM_HOLDERS, NUM_WAYS, BlockIndex, PrefixHasher
 
 tokens = st.lists(st.integers(0, 3), max_size=24)
 

@@ -19,8 +19,8 @@ from toy_tokenizers import byte_level
 from quire.enginecore.grammar.texts import to_lark
 from quire.enginecore.grammar.trial import judge
 from quire.enginecore.grammar.vocabulary import Vocabulary, make_vocabulary
-from quire.frontend.http.api.tool_grammar import tool_grammar
-from quire.frontend.http.api.tool_use import Function, ToolUse
+from quire.frontend.http.api.tools.tool_grammar import tool_grammar
+from quire.frontend.http.api.tools.tool_use import Function, ToolUse
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.text.tool_parsers.choice import TOOL_PARSERS
 

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from quire import SamplingParams, StructuredOutputsParams
-from quire.frontend.http.api.schemas import CompletionRequest
-from quire.frontend.http.api.structured import structured_outputs
+from quire.frontend.http.api.bodies.schemas import CompletionRequest
+from quire.frontend.http.api.bodies.structured import structured_outputs
 from quire.frontend.http.protocol.errors import ApiError
 from quire.ipc.sampling import check_against
 from quire.ipc.structured_outputs import MAX_GRAMMAR_BYTES, StructuredOutputs, check_grammar, nesting_depth

@@ -8,8 +8,8 @@ from toy_tokenizers import byte_level
 
 from quire.enginecore.grammar.trial import judge
 from quire.enginecore.grammar.vocabulary import make_vocabulary
-from quire.frontend.http.api.tool_grammar import answer_or_calls, required_schema, tool_grammar
-from quire.frontend.http.api.tool_use import Function, ToolUse
+from quire.frontend.http.api.tools.tool_grammar import answer_or_calls, required_schema, tool_grammar
+from quire.frontend.http.api.tools.tool_use import Function, ToolUse
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.text.tool_parsers.choice import TOOL_PARSERS
 from quire.ipc.structured_outputs import StructuredOutputs

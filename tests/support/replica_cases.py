@@ -10,7 +10,7 @@ from fake_core import FakeCore
 from own_loop import heard, in_own_loop
 
 from quire.frontend.client.stream import Stream
-from quire.frontend.replicas import Replicas
+from quire.frontend.replicas.replicas import Replicas
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.engine_stats import CacheInfo
 from quire.ipc.messages import AddRequest, RequestError

@@ -8,8 +8,8 @@ import os
 import platform
 from urllib.parse import parse_qs
 
+from quire.frontend.http.api.bodies.schemas import PrefixCacheReset, ProfileAnswer, ServerInfoAnswer
 from quire.frontend.http.api.errors import invalid
-from quire.frontend.http.api.schemas import PrefixCacheReset, ProfileAnswer, ServerInfoAnswer
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.sse import json_bytes
 from quire.frontend.http.protocol.exchange import Request, Response

@@ -14,14 +14,14 @@ import time
 from collections.abc import Iterable
 
 from quire.frontend.client.turns import in_thread
-from quire.frontend.http.api.access_log import AccessLog
-from quire.frontend.http.api.body_shape import WEIGHED_BYTES, check_shape
+from quire.frontend.http.api.bodies.body_shape import WEIGHED_BYTES, check_shape
 from quire.frontend.http.api.errors import from_exception
 from quire.frontend.http.api.keys import ApiKeys
+from quire.frontend.http.api.logs.access_log import AccessLog
+from quire.frontend.http.api.logs.request_log import given_id, name_request
 from quire.frontend.http.api.messages.errors import speak_anthropic
-from quire.frontend.http.api.metrics import NO_HANDLER
+from quire.frontend.http.api.metrics.metrics import NO_HANDLER
 from quire.frontend.http.api.near_path import near_path
-from quire.frontend.http.api.request_log import given_id, name_request
 from quire.frontend.http.api.route import JSON, Route
 from quire.frontend.http.api.routes import DESCRIPTIONS, PREFLIGHT, ROUTES, TO_PAGE
 from quire.frontend.http.api.services import Services

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import msgspec
 
-from quire.frontend.http.api.body import BodyDecoder
+from quire.frontend.http.api.bodies.body import BodyDecoder
+from quire.frontend.http.api.bodies.pages import page_json, page_query
 from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.api.files import checked_time_to_live, file_decoder
-from quire.frontend.http.api.pages import page_json, page_query
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.batches.lines import ENDPOINTS
 from quire.frontend.http.batches.record import Batch, cancelling, decode

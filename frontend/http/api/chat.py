@@ -6,19 +6,13 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from quire.frontend.client.outputs import Delta
-from quire.frontend.http.api.body import BodyDecoder
-from quire.frontend.http.api.chat_output import ChatOutput
-from quire.frontend.http.api.chat_run import prepare_chat, submit_chat
-from quire.frontend.http.api.errors import invalid
-from quire.frontend.http.api.fields import echoed_text
-from quire.frontend.http.api.generate import Streaming, collect, includes_usage, running
-from quire.frontend.http.api.json_pieces import LARGE_ANSWER, send_json
-from quire.frontend.http.api.logprobs import LogprobStyle, chat_logprobs, chat_pieces, prompt_logprobs
-from quire.frontend.http.api.params import check_model
-from quire.frontend.http.api.prompt_run import PromptRun, usage_of
-from quire.frontend.http.api.reading import read_body
-from quire.frontend.http.api.request_log import new_id
-from quire.frontend.http.api.schemas import (
+from quire.frontend.http.api.bodies.body import BodyDecoder
+from quire.frontend.http.api.bodies.fields import echoed_text
+from quire.frontend.http.api.bodies.json_pieces import LARGE_ANSWER, send_json
+from quire.frontend.http.api.bodies.logprobs import LogprobStyle, chat_logprobs, chat_pieces, prompt_logprobs
+from quire.frontend.http.api.bodies.params import check_model
+from quire.frontend.http.api.bodies.reading import read_body
+from quire.frontend.http.api.bodies.schemas import (
     ChatChoice,
     ChatLogprobs,
     ChatMessage,
@@ -26,6 +20,12 @@ from quire.frontend.http.api.schemas import (
     ChatResponse,
     Usage,
 )
+from quire.frontend.http.api.chat_output import ChatOutput
+from quire.frontend.http.api.chat_run import prepare_chat, submit_chat
+from quire.frontend.http.api.errors import invalid
+from quire.frontend.http.api.generate import Streaming, collect, includes_usage, running
+from quire.frontend.http.api.logs.request_log import new_id
+from quire.frontend.http.api.prompt_run import PromptRun, usage_of
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.sse import ChunkWriter, json_bytes
 from quire.frontend.http.protocol.exchange import Request, Response

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from quire.frontend.client.outputs import Delta
+from quire.frontend.http.api.bodies.schemas import ChatLogprobs, ChatMessage, FunctionCall, ToolCall, Usage
 from quire.frontend.http.api.output_plan import OutputPlan
 from quire.frontend.http.api.prompt_run import PromptRun
-from quire.frontend.http.api.schemas import ChatLogprobs, ChatMessage, FunctionCall, ToolCall, Usage
 from quire.frontend.http.api.sse import ChunkWriter, json_bytes
 from quire.frontend.http.api.thought_count import ThoughtCount
 from quire.frontend.text.output_events import Arguments, CallBegun, Content, Event, Reasoning

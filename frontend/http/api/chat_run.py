@@ -7,14 +7,14 @@ the answer's shape.
 from typing import NamedTuple
 
 from quire.frontend.client.beam_search import BeamStream
-from quire.frontend.http.api.chat_tools import chat_plan, take_tools
-from quire.frontend.http.api.fields import num_kept
+from quire.frontend.http.api.bodies.fields import num_kept
+from quire.frontend.http.api.bodies.params import SamplingRequest, encoded, prompt_text
+from quire.frontend.http.api.bodies.schemas import ChatRequest
 from quire.frontend.http.api.output_plan import OutputPlan
-from quire.frontend.http.api.params import SamplingRequest, encoded, prompt_text
 from quire.frontend.http.api.prompt_run import PromptRun
-from quire.frontend.http.api.schemas import ChatRequest
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.submit import submit
+from quire.frontend.http.api.tools.chat_tools import chat_plan, take_tools
 from quire.ipc.sampling import SamplingParams
 
 

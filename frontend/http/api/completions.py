@@ -10,12 +10,10 @@ import msgspec
 from quire.frontend.client.client import Client
 from quire.frontend.client.outputs import Delta, TokenLogprobDict
 from quire.frontend.client.turns import in_thread
-from quire.frontend.http.api.body import BodyDecoder
-from quire.frontend.http.api.errors import invalid
-from quire.frontend.http.api.fields import num_kept
-from quire.frontend.http.api.generate import Streaming, collect, includes_usage, running
-from quire.frontend.http.api.json_pieces import LARGE_ANSWER, pieces, send_json
-from quire.frontend.http.api.logprobs import (
+from quire.frontend.http.api.bodies.body import BodyDecoder
+from quire.frontend.http.api.bodies.fields import num_kept
+from quire.frontend.http.api.bodies.json_pieces import LARGE_ANSWER, pieces, send_json
+from quire.frontend.http.api.bodies.logprobs import (
     LogprobStyle,
     RowsOfTokens,
     TextOffsets,
@@ -23,17 +21,19 @@ from quire.frontend.http.api.logprobs import (
     completion_pieces,
     prompt_logprobs,
 )
-from quire.frontend.http.api.params import SamplingRequest, check_model, completion_prompts, encoded, truncated
-from quire.frontend.http.api.prompt_run import PromptRun, usage_of
-from quire.frontend.http.api.reading import read_body
-from quire.frontend.http.api.request_log import new_id
-from quire.frontend.http.api.schemas import (
+from quire.frontend.http.api.bodies.params import SamplingRequest, check_model, completion_prompts, encoded, truncated
+from quire.frontend.http.api.bodies.reading import read_body
+from quire.frontend.http.api.bodies.schemas import (
     CompletionChoice,
     CompletionLogprobs,
     CompletionRequest,
     CompletionResponse,
     Usage,
 )
+from quire.frontend.http.api.errors import invalid
+from quire.frontend.http.api.generate import Streaming, collect, includes_usage, running
+from quire.frontend.http.api.logs.request_log import new_id
+from quire.frontend.http.api.prompt_run import PromptRun, usage_of
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.sse import ChunkWriter, json_bytes
 from quire.frontend.http.api.submit import submit

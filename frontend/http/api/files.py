@@ -10,9 +10,9 @@ import re
 
 import msgspec
 
+from quire.frontend.http.api.bodies.multipart import Form, FormFile, boundary_of, parse_form
+from quire.frontend.http.api.bodies.pages import page_json, page_query
 from quire.frontend.http.api.errors import invalid
-from quire.frontend.http.api.multipart import Form, FormFile, boundary_of, parse_form
-from quire.frontend.http.api.pages import page_json, page_query
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.http.protocol.exchange import Request, Response

@@ -11,15 +11,15 @@ from typing import Any, Protocol, TypeVar
 from quire.frontend.client.outputs import Delta
 from quire.frontend.client.stream import EngineDown, EngineError, Stream
 from quire.frontend.client.turns import turn
+from quire.frontend.http.api.bodies.json_pieces import too_large, write_pieces
+from quire.frontend.http.api.bodies.schemas import ChatLogprobs, CompletionLogprobs, SamplingFields, Usage
 from quire.frontend.http.api.chat_output import ChatOutput
-from quire.frontend.http.api.json_pieces import too_large, write_pieces
-from quire.frontend.http.api.metrics import Metrics
+from quire.frontend.http.api.logs.request_log import RequestLog
+from quire.frontend.http.api.logs.traced import note_runs
+from quire.frontend.http.api.metrics.metrics import Metrics
+from quire.frontend.http.api.metrics.request_metrics import count_first_token, count_request
 from quire.frontend.http.api.prompt_run import PromptRun, RunningUsage, usage_of
-from quire.frontend.http.api.request_log import RequestLog
-from quire.frontend.http.api.request_metrics import count_first_token, count_request
-from quire.frontend.http.api.schemas import ChatLogprobs, CompletionLogprobs, SamplingFields, Usage
 from quire.frontend.http.api.sse import DONE, ChunkWriter
-from quire.frontend.http.api.traced import note_runs
 from quire.frontend.http.protocol.exchange import Response, ResponseState
 
 # Least bytes of a token with logprobs in any answer, and of each alternative: to see early what will be too long.

@@ -4,7 +4,7 @@
 starts or is unwell, nor from the moment at which the server was told to stop. /health, /ping: the engine is well.
 """
 
-from quire.frontend.http.api.schemas import ServerLoad
+from quire.frontend.http.api.bodies.schemas import ServerLoad
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.sse import json_bytes
 from quire.frontend.http.protocol.errors import ApiError, shutting_down

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 
-from quire.frontend.http.api.unknown_fields import closest_name
+from quire.frontend.http.api.bodies.unknown_fields import closest_name
 
 _MAX_PATH = 64  # bytes; a longer one is nobody's slip
 _PREFIXES = re.compile(r"^(/(api|openai|v\d+))+(?=/)")

@@ -12,8 +12,8 @@ import msgspec
 
 from quire.frontend.client.stream import Stream
 from quire.frontend.http.api.errors import invalid
-from quire.frontend.http.api.tool_grammar import answer_or_calls, tool_grammar
-from quire.frontend.http.api.tool_use import ToolUse
+from quire.frontend.http.api.tools.tool_grammar import answer_or_calls, tool_grammar
+from quire.frontend.http.api.tools.tool_use import ToolUse
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.text.output_parser import OutputParser
 from quire.frontend.text.reasoning_parsers.base import ReasoningParser

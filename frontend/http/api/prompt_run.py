@@ -11,7 +11,7 @@ import msgspec
 from quire.frontend.client.beam_search import BeamStream
 from quire.frontend.client.outputs import Delta, TokenLogprobDict
 from quire.frontend.client.stream import Stream
-from quire.frontend.http.api.schemas import CompletionTokensDetails, PromptTokensDetails, Usage
+from quire.frontend.http.api.bodies.schemas import CompletionTokensDetails, PromptTokensDetails, Usage
 from quire.ipc.messages import FinishReason
 from quire.ipc.sampling import SamplingParams
 

@@ -8,26 +8,8 @@ import functools
 from typing import Any
 
 from quire.frontend.http.api import admin_routes, batches, files, health_routes, service_routes, tokenize_routes
-from quire.frontend.http.api.chat import chat_completions
-from quire.frontend.http.api.completions import completions
-from quire.frontend.http.api.messages.create import count_tokens, create_message
-from quire.frontend.http.api.messages.errors import MessagesErrorResponse
-from quire.frontend.http.api.messages.schemas import (
-    CountTokensRequest,
-    CountTokensResponse,
-    MessagesRequest,
-    MessagesResponse,
-)
-from quire.frontend.http.api.metrics import NO_HANDLER
-from quire.frontend.http.api.openapi import document
-from quire.frontend.http.api.page import FILES, page, to_page
-from quire.frontend.http.api.pages import PAGE_FIELDS
-from quire.frontend.http.api.responses import stored
-from quire.frontend.http.api.responses.answer import ResponseObject
-from quire.frontend.http.api.responses.create import InputTokens, count_input_tokens, create_response
-from quire.frontend.http.api.responses.request import ResponsesRequest
-from quire.frontend.http.api.route import Route, RouteTable
-from quire.frontend.http.api.schemas import (
+from quire.frontend.http.api.bodies.pages import PAGE_FIELDS
+from quire.frontend.http.api.bodies.schemas import (
     ChatRequest,
     ChatResponse,
     CompletionRequest,
@@ -44,6 +26,24 @@ from quire.frontend.http.api.schemas import (
     TokenizeResponse,
     VersionResponse,
 )
+from quire.frontend.http.api.chat import chat_completions
+from quire.frontend.http.api.completions import completions
+from quire.frontend.http.api.messages.create import count_tokens, create_message
+from quire.frontend.http.api.messages.errors import MessagesErrorResponse
+from quire.frontend.http.api.messages.schemas import (
+    CountTokensRequest,
+    CountTokensResponse,
+    MessagesRequest,
+    MessagesResponse,
+)
+from quire.frontend.http.api.metrics.metrics import NO_HANDLER
+from quire.frontend.http.api.openapi import document
+from quire.frontend.http.api.page import FILES, page, to_page
+from quire.frontend.http.api.responses import stored
+from quire.frontend.http.api.responses.answer import ResponseObject
+from quire.frontend.http.api.responses.create import InputTokens, count_input_tokens, create_response
+from quire.frontend.http.api.responses.request import ResponsesRequest
+from quire.frontend.http.api.route import Route, RouteTable
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.sse import json_bytes
 from quire.frontend.http.api.static_page import StaticPage

@@ -8,11 +8,11 @@ import asyncio
 from dataclasses import dataclass, field
 
 from quire.frontend.client.client import Client
-from quire.frontend.http.api.defaults import RequestDefaults
-from quire.frontend.http.api.metrics import Metrics
+from quire.frontend.http.api.bodies.defaults import RequestDefaults
+from quire.frontend.http.api.bodies.unknown_fields import UnknownFields
+from quire.frontend.http.api.logs.request_log import RequestLog
+from quire.frontend.http.api.metrics.metrics import Metrics
 from quire.frontend.http.api.output_plan import ParserNames
-from quire.frontend.http.api.request_log import RequestLog
-from quire.frontend.http.api.unknown_fields import UnknownFields
 from quire.frontend.http.store.storage import Storage
 from quire.ipc.messages import EngineLimits
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from quire.frontend.http.api.schemas import ChatLogprobs, CompletionLogprobs, Usage
+from quire.frontend.http.api.bodies.schemas import ChatLogprobs, CompletionLogprobs, Usage
 from quire.frontend.http.protocol.errors import ApiError
 
 DONE = b"data: [DONE]\n\n"

@@ -8,9 +8,9 @@ from quire.frontend.client.beam_search import BeamSearch, BeamStream
 from quire.frontend.client.client import Client
 from quire.frontend.client.logprob_rows import LogprobRows
 from quire.frontend.client.outputs import Delta
-from quire.frontend.http.api.fields import beam_search_params
+from quire.frontend.http.api.bodies.fields import beam_search_params
+from quire.frontend.http.api.bodies.schemas import SamplingFields
 from quire.frontend.http.api.prompt_run import PromptRun
-from quire.frontend.http.api.schemas import SamplingFields
 from quire.ipc.limits import output_limit, output_room
 from quire.ipc.sampling import SamplingParams
 

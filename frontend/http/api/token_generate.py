@@ -13,18 +13,13 @@ import msgspec
 
 from quire.frontend.client.outputs import Delta
 from quire.frontend.client.stream import Stream
-from quire.frontend.http.api.body import BodyDecoder
-from quire.frontend.http.api.errors import invalid
-from quire.frontend.http.api.fields import check_stream_options
-from quire.frontend.http.api.generate import collect, running
-from quire.frontend.http.api.json_pieces import LARGE_ANSWER, send_json
-from quire.frontend.http.api.logprobs import LogprobStyle, chat_logprobs, chat_pieces, prompt_logprobs
-from quire.frontend.http.api.params import check_model
-from quire.frontend.http.api.prompt_run import PromptRun, usage_of
-from quire.frontend.http.api.reading import read_body
-from quire.frontend.http.api.request_log import new_id
-from quire.frontend.http.api.request_metrics import count_first_token
-from quire.frontend.http.api.schemas import (
+from quire.frontend.http.api.bodies.body import BodyDecoder
+from quire.frontend.http.api.bodies.fields import check_stream_options
+from quire.frontend.http.api.bodies.json_pieces import LARGE_ANSWER, send_json
+from quire.frontend.http.api.bodies.logprobs import LogprobStyle, chat_logprobs, chat_pieces, prompt_logprobs
+from quire.frontend.http.api.bodies.params import check_model
+from quire.frontend.http.api.bodies.reading import read_body
+from quire.frontend.http.api.bodies.schemas import (
     CacheSalt,
     ChatLogprobs,
     Int32,
@@ -34,9 +29,14 @@ from quire.frontend.http.api.schemas import (
     TokenId,
     Usage,
 )
+from quire.frontend.http.api.bodies.structured import StructuredOutputsFields, structured_field
+from quire.frontend.http.api.errors import invalid
+from quire.frontend.http.api.generate import collect, running
+from quire.frontend.http.api.logs.request_log import new_id
+from quire.frontend.http.api.metrics.request_metrics import count_first_token
+from quire.frontend.http.api.prompt_run import PromptRun, usage_of
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.sse import DONE, json_bytes
-from quire.frontend.http.api.structured import StructuredOutputsFields, structured_field
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.http.protocol.exchange import Request, Response, ResponseState
 from quire.ipc.sampling import RequestOutputKind, SamplingParams

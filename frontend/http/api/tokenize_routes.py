@@ -7,20 +7,20 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from quire.frontend.client.turns import in_thread
-from quire.frontend.http.api.body import BodyDecoder
-from quire.frontend.http.api.errors import invalid
-from quire.frontend.http.api.json_pieces import send_json
-from quire.frontend.http.api.params import check_model, prompt_text
-from quire.frontend.http.api.reading import read_body
-from quire.frontend.http.api.schemas import (
+from quire.frontend.http.api.bodies.body import BodyDecoder
+from quire.frontend.http.api.bodies.json_pieces import send_json
+from quire.frontend.http.api.bodies.params import check_model, prompt_text
+from quire.frontend.http.api.bodies.reading import read_body
+from quire.frontend.http.api.bodies.schemas import (
     DetokenizeRequest,
     DetokenizeResponse,
     TokenizeRequest,
     TokenizeResponse,
 )
+from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.sse import json_bytes
-from quire.frontend.http.api.tool_use import check_tools_size
+from quire.frontend.http.api.tools.tool_use import check_tools_size
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.http.protocol.exchange import Request, Response
 

@@ -19,7 +19,7 @@ from quire.frontend.cli.serve import ReadyMessage
 from quire.frontend.http.listener import FrontendError, bind
 from quire.frontend.http.server import FrontendConfig
 from quire.frontend.http.server_state import Limits
-from quire.frontend.router import POLICIES
+from quire.frontend.replicas.router import POLICIES
 from quire.frontend.text.reasoning_parsers.choice import REASONING_PARSERS
 from quire.frontend.text.tool_parsers.choice import TOOL_PARSERS
 from quire.ipc.process.command import as_started

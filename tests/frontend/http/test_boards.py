@@ -11,7 +11,7 @@ import yaml
 from fake_client import CHAT, HELLO
 from metrics_cases import FullClient, samples
 
-from quire.frontend.http.api import metric_names
+from quire.frontend.http.api.metrics import metric_names
 
 ROOT = Path(__file__).parents[3]
 BOARD = json.loads((ROOT / "deploy/grafana/quire.json").read_text())

@@ -4,9 +4,9 @@ import logging
 
 import pytest
 
-from quire.frontend.http.api.body import IGNORED, BodyDecoder
-from quire.frontend.http.api.schemas import ChatRequest, CompletionRequest, TokenizeRequest
-from quire.frontend.http.api.unknown_fields import UnknownFields
+from quire.frontend.http.api.bodies.body import IGNORED, BodyDecoder
+from quire.frontend.http.api.bodies.schemas import ChatRequest, CompletionRequest, TokenizeRequest
+from quire.frontend.http.api.bodies.unknown_fields import UnknownFields
 from quire.frontend.http.protocol.errors import ApiError
 
 BODY = b'{"prompt": "a", "n": 2, "stream_options": {"include_usage": true, "new_here": 1}'

@@ -7,7 +7,7 @@ import pytest
 import toy_tokenizers
 from fake_client import CHAT, COMPLETIONS, HELLO, NUM_TOKENS
 
-from quire.frontend.http.api.logprobs import LogprobStyle
+from quire.frontend.http.api.bodies.logprobs import LogprobStyle
 from quire.frontend.text.tokenizer import Tokenizer
 
 

@@ -11,10 +11,10 @@ from field_notes import FIELDS_OF
 from field_table import FIELDS
 
 from quire.frontend.client.outputs import Delta, Logprob
-from quire.frontend.http.api.body import IGNORED, BodyDecoder
+from quire.frontend.http.api.bodies.body import IGNORED, BodyDecoder
+from quire.frontend.http.api.bodies.schemas import ChatRequest, CompletionRequest
+from quire.frontend.http.api.bodies.unknown_fields import UnknownFields
 from quire.frontend.http.api.routes import ROUTES
-from quire.frontend.http.api.schemas import ChatRequest, CompletionRequest
-from quire.frontend.http.api.unknown_fields import UnknownFields
 
 KINDS = {"chat": ChatRequest, "completions": CompletionRequest}
 PROMPT = {"prompt": "a"}

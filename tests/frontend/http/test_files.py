@@ -9,7 +9,7 @@ from fake_http import settle
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.frontend.http.api.multipart import boundary_of, parse_form
+from quire.frontend.http.api.bodies.multipart import boundary_of, parse_form
 from quire.frontend.http.protocol.cors import Cors
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.http.store import bounds

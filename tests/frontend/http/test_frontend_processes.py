@@ -15,7 +15,7 @@ from serving import LOOK_S, Background, Served, until
 
 from quire.frontend.cli import frontends as frontends_module
 from quire.frontend.cli.frontends import Frontends
-from quire.frontend.http.api.metrics import block_bytes
+from quire.frontend.http.api.metrics.metrics import block_bytes
 from quire.frontend.http.listener import bind
 from quire.frontend.http.server import FrontendConfig, StopSignals
 

@@ -18,7 +18,7 @@ from replayed import Replayed
 from quire.frontend.client.outputs import Delta
 from quire.frontend.client.stream import MOST_ROWS, RequestState, Stream
 from quire.frontend.http.api import generate
-from quire.frontend.http.api.json_pieces import JsonPieces, in_list, pieces
+from quire.frontend.http.api.bodies.json_pieces import JsonPieces, in_list, pieces
 from quire.frontend.http.api.sse import json_bytes
 from quire.ipc.sampling import SamplingParams
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from loop_gap import MOST_S, LoopGap
 
 from quire.frontend.client.turns import Slice, in_thread, turn
-from quire.frontend.http.api.body_shape import MAX_WEIGHT, WEIGHED_BYTES, check_shape, weight_of
+from quire.frontend.http.api.bodies.body_shape import MAX_WEIGHT, WEIGHED_BYTES, check_shape, weight_of
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.text.chat_template import MAX_ARGUMENT_MARKS, ChatTemplate, ChatTemplateError, _tojson
 

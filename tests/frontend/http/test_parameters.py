@@ -13,8 +13,8 @@ from responses_cases import serving
 
 from quire.frontend.client.outputs import Delta
 from quire.frontend.client.stream import InvalidRequest
-from quire.frontend.http.api.fields import _INSTEAD, NOT_SUPPORTED
-from quire.frontend.http.api.schemas import _HOW, ChatRequest, CompletionRequest, TokenizeRequest, Unsupported
+from quire.frontend.http.api.bodies.fields import _INSTEAD, NOT_SUPPORTED
+from quire.frontend.http.api.bodies.schemas import _HOW, ChatRequest, CompletionRequest, TokenizeRequest, Unsupported
 from quire.ipc.sampling import RequestOutputKind
 
 # ------------------------------------------------------------------------------------------------------------ parameters

@@ -15,7 +15,7 @@ from responses_cases import HERMES, RESPONSES, THINKS, both, create, refusal, sa
 
 from quire.frontend.client.outputs import Delta
 from quire.frontend.client.stream import EngineError, InvalidRequest, Overloaded
-from quire.frontend.http.api.logprobs import LogprobStyle
+from quire.frontend.http.api.bodies.logprobs import LogprobStyle
 from quire.frontend.http.api.output_plan import ParserNames
 from quire.frontend.http.api.responses.text_logprobs import TokensOfText
 

@@ -6,8 +6,8 @@ import logging
 import fake_client as http
 from fake_client import CHAT, COMPLETIONS, HELLO
 
-from quire.frontend.http.api.access_log import AccessLog
-from quire.frontend.http.api.defaults import RequestDefaults
+from quire.frontend.http.api.bodies.defaults import RequestDefaults
+from quire.frontend.http.api.logs.access_log import AccessLog
 from quire.frontend.http.api.output_plan import ParserNames
 from quire.frontend.http.protocol.cors import Cors
 from quire.frontend.http.protocol.exchange import Request
@@ -74,7 +74,7 @@ def test_requests_have_the_defaults_they_leave_out():
 
 
 def http_body(**fields):
-    from quire.frontend.http.api.schemas import ChatRequest
+    from quire.frontend.http.api.bodies.schemas import ChatRequest
 
     return ChatRequest(messages=[{"role": "user", "content": "x"}], **fields)
 

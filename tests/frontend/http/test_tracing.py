@@ -16,8 +16,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from served import Served, request, say_hi
 
 from quire.frontend.client.stream import EngineError
-from quire.frontend.http.api import tracing
-from quire.frontend.http.api.tracing import MAX_PROMPTS, TracedApp, TracingError, check_endpoint
+from quire.frontend.http.api.logs import tracing
+from quire.frontend.http.api.logs.tracing import MAX_PROMPTS, TracedApp, TracingError, check_endpoint
 from quire.frontend.http.server_state import ServerState
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"

@@ -10,9 +10,9 @@ from typing import TypeVar
 
 import msgspec
 
+from quire.frontend.http.api.bodies.schemas import MAX_ITEMS, Json
 from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.api.messages.schemas import Block, CountTokensRequest, InputMessage
-from quire.frontend.http.api.schemas import MAX_ITEMS, Json
 from quire.frontend.http.protocol.errors import ApiError
 
 _ATTRIBUTION = "x-anthropic-billing-header:"  # Claude Code's first system block: for a bill, and new with each request

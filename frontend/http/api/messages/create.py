@@ -9,25 +9,25 @@ from typing import NamedTuple
 
 from quire.frontend.client.beam_search import BeamStream
 from quire.frontend.client.turns import in_thread
-from quire.frontend.http.api.body import BodyDecoder
-from quire.frontend.http.api.chat_tools import chat_plan, take_tools
+from quire.frontend.http.api.bodies.body import BodyDecoder
+from quire.frontend.http.api.bodies.json_pieces import LARGE_ANSWER, send_json
+from quire.frontend.http.api.bodies.params import LONG_BODY, SamplingRequest, check_model, encoded, prompt_text
+from quire.frontend.http.api.bodies.reading import read_body
+from quire.frontend.http.api.bodies.schemas import ChatRequest
 from quire.frontend.http.api.errors import too_long
 from quire.frontend.http.api.generate import collect, running
-from quire.frontend.http.api.json_pieces import LARGE_ANSWER, send_json
+from quire.frontend.http.api.logs.request_log import new_id
 from quire.frontend.http.api.messages.answer import Answer
 from quire.frontend.http.api.messages.conversation import without_later_system
 from quire.frontend.http.api.messages.request import chat_request
 from quire.frontend.http.api.messages.schemas import CountTokensRequest, CountTokensResponse, MessagesRequest
 from quire.frontend.http.api.messages.stream import MessageStream
 from quire.frontend.http.api.output_plan import OutputPlan
-from quire.frontend.http.api.params import LONG_BODY, SamplingRequest, check_model, encoded, prompt_text
 from quire.frontend.http.api.prompt_run import PromptRun
-from quire.frontend.http.api.reading import read_body
-from quire.frontend.http.api.request_log import new_id
-from quire.frontend.http.api.schemas import ChatRequest
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.sse import json_bytes
 from quire.frontend.http.api.submit import submit
+from quire.frontend.http.api.tools.chat_tools import chat_plan, take_tools
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.http.protocol.exchange import Request, Response
 from quire.frontend.text.tokenizer import Tokenizer

@@ -9,7 +9,7 @@ import secrets
 
 import msgspec
 
-from quire.frontend.http.api.request_log import given_id
+from quire.frontend.http.api.logs.request_log import given_id
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.http.protocol.exchange import Request
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from quire.frontend.http.api.bodies.schemas import ChatRequest, Json
+from quire.frontend.http.api.bodies.structured import JsonSchemaFormat, ResponseFormat
 from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.api.messages.conversation import chat_messages
 from quire.frontend.http.api.messages.errors import THREADS
@@ -19,8 +21,6 @@ from quire.frontend.http.api.messages.schemas import (
     Tool,
     ToolChoice,
 )
-from quire.frontend.http.api.schemas import ChatRequest, Json
-from quire.frontend.http.api.structured import JsonSchemaFormat, ResponseFormat
 from quire.frontend.http.protocol.errors import ApiError
 
 _KEEP_ALL = ({"type": "clear_thinking_20251015"}, {"type": "clear_thinking_20251015", "keep": "all"},

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from quire.frontend.http.api.schemas import MAX_ITEMS, CacheSalt, Int32, Int64, Json, ShortText, TemplateVariables
+from quire.frontend.http.api.bodies.schemas import MAX_ITEMS, CacheSalt, Int32, Int64, Json, ShortText, TemplateVariables
 
 RawObject = Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema={"type": "object"})]
 

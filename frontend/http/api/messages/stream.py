@@ -15,9 +15,9 @@ from quire.frontend.client.stream import Stream
 from quire.frontend.http.api.generate import follow
 from quire.frontend.http.api.messages.blocks import Closed, Opened, Piece, Step
 from quire.frontend.http.api.messages.schemas import MessagesResponse, MessagesUsage
-from quire.frontend.http.api.metrics import Metrics
+from quire.frontend.http.api.metrics.metrics import Metrics
+from quire.frontend.http.api.metrics.request_metrics import count_first_token
 from quire.frontend.http.api.prompt_run import PromptRun
-from quire.frontend.http.api.request_metrics import count_first_token
 from quire.frontend.http.api.sse import json_bytes
 from quire.frontend.http.protocol.exchange import Response, ResponseState
 

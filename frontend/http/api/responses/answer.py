@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from quire.frontend.http.api.bodies.schemas import Json, Usage
 from quire.frontend.http.api.responses.items import sealed
 from quire.frontend.http.api.responses.request import ReasoningConfig, ResponsesRequest, TextConfig, TextFormat
-from quire.frontend.http.api.schemas import Json, Usage
 from quire.frontend.http.api.sse import json_bytes
 from quire.frontend.http.protocol.errors import ApiError
 from quire.ipc.messages import FinishReason

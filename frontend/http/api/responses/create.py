@@ -7,12 +7,12 @@ runs that and makes items of what comes (output.py), records.py keeps the respon
 import msgspec
 
 from quire.frontend.client.stream import InvalidRequest
-from quire.frontend.http.api.body import BodyDecoder
+from quire.frontend.http.api.bodies.body import BodyDecoder
+from quire.frontend.http.api.bodies.json_pieces import LARGE_ANSWER, send_json
+from quire.frontend.http.api.bodies.reading import read_body
 from quire.frontend.http.api.chat_run import submit_chat
 from quire.frontend.http.api.generate import running
-from quire.frontend.http.api.json_pieces import LARGE_ANSWER, send_json
 from quire.frontend.http.api.prompt_run import PromptRun
-from quire.frontend.http.api.reading import read_body
 from quire.frontend.http.api.responses.background import begin
 from quire.frontend.http.api.responses.request import ResponsesRequest
 from quire.frontend.http.api.responses.running import RunningTurn

@@ -8,8 +8,8 @@ import base64
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from quire.frontend.http.api.bodies.schemas import Json
 from quire.frontend.http.api.errors import invalid
-from quire.frontend.http.api.schemas import Json
 from quire.frontend.http.protocol.errors import ApiError
 
 MAX_REFERENCES = 64  # of one request: each is read from the store

@@ -6,7 +6,7 @@ items.py: checked, complete.
 
 from collections.abc import Sequence
 
-from quire.frontend.http.api.schemas import Json
+from quire.frontend.http.api.bodies.schemas import Json
 
 
 def messages_of(items: Sequence[Json], instructions: str | None, knows_developer: bool) -> list[Json]:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from quire.frontend.client.outputs import Delta
-from quire.frontend.http.api.json_pieces import pieces
+from quire.frontend.http.api.bodies.json_pieces import pieces
 from quire.frontend.http.api.responses.answer import (
     FunctionCallItem,
     Item,

@@ -15,8 +15,9 @@ from typing import Any
 import msgspec
 
 from quire.frontend.client.turns import Slice, in_thread
-from quire.frontend.http.api.body_shape import WEIGHED_BYTES
-from quire.frontend.http.api.json_pieces import pieces
+from quire.frontend.http.api.bodies.body_shape import WEIGHED_BYTES
+from quire.frontend.http.api.bodies.json_pieces import pieces
+from quire.frontend.http.api.bodies.schemas import Json
 from quire.frontend.http.api.responses.answer import (
     Item,
     OutputMessage,
@@ -25,7 +26,6 @@ from quire.frontend.http.api.responses.answer import (
     ResponseObject,
 )
 from quire.frontend.http.api.responses.items import response_of_item
-from quire.frontend.http.api.schemas import Json
 from quire.frontend.http.api.sse import json_bytes
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.http.store.bounds import MAX_RESPONSES_BYTES

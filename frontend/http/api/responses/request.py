@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from quire.frontend.http.api.batches import Metadata
+from quire.frontend.http.api.bodies.fields import check_stream_options
+from quire.frontend.http.api.bodies.schemas import MAX_ITEMS, ChatRequest, Int64, Json, Objects, ShortText
 from quire.frontend.http.api.errors import invalid
-from quire.frontend.http.api.fields import check_stream_options
-from quire.frontend.http.api.schemas import MAX_ITEMS, ChatRequest, Int64, Json, Objects, ShortText
 from quire.frontend.http.protocol.errors import ApiError
 
 Items = Annotated[list[Json], msgspec.Meta(max_length=MAX_ITEMS)]

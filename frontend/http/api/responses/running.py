@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator
 
 from quire.frontend.client.outputs import Delta
 from quire.frontend.client.stream import Stream
+from quire.frontend.http.api.bodies.json_pieces import too_large, write_pieces
+from quire.frontend.http.api.bodies.logprobs import LogprobStyle
 from quire.frontend.http.api.chat_output import ChatOutput
 from quire.frontend.http.api.generate import collect, follow, most_logprobs
-from quire.frontend.http.api.json_pieces import too_large, write_pieces
-from quire.frontend.http.api.logprobs import LogprobStyle
+from quire.frontend.http.api.metrics.request_metrics import count_first_token
 from quire.frontend.http.api.prompt_run import PromptRun, usage_of
-from quire.frontend.http.api.request_metrics import count_first_token
 from quire.frontend.http.api.responses.answer import usage_of_response
 from quire.frontend.http.api.responses.output import EventWriter, Output
 from quire.frontend.http.api.responses.records import keep, keep_result

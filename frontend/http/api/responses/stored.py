@@ -6,9 +6,9 @@ A response is its key's: another's is not found, and neither is one that was mad
 from urllib.parse import parse_qsl
 
 from quire.frontend.client.turns import in_thread
+from quire.frontend.http.api.bodies.json_pieces import send_parts
+from quire.frontend.http.api.bodies.pages import page_parts, page_query
 from quire.frontend.http.api.errors import invalid
-from quire.frontend.http.api.json_pieces import send_parts
-from quire.frontend.http.api.pages import page_parts, page_query
 from quire.frontend.http.api.responses.records import Record, cancel, find, item_id_of
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.sse import json_bytes

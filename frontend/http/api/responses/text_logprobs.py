@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Sequence
 
 from quire.frontend.client.outputs import Delta, TokenLogprobDict
-from quire.frontend.http.api.json_pieces import JsonPieces, in_list
-from quire.frontend.http.api.logprobs import LogprobStyle, chat_logprobs
-from quire.frontend.http.api.schemas import ChatLogprob
+from quire.frontend.http.api.bodies.json_pieces import JsonPieces, in_list
+from quire.frontend.http.api.bodies.logprobs import LogprobStyle, chat_logprobs
+from quire.frontend.http.api.bodies.schemas import ChatLogprob
 from quire.frontend.text.tokenizer import Tokenizer
 
 TokenRow = tuple[Sequence[TokenLogprobDict], int, int]  # of one token: some rows, its place among them, its id

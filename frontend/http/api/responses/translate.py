@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from quire.frontend.http.api.bodies.schemas import ChatRequest, Json
+from quire.frontend.http.api.bodies.structured import JsonSchemaFormat, ResponseFormat
 from quire.frontend.http.api.errors import from_exception, invalid
 from quire.frontend.http.api.responses.messages import is_unfinished, messages_of
 from quire.frontend.http.api.responses.request import ReasoningConfig, ResponsesRequest, TextConfig
-from quire.frontend.http.api.schemas import ChatRequest, Json
-from quire.frontend.http.api.structured import JsonSchemaFormat, ResponseFormat
 from quire.frontend.http.protocol.errors import ApiError
 
 # Named here as there, and handed over as they are.

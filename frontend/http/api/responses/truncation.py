@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 
 from quire.frontend.client.stream import TooLong
-from quire.frontend.http.api.chat_tools import take_tools
-from quire.frontend.http.api.params import prompt_text
-from quire.frontend.http.api.schemas import ChatRequest
+from quire.frontend.http.api.bodies.params import prompt_text
+from quire.frontend.http.api.bodies.schemas import ChatRequest
 from quire.frontend.http.api.services import Services
+from quire.frontend.http.api.tools.chat_tools import take_tools
 from quire.ipc.limits import output_room
 
 

@@ -5,17 +5,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from quire.frontend.client.turns import in_thread
+from quire.frontend.http.api.bodies.params import check_model
+from quire.frontend.http.api.bodies.schemas import MAX_ITEMS, ChatRequest, Json
 from quire.frontend.http.api.chat_run import PreparedChat, prepare_chat
 from quire.frontend.http.api.errors import invalid
-from quire.frontend.http.api.params import check_model
-from quire.frontend.http.api.request_log import given_id
+from quire.frontend.http.api.logs.request_log import given_id
 from quire.frontend.http.api.responses.answer import ResponseObject, begun
 from quire.frontend.http.api.responses.items import check_calls, completed_items, referenced_ids
 from quire.frontend.http.api.responses.records import conversation, referred_items
 from quire.frontend.http.api.responses.request import ENCRYPTED, ResponsesRequest, check_request
 from quire.frontend.http.api.responses.translate import chat_request, in_our_words
 from quire.frontend.http.api.responses.truncation import leave_out_oldest
-from quire.frontend.http.api.schemas import MAX_ITEMS, ChatRequest, Json
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.http.protocol.exchange import Request

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from quire.frontend.http.api.errors import invalid
-from quire.frontend.http.api.strict_tools import commented, object_schema, strict_tag, with_a_call
-from quire.frontend.http.api.tool_use import Function, ToolUse
+from quire.frontend.http.api.tools.strict_tools import commented, object_schema, strict_tag, with_a_call
+from quire.frontend.http.api.tools.tool_use import Function, ToolUse
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.text.tool_parsers.base import ToolParser
 from quire.frontend.text.tool_parsers.llama3_json import Llama3Json

@@ -1,6 +1,6 @@
 """What one request adds to the metrics: at its first token, and when it is over. Called by generate.py, never by token."""
 
-from quire.frontend.http.api.metrics import Metrics
+from quire.frontend.http.api.metrics.metrics import Metrics
 from quire.frontend.http.api.prompt_run import PromptRun
 
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from quire.frontend.http.api import metric_names as names
-from quire.frontend.http.api.metrics import MAX_HANDLERS, Metrics, http_slot
+from quire.frontend.http.api.metrics import metric_names as names
+from quire.frontend.http.api.metrics.metrics import MAX_HANDLERS, Metrics, http_slot
 from quire.ipc.engine_stats import CacheInfo, Distribution
 from quire.ipc.messages import Beat, Welcome
 from quire.ipc.process.usage import ProcessUsage

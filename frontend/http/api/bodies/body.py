@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from quire.frontend.http.api.unknown_fields import UnknownFields
+from quire.frontend.http.api.bodies.unknown_fields import UnknownFields
 from quire.frontend.http.protocol.errors import ApiError
 
 # Fields of OpenAI's and vLLM's APIs that have no effect on the answer.

@@ -13,9 +13,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from quire.frontend.http.api.logs.traced import Generated, generated_by
 from quire.frontend.http.api.prompt_run import PromptRun
 from quire.frontend.http.api.services import Services
-from quire.frontend.http.api.traced import Generated, generated_by
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.http.protocol.exchange import Request, Response
 from quire.frontend.http.server_state import Application

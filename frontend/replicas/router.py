@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from quire.frontend.router_index import BlockIndex, Places, PrefixHasher
+from quire.frontend.replicas.router_index import BlockIndex, Places, PrefixHasher
 
 Policy = Literal["cache-aware", "least-loaded", "round-robin"]
 POLICIES: tuple[Policy, ...] = ("cache-aware", "least-loaded", "round-robin")

@@ -5,9 +5,9 @@ from typing import TypeVar
 import msgspec
 
 from quire.frontend.client.turns import in_thread
-from quire.frontend.http.api.body import BodyDecoder
-from quire.frontend.http.api.body_shape import WEIGHED_BYTES
-from quire.frontend.http.api.unknown_fields import UnknownFields
+from quire.frontend.http.api.bodies.body import BodyDecoder
+from quire.frontend.http.api.bodies.body_shape import WEIGHED_BYTES
+from quire.frontend.http.api.bodies.unknown_fields import UnknownFields
 from quire.frontend.http.protocol.exchange import Request
 
 T = TypeVar("T", bound=msgspec.Struct)

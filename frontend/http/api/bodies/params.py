@@ -10,9 +10,8 @@ from typing import Any
 
 from quire.frontend.client.client import Client
 from quire.frontend.client.turns import in_native_thread, in_thread
-from quire.frontend.http.api.errors import invalid, too_long
-from quire.frontend.http.api.fields import check_fields, check_stream_options
-from quire.frontend.http.api.schemas import (
+from quire.frontend.http.api.bodies.fields import check_fields, check_stream_options
+from quire.frontend.http.api.bodies.schemas import (
     MAX_ITEMS,
     MAX_PROMPTS,
     MAX_SEQUENCES,
@@ -22,7 +21,8 @@ from quire.frontend.http.api.schemas import (
     TokenizeRequest,
     check_supported,
 )
-from quire.frontend.http.api.structured import structured_outputs
+from quire.frontend.http.api.bodies.structured import structured_outputs
+from quire.frontend.http.api.errors import invalid, too_long
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.text.chat_template import ChatTemplateError
 from quire.frontend.text.request_templates import ToRender, render_apart

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from quire.frontend.http.api.metric_names import FINISH_REASONS, HISTOGRAMS, HTTP_SECONDS, METHODS, STATUSES
+from quire.frontend.http.api.metrics.metric_names import FINISH_REASONS, HISTOGRAMS, HTTP_SECONDS, METHODS, STATUSES
 from quire.ipc.process.usage import ProcessUsage, process_usage
 
 MAX_HANDLERS = 96  # names of routes

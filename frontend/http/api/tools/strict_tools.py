@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from quire.frontend.http.api.errors import invalid
-from quire.frontend.http.api.tool_use import Function
+from quire.frontend.http.api.tools.tool_use import Function
 from quire.frontend.text.tool_parsers import deepseek_v3, granite, hermes, llama3_json, mistral, pythonic, qwen3_coder
 from quire.frontend.text.tool_parsers.base import ToolParser
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from typing import cast
 
 from quire.frontend.client.outputs import TokenLogprobDict
-from quire.frontend.http.api.json_pieces import JsonPieces, in_list
-from quire.frontend.http.api.schemas import (
+from quire.frontend.http.api.bodies.json_pieces import JsonPieces, in_list
+from quire.frontend.http.api.bodies.schemas import (
     ChatLogprob,
     ChatLogprobs,
     CompletionLogprobs,

@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from quire.frontend.http.api.bodies.schemas import ChatRequest
 from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.api.output_plan import OutputPlan, ParserNames, Thinking
-from quire.frontend.http.api.schemas import ChatRequest
-from quire.frontend.http.api.tool_use import Function, ToolUse, chosen, functions_of
+from quire.frontend.http.api.tools.tool_use import Function, ToolUse, chosen, functions_of
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.text.tokenizer import Tokenizer
 

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from quire.frontend.client.beam_search import MAX_BEAM_WIDTH, BeamSearchParams
+from quire.frontend.http.api.bodies.structured import ResponseFormat
 from quire.frontend.http.api.errors import invalid
-from quire.frontend.http.api.structured import ResponseFormat
 from quire.frontend.http.protocol.errors import ApiError
 from quire.ipc.limits import output_room
 

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from quire.frontend.http.api.fields import MoreFields
-from quire.frontend.http.api.structured import ResponseFormat, StructuredOutputsFields
+from quire.frontend.http.api.bodies.fields import MoreFields
+from quire.frontend.http.api.bodies.structured import ResponseFormat, StructuredOutputsFields
 from quire.frontend.http.protocol.errors import ApiError
 
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]

@@ -22,9 +22,9 @@ from quire.frontend.client.async_client import AsyncClient
 from quire.frontend.client.client import Client
 from quire.frontend.client.stream import ClientError, EngineDown, Overloaded
 from quire.frontend.client.utility_calls import A
-from quire.frontend.replica import Replica
-from quire.frontend.replica_answers import different_models, holds_for_all, together
-from quire.frontend.router import Choice, Policy, Router
+from quire.frontend.replicas.replica import Replica
+from quire.frontend.replicas.replica_answers import different_models, holds_for_all, together
+from quire.frontend.replicas.router import Choice, Policy, Router
 from quire.ipc.links.curve import FrontendKeys
 from quire.ipc.messages import (
     Beat,

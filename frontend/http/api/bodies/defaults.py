@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from quire.frontend.http.api.schemas import ChatRequest, SamplingFields, StreamOptions, TokenizeRequest
+from quire.frontend.http.api.bodies.schemas import ChatRequest, SamplingFields, StreamOptions, TokenizeRequest
 
 
 class RequestDefaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
