@@ -34,11 +34,11 @@ from core_by_hand import FakeWorkers, decode, worker_template
 from ipc_cores import RawFrontend
 from structured import TITLES, schema
 
-from quire.enginecore import masks as masks_module
 from quire.enginecore.core import CoreConfig, EngineCore
 from quire.enginecore.daemon import SWITCH_S
 from quire.enginecore.garbage import keep_pauses_short
 from quire.enginecore.grammar import mask_threads as module
+from quire.enginecore.grammar import masks as masks_module
 from quire.enginecore.grammar.compiler import GrammarCompiler
 from quire.enginecore.grammar.mask_threads import mask_threads
 from quire.enginecore.scheduling.config import SchedulerConfig

@@ -16,9 +16,10 @@ import zmq
 
 from quire.enginecore.expert_load import ExpertLoad
 from quire.enginecore.grammar.compiler import GrammarCompiler
+from quire.enginecore.grammar.masks import MASKS_LATE_S, StepMasks
 from quire.enginecore.grammar.steps import GrammarSteps
+from quire.enginecore.grammar.without_token import WithoutToken
 from quire.enginecore.intake import Intake, IntakeConfig, in_words
-from quire.enginecore.masks import MASKS_LATE_S, StepMasks
 from quire.enginecore.owners import Owners
 from quire.enginecore.preparation import Preparer, PreparingRequests
 from quire.enginecore.publish import messages_of, read_logprobs, side_messages
@@ -28,7 +29,6 @@ from quire.enginecore.scheduling.step import ScheduledStep, StepOutput
 from quire.enginecore.stats import Statistics
 from quire.enginecore.step_times import Expected
 from quire.enginecore.utilities import Utilities
-from quire.enginecore.without_token import WithoutToken
 from quire.enginecore.worker_supervisor import WorkerSupervisor
 from quire.enginecore.workers import WorkerGroup, WorkersFailed
 from quire.ipc.links.core_to_frontends import CoreToFrontends, name_of

@@ -22,11 +22,11 @@ from typing import NamedTuple
 
 import llguidance
 
+from quire.enginecore.grammar.language.tag_formats import FIELDS
+from quire.enginecore.grammar.language.texts import in_words
 from quire.enginecore.grammar.limits import MAX_CACHED, MAX_CACHED_BYTES, NUM_COMPILERS, PARSER_LIMITS
 from quire.enginecore.grammar.mask_threads import MAX_THREADS, MaskThreads
 from quire.enginecore.grammar.matchers import MAX_BEFORE_THINKING, Constraint, Thinking, stop_bits
-from quire.enginecore.grammar.tag_formats import FIELDS
-from quire.enginecore.grammar.texts import in_words
 from quire.enginecore.grammar.trial import Trial
 from quire.enginecore.grammar.vocabulary import Vocabulary, VocabularyError, make_vocabulary
 from quire.enginecore.preparation import PreparationFailed

@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from quire.enginecore.grammar.mask_threads import Work
-from quire.enginecore.masks import MASK_TIMEOUT_S
+from quire.enginecore.grammar.masks import MASK_TIMEOUT_S
 from quire.enginecore.scheduling.scheduler import Scheduler
 from quire.enginecore.scheduling.sequence import Sequence, SequenceState
 from quire.enginecore.scheduling.step import ScheduledStep

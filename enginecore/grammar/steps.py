@@ -19,13 +19,13 @@ import numpy as np
 from quire.enginecore.grammar.compiler import GrammarCompiler
 from quire.enginecore.grammar.held import HeldSequences
 from quire.enginecore.grammar.mask_threads import Work
+from quire.enginecore.grammar.masks import StepMasks
 from quire.enginecore.grammar.matchers import NOTHING_LEFT, Constraint, Failure, restrict, stop_bits
-from quire.enginecore.masks import StepMasks
+from quire.enginecore.grammar.without_token import TOO_LATE, nothing_left
 from quire.enginecore.owners import Owners
 from quire.enginecore.scheduling.scheduler import Scheduler
 from quire.enginecore.scheduling.sequence import Sequence, SequenceState
 from quire.enginecore.scheduling.step import ScheduledStep, StepOutput
-from quire.enginecore.without_token import TOO_LATE, nothing_left
 from quire.enginecore.workers import WorkerGroup
 from quire.ipc.messages import CaptureMaskedTails, Finished, FinishReason, StepOutputs
 from quire.ipc.step.masks import mask_words

@@ -17,9 +17,9 @@ import msgspec
 import numpy as np
 from llguidance.numpy import fill_next_token_bitmask
 
+from quire.enginecore.grammar.language.places import with_place
+from quire.enginecore.grammar.language.texts import in_words, to_lark
 from quire.enginecore.grammar.limits import COMPILE_TIMEOUT_S, MAX_MASK_S, PARSER_LIMITS, TRIAL_BYTES, TRIAL_TOKENS
-from quire.enginecore.grammar.places import with_place
-from quire.enginecore.grammar.texts import in_words, to_lark
 from quire.enginecore.grammar.vocabulary import Vocabulary, VocabularyError, make_vocabulary
 from quire.ipc.process.asked_child import AskedChild
 from quire.ipc.process.children import child_main_config, own_fds

@@ -16,7 +16,7 @@ from llguidance.numpy import fill_next_token_bitmask
 from tool_cases import FORMATS, summary
 from toy_tokenizers import byte_level
 
-from quire.enginecore.grammar.texts import to_lark
+from quire.enginecore.grammar.language.texts import to_lark
 from quire.enginecore.grammar.trial import judge
 from quire.enginecore.grammar.vocabulary import Vocabulary, make_vocabulary
 from quire.frontend.http.api.tools.tool_grammar import tool_grammar

@@ -14,7 +14,7 @@ from toy_tokenizers import byte_level, gemma_like, llama2_like, unigram_metaspac
 
 from quire.enginecore.grammar import compiler as compiler_module
 from quire.enginecore.grammar.compiler import GrammarCompiler
-from quire.enginecore.grammar.lark import FORMATS
+from quire.enginecore.grammar.language.lark import FORMATS
 from quire.enginecore.grammar.limits import NUM_COMPILERS
 from quire.enginecore.grammar.trial import TOO_LARGE, TOO_LONG, Trial, judge
 from quire.enginecore.grammar.vocabulary import Vocabulary, VocabularyError, make_vocabulary

@@ -8,8 +8,7 @@ import pytest
 from core_by_hand import EPOCH
 from core_with_model import CoreWithModel, Output
 
-from quire.enginecore import masks
-from quire.enginecore.grammar import held, mask_threads
+from quire.enginecore.grammar import held, mask_threads, masks
 from quire.enginecore.scheduling.step import ScheduledStep, StepOutput
 from quire.ipc.messages import Abort, Finish, Finished, RequestError
 from quire.ipc.process.loop_clock import LoopClock

@@ -53,7 +53,7 @@ def begins_one(engine: CoreWithModel, output: Output) -> bool:
 
 
 def _is(engine: CoreWithModel, grammar, wanted: StructuredOutputs) -> bool:
-    from quire.enginecore.grammar.texts import to_lark
+    from quire.enginecore.grammar.language.texts import to_lark
 
     return grammar.lark == to_lark(wanted, engine.grammars.vocabulary().special_names)
 

@@ -6,7 +6,7 @@ each format here is the parser's (text/tool_parsers) seen from the other side: w
 whatever the parser reads as a call was admitted by it. Markers that are special tokens may come as those, or spelled
 (grammar/lark.py).
 
-Formats are structural tags (enginecore/grammar/structural_tag.py). Called by tool_grammar.py.
+Formats are structural tags (enginecore/grammar/language/structural_tag.py). Called by tool_grammar.py.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -46,7 +46,7 @@ def object_schema(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def commented(function: Function, schema: dict[str, Any]) -> dict[str, Any]:
-    """With where it comes from, for the error if it cannot be followed (enginecore/grammar/places.py)."""
+    """With where it comes from, for the error if it cannot be followed (enginecore/grammar/language/places.py)."""
     return {"$comment": f"{function.place}.parameters", **schema}
 
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import msgspec
 
-from quire.enginecore.grammar.ebnf import is_ebnf, lark_of
-from quire.enginecore.grammar.lark import OPTIONS, json_schema, one_of, regex_body
-from quire.enginecore.grammar.structural_tag import structural_tag
+from quire.enginecore.grammar.language.ebnf import is_ebnf, lark_of
+from quire.enginecore.grammar.language.lark import OPTIONS, json_schema, one_of, regex_body
+from quire.enginecore.grammar.language.structural_tag import structural_tag
 from quire.ipc.structured_outputs import Kind, StructuredOutputs
 
 MAX_ERROR_CHARS = 1000

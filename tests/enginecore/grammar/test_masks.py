@@ -10,8 +10,8 @@ import pytest
 from core_by_hand import EPOCH, VOCAB_SIZE, CoreByHand, add
 from fake_worker import solo_output
 
-from quire.enginecore import masks as masks_module
-from quire.enginecore.masks import StepMasks
+from quire.enginecore.grammar import masks as masks_module
+from quire.enginecore.grammar.masks import StepMasks
 from quire.enginecore.workers import WorkersFailed
 from quire.ipc.messages import Abort, Finish, RequestError, StepOutputs
 from quire.ipc.step.sections import NO_TOKEN

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice, product
 
-from quire.enginecore.grammar.ebnf_text import ANY_CHAR, Alt, Chars, Node, OneOf, Ref, Repeat, Seq, Text, normal
+from quire.enginecore.grammar.language.ebnf_text import ANY_CHAR, Alt, Chars, Node, OneOf, Ref, Repeat, Seq, Text, normal
 
 MAX_PLACES = 1000  # of a token; a longer one is taken apart
 MAX_VISITS = 20 * MAX_PLACES  # of parts of a token, those of no character, too

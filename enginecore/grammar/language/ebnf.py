@@ -12,9 +12,9 @@ import re
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from quire.enginecore.grammar.ebnf_places import Part, Places, Rule, Several, Token, running_on
-from quire.enginecore.grammar.ebnf_text import Alt, Chars, Node, OneOf, Ref, Repeat, Seq, Text, rules_of
-from quire.enginecore.grammar.lark import quoted
+from quire.enginecore.grammar.language.ebnf_places import Part, Places, Rule, Several, Token, running_on
+from quire.enginecore.grammar.language.ebnf_text import Alt, Chars, Node, OneOf, Ref, Repeat, Seq, Text, rules_of
+from quire.enginecore.grammar.language.lark import quoted
 
 _EBNF_RULE = re.compile(r"^[ \t]*[\w.-]+[ \t]*::=", re.M)
 

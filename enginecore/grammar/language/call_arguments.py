@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote
 
-from quire.enginecore.grammar.lark import ANY, SOME, START, Writer, json_schema, one_of, quoted, regex_body
+from quire.enginecore.grammar.language.lark import ANY, SOME, START, Writer, json_schema, one_of, quoted, regex_body
 
 _BEYOND_NAMES = (
     "allOf", "anyOf", "oneOf", "not", "if", "dependentRequired", "dependentSchemas", "dependencies", "minProperties",

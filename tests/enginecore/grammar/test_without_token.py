@@ -2,7 +2,7 @@
 
 import pytest
 
-from quire.enginecore.without_token import nothing_left
+from quire.enginecore.grammar.without_token import nothing_left
 from quire.ipc.messages import RequestError
 from quire.ipc.sampling import SamplingParams
 

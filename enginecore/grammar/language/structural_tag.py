@@ -15,10 +15,10 @@ Called by texts.py.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from quire.enginecore.grammar.call_arguments import python_arguments, qwen_xml_arguments
-from quire.enginecore.grammar.ebnf import lark_of
-from quire.enginecore.grammar.lark import ANY, SOME, Writer, json_schema, one_of, quoted, regex_body
-from quire.enginecore.grammar.tag_formats import (
+from quire.enginecore.grammar.language.call_arguments import python_arguments, qwen_xml_arguments
+from quire.enginecore.grammar.language.ebnf import lark_of
+from quire.enginecore.grammar.language.lark import ANY, SOME, Writer, json_schema, one_of, quoted, regex_body
+from quire.enginecore.grammar.language.tag_formats import (
     AnyTextFormat,
     ConstStringFormat,
     Format,

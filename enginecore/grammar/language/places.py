@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from quire.enginecore.grammar.tag_formats import field_of, parts_of
+from quire.enginecore.grammar.language.tag_formats import field_of, parts_of
 from quire.ipc.structured_outputs import StructuredOutputs
 
 _KEYWORD = re.compile(r" for '(\w+)', got ")  # in llguidance's words

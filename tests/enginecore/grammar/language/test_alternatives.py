@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_tokenizers import byte_level
 
-from quire.enginecore.grammar.alternatives import exclude_each_other, resolver
+from quire.enginecore.grammar.language.alternatives import exclude_each_other, resolver
 from quire.enginecore.grammar.trial import judge
 from quire.enginecore.grammar.vocabulary import make_vocabulary
 from quire.ipc.structured_outputs import StructuredOutputs

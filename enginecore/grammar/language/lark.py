@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import llguidance
 
-from quire.enginecore.grammar.alternatives import exclude_each_other, resolver
-from quire.enginecore.grammar.schema_keywords import in_known_words, with_discriminator
-from quire.enginecore.grammar.schema_values import (
+from quire.enginecore.grammar.language.alternatives import exclude_each_other, resolver
+from quire.enginecore.grammar.language.schema_keywords import in_known_words, with_discriminator
+from quire.enginecore.grammar.language.schema_values import (
     COUNTS,
     LOWER_BOUNDS,
     UPPER_BOUNDS,
@@ -26,7 +26,7 @@ from quire.enginecore.grammar.schema_values import (
     kept_bound,
     kept_count,
 )
-from quire.enginecore.grammar.tag_formats import field_of
+from quire.enginecore.grammar.language.tag_formats import field_of
 
 OPTIONS = '%llguidance {"no_forcing": true}'
 WHITESPACE = r"(?: |\r?\n[ \t]{0,32})"

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from quire.enginecore.grammar.ebnf import lark_of
-from quire.enginecore.grammar.ebnf_text import Alt, Node, OneOf, Ref, Repeat, Seq, Text, rules_of
+from quire.enginecore.grammar.language.ebnf import lark_of
+from quire.enginecore.grammar.language.ebnf_text import Alt, Node, OneOf, Ref, Repeat, Seq, Text, rules_of
+from quire.enginecore.grammar.language.texts import in_words, to_lark
 from quire.enginecore.grammar.limits import PARSER_LIMITS
-from quire.enginecore.grammar.texts import in_words, to_lark
 from quire.ipc.structured_outputs import StructuredOutputs
 
 # llama.cpp's, of its folder of examples: tokens of white space and names would run on into what follows them

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from quire.enginecore.grammar.alternatives import types_of
+from quire.enginecore.grammar.language.alternatives import types_of
 
 Resolve = Callable[[str], Any]  # what a `$ref` names, or None
 
