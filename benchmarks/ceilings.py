@@ -38,7 +38,7 @@ from layout import SIZES, add_layout_arguments, layout_in_words, layout_options
 from servers import machine
 
 from quire.workers.models.config import ModelConfig
-from quire.workers.models.families import read_model_config
+from quire.workers.models.family_table import read_model_config
 from quire.workers.parallel import Parallel
 
 Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]  # x [M, K], w [N, K], out [M, N]

@@ -1,7 +1,7 @@
 """The names of --quantization: what weights can be rounded to while they are loaded, and what checkpoints are made by.
 
-Names are vLLM's where the meaning is the same. What each does is workers/layers/formats/config_floats.py's business, and
-whether a checkpoint agrees with the flag workers/models/families.py's. Called by the flags and by both of these.
+Names are vLLM's where the meaning is the same. What each does is workers/loading/quantized/config_floats.py's business, and
+whether a checkpoint agrees with the flag workers/models/family_table.py's. Called by the flags and by both of these.
 """
 
 # of weights in 16 or 32 bits: name -> what becomes of them, for the help

@@ -20,7 +20,7 @@ from quire.ipc.sampling import SamplingParams
 from quire.ipc.step.sections import FLAG_SAME_DECODE_ROWS, HEADER, STEP_MASK
 from quire.workers.attention.kv_cache import cache_groups
 from quire.workers.models.config import ModelConfigError
-from quire.workers.models.families import read_model_config
+from quire.workers.models.family_table import read_model_config
 from quire.workers.parallel import Parallel
 from quire.workers.pipeline import Pipeline
 

@@ -19,7 +19,7 @@ from quire.ipc.sampling import SamplingParams
 from quire.workers.attention.kv_cache import cache_groups
 from quire.workers.group.emulated import EmulatedExchange
 from quire.workers.models.config import ModelConfigError
-from quire.workers.models.families import read_model_config
+from quire.workers.models.family_table import read_model_config
 from quire.workers.parallel import Parallel
 
 MOST_TOKENS = 24

@@ -19,7 +19,7 @@ from quire.workers.layers.linear import Linear
 from quire.workers.memory import sizes_of
 from quire.workers.models.build import build_model
 from quire.workers.models.config import ModelConfigError
-from quire.workers.models.families import read_model_config
+from quire.workers.models.family_table import read_model_config
 from quire.workers.models.language_model import LanguageModel
 from quire.workers.parallel import Parallel
 

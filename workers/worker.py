@@ -57,7 +57,7 @@ from quire.workers.logits_processors.load import load_classes
 from quire.workers.memory import Budget, cpu_budget, cpu_step_bytes, gpu_budget, graphs_bytes, largest_plan
 from quire.workers.models.build import build_model
 from quire.workers.models.config import ModelConfig, ModelConfigError
-from quire.workers.models.families import read_model_config
+from quire.workers.models.family_table import read_model_config
 from quire.workers.models.language_model import LanguageModel
 from quire.workers.numerics import numerics_of
 from quire.workers.parallel import Parallel

@@ -20,7 +20,7 @@ WEIGHT_ONLY = "int8_per_channel_weight_only"  # of WHILE_LOADING, what no kernel
 
 
 def check_quantization(model: Model, asked: str | None) -> None:
-    """--quantization, and a checkpoint's method, are refused as by an engine (workers/models/families.py).
+    """--quantization, and a checkpoint's method, are refused as by an engine (workers/models/family_table.py).
 
     Raises EstimateError.
     """

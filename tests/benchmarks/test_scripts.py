@@ -23,7 +23,7 @@ import structured_host
 import workloads
 from ceilings import Costs, Measured
 
-from quire.workers.models.families import read_model_config
+from quire.workers.models.family_table import read_model_config
 
 
 @pytest.fixture

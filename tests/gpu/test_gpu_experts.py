@@ -85,9 +85,9 @@ def test_dummy_experts_take_no_more_than_they_do_in_the_end():
     """A layer as wide as gpt-oss's, whose experts would take 1.6 GB in 16 bits."""
     from quire.kernels.experts.experts_reference import SwiGLU
     from quire.workers.layers.experts import Experts
-    from quire.workers.layers.formats.config import read_quantization
     from quire.workers.layers.linear import Placement
-    from quire.workers.models.gpt_oss import NAMES
+    from quire.workers.loading.quantized.config import read_quantization
+    from quire.workers.models.families.gpt_oss import NAMES
     from quire.workers.parallel import Parallel, whole
 
     parallel = Parallel(device=torch.device("cuda"))

@@ -20,7 +20,7 @@ from quire.ipc.sampling import SamplingParams
 from quire.ipc.step.sections import HEADER
 from quire.workers.loading.weights import checkpoint_targets, load_weights
 from quire.workers.models.build import build_model
-from quire.workers.models.families import read_model_config
+from quire.workers.models.family_table import read_model_config
 from quire.workers.parallel import Parallel
 
 pytestmark = pytest.mark.gpu

@@ -12,7 +12,7 @@ import torch
 from quire.workers.attention.kv_cache import KVCache
 from quire.workers.loading.weights import load_weights
 from quire.workers.models.build import build_model
-from quire.workers.models.families import read_model_config
+from quire.workers.models.family_table import read_model_config
 from quire.workers.parallel import Parallel
 
 SPANS = [(0, 9), (9, 17), *((i, i + 1) for i in range(17, 20))]  # a prompt in two chunks, then token by token

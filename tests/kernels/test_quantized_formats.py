@@ -22,21 +22,22 @@ from quire.kernels.elementwise import activation_cpu, norm_reference
 from quire.kernels.linear import int4 as int4_kernels
 from quire.kernels.linear import quantize
 from quire.workers.layers import linear
-from quire.workers.layers.formats import choice, int4, layouts
+from quire.workers.layers.formats import choice, int4
 from quire.workers.layers.formats.dense import Dense
 from quire.workers.layers.formats.format import Partition
 from quire.workers.layers.formats.int8 import Int8
-from quire.workers.layers.formats.layouts import ScaledLayout
-from quire.workers.layers.formats.layouts_packed import PackQuantizedLayout
 from quire.workers.layers.formats.quantized import Quantized, SideBySide
-from quire.workers.layers.formats.schemes import Activations, PackQuantized, Scaled
-from quire.workers.layers.formats.stored import Source
 from quire.workers.layers.formats.w8a16 import W8A16
 from quire.workers.layers.norm import RMSNorm
+from quire.workers.loading.quantized import layouts
+from quire.workers.loading.quantized.layouts import ScaledLayout
+from quire.workers.loading.quantized.layouts_packed import PackQuantizedLayout
+from quire.workers.loading.quantized.schemes import Activations, PackQuantized, Scaled
+from quire.workers.loading.quantized.stored import Source
 from quire.workers.loading.target import WeightsError
 from quire.workers.loading.weights import dummy_weights, load_weights
 from quire.workers.models.build import build_model
-from quire.workers.models.families import read_model_config
+from quire.workers.models.family_table import read_model_config
 from quire.workers.parallel import Parallel, Part, whole
 
 STORED = ["gptq", "awq", "auto-round", "w8a8", "fp8-tensor", "bnb-int8", "mxfp4", *GPU_FORMATS]

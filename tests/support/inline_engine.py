@@ -20,7 +20,7 @@ from quire.workers.loading.prepare_cpu import quicken_attributes
 from quire.workers.loading.weights import dummy_weights, load_weights
 from quire.workers.logits_processors.batch import CustomProcessors
 from quire.workers.models.build import build_model
-from quire.workers.models.families import read_model_config
+from quire.workers.models.family_table import read_model_config
 from quire.workers.parallel import Parallel
 from quire.workers.runner import ModelRunner
 

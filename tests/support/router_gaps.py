@@ -16,7 +16,7 @@ from workers.test_models import DenseAttention
 from quire.workers.layers.experts import Router
 from quire.workers.loading.weights import load_weights
 from quire.workers.models.build import build_model
-from quire.workers.models.families import read_model_config
+from quire.workers.models.family_table import read_model_config
 from quire.workers.parallel import Parallel
 
 TIE = 1e-5  # of scores from 0 to 1: one router's two float32 computations differ by 4e-7, whole models' by ten times that

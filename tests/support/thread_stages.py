@@ -13,7 +13,7 @@ from thread_ranks import TIMEOUT_S, RankOfThreads, Threads
 
 from quire.ipc.step.sections import STEP_MASK
 from quire.workers.expert_load import expert_load_of
-from quire.workers.models.families import read_model_config
+from quire.workers.models.family_table import read_model_config
 from quire.workers.parallel import Parallel
 from quire.workers.pipeline import max_in_flight
 from quire.workers.stages import stage_of

@@ -19,7 +19,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, 
 
 from quire.ipc.sampling import SamplingParams
 from quire.workers.models.config import ModelConfigError
-from quire.workers.models.families import parse_model_config
+from quire.workers.models.family_table import parse_model_config
 from quire.workers.models.transformers.skeleton import build_skeleton
 
 TYPES = tuple(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)

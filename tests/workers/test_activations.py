@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from quire.workers.layers.formats.activations import rounded
-from quire.workers.layers.formats.schemes import Activations, Quantization, Scaled
 from quire.workers.layers.linear import Linear, Placement
+from quire.workers.loading.quantized.schemes import Activations, Quantization, Scaled
 from quire.workers.parallel import Parallel, whole
 
 FP8, INT8 = Activations(dtype="fp8"), Activations(dtype="int8")

@@ -13,7 +13,7 @@ from workers.test_models import PROMPT, DenseAttention
 from quire.ipc.sampling import SamplingParams
 from quire.workers.attention.kv_cache import KVCache, Place
 from quire.workers.models.config import AlibiConfig, CacheSpec, RopeConfig
-from quire.workers.models.families import read_model_config
+from quire.workers.models.family_table import read_model_config
 from quire.workers.parallel import Parallel
 
 

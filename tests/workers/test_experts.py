@@ -23,7 +23,7 @@ from quire.workers.loading.weights import dummy_weights, load_weights
 from quire.workers.models import build
 from quire.workers.models.build import build_model
 from quire.workers.models.config import ModelConfigError
-from quire.workers.models.families import read_model_config
+from quire.workers.models.family_table import read_model_config
 from quire.workers.parallel import Parallel, Part
 
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])

@@ -15,7 +15,7 @@ from quire.kernels.experts.scaled_weight import ScaledWeights
 from quire.workers.layers import experts as experts_layer
 from quire.workers.loading.weights import dummy_weights, load_weights
 from quire.workers.models.build import build_model
-from quire.workers.models.families import read_model_config
+from quire.workers.models.family_table import read_model_config
 from quire.workers.parallel import Parallel
 
 

@@ -16,7 +16,7 @@ from quire.workers.loading.target import WeightsError
 from quire.workers.loading.weights import load_weights
 from quire.workers.models import mla
 from quire.workers.models.build import build_model
-from quire.workers.models.families import read_model_config
+from quire.workers.models.family_table import read_model_config
 from quire.workers.parallel import Parallel
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from quire.ipc.text_config import is_stretched, text_fields
 from quire.workers.models.config import ModelConfigError
-from quire.workers.models.families import FAMILIES, parse_model_config
+from quire.workers.models.family_table import FAMILIES, parse_model_config
 
 LOCAL, FULL = "sliding_attention", "full_attention"
 COMMON = {"transformers_version": "4.50.0", "torch_dtype": "bfloat16", "use_cache": True, "attention_dropout": 0.0}

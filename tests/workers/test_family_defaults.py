@@ -14,7 +14,7 @@ import tiny_moe
 import transformers
 
 from quire.workers.models.config import ModelConfig, ModelConfigError
-from quire.workers.models.families import parse_model_config
+from quire.workers.models.family_table import parse_model_config
 from quire.workers.models.fields import words
 
 NAMES = [*tiny_models.MODELS, *tiny_families.MODELS, *tiny_moe.MODELS]

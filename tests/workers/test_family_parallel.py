@@ -9,7 +9,7 @@ from workers.test_parallel import on_every_rank
 
 from quire.workers.loading.weights import load_weights
 from quire.workers.models.build import build_model
-from quire.workers.models.families import read_model_config
+from quire.workers.models.family_table import read_model_config
 
 ALWAYS = ("phi3", "olmo2", "falcon-40b", "bloom", "cohere-qk-norm")
 NOT_DIVISIBLE = ("falcon-7b",)  # seven heads

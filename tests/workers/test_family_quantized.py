@@ -11,10 +11,10 @@ from workers.test_parallel import on_every_rank
 
 from quire.workers.layers import linear
 from quire.workers.layers.formats.dense import Dense
-from quire.workers.layers.formats.layouts import Integers, joined
+from quire.workers.loading.quantized.layouts import Integers, joined
 from quire.workers.loading.weights import load_weights
 from quire.workers.models.build import build_model
-from quire.workers.models.families import read_model_config
+from quire.workers.models.family_table import read_model_config
 from quire.workers.parallel import Parallel
 
 

@@ -25,7 +25,7 @@ from quire.workers.loading import weights
 from quire.workers.loading.target import Target, WeightsError, copied
 from quire.workers.loading.weights import checkpoint_targets, dummy_weights, load_weights
 from quire.workers.models.build import build_model
-from quire.workers.models.families import read_model_config
+from quire.workers.models.family_table import read_model_config
 from quire.workers.parallel import Parallel, whole
 
 CPU = Placement(torch.float32, Parallel())

@@ -36,7 +36,7 @@ from quire.workers.attention.kv_cache import Place
 from quire.workers.devices.cuda import CudaDevice
 from quire.workers.expert_load import ExpertLoad
 from quire.workers.models.build import build_model
-from quire.workers.models.families import read_model_config
+from quire.workers.models.family_table import read_model_config
 from quire.workers.parallel import Parallel
 
 folder, max_rows, max_tokens, streams = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "True"

@@ -24,7 +24,7 @@ from quire.workers.loading.weights import load_weights
 from quire.workers.memory import sizes_of
 from quire.workers.models.build import build_model
 from quire.workers.models.config import ModelConfigError
-from quire.workers.models.families import read_model_config
+from quire.workers.models.family_table import read_model_config
 from quire.workers.parallel import Parallel
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=32, ignore_eos=True)

@@ -8,10 +8,10 @@ import torch
 from quantized_packers import words
 from safetensors.torch import load_file
 
-from quire.workers.layers.formats import layouts
-from quire.workers.layers.formats.layouts import ANY
-from quire.workers.layers.formats.layouts_packed import GptqLayout, PackQuantizedLayout, unpack_words
-from quire.workers.layers.formats.schemes import (
+from quire.workers.loading.quantized import layouts
+from quire.workers.loading.quantized.layouts import ANY
+from quire.workers.loading.quantized.layouts_packed import GptqLayout, PackQuantizedLayout, unpack_words
+from quire.workers.loading.quantized.schemes import (
     Awq,
     FourBitCodes,
     Gptq,
@@ -21,7 +21,7 @@ from quire.workers.layers.formats.schemes import (
     RowInt8,
     Scaled,
 )
-from quire.workers.layers.formats.stored import layout_of
+from quire.workers.loading.quantized.stored import layout_of
 
 GOLDENS = Path(__file__).parent / "goldens"
 DTYPES = {

@@ -25,7 +25,7 @@ from quire.workers.memory import (
     graphs_bytes,
     largest_plan,
 )
-from quire.workers.models.families import read_model_config
+from quire.workers.models.family_table import read_model_config
 from quire.workers.parallel import Parallel
 from quire.workers.worker import Worker
 

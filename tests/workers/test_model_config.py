@@ -8,7 +8,7 @@ import tiny_models
 from quire.ipc.text_config import text_fields
 from quire.workers.attention.kv_cache import cache_groups
 from quire.workers.models.config import ModelConfigError
-from quire.workers.models.families import FAMILIES, parse_model_config, read_model_config
+from quire.workers.models.family_table import FAMILIES, parse_model_config, read_model_config
 from quire.workers.parallel import Parallel
 
 ARCHITECTURE = {family.name: name for name, family in FAMILIES.items()}

@@ -18,7 +18,7 @@ from quire.workers.loading.weights import checkpoint_targets, load_weights
 from quire.workers.models.build import build_model
 from quire.workers.models.config import ModelConfigError, RopeConfig
 from quire.workers.models.decoder import two_of_each
-from quire.workers.models.families import FAMILIES, read_model_config
+from quire.workers.models.family_table import FAMILIES, read_model_config
 from quire.workers.parallel import Parallel
 
 PROMPT = torch.randint(4, tiny_models.VOCAB_SIZE, (24,), generator=torch.Generator().manual_seed(7), dtype=torch.int32)

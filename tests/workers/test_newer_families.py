@@ -7,7 +7,7 @@ from quire.ipc.text_config import text_fields
 from quire.kernels.experts.routing_reference import Routing, route
 from quire.workers.models.build import build_model
 from quire.workers.models.config import ModelConfigError
-from quire.workers.models.families import parse_model_config
+from quire.workers.models.family_table import parse_model_config
 from quire.workers.parallel import Parallel
 
 MISTRAL4 = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": {"model_type": "mistral4"}}

@@ -10,7 +10,7 @@ from tiny_models import tiny_model
 
 from quire.enginecore.loading.model_files import BUNDLED
 from quire.ipc.numerics import Numerics, differing_flags
-from quire.workers.models.families import read_model_config
+from quire.workers.models.family_table import read_model_config
 from quire.workers.numerics import numerics_of
 
 

@@ -10,7 +10,7 @@ from quire.workers.layers.linear import Linear, Placement
 from quire.workers.loading.weights import dummy_weights, load_weights
 from quire.workers.models.build import build_model
 from quire.workers.models.config import ModelConfigError
-from quire.workers.models.families import read_model_config
+from quire.workers.models.family_table import read_model_config
 from quire.workers.parallel import Parallel, Part, even_split, whole
 
 

@@ -8,7 +8,7 @@ import torch
 
 from quire.workers.models.build import build_model
 from quire.workers.models.config import ModelConfigError
-from quire.workers.models.families import parse_model_config, read_model_config
+from quire.workers.models.family_table import parse_model_config, read_model_config
 from quire.workers.parallel import Parallel
 
 FOLDER = Path(__file__).parent / "published"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from quire.workers.layers.formats.config import read_quantization
-from quire.workers.layers.formats.schemes import (
+from quire.workers.loading.quantized.config import read_quantization
+from quire.workers.loading.quantized.schemes import (
     Activations,
     Awq,
     FourBitCodes,

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from quire.ipc.sampling import SamplingParams
 from quire.workers.loading.weights import load_weights
 from quire.workers.models.build import build_model
-from quire.workers.models.families import read_model_config
+from quire.workers.models.family_table import read_model_config
 from quire.workers.parallel import Parallel
 
 NEW_TOKENS = 32

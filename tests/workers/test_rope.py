@@ -7,7 +7,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from quire.workers.attention.rope import attention_factor, cos_sin_table
-from quire.workers.models.families import parse_model_config
+from quire.workers.models.family_table import parse_model_config
 
 POSITIONS = 3000
 YARN = {"rope_type": "yarn", "rope_theta": 1000000.0, "factor": 4.0, "original_max_position_embeddings": 512}

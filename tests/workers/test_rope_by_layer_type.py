@@ -12,7 +12,7 @@ import transformers
 
 from quire.workers.attention.rope import cos_sin_table
 from quire.workers.models.config import ModelConfigError
-from quire.workers.models.families import parse_model_config
+from quire.workers.models.family_table import parse_model_config
 
 POSITIONS = 300
 FULL, LOCAL = "full_attention", "sliding_attention"

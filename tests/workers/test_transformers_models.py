@@ -25,7 +25,7 @@ from quire.workers.loading.weights import dummy_weights
 from quire.workers.models.build import build_model
 from quire.workers.models.config import ModelConfigError
 from quire.workers.models.decoder import CausalLM
-from quire.workers.models.families import parse_model_config, read_model_config
+from quire.workers.models.family_table import parse_model_config, read_model_config
 from quire.workers.models.transformers.experts import StackedExperts
 from quire.workers.models.transformers.layers import FlatEmbedding, FlatLayerNorm, FlatRMSNorm, FusedMLP, JoinedLinear
 from quire.workers.models.transformers.mixing import OnlyAttentionMixes

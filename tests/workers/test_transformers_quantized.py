@@ -19,7 +19,7 @@ from quire.workers.loading.target import WeightsError
 from quire.workers.loading.weights import load_weights
 from quire.workers.models.build import build_model
 from quire.workers.models.config import ModelConfigError
-from quire.workers.models.families import read_model_config
+from quire.workers.models.family_table import read_model_config
 from quire.workers.models.transformers.rotary import _candidates
 from quire.workers.parallel import Parallel
 

@@ -19,7 +19,7 @@ from quire.workers.loading import files, weights
 from quire.workers.loading.target import WeightsError
 from quire.workers.loading.weights import checkpoint_targets, dummy_weights, load_weights
 from quire.workers.models.build import build_model
-from quire.workers.models.families import read_model_config
+from quire.workers.models.family_table import read_model_config
 from quire.workers.parallel import Parallel
 
 

@@ -18,14 +18,14 @@ from quire.kernels.experts.routing_reference import Counting, Routing
 from quire.workers.layers import ops
 from quire.workers.layers.formats.activations import rounded_for
 from quire.workers.layers.formats.experts import KeptExperts, Place, Sizes, capability_of, choose
-from quire.workers.layers.formats.layouts_experts import StackedMxFp4Layout, halves
-from quire.workers.layers.formats.layouts_floats import FloatsLayout
-from quire.workers.layers.formats.schemes import MxFp4, PackQuantized, QuantizationError, Scaled, Scheme
-from quire.workers.layers.formats.stored import Source, StoredLayer, source_of
 from quire.workers.layers.linear import Placement
 from quire.workers.layers.module import WeightOwner, fill_cut, new_parameter
 from quire.workers.layers.rounded_experts import ExpertInputs, experts_of_rounded_inputs
 from quire.workers.layers.stacked_experts import Names, StackedFloats
+from quire.workers.loading.quantized.layouts_experts import StackedMxFp4Layout, halves
+from quire.workers.loading.quantized.layouts_floats import FloatsLayout
+from quire.workers.loading.quantized.schemes import MxFp4, PackQuantized, QuantizationError, Scaled, Scheme
+from quire.workers.loading.quantized.stored import Source, StoredLayer, source_of
 from quire.workers.loading.target import FLOATS, Target, copied
 from quire.workers.parallel import Part, whole
 

@@ -15,11 +15,11 @@ from quire.kernels.linear.linear_cpu import can_pack
 from quire.workers.layers.formats.dense import Dense
 from quire.workers.layers.formats.format import Format, Partition, Products, RowBlock
 from quire.workers.layers.formats.packed_cpu import PackedCpu
-from quire.workers.layers.formats.schemes import Quantization, QuantizationError
-from quire.workers.layers.formats.stored import Source, source_of
 from quire.workers.layers.module import Module
 from quire.workers.layers.norm import Norm
 from quire.workers.layers.row_ranges import Rows
+from quire.workers.loading.quantized.schemes import Quantization, QuantizationError
+from quire.workers.loading.quantized.stored import Source, source_of
 from quire.workers.parallel import Parallel, Part, Partial
 
 

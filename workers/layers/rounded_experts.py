@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from quire.kernels.experts.experts_reference import SwiGLU, Weights, activate
 from quire.workers.layers.formats.activations import rounded_for, rounds_alike
-from quire.workers.layers.formats.stored import StoredLayer
+from quire.workers.loading.quantized.stored import StoredLayer
 
 
 class ExpertInputs(NamedTuple):

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 
 from quire.workers.layers.formats.experts import Sizes
-from quire.workers.layers.formats.layouts_experts import halves
-from quire.workers.layers.formats.stored import StoredLayer
+from quire.workers.loading.quantized.layouts_experts import halves
+from quire.workers.loading.quantized.stored import StoredLayer
 from quire.workers.loading.target import FLOATS, Target
 from quire.workers.parallel import Part
 

@@ -4,7 +4,7 @@ What is missing, surplus, misshapen or of another kind is named at once; of a qu
 quantization_config says of it, for then the rules or the files are wrong. Called by weights.py.
 """
 
-from quire.workers.layers.formats.schemes import PackQuantized, Quantization, Scaled, described
+from quire.workers.loading.quantized.schemes import PackQuantized, Quantization, Scaled, described
 from quire.workers.loading.source import Source
 from quire.workers.loading.target import FLOATS, Target, WeightsError
 

@@ -7,11 +7,11 @@ import torch
 from quire.ipc.layout import MAX_RANKS
 from quire.workers.layers.experts import Experts
 from quire.workers.layers.formats.format import Format, checkpoint_prefix
-from quire.workers.layers.formats.schemes import QuantizationError
 from quire.workers.layers.linear import Placement
+from quire.workers.loading.quantized.schemes import QuantizationError
 from quire.workers.models.config import ModelConfig, ModelConfigError
 from quire.workers.models.decoder import CausalLM
-from quire.workers.models.families import FAMILIES
+from quire.workers.models.family_table import FAMILIES
 from quire.workers.models.language_model import LanguageModel
 from quire.workers.parallel import Parallel
 

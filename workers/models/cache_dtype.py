@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from quire.workers.layers.formats.schemes import Quantization
+from quire.workers.loading.quantized.schemes import Quantization
 from quire.workers.models.config import CacheDtype, LayerSpec, ModelConfigError
 
 DTYPES: dict[str, CacheDtype] = {"fp8": "fp8_e4m3", "fp8_e4m3": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2"}

@@ -12,9 +12,9 @@ from quire.kernels.elementwise.activation_cpu import Activation
 from quire.kernels.elementwise.norm_reference import Weighs
 from quire.kernels.experts.experts_reference import SwiGLU
 from quire.kernels.experts.routing_reference import Routing
-from quire.workers.layers.formats.schemes import Quantization
 from quire.workers.layers.norm import NormSpec
 from quire.workers.loading.names import CheckpointNames
+from quire.workers.loading.quantized.schemes import Quantization
 from quire.workers.parallel import Parallel
 
 RopeType = Literal["default", "linear", "llama3", "yarn", "longrope", "proportional"]

@@ -15,10 +15,10 @@ import torch
 
 from quire.workers.attention.latent import Latents
 from quire.workers.layers.formats.activations import rounded_for
-from quire.workers.layers.formats.stored import StoredLayer
 from quire.workers.layers.linear import Linear, Placement
 from quire.workers.layers.module import Module, WeightOwner, fill_cut, new_parameter
 from quire.workers.layers.norm import Norm, RMSNorm
+from quire.workers.loading.quantized.stored import StoredLayer
 from quire.workers.loading.target import Target, copied
 from quire.workers.models.blocks import Attend
 from quire.workers.models.config import AttentionSpec, LatentSizes

@@ -27,7 +27,7 @@ from quire.workers.loading.weights import load_weights
 from quire.workers.memory import cpu_budget, cpu_step_bytes
 from quire.workers.memory import sizes_of as workers_sizes_of
 from quire.workers.models.build import build_model
-from quire.workers.models.families import FAMILIES, parse_model_config, read_model_config
+from quire.workers.models.family_table import FAMILIES, parse_model_config, read_model_config
 from quire.workers.parallel import Parallel
 from quire.workers.stages import stage_of
 

@@ -12,9 +12,9 @@ quantize by the same formulas.
 import torch
 
 from quire.workers.layers.formats.format import Products
-from quire.workers.layers.formats.layouts_floats import no_zeros
-from quire.workers.layers.formats.schemes import FP8_MAX, INT8_MAX, Activations
-from quire.workers.layers.formats.stored import StoredLayer
+from quire.workers.loading.quantized.layouts_floats import no_zeros
+from quire.workers.loading.quantized.schemes import FP8_MAX, INT8_MAX, Activations
+from quire.workers.loading.quantized.stored import StoredLayer
 
 
 def rounded(x: torch.Tensor, how: Activations, scale: float | None = None, zero_point: float | None = None) -> torch.Tensor:

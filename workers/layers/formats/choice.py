@@ -14,10 +14,10 @@ from quire.workers.layers.formats import fp8, int4, scaled, w8a16
 from quire.workers.layers.formats.dense import Dense
 from quire.workers.layers.formats.format import Format, Partition
 from quire.workers.layers.formats.int8 import Int8
-from quire.workers.layers.formats.layouts import Form
 from quire.workers.layers.formats.quantized import Quantized, SideBySide
-from quire.workers.layers.formats.schemes import Activations
-from quire.workers.layers.formats.stored import Source
+from quire.workers.loading.quantized.layouts import Form
+from quire.workers.loading.quantized.schemes import Activations
+from quire.workers.loading.quantized.stored import Source
 from quire.workers.parallel import Part
 
 FIRST_FP8 = (8, 9)  # compute capability: Triton converts e4m3 from Ada on, whose tensor cores are the first to multiply it

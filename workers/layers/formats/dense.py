@@ -9,10 +9,10 @@ from torch import nn
 from quire.workers.layers import ops
 from quire.workers.layers.formats.activations import RoundedInputs
 from quire.workers.layers.formats.format import Format, Partition, Products, checkpoint_prefix, fill_part
-from quire.workers.layers.formats.stored import StoredLayer
 from quire.workers.layers.module import new_parameter
 from quire.workers.layers.norm import Norm
 from quire.workers.layers.row_ranges import copied_rows
+from quire.workers.loading.quantized.stored import StoredLayer
 from quire.workers.loading.target import Target
 from quire.workers.parallel import Part
 

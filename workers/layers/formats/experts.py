@@ -25,12 +25,12 @@ from quire.kernels.experts.four_bits_weight import (
 )
 from quire.kernels.experts.scaled_weight import BLOCK, ScaledExperts, ScaledWeights
 from quire.kernels.linear import int4_weight
-from quire.workers.layers.formats.layouts import Form
-from quire.workers.layers.formats.layouts_codes import MxFp4Layout
-from quire.workers.layers.formats.layouts_experts import StackedMxFp4Layout
-from quire.workers.layers.formats.schemes import FP8_MAX, INT8_MAX, Activations
-from quire.workers.layers.formats.stored import StoredLayer
 from quire.workers.layers.module import Module
+from quire.workers.loading.quantized.layouts import Form
+from quire.workers.loading.quantized.layouts_codes import MxFp4Layout
+from quire.workers.loading.quantized.layouts_experts import StackedMxFp4Layout
+from quire.workers.loading.quantized.schemes import FP8_MAX, INT8_MAX, Activations
+from quire.workers.loading.quantized.stored import StoredLayer
 from quire.workers.loading.target import WeightsError
 from quire.workers.parallel import Part
 

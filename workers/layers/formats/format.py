@@ -17,10 +17,10 @@ from typing import NamedTuple
 import torch
 
 from quire.workers.layers import ops
-from quire.workers.layers.formats.stored import NOT_QUANTIZED, Source
 from quire.workers.layers.module import WeightOwner, fill_cut
 from quire.workers.layers.norm import Norm
 from quire.workers.layers.row_ranges import Rows, cut
+from quire.workers.loading.quantized.stored import NOT_QUANTIZED, Source
 from quire.workers.parallel import Part
 
 

@@ -9,11 +9,11 @@ from quire.kernels.linear.int4 import int4_linear, int4_linear_split_k
 from quire.kernels.linear.int4_norm import int4_norm_linear, pays
 from quire.kernels.linear.int4_weight import GROUPS, SYMMETRIC_ZERO, Int4Weight, pack, stacked, supports
 from quire.kernels.triton_support.dependent_launch import mode_for
-from quire.workers.layers.formats.layouts import Form, Integers
 from quire.workers.layers.formats.ordered import OrderedFormat
-from quire.workers.layers.formats.schemes import Activations
-from quire.workers.layers.formats.stored import StoredLayer
 from quire.workers.layers.norm import Norm
+from quire.workers.loading.quantized.layouts import Form, Integers
+from quire.workers.loading.quantized.schemes import Activations
+from quire.workers.loading.quantized.stored import StoredLayer
 
 
 def refusal(form: Form, activations: Activations | None, inputs: int) -> str | None:

@@ -15,10 +15,10 @@ from torch import nn
 
 from quire.workers.layers import ops
 from quire.workers.layers.formats.format import Format, Partition, checkpoint_prefix
-from quire.workers.layers.formats.layouts import Form, Integers, row_chunks
-from quire.workers.layers.formats.stored import StoredLayer
 from quire.workers.layers.module import new_parameter
 from quire.workers.layers.row_ranges import copied_rows
+from quire.workers.loading.quantized.layouts import Form, Integers, row_chunks
+from quire.workers.loading.quantized.stored import StoredLayer
 from quire.workers.loading.target import Target, WeightsError
 
 DRAWN_AT_ONCE = 1 << 26  # elements of a dummy weight

@@ -15,12 +15,12 @@ from quire.kernels.linear.scaled import BLOCK, Scaled
 from quire.kernels.persistent import plan
 from quire.kernels.triton_support.dependent_launch import mode_for, mode_for_split_k
 from quire.workers.layers.formats.format import Partition, Products
-from quire.workers.layers.formats.layouts import Form, Integers
 from quire.workers.layers.formats.quantized import Quantized
 from quire.workers.layers.formats.row_block import RowBlock, row_block
-from quire.workers.layers.formats.schemes import Activations
-from quire.workers.layers.formats.stored import StoredLayer
 from quire.workers.layers.norm import Norm
+from quire.workers.loading.quantized.layouts import Form, Integers
+from quire.workers.loading.quantized.schemes import Activations
+from quire.workers.loading.quantized.stored import StoredLayer
 
 
 def refusal(form: Form, activations: Activations, inputs: int) -> str | None:

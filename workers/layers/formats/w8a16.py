@@ -8,9 +8,9 @@ import torch
 
 from quire.kernels.linear.w8a16 import w8a16_linear, w8a16_linear_split_k
 from quire.kernels.linear.w8a16_weight import GROUPS, Weight8, stacked, supports
-from quire.workers.layers.formats.layouts import Form, Integers
 from quire.workers.layers.formats.ordered import OrderedFormat
-from quire.workers.layers.formats.stored import StoredLayer
+from quire.workers.loading.quantized.layouts import Form, Integers
+from quire.workers.loading.quantized.stored import StoredLayer
 
 MIDDLE = 128
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from quire.ipc.text_config import POSITIONS
-from quire.workers.layers.formats.schemes import Quantization
 from quire.workers.layers.norm import NormSpec
 from quire.workers.loading.names import CheckpointNames
+from quire.workers.loading.quantized.schemes import Quantization
 from quire.workers.models.config import LayerSpec, ModelConfig, ModelConfigError, ModelSpec
 from quire.workers.models.fields import Json, number, read_dtype
 from quire.workers.models.transformers.attention import spec_of

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from quire.workers.layers.formats.schemes import PackQuantized, QuantizationError, Scaled, Scheme
 from quire.workers.layers.linear import Linear, Placement
+from quire.workers.loading.quantized.schemes import PackQuantized, QuantizationError, Scaled, Scheme
 from quire.workers.models.transformers.experts import StackedExperts, recognised, transformers_own
 from quire.workers.models.transformers.interface import EXPERTS
 from quire.workers.models.transformers.layers import (

@@ -4,8 +4,8 @@
 
 from quire.workers.models.config import LayerSpec
 from quire.workers.models.decoder import Family
+from quire.workers.models.families.llama import LlamaBlock
 from quire.workers.models.fields import Json, read_attention, size, sliding_window, uniform_windows, with_windows
-from quire.workers.models.llama import LlamaBlock
 from quire.workers.models.spellings import ACTIVATIONS, activation
 
 

@@ -10,6 +10,7 @@ import msgspec
 from quire.workers.loading.names import CheckpointNames
 from quire.workers.models.config import LayerSpec, ModelConfigError, TemperatureConfig
 from quire.workers.models.decoder import Family
+from quire.workers.models.families.llama import LlamaBlock
 from quire.workers.models.fields import (
     Json,
     number,
@@ -21,7 +22,6 @@ from quire.workers.models.fields import (
     with_windows,
     words,
 )
-from quire.workers.models.llama import LlamaBlock
 from quire.workers.models.spellings import ACTIVATIONS, activation, text_config
 
 OF_IMAGES = words(

@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 import torch
 
-from quire.workers.layers.formats.layouts import Integers, Layout, ScaledLayout, Stored, Tensors, joined
-from quire.workers.layers.formats.layouts_codes import FourBitLayout, MxFp4Layout, RowInt8Layout
-from quire.workers.layers.formats.layouts_floats import FloatsLayout
-from quire.workers.layers.formats.layouts_packed import AwqLayout, GptqLayout, PackQuantizedLayout
-from quire.workers.layers.formats.schemes import Activations, Awq, FourBitCodes, Gptq, MxFp4, PackQuantized, Scaled, Scheme
 from quire.workers.layers.row_ranges import Rows, cut
+from quire.workers.loading.quantized.layouts import Integers, Layout, ScaledLayout, Stored, Tensors, joined
+from quire.workers.loading.quantized.layouts_codes import FourBitLayout, MxFp4Layout, RowInt8Layout
+from quire.workers.loading.quantized.layouts_floats import FloatsLayout
+from quire.workers.loading.quantized.layouts_packed import AwqLayout, GptqLayout, PackQuantizedLayout
+from quire.workers.loading.quantized.schemes import Activations, Awq, FourBitCodes, Gptq, MxFp4, PackQuantized, Scaled, Scheme
 from quire.workers.loading.target import FLOATS, Target, WeightsError
 from quire.workers.parallel import Part
 

@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from quire.workers.layers.formats.names import HEAD, checked, is_skipped, names_of, patterns_of
-from quire.workers.layers.formats.schemes import (
+from quire.workers.loading.quantized.names import HEAD, checked, is_skipped, names_of, patterns_of
+from quire.workers.loading.quantized.schemes import (
     Activations,
     Awq,
     Gptq,

@@ -4,8 +4,8 @@ import msgspec
 
 from quire.workers.models.config import LayerSpec, ModelConfigError
 from quire.workers.models.decoder import Family
+from quire.workers.models.families.llama import LlamaBlock
 from quire.workers.models.fields import Json, flag, read_attention, size, sliding_window, windows_by_type, words
-from quire.workers.models.llama import LlamaBlock
 from quire.workers.models.spellings import ACTIVATIONS, activation
 
 FIELDS = words(

@@ -23,6 +23,8 @@ from quire.workers.models.config import (
     PerLayerSpec,
     RopeConfig,
 )
+from quire.workers.models.families.gemma2 import softcap
+from quire.workers.models.families.gemma3 import rope_of_type
 from quire.workers.models.fields import (
     Json,
     flag,
@@ -33,8 +35,6 @@ from quire.workers.models.fields import (
     windows_by_type,
     words,
 )
-from quire.workers.models.gemma2 import softcap
-from quire.workers.models.gemma3 import rope_of_type
 from quire.workers.models.moe_fields import count, read_routing
 from quire.workers.models.per_layer_inputs import CHILDREN, NAME
 from quire.workers.models.spellings import only, text_config

@@ -4,8 +4,8 @@ The LM head and the embedding stay as they are. Where inputs are quantized, too,
 fp8 the whole batch has one, and a row's answer depends on its company. Called by models/families.py.
 """
 
-from quire.workers.layers.formats.names import HEAD
-from quire.workers.layers.formats.schemes import Activations, PackQuantized, Quantization, Scaled, Scheme
+from quire.workers.loading.quantized.names import HEAD
+from quire.workers.loading.quantized.schemes import Activations, PackQuantized, Quantization, Scaled, Scheme
 
 BLOCK, GROUP = 128, 128
 

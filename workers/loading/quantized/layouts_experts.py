@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import torch
 
-from quire.workers.layers.formats.layouts import Integers, Stored, Tensors
-from quire.workers.layers.formats.layouts_codes import MxFp4Layout
-from quire.workers.layers.formats.schemes import MX_GROUP, MxFp4
+from quire.workers.loading.quantized.layouts import Integers, Stored, Tensors
+from quire.workers.loading.quantized.layouts_codes import MxFp4Layout
+from quire.workers.loading.quantized.schemes import MX_GROUP, MxFp4
 
 
 def halves(gate_up: torch.Tensor, are_interleaved: bool) -> tuple[torch.Tensor, torch.Tensor]:

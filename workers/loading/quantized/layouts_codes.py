@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import torch
 
-from quire.workers.layers.formats.layouts import (
+from quire.workers.loading.quantized.layouts import (
     ANY,
     E8M0_NAN,
     SCALES,
@@ -23,7 +23,7 @@ from quire.workers.layers.formats.layouts import (
     refuse,
     row_chunks,
 )
-from quire.workers.layers.formats.schemes import MX_GROUP, FourBitCodes, MxFp4
+from quire.workers.loading.quantized.schemes import MX_GROUP, FourBitCodes, MxFp4
 
 INT8_RANGE = 127.0
 E2M1_HALVES = (0, 1, 2, 3, 4, 6, 8, 12)  # of 1/2: the values of e2m1 from 0 up; the codes' highest bit is the sign

@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 
 from quire.kernels.experts.routing_reference import Routing
-from quire.workers.models import deepseek
 from quire.workers.models.config import LayerSpec
 from quire.workers.models.decoder import Family
+from quire.workers.models.families import deepseek
+from quire.workers.models.families.ministral3 import BETA, NAMES, OF_IMAGES, read_temperature
 from quire.workers.models.fields import Json, flag, number, rope_parameters, size
-from quire.workers.models.ministral3 import BETA, NAMES, OF_IMAGES, read_temperature
 from quire.workers.models.moe_fields import GROUP_FIELDS, MOE_FIELDS, MTP_FIELDS, check_only, mtp_layers, read_routing
 from quire.workers.models.spellings import text_config
 

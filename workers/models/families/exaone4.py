@@ -8,8 +8,8 @@ import msgspec
 from quire.workers.layers.norm import NormSpec
 from quire.workers.models.config import LayerSpec, ModelConfigError, ModelSpec
 from quire.workers.models.decoder import Family
+from quire.workers.models.families.olmo2 import OlmoBlock
 from quire.workers.models.fields import Json, number, read_attention, size, sliding_window, windows_by_type
-from quire.workers.models.olmo2 import OlmoBlock
 from quire.workers.models.spellings import ACTIVATIONS, activation
 
 FIELDS = frozenset({"sliding_window_pattern", "attn_reorder_and_upcast"})

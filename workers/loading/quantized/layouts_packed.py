@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch
 
-from quire.workers.layers.formats.layouts import (
+from quire.workers.loading.quantized.layouts import (
     SCALES,
     Form,
     IntegerLayout,
@@ -22,7 +22,7 @@ from quire.workers.layers.formats.layouts import (
     refuse_groups,
     row_chunks,
 )
-from quire.workers.layers.formats.schemes import Awq, Gptq, PackQuantized
+from quire.workers.loading.quantized.schemes import Awq, Gptq, PackQuantized
 
 I32 = ("I32",)
 WORD = 8  # values of four bits in a word, a multiple of those of eight

@@ -13,13 +13,16 @@ from typing import Any
 import msgspec
 
 from quire.ipc.quantization import WHILE_LOADING
-from quire.workers.layers.formats.config import read_quantization
-from quire.workers.layers.formats.config_floats import quantization_while_loading
-from quire.workers.layers.formats.schemes import Quantization, QuantizationError, Scheme
 from quire.workers.loading.files import StoredLayers
 from quire.workers.loading.names import CheckpointNames
+from quire.workers.loading.quantized.config import read_quantization
+from quire.workers.loading.quantized.config_floats import quantization_while_loading
+from quire.workers.loading.quantized.schemes import Quantization, QuantizationError, Scheme
 from quire.workers.loading.target import WeightsError
-from quire.workers.models import (
+from quire.workers.models.cache_dtype import with_cache_dtype
+from quire.workers.models.config import ModelConfig, ModelConfigError
+from quire.workers.models.decoder import Family
+from quire.workers.models.families import (
     bloom,
     cohere,
     deepseek,
@@ -52,9 +55,6 @@ from quire.workers.models import (
     seed_oss,
     smollm3,
 )
-from quire.workers.models.cache_dtype import with_cache_dtype
-from quire.workers.models.config import ModelConfig, ModelConfigError
-from quire.workers.models.decoder import Family
 from quire.workers.models.fields import Json, flag, number, read_dtype, refuse_unknown, size, words
 from quire.workers.models.stored_head import tied_as_stored
 

@@ -24,8 +24,16 @@ from quire.workers.loading.target import Target, copied
 from quire.workers.models.blocks import Attend, GatedMLP, SelfAttention
 from quire.workers.models.config import LayerSpec, ModelConfig
 from quire.workers.models.decoder import Family
+from quire.workers.models.families.gemma4_fields import (
+    ACTIVATIONS,
+    FIELDS,
+    NAMES,
+    read_layers,
+    read_model,
+    shared_tensors,
+    text_fields,
+)
 from quire.workers.models.fused import keys_twice, queries_alone, separate
-from quire.workers.models.gemma4_fields import ACTIVATIONS, FIELDS, NAMES, read_layers, read_model, shared_tensors, text_fields
 from quire.workers.parallel import Part, whole
 
 

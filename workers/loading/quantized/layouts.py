@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 from torch.nn import functional as F
 
-from quire.workers.layers.formats.schemes import Activations, QuantizationError, Scaled
+from quire.workers.loading.quantized.schemes import Activations, QuantizationError, Scaled
 
 Tensors = dict[str, torch.Tensor]
 SCALES = ("F32", "F16", "BF16")

@@ -2,8 +2,8 @@
 
 from quire.workers.models.config import LayerSpec
 from quire.workers.models.decoder import Family
+from quire.workers.models.families.llama import LlamaBlock
 from quire.workers.models.fields import Json, flag, read_attention, size, uniform_windows, words
-from quire.workers.models.llama import LlamaBlock
 from quire.workers.models.spellings import ACTIVATIONS, activation
 
 FIELDS = words("attention_bias attention_out_bias mlp_bias residual_dropout")

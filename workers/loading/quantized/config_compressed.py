@@ -7,8 +7,8 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
-from quire.workers.layers.formats.names import checked
-from quire.workers.layers.formats.schemes import (
+from quire.workers.loading.quantized.names import checked
+from quire.workers.loading.quantized.schemes import (
     MX_GROUP,
     Activations,
     Json,

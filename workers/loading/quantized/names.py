@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from quire.workers.layers.formats.schemes import Json, QuantizationError, field
+from quire.workers.loading.quantized.schemes import Json, QuantizationError, field
 
 HEAD = "lm_head"
 

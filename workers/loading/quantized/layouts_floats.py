@@ -12,8 +12,8 @@ is four times what becomes of it.
 import torch
 from torch.nn import functional as F
 
-from quire.workers.layers.formats.layouts import Form, IntegerLayout, Integers, Stored, Tensors, row_chunks
-from quire.workers.layers.formats.schemes import FP8_MAX, INT8_MAX, PackQuantized, Scaled
+from quire.workers.loading.quantized.layouts import Form, IntegerLayout, Integers, Stored, Tensors, row_chunks
+from quire.workers.loading.quantized.schemes import FP8_MAX, INT8_MAX, PackQuantized, Scaled
 from quire.workers.loading.target import FLOATS
 
 FOUR_BITS = 15.0

@@ -7,8 +7,8 @@ import msgspec
 from quire.workers.layers.norm import NormSpec
 from quire.workers.models.config import LayerSpec, ModelSpec
 from quire.workers.models.decoder import Family
+from quire.workers.models.families.llama import LlamaBlock
 from quire.workers.models.fields import Json, flag, number, read_attention, rms_norm_eps, size, uniform_windows, words
-from quire.workers.models.llama import LlamaBlock
 from quire.workers.models.spellings import ACTIVATIONS, activation
 
 FIELDS = words(

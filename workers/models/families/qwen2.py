@@ -6,8 +6,8 @@ import msgspec
 
 from quire.workers.models.config import LayerSpec
 from quire.workers.models.decoder import Family
+from quire.workers.models.families.llama import LlamaBlock
 from quire.workers.models.fields import Json, qwen_windows, read_attention, size, with_windows
-from quire.workers.models.llama import LlamaBlock
 from quire.workers.models.spellings import ACTIVATIONS, activation
 
 

@@ -12,6 +12,7 @@ from quire.workers.layers.norm import NoNorm, NormSpec, make_norm
 from quire.workers.models.blocks import Attend, GatedMLP, SelfAttention
 from quire.workers.models.config import LayerSpec, ModelConfig, ModelSpec
 from quire.workers.models.decoder import Family
+from quire.workers.models.families.gemma3 import by_layer_type
 from quire.workers.models.fields import (
     Json,
     flag,
@@ -22,7 +23,6 @@ from quire.workers.models.fields import (
     uniform_windows,
     with_windows,
 )
-from quire.workers.models.gemma3 import by_layer_type
 from quire.workers.models.qk_norms import over_all_heads
 from quire.workers.models.spellings import ACTIVATIONS, activation, windows_but_every
 

@@ -8,6 +8,8 @@ import msgspec
 from quire.workers.loading.names import CheckpointNames
 from quire.workers.models.config import LayerSpec, ModelConfigError, RopeConfig
 from quire.workers.models.decoder import Family
+from quire.workers.models.families.gemma2 import FIELDS as GEMMA_FIELDS
+from quire.workers.models.families.gemma2 import GemmaBlock, gemma_layers, gemma_model, plain_fields, read_gemma_attention
 from quire.workers.models.fields import (
     Json,
     read_rope,
@@ -17,8 +19,6 @@ from quire.workers.models.fields import (
     with_windows,
     words,
 )
-from quire.workers.models.gemma2 import FIELDS as GEMMA_FIELDS
-from quire.workers.models.gemma2 import GemmaBlock, gemma_layers, gemma_model, plain_fields, read_gemma_attention
 from quire.workers.models.spellings import ACTIVATIONS, text_config, windows_but_every
 
 # transformers' model passes over attn_logit_softcapping and _sliding_window_pattern, the multimodal one over

@@ -8,10 +8,10 @@ models/families.py; the answer goes to the layers with their placement (layers/l
 from collections.abc import Callable
 
 from quire.ipc.quantization import OTHER_NAMES
-from quire.workers.layers.formats.config_compressed import read_compressed, read_kv_cache_scheme
-from quire.workers.layers.formats.config_gptq import read_auto_round, read_awq, read_gptq
-from quire.workers.layers.formats.names import HEAD, is_skipped, patterns_of
-from quire.workers.layers.formats.schemes import (
+from quire.workers.loading.quantized.config_compressed import read_compressed, read_kv_cache_scheme
+from quire.workers.loading.quantized.config_gptq import read_auto_round, read_awq, read_gptq
+from quire.workers.loading.quantized.names import HEAD, is_skipped, patterns_of
+from quire.workers.loading.quantized.schemes import (
     Activations,
     FourBitCodes,
     Json,

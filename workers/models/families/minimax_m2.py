@@ -14,8 +14,8 @@ from quire.workers.layers.stacked_experts import Names
 from quire.workers.models.blocks import Attend, SelfAttention
 from quire.workers.models.config import ExpertsSpec, LayerSpec, ModelConfig
 from quire.workers.models.decoder import Family
+from quire.workers.models.families.mixtral import CHECKPOINT
 from quire.workers.models.fields import Json, read_attention, size
-from quire.workers.models.mixtral import CHECKPOINT
 from quire.workers.models.moe import MoE
 from quire.workers.models.moe_fields import MOE_FIELDS, check_only, read_routing
 from quire.workers.models.qk_norms import over_all_heads
