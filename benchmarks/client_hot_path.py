@@ -22,7 +22,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from quire.frontend.client.dispatch import Dispatcher
 from quire.frontend.client.stream import RequestState, Stream
 from quire.frontend.text.tokenizer import Tokenizer
-from quire.ipc.messages import CoreMessage, Finished, StepOutputs, TokenLogprobs
+from quire.ipc.messages.frontend import CoreMessage, Finished, StepOutputs, TokenLogprobs
 from quire.ipc.sampling import SamplingParams
 
 

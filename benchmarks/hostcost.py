@@ -50,7 +50,7 @@ from quire.ipc.config import WorkerConfig
 from quire.ipc.links.core_and_workers import CoreToWorkers
 from quire.ipc.links.core_to_frontends import CoreToFrontends
 from quire.ipc.links.welcome import new_epoch
-from quire.ipc.messages import PROTOCOL_VERSION, EngineLimits, Welcome
+from quire.ipc.messages.frontend import PROTOCOL_VERSION, EngineLimits, Welcome
 from quire.ipc.process.children import Child
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.step.plan_ring import PlanReader, PlanRing

@@ -25,7 +25,7 @@ from quire.enginecore.scheduling.config import SchedulerConfig
 from quire.enginecore.scheduling.scheduler import Scheduler
 from quire.enginecore.scheduling.sequence import Sequence
 from quire.enginecore.scheduling.step import ScheduledStep
-from quire.ipc.messages import AddRequest, EngineLimits, Generate, RequestError, TokenInputs
+from quire.ipc.messages.frontend import AddRequest, EngineLimits, Generate, RequestError, TokenInputs
 from quire.ipc.sampling import SamplingParams
 
 BLOCK_SIZE, BUDGET, MAX_MODEL_LEN, VOCAB_SIZE = 64, 8192, 131072, 128256

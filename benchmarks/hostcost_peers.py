@@ -14,7 +14,8 @@ import msgspec
 import numpy as np
 import zmq
 
-from quire.ipc.messages import IDENTITY_BYTES, PROTOCOL_VERSION, AddRequest, CoreMessage, Generate, Hello, Ping, TokenInputs
+from quire.ipc.messages.frontend import PROTOCOL_VERSION, AddRequest, CoreMessage, Generate, Hello, Ping, TokenInputs
+from quire.ipc.messages.message import IDENTITY_BYTES
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.step.plan_ring import PlanReader
 from quire.ipc.step.result_ring import ResultRing

@@ -36,7 +36,7 @@ from quire.frontend.http.api.services import Services
 from quire.frontend.http.protocol.connection import Connection
 from quire.frontend.http.server_state import ServerState
 from quire.frontend.text.tokenizer import Tokenizer
-from quire.ipc.messages import CoreMessage, EngineLimits, Finished, Started, StepOutputs, Welcome
+from quire.ipc.messages.frontend import CoreMessage, EngineLimits, Finished, Started, StepOutputs, Welcome
 
 BODY = {"messages": [{"role": "user", "content": "hi"}], "stream": True, "max_tokens": 10**6}
 VOCAB_SIZE = 4000

@@ -28,22 +28,19 @@ from quire.ipc.links.core_and_workers import CoreToWorkers, WorkerToCore
 from quire.ipc.links.core_to_frontends import CoreToFrontends
 from quire.ipc.links.curve import CoreKeys, FrontendKeys, make_keys
 from quire.ipc.links.frontend_to_core import FrontendToCore
-from quire.ipc.messages import (
+from quire.ipc.messages.frontend import (
     PROTOCOL_VERSION,
     AddRequest,
-    AllocateKV,
     Beat,
     CoreMessage,
     EngineLimits,
     FrontendMessage,
     Generate,
-    PromptLogprobsOfRow,
-    SideResults,
     StepOutputs,
     TokenInputs,
     Welcome,
-    WorkerReady,
 )
+from quire.ipc.messages.workers import AllocateKV, PromptLogprobsOfRow, SideResults, WorkerReady
 from quire.ipc.process.children import Child, child_main_config, spawn, tell_parent
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.step.plan import DTYPES, StepPlan, decode_plan, default_slots

@@ -25,7 +25,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from quire.ipc.links.core_to_frontends import CoreToFrontends
 from quire.ipc.links.welcome import file_infos, new_epoch
-from quire.ipc.messages import (
+from quire.ipc.messages.frontend import (
     PROTOCOL_VERSION,
     Abort,
     AddRequest,

@@ -32,21 +32,20 @@ from quire.enginecore.utilities import Utilities
 from quire.enginecore.worker_supervisor import WorkerSupervisor
 from quire.enginecore.workers import WorkerGroup, WorkersFailed
 from quire.ipc.links.core_to_frontends import CoreToFrontends, name_of
-from quire.ipc.messages import (
+from quire.ipc.messages.frontend import (
     Abort,
     AddRequest,
     EngineLimits,
     Finish,
     FrontendMessage,
-    ProcessorsInfo,
     RequestError,
     ShuttingDown,
-    SideResults,
     TokenLogprobs,
     Utility,
 )
+from quire.ipc.messages.utilities import ServerInfo
+from quire.ipc.messages.workers import ProcessorsInfo, SideResults
 from quire.ipc.step.sections import STEP_MASK
-from quire.ipc.utilities import ServerInfo
 
 log = logging.getLogger("quire.enginecore")
 

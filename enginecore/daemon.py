@@ -42,7 +42,6 @@ from quire.enginecore.stop_signals import EarlyStop, on_stop_signals
 from quire.enginecore.worker_supervisor import SAY_EVERY_S, log_slow_start
 from quire.enginecore.workers import WorkerGroup, WorkersFailed
 from quire.ipc.config import EngineConfig, WorkerConfig
-from quire.ipc.engine_stats import CacheInfo
 from quire.ipc.links.core_to_frontends import CoreToFrontends
 from quire.ipc.links.curve import CoreKeys, load_core_keys, load_or_make_keys
 from quire.ipc.links.welcome import file_infos, new_epoch
@@ -53,10 +52,12 @@ from quire.ipc.memory_plan import (
     default_max_num_batched_tokens,
     default_max_num_seqs,
 )
-from quire.ipc.messages import PROTOCOL_VERSION, Beat, EngineLimits, Welcome, WorkerProfile
+from quire.ipc.messages.frontend import PROTOCOL_VERSION, Beat, EngineLimits, Welcome
+from quire.ipc.messages.stats import CacheInfo
+from quire.ipc.messages.utilities import ServerInfo
+from quire.ipc.messages.workers import WorkerProfile
 from quire.ipc.process.children import Child
 from quire.ipc.process.cpus import cpu_share
-from quire.ipc.utilities import ServerInfo
 from quire.ipc.version import VERSION
 
 log = logging.getLogger("quire.enginecore")

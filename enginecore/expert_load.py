@@ -11,9 +11,9 @@ from collections import deque
 import msgspec
 
 from quire.enginecore.workers import WorkerGroup
-from quire.ipc.engine_stats import ExpertStats, ExpertTokens
-from quire.ipc.group_messages import ReportExpertLoad
-from quire.ipc.messages import ControlReply
+from quire.ipc.messages.group import ReportExpertLoad
+from quire.ipc.messages.stats import ExpertStats, ExpertTokens
+from quire.ipc.messages.workers import ControlReply
 
 log = logging.getLogger("quire.enginecore")
 

@@ -6,7 +6,7 @@ meets what an earlier one has left there.
 
 from collections.abc import Callable
 
-from quire.ipc.group_messages import StoreRequest, StoreValue
+from quire.ipc.messages.group import StoreRequest, StoreValue
 
 
 class GroupStore:

@@ -13,17 +13,17 @@ from quire.enginecore.kv.pool import BlockHasher
 from quire.enginecore.kv.sequence_blocks import SequenceBlocks
 from quire.enginecore.scheduling.sequence import Sequence
 from quire.ipc.limits import longest_prompt, output_limit, output_room
-from quire.ipc.messages import (
+from quire.ipc.messages.frontend import (
     MAX_REQUEST_ID,
     AddRequest,
     Candidates,
     EngineLimits,
     ErrorCode,
-    ProcessorsInfo,
     RequestError,
     TokenInputs,
     sequence_key,
 )
+from quire.ipc.messages.workers import ProcessorsInfo
 from quire.ipc.sampling import SamplingParams, check_against, loggable
 from quire.ipc.step.sections import MAX_CANDIDATES
 

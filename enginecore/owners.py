@@ -5,7 +5,7 @@ is never used again. What is for a frontend that has gone is dropped here. Calle
 """
 
 from quire.ipc.links.core_to_frontends import CoreToFrontends
-from quire.ipc.messages import CoreMessage, ErrorCode, RequestError
+from quire.ipc.messages.frontend import CoreMessage, ErrorCode, RequestError
 
 
 class Owners:

@@ -11,7 +11,8 @@ import msgspec
 from quire.enginecore.preparation import PreparationFailed
 from quire.enginecore.scheduling.sequence import Sequence
 from quire.enginecore.workers import WorkerGroup
-from quire.ipc.messages import MAX_CONTROL_BYTES, AddRequest, CheckParams, ControlReply
+from quire.ipc.messages.frontend import AddRequest
+from quire.ipc.messages.workers import MAX_CONTROL_BYTES, CheckParams, ControlReply
 from quire.ipc.sampling import SamplingParams
 
 _LONG = ("allowed_token_ids", "logit_bias", "bad_words", "bad_words_token_ids", "stop", "structured_outputs")

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, Future
 
 from quire.enginecore.scheduling.sequence import Sequence
-from quire.ipc.messages import AddRequest, ErrorCode
+from quire.ipc.messages.frontend import AddRequest, ErrorCode
 from quire.ipc.process.loop_clock import LoopClock
 
 log = logging.getLogger("quire.enginecore")

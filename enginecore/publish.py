@@ -10,16 +10,8 @@ import numpy as np
 
 from quire.enginecore.scheduling.plan_builder import SideTarget
 from quire.enginecore.scheduling.step import StepOutput
-from quire.ipc.messages import (
-    CoreMessage,
-    Finished,
-    PromptLogprobs,
-    PromptLogprobsOfRow,
-    SideResult,
-    Started,
-    StepOutputs,
-    TokenLogprobs,
-)
+from quire.ipc.messages.frontend import CoreMessage, Finished, PromptLogprobs, Started, StepOutputs, TokenLogprobs
+from quire.ipc.messages.workers import PromptLogprobsOfRow, SideResult
 from quire.ipc.step.result_ring import ResultRing
 
 

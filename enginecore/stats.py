@@ -17,7 +17,8 @@ from quire.enginecore.preparation import PreparingRequests
 from quire.enginecore.scheduling.scheduler import Scheduler
 from quire.enginecore.worker_supervisor import WorkerSupervisor
 from quire.enginecore.workers import WorkerGroup
-from quire.ipc.engine_stats import (
+from quire.ipc.messages.frontend import Beat
+from quire.ipc.messages.stats import (
     BATCH_FILL,
     HOST_SECONDS,
     ITERATION_TOKENS,
@@ -27,7 +28,6 @@ from quire.ipc.engine_stats import (
     EngineStats,
     ExpertStats,
 )
-from quire.ipc.messages import Beat
 from quire.ipc.process.usage import process_usage
 
 log = logging.getLogger("quire.enginecore")
@@ -36,7 +36,7 @@ INTERVAL_S = 10.0
 
 
 class Counted:
-    """A distribution under way. bounds: as in ipc/engine_stats.py."""
+    """A distribution under way. bounds: as in ipc/messages/stats.py."""
 
     __slots__ = ("_array", "_bounds", "_counts", "_sum")
 

@@ -1,4 +1,4 @@
-"""Utilities: what frontends ask of the engine beside requests (ipc/utilities.py), and who in the engine does it.
+"""Utilities: what frontends ask of the engine beside requests (ipc/messages/utilities.py), and who in the engine does it.
 
 Some calls are answered at once, those for the workers when every rank has replied to a control record; meanwhile the loop goes
 on. A worker that ends answers with an error, so no call stays open. Owned by the core's loop.
@@ -10,9 +10,8 @@ from collections.abc import Callable
 from quire.enginecore.owners import Owners
 from quire.enginecore.scheduling.scheduler import Scheduler
 from quire.enginecore.workers import WorkerGroup
-from quire.ipc.messages import ControlReply, ControlRequest, DumpStacks, StartProfiler, StopProfiler, Utility, UtilityResult
-from quire.ipc.process.stacks import stacks
-from quire.ipc.utilities import (
+from quire.ipc.messages.frontend import Utility, UtilityResult
+from quire.ipc.messages.utilities import (
     GetServerInfo,
     ProfileDone,
     ResetDone,
@@ -23,6 +22,8 @@ from quire.ipc.utilities import (
     UtilityAnswer,
     UtilityFailed,
 )
+from quire.ipc.messages.workers import ControlReply, ControlRequest, DumpStacks, StartProfiler, StopProfiler
+from quire.ipc.process.stacks import stacks
 
 log = logging.getLogger("quire.enginecore")
 

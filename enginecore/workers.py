@@ -24,9 +24,9 @@ from quire.enginecore.hosts.remote_ranks import RemoteRanks, no_others
 from quire.enginecore.silent_ranks import SilentRanks
 from quire.enginecore.spare_workers import SpareWorkers
 from quire.ipc.config import WorkerConfig
-from quire.ipc.group_messages import PeerSilent, StoreRequest
 from quire.ipc.links.core_and_workers import CoreToWorkers
-from quire.ipc.messages import (
+from quire.ipc.messages.group import PeerSilent, StoreRequest
+from quire.ipc.messages.workers import (
     AllocateKV,
     ControlReply,
     ControlRequest,

@@ -74,13 +74,13 @@ def test_a_script_beside_a_clone_named_quire_gets_the_package_and_not_the_clones
     (tmp_path / "quire").symlink_to(ROOT)
     code = """if True:
         from quire import LLM, AsyncClient, SamplingParams
-        from quire.ipc import messages
+        from quire.ipc.messages import frontend as messages
         from quire.sampling_params import RequestOutputKind
         print(messages.__file__)
     """
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert Path(done.stdout.strip()).resolve() == ROOT / "ipc" / "messages.py"
+    assert Path(done.stdout.strip()).resolve() == ROOT / "ipc" / "messages" / "frontend.py"
 
 
 def test_a_checkout_may_have_any_name():

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import torch
 
-from quire.ipc.engine_stats import ExpertTokens
+from quire.ipc.messages.stats import ExpertTokens
 from quire.workers.models.config import ModelConfig
 from quire.workers.parallel import Parallel, even_split
 

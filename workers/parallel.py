@@ -115,7 +115,7 @@ class ExpertCounts(Protocol):
         ...
 
     def take(self) -> bytes:
-        """What was counted since the last call, for the core (ipc.engine_stats.ExpertTokens)."""
+        """What was counted since the last call, for the core (ipc.messages.stats.ExpertTokens)."""
         ...
 
 

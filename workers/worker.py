@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 
 from quire.ipc.config import WorkerConfig
-from quire.ipc.group_messages import PeerSilent, ReportExpertLoad
 from quire.ipc.links.core_and_workers import WorkerToCore
-from quire.ipc.messages import (
+from quire.ipc.messages.group import PeerSilent, ReportExpertLoad
+from quire.ipc.messages.workers import (
     MAX_CONTROL_PAYLOAD,
     AllocateKV,
     CaptureMaskedTails,

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import llguidance
 import numpy as np
 
-from quire.ipc.messages import ErrorCode
+from quire.ipc.messages.frontend import ErrorCode
 from quire.ipc.step.sections import INT32_MAX
 
 MAX_BEFORE_THINKING = 4  # tokens: white space

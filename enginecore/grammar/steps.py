@@ -27,7 +27,8 @@ from quire.enginecore.scheduling.scheduler import Scheduler
 from quire.enginecore.scheduling.sequence import Sequence, SequenceState
 from quire.enginecore.scheduling.step import ScheduledStep, StepOutput
 from quire.enginecore.workers import WorkerGroup
-from quire.ipc.messages import CaptureMaskedTails, Finished, FinishReason, StepOutputs
+from quire.ipc.messages.frontend import Finished, FinishReason, StepOutputs
+from quire.ipc.messages.workers import CaptureMaskedTails
 from quire.ipc.step.masks import mask_words
 from quire.ipc.step.sections import INT32_MAX, MAX_BAD_WORD_TOKENS, VARIANT_PROCESSORS
 

@@ -9,7 +9,7 @@ from quire.enginecore.owners import Owners
 from quire.enginecore.scheduling.scheduler import Scheduler
 from quire.enginecore.scheduling.step import ScheduledStep
 from quire.enginecore.workers import WorkersFailed
-from quire.ipc.messages import ErrorCode
+from quire.ipc.messages.frontend import ErrorCode
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.step.sections import NO_TOKEN, VARIANT_PROCESSORS
 

@@ -18,7 +18,9 @@ from quire.enginecore.hosts.host_ranks import HostRanks
 from quire.enginecore.hosts.same_model import find_same_model
 from quire.enginecore.loading.model_files import ModelFilesError
 from quire.ipc.config import WorkerConfig
-from quire.ipc.host_messages import (
+from quire.ipc.interfaces import Interface, find_interface
+from quire.ipc.links.core_and_hosts import HostToCore
+from quire.ipc.messages.hosts import (
     BEAT_INTERVAL_S,
     MAX_ENGINE_ID,
     BeginRanks,
@@ -36,8 +38,6 @@ from quire.ipc.host_messages import (
     RankCommand,
     RankMessage,
 )
-from quire.ipc.interfaces import Interface, find_interface
-from quire.ipc.links.core_and_hosts import HostToCore
 from quire.ipc.process.children import Child, wait_for_all
 from quire.ipc.process.loop_clock import LoopClock
 from quire.ipc.step.plan_ring import RingCorrupt, RingFull

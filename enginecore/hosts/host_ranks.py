@@ -14,10 +14,10 @@ import numpy as np
 import zmq
 
 from quire.ipc.config import WorkerConfig
-from quire.ipc.host_messages import RankEnded
 from quire.ipc.interfaces import Interface
 from quire.ipc.links.core_and_workers import CoreToWorkers
-from quire.ipc.messages import WorkerCommand, WorkerMessage
+from quire.ipc.messages.hosts import RankEnded
+from quire.ipc.messages.workers import WorkerCommand, WorkerMessage
 from quire.ipc.process.children import WORKER_MODULE, Child, prespawn, wait_for_all
 from quire.ipc.step.plan_ring import PlanRing
 

@@ -13,7 +13,8 @@ import zmq
 
 from quire.enginecore.hosts.placement import HostEntry
 from quire.ipc.config import WorkerConfig
-from quire.ipc.host_messages import (
+from quire.ipc.links.core_and_hosts import CoreToHost, HostLost, HostUnreadable, NotThisHost
+from quire.ipc.messages.hosts import (
     BeginRanks,
     HostBeat,
     HostCommand,
@@ -25,8 +26,7 @@ from quire.ipc.host_messages import (
     RankEnded,
     RankMessage,
 )
-from quire.ipc.links.core_and_hosts import CoreToHost, HostLost, HostUnreadable, NotThisHost
-from quire.ipc.messages import SideResults, WorkerMessage
+from quire.ipc.messages.workers import SideResults, WorkerMessage
 from quire.ipc.process.children import how_it_ended
 from quire.ipc.version import VERSION
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from quire.enginecore.loading.fingerprint import fingerprints, size_of
 from quire.enginecore.loading.model_files import BUNDLED, ModelFilesError, resolve_model
 from quire.ipc.config import EngineConfig
-from quire.ipc.host_messages import ModelFiles
+from quire.ipc.messages.hosts import ModelFiles
 
 
 def model_files(config: EngineConfig, folder: Path) -> ModelFiles:

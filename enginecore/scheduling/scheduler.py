@@ -20,7 +20,7 @@ from quire.enginecore.scheduling.prefill_budget import prefill_budget
 from quire.enginecore.scheduling.sequence import Sequence, SequenceState, Slots
 from quire.enginecore.scheduling.step import Counters, ScheduledStep, StepOutput
 from quire.enginecore.scheduling.waiting import WaitingQueue
-from quire.ipc.messages import Finished, Started
+from quire.ipc.messages.frontend import Finished, Started
 from quire.ipc.step.plan import StepPlan
 from quire.ipc.step.sections import VARIANT_CUSTOM
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from quire.enginecore.scheduling.plan_builder import NO_WORDS, SideTarget
 from quire.enginecore.scheduling.sequence import Sequence
-from quire.ipc.messages import Finished, Started
+from quire.ipc.messages.frontend import Finished, Started
 
 
 @dataclass(frozen=True)

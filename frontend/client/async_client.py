@@ -21,7 +21,7 @@ from quire.frontend.client.utility_calls import A, UtilityCalls
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.links.curve import FrontendKeys
 from quire.ipc.links.frontend_to_core import SHUTTING_DOWN, FrontendToCore, LinkBusy, LinkDown
-from quire.ipc.messages import (
+from quire.ipc.messages.frontend import (
     AddRequest,
     Beat,
     CoreMessage,
@@ -34,9 +34,9 @@ from quire.ipc.messages import (
     UtilityResult,
     Welcome,
 )
+from quire.ipc.messages.utilities import UtilityCall
 from quire.ipc.process.cpus import cpu_share
 from quire.ipc.sampling import SamplingParams
-from quire.ipc.utilities import UtilityCall
 
 BEAT_TIMEOUT_S = 2.0
 WATCH_S = 2e-2  # so long a lone request's first answer is looked for without sleep

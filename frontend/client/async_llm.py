@@ -26,8 +26,8 @@ from quire.frontend.client.stream import EngineDown
 from quire.frontend.launcher import CoreProcess, engine_configs, launch_cores, stop_cores
 from quire.frontend.replicas.replicas import client_of
 from quire.frontend.text.tokenizer import Tokenizer
+from quire.ipc.messages.utilities import ProfileDone, ResetDone, ResetPrefixCache, StartProfile, StopProfile
 from quire.ipc.sampling import SamplingParams
-from quire.ipc.utilities import ProfileDone, ResetDone, ResetPrefixCache, StartProfile, StopProfile
 
 _STOP_GRACE_S = 10.0
 

@@ -1,8 +1,8 @@
 """Beam search over an engine: `BeamSearchParams`, what `LLM.beam_search` returns, and what a request of the routes runs.
 
-A step of a search is a request for one token of each beam, with the candidates for it beside (ipc/messages.py). The beams'
-common beginnings lie in the prefix cache, so that each computes its last block only; ordinary steps know nothing of all this.
-What the search itself decides is in beams.py. A failed or cancelled search leaves no request behind.
+A step of a search is a request for one token of each beam, with the candidates for it beside (ipc/messages/frontend.py). The
+beams' common beginnings lie in the prefix cache, so that each computes its last block only; ordinary steps know nothing of all
+this. What the search itself decides is in beams.py. A failed or cancelled search leaves no request behind.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from quire.frontend.client.stream import ClientError, InvalidRequest, Stream, To
 from quire.frontend.text.detokenizer import PROMPT_TAIL, OutputText
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.limits import output_room
-from quire.ipc.messages import Candidates
+from quire.ipc.messages.frontend import Candidates
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.step.sections import MAX_CANDIDATES, MAX_LOGPROBS
 

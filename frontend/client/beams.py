@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from quire.ipc.messages import TokenLogprobs
+from quire.ipc.messages.frontend import TokenLogprobs
 
 
 class Rows(NamedTuple):

@@ -20,11 +20,11 @@ from quire.frontend.client.request_outputs import request_outputs
 from quire.frontend.client.stream import EngineDown, InvalidRequest, RequestState, Stream
 from quire.frontend.client.utility_calls import A
 from quire.frontend.text.tokenizer import Tokenizer
-from quire.ipc.engine_stats import CacheInfo
 from quire.ipc.limits import output_room
-from quire.ipc.messages import Beat, Candidates, Generate, TokenInputs, Welcome
+from quire.ipc.messages.frontend import Beat, Candidates, Generate, TokenInputs, Welcome
+from quire.ipc.messages.stats import CacheInfo
+from quire.ipc.messages.utilities import UtilityCall
 from quire.ipc.sampling import SamplingParams, check_against
-from quire.ipc.utilities import UtilityCall
 
 
 class Engine(Protocol):

@@ -12,7 +12,7 @@ import numpy as np
 
 from quire.frontend.client.output_sequence import OutputSequence
 from quire.frontend.client.stream import ClientError, EngineError, RequestState
-from quire.ipc.messages import Abort, Finish, FrontendMessage, PromptLogprobs, Started, StepOutputs, sequence_key
+from quire.ipc.messages.frontend import Abort, Finish, FrontendMessage, PromptLogprobs, Started, StepOutputs, sequence_key
 from quire.ipc.sampling import SamplingParams
 
 _DROPPED_S = 60.0

@@ -8,7 +8,7 @@ from quire.frontend.client.stream import InvalidRequest, TooLong
 from quire.frontend.client.turns import in_native_thread
 from quire.frontend.text.tokenizer import LONG_TEXT, Tokenizer, TooManyTokens
 from quire.ipc.limits import longest_prompt, output_room
-from quire.ipc.messages import EngineLimits
+from quire.ipc.messages.frontend import EngineLimits
 
 MOST_TOKENS = 1 << 19  # of one text, where the context is no longer: a list of so many takes 30 ms to make
 _USUAL_CHARS = 8  # a token seldom stands for more

@@ -25,9 +25,9 @@ from quire.frontend.client.outputs import RequestOutput
 from quire.frontend.client.own_engine import OwnEngine, engine_config
 from quire.frontend.client.prompt import Prompt
 from quire.frontend.text.tokenizer import Tokenizer
+from quire.ipc.messages.utilities import ProfileDone, ResetDone, ResetPrefixCache, StartProfile, StopProfile
 from quire.ipc.process.children import CORE_MODULE
 from quire.ipc.sampling import SamplingParams
-from quire.ipc.utilities import ProfileDone, ResetDone, ResetPrefixCache, StartProfile, StopProfile
 
 Conversation = list[dict[str, Any]]
 

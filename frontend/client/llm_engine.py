@@ -23,9 +23,9 @@ from quire.frontend.client.own_engine import OwnEngine
 from quire.frontend.client.prompt import Prompt
 from quire.frontend.client.request_outputs import merged
 from quire.frontend.text.tokenizer import Tokenizer
-from quire.ipc.engine_stats import CacheInfo
+from quire.ipc.messages.stats import CacheInfo
+from quire.ipc.messages.utilities import ResetDone, ResetPrefixCache
 from quire.ipc.sampling import SamplingParams
-from quire.ipc.utilities import ResetDone, ResetPrefixCache
 
 
 class LLMEngine:

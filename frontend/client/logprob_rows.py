@@ -12,7 +12,7 @@ import numpy as np
 
 from quire.frontend.client.outputs import Logprob, TokenLogprobDict
 from quire.frontend.text.tokenizer import Tokenizer
-from quire.ipc.messages import PromptLogprobs, TokenLogprobs
+from quire.ipc.messages.frontend import PromptLogprobs, TokenLogprobs
 
 
 class LogprobRows(Sequence[TokenLogprobDict]):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from quire.frontend.client.client import Client
 from quire.frontend.client.not_here import CONFIG_FIELDS, without
 from quire.ipc.config import EngineConfig
-from quire.ipc.engine_stats import CacheInfo
+from quire.ipc.messages.stats import CacheInfo
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,7 @@ from quire.frontend.client.logprob_rows import LogprobRows
 from quire.frontend.client.outputs import Delta
 from quire.frontend.text.detokenizer import OutputText
 from quire.frontend.text.tokenizer import Tokenizer
-from quire.ipc.messages import FinishReason, TokenLogprobs, sequence_key
+from quire.ipc.messages.frontend import FinishReason, TokenLogprobs, sequence_key
 
 
 class OutputSequence:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from quire.ipc.messages import FinishReason
+from quire.ipc.messages.frontend import FinishReason
 
 
 class Logprob(msgspec.Struct, gc=False):

@@ -21,7 +21,7 @@ from quire.frontend.client.outputs import Delta, RequestMetrics, TokenLogprobDic
 from quire.frontend.client.turns import Slice, turn
 from quire.frontend.text.detokenizer import PROMPT_TAIL, OutputText
 from quire.frontend.text.tokenizer import Tokenizer
-from quire.ipc.messages import FinishReason, PromptLogprobs
+from quire.ipc.messages.frontend import FinishReason, PromptLogprobs
 from quire.ipc.sampling import SamplingParams
 
 MOST_TOKENS = 16 << 10  # of one `take`: some 2 ms

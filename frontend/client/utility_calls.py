@@ -1,5 +1,7 @@
-"""UtilityCalls: questions to the engine beside requests (ipc/utilities.py), each awaited until it is answered or the engine is
-lost. Called by AsyncClient, which owns the link; everything happens in the event loop's thread.
+"""UtilityCalls: questions to the engine beside requests, each awaited until it is answered or the engine is lost.
+
+The calls are structs of ipc/messages/utilities.py. Called by AsyncClient, which owns the link; everything happens in the event
+loop's thread.
 """
 
 import asyncio
@@ -7,8 +9,8 @@ from typing import TypeVar
 
 from quire.frontend.client.stream import ERRORS, ClientError, EngineDown, EngineError, Overloaded
 from quire.ipc.links.frontend_to_core import FrontendToCore, LinkBusy, LinkDown
-from quire.ipc.messages import Utility, UtilityResult
-from quire.ipc.utilities import UtilityAnswer, UtilityCall, UtilityFailed
+from quire.ipc.messages.frontend import Utility, UtilityResult
+from quire.ipc.messages.utilities import UtilityAnswer, UtilityCall, UtilityFailed
 
 TIMEOUT_S = 300.0  # a trace of many steps takes a minute
 

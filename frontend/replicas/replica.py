@@ -7,7 +7,7 @@ from quire.frontend.client.async_client import AsyncClient
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.links.curve import FrontendKeys
 from quire.ipc.links.frontend_to_core import SHUTTING_DOWN
-from quire.ipc.messages import Abort, Beat, CoreMessage, Finish, FrontendMessage, RequestError, StepOutputs, Welcome
+from quire.ipc.messages.frontend import Abort, Beat, CoreMessage, Finish, FrontendMessage, RequestError, StepOutputs, Welcome
 
 
 class Owner(Protocol):

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import msgspec
 
 from quire.frontend.client.async_client import AsyncClient
-from quire.ipc.messages import EngineLimits, Welcome
+from quire.ipc.messages.frontend import EngineLimits, Welcome
+from quire.ipc.messages.utilities import ProfileDone, ResetDone, ServerInfo, UtilityAnswer
 from quire.ipc.numerics import differing_flags
-from quire.ipc.utilities import ProfileDone, ResetDone, ServerInfo, UtilityAnswer
 
 
 def different_models(one: AsyncClient, other: AsyncClient) -> str | None:

@@ -26,12 +26,8 @@ from quire.frontend.replicas.replica import Replica
 from quire.frontend.replicas.replica_answers import different_models, holds_for_all, together
 from quire.frontend.replicas.router import Choice, Policy, Router
 from quire.ipc.links.curve import FrontendKeys
-from quire.ipc.messages import (
-    Beat,
-    Generate,
-    TokenInputs,
-)
-from quire.ipc.utilities import UtilityAnswer, UtilityCall
+from quire.ipc.messages.frontend import Beat, Generate, TokenInputs
+from quire.ipc.messages.utilities import UtilityAnswer, UtilityCall
 
 log = logging.getLogger("quire.replicas")
 

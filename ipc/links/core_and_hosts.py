@@ -13,11 +13,11 @@ import msgspec
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from quire.ipc.host_messages import MAX_FROM_HOST, MAX_TO_HOST, HostCommand, HostMessage
 from quire.ipc.links import paths
 from quire.ipc.links.curve import ZAP_DOMAIN, Authenticator, CoreKeys, KeyPair
 from quire.ipc.links.sockets import readable
-from quire.ipc.messages import DECODE_ERRORS, IDENTITY_BYTES
+from quire.ipc.messages.hosts import MAX_FROM_HOST, MAX_TO_HOST, HostCommand, HostMessage
+from quire.ipc.messages.message import DECODE_ERRORS, IDENTITY_BYTES
 
 _HWM = 1024
 _RETRY_MS = 200  # between attempts to connect

@@ -12,7 +12,8 @@ import zmq
 
 from quire.ipc.links import paths
 from quire.ipc.links.sockets import readable
-from quire.ipc.messages import DECODE_ERRORS, MAX_CORE_MESSAGE, WorkerCommand, WorkerFailed, WorkerMessage
+from quire.ipc.messages.message import DECODE_ERRORS, MAX_CORE_MESSAGE
+from quire.ipc.messages.workers import WorkerCommand, WorkerFailed, WorkerMessage
 
 _HWM = 1024
 _IDENTITY = struct.Struct("<4sqi")  # "rank", generation, rank: begins with no zero byte, which libzmq forbids

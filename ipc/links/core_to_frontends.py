@@ -26,9 +26,7 @@ from quire.ipc.links.limited_log import LimitedLog
 from quire.ipc.links.outbox import FrontendConnection, PendingOutputs, Total
 from quire.ipc.links.request_check import identify_request, may_travel_as_one, problem_with
 from quire.ipc.links.sockets import readable
-from quire.ipc.messages import (
-    DECODE_ERRORS,
-    IDENTITY_BYTES,
+from quire.ipc.messages.frontend import (
     MAX_FRONTEND_MESSAGE,
     PROTOCOL_VERSION,
     Abort,
@@ -46,6 +44,7 @@ from quire.ipc.messages import (
     Utility,
     Welcome,
 )
+from quire.ipc.messages.message import DECODE_ERRORS, IDENTITY_BYTES
 from quire.ipc.process.loop_clock import LoopClock
 
 log = logging.getLogger("quire.enginecore")

@@ -20,10 +20,7 @@ from quire.ipc.links import paths
 from quire.ipc.links.curve import FrontendKeys
 from quire.ipc.links.outgoing import Outgoing
 from quire.ipc.links.sockets import readable
-from quire.ipc.messages import (
-    DECODE_ERRORS,
-    IDENTITY_BYTES,
-    MAX_CORE_MESSAGE,
+from quire.ipc.messages.frontend import (
     MAX_FRONTEND_MESSAGE,
     PROTOCOL_VERSION,
     Beat,
@@ -41,6 +38,7 @@ from quire.ipc.messages import (
     UtilityResult,
     Welcome,
 )
+from quire.ipc.messages.message import DECODE_ERRORS, IDENTITY_BYTES, MAX_CORE_MESSAGE
 
 PING_INTERVAL_S = 2.0
 SILENCE_S = 5.0  # without a message from the core, which beats every 0.5 s

@@ -8,7 +8,7 @@ from collections import deque
 
 import msgspec
 
-from quire.ipc.messages import CoreMessage, Finished, Started, StepOutputs, TokenLogprobs
+from quire.ipc.messages.frontend import CoreMessage, Finished, Started, StepOutputs, TokenLogprobs
 
 _ITEM_BYTES = 64  # what a Finished or Started weighs, roughly
 _LOGPROBS_BYTES = 64

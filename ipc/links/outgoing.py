@@ -6,7 +6,7 @@ from collections.abc import Callable
 import zmq
 
 from quire.ipc.links.sockets import readable, writable
-from quire.ipc.messages import MAX_TOGETHER, TOGETHER_BYTES
+from quire.ipc.messages.frontend import MAX_TOGETHER, TOGETHER_BYTES
 
 
 class Outgoing:

@@ -4,7 +4,8 @@ import math
 
 import msgspec
 
-from quire.ipc.messages import DECODE_ERRORS, MAX_REQUEST_ID, MAX_TOGETHER, TOGETHER_BYTES, AddRequest
+from quire.ipc.messages.frontend import MAX_REQUEST_ID, MAX_TOGETHER, TOGETHER_BYTES, AddRequest
+from quire.ipc.messages.message import DECODE_ERRORS
 
 
 def problem_with(request: AddRequest) -> str | None:

@@ -3,7 +3,7 @@
 import hashlib
 import secrets
 
-from quire.ipc.messages import FileInfo
+from quire.ipc.messages.frontend import FileInfo
 
 
 def new_epoch() -> int:

@@ -7,7 +7,8 @@ the core (enginecore/workers.py), read by each worker between steps (workers/wor
 import msgspec
 import numpy as np
 
-from quire.ipc.messages import DECODE_ERRORS, MAX_CONTROL_BYTES, ControlRequest
+from quire.ipc.messages.message import DECODE_ERRORS
+from quire.ipc.messages.workers import MAX_CONTROL_BYTES, ControlRequest
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(ControlRequest).decode

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as Backend
 
 import frontend
 from quire.frontend.text.tokenizer import Tokenizer
-from quire.ipc.messages import AddRequest, Generate, TokenInputs
+from quire.ipc.messages.frontend import AddRequest, Generate, TokenInputs
 from quire.ipc.sampling import SamplingParams
 
 

@@ -6,7 +6,7 @@ import torch
 from inline_engine import InlineEngine
 from tiny_models import reference, tiny_model
 
-from quire.ipc.messages import AddRequest, Candidates, Generate, RequestError, TokenInputs
+from quire.ipc.messages.frontend import AddRequest, Candidates, Generate, RequestError, TokenInputs
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.step.sections import MAX_CANDIDATES
 from quire.workers.runner import CANDIDATE_ROWS

@@ -18,7 +18,8 @@ from quire.enginecore.core import AWAKE_S, LATE_S
 from quire.enginecore.step_times import Expected
 from quire.enginecore.workers import WorkersFailed
 from quire.ipc.links.core_and_workers import WorkerToCore
-from quire.ipc.messages import Abort, Beat, PromptLogprobs, PromptLogprobsOfRow, RequestError, SideResults, StepOutputs
+from quire.ipc.messages.frontend import Abort, Beat, PromptLogprobs, RequestError, StepOutputs
+from quire.ipc.messages.workers import PromptLogprobsOfRow, SideResults
 
 
 def test_a_request_that_comes_with_its_frontends_loss_is_not_run(by_hand):

@@ -8,7 +8,8 @@ from core_by_hand import CoreByHand, add
 
 from quire.enginecore.grammar.without_token import PROCESSOR_FAILED
 from quire.enginecore.params_check import ParamsCheck
-from quire.ipc.messages import CheckParams, ControlReply, ProcessorsInfo, RequestError, StepOutputs
+from quire.ipc.messages.frontend import RequestError, StepOutputs
+from quire.ipc.messages.workers import CheckParams, ControlReply, ProcessorsInfo
 from quire.ipc.step.control import decode_control, encode_control
 from quire.ipc.step.sections import NO_TOKEN, VARIANT_CUSTOM
 

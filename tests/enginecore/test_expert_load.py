@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import msgspec
 
 from quire.enginecore.expert_load import INTERVAL_S, ExpertLoad
-from quire.ipc.engine_stats import ExpertStats, ExpertTokens
-from quire.ipc.messages import ControlReply
+from quire.ipc.messages.stats import ExpertStats, ExpertTokens
+from quire.ipc.messages.workers import ControlReply
 
 
 class Workers:

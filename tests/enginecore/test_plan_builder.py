@@ -8,7 +8,7 @@ import numpy as np
 from quire.enginecore.kv.sequence_blocks import SequenceBlocks
 from quire.enginecore.scheduling.plan_builder import PlanBuilder, logits_processors_of, slot_words
 from quire.enginecore.scheduling.sequence import Sequence
-from quire.ipc.messages import sequence_key
+from quire.ipc.messages.frontend import sequence_key
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.step.plan import StepPlan, decode_logits_processors, decode_plan
 from quire.ipc.step.sections import (

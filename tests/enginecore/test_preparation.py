@@ -10,7 +10,7 @@ from core_by_hand import MAX_NUM_SEQS, CoreByHand, add
 from ipc_cores import RawFrontend
 
 from quire.enginecore.preparation import PreparationFailed, PreparingRequests
-from quire.ipc.messages import Abort, AddRequest, Beat, Finish, RequestError, StepOutputs
+from quire.ipc.messages.frontend import Abort, AddRequest, Beat, Finish, RequestError, StepOutputs
 
 
 class SlowPreparer:

@@ -8,7 +8,8 @@ import pytest
 from quire.enginecore.publish import messages_of, read_logprobs, side_messages
 from quire.enginecore.scheduling.plan_builder import SideTarget
 from quire.enginecore.scheduling.step import StepOutput
-from quire.ipc.messages import Finished, PromptLogprobs, PromptLogprobsOfRow, Started
+from quire.ipc.messages.frontend import Finished, PromptLogprobs, Started
+from quire.ipc.messages.workers import PromptLogprobsOfRow
 from quire.ipc.step.result_ring import ResultRing, RowLogprobs
 
 STEP, EPOCH, TOP = 5, 77, 4

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from quire.enginecore.stats import INTERVAL_S, Counted, StatsLine
-from quire.ipc.messages import Beat
+from quire.ipc.messages.frontend import Beat
 
 
 def beat(tokens: int) -> Beat:

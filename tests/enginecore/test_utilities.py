@@ -4,8 +4,8 @@ import pytest
 from core_by_hand import EPOCH, add
 
 from quire.enginecore.workers import WorkersFailed
-from quire.ipc.messages import ControlReply, StepOutputs, Utility, UtilityResult
-from quire.ipc.utilities import (
+from quire.ipc.messages.frontend import StepOutputs, Utility, UtilityResult
+from quire.ipc.messages.utilities import (
     GetServerInfo,
     ProfileDone,
     ResetDone,
@@ -15,6 +15,7 @@ from quire.ipc.utilities import (
     StopProfile,
     UtilityFailed,
 )
+from quire.ipc.messages.workers import ControlReply
 
 
 def ask(by_hand, frontend, call, number=1):

@@ -20,7 +20,8 @@ from fake_worker import log_of, solo_output
 from quire.enginecore import workers as group
 from quire.enginecore.workers import WorkerGroup, WorkersFailed
 from quire.ipc.links.core_and_workers import CoreToWorkers
-from quire.ipc.messages import ControlReply, DumpStacks, RequestError, StepOutputs, WorkerFailed, WorkerReady
+from quire.ipc.messages.frontend import RequestError, StepOutputs
+from quire.ipc.messages.workers import ControlReply, DumpStacks, WorkerFailed, WorkerReady
 from quire.ipc.step.plan_ring import KIND_PLAN, PlanRing
 from quire.ipc.step.result_ring import ResultRing
 from quire.ipc.step.sections import HEADER

@@ -16,8 +16,8 @@ from quire.frontend.client import utility_calls
 from quire.frontend.client.utility_calls import UtilityCalls
 from quire.frontend.http.server import StopSignals, _let_notice
 from quire.frontend.http.server_state import ServerState
-from quire.ipc.messages import UtilityResult
-from quire.ipc.utilities import ResetDone, ResetPrefixCache
+from quire.ipc.messages.frontend import UtilityResult
+from quire.ipc.messages.utilities import ResetDone, ResetPrefixCache
 
 ROOT = Path(__file__).parents[2]
 Case = tuple[Coroutine[Any, Any, Any], Callable[[], object]]  # what waits, and what lets it go on

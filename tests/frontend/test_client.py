@@ -17,7 +17,7 @@ from quire.frontend.client.outputs import RequestOutput
 from quire.frontend.client.stream import EngineDown, EngineError, InvalidRequest, Overloaded, TooLong
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.links.frontend_to_core import FrontendToCore
-from quire.ipc.messages import Abort, AddRequest, EngineLimits, Finish, RequestError
+from quire.ipc.messages.frontend import Abort, AddRequest, EngineLimits, Finish, RequestError
 from quire.ipc.sampling import SamplingParams
 
 TOKENIZER = Tokenizer.from_files(toy_tokenizers.files())

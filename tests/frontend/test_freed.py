@@ -14,7 +14,7 @@ from quire.frontend.client.stream import ClientError, EngineDown, EngineError
 from quire.frontend.http.api.generate import _collect, run_all
 from quire.frontend.http.api.prompt_run import PromptRun
 from quire.frontend.http.batches.run import beside
-from quire.ipc.messages import TokenLogprobs
+from quire.ipc.messages.frontend import TokenLogprobs
 from quire.ipc.sampling import SamplingParams
 
 Work = Callable[[], Awaitable[None]]

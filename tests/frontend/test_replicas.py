@@ -15,12 +15,12 @@ from quire.frontend.replicas.replicas import Replicas
 from quire.frontend.replicas.replicas import replicas as module
 from quire.frontend.replicas.router import ROW_TOKENS
 from quire.ipc.links.frontend_to_core import LinkBusy, LinkDown
-from quire.ipc.messages import Abort, AddRequest, Candidates, Finish, RequestError, ShuttingDown, Started
-from quire.ipc.sampling import SamplingParams
-from quire.ipc.utilities import (
+from quire.ipc.messages.frontend import Abort, AddRequest, Candidates, Finish, RequestError, ShuttingDown, Started
+from quire.ipc.messages.utilities import (
     ResetDone,
     ResetPrefixCache,
 )
+from quire.ipc.sampling import SamplingParams
 
 
 # -------------------------------------------------------------------------------------------------------------- answers

@@ -20,10 +20,8 @@ from quire.frontend.client.stream import EngineDown, InvalidRequest
 from quire.frontend.replicas.replicas import Replicas, client_of
 from quire.frontend.replicas.replicas import replicas as module
 from quire.ipc.links.curve import FrontendKeys, make_keys
-from quire.ipc.messages import EngineLimits, Utility, UtilityResult
-from quire.ipc.numerics import Numerics
-from quire.ipc.sampling import SamplingParams
-from quire.ipc.utilities import (
+from quire.ipc.messages.frontend import EngineLimits, Utility, UtilityResult
+from quire.ipc.messages.utilities import (
     GetServerInfo,
     ProfileDone,
     ResetDone,
@@ -32,6 +30,8 @@ from quire.ipc.utilities import (
     StopProfile,
     UtilityFailed,
 )
+from quire.ipc.numerics import Numerics
+from quire.ipc.sampling import SamplingParams
 
 
 @pytest.fixture

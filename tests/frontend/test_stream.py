@@ -12,7 +12,7 @@ from stream_bench import BANG, CAT, COMMA, EOS, THE, TOKENIZER, WORLD, Bench, in
 
 from quire.frontend.client.outputs import Delta, Logprob
 from quire.frontend.client.stream import ClientError, EngineDown, EngineError
-from quire.ipc.messages import Abort, Finish, PromptLogprobs, Started, TokenLogprobs
+from quire.ipc.messages.frontend import Abort, Finish, PromptLogprobs, Started, TokenLogprobs
 
 
 @in_loop

@@ -23,7 +23,7 @@ from quire.frontend.launcher import launch_core
 from quire.frontend.supervisor import StartFailed
 from quire.ipc.config import EngineConfig
 from quire.ipc.links.paths import remove_private_directories
-from quire.ipc.messages import Welcome
+from quire.ipc.messages.frontend import Welcome
 from quire.ipc.process.restarts import MAX_FAILED_STARTS, MAX_SHORT_LIVES
 
 pytestmark = pytest.mark.slow

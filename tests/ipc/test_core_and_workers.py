@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.ipc.links.core_and_workers import _IDENTITY, _TAG, CoreToWorkers, WorkerToCore
-from quire.ipc.messages import (
+from quire.ipc.messages.workers import (
     AllocateKV,
     KVGroup,
     ProcessorsInfo,

@@ -7,19 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.ipc.messages import (
-    DECODE_ERRORS,
+from quire.ipc.messages.frontend import (
     AddRequest,
-    ControlRequest,
     CoreMessage,
     FrontendMessage,
     Generate,
     StepOutputs,
     TokenInputs,
-    WorkerCommand,
-    WorkerMessage,
     sequence_key,
 )
+from quire.ipc.messages.message import DECODE_ERRORS
+from quire.ipc.messages.workers import ControlRequest, WorkerCommand, WorkerMessage
 from quire.ipc.sampling import SamplingParams
 
 UNIONS = {

@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from quire.ipc.messages import MAX_CONTROL_BYTES, ControlReply, ControlRequest, DumpStacks
+from quire.ipc.messages.workers import MAX_CONTROL_BYTES, ControlReply, ControlRequest, DumpStacks
 from quire.ipc.step import control
 from quire.ipc.step.control import decode_control, encode_control
 from quire.ipc.step.masks import MASK_RECORD_WORDS, decode_masks, mask_records, no_masks_record
@@ -69,7 +69,7 @@ def test_a_control_record_that_cannot_be_read_is_a_value_error(words):
 
 
 def test_a_reply_is_a_worker_message():
-    from quire.ipc.messages import WorkerMessage
+    from quire.ipc.messages.workers import WorkerMessage
 
     reply = ControlReply(1, 5, "", b"text")
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(reply), type=WorkerMessage) == reply

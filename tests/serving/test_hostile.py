@@ -19,7 +19,7 @@ import pytest
 from ipc_cores import RawFrontend
 from serving import SMALL, Background, Served, until
 
-from quire.ipc.messages import (
+from quire.ipc.messages.frontend import (
     PROTOCOL_VERSION,
     Abort,
     AddRequest,

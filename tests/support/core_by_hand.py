@@ -16,7 +16,16 @@ from quire.enginecore.workers import WorkerGroup
 from quire.ipc.config import WorkerConfig
 from quire.ipc.links.core_and_workers import CoreToWorkers
 from quire.ipc.links.core_to_frontends import CoreToFrontends
-from quire.ipc.messages import PROTOCOL_VERSION, AddRequest, CoreMessage, EngineLimits, Generate, Hello, TokenInputs, Welcome
+from quire.ipc.messages.frontend import (
+    PROTOCOL_VERSION,
+    AddRequest,
+    CoreMessage,
+    EngineLimits,
+    Generate,
+    Hello,
+    TokenInputs,
+    Welcome,
+)
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.step.masks import decode_masks
 from quire.ipc.step.plan import StepPlan, decode_plan

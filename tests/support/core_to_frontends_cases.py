@@ -4,13 +4,7 @@ import msgspec
 import numpy as np
 from ipc_cores import LoopingCore, RawFrontend
 
-from quire.ipc.messages import (
-    AddRequest,
-    CoreMessage,
-    Generate,
-    StepOutputs,
-    TokenInputs,
-)
+from quire.ipc.messages.frontend import AddRequest, CoreMessage, Generate, StepOutputs, TokenInputs
 from quire.ipc.sampling import SamplingParams
 
 EPOCH = 77

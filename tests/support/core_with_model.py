@@ -22,7 +22,7 @@ from quire.enginecore.scheduling.config import SchedulerConfig
 from quire.enginecore.workers import WorkerGroup
 from quire.ipc.links.core_and_workers import CoreToWorkers
 from quire.ipc.links.core_to_frontends import CoreToFrontends
-from quire.ipc.messages import (
+from quire.ipc.messages.frontend import (
     PROTOCOL_VERSION,
     AddRequest,
     EngineLimits,

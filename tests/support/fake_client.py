@@ -13,8 +13,16 @@ from quire.frontend.client.stream import InvalidRequest, TooLong
 from quire.frontend.http.api.app import App
 from quire.frontend.http.api.services import Services
 from quire.frontend.text.tokenizer import Tokenizer
-from quire.ipc.messages import Beat, EngineLimits, Welcome
-from quire.ipc.utilities import GetServerInfo, ProfileDone, ResetDone, ResetPrefixCache, ServerInfo, StartProfile, StopProfile
+from quire.ipc.messages.frontend import Beat, EngineLimits, Welcome
+from quire.ipc.messages.utilities import (
+    GetServerInfo,
+    ProfileDone,
+    ResetDone,
+    ResetPrefixCache,
+    ServerInfo,
+    StartProfile,
+    StopProfile,
+)
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"

@@ -17,10 +17,9 @@ import numpy as np
 import toy_tokenizers
 import zmq
 
-from quire.ipc.engine_stats import CacheInfo
 from quire.ipc.links.core_to_frontends import CoreToFrontends
 from quire.ipc.links.welcome import file_infos, new_epoch
-from quire.ipc.messages import (
+from quire.ipc.messages.frontend import (
     PROTOCOL_VERSION,
     Abort,
     AddRequest,
@@ -37,6 +36,7 @@ from quire.ipc.messages import (
     Welcome,
     sequence_key,
 )
+from quire.ipc.messages.stats import CacheInfo
 
 TIMEOUT_S = 60.0
 LIMITS = EngineLimits(max_model_len=64, vocab_size=400, max_num_seqs=4, max_logprobs=20)

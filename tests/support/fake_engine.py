@@ -13,7 +13,7 @@ from pathlib import Path
 from fake_core import FakeCore, echo
 
 from quire.ipc.config import EngineConfig
-from quire.ipc.messages import AddRequest
+from quire.ipc.messages.frontend import AddRequest
 from quire.ipc.process.children import beat, child_main_config, tell_parent
 
 

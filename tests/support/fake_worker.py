@@ -14,7 +14,7 @@ import numpy as np
 
 from quire.ipc.config import WorkerConfig
 from quire.ipc.links.core_and_workers import WorkerToCore
-from quire.ipc.messages import AllocateKV, ControlReply, KVGroup, WorkerProfile, WorkerReady
+from quire.ipc.messages.workers import AllocateKV, ControlReply, KVGroup, WorkerProfile, WorkerReady
 from quire.ipc.process.children import child_main_config, own_fds
 from quire.ipc.step.control import decode_control
 from quire.ipc.step.plan import StepPlan, decode_plan

@@ -8,7 +8,7 @@ import numpy as np
 from ipc_cores import LoopingCore
 
 from quire.ipc.links.frontend_to_core import FrontendToCore
-from quire.ipc.messages import (
+from quire.ipc.messages.frontend import (
     AddRequest,
     Beat,
     CoreMessage,

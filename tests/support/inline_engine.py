@@ -9,7 +9,7 @@ import torch
 from quire.enginecore.intake import Intake, IntakeConfig
 from quire.enginecore.scheduling.config import SchedulerConfig
 from quire.enginecore.scheduling.scheduler import Scheduler
-from quire.ipc.messages import AddRequest, EngineLimits, Generate, RequestError, TokenInputs
+from quire.ipc.messages.frontend import AddRequest, EngineLimits, Generate, RequestError, TokenInputs
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.step.sections import STEP_MASK, StepLimits, max_device_words
 from quire.kernels.step.tables import LogitsProcessorPool

@@ -10,7 +10,7 @@ import numpy as np
 
 from quire.ipc.links.core_to_frontends import CoreToFrontends
 from quire.ipc.links.frontend_to_core import FrontendToCore
-from quire.ipc.messages import AddRequest, Beat, Generate, StepOutputs, TokenInputs
+from quire.ipc.messages.frontend import AddRequest, Beat, Generate, StepOutputs, TokenInputs
 from quire.ipc.process.children import beat, child_main_config, spawn, tell_parent
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.step.plan_ring import PlanReader, PlanRing

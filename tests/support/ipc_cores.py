@@ -11,7 +11,7 @@ import zmq
 
 from quire.ipc.links.core_to_frontends import CoreToFrontends
 from quire.ipc.links.welcome import file_infos
-from quire.ipc.messages import PROTOCOL_VERSION, Beat, EngineLimits, FrontendMessage, Welcome
+from quire.ipc.messages.frontend import PROTOCOL_VERSION, Beat, EngineLimits, FrontendMessage, Welcome
 
 TIMEOUT_S = 60.0
 FILES = {"tokenizer.json": b"{}" * 1000, "chat_template.jinja": b"{{ messages }}"}

@@ -6,7 +6,8 @@ import time
 import fake_client as http
 from prometheus_client.parser import text_string_to_metric_families
 
-from quire.ipc.engine_stats import (
+from quire.ipc.messages.frontend import Beat, Welcome
+from quire.ipc.messages.stats import (
     BATCH_FILL,
     HOST_SECONDS,
     ITERATION_TOKENS,
@@ -17,7 +18,6 @@ from quire.ipc.engine_stats import (
     EngineStats,
     ExpertStats,
 )
-from quire.ipc.messages import Beat, Welcome
 from quire.ipc.process.usage import process_usage
 
 

@@ -5,7 +5,7 @@ import msgspec
 import numpy as np
 
 from quire.frontend.client.stream import RequestState, Stream
-from quire.ipc.messages import PromptLogprobs, TokenLogprobs
+from quire.ipc.messages.frontend import PromptLogprobs, TokenLogprobs
 
 
 class Replayed(http.FakeClient):

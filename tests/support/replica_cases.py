@@ -12,8 +12,8 @@ from own_loop import heard, in_own_loop
 from quire.frontend.client.stream import Stream
 from quire.frontend.replicas.replicas import Replicas
 from quire.frontend.text.tokenizer import Tokenizer
-from quire.ipc.engine_stats import CacheInfo
-from quire.ipc.messages import AddRequest, RequestError
+from quire.ipc.messages.frontend import AddRequest, RequestError
+from quire.ipc.messages.stats import CacheInfo
 from quire.ipc.sampling import SamplingParams
 
 TOKENIZER = Tokenizer.from_files(toy_tokenizers.files())

@@ -10,7 +10,7 @@ from quire.enginecore.kv.sequence_blocks import SequenceBlocks
 from quire.enginecore.scheduling.config import SchedulerConfig
 from quire.enginecore.scheduling.scheduler import Scheduler
 from quire.enginecore.scheduling.sequence import Sequence
-from quire.ipc.messages import sequence_key
+from quire.ipc.messages.frontend import sequence_key
 from quire.ipc.sampling import SamplingParams
 
 VOCAB = 50

@@ -13,7 +13,7 @@ from quire.frontend.client.dispatch import Dispatcher
 from quire.frontend.client.outputs import Delta
 from quire.frontend.client.stream import RequestState, Stream
 from quire.frontend.text.tokenizer import Tokenizer
-from quire.ipc.messages import FrontendMessage, sequence_key
+from quire.ipc.messages.frontend import FrontendMessage, sequence_key
 from quire.ipc.sampling import SamplingParams
 
 TOKENIZER = Tokenizer(toy_tokenizers.byte_level())

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from workers.test_models import PROMPT, DenseAttention
 from workers.test_parallel import on_every_rank
 
-from quire.ipc.engine_stats import ExpertTokens
+from quire.ipc.messages.stats import ExpertTokens
 from quire.kernels.experts import routing_reference
 from quire.workers.expert_load import ExpertLoad
 from quire.workers.layers.experts import Experts, Router

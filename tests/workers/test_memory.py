@@ -15,7 +15,7 @@ from quire.enginecore.device import Gpu
 from quire.enginecore.loading.model_files import model_summary
 from quire.ipc.config import EngineConfig
 from quire.ipc.memory_plan import GIB, GRAPHS_BYTES, PRIMITIVES_BYTES
-from quire.ipc.messages import KVGroup, WorkerProfile
+from quire.ipc.messages.workers import KVGroup, WorkerProfile
 from quire.workers.attention.kv_cache import KVCache
 from quire.workers.memory import (
     OutOfMemory,

@@ -13,7 +13,7 @@ from core_by_hand import worker_template
 
 from quire.enginecore.workers import AREA_WORDS, RING_WORDS, WorkerGroup
 from quire.ipc.links.core_and_workers import CoreToWorkers
-from quire.ipc.messages import ControlReply, DumpStacks
+from quire.ipc.messages.workers import ControlReply, DumpStacks
 from quire.ipc.step.control import encode_control
 from quire.ipc.step.masks import MASK_RECORD_WORDS
 from quire.ipc.step.plan import StepPlan

@@ -12,7 +12,7 @@ from thread_ranks import engine_of_ranks
 from thread_stages import engine_of_stages
 from tiny_models import tiny_model
 
-from quire.ipc.engine_stats import ExpertTokens
+from quire.ipc.messages.stats import ExpertTokens
 from quire.ipc.sampling import SamplingParams
 from quire.workers.attention.kv_cache import KVCache
 from quire.workers.loading.target import WeightsError

@@ -8,7 +8,7 @@ pytest.importorskip("triton")
 from triton.compiler.errors import CompilationError
 from triton.runtime.errors import OutOfResources
 
-from quire.ipc.messages import WorkerFailed
+from quire.ipc.messages.workers import WorkerFailed
 from quire.kernels.tuning.current import TuningError, read_table
 from quire.workers.start_failures import _reason
 from quire.workers.worker import Worker

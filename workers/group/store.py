@@ -7,8 +7,8 @@ from datetime import timedelta
 
 from torch._C._distributed_c10d import Store
 
-from quire.ipc.group_messages import StoreRequest, StoreValue
 from quire.ipc.links.core_and_workers import WorkerToCore
+from quire.ipc.messages.group import StoreRequest, StoreValue
 
 LOOK_S = 1.0
 

@@ -1,7 +1,7 @@
 """The files of a checkpoint and the tensors in them, from their headers: not a value is read here.
 
 Pickled checkpoints (.bin, .pt) are refused: reading one runs code of whoever wrote it. weights.py reads values, stages.py
-counts bytes, and models/families.py asks which layers of a quantized checkpoint are plain.
+counts bytes, and models/family_table.py asks which layers of a quantized checkpoint are plain.
 """
 
 import itertools

@@ -2,7 +2,7 @@
 
 Within a layer, modules bear the checkpoint's names (models/); here are the few around the layers, several spellings of them,
 and what a checkpoint holds that is not served: vision towers, buffers of old. weights.py renames what it reads,
-models/families.py asks of a layer's quantization by both names.
+models/family_table.py asks of a layer's quantization by both names.
 """
 
 from collections.abc import Iterable

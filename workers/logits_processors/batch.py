@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from quire.ipc.messages import ProcessorsInfo
+from quire.ipc.messages.workers import ProcessorsInfo
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.step.custom_processors import decode_records
 from quire.ipc.step.plan import StepPlan

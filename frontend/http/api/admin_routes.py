@@ -1,6 +1,6 @@
 """What an operator asks of the engine: profiles, an empty prefix cache, its configuration. Names are vLLM's.
 
-Each is a call of ipc/utilities.py; what a server must be started with for one is said by the engine's own refusal.
+Each is a call of ipc/messages/utilities.py; what a server must be started with for one is said by the engine's own refusal.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.sse import json_bytes
 from quire.frontend.http.protocol.exchange import Request, Response
-from quire.ipc.utilities import (
+from quire.ipc.messages.utilities import (
     GetServerInfo,
     ProfileDone,
     ResetDone,

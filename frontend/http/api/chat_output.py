@@ -18,7 +18,7 @@ from quire.frontend.http.api.sse import ChunkWriter, json_bytes
 from quire.frontend.http.api.thought_count import ThoughtCount
 from quire.frontend.text.output_events import Arguments, CallBegun, Content, Event, Reasoning
 from quire.frontend.text.output_parser import PIECE, OutputParser
-from quire.ipc.messages import FinishReason
+from quire.ipc.messages.frontend import FinishReason
 
 
 class ChatOutput:

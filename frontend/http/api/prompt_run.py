@@ -12,7 +12,7 @@ from quire.frontend.client.beam_search import BeamStream
 from quire.frontend.client.outputs import Delta, TokenLogprobDict
 from quire.frontend.client.stream import Stream
 from quire.frontend.http.api.bodies.schemas import CompletionTokensDetails, PromptTokensDetails, Usage
-from quire.ipc.messages import FinishReason
+from quire.ipc.messages.frontend import FinishReason
 from quire.ipc.sampling import SamplingParams
 
 

@@ -14,7 +14,7 @@ from quire.frontend.http.api.logs.request_log import RequestLog
 from quire.frontend.http.api.metrics.metrics import Metrics
 from quire.frontend.http.api.output_plan import ParserNames
 from quire.frontend.http.store.storage import Storage
-from quire.ipc.messages import EngineLimits
+from quire.ipc.messages.frontend import EngineLimits
 
 MAX_RESPONSE_BYTES = 128 << 20
 

@@ -1,6 +1,6 @@
 """Calls that a grammar has made sure of: tool_choice "required" (a JSON list of calls) and a named function (its arguments).
 
-The schemas that they follow are made in http/api/tool_grammar.py.
+The schemas that they follow are made in http/api/tools/tool_grammar.py.
 """
 
 import re

@@ -10,7 +10,7 @@ from core_with_model import CoreWithModel, Output
 
 from quire.enginecore.grammar import held, mask_threads, masks
 from quire.enginecore.scheduling.step import ScheduledStep, StepOutput
-from quire.ipc.messages import Abort, Finish, Finished, RequestError
+from quire.ipc.messages.frontend import Abort, Finish, Finished, RequestError
 from quire.ipc.process.loop_clock import LoopClock
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.structured_outputs import StructuredOutputs

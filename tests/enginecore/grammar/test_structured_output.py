@@ -13,7 +13,7 @@ from core_by_hand import EPOCH
 from core_with_model import CoreWithModel, Output
 
 from quire.enginecore.grammar import steps
-from quire.ipc.messages import Abort, RequestError
+from quire.ipc.messages.frontend import Abort, RequestError
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.structured_outputs import StructuredOutputs
 

@@ -3,7 +3,7 @@
 import pytest
 
 from quire.enginecore.grammar.without_token import nothing_left
-from quire.ipc.messages import RequestError
+from quire.ipc.messages.frontend import RequestError
 from quire.ipc.sampling import SamplingParams
 
 

@@ -16,7 +16,10 @@ from quire.enginecore.hosts.agent import Agent
 from quire.enginecore.hosts.same_model import model_files
 from quire.enginecore.loading.model_files import BUNDLED
 from quire.ipc.config import EngineConfig
-from quire.ipc.host_messages import (
+from quire.ipc.interfaces import LOOPBACK
+from quire.ipc.links.core_and_hosts import CoreToHost, HostLost, HostToCore
+from quire.ipc.links.curve import CoreKeys, KeyPair, make_keys
+from quire.ipc.messages.hosts import (
     BeginRanks,
     CoreBeat,
     EndRanks,
@@ -27,9 +30,6 @@ from quire.ipc.host_messages import (
     HostWelcome,
     PlanRecord,
 )
-from quire.ipc.interfaces import LOOPBACK
-from quire.ipc.links.core_and_hosts import CoreToHost, HostLost, HostToCore
-from quire.ipc.links.curve import CoreKeys, KeyPair, make_keys
 from quire.ipc.version import VERSION
 
 TIMEOUT_S = 30.0

@@ -15,7 +15,9 @@ from quire.enginecore.hosts import remote_ranks as module
 from quire.enginecore.hosts.placement import HostEntry, place
 from quire.enginecore.hosts.remote_host import HostFailed
 from quire.enginecore.hosts.remote_ranks import RemoteRanks
-from quire.ipc.host_messages import (
+from quire.ipc.links.core_and_hosts import HostToCore
+from quire.ipc.links.curve import CoreKeys, make_keys
+from quire.ipc.messages.hosts import (
     BeginRanks,
     EndRanks,
     HostBeat,
@@ -30,9 +32,7 @@ from quire.ipc.host_messages import (
     RankEnded,
     RankMessage,
 )
-from quire.ipc.links.core_and_hosts import HostToCore
-from quire.ipc.links.curve import CoreKeys, make_keys
-from quire.ipc.messages import AllocateKV, SideResults, WorkerReady
+from quire.ipc.messages.workers import AllocateKV, SideResults, WorkerReady
 from quire.ipc.step.plan_ring import KIND_PLAN
 from quire.ipc.version import VERSION
 

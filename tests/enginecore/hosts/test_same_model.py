@@ -9,7 +9,7 @@ import pytest
 from quire.enginecore.hosts.same_model import find_same_model, model_files
 from quire.enginecore.loading.model_files import BUNDLED, ModelFilesError
 from quire.ipc.config import EngineConfig
-from quire.ipc.host_messages import ModelFiles
+from quire.ipc.messages.hosts import ModelFiles
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from toy_tokenizers import byte_level
 from quire.frontend.cli.api_client import ChatError, ChatServer
 from quire.frontend.cli.chat import ChatOptions, Conversation, chat
 from quire.frontend.http.listener import bind
-from quire.ipc.messages import Abort, AddRequest
+from quire.ipc.messages.frontend import Abort, AddRequest
 
 
 def test_chat_answers_piped_text_and_keeps_the_conversation(capsys):

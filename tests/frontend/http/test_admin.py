@@ -9,8 +9,8 @@ from fake_core import FakeCore
 
 from quire.frontend.client.async_client import AsyncClient
 from quire.frontend.client.stream import EngineDown, EngineError, InvalidRequest
-from quire.ipc.messages import Utility, UtilityResult
-from quire.ipc.utilities import ProfileDone, ResetDone, ResetPrefixCache, StartProfile, UtilityFailed
+from quire.ipc.messages.frontend import Utility, UtilityResult
+from quire.ipc.messages.utilities import ProfileDone, ResetDone, ResetPrefixCache, StartProfile, UtilityFailed
 
 
 def test_reset_prefix_cache():

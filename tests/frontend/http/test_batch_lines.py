@@ -15,7 +15,7 @@ from quire.frontend.http.batches.in_process import RetryingApp, ask
 from quire.frontend.http.batches.lines import ENDPOINTS, MAX_LINE_BYTES, BadLine, Line, answer_line, parse_line
 from quire.frontend.http.batches.runner import BatchRunner
 from quire.frontend.http.batches.window import Window
-from quire.ipc.messages import Beat
+from quire.ipc.messages.frontend import Beat
 
 CHAT = "/v1/chat/completions"
 

@@ -19,7 +19,7 @@ from quire.frontend.http.api.metrics.metrics import MAX_HANDLERS, Metrics, block
 from quire.frontend.http.api.metrics.metrics_text import CONTENT_TYPE, MAX_BEAT_AGE_S, EngineState, metrics_text
 from quire.frontend.http.api.metrics.request_metrics import count_request
 from quire.frontend.http.loop_lag import INTERVAL_S, watch_lag
-from quire.ipc.engine_stats import (
+from quire.ipc.messages.stats import (
     Distribution,
 )
 from quire.ipc.process.usage import process_usage

@@ -12,7 +12,7 @@ from metrics_cases import engine_stats
 from playwright.sync_api import Browser, Page, Route, expect
 from served import ROOMY, Served, next_of, say, say_hi
 
-from quire.ipc.messages import Abort, AddRequest, sequence_key
+from quire.ipc.messages.frontend import Abort, AddRequest, sequence_key
 
 pytestmark = pytest.mark.browser
 

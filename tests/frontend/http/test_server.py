@@ -31,7 +31,7 @@ from serving import until
 from toy_tokenizers import byte_level
 
 from quire.frontend.http.listener import bind
-from quire.ipc.messages import Abort, AddRequest
+from quire.ipc.messages.frontend import Abort, AddRequest
 
 
 def test_the_openai_client_is_served():

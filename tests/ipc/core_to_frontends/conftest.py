@@ -4,11 +4,7 @@ import pytest
 from core_to_frontends_cases import EPOCH, answer
 from ipc_cores import LoopingCore, RawFrontend
 
-from quire.ipc.messages import (
-    PROTOCOL_VERSION,
-    Hello,
-    Welcome,
-)
+from quire.ipc.messages.frontend import PROTOCOL_VERSION, Hello, Welcome
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from ipc_cores import RawFrontend, make_beat
 
 from quire.ipc.links import core_to_frontends
-from quire.ipc.messages import (
+from quire.ipc.messages.frontend import (
     MAX_FRONTEND_MESSAGE,
     MAX_REQUEST_ID,
     MAX_TOGETHER,

@@ -11,7 +11,7 @@ from quire.ipc.links import core_to_frontends
 from quire.ipc.links.core_to_frontends import name_of
 from quire.ipc.links.limited_log import LINES
 from quire.ipc.links.welcome import new_epoch
-from quire.ipc.messages import (
+from quire.ipc.messages.frontend import (
     PROTOCOL_VERSION,
     Abort,
     AddRequest,

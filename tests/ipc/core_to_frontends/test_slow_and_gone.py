@@ -4,15 +4,7 @@ import numpy as np
 from core_to_frontends_cases import EPOCH, answer, decode, outputs
 from ipc_cores import make_beat
 
-from quire.ipc.messages import (
-    Finished,
-    Ping,
-    Refused,
-    RequestError,
-    Started,
-    StepOutputs,
-    TokenLogprobs,
-)
+from quire.ipc.messages.frontend import Finished, Ping, Refused, RequestError, Started, StepOutputs, TokenLogprobs
 
 
 class SlowFrontend:

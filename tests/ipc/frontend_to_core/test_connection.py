@@ -8,7 +8,7 @@ from frontend_to_core_cases import Listener, add, outputs
 from ipc_cores import FILES, LoopingCore, make_welcome
 
 from quire.ipc.links.frontend_to_core import FrontendToCore, LinkBusy, LinkDown
-from quire.ipc.messages import (
+from quire.ipc.messages.frontend import (
     MAX_FRONTEND_MESSAGE,
     Abort,
     AddRequest,

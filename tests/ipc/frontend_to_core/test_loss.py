@@ -9,12 +9,7 @@ from frontend_to_core_cases import Listener, ScriptedCore, add, echo, loses, out
 from ipc_cores import FILES, LoopingCore, make_beat
 
 from quire.ipc.links.frontend_to_core import FrontendToCore, LinkDown
-from quire.ipc.messages import (
-    AddRequest,
-    FrontendMessage,
-    Ping,
-    ShuttingDown,
-)
+from quire.ipc.messages.frontend import AddRequest, FrontendMessage, Ping, ShuttingDown
 
 
 def test_missing_outputs_lose_the_connection(run):

@@ -13,15 +13,7 @@ from ipc_cores import CoreThread, LoopingCore
 from quire.ipc.links import frontend_to_core as frontend_link
 from quire.ipc.links.frontend_to_core import FrontendToCore, LinkBusy, LinkDown
 from quire.ipc.links.sockets import writable
-from quire.ipc.messages import (
-    MAX_TOGETHER,
-    Abort,
-    AddRequest,
-    FrontendMessage,
-    Generate,
-    ShuttingDown,
-    TokenInputs,
-)
+from quire.ipc.messages.frontend import MAX_TOGETHER, Abort, AddRequest, FrontendMessage, Generate, ShuttingDown, TokenInputs
 from quire.ipc.sampling import SamplingParams
 
 

@@ -2,7 +2,7 @@
 
 Reads config.json's field, or the file beside it where that is absent (GPTQ and AWQ of old). Methods have files: here are
 those that a few lines read. What is not supported raises QuantizationError, before a weight is looked at. Called by
-models/families.py; the answer goes to the layers with their placement (layers/linear.py).
+models/family_table.py; the answer goes to the layers with their placement (layers/linear.py).
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """--quantization of a checkpoint of floats: the scheme that its linear layers are rounded to while they are loaded.
 
 The LM head and the embedding stay as they are. Where inputs are quantized, too, each token has a scale of its own: in vLLM's
-fp8 the whole batch has one, and a row's answer depends on its company. Called by models/families.py.
+fp8 the whole batch has one, and a row's answer depends on its company. Called by models/family_table.py.
 """
 
 from quire.workers.loading.quantized.names import HEAD

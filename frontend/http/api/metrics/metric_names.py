@@ -7,7 +7,8 @@ all, with those of vLLM's that are not here. Who counts is in metrics.py, how it
 
 from collections.abc import Callable, Sequence
 
-from quire.ipc.engine_stats import (
+from quire.ipc.messages.frontend import Beat
+from quire.ipc.messages.stats import (
     BATCH_FILL,
     HOST_SECONDS,
     ITERATION_TOKENS,
@@ -16,7 +17,6 @@ from quire.ipc.engine_stats import (
     Distribution,
     EngineStats,
 )
-from quire.ipc.messages import Beat
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
 METHODS = ("GET", "POST", "DELETE", "HEAD", "OPTIONS", "PUT", "PATCH", "other")

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from quire.frontend.http.api.metrics import metric_names as names
 from quire.frontend.http.api.metrics.metrics import MAX_HANDLERS, Metrics, http_slot
-from quire.ipc.engine_stats import CacheInfo, Distribution
-from quire.ipc.messages import Beat, Welcome
+from quire.ipc.messages.frontend import Beat, Welcome
+from quire.ipc.messages.stats import CacheInfo, Distribution
 from quire.ipc.process.usage import ProcessUsage
 from quire.ipc.version import VERSION
 

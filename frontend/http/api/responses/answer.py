@@ -14,7 +14,7 @@ from quire.frontend.http.api.responses.items import sealed
 from quire.frontend.http.api.responses.request import ReasoningConfig, ResponsesRequest, TextConfig, TextFormat
 from quire.frontend.http.api.sse import json_bytes
 from quire.frontend.http.protocol.errors import ApiError
-from quire.ipc.messages import FinishReason
+from quire.ipc.messages.frontend import FinishReason
 from quire.ipc.sampling import SamplingParams
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]

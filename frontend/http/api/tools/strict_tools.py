@@ -4,7 +4,7 @@ Text is as free as it was, up to where the parser of the format sees a call begi
 function that there is, written as the model was taught to, and its arguments follow the function's schema, if it is strict. So
 each format here is the parser's (text/tool_parsers) seen from the other side: what it admits, the parser reads as calls, and
 whatever the parser reads as a call was admitted by it. Markers that are special tokens may come as those, or spelled
-(grammar/lark.py).
+(grammar/language/lark.py).
 
 Formats are structural tags (enginecore/grammar/language/structural_tag.py). Called by tool_grammar.py.
 """

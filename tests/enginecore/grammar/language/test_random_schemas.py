@@ -12,7 +12,7 @@ from core_with_model import CoreWithModel
 from hypothesis import HealthCheck, currently_in_test_context, event, given, settings
 from hypothesis import strategies as st
 
-from quire.ipc.messages import RequestError
+from quire.ipc.messages.frontend import RequestError
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.structured_outputs import StructuredOutputs
 

@@ -2,19 +2,15 @@
 
 The rendezvous of torch.distributed is a store of keys and values. It is the core's (enginecore/group_store.py), and travels on
 the worker channel, which only the core's own workers can reach. Part of WorkerMessage, WorkerCommand and ControlRequest, see
-messages.py.
+workers.py.
 """
 
 from typing import Literal
 
-import msgspec
+from quire.ipc.messages.message import Message
 
 
-class GroupMessage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """As messages.Message."""
-
-
-class StoreRequest(GroupMessage, tag="store", frozen=True):
+class StoreRequest(Message, tag="store", frozen=True):
     """One operation of a rank on its generation's store; all but `set` are answered by a StoreValue.
 
     get: waits for the key to be there. add: `value` is a number in ASCII, so is the answer, the sum. check: "1" if the key is
@@ -27,11 +23,11 @@ class StoreRequest(GroupMessage, tag="store", frozen=True):
     value: bytes = b""
 
 
-class StoreValue(GroupMessage, tag="store_value", frozen=True):
+class StoreValue(Message, tag="store_value", frozen=True):
     value: bytes
 
 
-class PeerSilent(GroupMessage, tag="peer_silent", frozen=True):
+class PeerSilent(Message, tag="peer_silent", frozen=True):
     """An exchange with the other ranks has failed or takes too long: one of them is dead, stopped or stuck.
 
     Who says so waits for its end; whose fault it is, the core finds out.
@@ -41,7 +37,7 @@ class PeerSilent(GroupMessage, tag="peer_silent", frozen=True):
     message: str
 
 
-class ReportExpertLoad(GroupMessage, tag="report_expert_load", frozen=True):
-    """How many tokens the experts of each rank got: answered by engine_stats.ExpertTokens, by the first of each stage."""
+class ReportExpertLoad(Message, tag="report_expert_load", frozen=True):
+    """How many tokens the experts of each rank got: answered by stats.ExpertTokens, by the first of each stage."""
 
     id: int

@@ -1,4 +1,4 @@
-"""Every message between a core and the agents of other hosts (`quire host`): one tagged union per direction, as in messages.py.
+"""Every message between a core and the agents of other hosts (`quire host`): one tagged union per direction, as in frontend.py.
 
 A connection is one generation of workers: it begins with HostHello and HostWelcome, in a form that stays from version to
 version, and whoever is not welcome is told why by HostRefused. Then BeginRanks says which ranks the agent starts, what these
@@ -6,10 +6,9 @@ say comes as RankMessage, and what they are told goes as PlanRecord and RankComm
 links/core_and_hosts.py; the core's side is enginecore/hosts/remote_host.py, the agent's enginecore/hosts/agent.py.
 """
 
-import msgspec
-
 from quire.ipc.config import WorkerConfig
-from quire.ipc.messages import WorkerCommand, WorkerMessage
+from quire.ipc.messages.message import Message
+from quire.ipc.messages.workers import WorkerCommand, WorkerMessage
 
 BEAT_INTERVAL_S = 0.5
 MAX_TO_HOST = 64 << 20  # bytes: a plan ring's longest record takes 16 MiB
@@ -17,11 +16,7 @@ MAX_FROM_HOST = 16 << 20  # a worker's profile, its answer to a control request
 MAX_ENGINE_ID = 64
 
 
-class HostMessageBase(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """As messages.Message."""
-
-
-class ModelFiles(HostMessageBase, frozen=True):
+class ModelFiles(Message, frozen=True):
     """A model as another host must have it. files: of config.json and its like the SHA-256, of weights the size, by name."""
 
     name: str | None  # a folder, which must be at the same place there, or a hub id; None: the bundled model
@@ -32,43 +27,43 @@ class ModelFiles(HostMessageBase, frozen=True):
 
 
 # ---------------------------------------------------------------------------------------------------- core -> agent
-class HostHello(HostMessageBase, tag="hello", frozen=True):
+class HostHello(Message, tag="hello", frozen=True):
     """The first message of a connection. engine: a core's own name, the same in all of its connections, as long as it lives."""
 
     version: str
     engine: str
 
 
-class BeginRanks(HostMessageBase, tag="begin", frozen=True):
+class BeginRanks(Message, tag="begin", frozen=True):
     """Start these ranks; their folder of the model, addresses and descriptors are the agent's to fill in."""
 
     model: ModelFiles
     configs: list[WorkerConfig]
 
 
-class PlanRecord(HostMessageBase, tag="record", frozen=True):
+class PlanRecord(Message, tag="record", frozen=True):
     """A record of the plan ring, for all ranks of this host: int32 words."""
 
     kind: int
     words: bytes
 
 
-class RankCommand(HostMessageBase, tag="command", frozen=True):
+class RankCommand(Message, tag="command", frozen=True):
     """What a rank is told at its start."""
 
     rank: int
     command: WorkerCommand
 
 
-class DumpRankStacks(HostMessageBase, tag="stacks", frozen=True):
+class DumpRankStacks(Message, tag="stacks", frozen=True):
     """Make all ranks write their stacks into the agent's log."""
 
 
-class EndRanks(HostMessageBase, tag="end", frozen=True):
+class EndRanks(Message, tag="end", frozen=True):
     """Kill all ranks now. A connection that ends says the same."""
 
 
-class CoreBeat(HostMessageBase, tag="core_beat", frozen=True):
+class CoreBeat(Message, tag="core_beat", frozen=True):
     """The core's loop turns."""
 
 
@@ -76,33 +71,33 @@ HostCommand = HostHello | BeginRanks | PlanRecord | RankCommand | DumpRankStacks
 
 
 # ---------------------------------------------------------------------------------------------------- agent -> core
-class HostWelcome(HostMessageBase, tag="welcome", frozen=True):
+class HostWelcome(Message, tag="welcome", frozen=True):
     """gpus: their names; none on a host for CPUs."""
 
     version: str
     gpus: list[str]
 
 
-class HostRefused(HostMessageBase, tag="refused", frozen=True):
+class HostRefused(Message, tag="refused", frozen=True):
     """What the core wants cannot be had here; for the user."""
 
     reason: str
 
 
-class RankMessage(HostMessageBase, tag="message", frozen=True):
+class RankMessage(Message, tag="message", frozen=True):
     """What a rank has said, which names itself."""
 
     message: WorkerMessage
 
 
-class RankEnded(HostMessageBase, tag="ended", frozen=True):
+class RankEnded(Message, tag="ended", frozen=True):
     """A rank's process has ended; code as subprocess has it."""
 
     rank: int
     code: int
 
 
-class HostBeat(HostMessageBase, tag="host_beat", frozen=True):
+class HostBeat(Message, tag="host_beat", frozen=True):
     """The agent's loop turns. stopped: ranks whose processes a signal has stopped."""
 
     stopped: list[int]

@@ -1,22 +1,18 @@
-"""Every message between processes, as frozen msgspec structs: one tagged union per direction, encoded with msgpack as arrays.
+"""Messages between frontends and the core: `FrontendMessage` to the core, `CoreMessage` from it.
 
-Frontend -> core: `FrontendMessage`. Core -> frontend: `CoreMessage`. Worker -> core: `WorkerMessage`. Core -> worker:
-`WorkerCommand` at start-up, `ControlRequest` while they serve, through the plan ring like all that travels every step (step/).
 Each message carries the core's epoch, a number drawn when the core starts, so that a message meant for an earlier core is
-refused and never mistaken. Arrays of numbers travel as little-endian bytes; a receiver reads them with numpy.frombuffer.
-
-A sequence on the frontend wire is named by one integer, its key: `request id << 8 | child`, child < n <= 128.
+refused and never mistaken. A sequence is named by one integer, its key: `request id << 8 | child`, child < n <= 128.
 """
 
 from typing import Annotated, Literal
 
 import msgspec
 
-from quire.ipc.engine_stats import CacheInfo, EngineStats
-from quire.ipc.group_messages import PeerSilent, ReportExpertLoad, StoreRequest, StoreValue
+from quire.ipc.messages.message import Message
+from quire.ipc.messages.stats import CacheInfo, EngineStats
+from quire.ipc.messages.utilities import UtilityAnswer, UtilityCall
 from quire.ipc.numerics import Numerics
 from quire.ipc.sampling import SamplingParams
-from quire.ipc.utilities import UtilityAnswer, UtilityCall
 
 PROTOCOL_VERSION = 8
 
@@ -24,22 +20,11 @@ PROTOCOL_VERSION = 8
 MAX_FRONTEND_MESSAGE = 64 << 20  # a request: a prompt of 8 M tokens as int32 would fit
 MAX_TOGETHER = 256  # messages of a frontend that may travel as one, each a frame of it,
 TOGETHER_BYTES = 1 << 20  # and of so many bytes; a larger one travels alone
-MAX_CORE_MESSAGE = 256 << 20  # a tokenizer file, prompt logprobs
-MAX_CONTROL_BYTES = 1 << 16  # of a control record
-MAX_CONTROL_PAYLOAD = 1 << 20  # of its reply
 MAX_REQUEST_ID = (1 << 55) - 1
 MAX_ABORTED = 65536  # ids in one Abort
-IDENTITY_BYTES = 16  # of a frontend's connection, random
-
-# What decoding hostile bytes can raise: msgspec's own errors, bad UTF-8 and nesting, a claimed length beyond all memory.
-DECODE_ERRORS = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError, MemoryError)
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 ErrorCode = Literal["invalid", "too_long", "overloaded", "engine_error"]  # why a request ended without a result
-
-
-class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Base of all messages: frozen, encoded as an array whose first element is the tag."""
 
 
 # ------------------------------------------------------------------------------------------------- frontend -> core
@@ -271,128 +256,6 @@ class ShuttingDown(Message, tag="shutting_down", frozen=True):
 
 
 CoreMessage = Welcome | File | Refused | RequestError | StepOutputs | PromptLogprobs | Beat | UtilityResult | ShuttingDown
-
-
-# ------------------------------------------------------------------------------------------------- worker <-> core
-class KVGroup(Message, frozen=True):
-    """Layers that share a block table: window 0 sees everything, otherwise the last `window` tokens."""
-
-    window: int
-    layers: list[int]
-
-
-class ProcessorsInfo(Message, frozen=True):
-    """The operator's own logits processors, as loaded."""
-
-    all_requests: bool  # see every request, not only those with extra_args
-    checks_params: bool  # may refuse a request: ask with CheckParams
-
-
-class WorkerProfile(Message, tag="profile", frozen=True):
-    """A worker has loaded its weights and measured its memory: how many KV blocks it can hold."""
-
-    rank: int
-    num_blocks: int
-    block_size: int
-    kv_groups: list[KVGroup]
-    vocab_size: int
-    device: str
-    weights_bytes: int
-    activation_bytes: int
-    block_bytes: int
-    num_processor_rows: int  # of the pool of rare sampling state
-    processors: ProcessorsInfo | None = None
-    numerics: Numerics = Numerics()
-
-
-class WorkerReady(Message, tag="ready", frozen=True):
-    """The KV cache is there, graphs are captured: plans may come."""
-
-    rank: int
-
-
-class WorkerFailed(Message, tag="failed", frozen=True):
-    """A worker cannot start or go on; `message` is for the user."""
-
-    rank: int
-    message: str
-
-
-class PromptLogprobsOfRow(Message, tag="prompt_logprobs", frozen=True):
-    """Prompt logprobs of a prefill row's chunk; fields as in PromptLogprobs."""
-
-    row: int
-    logprobs: bytes
-    ranks: bytes
-    top_ids: bytes
-    top_logprobs: bytes
-
-
-SideResult = PromptLogprobsOfRow  # a union: what comes back beside a row's token, each kind with its `row` of the step
-
-
-class SideResults(Message, tag="side_results", frozen=True):
-    """All that a step yields beside its tokens, too large for the result ring; sent by the output rank if there is any."""
-
-    rank: int
-    step: int
-    results: list[SideResult]
-
-
-class ControlReply(Message, tag="control_reply", frozen=True):
-    """A worker's answer to a control record. `error`: why it could not be done; empty if it was."""
-
-    rank: int
-    id: int
-    error: str
-    payload: bytes  # at most MAX_CONTROL_PAYLOAD; what it is depends on the request
-
-
-WorkerMessage = WorkerProfile | WorkerReady | WorkerFailed | SideResults | ControlReply | StoreRequest | PeerSilent
-
-
-class DumpStacks(Message, tag="dump_stacks", frozen=True):
-    """Say what every thread does: answered by text in UTF-8."""
-
-    id: int
-
-
-class CaptureMaskedTails(Message, tag="capture_masked_tails", frozen=True):
-    """Steps with grammar masks will come: make ready for them, a little after each step. Answered at once, by nothing."""
-
-    id: int
-
-
-class StartProfiler(Message, tag="start_profiler", frozen=True):
-    """Record what this worker does from now on."""
-
-    id: int
-
-
-class StopProfiler(Message, tag="stop_profiler", frozen=True):
-    """Write the trace: answered by the file's name in UTF-8."""
-
-    id: int
-
-
-class CheckParams(Message, tag="check_params", frozen=True):
-    """Whether the operator's logits processors can deal with these: answered by why not, in UTF-8, or nothing."""
-
-    id: int
-    params: SamplingParams
-
-
-# What a serving worker is told between two steps, in a record of the plan ring.
-ControlRequest = DumpStacks | CaptureMaskedTails | StartProfiler | StopProfiler | CheckParams | ReportExpertLoad
-
-
-class AllocateKV(Message, tag="allocate_kv", frozen=True):
-    """The core's decision, the least of all workers' num_blocks."""
-
-    num_blocks: int
-
-
-WorkerCommand = AllocateKV | StoreValue
 
 
 def sequence_key(request_id: int, child: int) -> int:
