@@ -116,8 +116,8 @@ class TilesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WideTile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """For one of experts' products on Hopper: stripes of 64 rows of W of each of a program's two warpgroups, groups of 128 of K
-    in a stage of its ring, programs that share an SM.
+    """For one of experts' products on Hopper: stripes of 64 rows of W of each of a program's two warpgroups, chunks of K in a
+    stage of its ring (64 in `wide`, 128 in `four_bits_wide`), programs that share an SM.
     """
 
     stripes: int
