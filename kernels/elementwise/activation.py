@@ -6,7 +6,7 @@
 act: silu(x) = x / (1 + exp(-x)), gelu exact (by erf), by tanh, or quick, x / (1 + exp(-1.702 x)), relu(x)^2, relu, sigmoid,
 tanh. Inputs have unit stride in their last dimension and any row stride; float32, float16 or bfloat16. Moves 3 * T * I elements
 (alone 2 * T * I). act is computed in float32 and rounded before the product, as torch does. `perm` int32 [I]: column i of the
-result is column perm[i], for a product with a weight whose inputs are permuted; `gather` only permutes. See `activation_cpu`.
+result is column perm[i], for a product with a weight of permuted inputs; `gather` only permutes. See `activation_cpu`.
 """
 
 from typing import NamedTuple

@@ -8,7 +8,7 @@ x, residual, out [T, H] with unit stride in H and any row stride; weight, bias [
 dtype. x may be [T, N, H], N heads with a norm each; weight [N, H] then has a row for each.
 x of add_rms_norm and add_layer_norm may also be split-K partial sums, which are all read: float32 [S, T, H], or, of int8
 products (`scaled_hopper`), int32 [S + 2, T, H], where the last two hold the scales that the total is multiplied by. `places`
-int32 [H]: column c of y goes to places[c], for a product with a weight whose inputs are permuted. One program a row, which fits
+int32 [H]: column c of y goes to places[c], for a product with a weight of permuted inputs. One program a row, which fits
 into registers: H up to 32768. Math in float32; `weighs` says how RMSNorm's weight is applied (norm_reference.py, which is the
 reference): by default the normalized value is rounded to x's dtype before the product, as in transformers' LlamaRMSNorm. `pdl`
 is a mode of `dependent_launch`: the weights are loaded before the wait.
@@ -183,7 +183,7 @@ def add_rms_norm(
 ) -> torch.Tensor:
     """Add scale * x to the residual in place and return the norm of the sum; `out` may be x itself, unless partial sums.
 
-    x may be partial sums, whose total, rounded to the residual's dtype, is added: float32 [S, T, H] (`split_linear`), or int32.
+    x may be partial sums; their total, rounded to the residual's dtype, is added: float32 [S, T, H] (`split_linear`), or int32.
     """
     return _launch(x, residual, weight, eps, out, pdl, scale=scale, weighs=WEIGHS[weighs], places=places)
 

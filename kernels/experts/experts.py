@@ -43,7 +43,7 @@ def choose_wide(rows: int, top_k: int, num_experts: int) -> WideConfig | None:
 
 
 def kernel_specialization(rows: int, top_k: int, num_experts: int) -> Hashable:
-    """A value that is equal for numbers of rows whose steps run the same compiled kernels."""
+    """A value that is equal for numbers of rows if their steps run the same compiled kernels."""
     wide, four_bits_wide = choose_wide(rows, top_k, num_experts), four_bits.choose_wide(rows, top_k, num_experts)
     return (
         choose(rows, top_k, num_experts),

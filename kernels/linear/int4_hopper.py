@@ -1,6 +1,6 @@
 """Products of 4-bit weights with 1 to 64 rows for Hopper (Gluon): `linear_hopper`'s ring, and mma on numbers made in registers.
 
-Operands and results as in `int4`, 16-bit; split-K partial sums as in `split_linear`: float32 [S, M, N] whose sum is y.
+Operands and results as in `int4`, 16-bit; split-K partial sums as in `split_linear`: float32 [S, M, N], summing to y.
 
 A stage of the ring is the words of a tile of W and the rows of x, some chunks of 128 of K of each. W's words are loaded where a
 thread needs them, so that a shift and a mask make two numbers of a product's operands. Up to 16 rows use mma, on 128 + q, and
@@ -310,7 +310,7 @@ def num_splits(x: torch.Tensor, weight: Int4Weight) -> int:
 
 
 def linear_split_k(x: torch.Tensor, weight: Int4Weight, bias: torch.Tensor | None, *, pdl: int) -> torch.Tensor:
-    """Float32 [S, M, N] whose sum over S is x @ W^T + bias, S = `num_splits` > 1."""
+    """Float32 [S, M, N], partial sums over K of x @ W^T + bias, S = `num_splits` > 1."""
     config = _choose_split_k(x, weight)
     out = torch.empty(config.parts, len(x), weight.outputs, dtype=torch.float32, device=x.device)
     launch(x, weight, bias, out, config, pdl=pdl)

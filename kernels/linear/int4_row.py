@@ -321,7 +321,7 @@ def linear(
 
 
 def linear_split_k(x: torch.Tensor, weight: Int4Weight, bias: torch.Tensor | None, *, pdl: int) -> torch.Tensor:
-    """Float32 [S, 1, N] whose sum over S is x @ W^T + bias; y [1, N] itself if the product has enough programs."""
+    """Float32 [S, 1, N], partial sums over K of x @ W^T + bias; y [1, N] itself if the product has enough programs."""
     config = choose(weight.outputs, weight.inputs, hopper.num_sms(x.device), split_k=True)
     if config.parts == 1:
         return linear(x, weight, bias, None, is_gated=False, pdl=pdl)

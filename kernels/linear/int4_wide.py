@@ -1,6 +1,6 @@
 """Products of 4-bit weights with many rows for Hopper (Gluon): W's numbers are computed in registers, once for a tile of rows.
 
-Operands and results as in `int4`, 16-bit; split-K partial sums as in `split_linear`: float32 [S, M, N] whose sum is y. (q - z)
+Operands and results as in `int4`, 16-bit; split-K partial sums as in `split_linear`: float32 [S, M, N], summing to y. (q - z)
 s is rounded to x's type, as in `int4.dequantize`: so the sums are cuBLAS's on the dequantized weight, in another order.
 
 A program is a producer warp, which has TMA copy words of W and rows of x into a ring of stages of 128 of K, and two warpgroups
@@ -364,7 +364,7 @@ def num_splits(x: torch.Tensor, weight: Int4Weight) -> int:
 
 
 def linear_split_k(x: torch.Tensor, weight: Int4Weight, bias: torch.Tensor | None, *, pdl: int) -> torch.Tensor:
-    """Float32 [S, M, N] whose sum over S is x @ W^T + bias, S = `num_splits` > 1."""
+    """Float32 [S, M, N], partial sums over K of x @ W^T + bias, S = `num_splits` > 1."""
     config = _choose_split_k(x, weight)
     out = torch.empty(config.parts, len(x), weight.outputs, dtype=torch.float32, device=x.device)
     launch(x, weight, bias, out, config, pdl=pdl)

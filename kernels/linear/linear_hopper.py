@@ -194,7 +194,7 @@ def num_splits(x: torch.Tensor, weight: torch.Tensor) -> int:
 
 
 def linear_split_k(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, pdl: int) -> torch.Tensor:
-    """Float32 [S, M, N] whose sum over S is x @ weight^T + bias, S = `num_splits` > 1."""
+    """Float32 [S, M, N], partial sums over K of x @ weight^T + bias, S = `num_splits` > 1."""
     config = _choose_split_k(x, weight)
     out = torch.empty(config.parts, len(x), len(weight), dtype=torch.float32, device=x.device)
     launch(x, weight, bias, out, config, pdl=pdl)

@@ -1,6 +1,6 @@
 """Products of scaled 8-bit operands of 1 to 64 rows for Hopper (Gluon): `linear_hopper`'s ring, and scales.
 
-Operands, scales and results as in `scaled`; split-K partial sums as in `split_linear`: float32 [S, M, N] whose sum is y. int8
+Operands, scales and results as in `scaled`; split-K partial sums as in `split_linear`: float32 [S, M, N], summing to y. int8
 with a scale a token and a row is exact even if split: int32 [S + 2, M, N], S sums, then float32 bits of the factors of their
 total: ws at the beginning of the next, xs at that of the last (`norm.sum_of_splits`).
 

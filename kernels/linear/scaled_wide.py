@@ -109,7 +109,7 @@ def _choose(rows: int, n: int, k: int, sms: int, is_gated: bool, split_k: bool, 
 def configs(rows: int, k: int, sms: int, *, split_k: bool, by_block: bool = False) -> list[Config]:
     """The candidates; the ring is as deep as fits.
 
-    With scale groups only tiles whose sums are half of the registers: with larger ones the compiler spills. With prompts' rows
+    With scale groups only tiles with sums in half of the registers: with larger ones the compiler spills. With prompts' rows
     K is not split: there are enough tiles.
     """
     found, split_k = [], split_k and rows <= MAX_BUCKET

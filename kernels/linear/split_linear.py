@@ -68,7 +68,7 @@ def _is_small(n: int, k: int) -> bool:
 
 
 def kernel_specialization(rows: int) -> tuple[int, int, int]:
-    """A value that is equal for numbers of rows whose steps run the same kernels for a split product and its norm."""
+    """A value that is equal for numbers of rows if they run the same kernels for a split product and its norm."""
     tuning = linear_tuning().split
     small, large = (batched_splits(rows, columns, MIN_K) for columns in (tuning.small_columns, tuning.max_columns))
     few = max(MAX_ROWS, hopper.MAX_ROWS) + 1

@@ -1,7 +1,7 @@
 """Products of 8-bit weights with 1 to 64 16-bit rows for Hopper (Gluon): `linear_hopper`'s ring, with numbers made in
 registers.
 
-Operands and results as in `w8a16`; split-K partial sums as in `split_linear`: float32 [S, M, N] whose sum is y.
+Operands and results as in `w8a16`; split-K partial sums as in `split_linear`: float32 [S, M, N], summing to y.
 
 A stage of the ring is a tile of W and the rows of x, some chunks of 128 of K of each. W's bytes are loaded in the order of the
 product's first operand, and become 16-bit numbers in a few integer instructions: an int8 as a difference from 2^23 + 128, an
@@ -328,7 +328,7 @@ def linear(
 
 
 def linear_split_k(x: torch.Tensor, weight: Weight8, bias: torch.Tensor | None, *, pdl: int) -> torch.Tensor:
-    """As `linear`, or float32 [S, M, N] whose sum over S it is, if one product has too few tiles for the GPU."""
+    """As `linear`, or its partial sums over K, float32 [S, M, N], if one product has too few tiles for the GPU."""
     config = choose(len(x), weight.outputs, x.shape[1], hopper.num_sms(x.device), split_k=True)
     if config.parts == 1:
         return linear(x, weight, bias, None, is_gated=False, pdl=pdl)

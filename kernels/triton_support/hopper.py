@@ -1,6 +1,6 @@
 """Whether the kernels written for Hopper in Gluon can be used here: `linear_hopper`, `prefill_hopper` and others.
 
-Gluon is an experimental part of Triton whose names change. With Triton versions other than those below, the portable kernels
+Gluon is an experimental part of Triton, and its names change. With Triton versions other than those below, the portable kernels
 are used, and a line in the log says so. Does not import Gluon itself.
 """
 
@@ -34,7 +34,7 @@ def available(device: torch.device) -> bool:
 
 
 def is_known_triton() -> bool:
-    """Whether Triton's version is one whose internals we know."""
+    """Whether we know the internals of this version of Triton."""
     return FIRST_TRITON <= tuple(int(part) for part in triton.__version__.split(".")[:2]) < END_TRITON
 
 

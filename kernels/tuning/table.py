@@ -50,7 +50,7 @@ class SkinnyRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 class StreamTuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """For `linear_hopper`, whose programs fill their share of an SM's shared memory with tiles of W."""
+    """For `linear_hopper`: a program fills its share of an SM's shared memory with tiles of W."""
 
     max_rows: int  # with more rows cuBLAS is as fast; at most 64
     min_columns: int  # of a product that is not split over K: fewer are too few programs
@@ -187,7 +187,7 @@ class StepTuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     mixed_sizes: Sizes  # of mixed steps, in tokens
     slow_sizes: tuple[int, ...]  # excluded from both: products of the next larger size take less time
     captured_tokens: int  # of a mixed step captured in advance, and of any step if the model is large
-    large_weights_bytes: int  # of a model whose captured_tokens take the GPU as long as an eager step's launches take the host
+    large_weights_bytes: int  # of a model that computes captured_tokens as long as the host takes for an eager step's launches
     early_rows: int  # up to which the next kernel of a chain begins before the wait (`dependent_launch`)
     dependent_rows: int  # up to which launches are dependent, where `linear_hopper` does not compute the products
 
