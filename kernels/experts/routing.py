@@ -1,13 +1,13 @@
 """The router of a layer of experts: its logits, and which experts a token goes to.
 
-    router_logits   float32 [S, T, E], partial sums over K of x @ W^T     x [T, H], W [E, H]
+    router_logits   float32 [S, T, E], partial sums over K of x @ W^T      x [T, H], W [E, H]
     route           ids int32 [T, k], weights float32 [T, k]               of these logits + bias, see `routing_reference`
     router          both; for few rows in one launch, where a row's last program to finish chooses
 
-Logits are never rounded to 16 bits: of nearly equal experts the same one is chosen for the same token in any batch. W has
-few rows, so K is split into S ranges, and `route` adds up the partial sums; in float32 S depends on K alone. Moves W once
-for 16 (64) rows. `route` has one program a row: k times the greatest value, and the first among equals. NaN loses against
-all numbers, and no id is ever beyond the last expert. Reference: `routing_reference`.
+Logits are never rounded to 16 bits: of nearly equal experts the same one is chosen for the same token in any batch. W has few
+rows, so K is split into S ranges, and `route` adds up the partial sums; in float32 S depends on K alone. Moves W once for 16
+(64) rows. `route` has one program a row: k times the greatest value, and the first among equals. NaN loses against all numbers,
+and no id is ever beyond the last expert. Reference: `routing_reference`.
 """
 
 import functools

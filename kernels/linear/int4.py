@@ -1,6 +1,6 @@
 """Products of 4-bit weights with 16-bit activations: kernels for few rows, cuBLAS on the dequantized weight for many.
 
-        y = x @ W^T + bias        gated: y = silu(g) * u of g | u = x @ W^T + bias        W as in `int4_weight`
+    y = x @ W^T + bias        gated: y = silu(g) * u of g | u = x @ W^T + bias        W as in `int4_weight`
 
 x [M, K], y [M, N], bfloat16 or float16 (float32 in tests); sums in float32, rounded where `linear` rounds. W moves once. Scales
 multiply float32 sums over a group, so W's numbers are never rounded: q - z are integers.

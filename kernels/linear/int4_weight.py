@@ -5,7 +5,7 @@
 Words of 32 bits hold 8 weights of a row. K is in chunks of 128 (zeros behind its end), 16 words each; word j of a chunk has at
 bit 4 t + 16 h, with t in 0..3 and h in 0, 1, the weight of
 
-        k = 32 t + 2 j + h        of the chunk
+    k = 32 t + 2 j + h        of the chunk
 
 so that `(word >> 4 t) & 0x000F000F` is a pair of adjacent weights, in the halves where a pair of 16-bit numbers has them: with
 the bits of 128 in bfloat16 (0x4300, or of 1024 in float16) set above, it *is* the pair 128 + q, without a conversion. All

@@ -1,6 +1,6 @@
 """Linear layers of 2 to 64 rows for Hopper (Gluon): weights stream through shared memory by TMA, ahead of everything else.
 
-        y = x @ W^T + bias        gated: y = silu(g) * u of g | u = x @ W^T + bias        split K: as in `split_linear`
+    y = x @ W^T + bias        gated: y = silu(g) * u of g | u = x @ W^T + bias        split K: as in `split_linear`
 
 x [M, K], W [N, K] (gated: [2 N, K]), y [M, N], bfloat16 or float16; partial sums float32 [S, M, N]. Accumulated in float32,
 rounded where `linear` rounds; the order of summation depends on shape and GPU alone. Moves W once: 2 N K bytes.

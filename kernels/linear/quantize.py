@@ -1,6 +1,6 @@
 """Activations in 8 bits for the next product: by RMSNorm, by SiLU times up, or by a kernel of its own.
 
-        q = cast(y / s),  s = max |y| / largest       per token, or per 128 of its values; largest: e4m3 448, int8 127
+    q = cast(y / s),  s = max |y| / largest       per token, or per 128 of its values; largest: e4m3 448, int8 127
     rms_norm_quantize      y = norm(x), or residual += x and y its norm        as `norm`
     silu_mul_quantize      y = silu(gate) * up                                 as `activation`
     quantize               y = x
