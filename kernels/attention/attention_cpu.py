@@ -3,7 +3,7 @@
 Formula and masks: attention_reference.py, against which this is tested. On the CPU the caller knows lengths on the host, so a
 `CpuAttentionPlan` holds a step's gather indices and masks, built once and shared by all layers with the same window and cache
 shape. Rows with one query are batched with rows of similar length: the length they are padded to depends on the row's own
-length only, so a row's arithmetic does not depend on its neighbours. Other rows run one by one.
+length only, so a row's arithmetic does not depend on other rows. Other rows run one by one.
 Padding repeats the row's own last key, masked: nothing outside a row's visible keys is read. No Triton here.
 
 Bytes: visible keys and values are read once and written once (the gather), then read again by the product.

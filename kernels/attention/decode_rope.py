@@ -36,7 +36,7 @@ def tile_rows(group: int) -> int:
 
 
 def rope_lines(group: int, head_dim: int) -> int:
-    """Lines of the tile that is rotated, of which group + 2 are used: as few as possible, as the first keys wait for it."""
+    """Lines of the tile that is rotated, of which group + 2 are used: as few as possible: the first keys wait for it."""
     rows = tile_rows(group)
     return min(max(rows // 2, 1024 // head_dim, triton.next_power_of_2(group + 2)), rows)
 

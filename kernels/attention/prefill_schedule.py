@@ -126,7 +126,7 @@ class PrefillWorkspace:
     min_split_tiles: int  # KV tiles of `config` that a program must save for a reduction of partial sums to pay
     num_programs: int
     max_rows: int
-    hopper: bool  # prefill_hopper.py computes what the rules assign to it
+    hopper: bool  # prefill_hopper.py computes the layers that the rules assign to it
     may_split: bool  # splits keys if there are few queries; not for fp32: a row's result must be the same in any batch
     header: torch.Tensor  # [2] int32: number of query tiles, number of splits of the keys of each
     tile_starts: torch.Tensor  # [max_rows + 1] int32

@@ -1,6 +1,6 @@
 """Experts' 4-bit weights as the kernels of `four_bits` read them: integers with scales of groups, or mxfp4's small floats.
 
-    integers    W[e, n, k] = (q - z) * s                  as `linear/int4_weight` has them, expert by expert
+    integers    W[e, n, k] = (q - z) * s                  as in `linear/int4_weight`, expert by expert
     mxfp4       W[e, n, k] = code * 2^(exponent - 127)    code e2m1, exponent e8m0 of 32 of K
 
 Both pack 8 weights of a row into words of 32 bits, 16 words to a chunk of 128 of K (zeros behind its end); half h of word j

@@ -1,6 +1,6 @@
 """Products of 8-bit operands with scales, float8_e4m3fn or int8 both: the weight, and our portable kernel.
 
-    y[m, n] = sum_k x[m, k] * xs[m, k // 128] * W[n, k] * ws[n // R, k // 128] + bias[n]        gated, as `linear` has it
+    y[m, n] = sum_k x[m, k] * xs[m, k // 128] * W[n, k] * ws[n // R, k // 128] + bias[n]        gated: as in `linear`
 
 xs float32 [M, 1] (per token) or [M, ceil(K / 128)]; ws float32, with one row for R rows of W: R = 1, [N, 1 or ceil(K / 128)],
 or R = 128, [ceil(N / 128), ceil(K / 128)], for 2-D groups. y bfloat16 or float16 (float32 in tests), rounded once.

@@ -1,4 +1,4 @@
-"""A linear layer whose result stays split-K partial sums, for the next norm to add up: a kernel less if launches are the cost.
+"""A linear layer that leaves split-K partial sums for the next norm to add up: a kernel less if launches are the cost.
 
     parts[s] = x[:, K_s] @ W[:, K_s]^T    (+ bias in part 0)          x [M, K], W [N, K], parts float32 [S, M, N]
 

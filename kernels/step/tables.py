@@ -40,7 +40,7 @@ class SlotTables:
 
     block_table: torch.Tensor  # int32 [num_groups, S, max_blocks]
     last_token: torch.Tensor  # int32 [S]
-    seq_len: torch.Tensor  # int32 [S], tokens whose KV is computed
+    seq_len: torch.Tensor  # int32 [S], tokens with computed KV
     params: torch.Tensor  # int32 [S, SLOT.width], rows of SLOT; float32 values as bits
     history: torch.Tensor  # int32 [S, HISTORY], last output tokens of slots with a processor row, newest last, -1 padded
     decode_slots: torch.Tensor  # int32 [micro-batches, S], the decode rows of each one's last plan that had them
