@@ -1,9 +1,9 @@
-"""Captured steps: a forward graph by padded tokens and rows, a tail graph by padded rows and sampler variant.
+"""Captured steps: a forward graph by padded tokens and rows, a sampling graph by padded rows and kind of sampling.
 
 All metadata is read from the device, so a graph depends on padded sizes (graph_sizes.py) and not on who is in the batch or how
-tokens are divided among rows. Graphs share one memory pool; logits pass from forward to tail in a buffer of their own. Some are
-captured at start, most others while there is nothing to do (`capture_ahead`). A step that comes before its graph is captured
-then, in 10-20 ms (a full step in as long as it would take eagerly), without waiting for the device.
+tokens are divided among rows. Graphs share one memory pool; logits pass from forward to sampling in a buffer of their own. Some
+are captured at start, most others while there is nothing to do (`capture_ahead`). A step that comes before its graph is
+captured then, in 10-20 ms (a full step in as long as it would take eagerly), without waiting for the device.
 """
 
 import contextlib
@@ -19,12 +19,12 @@ import torch
 
 from quire.ipc.step.plan import StepPlan
 from quire.ipc.step.sections import (
-    VARIANT_CUSTOM,
-    VARIANT_FILTER,
-    VARIANT_LOGPROBS,
-    VARIANT_MASK,
-    VARIANT_PROCESSORS,
-    VARIANT_RANDOM,
+    SAMPLING_CUSTOM,
+    SAMPLING_FILTER,
+    SAMPLING_LOGPROBS,
+    SAMPLING_MASK,
+    SAMPLING_PROCESSORS,
+    SAMPLING_RANDOM,
 )
 from quire.workers.attention.attention import ModelAttention
 from quire.workers.devices.device import DeviceContext
@@ -44,22 +44,22 @@ if TYPE_CHECKING:  # CPU engines run where Triton cannot be imported
 
 log = logging.getLogger("quire.workers")
 
-COMMON_VARIANTS = (0, VARIANT_RANDOM)  # greedy, and plain sampling
-_RANDOM_PROCESSORS = VARIANT_RANDOM | VARIANT_PROCESSORS
-WARM_VARIANTS = (  # between them they run every kernel that a step without grammar masks may need
+COMMON_KINDS = (0, SAMPLING_RANDOM)  # greedy, and plain sampling
+_RANDOM_PROCESSORS = SAMPLING_RANDOM | SAMPLING_PROCESSORS
+WARM_KINDS = (  # between them they run every kernel that a step without grammar masks may need
     0,
-    VARIANT_RANDOM,
-    VARIANT_RANDOM | VARIANT_FILTER,
-    VARIANT_LOGPROBS,
-    VARIANT_PROCESSORS,
+    SAMPLING_RANDOM,
+    SAMPLING_RANDOM | SAMPLING_FILTER,
+    SAMPLING_LOGPROBS,
+    SAMPLING_PROCESSORS,
     _RANDOM_PROCESSORS,
-    _RANDOM_PROCESSORS | VARIANT_FILTER,
-    VARIANT_MASK,
+    _RANDOM_PROCESSORS | SAMPLING_FILTER,
+    SAMPLING_MASK,
 )
 
 
 class StepRunner(Protocol):
-    """What is captured: a step's forward and its tail, as runner.ModelRunner has them."""
+    """What is captured: a step's forward and its sampling, as runner.ModelRunner has them."""
 
     model: LanguageModel
     weights_bytes: int
@@ -71,11 +71,11 @@ class StepRunner(Protocol):
         self, device_plan: torch.Tensor, num_tokens: int, num_rows: int, num_decode_rows: int | None
     ) -> torch.Tensor: ...
 
-    def tail(
-        self, device_plan: torch.Tensor, logits: torch.Tensor, variant: int, step: int = 0, without: np.ndarray = ...
+    def sample(
+        self, device_plan: torch.Tensor, logits: torch.Tensor, kind: int, step: int = 0, without: np.ndarray = ...
     ) -> None: ...
 
-    def processed_tail(
+    def sample_processed(
         self, plan: StepPlan, device_plan: torch.Tensor, logits: torch.Tensor, read_masks: ReadMasks
     ) -> None: ...
 
@@ -94,9 +94,9 @@ class StepGraphs:
         self._logits = torch.empty(ctx.sampled_rows, own_vocab, dtype=ctx.dtype, device=ctx.device)
         self._pool = torch.cuda.graph_pool_handle()
         self._forward: dict[BatchDescriptor, torch.cuda.CUDAGraph] = {}
-        self._tail: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}  # (rows, variant)
+        self._sampling: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}  # (rows, kind)
         self._ahead = deque(self.sizes.ahead())
-        self._masked: deque[tuple[int, int]] = deque()  # tails with masks to be captured, (rows, variant)
+        self._masked: deque[tuple[int, int]] = deque()  # sampling graphs with masks to be captured, (rows, kind)
 
     def run(self, plan: StepPlan, read_masks: ReadMasks) -> bool:
         """Replay the step if its kind is captured; its plan must be on the device already."""
@@ -104,49 +104,49 @@ class StepGraphs:
         if batch is None:
             return False
         rows = batch.rows
-        own = plan.variant & ~VARIANT_CUSTOM
-        variant = own | VARIANT_MASK if plan.late_mask else own & ~VARIANT_MASK
-        if batch not in self._forward or not self._has_tail(rows, variant):
-            self._capture_met(batch, variant)
+        own = plan.sampling_kind & ~SAMPLING_CUSTOM
+        kind = own | SAMPLING_MASK if plan.late_mask else own & ~SAMPLING_MASK
+        if batch not in self._forward or not self._has_sampling_graph(rows, kind):
+            self._capture_met(batch, kind)
         self._forward[batch].replay()
         if not self._runner.samples:
             return True
-        if plan.variant & VARIANT_CUSTOM:
-            self._runner.processed_tail(plan, self._device.plan, self._logits[:rows], read_masks)
+        if plan.sampling_kind & SAMPLING_CUSTOM:
+            self._runner.sample_processed(plan, self._device.plan, self._logits[:rows], read_masks)
         elif plan.late_mask and len(without := self._runner.load_masks(plan, read_masks)):
-            self._runner.tail(self._device.plan, self._logits[:rows], variant, plan.step, without)
+            self._runner.sample(self._device.plan, self._logits[:rows], kind, plan.step, without)
         else:
-            self._tail[rows, variant].replay()
+            self._sampling[rows, kind].replay()
         return True
 
-    def _has_tail(self, rows: int, variant: int) -> bool:
-        return (rows, variant) in self._tail or not self._runner.samples
+    def _has_sampling_graph(self, rows: int, kind: int) -> bool:
+        return (rows, kind) in self._sampling or not self._runner.samples
 
-    def capture(self, batch: BatchDescriptor, variant: int) -> None:
+    def capture(self, batch: BatchDescriptor, kind: int) -> None:
         """Capture what is missing. Capturing runs nothing, so no state changes."""
         rows = batch.rows
         if batch not in self._forward:
             self._forward[batch] = self._captured(lambda: self._run_forward(batch))
-        if not self._has_tail(rows, variant):
-            self._tail[rows, variant] = self._captured(lambda: self._run_tail(rows, variant))
+        if not self._has_sampling_graph(rows, kind):
+            self._sampling[rows, kind] = self._captured(lambda: self._run_sampling(rows, kind))
 
-    def _capture_met(self, batch: BatchDescriptor, variant: int) -> None:
+    def _capture_met(self, batch: BatchDescriptor, kind: int) -> None:
         """Capture a step that is to be run now. Where no memory is left for it, all other graphs make room.
 
         To run it eagerly instead would be this rank's own decision, and other ranks' exchanges would wait for a graph's.
         """
         try:
-            return self.capture(batch, variant)
+            return self.capture(batch, kind)
         except torch.OutOfMemoryError:
             log.warning("no memory is left for a graph of %d tokens: all others are dropped, to be captured anew", batch.tokens)
         # only now that the error is forgotten, whose frames hold the failed capture and all that it had computed
         self._drop()
-        self.capture(batch, variant)
+        self.capture(batch, kind)
 
     def _drop(self) -> None:
         torch.cuda.synchronize()  # what replays must not be taken away
         self._forward.clear()
-        self._tail.clear()
+        self._sampling.clear()
         self._ahead.clear()
         self._masked.clear()
         self._pool = torch.cuda.graph_pool_handle()  # torch gives a pool back with its last graph, and refuses to use it again
@@ -156,8 +156,8 @@ class StepGraphs:
         """Run every kernel that a step may need, by eager steps of padding: compiling while serving would stop all requests."""
         self._device.load_plan(_no_rows().encode())
         # what takes longest to compile, the filter kernel with processors, comes first
-        for variant in reversed(WARM_VARIANTS) if self._runner.samples else ():
-            self._run_tail(1, variant)
+        for kind in reversed(WARM_KINDS) if self._runner.samples else ():
+            self._run_sampling(1, kind)
         sizes, decode = self.sizes, self.sizes.decode
         mixed = mixed_specializations(sizes.all_tokens, sizes.mixed_rows, self._specialization)
         mixed = mixed or [BatchDescriptor(min(4, decode[-1]), 1, True)]
@@ -188,20 +188,20 @@ class StepGraphs:
         return bool(self._ahead)
 
     def expect_masks(self) -> None:
-        """The first grammar was admitted: have tails with masks captured, those of few rows first."""
+        """The first grammar was admitted: have sampling graphs with masks captured, those of few rows first."""
         if not self._runner.samples:
             return
         rows = sorted({*self.sizes.decode, prompt_rows(self.sizes.mixed_rows), *self.sizes.mixed_rows})
-        self._masked = deque((r, v | VARIANT_MASK) for r in rows if r <= MAX_ROWS_AHEAD for v in COMMON_VARIANTS)
+        self._masked = deque((r, k | SAMPLING_MASK) for r in rows if r <= MAX_ROWS_AHEAD for k in COMMON_KINDS)
 
-    def capture_masked_tail(self) -> None:
+    def capture_masked_sampling_graph(self) -> None:
         """Capture one of these, in some milliseconds in which the device works on the step that it was given."""
         while self._masked:
-            rows, variant = self._masked.popleft()
-            if (rows, variant) in self._tail:
+            rows, kind = self._masked.popleft()
+            if (rows, kind) in self._sampling:
                 continue
             try:
-                self._tail[rows, variant] = self._captured(lambda: self._run_tail(rows, variant))  # noqa: B023 (runs now)
+                self._sampling[rows, kind] = self._captured(lambda: self._run_sampling(rows, kind))  # noqa: B023 (runs now)
             except torch.OutOfMemoryError:
                 self._masked.clear()  # they are captured when they are met, which makes room
             return
@@ -209,8 +209,8 @@ class StepGraphs:
     def _capture_unmet(self, batch: BatchDescriptor) -> bool:
         """Capture a step with common sampling; False, and nothing more will be captured ahead, if there is no memory for it."""
         try:
-            for variant in COMMON_VARIANTS:
-                self.capture(batch, variant)
+            for kind in COMMON_KINDS:
+                self.capture(batch, kind)
             return True
         except torch.OutOfMemoryError:
             log.warning("no memory is left for more graphs: steps are captured only when they are met")
@@ -244,8 +244,8 @@ class StepGraphs:
         if r.samples:
             r.model.compute_logits(hidden, self._logits[:rows])
 
-    def _run_tail(self, rows: int, variant: int) -> None:
-        self._runner.tail(self._device.plan, self._logits[:rows], variant)
+    def _run_sampling(self, rows: int, kind: int) -> None:
+        self._runner.sample(self._device.plan, self._logits[:rows], kind)
 
 
 def _no_rows() -> StepPlan:

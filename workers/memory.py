@@ -9,7 +9,7 @@ from quire.ipc import memory_plan
 from quire.ipc.config import WorkerConfig
 from quire.ipc.memory_plan import GIB, GRAPHS_BYTES, LayerSizes, ModelSizes
 from quire.ipc.step.plan import DTYPES, StepPlan, default_slots
-from quire.ipc.step.sections import PREFILL_SAMPLE, VARIANT_RANDOM
+from quire.ipc.step.sections import PREFILL_SAMPLE, SAMPLING_RANDOM
 from quire.workers.attention.kv_cache import KVCache
 from quire.workers.graph_sizes import most_tokens
 from quire.workers.models.config import ModelConfig
@@ -42,7 +42,7 @@ def largest_plan(max_tokens: int, max_rows: int, max_model_len: int) -> StepPlan
     return StepPlan(
         step=0,  # no step of the core's: what it leaves in the result ring means nothing
         sections={"slot_updates": slots, "prefill_rows": rows, "prefill_tokens": tokens},
-        variant=VARIANT_RANDOM,
+        sampling_kind=SAMPLING_RANDOM,
         max_seq_len=max(lengths),
     )
 

@@ -6,7 +6,7 @@ takes sampled tokens as late as it can: before a step whose decode rows go on fr
 as old as steps in flight can be, which are done. What travels, and how, is `Links`' business (group/). One row of a rank's is
 linked to the same rank of other stages: ranks of a stage hold the same hidden states and sample the same tokens.
 
-Called by the runner, around a step's forward and tail; there is none of a model in one piece.
+Called by the runner, around a step's forward and sampling; there is none of a model in one piece.
 """
 
 from collections import deque

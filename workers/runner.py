@@ -1,7 +1,7 @@
 """ModelRunner: executes step plans on one device. Owns the tables by slot, the step's buffers and the captured graphs.
 
-A step: apply the plan's changes and build the inputs -> forward to the logits -> (late masks) -> tail: sample, update the
-tables, write the results. On a GPU most steps replay two graphs, forward and tail, and nothing here waits for the device.
+A step: apply the plan's changes and build the inputs -> forward to the logits -> (late masks) -> sampling: sample, update the
+tables, write the results. On a GPU most steps replay two graphs, forward and sampling. Nothing here waits for the device.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,7 +14,7 @@ from quire.ipc.messages.workers import PromptLogprobsOfRow
 from quire.ipc.process.cpus import cpu_share
 from quire.ipc.step.masks import RowsAndMasks
 from quire.ipc.step.plan import StepPlan, decode_logits_processors, decode_plan
-from quire.ipc.step.sections import HEADER, PREFILL_CANDIDATES, PREFILL_PROMPT_LOGPROBS, VARIANT_CUSTOM, VARIANT_MASK
+from quire.ipc.step.sections import HEADER, PREFILL_CANDIDATES, PREFILL_PROMPT_LOGPROBS, SAMPLING_CUSTOM, SAMPLING_MASK
 from quire.kernels.sampling.logits_processors import apply_logits_processors
 from quire.kernels.sampling.sampler_cpu import prompt_logprobs
 from quire.kernels.step.tables import SlotTables, StepBuffers
@@ -143,10 +143,10 @@ class ModelRunner:
             self.graphs.expect_masks()
 
     @torch.inference_mode()
-    def capture_masked_tail(self) -> None:
-        """Between two steps: capture one more tail with masks, if they are expected and it is missing."""
+    def capture_masked_sampling_graph(self) -> None:
+        """Between two steps: capture one more sampling graph with masks, if they are expected and it is missing."""
         if self.graphs is not None:
-            self.graphs.capture_masked_tail()
+            self.graphs.capture_masked_sampling_graph()
 
     def _run(self, plan: StepPlan, device_plan: torch.Tensor, read_masks: ReadMasks) -> list[PromptRow]:
         rows, decode_rows = plan.num_rows, len(plan.decode_rows)
@@ -161,12 +161,12 @@ class ModelRunner:
         if plan.wants_candidates:
             logits = self._all(logits)
             prompt_rows += self._candidates(plan, logits)
-        if plan.variant & VARIANT_CUSTOM:
-            self.processed_tail(plan, device_plan, logits, read_masks)
+        if plan.sampling_kind & SAMPLING_CUSTOM:
+            self.sample_processed(plan, device_plan, logits, read_masks)
         elif plan.late_mask:
-            self.tail(device_plan, logits, plan.variant | VARIANT_MASK, plan.step, self.load_masks(plan, read_masks))
+            self.sample(device_plan, logits, plan.sampling_kind | SAMPLING_MASK, plan.step, self.load_masks(plan, read_masks))
         else:
-            self.tail(device_plan, logits, plan.variant & ~VARIANT_MASK)
+            self.sample(device_plan, logits, plan.sampling_kind & ~SAMPLING_MASK)
         return prompt_rows
 
     def forward(
@@ -194,31 +194,31 @@ class ModelRunner:
             advance(self.tables, step, num_rows)
         return hidden
 
-    def tail(
-        self, device_plan: torch.Tensor, logits: torch.Tensor, variant: int, step: int = 0, without: np.ndarray = NO_ROWS
+    def sample(
+        self, device_plan: torch.Tensor, logits: torch.Tensor, kind: int, step: int = 0, without: np.ndarray = NO_ROWS
     ) -> None:
         """Sample, update the tables, write the results; NO_TOKEN for the rows `without` their masks, of step `step`."""
-        args = (device_plan, logits, self.tables, self.buffers, variant)
+        args = (device_plan, logits, self.tables, self.buffers, kind)
         if len(without):
-            self.device.tail_without_masks(*args, step, without)
+            self.device.sample_without_masks(*args, step, without)
         else:
-            self.device.tail(*args)
+            self.device.sample(*args)
 
-    def processed_tail(self, plan: StepPlan, device_plan: torch.Tensor, logits: torch.Tensor, read_masks: ReadMasks) -> None:
-        """The tail of a step some of whose logits (the first plan.num_rows) the operator's own processors see; eager.
+    def sample_processed(self, plan: StepPlan, device_plan: torch.Tensor, logits: torch.Tensor, read_masks: ReadMasks) -> None:
+        """The sampling of a step some of whose logits (the first plan.num_rows) the operator's own processors see; eager.
 
         They see them before masks are read, for the plan's place in the ring is given back then."""
         assert self.custom_processors is not None
         logits = self._all(logits)
         processed, failed = self.custom_processors.process(plan, logits, self.buffers.input_ids)
-        variant, step = plan.variant & ~VARIANT_CUSTOM & ~VARIANT_MASK, plan.step
+        kind, step = plan.sampling_kind & ~SAMPLING_CUSTOM & ~SAMPLING_MASK, plan.step
         if plan.late_mask:
-            variant, failed = variant | VARIANT_MASK, np.union1d(failed, self.load_masks(plan, read_masks))
-        args = (device_plan, logits, self.tables, self.buffers, variant)
+            kind, failed = kind | SAMPLING_MASK, np.union1d(failed, self.load_masks(plan, read_masks))
+        args = (device_plan, logits, self.tables, self.buffers, kind)
         if len(failed):
-            self.device.tail_without_masks(*args, step, failed, processed)
+            self.device.sample_without_masks(*args, step, failed, processed)
         else:
-            self.device.tail(*args, processed=processed)
+            self.device.sample(*args, processed=processed)
 
     def _all(self, logits: torch.Tensor) -> torch.Tensor:
         """Logits of the whole vocabulary, which ranks may share."""
@@ -246,7 +246,7 @@ class ModelRunner:
         return rows
 
     def _candidates(self, plan: StepPlan, logits: torch.Tensor) -> list[PromptRow]:
-        """The likeliest next tokens of the rows that want them: raw, so before the tail, which writes to the logits."""
+        """The likeliest next tokens of the rows that want them: raw, so before sampling, which writes to the logits."""
         prefill, found = plan.prefill_rows, []
         wanted = np.flatnonzero(prefill["flags"] & PREFILL_CANDIDATES)
         counts = prefill["num_prompt_logprobs"][wanted].tolist()

@@ -20,7 +20,7 @@ from quire.ipc.messages.group import PeerSilent, ReportExpertLoad
 from quire.ipc.messages.workers import (
     MAX_CONTROL_PAYLOAD,
     AllocateKV,
-    CaptureMaskedTails,
+    CaptureMaskedSamplingGraphs,
     CheckParams,
     ControlReply,
     ControlRequest,
@@ -302,7 +302,7 @@ class Worker:
                 if runner.pipeline is not None and runner.pipeline.rest():
                     runner.device.signal()
                 self._check_exchange(runner)
-                runner.capture_masked_tail()
+                runner.capture_masked_sampling_graph()
                 more_to_capture = more_to_capture and runner.capture_ahead()
                 timeout_s = CAPTURE_PAUSE_S if more_to_capture else READ_TIMEOUT_S
                 continue
@@ -323,7 +323,7 @@ class Worker:
             runner.device.signal()
             if self.profiler.is_active:
                 self.profiler.step_done()
-            runner.capture_masked_tail()
+            runner.capture_masked_sampling_graph()
 
     def _check_exchange(self, runner: ModelRunner) -> None:
         """On a GPU a step waits for other ranks where nothing here would notice. Raises ExchangeFailed."""
@@ -346,7 +346,7 @@ class Worker:
             match request:
                 case DumpStacks():
                     payload = stacks().encode(errors="replace")
-                case CaptureMaskedTails():
+                case CaptureMaskedSamplingGraphs():
                     runner.expect_masks()
                 case StartProfiler():
                     self.profiler.start()

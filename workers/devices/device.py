@@ -13,7 +13,14 @@ from types import ModuleType
 import numpy as np
 import torch
 
-from quire.ipc.step.sections import NO_TOKEN, VARIANT_FILTER, VARIANT_LOGPROBS, VARIANT_MASK, VARIANT_PROCESSORS, VARIANT_RANDOM
+from quire.ipc.step.sections import (
+    NO_TOKEN,
+    SAMPLING_FILTER,
+    SAMPLING_LOGPROBS,
+    SAMPLING_MASK,
+    SAMPLING_PROCESSORS,
+    SAMPLING_RANDOM,
+)
 from quire.kernels.step.tables import LogitsProcessorPool, SamplerWorkspace, ShardedWorkspace, SlotTables, StepBuffers
 from quire.workers.attention.attention import ModelAttention
 from quire.workers.attention.kv_cache import KVCache
@@ -76,13 +83,13 @@ class Device(ABC):
             vocab=self.ctx.config.vocab_size,
         )
 
-    def tail(
+    def sample(
         self,
         plan: torch.Tensor,
         logits: torch.Tensor,
         tables: SlotTables,
         step: StepBuffers,
-        variant: int,
+        kind: int,
         results: torch.Tensor | None = None,
         processed: torch.Tensor | None = None,
     ) -> None:
@@ -91,23 +98,23 @@ class Device(ABC):
         The logits may be those of this rank's part of the vocabulary alone. processed: what to sample from instead, [rows, V];
         log-probabilities are those of `logits`."""
         rows, vocab = len(logits), self.ctx.config.vocab_size
-        if logits.shape[1] == vocab or processed is not None or variant & ~VARIANT_RANDOM:
+        if logits.shape[1] == vocab or processed is not None or kind & ~SAMPLING_RANDOM:
             logits = self.ctx.parallel.all_logits(logits, vocab)
-            sampled, logprobs = self._sample(logits, tables, step, variant, processed)
+            sampled, logprobs = self._sample_unsharded(logits, tables, step, kind, processed)
         else:
-            sampled, logprobs = self._sample_sharded(logits, tables, step, bool(variant & VARIANT_RANDOM)), None
+            sampled, logprobs = self._sample_sharded(logits, tables, step, bool(kind & SAMPLING_RANDOM)), None
         pool, max_rows, out = self.ctx.pool, self.ctx.max_rows, self.results if results is None else results
         self._step_inputs.finish_step(plan, tables, pool, step, sampled, out, rows, max_rows=max_rows, logprobs=logprobs)
 
-    def _sample(
+    def _sample_unsharded(
         self,
         logits: torch.Tensor,
         tables: SlotTables,
         step: StepBuffers,
-        variant: int,
+        kind: int,
         processed: torch.Tensor | None,
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...] | None]:
-        """Tokens, and what the sampler says of their log-probabilities if the variant wants these."""
+        """Tokens, and what the sampler says of their log-probabilities if the kind of sampling wants these."""
         rows = len(logits)
         sampled = self._sampler.sample(
             logits if processed is None else processed,
@@ -116,14 +123,14 @@ class Device(ABC):
             tables,
             self.ctx.pool,
             self._workspace,
-            random=bool(variant & VARIANT_RANDOM),
-            filtered=bool(variant & VARIANT_FILTER),
-            processors=bool(variant & VARIANT_PROCESSORS),
-            bitmask=self.masks.tensor[:rows] if variant & VARIANT_MASK else None,
+            random=bool(kind & SAMPLING_RANDOM),
+            filtered=bool(kind & SAMPLING_FILTER),
+            processors=bool(kind & SAMPLING_PROCESSORS),
+            bitmask=self.masks.tensor[:rows] if kind & SAMPLING_MASK else None,
         )
         if processed is not None:  # by the operator's own code, which may differ between ranks: the first one's counts
             sampled = self.ctx.parallel.all_gather(sampled)[0]
-        has_logprobs = bool(variant & VARIANT_LOGPROBS)
+        has_logprobs = bool(kind & SAMPLING_LOGPROBS)
         return sampled, self._sampler.sampled_logprobs(logits, sampled, self._workspace) if has_logprobs else None
 
     def _sample_sharded(self, logits: torch.Tensor, tables: SlotTables, step: StepBuffers, random: bool) -> torch.Tensor:
@@ -134,23 +141,23 @@ class Device(ABC):
         sampled: torch.Tensor = sampler.choose(self.ctx.parallel.all_gather(best), slots, tables, random=random)
         return sampled
 
-    def tail_without_masks(
+    def sample_without_masks(
         self,
         plan: torch.Tensor,
         logits: torch.Tensor,
         tables: SlotTables,
         step: StepBuffers,
-        variant: int,
+        kind: int,
         number: int,
         without: np.ndarray,
         processed: torch.Tensor | None = None,
     ) -> None:
-        """The tail of step `number` in which these rows lack their masks, or failed: their result is NO_TOKEN.
+        """The sampling of step `number` in which these rows lack their masks, or failed: their result is NO_TOKEN.
 
         The results are made elsewhere and copied, for the core must never see a token of such a row. Rare, so never captured.
         """
         scratch = torch.full_like(self.results, -1, device=self.ctx.device)  # as large as theirs: no kernel is compiled anew
-        self.tail(plan, logits, tables, step, variant, scratch, processed)
+        self.sample(plan, logits, tables, step, kind, scratch, processed)
         entry = number % len(scratch)
         rows = torch.from_numpy(without.astype(np.int64))
         if scratch.is_cuda:
@@ -161,7 +168,7 @@ class Device(ABC):
     # --------------------------------------------------------------------------------------------------- what differs
     @abstractmethod
     def load_plan(self, words: np.ndarray) -> torch.Tensor:
-        """A plan's words as a tensor that `prepare` and `tail` can read."""
+        """A plan's words as a tensor that `prepare` and `sample` can read."""
 
     @abstractmethod
     def new_attention(self) -> ModelAttention:

@@ -1,10 +1,10 @@
-"""RowMasks: the grammar masks of a step's rows on a device, as the sampler's tail reads them: all ones where a row has none.
+"""RowMasks: the grammar masks of a step's rows on a device, as the sampling graph reads them: all ones where a row has none.
 
-The tensor stays, since captured tails hold its address. A row that a step expects a mask for is overwritten or set back by what
-comes for it; those that had one before and expect none are set back first, so that rows that always have one cost nothing more.
-A GPU copies records from where they lie in the plan ring, whose memory is page-locked and which keeps them until then; where it
-cannot be, they are staged in pinned buffers that are used again. Nothing waits for the device. Owned by a Device, filled by the
-runner between a step's forward and its tail.
+The tensor stays, since sampling graphs hold its address. A row that a step expects a mask for is overwritten or set back by
+what comes for it; those that had one before and expect none are set back first, so that rows that always have one cost nothing
+more. A GPU copies records from where they lie in the plan ring, whose memory is page-locked and which keeps them until then;
+where it cannot be, they are staged in pinned buffers that are used again. Nothing waits for the device. Owned by a Device,
+filled by the runner between a step's forward and its sampling.
 """
 
 import logging
