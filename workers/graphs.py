@@ -1,9 +1,9 @@
-"""Captured steps: a forward graph by padded tokens and rows, a sampling graph by padded rows and kind of sampling.
+"""Captured steps: a forward graph by padded tokens and rows, a sampling graph by padded rows and kind of sampling (SAMPLING_*).
 
-All metadata is read from the device, so a graph depends on padded sizes (graph_sizes.py) and not on who is in the batch or how
-tokens are divided among rows. Graphs share one memory pool; logits pass from forward to sampling in a buffer of their own. Some
-are captured at start, most others while there is nothing to do (`capture_ahead`). A step that comes before its graph is
-captured then, in 10-20 ms (a full step in as long as it would take eagerly), without waiting for the device.
+All metadata is read from the device, so a graph depends on padded sizes (graph_sizes.py), not on which requests are in the
+batch or on how many tokens each row has. Graphs share one memory pool; the forward leaves its logits for the sampling graph in
+a buffer of their own. Some graphs are captured at start, most others while the worker is idle (`capture_ahead`). A step that
+comes before its graph is captured then, in 10-20 ms (a full step in the time of an eager run), without waiting for the device.
 """
 
 import contextlib
@@ -59,7 +59,7 @@ WARM_KINDS = (  # between them they run every kernel that a step without grammar
 
 
 class StepRunner(Protocol):
-    """What is captured: a step's forward and its sampling, as runner.ModelRunner has them."""
+    """The parts of a step that are captured, forward and sampling, as runner.ModelRunner has them."""
 
     model: LanguageModel
     weights_bytes: int
@@ -83,7 +83,7 @@ class StepRunner(Protocol):
 
 
 class StepGraphs:
-    """The graphs that there are at the moment: a cache of captures. What it lacks it captures; it never decides what runs."""
+    """A cache of captured graphs. A missing graph is captured when it is needed; the cache never decides what runs."""
 
     def __init__(self, runner: StepRunner, device: "CudaDevice"):
         self._runner = runner
@@ -99,7 +99,7 @@ class StepGraphs:
         self._masked: deque[tuple[int, int]] = deque()  # sampling graphs with masks to be captured, (rows, kind)
 
     def run(self, plan: StepPlan, read_masks: ReadMasks) -> bool:
-        """Replay the step if its kind is captured; its plan must be on the device already."""
+        """Replay the step, which is captured first if need be; its plan must be on the device. False: it must run eagerly."""
         batch = self.sizes.padded(plan)
         if batch is None:
             return False
@@ -131,20 +131,20 @@ class StepGraphs:
             self._sampling[rows, kind] = self._captured(lambda: self._run_sampling(rows, kind))
 
     def _capture_met(self, batch: BatchDescriptor, kind: int) -> None:
-        """Capture a step that is to be run now. Where no memory is left for it, all other graphs make room.
+        """Capture a step that is to be run now. If no memory is left for it, all other graphs are dropped.
 
-        To run it eagerly instead would be this rank's own decision, and other ranks' exchanges would wait for a graph's.
+        It must not run eagerly instead: only this rank would decide so, and exchanges in other ranks' graphs would wait.
         """
         try:
             return self.capture(batch, kind)
         except torch.OutOfMemoryError:
             log.warning("no memory is left for a graph of %d tokens: all others are dropped, to be captured anew", batch.tokens)
-        # only now that the error is forgotten, whose frames hold the failed capture and all that it had computed
+        # outside of the except clause: the error's frames keep the failed capture, and all that it had computed, alive
         self._drop()
         self.capture(batch, kind)
 
     def _drop(self) -> None:
-        torch.cuda.synchronize()  # what replays must not be taken away
+        torch.cuda.synchronize()  # a graph that is being replayed must not be freed
         self._forward.clear()
         self._sampling.clear()
         self._ahead.clear()
@@ -153,9 +153,9 @@ class StepGraphs:
         torch.cuda.empty_cache()
 
     def run_kernels(self) -> None:
-        """Run every kernel that a step may need, by eager steps of padding: compiling while serving would stop all requests."""
+        """Run every kernel that a step may need, by eager steps of padding: compiling later would stall all requests."""
         self._device.load_plan(_no_rows().encode())
-        # what takes longest to compile, the filter kernel with processors, comes first
+        # the filter kernel with processors comes first, since it takes longest to compile
         for kind in reversed(WARM_KINDS) if self._runner.samples else ():
             self._run_sampling(1, kind)
         sizes, decode = self.sizes, self.sizes.decode
@@ -167,7 +167,7 @@ class StepGraphs:
             self._run_forward(BatchDescriptor(size, size, False))
 
     def _specialization(self, num_tokens: int, num_rows: int) -> Hashable:
-        """Mixed steps of padded sizes with equal answers run the same compiled kernels."""
+        """Mixed steps with equal values here run the same compiled kernels; num_tokens and num_rows are padded sizes."""
         attention = self._runner.attention.kernel_specialization(num_tokens, num_rows)
         return self._device.kernel_specialization(num_tokens), attention
 
@@ -182,20 +182,20 @@ class StepGraphs:
         return time.perf_counter() - begin
 
     def capture_ahead(self) -> bool:
-        """Capture one step before it is met, if the device has nothing to do; False if none is left."""
+        """Capture one step ahead of its first use, if the device is idle; False if none is left to capture."""
         if self._ahead and self._device.is_idle():
             self._capture_unmet(self._ahead.popleft())
         return bool(self._ahead)
 
     def expect_masks(self) -> None:
-        """The first grammar was admitted: have sampling graphs with masks captured, those of few rows first."""
+        """The first grammar was admitted: queue sampling graphs with masks for capture, those of few rows first."""
         if not self._runner.samples:
             return
         rows = sorted({*self.sizes.decode, prompt_rows(self.sizes.mixed_rows), *self.sizes.mixed_rows})
         self._masked = deque((r, k | SAMPLING_MASK) for r in rows if r <= MAX_ROWS_AHEAD for k in COMMON_KINDS)
 
     def capture_masked_sampling_graph(self) -> None:
-        """Capture one of these, in some milliseconds in which the device works on the step that it was given."""
+        """Capture one of the queued graphs. It takes some milliseconds, in which the device works on the last step."""
         while self._masked:
             rows, kind = self._masked.popleft()
             if (rows, kind) in self._sampling:
@@ -203,11 +203,11 @@ class StepGraphs:
             try:
                 self._sampling[rows, kind] = self._captured(lambda: self._run_sampling(rows, kind))  # noqa: B023 (runs now)
             except torch.OutOfMemoryError:
-                self._masked.clear()  # they are captured when they are met, which makes room
+                self._masked.clear()  # each is captured when a step needs it, which makes room
             return
 
     def _capture_unmet(self, batch: BatchDescriptor) -> bool:
-        """Capture a step with common sampling; False, and nothing more will be captured ahead, if there is no memory for it."""
+        """Capture a step with the common kinds of sampling. False if there is no memory; then no more are captured ahead."""
         try:
             for kind in COMMON_KINDS:
                 self.capture(batch, kind)
@@ -218,15 +218,15 @@ class StepGraphs:
             return False
 
     def _captured(self, run: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        # torch.cuda.graph() would synchronize and collect garbage first: a step in flight would be waited for
+        # torch.cuda.graph() would first synchronize, so wait for a step in flight, and collect garbage
         graph = torch.cuda.CUDAGraph()
         collects = gc.isenabled()
-        gc.disable()  # what is collected meanwhile might call CUDA, which a capture forbids
+        gc.disable()  # the finalizer of collected garbage might call CUDA, which is forbidden during a capture
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         try:
             run()
-        except BaseException:  # passed on, whatever it is: a capture that was begun must be ended
-            with contextlib.suppress(RuntimeError):  # of half a graph nobody wants to hear
+        except BaseException:  # whatever it is, it is raised again: a capture that was begun must be ended
+            with contextlib.suppress(RuntimeError):  # half a graph is an error of its own
                 graph.capture_end()
             raise
         else:
