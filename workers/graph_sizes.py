@@ -15,7 +15,7 @@ from quire.kernels.tuning.table import padded_sizes
 
 START_TOKENS = 512  # the largest unmixed step captured at start: the first larger one waits 20 ms, rather than every start
 MAX_ROWS_AHEAD = 64  # of mixed steps that are captured ahead of use: a graph takes memory
-PROMPT_ROWS = 4  # of steps of prompts alone, such as the first step of an idle server
+PROMPT_ROWS = 4  # of steps without decode rows, such as the first step of an idle server
 
 
 def decode_sizes(max_rows: int) -> list[int]:
@@ -25,7 +25,7 @@ def decode_sizes(max_rows: int) -> list[int]:
 
 
 def most_tokens(weights_bytes: int) -> int:
-    """Tokens of the largest mixed step worth capturing: larger for a small model, whose eager steps are bound by the host."""
+    """Tokens of the largest mixed step worth capturing: larger for a small model: its eager steps are bound by the host."""
     step = current().step
     return max(step.captured_tokens, step.captured_tokens * step.large_weights_bytes // weights_bytes)
 
@@ -77,13 +77,13 @@ def mixed_batches(tokens: Iterable[int], rows: Iterable[int]) -> Iterator[BatchD
     fewest = 0
     for r in sorted(rows):
         for t in sorted(tokens):
-            if fewest < t:  # no step has more rows than tokens, but for padding
+            if fewest < t:  # no step has more rows than tokens, except by padding
                 yield BatchDescriptor(t, r, True)
         fewest = r
 
 
 def prompt_rows(rows: list[int]) -> int:
-    """The number of rows that steps of prompts alone are padded to, given those of mixed steps."""
+    """The number of rows that steps without decode rows are padded to, given those of mixed steps."""
     return min(PROMPT_ROWS, rows[0])
 
 

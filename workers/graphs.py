@@ -65,7 +65,7 @@ class StepRunner(Protocol):
     weights_bytes: int
     ctx: DeviceContext
     attention: ModelAttention
-    samples: bool  # otherwise a step is its forward alone
+    samples: bool  # otherwise a step is only its forward
 
     def forward(
         self, device_plan: torch.Tensor, num_tokens: int, num_rows: int, num_decode_rows: int | None
@@ -226,7 +226,7 @@ class StepGraphs:
         try:
             run()
         except BaseException:  # whatever it is, it is raised again: a capture that was begun must be ended
-            with contextlib.suppress(RuntimeError):  # half a graph is an error of its own
+            with contextlib.suppress(RuntimeError):  # ending half a graph fails, too
                 graph.capture_end()
             raise
         else:

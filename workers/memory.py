@@ -50,7 +50,7 @@ def largest_plan(max_tokens: int, max_rows: int, max_model_len: int) -> StepPlan
 def cpu_step_bytes(
     model: ModelConfig, max_tokens: int, max_rows: int, dtype: torch.dtype, parallel: Parallel | None = None
 ) -> int:
-    """The most memory that a step takes on a CPU beside weights and KV cache: activations, logits, oneDNN's compiled code.
+    """The most memory that a step takes on a CPU besides weights and KV cache: activations, logits, oneDNN's compiled code.
 
     It is computed, not measured as on a GPU: running the largest step of a 0.5B model would add a second to every start.
     """

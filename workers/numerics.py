@@ -1,4 +1,4 @@
-"""The settings beside the model's files that determine a worker's answers, for ipc/numerics.py: flags with defaults resolved.
+"""The settings besides the model's files that determine a worker's answers, for ipc/numerics.py: flags with defaults resolved.
 
 All ranks of an engine report the same, for all have the whole model's configuration.
 """

@@ -1,6 +1,6 @@
 """Tensor parallelism as a model sees it: which rank this is, its shard of each dimension, and where ranks exchange.
 
-`build_model` is given a `Parallel`, and layers ask it for their sizes. A layer whose input dimension is split computes partial
+`build_model` is given a `Parallel`, and layers ask it for their sizes. A layer with a split input dimension computes partial
 sums, and adds them up over the ranks by `all_reduce`. The LM head is split over the vocabulary; code that needs all logits
 calls `all_logits`. An `Exchange` moves the tensors. In a model of several stages (pipeline parallelism) the ranks here are
 those of one `Stage`, which has some of the layers; stages.py assigns them.

@@ -3,7 +3,7 @@ the next; the last stage sends sampled tokens back to the first, so that the nex
 
 All ranks get all plans and run them in order, so both ends of a link count alike, and only tensors travel. The first stage
 receives sampled tokens as late as it can: before a step whose decode rows continue from them (the plan's `lag`), and before
-more steps are due than can be in flight, since the oldest is then done. `Links` (group/) does the transport. Each rank is
+more are due than steps can be in flight, since the oldest step is then done. `Links` (group/) does the transport. Each rank is
 linked to the rank of the same number in other stages: ranks of a stage hold the same hidden states and sample the same tokens.
 
 Called by the runner, around a step's forward and sampling; a model in one stage has no Pipeline.

@@ -81,13 +81,13 @@ class ModelRunner:
             torch.cuda.synchronize()  # all of this was filled on another stream than the one that steps run on
 
     def join(self, links: Links) -> None:
-        """Connect this stage with those before and behind it."""
+        """Connect this stage with those before and after it."""
         stage = self.ctx.parallel.stage
         self.pipeline = Pipeline(stage, links, self.model.stage_buffer.hidden, self.tables, self.buffers)
 
     @torch.inference_mode()
     def step(self, words: np.ndarray, read_masks: ReadMasks) -> list[PromptRow]:
-        """Run one plan, int32 words; returns what it yields beside its tokens: prompt logprobs and candidates."""
+        """Run one plan, int32 words; returns the prompt logprobs and candidates that it yields besides its tokens."""
         plan = decode_plan(words, self._decode_rows[words[MICRO_BATCH]])
         if not plan.same_decode_rows:
             self._decode_rows[plan.micro_batch] = plan.decode_rows.copy()

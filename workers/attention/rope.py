@@ -36,7 +36,7 @@ def query_scales(spec: AttentionSpec, max_positions: int, device: torch.device |
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int, max_positions: int = 0) -> torch.Tensor:
-    """float32 [head_dim/2]: radians per position of each pair of dimensions, scaled as rope.type says.
+    """float32 [head_dim/2]: radians per position of each pair of dimensions, scaled by rope.type.
 
     head_dim: the number of rotated elements. max_positions, the length served, chooses longrope's factors.
     """

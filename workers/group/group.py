@@ -37,13 +37,13 @@ class Group:
             nccl = self._nccl = NcclExchange(store, place)
             if place.stage_size > 1:
                 self.exchange = nccl
-                if plain_norms and place.stage_on_one_host:  # follows from model and layout alone, so all ranks agree
+                if plain_norms and place.stage_on_one_host:  # follows from model and layout, so all ranks agree
                     self.norm_exchange = make_norm_exchange(place.within_stage, hidden_size, dtype, nccl.group)
         elif place.stage_size > 1:
             self.exchange = GlooExchange(PrefixStore(f"gloo {place.stage}", store), place.within_stage)
 
     def links(self, max_tokens: int, max_rows: int) -> Links:
-        """Links to the stages before and behind, for steps up to this size. All ranks call this once. Raises ExchangeFailed."""
+        """Links to the stages before and after, for steps up to this size. All ranks call this once. Raises ExchangeFailed."""
         if self._nccl is None:
             return GlooLinks(PrefixStore("links", self._store), self._place)
         if self._place.one_host and self._reach_each_other():

@@ -94,7 +94,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     temperature: TemperatureConfig | None = None  # of queries, by their positions, after the rotation
     has_sinks: bool = False  # a learned logit for each head, which every query sees
     latent_dim: int = 0  # latent attention (mla.py): values are the last latent_dim elements of keys; 0: not latent
-    shares: int | None = None  # a layer that has no keys and values of its own reads those of this one
+    shares: int | None = None  # the layer that it reads keys and values from; None: it has its own
     cache_dtype: CacheDtype | None = None  # of keys and values in the cache; None: the activations'
 
     @property

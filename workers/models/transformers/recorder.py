@@ -89,7 +89,7 @@ class _Mask(NamedTuple):
 
 
 def record(model: Model) -> Recording:
-    """Run `model`, whose parameters are on the meta device, over a few tokens. Raises ModelConfigError with the reason."""
+    """Run `model`, with parameters on the meta device, over a few tokens. Raises ModelConfigError with the reason."""
     if getattr(model.config, "is_encoder_decoder", False):
         raise ModelConfigError("it is an encoder and a decoder: cross attention is not supported")
     recorder = _Recorder(model)

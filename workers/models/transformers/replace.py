@@ -165,7 +165,7 @@ def _rounds(scheme: Scheme | None) -> bool:
 
 
 def _check_experts(name: str, place: Placement) -> None:
-    """Raise QuantizationError for experts that would be quantized while loading; checkpoint.py does for those stored so."""
+    """Raise QuantizationError for experts that would be quantized while loading; checkpoint.py refuses stored ones."""
     quantization = place.quantization
     if quantization is not None and _rounds(quantization.scheme_of(f"{name}.0")):
         raise QuantizationError(
