@@ -1,4 +1,4 @@
-// The charts: /metrics every two seconds while somebody looks, as rates and means between two scrapes.
+// The charts: /metrics every two seconds while the page is visible, as rates and means between two scrapes.
 
 import { Chart } from "./charts.js";
 import { mean, parseMetrics, rate } from "./prometheus.js";
