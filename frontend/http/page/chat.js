@@ -88,7 +88,7 @@ export class Chat {
   async oneAnswer(signal) {
     const messages = this.messages, answer = new Answer();
     const body = { ...this.settings.body(), messages: [...this.settings.system(), ...messages] };
-    if (body.tool_choice === "required" && messages.at(-1).role === "tool") body.tool_choice = "auto"; // else it would never end
+    if (body.tool_choice === "required" && messages.at(-1).role === "tool") body.tool_choice = "auto"; // else endless calls
     const view = new MessageView(this.log, "assistant"), figures = new Figures();
     try {
       await this.client.chat(body, signal, (chunk) => {
