@@ -43,7 +43,7 @@ class _Incoming:
 
 
 class RequestReader:
-    """queue: requests whose heads are complete, oldest first; only the last may still lack its body.
+    """queue: requests with complete heads, oldest first; only the last may still lack its body.
 
     ended: input that still arrives is ignored, after an error or a "Connection: close". refused: it ended with an error.
     deadline: by when the message being read must make progress; None while none is being read.

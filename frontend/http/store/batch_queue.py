@@ -27,7 +27,7 @@ class Answer(NamedTuple):
 
 
 class Result(NamedTuple):
-    """A file whose contents have been written; `commit_file` adds its record."""
+    """A file with its contents already written; `commit_file` adds its record."""
 
     id: str
     body: bytes  # the file's record

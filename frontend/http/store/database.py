@@ -85,7 +85,7 @@ class Database:
             raise
         self.connection.execute("COMMIT")
 
-    # ---------------------------------------------------------------------------------------------------- for everybody
+    # ------------------------------------------------------------------------------------------------------ for callers
     def put(
         self, kind: Kind, owner: str, id: str, body: bytes, *, size: int = 0, tag: str = "", expires_at: float | None = None
     ) -> None:
