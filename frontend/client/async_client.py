@@ -106,7 +106,7 @@ class AsyncClient(Client):
             self._dispatcher.fail_all(EngineDown("the client was closed"))
             self._utilities.fail_all(EngineDown("the client was closed"))
 
-    # ------------------------------------------------------------------------------------------------- what is known
+    # --------------------------------------------------------------------------------------------------------- state
     @property
     def engines(self) -> "Sequence[AsyncClient]":
         return (self,)

@@ -67,7 +67,7 @@ class Client(ABC):
     async def close(self) -> None:
         """Abort running requests and disconnect. May be called again."""
 
-    # ------------------------------------------------------------------------------------------------- what is known
+    # --------------------------------------------------------------------------------------------------------- state
     @property
     @abstractmethod
     def engines(self) -> "Sequence[Client]":

@@ -205,7 +205,7 @@ class Replicas(Client):
         for engine, is_available in enumerate(well):
             router.set_available(engine, is_available)
 
-    # ------------------------------------------------------------------------------------------------- what is known
+    # --------------------------------------------------------------------------------------------------------- state
     @property
     def engines(self) -> Sequence[AsyncClient]:
         return self._replicas
