@@ -50,6 +50,7 @@ class Tokenizer:
     ) -> None:
         backend.no_truncation()
         backend.no_padding()
+        backend.encode_special_tokens = bool((config or {}).get("split_special_tokens"))  # then they are text like any other
         self.backend = backend
         self.config = config = dict(config or {})
         self.special_tokens = {n: text for n in _NAMED_TOKENS if (text := _token_text(config.get(n))) is not None}
@@ -62,7 +63,7 @@ class Tokenizer:
         self.special_ids = frozenset(i for i, token in added.items() if token.special) | (named & self.added_ids)
         self.pieces = Pieces(backend, self.special_ids)
         self.generation_defaults = generation_defaults(generation_config or {})
-        self._templates = dict(chat_templates or {})
+        self.templates = dict(chat_templates or {})
         self._content_format = config.get("chat_template_content_format")  # the engine's operator may have set it
         self._add_bos = _bos_to_add(backend, config, self.bos_token_id)
 
@@ -162,13 +163,13 @@ class Tokenizer:
         Raises ChatTemplateError where there is none.
         """
         if override is not None:
-            return self._templates.get(override, override)
-        if with_tools and "tool_use" in self._templates:
-            return self._templates["tool_use"]
-        if "default" in self._templates:
-            return self._templates["default"]
-        if self._templates:
-            raise ChatTemplateError(f"choose a chat template by name; the model has {', '.join(sorted(self._templates))}")
+            return self.templates.get(override, override)
+        if with_tools and "tool_use" in self.templates:
+            return self.templates["tool_use"]
+        if "default" in self.templates:
+            return self.templates["default"]
+        if self.templates:
+            raise ChatTemplateError(f"choose a chat template by name; the model has {', '.join(sorted(self.templates))}")
         raise ChatTemplateError("the model has no chat template; give one with the request or at launch, or use completions")
 
     def content_format(self, wanted: str = "auto") -> str | None:
