@@ -2,6 +2,7 @@
 
 import hashlib
 import http.server
+import importlib.util
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ import tiny_models
 from http_servers import answering
 
 from quire.enginecore.loading import model_files
+from quire.enginecore.loading.convert_tokenizer import missing_packages
 from quire.enginecore.loading.model_files import (
     ModelFilesError,
     converted_tokenizer,
@@ -201,6 +203,15 @@ def test_no_folder_to_convert_a_tokenizer_in_is_an_error_that_names_both(tmp_pat
     monkeypatch.setattr("tempfile.tempdir", "/proc/nowhere")
     with pytest.raises(ModelFilesError, match=r"XDG_CACHE_HOME moves it.*TMPDIR moves it"):
         converted_tokenizer(gpt2_tokenizer(tmp_path / "gpt2"), Path("/proc/nowhere"))
+
+
+def test_a_sentencepiece_model_alone_names_the_packages_that_it_needs(tmp_path, monkeypatch):
+    (tmp_path / "tokenizer.model").write_bytes(b"\n\x0e\n\x05<unk>\x15\x00\x00\x00\x00\x18\x02")
+    assert missing_packages(tmp_path) == [name for name in ("sentencepiece",) if importlib.util.find_spec(name) is None]
+    monkeypatch.setitem(sys.modules, "google.protobuf", None)
+    assert missing_packages(tmp_path)[-1] == "protobuf"
+    (tmp_path / "tokenizer.model").write_bytes(b"IQ== 0\nIg== 1\n")  # tiktoken's form
+    assert missing_packages(tmp_path) == []
 
 
 @pytest.mark.slow

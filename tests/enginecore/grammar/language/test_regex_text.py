@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 from quire.enginecore.grammar.language.lark import regex_body
 from quire.enginecore.grammar.language.regex_text import on_one_line
 
-PIECES = ["a", "b", " ", "\n", "\r", "\\\n", "\\ ", "\\\\", "\\n", "[ab]", "[\n#]", "[]a ]", "[^]\n]", "(", ")", "(?:", "|", "*", "?", "# x\n",
-          "#", "{2}", "(?x:", "(?-x:", "(?i:", "\t"]  # fmt: skip
+PIECES = [
+    "a", "b", " ", "\n", "\r", "\\\n", "\\ ", "\\\\", "\\n", "[ab]", "[\n#]", "[]a ]", "[^]\n]", "(", ")", "(?:", "|", "*", "?",
+    "# x\n", "#", "{2}", "(?x:", "(?-x:", "(?i:", "\t",
+]  # fmt: skip
 TEXTS = [
     "",
     "a",
