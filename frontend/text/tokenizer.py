@@ -15,6 +15,7 @@ import tokenizers
 from quire.frontend.text.chat_template import ChatTemplate, ChatTemplateError, Message
 from quire.frontend.text.detokenizer import IncrementalDetokenizer
 from quire.frontend.text.token_bytes import Pieces
+from quire.frontend.text.token_chars import keeps_characters
 from quire.ipc.generation_config import generation_defaults
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.step.sections import MAX_BAD_WORD_TOKENS
@@ -37,7 +38,8 @@ class Tokenizer:
 
     special_tokens: name -> text ("eos_token": "</s>"); special_ids: what skip_special_tokens leaves out; added_ids: all
     tokens added to the model's own vocabulary, special or not; vocab_size: highest id + 1 (a model's may be larger).
-    max_token_chars: length of the longest token; a text of more than n times as many characters has more than n tokens.
+    max_token_chars: length of the longest token. keeps_characters: each character of a text is in some token, so a text of more
+    than n * max_token_chars characters has more than n tokens; others absorb blanks, or shorten the text first.
     generation_defaults: SamplingParams fields set by generation_config.json. config: tokenizer_config.json's fields.
     """
 
@@ -59,6 +61,7 @@ class Tokenizer:
         vocab = backend.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocab.values(), default=-1) + 1
         self.max_token_chars = max(map(len, vocab), default=1)
+        self.keeps_characters = keeps_characters(backend)
         self.added_ids = frozenset(added)
         self.special_ids = frozenset(i for i, token in added.items() if token.special) | (named & self.added_ids)
         self.pieces = Pieces(backend, self.special_ids)
@@ -237,7 +240,7 @@ class Tokenizer:
             return params
         words, rows = [word.lstrip() for word in params.bad_words], list[list[int]]()
         for word in words:
-            if len(word) > MAX_BAD_WORD_TOKENS * self.max_token_chars:
+            if self.keeps_characters and len(word) > MAX_BAD_WORD_TOKENS * self.max_token_chars:
                 raise ValueError(
                     f"each of bad_words must be 1 to {MAX_BAD_WORD_TOKENS} tokens long, this is longer: {word[:64]!r}"
                 )
