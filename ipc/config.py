@@ -1,7 +1,7 @@
-"""Per-process configuration: frozen structs, resolved once at launch and passed to constructors. Also the engine's flags.
+"""EngineConfig: what a user may set about the engine, by the flags of `enginecore` and `quire serve` or the options of `LLM`.
 
-`EngineConfig` is what a user may set (the flags of `enginecore` and `quire serve`, the options of `LLM`); `WorkerConfig` is
-what the core tells each worker. They travel to a child process as JSON over its control pipe (see children.py).
+Also those flags. The struct is frozen and is passed to constructors; it travels to a child process as JSON over its control
+pipe (see children.py). Workers get it resolved, inside a WorkerConfig (worker_config.py).
 """
 
 import argparse
@@ -128,56 +128,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def world_size(self) -> int:
         return self.tensor_parallel_size * self.pipeline_parallel_size  # workers of one engine
 
-
-class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the core tells a worker at its start. File descriptors are the core's numbers: see process.own_fds."""
-
-    rank: int  # of a stage's tensor-parallel ranks one after the other, stage by stage
-    world_size: int
-    generation: int  # which one of the workers that the core has started, one after another; in the result ring's header
-    model_dir: str
-    control_address: str  # ZeroMQ, the core's end is bound
-    plan_ring_fds: list[int]
-    result_ring_fds: list[int]
-    output_rank: int
-    device: Literal["cuda", "cpu"]
-    dtype: str
-    load_format: str
-    max_model_len: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    block_size: int
-    gpu_memory_utilization: float
-    cpu_kv_cache_gib: float
-    num_gpu_blocks_override: int | None
-    enforce_eager: bool
-    max_logprobs: int
-    seed: int
-    kv_cache_memory_bytes: int | None = None
-    hf_overrides: dict[str, Any] = {}
-    model_impl: str = "auto"
-    quantization: str | None = None
-    kv_cache_dtype: str = "auto"
-    kv_cache_dtype_skip_layers: list[str] = []
-    log_level: str = "info"
-    log_format: str = "text"
-    profile_dir: str | None = None
-    logits_processors: list[str] = []
-    logits_processors_path: list[str] = []
-    device_index: int = 0  # which of the GPUs that the engine, or its host's agent, sees
-    collective_timeout_s: float = 10.0
-    one_host: bool = True  # all ranks are on one host,
-    group_on_one_host: bool = True  # those that share this one's layers are
-    interface: str = "lo"  # that the ranks' sockets, which know no keys, are bound to,
-    interface_address: str = "127.0.0.1"  # and its address
-    emulate_world_size: int = 1
-    enable_expert_parallel: bool = False
-    pipeline_parallel_size: int = 1
-    data_parallel_size: int = 1  # engines beside each other, this one counted
-
     @property
-    def tensor_parallel_size(self) -> int:
-        return self.world_size // self.pipeline_parallel_size
+    def output_rank(self) -> int:
+        return self.world_size - self.tensor_parallel_size  # the core reads its results: the first rank of the last stage
+
+    def requested_blocks(self, block_bytes: int) -> int | None:
+        """KV blocks that flags ask for, whatever memory there is; None if they leave it to the memory."""
+        if self.num_gpu_blocks_override is not None or self.kv_cache_memory_bytes is None:
+            return self.num_gpu_blocks_override
+        return self.kv_cache_memory_bytes // block_bytes
 
 
 # ------------------------------------------------------------------------------------------------------------- flags

@@ -17,7 +17,6 @@ from quire.enginecore.device import find_gpus
 from quire.enginecore.hosts.host_ranks import HostRanks
 from quire.enginecore.hosts.same_model import find_same_model
 from quire.enginecore.loading.model_files import ModelFilesError
-from quire.ipc.config import WorkerConfig
 from quire.ipc.interfaces import Interface, find_interface
 from quire.ipc.links.core_and_hosts import HostToCore
 from quire.ipc.messages.hosts import (
@@ -42,6 +41,7 @@ from quire.ipc.process.children import Child, wait_for_all
 from quire.ipc.process.loop_clock import LoopClock
 from quire.ipc.step.plan_ring import RingCorrupt, RingFull
 from quire.ipc.version import VERSION
+from quire.ipc.worker_config import WorkerConfig
 
 log = logging.getLogger("quire.host")
 
@@ -175,13 +175,13 @@ class Agent:
     def _check(self, configs: list[WorkerConfig]) -> None:
         if not configs or len({config.rank for config in configs}) < len(configs):
             raise ValueError("it was sent no ranks, or one twice")
-        needed = max(config.device_index for config in configs) + 1
-        if configs[0].device == "cuda" and needed > len(self._gpus):
+        needed = max(config.gpu_index for config in configs) + 1
+        if configs[0].engine.device == "cuda" and needed > len(self._gpus):
             raise ValueError(f"{needed} GPUs are wanted there, and it has {len(self._gpus)} (CUDA_VISIBLE_DEVICES counts)")
         self._interface_for(configs[0])
 
     def _interface_for(self, config: WorkerConfig) -> Interface:
-        return self._interface or find_interface(config.interface)
+        return self._interface or find_interface(config.bound_to.name)
 
     def _begin_if_due(self) -> None:
         self._dying = wait_for_all(self._dying, 0.0)
@@ -197,7 +197,7 @@ class Agent:
             self._ranks = HostRanks(begin.configs, self._search.folder, self._interface_for(begin.configs[0]))
         except (OSError, ValueError, zmq.ZMQError) as error:
             return self._refuse(f"workers cannot be started there: {error}")
-        log.info("workers %s of %d start with the model in %s", ranks, begin.configs[0].world_size, self._search.folder)
+        log.info("workers %s of %d start with the model in %s", ranks, begin.configs[0].engine.world_size, self._search.folder)
         return None
 
     def _pass_on(self) -> None:

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 import zmq
 
 from quire.enginecore.hosts.placement import HostEntry
-from quire.ipc.config import WorkerConfig
 from quire.ipc.links.core_and_hosts import CoreToHost, HostLost, HostUnreadable, NotThisHost
 from quire.ipc.messages.hosts import (
     BeginRanks,
@@ -29,6 +28,7 @@ from quire.ipc.messages.hosts import (
 from quire.ipc.messages.workers import SideResults, WorkerMessage
 from quire.ipc.process.children import how_it_ended
 from quire.ipc.version import VERSION
+from quire.ipc.worker_config import WorkerConfig
 
 log = logging.getLogger("quire.enginecore")
 

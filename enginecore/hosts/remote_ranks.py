@@ -15,12 +15,12 @@ import zmq
 
 from quire.enginecore.hosts.placement import HostEntry, Placement, all_here
 from quire.enginecore.hosts.remote_host import LEAST_SILENCE_S, SUSPECT_SILENCE_S, HostFailed, RemoteHost
-from quire.ipc.config import WorkerConfig
 from quire.ipc.links.core_and_hosts import CoreToHost
 from quire.ipc.links.curve import KeyPair
 from quire.ipc.messages.hosts import BEAT_INTERVAL_S, CoreBeat, DumpRankStacks, EndRanks, ModelFiles, PlanRecord, RankCommand
 from quire.ipc.messages.workers import WorkerCommand, WorkerMessage
 from quire.ipc.process.loop_clock import LoopClock
+from quire.ipc.worker_config import WorkerConfig
 
 Find = Callable[[], Sequence[HostEntry]]  # may take seconds; raises HostFailed
 

@@ -6,9 +6,9 @@ say comes as RankMessage, and what they are told goes as PlanRecord and RankComm
 links/core_and_hosts.py; the core's side is enginecore/hosts/remote_host.py, the agent's enginecore/hosts/agent.py.
 """
 
-from quire.ipc.config import WorkerConfig
 from quire.ipc.messages.message import Message
 from quire.ipc.messages.workers import WorkerCommand, WorkerMessage
+from quire.ipc.worker_config import WorkerConfig
 
 BEAT_INTERVAL_S = 0.5
 MAX_TO_HOST = 64 << 20  # bytes: a plan ring's longest record takes 16 MiB

@@ -31,6 +31,7 @@ from quire.ipc.messages.hosts import (
     PlanRecord,
 )
 from quire.ipc.version import VERSION
+from quire.ipc.worker_config import WorkerConfig
 
 TIMEOUT_S = 30.0
 MODEL = model_files(EngineConfig(), BUNDLED)
@@ -198,15 +199,17 @@ def test_bytes_that_are_no_message_are_refused_and_the_agent_goes_on(host: Host)
     host.welcomed()
 
 
+def on_gpu(config: WorkerConfig, index: int) -> WorkerConfig:
+    engine = msgspec.structs.replace(config.engine, device="cuda")
+    return msgspec.structs.replace(config, engine=engine, gpu_index=index)
+
+
 @pytest.mark.parametrize(
     ("begin", "why"),
     [
         (BeginRanks(MODEL, []), "no ranks"),
         (BeginRanks(MODEL, [worker_template(2)] * 2), "one twice"),
-        (
-            BeginRanks(MODEL, [msgspec.structs.replace(worker_template(2), device="cuda", device_index=70)]),
-            "71 GPUs are wanted",
-        ),
+        (BeginRanks(MODEL, [on_gpu(worker_template(2), 70)]), "71 GPUs are wanted"),
         (BeginRanks(msgspec.structs.replace(MODEL, name="/nowhere"), [worker_template(2)]), "/nowhere is not there"),
         (BeginRanks(msgspec.structs.replace(MODEL, files={"config.json": "0"}), [worker_template(2)]), "another model is in"),
     ],
