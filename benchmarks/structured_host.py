@@ -196,7 +196,7 @@ class Core:
         vocab = json.loads((folder / "config.json").read_text())["vocab_size"]
         rows, length = args.rows, args.steps + 512
         blocks = rows * (length // BLOCK_SIZE + 2) + 2
-        scheduler = SchedulerConfig(rows, 8192, length, BLOCK_SIZE, blocks, (0,), vocab_size=vocab, num_processor_rows=rows)
+        scheduler = SchedulerConfig(rows, 8192, length, BLOCK_SIZE, blocks, (0,), vocab_size=vocab)
         limits = EngineLimits(length, vocab, rows, 20)
         config = CoreConfig(scheduler, limits, 1000, 0, 60.0, spins=True, log_requests=False, log_stats=False)
         welcome = Welcome(EPOCH, PROTOCOL_VERSION, ["m"], limits, [], [0], "0", 1, 60.0)

@@ -215,7 +215,6 @@ def core_config_of(summary: ModelSummary, worker: WorkerConfig, profile: WorkerP
         windows=windows,
         enable_prefix_caching=engine.enable_prefix_caching,
         policy=engine.scheduling_policy,
-        num_processor_rows=profile.num_processor_rows,
         look_ahead=engine.admission == "lookahead",
         eos_token_ids=tuple(summary.eos_token_ids),
         vocab_size=profile.vocab_size,

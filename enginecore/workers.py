@@ -265,9 +265,7 @@ class WorkerGroup:
                 self._replied(message)
 
     def _allocate(self) -> None:
-        self.profile = profile_of_all(
-            [self._profiles[rank] for rank in range(self.world_size)], self.template.engine.output_rank
-        )
+        self.profile = profile_of_all([self._profiles[rank] for rank in range(self.world_size)])
         for rank in range(self.world_size):
             self._send(rank, AllocateKV(self.profile.num_blocks))
 
@@ -367,11 +365,11 @@ def result_depth(num_stages: int) -> int:
     return max(8, 4 << (num_stages - 1).bit_length())
 
 
-def profile_of_all(profiles: Sequence[WorkerProfile], output_rank: int = 0) -> WorkerProfile:
+def profile_of_all(profiles: Sequence[WorkerProfile]) -> WorkerProfile:
     """What all ranks can hold: the least of their blocks, the most of what they take. Raises WorkersFailed if they differ.
 
     Blocks are the same for all: block tables of the same layers, whether they are on this rank or on another stage's, in blocks
-    of the same number of tokens. Sampling is the output rank's business.
+    of the same number of tokens.
     """
     first = profiles[0]
     for profile in profiles[1:]:
@@ -385,6 +383,5 @@ def profile_of_all(profiles: Sequence[WorkerProfile], output_rank: int = 0) -> W
         weights_bytes=max(p.weights_bytes for p in profiles),
         activation_bytes=max(p.activation_bytes for p in profiles),
         block_bytes=max(p.block_bytes for p in profiles),
-        num_processor_rows=profiles[output_rank].num_processor_rows,
         device=first.device if len(profiles) == 1 else f"{len(profiles)} x {first.device}",
     )

@@ -269,7 +269,6 @@ class Worker:
                 weights_bytes=weights_bytes,
                 activation_bytes=budget.activation_bytes,
                 block_bytes=cache.block_bytes,
-                num_processor_rows=runner.ctx.pool.num_rows,
                 processors=self.custom_processors.info if self.custom_processors is not None else None,
                 numerics=numerics_of(engine, runner.ctx.config, runner.ctx.dtype),
             )

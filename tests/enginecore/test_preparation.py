@@ -58,7 +58,7 @@ def ends(by_hand: CoreByHand, frontend: RawFrontend, request_id: int) -> None:
 
 def waiting_ids(by_hand: CoreByHand) -> list[int]:
     """In the order in which they are to start."""
-    return [seq.request_id for seq in by_hand.core.scheduler.waiting.could_start(0)]
+    return [seq.request_id for seq in by_hand.core.scheduler.waiting.could_start()]
 
 
 def test_only_the_request_that_must_be_prepared_waits(by_hand, slow):

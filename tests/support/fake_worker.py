@@ -124,7 +124,7 @@ def main() -> None:
     ring = ResultRing.attach(own_fds(c.result_ring_fds)) if c.result_ring_fds else None
     link = WorkerToCore(c.control_address, c.rank, c.generation)
     num_blocks = 60 + c.rank  # the least counts
-    link.send(WorkerProfile(c.rank, num_blocks, c.engine.block_size, [KVGroup(0, [0])], VOCAB_SIZE, "fake", 0, 0, 0, 64))
+    link.send(WorkerProfile(c.rank, num_blocks, c.engine.block_size, [KVGroup(0, [0])], VOCAB_SIZE, "fake", 0, 0, 0))
     command = link.receive(60.0)
     assert command == AllocateKV(60)
     if ring is not None:

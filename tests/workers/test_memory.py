@@ -181,7 +181,6 @@ def profile(**changes):
         weights_bytes=3 * GIB // 2,
         activation_bytes=GIB // 4,
         block_bytes=GIB // 1000,
-        num_processor_rows=64,
     )
     return msgspec.structs.replace(made, **changes)
 
