@@ -1,24 +1,39 @@
-"""The house's plan, read from the source: who may import whom, what is nowhere in it, and that its papers agree.
+"""The house's plan, read from the source: which folder may import which, what may stand nowhere, and how much there may be.
 
-The source is parsed, not imported: what it does when it runs is test_imports.py's business. `python tests/test_house.py` prints
-the imports between folders, and how many lines each has.
+The source is parsed, not imported: test_imports.py sees what it does when it runs. `python tests/test_house.py` prints the
+figures with their bounds, and the imports between folders.
 """
 
 import ast
-import functools
-import re
-import tomllib
-from importlib.metadata import distribution
+import sys
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 
-from quire.frontend.cli.main import main
-from quire.ipc.version import VERSION
+sys.path.insert(0, str(Path(__file__).parent / "support"))  # run as a script
 
-ROOT = Path(__file__).parents[1]
+from house import (
+    BOUNDS,
+    EVERYTHING,
+    LONG_FILES,
+    MOST_LINES_OF_LONG_FILES,
+    ROOT,
+    SOURCES,
+    figures,
+    file_arrows,
+    folder_arrows,
+    function_lines,
+    hidden_folders,
+    imports,
+    long_files,
+    mutual_folders,
+    nodes,
+    odd_beginnings,
+    print_arrows,
+    print_figures,
+    texts_of,
+)
+
 MAY_IMPORT = {
     "ipc": set(),
     "kernels": {"ipc.step.sections"},
@@ -26,40 +41,12 @@ MAY_IMPORT = {
     "enginecore": {"ipc"},
     "workers": {"ipc", "kernels"},
 }
-MOST_LINES = 400  # of a file
 MOST_FUNCTION_LINES = 60  # a screen; a Triton kernel is one function, whatever it does
 # Decoding is not running: nothing that turns bytes or text into code, and no processes but those of ipc/process/children.py.
 FORBIDDEN_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "multiprocessing", "importlib"}
+PACKAGE = "frontend/package"  # is installed as `quire` itself
 LOADS_CLASSES = "workers/logits_processors/load.py"  # that the operator names: the one file that may use importlib
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__", "torch.load", "numpy.load", "np.load", "yaml.load"}
-DOCUMENTS = ["README.md", "docs/architecture.md", "benchmarks/README.md"]
-PACKAGE = "frontend/package"  # is installed as `quire` itself
-PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-
-SOURCES = {str(path.relative_to(ROOT)): path.read_text() for folder in MAY_IMPORT for path in (ROOT / folder).rglob("*.py")}
-
-EVERYTHING = {
-    str(path.relative_to(ROOT)): path.read_text()
-    for folder in (*MAY_IMPORT, "tests", "benchmarks", "docs")
-    for path in sorted((ROOT / folder).rglob("*.py"))
-}
-
-
-@functools.cache
-def nodes(source: str) -> list[ast.AST]:
-    return list(ast.walk(ast.parse(source)))
-
-
-def imports(source: str) -> list[str]:
-    """Full names of what a module imports, wherever in it: `from quire import ipc` is quire.ipc, `from . import x` is `.`."""
-    names = []
-    for node in nodes(source):
-        if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            base = "." * node.level + (node.module or "")
-            names += [f"quire.{alias.name}" for alias in node.names] if base == "quire" else [base]
-    return names
 
 
 def forbidden_arrows(path: str, source: str) -> list[str]:
@@ -163,19 +150,6 @@ def test_interpreted_tests_are_where_make_looks_for_them():
 
 
 # ----------------------------------------------------------------------------------------------------------- file circles
-def file_arrows(sources: dict[str, str]) -> dict[str, set[str]]:
-    """Which files each file imports, wherever in it: in a function and for type checkers only, too."""
-    files = {"quire." + path.removesuffix(".py").replace("/", "."): path for path in sources}
-    arrows: dict[str, set[str]] = {}
-    for path, source in sources.items():
-        names = imports(source)
-        for node in nodes(source):
-            if isinstance(node, ast.ImportFrom):
-                names += [f"{node.module}.{alias.name}" for alias in node.names]
-        arrows[path] = {files[name] for name in names if name in files}
-    return arrows
-
-
 def circles(sources: dict[str, str]) -> list[list[str]]:
     """Groups of files that each import, through others or not, all of their group."""
     arrows = file_arrows(sources)
@@ -235,11 +209,6 @@ def test_names_are_imported_from_where_they_are_defined():
 
 
 # ------------------------------------------------------------------------------------------------- sizes and arrows
-def test_no_file_is_longer_than_one_reads_at_a_time():
-    lengths = {path: len(source.splitlines()) for path, source in EVERYTHING.items()}
-    assert {path: n for path, n in lengths.items() if n > MOST_LINES} == {}
-
-
 def long_functions(path: str, source: str) -> list[str]:
     functions = [n for n in nodes(source) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
     sizes = [(f.name, (f.end_lineno or f.lineno) - f.lineno + 1) for f in functions]
@@ -251,145 +220,85 @@ def test_a_function_fits_a_screen():
     assert [long for path, source in elsewhere.items() for long in long_functions(path, source)] == []
 
 
-def arrows() -> dict[str, set[str]]:
-    """Which folders the modules of a folder import from, other than their own."""
-    found: dict[str, set[str]] = {}
-    for path, source in SOURCES.items():
-        folder = str(Path(path).parent)
-        targets = [Path(*name.split(".")[1:]) for name in imports(source) if name.startswith("quire.")]
-        folders = {str(target if (ROOT / target).is_dir() else target.parent) for target in targets}
-        found.setdefault(folder, set()).update(folders - {folder})
-    return found
-
-
-def print_arrows() -> None:
-    for folder, targets in sorted(arrows().items()):
-        lines = sum(len(source.splitlines()) for path, source in SOURCES.items() if str(Path(path).parent) == folder)
-        print(f"{folder:28} {lines:6,} lines  → {', '.join(sorted(targets)) or '–'}")
-
-
 def test_arrows_are_drawn_for_every_folder(capsys):
     print_arrows()
-    drawn = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    drawn = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if not line.startswith("both ways")}
     assert set(drawn) == {str(Path(path).parent) for path in SOURCES}
     assert "frontend/client" in drawn["frontend/http/api"].split("→")[1]
 
 
-# ------------------------------------------------------------------------------------------------- papers
-def test_every_folder_with_modules_is_a_listed_package():
-    setuptools = PYPROJECT["tool"]["setuptools"]
-    folders = {str(Path(path).parent) for path in SOURCES}
-    folder_of = {"quire/" + folder.removeprefix(PACKAGE).lstrip("/"): folder for folder in folders}
-    folder_of = {path.rstrip("/").replace("/", "."): folder for path, folder in folder_of.items()}
-    assert sorted(folder_of) == sorted(setuptools["packages"])
-    assert setuptools["package-dir"] == folder_of
+# ------------------------------------------------------------------------------------------------- figures
+@pytest.fixture(scope="module")
+def measured() -> dict[str, int]:
+    return figures()
 
 
-def test_folders_are_namespaces():
-    """A top-level package named `kernels` would hide Hugging Face's, which transformers imports when it is installed."""
-    assert [path for path in SOURCES if path.endswith("__init__.py")] == [f"{PACKAGE}/__init__.py"]
+@pytest.mark.parametrize("name", BOUNDS)
+def test_no_figure_grows(name, measured):
+    assert measured[name] <= BOUNDS[name], "python tests/test_house.py prints all figures"
 
 
-def test_type_checkers_find_every_folder():
-    links = {link.name: link.resolve() for link in (ROOT / ".types/quire").iterdir()}
-    expected = {folder: ROOT / folder for folder in MAY_IMPORT} | {"__init__.py": ROOT / PACKAGE / "__init__.py"}
-    assert links == expected
+def test_every_figure_has_a_bound(measured, capsys):
+    assert measured.keys() == BOUNDS.keys()
+    print_figures()
+    assert len(capsys.readouterr().out.splitlines()) == len(BOUNDS)
 
 
-def test_the_version_is_the_same_everywhere():
-    assert PYPROJECT["project"]["version"] == VERSION
-    assert f"\n## {VERSION}" in (ROOT / "CHANGELOG.md").read_text()
+def test_long_files_of_code_are_named_with_a_reason():
+    found = long_files(EVERYTHING)
+    assert found.keys() == LONG_FILES.keys() and max(found.values()) <= MOST_LINES_OF_LONG_FILES
 
 
-# ------------------------------------------------------------------------------------------------- commands and pins
-@pytest.mark.parametrize("document", ["README.md", "docs/architecture.md", "deploy/README.md", "CHANGELOG.md", ".ci/run"])
-def test_commands_in_the_documents_exist(document, capsys):
-    text = (ROOT / document).read_text()
-    if document.endswith(".md"):
-        text = "\n".join(re.findall(r"```.*?```|`[^`\n]+`", text, re.DOTALL))
-    targets = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1].split()
-    for words in re.findall(r"\bmake((?: [a-z-]+)+)", text):
-        assert [word for word in words.split() if word not in targets and word[0] != "-"] == []
-    for command in set(re.findall(r"(?<![\w./-])(?<!from )quire ([a-z-]+)", text)):
-        with pytest.raises(SystemExit, match="0"):
-            main([command, "--help"])
+def test_a_file_of_data_may_be_long_and_one_of_code_may_not():
+    data = "ROWS = (\n" + "    1,\n" * 500 + ")\n\n\ndef rows():\n    return ROWS\n"
+    code = data + "\n\nclass A:\n" + "".join(f"    def f{n}(self):\n        return {n}\n" for n in range(30))
+    nested = "def f():\n    def g():\n        return 1\n    return g\n"
+    assert function_lines(data) == 2 and function_lines(code) == 62 and function_lines(nested) == 4
+    assert long_files({"data.py": data, "code.py": code, "short.py": nested}) == {"code.py": len(code.splitlines())}
 
 
-def named_files(text: str) -> set[str]:
-    """What a document names: `code` that is a path or a pattern of paths, links within the repository, scripts that are run."""
-    code = re.findall(r"`([\w./*-]+(?:/|\.(?:py|md|csv|txt|toml)))`", text)
-    links = [target for target in re.findall(r"\]\(([^)#]+)", text) if "://" not in target]
-    return {*code, *links, *re.findall(r"python ([\w/]+\.py)", text)}
+def test_folders_that_import_each_other_are_seen():
+    sources = {
+        "ipc/a.py": "from quire.ipc.step.b import B",
+        "ipc/step/b.py": "from quire.ipc import c",  # a folder inside the other does not count
+        "ipc/c.py": "",
+        "workers/d.py": "from quire.ipc import a",
+        "workers/models/e.py": "from quire.workers.layers.f import F",
+        "workers/layers/f.py": "def f():\n    import quire.workers.models.e",
+    }
+    assert folder_arrows(sources)["workers"] == {"ipc"}
+    assert mutual_folders(sources) == [("workers/layers", "workers/models")]
 
 
-def exists(name: str, beside: Path) -> bool:
-    return any(any(folder.glob(name)) for folder in (ROOT, beside)) or (beside / name).resolve().exists()
+def test_a_folder_behind_a_file_of_its_name_is_seen():
+    assert hidden_folders({"ipc/step.py": "", "ipc/step/plan.py": "", "ipc/a.py": ""}) == ["ipc/step.py"]
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
-def test_files_that_documents_name_exist(document):
-    names = named_files((ROOT / document).read_text())
-    assert len(names) > 10
-    assert sorted(name for name in names if not exists(name, (ROOT / document).parent)) == []
+@pytest.mark.parametrize(
+    ("text", "beginnings"),
+    [
+        ("Who waits is served. It runs.", ["Who waits is served."]),
+        ("It runs. Whose turn it is, runs.", ["Whose turn it is, runs."]),
+        ("It runs.\n\nOf these, two.", ["Of these, two."]),
+        ("- What it has: a list\n- Of others, none", ["What it has: a list - Of others, none", "Of others, none"]),
+        ("It runs. What does it do? It runs.", []),
+        (
+            "The one who waits is served. Those whose turn it is run.",
+            ["The one who waits is served.", "Those whose turn it is run."],
+        ),
+        ("It knows what is due, of whom, and who asks. Whole steps. Often.", []),
+    ],
+)
+def test_odd_beginnings_are_seen(text, beginnings):
+    assert odd_beginnings(text) == beginnings
 
 
-def test_a_file_that_is_not_there_is_seen():
-    text = (
-        "`ipc/config.py`, `ipc/gone.py`, `kernels/`, [x](docs/gone.md#part), python benchmarks/gone.py, `a.b()`, `*/gone_*.py`"
-    )
-    missing = {name for name in named_files(text) if not exists(name, ROOT)}
-    assert missing == {"ipc/gone.py", "docs/gone.md", "benchmarks/gone.py", "*/gone_*.py"}
-
-
-def test_the_lines_that_the_readme_counts_are_about_right():
-    """Of the whole tree and of the files that a request passes."""
-    text = (ROOT / "README.md").read_text()
-    stated = re.search(r"Quire has ([\d,]+) lines.*?these (\d+) files of together\s+([\d,]+)", text, re.DOTALL)
-    tree, num_files, way = (int(group.replace(",", "")) for group in stated.groups())
-    table = text[stated.end() : text.index("### Where to change what")]
-    files = re.findall(r"`([^`]+)`", table)
-    assert len(files) == num_files == len(set(files))
-    assert tree == pytest.approx(sum(len(source.splitlines()) for source in SOURCES.values()), rel=0.05)
-    assert way == pytest.approx(sum(len(SOURCES[file].splitlines()) for file in files), rel=0.05)
-
-
-def pins() -> dict[str, str]:
-    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
-    found = {}
-    for line in lines:
-        requirement = Requirement(line)
-        (specifier,) = requirement.specifier
-        assert specifier.operator == "==", f"{line} is not a pin"
-        assert "+" not in specifier.version, f"{line} names one build of it: not every index has that"
-        assert requirement.url is None
-        found[canonicalize_name(requirement.name)] = specifier.version
-    return found
-
-
-def test_every_requirement_is_pinned_within_its_range():
-    project = PYPROJECT["project"]
-    lists = [project["dependencies"], *project["optional-dependencies"].values(), PYPROJECT["build-system"]["requires"]]
-    for requirement in (Requirement(line) for lines in lists for line in lines):
-        pin = pins().get(canonicalize_name(requirement.name), "none")
-        assert pin != "none" and requirement.specifier.contains(pin), f"{requirement} is pinned to {pin}"
-
-
-def test_the_installation_is_what_is_pinned_and_has_no_more():
-    """Everything that was installed for quire[test], whatever asked for it, is pinned: tomorrow's installation is today's."""
-    project = PYPROJECT["project"]
-    queue = [Requirement(line) for line in [*project["dependencies"], *project["optional-dependencies"]["test"]]]
-    seen = set()
-    for requirement in queue:
-        name = canonicalize_name(requirement.name)
-        if (name, *requirement.extras) in seen:
-            continue
-        seen.add((name, *requirement.extras))
-        for need in map(Requirement, distribution(name).requires or []):
-            if need.marker is None or any(need.marker.evaluate({"extra": extra}) for extra in ("", *requirement.extras)):
-                queue.append(need)
-    # PyTorch's CUDA build has libraries besides, whose versions it fixes itself.
-    assert {name for name, *_ in seen if not name.startswith(("nvidia-", "cuda-"))} <= set(pins())
+def test_comments_and_strings_are_read():
+    source = '"""Of all."""\n# It ends.\n# Who waits?\nx = f("Of a text")  # What is due\ny = "Of"\n'
+    assert [len(odd_beginnings(text)) for text in texts_of(source)] == [1, 1, 1, 1]
 
 
 if __name__ == "__main__":
+    print_figures()
+    print()
     print_arrows()
