@@ -56,6 +56,7 @@ BOUNDS: dict[str, tuple[float | None, float | None, bool]] = {
     "thinking_token_budget": (0, 2**31 - 1, True),
 }
 
+RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # by authors, in generation_config.json
 
 # What a user builds, and what travels: only this is decoded. The client makes one of the other (frontend/client/client.py).
 if TYPE_CHECKING:
