@@ -163,7 +163,7 @@ def turn(core: EngineCore) -> None:
     core._watch_workers()
     core._fill()
     core._collect()
-    core._beat()
+    core._heartbeat()
 
 
 def warm_up(core: EngineCore, workers: FakeWorkers, rows: int, steps: int = 100) -> None:
@@ -196,7 +196,7 @@ def measure_inline(args: argparse.Namespace, rows: int) -> Times:
             t1 = clock()
             done = core._collect()
             t2 = clock()
-            core._beat()
+            core._heartbeat()
             assert done and t1 < workers.planned_at < t2
             plan, publish = (workers.planned_at - t1) / 1e3, (t2 - workers.planned_at) / 1e3
             times.add(turn=(t1 - t0) / 1e3, plan=plan, publish=publish, visible=(workers.planned_at - t0) / 1e3)

@@ -17,7 +17,7 @@ from typing import Literal
 import msgspec
 import zmq
 
-from quire.enginecore.core import BEAT_INTERVAL_S, CoreConfig, EngineCore
+from quire.enginecore.core import HEARTBEAT_INTERVAL_S, CoreConfig, EngineCore
 from quire.enginecore.device import Gpu, find_gpus, sizes_in_words, unfit_for_ranks
 from quire.enginecore.garbage import keep_pauses_short
 from quire.enginecore.grammar.compiler import GrammarCompiler
@@ -52,7 +52,7 @@ from quire.ipc.memory_plan import (
     default_max_num_batched_tokens,
     default_max_num_seqs,
 )
-from quire.ipc.messages.frontend import PROTOCOL_VERSION, Beat, EngineLimits, Welcome
+from quire.ipc.messages.frontend import PROTOCOL_VERSION, EngineLimits, Heartbeat, Welcome
 from quire.ipc.messages.stats import CacheInfo
 from quire.ipc.messages.utilities import ServerInfo
 from quire.ipc.messages.workers import WorkerProfile
@@ -73,10 +73,10 @@ class StartupError(Exception):
 
 
 def run_engine(
-    config: EngineConfig, on_ready: Callable[[str], None], prespawned: Child, on_beat: Callable[[], None] = lambda: None
+    config: EngineConfig, on_ready: Callable[[str], None], prespawned: Child, on_heartbeat: Callable[[], None] = lambda: None
 ) -> None:
-    """Run one engine until it is told to stop. `on_ready` gets the address once requests can come; `on_beat` is called every
-    BEAT_INTERVAL_S from then on, while the loop turns.
+    """Run one engine until it is told to stop. `on_ready` gets the address once requests can come; from then on `on_heartbeat`
+    is called every HEARTBEAT_INTERVAL_S, while the loop turns.
 
     prespawned: the first worker's process, which waits for its configuration; it has ended when this returns or raises. Raises
     StartupError before it is ready, or Stopped, WorkersFailed when the workers are lost for good.
@@ -90,7 +90,7 @@ def run_engine(
         on_ready(address)
 
     try:
-        _run(config, ready, prespawned, on_beat, early)
+        _run(config, ready, prespawned, on_heartbeat, early)
     except (OSError, zmq.ZMQError) as error:  # no descriptors, memory or processes are to be had
         if is_ready:
             raise
@@ -101,7 +101,7 @@ def run_engine(
 
 
 def _run(
-    config: EngineConfig, on_ready: Callable[[str], None], prespawned: Child, on_beat: Callable[[], None], early: EarlyStop
+    config: EngineConfig, on_ready: Callable[[str], None], prespawned: Child, on_heartbeat: Callable[[], None], early: EarlyStop
 ) -> None:
     started = time.monotonic()
     try:
@@ -129,7 +129,7 @@ def _run(
         link.set_welcome(msgspec.structs.replace(welcome, numerics=profile.numerics), files)
         checks_params = profile.processors is not None and profile.processors.checks_params
         preparers = [ParamsCheck(workers)] if checks_params else []
-        core = EngineCore(core_config, link, workers, on_beat, preparers, grammars)
+        core = EngineCore(core_config, link, workers, on_heartbeat, preparers, grammars)
         on_stop_signals(lambda *_: core.stop(0.0 if core.stopping else DRAIN_S))
         signal.signal(signal.SIGUSR1, lambda *_: core.ask_for_stacks())
         early.check()
@@ -296,15 +296,15 @@ def _log_sizes(engine: ResolvedEngineConfig, profile: WorkerProfile, capacity: i
 def _wait_until_ready(
     workers: WorkerGroup, link: CoreToFrontends, early: EarlyStop, say_every_s: float = SAY_EVERY_S
 ) -> WorkerProfile:
-    """What the workers can hold, once they are ready. Frontends that come before wait for their Welcome, and hear beats."""
+    """Wait for the workers; returns what they can hold. Frontends that connect earlier get heartbeats and wait."""
     started, say_after_s = time.monotonic(), say_every_s
     poller = zmq.Poller()
     for source in (*workers.pollables(), *link.sockets()):
         poller.register(source, zmq.POLLIN)
-    beat = Beat(link.epoch, 0.0, 0, 0, 0.0, 0, 0, 0, 0, 0, ready=False)
+    heartbeat = Heartbeat(link.epoch, 0.0, 0, 0, 0.0, 0, 0, 0, 0, 0, ready=False)
     try:
         while not workers.is_ready:
-            poller.poll(int(BEAT_INTERVAL_S * 1000))
+            poller.poll(int(HEARTBEAT_INTERVAL_S * 1000))
             workers.messages()
             workers.check_alive()
             early.check()
@@ -313,7 +313,7 @@ def _wait_until_ready(
                 log_slow_start(workers, waited_s)
             link.receive()
             link.flush()
-            link.broadcast(beat)
+            link.broadcast(heartbeat)
     except WorkersFailed as error:
         raise StartupError(str(error)) from error
     assert workers.profile is not None

@@ -1,6 +1,6 @@
 """WorkerGroup: the workers of one engine as the core sees them: started, sized, ready, dead, started anew. No torch.
 
-Starting is a small state machine, driven by messages, so that the core's loop goes on beating while an 8B model loads:
+Starting is a small state machine, driven by messages, so that the core's loop keeps sending heartbeats while an 8B model loads:
 
     spawn -> WorkerProfile of every rank -> AllocateKV with the least of their blocks -> WorkerReady of every rank
 
@@ -49,7 +49,7 @@ AREA_WORDS = 4 << 20  # int32: of masks that are made or read, 890 of 150,000 to
 RING_TIMEOUT_S = 10.0
 STOP_GRACE_S = 3.0
 STACKS_S = 0.5  # for all of them to be written
-KILL_WAIT_S = 1.0  # that the loop waits for killed workers; frontends miss its beats after 2
+KILL_WAIT_S = 1.0  # that the loop waits for killed workers; frontends miss its heartbeats after 2
 WORLD_SIZE = HEADER.at["world_size"]
 
 

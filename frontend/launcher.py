@@ -29,7 +29,7 @@ REPLICA_IS_BACK = "the engine at %s is back"
 ENGINE_REFUSES = "the engine at %s does not take this frontend back: %s"
 
 _POLL_S = 1.0
-_LOOK_S = 0.5  # as often as it beats
+_LOOK_S = 0.5  # as often as it sends a heartbeat
 STOP_GRACE_S = 40.0  # the core lets what runs finish for up to 30 s
 
 

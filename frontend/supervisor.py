@@ -19,7 +19,7 @@ from quire.ipc.process.restarts import Restarts
 
 log = logging.getLogger("quire.serve")
 
-_LOOK_S = 1.0  # how often beats are counted
+_LOOK_S = 1.0  # how often heartbeats are counted
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ class Supervised(Protocol):
 
 
 class Supervisor:
-    """hung_after_s: how long a process that beats may stand still while we do not; None for one that does not beat."""
+    """hung_after_s: how long a process may go without a heartbeat while this one runs; None for one that sends none."""
 
     def __init__(self, process: Supervised, restarts: Restarts, hung_after_s: float | None = None) -> None:
         self._process = process
@@ -82,7 +82,7 @@ class Supervisor:
         try:
             # Counted in looks, not in time: if this process stood still, with the whole machine, the child was not silent.
             while not await _done_within(ended, _LOOK_S):
-                silent_looks = 0 if child.beats() else silent_looks + 1
+                silent_looks = 0 if child.heartbeats() else silent_looks + 1
                 if self._hung_after_s is not None and silent_looks * _LOOK_S >= self._hung_after_s:
                     child.send_signal(signal.SIGKILL)
                     await _done_within(ended, KILL_WAIT_S)

@@ -21,8 +21,8 @@ from quire.ipc.process.restarts import FIRST_PAUSE_S, START_LIMIT_S, Restarts, r
 
 log = logging.getLogger("quire.serve")
 
-# Without a beat while we turn ourselves. The longest that a core in order stands still is 10 s: for a worker that does not take
-# its plans (RING_TIMEOUT_S).
+# Without a heartbeat while we turn ourselves. The longest that a core in order stands still is 10 s: for a worker that does not
+# take its plans (RING_TIMEOUT_S).
 HUNG_AFTER_S = 30.0
 # An engine ends by itself when its workers have died so often, which takes a minute or two by their own pauses.
 LIVED_WELL_S = 600.0

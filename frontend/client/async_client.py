@@ -1,7 +1,7 @@
 """AsyncClient: requests to an engine core from asyncio, straight over its socket, as text in and text out.
 
-It checks and numbers requests, hands what arrives to their `Stream`s (dispatch.py, stream.py) and keeps the latest Beat; when
-the core is lost, all that runs fails and the link reconnects. All methods belong to the event loop's thread.
+It checks and numbers requests, hands what arrives to their `Stream`s (dispatch.py, stream.py) and keeps the latest Heartbeat;
+when the core is lost, all that runs fails and the link reconnects. All methods belong to the event loop's thread.
 
     async with AsyncClient("ipc:///run/quire.sock") as client:
         async for output in client.generate("Once upon a time", SamplingParams(max_tokens=64)):
@@ -23,10 +23,10 @@ from quire.ipc.links.curve import FrontendKeys
 from quire.ipc.links.frontend_to_core import SHUTTING_DOWN, FrontendToCore, LinkBusy, LinkDown
 from quire.ipc.messages.frontend import (
     AddRequest,
-    Beat,
     CoreMessage,
     FrontendMessage,
     Generate,
+    Heartbeat,
     PromptLogprobs,
     RequestError,
     StepOutputs,
@@ -38,7 +38,7 @@ from quire.ipc.messages.utilities import UtilityCall
 from quire.ipc.process.cpus import cpu_share
 from quire.ipc.sampling import SamplingParams
 
-BEAT_TIMEOUT_S = 2.0
+HEARTBEAT_TIMEOUT_S = 2.0
 WATCH_S = 2e-2  # so long a lone request's first answer is looked for without sleep
 FEW_CORES = 4  # with no more than these the engine's own processes, which spin, too, are given precedence
 
@@ -128,11 +128,11 @@ class AsyncClient(Client):
             return "there is no connection to the engine"
         if self._broken is not None:
             return "the engine's tokenizer cannot be read"
-        if time.monotonic() - self.beat_time > BEAT_TIMEOUT_S:
+        if time.monotonic() - self.heartbeat_time > HEARTBEAT_TIMEOUT_S:
             return "the engine does not answer"
-        if self.beat is not None and not self.beat.ready:
+        if self.heartbeat is not None and not self.heartbeat.ready:
             return "the engine's workers are starting"
-        if self.beat is not None and self.beat.oldest_step_s > self.welcome.step_timeout_s:
+        if self.heartbeat is not None and self.heartbeat.oldest_step_s > self.welcome.step_timeout_s:
             return "the engine is stuck in a step"
         return None
 
@@ -208,7 +208,7 @@ class AsyncClient(Client):
                 self._link.send(self._unsent[0])
                 self._unsent.popleft()
         except LinkBusy:
-            pass  # tried again with the next Beat
+            pass  # tried again with the next Heartbeat
         except LinkDown:
             self._unsent.clear()  # a lost core has dropped our requests itself
 
@@ -218,7 +218,7 @@ class AsyncClient(Client):
         self._welcome = welcome
         self._may_spin = welcome.spins and cpu_share() > FEW_CORES
         self._dispatcher.begin(welcome.epoch, welcome.eos_token_ids)
-        self.beat, self.beat_time = None, time.monotonic()
+        self.heartbeat, self.heartbeat_time = None, time.monotonic()
         digests = {file.name: file.digest for file in welcome.files}
         if digests == self._digests:
             return
@@ -243,8 +243,8 @@ class AsyncClient(Client):
         match message:
             case StepOutputs():
                 self._dispatcher.outputs(message)
-            case Beat():
-                self.beat, self.beat_time = message, time.monotonic()
+            case Heartbeat():
+                self.heartbeat, self.heartbeat_time = message, time.monotonic()
                 self._send_unsent()
                 self._dispatcher.forget_long_dropped()
             case PromptLogprobs():

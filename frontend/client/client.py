@@ -21,7 +21,7 @@ from quire.frontend.client.stream import EngineDown, InvalidRequest, RequestStat
 from quire.frontend.client.utility_calls import A
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.limits import output_room
-from quire.ipc.messages.frontend import Beat, Candidates, Generate, TokenInputs, Welcome
+from quire.ipc.messages.frontend import Candidates, Generate, Heartbeat, TokenInputs, Welcome
 from quire.ipc.messages.stats import CacheInfo
 from quire.ipc.messages.utilities import UtilityCall
 from quire.ipc.sampling import SamplingParams, check_against
@@ -38,14 +38,14 @@ class Engine(Protocol):
 
 
 class Client(ABC):
-    """address: where its engine is, or engines are, for people. beat: the latest Beat, of several engines with the sums of
-    their sequences, which came at beat_time (time.monotonic()). was_stopped: its one engine said so, when it was lost last.
+    """address: where its engine is, or engines are, for people. heartbeat: the latest Heartbeat, with the sums of sequences if
+    there are several engines; it came at heartbeat_time (time.monotonic()). was_stopped: its engine said so, when it was lost.
     """
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self.beat: Beat | None = None
-        self.beat_time = 0.0
+        self.heartbeat: Heartbeat | None = None
+        self.heartbeat_time = 0.0
         self.was_stopped = False
         self._welcome: Welcome | None = None
         self._tokenizer: Tokenizer | None = None

@@ -26,12 +26,12 @@ from quire.frontend.replicas.replica import Replica
 from quire.frontend.replicas.replica_answers import different_models, holds_for_all, together
 from quire.frontend.replicas.router import Choice, Policy, Router
 from quire.ipc.links.curve import FrontendKeys
-from quire.ipc.messages.frontend import Beat, Generate, TokenInputs
+from quire.ipc.messages.frontend import Generate, Heartbeat, TokenInputs
 from quire.ipc.messages.utilities import UtilityAnswer, UtilityCall
 
 log = logging.getLogger("quire.replicas")
 
-LOOK_S = 0.25  # how often it is asked who is well: beats tell of some things, and their absence of others
+LOOK_S = 0.25  # how often it is asked who is well: heartbeats tell of some things, and their absence of others
 OTHERS_S = 5.0  # so long, once one engine is there, the others are waited for at the start
 RETRY_S = 1.0  # to connect to an engine that has refused us
 MAX_SEARCHES = 4096  # whose engine is remembered
@@ -86,7 +86,7 @@ class Replicas(Client):
         self._refusals: dict[int, str] = {}  # by engine: why the last attempt to connect to it failed
         self._looked = 0.0
         self._well = [False] * len(addresses)  # when it was looked
-        self._counts: dict[int, tuple[int, int]] = {}  # by engine: running, waiting, of its latest Beat
+        self._counts: dict[int, tuple[int, int]] = {}  # by engine: running, waiting, of its latest Heartbeat
 
     # ---------------------------------------------------------------------------------------------------- connections
     async def connect(self, timeout_s: float | None = 30.0) -> None:
@@ -224,13 +224,16 @@ class Replicas(Client):
         problems = [engine.health() for engine in self._replicas]
         return None if None in problems else problems[0]
 
-    def add_up(self, number: int, beat: Beat) -> None:
-        """A Beat of all: this one, with everybody's sequences."""
+    def add_up(self, number: int, heartbeat: Heartbeat) -> None:
+        """A Heartbeat of all: this one, with everybody's sequences."""
         if self._well[number] != (self._replicas[number].health() is None):
             self._looked = 0.0
-        self._counts[number] = beat.num_running, beat.num_waiting
+        self._counts[number] = heartbeat.num_running, heartbeat.num_waiting
         running, waiting = map(sum, zip(*self._counts.values(), strict=True))
-        self.beat, self.beat_time = msgspec.structs.replace(beat, num_running=running, num_waiting=waiting), time.monotonic()
+        self.heartbeat, self.heartbeat_time = (
+            msgspec.structs.replace(heartbeat, num_running=running, num_waiting=waiting),
+            time.monotonic(),
+        )
 
     # ------------------------------------------------------------------------------------------------- requests
     def _check_connected(self) -> None:

@@ -4,7 +4,7 @@ It owns the handshake, files, heartbeats, the epoch check and each frontend's ou
 raises for what a frontend sends. A frontend is named by its connection's identity, 16 random bytes. A slow frontend's outputs
 wait, merged, in its outbox. A frontend is lost, and its requests are to be aborted, when one of these happens:
 
-    its connection is gone     every send notices, and a Beat is sent each half second
+    its connection is gone     every send notices, and a Heartbeat is sent each half second
     it was silent for long
     its outbox is full         or all outboxes together are, and its own is the fullest
 
@@ -302,7 +302,7 @@ class CoreToFrontends:
         return identity in self._frontends
 
     def broadcast(self, message: CoreMessage) -> None:
-        """Send a Beat or ShuttingDown to every connection, also to those that still wait for their Welcome.
+        """Send a Heartbeat or ShuttingDown to every connection, also to those that still wait for their Welcome.
 
         Those that are slow miss it. Those that are gone are noticed: so this is called at least every 0.5 s.
         """

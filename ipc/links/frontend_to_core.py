@@ -23,11 +23,11 @@ from quire.ipc.links.sockets import readable
 from quire.ipc.messages.frontend import (
     MAX_FRONTEND_MESSAGE,
     PROTOCOL_VERSION,
-    Beat,
     CoreMessage,
     File,
     FrontendMessage,
     GetFile,
+    Heartbeat,
     Hello,
     Ping,
     PromptLogprobs,
@@ -41,7 +41,7 @@ from quire.ipc.messages.frontend import (
 from quire.ipc.messages.message import DECODE_ERRORS, IDENTITY_BYTES, MAX_CORE_MESSAGE
 
 PING_INTERVAL_S = 2.0
-SILENCE_S = 5.0  # without a message from the core, which beats every 0.5 s
+SILENCE_S = 5.0  # without a message from the core, which sends a heartbeat every 0.5 s
 SHUTTING_DOWN = "the engine is shutting down"  # why a link is lost to a core that was told to stop
 _TICK_S = 0.25
 _SEND_HWM, _RECEIVE_HWM = 8192, 256
@@ -108,9 +108,9 @@ class FrontendToCore:
     ) -> "FrontendToCore":
         """Connect, and stay connected until `close`. Returns once welcomed, with all files there and on_connected called.
 
-        on_message gets StepOutputs, RequestError, PromptLogprobs and Beat of the present epoch. on_lost gets a reason, once per
-        loss; every request sent before is then void. Raises LinkDown after timeout_s without a core (None: waits for ever),
-        or as soon as one refuses us; ValueError for an address that cannot be used.
+        on_message gets StepOutputs, RequestError, PromptLogprobs and Heartbeat of the present epoch. on_lost gets a reason,
+        once per loss; every request sent before is then void. Raises LinkDown after timeout_s without a core (None: waits for
+        ever), or as soon as one refuses us; ValueError for an address that cannot be used.
         """
         link = cls(address, on_message, on_lost, on_connected, keys, silence_s)
         link._task = asyncio.get_running_loop().create_task(link._run(), name="core-link")
@@ -369,7 +369,7 @@ class _Connection:
             case RequestError() if self._serving and message.epoch == self.epoch:
                 self._watch_until = 0.0
                 self._link._on_message(message)
-            case PromptLogprobs() | Beat() | UtilityResult() if self._serving and message.epoch == self.epoch:
+            case PromptLogprobs() | Heartbeat() | UtilityResult() if self._serving and message.epoch == self.epoch:
                 self._link._on_message(message)
 
     def _welcomed(self, welcome: Welcome) -> None:

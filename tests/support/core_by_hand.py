@@ -123,7 +123,7 @@ class CoreByHand:
         if isinstance(self.workers, FakeWorkers):
             self.workers.answer()
         self.core._collect()
-        self.core._beat()
+        self.core._heartbeat()
         self.link.check()
         self.core.check()
 

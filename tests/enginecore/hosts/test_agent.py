@@ -22,9 +22,9 @@ from quire.ipc.links.core_and_hosts import CoreToHost, HostLost, HostToCore
 from quire.ipc.links.curve import CoreKeys, KeyPair, make_keys
 from quire.ipc.messages.hosts import (
     BeginRanks,
-    CoreBeat,
+    CoreHeartbeat,
     EndRanks,
-    HostBeat,
+    HostHeartbeat,
     HostHello,
     HostMessage,
     HostRefused,
@@ -92,11 +92,11 @@ def wait_for(look: Callable[[], object]):
 
 
 def answer(engine: CoreToHost, kind: type[HostMessage]):
-    """The next message of a kind; beats are passed over."""
+    """The next message of a kind; heartbeats are passed over."""
 
     def look():
         for message in engine.receive(1):
-            if isinstance(message, HostBeat) and kind is not HostBeat:
+            if isinstance(message, HostHeartbeat) and kind is not HostHeartbeat:
                 continue
             assert isinstance(message, kind), message
             return message
@@ -185,8 +185,8 @@ def test_an_agent_that_is_told_to_stop_says_so(host: Host) -> None:
 def test_an_engines_next_connection_takes_the_place_of_its_last(host: Host) -> None:
     host.welcomed("first")
     again = host.welcomed("first")
-    tell(again, CoreBeat())
-    answer(again, HostBeat)
+    tell(again, CoreHeartbeat())
+    answer(again, HostHeartbeat)
 
 
 def test_bytes_that_are_no_message_are_refused_and_the_agent_goes_on(host: Host) -> None:
@@ -223,9 +223,9 @@ def test_ranks_that_cannot_be_are_refused(host: Host, begin: BeginRanks, why: st
 
 def test_what_comes_without_ranks_is_passed_over(host: Host) -> None:
     engine = host.welcomed()
-    for command in (PlanRecord(1, b"abc"), EndRanks(), CoreBeat()):
+    for command in (PlanRecord(1, b"abc"), EndRanks(), CoreHeartbeat()):
         tell(engine, command)
-    answer(engine, HostBeat)
+    answer(engine, HostHeartbeat)
 
 
 def test_no_bytes_end_the_agent(host: Host) -> None:
