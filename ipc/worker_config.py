@@ -1,4 +1,4 @@
-"""What a worker is told at its start: the engine's configuration without open choices and secrets, and the worker's own place.
+"""WorkerConfig: the engine's configuration without open choices and secrets, and one worker's own place.
 
 The daemon makes one WorkerConfig as a template (daemon.py), and WorkerGroup completes it for each rank. It travels as JSON over
 the control pipe of a child process, and inside BeginRanks to the agent of another host (messages/hosts.py).
@@ -13,7 +13,7 @@ from quire.ipc.interfaces import LOOPBACK, Interface
 
 
 class ResolvedEngineConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An EngineConfig in which the daemon has replaced every choice left to it by its value. Made by `resolved`."""
+    """An EngineConfig in which the daemon has decided every open choice. Made by `resolved`."""
 
     device: Literal["cuda", "cpu"]
     max_model_len: int
@@ -22,7 +22,7 @@ class ResolvedEngineConfig(EngineConfig, frozen=True, kw_only=True, forbid_unkno
     block_size: int
 
     def __post_init__(self) -> None:
-        """The user's values were checked as an EngineConfig."""
+        """No checks: the user's values were checked as an EngineConfig."""
 
 
 # Fields that only the daemon reads: secrets, paths on the core's host, and a template that may be long. Workers get none.
@@ -38,14 +38,14 @@ def resolved(
     max_num_batched_tokens: int,
     block_size: int,
 ) -> ResolvedEngineConfig:
-    """What workers get of `config`, with the values that it leaves open, and without secrets."""
+    """The part of `config` that workers get: with its open choices decided, and without secrets."""
     values = msgspec.structs.asdict(config) | dict.fromkeys(_DAEMON_ONLY)
     values |= {"device": device, "max_model_len": max_model_len, "max_num_seqs": max_num_seqs}
     return ResolvedEngineConfig(**values | {"max_num_batched_tokens": max_num_batched_tokens, "block_size": block_size})
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the core tells a worker at its start. File descriptors are the core's numbers: see process.own_fds."""
+    """The configuration that the core sends a worker at its start. File descriptors are the core's numbers: see own_fds."""
 
     engine: ResolvedEngineConfig
     rank: int  # the tensor-parallel ranks of the first stage come first, then those of the second, and so on
