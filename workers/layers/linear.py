@@ -13,7 +13,7 @@ from torch import nn
 
 from quire.kernels.linear.linear_cpu import can_pack
 from quire.workers.layers.formats.dense import Dense
-from quire.workers.layers.formats.format import Format, Partition, Products, RowBlock
+from quire.workers.layers.formats.format import Format, Partition, Products
 from quire.workers.layers.formats.packed_cpu import PackedCpu
 from quire.workers.layers.module import Module
 from quire.workers.layers.norm import Norm
@@ -114,10 +114,10 @@ class Linear(Module):
     def forward(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         return self._products.product(x, out)
 
-    def row_block(self, norm: Norm, gate_up: "Linear", down: "Linear", after: "tuple[Norm, Linear] | None") -> RowBlock | None:
-        """`Products.row_block` with this as o_proj, where neither ranks nor adapters come between."""
-        following = None if after is None else (after[0], after[1]._products)
-        return self._products.row_block(norm, gate_up._products, down._products, following)
+    @property
+    def bare_format(self) -> Format | None:
+        """The format, if its own methods are the layer's products: neither an adapter nor a sum over ranks is around it."""
+        return self.format if self._products is self.format else None
 
     def set_adapter(self, adapter: Adapter | None) -> None:
         """Fill or empty the adapter slot, before the first step: blocks keep what they make of their layers' products.

@@ -14,7 +14,6 @@ import torch
 from quire.kernels.elementwise.activation_cpu import Activation
 from quire.workers.attention.latent import Latents
 from quire.workers.layers import ops
-from quire.workers.layers.formats.format import Projected
 from quire.workers.layers.kv_scales import KVScales
 from quire.workers.layers.linear import Linear, Placement
 from quire.workers.layers.module import Module, WeightOwner, fill_cut, new_parameter
@@ -128,19 +127,18 @@ class SelfAttention(Module):
         logits_indices: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """With logits_indices, of these tokens only: keys and values are there for all, the rest is computed for some."""
-        heads, residual = self.heads(x, residual, norm, attend, logits_indices)
+        qkv, residual = self.qkv_proj.normed(x, residual, norm)
+        heads, residual = self.heads(qkv, residual, attend, logits_indices)
         return self.projected(heads), residual
 
     def heads(
         self,
-        x: torch.Tensor | Projected | None,
+        qkv: torch.Tensor,
         residual: torch.Tensor,
-        norm: Norm,
         attend: Attend,
         logits_indices: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As forward, before o_proj: [T, Hq D]."""
-        qkv, residual = (x.qkv, residual) if isinstance(x, Projected) else self.qkv_proj.normed(x, residual, norm)
+        """As forward, between qkv_proj and o_proj: qkv [T, N] -> [T, Hq D]."""
         if logits_indices is not None:
             residual = residual.index_select(0, logits_indices)
         return self._attended(qkv, attend, logits_indices), residual
@@ -167,15 +165,6 @@ class SelfAttention(Module):
     def projected(self, heads: torch.Tensor) -> torch.Tensor:
         """The output of heads [T, Hq D]."""
         return self.o_proj.split_k(heads) if self._is_added else self.o_proj(heads)
-
-
-class Followed(Module):
-    """A block that knows the one behind it: its output may be `Projected`, which that one's `SelfAttention.heads` takes."""
-
-    after: Module | None = None
-
-    def follow_with(self, after: Module | None) -> None:
-        self.__dict__["after"] = after  # past nn.Module, for which it would be a child
 
 
 class GatedMLP(Module):
@@ -246,6 +235,15 @@ class MLP(Module):
     def of(self, h: torch.Tensor) -> torch.Tensor:
         """The output for normed h [T, H]."""
         return self.down_proj(ops.activate(self.up_proj(h), self._activation))
+
+
+class PreNormBlock(Module):
+    """x += self_attn(input_layernorm(x)); x += mlp(post_attention_layernorm(x)), and nothing else: fusion.py relies on it."""
+
+    input_layernorm: Norm
+    self_attn: SelfAttention
+    post_attention_layernorm: Norm
+    mlp: GatedMLP
 
 
 def parallel_residual(

@@ -10,7 +10,7 @@ A format implements `product`, and of the others those that it can fuse: here th
 format, an adapter or a sum over ranks, has the same products (layers/linear.py). Nobody asks which format a layer has.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -22,16 +22,6 @@ from quire.workers.layers.norm import Norm
 from quire.workers.layers.row_ranges import Rows, cut
 from quire.workers.loading.quantized.stored import NOT_QUANTIZED, Source
 from quire.workers.parallel import Part
-
-
-class Projected(NamedTuple):
-    """What stands for a block's output where a kernel goes on to the next one's q, k and v: these, [1, N]."""
-
-    qkv: torch.Tensor
-
-
-# (what attention gives [1, K], residual) -> a block's output, or Projected, and the residual without it, or with it
-RowBlock = Callable[[torch.Tensor, torch.Tensor], tuple["torch.Tensor | Projected", torch.Tensor]]
 
 
 class Products:
@@ -56,14 +46,6 @@ class Products:
     def behind_silu(self, gate_up: torch.Tensor) -> torch.Tensor:
         """`split_k` of silu(gate) · up; gate_up [T, 2 in] = gate|up."""
         return self.split_k(ops.silu_mul(gate_up))
-
-    def row_block(
-        self, norm: Norm, gate_up: "Products", down: "Products", after: "tuple[Norm, Products] | None"
-    ) -> RowBlock | None:
-        """One kernel for one row: these products, o_proj's, then `norm` and a gated MLP, and, if it can, `after`: the next
-        block's norm and its q, k and v. None: there is none.
-        """
-        return None
 
     def normed(
         self, x: torch.Tensor | None, residual: torch.Tensor, norm: Norm, is_gated: bool = False

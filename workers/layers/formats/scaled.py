@@ -12,11 +12,9 @@ import torch
 from quire.kernels.linear import quantize, scaled_fused
 from quire.kernels.linear.fp8 import wide_rows
 from quire.kernels.linear.scaled import BLOCK, Scaled
-from quire.kernels.persistent import plan
 from quire.kernels.triton_support.dependent_launch import mode_for, mode_for_split_k
-from quire.workers.layers.formats.format import Partition, Products
+from quire.workers.layers.formats.format import Partition
 from quire.workers.layers.formats.quantized import Quantized
-from quire.workers.layers.formats.row_block import RowBlock, row_block
 from quire.workers.layers.norm import Norm
 from quire.workers.loading.quantized.layouts import Form, Integers
 from quire.workers.loading.quantized.schemes import Activations
@@ -105,10 +103,6 @@ class ScaledFormat(Quantized[Weight]):
     def _outputs(self, weight: Weight) -> int:
         return len(weight.data)
 
-    def finish(self) -> None:
-        super().finish()
-        self._state = plan.new_state(self.device)  # before any graph is captured
-
     # ------------------------------------------------------------------------------------------------------- products
     def _multiplied(
         self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, out: torch.Tensor | None, is_gated: bool
@@ -157,25 +151,6 @@ class ScaledFormat(Quantized[Weight]):
             return self._fused(gate_up, weight, bias, is_gate_up=True)
         h = quantize.silu_mul_quantize(gate_up, self.kind, by_block=self.by_block, static_scale=weight.input_scale, pdl=pdl)
         return self._linear(h, weight, bias, split_k=True)
-
-    def row_block(self, norm: Norm, gate_up: Products, down: Products, after: tuple[Norm, Products] | None) -> RowBlock | None:
-        first, second, third = (self._multiplied_alike(products) for products in (self, gate_up, down))
-        if first is None or second is None or third is None or not norm.is_plain:
-            return None
-        if any(bias is not None for _weight, bias in (first, second, third)):
-            return None
-        following = None
-        if after is not None and after[0].is_plain and (qkv := self._multiplied_alike(after[1])) is not None:
-            following = plan.Next(*qkv, after[0].weight, after[0].eps)
-        block = plan.Block(first[0], second[0], third[0], norm.weight, norm.eps, self.by_block)
-        return row_block(block, following, self._state, self.dtype)
-
-    def _multiplied_alike(self, other: Products) -> tuple[plan.Weight, torch.Tensor | None] | None:
-        """Another format's weight and bias, if it has one weight, and inputs are quantized and multiplied as here."""
-        if not isinstance(other, type(self)) or len(other.weights) > 1 or other.by_block != self.by_block:
-            return None
-        weight, bias = other.weights[0]
-        return plan.Weight(weight.scaled, weight.input_scale), bias
 
     def normed(
         self, x: torch.Tensor | None, residual: torch.Tensor, norm: Norm, is_gated: bool = False
