@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 from core_by_hand import MAX_NUM_SEQS, VOCAB_SIZE, CoreByHand, add, worker_template
+from deadlines import DEADLINE_S
 from fake_worker import log_of, solo_output
 
 from quire.enginecore import workers as group
@@ -27,7 +28,7 @@ from quire.ipc.step.result_ring import ResultRing
 from quire.ipc.step.sections import HEADER
 from quire.workers.worker import Worker
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = DEADLINE_S
 
 
 class TwoWorkers(CoreByHand):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import fake_engine
 import pytest
+from deadlines import DEADLINE_S
 
 from quire.frontend import supervisor as supervisor_module
 from quire.frontend.cli.engines import Engine
@@ -27,8 +28,6 @@ from quire.ipc.messages.frontend import Welcome
 from quire.ipc.process.restarts import MAX_FAILED_STARTS, MAX_SHORT_LIVES
 
 pytestmark = pytest.mark.slow
-
-DEADLINE_S = 100.0
 
 
 class Client(AsyncClient):

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 import torch
+from deadlines import DEADLINE_S
 from gluon_emulator import Emulator, copy, tensor
 
 triton = pytest.importorskip("triton")
@@ -108,7 +109,7 @@ def close(found, wanted, tolerance):
 # ------------------------------------------------------------------------------------------------------------- emulated
 def emulator(config):
     barrier = threading.Barrier(config.programs)
-    replaced = {"copy": copy, "meet": lambda state, programs: barrier.wait(60.0), "_prefetch": lambda lines: None}
+    replaced = {"copy": copy, "meet": lambda state, programs: barrier.wait(DEADLINE_S), "_prefetch": lambda lines: None}
     replaced |= {"_wait_for_previous": lambda pdl: None, "_gated": silu_times}
     return Emulator(scaled_block._kernel, replaced)
 

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from certificates import authority, certified
-from serving import DEADLINE_S, until
+from deadlines import DEADLINE_S
+from serving import until
 
 ROOT = Path(__file__).parents[2]
 

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import toy_tokenizers
 import zmq
+from deadlines import DEADLINE_S
 
 from quire.ipc.links.core_to_frontends import CoreToFrontends
 from quire.ipc.links.welcome import file_infos, new_epoch
@@ -38,7 +39,7 @@ from quire.ipc.messages.frontend import (
 )
 from quire.ipc.messages.stats import CacheInfo
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = DEADLINE_S
 LIMITS = EngineLimits(max_model_len=64, vocab_size=400, max_num_seqs=4, max_logprobs=20)
 
 Script = Callable[[AddRequest, int], list[int] | None]  # a request and a child's index -> its tokens; None: it never starts

@@ -14,7 +14,7 @@ import types
 import torch
 from triton.runtime.jit import JITFunction
 
-TIMEOUT_S = 10.0  # that a barrier is waited for: longer is a deadlock
+TIMEOUT_S = 100.0  # that a barrier is waited for: longer is a deadlock
 
 
 class Tensor(torch.Tensor):

@@ -8,12 +8,13 @@ from collections.abc import Callable
 
 import msgspec
 import zmq
+from deadlines import DEADLINE_S
 
 from quire.ipc.links.core_to_frontends import CoreToFrontends
 from quire.ipc.links.welcome import file_infos
 from quire.ipc.messages.frontend import PROTOCOL_VERSION, Beat, EngineLimits, FrontendMessage, Welcome
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = DEADLINE_S
 FILES = {"tokenizer.json": b"{}" * 1000, "chat_template.jinja": b"{{ messages }}"}
 
 

@@ -11,13 +11,13 @@ import subprocess
 import sys
 import time
 
+from deadlines import DEADLINE_S
 from fake_core import FakeCore, outputs
 from serving import until
 from toy_tokenizers import byte_level
 
 from quire.ipc.messages.frontend import AddRequest, EngineLimits
 
-DEADLINE_S = 100.0  # for what must happen, on however busy a machine
 ROOMY = EngineLimits(max_model_len=4096, vocab_size=400, max_num_seqs=4, max_logprobs=20)
 
 

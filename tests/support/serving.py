@@ -22,8 +22,8 @@ from typing import Any, NamedTuple, Self
 
 import psutil
 import with_parent
+from deadlines import DEADLINE_S
 
-DEADLINE_S = 100.0  # for what must happen, on however busy a machine
 SOON_S = 2.0  # "within a second": and half of one until the Beat that tells of it, and the rest for a busy machine
 LOOK_S = 0.01  # between two looks at what nobody announces
 SMALL = ("--device", "cpu", "--dtype", "float32", "--max-num-seqs", "8", "--cpu-kv-cache-gib", "0.05")

@@ -4,13 +4,14 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
+from deadlines import DEADLINE_S
 from inline_engine import InlineEngine
 
 from quire.kernels.elementwise import norm_reference
 from quire.workers.expert_load import ExpertLoad
 from quire.workers.parallel import Parallel
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = DEADLINE_S
 
 
 class Threads:

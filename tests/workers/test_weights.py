@@ -9,6 +9,7 @@ from threading import Event
 import pytest
 import tiny_models
 import torch
+from deadlines import DEADLINE_S
 from safetensors.torch import load_file, save_file
 
 from quire.workers.layers import linear
@@ -256,7 +257,7 @@ def test_a_tied_head_with_a_bias_is_finished_behind_the_embedding(monkeypatch):
 
     def late(tensors, name, *more):
         if "wte" in name:
-            assert bias_is_there.wait(20)
+            assert bias_is_there.wait(DEADLINE_S)
         return copy(tensors, name, *more)
 
     def seen(self, owner, copied):

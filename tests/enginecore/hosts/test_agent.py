@@ -8,6 +8,7 @@ import msgspec
 import pytest
 import zmq
 from core_by_hand import worker_template
+from deadlines import DEADLINE_S
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -32,7 +33,7 @@ from quire.ipc.messages.hosts import (
 )
 from quire.ipc.version import VERSION
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = DEADLINE_S
 MODEL = model_files(EngineConfig(), BUNDLED)
 
 

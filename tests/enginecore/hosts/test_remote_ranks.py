@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import zmq
 from core_by_hand import worker_template
+from deadlines import DEADLINE_S
 
 from quire.enginecore.hosts import remote_ranks as module
 from quire.enginecore.hosts.placement import HostEntry, place
@@ -36,7 +37,7 @@ from quire.ipc.messages.workers import AllocateKV, SideResults, WorkerReady
 from quire.ipc.step.plan_ring import KIND_PLAN
 from quire.ipc.version import VERSION
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = DEADLINE_S
 MODEL = ModelFiles(None, None, None, True, {})
 WELCOME = HostWelcome(VERSION, ["GPU"] * 2)
 
