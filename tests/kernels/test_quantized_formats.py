@@ -25,8 +25,8 @@ from quire.workers.layers import linear
 from quire.workers.layers.formats import choice, int4
 from quire.workers.layers.formats.dense import Dense
 from quire.workers.layers.formats.format import Partition
-from quire.workers.layers.formats.int8 import Int8
 from quire.workers.layers.formats.quantized import Quantized, SideBySide
+from quire.workers.layers.formats.scaled import ScaledFormat
 from quire.workers.layers.formats.w8a16 import W8A16
 from quire.workers.layers.norm import RMSNorm
 from quire.workers.loading.quantized import layouts
@@ -346,8 +346,8 @@ def test_groups_of_inputs_that_are_all_of_a_ranks(size, by_block):
     scheme = Scaled(dtype="int8", block=(1, size), activations=Activations(dtype="int8", group_size=size))
     source = Source(ScaledLayout(scheme, 16, 512), scheme.activations)
     partition = Partition(Part(512, 256, 512), {"down_proj": whole(16)}, True, {"down_proj": source})
-    assert choice.choose(source, partition.columns, (9, 0)).kind is Int8
-    assert Int8(partition, False, torch.bfloat16, torch.device("cpu")).by_block == by_block
+    assert choice.choose(source, partition.columns, (9, 0)).kind is ScaledFormat
+    assert ScaledFormat(partition, False, torch.bfloat16, torch.device("cpu")).by_block == by_block
 
 
 # ------------------------------------------------------------------------------------------------------------- loading

@@ -20,8 +20,6 @@ from quire.kernels.persistent.plan import Block, Config, Next, Weight  # noqa: E
 from quire.kernels.triton_support import hopper  # noqa: E402
 from quire.kernels.triton_support.dependent_launch import LATE, PLAIN  # noqa: E402
 from quire.workers.layers.formats import scaled as formats  # noqa: E402
-from quire.workers.layers.formats.fp8 import Fp8  # noqa: E402
-from quire.workers.layers.formats.int8 import Int8  # noqa: E402
 from quire.workers.layers.norm import LayerNorm, RMSNorm  # noqa: E402
 from quire.workers.models import fusion  # noqa: E402
 from quire.workers.models.fusion import find_kernel  # noqa: E402
@@ -145,8 +143,7 @@ def test_source_on_the_cpu(hidden, width, scaling, follows, monkeypatch):
 
 def format_of(weight, bias, by_block):
     """A format that has this weight."""
-    kind = Int8 if weight.scaled.data.dtype == torch.int8 else Fp8
-    made = kind.__new__(kind)
+    made = formats.ScaledFormat.__new__(formats.ScaledFormat)
     torch.nn.Module.__init__(made)
     made.dtype, made.device, made.by_block = torch.bfloat16, torch.device("cpu"), by_block
     made.weights = [(formats.Weight(*weight.scaled, weight.input_scale), bias)]

@@ -129,7 +129,7 @@ def find_kernel(
 
 def _weight_and_bias(weights: Format | None, o: ScaledFormat) -> tuple[plan.Weight, torch.Tensor | None] | None:
     """A format's weight and bias, if it has one weight, and inputs are quantized and multiplied as o_proj's."""
-    if not isinstance(weights, type(o)) or len(weights.weights) > 1 or weights.by_block != o.by_block:
+    if not isinstance(weights, ScaledFormat) or len(weights.weights) > 1 or weights.by_block != o.by_block:
         return None
     weight, bias = weights.weights[0]
     return plan.Weight(weight.scaled, weight.input_scale), bias

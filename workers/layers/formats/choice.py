@@ -10,10 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from quire.workers.layers.formats import fp8, int4, scaled, w8a16
+from quire.workers.layers.formats import int4, scaled, w8a16
 from quire.workers.layers.formats.dense import Dense
 from quire.workers.layers.formats.format import Format, Partition
-from quire.workers.layers.formats.int8 import Int8
 from quire.workers.layers.formats.quantized import Quantized, SideBySide
 from quire.workers.loading.quantized.layouts import Form
 from quire.workers.loading.quantized.schemes import Activations
@@ -86,6 +85,4 @@ def _by_values(form: Form, activations: Activations | None, inputs: int) -> Choi
         return int4.refusal(form, activations, inputs) or Choice(int4.Int4, form.block)
     if activations is None:
         return w8a16.refusal(form, inputs) or Choice(w8a16.W8A16, (form.values, form.block[1]))
-    if form.values == "fp8":
-        return scaled.refusal(form, activations, inputs) or Choice(fp8.Fp8, activations)
-    return scaled.refusal(form, activations, inputs) or Choice(Int8, activations)
+    return scaled.refusal(form, activations, inputs) or Choice(scaled.ScaledFormat, activations)

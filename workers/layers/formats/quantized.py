@@ -3,7 +3,7 @@
 The reader that brings a layer's last tensor makes the kernel's weight of it, a chunk of outputs after the other, before it
 reads on: the device holds the final weights and what a few readers are at. In the end layers of one Linear are stacked into one
 weight; where their inputs must be treated differently (another order, another static scale), they are a weight each. Dummy
-values are integers, too, drawn and packed the same way. int4.py, w8a16.py, fp8.py and int8.py have formats; choice.py chooses.
+values are integers, too, drawn and packed the same way. int4.py, w8a16.py and scaled.py have formats; choice.py chooses.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""8-bit weights with 8-bit activations, fp8 or int8: what both formats share. Operands are as kernels/linear/scaled has them.
+"""8-bit weights with 8-bit activations: fp8 (e4m3) with fp8, int8 with int8. Operands are as kernels/linear/scaled has them.
 
 Scales of a whole layer become its rows', so layers stack without a change of any value. Inputs are quantized as the checkpoint
 says, a dynamic scale to a token or to 128 of its numbers, at every number of rows: by the norm in front, by SiLU times up, or,
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from quire.kernels.linear import quantize, scaled_fused
+from quire.kernels.linear import fp8, int8, quantize, scaled_fused
 from quire.kernels.linear.fp8 import wide_rows
 from quire.kernels.linear.scaled import BLOCK, Scaled
 from quire.kernels.triton_support.dependent_launch import mode_for, mode_for_split_k
@@ -59,19 +59,23 @@ def spread(weight: Weight) -> Weight:
 
 
 class ScaledFormat(Quantized[Weight]):
-    """The subclass names the dtype and the product."""
-
-    kind: torch.dtype
+    """`kind` is the dtype of weights and of quantized inputs."""
 
     def __init__(self, partition: Partition, has_bias: bool, dtype: torch.dtype, device: torch.device):
         super().__init__(partition, has_bias, dtype, device)
-        sizes = {source.activations.group_size for source in partition.sources.values() if source.activations}
-        self.by_block = any(0 < size < partition.columns.size for size in sizes)
+        activations = [source.activations for source in partition.sources.values() if source.activations]
+        self.by_block = any(0 < how.group_size < partition.columns.size for how in activations)
+        self.kind = torch.int8 if activations[0].dtype == "int8" else torch.float8_e4m3fn
 
     def _linear(
         self, x: Scaled, weight: Weight, bias: torch.Tensor | None, is_gated: bool = False, *, split_k: bool = False
     ) -> torch.Tensor:
-        raise NotImplementedError
+        pdl, is_int8 = mode_for(len(x.data)), self.kind == torch.int8
+        if split_k:
+            product = int8.int8_linear_split_k if is_int8 else fp8.fp8_linear_split_k
+            return product(x, weight.scaled, bias, dtype=self.dtype, pdl=pdl)
+        linear = int8.int8_linear if is_int8 else fp8.fp8_linear
+        return linear(x, weight.scaled, bias, dtype=self.dtype, is_gated=is_gated, pdl=pdl)
 
     # -------------------------------------------------------------------------------------------------------- loading
     def _weight_of(self, integers: Integers, stored: StoredLayer) -> Weight:
