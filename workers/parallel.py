@@ -13,42 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from quire.kernels.step.tables import SAMPLER_BLOCK
-
-
-class Part(NamedTuple):
-    """What one rank holds of a dimension of `full`: [start, stop)."""
-
-    full: int
-    start: int
-    stop: int
-
-    @property
-    def size(self) -> int:
-        return self.stop - self.start
-
-    @property
-    def slice(self) -> slice:
-        return slice(self.start, self.stop)
-
-    @property
-    def is_whole(self) -> bool:
-        return self.size == self.full
-
-    def times(self, n: int) -> "Part":
-        """The same part of a dimension that has n elements for each of this one's: heads -> rows of a projection."""
-        return Part(self.full * n, self.start * n, self.stop * n)
-
-
-def whole(n: int) -> Part:
-    """A dimension of n that is not split."""
-    return Part(n, 0, n)
-
-
-def even_split(n: int, rank: int, size: int) -> Part:
-    """A rank's of n things in a row, one more on each of the first ranks where they do not divide."""
-    each, more = divmod(n, size)
-    start = rank * each + min(rank, more)
-    return Part(n, start, start + each + (rank < more))
+from quire.workers.shard import Shard, even_split, whole
 
 
 @dataclass(frozen=True)
@@ -145,29 +110,29 @@ class Parallel:
         self.expert_load: ExpertCounts | None = None  # of the rank that counts for all of its stage
         self.stage = stage
 
-    def split(self, n: int) -> Part:
+    def split(self, n: int) -> Shard:
         """This rank's part of a dimension of n. Raises ValueError if it does not divide evenly."""
         if n % self.size:
             raise ValueError(f"a dimension of {n} cannot be split over {self.size} ranks")
         size = n // self.size
-        return Part(n, self.rank * size, (self.rank + 1) * size)
+        return Shard(n, self.rank * size, (self.rank + 1) * size)
 
-    def experts(self, n: int) -> Part:
+    def experts(self, n: int) -> Shard:
         """This rank's of n experts: all, of which it has a part each, or its share of whole ones."""
         return even_split(n, self.rank, self.size) if self.expert_parallel else whole(n)
 
-    def of_each_expert(self, n: int) -> Part:
+    def of_each_expert(self, n: int) -> Shard:
         """This rank's of n, an expert's width. Raises ValueError as `split`."""
         return whole(n) if self.expert_parallel else self.split(n)
 
-    def kv_heads(self, n: int) -> Part:
+    def kv_heads(self, n: int) -> Shard:
         """This rank's of n KV heads; where they are fewer than ranks, neighbours hold the same one. Query heads are split."""
         if self.size % n == 0:
             first = self.rank * n // self.size
-            return Part(n, first, first + 1)
+            return Shard(n, first, first + 1)
         return self.split(n)
 
-    def vocabulary(self, n: int) -> Part:
+    def vocabulary(self, n: int) -> Shard:
         """This rank's of n tokens: whole SAMPLER_BLOCKs, as many on each rank but the last, which has what is left.
 
         Where there are too few blocks for all, every rank has the whole.
@@ -175,7 +140,7 @@ class Parallel:
         stride = self._vocabulary_stride(n)
         if stride * (self.size - 1) >= n:
             return whole(n)
-        return Part(n, self.rank * stride, min((self.rank + 1) * stride, n))
+        return Shard(n, self.rank * stride, min((self.rank + 1) * stride, n))
 
     def _vocabulary_stride(self, n: int) -> int:
         blocks = -(-n // SAMPLER_BLOCK)

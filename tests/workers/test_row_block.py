@@ -16,7 +16,8 @@ from quire.ipc.sampling import SamplingParams
 from quire.workers.layers.linear import Linear, Placement
 from quire.workers.models import decoder, fusion
 from quire.workers.models.stage_boundary import MissingLayer
-from quire.workers.parallel import Parallel, Stage, whole
+from quire.workers.parallel import Parallel, Stage
+from quire.workers.shard import whole
 
 PROMPTS = [list(range(5, 5 + n)) for n in (1, 9, 23)]
 
@@ -43,7 +44,7 @@ def made(fused, monkeypatch):
             if following is None:
                 return y, residual
             qkv, residual = following[1].normed(y, residual, following[0])
-            return fusion.Projected(qkv), residual
+            return fusion.NextQKV(qkv), residual
 
         return run
 

@@ -6,8 +6,8 @@ import torch
 
 from quire.workers.layers import ops
 from quire.workers.layers.module import WeightOwner, new_parameter
-from quire.workers.loading.target import Target, copied
-from quire.workers.parallel import whole
+from quire.workers.loading.weight_loader import WeightLoader, copied
+from quire.workers.shard import whole
 
 
 class Embedding(WeightOwner):
@@ -21,6 +21,6 @@ class Embedding(WeightOwner):
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         return ops.embedding(ids, self.weight, self._scale)
 
-    def targets(self, name: str) -> Iterator[tuple[str, Target]]:
+    def loaders(self, name: str) -> Iterator[tuple[str, WeightLoader]]:
         vocab_size, hidden_size = self.weight.shape
         yield f"{name}.weight", copied(self.weight, (whole(vocab_size), whole(hidden_size)))

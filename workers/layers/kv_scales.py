@@ -13,7 +13,7 @@ from functools import partial
 import torch
 
 from quire.workers.layers.module import WeightOwner
-from quire.workers.loading.target import FLOATS, Target
+from quire.workers.loading.weight_loader import FLOATS, WeightLoader
 
 log = logging.getLogger("quire.workers")
 
@@ -32,12 +32,12 @@ class KVScales(WeightOwner):
         super().__init__()
         self._found: dict[str, float] = {}
 
-    def targets(self, name: str) -> Iterator[tuple[str, Target]]:
+    def loaders(self, name: str) -> Iterator[tuple[str, WeightLoader]]:
         prefix = name.rpartition(".")[0]
         for scale in dict.fromkeys((*K_NAMES, *V_NAMES)):
             yield (
                 f"{prefix}.{scale}",
-                Target((), (), FLOATS, partial(self._take, scale), or_shapes=((1,), (1, 1)), is_optional=True),
+                WeightLoader((), (), FLOATS, partial(self._take, scale), or_shapes=((1,), (1, 1)), is_optional=True),
             )
 
     def _take(self, name: str, piece: torch.Tensor, row: int) -> None:

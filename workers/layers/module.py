@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import nn
 
-from quire.workers.loading.target import Target
+from quire.workers.loading.weight_loader import WeightLoader
 
 
 class Module(nn.Module):
@@ -26,7 +26,7 @@ class WeightOwner(Module):
 
     is_tied = False  # to another owner's, which must be there before it is finished
 
-    def targets(self, name: str) -> Iterator[tuple[str, Target]]:
+    def loaders(self, name: str) -> Iterator[tuple[str, WeightLoader]]:
         """(checkpoint name, target) of every tensor this owner takes; `name` is its own in the model."""
         raise NotImplementedError
 

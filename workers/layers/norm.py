@@ -9,8 +9,8 @@ import torch
 from quire.kernels.elementwise.norm_reference import Weighs
 from quire.workers.layers import ops
 from quire.workers.layers.module import WeightOwner, new_parameter
-from quire.workers.loading.target import Target, copied
-from quire.workers.parallel import whole
+from quire.workers.loading.weight_loader import WeightLoader, copied
+from quire.workers.shard import whole
 
 
 class NormSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +41,7 @@ class Norm(WeightOwner):
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         raise NotImplementedError
 
-    def targets(self, name: str) -> Iterator[tuple[str, Target]]:
+    def loaders(self, name: str) -> Iterator[tuple[str, WeightLoader]]:
         for parameter, tensor in self.named_parameters(recurse=False):
             yield f"{name}.{parameter}", copied(tensor, (whole(len(tensor)),))
 
@@ -82,7 +82,7 @@ class UnweightedRMSNorm(RMSNorm):
         super().__init__(size, eps, dtype, device)
         self.weight.fill_(1.0)
 
-    def targets(self, name: str) -> Iterator[tuple[str, Target]]:
+    def loaders(self, name: str) -> Iterator[tuple[str, WeightLoader]]:
         yield from ()
 
     def fill_dummy(self, limit: float, generator: torch.Generator) -> None:

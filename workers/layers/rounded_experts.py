@@ -12,15 +12,15 @@ import torch.nn.functional as F
 
 from quire.kernels.experts.experts_reference import SwiGLU, Weights, activate
 from quire.workers.layers.formats.activations import rounded_for, rounds_alike
-from quire.workers.loading.quantized.stored import StoredLayer
+from quire.workers.loading.quantized.packed_weight import PackedWeight
 
 
 class ExpertInputs(NamedTuple):
     """How the inputs of an expert's layers are rounded; None: of a plain one, not at all."""
 
-    gate: StoredLayer | None
-    up: StoredLayer | None
-    down: StoredLayer | None
+    gate: PackedWeight | None
+    up: PackedWeight | None
+    down: PackedWeight | None
 
 
 def experts_of_rounded_inputs(

@@ -1,6 +1,6 @@
 """How checkpoints call and stack experts' tensors, and floats of all experts in one tensor that are quantized while they load.
 
-Each expert's part of such a tensor is given to the layer that it is (`StoredLayer`), which is then unpacked at once, as one
+Each expert's part of such a tensor is given to the layer that it is (`PackedWeight`), which is then unpacked at once, as one
 that came in a tensor of its own: device memory holds some experts' floats, never all. Called by experts.py.
 """
 
@@ -11,10 +11,10 @@ from typing import NamedTuple
 import torch
 
 from quire.workers.layers.formats.experts import Sizes
-from quire.workers.loading.quantized.layouts_experts import halves
-from quire.workers.loading.quantized.stored import StoredLayer
-from quire.workers.loading.target import FLOATS, Target
-from quire.workers.parallel import Part
+from quire.workers.loading.quantized.packed_weight import PackedWeight
+from quire.workers.loading.quantized.packing_experts import halves
+from quire.workers.loading.weight_loader import FLOATS, WeightLoader
+from quire.workers.shard import Shard
 
 
 class Names(NamedTuple):
@@ -32,20 +32,23 @@ class StackedFloats:
 
     def __init__(
         self,
-        layers: Mapping[str, StoredLayer],
+        layers: Mapping[str, PackedWeight],
         thens: Mapping[str, Callable[[], None]],
         names: Names,
-        experts: Part,
+        experts: Shard,
         sizes: Sizes,
     ):
         self._layers, self._thens, self._names, self._experts, self._sizes = layers, thens, names, experts, sizes
 
-    def targets(self, name: str) -> Iterator[tuple[str, Target]]:
+    def loaders(self, name: str) -> Iterator[tuple[str, WeightLoader]]:
         _, hidden, inner = self._sizes
         shapes = {"gate_up_proj": (2 * inner.full, hidden), "down_proj": (hidden, inner.full)}
         for kind, (n, k) in shapes.items():
             shape = (self._experts.full, k, n) if self._names.are_stacked else (self._experts.full, n, k)
-            yield f"{name}.{kind}", Target(shape, (self._experts.slice,), FLOATS, partial(self._take, kind == "down_proj"))
+            yield (
+                f"{name}.{kind}",
+                WeightLoader(shape, (self._experts.slice,), FLOATS, partial(self._take, kind == "down_proj")),
+            )
 
     def _take(self, is_down: bool, piece: torch.Tensor, row: int) -> None:
         """Of some experts of this rank."""

@@ -21,10 +21,10 @@ import torch
 from tqdm import tqdm
 
 from quire.workers.layers.module import WeightOwner
-from quire.workers.loading.files import checkpoint_sources, open_file
+from quire.workers.loading.checkpoint_tensor import CheckpointTensor
+from quire.workers.loading.files import checkpoint_tensors, open_file
 from quire.workers.loading.fit import check_fit
-from quire.workers.loading.source import Source
-from quire.workers.loading.target import Target, WeightsError
+from quire.workers.loading.weight_loader import WeightLoader, WeightsError
 from quire.workers.models.language_model import Fit, LanguageModel
 from quire.workers.models.stage_boundary import MissingLayer
 
@@ -47,21 +47,21 @@ def load_weights(model: LanguageModel, model_dir: str | Path, device: torch.devi
 
     Progress over bytes is shown on standard error where that is a terminal. Raises WeightsError.
     """
-    device, sources = torch.device(device), checkpoint_sources(Path(model_dir), model.config.names)
-    sources, targets, owners = model.converted(Fit(sources, checkpoint_targets(model), _owners(model)))
-    if model.config.tie_word_embeddings and HEAD in sources:
-        if EMBED in sources:
-            _check_tied(sources)
-            del sources[HEAD]
-        elif EMBED in targets:
-            targets[HEAD], owners[HEAD] = targets.pop(EMBED), owners.pop(EMBED)
-    for name in [name for name in sources if name not in targets and name.startswith(_elsewhere(model))]:
-        del sources[name]
-    check_fit(sources, targets, model.config.quantization)
-    targets = {name: target for name, target in targets.items() if target.is_read}
-    owners = {name: owner for name, owner in owners.items() if name in targets}
-    loading = _Loading({name: owner for name, owner in owners.items() if name in sources}, device)
-    num_bytes = sum(source.num_bytes for name, source in sources.items() if name in targets)
+    device, tensors = torch.device(device), checkpoint_tensors(Path(model_dir), model.config.names)
+    tensors, loaders, owners = model.converted(Fit(tensors, weight_loaders(model), _owners(model)))
+    if model.config.tie_word_embeddings and HEAD in tensors:
+        if EMBED in tensors:
+            _check_tied(tensors)
+            del tensors[HEAD]
+        elif EMBED in loaders:
+            loaders[HEAD], owners[HEAD] = loaders.pop(EMBED), owners.pop(EMBED)
+    for name in [name for name in tensors if name not in loaders and name.startswith(_elsewhere(model))]:
+        del tensors[name]
+    check_fit(tensors, loaders, model.config.quantization)
+    loaders = {name: loader for name, loader in loaders.items() if loader.is_read}
+    owners = {name: owner for name, owner in owners.items() if name in loaders}
+    loading = _Loading({name: owner for name, owner in owners.items() if name in tensors}, device)
+    num_bytes = sum(tensor.num_bytes for name, tensor in tensors.items() if name in loaders)
     with (
         tqdm(
             total=num_bytes, unit="B", unit_scale=True, desc="Loading weights",
@@ -70,19 +70,19 @@ def load_weights(model: LanguageModel, model_dir: str | Path, device: torch.devi
         ExitStack() as opened,
         ThreadPoolExecutor(READERS, "weights") as readers,
     ):  # fmt: skip
-        files = {source.file for name, source in sources.items() if name in targets}
+        files = {tensor.file for name, tensor in tensors.items() if name in loaders}
         maps = {file: opened.enter_context(open_file(file)) for file in files}
-        group = _TargetGroup([targets[name] for name in sources if name in targets])
+        group = _LoaderGroup([loaders[name] for name in tensors if name in loaders])
         copies: dict[Future[Any], Copy] = {
-            readers.submit(_copy, maps[source.file], source, targets[name], group, device): Copy(
-                name, owners[name], source.num_bytes
+            readers.submit(_copy, maps[tensor.file], tensor, loaders[name], group, device): Copy(
+                name, owners[name], tensor.num_bytes
             )
-            for name, source in sources.items()
-            if name in targets
+            for name, tensor in tensors.items()
+            if name in loaders
         }
         try:
             for copy in as_completed(copies):
-                del targets[copies[copy].name]  # a target holds a view of its owner's weight, which a CPU's packs and lets go
+                del loaders[copies[copy].name]  # a target holds a view of its owner's weight, which a CPU's packs and lets go
                 loading.arrived(copies[copy].owner, copy.result())  # raises what it failed with
                 bar.update(copies[copy].num_bytes)
         finally:
@@ -94,12 +94,12 @@ def load_weights(model: LanguageModel, model_dir: str | Path, device: torch.devi
     return num_bytes
 
 
-class _TargetGroup:
+class _LoaderGroup:
     """Targets that are done together (Target.then): how many are missing, and when the others were copied."""
 
-    def __init__(self, targets: list[Target]):
+    def __init__(self, loaders: list[WeightLoader]):
         self._lock = Lock()
-        self._missing = Counter(target.then for target in targets)
+        self._missing = Counter(loader.then for loader in loaders)
         self._copied: dict[Callable[[], None], list[torch.cuda.Event]] = {}
 
     def written(self, then: Callable[[], None], copied: torch.cuda.Event | None) -> None:
@@ -153,14 +153,14 @@ def _elsewhere(model: LanguageModel) -> tuple[str, ...]:
     return tuple(f"{name}." for name, module in model.named_modules() if isinstance(module, MissingLayer))
 
 
-def checkpoint_targets(model: LanguageModel) -> dict[str, Target]:
+def weight_loaders(model: LanguageModel) -> dict[str, WeightLoader]:
     """Checkpoint tensor name -> where it goes, for all tensors that a checkpoint of this model holds."""
-    return {tensor: target for name, owner in weight_owners(model) for tensor, target in owner.targets(name)}
+    return {tensor: loader for name, owner in weight_owners(model) for tensor, loader in owner.loaders(name)}
 
 
 def _owners(model: LanguageModel) -> dict[str, WeightOwner]:
     """Checkpoint tensor name -> whose it is."""
-    return {tensor: owner for name, owner in weight_owners(model) for tensor, _ in owner.targets(name)}
+    return {tensor: owner for name, owner in weight_owners(model) for tensor, _ in owner.loaders(name)}
 
 
 @torch.no_grad()
@@ -180,10 +180,10 @@ def dummy_weights(model: LanguageModel, seed: int) -> None:
         owner.finish()
 
 
-def _check_tied(sources: dict[str, Source]) -> None:
+def _check_tied(tensors: dict[str, CheckpointTensor]) -> None:
     """A tied checkpoint may hold both names, with equal values: else it is not tied, whatever its config.json says."""
-    with open_file(sources[EMBED].file) as a, open_file(sources[HEAD].file) as b:
-        if not torch.equal(a.get_tensor(sources[EMBED].name), b.get_tensor(sources[HEAD].name)):
+    with open_file(tensors[EMBED].file) as a, open_file(tensors[HEAD].file) as b:
+        if not torch.equal(a.get_tensor(tensors[EMBED].name), b.get_tensor(tensors[HEAD].name)):
             raise WeightsError(
                 "config.json ties the word embeddings, but the checkpoint holds an lm_head.weight of its own that differs: "
                 "set tie_word_embeddings to false"
@@ -192,19 +192,19 @@ def _check_tied(sources: dict[str, Source]) -> None:
 
 @torch.no_grad()
 def _copy(
-    tensors: Any, source: Source, target: Target, group: _TargetGroup, device: torch.device
+    file: Any, tensor: CheckpointTensor, loader: WeightLoader, group: _LoaderGroup, device: torch.device
 ) -> torch.cuda.Event | None:  # fmt: skip
     """Feed this rank's part of a memory-mapped tensor to its target, slice by slice; on CUDA, returns when that is done."""
     if device.type != "cuda":
-        _write(tensors, source, target)
-        if target.then is not None:
-            group.written(target.then, None)
+        _write(file, tensor, loader)
+        if loader.then is not None:
+            group.written(loader.then, None)
         return None
     with torch.cuda.device(device), torch.cuda.stream(_stream(device)):
-        _write(tensors, source, target)
+        _write(file, tensor, loader)
         copied = torch.cuda.current_stream().record_event()
-        if target.then is not None:
-            group.written(target.then, copied)
+        if loader.then is not None:
+            group.written(loader.then, copied)
             copied = torch.cuda.current_stream().record_event()
         return copied
 
@@ -216,11 +216,11 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
     return _of_reader.stream  # type: ignore[no-any-return]
 
 
-def _write(tensors: Any, source: Source, target: Target) -> None:
-    part = tensors.get_tensor(source.name)[source.part][target.part]
-    if not part.dim():
-        return target.write(part, 0)
-    row_bytes = max(1, part[:1].numel() * part.element_size())
+def _write(file: Any, tensor: CheckpointTensor, loader: WeightLoader) -> None:
+    shard = file.get_tensor(tensor.name)[tensor.within][loader.shard]
+    if not shard.dim():
+        return loader.write(shard, 0)
+    row_bytes = max(1, shard[:1].numel() * shard.element_size())
     rows = max(1, SLICE_BYTES // row_bytes)
-    for start in range(0, part.shape[0], rows):
-        target.write(part[start : start + rows], start)
+    for start in range(0, shard.shape[0], rows):
+        loader.write(shard[start : start + rows], start)

@@ -25,7 +25,8 @@ from quire.workers.models.fields import SILU, Json, rms_norm_eps
 from quire.workers.models.language_model import LanguageModel
 from quire.workers.models.per_layer_inputs import PerLayerInputs
 from quire.workers.models.stage_boundary import MissingLayer, StageBuffer, StageInput, StageOutput
-from quire.workers.parallel import Parallel, whole
+from quire.workers.parallel import Parallel
+from quire.workers.shard import whole
 
 
 class MakeBlock(Protocol):

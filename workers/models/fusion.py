@@ -18,14 +18,14 @@ from quire.kernels.linear.scaled import BLOCK
 from quire.kernels.persistent import plan
 from quire.kernels.triton_support import hopper
 from quire.kernels.triton_support.dependent_launch import LATE, mode_for
-from quire.workers.layers.formats.format import Format
+from quire.workers.layers.formats.format import WeightFormat
 from quire.workers.layers.formats.scaled import ScaledFormat
 from quire.workers.layers.norm import Norm
 from quire.workers.models.blocks import Attend, PreNormBlock
 from quire.workers.parallel import Parallel
 
 
-class Projected(NamedTuple):
+class NextQKV(NamedTuple):
     """A fused block's output where its kernel went on to the next block's q, k and v: these, [1, N]."""
 
     qkv: torch.Tensor
@@ -33,22 +33,22 @@ class Projected(NamedTuple):
 
 @dataclass(frozen=True)
 class RowKernel:
-    """(attention's output [1, K], residual) -> a block's output, or Projected, and the residual without it, or with it."""
+    """(attention's output [1, K], residual) -> a block's output, or NextQKV, and the residual without it, or with it."""
 
     block: plan.Block
     following: plan.Next | None
     config: plan.Config
     state: torch.Tensor
 
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor | Projected, torch.Tensor]:
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor | NextQKV, torch.Tensor]:
         from quire.kernels.persistent.scaled_block import launch  # Gluon, which another Triton may not have
 
         y = launch(x, residual, self.block, self.following, self.state, self.config, pdl=min(mode_for(1), LATE))
-        return y.parts if y.qkv is None else Projected(y.qkv), y.residual
+        return y.parts if y.qkv is None else NextQKV(y.qkv), y.residual
 
 
 class FusedBlock:
-    """Called as the block is. `following` is the block that runs next, which takes `Projected` if it is a FusedBlock, too."""
+    """Called as the block is. `following` is the block that runs next, which takes `NextQKV` if it is a FusedBlock, too."""
 
     def __init__(self, block: PreNormBlock, following: PreNormBlock | None, device: torch.device):
         self.block, self.following = block, following
@@ -56,14 +56,14 @@ class FusedBlock:
 
     def __call__(
         self,
-        x: torch.Tensor | Projected | None,
+        x: torch.Tensor | NextQKV | None,
         residual: torch.Tensor,
         attend: Attend,
         logits_indices: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor | Projected, torch.Tensor]:
+    ) -> tuple[torch.Tensor | NextQKV, torch.Tensor]:
         block, attention = self.block, self.block.self_attn
         kernel = self.kernel if len(residual if logits_indices is None else logits_indices) == 1 else None
-        if isinstance(x, Projected):
+        if isinstance(x, NextQKV):
             qkv = x.qkv
         elif kernel is None:
             return block(x, residual, attend, logits_indices)  # type: ignore[no-any-return]
@@ -72,7 +72,7 @@ class FusedBlock:
         heads, residual = attention.heads(qkv, residual, attend, logits_indices)
         if kernel is not None:
             return kernel(heads, residual)
-        return block.mlp(attention.projected(heads), residual, block.post_attention_layernorm)
+        return block.mlp(attention.output(heads), residual, block.post_attention_layernorm)
 
     @functools.cached_property
     def kernel(self) -> RowKernel | None:
@@ -103,11 +103,11 @@ def fuse_blocks(blocks: Iterable[nn.Module], parallel: Parallel) -> list[Any]:
 
 
 def find_kernel(
-    o: Format | None,
+    o: WeightFormat | None,
     norm: Norm,
-    gate_up: Format | None,
-    down: Format | None,
-    following: tuple[Norm, Format | None] | None,
+    gate_up: WeightFormat | None,
+    down: WeightFormat | None,
+    following: tuple[Norm, WeightFormat | None] | None,
     state: torch.Tensor,
 ) -> RowKernel | None:
     """The kernel for these weights, `norm` before gate and up, and, if it takes them, the next block's norm and q, k and v.
@@ -127,7 +127,7 @@ def find_kernel(
     return _kernel_of(block, after, state, o.dtype)
 
 
-def _weight_and_bias(weights: Format | None, o: ScaledFormat) -> tuple[plan.Weight, torch.Tensor | None] | None:
+def _weight_and_bias(weights: WeightFormat | None, o: ScaledFormat) -> tuple[plan.Weight, torch.Tensor | None] | None:
     """A format's weight and bias, if it has one weight, and inputs are quantized and multiplied as o_proj's."""
     if not isinstance(weights, ScaledFormat) or len(weights.weights) > 1 or weights.by_block != o.by_block:
         return None

@@ -11,10 +11,10 @@ quantize by the same formulas.
 
 import torch
 
-from quire.workers.layers.formats.format import Products
-from quire.workers.loading.quantized.layouts_floats import no_zeros
+from quire.workers.layers.formats.format import Format
+from quire.workers.loading.quantized.packed_weight import PackedWeight
+from quire.workers.loading.quantized.packing_floats import no_zeros
 from quire.workers.loading.quantized.schemes import FP8_MAX, INT8_MAX, Activations
-from quire.workers.loading.quantized.stored import StoredLayer
 
 
 def rounded(x: torch.Tensor, how: Activations, scale: float | None = None, zero_point: float | None = None) -> torch.Tensor:
@@ -52,10 +52,10 @@ def _round_to(
     return (((x / scale).round() + zero).clamp(-128, 127) - zero) * scale
 
 
-class RoundedInputs(Products):
+class RoundedInputs(Format):
     """A format's products of rounded inputs. Layers side by side may have static scales of their own: each gets its product."""
 
-    def __init__(self, inner: Products, layers: list[tuple[int, StoredLayer | None]]):
+    def __init__(self, inner: Format, layers: list[tuple[int, PackedWeight | None]]):
         """layers: (outputs, how they are stored) in the order of y."""
         self._inner, self._layers = inner, layers
 
@@ -72,19 +72,19 @@ class RoundedInputs(Products):
         return y if out is None else out.copy_(y)
 
 
-def _key(layer: StoredLayer | None) -> object:
+def _key(layer: PackedWeight | None) -> object:
     """The same for layers whose inputs are rounded alike."""
     if layer is None or layer.activations is None:
         return None
     return layer.activations, layer.input_scale, layer.input_zero_point
 
 
-def rounds_alike(one: StoredLayer | None, other: StoredLayer | None) -> bool:
+def rounds_alike(one: PackedWeight | None, other: PackedWeight | None) -> bool:
     """Whether both layers' inputs are rounded to the same values."""
     return _key(one) == _key(other)
 
 
-def rounded_for(x: torch.Tensor, layer: StoredLayer | None) -> torch.Tensor:
+def rounded_for(x: torch.Tensor, layer: PackedWeight | None) -> torch.Tensor:
     """x [T, K] as the layer wants its inputs."""
     if layer is None or layer.activations is None:
         return x

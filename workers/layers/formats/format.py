@@ -19,12 +19,12 @@ import torch
 from quire.workers.layers import ops
 from quire.workers.layers.module import WeightOwner, fill_cut
 from quire.workers.layers.norm import Norm
-from quire.workers.layers.row_ranges import Rows, cut
-from quire.workers.loading.quantized.stored import NOT_QUANTIZED, Source
-from quire.workers.parallel import Part
+from quire.workers.loading.quantized.packed_weight import NOT_QUANTIZED
+from quire.workers.loading.quantized.packing import Packing
+from quire.workers.shard import RowShard, Shard, cut
 
 
-class Products:
+class Format:
     """x [T, in] -> y [T, out] in several ways, each made of `product` unless there is a faster one."""
 
     def product(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -55,26 +55,26 @@ class Products:
         return self.gated(h) if is_gated else self.product(h), residual
 
 
-class Partition(NamedTuple):
+class WeightShard(NamedTuple):
     """Which part of the checkpoint's layers lies in one weight of this rank, [rows, columns]."""
 
-    columns: Part  # of the input
-    rows: Mapping[str, Rows]  # of the output, by the names of the checkpoint's layers, in the order of y
+    columns: Shard  # of the input
+    rows: Mapping[str, RowShard]  # of the output, by the names of the checkpoint's layers, in the order of y
     adds_bias: bool = True  # of ranks whose results are summed only the first
-    sources: Mapping[str, Source] = NOT_QUANTIZED  # of the layers that the checkpoint holds quantized
+    packings: Mapping[str, Packing] = NOT_QUANTIZED  # of the layers that the checkpoint holds quantized
 
     @property
     def shape(self) -> tuple[int, int]:
         return sum(part.size for part in self.rows.values()), self.columns.size
 
 
-def fill_part(parameter: torch.Tensor, partition: Partition, limit: float, generator: torch.Generator) -> None:
+def fill_shard(parameter: torch.Tensor, shard: WeightShard, limit: float, generator: torch.Generator) -> None:
     """Dummy values, uniform on ±limit, of a weight [rows, columns] or bias [rows] of the partition.
 
     A rank's are cut out of those that one rank alone would have, so that a model is the same on any number of them.
     """
-    rows, columns = partition.rows.values(), partition.columns
-    if all(isinstance(part, Part) and part.is_whole for part in (*rows, columns)):
+    rows, columns = shard.rows.values(), shard.columns
+    if all(isinstance(part, Shard) and part.is_whole for part in (*rows, columns)):
         parameter.uniform_(-limit, limit, generator=generator)  # without a second copy
         return
     fulls = [part.full for part in rows]
@@ -86,7 +86,7 @@ def fill_part(parameter: torch.Tensor, partition: Partition, limit: float, gener
     fill_cut(parameter, (sum(fulls), columns.full)[: parameter.dim()], ours, limit, generator)
 
 
-class Format(WeightOwner, Products):
+class WeightFormat(WeightOwner, Format):
     """A weight in memory. What makes one takes (partition, has_bias, dtype, device, tied_to).
 
     `tied_to` is another owner's weight [out, in] to share, None to own one. Its name ends in `.<layer>.format`: the
@@ -95,7 +95,7 @@ class Format(WeightOwner, Products):
 
     not_computed: Mapping[str, str] = MappingProxyType({})  # layer -> why no kernel computes it as the checkpoint has it
 
-    def products(self) -> Products:
+    def wrapped(self) -> Format:
         """What the layer offers: the format itself, or what must lie around it."""
         return self
 

@@ -12,7 +12,7 @@ import torch
 from quire.kernels.elementwise import activation
 from quire.kernels.elementwise import norm as norms
 from quire.kernels.triton_support.dependent_launch import mode_for, mode_for_split_k
-from quire.workers.layers.formats.quantized import Quantized
+from quire.workers.layers.formats.quantized import QuantizedFormat
 from quire.workers.layers.norm import Norm
 
 
@@ -32,7 +32,7 @@ class Ordered(Protocol):
 W = TypeVar("W", bound=Ordered)
 
 
-class OrderedFormat(Quantized[W]):
+class OrderedFormat(QuantizedFormat[W]):
     """The subclass makes weights, joins those of one order, and multiplies."""
 
     def _linear(

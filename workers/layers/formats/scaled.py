@@ -13,20 +13,20 @@ from quire.kernels.linear import fp8, int8, quantize, scaled_fused
 from quire.kernels.linear.fp8 import wide_rows
 from quire.kernels.linear.scaled import BLOCK, Scaled
 from quire.kernels.triton_support.dependent_launch import mode_for, mode_for_split_k
-from quire.workers.layers.formats.format import Partition
-from quire.workers.layers.formats.quantized import Quantized
+from quire.workers.layers.formats.format import WeightShard
+from quire.workers.layers.formats.quantized import QuantizedFormat
 from quire.workers.layers.norm import Norm
-from quire.workers.loading.quantized.layouts import Form, Integers
+from quire.workers.loading.quantized.packed_weight import PackedWeight
+from quire.workers.loading.quantized.packing import QuantizedSpec, QuantizedWeight
 from quire.workers.loading.quantized.schemes import Activations
-from quire.workers.loading.quantized.stored import StoredLayer
 
 
-def refusal(form: Form, activations: Activations, inputs: int) -> str | None:
+def refusal(spec: QuantizedSpec, activations: Activations, inputs: int) -> str | None:
     """Why a layer of 8-bit values with such activations is not computed; None: it is."""
-    _, width = form.block
-    if form.values != activations.dtype:
-        return f"{form.values} weights with {activations.dtype} activations (kernels take both alike)"
-    if form.has_zeros or not activations.is_symmetric:
+    _, width = spec.block
+    if spec.values != activations.dtype:
+        return f"{spec.values} weights with {activations.dtype} activations (kernels take both alike)"
+    if spec.has_zeros or not activations.is_symmetric:
         return "8-bit values with zero points (kernels take symmetric ones)"
     if activations.group_size not in (0, BLOCK) and activations.group_size < inputs:
         return f"activations in groups of {activations.group_size} (kernels take a token's and {BLOCK})"
@@ -58,13 +58,13 @@ def spread(weight: Weight) -> Weight:
     return weight._replace(scales=weight.scales.repeat_interleave(weight.rows, 0)[: len(weight.data)].contiguous(), rows=1)
 
 
-class ScaledFormat(Quantized[Weight]):
+class ScaledFormat(QuantizedFormat[Weight]):
     """`kind` is the dtype of weights and of quantized inputs."""
 
-    def __init__(self, partition: Partition, has_bias: bool, dtype: torch.dtype, device: torch.device):
-        super().__init__(partition, has_bias, dtype, device)
-        activations = [source.activations for source in partition.sources.values() if source.activations]
-        self.by_block = any(0 < how.group_size < partition.columns.size for how in activations)
+    def __init__(self, shard: WeightShard, has_bias: bool, dtype: torch.dtype, device: torch.device):
+        super().__init__(shard, has_bias, dtype, device)
+        activations = [packing.activations for packing in shard.packings.values() if packing.activations]
+        self.by_block = any(0 < how.group_size < shard.columns.size for how in activations)
         self.kind = torch.int8 if activations[0].dtype == "int8" else torch.float8_e4m3fn
 
     def _linear(
@@ -78,18 +78,18 @@ class ScaledFormat(Quantized[Weight]):
         return linear(x, weight.scaled, bias, dtype=self.dtype, is_gated=is_gated, pdl=pdl)
 
     # -------------------------------------------------------------------------------------------------------- loading
-    def _weight_of(self, integers: Integers, stored: StoredLayer) -> Weight:
-        (n, k), (height, width) = integers.q.shape, integers.block
-        if (integers.zeros is not None and bool(integers.zeros.any())) or stored.input_zero_point:
+    def _weight_of(self, quantized: QuantizedWeight, packed: PackedWeight) -> Weight:
+        (n, k), (height, width) = quantized.q.shape, quantized.block
+        if (quantized.zeros is not None and bool(quantized.zeros.any())) or packed.input_zero_point:
             raise ValueError("zero points, of what quantization_config calls symmetric")
-        blocks, scales = -(-k // BLOCK), integers.scales.to(torch.float32)
+        blocks, scales = -(-k // BLOCK), quantized.scales.to(torch.float32)
         scales = scales.expand(-(-n // height), -1)
         if width < k:
             scales = scales.repeat_interleave(width // BLOCK, 1)[:, :blocks]
         elif self.by_block:
             scales = scales.expand(-1, blocks)
-        scale = None if stored.input_scale is None else torch.tensor([stored.input_scale], device=integers.q.device)
-        weight = Weight(integers.q.contiguous(), scales.contiguous(), height, scale)
+        scale = None if packed.input_scale is None else torch.tensor([packed.input_scale], device=quantized.q.device)
+        weight = Weight(quantized.q.contiguous(), scales.contiguous(), height, scale)
         return weight if height == BLOCK and weight.scales.shape[1] > 1 else spread(weight)
 
     def _stacked(self, above: Weight, below: Weight) -> Weight | None:

@@ -9,15 +9,15 @@ import torch
 from quire.kernels.linear.w8a16 import w8a16_linear, w8a16_linear_split_k
 from quire.kernels.linear.w8a16_weight import GROUPS, Weight8, stacked, supports
 from quire.workers.layers.formats.ordered import OrderedFormat
-from quire.workers.loading.quantized.layouts import Form, Integers
-from quire.workers.loading.quantized.stored import StoredLayer
+from quire.workers.loading.quantized.packed_weight import PackedWeight
+from quire.workers.loading.quantized.packing import QuantizedSpec, QuantizedWeight
 
 MIDDLE = 128
 
 
-def refusal(form: Form, inputs: int) -> str | None:
+def refusal(spec: QuantizedSpec, inputs: int) -> str | None:
     """Why a layer of 8-bit values is not computed; None: it is."""
-    width = form.block[1]
+    width = spec.block[1]
     if not supports(width, inputs):
         return f"8-bit weights in groups of {width} (kernels take {GROUPS})"
     return None
@@ -30,8 +30,8 @@ def _to_rows(grid: torch.Tensor, height: int, n: int) -> torch.Tensor:
 
 
 class W8A16(OrderedFormat[Weight8]):
-    def _weight_of(self, integers: Integers, stored: StoredLayer) -> Weight8:
-        q, scales, (height, width), zeros, order = integers
+    def _weight_of(self, quantized: QuantizedWeight, packed: PackedWeight) -> Weight8:
+        q, scales, (height, width), zeros, order = quantized
         n, k = q.shape
         scales = _to_rows(scales, height, n)
         zeros = None if zeros is None else _to_rows(zeros, height, n)

@@ -18,9 +18,9 @@ from quire.workers.loading.quantized.schemes import (
     MxFp4,
     Quantization,
     QuantizationError,
+    QuantizationScheme,
     RowInt8,
     Scaled,
-    Scheme,
     SchemeOf,
     field,
     given,
@@ -88,7 +88,7 @@ def read_bitsandbytes(config: Json) -> SchemeOf:
     in_4_bits, in_8_bits = (
         any(field(config, f"{start}load_in_{bits}bit", bool, False) for start in ("", "_")) for bits in (4, 8)
     )
-    scheme: Scheme
+    scheme: QuantizationScheme
     if in_4_bits and in_8_bits:
         raise QuantizationError("quantization_config of bitsandbytes sets load_in_4bit and load_in_8bit: one of them is true")
     if in_8_bits:

@@ -15,8 +15,8 @@ from quire.workers.loading.quantized.schemes import (
     MxFp4,
     PackQuantized,
     QuantizationError,
+    QuantizationScheme,
     Scaled,
-    Scheme,
     SchemeOf,
     field,
     given,
@@ -41,7 +41,7 @@ def read_compressed(config: Json) -> SchemeOf:
     groups = field(config, "config_groups", dict, {})
     if not groups and not config.get("kv_cache_scheme"):  # of a checkpoint for an 8-bit KV cache alone there are none
         raise QuantizationError(f"{WHERE}: config_groups must have at least one group")
-    ranked: list[tuple[str, Scheme | None]] = []
+    ranked: list[tuple[str, QuantizationScheme | None]] = []
     for name, entry in groups.items():
         if not isinstance(entry, dict):
             raise QuantizationError(f"{WHERE}: config_groups.{name} must be an object, not {entry!r:.60}")
@@ -52,7 +52,7 @@ def read_compressed(config: Json) -> SchemeOf:
     ranked.sort(key=lambda found: _rank(found[0]))
     ignored = _targets(config, "ignore", "ignore")
 
-    def scheme_of(*names: str) -> Scheme | None:
+    def scheme_of(*names: str) -> QuantizationScheme | None:
         if any(_matches(pattern, names) for pattern in ignored):
             return None
         return next((scheme for target, scheme in ranked if _matches(target, names)), None)
@@ -78,7 +78,7 @@ def _matches(target: str, names: Sequence[str]) -> bool:
     return target in names or target in LINEAR
 
 
-def _scheme(entry: Json, format_name: object, where: str) -> Scheme | None:
+def _scheme(entry: Json, format_name: object, where: str) -> QuantizationScheme | None:
     weights = field(entry, "weights", dict, None, where)
     if weights is None:
         one_of(entry.get("input_activations"), (None,), f"{where}.input_activations of a group without weights")

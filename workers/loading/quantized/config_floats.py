@@ -5,11 +5,11 @@ fp8 the whole batch has one, and a row's answer depends on its company. Called b
 """
 
 from quire.workers.loading.quantized.names import HEAD
-from quire.workers.loading.quantized.schemes import Activations, PackQuantized, Quantization, Scaled, Scheme
+from quire.workers.loading.quantized.schemes import Activations, PackQuantized, Quantization, QuantizationScheme, Scaled
 
 BLOCK, GROUP = 128, 128
 
-SCHEMES: dict[str, Scheme] = {
+SCHEMES: dict[str, QuantizationScheme] = {
     "fp8_per_tensor": Scaled(dtype="fp8", block=(0, 0), activations=Activations(dtype="fp8"), from_floats=True),
     "fp8_per_channel": Scaled(dtype="fp8", block=(1, 0), activations=Activations(dtype="fp8"), from_floats=True),
     "fp8_per_block": Scaled(

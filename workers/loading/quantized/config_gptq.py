@@ -14,8 +14,8 @@ from quire.workers.loading.quantized.schemes import (
     Gptq,
     Json,
     QuantizationError,
+    QuantizationScheme,
     Scaled,
-    Scheme,
     SchemeOf,
     field,
     given,
@@ -55,7 +55,9 @@ def _gptq(merged: Json, where: str) -> Gptq:
     )
 
 
-def _by_rules(config: Json, read: Callable[[Json, str], Scheme], takes: Callable[[Sequence[str]], bool]) -> SchemeOf:
+def _by_rules(
+    config: Json, read: Callable[[Json, str], QuantizationScheme], takes: Callable[[Sequence[str]], bool]
+) -> SchemeOf:
     """GPTQModel's `dynamic`: its first rule that matches a layer, else one scheme for the layers that are taken."""
     _check_packing(config)
     base = read(config, WHERE)
@@ -64,7 +66,7 @@ def _by_rules(config: Json, read: Callable[[Json, str], Scheme], takes: Callable
         for pattern, changes in _rules(field(config, "dynamic", dict, {}))
     ]
 
-    def scheme_of(*names: str) -> Scheme | None:
+    def scheme_of(*names: str) -> QuantizationScheme | None:
         for pattern, scheme in rules:
             if any(map(pattern.match, names)):
                 return scheme
@@ -143,7 +145,7 @@ def read_auto_round(config: Json) -> SchemeOf:
     blocks, skipped = _blocks(config), patterns_of(config, "modules_to_not_convert")
     _auto_round(config, {}, WHERE)  # what cannot be served is said once, of the whole
 
-    def scheme_of(*names: str) -> Scheme | None:
+    def scheme_of(*names: str) -> QuantizationScheme | None:
         changes = next((extra[name] for name in names if name in extra), None)
         if changes is None:
             if any(re.search(pattern, name) for pattern in skipped for name in names):
@@ -176,7 +178,7 @@ def _blocks(config: Json) -> list[str]:
     return [name.strip() for name in flat]
 
 
-def _auto_round(config: Json, changes: Json, where: str) -> Scheme | None:
+def _auto_round(config: Json, changes: Json, where: str) -> QuantizationScheme | None:
     merged = {**config, **changes}
     _refuse_rotated(merged, where)
     bits = merged.get("bits")

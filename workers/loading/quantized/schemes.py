@@ -85,10 +85,10 @@ class MxFp4(msgspec.Struct, frozen=True, kw_only=True):
     scales_name: str = "weight_scales"
 
 
-Scheme = Gptq | Awq | PackQuantized | Scaled | FourBitCodes | RowInt8 | MxFp4
+QuantizationScheme = Gptq | Awq | PackQuantized | Scaled | FourBitCodes | RowInt8 | MxFp4
 
 
-def described(scheme: Scheme | None) -> str:
+def described(scheme: QuantizationScheme | None) -> str:
     """What a configuration says of a layer, for messages."""
     match scheme:
         case None:
@@ -114,7 +114,7 @@ def described(scheme: Scheme | None) -> str:
 class SchemeOf(Protocol):
     """The scheme of a linear layer, None: it is not quantized. A rule is for a layer if it is for any of the layer's names."""
 
-    def __call__(self, *names: str) -> Scheme | None: ...
+    def __call__(self, *names: str) -> QuantizationScheme | None: ...
 
 
 class Quantization(NamedTuple):

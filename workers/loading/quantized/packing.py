@@ -1,9 +1,9 @@
-"""A layer's tensors in a checkpoint and the weight that they stand for: one class for each scheme of schemes.py.
+"""Packing: how a checkpoint packs one layer's weight into tensors, and how they are unpacked; a class for each scheme.
 
-Integer layouts are brought into one canonical form, `Integers`, which kernels may keep as it is. On a CPU, and where no kernel
-takes it, a weight is dequantized from it once, in float32, some rows at a time. A layout knows no files, no ranks and no
-models: it is given a layer's name and size, says which tensors it wants, and is handed them whole, on the device where they go.
-layouts_packed.py, layouts_codes.py and layouts_floats.py have the others. Called by stored.py.
+Packed integers are unpacked into one canonical form, `QuantizedWeight`, which kernels may keep as it is. On a CPU, and where no
+kernel takes it, the weight is dequantized from it once, in float32, some rows at a time. A packing knows no files, no ranks and
+no models: it is given a layer's name and size, says which tensors it wants, and gets them whole, on the device where they go.
+packing_words.py, packing_codes.py, packing_experts.py and packing_floats.py have the others. Called by packed_weight.py.
 """
 
 from abc import ABC, abstractmethod
@@ -24,7 +24,7 @@ ALL = slice(None)
 CPU_STRETCH, GPU_STRETCH = 1 << 20, 1 << 24
 
 
-class Stored(NamedTuple):
+class TensorSpec(NamedTuple):
     """One tensor of a layer. `shapes` are alternatives; `instead` are names that may take its place."""
 
     shapes: tuple[tuple[int, ...], ...]
@@ -33,7 +33,7 @@ class Stored(NamedTuple):
     instead: tuple[str, ...] = ()
 
 
-class Integers(NamedTuple):
+class QuantizedWeight(NamedTuple):
     """The canonical form: w[n, order[k]] = (q[n, k] - zeros[n, k // g]) * scales[n, k // g].
 
     q uint8 (4 or 8 bits, unpacked), int8 or float8_e4m3fn [N, K]; scales float [N or N blocks, ⌈K / g⌉], whose blocks are
@@ -47,7 +47,7 @@ class Integers(NamedTuple):
     zeros: torch.Tensor | None = None
     order: torch.Tensor | None = None
 
-    def part(self, rows: slice, columns: slice) -> "Integers":
+    def shard(self, rows: slice, columns: slice) -> "QuantizedWeight":
         """Of some outputs and inputs. Raises ValueError where inputs are cut within a scale's, or are out of order."""
         n, k = self.q.shape
         if (rows.start, rows.stop, columns.start, columns.stop) == (0, n, 0, k):
@@ -62,16 +62,16 @@ class Integers(NamedTuple):
         across = slice(columns.start // width, -(-columns.stop // width))
         grid = [t[rows.start // height : -(-rows.stop // height), across] for t in grid]
         zeros = None if self.zeros is None else grid[1]
-        return Integers(self.q[rows, columns], grid[0], (height, width), zeros, self.order)
+        return QuantizedWeight(self.q[rows, columns], grid[0], (height, width), zeros, self.order)
 
-    def by_rows(self) -> "Integers":
+    def by_rows(self) -> "QuantizedWeight":
         """With scales of each output."""
         n, (height, width), full = len(self.q), self.block, self.with_all_scales()
         scales, zeros = (t if t is None else t.repeat_interleave(height, 0)[:n] for t in (full.scales, full.zeros))
         assert scales is not None
         return self._replace(scales=scales, zeros=zeros, block=(1, width))
 
-    def with_all_scales(self) -> "Integers":
+    def with_all_scales(self) -> "QuantizedWeight":
         """With a row of scales for each block of outputs, where one may stand for all."""
         blocks = -(-len(self.q) // self.block[0])
         return self._replace(
@@ -106,7 +106,7 @@ class Integers(NamedTuple):
         return w.view(stop - start, -1)[:, :k]
 
 
-def joined(pieces: list[Integers]) -> Integers:
+def joined(pieces: list[QuantizedWeight]) -> QuantizedWeight:
     """Pieces of one layer's outputs, one after another; with a scale for each output where blocks would be of several."""
     if len(pieces) == 1:
         return pieces[0]
@@ -114,7 +114,7 @@ def joined(pieces: list[Integers]) -> Integers:
     if any(piece.block[0] != height for piece in pieces) or any(len(piece.q) % height for piece in pieces[:-1]):
         pieces, height = [piece.by_rows() for piece in pieces], 1
     zeros = [piece.zeros for piece in pieces if piece.zeros is not None]
-    return Integers(
+    return QuantizedWeight(
         torch.cat([piece.q for piece in pieces]),
         torch.cat([piece.scales for piece in pieces]),
         (height, width),
@@ -123,8 +123,8 @@ def joined(pieces: list[Integers]) -> Integers:
     )
 
 
-class Form(NamedTuple):
-    """What a layout's `Integers` will be, known before a byte is read: by it a kernel is chosen."""
+class QuantizedSpec(NamedTuple):
+    """What a layout's `QuantizedWeight` will be, known before a byte is read: by it a kernel is chosen."""
 
     values: Literal["uint4", "uint8", "int8", "fp8"]  # of q
     block: tuple[int, int]  # outputs and inputs of a scale
@@ -132,20 +132,23 @@ class Form(NamedTuple):
     has_order: bool = False  # the config says that inputs may be out of order
 
 
-class Layout(Protocol):
-    """How one layer is stored. `form` None: there are no `Integers`, the layer can be dequantized alone."""
+class Packing(Protocol):
+    """How one layer is stored. `form` None: there are no `QuantizedWeight`, the layer can be dequantized alone."""
 
     @property
-    def form(self) -> Form | None: ...
+    def spec(self) -> QuantizedSpec | None: ...
 
-    def chunks(self, tensors: Tensors, rows: slice, columns: slice) -> Iterator[Integers]:
+    @property
+    def activations(self) -> Activations | None: ...
+
+    def chunks(self, tensors: Tensors, rows: slice, columns: slice) -> Iterator[QuantizedWeight]:
         """These outputs and inputs of a layout with a form, some outputs at a time where unpacking takes memory.
 
         Tensors and results may share memory. Raises ValueError for values that contradict each other.
         """
         ...
 
-    def stored(self) -> dict[str, Stored]:
+    def tensor_specs(self) -> dict[str, TensorSpec]:
         """Its tensors by the last part of their names."""
         ...
 
@@ -163,54 +166,56 @@ def row_chunks(n: int, k: int, device: torch.device) -> Iterator[slice]:
     return (slice(start, min(start + rows, n)) for start in range(0, n, rows))
 
 
-def parts(n: int, size: int) -> int:
+def num_groups(n: int, size: int) -> int:
     """Blocks of `size` in n, 0: one."""
     return -(-n // size) if size else 1
 
 
-class IntegerLayout(ABC):
-    """A layout of what `Integers` can say."""
+class IntegerPacking(ABC):
+    """A layout of what `QuantizedWeight` can say."""
+
+    activations: Activations | None = None
 
     @abstractmethod
-    def unpacked(self, tensors: Tensors) -> Integers:
+    def unpacked(self, tensors: Tensors) -> QuantizedWeight:
         """On the tensors' device. Raises ValueError for values that contradict each other."""
 
-    def chunks(self, tensors: Tensors, rows: slice, columns: slice) -> Iterator[Integers]:
-        yield self.unpacked(tensors).part(rows, columns)
+    def chunks(self, tensors: Tensors, rows: slice, columns: slice) -> Iterator[QuantizedWeight]:
+        yield self.unpacked(tensors).shard(rows, columns)
 
     def dequantize_into(self, tensors: Tensors, out: torch.Tensor, rows: slice, columns: slice) -> None:
         self.unpacked(tensors).dequantize_into(out, rows, columns)
 
 
-class ScaledLayout(IntegerLayout):
+class ScaledPacking(IntegerPacking):
     """int8 or e4m3 with scales of blocks; compressed-tensors' zero points are of the weight's own dtype."""
 
     def __init__(self, scheme: Scaled, n: int, k: int):
-        self.scheme, self.n, self.k = scheme, n, k
+        self.scheme, self.activations, self.n, self.k = scheme, scheme.activations, n, k
         rows, columns = scheme.block
-        self.form = Form(scheme.dtype, (rows or n, columns or k), not scheme.is_symmetric)
+        self.spec = QuantizedSpec(scheme.dtype, (rows or n, columns or k), not scheme.is_symmetric)
 
-    def stored(self) -> dict[str, Stored]:
+    def tensor_specs(self) -> dict[str, TensorSpec]:
         s, (rows, columns) = self.scheme, self.scheme.block
-        grid = (parts(self.n, rows), parts(self.k, columns))
+        grid = (num_groups(self.n, rows), num_groups(self.k, columns))
         shapes: set[tuple[int, ...]] = {grid, grid[:1]} if grid[1] == 1 else {grid}
         if grid == (1, 1) and (rows, columns) == (0, 0):
             shapes |= {()}
         scale_dtypes = (*SCALES, "F8_E8M0", *(("U8",) if s.dtype == "fp8" else ()))
-        found = {"weight": Stored(((self.n, self.k),), ("F8_E4M3",) if s.dtype == "fp8" else ("I8",))}
+        found = {"weight": TensorSpec(((self.n, self.k),), ("F8_E4M3",) if s.dtype == "fp8" else ("I8",))}
         for i, name in enumerate(s.scale_names):
             others = tuple(x for x in s.scale_names if x != name)
-            found[name] = Stored(tuple(shapes), scale_dtypes, is_optional=i > 0, instead=others)
+            found[name] = TensorSpec(tuple(shapes), scale_dtypes, is_optional=i > 0, instead=others)
         if s.dtype == "int8":  # old packers wrote zeros for symmetric weights, too
-            found["weight_zero_point"] = Stored(tuple(shapes), ("I8", "I32", "I64"), is_optional=s.is_symmetric)
+            found["weight_zero_point"] = TensorSpec(tuple(shapes), ("I8", "I32", "I64"), is_optional=s.is_symmetric)
         return found | input_tensors(s.activations)
 
-    def unpacked(self, tensors: Tensors) -> Integers:
+    def unpacked(self, tensors: Tensors) -> QuantizedWeight:
         rows, columns = self.scheme.block
-        grid = (parts(self.n, rows), parts(self.k, columns))
+        grid = (num_groups(self.n, rows), num_groups(self.k, columns))
         scales = _as_floats(next(tensors[name] for name in self.scheme.scale_names if name in tensors)).reshape(grid)
         zeros = tensors["weight_zero_point"].reshape(grid).to(torch.int32) if "weight_zero_point" in tensors else None
-        return Integers(tensors["weight"], scales, self.form.block, zeros)
+        return QuantizedWeight(tensors["weight"], scales, self.spec.block, zeros)
 
 
 def _as_floats(scales: torch.Tensor) -> torch.Tensor:
@@ -222,15 +227,15 @@ def _as_floats(scales: torch.Tensor) -> torch.Tensor:
     return scales.view(torch.float8_e8m0fnu).to(torch.float32)
 
 
-def input_tensors(activations: Activations | None) -> dict[str, Stored]:
+def input_tensors(activations: Activations | None) -> dict[str, TensorSpec]:
     """Of inputs with a scale of the checkpoint."""
     if activations is None or not activations.is_static:
         return {}
     one = ((), (1,), (1, 1))
-    zero = Stored(one, ("I8", "I32", "I64"), is_optional=activations.is_symmetric)
+    zero = TensorSpec(one, ("I8", "I32", "I64"), is_optional=activations.is_symmetric)
     scales = {  # compressed-tensors' and AutoFP8's name, and transformers'
-        "input_scale": Stored(one, SCALES, instead=("activation_scale",)),
-        "activation_scale": Stored(one, SCALES, is_optional=True),
+        "input_scale": TensorSpec(one, SCALES, instead=("activation_scale",)),
+        "activation_scale": TensorSpec(one, SCALES, is_optional=True),
     }
     return scales | ({"input_zero_point": zero} if activations.dtype == "int8" else {})
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from quire.workers.parallel import Part
+from quire.workers.shard import RowShard, Shard
 
 FLOATS = ("F32", "F16", "BF16")  # safetensors' names
 
@@ -19,7 +19,7 @@ class WeightsError(ValueError):
     """The checkpoint does not fit the model or cannot be read; the text is meant for the user."""
 
 
-class Target(NamedTuple):
+class WeightLoader(NamedTuple):
     """Where a checkpoint tensor goes.
 
     `write(piece, row)` is called with runs of consecutive rows that together are `part` of the tensor; `row` counts from
@@ -28,7 +28,7 @@ class Target(NamedTuple):
     """
 
     shape: tuple[int, ...]  # of the tensor in the file; -1 is any length
-    part: tuple[slice, ...]  # what of it this rank reads
+    shard: tuple[slice, ...]  # this rank's, which it reads; () is all
     dtypes: tuple[str, ...]  # that `write` takes, by safetensors' names
     write: Callable[[torch.Tensor, int], None]
     or_shapes: tuple[tuple[int, ...], ...] = ()  # that the tensor may have as well
@@ -45,12 +45,36 @@ class Target(NamedTuple):
         )
 
 
-def copied(tensor: torch.Tensor, parts: tuple[Part, ...]) -> Target:
+def copied(tensor: torch.Tensor, parts: tuple[Shard, ...]) -> WeightLoader:
     """A target that copies floats into `tensor`, a view of a parameter on the device, which converts the dtype."""
-    return Target(tuple(p.full for p in parts), tuple(p.slice for p in parts), FLOATS, partial(_copy, tensor))
+    return WeightLoader(tuple(p.full for p in parts), tuple(p.slice for p in parts), FLOATS, partial(_copy, tensor))
 
 
 def _copy(tensor: torch.Tensor, piece: torch.Tensor, row: int) -> None:
     if piece.dtype != tensor.dtype:
         piece = piece.to(tensor.device)
     tensor[row : row + len(piece)].copy_(piece)
+
+
+def copied_rows(tensor: torch.Tensor, rows: RowShard, columns: Shard | None) -> WeightLoader:
+    """A target that copies these rows and columns (None: there are none) of floats into `tensor`."""
+    others = () if columns is None else (columns,)
+    shape = tuple(part.full for part in (rows, *others))
+    if isinstance(rows, Shard):
+        return WeightLoader(
+            shape, (rows.slice, *(part.slice for part in others)), FLOATS, partial(_copy_ranges, tensor, ((0, rows.size, 0),))
+        )
+    whole = (slice(0, rows.full), *(part.slice for part in others))
+    return WeightLoader(shape, whole, FLOATS, partial(_copy_ranges, tensor, tuple(rows.places())))
+
+
+def _copy_ranges(tensor: torch.Tensor, places: tuple[tuple[int, int, int], ...], piece: torch.Tensor, row: int) -> None:
+    """What of each range lies in the piece, rows [row, row + n) of the checkpoint's tensor."""
+    end = row + len(piece)
+    for start, stop, at in places:
+        first, last = max(start, row), min(stop, end)
+        if first < last:
+            found = piece[first - row : last - row]
+            if found.dtype != tensor.dtype:
+                found = found.to(tensor.device)
+            tensor[at + first - start : at + last - start].copy_(found)

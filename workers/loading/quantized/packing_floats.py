@@ -1,4 +1,4 @@
-"""Weights of floats, rounded to nearest while they are loaded: from a plain [N, K] to `Integers`, for --quantization.
+"""Weights of floats, rounded to nearest while they are loaded: from a plain [N, K] to `QuantizedWeight`, for --quantization.
 
     fp8         s = max |w| / 448,          q = e4m3(w / s)
     int8        s = max |w| / 127,          q = round(w / s), half to even
@@ -12,29 +12,36 @@ is four times what becomes of it.
 import torch
 from torch.nn import functional as F
 
-from quire.workers.loading.quantized.layouts import Form, IntegerLayout, Integers, Stored, Tensors, row_chunks
+from quire.workers.loading.quantized.packing import (
+    IntegerPacking,
+    QuantizedSpec,
+    QuantizedWeight,
+    Tensors,
+    TensorSpec,
+    row_chunks,
+)
 from quire.workers.loading.quantized.schemes import FP8_MAX, INT8_MAX, PackQuantized, Scaled
-from quire.workers.loading.target import FLOATS
+from quire.workers.loading.weight_loader import FLOATS
 
 FOUR_BITS = 15.0
 
 
-class FloatsLayout(IntegerLayout):
+class FloatsPacking(IntegerPacking):
     """weight [N, K]."""
 
     def __init__(self, scheme: Scaled | PackQuantized, n: int, k: int):
-        self.n, self.k = n, k
+        self.activations, self.n, self.k = scheme.activations, n, k
         rows, columns = (1, scheme.group_size) if isinstance(scheme, PackQuantized) else scheme.block
         self.block = rows or n, columns or k
         self.is_fp8 = isinstance(scheme, Scaled) and scheme.dtype == "fp8"
         is_packed = isinstance(scheme, PackQuantized)
         self.dtype = torch.uint8 if is_packed else torch.float8_e4m3fn if self.is_fp8 else torch.int8
-        self.form = Form("uint4" if is_packed else "fp8" if self.is_fp8 else "int8", self.block, is_packed)
+        self.spec = QuantizedSpec("uint4" if is_packed else "fp8" if self.is_fp8 else "int8", self.block, is_packed)
 
-    def stored(self) -> dict[str, Stored]:
-        return {"weight": Stored(((self.n, self.k),), FLOATS)}
+    def tensor_specs(self) -> dict[str, TensorSpec]:
+        return {"weight": TensorSpec(((self.n, self.k),), FLOATS)}
 
-    def unpacked(self, tensors: Tensors) -> Integers:
+    def unpacked(self, tensors: Tensors) -> QuantizedWeight:
         w, (rows, columns) = tensors["weight"], self.block
         low, high = limits(w, self.block)
         if self.dtype == torch.uint8:
@@ -54,7 +61,7 @@ class FloatsLayout(IntegerLayout):
             if zeros is not None:
                 values.add_(zeros[block, :, None]).clamp_(0, FOUR_BITS)
             q[chunk] = values.flatten(1)[:, : self.k].to(self.dtype)
-        return Integers(q, scales, self.block, None if zeros is None else zeros.to(torch.int32))
+        return QuantizedWeight(q, scales, self.block, None if zeros is None else zeros.to(torch.int32))
 
 
 def limits(w: torch.Tensor, block: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:

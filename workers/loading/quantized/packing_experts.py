@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import torch
 
-from quire.workers.loading.quantized.layouts import Integers, Stored, Tensors
-from quire.workers.loading.quantized.layouts_codes import MxFp4Layout
+from quire.workers.loading.quantized.packing import QuantizedWeight, Tensors, TensorSpec
+from quire.workers.loading.quantized.packing_codes import MxFp4Packing
 from quire.workers.loading.quantized.schemes import MX_GROUP, MxFp4
 
 
@@ -17,27 +17,28 @@ def halves(gate_up: torch.Tensor, are_interleaved: bool) -> tuple[torch.Tensor, 
     return gate, up
 
 
-class StackedMxFp4Layout:
-    """<name>_blocks uint8 [E, N, K / 32, 16], <name>_scales e8m0 [E, N, K / 32], of weights [E, N, K]; see `MxFp4Layout`.
+class StackedMxFp4Packing:
+    """<name>_blocks uint8 [E, N, K / 32, 16], <name>_scales e8m0 [E, N, K / 32], of weights [E, N, K]; see `MxFp4Packing`.
 
     `parts` is 2 where N is gate's rows and up's, in turn or not: of each half the same part is taken.
     """
 
-    form = None
+    spec = None
+    activations = None
 
     def __init__(self, name: str, experts: int, n: int, k: int, *, parts: int = 1, are_interleaved: bool = False):
         self.name, self.experts, self.n, self.k = name, experts, n, k
         self._parts, self._are_interleaved = parts, are_interleaved
-        self._one = MxFp4Layout(MxFp4(), name, n, k)
+        self._one = MxFp4Packing(MxFp4(), name, n, k)
 
-    def stored(self) -> dict[str, Stored]:
+    def tensor_specs(self) -> dict[str, TensorSpec]:
         shape = (self.experts, self.n, self.k // MX_GROUP)
         return {
-            f"{self.name}_blocks": Stored(((*shape, MX_GROUP // 2), (self.experts, self.n, self.k // 2)), ("U8",)),
-            f"{self.name}_scales": Stored((shape,), ("U8", "F8_E8M0")),
+            f"{self.name}_blocks": TensorSpec(((*shape, MX_GROUP // 2), (self.experts, self.n, self.k // 2)), ("U8",)),
+            f"{self.name}_scales": TensorSpec((shape,), ("U8", "F8_E8M0")),
         }
 
-    def chunks(self, tensors: Tensors, rows: slice, columns: slice) -> Iterator[Integers]:
+    def chunks(self, tensors: Tensors, rows: slice, columns: slice) -> Iterator[QuantizedWeight]:
         raise NotImplementedError("several weights are not one")
 
     def codes(self, tensors: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
@@ -53,7 +54,7 @@ class StackedMxFp4Layout:
         return gate[0], up[0]
 
     def dequantize_into(self, tensors: Tensors, out: torch.Tensor, rows: slice, columns: slice) -> None:
-        """Into out [E, parts of the rows, columns]; raises ValueError as MxFp4Layout."""
+        """Into out [E, parts of the rows, columns]; raises ValueError as MxFp4Packing."""
         blocks, scales = tensors[f"{self.name}_blocks"], tensors[f"{self.name}_scales"]
         whole = torch.empty(1, self.n, self.k, dtype=out.dtype, device=out.device)
         for expert, into in enumerate(out):

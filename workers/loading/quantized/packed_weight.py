@@ -1,74 +1,68 @@
-"""A quantized layer of the checkpoint on its way into a format: kept as it comes, then dequantized or unpacked at once.
+"""PackedWeight: a quantized layer's tensors, gathered as the checkpoint packs them, then dequantized or unpacked at once.
 
-Dequantized it is on a CPU, and on a GPU where no kernel takes it as it is: the formats of dense.py and packed_cpu.py. The
-reader that brings a layer's last tensor does that, on its own thread and stream, side by side with the others. Unpacked, as
-`Integers`, it goes to the formats that keep it (quantized.py). All own one `StoredLayer` for each of their quantized layers.
-Tensors are taken whole, and this rank's part is cut out of what they hold: groups and words end where ranks do not.
+A weight format owns one for each of its quantized layers. Those of dense.py and packed_cpu.py dequantize it: on a CPU, and
+on a GPU where no kernel takes it as it is. The reader that brings a layer's last tensor does that on its own thread and stream,
+beside the other readers. The formats of quantized.py, which keep the weight quantized, get it unpacked, as a `QuantizedWeight`.
+Tensors are taken whole, and this rank's shard is cut out of their values: groups and words do not end where shards do.
 """
 
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import MappingProxyType
-from typing import NamedTuple
 
 import torch
 
-from quire.workers.layers.row_ranges import Rows, cut
-from quire.workers.loading.quantized.layouts import Integers, Layout, ScaledLayout, Stored, Tensors, joined
-from quire.workers.loading.quantized.layouts_codes import FourBitLayout, MxFp4Layout, RowInt8Layout
-from quire.workers.loading.quantized.layouts_floats import FloatsLayout
-from quire.workers.loading.quantized.layouts_packed import AwqLayout, GptqLayout, PackQuantizedLayout
-from quire.workers.loading.quantized.schemes import Activations, Awq, FourBitCodes, Gptq, MxFp4, PackQuantized, Scaled, Scheme
-from quire.workers.loading.target import FLOATS, Target, WeightsError
-from quire.workers.parallel import Part
+from quire.workers.loading.quantized.packing import Packing, QuantizedWeight, ScaledPacking, Tensors, TensorSpec, joined
+from quire.workers.loading.quantized.packing_codes import FourBitPacking, MxFp4Packing, RowInt8Packing
+from quire.workers.loading.quantized.packing_floats import FloatsPacking
+from quire.workers.loading.quantized.packing_words import AwqPacking, GptqPacking, PackQuantizedPacking
+from quire.workers.loading.quantized.schemes import (
+    Awq,
+    FourBitCodes,
+    Gptq,
+    MxFp4,
+    PackQuantized,
+    QuantizationScheme,
+    Scaled,
+)
+from quire.workers.loading.weight_loader import FLOATS, WeightLoader, WeightsError
+from quire.workers.shard import RowShard, Shard, cut
 
 
-def layout_of(scheme: Scheme, layer: str, n: int, k: int) -> Layout:
+def packing_of(scheme: QuantizationScheme, layer: str, n: int, k: int) -> Packing:
     """The layout of a layer [n, k] by this name. Raises QuantizationError if the scheme cannot hold it."""
     match scheme:
         case Gptq():
-            return GptqLayout(scheme, layer, n, k)
+            return GptqPacking(scheme, layer, n, k)
         case Awq():
-            return AwqLayout(scheme, layer, n, k)
+            return AwqPacking(scheme, layer, n, k)
         case PackQuantized() | Scaled() if scheme.from_floats:
-            return FloatsLayout(scheme, n, k)
+            return FloatsPacking(scheme, n, k)
         case PackQuantized():
-            return PackQuantizedLayout(scheme, layer, n, k)
+            return PackQuantizedPacking(scheme, layer, n, k)
         case Scaled():
-            return ScaledLayout(scheme, n, k)
+            return ScaledPacking(scheme, n, k)
         case FourBitCodes():
-            return FourBitLayout(scheme, n, k)
+            return FourBitPacking(scheme, n, k)
         case MxFp4():
-            return MxFp4Layout(scheme, layer, n, k)
+            return MxFp4Packing(scheme, layer, n, k)
         case _:
-            return RowInt8Layout(n, k)
+            return RowInt8Packing(n, k)
 
 
-class Source(NamedTuple):
-    """How the checkpoint holds a layer that is quantized."""
-
-    layout: Layout
-    activations: Activations | None
+NOT_QUANTIZED: MappingProxyType[str, Packing] = MappingProxyType({})
 
 
-NOT_QUANTIZED: MappingProxyType[str, Source] = MappingProxyType({})
-
-
-def source_of(scheme: Scheme, layer: str, n: int, k: int) -> Source:
-    activations = scheme.activations if isinstance(scheme, PackQuantized | Scaled) else None
-    return Source(layout_of(scheme, layer, n, k), activations)
-
-
-class StoredLayer:
-    """The tensors of one layer, of which `rows` and `columns` are this rank's, and `part` is what it reads of each."""
+class PackedWeight:
+    """The tensors of one layer, of which `rows` and `columns` are this rank's. It reads `read` of each tensor: () is all."""
 
     input_scale: float | None = None  # numbers, not tensors: a product that is captured may not wait for the device
     input_zero_point: float | None = None
 
-    def __init__(self, source: Source, rows: Rows, columns: Part, device: torch.device, part: tuple[slice, ...] = ()):
-        self.layout, self.activations = source
-        self._part = part
+    def __init__(self, packing: Packing, rows: RowShard, columns: Shard, device: torch.device, read: tuple[slice, ...] = ()):
+        self.packing, self.activations = packing, packing.activations
+        self._read = read
         self._rows, self._columns, self._device = rows, columns, device
         self._pieces: dict[str, list[torch.Tensor]] = {}
         self._not_finite: list[str] = []  # tensors
@@ -76,30 +70,30 @@ class StoredLayer:
     @property
     def slices(self) -> tuple[slice, slice]:
         """This rank's rows and columns, of a layer whose rows are in one piece."""
-        assert isinstance(self._rows, Part)
+        assert isinstance(self._rows, Shard)
         return self._rows.slice, self._columns.slice
 
-    def targets(self, layer: str, has_bias: bool, then: Callable[[], None] | None = None) -> Iterator[tuple[str, Target]]:
+    def loaders(self, layer: str, has_bias: bool, then: Callable[[], None] | None = None) -> Iterator[tuple[str, WeightLoader]]:
         """`then` is called by a reader when the layer's tensors are all there.
 
         A bias that the model has not may be there all the same, full of zeros, as old packers write it.
         """
-        for name, stored in self.layout.stored().items():
-            yield f"{layer}.{name}", self._target(layer, name, stored, then)
+        for name, spec in self.packing.tensor_specs().items():
+            yield f"{layer}.{name}", self._loader(layer, name, spec, then)
         if not has_bias:
-            bias = Stored(((self._rows.full,),), FLOATS, is_optional=True)
-            yield f"{layer}.bias", self._target(layer, "bias", bias, then)
+            bias = TensorSpec(((self._rows.full,),), FLOATS, is_optional=True)
+            yield f"{layer}.bias", self._loader(layer, "bias", bias, then)
 
-    def _target(self, layer: str, name: str, stored: Stored, then: Callable[[], None] | None) -> Target:
-        first, *others = stored.shapes
-        return Target(
+    def _loader(self, layer: str, name: str, spec: TensorSpec, then: Callable[[], None] | None) -> WeightLoader:
+        first, *others = spec.shapes
+        return WeightLoader(
             first,
-            self._part,
-            stored.dtypes,
+            self._read,
+            spec.dtypes,
             partial(self.take, name),
             or_shapes=tuple(others),
-            is_optional=stored.is_optional,
-            instead=tuple(f"{layer}.{other}" for other in stored.instead),
+            is_optional=spec.is_optional,
+            instead=tuple(f"{layer}.{other}" for other in spec.instead),
             then=then,
         )
 
@@ -122,32 +116,32 @@ class StoredLayer:
             raise WeightsError(f"{layer} cannot be dequantized: {error}") from None
 
     def _dequantize_into(self, tensors: Tensors, weight: torch.Tensor) -> None:
-        if isinstance(self._rows, Part):
-            return self.layout.dequantize_into(tensors, weight, self._rows.slice, self._columns.slice)
+        if isinstance(self._rows, Shard):
+            return self.packing.dequantize_into(tensors, weight, self._rows.slice, self._columns.slice)
         whole = weight.new_empty(self._rows.full, weight.shape[1])
-        self.layout.dequantize_into(tensors, whole, slice(0, self._rows.full), self._columns.slice)
+        self.packing.dequantize_into(tensors, whole, slice(0, self._rows.full), self._columns.slice)
         weight.copy_(cut(whole, self._rows))
 
-    def chunks(self, layer: str) -> Iterator[Integers]:
+    def chunks(self, layer: str) -> Iterator[QuantizedWeight]:
         """This rank's part of a layer whose layout has a form, some outputs at a time, and the tensors are released.
 
         Raises WeightsError, as `taken`.
         """
         tensors = self.taken(layer)
         try:
-            if isinstance(self._rows, Part):
-                yield from self.layout.chunks(tensors, self._rows.slice, self._columns.slice)
+            if isinstance(self._rows, Shard):
+                yield from self.packing.chunks(tensors, self._rows.slice, self._columns.slice)
             else:
-                yield self._joined(list(self.layout.chunks(tensors, slice(0, self._rows.full), self._columns.slice)))
+                yield self._joined(list(self.packing.chunks(tensors, slice(0, self._rows.full), self._columns.slice)))
         except (ValueError, RuntimeError) as error:
             raise WeightsError(f"{layer} cannot be unpacked: {error}") from None
 
-    def _joined(self, pieces: list[Integers]) -> Integers:
+    def _joined(self, pieces: list[QuantizedWeight]) -> QuantizedWeight:
         """Our rows of pieces that are the whole layer's: they may be many and small, so what is unpacked is so once."""
-        assert not isinstance(self._rows, Part)
+        assert not isinstance(self._rows, Shard)
         whole = joined(pieces)
         columns = slice(0, whole.q.shape[1])
-        return joined([whole.part(slice(*range_), columns) for range_ in self._rows.ranges])
+        return joined([whole.shard(slice(*range_), columns) for range_ in self._rows.ranges])
 
     def taken(self, layer: str) -> Tensors:
         """The whole layer's tensors, for the current stream, and nobody's any more; scales of inputs are kept here.
