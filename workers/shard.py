@@ -11,7 +11,7 @@ import torch
 
 
 class Shard(NamedTuple):
-    """What one rank holds of a dimension of `full`: [start, stop)."""
+    """One rank's shard of a dimension of size `full`: [start, stop)."""
 
     full: int
     start: int
@@ -30,7 +30,7 @@ class Shard(NamedTuple):
         return self.size == self.full
 
     def times(self, n: int) -> "Shard":
-        """The same part of a dimension that has n elements for each of this one's: heads -> rows of a projection."""
+        """The same shard of a dimension that has n elements for each of this one's: heads -> rows of a projection."""
         return Shard(self.full * n, self.start * n, self.stop * n)
 
 
@@ -40,7 +40,7 @@ def whole(n: int) -> Shard:
 
 
 def even_split(n: int, rank: int, size: int) -> Shard:
-    """A rank's of n things in a row, one more on each of the first ranks where they do not divide."""
+    """A rank's consecutive share of n things; if they do not divide evenly, each of the first ranks has one more."""
     each, more = divmod(n, size)
     start = rank * each + min(rank, more)
     return Shard(n, start, start + each + (rank < more))
