@@ -47,7 +47,7 @@ def even_split(n: int, rank: int, size: int) -> Shard:
 
 
 class RowRanges(NamedTuple):
-    """`ranges` of a dimension of `full`."""
+    """Several ranges of a dimension of size `full`, in the order of y."""
 
     full: int
     ranges: tuple[tuple[int, int], ...]  # [start, stop), not empty
@@ -58,12 +58,12 @@ class RowRanges(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is all of the dimension, in whatever order."""
+        """Whether the ranges cover the whole dimension, in any order."""
         return self.size == self.full
 
     @classmethod
     def of(cls, full: int, parts: Iterable[tuple[int, int]]) -> "RowRanges":
-        """Of these ranges, of which neighbours are joined."""
+        """A RowRanges of these ranges; adjacent ones are joined."""
         joined: list[tuple[int, int]] = []
         for start, stop in parts:
             if joined and joined[-1][1] == start:
@@ -83,5 +83,5 @@ RowShard = Shard | RowRanges
 
 
 def cut(x: torch.Tensor, rows: RowShard) -> torch.Tensor:
-    """These rows of x, which are all of the dimension."""
+    """These rows of x, which has the whole dimension."""
     return x[rows.slice] if isinstance(rows, Shard) else torch.cat([x[start:stop] for start, stop in rows.ranges])

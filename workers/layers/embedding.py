@@ -1,4 +1,4 @@
-"""Embedding: rows of a table by token id. An LM head tied to it shares its weight (see Linear's `tied_to`)."""
+"""Embedding: rows of a table by token id. An LM head that is tied to it shares its weight (Linear's `tied_to`)."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from quire.workers.shard import whole
 
 
 class Embedding(WeightOwner):
-    """scale * rows of weight [vocab, H] by token id; ids int32 [T] -> [T, H]. Not split: a lookup is cheap."""
+    """scale * rows of weight [vocab, H] by token id; ids int32 [T] -> [T, H]. All ranks have all of it: a lookup is cheap."""
 
     def __init__(self, vocab_size: int, hidden_size: int, dtype: torch.dtype, device: torch.device, scale: float = 1.0):
         super().__init__()

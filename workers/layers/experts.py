@@ -1,10 +1,10 @@
-"""A layer's experts and their router: what owns the weights of all experts, stacked, and the choice among them.
+"""A layer's experts and their router: the owners of all experts' stacked weights, and of the weights that choose among them.
 
-The checkpoint has a tensor for each expert, or all of a kind in one. Both become gate_up [E, 2 I, H] and down [E, H, I] in the
-dtype of the activations. What the checkpoint has quantized is kept so on a GPU where a kernel computes with it
-(formats/experts.py), else dequantized while it is loaded. Ranks hold a part of each expert's intermediate dimension, or whole
-experts (--enable-expert-parallel), and sum what they get. The router is every rank's own, and all choose alike. Arithmetic is
-in ops.py, families' mixtures are made of these in models/moe.py.
+The checkpoint has a tensor for each expert, or one for all. Both become gate_up [E, 2 I, H] and down [E, H, I] in the dtype of
+the activations. Quantized experts stay quantized on a GPU if a kernel computes with them (formats/experts.py); otherwise they
+are dequantized while loading. A rank holds a shard of each expert's intermediate dimension, or whole experts
+(--enable-expert-parallel), and results are summed over the ranks. Every rank has the whole router, and all choose alike.
+Arithmetic is in ops.py; models/moe.py makes families' mixtures of these.
 """
 
 from collections.abc import Callable, Iterator
@@ -31,10 +31,10 @@ from quire.workers.shard import Shard, whole
 
 
 class Router(WeightOwner):
-    """h [T, H] -> the experts of each row and their weights. `correction` is the name of its tensor beside the router's.
+    """h [T, H] -> the experts of each row and their weights. correction: the name of its tensor, beside the router's.
 
-    Where whole experts are distributed over ranks, ids are numbers among this rank's, or their number for any other.
-    On a CPU its weight is float32: logits are never rounded to 16 bits (kernels/experts/routing.py).
+    If whole experts are distributed over ranks, ids are numbers among this rank's E experts, and E is an expert of another
+    rank. On a CPU the weight is float32: logits are never rounded to 16 bits (kernels/experts/routing.py).
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Router(WeightOwner):
         has_bias: bool = False,
         correction: str | None = None,
     ):
-        """layer: its own name in the place."""
+        """layer: the router's own name within `place`."""
         super().__init__()
         self.routing, self._correction_name = routing, correction
         experts, dtype = routing.num_experts, torch.float32 if place.device.type == "cpu" else place.dtype
@@ -87,19 +87,19 @@ class Router(WeightOwner):
 
 
 def _packed_router(layer: str, experts: Shard, hidden_size: Shard, place: Placement) -> PackedWeight | None:
-    """Of a router that the checkpoint's files hold quantized: to some packers it is a linear layer like any other."""
+    """A router's packed weight if the checkpoint's files hold it quantized: some packers treat it as any linear layer."""
     packing = place.of_router().packings(hidden_size, {layer: experts}).get(layer)
     return None if packing is None else PackedWeight(packing, experts, hidden_size, place.device)
 
 
 def _lie_apart(place: Placement, names: Names) -> bool:
-    """Whether the files of a quantized checkpoint have tensors of each expert, as packers write them, of whatever family."""
+    """Whether a quantized checkpoint has tensors of each expert; packers write them so for any family."""
     holds = None if place.quantization is None else place.quantization.holds
     return holds is not None and holds(f"{place.prefix}0.{names.gate}")
 
 
 class Experts(WeightOwner):
-    """h [T, H], its experts and their weights -> this rank's part of their sum [T, H], `shared` [T, H] added where given."""
+    """h [T, H], its experts and their weights -> this rank's share of their sum [T, H], plus `shared` [T, H] if given."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class Experts(WeightOwner):
         return Weights(self.gate_up, self.down, self.gate_up_bias, self.down_bias)
 
     def _quantized(self, place: Placement) -> dict[str, PackedWeight]:
-        """The layers that the checkpoint has quantized, all or some, by name behind our own. Raises QuantizationError."""
+        """The layers that the checkpoint has quantized, all or some, by their names after our own. Raises QuantizationError."""
         if place.quantization is None:
             return {}
         hidden_size, names = whole(self._sizes.hidden), self._names
@@ -184,7 +184,7 @@ class Experts(WeightOwner):
         }
 
     def _rounded_inputs(self) -> list[ExpertInputs]:
-        """Of the experts here, on a CPU; none where all inputs are taken as they are."""
+        """How inputs of this rank's experts are rounded, on a CPU; empty if none are."""
         if self._device.type != "cpu" or not any(packed.activations for packed in self._packed.values()):
             return []
         own, names = self._experts, self._names
@@ -195,11 +195,11 @@ class Experts(WeightOwner):
 
     @property
     def _has_plain(self) -> bool:
-        """Beside quantized layers, as rules may leave some of an expert's out."""
+        """Whether some layers are plain and others quantized: rules may leave some of an expert's layers out."""
         return 0 < len(self._packed) < 3 * self._sizes.experts and all(layer[0].isdecimal() for layer in self._packed)
 
     def _keeps(self) -> tuple[QuantizedExperts | None, dict[str, str]]:
-        """What keeps the weights quantized, on a GPU; None: nothing does, and why, by the layers that are dequantized."""
+        """The module that keeps the weights quantized, on a GPU; or None, and the reason for each dequantized layer."""
         if not self._packed or (capability := capability_of(self._device)) is None:
             return None, {}
         is_down = {layer: layer.rpartition(".")[2] in (self._names.down, "down_proj") for layer in self._packed}
@@ -239,7 +239,7 @@ class Experts(WeightOwner):
     def _loaders_of_each(
         self, name: str, gate_up: torch.Tensor, down: torch.Tensor, tensor: str
     ) -> Iterator[tuple[str, WeightLoader]]:  # fmt: skip
-        """Of weights or biases, a tensor for each expert's layer."""
+        """Loaders of weights or biases, for a tensor of each expert's layer."""
         names, inner, hidden_size = self._names, self._inner, whole(self._sizes.hidden)
         for expert in range(self._experts.full):
             own = self._own(expert)
@@ -252,7 +252,7 @@ class Experts(WeightOwner):
                 yield f"{name}.{expert}.{kind}.{tensor}", copied(part, sizes[: part.dim()])._replace(is_read=own is not None)
 
     def _own(self, expert: int) -> int | None:
-        """The number here of one of all experts; None: it is another rank's."""
+        """The number on this rank of one of all experts; None: it is another rank's."""
         experts = self._experts
         return expert - experts.start if experts.start <= expert < experts.stop else None
 
@@ -284,7 +284,7 @@ class Experts(WeightOwner):
                 yield tensor, loader
 
     def _then(self, name: str, layer: str) -> Callable[[], None]:
-        """What becomes of a quantized layer whose tensors are all there."""
+        """The function to call for a quantized layer when all its tensors are there."""
         (expert, _, kind), packed, size = layer.rpartition("."), self._packed[layer], self._inner.size
         if self._kept is not None:
             return partial(self._kept.put, packed, f"{name}.{layer}", self._place(expert, kind))
@@ -295,7 +295,7 @@ class Experts(WeightOwner):
         return partial(packed.dequantize_into, into, f"{name}.{layer}" if expert else name)
 
     def _place(self, expert: str, kind: str) -> ExpertRows:
-        """Where a quantized layer is kept; without an expert's number all experts'."""
+        """The rows where a quantized layer is kept; expert "": all experts'."""
         size, hidden = self._inner.size, self._sizes.hidden
         experts = slice(int(expert), int(expert) + 1) if expert else slice(0, self._sizes.experts)
         if kind in (self._names.down, "down_proj"):
@@ -304,7 +304,7 @@ class Experts(WeightOwner):
         return ExpertRows(False, experts, rows.get(kind, slice(0, 2 * size)))
 
     def _loader(self, shape: tuple[int, ...], write: Callable[[torch.Tensor, int], None]) -> WeightLoader:
-        """Of a tensor with all experts, whose rows are experts: those of this rank are cut by `write`."""
+        """A loader of a tensor that has a row for each expert. It reads this rank's; `write` cuts their shards."""
         return WeightLoader(shape, (self._experts.slice,), FLOATS, write)
 
     def _take_gate_up(self, piece: torch.Tensor, row: int) -> None:
@@ -316,7 +316,7 @@ class Experts(WeightOwner):
         self._put(self.gate_up_bias, piece.to(self._device), row)
 
     def _put(self, into: torch.Tensor, gate_up: torch.Tensor, row: int) -> None:
-        """Of some experts, [n, 2 I, ...] in the checkpoint's order."""
+        """Copy gate and up of some experts, [n, 2 I, ...] in the checkpoint's order."""
         size, some = self._inner.size, into[row : row + len(gate_up)]
         for number, half in enumerate(halves(gate_up, self._names.are_interleaved)):
             some[:, number * size : (number + 1) * size].copy_(half[:, self._inner.slice])
@@ -345,7 +345,7 @@ class Experts(WeightOwner):
         return None
 
     def finish(self) -> None:
-        """As a Linear's: of ranks whose results are summed, one adds the bias."""
+        """As for a Linear: if results are summed over ranks, only one rank adds the bias."""
         if self._kept is not None:
             self._kept.finish()
         if self.down_bias is not None and not self._adds_bias:

@@ -1,8 +1,8 @@
-"""Linear: one product with one or several of the checkpoint's layers side by side, the LM head's included.
+"""Linear: one product with one of the checkpoint's layers or with several side by side; the LM head is one, too.
 
-A Linear keeps its weight in a format (formats/), which owns the parameters and computes. Around it there may lie an adapter
-(LoRA), then what ranks exchange. Where there is neither, which is decided when the layer is made, the layer's products are the
-format's own methods: an empty slot costs nothing.
+A Linear keeps its weight in a format (formats/), which owns the parameters and computes. Around the format there may be an
+adapter (LoRA), then a sum over ranks. If there is neither, which is known when the layer is made, the layer's products are the
+format's own methods, so an empty adapter slot costs nothing.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,28 +25,28 @@ from quire.workers.shard import RowShard, Shard
 
 
 class Placement(NamedTuple):
-    """Dtype of a model's activations, and where it lives: rank, ranks, device, and its place in the checkpoint."""
+    """Where a layer is made: the dtype of activations, the ranks and device, and its place in the checkpoint."""
 
     dtype: torch.dtype
     parallel: Parallel
     quantization: Quantization | None = None
-    prefix: str = ""  # of what is made there, in the checkpoint: "", "model.layers.3.", "model.layers.3.mlp."
+    prefix: str = ""  # of names in the checkpoint: "", "model.layers.3.", "model.layers.3.mlp."
 
     @property
     def device(self) -> torch.device:
         return self.parallel.device
 
     def at(self, name: str) -> "Placement":
-        """Of what lies within the child of this name."""
+        """The placement within the child of this name."""
         return self._replace(prefix=f"{self.prefix}{name}.")
 
     def of_router(self) -> "Placement":
-        """Of a layer that few packers touch: plain, unless the checkpoint's files say that it is not."""
+        """For a router, which few packers quantize: it is plain unless the checkpoint's files say that it is not."""
         knows = self.quantization is not None and self.quantization.holds is not None
         return self if knows else self._replace(quantization=None)
 
     def packings(self, inputs: Shard, outputs: Mapping[str, RowShard], is_tied: bool = False) -> dict[str, Packing]:
-        """How the checkpoint holds those of a Linear's layers that are quantized. Raises QuantizationError.
+        """The packings of those of a Linear's layers that are quantized. Raises QuantizationError.
 
         A tied layer that the files do not hold is not quantized, whatever the rules say: packers seldom list such a head.
         """
@@ -63,13 +63,13 @@ class Placement(NamedTuple):
 
 
 class Adapter(Protocol):
-    """What may sit in a Linear's adapter slot: adds its own product to the layer's output, in place or not."""
+    """It fills a Linear's adapter slot, and adds its own product to the layer's output, in place or not."""
 
     def apply(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor: ...
 
 
 class Normed(Protocol):
-    """`Products.normed`, as a layer's attribute."""
+    """`Format.normed`, as a layer's attribute."""
 
     def __call__(
         self, x: torch.Tensor | None, residual: torch.Tensor, norm: Norm, is_gated: bool = False
@@ -77,10 +77,11 @@ class Normed(Protocol):
 
 
 class Linear(Module):
-    """y = x Wᵀ + b, x [T, in] -> y [T, out], in the ways of `Products`.
+    """y = x Wᵀ + b, x [T, in] -> y [T, out], in the ways of `Format`.
 
-    `inputs` is this rank's part of the input dimension, `outputs` of the checkpoint's layers by name, in the order of y:
-    {"q_proj": ..., "k_proj": ..., "v_proj": ...}. If the input is split, y is summed over the ranks, unless it `is_partial`.
+    `inputs` is this rank's shard of the input dimension; `outputs` are its shards of the checkpoint's layers by name, in the
+    order of y: {"q_proj": ..., "k_proj": ..., "v_proj": ...}. If the input is split, y is summed over the ranks, unless
+    `is_partial`.
     """
 
     _outer: Format
@@ -121,9 +122,9 @@ class Linear(Module):
         return self.format if self._outer is self.format else None
 
     def set_adapter(self, adapter: Adapter | None) -> None:
-        """Fill or empty the adapter slot, before the first step: blocks keep what they make of their layers' products.
+        """Fill or empty the adapter slot, before the first step, since blocks keep what they make of their layers' products.
 
-        What ranks sum, they sum with their parts of the adapter's product.
+        A sum over ranks includes their shards of the adapter's product.
         """
         outer = self.format.wrapped()
         if adapter is not None:
@@ -136,12 +137,12 @@ class Linear(Module):
         self.__dict__.update(_outer=outer, **methods)  # past nn.Module, which would take a format for a second child
 
     def fuses_silu(self, rows: int) -> bool:
-        """Whether for so many rows `behind_silu` is to be called, with what is not gated."""
+        """Whether to call `behind_silu` for so many rows, with gate|up."""
         return self._outer.fuses_silu(rows)
 
 
 class Adapted(Format):
-    """A format's products with an adapter's added: none is fused, for the adapter comes between."""
+    """A format's products plus an adapter's. None of them is fused, because the adapter comes between."""
 
     def __init__(self, inner: Format, adapter: Adapter):
         self._inner, self._adapter = inner, adapter
@@ -152,7 +153,7 @@ class Adapted(Format):
 
 
 class Summed(Format):
-    """Partial products summed over the ranks."""
+    """A format's products, summed over the ranks."""
 
     def __init__(self, inner: Format, parallel: Parallel):
         self._inner, self._parallel = inner, parallel
@@ -169,7 +170,7 @@ class Summed(Format):
 
 
 class BehindSums(Format):
-    """Products whose norm may have to form a sum over the ranks first: none of their kernels can."""
+    """A format behind a norm that may have to form a sum over the ranks first, which no kernel of a product can."""
 
     def __init__(self, inner: Format):
         self._inner = inner
@@ -184,7 +185,7 @@ class BehindSums(Format):
 
 
 def choose_format(place: Placement) -> Callable[..., WeightFormat]:
-    """The format of a model's linear layers, in its dtype on its device; called as `Format` says."""
+    """The class of a model's weight formats, for its dtype and device; it is called as `WeightFormat` says."""
     if place.quantization is not None and place.device.type == "cuda":
         from quire.workers.layers.formats.choose_format import quantized_format  # imports Triton, which a CPU may not have
 

@@ -14,10 +14,10 @@ class CheckpointTensor(NamedTuple):
     """A tensor in a checkpoint file."""
 
     file: Path
-    name: str  # there
+    name: str  # in the file
     shape: tuple[int, ...]
     dtype: str
-    within: tuple[int | slice, ...] = ()  # an index into the tensor there, which is several here
+    within: tuple[int | slice, ...] = ()  # an index, if the file has several of our tensors in one
 
     @property
     def num_bytes(self) -> int:

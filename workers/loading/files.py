@@ -1,6 +1,6 @@
-"""The files of a checkpoint and the tensors in them, from their headers: not a value is read here.
+"""The files of a checkpoint and the tensors in them, from the files' headers; no values are read here.
 
-Pickled checkpoints (.bin, .pt) are refused: reading one runs code of whoever wrote it. weights.py reads values, stages.py
+Pickled checkpoints (.bin, .pt) are refused, because reading one runs its author's code. weights.py reads values, stages.py
 counts bytes, and models/family_table.py asks which layers of a quantized checkpoint are plain.
 """
 
@@ -22,7 +22,7 @@ SCALES_OF_ALL = (".experts.gate_up_proj_scale_inv", ".experts.down_proj_scale_in
 
 
 def checkpoint_files(model_dir: Path) -> list[Path]:
-    """The safetensors files of a folder: those that its index names, or the one there is. Raises WeightsError."""
+    """The safetensors files of a folder: those that its index names, or the single one. Raises WeightsError."""
     index = model_dir / "model.safetensors.index.json"
     if index.exists():
         return _indexed_files(index)
@@ -45,7 +45,7 @@ def _indexed_files(index: Path) -> list[Path]:
     for name in names:
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
             raise WeightsError(f"{index} names {name!r}, which is not a safetensors file of the same folder")
-        if not os.path.exists(index.parent / name):  # False also for a name that no file can have
+        if not os.path.exists(index.parent / name):  # False also for a name that is not valid for a file
             raise WeightsError(f"{index} names {name}, which is not there: the download may be incomplete")
     return [index.parent / name for name in names]
 
@@ -58,7 +58,7 @@ def open_file(file: Path) -> Any:
 
 
 def checkpoint_tensors(model_dir: Path, names: CheckpointNames) -> dict[str, CheckpointTensor]:
-    """Tensors of a folder's files by their names in the model. Raises WeightsError."""
+    """The tensors in a folder's files, by their names in the model. Raises WeightsError."""
     tensors: dict[str, CheckpointTensor] = {}
     for file in checkpoint_files(model_dir):
         with open_file(file) as opened:
@@ -73,7 +73,7 @@ def checkpoint_tensors(model_dir: Path, names: CheckpointNames) -> dict[str, Che
 
 
 def _with_scales_apart(tensors: dict[str, CheckpointTensor], names: CheckpointNames) -> dict[str, CheckpointTensor]:
-    """transformers saves experts in fp8 one by one, and the scales of their blocks as all of gate and up, and of down."""
+    """Split the scales of fp8 experts: transformers saves experts one by one, but their scales as gate_up's and down's."""
     found = dict(tensors)
     for name, tensor in tensors.items():
         if not name.endswith(SCALES_OF_ALL) or name.removesuffix("_scale_inv") in tensors or len(tensor.shape) != 3:
@@ -91,7 +91,7 @@ def _with_scales_apart(tensors: dict[str, CheckpointTensor], names: CheckpointNa
 
 
 class CheckpointLayers:
-    """Which layers a folder holds, and which of them as floats; they are asked for by any of their names.
+    """The layers that a folder holds, and which of them are floats. A layer may be given by any of its names.
 
     Raises WeightsError for files that cannot be read.
     """
@@ -110,7 +110,7 @@ class CheckpointLayers:
         return self._names.in_model(f"{layer}.").removesuffix(".") in self._layers
 
     def is_plain(self, layer: str) -> bool:
-        """Whether its weight is floats, alone or in a tensor of all experts."""
+        """Whether the layer's weight is floats, in its own tensor or in one of all experts."""
         experts, _, number = layer.rpartition(".")[0].rpartition(".")
         stacked = f"{experts}.gate_up_proj" if number.isdecimal() else layer
         return any(self._names.in_model(tensor) in self._floats for tensor in (f"{layer}.weight", stacked))

@@ -1,7 +1,8 @@
-"""Whether a checkpoint's tensors are those that a model takes, by their names, shapes and dtypes: not a value is read here.
+"""Checks that a checkpoint's tensors are those that a model takes, by names, shapes and dtypes; no values are read here.
 
-What is missing, surplus, misshapen or of another kind is named at once; of a quantized layer among them also what
-quantization_config says of it, for then the rules or the files are wrong. Called by weights.py.
+One error names all tensors that are missing, surplus, of a wrong shape or of a wrong dtype. If one of them is of a quantized
+layer, the error also says what quantization_config says of that layer: either the rules or the files are wrong. Called by
+weights.py.
 """
 
 from quire.workers.loading.checkpoint_tensor import CheckpointTensor
@@ -9,9 +10,9 @@ from quire.workers.loading.quantized.schemes import PackQuantized, Quantization,
 from quire.workers.loading.weight_loader import FLOATS, WeightLoader, WeightsError
 
 INERT_SUFFIXES = (".rotary_emb.inv_freq", ".self_attn.masked_bias", ".attn.masked_bias")  # buffers of old transformers
-# of quantized keys and values, which a cache of 16 bits does not use
+# scales of quantized keys and values, which a 16-bit cache does not use
 KV_SCALES = (".k_scale", ".v_scale", ".kv_scale", ".q_scale", ".k_proj.output_scale", ".v_proj.output_scale")
-MAX_NAMES = 12  # shown of each kind of problem
+MAX_NAMES = 12  # shown for each kind of problem
 
 
 def check_fit(
@@ -54,7 +55,7 @@ def check_fit(
 
 
 def _is_idle(name: str, tensors: dict[str, CheckpointTensor]) -> bool:
-    """A scale of a weight that is floats: transformers keeps one where a weight is no whole number of fp8's blocks."""
+    """Whether it is the scale of a float weight: transformers keeps one if a weight is not a whole number of fp8's groups."""
     weight = tensors.get(name.removesuffix("_scale_inv"))
     return name.endswith(".weight_scale_inv") and weight is not None and weight.dtype in FLOATS
 
@@ -65,7 +66,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _as_configured(named: list[str], tensors: set[str], quantization: Quantization | None) -> str:
-    """What config.json says of the first quantized layer that these tensors are of."""
+    """A note of what config.json says of the first quantized layer that one of these tensors belongs to."""
     quantized = {_layer_of(name) for name in tensors if not name.endswith((".weight", ".bias", *KV_SCALES))}
     layer = next((layer for layer in map(_layer_of, named) if layer in quantized), None)
     if layer is None:
@@ -79,5 +80,5 @@ def _as_configured(named: list[str], tensors: set[str], quantization: Quantizati
 
 
 def _layer_of(tensor: str) -> str:
-    """bitsandbytes has parts behind a weight's name."""
+    """The tensor's layer; bitsandbytes appends names of further tensors to `.weight`."""
     return tensor.partition(".weight.")[0] if ".weight." in tensor else tensor.rpartition(".")[0]

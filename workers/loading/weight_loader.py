@@ -1,7 +1,7 @@
-"""Target: where a checkpoint tensor goes. Layers make targets, weights.py reads files and feeds them.
+"""WeightLoader: where a checkpoint tensor goes. Layers make weight loaders; weights.py reads files and feeds them.
 
-A target says what the file must hold and takes it piece by piece. Most copy into a view of a parameter (`copied`); a weight
-format may as well unpack, permute or stack: its `write` runs on a reader's thread, with the reader's stream current.
+A loader says what the file must contain and takes it slice by slice. Most copy into a view of a parameter (`copied`); a weight
+format may also unpack, permute or stack in `write`, which runs on a reader's thread with the reader's stream current.
 """
 
 from collections.abc import Callable
@@ -16,26 +16,26 @@ FLOATS = ("F32", "F16", "BF16")  # safetensors' names
 
 
 class WeightsError(ValueError):
-    """The checkpoint does not fit the model or cannot be read; the text is meant for the user."""
+    """The checkpoint does not fit the model or cannot be read. The text is for the user."""
 
 
 class WeightLoader(NamedTuple):
     """Where a checkpoint tensor goes.
 
-    `write(piece, row)` is called with runs of consecutive rows that together are `part` of the tensor; `row` counts from
-    the part's first (a tensor without dimensions comes whole, as row 0). The piece lies in the mapped file: what does more
-    than copy it begins with `piece.to(device)`. Runs of one tensor come in order; of several tensors, at the same time.
+    `write(piece, row)` is called with runs of consecutive rows that together are `shard` of the tensor; `row` counts from
+    the shard's first (a tensor without dimensions comes whole, as row 0). The piece is in the mapped file: a `write` that does
+    more than copy it begins with `piece.to(device)`. Runs of one tensor come in order; several tensors come concurrently.
     """
 
     shape: tuple[int, ...]  # of the tensor in the file; -1 is any length
-    shard: tuple[slice, ...]  # this rank's, which it reads; () is all
+    shard: tuple[slice, ...]  # which this rank reads; () is all
     dtypes: tuple[str, ...]  # that `write` takes, by safetensors' names
     write: Callable[[torch.Tensor, int], None]
-    or_shapes: tuple[tuple[int, ...], ...] = ()  # that the tensor may have as well
+    or_shapes: tuple[tuple[int, ...], ...] = ()  # other shapes that the tensor may have
     is_optional: bool = False
-    is_read: bool = True  # False: it must fit, and is another rank's
-    instead: tuple[str, ...] = ()  # tensors any of which may take its place
-    # called when all targets with the same one are written, as `write` is: what it makes must be whole before it is kept
+    is_read: bool = True  # False: the tensor must fit, but it is another rank's
+    instead: tuple[str, ...] = ()  # names of tensors any of which may replace it
+    # called like `write` when all loaders with the same `then` are written; it must complete a result before it keeps it
     then: Callable[[], None] | None = None
 
     def fits(self, shape: tuple[int, ...]) -> bool:
@@ -46,7 +46,7 @@ class WeightLoader(NamedTuple):
 
 
 def copied(tensor: torch.Tensor, parts: tuple[Shard, ...]) -> WeightLoader:
-    """A target that copies floats into `tensor`, a view of a parameter on the device, which converts the dtype."""
+    """A loader that copies floats into `tensor`, a view of a parameter on the device, and converts their dtype."""
     return WeightLoader(tuple(p.full for p in parts), tuple(p.slice for p in parts), FLOATS, partial(_copy, tensor))
 
 
@@ -57,7 +57,7 @@ def _copy(tensor: torch.Tensor, piece: torch.Tensor, row: int) -> None:
 
 
 def copied_rows(tensor: torch.Tensor, rows: RowShard, columns: Shard | None) -> WeightLoader:
-    """A target that copies these rows and columns (None: there are none) of floats into `tensor`."""
+    """A loader that copies these rows and columns (None: a bias has none) of floats into `tensor`."""
     others = () if columns is None else (columns,)
     shape = tuple(part.full for part in (rows, *others))
     if isinstance(rows, Shard):
@@ -69,7 +69,7 @@ def copied_rows(tensor: torch.Tensor, rows: RowShard, columns: Shard | None) -> 
 
 
 def _copy_ranges(tensor: torch.Tensor, places: tuple[tuple[int, int, int], ...], piece: torch.Tensor, row: int) -> None:
-    """What of each range lies in the piece, rows [row, row + n) of the checkpoint's tensor."""
+    """Copy the rows of each range that are in the piece, which is rows [row, row + n) of the checkpoint's tensor."""
     end = row + len(piece)
     for start, stop, at in places:
         first, last = max(start, row), min(stop, end)

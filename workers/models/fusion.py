@@ -86,7 +86,7 @@ class FusedBlock:
 
 
 def fuse_blocks(blocks: Iterable[nn.Module], parallel: Parallel) -> list[Any]:
-    """What to run in place of `blocks`, which run one after another.
+    """The callables to run in place of `blocks`, which run one after another.
 
     A pipeline stage's blocks stay as they are: its sends may hold an SM while the next step begins, and the kernel needs all of
     them at once.

@@ -1,11 +1,11 @@
-"""Inputs quantized as the checkpoint says, by formula: the values that a product of 8 bits would see, in the inputs' dtype.
+"""Inputs rounded as the checkpoint says, by formula: the values that an 8-bit product would see, in the inputs' dtype.
 
     fp8 dynamic     s = max |x| / 448,        x -> e4m3(x / s) s
     int8 dynamic    s = max |x| / 127,        x -> round(x / s) s, half to even
-    int8, not symmetric     s = (max - min) / 255, z = round(-128 - min / s), 0 among the values
-    static          s and z are the checkpoint's; what lies beyond saturates
+    int8, not symmetric     s = (max - min) / 255, z = round(-128 - min / s), with min <= 0 <= max
+    static          s and z are the checkpoint's; greater values saturate
 
-A dynamic scale is of one token, or of each group of its inputs, never of a batch: a row's answer depends on no other. Kernels
+Dynamic scales are per token, or per group of a token's inputs, so a result never depends on the rest of the batch. Kernels
 quantize by the same formulas.
 """
 
@@ -18,7 +18,7 @@ from quire.workers.loading.quantized.schemes import FP8_MAX, INT8_MAX, Activatio
 
 
 def rounded(x: torch.Tensor, how: Activations, scale: float | None = None, zero_point: float | None = None) -> torch.Tensor:
-    """x [T, K] -> what its quantized values stand for. scale, zero_point: of a static quantization."""
+    """x [T, K] -> the values that its quantized values represent. scale, zero_point: of a static quantization."""
     values = x.to(torch.float32)
     if how.is_static:
         if scale is None:
@@ -33,13 +33,13 @@ def rounded(x: torch.Tensor, how: Activations, scale: float | None = None, zero_
 
 
 def _dynamic(x: torch.Tensor, how: Activations) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Scale and zero point over the last dimension; zeros alone have scale 1."""
+    """Scale and zero point over the last dimension; the scale of zeros is 1."""
     if how.dtype == "int8" and not how.is_symmetric:
         low, high = x.amin(-1, keepdim=True).clamp(max=0), x.amax(-1, keepdim=True).clamp(min=0)
         scale = no_zeros((high - low) / 255)
         return scale, (-128 - low / scale).round().clamp(-128, 127)
     largest = x.abs().amax(-1, keepdim=True)
-    # on a GPU torch divides by a number in Python by its reciprocal, and rounds twice
+    # divided by a tensor: on a GPU torch would multiply by the reciprocal of a Python number, and round twice
     return no_zeros(largest / torch.full_like(largest, FP8_MAX if how.dtype == "fp8" else INT8_MAX)), None
 
 
@@ -53,10 +53,10 @@ def _round_to(
 
 
 class RoundedInputs(Format):
-    """A format's products of rounded inputs. Layers side by side may have static scales of their own: each gets its product."""
+    """A format's products of rounded inputs. Layers side by side with different static scales are a product each."""
 
     def __init__(self, inner: Format, layers: list[tuple[int, PackedWeight | None]]):
-        """layers: (outputs, how they are stored) in the order of y."""
+        """layers: (outputs, packed weight) in the order of y."""
         self._inner, self._layers = inner, layers
 
     def product(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -73,7 +73,7 @@ class RoundedInputs(Format):
 
 
 def _key(layer: PackedWeight | None) -> object:
-    """The same for layers whose inputs are rounded alike."""
+    """An equal key for layers with equally rounded inputs."""
     if layer is None or layer.activations is None:
         return None
     return layer.activations, layer.input_scale, layer.input_zero_point
@@ -85,7 +85,7 @@ def rounds_alike(one: PackedWeight | None, other: PackedWeight | None) -> bool:
 
 
 def rounded_for(x: torch.Tensor, layer: PackedWeight | None) -> torch.Tensor:
-    """x [T, K] as the layer wants its inputs."""
+    """x [T, K], rounded as the layer wants its inputs."""
     if layer is None or layer.activations is None:
         return x
     return rounded(x, layer.activations, layer.input_scale, layer.input_zero_point)

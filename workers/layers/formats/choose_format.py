@@ -1,7 +1,8 @@
-"""Which format holds a quantized layer on a GPU: known from the checkpoint's config alone, before a byte is read.
+"""Chooses the weight format of a quantized layer on a GPU, from the checkpoint's config alone, before a byte is read.
 
-A layer that no kernel computes as it is stored is dequantized into a plain weight, and says why (`Format.not_computed`). Layers
-of one Linear that are held alike are one format, which stacks them; others lie side by side, a product each. Imports Triton.
+A layer that no kernel computes with as it is stored is dequantized into a plain weight; `WeightFormat.not_computed` says why.
+Adjacent layers of one Linear with equal formats are one format, which stacks them; others are side by side, a product each.
+Imports Triton.
 """
 
 import itertools
@@ -18,11 +19,11 @@ from quire.workers.loading.quantized.packing import Packing, QuantizedSpec
 from quire.workers.loading.quantized.schemes import Activations
 from quire.workers.shard import Shard
 
-FIRST_FP8 = (8, 9)  # compute capability: Triton converts e4m3 from Ada on, whose tensor cores are the first to multiply it
+FIRST_FP8 = (8, 9)  # compute capability: Triton converts e4m3 from Ada on, and Ada's tensor cores are the first to multiply it
 
 
 class ChosenFormat(NamedTuple):
-    """The format of a layer. kind None: plain; layers whose kinds and details are equal are stacked."""
+    """The format of a layer. kind None: plain. Layers of equal kinds and details are stacked."""
 
     kind: type[QuantizedFormat] | None = None
     details: object = None
@@ -31,7 +32,7 @@ class ChosenFormat(NamedTuple):
 def quantized_format(
     shard: WeightShard, has_bias: bool, dtype: torch.dtype, device: torch.device, tied_to: nn.Parameter | None = None
 ) -> WeightFormat:
-    """The format of a Linear's layers, none, some or all of which the checkpoint holds quantized."""
+    """The format of a Linear's layers; the checkpoint holds none, some or all of them quantized."""
     if not shard.packings:
         return Dense(shard, has_bias, dtype, device, tied_to)
     choices, refused, capability = {}, {}, capability_of(device)
@@ -65,7 +66,7 @@ def capability_of(device: torch.device) -> tuple[int, int]:
 
 
 def choose(packing: Packing | None, columns: Shard, capability: tuple[int, int]) -> ChosenFormat | str:
-    """The format of a layer stored so, of which this rank has these inputs, on such a GPU; or why there is none."""
+    """The format of a layer with this packing and this rank's `columns`, on such a GPU; or the reason why there is none."""
     if packing is None:
         return ChosenFormat()
     spec, activations = packing.spec, packing.activations

@@ -1,4 +1,4 @@
-"""The plain weight: [out, in] and bias [out] in the dtype of the activations, and the format that computes with it as it is."""
+"""The plain weight [out, in] and bias [out], in the activations' dtype, and the format that computes with them as they are."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -17,7 +17,7 @@ from quire.workers.shard import Shard
 
 
 class Unquantized(WeightFormat):
-    """Owns weight and bias as plain values, whatever the checkpoint has; products are the subclass's."""
+    """Owns weight and bias as plain values, whatever the checkpoint has. The subclass has the products."""
 
     weight: torch.Tensor | None
     bias: nn.Parameter | None
@@ -49,7 +49,7 @@ class Unquantized(WeightFormat):
         return None if self.is_tied else self.weight
 
     def loaders(self, name: str) -> Iterator[tuple[str, WeightLoader]]:
-        """Each of the checkpoint's layers goes straight to its rows of the fused weight and bias, unless it is quantized."""
+        """Each layer of the checkpoint is copied to its rows of the fused weight and bias, unless it is quantized."""
         prefix, start, weight = checkpoint_prefix(name), 0, self._owned
         for layer, rows in self.shard.rows.items():
             stop = start + rows.size
@@ -69,20 +69,20 @@ class Unquantized(WeightFormat):
                 fill_shard(parameter, self.shard, limit, generator)
 
     def finish(self) -> None:
-        """All ranks load a bias, and dummy values are drawn alike on all; of ranks whose results are summed one adds it."""
+        """Keep the bias on one rank only if results are summed over ranks. All ranks have loaded it, or drawn it alike."""
         if self.bias is not None and not self.shard.adds_bias:
             self.bias.zero_()
 
 
 def shared_rows(weight: nn.Parameter, shard: WeightShard) -> torch.Tensor:
-    """The rows of another owner's weight that a partition of one part holds."""
+    """The rows of another owner's weight that a shard of one layer holds."""
     [rows] = shard.rows.values()
     assert isinstance(rows, Shard), "of a table of tokens"
     return weight if rows.is_whole else weight[rows.slice]
 
 
 class Dense(Unquantized):
-    """Products by our kernels on CUDA, fused where that pays; by torch elsewhere."""
+    """Products by our kernels on CUDA, fused where that is faster; by torch elsewhere."""
 
     weight: torch.Tensor
 
@@ -100,7 +100,7 @@ class Dense(Unquantized):
     def normed(
         self, x: torch.Tensor | None, residual: torch.Tensor, norm: Norm, is_gated: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        is_split_k = x is not None and x.dim() == 3  # of a quantized product, which may be in parts at one row, too
+        is_split_k = x is not None and x.dim() == 3  # a quantized product may be partial sums for one row, too
         if norm.is_plain and not is_split_k and ops.fuses_norm(residual, self.weight):
             return ops.norm_linear(x, residual, norm.weight, norm.eps, self.weight, self.bias, is_gated)
         return super().normed(x, residual, norm, is_gated)

@@ -1,8 +1,8 @@
-"""Experts' weights kept quantized on a GPU: what owns them, and which of the checkpoint's formats they are kept in.
+"""Experts' weights that stay quantized on a GPU: their owners, and the choice among them.
 
-As `Quantized` has linear layers, for all experts of a layer stacked: parameters have their final size from the start, a reader
-that brings an expert's last tensor unpacks and packs just that, and dummy values are drawn in the kept form. What no kernel
-takes is dequantized (layers/experts.py).
+They are like `QuantizedFormat`, for all experts of a layer, stacked. Parameters have their final size from the start. The
+reader that brings an expert's last tensor unpacks and packs just that expert. Dummy values are drawn in the quantized form.
+Experts that no kernel computes with are dequantized (layers/experts.py).
 """
 
 import math
@@ -34,14 +34,14 @@ from quire.workers.loading.quantized.schemes import FP8_MAX, INT8_MAX, Activatio
 from quire.workers.loading.weight_loader import WeightsError
 from quire.workers.shard import Shard
 
-CODE_DEVIATION = 2.93  # of random codes of e2m1
+CODE_DEVIATION = 2.93  # standard deviation of random e2m1 codes
 FIRST_FP8 = (8, 9)  # compute capability
-QuantizedSpecs = tuple[QuantizedSpec | None, QuantizedSpec | None]  # of gate|up and of down
-MIDDLE = 8.0  # about, the largest number that a 4-bit scale multiplies
+QuantizedSpecs = tuple[QuantizedSpec | None, QuantizedSpec | None]  # gate|up's and down's
+MIDDLE = 8.0  # about the largest number that a 4-bit scale multiplies
 
 
 class Sizes(NamedTuple):
-    """Of a layer of experts; `inner` is this rank's part of their intermediate dimension."""
+    """The sizes of a layer of experts; `inner` is this rank's shard of their intermediate dimension."""
 
     experts: int
     hidden: int
@@ -49,7 +49,7 @@ class Sizes(NamedTuple):
 
 
 class ExpertRows(NamedTuple):
-    """Where a layer of the checkpoint lies: some experts' rows of gate|up, or of down."""
+    """The rows of a layer of the checkpoint: some experts', within gate|up or down."""
 
     is_down: bool
     experts: slice
@@ -65,7 +65,7 @@ class QuantizedExperts(Module):
     kept: list[Any]  # gate|up's, down's
 
     def put(self, packed: PackedWeight, layer: str, place: ExpertRows) -> None:
-        """A layer whose tensors are all there, on a reader's thread and stream. Raises WeightsError."""
+        """Store a layer when all its tensors are there, on a reader's thread and stream. Raises WeightsError."""
         tensors = packed.taken(layer)
         try:
             self._put(self.kept[place.is_down], packed, tensors, place)
@@ -76,14 +76,14 @@ class QuantizedExperts(Module):
         raise NotImplementedError
 
     def fill_dummy(self, limit: float, generator: torch.Generator) -> None:
-        """Numbers of all sizes, and scales by which values are about as wide as uniform ones on ±limit."""
+        """Draw random codes, and scales that make values about as wide as uniform ones on ±limit."""
         raise NotImplementedError
 
     def finish(self) -> None:
-        """All values are there."""
+        """Called when all values are there."""
 
     def weights(self, gate_up_bias: torch.Tensor | None, down_bias: torch.Tensor | None) -> Any:
-        """What ops.experts takes."""
+        """The weights as ops.experts takes them."""
         raise NotImplementedError
 
     def _own(self, kept: list[Any]) -> None:
@@ -110,7 +110,7 @@ class FourBitExperts(QuantizedExperts):
 
 
 class MxFp4Experts(FourBitExperts):
-    """Codes of e2m1 with a power of two for 32 of them."""
+    """e2m1 codes with a power of two as the scale of 32 of them."""
 
     def __init__(self, sizes: Sizes, forms: QuantizedSpecs, dtype: torch.dtype, device: torch.device):
         super().__init__()
@@ -142,7 +142,7 @@ class MxFp4Experts(FourBitExperts):
 
 
 class Int4Experts(FourBitExperts):
-    """Integers with scales of groups, and zero points or none."""
+    """4-bit integers with a scale per group, and zero points or none."""
 
     def __init__(self, sizes: Sizes, forms: QuantizedSpecs, dtype: torch.dtype, device: torch.device):
         super().__init__()
@@ -176,7 +176,7 @@ class Int4Experts(FourBitExperts):
 
 
 class ScaledExpertsFormat(QuantizedExperts):
-    """fp8 or int8 with scales of rows or of 128 inputs, and inputs of the same 8 bits, with scales of tokens or of 128."""
+    """fp8 or int8 weights with a scale per row or per 128 inputs; inputs in the same dtype, scaled per token or per 128."""
 
     def __init__(self, sizes: Sizes, forms: QuantizedSpecs, dtype: torch.dtype, device: torch.device, activations: Activations):
         super().__init__()
@@ -220,7 +220,7 @@ class ScaledExpertsFormat(QuantizedExperts):
 
 
 class ChosenFormat(NamedTuple):
-    """Who keeps the experts, and the forms of gate|up and of down."""
+    """The class that keeps the experts, and the specs of gate|up and of down."""
 
     kind: type[MxFp4Experts] | type[Int4Experts] | type[ScaledExpertsFormat]
     forms: QuantizedSpecs
@@ -233,14 +233,14 @@ class ChosenFormat(NamedTuple):
 
 
 def capability_of(device: torch.device) -> tuple[int, int] | None:
-    """Of a GPU; None: a CPU, which keeps nothing quantized."""
+    """A GPU's compute capability; None for a CPU, which keeps nothing quantized."""
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
 
 
 def choose(
     gate_up: Iterable[PackedWeight], down: Iterable[PackedWeight], sizes: Sizes, capability: tuple[int, int]
 ) -> ChosenFormat | str:
-    """Who keeps experts whose layers are stored so, on such a GPU; or why they are dequantized."""
+    """The class that keeps experts of these packed weights on such a GPU; or the reason why they are dequantized."""
     inner, kinds = (
         sizes.inner,
         [{(type(s.packing), s.packing.spec, s.activations) for s in layers} for layers in (gate_up, down)],
@@ -273,7 +273,7 @@ def choose(
 
 
 def _scaled(spec: QuantizedSpec, down_form: QuantizedSpec, activations: Activations, sizes: Sizes) -> str | None:
-    """Why 8-bit experts with 8-bit inputs are not computed; None: they are."""
+    """The reason why no kernel computes 8-bit experts with 8-bit inputs; None: one does."""
     if activations.is_static:
         return "8-bit experts whose inputs have static scales (kernels take dynamic ones)"
     if spec.has_zeros or not activations.is_symmetric:
@@ -287,5 +287,5 @@ def _scaled(spec: QuantizedSpec, down_form: QuantizedSpec, activations: Activati
 
 
 def _is_within(inner: Shard, width: int) -> bool:
-    """Whether ranks' parts do not end where groups do."""
+    """Whether this rank's shard begins or ends within a group."""
     return not inner.is_whole and bool(inner.start % width or inner.size % width)

@@ -1,13 +1,13 @@
-"""What a weight format is: the owner of a linear layer's parameters, and the products that the layer offers with them.
+"""Weight formats: a format owns a linear layer's parameters and computes the layer's products with them.
 
     product    y = x Wᵀ + b
     gated      silu(first half of y) · second half of y
-    split_k    y for a norm's `add` alone: where it is faster, S partial sums over K, [S, T, out], which the norm adds up
+    split_k    y, only to be passed to a norm's `add`: S partial sums over K, [S, T, out], where that is faster
     normed     y of norm(residual + x), and residual + x
     behind_silu    split_k of silu(first half of x) · second half, for formats that fuse just that
 
-A format implements `product`, and of the others those that it can fuse: here they are made of `product`. What lies around the
-format, an adapter or a sum over ranks, has the same products (layers/linear.py). Nobody asks which format a layer has.
+A format implements `product`, and those of the others that it can fuse; the base class makes them of `product`. An adapter or a
+sum over ranks around a format offers the same products (layers/linear.py). Callers do not ask which format a layer has.
 """
 
 from collections.abc import Mapping
@@ -36,11 +36,11 @@ class Format:
         return ops.silu_mul(self.product(x))
 
     def split_k(self, x: torch.Tensor) -> torch.Tensor:
-        """y [T, out], or its partial sums [S, T, out], as kernels/elementwise/norm has them: `RMSNorm.add` takes both."""
+        """y [T, out], or its partial sums [S, T, out] as in kernels/elementwise/norm; `RMSNorm.add` takes both."""
         return self.product(x)
 
     def fuses_silu(self, rows: int) -> bool:
-        """Whether for so many rows `behind_silu` is faster than a `gated` product in front."""
+        """Whether `behind_silu` is faster, for so many rows, than a `gated` product in front."""
         return False
 
     def behind_silu(self, gate_up: torch.Tensor) -> torch.Tensor:
@@ -50,18 +50,18 @@ class Format:
     def normed(
         self, x: torch.Tensor | None, residual: torch.Tensor, norm: Norm, is_gated: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(y of norm(residual + x), gated if so asked; residual + x). x None: no addition. The residual may change in place."""
+        """(y of norm(residual + x), gated if is_gated; residual + x). x None: no addition. The residual may change in place."""
         h = norm(residual) if x is None else norm.add(x, residual)
         return self.gated(h) if is_gated else self.product(h), residual
 
 
 class WeightShard(NamedTuple):
-    """Which part of the checkpoint's layers lies in one weight of this rank, [rows, columns]."""
+    """The part of the checkpoint's layers that one weight of this rank holds, [rows, columns]."""
 
     columns: Shard  # of the input
     rows: Mapping[str, RowShard]  # of the output, by the names of the checkpoint's layers, in the order of y
-    adds_bias: bool = True  # of ranks whose results are summed only the first
-    packings: Mapping[str, Packing] = NOT_QUANTIZED  # of the layers that the checkpoint holds quantized
+    adds_bias: bool = True  # False on all ranks but the first if results are summed over ranks
+    packings: Mapping[str, Packing] = NOT_QUANTIZED  # for the layers that the checkpoint holds quantized
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -69,9 +69,9 @@ class WeightShard(NamedTuple):
 
 
 def fill_shard(parameter: torch.Tensor, shard: WeightShard, limit: float, generator: torch.Generator) -> None:
-    """Dummy values, uniform on ±limit, of a weight [rows, columns] or bias [rows] of the partition.
+    """Fill a weight [rows, columns] or bias [rows] with dummy values, uniform on ±limit.
 
-    A rank's are cut out of those that one rank alone would have, so that a model is the same on any number of them.
+    A rank's values are cut out of those that a single rank would have, so a model is the same on any number of ranks.
     """
     rows, columns = shard.rows.values(), shard.columns
     if all(isinstance(part, Shard) and part.is_whole for part in (*rows, columns)):
@@ -87,20 +87,20 @@ def fill_shard(parameter: torch.Tensor, shard: WeightShard, limit: float, genera
 
 
 class WeightFormat(WeightOwner, Format):
-    """A weight in memory. What makes one takes (partition, has_bias, dtype, device, tied_to).
+    """A weight in memory. It is made with (shard, has_bias, dtype, device, tied_to).
 
-    `tied_to` is another owner's weight [out, in] to share, None to own one. Its name ends in `.<layer>.format`: the
-    checkpoint's layers are the siblings of that layer; so are those of a format within a format.
+    `tied_to` is another owner's weight [out, in] to share, None to own one. A format's name ends in `.<layer>.format`: the
+    checkpoint's layers are the siblings of that layer, also for a format within a format.
     """
 
-    not_computed: Mapping[str, str] = MappingProxyType({})  # layer -> why no kernel computes it as the checkpoint has it
+    not_computed: Mapping[str, str] = MappingProxyType({})  # layer -> why no kernel computes with it as it is stored
 
     def wrapped(self) -> Format:
-        """What the layer offers: the format itself, or what must lie around it."""
+        """The format that the layer uses: this one, or one around it."""
         return self
 
 
 def checkpoint_prefix(name: str) -> str:
-    """Of a format's own name in the model, what precedes the names of the checkpoint's layers: "" or "…self_attn."."""
+    """The prefix of the checkpoint's layers, by a format's own name in the model: "" or "…self_attn."."""
     words = name.split(".")
     return "".join(f"{word}." for word in words[: words.index("format") - 1])

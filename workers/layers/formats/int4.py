@@ -1,6 +1,6 @@
 """4-bit weights with 16-bit activations, as kernels/linear/int4 computes them: GPTQ, AWQ, auto-round, pack-quantized.
 
-(q - z) s with groups of 32, 64, multiples of 128, or all inputs; scales in the checkpoint's own dtype.
+Values are (q - z) s, with groups of 32, 64, multiples of 128, or all inputs; scales keep the checkpoint's dtype.
 """
 
 import torch
@@ -17,7 +17,7 @@ from quire.workers.loading.quantized.schemes import Activations
 
 
 def refusal(spec: QuantizedSpec, activations: Activations | None, inputs: int) -> str | None:
-    """Why a layer of 4-bit values is not computed; None: it is."""
+    """The reason why no kernel computes a layer of 4-bit values; None: one does."""
     height, width = spec.block
     if activations is not None:
         return f"4-bit weights with {activations.dtype} activations (kernels take 16-bit ones)"
@@ -27,7 +27,7 @@ def refusal(spec: QuantizedSpec, activations: Activations | None, inputs: int) -
 
 
 def narrowed(scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """float32 scales in 16 bits, where that changes none."""
+    """float32 scales in 16 bits if that changes none of them."""
     short = scales.to(dtype)
     return short if scales.dtype == torch.float32 and torch.equal(short.float(), scales) else scales
 

@@ -1,9 +1,10 @@
-"""Formats that keep a quantized weight as kernels take it, on a GPU: what they share, and layers side by side that differ.
+"""The base of formats that keep a weight quantized, as kernels take it, on a GPU; and formats side by side in one Linear.
 
-The reader that brings a layer's last tensor makes the kernel's weight of it, a chunk of outputs after the other, before it
-reads on: the device holds the final weights and what a few readers are at. In the end layers of one Linear are stacked into one
-weight; where their inputs must be treated differently (another order, another static scale), they are a weight each. Dummy
-values are integers, too, drawn and packed the same way. int4.py, w8a16.py and scaled.py have formats; choice.py chooses.
+The reader that brings a layer's last tensor makes the kernel's weight of it, one chunk of outputs after another, and then reads
+on: the device holds the final weights and the layers that a few readers work on. At the end, layers of one Linear are stacked
+into one weight; if their inputs must be treated differently (another order, another static scale), they are a weight each.
+Dummy values are quantized, too, drawn and packed the same way. int4.py, w8a16.py and scaled.py have the formats;
+chosen_format.py chooses.
 """
 
 from collections.abc import Iterator
@@ -21,8 +22,8 @@ from quire.workers.loading.quantized.packing import QuantizedSpec, QuantizedWeig
 from quire.workers.loading.weight_loader import WeightLoader, WeightsError, copied_rows
 
 DRAWN_AT_ONCE = 1 << 26  # elements of a dummy weight
-LARGEST = {"uint4": 8.0, "uint8": 128.0, "int8": 127.0, "fp8": 448.0}  # about, of what a scale multiplies
-ONE_STEP = 1.0  # static scale of dummy weights
+LARGEST = {"uint4": 8.0, "uint8": 128.0, "int8": 127.0, "fp8": 448.0}  # about the greatest value that a scale multiplies
+ONE_STEP = 1.0  # static scale of inputs, with dummy weights
 
 W = TypeVar("W")
 
@@ -30,7 +31,7 @@ W = TypeVar("W")
 class QuantizedFormat(WeightFormat, Generic[W]):
     """Owns weights W, which are named tuples, and a bias; the subclass makes them and multiplies.
 
-    All layers of the partition are quantized, to forms that the subclass takes.
+    All layers of the shard are quantized, with specs that the subclass takes.
     """
 
     bias: nn.Parameter | None
@@ -42,16 +43,16 @@ class QuantizedFormat(WeightFormat, Generic[W]):
         self.packed_layers = {
             layer: PackedWeight(shard.packings[layer], rows, shard.columns, device) for layer, rows in shard.rows.items()
         }
-        self._made: dict[str, W] = {}  # layers whose weights are there, until all are
-        self.weights: list[tuple[W, torch.Tensor | None]] = []  # each with its part of the bias, in the order of y
+        self._made: dict[str, W] = {}  # finished layers, until all are there
+        self.weights: list[tuple[W, torch.Tensor | None]] = []  # each with its slice of the bias, in the order of y
 
     # ------------------------------------------------------------------------------------------------- the subclass's
     def _weight_of(self, quantized: QuantizedWeight, packed: PackedWeight) -> W:
-        """Of some outputs of a layer; what it does not take raises ValueError. `integers` may be kept, or a part of them."""
+        """The weight of some of a layer's outputs; it may share memory with `quantized`. Raises ValueError if there is none."""
         raise NotImplementedError
 
     def _stacked(self, above: W, below: W) -> W | None:
-        """Both as one weight; None: their inputs differ."""
+        """Both as one weight; None if their inputs are treated differently."""
         raise NotImplementedError
 
     def _outputs(self, weight: W) -> int:
@@ -60,7 +61,7 @@ class QuantizedFormat(WeightFormat, Generic[W]):
     def _multiplied(
         self, x: torch.Tensor, weight: W, bias: torch.Tensor | None, out: torch.Tensor | None, is_gated: bool
     ) -> torch.Tensor:
-        """y of one of the weights, gated if so asked, in `out` if it is given."""
+        """y of one of the weights, gated if is_gated, in `out` if it is given."""
         raise NotImplementedError
 
     # ------------------------------------------------------------------------------------------------------- products
@@ -87,7 +88,7 @@ class QuantizedFormat(WeightFormat, Generic[W]):
             start += rows.size
 
     def fill_dummy(self, limit: float, generator: torch.Generator) -> None:
-        """Integers of all sizes, and scales by which values are about uniform on ±limit."""
+        """Draw random codes, and scales that make values about uniform on ±limit."""
         if self.bias is not None:
             self.bias.uniform_(-limit, limit, generator=generator)
         for layer in self.shard.rows:
@@ -99,7 +100,7 @@ class QuantizedFormat(WeightFormat, Generic[W]):
             self.bias.zero_()
 
     def _load(self, layer: str, name: str) -> None:
-        """Of a layer whose tensors are all there, by its name in the checkpoint; on a reader's thread and stream."""
+        """Make a layer's weight when all its tensors are there, on a reader's thread and stream. name: the checkpoint's."""
         try:
             self._make(layer, self.packed_layers[layer].chunks(name))
         except WeightsError:
@@ -117,7 +118,7 @@ class QuantizedFormat(WeightFormat, Generic[W]):
         self._made[layer] = weight
 
     def _join(self) -> None:
-        """All layers are there: those of the same inputs become one weight. On the main thread."""
+        """Stack layers with the same inputs, once all are there. On the main thread."""
         joined: list[W] = []
         for layer in self.shard.rows:
             weight = self._made.pop(layer)
@@ -131,7 +132,7 @@ class QuantizedFormat(WeightFormat, Generic[W]):
             start = stop
 
     def _owned(self, weight: Any, i: int) -> Any:
-        """The same with parameters of this format in place of tensors."""
+        """The same weight, with parameters of this format for tensors."""
         owned = {
             field: nn.Parameter(value, requires_grad=False)
             for field, value in weight._asdict().items()
@@ -146,7 +147,7 @@ class QuantizedFormat(WeightFormat, Generic[W]):
         if activations is not None and activations.is_static:
             self.packed_layers[layer].input_scale = ONE_STEP
         n, k = self.shard.rows[layer].size, self.shard.columns.size
-        is_packed = spec.values == "uint4"  # what is drawn is not what is kept
+        is_packed = spec.values == "uint4"  # the drawn values are packed, so they are drawn in chunks
         for part in row_chunks(n, k, self.device) if is_packed else [slice(0, n)]:
             yield drawn(spec, (part.stop - part.start, k), limit, generator, self.device)
 
@@ -157,7 +158,7 @@ class QuantizedFormat(WeightFormat, Generic[W]):
 
 
 def _use_here(weight: Any) -> None:
-    """Tensors came on a reader's stream, and their memory may not go back to it before the current one is done with them."""
+    """Tensors came on a reader's stream: their memory must not be reused there before the current stream is done with them."""
     for tensor in weight:
         if isinstance(tensor, torch.Tensor) and tensor.is_cuda:
             tensor.record_stream(torch.cuda.current_stream(tensor.device))
@@ -166,7 +167,7 @@ def _use_here(weight: Any) -> None:
 def drawn(
     spec: QuantizedSpec, shape: tuple[int, int], limit: float, generator: torch.Generator, device: torch.device
 ) -> QuantizedWeight:
-    """Random `QuantizedWeight` of a form, [N, K]; no more than a chunk of them is ever held in another dtype."""
+    """A random weight [N, K] of this spec; only a chunk of it at a time is held in another dtype."""
     n, k = shape
     grid = (-(-n // spec.block[0]), -(-k // spec.block[1]))
     largest, dtypes = LARGEST[spec.values], {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
@@ -179,12 +180,12 @@ def drawn(
     else:
         q.random_(0, round(2 * largest), generator=generator)
     zeros = torch.full(grid, round(largest), dtype=torch.int32, device=device) if q.dtype == torch.uint8 else None
-    scales = torch.full(grid, limit / largest, dtype=torch.bfloat16, device=device).float()  # 16 bits, as checkpoints have
+    scales = torch.full(grid, limit / largest, dtype=torch.bfloat16, device=device).float()  # of 16 bits, as in checkpoints
     return QuantizedWeight(q, scales, spec.block, zeros)
 
 
 class SideBySide(WeightFormat):
-    """Layers of one Linear that are held in different formats: a product each, their results side by side.
+    """Layers of one Linear in different formats: each is a product, and the results are concatenated.
 
     The formats are children, which own all parameters.
     """

@@ -1,8 +1,9 @@
 """8-bit weights with 8-bit activations: fp8 (e4m3) with fp8, int8 with int8. Operands are as kernels/linear/scaled has them.
 
-Scales of a whole layer become its rows', so layers stack without a change of any value. Inputs are quantized as the checkpoint
-says, a dynamic scale to a token or to 128 of its numbers, at every number of rows: by the norm in front, by SiLU times up, or,
-for what attention gives, by a launch of its own. Layers side by side with static scales that differ are a product each.
+A scale of a whole layer becomes a scale of each of its rows, so layers stack without changing a value. Inputs are quantized as
+the checkpoint says, for any number of rows; a dynamic scale is for a token or for 128 of its numbers. The norm in front
+quantizes them, or SiLU times up, or, after attention, a launch of its own. Layers with different static scales are a product
+each.
 """
 
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ from quire.workers.loading.quantized.schemes import Activations
 
 
 def refusal(spec: QuantizedSpec, activations: Activations, inputs: int) -> str | None:
-    """Why a layer of 8-bit values with such activations is not computed; None: it is."""
+    """The reason why no kernel computes 8-bit values with such activations; None: one does."""
     _, width = spec.block
     if spec.values != activations.dtype:
         return f"{spec.values} weights with {activations.dtype} activations (kernels take both alike)"
@@ -35,11 +36,11 @@ def refusal(spec: QuantizedSpec, activations: Activations, inputs: int) -> str |
     return None
 
 
-MAX_GATED_ROWS = 64  # of products that gate for nothing, the memory being what they wait for
+MAX_GATED_ROWS = 64  # up to here a product is bound by memory, so that gating in it costs nothing
 
 
 class Weight(NamedTuple):
-    """A `Scaled`, taken apart so that its tensors can be parameters, and the scale of its inputs if that is static."""
+    """The fields of a `Scaled`, so that its tensors can be parameters, and the scale of its inputs if that is static."""
 
     data: torch.Tensor
     scales: torch.Tensor
@@ -52,7 +53,7 @@ class Weight(NamedTuple):
 
 
 def spread(weight: Weight) -> Weight:
-    """The same with a scale to each row."""
+    """The same weight with a scale for each row."""
     if weight.rows == 1:
         return weight
     return weight._replace(scales=weight.scales.repeat_interleave(weight.rows, 0)[: len(weight.data)].contiguous(), rows=1)
@@ -118,12 +119,12 @@ class ScaledFormat(QuantizedFormat[Weight]):
         return y if out is None else out.copy_(y)
 
     def _quantized(self, x: torch.Tensor, weight: Weight) -> Scaled:
-        # LATE where other kernels of the step are PLAIN: behind it `scaled_wide` begins with its weights
+        # LATE even where other kernels of the step are PLAIN: `scaled_wide`, which follows, begins with its weights
         pdl = mode_for_split_k(len(x))
         return quantize.quantize(x, self.kind, by_block=self.by_block, static_scale=weight.input_scale, pdl=pdl)
 
     def _fuses(self, rows: int, weight: Weight) -> bool:
-        """Whether one kernel quantizes inputs, SiLU times up too, and multiplies them."""
+        """Whether one kernel quantizes inputs (or SiLU times up) and multiplies them."""
         return self.dtype.itemsize == 2 and scaled_fused.pays(rows, weight.scaled)
 
     def _fused(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, *, is_gate_up: bool = False) -> torch.Tensor:
@@ -142,7 +143,7 @@ class ScaledFormat(QuantizedFormat[Weight]):
         return self._linear(self._quantized(x, weight), weight, bias, split_k=True)
 
     def fuses_silu(self, rows: int) -> bool:
-        """Not of few rows: a product gates itself, and 8 bits of that take less time. Of one, where a kernel does all of it."""
+        """Not for few rows: then a product gates its result, and quantizing that takes less time. For one row, if fused."""
         return rows > max(MAX_GATED_ROWS, wide_rows(self.weights[0][0].scaled, is_gated=True)) or (
             len(self.weights) == 1 and self._fuses(rows, self.weights[0][0])
         )

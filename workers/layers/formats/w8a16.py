@@ -1,7 +1,7 @@
-"""8-bit weights with 16-bit activations, as kernels/linear/w8a16 computes them: GPTQ of 8 bits, pack-quantized, bitsandbytes'
-int8, and int8 or fp8 whose activations the checkpoint leaves alone.
+"""8-bit weights with 16-bit activations, as kernels/linear/w8a16 computes them: 8-bit GPTQ, pack-quantized, bitsandbytes'
+int8, and int8 or fp8 checkpoints that do not quantize activations.
 
-Unsigned values become signed ones, less 128, and so do their zero points.
+Unsigned values and their zero points become signed: 128 is subtracted from both.
 """
 
 import torch
@@ -16,7 +16,7 @@ MIDDLE = 128
 
 
 def refusal(spec: QuantizedSpec, inputs: int) -> str | None:
-    """Why a layer of 8-bit values is not computed; None: it is."""
+    """The reason why no kernel computes a layer of 8-bit values; None: one does."""
     width = spec.block[1]
     if not supports(width, inputs):
         return f"8-bit weights in groups of {width} (kernels take {GROUPS})"
@@ -24,7 +24,7 @@ def refusal(spec: QuantizedSpec, inputs: int) -> str | None:
 
 
 def _to_rows(grid: torch.Tensor, height: int, n: int) -> torch.Tensor:
-    """[N, G] of a row for each `height` outputs."""
+    """[N, G] from a grid that has a row for each `height` outputs."""
     grid = grid.expand(-(-n // height), -1)
     return grid if height == 1 else grid.repeat_interleave(height, 0)[:n]
 

@@ -31,7 +31,7 @@ from quire.workers.shard import RowShard, Shard, cut
 
 
 def packing_of(scheme: QuantizationScheme, layer: str, n: int, k: int) -> Packing:
-    """The layout of a layer [n, k] by this name. Raises QuantizationError if the scheme cannot hold it."""
+    """The packing of a layer [n, k] of this name. Raises QuantizationError if the scheme cannot hold it."""
     match scheme:
         case Gptq():
             return GptqPacking(scheme, layer, n, k)
@@ -57,7 +57,7 @@ NOT_QUANTIZED: MappingProxyType[str, Packing] = MappingProxyType({})
 class PackedWeight:
     """The tensors of one layer, of which `rows` and `columns` are this rank's. It reads `read` of each tensor: () is all."""
 
-    input_scale: float | None = None  # numbers, not tensors: a product that is captured may not wait for the device
+    input_scale: float | None = None  # numbers, not tensors: a captured product must not wait for the device
     input_zero_point: float | None = None
 
     def __init__(self, packing: Packing, rows: RowShard, columns: Shard, device: torch.device, read: tuple[slice, ...] = ()):
@@ -65,18 +65,18 @@ class PackedWeight:
         self._read = read
         self._rows, self._columns, self._device = rows, columns, device
         self._pieces: dict[str, list[torch.Tensor]] = {}
-        self._not_finite: list[str] = []  # tensors
+        self._not_finite: list[str] = []  # names of tensors
 
     @property
     def slices(self) -> tuple[slice, slice]:
-        """This rank's rows and columns, of a layer whose rows are in one piece."""
+        """This rank's rows and columns; the rows must be one range."""
         assert isinstance(self._rows, Shard)
         return self._rows.slice, self._columns.slice
 
     def loaders(self, layer: str, has_bias: bool, then: Callable[[], None] | None = None) -> Iterator[tuple[str, WeightLoader]]:
-        """`then` is called by a reader when the layer's tensors are all there.
+        """Loaders of the layer's tensors. A reader calls `then` when they are all there.
 
-        A bias that the model has not may be there all the same, full of zeros, as old packers write it.
+        The checkpoint may have a bias that the model does not have, if it is all zeros: old packers write one.
         """
         for name, spec in self.packing.tensor_specs().items():
             yield f"{layer}.{name}", self._loader(layer, name, spec, then)
@@ -98,21 +98,21 @@ class PackedWeight:
         )
 
     def take(self, name: str, piece: torch.Tensor, row: int = 0) -> None:
-        """A piece of the tensor of this name, behind those before it.
+        """Append a piece to the tensor of this name.
 
-        On a CPU the piece stays in the mapped file, which is open until the readers are done. Scales are looked at here, where
-        no device has to be waited for: one that is no number would make every answer wrong, and say nothing.
+        On a CPU the piece stays in the mapped file, which is open until the readers are done. Scales are checked here, while
+        they are on the host: a scale that is not finite would silently make every result wrong.
         """
         if name != "weight" and piece.is_floating_point() and not _are_finite(piece):
             self._not_finite.append(name)
         self._pieces.setdefault(name, []).append(piece.to(self._device))
 
     def dequantize_into(self, weight: torch.Tensor, layer: str) -> None:
-        """This rank's part into weight [rows, columns]; the tensors are released. Raises WeightsError, as `taken`."""
+        """Write this rank's shard to weight [rows, columns] and release the tensors. Raises WeightsError, like `taken`."""
         tensors = self.taken(layer)
         try:
             self._dequantize_into(tensors, weight)
-        except (ValueError, RuntimeError) as error:  # of indices and sizes that a tensor's values give
+        except (ValueError, RuntimeError) as error:  # from indices and sizes in the tensors' values
             raise WeightsError(f"{layer} cannot be dequantized: {error}") from None
 
     def _dequantize_into(self, tensors: Tensors, weight: torch.Tensor) -> None:
@@ -123,9 +123,9 @@ class PackedWeight:
         weight.copy_(cut(whole, self._rows))
 
     def chunks(self, layer: str) -> Iterator[QuantizedWeight]:
-        """This rank's part of a layer whose layout has a form, some outputs at a time, and the tensors are released.
+        """This rank's shard, some outputs at a time, if the packing has a spec; releases the tensors.
 
-        Raises WeightsError, as `taken`.
+        Raises WeightsError, like `taken`.
         """
         tensors = self.taken(layer)
         try:
@@ -137,20 +137,20 @@ class PackedWeight:
             raise WeightsError(f"{layer} cannot be unpacked: {error}") from None
 
     def _joined(self, pieces: list[QuantizedWeight]) -> QuantizedWeight:
-        """Our rows of pieces that are the whole layer's: they may be many and small, so what is unpacked is so once."""
+        """This rank's rows of pieces that are the whole layer: ranges may be many and small, so the layer is unpacked once."""
         assert not isinstance(self._rows, Shard)
         whole = joined(pieces)
         columns = slice(0, whole.q.shape[1])
         return joined([whole.shard(slice(*range_), columns) for range_ in self._rows.ranges])
 
     def taken(self, layer: str) -> Tensors:
-        """The whole layer's tensors, for the current stream, and nobody's any more; scales of inputs are kept here.
+        """Hand over the whole layer's tensors (the caller owns them), usable on the current stream; keep the input scales here.
 
-        Raises WeightsError for a bias that the model has not, and for scales that are none.
+        Raises WeightsError for a bias that the model does not have, and for scales that are not finite or not positive.
         """
         if any(piece.any() for piece in self._pieces.pop("bias", [])):
             raise WeightsError(f"{layer} has a bias in the checkpoint, but not in the model that config.json describes")
-        if self._device.type == "cuda":  # pieces came on several streams, and their memory may not go back before we are done
+        if self._device.type == "cuda":  # pieces came on several streams: keep their memory until this stream is done
             for piece in (piece for pieces in self._pieces.values() for piece in pieces):
                 piece.record_stream(torch.cuda.current_stream(self._device))
         tensors: Tensors = {name: p[0] if len(p) == 1 else torch.cat(p) for name, p in self._pieces.items()}
@@ -168,7 +168,7 @@ class PackedWeight:
 
 
 def _are_finite(scales: torch.Tensor) -> bool:
-    """By their sum, which is twenty times as fast as to ask each of them, and infinite if two are near float32's limit."""
+    """Checked by the sum, twenty times as fast as element by element; it would overflow only near float32's limit."""
     values = scales.to(torch.float32) if scales.dtype == torch.float8_e8m0fnu else scales
     return bool(values.sum(dtype=torch.float32).isfinite())
 

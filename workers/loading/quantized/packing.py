@@ -18,14 +18,14 @@ from quire.workers.loading.quantized.schemes import Activations, QuantizationErr
 Tensors = dict[str, torch.Tensor]
 SCALES = ("F32", "F16", "BF16")
 E8M0_NAN = 255
-ANY = -1  # a length that the tensor itself says
+ANY = -1  # any length
 ALL = slice(None)
-# weights that are worked on at once: 4 MB of float32 stay in a CPU's caches; launches of a GPU are few, and copies small
+# elements per chunk: 4 MB of float32 stay in a CPU's caches; on a GPU, launches are few and temporaries small
 CPU_STRETCH, GPU_STRETCH = 1 << 20, 1 << 24
 
 
 class TensorSpec(NamedTuple):
-    """One tensor of a layer. `shapes` are alternatives; `instead` are names that may take its place."""
+    """A checkpoint tensor that a packing expects. `shapes` are alternatives; `instead` names tensors that may replace it."""
 
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]
@@ -34,11 +34,11 @@ class TensorSpec(NamedTuple):
 
 
 class QuantizedWeight(NamedTuple):
-    """The canonical form: w[n, order[k]] = (q[n, k] - zeros[n, k // g]) * scales[n, k // g].
+    """An unpacked weight: w[n, order[k]] = (q[n, k] - zeros[n, k // g]) * scales[n, k // g].
 
-    q uint8 (4 or 8 bits, unpacked), int8 or float8_e4m3fn [N, K]; scales float [N or N blocks, ⌈K / g⌉], whose blocks are
-    `block` outputs by inputs; zeros like the scales, int32, None: 0; order int64 [K], the input that column k of q multiplies,
-    None: k itself. The last block of either dimension may be ragged.
+    q uint8 (4 or 8 bits, unpacked), int8 or float8_e4m3fn [N, K]; scales float [N or N's groups, ⌈K / g⌉], for groups of
+    `block` (outputs, inputs); zeros like the scales, int32, None: 0; order int64 [K], the input that column k of q multiplies,
+    None: k itself. The last group of either dimension may be ragged.
     """
 
     q: torch.Tensor
@@ -48,7 +48,7 @@ class QuantizedWeight(NamedTuple):
     order: torch.Tensor | None = None
 
     def shard(self, rows: slice, columns: slice) -> "QuantizedWeight":
-        """Of some outputs and inputs. Raises ValueError where inputs are cut within a scale's, or are out of order."""
+        """The weight of some outputs and inputs. Raises ValueError if inputs are cut within a group, or are out of order."""
         n, k = self.q.shape
         if (rows.start, rows.stop, columns.start, columns.stop) == (0, n, 0, k):
             return self
@@ -57,7 +57,7 @@ class QuantizedWeight(NamedTuple):
         if is_cut and (self.order is not None or (width < k and columns.start % width)):
             raise ValueError(f"inputs are split among ranks within groups of {width}, or across an order of theirs")
         grid = [t.expand(-(-n // height), -1) for t in (self.scales, self.zeros) if t is not None]
-        if height > 1 and rows.start % height:  # a scale for each row
+        if height > 1 and rows.start % height:  # rows begin within a group, so each gets a scale
             grid, height = [t.repeat_interleave(height, 0)[:n] for t in grid], 1
         across = slice(columns.start // width, -(-columns.stop // width))
         grid = [t[rows.start // height : -(-rows.stop // height), across] for t in grid]
@@ -65,21 +65,21 @@ class QuantizedWeight(NamedTuple):
         return QuantizedWeight(self.q[rows, columns], grid[0], (height, width), zeros, self.order)
 
     def by_rows(self) -> "QuantizedWeight":
-        """With scales of each output."""
+        """The same weight with scales for each output."""
         n, (height, width), full = len(self.q), self.block, self.with_all_scales()
         scales, zeros = (t if t is None else t.repeat_interleave(height, 0)[:n] for t in (full.scales, full.zeros))
         assert scales is not None
         return self._replace(scales=scales, zeros=zeros, block=(1, width))
 
     def with_all_scales(self) -> "QuantizedWeight":
-        """With a row of scales for each block of outputs, where one may stand for all."""
+        """The same weight with a row of scales for each group of outputs; otherwise one row may stand for all."""
         blocks = -(-len(self.q) // self.block[0])
         return self._replace(
             scales=self.scales.expand(blocks, -1), zeros=None if self.zeros is None else self.zeros.expand(blocks, -1)
         )
 
     def dequantize_into(self, out: torch.Tensor, rows: slice = ALL, columns: slice = ALL) -> None:
-        """These rows and columns, in the inputs' own order, into out, of any float dtype. Computed in float32."""
+        """Write these rows and columns, in the order of the inputs, to `out` of any float dtype. Computed in float32."""
         start, stop, _ = rows.indices(len(self.q))
         for part in row_chunks(stop - start, self.q.shape[1], self.q.device):
             w = self._rows(start + part.start, start + part.stop)
@@ -88,12 +88,12 @@ class QuantizedWeight(NamedTuple):
             out[part] = w[:, columns]
 
     def _rows(self, start: int, stop: int) -> torch.Tensor:
-        """float32 [stop - start, K], columns as q has them. Zeros are subtracted as integers, then one product."""
+        """float32 [stop - start, K] with q's order of columns: q - zeros is exact, and the product rounds once."""
         k, (rows, columns) = self.q.shape[1], self.block
         first = start // rows
         blocks = slice(first, -(-stop // rows))
         w = self.q[start:stop].to(torch.float32)
-        if k % columns:  # the last block is short
+        if k % columns:  # the last group is short
             w = F.pad(w, (0, -k % columns))
         w = w.view(stop - start, -1, columns)
         scales, zeros = self.scales[blocks].float(), None if self.zeros is None else self.zeros[blocks].float()
@@ -107,7 +107,7 @@ class QuantizedWeight(NamedTuple):
 
 
 def joined(pieces: list[QuantizedWeight]) -> QuantizedWeight:
-    """Pieces of one layer's outputs, one after another; with a scale for each output where blocks would be of several."""
+    """Concatenate weights of one layer's outputs, with a scale for each output if a group would end up in two of them."""
     if len(pieces) == 1:
         return pieces[0]
     pieces, (height, width) = [piece.with_all_scales() for piece in pieces], pieces[0].block
@@ -124,16 +124,16 @@ def joined(pieces: list[QuantizedWeight]) -> QuantizedWeight:
 
 
 class QuantizedSpec(NamedTuple):
-    """What a layout's `QuantizedWeight` will be, known before a byte is read: by it a kernel is chosen."""
+    """The form of a packing's `QuantizedWeight`, known before a byte is read, to choose a kernel by."""
 
     values: Literal["uint4", "uint8", "int8", "fp8"]  # of q
     block: tuple[int, int]  # outputs and inputs of a scale
-    has_zeros: bool = False  # other than the middle of unsigned values, or 0
+    has_zeros: bool = False  # other than the middle of unsigned values, or 0 of signed ones
     has_order: bool = False  # the config says that inputs may be out of order
 
 
 class Packing(Protocol):
-    """How one layer is stored. `form` None: there are no `QuantizedWeight`, the layer can be dequantized alone."""
+    """How one layer is packed. `spec` None: there is no `QuantizedWeight`; the layer can only be dequantized."""
 
     @property
     def spec(self) -> QuantizedSpec | None: ...
@@ -142,18 +142,18 @@ class Packing(Protocol):
     def activations(self) -> Activations | None: ...
 
     def chunks(self, tensors: Tensors, rows: slice, columns: slice) -> Iterator[QuantizedWeight]:
-        """These outputs and inputs of a layout with a form, some outputs at a time where unpacking takes memory.
+        """These outputs and inputs of a packing with a spec, some outputs at a time if unpacking takes memory.
 
         Tensors and results may share memory. Raises ValueError for values that contradict each other.
         """
         ...
 
     def tensor_specs(self) -> dict[str, TensorSpec]:
-        """Its tensors by the last part of their names."""
+        """The tensors that it expects, by their names after the layer's."""
         ...
 
     def dequantize_into(self, tensors: Tensors, out: torch.Tensor, rows: slice, columns: slice) -> None:
-        """These rows and columns of the weight into `out`, on the tensors' device, in any float dtype; computed in float32.
+        """Write these rows and columns of the weight to `out`, on the tensors' device, in any float dtype; computed in float32.
 
         Raises ValueError for values that contradict each other.
         """
@@ -161,24 +161,24 @@ class Packing(Protocol):
 
 
 def row_chunks(n: int, k: int, device: torch.device) -> Iterator[slice]:
-    """Rows of [n, k] by some million elements."""
+    """Slices of the rows of [n, k], of some million elements each."""
     rows = max(1, (CPU_STRETCH if device.type == "cpu" else GPU_STRETCH) // k)
     return (slice(start, min(start + rows, n)) for start in range(0, n, rows))
 
 
 def num_groups(n: int, size: int) -> int:
-    """Blocks of `size` in n, 0: one."""
+    """The number of groups of `size` in n, the last of which may be short; size 0: one."""
     return -(-n // size) if size else 1
 
 
 class IntegerPacking(ABC):
-    """A layout of what `QuantizedWeight` can say."""
+    """A packing that can be unpacked into a `QuantizedWeight`."""
 
     activations: Activations | None = None
 
     @abstractmethod
     def unpacked(self, tensors: Tensors) -> QuantizedWeight:
-        """On the tensors' device. Raises ValueError for values that contradict each other."""
+        """The weight, on the tensors' device. Raises ValueError for values that contradict each other."""
 
     def chunks(self, tensors: Tensors, rows: slice, columns: slice) -> Iterator[QuantizedWeight]:
         yield self.unpacked(tensors).shard(rows, columns)
@@ -188,7 +188,7 @@ class IntegerPacking(ABC):
 
 
 class ScaledPacking(IntegerPacking):
-    """int8 or e4m3 with scales of blocks; compressed-tensors' zero points are of the weight's own dtype."""
+    """int8 or e4m3 elements with scales of 2-D groups; compressed-tensors' zero points have the weight's dtype."""
 
     def __init__(self, scheme: Scaled, n: int, k: int):
         self.scheme, self.activations, self.n, self.k = scheme, scheme.activations, n, k
@@ -219,7 +219,7 @@ class ScaledPacking(IntegerPacking):
 
 
 def _as_floats(scales: torch.Tensor) -> torch.Tensor:
-    """float32; bytes are exponents (e8m0), as transformers takes them. Raises ValueError for a byte that is no number."""
+    """Scales in float32. Bytes are exponents (e8m0), as in transformers. Raises ValueError for a NaN among them."""
     if scales.dtype != torch.uint8:
         return scales.to(torch.float32)
     if (scales == E8M0_NAN).any():
@@ -228,7 +228,7 @@ def _as_floats(scales: torch.Tensor) -> torch.Tensor:
 
 
 def input_tensors(activations: Activations | None) -> dict[str, TensorSpec]:
-    """Of inputs with a scale of the checkpoint."""
+    """The tensors of static input scales and zero points; none for dynamic ones."""
     if activations is None or not activations.is_static:
         return {}
     one = ((), (1,), (1, 1))
@@ -241,12 +241,12 @@ def input_tensors(activations: Activations | None) -> dict[str, TensorSpec]:
 
 
 def refuse_groups(layer: str, k: int, size: int, format_name: str) -> QuantizationError:
-    """Of a layer whose inputs are no whole number of groups."""
+    """The error for a layer with inputs that are not a whole number of groups."""
     fitting = [str(n) for n in (128, 64, 32, 16, 8) if k % n == 0]
     sizes = " or ".join(fitting[:3]) if fitting else "-1"
     return refuse(layer, f"has {k} inputs, group_size is {size}", f"{format_name} needs whole groups, here of {sizes}")
 
 
 def refuse(layer: str, what: str, instead: str) -> QuantizationError:
-    """What a layout raises for a layer that it cannot hold."""
+    """The error of a packing for a layer that it cannot hold."""
     return QuantizationError(f"quantization_config: {layer} {what}: {instead}")

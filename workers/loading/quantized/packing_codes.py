@@ -1,8 +1,8 @@
-"""Layouts of codes: bitsandbytes' four bits into a table of 16 values and int8 with a scale a row, and mxfp4's small floats.
+"""Packings of codes: bitsandbytes' 4-bit indices into a table of 16 values, its int8 with a scale per row, and mxfp4's floats.
 
-bitsandbytes' codes run along the flattened weight, two a byte, the *high* nibble first, with a scale (absmax) for each block
-of `blocksize` elements, whatever the rows. Nested, the scales are codes themselves: absmax = nested_quant_map[code] *
-nested_absmax + offset. Offset and sizes stand in a JSON of their own, quant_state.
+bitsandbytes' codes run along the flattened weight, two per byte, the *high* nibble first, with a scale (absmax) for each group
+of `blocksize` elements, across rows. Nested scales are codes themselves: absmax = nested_quant_map[code] * nested_absmax +
+offset. The offset and the sizes are in a JSON tensor, quant_state.
 """
 
 import json
@@ -26,7 +26,7 @@ from quire.workers.loading.quantized.packing import (
 from quire.workers.loading.quantized.schemes import MX_GROUP, FourBitCodes, MxFp4
 
 INT8_RANGE = 127.0
-E2M1_HALVES = (0, 1, 2, 3, 4, 6, 8, 12)  # of 1/2: the values of e2m1 from 0 up; the codes' highest bit is the sign
+E2M1_HALVES = (0, 1, 2, 3, 4, 6, 8, 12)  # twice the values of e2m1, from 0 up; the highest bit of a code is the sign
 E8M0_BIAS = 127
 
 
@@ -102,7 +102,7 @@ def _number(state: dict[str, object], name: str) -> float:
 
 
 def _times_blocks(values: torch.Tensor, scales: torch.Tensor, size: int) -> torch.Tensor:
-    """Flat values, each block of `size` times its scale; the last may be short. Raises ValueError."""
+    """Flat values, each group of `size` times its scale; the last group may be short. Raises ValueError."""
     blocks = -(-len(values) // size)
     if len(scales) != blocks:
         raise ValueError(f"{len(values)} values in blocks of {size} need {blocks} scales, not {len(scales)}")
@@ -112,7 +112,7 @@ def _times_blocks(values: torch.Tensor, scales: torch.Tensor, size: int) -> torc
 
 
 class RowInt8Packing(IntegerPacking):
-    """weight int8 [N, K], SCB [N]; weight_format is 0, row by row."""
+    """weight int8 [N, K], SCB [N]; weight_format is 0: row-major."""
 
     def __init__(self, n: int, k: int):
         self.n, self.k = n, k
@@ -133,7 +133,7 @@ class RowInt8Packing(IntegerPacking):
 
 
 class MxFp4Packing(IntegerPacking):
-    """codes uint8 [N, K / 32, 16] or [N, K / 2], low nibble first; scales e8m0 [N, K / 32], the exponent and 127."""
+    """codes uint8 [N, K / 32, 16] or [N, K / 2], low nibble first; scales e8m0 [N, K / 32], the exponent plus 127."""
 
     def __init__(self, scheme: MxFp4, layer: str, n: int, k: int):
         self.scheme, self.n, self.k = scheme, n, k
@@ -149,11 +149,11 @@ class MxFp4Packing(IntegerPacking):
         }
 
     def codes(self, tensors: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
-        """As they are: two codes a byte uint8 [N, K / 2], exponents uint8 [N, K / 32]."""
+        """Codes and exponents as stored: uint8 [N, K / 2], two codes per byte, and uint8 [N, K / 32]."""
         return tensors[self.scheme.codes_name].reshape(self.n, -1), tensors[self.scheme.scales_name].view(torch.uint8)
 
     def unpacked(self, tensors: Tensors) -> QuantizedWeight:
-        """Values are whole halves: q has twice them, scales half. Raises ValueError for a scale that is NaN."""
+        """q holds twice the values, which are multiples of 1/2, and scales are halved. Raises ValueError for a NaN scale."""
         octets, exponents = self.codes(tensors)
         if (exponents == E8M0_NAN).any():
             raise ValueError(f"{self.scheme.scales_name} has a NaN (255)")

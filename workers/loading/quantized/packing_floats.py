@@ -1,12 +1,12 @@
-"""Weights of floats, rounded to nearest while they are loaded: from a plain [N, K] to `QuantizedWeight`, for --quantization.
+"""Float weights that are rounded to nearest while they are loaded: a plain [N, K] becomes a `QuantizedWeight` (--quantization).
 
     fp8         s = max |w| / 448,          q = e4m3(w / s)
     int8        s = max |w| / 127,          q = round(w / s), half to even
     4 bits      s = (max - min) / 15,       z = round(-min / s), q = round(w / s) + z; 0 lies between min and max
 
-in float32, over the scheme's blocks. Four-bit scales are rounded to bfloat16 first, so that a kernel may hold them as 16 bits:
-q goes with the scale that is kept. Works on the tensor's device and stream, in chunks of rows, for a wide layer in float32
-is four times what becomes of it.
+in float32, over the scheme's groups. 4-bit scales are rounded to bfloat16 first, so that a kernel may hold them in 16 bits; q
+is computed with the rounded scale. Runs on the tensor's device and stream, in chunks of rows, because a wide layer in float32
+takes four times the memory of the result.
 """
 
 import torch
@@ -65,7 +65,7 @@ class FloatsPacking(IntegerPacking):
 
 
 def limits(w: torch.Tensor, block: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The least and the greatest value of each block of w, and 0: float32 [row blocks, column blocks]."""
+    """The least and the greatest of 0 and each group's values: float32 [groups of rows, groups of columns]."""
     n, k = w.shape
     whole = F.pad(w, (0, -k % block[1])) if k % block[1] else w
     low, high = whole.unflatten(1, (-1, block[1])).aminmax(dim=-1)
@@ -74,5 +74,5 @@ def limits(w: torch.Tensor, block: tuple[int, int]) -> tuple[torch.Tensor, torch
 
 
 def no_zeros(scale: torch.Tensor) -> torch.Tensor:
-    """Of a block of zeros the scale is 1."""
+    """Scales with 1 for 0, for groups of zeros."""
     return scale.masked_fill(scale == 0, 1.0)

@@ -1,7 +1,7 @@
-"""Layouts of packed integers: GPTQ's, AWQ's and compressed-tensors' pack-quantized, unpacked into `QuantizedWeight`.
+"""Packings of integers in words: GPTQ's, AWQ's and compressed-tensors' pack-quantized, unpacked into `QuantizedWeight`.
 
-Words are int32, little-endian; of a byte the low nibble comes first. Nothing loops over columns: a word is seen as four bytes,
-a byte as two nibbles, and AWQ's places are eight.
+Words are int32, little-endian; the low nibble of a byte comes first. No code loops over columns: a word is viewed as four bytes
+and a byte as two nibbles; for AWQ it loops over eight places.
 """
 
 from collections.abc import Iterator
@@ -25,8 +25,8 @@ from quire.workers.loading.quantized.packing import (
 from quire.workers.loading.quantized.schemes import Awq, Gptq, PackQuantized
 
 I32 = ("I32",)
-WORD = 8  # values of four bits in a word, a multiple of those of eight
-AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # where, counted from the low end of a word, columns 0 to 7 lie
+WORD = 8  # 4-bit values in a word; a multiple of the number of 8-bit values
+AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # the places of columns 0 to 7 in a word, from its low end
 
 
 def unpack_words(words: torch.Tensor, bits: int) -> torch.Tensor:
@@ -38,18 +38,18 @@ def unpack_words(words: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def ones_per_value(bits: int) -> int:
-    """A word with 1 in each of its values."""
+    """A word in which each value is 1."""
     return 0x11111111 if bits == 4 else 0x01010101
 
 
 class WordPacking(IntegerPacking):
-    """A layout whose outputs can be unpacked some at a time: whole words of them, where they are packed along N."""
+    """A packing that can unpack some outputs at a time: whole words of outputs if it packs along N."""
 
     n: int
     k: int
 
     def outputs(self, tensors: Tensors, start: int, stop: int) -> Tensors:
-        """The tensors of these outputs alone, from a multiple of eight to one, or beyond the last."""
+        """The tensors of these outputs alone. start and stop are multiples of eight; stop may be beyond the last output."""
         raise NotImplementedError
 
     def chunks(self, tensors: Tensors, rows: slice, columns: slice) -> Iterator[QuantizedWeight]:
@@ -87,7 +87,7 @@ class GptqPacking(WordPacking):
         return {name: tensor[:, cut[name]] if name in cut else tensor for name, tensor in tensors.items()}
 
     def unpacked(self, tensors: Tensors) -> QuantizedWeight:
-        """z = stored + 1 is added to whole words, as GPTQModel subtracts it: a zero point of 0 borrows from its neighbour."""
+        """If z = stored + 1, 1s are added to whole words, as GPTQModel subtracts them: a 0 there borrows from the next one."""
         q = unpack_words(tensors["qweight"].t(), self.scheme.bits)[:, : self.k]
         words = tensors["qzeros"]
         if self.scheme.zeros_less_one:
@@ -95,7 +95,7 @@ class GptqPacking(WordPacking):
         zeros = unpack_words(words, self.scheme.bits).t().to(torch.int32)
         g_idx = tensors.get("g_idx")
         if g_idx is not None and not self.scheme.desc_act and not g_idx.any():
-            g_idx = None  # as some packers write it where inputs have no order
+            g_idx = None  # some packers write zeros if inputs are in order
         order = group_order(g_idx, self.group_size)
         return QuantizedWeight(
             q if order is None else q.index_select(1, order), tensors["scales"].t(), (1, self.group_size), zeros, order
@@ -103,9 +103,9 @@ class GptqPacking(WordPacking):
 
 
 def group_order(g_idx: torch.Tensor | None, group_size: int) -> torch.Tensor | None:
-    """The order of inputs that makes groups consecutive, None where they are.
+    """The order of inputs that makes groups consecutive; None if they already are.
 
-    Raises ValueError where groups are not all of `group_size`, but for the last.
+    Raises ValueError if a group other than the last does not have `group_size` inputs.
     """
     if g_idx is None:
         return None
@@ -119,7 +119,7 @@ def group_order(g_idx: torch.Tensor | None, group_size: int) -> torch.Tensor | N
 
 
 class AwqPacking(WordPacking):
-    """qweight [K, N/8], qzeros [K/g, N/8], scales [K/g, N], all along N."""
+    """qweight [K, N/8], qzeros [K/g, N/8], scales [K/g, N]; words are packed along N."""
 
     def __init__(self, scheme: Awq, layer: str, n: int, k: int):
         self.n, self.k, self.group_size = n, k, scheme.group_size or k
@@ -147,7 +147,7 @@ class AwqPacking(WordPacking):
 
 
 def _awq_values(words: torch.Tensor) -> torch.Tensor:
-    """[R, W] -> uint8 [8 W, R]. Words are transposed first, which are eight times fewer; then one pass for each place."""
+    """[R, W] -> uint8 [8 W, R]. Words are transposed first, being eight times fewer than values; then one pass per place."""
     words = words.t().contiguous()
     values = torch.empty(len(words), 8, words.shape[1], dtype=torch.uint8, device=words.device)
     for column, place in enumerate(AWQ_PLACES):
@@ -179,7 +179,7 @@ class PackQuantizedPacking(WordPacking):
             packed = (num_groups(self.n, self.per_word), groups)
             found["weight_zero_point"] = TensorSpec((packed, (1,)) if groups == 1 else (packed,), (*I32, "I8"))
         if s.has_order:
-            found["weight_g_idx"] = TensorSpec(((self.k,),), ("I32", "I64"), is_optional=True)  # left out of what is in order
+            found["weight_g_idx"] = TensorSpec(((self.k,),), ("I32", "I64"), is_optional=True)  # absent if inputs are in order
         return found | input_tensors(s.activations)
 
     def outputs(self, tensors: Tensors, start: int, stop: int) -> Tensors:
@@ -202,12 +202,12 @@ class PackQuantizedPacking(WordPacking):
         scales = scales.reshape(-1, groups) if groups == 1 else scales
         if self.scheme.is_symmetric:
             zeros = torch.full_like(scales, 1 << bits - 1, dtype=torch.int32)
-        elif tensors["weight_zero_point"].dtype == torch.int8:  # of the whole tensor there is one, which is not packed
+        elif tensors["weight_zero_point"].dtype == torch.int8:  # one for the whole tensor, not packed
             zeros = (tensors["weight_zero_point"].to(torch.int32) + (1 << bits - 1)).view(1, 1)
         else:
             zeros = unpack_words(tensors["weight_zero_point"].t(), bits)[:, : len(q)].t().to(torch.int32)
         g_idx = tensors.get("weight_g_idx")
         if g_idx is not None and (g_idx == -1).all():
-            g_idx = None  # as llm-compressor has what it has not ordered
+            g_idx = None  # llm-compressor writes -1 for inputs that it has not ordered
         order = group_order(g_idx, self.group_size)
         return QuantizedWeight(q if order is None else q.index_select(1, order), scales, (1, self.group_size), zeros, order)

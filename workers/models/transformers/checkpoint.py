@@ -66,9 +66,8 @@ class Names:
     def converted(self, fit: Fit, tied: dict[str, str], transposed: set[str]) -> Fit:
         """`fit` with a loader for each of the checkpoint's tensors. transposed: tensors that our parameters hold transposed."""
         found: dict[str, CheckpointTensor] = {}
-        groups: dict[
-            str, list[tuple[str, str, CheckpointTensor]]
-        ] = {}  # model's name -> [(checkpoint's name, pattern, tensor)]
+        # the model's name -> [(the checkpoint's name, pattern, tensor)]
+        groups: dict[str, list[tuple[str, str, CheckpointTensor]]] = {}
         by_pattern = {pattern: c for c in self._converters for pattern in c.source_patterns}
         for theirs in sorted(fit.tensors, key=dot_natural_key):
             name, pattern = self._renamed(theirs)
