@@ -39,7 +39,7 @@ from quire.ipc.messages.workers import (
 )
 from quire.ipc.process.children import WORKER_MODULE, Child, how_it_ended, wait_for_all
 from quire.ipc.step.control import encode_control
-from quire.ipc.step.masks import free_record, mask_records, no_masks_record, placed_records
+from quire.ipc.step.masks import any_token_record, area_records, mask_records, no_masks_record
 from quire.ipc.step.plan_ring import KIND_CONTROL, KIND_MASK, KIND_PLAN, KIND_SHUTDOWN, PlanRing, RingCorrupt, RingFull
 from quire.ipc.step.result_ring import ResultRing
 from quire.ipc.step.sections import HEADER
@@ -291,7 +291,7 @@ class WorkerGroup:
         """Grammar masks (int32 [n, words], bit set = allowed) of some of the mask rows (int32 [n]) of the step last sent."""
         area = self.plan_ring.area
         if area is not None and (place := area.place_of(masks)) is not None:
-            for parts in placed_records(step, rows, place, masks.shape[1]):
+            for parts in area_records(step, rows, place, masks.shape[1]):
                 self._write(KIND_MASK, *parts)
             area.named(place, self.plan_ring.position)
             return
@@ -308,9 +308,9 @@ class WorkerGroup:
         """These mask rows of the step last sent get no mask: their results will be NO_TOKEN."""
         self._write(KIND_MASK, *no_masks_record(step, rows))
 
-    def send_free(self, step: int, rows: np.ndarray) -> None:
+    def send_any_token(self, step: int, rows: np.ndarray) -> None:
         """These mask rows of the step last sent may be any token."""
-        self._write(KIND_MASK, *free_record(step, rows))
+        self._write(KIND_MASK, *any_token_record(step, rows))
 
     # ------------------------------------------------------------------------------------------------------ control
     def send_control(self, make: Callable[[int], ControlRequest], on_reply: Callable[[ControlReply], None]) -> None:

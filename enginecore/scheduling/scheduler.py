@@ -72,13 +72,13 @@ class Scheduler:
         self._admission.peak.observe(length - len(seq.prompt))
         self._end(seq)
 
-    def hold(self, seq: Sequence) -> None:
+    def defer(self, seq: Sequence) -> None:
         """A sequence of the step that was just scheduled is in none from now on, until `release`."""
         seq.is_held = True
         if seq.state is SequenceState.DECODE:
             self._decode.remove(seq)
 
-    def set_aside(self, scheduled: ScheduledStep, row: int) -> None:
+    def drop_row(self, scheduled: ScheduledStep, row: int) -> None:
         """This row of the last step that was scheduled will have no token. Its sequence, if it has not ended, is preempted,
         and starts again after `release`."""
         seq = self.slots.sequence(scheduled.slots[row])

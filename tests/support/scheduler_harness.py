@@ -107,7 +107,7 @@ class Harness:
             assert self.names[f.key] not in self.finished, "ended twice"
             self.finished[self.names[f.key]] = f.reason
 
-    def hold(self, number, from_this_step_on):
+    def defer(self, number, from_this_step_on):
         """A sequence of the last step waits for its next mask; or for that step's, which comes no more."""
         step, t = self.in_flight[-1][0], self.scheduler.slots
         rows = (step.samples & t.alive[step.slots]).nonzero()[0].tolist()
@@ -116,9 +116,9 @@ class Harness:
         if rows:
             row = rows[number % len(rows)]
             if from_this_step_on:
-                self.scheduler.set_aside(step, row)
+                self.scheduler.drop_row(step, row)
             else:
-                self.scheduler.hold(t.sequence(step.slots[row]))
+                self.scheduler.defer(t.sequence(step.slots[row]))
             self.scheduler.check()
 
     def release(self, number):

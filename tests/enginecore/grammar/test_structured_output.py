@@ -122,14 +122,14 @@ def test_a_last_token_that_ends_the_grammar_is_a_stop_and_not_a_length(engine, m
     length = len(one(engine.run("Say it", params(YES_NO))).ids)
     assert one(engine.run("Say it", params(YES_NO, max_tokens=length))).finished.reason == "stop"
     assert one(engine.run("Say it", params(StructuredOutputs("regex", "a+"), max_tokens=3))).finished.reason == "length"
-    assert not engine.core._grammar._unsure
+    assert not engine.core._grammar._ambiguous
 
 
 def test_an_end_of_which_a_slow_grammar_says_nothing_is_a_length_in_time(engine, monkeypatch):
     monkeypatch.setattr(steps, "INLINE_S", 0.0)
-    monkeypatch.setattr(steps, "UNSURE_S", 0.0)
+    monkeypatch.setattr(steps, "AMBIGUOUS_S", 0.0)
     grammar, take = engine.core._grammar, engine.core._grammar._apply
-    monkeypatch.setattr(grammar, "_apply", lambda *of: None if grammar._unsure else take(*of))
+    monkeypatch.setattr(grammar, "_apply", lambda *of: None if grammar._ambiguous else take(*of))
     output = one(engine.run("Say it", params(StructuredOutputs("regex", "a+"), max_tokens=1)))
     assert output.finished.reason == "length"
 
@@ -229,16 +229,16 @@ def test_masks_are_asked_for_before_the_scheduler_has_the_tokens(engine, monkeyp
     assert not any(asked[2:])  # what is bad depends on the tokens; the first mask on none
 
 
-# ------------------------------------------------------------------------------------------------------- thinking
-END = [50]  # of thinking: any token will do
+# ------------------------------------------------------------------------------------------------------- reasoning
+END = [50]  # of reasoning: any token will do
 
 
 def test_nothing_is_bounded_before_the_end_of_thinking(engine):
     free = one(engine.run("Think", SamplingParams(max_tokens=4, temperature=0.0))).ids
-    before = engine.workers.free_rows
+    before = engine.workers.any_token_rows
     fields = {"reasoning_end_token_ids": END, "thinking_token_budget": 4, "max_tokens": 120}
     output = one(engine.run("Think", params(**fields)))
-    assert output.ids[:4] == free and output.ids[4] == END[0] and engine.workers.free_rows > before
+    assert output.ids[:4] == free and output.ids[4] == END[0] and engine.workers.any_token_rows > before
     answer = Output()
     answer.ids, answer.finished = output.ids[5:], output.finished
     assert is_a_person(engine, answer)
@@ -283,10 +283,10 @@ def test_a_budget_is_one_of_a_thought_and_none_without(engine):
 def test_a_grammar_waits_for_a_thought_that_begins_and_for_no_other(engine):
     fields = {"reasoning_end_token_ids": END, "reasoning_start_token_ids": [49], "thinking_token_budget": 3}
     assert is_a_person(engine, one(engine.run("Who?", params(**fields))))
-    thinking = one(engine.run("Who?", params(**fields, logit_bias={49: 100.0, 50: -100.0}, max_tokens=20)))
-    assert thinking.ids == [49, 49, 49, 49, *END, *thinking.ids[5:]]
+    reasoning = one(engine.run("Who?", params(**fields, logit_bias={49: 100.0, 50: -100.0}, max_tokens=20)))
+    assert reasoning.ids == [49, 49, 49, 49, *END, *reasoning.ids[5:]]
     answer = Output()
-    answer.ids = thinking.ids[5:]
+    answer.ids = reasoning.ids[5:]
     assert begins_one(engine, answer)
 
 
