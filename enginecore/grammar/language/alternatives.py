@@ -24,7 +24,7 @@ _DEEP, _MAX_LOOKED = 2, 2_000  # this depth; schemas looked at below it: referen
 
 
 class Way(NamedTuple):
-    """What is known of every value that matches a schema in one way; the defaults say nothing."""
+    """Facts that hold for every value that matches a schema in one way; the defaults say nothing."""
 
     types: frozenset[str] = _TYPES  # integers are numbers
     values: frozenset[str] | None = None  # all possible values, as JSON; None: any
