@@ -123,7 +123,7 @@ class Automaton:
 
 
 class Places:
-    """Automata of nodes without recursion. A bounded repetition counts as unbounded: that may split too much, not too little."""
+    """Automata of nodes without recursion. Bounded repetitions count as unbounded: that may split too much, not too little."""
 
     def __init__(self, rules: dict[str, Node]) -> None:
         self._rules = rules
