@@ -1,4 +1,4 @@
-"""WorkerSupervisor: checks whether the workers are healthy, and decides when new ones start. The core's loop calls it each turn.
+"""WorkerSupervisor: watches the health of the workers, and decides when new ones start. The core's loop calls it each turn.
 
 It owns the age of the oldest step, the limit of a restart and the pause before the next start; WorkerGroup has the processes,
 and the core knows the requests that are lost with them. Nothing here waits: a start that is not due yet is looked at again in
