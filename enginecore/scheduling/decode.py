@@ -117,7 +117,7 @@ class DecodeRows:
 
     # --------------------------------------------------------------------------------------------------- results
     def take(self, step: ScheduledStep, sampled: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Append a step's sampled tokens, int32 [rows], to its sequences; returns rows, slots and tokens of those that count."""
+        """Append a step's sampled tokens, int32 [rows], to its sequences; returns rows, slots, tokens of those that count."""
         t = self._slots
         rows = (step.samples & t.alive[step.slots]).nonzero()[0]
         slots, tokens = step.slots[rows], sampled[rows]
