@@ -1,4 +1,4 @@
-"""Intake: turns AddRequest messages into sequences. Whatever a frontend may have got wrong is found here, before any work.
+"""Intake: turns AddRequest messages into sequences. All that a frontend may have got wrong is found here, before any work.
 
 A request that can never run is refused at once, with a code and a text for its user; bad input never raises out of `accept`.
 """

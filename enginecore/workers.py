@@ -217,7 +217,7 @@ class WorkerGroup:
             raise WorkersFailed(said)
 
     def stopped(self) -> list[int]:
-        """Ranks whose processes were stopped by a signal."""
+        """Ranks with a process that was stopped by a signal."""
         here = [rank for rank, child in zip(self._here, self._children) if child.is_stopped()]  # noqa: B905
         return sorted([*here, *filter(self._ranks.is_stopped, range(self.world_size))])
 

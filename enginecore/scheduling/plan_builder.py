@@ -108,7 +108,7 @@ class PlanBuilder:
         )
 
     def side_rows(self, first_prefill_row: int) -> dict[int, SideTarget]:
-        """Rows of the step whose results come by message, too."""
+        """Rows of the step with results that come by message, too."""
         return {first_prefill_row + i: target for i, target in self.side_targets.items()}
 
 

@@ -18,7 +18,7 @@ class ScheduledStep:
     samples: np.ndarray  # bool [rows]
     prefills: list[tuple[Sequence, int]]  # sequence, and tokens computed once this step is done
     num_tokens: int
-    side_rows: dict[int, SideTarget] = field(default_factory=dict)  # rows whose results come by message, too
+    side_rows: dict[int, SideTarget] = field(default_factory=dict)  # rows with results that come by message, too
     processed_rows: np.ndarray = field(default_factory=lambda: NO_WORDS)  # int32; NO_TOKEN here means a processor failed
     mask_rows: np.ndarray = field(default_factory=lambda: NO_WORDS)  # int32; NO_TOKEN here means a mask did not come
 

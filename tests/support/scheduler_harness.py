@@ -108,7 +108,7 @@ class Harness:
             self.finished[self.names[f.key]] = f.reason
 
     def defer(self, number, from_this_step_on):
-        """A sequence of the last step waits for its next mask; or for that step's, which comes no more."""
+        """Defer a sequence of the last step until its next mask; or, from_this_step_on, drop its row from that step, too."""
         step, t = self.in_flight[-1][0], self.scheduler.slots
         rows = (step.samples & t.alive[step.slots]).nonzero()[0].tolist()
         if from_this_step_on:  # masks are made when all tokens before are known
@@ -122,8 +122,8 @@ class Harness:
             self.scheduler.check()
 
     def release(self, number):
-        if held := [seq for seq in self.sequences.values() if seq.is_held]:
-            self.scheduler.release(held[number % len(held)])
+        if deferred := [seq for seq in self.sequences.values() if seq.is_held]:
+            self.scheduler.release(deferred[number % len(deferred)])
             self.scheduler.check()
 
     def turn(self, depth=None):

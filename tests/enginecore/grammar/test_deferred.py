@@ -1,4 +1,4 @@
-"""A grammar whose masks take long holds up its own sequence: what runs beside it goes on, and its output is the same."""
+"""A grammar with slow masks delays only its own sequence: others run on beside it, and its output is the same."""
 
 import json
 from collections.abc import Iterator
@@ -105,7 +105,7 @@ def test_a_late_mask_is_waited_for_by_its_own_sequence_alone(engine, monkeypatch
 
 
 def test_masks_are_not_late_because_the_step_before_took_long(engine, monkeypatch):
-    """They are asked for when it returns, and are made a turn later."""
+    """They are requested when it returns, and are made a turn later."""
     alone, preemptions, clock = plain(engine), engine.core.scheduler.counters.preemptions, [0.0]
     run, threads, asked = engine.workers._run, engine.core._grammar._threads, []
     monkeypatch.setattr(engine.core.supervisor, "_clock", LoopClock(lambda: clock[0]))
@@ -122,7 +122,7 @@ def test_masks_are_not_late_because_the_step_before_took_long(engine, monkeypatc
 
 @pytest.mark.parametrize("fields", FIELDS)
 def test_a_slow_grammars_tokens_are_scheduled_when_their_masks_are_there(engine, monkeypatch, fields):
-    """But the first two: with one it is found out, and the other is scheduled by then."""
+    """Except the first two: the first shows that the grammar is slow, and the second is scheduled by then."""
     alone, grammar = plain(engine, **fields), engine.core._grammar
     monkeypatch.setattr(mask_threads, "SLOW_S", -1.0)  # every mask is slow
     waited, scheduled, expect = [], [], grammar.expect
@@ -143,7 +143,7 @@ def test_a_slow_grammars_tokens_are_scheduled_when_their_masks_are_there(engine,
 
 @pytest.mark.parametrize("is_aborted", [False, True])
 def test_a_grammar_counts_as_slow_until_it_is_quick_again_or_has_ended(engine, monkeypatch, is_aborted):
-    """From then on steps look at nobody's."""
+    """From then on no sequence is looked at in each step."""
     monkeypatch.setattr(mask_threads, "SLOW_S", 60.0)
     alone, deferred_ones = plain(engine), engine.core._grammar._deferred
     assert not deferred_ones._slow
@@ -180,7 +180,7 @@ def test_a_mask_that_never_comes_ends_its_request_and_no_other(engine, monkeypat
 
 
 @pytest.mark.parametrize("leave", ["abort", "finish"])
-def test_who_leaves_while_it_is_deferred_leaves_nothing(engine, monkeypatch, leave):
+def test_a_request_that_ends_while_it_is_deferred_leaves_nothing(engine, monkeypatch, leave):
     alone, late = plain(engine), begun(engine, 2)
     withheld = Withheld(engine, late, monkeypatch)
     monkeypatch.setattr(masks, "MASKS_LATE_S", 0.0)
@@ -192,8 +192,8 @@ def test_who_leaves_while_it_is_deferred_leaves_nothing(engine, monkeypatch, lea
     engine.until(lambda: not engine.core._grammar._deferred)
 
 
-def test_deferred_sequences_give_their_blocks_to_who_needs_them(monkeypatch):
-    """A cache for less than two of four sequences: who is preempted while it is held goes on, too."""
+def test_deferred_sequences_give_their_blocks_to_others(monkeypatch):
+    """A cache for less than two of four sequences: one that is preempted while it is deferred goes on, too."""
     engine = CoreWithModel(num_blocks=12, max_model_len=160, look_ahead=False)
     try:
         wide = {"max_tokens": 70, "ignore_eos": True}
@@ -209,7 +209,7 @@ def test_deferred_sequences_give_their_blocks_to_who_needs_them(monkeypatch):
 
 
 def test_an_end_that_is_found_late_is_told_to_its_own_frontend(engine):
-    """By then a step's tokens are another frontend's, or there are none."""
+    """By then a step's tokens are for another frontend, or there are none."""
     for owners in ([99], []):
         late = begun(engine, 2)
         none = np.zeros(len(owners), np.int32)
@@ -222,7 +222,7 @@ def test_an_end_that_is_found_late_is_told_to_its_own_frontend(engine):
 
 
 def test_a_grammar_that_becomes_slow_is_found_out(engine, monkeypatch):
-    """Beside it, others go on; and it has as many tokens as it may."""
+    """Others go on beside it, and it gets as many tokens as it may have."""
     monkeypatch.setattr(mask_threads, "SLOW_S", 5e-4)
     slow = engine.submit("aaaa", params(AMBIGUOUS, max_tokens=150, ignore_eos=True))
     engine.until(lambda: engine.core._grammar._deferred)

@@ -16,7 +16,7 @@ def constraint(reasoning: Reasoning | None, matcher: object = None) -> Constrain
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=4), st.lists(st.integers(0, 2), max_size=30))
-def test_thinking_ends_with_the_first_occurrence_of_its_end(ends, tokens):
+def test_reasoning_ends_with_the_first_occurrence_of_its_end(ends, tokens):
     reasoning = Reasoning(ends, None)
     ended = None
     for i, token in enumerate(tokens):
@@ -56,7 +56,7 @@ def test_rows_need_masks_from_the_first_token_that_may_be_bounded():
     assert constraint(Reasoning([5], 2**31 - 1)).mask_from(10) == INT32_MAX
 
 
-def test_a_matcher_hears_of_tokens_after_thinking_alone():
+def test_a_matcher_gets_only_tokens_after_reasoning():
     c = constraint(Reasoning([5, 6], None), "matcher")
     assert [c.take(token) for token in (1, 5, 6, 7, 8)] == [False, False, False, True, True]
     assert c.unconsumed == [7, 8] and c.reasoning is None
@@ -87,7 +87,7 @@ def test_what_other_parameters_forbid_is_taken_out(allowed, banned, left):
     ("tokens", "begun", "missing"),
     [([7], True, False), ([1, 7], True, False), ([1, 1, 7], True, False), ([1, 1, 1], False, True), ([1, 1], False, False)],
 )
-def test_a_thought_begins_with_its_start_or_not_at_all(tokens, begun, missing):
+def test_reasoning_begins_with_its_start_or_not_at_all(tokens, begun, missing):
     reasoning = Reasoning([9], 0, [7], 2)
     for token in tokens:
         assert reasoning.forced is None and reasoning.opening is None and not reasoning.is_missing
@@ -104,7 +104,7 @@ def test_a_start_of_several_tokens_is_met_token_by_token():
     assert reasoning.forced == 9
 
 
-def test_the_first_token_decides_between_a_thought_and_the_grammar():
+def test_the_first_token_decides_between_reasoning_and_the_grammar():
     c = constraint(Reasoning([9], None, [7]), "matcher")
     assert c.reasoning.opening == 7
     assert c.take(5) and c.reasoning is None and c.unconsumed == [5]
