@@ -325,7 +325,7 @@ class EngineCore:
         if not self._in_flight:
             is_awake = self.config.spins and now - self._last_result < AWAKE_S
             self._poll(0.0 if is_awake else min(until_beat, self.supervisor.until_start_s))
-            self.workers.drain_doorbell()  # one that rang late would wake this loop for ever
+            self.workers.drain_doorbell()  # a late signal would wake this loop again and again
             return
         oldest = self._in_flight[0]
         if self._masks.due(oldest.scheduled.step):  # poll for its masks: the threads that make them need Python's lock

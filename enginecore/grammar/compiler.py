@@ -35,7 +35,7 @@ from quire.ipc.messages.frontend import AddRequest
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.structured_outputs import StructuredOutputs
 
-QUICK_S = 0.05  # a request's n sequences get several compilations of their grammar, until these have taken so long
+QUICK_S = 0.05  # total time for compiling a grammar several times, for the n sequences of a request
 STACK_BYTES = 16 << 20  # for threads that compile: twice what was enough in the trial process
 
 

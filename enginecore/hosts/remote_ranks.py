@@ -38,8 +38,8 @@ class RemoteRanks:
         silence_s: float = 10.0,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
-        """keys, model: needed if there are other hosts. find: None if hosts never change. on_close: releases what found the
-        hosts."""
+        """keys, model: needed if there are other hosts. find: None if hosts never change. on_close: called by `close`, to
+        leave Ray."""
         self.placement = placement
         self.here = placement.ranks_of(None)
         self._keys, self._model, self._gpu_name, self._find, self._silence_s = keys, model, gpu_name, find, silence_s

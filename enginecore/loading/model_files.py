@@ -155,7 +155,7 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-# ------------------------------------------------------------------------------------------------------- what the core knows
+# ------------------------------------------------------------------------------------------------------- facts for the core
 def model_summary(
     model_dir: Path,
     tokenizer_dir: Path | None = None,
@@ -298,7 +298,7 @@ def _check_generation_defaults(path: Path | None, overrides: Mapping[str, Any]) 
         raise ModelFilesError(f"{path.parent}/{error}. `--generation-config vllm` ignores the file") from None
 
 
-# ------------------------------------------------------------------------------------------------------- what frontends get
+# ------------------------------------------------------------------------------------------------------- files for frontends
 def frontend_files(
     model_dir: Path,
     tokenizer_dir: Path | None = None,

@@ -141,7 +141,7 @@ class DecodeRows:
         filled = [(self._slots.sequence(slots[i]), int(computed[i])) for i in ends]
         self._filled += filled
         if any(self._kv.windows):
-            self.register_filled()  # what is given back should be findable
+            self.register_filled()  # blocks that are given back should be findable
             for seq, num_computed in filled:
                 self._kv.release_outside_window(seq.blocks, num_computed)
 
