@@ -1,6 +1,6 @@
 """MaskThreads: threads that advance grammar matchers and make masks from them, beside the core's loop, without Python's lock.
 
-The main thread serves a step in two calls of llguidance, which spreads them over threads of its own: a row takes ten
+The fast lane's thread serves a step in two calls of llguidance, which spreads them over threads of its own: a row takes ten
 microseconds there, and several Python threads would take longer to share Python's lock. Sequences in a slow call are moved to a
 slow-lane thread, one row per call, until they are fast again. That shows which grammar is slow: it no longer delays the others'
 masks, and its request ends if one token takes too long. Meanwhile its sequence has one token at a time, scheduled when its mask
@@ -32,7 +32,7 @@ PARTS, MIN_PART = 2, 16  # calls for a step's masks, and masks per call at least
 LONG_S = 7e-4  # after masks that took longer the next are made in one call, which keeps its threads equally busy
 SLOW_S = 0.02  # a call that takes longer is slow: its sequences go to slow lanes, which show the grammar at fault
 SLOW_FOR = 64  # masks after one that took long alone: these are expected to be slow, too
-YIELD_S = 2e-4  # the longest wait for the main thread to begin: it may be in a long call
+YIELD_S = 2e-4  # the longest wait for the fast lane to begin: it may be in a long call
 CLOSE_S = 10.0  # for threads to end: in a slow lane one sequence takes a second at most, or its request ends
 _FINISHED = SequenceState.FINISHED
 _lexer = operator.attrgetter("constraint.lexer")
@@ -40,7 +40,7 @@ TOO_SLOW = Failure("invalid", f"its grammar took more than {MAX_WAIT_S:g} s for 
 
 
 def mask_threads(num_cores: int) -> int:
-    """llguidance threads worth having: the loop, the main mask thread, a worker and a frontend want a core each."""
+    """llguidance threads worth having: the loop, the fast lane's thread, a worker and a frontend want a core each."""
     return min(max(num_cores - 4, 1), MAX_THREADS)
 
 
@@ -85,21 +85,21 @@ class MaskThreads:
         self._get_vocabulary = vocabulary
         self._threads: list[threading.Thread] = []
         self._closing = threading.Event()
-        self._queues: dict[int, queue.SimpleQueue[list[Work] | None]] = {}  # 0: of the main thread; others: of slow lanes
-        self._begun = threading.Lock()  # locked from the submission of works until the main thread has begun a call
-        self._may_begin = False  # works were submitted to the main thread since `let_begin` waited for it
+        self._queues: dict[int, queue.SimpleQueue[list[Work] | None]] = {}  # 0: of the fast lane; others: of slow lanes
+        self._begun = threading.Lock()  # locked from the submission of works until the fast lane has begun a call
+        self._may_begin = False  # works were submitted to the fast lane since `let_begin` waited for it
         self._done: queue.SimpleQueue[Done] = queue.SimpleQueue()
         self._fd = os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # counts results
         self.memory = _new_memory  # makes arrays for masks, int32 [n, words]: GrammarSteps sets one that workers can read
         self.num_outstanding = 0  # works that were submitted and not taken back
-        self.num_quick = 0  # those of them that the main thread does
+        self.num_quick = 0  # those of them in the fast lane
 
     def fileno(self) -> int:
         """For a poller: readable when `take` may have something."""
         return self._fd
 
     def submit(self, works: list[Work]) -> None:
-        """Give works to their threads: the main one, or the slow lane of their lexer."""
+        """Give works to their threads: the fast lane's, or the slow lane's of their lexer."""
         quick: list[Work] = []
         by_queue: dict[int, list[Work]] = defaultdict(list)
         for work in works:
@@ -120,7 +120,7 @@ class MaskThreads:
         self.num_outstanding += len(works)
 
     def let_begin(self) -> None:
-        """Leave Python's lock to the main thread until it calls llguidance: else it gets it only when we wait for results."""
+        """Leave Python's lock to the fast lane until it calls llguidance: else it gets it only when we wait for results."""
         if self._may_begin:
             self._may_begin = False
             self._begun.acquire(timeout=YIELD_S)
