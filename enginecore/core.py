@@ -50,7 +50,7 @@ from quire.ipc.step.sections import STEP_MASK
 log = logging.getLogger("quire.enginecore")
 
 STEPS_OF_STAGE = 2  # in flight: one that the stage works on, and one that is there when that is done
-BEAT_INTERVAL_S = 0.5
+HEARTBEAT_INTERVAL_S = 0.5
 SPIN_S = 2e-3  # the poller's resolution is a millisecond: closer to a step's expected end the loop spins
 SPIN_LOOKS = 100  # at the result between two looks at everything else, which takes as long as all of these
 LATE_S = 1e-2  # how long the loop spins on for a step that takes longer than expected
@@ -82,15 +82,15 @@ class InFlight:
 
 
 class EngineCore:
-    """workers: ready ones. on_beat: called with each heartbeat, for a parent process that watches this one. preparers: make
-    what requests must wait for before they can run, see preparation.py; grammars: the preparer of structured output."""
+    """workers: ready ones. on_heartbeat: called with each heartbeat, for a parent process that watches this one. preparers:
+    make what requests must wait for before they can run, see preparation.py; grammars: the preparer of structured output."""
 
     def __init__(
         self,
         config: CoreConfig,
         link: CoreToFrontends,
         workers: WorkerGroup,
-        on_beat: Callable[[], None] = lambda: None,
+        on_heartbeat: Callable[[], None] = lambda: None,
         preparers: Iterable[Preparer] = (),
         grammars: GrammarCompiler | None = None,
     ):
@@ -126,8 +126,8 @@ class EngineCore:
         self._wants_stacks = False
         self._expected = Expected()
         self._last_result = 0.0
-        self._next_beat = 0.0
-        self._on_beat = on_beat
+        self._next_heartbeat = 0.0
+        self._on_heartbeat = on_heartbeat
         self.stats = Statistics(config.log_stats, s.max_num_seqs)
         self.expert_load = ExpertLoad(workers)
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # for signal handlers, which do not interrupt a poll
@@ -164,7 +164,7 @@ class EngineCore:
                     self._collect()  # it waited for this result; messages have waited less long
             except WorkersFailed as error:
                 self._replace_workers(str(error))
-            self._beat()
+            self._heartbeat()
         self.link.broadcast(ShuttingDown(self.link.epoch))
 
     def stop(self, grace_s: float) -> None:
@@ -321,15 +321,15 @@ class EngineCore:
     def _wait(self) -> None:
         """Wait for a message, a result or the end of a process; at the latest until the next heartbeat."""
         now = time.monotonic()
-        until_beat = self._next_beat - now
+        until_heartbeat = self._next_heartbeat - now
         if not self._in_flight:
             is_awake = self.config.spins and now - self._last_result < AWAKE_S
-            self._poll(0.0 if is_awake else min(until_beat, self.supervisor.until_start_s))
+            self._poll(0.0 if is_awake else min(until_heartbeat, self.supervisor.until_start_s))
             self.workers.drain_doorbell()  # a late signal would wake this loop again and again
             return
         oldest = self._in_flight[0]
         if self._masks.due(oldest.scheduled.step):  # poll for its masks: the threads that make them need Python's lock
-            self._poll(min(until_beat, MASKS_LATE_S))
+            self._poll(min(until_heartbeat, MASKS_LATE_S))
             return
         expected = max(oldest.sent_at, self._last_result) + self._expected.seconds(oldest.scheduled) - now
         if self.config.spins and -LATE_S < expected < SPIN_S:
@@ -337,7 +337,7 @@ class EngineCore:
             return
         armed = self.workers.result_ring.arm(oldest.scheduled.step, len(oldest.scheduled.slots), oldest.logprob_rows)
         if armed or not self._is_done(oldest):  # prompt logprobs come as a message, after the tokens
-            self._poll(min(until_beat, expected - SPIN_S) if self.config.spins and expected > SPIN_S else until_beat)
+            self._poll(min(until_heartbeat, expected - SPIN_S) if self.config.spins and expected > SPIN_S else until_heartbeat)
         self.workers.result_ring.disarm()
         self.workers.result_ring.drain_doorbell()
 
@@ -353,15 +353,15 @@ class EngineCore:
         if (self._wake_fd, zmq.POLLIN) in self._poller.poll(int(max(timeout_s, 0.0) * 1000)):
             os.eventfd_read(self._wake_fd)
 
-    def _beat(self) -> None:
+    def _heartbeat(self) -> None:
         now = time.monotonic()
-        if now < self._next_beat:
+        if now < self._next_heartbeat:
             return
-        self._next_beat = now + BEAT_INTERVAL_S
+        self._next_heartbeat = now + HEARTBEAT_INTERVAL_S
         parts = self.scheduler, self.preparing, self.supervisor, self.workers, self.expert_load
-        self.link.broadcast(self.stats.beat(self.link.epoch, *parts))
+        self.link.broadcast(self.stats.heartbeat(self.link.epoch, *parts))
         self.stats.log(now)
-        self._on_beat()
+        self._on_heartbeat()
 
     # ----------------------------------------------------------------------------------------------------- workers
     def _watch_workers(self) -> None:

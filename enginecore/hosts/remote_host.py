@@ -12,12 +12,11 @@ from collections.abc import Sequence
 import zmq
 
 from quire.enginecore.hosts.placement import HostEntry
-from quire.ipc.config import WorkerConfig
 from quire.ipc.links.core_and_hosts import CoreToHost, HostLost, HostUnreadable, NotThisHost
 from quire.ipc.messages.hosts import (
     BeginRanks,
-    HostBeat,
     HostCommand,
+    HostHeartbeat,
     HostHello,
     HostMessage,
     HostRefused,
@@ -29,6 +28,7 @@ from quire.ipc.messages.hosts import (
 from quire.ipc.messages.workers import SideResults, WorkerMessage
 from quire.ipc.process.children import how_it_ended
 from quire.ipc.version import VERSION
+from quire.ipc.worker_config import WorkerConfig
 
 log = logging.getLogger("quire.enginecore")
 
@@ -110,7 +110,7 @@ class RemoteHost:
                 said.append(inner)
             case RankEnded(rank, code) if rank in self.ranks:
                 raise HostFailed(f"worker {rank} on {self.where} ended unexpectedly ({how_it_ended(code)})")
-            case HostBeat():
+            case HostHeartbeat():
                 self.stopped = {rank for rank in message.stopped if rank in self.ranks}
             case _:
                 raise self._failed("it sent what was not due")
