@@ -29,11 +29,9 @@ class RequestDefaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         if body.stream:
             body.stream_options = self.stream_options(body.stream_options)
 
-    def stream_options(self, asked: StreamOptions | None) -> StreamOptions:
-        """Of a stream."""
-        if self.include_usage:
-            return StreamOptions(include_usage=True, continuous_usage_stats=True)
-        return asked or StreamOptions()
+    def stream_options(self, asked: StreamOptions | None) -> StreamOptions | None:
+        """A stream's, where the request asks for these."""
+        return StreamOptions(include_usage=True, continuous_usage_stats=True) if self.include_usage else asked
 
     def role(self, body: ChatRequest) -> str:
         """Of the answer: ours, or that of the message that it goes on with. Roles are the template's to know."""
