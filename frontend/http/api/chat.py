@@ -20,13 +20,12 @@ from quire.frontend.http.api.bodies.schemas import (
 )
 from quire.frontend.http.api.chat_output import ChatOutput
 from quire.frontend.http.api.chat_run import check_chat, prepare_chat, submit_chat
-from quire.frontend.http.api.chunk_events import ChunkEvents, includes_usage
 from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.api.generate import Pump, collect, running
 from quire.frontend.http.api.logs.request_log import new_id
 from quire.frontend.http.api.prompt_run import PromptRun, usage_of
 from quire.frontend.http.api.services import Services
-from quire.frontend.http.api.sse import ChunkWriter, json_bytes
+from quire.frontend.http.api.sse import ChunkEvents, ChunkWriter, includes_usage, json_bytes
 from quire.frontend.http.protocol.exchange import Request, Response
 from quire.frontend.text.tokenizer import Tokenizer
 
@@ -80,7 +79,9 @@ class ChatFormat:
         self._first_content = b'""' if parsed is None else b"null"  # of what is parsed, maybe nothing is content
         self.wants_logprobs = bool(body.logprobs)
         self._return_token_ids = bool(body.return_token_ids)
-        self._style = LogprobStyle(tokenizer, body.top_logprobs or 0, bool(body.return_tokens_as_token_ids))
+        self._style: LogprobStyle | None = None
+        if self.wants_logprobs:
+            self._style = LogprobStyle(tokenizer, body.top_logprobs or 0, bool(body.return_tokens_as_token_ids))
 
     def is_large(self, run: PromptRun) -> bool:
         """Whether an answer in one piece might take long to encode."""
@@ -107,10 +108,12 @@ class ChatFormat:
             yield chunks.rich_text(i, self.echo, usage=usage)
 
     def logprobs(self, run: PromptRun, delta: Delta) -> ChatLogprobs | None:
-        return None if delta.logprobs is None else chat_logprobs(delta.logprobs, delta.token_ids, self._style)
+        style = self._style
+        return None if style is None or delta.logprobs is None else chat_logprobs(delta.logprobs, delta.token_ids, style)
 
     def whole_logprobs(self, delta: Delta) -> ChatLogprobs | None:
-        return None if delta.logprobs is None else chat_pieces(delta.logprobs, delta.token_ids, self._style)
+        style = self._style
+        return None if style is None or delta.logprobs is None else chat_pieces(delta.logprobs, delta.token_ids, style)
 
 
 async def _choice(run: PromptRun, delta: Delta, chat_format: ChatFormat, with_ids: bool) -> ChatChoice:

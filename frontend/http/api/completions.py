@@ -32,14 +32,13 @@ from quire.frontend.http.api.bodies.schemas import (
     Usage,
     check_supported,
 )
-from quire.frontend.http.api.chunk_events import ChunkEvents, includes_usage
 from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.api.generate import Pump, collect, running
 from quire.frontend.http.api.logs.request_log import new_id
 from quire.frontend.http.api.prompt import encoded, num_kept, truncated
 from quire.frontend.http.api.prompt_run import PromptRun, submit, usage_of
 from quire.frontend.http.api.services import Services
-from quire.frontend.http.api.sse import ChunkWriter, json_bytes
+from quire.frontend.http.api.sse import ChunkEvents, ChunkWriter, includes_usage, json_bytes
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.http.protocol.exchange import Request, Response
 from quire.frontend.text.tokenizer import Tokenizer

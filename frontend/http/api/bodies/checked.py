@@ -1,7 +1,7 @@
-"""CheckedRequest: the sampling fields of a request, checked as far as that goes without its prompt.
+"""From a decoded body to a CheckedRequest: its sampling fields, checked as far as that goes without its prompt.
 
-Every generating route makes one of its body, then the prompt, then SamplingParams (params.py). Defaults come, in this order,
-from the request, the model's generation_config.json, and the route.
+A route fills in what the operator says where the request says nothing (`RequestDefaults`), checks the body, makes the prompt,
+and then SamplingParams (params.py). The sampler's own defaults come from the model's generation_config.json, then the route.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,15 @@ import msgspec
 
 from quire.frontend.client.turns import in_native_thread
 from quire.frontend.http.api.bodies.fields import NOT_SUPPORTED, check_fields
-from quire.frontend.http.api.bodies.schemas import SAMPLING_VALUES, SamplingFields, Unsupported, check_supported
+from quire.frontend.http.api.bodies.schemas import (
+    SAMPLING_VALUES,
+    ChatRequest,
+    SamplingFields,
+    StreamOptions,
+    TokenizeRequest,
+    Unsupported,
+    check_supported,
+)
 from quire.frontend.http.api.bodies.structured import SOURCES, structured_outputs
 from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.api.tools.tool_use import ToolUse
@@ -32,6 +40,37 @@ _RARE = (
 )  # fmt: skip
 _rare_values = attrgetter(*_RARE)
 _NOTHING = (None,) * len(_RARE)
+
+
+class RequestDefaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """From flags of `quire serve`, never from the wire; made once. A route passes each decoded body through `fill`.
+
+    include_usage: in every event of a stream and at its end, whatever the request says."""
+
+    response_role: str = "assistant"
+    chat_template_kwargs: dict[str, Any] = {}
+    return_tokens_as_token_ids: bool = False
+    include_usage: bool = False
+
+    def fill(self, body: SamplingFields | TokenizeRequest) -> None:
+        """Put into the body what it leaves to us."""
+        if self.chat_template_kwargs and isinstance(body, ChatRequest | TokenizeRequest):
+            body.chat_template_kwargs = {**self.chat_template_kwargs, **(body.chat_template_kwargs or {})}
+        if not isinstance(body, SamplingFields):
+            return
+        if self.return_tokens_as_token_ids and body.return_tokens_as_token_ids is None:
+            body.return_tokens_as_token_ids = True
+        if body.stream:
+            body.stream_options = self.stream_options(body.stream_options)
+
+    def stream_options(self, asked: StreamOptions | None) -> StreamOptions | None:
+        """A stream's, where the request asks for these."""
+        return StreamOptions(include_usage=True, continuous_usage_stats=True) if self.include_usage else asked
+
+    def role(self, body: ChatRequest) -> str:
+        """Of the answer: ours, or that of the message that it goes on with. Roles are the template's to know."""
+        last = body.messages[-1].get("role")
+        return last if body.continue_final_message and isinstance(last, str) else self.response_role
 
 
 class CheckedRequest(msgspec.Struct, kw_only=True):
