@@ -1,7 +1,7 @@
 """One engine from its flags to its end: find the model, start the workers, bind the socket, run the loop.
 
 Called by `enginecore` (cli.py, stand-alone) and by `python -m quire.enginecore` (__main__.py, as a child of a server or an LLM
-object). Every failure to start is a StartupError, whose text is for the user.
+object). Every failure to start is a StartupError with a text for the user.
 """
 
 import bisect
@@ -91,12 +91,12 @@ def run_engine(
 
     try:
         _run(config, ready, prespawned, on_heartbeat, early)
-    except (OSError, zmq.ZMQError) as error:  # no descriptors, memory or processes are to be had
+    except (OSError, zmq.ZMQError) as error:  # the system has no descriptors, memory or processes left
         if is_ready:
             raise
         raise StartupError(f"the machine does not let it start: {error}") from error
     finally:
-        on_stop_signals(signal.SIG_IGN)  # we are ending, and the caller has a last word to say
+        on_stop_signals(signal.SIG_IGN)  # the engine is ending, and the caller has a last message to print
         prespawned.terminate(0.0)
 
 
@@ -119,7 +119,7 @@ def _run(
     workers = WorkerGroup(template, [prespawned], ranks)
     eos, threads = tuple(summary.eos_token_ids), mask_threads(cpu_share())
     grammars = GrammarCompiler(files.get("tokenizer.json"), summary.vocab_size, eos, threads)
-    link = _bind(config)  # before anything slow: an address in use is said at once
+    link = _bind(config)  # before anything slow, so that an address in use is reported at once
     try:
         workers.start()
         grammars.start()  # while the workers load the model
@@ -147,7 +147,7 @@ def _run(
         link.close()
 
 
-# ------------------------------------------------------------------------------------------------ what is decided
+# ------------------------------------------------------------------------------------------------- configurations
 def worker_config(config: EngineConfig, folder: Path, summary: ModelSummary) -> WorkerConfig:
     """The template of every worker's configuration, with all defaults resolved. Raises StartupError."""
     gpus = find_gpus() if config.device != "cpu" else []
@@ -184,13 +184,13 @@ def worker_config(config: EngineConfig, folder: Path, summary: ModelSummary) -> 
 
 
 def _requests_seed(config: EngineConfig) -> int:
-    """Of requests without one of their own. Engines of --data-parallel-size have different ones: with the same, a prompt that
-    is asked many times would get each answer once from every engine."""
+    """The seed for requests without one of their own. Engines of --data-parallel-size have different ones: with the same, a
+    prompt that is sent many times would get each answer once from every engine."""
     return config.seed + (config.device_index if config.data_parallel_size > 1 else 0)
 
 
 def _own_gpus(config: EngineConfig, gpus: list[Gpu]) -> list[Gpu]:
-    """Those from this engine's first on. Raises StartupError if there are too few for all engines."""
+    """The GPUs from this engine's first one on. Raises StartupError if there are too few for all engines."""
     size, shared_by = config.data_parallel_size, sizes_in_words(config.tensor_parallel_size, config.pipeline_parallel_size)
     needed = max(size * config.world_size, config.device_index + 1)
     if gpus and size > 1 and needed > len(gpus):
@@ -238,7 +238,7 @@ def core_config_of(summary: ModelSummary, worker: WorkerConfig, profile: WorkerP
         max_num_waiting=engine.max_num_waiting,
         seed=_requests_seed(engine),
         step_timeout_s=engine.step_timeout_s,
-        # its own, and one for each rank, of all engines; and one is left for frontends
+        # all engines have a core for their loop and one for each rank, and one is left for frontends
         spins=engine.device == "cuda" and cpu_share() > (1 + engine.world_size) * engine.data_parallel_size,
         log_requests=engine.enable_log_requests,
         log_stats=not engine.disable_log_stats,
@@ -249,7 +249,7 @@ def core_config_of(summary: ModelSummary, worker: WorkerConfig, profile: WorkerP
 
 
 def server_info(worker: WorkerConfig, profile: WorkerProfile, capacity: int) -> ServerInfo:
-    """What the engine runs with, defaults resolved: nothing of keys, no address, no template's text."""
+    """The engine's settings, with all defaults resolved; without keys, addresses, and the text of the template."""
     hidden = ("key", "secret", "password", "hf_token", "curve_", "listen", "hosts", "chat_template")
     names = [n for n in EngineConfig.__struct_fields__ if not any(word in n for word in hidden)]
     values = {name: getattr(worker.engine, name) for name in names}
@@ -353,11 +353,11 @@ def _welcome(
 
 
 def _core_keys(config: EngineConfig) -> CoreKeys | None:
-    """Keys for tcp://; the engine's own pair is made where its file does not exist yet."""
+    """Keys for tcp://; the engine's own pair is made if its file does not exist yet."""
     if not config.curve_secret_key_file and not config.curve_allow_file:
         return None
     if not config.curve_secret_key_file or not config.curve_allow_file:
         raise ValueError("--curve-secret-key-file and --curve-allow-file go together")
-    # said before the list is read: a frontend that is to be on the list needs it for its own first start
+    # logged before the list is read: a frontend that will be on the list needs this key for its first start
     log.info("the engine's public key, for frontends: %s", load_or_make_keys(config.curve_secret_key_file).public.decode())
     return load_core_keys(config.curve_secret_key_file, config.curve_allow_file)

@@ -1,4 +1,4 @@
-"""Sequence: one child of a request as the scheduler sees it; and Slots, the numpy tables of all running ones. No I/O.
+"""Sequence: one child of a request as the scheduler sees it; and Slots, numpy tables of all running sequences. No I/O.
 
 Index ranges of a running sequence's tokens, all counted from the prompt's start:
 
@@ -7,7 +7,7 @@ Index ranges of a running sequence's tokens, all counted from the prompt's start
     [num_tokens, sched_tokens)   sampled by steps in flight: ids not known yet
     [0, final_len)               may ever exist: prompt + max_tokens, bounded by the context
 
-What a decode row computes and samples of it, decode.py says.
+decode.py says which of these a decode row computes and samples.
 """
 
 import math
@@ -42,7 +42,7 @@ class SequenceState(IntEnum):
 
 @dataclass(eq=False, slots=True)
 class Sequence:
-    # what was asked for: written by Intake, once
+    # the request: written by Intake, once
     owner: int  # index of the frontend
     key: int
     request_id: int
@@ -54,16 +54,16 @@ class Sequence:
     order: tuple[int, int]  # (priority, arrival number): smaller runs first
     arrival_time: float
     stop_ids: frozenset[int]  # custom ones; the model's own end ids are a table of the scheduler
-    min_tokens_stop_ids: list[int] = field(default_factory=list, kw_only=True)  # every id that min_tokens keeps away
+    min_tokens_stop_ids: list[int] = field(default_factory=list, kw_only=True)  # every id that min_tokens forbids
     is_processed: bool = field(default=False, kw_only=True)  # the operator's own logits processors see it
     num_candidates: int = field(default=0, kw_only=True)  # for the token after the prompt
-    # what its next token must be, if that is bounded: made by a preparer (grammar/compiler.py), used by the core alone
+    # what restricts its next token, if anything does: made by a preparer (grammar/compiler.py), used only by the core
     constraint: Any = None  # grammar/matchers.Constraint
     mask_from: int = INT32_MAX  # the length from which its rows need masks
-    is_held: bool = False  # in no step until `Scheduler.release`: its next mask is not made yet
-    # what it holds of the KV cache: written by KVManager
+    is_deferred: bool = False  # in no step until `Scheduler.release`: its next mask is not made yet
+    # its part of the KV cache: written by KVManager
     blocks: SequenceBlocks = field(kw_only=True)
-    # where it is: written by the scheduler's parts
+    # its progress: written by the scheduler's parts
     state: SequenceState = SequenceState.WAITING
     slot: int = -1
     num_computed: int = 0  # scheduled; meaningful in PREFILL
@@ -84,7 +84,7 @@ class Sequence:
 
     @property
     def is_stream(self) -> bool:
-        """Whether somebody reads its tokens as they come, and not the end alone."""
+        """Whether its tokens are read as they come, and not only at the end."""
         return self.params.output_kind is not RequestOutputKind.FINAL_ONLY
 
     @property
@@ -153,7 +153,7 @@ class Slots:
         self.last_token_time = np.full(n, np.nan)  # when its last token came, seconds of the clock of `Scheduler.update`
         self.constrained = np.zeros(n, bool)  # has a constraint
         self.mask_from = np.full(n, INT32_MAX, np.int32)
-        self.num_constrained = 0  # while there are none, nobody looks at the two
+        self.num_constrained = 0  # while it is 0, the two tables above are not looked at
 
     def lease(self, seq: Sequence, tokens: np.ndarray) -> int:
         """Give `seq` a slot; `tokens` are all its known ids."""

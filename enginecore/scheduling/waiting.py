@@ -1,8 +1,8 @@
 """WaitingQueue: sequences without a slot, in the order in which they are to start, in queues by what they wait for. No I/O.
 
 There are three kinds of queue, each in order. *Ready* sequences wait for a slot and blocks. Some wait until another sequence
-has computed a prefix that they share, with a queue for each prefix. Some are held until their next mask is made: no step is
-made for them, and none keeps tokens for them. A step looks at the ready queue alone, however many wait in the others. `first`
+has computed a prefix that they share, with a queue for each prefix. Some are deferred until their next mask is made: no step is
+made for them, and none keeps tokens for them. A step looks only at the ready queue, however many wait in the others. `first`
 is the first ready sequence. Admission looks at sequences and takes them (admission.py); code that gives resources back says so
 here (leaving.py).
 """
@@ -17,7 +17,7 @@ Queue = list[tuple[Key, Sequence]]  # sorted
 
 
 class WaitingQueue:
-    """fcfs: by arrival. priority: by (priority, arrival). Preempted ones are where they were before."""
+    """fcfs: by arrival. priority: by (priority, arrival). Preempted sequences get their old places back."""
 
     def __init__(self, policy: str):
         if policy not in ("fcfs", "priority"):
@@ -25,18 +25,18 @@ class WaitingQueue:
         self._by_priority = policy == "priority"
         self._ready: Queue = []
         self._for_prefix: dict[bytes, Queue] = {}  # by the hash of the prefix's last block
-        self._held: Queue = []
+        self._held: Queue = []  # deferred sequences
         self._queue_of: dict[Sequence, Queue] = {}  # the owner of membership
-        self.no_room_for: Sequence | None = None  # the first one, if there was no room for it when it was looked at
+        self.no_room_for: Sequence | None = None  # the first one, if there was no room for it at the last look
 
     def _entry(self, seq: Sequence) -> tuple[Key, Sequence]:
         return (seq.order if self._by_priority else (0, seq.order[1])), seq
 
     def push(self, seq: Sequence) -> None:
-        self._enqueue(seq, self._held if seq.is_held else self._ready)
+        self._enqueue(seq, self._held if seq.is_deferred else self._ready)
 
     def release(self, seq: Sequence) -> None:
-        """It is held no longer."""
+        """The sequence is no longer deferred."""
         self.remove(seq)
         self.push(seq)
 
@@ -52,21 +52,21 @@ class WaitingQueue:
             self.no_room_for = None
 
     def first(self) -> Sequence | None:
-        """The next one in order that could start."""
+        """The next sequence, in order, that could start."""
         return self._ready[0][1] if self._ready else None
 
     def could_start(self) -> Iterator[Sequence]:
-        """Those that `first` would name one after the other. Nothing may change meanwhile."""
+        """The sequences that `first` would return one after the other. The queue may not change meanwhile."""
         return (seq for _, seq in self._ready)
 
     # -------------------------------------------------------------------------------------------- shared prefixes
     def wait_for_prefix(self, seq: Sequence, block_hash: bytes) -> None:
-        """It stands aside until `prefix_resolved(block_hash)`."""
+        """Take the sequence out of the ready queue until `prefix_resolved(block_hash)`."""
         self.remove(seq)
         self._enqueue(seq, self._for_prefix.setdefault(block_hash, []))
 
     def prefix_resolved(self, block_hash: bytes) -> None:
-        """Whoever waited for this prefix is in order again with the others."""
+        """Put the sequences that waited for this prefix back into the ready queue, in order."""
         back = self._for_prefix.pop(block_hash, [])
         self._ready += back
         self._ready.sort()  # two sorted runs: they are merged
@@ -77,7 +77,7 @@ class WaitingQueue:
 
     @property
     def num_to_schedule(self) -> int:
-        """Those that are not held."""
+        """How many waiting sequences are not deferred."""
         return len(self._queue_of) - len(self._held)
 
     def __iter__(self) -> Iterator[Sequence]:
@@ -86,7 +86,7 @@ class WaitingQueue:
     def check(self) -> None:
         """Assert that every sequence is in one queue, and every queue is in order."""
         queues = [self._ready, self._held, *self._for_prefix.values()]
-        assert all(seq.is_held == (self._queue_of[seq] is self._held) for seq in self._queue_of)
+        assert all(seq.is_deferred == (self._queue_of[seq] is self._held) for seq in self._queue_of)
         assert all(queue == sorted(queue, key=lambda entry: entry[0]) for queue in queues)
         assert [seq for queue in queues for _, seq in queue if self._queue_of.get(seq) is not queue] == []
         assert sum(map(len, queues)) == len(self._queue_of)
