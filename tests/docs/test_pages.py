@@ -160,6 +160,13 @@ def test_links_lead_somewhere(path):
             assert anchor in anchors(file.read_text()), link
 
 
+def test_the_log_has_every_section_in_its_table_by_subject():
+    text = (ROOT / "benchmarks/LOG.md").read_text()
+    listed = re.findall(r"\]\(#([^)]+)\)", text.partition("## By subject\n")[2].partition("\n## ")[0])
+    sections = set(re.findall(r"^## (.*)$", text, re.M)) - {"By subject"}
+    assert len(listed) == len(set(listed)) and set(listed) == {anchor for title in sections for anchor in anchors(f"# {title}")}
+
+
 def test_the_readme_leads_to_every_page():
     assert [path.name for path in DOCS.glob("*.md") if f"(docs/{path.name})" not in TEXT["README.md"]] == []
 
