@@ -31,7 +31,7 @@ from quire.ipc.structured_outputs import MAX_GRAMMAR_BYTES, MAX_GRAMMAR_DEPTH
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
 VLLM = json.loads((DOCS / "tools/vllm_names.json").read_text())
 TEXT = {path.name: path.read_text() for path in PAGES}
 
