@@ -185,7 +185,7 @@ def test_ranks_that_sample_apart_are_seen():
     engine = engine_of_ranks(tiny_model("split-llama"), 2, lambda _, rank: group.rank(rank))
     tables = engine.runner.runners[1].tables
     tables.column("temperature").fill_(2.0)
-    step = engine.runner.runners[1].device.tail
-    engine.runner.runners[1].device.tail = lambda *a, **k: (tables.column("seed").add_(1), step(*a, **k))
+    step = engine.runner.runners[1].device.sample
+    engine.runner.runners[1].device.sample = lambda *a, **k: (tables.column("seed").add_(1), step(*a, **k))
     with pytest.raises(AssertionError, match="different tokens"):
         engine.generate([list(prompt(9))], SamplingParams(temperature=1.0, top_p=0.9, seed=1, **PLAIN))

@@ -1,8 +1,8 @@
-"""One worker: loads the model, says what it can hold, then runs the plans that come through the ring until told to stop.
+"""One worker: loads the model, reports how many KV blocks it can hold, then runs the plans from the ring until it is stopped.
 
     config -> weights -> largest step, measured -> WorkerProfile -> AllocateKV -> graphs -> WorkerReady -> plans
 
-Started by the core through __main__.py. Whatever goes wrong is told to the core and ends the process: the core decides.
+Started by the core through __main__.py. Every failure is reported to the core and ends the process: the core decides what next.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from quire.ipc.messages.group import PeerSilent, ReportExpertLoad
 from quire.ipc.messages.workers import (
     MAX_CONTROL_PAYLOAD,
     AllocateKV,
-    CaptureMaskedTails,
+    CaptureMaskedSamplingGraphs,
     CheckParams,
     ControlReply,
     ControlRequest,
@@ -69,11 +69,11 @@ from quire.workers.start_failures import in_words
 log = logging.getLogger("quire.workers")
 
 READ_TIMEOUT_S = 1.0
-IDLE_S = 0.2  # without a plan: time to capture steps that may come; a client that asks again at once never waits for that
-CAPTURE_PAUSE_S = 0.01  # between one and the next, while still no plan comes
-GPU_SPIN_S = 2e-2  # for the next plan, with enough cores: a step may take 10 ms, and waking from sleep took 0.04 to 0.5
+IDLE_S = 0.2  # without a plan, before graphs are captured ahead: a client that asks again at once never waits for one
+CAPTURE_PAUSE_S = 0.01  # between one capture and the next, while no plan comes
+GPU_SPIN_S = 2e-2  # spin for the next plan, given enough cores: a step may take 10 ms, waking from sleep took 0.04 to 0.5
 SHORT_SPIN_S = 2e-4
-GPU_SWITCH_S = 1e-4  # the longest that a spinning main thread keeps the interpreter from the thread that rings the core
+GPU_SWITCH_S = 1e-4  # the longest that a spinning main thread keeps the interpreter from the thread that wakes the core
 STEP, WORLD_SIZE = HEADER.at["step"], HEADER.at["world_size"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -92,12 +92,12 @@ class Worker:
         self.profiler = Profiler(config.profile_dir, config.rank, config.device)
 
     def run(self) -> None:
-        """Start up, serve, end. Raises what the core cannot be told of."""
+        """Start up, serve, end. Raises errors that are bugs; others are reported to the core."""
         try:
             self._run()
         except ExchangeFailed as error:
             self.link.send(PeerSilent(self.config.rank, str(error)))
-            while True:  # our end would pass for the cause
+            while True:  # wait to be ended: if we exited first, the core would take us for the cause
                 self.link.receive(timeout_s=60.0)
 
     def _run(self) -> None:
@@ -107,7 +107,7 @@ class Worker:
                 self._warm_up(runner)
         except ExchangeFailed:
             raise
-        except Exception as error:  # what is none of ours to say is raised
+        except Exception as error:  # a bug is raised with its traceback
             if (why := in_words(error)) is None:
                 raise
             return self._fail(why)
@@ -162,7 +162,7 @@ class Worker:
             self.custom_processors = CustomProcessors(classes, vllm_config(c, model_config, dtype, self.device), self.device)
         processors = self.custom_processors if stage.is_last else None
         runner = ModelRunner(model, self._context(model_config, cache, dtype), self._make_device, processors)
-        if self.group is not None:  # sizes of steps follow from it, and so what ranks exchange; and all are there now
+        if self.group is not None:  # graph sizes, and so what ranks exchange, follow from it; all ranks are there now
             runner.weights_bytes = self.group.max_over_ranks("weights_bytes", weights_bytes)
             if stage.count > 1:
                 runner.join(self.group.links(runner.ctx.max_tokens, runner.ctx.max_rows))
@@ -182,7 +182,7 @@ class Worker:
     def _load(self, model_config: ModelConfig, dtype: torch.dtype) -> LanguageModel:
         model = build_model(model_config, dtype, self.parallel)
         if self.config.device == "cpu":
-            # before weights are packed, which depends on it
+            # before weights are packed: how depends on the number of threads
             torch.set_num_threads(choose_num_threads(model.weights_bytes, self.config.world_size))
         if self.config.load_format == "dummy":
             dummy_weights(model, self.config.seed)
@@ -222,7 +222,7 @@ class Worker:
         return device
 
     def _measure(self, runner: ModelRunner, weights_bytes: int) -> Budget:
-        """Compile all kernels, and run the largest step in a cache of two blocks, to see what it takes: 0.2 s for an 8B."""
+        """Compile all kernels, and run the largest step in a cache of two blocks, to measure its memory: 0.2 s for an 8B."""
         c, cache = self.config, runner.ctx.cache
         if c.device == "cpu":
             model = runner.ctx.config
@@ -240,7 +240,7 @@ class Worker:
             before = torch.cuda.memory_allocated()
             runner.step(words, no_masks)
             if runner.pipeline is not None:
-                runner.pipeline.rest()  # which compiles its kernels, too
+                runner.pipeline.rest()  # compiles the pipeline's kernels, too
         torch.cuda.synchronize()
         peak = torch.cuda.max_memory_allocated() - before
         if self.custom_processors is not None:  # they may copy a whole batch, as float32, and once more
@@ -250,7 +250,7 @@ class Worker:
         return gpu_budget(c, cache, weights_bytes, peak, graphs_bytes(c, weights_bytes, peak, logits))
 
     def _meet(self, where: str) -> None:
-        """Wait for all ranks: where they go on by exchanging, which is not to last long."""
+        """Wait for all ranks before they exchange anything, since a wait inside an exchange has a short time limit."""
         if self.group is not None:
             self.group.max_over_ranks(where, 0)
 
@@ -281,7 +281,7 @@ class Worker:
             log.info("graphs captured in %.1f s", seconds)
 
     def _clear_results(self, runner: ModelRunner) -> None:
-        """Measuring and warming up have written results that nobody asked for."""
+        """Clear the results that measuring and warming up have written."""
         if self.config.device == "cuda":
             torch.cuda.synchronize()
         runner.device.results.fill_(-1)
@@ -302,7 +302,7 @@ class Worker:
                 if runner.pipeline is not None and runner.pipeline.rest():
                     runner.device.signal()
                 self._check_exchange(runner)
-                runner.capture_masked_tail()
+                runner.capture_masked_sampling_graph()
                 more_to_capture = more_to_capture and runner.capture_ahead()
                 timeout_s = CAPTURE_PAUSE_S if more_to_capture else READ_TIMEOUT_S
                 continue
@@ -323,10 +323,10 @@ class Worker:
             runner.device.signal()
             if self.profiler.is_active:
                 self.profiler.step_done()
-            runner.capture_masked_tail()
+            runner.capture_masked_sampling_graph()
 
     def _check_exchange(self, runner: ModelRunner) -> None:
-        """On a GPU a step waits for other ranks where nothing here would notice. Raises ExchangeFailed."""
+        """Raise ExchangeFailed if a step waits too long on the GPU: a wait for other ranks happens inside of its kernels."""
         if self.group is None:
             return
         limit_s = self.config.collective_timeout_s
@@ -334,19 +334,19 @@ class Worker:
             raise ExchangeFailed(f"a step has not come to its end on the GPU for {limit_s:g} s")
 
     def _refuse_plan(self, world_size: int) -> None:
-        """The sender takes us for a rank of another group: our shards are not what it thinks. The core replaces us."""
+        """The sender takes this worker for a rank of another group, with other shards. The core will replace this worker."""
         c = self.config
         ours = f"worker {c.rank} is one of {c.world_size}"
         self._fail(f"{ours} and was sent a plan for a world size of {world_size}")
 
     def _answer(self, request: ControlRequest, runner: ModelRunner) -> None:
-        """Do what the core asks for between two steps. What goes wrong is its answer, not the worker's end."""
+        """Do what the core asks for between two steps. An error is sent as the answer and does not end the worker."""
         error, payload = "", b""
         try:
             match request:
                 case DumpStacks():
                     payload = stacks().encode(errors="replace")
-                case CaptureMaskedTails():
+                case CaptureMaskedSamplingGraphs():
                     runner.expect_masks()
                 case StartProfiler():
                     self.profiler.start()
@@ -364,14 +364,14 @@ class Worker:
         self.link.send(ControlReply(self.config.rank, request.id, error, payload[:MAX_CONTROL_PAYLOAD]))
 
     def _send_side_results(self, step: int, results: list[PromptRow]) -> None:
-        if self.ring is None:  # every rank has them, and one speaks
+        if self.ring is None:  # every rank has them; only the output rank sends them
             return
         self.link.send(SideResults(self.config.rank, step, [row.message() for row in results]))
 
 
 @contextlib.contextmanager
 def logged_if_long(what: str) -> Iterator[None]:
-    """Where a start's seconds go: a line in the log if it takes one or more."""
+    """Log how long a part of the start took, if it was a second or more."""
     begin = time.monotonic()
     yield
     if (seconds := time.monotonic() - begin) >= 1.0:

@@ -28,9 +28,9 @@ from quire.enginecore.scheduling.sequence import Sequence, SequenceState
 from quire.enginecore.scheduling.step import ScheduledStep, StepOutput
 from quire.enginecore.workers import WorkerGroup
 from quire.ipc.messages.frontend import Finished, FinishReason, StepOutputs
-from quire.ipc.messages.workers import CaptureMaskedTails
+from quire.ipc.messages.workers import CaptureMaskedSamplingGraphs
 from quire.ipc.step.masks import mask_words
-from quire.ipc.step.sections import INT32_MAX, MAX_BAD_WORD_TOKENS, VARIANT_PROCESSORS
+from quire.ipc.step.sections import INT32_MAX, MAX_BAD_WORD_TOKENS, SAMPLING_PROCESSORS
 
 AHEAD = 0  # the step of a mask that is made before its row is scheduled
 INLINE_S = 4e-3  # that the loop waits for masks before it does other things: they take a fraction of that
@@ -91,7 +91,7 @@ class GrammarSteps:
         """The plan of a step with mask rows was sent."""
         rows, slots = scheduled.mask_rows, scheduled.slots[scheduled.mask_rows]
         self._waiting.expect(scheduled.step, rows, now)
-        processors = self._scheduler.slots.variant[slots] & VARIANT_PROCESSORS != 0
+        processors = self._scheduler.slots.sampling_kind[slots] & SAMPLING_PROCESSORS != 0
         columns = zip(rows.tolist(), slots.tolist(), processors.tolist(), strict=True)
         works = [
             None if has_processors else self._plain_work(scheduled.step, row, slot) for row, slot, has_processors in columns
@@ -151,7 +151,7 @@ class GrammarSteps:
         self._now = now
         if self._scheduler.slots.num_constrained and self._told != self._workers.generation and self._workers.is_ready:
             self._told = self._workers.generation
-            self._workers.send_control(CaptureMaskedTails, lambda _: None)
+            self._workers.send_control(CaptureMaskedSamplingGraphs, lambda _: None)
         if self._threads is not None and self._threads.num_outstanding:
             self._apply(0.0, None)
         if self._unsure:

@@ -11,7 +11,7 @@ from quire.enginecore.scheduling.step import ScheduledStep
 from quire.enginecore.workers import WorkersFailed
 from quire.ipc.messages.frontend import ErrorCode
 from quire.ipc.sampling import SamplingParams
-from quire.ipc.step.sections import NO_TOKEN, VARIANT_PROCESSORS
+from quire.ipc.step.sections import NO_TOKEN, SAMPLING_PROCESSORS
 
 TOO_LATE = "what its output may go on with was not found out in time"
 PROCESSOR_FAILED = "a logits processor of the engine failed on this request"
@@ -34,7 +34,7 @@ class WithoutToken:
         if len(step.processed_rows):
             self._end(step, step.processed_rows, tokens, PROCESSOR_FAILED)
         if self._are_wrong(step, tokens):
-            has_bans = self._scheduler.slots.variant[step.slots] & VARIANT_PROCESSORS != 0
+            has_bans = self._scheduler.slots.sampling_kind[step.slots] & SAMPLING_PROCESSORS != 0
             self._end(step, (step.samples & has_bans).nonzero()[0], tokens, None)
             if self._are_wrong(step, tokens):
                 raise WorkersFailed("a worker's result is a token outside the vocabulary")

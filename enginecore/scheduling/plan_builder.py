@@ -78,7 +78,7 @@ class PlanBuilder:
         self.processor_words += len(record)
 
     def finish(
-        self, decode: np.ndarray, same: bool, variants: np.ndarray, lengths: np.ndarray, mask_rows: np.ndarray = NO_WORDS
+        self, decode: np.ndarray, same: bool, sampling_kinds: np.ndarray, lengths: np.ndarray, mask_rows: np.ndarray = NO_WORDS
     ) -> StepPlan:
         sections: dict[str, np.ndarray] = {}
         if self.slot_updates:
@@ -100,7 +100,7 @@ class PlanBuilder:
         return StepPlan(
             step=self.step,
             sections=sections,
-            variant=int(np.bitwise_or.reduce(variants)) if len(variants) else 0,
+            sampling_kind=int(np.bitwise_or.reduce(sampling_kinds)) if len(sampling_kinds) else 0,
             same_decode_rows=same,
             max_seq_len=max([longest, *(end for _, end in self.prefills)]),
             micro_batch=self.micro_batch,

@@ -22,7 +22,7 @@ from quire.enginecore.scheduling.step import Counters, ScheduledStep, StepOutput
 from quire.enginecore.scheduling.waiting import WaitingQueue
 from quire.ipc.messages.frontend import Finished, Started
 from quire.ipc.step.plan import StepPlan
-from quire.ipc.step.sections import VARIANT_CUSTOM
+from quire.ipc.step.sections import SAMPLING_CUSTOM
 
 
 class Scheduler:
@@ -176,18 +176,18 @@ class Scheduler:
         mask_rows = NO_WORDS
         if self.slots.num_constrained:
             mask_rows = (samples & (lengths >= self.slots.mask_from[rows])).nonzero()[0].astype(np.int32)
-        plan = build.finish(decode, same, self.slots.variant[sampling], lengths, mask_rows)
+        plan = build.finish(decode, same, self.slots.sampling_kind[sampling], lengths, mask_rows)
         self._decode.advance(sampling, lengths[samples])
         self._decode.add(self._prefills.take_computed(build))
         side_rows = build.side_rows(len(decode))
-        processed = self._processed_rows(rows, samples) if plan.variant & VARIANT_CUSTOM else NO_WORDS
+        processed = self._processed_rows(rows, samples) if plan.sampling_kind & SAMPLING_CUSTOM else NO_WORDS
         return plan, ScheduledStep(
             build.step, rows, samples, build.prefills, plan.num_tokens, side_rows, mask_rows=mask_rows, processed_rows=processed
         )
 
     def _processed_rows(self, rows: np.ndarray, samples: np.ndarray) -> np.ndarray:
         """Which of these slots' rows the operator's own logits processors see."""
-        return (samples & (self.slots.variant[rows] & VARIANT_CUSTOM != 0)).nonzero()[0].astype(np.int32)
+        return (samples & (self.slots.sampling_kind[rows] & SAMPLING_CUSTOM != 0)).nonzero()[0].astype(np.int32)
 
     def _choose_rows(self, build: PlanBuilder) -> np.ndarray:
         """Put the step's prefill rows into `build`; returns the slots of its decode rows."""

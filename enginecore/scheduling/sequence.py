@@ -22,11 +22,11 @@ from quire.enginecore.kv.sequence_blocks import SequenceBlocks
 from quire.ipc.sampling import RequestOutputKind, SamplingParams
 from quire.ipc.step.sections import (
     INT32_MAX,
-    VARIANT_CUSTOM,
-    VARIANT_FILTER,
-    VARIANT_LOGPROBS,
-    VARIANT_PROCESSORS,
-    VARIANT_RANDOM,
+    SAMPLING_CUSTOM,
+    SAMPLING_FILTER,
+    SAMPLING_LOGPROBS,
+    SAMPLING_PROCESSORS,
+    SAMPLING_RANDOM,
 )
 
 SMALL_TABLE = 1 << 26  # bytes
@@ -99,14 +99,14 @@ class Sequence:
         return min(len(self.prompt) + self.params.min_tokens, self.final_len)
 
     @property
-    def variant(self) -> int:
+    def sampling_kind(self) -> int:
         p = self.params
         return (
-            (0 if p.is_greedy else VARIANT_RANDOM)
-            | (VARIANT_FILTER if p.needs_filter else 0)
-            | (VARIANT_PROCESSORS if p.needs_logits_processors else 0)
-            | (VARIANT_LOGPROBS if p.logprobs is not None else 0)
-            | (VARIANT_CUSTOM if self.is_processed else 0)
+            (0 if p.is_greedy else SAMPLING_RANDOM)
+            | (SAMPLING_FILTER if p.needs_filter else 0)
+            | (SAMPLING_PROCESSORS if p.needs_logits_processors else 0)
+            | (SAMPLING_LOGPROBS if p.logprobs is not None else 0)
+            | (SAMPLING_CUSTOM if self.is_processed else 0)
         )
 
 
@@ -144,7 +144,7 @@ class Slots:
         self.key = np.zeros(n, np.int64)
         self.owner = np.zeros(n, np.int32)
         self.last_step = np.zeros(n, np.int64)
-        self.variant = np.zeros(n, np.int32)
+        self.sampling_kind = np.zeros(n, np.int32)
         self.running = np.zeros(n, bool)  # in state PREFILL or DECODE
         self.alive = np.zeros(n, bool)  # results count: neither finished nor aborted
         self.checks_eos = np.zeros(n, bool)
@@ -172,7 +172,7 @@ class Slots:
         self.ends_by_length[slot] = seq.ends_by_length
         self.key[slot], self.owner[slot] = seq.key, seq.owner
         self.last_step[slot] = 0
-        self.variant[slot] = seq.variant
+        self.sampling_kind[slot] = seq.sampling_kind
         self.running[slot] = self.alive[slot] = True
         self.checks_eos[slot] = not seq.params.ignore_eos
         self.checks_ids[slot] = bool(seq.stop_ids)

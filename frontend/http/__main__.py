@@ -1,4 +1,4 @@
-"""A frontend process as a child of `quire serve --frontends N`: configuration in, readiness or the reason why not out."""
+"""A frontend process, a child of `quire serve --frontends N`: it reads its configuration and reports readiness or an error."""
 
 import asyncio
 import signal

@@ -96,7 +96,7 @@ class DumpStacks(Message, tag="dump_stacks", frozen=True):
     id: int
 
 
-class CaptureMaskedTails(Message, tag="capture_masked_tails", frozen=True):
+class CaptureMaskedSamplingGraphs(Message, tag="capture_masked_sampling_graphs", frozen=True):
     """Steps with grammar masks will come: make ready for them, a little after each step. Answered at once, by nothing."""
 
     id: int
@@ -122,7 +122,7 @@ class CheckParams(Message, tag="check_params", frozen=True):
 
 
 # What a serving worker is told between two steps, in a record of the plan ring.
-ControlRequest = DumpStacks | CaptureMaskedTails | StartProfiler | StopProfiler | CheckParams | ReportExpertLoad
+ControlRequest = DumpStacks | CaptureMaskedSamplingGraphs | StartProfiler | StopProfiler | CheckParams | ReportExpertLoad
 
 
 class AllocateKV(Message, tag="allocate_kv", frozen=True):

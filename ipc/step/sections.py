@@ -176,13 +176,13 @@ class Section(NamedTuple):
     """One section of a plan. A plan holds those that it needs, in the order of SECTIONS.
 
     applied: on the "device", by the step's kernels; on the "host", by the worker before the step's forward; or by the worker
-    between forward and "tail". cap: the most rows, where the section lies in a buffer of fixed size, which only those for the
-    device do.
+    after the forward and before "sampling". cap: the most rows, where the section lies in a buffer of fixed size, which only
+    those for the device do.
     """
 
     name: str
     record: Record
-    applied: Literal["device", "host", "tail"]
+    applied: Literal["device", "host", "sampling"]
     cap: Callable[[StepLimits], int] | None = None
 
 
@@ -199,13 +199,13 @@ SECTIONS = (
     Section("prefill_tokens", WORD, "device", lambda s: s.max_num_batched_tokens),  # of all prefill rows, one after the other
     Section("logits_processors", WORD, "host"),  # records of LOGITS_PROCESSORS, one after the other
     Section("custom_processors", WORD, "host"),  # records of custom_processors.py, one after the other
-    Section("mask_rows", WORD, "tail"),  # rows whose masks follow in the ring, in records of KIND_MASK
+    Section("mask_rows", WORD, "sampling"),  # rows whose masks follow in the ring, in records of KIND_MASK
 )
 
 HEADER = Record(
     Field("step"),  # counts from 1; results are tagged with it
     Field("flags"),  # FLAG_*
-    Field("variant"),  # VARIANT_*
+    Field("sampling_kind"),  # SAMPLING_*
     Field("max_seq_len"),  # upper bound over the step's rows, this step's tokens included
     Field("words"),  # length of the whole plan
     Field("device_words"),  # length of what the device reads: header and sections applied there
@@ -218,13 +218,13 @@ HEADER = Record(
 
 FLAG_SAME_DECODE_ROWS = 1  # the decode rows are those of the micro-batch's last plan that had them
 
-# variants: what the tail must be able to do in this step; more bits cost more time
-VARIANT_RANDOM = 1  # some row has a temperature
-VARIANT_FILTER = 2  # some row has top-k, top-p or min-p
-VARIANT_PROCESSORS = 4  # some row has a processor row
-VARIANT_LOGPROBS = 8  # some row wants logprobs
-VARIANT_MASK = 16  # some row has a mask
-VARIANT_CUSTOM = 32  # some row is seen by the operator's own logits processors: its tail is never captured
+# Kinds of sampling: what the sampling graph of this step must be able to do. More bits cost more time.
+SAMPLING_RANDOM = 1  # some row has a temperature
+SAMPLING_FILTER = 2  # some row has top-k, top-p or min-p
+SAMPLING_PROCESSORS = 4  # some row has a processor row
+SAMPLING_LOGPROBS = 8  # some row wants logprobs
+SAMPLING_MASK = 16  # some row has a mask
+SAMPLING_CUSTOM = 32  # some row is seen by the operator's own logits processors: its sampling is never captured
 
 
 def max_device_words(limits: StepLimits) -> int:

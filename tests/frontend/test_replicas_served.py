@@ -17,8 +17,8 @@ from replica_cases import CAT, ENDLESS, THE, engine_of, refuse, with_cores
 from quire.frontend import launcher
 from quire.frontend.client.async_client import AsyncClient
 from quire.frontend.client.stream import EngineDown, InvalidRequest
+from quire.frontend.replicas import replicas as module
 from quire.frontend.replicas.replicas import Replicas, client_of
-from quire.frontend.replicas.replicas import replicas as module
 from quire.ipc.links.curve import FrontendKeys, make_keys
 from quire.ipc.messages.frontend import EngineLimits, Utility, UtilityResult
 from quire.ipc.messages.utilities import (

@@ -51,7 +51,7 @@ def assert_same(a: StepPlan, b: StepPlan) -> None:
     for name in a.sections:
         x, y = a.section(name), b.section(name)
         assert x.dtype == y.dtype == DTYPES[name] and x.shape == y.shape and (x == y).all(), name
-    for name in ("step", "variant", "same_decode_rows", "max_seq_len", "num_rows", "num_tokens", "late_mask"):
+    for name in ("step", "sampling_kind", "same_decode_rows", "max_seq_len", "num_rows", "num_tokens", "late_mask"):
         assert getattr(a, name) == getattr(b, name), name
 
 
@@ -62,8 +62,8 @@ def assert_same(a: StepPlan, b: StepPlan) -> None:
     st.integers(1, 2**31 - 1),
     st.integers(0, 2**31 - 1),
 )
-def test_plan_comes_back_as_it_went(counts, variant, step, max_seq_len):
-    before = make_plan(counts, step, variant=variant, max_seq_len=max_seq_len)
+def test_plan_comes_back_as_it_went(counts, sampling_kind, step, max_seq_len):
+    before = make_plan(counts, step, sampling_kind=sampling_kind, max_seq_len=max_seq_len)
     words = before.encode()
     assert words.dtype == np.int32 and len(words) == words[HEADER.at["words"]]
     after = decode_plan(words, NO_ROWS)

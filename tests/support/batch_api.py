@@ -1,4 +1,4 @@
-"""The HTTP application with a store and runners of batches, over a FakeClient; the clock is moved by the test."""
+"""The HTTP application with a store and batch runners, over a FakeClient; the test moves the clock."""
 
 import asyncio
 import contextlib

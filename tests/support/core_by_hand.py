@@ -1,4 +1,4 @@
-"""An EngineCore whose worker is tests/support/fake_worker.py and whose loop is turned by hand; frontends are RawFrontends."""
+"""An EngineCore with fake_worker.py as its worker; tests turn its loop by hand, and frontends are RawFrontends."""
 
 import os
 from collections.abc import Iterable

@@ -1,6 +1,6 @@
-"""An EngineCore whose worker is a real ModelRunner on the CPU, both in the test's process and turned by hand.
+"""An EngineCore with a real ModelRunner on the CPU as its worker, both in the test's process and turned by hand.
 
-It shows what a request with a grammar gives, from its message to its tokens. The model is the bundled one in float32.
+It runs a request with a grammar from its message to its tokens. The model is the bundled one in float32.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The engine as HTTP routes see it: a client by hand, and requests to the real application over a fake wire."""
+"""The engine as HTTP routes see it: a client driven by the test, and requests to the real application over a fake wire."""
 
 import asyncio
 import json

@@ -1,7 +1,7 @@
-"""A core without an engine, in a thread, for tests of frontends: its sequences say what a script says, a token a turn.
+"""A core without an engine, in a thread, for tests of frontends: its sequences return a script's tokens, one per turn.
 
-`FakeCore(script=...)` plays a whole engine: eos and stop tokens, max_tokens, abort. Without a script it only records what comes
-(`next`) and says what the test tells it to (`say`). Every method may be called from any thread.
+`FakeCore(script=...)` simulates a whole engine: eos and stop tokens, max_tokens, abort. Without a script it only records
+messages (`next`) and sends what the test asks for (`say`). Every method may be called from any thread.
 """
 
 import os

@@ -1,8 +1,8 @@
-"""An engine process without an engine, which misbehaves on order: `python -m fake_engine` in the place of the core.
+"""An engine process without an engine, which fails in ways that the test chooses: `python -m fake_engine` instead of the core.
 
-What it does depends on the model's name: "cannot-start" says why, "dies" ends without a word, "mute" never becomes ready; the
-name of a file says that the engine cannot start for the reason in it, or, if it is empty, never becomes ready. Any other is
-served by a FakeCore that repeats each prompt. A prompt that begins with token 7 is never answered.
+Its behavior depends on the model's name: "cannot-start" reports an error, "dies" ends without a message, "mute" never becomes
+ready. With the name of a file, it reports the file's text as the error, or never becomes ready if the file is empty. Any other
+model is served by a FakeCore that repeats each prompt. A prompt that begins with token 7 is never answered.
 """
 
 import select

@@ -1,10 +1,10 @@
-"""A worker by hand: runs plans against a KV cache whose entries say which token of which prefix they hold.
+"""A fake worker: runs plans against a KV cache with entries that name the token and prefix that they stand for.
 
 Every read is checked: a row must find, at each position its window sees, exactly its own prefix. The token it samples depends
 on the whole prefix, so wrong sharing, a lost update or a wrong position changes a sequence's output.
 
-As a process, `python -m fake_worker` in the place of a worker, it takes plans from its ring and writes what it was sent to the
-folder `model_dir`: a file for each generation and rank, one digest a line.
+As a process, `python -m fake_worker` instead of a worker, it takes plans from its ring and writes what it was sent to the
+folder `model_dir`: a file for each generation and rank, one digest per line.
 """
 
 import hashlib

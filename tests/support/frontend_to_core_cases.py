@@ -1,4 +1,4 @@
-"""What tests of FrontendToCore share: a listener, cores that answer or do as the test says, and how a connection is lost."""
+"""Shared by tests of FrontendToCore: a listener, cores that answer or act as the test says, and ways to lose a connection."""
 
 import asyncio
 import time

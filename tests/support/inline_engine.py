@@ -1,4 +1,4 @@
-"""Scheduler and runner in one process, without wires: what a model produces under given scheduling, step by step."""
+"""Scheduler and runner in one process, without links: a model's outputs under given scheduling, step by step."""
 
 from collections import deque
 from types import MappingProxyType

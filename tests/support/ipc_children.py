@@ -1,4 +1,4 @@
-"""What child processes do in the tests of ipc/: started with `spawn("ipc_children", Role(...))`, they report lines of JSON."""
+"""Child processes in tests of ipc/: started with `spawn("ipc_children", Role(...))`, they report lines of JSON."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Both ends by hand for tests of ipc/: a core's loop around a link, a raw frontend, and the reports of child processes."""
+"""Both ends of links for tests of ipc/: a core's loop around a link, a raw frontend, and the reports of child processes."""
 
 import os
 import select

@@ -1,4 +1,4 @@
-"""Quantized weights as a GPU keeps them, on a CPU: models that are built so, and the numbers that their layers stand for."""
+"""Quantized weights in a GPU's formats, on a CPU: models built with them, and the values that their layers represent."""
 
 from quire.kernels.linear.int4_weight import unpack
 from quire.workers.layers import linear

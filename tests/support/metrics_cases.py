@@ -1,4 +1,4 @@
-"""An engine that says everything about itself, for tests of /metrics, and the samples of its text."""
+"""An engine with values for all statistics, for tests of /metrics, and the samples of its text."""
 
 import os
 import time

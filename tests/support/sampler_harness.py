@@ -1,4 +1,4 @@
-"""A sampler to test: tables, pool and workspace on a device, and either implementation over them."""
+"""A sampler to test: tables, pool and workspace on a device, and either implementation on top."""
 
 import pytest
 import torch

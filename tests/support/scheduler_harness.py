@@ -1,4 +1,4 @@
-"""Scheduler and fake worker joined as the core joins them, and what every request must get in the end."""
+"""Scheduler and fake worker, connected as in the core, and the result that every request must get."""
 
 from collections import deque
 

@@ -1,4 +1,4 @@
-"""`quire serve` as a process of its own, attached to a FakeCore; what tests ask of it over HTTP, and what the core says."""
+"""`quire serve` as a process of its own, attached to a FakeCore; its requests over HTTP, and the core's answers."""
 
 import contextlib
 import http.client

@@ -1,4 +1,4 @@
-"""Workers of a served model as processes: which is which rank, a stream that they are amid, and that all have been replaced."""
+"""Worker processes of a served model: their ranks, a stream in progress, and a check that all have been replaced."""
 
 import math
 

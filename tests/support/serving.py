@@ -1,7 +1,7 @@
-"""Whole processes for tests/serving: `quire serve` and `enginecore` as a user starts them, and what a test asks of them.
+"""Whole processes for tests/serving: `quire serve` and `enginecore` as a user starts them, and requests to them.
 
-Every process of a launched tree holds the pipe that the launched one writes to, so the pipe's end of file is the end of the
-whole tree: `tree_has_ended` waits for that and not for a list of processes that might have missed one.
+Every process of a launched tree holds the pipe to which the launched process writes, so the pipe's end of file is the end of
+the whole tree: `tree_has_ended` waits for that, as a list of processes might miss one.
 """
 
 import contextlib

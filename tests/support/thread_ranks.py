@@ -1,4 +1,4 @@
-"""A model's ranks as threads of the test's process: what they exchange, and an engine whose every step all of them run."""
+"""A model's ranks as threads of the test's process: their exchange, and an engine that runs every step on all of them."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor

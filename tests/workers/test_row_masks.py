@@ -48,7 +48,7 @@ def test_a_row_has_its_mask_for_one_step(masks):
         rows = [int(r) for some, _ in step for r in some]
         assert masks.load(np.asarray(rows, np.int32), step).tolist() == rows
         assert masks.tensor.tolist() == expected(*rows)
-    assert masks.tensor.data_ptr() == address  # captured tails hold it
+    assert masks.tensor.data_ptr() == address  # captured sampling graphs hold it
 
 
 def test_rows_in_any_order_and_with_others_between_them(masks):

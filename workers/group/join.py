@@ -1,4 +1,4 @@
-"""join: a rank meets the others of its generation, and learns which part of the model is its own. Called by worker.py."""
+"""join: a rank meets the others of its generation and learns which shard of the model it has. Called by worker.py."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from quire.workers.stages import stage_of
 def join(
     config: WorkerConfig, link: WorkerToCore, device: torch.device, model: ModelConfig, dtype: torch.dtype
 ) -> tuple[Group | None, Parallel]:
-    """The group of ranks, None for a rank alone. Raises ExchangeFailed, and ModelConfigError for more stages than layers."""
+    """The group of ranks, None for a single rank. Raises ExchangeFailed, and ModelConfigError for more stages than layers."""
     group, parallel = None, Parallel(device=device, expert_parallel=config.enable_expert_parallel)
     if config.world_size > 1:
         group, parallel = _meet(config, link, device, model, dtype)

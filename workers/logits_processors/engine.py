@@ -1,4 +1,4 @@
-"""vllm_config: what a logits processor's class is told of this engine when it is made, under vLLM's names."""
+"""vllm_config: the settings of this engine, under vLLM's names, that a logits processor's class gets when it is made."""
 
 import json
 from pathlib import Path

@@ -1,9 +1,9 @@
-"""The modules that families make their blocks of: attention with its projections, and the MLP, gated or not.
+"""The modules that families build their blocks from: attention with its projections, and the MLP, gated or not.
 
-A module gets the residual stream and the norm before it, for addition, norm and the first product may be one kernel; it returns
-its output, not yet added, and the residual. Where a block norms for several modules, their `of` takes what is normed already.
-Order and norms are the family's business. Rotary embedding, KV write and attention itself come as one callable (`Attend`), for
-they need the cache and the step's metadata. Nothing here depends on data: forward can be captured in a graph.
+A module gets the residual stream and the norm before it, since addition, norm and the first product may be one kernel; it
+returns its output, not yet added, and the residual. If a block norms once for several modules, their `of` takes the normed
+input. The family decides about order and norms. Rotary embedding, KV write and attention itself are one callable (`Attend`),
+since they need the cache and the step's metadata. Nothing here depends on data: forward can be captured in a graph.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,9 +28,9 @@ from quire.workers.parallel import Part, whole
 class Attend(Protocol):
     """Attention of `layer`: qkv [T, (Hq + 2 Hkv) D] = q|k|v -> [T, Hq D], keys and values written to the cache.
 
-    Of a layer that reads the keys and values of another (`shares`) qkv is q alone. Norm weights [D] are those of QK-norm
-    (applied to each head before the rotation), sinks [Hq] those of attention sinks, None where the model has none. Latent
-    attention (mla.py) gives `Latents` and gets [T, Hq, L].
+    For a layer that reads the keys and values of another (`shares`), qkv is q only. q_norm, k_norm: weights [D] of QK-norm
+    (applied to each head before the rotation); sinks [Hq]: attention sinks; None if the model has none. Latent attention
+    (mla.py) passes `Latents` and gets [T, Hq, L].
     """
 
     def __call__(
@@ -44,7 +44,7 @@ class Attend(Protocol):
 
 
 class Sinks(WeightOwner):
-    """A learned logit for each query head of this rank. In the checkpoint it is a tensor of its own name."""
+    """A learned logit for each query head of this rank. In the checkpoint it is a tensor under its own name."""
 
     def __init__(self, heads: Part, place: Placement):
         super().__init__()
@@ -59,7 +59,7 @@ class Sinks(WeightOwner):
 
 
 class Names(NamedTuple):
-    """Of attention's modules in the checkpoint."""
+    """Names of attention's modules in the checkpoint."""
 
     attention: str = "self_attn"
     o_proj: str = "o_proj"
@@ -74,11 +74,11 @@ def of_heads(spec: AttentionSpec) -> type[RMSNorm]:
 
 
 class SelfAttention(Module):
-    """The projections around attention; q, k and v are one matrix product. Ranks have heads of their own.
+    """The projections around attention; q, k and v are one matrix product. Heads are split over the ranks.
 
-    `qkv` says how the checkpoint holds the three. `make_qk_norm` makes a norm of all queries, or keys, of a rank's heads, where
-    the spec's is not it: it changes x [T, H D] in place. v_norm_eps: of an RMSNorm of each head's values, without weights.
-    is_added: the output goes to a norm's `add` and nowhere else, which may take it in parts.
+    qkv: how the checkpoint stores the three. make_qk_norm: makes a norm, other than the spec's, over the queries or keys of a
+    rank's heads; it changes x [T, H D] in place. v_norm_eps: of an RMSNorm of each head's values, without weights. is_added:
+    the output is only ever passed to `Norm.add`, so it may be left as split-K partial sums.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class SelfAttention(Module):
         return self._attended(qkv, attend, logits_indices), residual
 
     def of(self, h: torch.Tensor, attend: Attend, logits_indices: torch.Tensor | None) -> torch.Tensor:
-        """The output for normed h [T, H]; with logits_indices, of these tokens."""
+        """The output for normed h [T, H]; with logits_indices, only for these tokens."""
         return self.projected(self._attended(self.qkv_proj(h), attend, logits_indices))
 
     def _attended(self, qkv: torch.Tensor, attend: Attend, logits_indices: torch.Tensor | None) -> torch.Tensor:
@@ -165,7 +165,7 @@ class SelfAttention(Module):
         return out if logits_indices is None else out.index_select(0, logits_indices)
 
     def projected(self, heads: torch.Tensor) -> torch.Tensor:
-        """The output of heads [T, Hq D]."""
+        """The output projection of heads [T, Hq D]."""
         return self.o_proj.split_k(heads) if self._is_added else self.o_proj(heads)
 
 
@@ -179,9 +179,9 @@ class Followed(Module):
 
 
 class GatedMLP(Module):
-    """down(activation(gate(x)) · up(x)); gate and up are one matrix product. In a block, and in the checkpoint, it is `name`.
+    """down(activation(gate(x)) · up(x)); gate and up are one matrix product. name: in the block and in the checkpoint.
 
-    `gate_up` says how the checkpoint holds the two; is_added as in SelfAttention.
+    gate_up: how the checkpoint stores the two. is_added: see SelfAttention.
     """
 
     def __init__(
@@ -219,7 +219,7 @@ class GatedMLP(Module):
 
 
 class MLP(Module):
-    """down(activation(up(x))), its two layers by the names that they have in the checkpoint."""
+    """down(activation(up(x))). up, down: names of the two layers in the checkpoint."""
 
     def __init__(
         self,
@@ -258,9 +258,9 @@ def parallel_residual(
     attend: Attend,
     logits_indices: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(attention(norm(x)) + mlp(mlp_norm(x)), the residual): a block whose two modules see the same input.
+    """(attention(norm(x)) + mlp(mlp_norm(x)), the residual): a block in which both modules have the same input.
 
-    mlp_norm None: both see one norm's output. The attention must not be `is_added`.
+    mlp_norm None: both get the output of `norm`. The attention must not be `is_added`.
     """
     h = norm(residual) if x is None else norm.add(x, residual)
     out = attention.of(h, attend, logits_indices)

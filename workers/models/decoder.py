@@ -1,7 +1,7 @@
-"""The decoder-only transformer around a family's blocks: embedding, final norm, LM head. What a family is (`Family`).
+"""The decoder-only transformer around a family's blocks: embedding, final norm, LM head. Also the definition of a `Family`.
 
-Module names are the checkpoint's. Rotary embedding, KV write and attention come as one callable (blocks.Attend). The runner
-and loading/ use `CausalLM`, whatever the family.
+Module names are the checkpoint's. Rotary embedding, KV write and attention are one callable (blocks.Attend). The runner and
+loading/ use `CausalLM` for every family.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -28,11 +28,11 @@ from quire.workers.parallel import whole
 
 
 class MakeBlock(Protocol):
-    """Makes layer number `layer`: a module whose forward is
+    """Makes layer number `layer`: a module with the forward
 
-    (output of the last sublayer or None, residual without it [T, H], attend, logits_indices=None) -> the same of this block.
-    Where the model has inputs of each layer (PerLayerInputs), they come last.
-    The residual may change in place. With logits_indices int32 [R], both are of these tokens only, [R, H].
+    (output of the last sublayer or None, residual without it [T, H], attend, logits_indices=None) -> (output, residual).
+    If the model has inputs of each layer (PerLayerInputs), they are the last argument.
+    The residual may change in place. With logits_indices int32 [R], both results are of these tokens only, [R, H].
     """
 
     def __call__(self, config: ModelConfig, spec: LayerSpec, place: Placement, layer: int) -> Module: ...
@@ -44,23 +44,23 @@ def read_rms_model(fields: Json) -> ModelSpec:
 
 
 class Family(NamedTuple):
-    """What a family's file says of it."""
+    """A family's readers and block, as its file defines them."""
 
     name: str  # as in messages to users
-    fields: frozenset[str]  # of config.json, read by this family besides those that all read
+    fields: frozenset[str]  # of config.json, read by this family besides those that all families read
     read_layers: Callable[[Json], tuple[LayerSpec, ...]]
     make_block: MakeBlock
     read_model: Callable[[Json], ModelSpec] = read_rms_model
-    plain_fields: Callable[[Json], Json] = dict  # config.json -> the same in the names and with the defaults of fields.py
+    plain_fields: Callable[[Json], Json] = dict  # config.json -> the same with the names and defaults of fields.py
     names: CheckpointNames = CheckpointNames()
-    activations: frozenset[str] = SILU  # values of hidden_act, "" is none
+    activations: frozenset[str] = SILU  # values of hidden_act
     ignored: Callable[[Json], tuple[str, ...]] = lambda fields: ()  # names in the checkpoint besides those of `names`
 
 
 class Decoder(Module):
     """Embedding, blocks, final norm: token ids int32 [T] -> hidden states [T, H], or [R, H] of logits_indices.
 
-    A pipeline stage has some of these; what it gets from the stage before and hands to the next one is in `stage_buffer`.
+    A pipeline stage has some of these; `stage_buffer` has its input from the stage before and its output to the next.
     """
 
     _begin: Module
@@ -87,7 +87,7 @@ class Decoder(Module):
         self.link()
         norm = make_norm(model.norm, *on_device)
         self.norm: Norm | StageOutput = norm if stage.is_last else StageOutput(norm, stage_buffer)
-        # past nn.Module, for which it would be a child by two names
+        # not by nn.Module's __setattr__, or it would be a child under two names
         self.__dict__["_begin"] = self.embed_tokens if stage.is_first else StageInput(stage_buffer)
 
     def link(self) -> None:
@@ -136,7 +136,7 @@ class CausalLM(LanguageModel):
         logits_indices: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """input_ids, positions int32 [T] -> hidden [T, H] after the final norm; with logits_indices int32 [R], [R, H] of these.
-        Of a stage that is not the last, [T, H] as it goes to the next.
+        A stage before the last returns [T, H] for the next stage.
 
         After the last layer's attention the other tokens are not needed: that saves a prompt most of a layer, 3 % of 28 layers.
         Rotary families leave `positions` to `attention`; a family with learned positions would read them here.
@@ -144,15 +144,15 @@ class CausalLM(LanguageModel):
         return self.model(input_ids, attention, logits_indices)
 
     def kv_scales(self) -> dict[int, KVScales]:
-        """By layer, of those whose cache has 8 bits."""
+        """KV scales of the layers that have an 8-bit cache, by layer."""
         modules = (module for module in self.modules() if isinstance(module, SelfAttention))
         return {module.layer: module.kv_scales for module in modules if module.kv_scales is not None}
 
     @contextmanager
     def short(self) -> Iterator[None]:
-        """Within, forward goes through two layers of each kind (equal LayerSpecs): to see each kernel, not to compute.
+        """A context in which forward runs two layers of each kind (equal LayerSpecs): to run every kernel, not for results.
 
-        The first of all has nothing to add to its residual; the last goes on with a step's last tokens alone.
+        Two, since the first layer has nothing to add to its residual, and the last continues with the rows' last tokens only.
         """
         whole_model, specs = self.model.layers, self.config.layers
         own = [i for i in range(len(specs)) if i in self._parallel.stage.layers]
@@ -166,9 +166,9 @@ class CausalLM(LanguageModel):
             self.model.link()
 
     def compute_logits(self, hidden_rows: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """hidden_rows [R, H] -> logits of this rank's part of the vocabulary, [R, V] of one rank, in the model's dtype.
+        """hidden_rows [R, H] -> logits of this rank's shard of the vocabulary, [R, V] on a single rank, in the model's dtype.
 
-        Into `out` if it is given (on a GPU).
+        They are written to `out` if it is given (on a GPU).
         """
         logits = self.lm_head(hidden_rows, out)
         return logits if self._logits == (1.0, 0.0) else ops.shape_logits(logits, *self._logits)

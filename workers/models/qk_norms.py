@@ -1,5 +1,5 @@
-"""Norms of queries and keys that attention's own, an RMSNorm of each head with one weight, is not: `make_qk_norm` of a
-SelfAttention. They change x [T, H D], this rank's heads, in place.
+"""Norms of queries and keys for `make_qk_norm` of SelfAttention, other than attention's own, an RMSNorm of each head with one
+weight. They change x [T, H D], this rank's heads, in place.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ class AllHeadsNorm(Norm):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self._part.is_whole:
             return ops.rms_norm(x, self.weight, self.eps, x, weighs=self._weighs)
-        # ranks may hold the same KV head: then each is counted as often
+        # ranks may hold the same KV head: then every head is counted equally often
         squares = self._parallel.all_reduce(x.float().square().sum(-1, keepdim=True))
         normed = x.float() * torch.rsqrt(squares / (x.shape[1] * self._parallel.size) + self.eps)
         return x.copy_(self.weight * (normed.to(x.dtype) if self._weighs == "rounded" else normed))

@@ -1,4 +1,4 @@
-"""The flags of `quire bench`: those of `vllm bench`, as far as there is something behind them. Only argparse is needed."""
+"""The flags of `quire bench`: those of `vllm bench` that apply to Quire. It needs only argparse."""
 
 import argparse
 import sys
@@ -208,7 +208,7 @@ def _natural(text: str) -> int:
 
 
 def _positive(text: str) -> float:
-    if not (value := _number(text)) > 0:  # nor is nan
+    if not (value := _number(text)) > 0:  # excludes nan, too
         raise argparse.ArgumentTypeError(f"{text!r} is no number greater than 0")
     return value
 

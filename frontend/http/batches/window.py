@@ -1,8 +1,8 @@
 """Window: how many lines of batches run at once, so that interactive requests go first.
 
-A line starts while at least a quarter of the engine's slots is free, for what comes over HTTP meanwhile, and not while anybody
-else's request is there and some wait. The engine says how it is doing twice a second (`Beat`): what it has beyond our own lines
-is others'. One line may always run: a batch beside a server that is always full ends some day.
+A line starts only while at least a quarter of the engine's slots is free, for requests that arrive over HTTP, and not while the
+engine has requests of others and some of its requests wait. The engine reports its counts twice a second (`Beat`): requests
+beyond our own lines are others'. One line may always run, so that a batch ends even if the server is always full.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ _LOOK_S = 0.25
 
 
 class Window:
-    """Of one frontend, for all batches that it runs."""
+    """One window per frontend, for all batches that it runs."""
 
     def __init__(self, client: Client) -> None:
         self._client = client

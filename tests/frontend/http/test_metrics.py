@@ -15,7 +15,8 @@ from prometheus_client.utils import floatToGoString
 
 from quire.frontend.client.outputs import RequestMetrics
 from quire.frontend.client.stream import EngineError
-from quire.frontend.http.api.metrics.metrics import MAX_HANDLERS, Metrics, block_bytes, metric_names
+from quire.frontend.http.api.metrics import metric_names
+from quire.frontend.http.api.metrics.metrics import MAX_HANDLERS, Metrics, block_bytes
 from quire.frontend.http.api.metrics.metrics_text import CONTENT_TYPE, MAX_BEAT_AGE_S, EngineState, metrics_text
 from quire.frontend.http.api.metrics.request_metrics import count_request
 from quire.frontend.http.loop_lag import INTERVAL_S, watch_lag

@@ -1,5 +1,6 @@
-"""GLM-4: half of each head is rotated, by neighbouring elements; biases of q, k and v; gate and up are one tensor. Before 0414
-(`glm`) blocks are Llama's; since (`glm4`) there are sandwich norms, x += norm(attention(norm(x))); x += norm(mlp(norm(x))).
+"""GLM-4: half of each head is rotated, neighboring elements as pairs; q, k and v have biases; gate and up are one tensor.
+Versions before 0414 (`glm`) have Llama's block, later ones (`glm4`) sandwich norms, x += norm(attention(norm(x))); x +=
+norm(mlp(norm(x))).
 """
 
 import msgspec

@@ -1,5 +1,5 @@
-"""GPT-J: attention and MLP side by side, x += attention(h) + mlp(h) with h = norm(x), a LayerNorm with bias; neighbouring
-elements of a part of each head are rotated; attention has no biases, the MLP, which is not gated, and the head have.
+"""GPT-J: parallel attention and MLP, x += attention(h) + mlp(h) with h = norm(x), a LayerNorm with bias; the first elements of
+each head are rotated, neighbors as pairs. Attention has no biases; the MLP, which is ungated, and the LM head have some.
 """
 
 import msgspec

@@ -1,6 +1,6 @@
-"""Llama 2 and 3.x, and the many checkpoints that share the architecture. Full attention; optional biases, of attention
-(q, k, v and o) and of the MLP. Pre-norm: x += attention(norm(x)); x += mlp(norm(x)). Rotary scaling (linear, llama3, yarn) is
-in attention's table, see rope.py. Families that differ in their specs alone have the same block (mistral.py, qwen2.py).
+"""Llama 2 and 3.x, and the many checkpoints of this architecture. Full attention; optional biases of attention (q, k, v and o)
+and of the MLP. Pre-norm: x += attention(norm(x)); x += mlp(norm(x)). Rotary scaling (linear, llama3, yarn) is in attention's
+table, see rope.py. Families that differ only in their specs use the same block (mistral.py, qwen2.py).
 """
 
 import functools
@@ -58,12 +58,12 @@ class LlamaBlock(Followed):
 
 
 def plain_fields(fields: Json) -> Json:
-    """The first conversions of LLaMA, and Vicunas made from them, call the context length so."""
+    """The first conversions of LLaMA, and Vicunas made from them, call the context length max_sequence_length."""
     return renamed(fields, {"max_sequence_length": "max_position_embeddings"}, {})
 
 
 def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
-    only(fields, "llama", activation="swiglu")  # in Falcon 3's; transformers passes over it
+    only(fields, "llama", activation="swiglu")  # Falcon 3 has it; transformers ignores it
     if fields.get("sliding_window") is not None:
         raise ModelConfigError("config.json sets sliding_window: not supported for llama models")
     layer = LayerSpec(

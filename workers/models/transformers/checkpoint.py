@@ -1,8 +1,8 @@
 """A checkpoint's tensors -> those of transformers' model, by transformers' own table of conversions.
 
-Names are changed as transformers changes them. Where several tensors become one, or one several (experts that are stacked,
-layers that are joined), the sources are kept until all are read, then transformers' operations make the tensors of them.
-Called by model.py while weights are loaded (loading/weights.py).
+Names change as they do in transformers. If several tensors become one, or one becomes several (stacked experts, joined layers),
+the sources are kept until all have been read, and then transformers' operations make the tensors. Called by model.py while
+weights are loaded (loading/weights.py).
 """
 
 import copy
@@ -26,11 +26,11 @@ Convert = Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
 
 
 class Several(WeightOwner):
-    """Stands for owners whose tensors come of one conversion: they are finished when all else is."""
+    """Stands for several owners with tensors from one conversion: they are finished after all others."""
 
 
 class Group:
-    """Sources that are converted together. `then` of each of their targets."""
+    """Sources that are converted together. It is the `then` of each of their targets."""
 
     def __init__(self, convert: Convert, targets: dict[str, Target]):
         self._convert, self._targets = convert, targets
@@ -50,23 +50,23 @@ class Group:
 
 
 class Names:
-    """How a model's tensors are called in checkpoints."""
+    """The names of a model's tensors in checkpoints."""
 
     def __init__(self, model: Model, known: set[str]):
-        """`known`: the model's tensors."""
+        """known: names of the model's tensors."""
         self._model, self._known = model, dict.fromkeys(known, True)
         mapping = get_model_conversion_mapping(model)
         self._renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
         self._converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
         ignored = [*(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())]
         if any(name.endswith("position_ids") for name, _ in model.named_buffers()):
-            ignored.append(r"(^|\.)position_ids$")  # which older checkpoints hold
+            ignored.append(r"(^|\.)position_ids$")  # present in older checkpoints
         self._ignored = [re.compile(pattern) for pattern in ignored]
 
     def converted(self, fit: Fit, tied: dict[str, str], transposed: set[str]) -> Fit:
-        """`fit` with a target for each of the checkpoint's tensors. `transposed` ones lie the other way in our parameters."""
+        """`fit` with a target for each of the checkpoint's tensors. transposed: tensors that our parameters hold transposed."""
         sources: dict[str, Source] = {}
-        groups: dict[str, list[tuple[str, str, Source]]] = {}  # by the model's tensor: (the checkpoint's, pattern, source)
+        groups: dict[str, list[tuple[str, str, Source]]] = {}  # model's name -> [(checkpoint's name, pattern, source)]
         by_pattern = {pattern: c for c in self._converters for pattern in c.source_patterns}
         for theirs in sorted(fit.sources, key=dot_natural_key):
             name, pattern = self._renamed(theirs)
@@ -97,7 +97,7 @@ class Names:
         return name, pattern
 
     def _check_floats(self, theirs: str, name: str, pattern: str | None, source: Source) -> None:
-        """Raises WeightsError for a part of a quantized layer that would have to be converted: they know floats alone."""
+        """Raise WeightsError for tensors of a quantized layer that need a conversion: conversions support floats only."""
         layer = theirs.rpartition(".weight")[0] or theirs.rpartition(".")[0]
         if name in self._known:
             is_part = pattern is not None and source.dtype not in FLOATS
@@ -111,7 +111,7 @@ class Names:
             )
 
     def _conversion(self, name: str, members: list[tuple[str, str, Source]], converter: Any) -> tuple[set[str], Convert]:
-        """The model's tensors that come of a group, and how."""
+        """The names of the model's tensors that a group makes, and the function that makes them."""
         order = [(theirs, pattern) for theirs, pattern, _ in members]
 
         def convert(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -124,12 +124,12 @@ class Names:
         shapes = {theirs: torch.empty(source.shape, device="meta") for theirs, _, source in members}
         try:
             names = set(convert(shapes))
-        except Exception as error:  # of transformers' operations on what a checkpoint holds
+        except Exception as error:  # transformers' operations may raise anything on a checkpoint's tensors
             raise WeightsError(f"{name} cannot be made of {members[0][0]}: {type(error).__name__}: {error}") from None
         return names, convert
 
     def _add(self, fit: Fit, members: list[Source], names: set[str], convert: Convert) -> None:
-        """Targets that gather the members; what is made of them goes to the targets of `names`, which the checkpoint lacks."""
+        """Add targets that gather the members. The tensors made of them go to the targets of `names`, not in the checkpoint."""
         if missing := sorted(names - fit.targets.keys()):
             raise WeightsError(f"a conversion gives {missing[0]}, which the model does not have")
         targets = {name: fit.targets.pop(name) for name in names}
@@ -152,7 +152,7 @@ def _turned(name: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tens
 
 
 def _untie(fit: Fit, tied: dict[str, str]) -> None:
-    """Of tied tensors a checkpoint may hold either or both, with equal values."""
+    """A checkpoint may contain either of two tied tensors, or both with equal values: keep one source."""
     for name, other in tied.items():
         source = fit.sources.pop(name, None)
         if source is None:

@@ -1,6 +1,6 @@
-"""Mixtures of experts of transformers' models: recognised ones run on our kernels, others as transformers computes them.
+"""Mixtures of experts of transformers' models: recognized ones run on our kernels, others as transformers computes them.
 
-A mixture is recognised by what its gate computes on random values, not by its name. Routing stays the model's own.
+A mixture is recognized by its gate's output for random values, not by its name. Routing stays the model's own.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ TRIAL = 16  # elements of a gate
 
 
 class StackedExperts(WeightOwner):
-    """The weights of all experts as our kernels take them; the child `stacked` of transformers' module."""
+    """The weights of all experts in our kernels' layout; the child `stacked` of transformers' module."""
 
     def __init__(self, module: Any, act: SwiGLU, dtype: torch.dtype, device: torch.device):
         super().__init__()
@@ -59,7 +59,7 @@ class StackedExperts(WeightOwner):
 
 
 def recognised(module: Any) -> SwiGLU | None:
-    """What the mixture's gate computes, where our kernels compute the same; None: something else."""
+    """The function of the mixture's gate; None if our kernels do not have it."""
     names = {"gate_up_proj", "down_proj"} | ({"gate_up_proj_bias", "down_proj_bias"} if module.has_bias else set())
     if not module.has_gate or module.has_post_expert_norm or set(module._parameters) != names:
         return None
@@ -78,7 +78,7 @@ def recognised(module: Any) -> SwiGLU | None:
 
 
 def transformers_own(module: Any, device: torch.device) -> Callable[..., torch.Tensor]:
-    """transformers' computation of a mixture; on a GPU the one that does not look at data."""
+    """transformers' computation of a mixture; on a GPU the one that does not depend on data."""
     if device.type == "cuda":
         return ALL_EXPERTS_FUNCTIONS["grouped_mm"]  # type: ignore[no-any-return]
     forward = type(module).forward
