@@ -10,8 +10,8 @@ Treatment = Literal["works", "harmless", "refused"]
 
 class Field(NamedTuple):
     """routes: "chat", "completions", "both" of them, or "responses". treatment: "works", as its reference says; "harmless",
-    taken without effect; "refused" with a 400 that names it, unless its value changes nothing. note: what it means. default: given
-    here if SamplingParams has no field of the name."""
+    taken without effect; "refused" with a 400 that names it, unless its value changes nothing. note: its meaning. default:
+    given here if SamplingParams has no field of the name."""
 
     name: str
     routes: Literal["both", "chat", "completions", "responses"]
