@@ -171,6 +171,13 @@ def test_the_readme_leads_to_every_page():
     assert [path.name for path in DOCS.glob("*.md") if f"(docs/{path.name})" not in TEXT["README.md"]] == []
 
 
+def test_cells_of_the_readmes_tables_are_short():
+    """A cell has at most 15 words, names of files not counted; the page that it links to has the rest."""
+    cells = [cell for line in TEXT["README.md"].splitlines() if line.startswith("|") for cell in line.strip("|").split(" | ")]
+    assert len(cells) > 100
+    assert [cell for cell in cells if len(re.sub(r"`[\w/.*]+`,?", "", cell).split()) > 15] == []
+
+
 def test_files_that_pages_name_exist():
     named = {
         (name, found)
