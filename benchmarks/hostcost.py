@@ -46,7 +46,7 @@ from quire.enginecore.scheduling.config import SchedulerConfig
 from quire.enginecore.scheduling.step import ScheduledStep
 from quire.enginecore.silent_ranks import SilentRanks
 from quire.enginecore.workers import RING_WORDS, WorkerGroup
-from quire.ipc.config import WorkerConfig
+from quire.ipc.config import EngineConfig
 from quire.ipc.links.core_and_workers import CoreToWorkers
 from quire.ipc.links.core_to_frontends import CoreToFrontends
 from quire.ipc.links.welcome import new_epoch
@@ -55,6 +55,7 @@ from quire.ipc.process.children import Child
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.step.plan_ring import PlanReader, PlanRing
 from quire.ipc.step.result_ring import ResultRing
+from quire.ipc.worker_config import WorkerConfig, resolved
 
 ROWS = (1, 64, 256, 1024)
 BLOCK_SIZE = 64
@@ -87,7 +88,7 @@ class FakeWorkers(WorkerGroup):
 
     def start(self) -> None:
         self.plan_ring = PlanRing.create(RING_WORDS, 1)
-        self.result_ring = ResultRing.create(self.template.max_num_seqs)
+        self.result_ring = ResultRing.create(self.template.engine.max_num_seqs)
         self._link = CoreToWorkers(1)
         self._silent = SilentRanks(self.template.collective_timeout_s, 1, self._ranks.where)
         plan_fds, result_fds = self.plan_ring.fds(0), self.result_ring.fds()
@@ -119,18 +120,19 @@ def engine(args: argparse.Namespace, rows: int, steps: int, command: Any = None)
     max_tokens = steps + 4096
     max_model_len = max_tokens + 4 * BLOCK_SIZE
     num_blocks = rows * (max_model_len // BLOCK_SIZE + 2) + 2
-    worker = WorkerConfig(
-        rank=0, world_size=1, generation=1, model_dir="", control_address="", plan_ring_fds=[], result_ring_fds=[],
-        output_rank=0, device="cpu", dtype="auto", load_format="dummy", max_model_len=max_model_len,
-        max_num_seqs=max(rows, args.max_num_seqs), block_size=BLOCK_SIZE, gpu_memory_utilization=0.9, cpu_kv_cache_gib=1.0,
-        max_num_batched_tokens=8192, num_gpu_blocks_override=None, enforce_eager=False, max_logprobs=20, seed=0,
+    flags = resolved(
+        EngineConfig(load_format="dummy"), device="cpu", max_model_len=max_model_len, max_num_batched_tokens=8192,
+        max_num_seqs=max(rows, args.max_num_seqs), block_size=BLOCK_SIZE,
     )  # fmt: skip
+    worker = WorkerConfig(
+        engine=flags, rank=0, generation=1, model_dir="", control_address="", plan_ring_fds=[], result_ring_fds=[]
+    )
     scheduler = SchedulerConfig(
-        max_num_seqs=worker.max_num_seqs, max_num_batched_tokens=8192, max_model_len=max_model_len, block_size=BLOCK_SIZE,
+        max_num_seqs=flags.max_num_seqs, max_num_batched_tokens=8192, max_model_len=max_model_len, block_size=BLOCK_SIZE,
         num_blocks=num_blocks, windows=(0,), enable_prefix_caching=not args.no_prefix_caching, vocab_size=VOCAB_SIZE,
         eos_token_ids=(2,),
     )  # fmt: skip
-    limits = EngineLimits(max_model_len, VOCAB_SIZE, worker.max_num_seqs, 20)
+    limits = EngineLimits(max_model_len, VOCAB_SIZE, flags.max_num_seqs, 20)
     config = CoreConfig(scheduler, limits, 8192, 0, 60.0, spins=True, log_requests=False, log_stats=False)
     workers = FakeWorkers(worker, command)
     epoch = new_epoch()
@@ -161,7 +163,7 @@ def turn(core: EngineCore) -> None:
     core._watch_workers()
     core._fill()
     core._collect()
-    core._beat()
+    core._heartbeat()
 
 
 def warm_up(core: EngineCore, workers: FakeWorkers, rows: int, steps: int = 100) -> None:
@@ -194,7 +196,7 @@ def measure_inline(args: argparse.Namespace, rows: int) -> Times:
             t1 = clock()
             done = core._collect()
             t2 = clock()
-            core._beat()
+            core._heartbeat()
             assert done and t1 < workers.planned_at < t2
             plan, publish = (workers.planned_at - t1) / 1e3, (t2 - workers.planned_at) / 1e3
             times.add(turn=(t1 - t0) / 1e3, plan=plan, publish=publish, visible=(workers.planned_at - t0) / 1e3)

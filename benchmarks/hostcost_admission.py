@@ -70,11 +70,8 @@ class Engine:
 
     def __init__(self, num_blocks: int):
         self.scheduler = Scheduler(
-            SchedulerConfig(
-                MAX_NUM_SEQS, BUDGET, MAX_MODEL_LEN, BLOCK_SIZE, num_blocks, (0,), vocab_size=VOCAB_SIZE,
-                num_processor_rows=128,
-            )
-        )  # fmt: skip
+            SchedulerConfig(MAX_NUM_SEQS, BUDGET, MAX_MODEL_LEN, BLOCK_SIZE, num_blocks, (0,), vocab_size=VOCAB_SIZE)
+        )
         limits = EngineLimits(MAX_MODEL_LEN, VOCAB_SIZE, MAX_NUM_SEQS, 20)
         config = IntakeConfig(limits, (), True, False, 0, MAX_NUM_WAITING)
         self._intake = Intake(config, self.scheduler.kv.hasher)

@@ -30,11 +30,11 @@ from quire.ipc.links.frontend_to_core import FrontendToCore
 from quire.ipc.messages.frontend import (
     PROTOCOL_VERSION,
     AddRequest,
-    Beat,
     CoreMessage,
     EngineLimits,
     FrontendMessage,
     Generate,
+    Heartbeat,
     StepOutputs,
     TokenInputs,
     Welcome,
@@ -292,7 +292,7 @@ def measure_zmq(table: Table, rounds: int, curve: bool) -> None:
     child = spawn(MODULE, Role(name="frontend", address=core_link.address, rounds=rounds, keys=keys))
     one, step = outputs(1), outputs(STREAM)
     send_times: list[float] = []
-    beat_at = 0.0
+    heartbeat_at = 0.0
     while (said := child.receive(0.0)) is None and child.poll() is None:
         poller.poll(20)
         for identity, message in core_link.receive():
@@ -304,9 +304,9 @@ def measure_zmq(table: Table, rounds: int, curve: bool) -> None:
                 core_link.send(identity, step)
                 send_times.append(time.perf_counter() - started)
         core_link.flush()
-        if time.monotonic() > beat_at:
-            beat_at = time.monotonic() + 0.5
-            core_link.broadcast(Beat(1, 0.0, 0, 0, 0.0, 0, 0, 0, 0, 0, True))
+        if time.monotonic() > heartbeat_at:
+            heartbeat_at = time.monotonic() + 0.5
+            core_link.broadcast(Heartbeat(1, 0.0, 0, 0, 0.0, 0, 0, 0, 0, 0, True))
     child.terminate(10.0)
     core_link.close()
     assert said is not None, "the frontend has ended early"

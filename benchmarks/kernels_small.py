@@ -190,7 +190,7 @@ def bench_sampler(table: Table, m: Model, rows: int) -> None:
         t.LogitsProcessorPool.allocate(rows, m.vocab, 40960, DEVICE),
         t.SamplerWorkspace.allocate(rows, m.vocab, DEVICE),
     )
-    some = [LogitsProcessors(i, i, range(i, i + 4000), [i] * 200, [i + 1, i + 2], [1.0, 2.0], [], [], []) for i in range(rows)]
+    some = [LogitsProcessors(i, range(i, i + 4000), [i] * 200, [i + 1, i + 2], [1.0, 2.0], [], [], []) for i in range(rows)]
     logits_processors.apply_logits_processors(state, pool, some)
     state.column("repetition").fill_(1.1)
     slots, positions = (
@@ -223,9 +223,9 @@ def bench_sampler(table: Table, m: Model, rows: int) -> None:
         defaults = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
         for column, value in {**defaults, **values}.items():
             state.column(column).fill_(value)
-        state.column("processor_row").fill_(-1)
+        state.column("has_processors").zero_()
         with_row = (16 if name == "16 processors" else rows) if "processors" in flags else 0
-        state.column("processor_row")[:with_row] = slots[:with_row]
+        state.column("has_processors")[slots[:with_row].long()] = 1
         calls = [lambda x=x, f=flags: sampler.sample(x, slots, positions, state, pool, workspace, **f) for x in logits]
         table.add(f"sample, {name}", f"{rows} x {m.vocab}", calls, moved)
     calls = [lambda x=x: sampler.sampled_logprobs(x, workspace.sampled[:rows], workspace) for x in logits]

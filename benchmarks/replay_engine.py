@@ -29,11 +29,11 @@ from quire.ipc.messages.frontend import (
     PROTOCOL_VERSION,
     Abort,
     AddRequest,
-    Beat,
     EngineLimits,
     Finish,
     Finished,
     FrontendMessage,
+    Heartbeat,
     PromptLogprobs,
     Started,
     StepOutputs,
@@ -45,7 +45,7 @@ from quire.ipc.messages.frontend import (
 ROOT = Path(__file__).parents[1]
 BUNDLED = ROOT / "enginecore" / "loading" / "bundled"
 MAX_MODEL_LEN = 1 << 17
-BEAT_S = 0.5
+HEARTBEAT_S = 0.5
 NAME = "replay"
 
 
@@ -141,7 +141,7 @@ class ReplayEngine:
         poller = zmq.Poller()
         for source in self._link.sockets():
             poller.register(source, zmq.POLLIN)
-        due, beat = time.monotonic(), 0.0
+        due, heartbeat = time.monotonic(), 0.0
         while not self.stopped:
             now = time.monotonic()
             busy = any(running.rows.shape[1] for running in self._running.values())
@@ -155,9 +155,9 @@ class ReplayEngine:
                 for identity, running in self._running.items():
                     self._step(identity, running)
             self._link.flush()
-            if now >= beat:
-                beat = now + BEAT_S
-                self._link.broadcast(Beat(self._epoch, 0.0, 0, 0, 0.0, 0, 0, self.tokens, 0, 0, True))
+            if now >= heartbeat:
+                heartbeat = now + HEARTBEAT_S
+                self._link.broadcast(Heartbeat(self._epoch, 0.0, 0, 0, 0.0, 0, 0, self.tokens, 0, 0, True))
             for identity in self._link.lost():
                 self._running.pop(identity, None)
         self._link.close(linger_s=0.0)

@@ -48,9 +48,9 @@ from quire.ipc.links.core_to_frontends import CoreToFrontends
 from quire.ipc.messages.frontend import (
     PROTOCOL_VERSION,
     AddRequest,
-    Beat,
     EngineLimits,
     Generate,
+    Heartbeat,
     Hello,
     StepOutputs,
     TokenInputs,
@@ -196,7 +196,7 @@ class Core:
         vocab = json.loads((folder / "config.json").read_text())["vocab_size"]
         rows, length = args.rows, args.steps + 512
         blocks = rows * (length // BLOCK_SIZE + 2) + 2
-        scheduler = SchedulerConfig(rows, 8192, length, BLOCK_SIZE, blocks, (0,), vocab_size=vocab, num_processor_rows=rows)
+        scheduler = SchedulerConfig(rows, 8192, length, BLOCK_SIZE, blocks, (0,), vocab_size=vocab)
         limits = EngineLimits(length, vocab, rows, 20)
         config = CoreConfig(scheduler, limits, 1000, 0, 60.0, spins=True, log_requests=False, log_stats=False)
         welcome = Welcome(EPOCH, PROTOCOL_VERSION, ["m"], limits, [], [0], "0", 1, 60.0)
@@ -245,7 +245,7 @@ class Core:
         self._turn_until(lambda: not core.scheduler.has_requests or self._is_sent())
         while self.frontend.ready():
             message = decode(self.frontend.socket.recv())
-            assert isinstance(message, StepOutputs | Beat), message
+            assert isinstance(message, StepOutputs | Heartbeat), message
         return begin
 
     def _is_sent(self) -> bool:
@@ -258,7 +258,7 @@ class Core:
         while not condition():
             if not self.core._collect():
                 self.core._poll(0.0)
-            self.core._beat()
+            self.core._heartbeat()
             self.core._take_messages()
             self.core._watch_workers()
             self.core._fill()

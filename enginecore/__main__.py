@@ -4,7 +4,7 @@ import signal
 import sys
 
 from quire.ipc.config import EngineConfig
-from quire.ipc.process.children import WORKER_MODULE, beat, child_main_config, prespawn, tell_parent
+from quire.ipc.process.children import WORKER_MODULE, child_main_config, heartbeat, prespawn, tell_parent
 from quire.ipc.process.logs import set_up_logging
 
 
@@ -17,7 +17,7 @@ def main() -> None:
     from quire.enginecore.workers import WorkersFailed
 
     try:
-        run_engine(config, lambda address: tell_parent({"ready": address}), worker, beat)
+        run_engine(config, lambda address: tell_parent({"ready": address}), worker, heartbeat)
     except (StartupError, Stopped, WorkersFailed) as error:
         tell_parent({"error": str(error)})
         sys.exit(1)

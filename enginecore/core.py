@@ -50,7 +50,7 @@ from quire.ipc.step.sections import STEP_MASK
 log = logging.getLogger("quire.enginecore")
 
 STEPS_OF_STAGE = 2  # in flight: one that it works on, and one that it finds when that is done
-BEAT_INTERVAL_S = 0.5
+HEARTBEAT_INTERVAL_S = 0.5
 SPIN_S = 2e-3  # the poller's resolution is a millisecond: closer to a step's expected end the loop spins
 SPIN_LOOKS = 100  # at the result between two looks at everything else, which takes as long as these
 LATE_S = 1e-2  # so long the loop spins on for a step that takes longer than expected
@@ -82,15 +82,15 @@ class InFlight:
 
 
 class EngineCore:
-    """`workers` are ready. `on_beat` is called with each Beat, for a parent that watches us. preparers: what requests may
-    have to wait for before they can run, see preparation.py; grammars: the preparer of structured output."""
+    """`workers` are ready. `on_heartbeat` is called with each Heartbeat, for a parent that watches this one. preparers: what
+    requests may have to wait for before they can run, see preparation.py; grammars: the preparer of structured output."""
 
     def __init__(
         self,
         config: CoreConfig,
         link: CoreToFrontends,
         workers: WorkerGroup,
-        on_beat: Callable[[], None] = lambda: None,
+        on_heartbeat: Callable[[], None] = lambda: None,
         preparers: Iterable[Preparer] = (),
         grammars: GrammarCompiler | None = None,
     ):
@@ -126,8 +126,8 @@ class EngineCore:
         self._wants_stacks = False
         self._expected = Expected()
         self._last_result = 0.0
-        self._next_beat = 0.0
-        self._on_beat = on_beat
+        self._next_heartbeat = 0.0
+        self._on_heartbeat = on_heartbeat
         self.stats = Statistics(config.log_stats, s.max_num_seqs)
         self.expert_load = ExpertLoad(workers)
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # of signal handlers: a poll goes on after them
@@ -164,7 +164,7 @@ class EngineCore:
                     self._collect()  # what it waited for: messages have been waiting for less long
             except WorkersFailed as error:
                 self._replace_workers(str(error))
-            self._beat()
+            self._heartbeat()
         self.link.broadcast(ShuttingDown(self.link.epoch))
 
     def stop(self, grace_s: float) -> None:
@@ -319,17 +319,17 @@ class EngineCore:
 
     # ----------------------------------------------------------------------------------------------------- waiting
     def _wait(self) -> None:
-        """Until a message, a result or a death; at the latest until the next beat."""
+        """Until a message, a result or a death; at the latest until the next heartbeat."""
         now = time.monotonic()
-        until_beat = self._next_beat - now
+        until_heartbeat = self._next_heartbeat - now
         if not self._in_flight:
             is_awake = self.config.spins and now - self._last_result < AWAKE_S
-            self._poll(0.0 if is_awake else min(until_beat, self.supervisor.until_start_s))
+            self._poll(0.0 if is_awake else min(until_heartbeat, self.supervisor.until_start_s))
             self.workers.drain_doorbell()  # a late one would wake us for ever
             return
         oldest = self._in_flight[0]
         if self._masks.due(oldest.scheduled.step):  # it goes on when the poller has its masks, whose threads need Python's lock
-            self._poll(min(until_beat, MASKS_LATE_S))
+            self._poll(min(until_heartbeat, MASKS_LATE_S))
             return
         expected = max(oldest.sent_at, self._last_result) + self._expected.seconds(oldest.scheduled) - now
         if self.config.spins and -LATE_S < expected < SPIN_S:
@@ -337,7 +337,7 @@ class EngineCore:
             return
         armed = self.workers.result_ring.arm(oldest.scheduled.step, len(oldest.scheduled.slots), oldest.logprob_rows)
         if armed or not self._is_done(oldest):  # prompt logprobs come after the tokens, as a message
-            self._poll(min(until_beat, expected - SPIN_S) if self.config.spins and expected > SPIN_S else until_beat)
+            self._poll(min(until_heartbeat, expected - SPIN_S) if self.config.spins and expected > SPIN_S else until_heartbeat)
         self.workers.result_ring.disarm()
         self.workers.result_ring.drain_doorbell()
 
@@ -353,15 +353,15 @@ class EngineCore:
         if (self._wake_fd, zmq.POLLIN) in self._poller.poll(int(max(timeout_s, 0.0) * 1000)):
             os.eventfd_read(self._wake_fd)
 
-    def _beat(self) -> None:
+    def _heartbeat(self) -> None:
         now = time.monotonic()
-        if now < self._next_beat:
+        if now < self._next_heartbeat:
             return
-        self._next_beat = now + BEAT_INTERVAL_S
+        self._next_heartbeat = now + HEARTBEAT_INTERVAL_S
         parts = self.scheduler, self.preparing, self.supervisor, self.workers, self.expert_load
-        self.link.broadcast(self.stats.beat(self.link.epoch, *parts))
+        self.link.broadcast(self.stats.heartbeat(self.link.epoch, *parts))
         self.stats.log(now)
-        self._on_beat()
+        self._on_heartbeat()
 
     # ----------------------------------------------------------------------------------------------------- workers
     def _watch_workers(self) -> None:

@@ -24,9 +24,9 @@ RECENT = 20  # answers of each stage that the ratio is of: ten seconds of work
 class ExpertLoad:
     def __init__(self, workers: WorkerGroup) -> None:
         self._workers = workers
-        self._num_stages = workers.template.pipeline_parallel_size
+        self._num_stages = workers.template.engine.pipeline_parallel_size
         size = workers.world_size // self._num_stages
-        self._is_on = workers.template.enable_expert_parallel and size > 1
+        self._is_on = workers.template.engine.enable_expert_parallel and size > 1
         self._tokens = [0] * size
         self._recent: deque[ExpertTokens] = deque(maxlen=RECENT * self._num_stages)
         self._asked_at_step = 0

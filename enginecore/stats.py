@@ -1,8 +1,8 @@
-"""Statistics: what the core counts about its steps, the Beat that carries it, and the line logged every 10 s.
+"""Statistics: what the core counts about its steps, the Heartbeat that carries it, and the line logged every 10 s.
 
 Fed by the loop (core.py) once a step, and by who computes masks once for each step that has some: an index and two additions
 for each distribution, a few calls of numpy for the one that has a value by row. It asks the scheduler and the workers only when
-a Beat is due.
+a Heartbeat is due.
 """
 
 import logging
@@ -17,7 +17,7 @@ from quire.enginecore.preparation import PreparingRequests
 from quire.enginecore.scheduling.scheduler import Scheduler
 from quire.enginecore.worker_supervisor import WorkerSupervisor
 from quire.enginecore.workers import WorkerGroup
-from quire.ipc.messages.frontend import Beat
+from quire.ipc.messages.frontend import Heartbeat
 from quire.ipc.messages.stats import (
     BATCH_FILL,
     HOST_SECONDS,
@@ -79,7 +79,7 @@ class Statistics:
         self._mask_time = Counted(HOST_SECONDS)
         self._batch_fill = Counted(BATCH_FILL)
         self._inter_token = Counted(TOKEN_SECONDS)
-        self._last_beat: Beat | None = None
+        self._last_heartbeat: Heartbeat | None = None
         self.num_steps = 0
 
     def step(self, num_rows: int, num_tokens: int, seconds: float, host_s: float, since_last: np.ndarray) -> None:
@@ -97,7 +97,7 @@ class Statistics:
         """The grammar masks of one step were computed."""
         self._mask_time.observe(seconds)
 
-    def beat(
+    def heartbeat(
         self,
         epoch: int,
         scheduler: Scheduler,
@@ -105,9 +105,9 @@ class Statistics:
         supervisor: WorkerSupervisor,
         workers: WorkerGroup,
         expert_load: ExpertLoad,
-    ) -> Beat:
+    ) -> Heartbeat:
         c = scheduler.counters
-        self._last_beat = Beat(
+        self._last_heartbeat = Heartbeat(
             epoch=epoch,
             oldest_step_s=supervisor.oldest_step_s,
             num_running=scheduler.num_running,
@@ -121,7 +121,7 @@ class Statistics:
             ready=workers.is_ready,
             stats=self._message(preparing.num_sequences, workers.pids, expert_load.so_far()),
         )
-        return self._last_beat
+        return self._last_heartbeat
 
     def _message(self, num_deferred: int, worker_pids: Sequence[int], experts: ExpertStats | None) -> EngineStats:
         names = {os.getpid(): "engine"} | {pid: f"worker-{rank}" for rank, pid in enumerate(worker_pids)}
@@ -138,15 +138,15 @@ class Statistics:
         )
 
     def log(self, now: float) -> None:
-        """After a beat; `now`: seconds of a monotonic clock."""
-        if self._last_beat is not None:
-            self._line.beat(self._last_beat, now)
+        """After a heartbeat; `now`: seconds of a monotonic clock."""
+        if self._last_heartbeat is not None:
+            self._line.heartbeat(self._last_heartbeat, now)
 
 
 class StatsLine:
     def __init__(self, enabled: bool):
         self._enabled = enabled
-        self._since: tuple[float, Beat] | None = None
+        self._since: tuple[float, Heartbeat] | None = None
         self._steps = self._rows = self._tokens = 0
 
     def step(self, num_rows: int, num_tokens: int) -> None:
@@ -154,21 +154,21 @@ class StatsLine:
         self._rows += num_rows
         self._tokens += num_tokens
 
-    def beat(self, beat: Beat, now: float) -> None:
+    def heartbeat(self, heartbeat: Heartbeat, now: float) -> None:
         """`now`: seconds of a monotonic clock."""
         if not self._enabled:
             return
         if self._since is None:
-            self._since = (now, beat)
+            self._since = (now, heartbeat)
         since, before = self._since
         if now - since < INTERVAL_S:
             return
         if self._steps:
-            log.info(self._line(before, beat, now - since))
-        self._since = (now, beat)
+            log.info(self._line(before, heartbeat, now - since))
+        self._since = (now, heartbeat)
         self._steps = self._rows = self._tokens = 0
 
-    def _line(self, a: Beat, b: Beat, seconds: float) -> str:
+    def _line(self, a: Heartbeat, b: Heartbeat, seconds: float) -> str:
         prompt = b.prompt_tokens - a.prompt_tokens
         hits = (b.cached_tokens - a.cached_tokens) / prompt if prompt else 0.0
         generated = b.generation_tokens - a.generation_tokens

@@ -2,8 +2,8 @@
 
 It owns the age of the oldest step, the limit of a restart and the pause before the next start; WorkerGroup has the processes,
 and the core knows whose requests are lost with them. Nothing here waits: a start that is not due yet is looked at again in the
-next turn, so that the loop beats, takes requests and can be stopped meanwhile. Time is a LoopClock's: after a freeze of the
-whole machine neither a step nor a start is older than it was before.
+next turn, so that the loop sends heartbeats, takes requests and can be stopped meanwhile. Time is a LoopClock's: after a freeze
+of the whole machine neither a step nor a start is older than it was before.
 """
 
 import logging
@@ -21,7 +21,7 @@ log = logging.getLogger("quire.enginecore")
 
 IDLE_LOOK_S = 0.4  # at workers without a step: in each turn of a loop that waits, and not in those of a busy one
 SAY_EVERY_S = 30.0  # that workers are still starting
-DYING_LOOK_S = 0.05  # at killed workers that are not gone: the loop would look with each beat
+DYING_LOOK_S = 0.05  # at killed workers that are not gone: the loop would look with each heartbeat
 DYING_LIMIT_S = 30.0  # so long successors wait for killed workers to be gone: until then their memory is not free
 
 

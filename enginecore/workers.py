@@ -1,6 +1,6 @@
 """WorkerGroup: the workers of one engine as the core sees them: started, sized, ready, dead, started anew. No torch.
 
-Starting is a small state machine, driven by messages, so that the core's loop goes on beating while an 8B model loads:
+Starting is a small state machine, driven by messages, so that the core's loop keeps sending heartbeats while an 8B model loads:
 
     spawn -> WorkerProfile of every rank -> AllocateKV with the least of their blocks -> WorkerReady of every rank
 
@@ -23,7 +23,6 @@ from quire.enginecore.hosts.remote_host import HostFailed
 from quire.enginecore.hosts.remote_ranks import RemoteRanks, no_others
 from quire.enginecore.silent_ranks import SilentRanks
 from quire.enginecore.spare_workers import SpareWorkers
-from quire.ipc.config import WorkerConfig
 from quire.ipc.links.core_and_workers import CoreToWorkers
 from quire.ipc.messages.group import PeerSilent, StoreRequest
 from quire.ipc.messages.workers import (
@@ -43,13 +42,14 @@ from quire.ipc.step.masks import free_record, mask_records, no_masks_record, pla
 from quire.ipc.step.plan_ring import KIND_CONTROL, KIND_MASK, KIND_PLAN, KIND_SHUTDOWN, PlanRing, RingCorrupt, RingFull
 from quire.ipc.step.result_ring import ResultRing
 from quire.ipc.step.sections import HEADER
+from quire.ipc.worker_config import WorkerConfig
 
 RING_WORDS = 8 << 20  # int32: room for the largest plan several times over; pages are touched as the ring turns
 AREA_WORDS = 4 << 20  # int32: of masks that are made or read, 890 of 150,000 tokens
 RING_TIMEOUT_S = 10.0
 STOP_GRACE_S = 3.0
 STACKS_S = 0.5  # for all of them to be written
-KILL_WAIT_S = 1.0  # that the loop waits for killed workers; frontends miss its beats after 2
+KILL_WAIT_S = 1.0  # that the loop waits for killed workers; frontends miss its heartbeats after 2
 WORLD_SIZE = HEADER.at["world_size"]
 
 
@@ -64,11 +64,11 @@ class WorkerGroup:
 
     def __init__(self, template: WorkerConfig, prespawned: Sequence[Child] = (), ranks: RemoteRanks | None = None):
         self.template = template
-        self._ranks = ranks or no_others(template.world_size, template.device_index)
+        self._ranks = ranks or no_others(template.engine.world_size, template.gpu_index)
         self._here = self._ranks.here
         self._is_spread = bool(self._ranks.placement.hosts)
         self._spares = SpareWorkers(prespawned)
-        self.world_size = template.world_size
+        self.world_size = template.engine.world_size
         self.generation = 0
         self.is_ready = False
         self.profile: WorkerProfile | None = None
@@ -84,21 +84,20 @@ class WorkerGroup:
     def start(self) -> None:
         """Spawn a new generation. Raises OSError or ZMQError if the system has no room for it, WorkersFailed."""
         self.generation += 1
+        engine = self.template.engine
         self.is_ready, self._started_at = False, time.monotonic()
         self._profiles: dict[int, WorkerProfile] = {}
         self._ready: set[int] = set()
         with contextlib.ExitStack() as on_failure:  # of an attempt that lacks descriptors nothing stays open
             plan_ring = PlanRing.create(RING_WORDS, len(self._here), 0 if self._is_spread else AREA_WORDS)
             on_failure.callback(plan_ring.close)
-            result_ring = ResultRing.create(
-                self.template.max_num_seqs, depth=result_depth(self.template.pipeline_parallel_size)
-            )
+            result_ring = ResultRing.create(engine.max_num_seqs, depth=result_depth(engine.pipeline_parallel_size))
             on_failure.callback(result_ring.close)
             self._link = CoreToWorkers(self.generation)
             on_failure.pop_all()
         self.plan_ring, self.result_ring = plan_ring, result_ring
         self._store = GroupStore(self._send)
-        limits = self.template.collective_timeout_s, self.template.tensor_parallel_size
+        limits = engine.collective_timeout_s, engine.tensor_parallel_size
         self._silent = SilentRanks(*limits, self._ranks.where)
         for _ in self._here:  # they all load their modules before the first is told what for
             self._children.append(self._spares.take(WORKER_MODULE))
@@ -111,20 +110,20 @@ class WorkerGroup:
     def _config(self, rank: int) -> WorkerConfig:
         assert self._link is not None
         is_here, placed = rank in self._here, self._ranks.placement.ranks[rank]
-        override = self.template.num_gpu_blocks_override
+        engine = self.template.engine
         if self.profile is not None:  # a later generation must have the KV cache that frontends were told of
-            override = self.profile.num_blocks
+            engine = msgspec.structs.replace(engine, num_gpu_blocks_override=self.profile.num_blocks)
         return msgspec.structs.replace(
             self.template,
+            engine=engine,
             rank=rank,
-            device_index=placed.device_index,
+            gpu_index=placed.device_index,
             one_host=not self._is_spread,
             group_on_one_host=placed.group_on_one_host,
             generation=self.generation,
             control_address=self._link.address if is_here else "",
             plan_ring_fds=self.plan_ring.fds(self._here.index(rank)) if is_here else [],
-            result_ring_fds=self.result_ring.fds() if rank == self.template.output_rank else [],
-            num_gpu_blocks_override=override,
+            result_ring_fds=self.result_ring.fds() if rank == engine.output_rank else [],
         )
 
     def stop(self) -> None:
@@ -211,7 +210,7 @@ class WorkerGroup:
 
     def check_step(self, age_s: float) -> None:
         """The oldest step in flight has this age. Raises WorkersFailed if ranks of several are stopped in it for too long."""
-        if self.world_size == 1 or age_s <= self.template.collective_timeout_s:
+        if self.world_size == 1 or age_s <= self.template.engine.collective_timeout_s:
             return
         if said := self._silent.stopped_in_step(self.stopped(), age_s):
             raise WorkersFailed(said)
@@ -266,7 +265,7 @@ class WorkerGroup:
                 self._replied(message)
 
     def _allocate(self) -> None:
-        self.profile = profile_of_all([self._profiles[rank] for rank in range(self.world_size)], self.template.output_rank)
+        self.profile = profile_of_all([self._profiles[rank] for rank in range(self.world_size)])
         for rank in range(self.world_size):
             self._send(rank, AllocateKV(self.profile.num_blocks))
 
@@ -366,11 +365,11 @@ def result_depth(num_stages: int) -> int:
     return max(8, 4 << (num_stages - 1).bit_length())
 
 
-def profile_of_all(profiles: Sequence[WorkerProfile], output_rank: int = 0) -> WorkerProfile:
+def profile_of_all(profiles: Sequence[WorkerProfile]) -> WorkerProfile:
     """What all ranks can hold: the least of their blocks, the most of what they take. Raises WorkersFailed if they differ.
 
     Blocks are the same for all: block tables of the same layers, whether they are on this rank or on another stage's, in blocks
-    of the same number of tokens. Sampling is the output rank's business.
+    of the same number of tokens.
     """
     first = profiles[0]
     for profile in profiles[1:]:
@@ -384,6 +383,5 @@ def profile_of_all(profiles: Sequence[WorkerProfile], output_rank: int = 0) -> W
         weights_bytes=max(p.weights_bytes for p in profiles),
         activation_bytes=max(p.activation_bytes for p in profiles),
         block_bytes=max(p.block_bytes for p in profiles),
-        num_processor_rows=profiles[output_rank].num_processor_rows,
         device=first.device if len(profiles) == 1 else f"{len(profiles)} x {first.device}",
     )

@@ -82,7 +82,7 @@ class Supervisor:
         try:
             # Silence is counted in checks, not in seconds: if the whole machine stood still, the child did not hang.
             while not await _done_within(ended, _LOOK_S):
-                silent_looks = 0 if child.beats() else silent_looks + 1
+                silent_looks = 0 if child.heartbeats() else silent_looks + 1
                 if self._hung_after_s is not None and silent_looks * _LOOK_S >= self._hung_after_s:
                     child.send_signal(signal.SIGKILL)
                     await _done_within(ended, KILL_WAIT_S)

@@ -8,9 +8,9 @@ import signal
 import threading
 from typing import TYPE_CHECKING
 
-from quire.ipc.config import WorkerConfig
 from quire.ipc.process.children import child_main_config
 from quire.ipc.process.logs import set_up_logging
+from quire.ipc.worker_config import WorkerConfig
 from quire.kernels.triton_support.triton_key import read_triton_in_background
 from quire.workers.devices.cuda_context import make_context_in_background
 
@@ -40,10 +40,10 @@ def main() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     threading.Thread(target=load_in_background, name="loader", daemon=True).start()
     config = child_main_config(WorkerConfig)
-    if config.device == "cuda":
-        make_context_in_background(config.device_index)
+    if config.engine.device == "cuda":
+        make_context_in_background(config.gpu_index)
         read_triton_in_background()
-    set_up_logging(config.log_level, config.log_format)
+    set_up_logging(config.engine.log_level, config.engine.log_format)
     faulthandler.register(signal.SIGUSR1)  # the core asks a stuck worker for its stacks before it kills it
     load()(config).run()
     gc.freeze()  # otherwise the interpreter's exit collects garbage among all of torch's objects several times: 0.5 s

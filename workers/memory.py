@@ -6,10 +6,10 @@ import numpy as np
 import torch
 
 from quire.ipc import memory_plan
-from quire.ipc.config import WorkerConfig
 from quire.ipc.memory_plan import GIB, GRAPHS_BYTES, LayerSizes, ModelSizes
 from quire.ipc.step.plan import DTYPES, StepPlan, default_slots
 from quire.ipc.step.sections import PREFILL_SAMPLE, SAMPLING_RANDOM
+from quire.ipc.worker_config import ResolvedEngineConfig
 from quire.workers.attention.kv_cache import KVCache
 from quire.workers.graph_sizes import most_tokens
 from quire.workers.models.config import ModelConfig
@@ -78,7 +78,7 @@ def sizes_of(model: ModelConfig, parallel: Parallel | None = None) -> ModelSizes
     return ModelSizes(model.vocab_size, model.hidden_size, layers, layer_inputs)
 
 
-def cpu_budget(config: WorkerConfig, cache: KVCache, activation_bytes: int) -> Budget:
+def cpu_budget(config: ResolvedEngineConfig, cache: KVCache, activation_bytes: int) -> Budget:
     """The blocks in --cpu-kv-cache-gib, but no more than max_num_seqs requests of the largest length can use."""
     if (asked := asked_for(config, cache)) is not None:
         return Budget(asked, activation_bytes)
@@ -91,26 +91,26 @@ def cpu_budget(config: WorkerConfig, cache: KVCache, activation_bytes: int) -> B
     return Budget(min(blocks, most), activation_bytes)
 
 
-def graphs_bytes(config: WorkerConfig, weights_bytes: int, activation_bytes: int, logits_bytes: int) -> int:
+def graphs_bytes(config: ResolvedEngineConfig, weights_bytes: int, activation_bytes: int, logits_bytes: int) -> int:
     """Memory of the captured graphs: their logits, and as much again as the largest captured step takes to run."""
     most = config.max_num_batched_tokens
     captured = min(most_tokens(weights_bytes), most)
     return 0 if config.enforce_eager else memory_plan.graphs_bytes(captured, most, activation_bytes, logits_bytes)
 
 
-def asked_for(config: WorkerConfig, cache: KVCache) -> int | None:
+def asked_for(config: ResolvedEngineConfig, cache: KVCache) -> int | None:
     """KV blocks that flags ask for, whatever memory is left; None without such flags. Raises OutOfMemory for too few to run."""
-    if config.num_gpu_blocks_override is not None or config.kv_cache_memory_bytes is None:
-        return config.num_gpu_blocks_override
-    blocks = config.kv_cache_memory_bytes // cache.block_bytes
-    if blocks < MIN_BLOCKS:
+    blocks = config.requested_blocks(cache.block_bytes)
+    if blocks is not None and blocks < MIN_BLOCKS:
         raise OutOfMemory(
             f"--kv-cache-memory-bytes {config.kv_cache_memory_bytes} has no room for two blocks of {cache.block_bytes} bytes"
         )
     return blocks
 
 
-def gpu_budget(config: WorkerConfig, cache: KVCache, weights_bytes: int, activation_bytes: int, graphs_bytes: int) -> Budget:
+def gpu_budget(
+    config: ResolvedEngineConfig, cache: KVCache, weights_bytes: int, activation_bytes: int, graphs_bytes: int
+) -> Budget:
     """The share of the GPU that --gpu-memory-utilization allows, minus the memory in use and that of steps and graphs.
 
     Call after the model was loaded and the largest step was run. Raises OutOfMemory; its text lists the measured sizes.

@@ -5,12 +5,12 @@ All ranks of an engine report the same, for all have the whole model's configura
 
 import torch
 
-from quire.ipc.config import WorkerConfig
 from quire.ipc.numerics import Numerics
+from quire.ipc.worker_config import ResolvedEngineConfig
 from quire.workers.models.config import ModelConfig
 
 
-def numerics_of(config: WorkerConfig, model: ModelConfig, dtype: torch.dtype) -> Numerics:
+def numerics_of(config: ResolvedEngineConfig, model: ModelConfig, dtype: torch.dtype) -> Numerics:
     ropes = [layer.attention.rope for layer in model.layers]
     return Numerics(
         dtype=str(dtype).removeprefix("torch."),

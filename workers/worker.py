@@ -14,7 +14,6 @@ from pathlib import Path
 
 import torch
 
-from quire.ipc.config import WorkerConfig
 from quire.ipc.links.core_and_workers import WorkerToCore
 from quire.ipc.messages.group import PeerSilent, ReportExpertLoad
 from quire.ipc.messages.workers import (
@@ -40,6 +39,7 @@ from quire.ipc.step.control import decode_control
 from quire.ipc.step.plan_ring import KIND_CONTROL, KIND_PLAN, KIND_SHUTDOWN, PlanReader
 from quire.ipc.step.result_ring import ResultRing
 from quire.ipc.step.sections import HEADER, StepLimits, max_device_words
+from quire.ipc.worker_config import WorkerConfig
 from quire.kernels.step.tables import LogitsProcessorPool
 from quire.workers.attention.kv_cache import KVCache
 from quire.workers.devices.cpu import CpuDevice
@@ -82,14 +82,14 @@ class Worker:
     group: Group | None = None  # of several ranks, once they have met
 
     def __init__(self, config: WorkerConfig):
-        self.config = config
+        self.config, self.engine = config, config.engine
         self.link = WorkerToCore(config.control_address, config.rank, config.generation)
         self.reader = PlanReader.attach(own_fds(config.plan_ring_fds))
         self.ring = ResultRing.attach(own_fds(config.result_ring_fds)) if config.result_ring_fds else None
-        self.device = torch.device("cuda", config.device_index) if config.device == "cuda" else torch.device("cpu")
+        self.device = torch.device("cuda", config.gpu_index) if self.engine.device == "cuda" else torch.device("cpu")
         self.parallel = Parallel(device=self.device)  # until ranks have met
         self.custom_processors: CustomProcessors | None = None
-        self.profiler = Profiler(config.profile_dir, config.rank, config.device)
+        self.profiler = Profiler(self.engine.profile_dir, config.rank, self.engine.device)
 
     def run(self) -> None:
         """Start up, serve, end. Raises errors that are bugs; others are reported to the core."""
@@ -127,22 +127,22 @@ class Worker:
 
     # ----------------------------------------------------------------------------------------------------- start-up
     def _start(self) -> ModelRunner:
-        c = self.config
-        classes = load_classes(c.logits_processors, c.logits_processors_path)
+        c, engine = self.config, self.engine
+        classes = load_classes(engine.logits_processors, engine.logits_processors_path)
         model_config = read_model_config(
             c.model_dir,
-            c.hf_overrides,
-            model_impl=c.model_impl,
-            quantization=c.quantization,
-            kv_cache_dtype=c.kv_cache_dtype,
-            kv_cache_dtype_skip_layers=c.kv_cache_dtype_skip_layers,
+            engine.hf_overrides,
+            model_impl=engine.model_impl,
+            quantization=engine.quantization,
+            kv_cache_dtype=engine.kv_cache_dtype,
+            kv_cache_dtype_skip_layers=engine.kv_cache_dtype_skip_layers,
         )
-        if model_config.longest is not None and c.max_model_len > model_config.longest:
+        if model_config.longest is not None and engine.max_model_len > model_config.longest:
             raise ModelConfigError(
                 f"the model numbers {model_config.longest} tokens of a sequence: --max-model-len {model_config.longest} works"
             )
-        dtype = choose_dtype(c.dtype, model_config, c.device)
-        if c.device == "cuda":
+        dtype = choose_dtype(engine.dtype, model_config, engine.device)
+        if engine.device == "cuda":
             torch.cuda.set_device(self.device)
             torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
             torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
@@ -152,11 +152,11 @@ class Worker:
             model = self._load(model_config, dtype)
         if model_config.quantization is not None:
             log.info("weights are quantized: %s", model_config.quantization.method)
-        if c.load_format != "dummy":
+        if engine.load_format != "dummy":
             warn_of_scales(model.kv_scales())
         specs, stage = model_config.attention_specs(self.parallel), self.parallel.stage
         layers = None if stage.count == 1 else stage.layers
-        cache = KVCache(specs, c.block_size, dtype, model.kv_scales(), layers)
+        cache = KVCache(specs, engine.block_size, dtype, model.kv_scales(), layers)
         weights_bytes = model.weights_bytes
         if classes:
             self.custom_processors = CustomProcessors(classes, vllm_config(c, model_config, dtype, self.device), self.device)
@@ -181,30 +181,31 @@ class Worker:
 
     def _load(self, model_config: ModelConfig, dtype: torch.dtype) -> LanguageModel:
         model = build_model(model_config, dtype, self.parallel)
-        if self.config.device == "cpu":
+        if self.engine.device == "cpu":
             # before weights are packed: how depends on the number of threads
-            torch.set_num_threads(choose_num_threads(model.weights_bytes, self.config.world_size))
-        if self.config.load_format == "dummy":
-            dummy_weights(model, self.config.seed)
+            torch.set_num_threads(choose_num_threads(model.weights_bytes, self.engine.world_size))
+        if self.engine.load_format == "dummy":
+            dummy_weights(model, self.engine.seed)
         else:
             load_weights(model, Path(self.config.model_dir), self.device, progress=self.config.rank == 0)
-        if self.config.device == "cpu":
+        if self.engine.device == "cpu":
             quicken_attributes(model)
         return model
 
     def _context(self, model_config: ModelConfig, cache: KVCache, dtype: torch.dtype) -> DeviceContext:
-        c = self.config
-        rows, vocab = c.max_num_seqs, model_config.vocab_size
-        max_blocks = -(-c.max_model_len // c.block_size)
-        limits = StepLimits(rows, c.max_num_batched_tokens, c.block_size, len(cache.groups), max_blocks)
+        engine = self.engine
+        rows, vocab = engine.max_num_seqs, model_config.vocab_size
+        max_blocks = -(-engine.max_model_len // engine.block_size)
+        sampled_rows = rows if self.parallel.stage.is_last else 0
+        limits = StepLimits(rows, engine.max_num_batched_tokens, engine.block_size, len(cache.groups), max_blocks)
         return DeviceContext(
             config=model_config,
             cache=cache,
-            pool=LogitsProcessorPool.allocate(rows if self.parallel.stage.is_last else 0, vocab, c.max_model_len, self.device),
-            max_model_len=c.max_model_len,
+            pool=LogitsProcessorPool.allocate(sampled_rows, vocab, engine.max_model_len, self.device),
+            max_model_len=engine.max_model_len,
             device=self.device,
             dtype=dtype,
-            max_tokens=max(c.max_num_batched_tokens, rows),
+            max_tokens=max(engine.max_num_batched_tokens, rows),
             max_rows=rows,
             max_blocks=max_blocks,
             max_device_words=max_device_words(limits),
@@ -212,7 +213,7 @@ class Worker:
         )
 
     def _make_device(self, ctx: DeviceContext) -> Device:
-        if self.config.device == "cpu":
+        if self.engine.device == "cpu":
             return CpuDevice(ctx, self.ring)
         from quire.workers.devices.cuda import CudaDevice
 
@@ -223,16 +224,16 @@ class Worker:
 
     def _measure(self, runner: ModelRunner, weights_bytes: int) -> Budget:
         """Compile all kernels, and run the largest step in a cache of two blocks, to measure its memory: 0.2 s for an 8B."""
-        c, cache = self.config, runner.ctx.cache
-        if c.device == "cpu":
+        engine, cache = self.engine, runner.ctx.cache
+        if engine.device == "cpu":
             model = runner.ctx.config
-            sizes = runner.ctx.max_tokens, c.max_num_seqs, runner.ctx.dtype
-            return cpu_budget(c, cache, cpu_step_bytes(model, *sizes, self.parallel))
+            sizes = runner.ctx.max_tokens, engine.max_num_seqs, runner.ctx.dtype
+            return cpu_budget(engine, cache, cpu_step_bytes(model, *sizes, self.parallel))
         cache.allocate(2, self.device)
-        words = largest_plan(c.max_num_batched_tokens, c.max_num_seqs, c.max_model_len).encode()
+        words = largest_plan(engine.max_num_batched_tokens, engine.max_num_seqs, engine.max_model_len).encode()
         with runner.device.stream():
             begin = time.monotonic()
-            runner.compile_kernels(words, graphs=not c.enforce_eager)
+            runner.compile_kernels(words, graphs=not engine.enforce_eager)
             log.info("kernels compiled, or found in Triton's cache, in %.1f s", time.monotonic() - begin)
             self._meet("compiled")
             torch.cuda.synchronize()
@@ -244,10 +245,10 @@ class Worker:
         torch.cuda.synchronize()
         peak = torch.cuda.max_memory_allocated() - before
         if self.custom_processors is not None:  # they may copy a whole batch, as float32, and once more
-            peak += c.max_num_seqs * runner.ctx.config.vocab_size * (runner.ctx.dtype.itemsize + 12)
+            peak += engine.max_num_seqs * runner.ctx.config.vocab_size * (runner.ctx.dtype.itemsize + 12)
         cache.release()
-        logits = c.max_num_seqs * runner.ctx.config.vocab_size * runner.ctx.dtype.itemsize
-        return gpu_budget(c, cache, weights_bytes, peak, graphs_bytes(c, weights_bytes, peak, logits))
+        logits = engine.max_num_seqs * runner.ctx.config.vocab_size * runner.ctx.dtype.itemsize
+        return gpu_budget(engine, cache, weights_bytes, peak, graphs_bytes(engine, weights_bytes, peak, logits))
 
     def _meet(self, where: str) -> None:
         """Wait for all ranks before they exchange anything, since a wait inside an exchange has a short time limit."""
@@ -255,34 +256,33 @@ class Worker:
             self.group.max_over_ranks(where, 0)
 
     def _report(self, runner: ModelRunner, budget: Budget, weights_bytes: int) -> None:
-        c, cache = self.config, runner.ctx.cache
-        name = torch.cuda.get_device_name(self.device) if c.device == "cuda" else "CPU"
+        engine, cache = self.engine, runner.ctx.cache
+        name = torch.cuda.get_device_name(self.device) if engine.device == "cuda" else "CPU"
         self.link.send(
             WorkerProfile(
-                rank=c.rank,
+                rank=self.config.rank,
                 num_blocks=budget.num_blocks,
-                block_size=c.block_size,
+                block_size=engine.block_size,
                 kv_groups=[KVGroup(group.spec.window, group.layers) for group in cache.groups],
                 vocab_size=runner.ctx.config.vocab_size,
                 device=f"{name}, {str(runner.ctx.dtype).removeprefix('torch.')}",
                 weights_bytes=weights_bytes,
                 activation_bytes=budget.activation_bytes,
                 block_bytes=cache.block_bytes,
-                num_processor_rows=runner.ctx.pool.num_rows,
                 processors=self.custom_processors.info if self.custom_processors is not None else None,
-                numerics=numerics_of(c, runner.ctx.config, runner.ctx.dtype),
+                numerics=numerics_of(engine, runner.ctx.config, runner.ctx.dtype),
             )
         )
 
     def _warm_up(self, runner: ModelRunner) -> None:
-        if self.config.device == "cuda" and not self.config.enforce_eager:
+        if self.engine.device == "cuda" and not self.engine.enforce_eager:
             self._meet("allocated")
             seconds = runner.capture_graphs()
             log.info("graphs captured in %.1f s", seconds)
 
     def _clear_results(self, runner: ModelRunner) -> None:
         """Clear the results that measuring and warming up have written."""
-        if self.config.device == "cuda":
+        if self.engine.device == "cuda":
             torch.cuda.synchronize()
         runner.device.results.fill_(-1)
         if (load := self.parallel.expert_load) is not None:
@@ -291,8 +291,9 @@ class Worker:
     # ------------------------------------------------------------------------------------------------------ serving
     def _serve(self, runner: ModelRunner) -> None:
         spin_s = 0.0
-        if self.config.device == "cuda":
-            spin_s = GPU_SPIN_S if cpu_share() > (1 + self.config.world_size) * self.config.data_parallel_size else SHORT_SPIN_S
+        if self.engine.device == "cuda":
+            has_cores = cpu_share() > (1 + self.engine.world_size) * self.engine.data_parallel_size
+            spin_s = GPU_SPIN_S if has_cores else SHORT_SPIN_S
             sys.setswitchinterval(GPU_SWITCH_S)
         records = Records(self.reader, max(spin_s, MASK_SPIN_S))
         more_to_capture, timeout_s, record = True, IDLE_S, None
@@ -315,7 +316,7 @@ class Worker:
                 continue
             if kind != KIND_PLAN:
                 raise RuntimeError(f"a record of kind {kind} came where a plan was due")
-            if words[WORLD_SIZE] != self.config.world_size:
+            if words[WORLD_SIZE] != self.engine.world_size:
                 return self._refuse_plan(int(words[WORLD_SIZE]))
             step = int(words[STEP])
             if results := runner.step(words, records.masks):
@@ -329,14 +330,13 @@ class Worker:
         """Raise ExchangeFailed if a step waits too long on the GPU: a wait for other ranks happens inside of its kernels."""
         if self.group is None:
             return
-        limit_s = self.config.collective_timeout_s
+        limit_s = self.engine.collective_timeout_s
         if runner.device.waited_s() > limit_s:
             raise ExchangeFailed(f"a step has not come to its end on the GPU for {limit_s:g} s")
 
     def _refuse_plan(self, world_size: int) -> None:
         """The sender takes this worker for a rank of another group, with other shards. The core will replace this worker."""
-        c = self.config
-        ours = f"worker {c.rank} is one of {c.world_size}"
+        ours = f"worker {self.config.rank} is one of {self.engine.world_size}"
         self._fail(f"{ours} and was sent a plan for a world size of {world_size}")
 
     def _answer(self, request: ControlRequest, runner: ModelRunner) -> None:

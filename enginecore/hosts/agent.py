@@ -17,18 +17,17 @@ from quire.enginecore.device import find_gpus
 from quire.enginecore.hosts.host_ranks import HostRanks
 from quire.enginecore.hosts.same_model import find_same_model
 from quire.enginecore.loading.model_files import ModelFilesError
-from quire.ipc.config import WorkerConfig
 from quire.ipc.interfaces import Interface, find_interface
 from quire.ipc.links.core_and_hosts import HostToCore
 from quire.ipc.messages.hosts import (
-    BEAT_INTERVAL_S,
+    HEARTBEAT_INTERVAL_S,
     MAX_ENGINE_ID,
     BeginRanks,
-    CoreBeat,
+    CoreHeartbeat,
     DumpRankStacks,
     EndRanks,
-    HostBeat,
     HostCommand,
+    HostHeartbeat,
     HostHello,
     HostMessage,
     HostRefused,
@@ -42,6 +41,7 @@ from quire.ipc.process.children import Child, wait_for_all
 from quire.ipc.process.loop_clock import LoopClock
 from quire.ipc.step.plan_ring import RingCorrupt, RingFull
 from quire.ipc.version import VERSION
+from quire.ipc.worker_config import WorkerConfig
 
 log = logging.getLogger("quire.host")
 
@@ -58,7 +58,7 @@ class Agent:
         self._interface = interface
         self._gpus = [gpu.name for gpu in find_gpus()]
         self._clock = LoopClock()
-        self._next_beat = 0.0
+        self._next_heartbeat = 0.0
         self._stopping = False
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._core: bytes | None = None  # the connection that is served, and whose it is
@@ -83,7 +83,7 @@ class Agent:
                 self._take_commands()
                 self._begin_if_due()
                 self._pass_on()
-                self._beat()
+                self._heartbeat()
         finally:
             if self._stopping:
                 self._send(HostRefused("its agent was told to stop"))
@@ -100,7 +100,9 @@ class Agent:
         poller = zmq.Poller()
         for source in (self._wake_fd, *self._link.sockets(), *(self._ranks.pollables() if self._ranks is not None else ())):
             poller.register(source, zmq.POLLIN)
-        timeout_s = min(max(self._next_beat - self._clock.now, 0.0), LOOK_S if self._begin is not None else BEAT_INTERVAL_S)
+        timeout_s = min(
+            max(self._next_heartbeat - self._clock.now, 0.0), LOOK_S if self._begin is not None else HEARTBEAT_INTERVAL_S
+        )
         if (self._wake_fd, zmq.POLLIN) in poller.poll(int(timeout_s * 1000) + 1):
             os.eventfd_read(self._wake_fd)
 
@@ -120,7 +122,7 @@ class Agent:
             reason = f"it runs Quire {VERSION}, and the engine's host {hello.version[:40]}: they must be the same"
             self._link.send(connection, HostRefused(reason))
             return
-        if self._core is not None and hello.engine != self._engine and self._send(HostBeat([])):
+        if self._core is not None and hello.engine != self._engine and self._send(HostHeartbeat([])):
             self._link.send(
                 connection, HostRefused("it serves another engine, and an agent serves one: start another agent there")
             )
@@ -142,7 +144,7 @@ class Agent:
                 self._ranks.dump_stacks()
             case EndRanks():
                 self._end("the engine ends them")
-            case CoreBeat() | PlanRecord() | RankCommand() | DumpRankStacks():
+            case CoreHeartbeat() | PlanRecord() | RankCommand() | DumpRankStacks():
                 pass
             case _:
                 self._refuse("it was sent what it cannot read, or what was not due")
@@ -175,13 +177,13 @@ class Agent:
     def _check(self, configs: list[WorkerConfig]) -> None:
         if not configs or len({config.rank for config in configs}) < len(configs):
             raise ValueError("it was sent no ranks, or one twice")
-        needed = max(config.device_index for config in configs) + 1
-        if configs[0].device == "cuda" and needed > len(self._gpus):
+        needed = max(config.gpu_index for config in configs) + 1
+        if configs[0].engine.device == "cuda" and needed > len(self._gpus):
             raise ValueError(f"{needed} GPUs are wanted there, and it has {len(self._gpus)} (CUDA_VISIBLE_DEVICES counts)")
         self._interface_for(configs[0])
 
     def _interface_for(self, config: WorkerConfig) -> Interface:
-        return self._interface or find_interface(config.interface)
+        return self._interface or find_interface(config.bound_to.name)
 
     def _begin_if_due(self) -> None:
         self._dying = wait_for_all(self._dying, 0.0)
@@ -197,7 +199,7 @@ class Agent:
             self._ranks = HostRanks(begin.configs, self._search.folder, self._interface_for(begin.configs[0]))
         except (OSError, ValueError, zmq.ZMQError) as error:
             return self._refuse(f"workers cannot be started there: {error}")
-        log.info("workers %s of %d start with the model in %s", ranks, begin.configs[0].world_size, self._search.folder)
+        log.info("workers %s of %d start with the model in %s", ranks, begin.configs[0].engine.world_size, self._search.folder)
         return None
 
     def _pass_on(self) -> None:
@@ -209,13 +211,13 @@ class Agent:
         for end in ended:
             self._send(end)
 
-    def _beat(self) -> None:
-        if self._clock.now < self._next_beat:
+    def _heartbeat(self) -> None:
+        if self._clock.now < self._next_heartbeat:
             return
-        self._next_beat = self._clock.now + BEAT_INTERVAL_S
+        self._next_heartbeat = self._clock.now + HEARTBEAT_INTERVAL_S
         if self._core is None:
             return
-        if not self._send(HostBeat(self._ranks.stopped() if self._ranks is not None else [])):
+        if not self._send(HostHeartbeat(self._ranks.stopped() if self._ranks is not None else [])):
             self._leave("the engine has gone")
         elif self._clock.now - self._heard_at > CORE_SILENCE_S:
             self._leave(f"nothing was heard of the engine for {CORE_SILENCE_S:.0f} s")

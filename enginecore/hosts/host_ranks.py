@@ -13,13 +13,13 @@ import msgspec
 import numpy as np
 import zmq
 
-from quire.ipc.config import WorkerConfig
 from quire.ipc.interfaces import Interface
 from quire.ipc.links.core_and_workers import CoreToWorkers
 from quire.ipc.messages.hosts import RankEnded
 from quire.ipc.messages.workers import WorkerCommand, WorkerMessage
 from quire.ipc.process.children import WORKER_MODULE, Child, prespawn, wait_for_all
 from quire.ipc.step.plan_ring import PlanRing
+from quire.ipc.worker_config import WorkerConfig
 
 RING_WORDS = 8 << 20  # as the core's own
 WRITE_TIMEOUT_S = 1.0  # a ring holds many steps and two or so are in flight: who leaves no room for so long reads no more
@@ -48,8 +48,7 @@ class HostRanks:
                 control_address=self._link.address,
                 plan_ring_fds=fds,
                 result_ring_fds=[],
-                interface=interface.name,
-                interface_address=interface.address,
+                bound_to=interface,
             )
             self._children[config.rank].configure(here, fds)
 

@@ -1,6 +1,6 @@
 """RemoteHost: one other host as the core sees it, for one generation of workers: greeted, told its ranks, watched, left.
 
-    connect -> HostHello -> HostWelcome -> BeginRanks -> what its ranks say, and beats
+    connect -> HostHello -> HostWelcome -> BeginRanks -> what its ranks say, and heartbeats
 
 Whatever befalls it is a HostFailed that names host and ranks. Nothing here waits, and nothing is tried again: the next
 generation has connections of its own. The agent's side is agent.py; all hosts together are remote_ranks.py.
@@ -12,12 +12,11 @@ from collections.abc import Sequence
 import zmq
 
 from quire.enginecore.hosts.placement import HostEntry
-from quire.ipc.config import WorkerConfig
 from quire.ipc.links.core_and_hosts import CoreToHost, HostLost, HostUnreadable, NotThisHost
 from quire.ipc.messages.hosts import (
     BeginRanks,
-    HostBeat,
     HostCommand,
+    HostHeartbeat,
     HostHello,
     HostMessage,
     HostRefused,
@@ -29,12 +28,13 @@ from quire.ipc.messages.hosts import (
 from quire.ipc.messages.workers import SideResults, WorkerMessage
 from quire.ipc.process.children import how_it_ended
 from quire.ipc.version import VERSION
+from quire.ipc.worker_config import WorkerConfig
 
 log = logging.getLogger("quire.enginecore")
 
 CONNECT_TIMEOUT_S = 10.0
 RETURN_TIMEOUT_S = 240.0  # for a host that was here to be back; a restart's limit is a little longer
-LEAST_SILENCE_S = 3.0  # six of its beats
+LEAST_SILENCE_S = 3.0  # six of its heartbeats
 SUSPECT_SILENCE_S = 2.0  # four, where a rank is waited for already
 LINGER_S = 1.0  # for the last word to leave
 
@@ -50,7 +50,7 @@ class RemoteHost:
         self, link: CoreToHost, configs: Sequence[WorkerConfig], model: ModelFiles, engine: str, gpu_name: str | None
     ) -> None:
         self.ranks = [config.rank for config in configs]
-        self.stopped: set[int] = set()  # ranks, by the agent's last beat
+        self.stopped: set[int] = set()  # ranks, by the agent's last heartbeat
         self.address = "another host"
         self._link = link
         self._configs, self._model, self._engine, self._gpu_name = list(configs), model, engine, gpu_name
@@ -110,7 +110,7 @@ class RemoteHost:
                 said.append(inner)
             case RankEnded(rank, code) if rank in self.ranks:
                 raise HostFailed(f"worker {rank} on {self.where} ended unexpectedly ({how_it_ended(code)})")
-            case HostBeat():
+            case HostHeartbeat():
                 self.stopped = {rank for rank in message.stopped if rank in self.ranks}
             case _:
                 raise self._failed("it sent what was not due")

@@ -15,12 +15,20 @@ import zmq
 
 from quire.enginecore.hosts.placement import HostEntry, Placement, all_here
 from quire.enginecore.hosts.remote_host import LEAST_SILENCE_S, SUSPECT_SILENCE_S, HostFailed, RemoteHost
-from quire.ipc.config import WorkerConfig
 from quire.ipc.links.core_and_hosts import CoreToHost
 from quire.ipc.links.curve import KeyPair
-from quire.ipc.messages.hosts import BEAT_INTERVAL_S, CoreBeat, DumpRankStacks, EndRanks, ModelFiles, PlanRecord, RankCommand
+from quire.ipc.messages.hosts import (
+    HEARTBEAT_INTERVAL_S,
+    CoreHeartbeat,
+    DumpRankStacks,
+    EndRanks,
+    ModelFiles,
+    PlanRecord,
+    RankCommand,
+)
 from quire.ipc.messages.workers import WorkerCommand, WorkerMessage
 from quire.ipc.process.loop_clock import LoopClock
+from quire.ipc.worker_config import WorkerConfig
 
 Find = Callable[[], Sequence[HostEntry]]  # may take seconds; raises HostFailed
 
@@ -52,7 +60,7 @@ class RemoteRanks:
         self._finder: ThreadPoolExecutor | None = None
         self._found: Future[Sequence[HostEntry]] | None = None
         self._clock = LoopClock()
-        self._next_beat = 0.0
+        self._next_heartbeat = 0.0
 
     # --------------------------------------------------------------------------------------------------- life cycle
     def begin(self, configs: Mapping[int, WorkerConfig]) -> None:
@@ -104,16 +112,16 @@ class RemoteRanks:
             yield from host.sockets()
 
     def messages(self) -> list[WorkerMessage]:
-        """What ranks on other hosts have said. Beats, too. Raises HostFailed."""
+        """What ranks on other hosts have said. Heartbeats, too. Raises HostFailed."""
         now = self._clock.tick()
         if self._found is not None and self._found.done():
             found, self._found = self._found, None
             self._connect(found.result())
-        if now >= self._next_beat:
-            self._next_beat = now + BEAT_INTERVAL_S
+        if now >= self._next_heartbeat:
+            self._next_heartbeat = now + HEARTBEAT_INTERVAL_S
             for host in self._hosts:
                 if host.is_welcome:
-                    host.send(CoreBeat())
+                    host.send(CoreHeartbeat())
         return [message for host in self._hosts for message in host.messages(now)]
 
     def check(self, is_suspect: bool = False) -> None:

@@ -15,7 +15,6 @@ class SchedulerConfig:
     windows: tuple[int, ...]  # per KV group; 0: sees everything
     enable_prefix_caching: bool = True
     policy: str = "fcfs"
-    num_processor_rows: int = 64
     look_ahead: bool = True  # False: admit while blocks are free, and preempt when they run out
     eos_token_ids: tuple[int, ...] = ()
     vocab_size: int = 0

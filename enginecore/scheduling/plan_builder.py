@@ -139,7 +139,6 @@ def logits_processors_of(seq: Sequence, known: np.ndarray) -> LogitsProcessors:
     bias = p.logit_bias or {}
     return LogitsProcessors(
         slot=seq.slot,
-        processor_row=seq.processor_row,
         prompt_ids=seq.prompt if p.has_penalties else NO_WORDS,
         output_ids=outputs if p.has_penalties else outputs[-MAX_BAD_WORD_TOKENS:],
         bias_ids=list(bias),

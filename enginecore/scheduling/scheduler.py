@@ -28,7 +28,7 @@ from quire.ipc.step.sections import SAMPLING_CUSTOM
 class Scheduler:
     def __init__(self, config: SchedulerConfig):
         self.config = config
-        self.slots = Slots(config.max_num_seqs, config.max_model_len, config.num_processor_rows)
+        self.slots = Slots(config.max_num_seqs, config.max_model_len)
         self.kv = KVManager(config.num_blocks, config.block_size, config.windows, num_slots=config.max_num_seqs + 1)
         self.waiting = WaitingQueue(config.policy)
         self.counters = Counters()

@@ -170,9 +170,8 @@ def estimate(model: Model, config: EngineConfig, memory: int, gpu: str = "") -> 
         step, graphs, tables = plan.cpu_step_bytes(sizes, max(tokens, rows), rows, item), 0, 0
         most = plan.most_useful_blocks(groups, rows, length, block_size)
         blocks = min(int(config.cpu_kv_cache_gib * GIB) // block, most)
-    if config.kv_cache_memory_bytes is not None:
-        blocks = config.kv_cache_memory_bytes // block
-    blocks = config.num_gpu_blocks_override or blocks
+    if (requested := config.requested_blocks(block)) is not None:
+        blocks = requested
     return Estimate(
         model=model.name,
         device=(gpu or "GPU") if is_gpu else "CPU",

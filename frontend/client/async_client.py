@@ -1,7 +1,8 @@
 """AsyncClient: requests to an engine core from asyncio, directly over its socket, with text as input and output.
 
-It checks and numbers requests, passes arriving messages to their `Stream`s (dispatch.py, stream.py) and keeps the latest Beat.
-When the core is lost, all running requests fail and the link reconnects. All methods must be called in the event loop's thread.
+It checks and numbers requests, passes arriving messages to their `Stream`s (dispatch.py, stream.py) and keeps the latest
+Heartbeat. When the core is lost, all running requests fail and the link reconnects. All methods must be called in the event
+loop's thread.
 
     async with AsyncClient("ipc:///run/quire.sock") as client:
         async for output in client.generate("Once upon a time", SamplingParams(max_tokens=64)):
@@ -23,10 +24,10 @@ from quire.ipc.links.curve import FrontendKeys
 from quire.ipc.links.frontend_to_core import SHUTTING_DOWN, FrontendToCore, LinkBusy, LinkDown
 from quire.ipc.messages.frontend import (
     AddRequest,
-    Beat,
     CoreMessage,
     FrontendMessage,
     Generate,
+    Heartbeat,
     PromptLogprobs,
     RequestError,
     StepOutputs,
@@ -38,7 +39,7 @@ from quire.ipc.messages.utilities import UtilityCall
 from quire.ipc.process.cpus import cpu_share
 from quire.ipc.sampling import SamplingParams
 
-BEAT_TIMEOUT_S = 2.0
+HEARTBEAT_TIMEOUT_S = 2.0
 WATCH_S = 2e-2  # how long to poll for the first answer to a lone request
 FEW_CORES = 4  # with at most this many, only the engine's processes spin
 
@@ -128,11 +129,11 @@ class AsyncClient(Client):
             return "there is no connection to the engine"
         if self._broken is not None:
             return "the engine's tokenizer cannot be read"
-        if time.monotonic() - self.beat_time > BEAT_TIMEOUT_S:
+        if time.monotonic() - self.heartbeat_time > HEARTBEAT_TIMEOUT_S:
             return "the engine does not answer"
-        if self.beat is not None and not self.beat.ready:
+        if self.heartbeat is not None and not self.heartbeat.ready:
             return "the engine's workers are starting"
-        if self.beat is not None and self.beat.oldest_step_s > self.welcome.step_timeout_s:
+        if self.heartbeat is not None and self.heartbeat.oldest_step_s > self.welcome.step_timeout_s:
             return "the engine is stuck in a step"
         return None
 
@@ -208,7 +209,7 @@ class AsyncClient(Client):
                 self._link.send(self._unsent[0])
                 self._unsent.popleft()
         except LinkBusy:
-            pass  # tried again with the next Beat
+            pass  # tried again with the next Heartbeat
         except LinkDown:
             self._unsent.clear()  # a lost core has dropped our requests itself
 
@@ -218,7 +219,7 @@ class AsyncClient(Client):
         self._welcome = welcome
         self._may_spin = welcome.spins and cpu_share() > FEW_CORES
         self._dispatcher.begin(welcome.epoch, welcome.eos_token_ids)
-        self.beat, self.beat_time = None, time.monotonic()
+        self.heartbeat, self.heartbeat_time = None, time.monotonic()
         digests = {file.name: file.digest for file in welcome.files}
         if digests == self._digests:
             return
@@ -243,8 +244,8 @@ class AsyncClient(Client):
         match message:
             case StepOutputs():
                 self._dispatcher.outputs(message)
-            case Beat():
-                self.beat, self.beat_time = message, time.monotonic()
+            case Heartbeat():
+                self.heartbeat, self.heartbeat_time = message, time.monotonic()
                 self._send_unsent()
                 self._dispatcher.forget_long_dropped()
             case PromptLogprobs():

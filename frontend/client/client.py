@@ -21,7 +21,7 @@ from quire.frontend.client.stream import EngineDown, InvalidRequest, RequestStat
 from quire.frontend.client.utility_calls import A
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.limits import output_room
-from quire.ipc.messages.frontend import Beat, Candidates, Generate, TokenInputs, Welcome
+from quire.ipc.messages.frontend import Candidates, Generate, Heartbeat, TokenInputs, Welcome
 from quire.ipc.messages.stats import CacheInfo
 from quire.ipc.messages.utilities import UtilityCall
 from quire.ipc.sampling import SamplingParams, check_against
@@ -38,15 +38,15 @@ class Engine(Protocol):
 
 
 class Client(ABC):
-    """address: of its engine or engines, for messages to people. beat: the latest Beat (for several engines with the sums of
-    their sequences), which arrived at beat_time (time.monotonic()). was_stopped: whether its one engine, when it was last lost,
-    said that it was told to stop.
+    """address: of its engine or engines, for messages to people. heartbeat: the latest Heartbeat (for several engines with the
+    sums of their sequences), which arrived at heartbeat_time (time.monotonic()). was_stopped: whether its one engine, when it
+    was last lost, said that it was told to stop.
     """
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self.beat: Beat | None = None
-        self.beat_time = 0.0
+        self.heartbeat: Heartbeat | None = None
+        self.heartbeat_time = 0.0
         self.was_stopped = False
         self._welcome: Welcome | None = None
         self._tokenizer: Tokenizer | None = None

@@ -170,7 +170,7 @@ class Dispatcher:
             request.add_prompt_logprobs(message)
 
     def forget_long_dropped(self) -> None:
-        """Forget children dropped long ago: their rows that were in flight have arrived. Called at every Beat."""
+        """Forget children dropped long ago: their rows that were in flight have arrived. Called at every Heartbeat."""
         now = time.monotonic()
         for key, dropped_at in list(self._dropped_sequences.items()):
             if now - dropped_at < _DROPPED_S:

@@ -7,7 +7,16 @@ from quire.frontend.client.async_client import AsyncClient
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.links.curve import FrontendKeys
 from quire.ipc.links.frontend_to_core import SHUTTING_DOWN
-from quire.ipc.messages.frontend import Abort, Beat, CoreMessage, Finish, FrontendMessage, RequestError, StepOutputs, Welcome
+from quire.ipc.messages.frontend import (
+    Abort,
+    CoreMessage,
+    Finish,
+    FrontendMessage,
+    Heartbeat,
+    RequestError,
+    StepOutputs,
+    Welcome,
+)
 
 
 class Owner(Protocol):
@@ -27,7 +36,7 @@ class Owner(Protocol):
     def lost(self, number: int) -> None:
         """An engine is lost; its requests have failed already."""
 
-    def add_up(self, number: int, beat: Beat) -> None: ...
+    def add_up(self, number: int, heartbeat: Heartbeat) -> None: ...
 
     def send_elsewhere(self, number: int, request_id: int) -> bool:
         """An engine is overloaded and has refused a request. Returns whether another engine has it now."""
@@ -67,7 +76,7 @@ class Replica(AsyncClient):
                         owner.ended(end.key >> 8)
             case RequestError():
                 owner.refused(message.id)
-            case Beat():
+            case Heartbeat():
                 owner.add_up(self.number, message)
 
     def _enqueue(self, message: FrontendMessage) -> None:

@@ -25,7 +25,7 @@ from quire.frontend.replicas.replica import Replica
 from quire.frontend.replicas.replica_answers import different_models, holds_for_all, together
 from quire.frontend.replicas.router import Choice, Policy, Router
 from quire.ipc.links.curve import FrontendKeys
-from quire.ipc.messages.frontend import Beat, Generate, TokenInputs
+from quire.ipc.messages.frontend import Generate, Heartbeat, TokenInputs
 from quire.ipc.messages.utilities import UtilityAnswer, UtilityCall
 
 log = logging.getLogger("quire.replicas")
@@ -84,7 +84,7 @@ class Replicas(Client):
         self._refusals: dict[int, str] = {}  # engine -> why the last attempt to connect failed
         self._looked = 0.0
         self._well = [False] * len(addresses)  # at the last check
-        self._counts: dict[int, tuple[int, int]] = {}  # engine -> (running, waiting) in its latest Beat
+        self._counts: dict[int, tuple[int, int]] = {}  # engine -> (running, waiting) in its latest Heartbeat
 
     # ---------------------------------------------------------------------------------------------------- connections
     async def connect(self, timeout_s: float | None = 30.0) -> None:
@@ -222,13 +222,16 @@ class Replicas(Client):
         problems = [engine.health() for engine in self._replicas]
         return None if None in problems else problems[0]
 
-    def add_up(self, number: int, beat: Beat) -> None:
-        """Combine the engines' Beats: this one, with the sequences of all engines."""
+    def add_up(self, number: int, heartbeat: Heartbeat) -> None:
+        """Combine the engines' Heartbeats: this one, with the sequences of all engines."""
         if self._well[number] != (self._replicas[number].health() is None):
             self._looked = 0.0
-        self._counts[number] = beat.num_running, beat.num_waiting
+        self._counts[number] = heartbeat.num_running, heartbeat.num_waiting
         running, waiting = map(sum, zip(*self._counts.values(), strict=True))
-        self.beat, self.beat_time = msgspec.structs.replace(beat, num_running=running, num_waiting=waiting), time.monotonic()
+        self.heartbeat, self.heartbeat_time = (
+            msgspec.structs.replace(heartbeat, num_running=running, num_waiting=waiting),
+            time.monotonic(),
+        )
 
     # ------------------------------------------------------------------------------------------------- requests
     def _check_connected(self) -> None:

@@ -39,7 +39,6 @@ class WorkerProfile(Message, tag="profile", frozen=True):
     weights_bytes: int
     activation_bytes: int
     block_bytes: int
-    num_processor_rows: int  # of the pool of rare sampling state
     processors: ProcessorsInfo | None = None
     numerics: Numerics = Numerics()
 

@@ -182,7 +182,6 @@ class LogitsProcessors(NamedTuple):
     """Rare sampling state of one sequence, in the fields of sections.LOGITS_PROCESSORS, where they are explained."""
 
     slot: int
-    processor_row: int
     prompt_ids: Ids
     output_ids: Ids
     bias_ids: Ids

@@ -115,8 +115,8 @@ SLOT_VALUES = (
     SlotValue("frequency", "params.frequency_penalty", "float32"),
     SlotValue("repetition", "params.repetition_penalty", "float32", 1.0, low=1 / EXTREME, high=EXTREME),
     SlotValue("seed", "seed", "uint64"),
-    SlotValue("processor_row", "processor_row", default=-1),  # -1: none
-    SlotValue("min_len", "min_len"),  # a token at an index below it may not be one of the processor row's stop ids
+    SlotValue("has_processors", "has_processors"),  # 1: the slot's row of LogitsProcessorPool counts; 0: kernels skip it
+    SlotValue("min_len", "min_len"),  # a token at an index below it may not be one of the stop ids in that row
     SlotValue("num_logprobs", "params.logprobs", default=-1, none=-1),  # -1: none
 )
 
@@ -148,7 +148,7 @@ WORD = Record(Field("word"))  # of a list
 
 # rare sampling state of one sequence, sent when it gets its slot
 LOGITS_PROCESSORS = ListRecord(
-    (Field("slot"), Field("processor_row")),
+    (Field("slot"),),
     (
         ListField("prompt_ids"),  # empty without penalties
         ListField("output_ids"),  # all of them with penalties, else the last MAX_BAD_WORD_TOKENS
@@ -221,7 +221,7 @@ FLAG_SAME_DECODE_ROWS = 1  # the decode rows are those of the micro-batch's last
 # Kinds of sampling: what the sampling graph of this step must be able to do. More bits cost more time.
 SAMPLING_RANDOM = 1  # some row has a temperature
 SAMPLING_FILTER = 2  # some row has top-k, top-p or min-p
-SAMPLING_PROCESSORS = 4  # some row has a processor row
+SAMPLING_PROCESSORS = 4  # some row has logits processors
 SAMPLING_LOGPROBS = 8  # some row wants logprobs
 SAMPLING_MASK = 16  # some row has a mask
 SAMPLING_CUSTOM = 32  # some row is seen by the operator's own logits processors: its sampling is never captured

@@ -30,11 +30,11 @@ from quire.kernels.sampling.sampler_logits import (
     PURPOSE_BLOCK,
     PURPOSE_TOKEN,
     S_MIN_LEN,
-    S_PROCESSOR_ROW,
     S_SEED_HI,
     S_SEED_LO,
     S_TEMPERATURE,
     float_param,
+    has_processors,
     is_filtered,
     leaves_nothing,
     load_logits,
@@ -65,19 +65,18 @@ def _token_mask_kernel(
     """Allowed ids minus the last token of bad words that match the history's end, and stop ids below the minimum length."""
     row = tl.program_id(0)
     param_row, position, slot = row_state(row, row_slots, positions, slot_params, num_slots)
-    pool_row = tl.load(param_row + S_PROCESSOR_ROW)
-    if (pool_row >= 0) & (pool_row < pool_rows):
+    if has_processors(slot, param_row, pool_rows):
         out = token_mask + row.to(tl.int64) * token_mask_stride
         for start in range(0, num_words, TILE):
             at = start + tl.arange(0, TILE)
-            tl.store(out + at, tl.load(allowed + pool_row.to(tl.int64) * num_words + at, at < num_words), at < num_words)
+            tl.store(out + at, tl.load(allowed + slot.to(tl.int64) * num_words + at, at < num_words), at < num_words)
         tl.debug_barrier()  # words stored above are changed below by other threads
         if position < tl.load(param_row + S_MIN_LEN):
-            stop = tl.load(stop_ids + pool_row * MAX_MASKED_STOPS + tl.arange(0, MAX_MASKED_STOPS))
+            stop = tl.load(stop_ids + slot * MAX_MASKED_STOPS + tl.arange(0, MAX_MASKED_STOPS))
             _ban(out, stop, (stop >= 0) & (stop < V))
         word = tl.arange(0, MAX_BAD_WORDS)
         place = tl.arange(0, HISTORY)
-        at = bad_words + (pool_row * MAX_BAD_WORDS + word) * HISTORY
+        at = bad_words + (slot * MAX_BAD_WORDS + word) * HISTORY
         tokens = tl.load(at[:, None] + place[None, :])
         recent = tl.load(history + slot * HISTORY + place + 1, place < HISTORY - 1, other=-1)
         fits = (tokens == -1) | (tokens == recent[None, :]) | (place == HISTORY - 1)[None, :]
@@ -95,9 +94,9 @@ def _partial_kernel(
     row = tl.program_id(0).to(tl.int64)
     blocks = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)
     cols = blocks[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
-    param_row, _, _ = row_state(row, row_slots, row_slots, slot_params, num_slots)
+    param_row, _, slot = row_state(row, row_slots, row_slots, slot_params, num_slots)
     processors = processors_of_row(
-        row, param_row, counts, counts_stride, entries, multiplier, pool_rows, token_mask, token_mask_stride, PROCESSORS
+        row, slot, param_row, counts, counts_stride, entries, multiplier, pool_rows, token_mask, token_mask_stride, PROCESSORS
     )
     x = load_logits(logits + row * stride, processors, bitmask + row * mask_stride, cols, V, PROCESSORS, MASK)
     top = tl.max(x, 1)
@@ -117,7 +116,7 @@ def _combine_kernel(
     BLOCKS: tl.constexpr, RANDOM: tl.constexpr, FILTER: tl.constexpr, PROCESSORS: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    param_row, position, _ = row_state(row, row_slots, positions, slot_params, num_slots)
+    param_row, position, slot = row_state(row, row_slots, positions, slot_params, num_slots)
     blocks = tl.arange(0, BLOCKS)
     maxima = tl.load(block_max + row * num_blocks + blocks, blocks < num_blocks, other=-float("inf"))
     key = maxima
@@ -135,7 +134,7 @@ def _combine_kernel(
     first = tl.argmax(key, 0) * BLOCK
     cols = first + tl.arange(0, BLOCK)
     processors = processors_of_row(
-        row, param_row, counts, counts_stride, entries, multiplier, pool_rows, token_mask, token_mask_stride, PROCESSORS
+        row, slot, param_row, counts, counts_stride, entries, multiplier, pool_rows, token_mask, token_mask_stride, PROCESSORS
     )
     x = load_logits(logits + row * stride, processors, bitmask + row * mask_stride, cols, V, PROCESSORS, MASK)
     if RANDOM:

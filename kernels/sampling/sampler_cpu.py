@@ -22,7 +22,7 @@ from quire.kernels.sampling.logits_processors import processed_row
 from quire.kernels.step.tables import NUM_TOP, SAMPLER_BLOCK, LogitsProcessorPool, SamplerWorkspace, SlotTables
 
 S_TEMPERATURE, S_TOP_K, S_TOP_P, S_MIN_P = (SLOT.at[name] for name in ("temperature", "top_k", "top_p", "min_p"))
-S_SEED_LO, S_SEED_HI, S_PROCESSOR_ROW = SLOT.at["seed"], SLOT.at["seed"] + 1, SLOT.at["processor_row"]
+S_SEED_LO, S_SEED_HI, S_HAS_PROCESSORS = SLOT.at["seed"], SLOT.at["seed"] + 1, SLOT.at["has_processors"]
 PURPOSE_BLOCK, PURPOSE_TOKEN = 0, 1
 LARGEST = np.float32(3e38)  # +inf counts as this
 _OFFSETS = np.arange(SAMPLER_BLOCK, dtype=np.uint32)
@@ -98,9 +98,9 @@ def sample(
     racing, processed = [], []
     for row, slot in enumerate(slots):
         x = raw = values[row]
-        is_processed = processors and 0 <= params[slot, S_PROCESSOR_ROW] < pool.num_rows
+        is_processed = processors and params[slot, S_HAS_PROCESSORS] != 0
         if is_processed:
-            x = processed_row(x, params[slot], at[row], tables.host["history"][slot], pool)
+            x = processed_row(x, slot, at[row], tables, pool)
         if bitmask is not None and not bool((bitmask[row] == -1).all()):
             x = _masked(x, bitmask[row])
         if is_processed:

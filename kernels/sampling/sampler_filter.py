@@ -120,10 +120,20 @@ def _filter_kernel(
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     TILE: tl.constexpr = TILE_BLOCKS * BLOCK
-    param_row, position, _slot = row_state(row, row_slots, positions, slot_params, num_slots)
+    param_row, position, slot = row_state(row, row_slots, positions, slot_params, num_slots)
     if is_filtered(param_row, V):
         processors = processors_of_row(
-            row, param_row, counts, counts_stride, entries, multiplier, pool_rows, token_mask, token_mask_stride, PROCESSORS
+            row,
+            slot,
+            param_row,
+            counts,
+            counts_stride,
+            entries,
+            multiplier,
+            pool_rows,
+            token_mask,
+            token_mask_stride,
+            PROCESSORS,
         )
         scale = 1.0 / float_param(param_row, S_TEMPERATURE)
         temperature = float_param(param_row, S_TEMPERATURE)

@@ -36,7 +36,7 @@ H_NUM_PREFILL_TOKENS = tl.constexpr(HEADER.at["num_prefill_tokens"])
 H_PREFILL_TOKENS, H_MICRO_BATCH = tl.constexpr(HEADER.at["prefill_tokens"]), tl.constexpr(HEADER.at["micro_batch"])
 FLAG_SAME_DECODE_ROWS = tl.constexpr(sections.FLAG_SAME_DECODE_ROWS)
 SLOT_WORDS, BLOCK_WORDS, PREFILL_WORDS = tl.constexpr(SLOT.width), tl.constexpr(BLOCK_UPDATE.width), tl.constexpr(PREFILL.width)
-S_SLOT, S_PROCESSOR_ROW = tl.constexpr(SLOT.at["slot"]), tl.constexpr(SLOT.at["processor_row"])
+S_SLOT, S_HAS_PROCESSORS = tl.constexpr(SLOT.at["slot"]), tl.constexpr(SLOT.at["has_processors"])
 B_TABLE, B_INDEX, B_BLOCK = (tl.constexpr(BLOCK_UPDATE.at[name]) for name in ("table", "index", "block"))
 P_SLOT, P_START = tl.constexpr(PREFILL.at["slot"]), tl.constexpr(PREFILL.at["start"])
 P_LENGTH, P_FLAGS = tl.constexpr(PREFILL.at["length"]), tl.constexpr(PREFILL.at["flags"])
@@ -201,9 +201,9 @@ def _finish_kernel(
     tl.store(seq_len + slot, new_len, real)
     tl.store(last_token + slot, token, writes)
 
-    processor_row = tl.load(slot_params + slot * SLOT_WORDS + S_PROCESSOR_ROW, writes, other=-1)
-    processed = (processor_row >= 0) & (processor_row < pool_rows)
-    count_tokens(counts, counts_stride, entries, multiplier, processor_row, token, processed, TABLE_BITS)
+    has_processors = tl.load(slot_params + slot * SLOT_WORDS + S_HAS_PROCESSORS, writes, other=0)
+    processed = (has_processors != 0) & (slot < pool_rows)
+    count_tokens(counts, counts_stride, entries, multiplier, slot, token, processed, TABLE_BITS)
     place = tl.arange(0, HISTORY)[None, :]
     at = history + slot[:, None] * HISTORY + place
     older = tl.load(at + 1, processed[:, None] & (place < HISTORY - 1), other=0)

@@ -120,12 +120,11 @@ def finish_step(
     state["seq_len"][slots] = out["seq_lens"][:rows]
     sampling, new = slots[samples], np.maximum(tokens[samples], 0)
     state["last_token"][sampling] = new
-    processor_rows = state["params"][sampling, SLOT.at["processor_row"]]
-    if (processed := processor_rows >= 0).any():
+    if (processed := state["params"][sampling, SLOT.at["has_processors"]] != 0).any():
         history, slots_f, new_f = state["history"], sampling[processed], new[processed]
         history[slots_f, :-1] = history[slots_f, 1:]
         history[slots_f, -1] = new_f
-        count_tokens(pool, processor_rows[processed], new_f)
+        count_tokens(pool, slots_f, new_f)
     if logprobs is not None:
         columns = record[max_rows : max_rows + rows * LOGPROBS.width].reshape(rows, LOGPROBS.width)
         logprob, rank, top_ids, top_logprobs = (x[:rows].numpy() for x in logprobs)

@@ -42,14 +42,14 @@ class SlotTables:
     last_token: torch.Tensor  # int32 [S]
     seq_len: torch.Tensor  # int32 [S], tokens with computed KV
     params: torch.Tensor  # int32 [S, SLOT.width], rows of SLOT; float32 values as bits
-    history: torch.Tensor  # int32 [S, HISTORY], last output tokens of slots with a processor row, newest last, -1 padded
+    history: torch.Tensor  # int32 [S, HISTORY], last output tokens of slots with logits processors, newest last, -1 padded
     decode_slots: torch.Tensor  # int32 [micro-batches, S], the decode rows of each one's last plan that had them
 
     @classmethod
     def allocate(
         cls, max_num_seqs: int, num_groups: int, max_blocks: int, device: torch.device | str, num_micro_batches: int = 1
     ) -> "SlotTables":
-        """Empty tables: every slot samples greedily and has no processor row."""
+        """Empty tables: every slot samples greedily and has no logits processors."""
         s = max_num_seqs + 1
 
         def ints(*shape: int) -> torch.Tensor:
@@ -81,9 +81,9 @@ class SlotTables:
 
 @dataclass
 class LogitsProcessorPool:
-    """State of sequences with logits processors, one row each; P rows, V tokens: V * 9 / 8 bytes a row and about 42 KB.
+    """State of sequences with logits processors: a slot's row has its number. V tokens: V * 9 / 8 bytes a row and about 42 KB.
 
-    Every sequence that runs may have a row: at 1,024 rows of 151,936 tokens this is 218 MB. An int32 count and a bias of each
+    P rows, as many as sequences can run: at 1,024 rows of 151,936 tokens this is 218 MB. An int32 count and a bias of each
     token, at hand for the kernels, would be 1.2 GB. But a count beyond a byte's is rare, and a bias is one of few: both are in
     a hash table of the row, with linear probing, where a token's byte is IN_TABLE. Without an entry such a token has occurred
     IN_TABLE times and has no bias. Prompt tokens that were never sampled are seen, not counted.
@@ -182,7 +182,9 @@ class SamplerWorkspace:
     near_blocks: torch.Tensor  # int32 [R, NB], those with candidates
     candidates: torch.Tensor  # float32 [R, CANDIDATES]
     candidate_ids: torch.Tensor  # int32 [R, CANDIDATES]
-    token_mask: torch.Tensor  # int32 [R, ceil(V / 32)], of processor rows: what is allowed and not banned in this step
+    token_mask: (
+        torch.Tensor
+    )  # int32 [R, ceil(V / 32)], of rows with logits processors: what is allowed and not banned in this step
     part_max: torch.Tensor  # float32 [R, ceil(V / LOGPROB_TILE)]
     part_sum: torch.Tensor
     part_greater: torch.Tensor  # int32

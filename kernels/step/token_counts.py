@@ -41,10 +41,10 @@ def look_up(x, count, token, entries_row, multiplier, TABLE_BITS: tl.constexpr):
 
 
 @triton.jit
-def count_tokens(counts, counts_stride, entries, multiplier, pool_row, token, counted, TABLE_BITS: tl.constexpr):
-    """Count one token in each of some pool rows, all different: [BLOCK] each, `counted` says which."""
+def count_tokens(counts, counts_stride, entries, multiplier, slot, token, counted, TABLE_BITS: tl.constexpr):
+    """Count one token in the pool's rows of some slots, all different: [BLOCK] each, `counted` says which."""
     size: tl.constexpr = 1 << TABLE_BITS
-    row = pool_row.to(tl.int64)
+    row = slot.to(tl.int64)
     byte = counts + row * counts_stride + token
     word = tl.load(byte, counted, other=0)
     full = counted & ((word & IN_TABLE) == IN_TABLE)

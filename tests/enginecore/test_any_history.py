@@ -42,14 +42,13 @@ events = st.lists(
     seqs=st.integers(1, 6),
     caching=st.booleans(),
     policy=st.sampled_from(["fcfs", "priority"]),
-    processors=st.integers(1, 2),
     eos=st.booleans(),
     look_ahead=st.booleans(),
     target=st.sampled_from([MIXED_STEP_TOKENS, 4]),
     micro_batches=st.sampled_from([1, 1, 2, 3]),
 )
 def test_any_history_ends_every_request_once_with_its_own_tokens(
-    events, blocks, windows, budget, seqs, caching, policy, processors, eos, look_ahead, target, micro_batches
+    events, blocks, windows, budget, seqs, caching, policy, eos, look_ahead, target, micro_batches
 ):
     h = Harness(
         num_blocks=blocks * len(windows),
@@ -58,7 +57,6 @@ def test_any_history_ends_every_request_once_with_its_own_tokens(
         max_num_seqs=seqs,
         enable_prefix_caching=caching,
         policy=policy,
-        num_processor_rows=processors,
         look_ahead=look_ahead,
         eos=range(0, VOCAB, 11) if eos else (),
         mixed_step_tokens=target,

@@ -124,13 +124,12 @@ def test_slots_and_blocks_come_by_name():
 def test_processors_come_one_after_the_other_and_their_words_are_counted():
     build = PlanBuilder(1, 0.0)
     some = [sequence(1, slot=3, logit_bias={5: 1.5, 9: -2.0}), sequence(2, slot=1, bad_words_token_ids=[[4], [1, 2, 3]])]
-    for row, seq in enumerate(some):
-        seq.processor_row = row
+    for seq in some:
         build.add_processors(logits_processors_of(seq, PROMPT))
     words = sent(finished(build, [0], [1])).section("logits_processors")
     first, second = decode_logits_processors(words)
     assert len(words) == build.processor_words
-    assert (first.slot, first.processor_row, second.slot, second.processor_row) == (3, 0, 1, 1)
+    assert (first.slot, second.slot) == (3, 1)
     assert list(first.bias_ids) == [5, 9] and list(first.bias_values) == [1.5, -2.0] and second.bad_words == [[4], [1, 2, 3]]
     assert not len(first.bad_words) and not len(second.bias_ids)
 

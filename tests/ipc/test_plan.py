@@ -168,7 +168,6 @@ def processor_records(draw) -> LogitsProcessors:
     bias = draw(st.dictionaries(st.integers(0, 2**31 - 1), float32s, max_size=4))
     return LogitsProcessors(
         slot=draw(st.integers(0, 1000)),
-        processor_row=draw(st.integers(0, 100)),
         prompt_ids=np.asarray(draw(tokens), np.int32),
         output_ids=np.asarray(draw(tokens), np.int32),
         bias_ids=list(bias),

@@ -122,10 +122,10 @@ def test_several_children_are_waited_for_together(reports, monkeypatch):
         child.terminate(20.0)
 
 
-def test_beats_are_counted_whether_they_are_looked_at_or_not(reports):
-    child = start(reports, "beater")
+def test_heartbeats_are_counted_whether_they_are_looked_at_or_not(reports):
+    child = start(reports, "sends_heartbeats")
     reports.next()
-    assert (child.beats(), child.beats()) == (3, 0)
+    assert (child.heartbeats(), child.heartbeats()) == (3, 0)
     child.terminate(20.0)
 
 

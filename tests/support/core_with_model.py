@@ -155,7 +155,7 @@ class CoreWithModel:
         answered = self.workers.answer()
         if not (core._collect() or answered) and (core.preparing or core._masks or core._grammar._held):
             core._poll(0.02)
-        core._beat()
+        core._heartbeat()
         core.check()
         while self.frontend.ready():
             self._hear(decode(self.frontend.socket.recv()))

@@ -24,13 +24,13 @@ from quire.ipc.messages.frontend import (
     PROTOCOL_VERSION,
     Abort,
     AddRequest,
-    Beat,
     CoreMessage,
     EngineLimits,
     Finish,
     Finished,
     FinishReason,
     FrontendMessage,
+    Heartbeat,
     ShuttingDown,
     Started,
     StepOutputs,
@@ -75,7 +75,7 @@ class FakeCore:
     ) -> None:
         """more: fields of its Welcome."""
         self.epoch = new_epoch()
-        self.beat = Beat(self.epoch, 0.0, 0, 0, 0.0, 0, 0, 0, 0, 0, True)
+        self.heartbeat = Heartbeat(self.epoch, 0.0, 0, 0, 0.0, 0, 0, 0, 0, 0, True)
         self._files = toy_tokenizers.files() if files is None else files
         infos = file_infos(self._files)
         welcome = Welcome(self.epoch, PROTOCOL_VERSION, [name], limits, infos, list(eos), "0", 1, 60.0, spins, cache, model)
@@ -112,9 +112,9 @@ class FakeCore:
         self._do(lambda: self._unsaid.extend(messages))
 
     def announce(self, **fields: object) -> None:
-        """Change the Beat, and send it now."""
-        self.beat = Beat(**{**{n: getattr(self.beat, n) for n in Beat.__struct_fields__}, **fields})
-        self._do(lambda: self._link.broadcast(self.beat))
+        """Change the Heartbeat, and send it now."""
+        self.heartbeat = Heartbeat(**{**{n: getattr(self.heartbeat, n) for n in Heartbeat.__struct_fields__}, **fields})
+        self._do(lambda: self._link.broadcast(self.heartbeat))
 
     def say_that_it_stops(self) -> None:
         self._do(lambda: self._link.broadcast(ShuttingDown(self.epoch)))
@@ -136,7 +136,7 @@ class FakeCore:
         poller = zmq.Poller()
         for source in (*self._link.sockets(), self._wake_fd):
             poller.register(source, zmq.POLLIN)
-        next_beat = 0.0
+        next_heartbeat = 0.0
         while self._running:
             for source, _ in poller.poll(0 if self._playing else 100):
                 if source == self._wake_fd:
@@ -151,9 +151,9 @@ class FakeCore:
                 self._link.send(self._owner, self._unsaid.popleft())
             self._play()
             self._link.flush()
-            if time.monotonic() >= next_beat:
-                next_beat = time.monotonic() + 0.5
-                self._link.broadcast(self.beat)
+            if time.monotonic() >= next_heartbeat:
+                next_heartbeat = time.monotonic() + 0.5
+                self._link.broadcast(self.heartbeat)
             if self._link.lost():
                 self._playing.clear()
         self._link.close(linger_s=0.0)

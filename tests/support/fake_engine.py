@@ -14,7 +14,7 @@ from fake_core import FakeCore, echo
 
 from quire.ipc.config import EngineConfig
 from quire.ipc.messages.frontend import AddRequest
-from quire.ipc.process.children import beat, child_main_config, tell_parent
+from quire.ipc.process.children import child_main_config, heartbeat, tell_parent
 
 
 def script(request: AddRequest, child: int) -> list[int] | None:
@@ -46,7 +46,7 @@ def main() -> None:
             with FakeCore(script, address=config.listen) as core:
                 tell_parent({"ready": core.address})
                 while not told:
-                    beat()
+                    heartbeat()
                     select.select([], [], [], 0.02)
 
 

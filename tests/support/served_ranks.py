@@ -30,7 +30,7 @@ def running(served: Served) -> EventStream:
 
 
 def restarts_of(served: Served) -> float:
-    """How often all ranks have been replaced, known from the engine's first Beat on."""
+    """How often all ranks have been replaced, known from the engine's first Heartbeat on."""
     until(lambda: not math.isnan(served.metric("worker_restarts_total")))
     return served.metric("worker_restarts_total")
 

@@ -25,20 +25,12 @@ from quire.frontend.cli.bench import datasets
 from quire.frontend.cli.bench.datasets import DatasetError, Request
 from quire.frontend.cli.bench.metrics import Result, report, summary
 from quire.frontend.cli.bench.sse_client import Connections, Target, clock
+from quire.ipc.sampling import BOUNDS
 
 CHAT = "openai-chat"
 ASK_AGAIN_S = 1.0  # while a server is not ready yet
 _DATE = "%Y%m%d-%H%M%S"
-_SAMPLING = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "logprobs",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-)
+_SAMPLING = [name for name in BOUNDS if name != "seed"]  # those with a flag are sent; --seed is that of prompts and times
 PATHS = {"openai": "/v1/completions", "vllm": "/v1/completions", "quire": "/v1/completions", CHAT: "/v1/chat/completions"}
 
 
@@ -93,7 +85,7 @@ class Load:
 
     def _body(self, request: Request) -> bytes:
         args = self._args
-        sampling = {name: getattr(args, name) for name in _SAMPLING}
+        sampling = {name: getattr(args, name, None) for name in _SAMPLING}
         body: dict[str, Any] = {
             "model": self._model,
             "stream": True,

@@ -3,7 +3,7 @@
 import numpy as np
 from core_to_frontends_cases import EPOCH, answer, decode, outputs
 from deadlines import DEADLINE_S
-from ipc_cores import make_beat
+from ipc_cores import make_heartbeat
 
 from quire.ipc.messages.frontend import Finished, Ping, Refused, RequestError, Started, StepOutputs, TokenLogprobs
 
@@ -87,12 +87,12 @@ def test_of_many_slow_frontends_the_slowest_is_lost(make_core, make_frontend):
     core.link.check()
 
 
-def test_beats_do_not_wait_for_a_slow_frontend(make_core, make_frontend):
+def test_heartbeats_do_not_wait_for_a_slow_frontend(make_core, make_frontend):
     slow = SlowFrontend(make_core, make_frontend)
     slow.fill()
     held = slow.core.link._slow[slow.frontend.identity].outbox.num_bytes
     for _ in range(1000):
-        slow.core.link.broadcast(make_beat(EPOCH))
+        slow.core.link.broadcast(make_heartbeat(EPOCH))
     assert slow.core.link._slow[slow.frontend.identity].outbox.num_bytes == held
 
 
@@ -105,10 +105,10 @@ def test_gone_frontend_is_lost_at_the_next_send(core, make_frontend):
     assert core.link.frontends == [other.identity]
 
 
-def test_gone_frontend_without_outputs_is_lost_at_the_next_beat(core, make_frontend):
+def test_gone_frontend_without_outputs_is_lost_at_the_next_heartbeat(core, make_frontend):
     frontend = make_frontend()
     frontend.socket.close()
-    core.beats = True
+    core.heartbeats = True
     core.until(lambda: core.lost, timeout_s=DEADLINE_S)
     assert core.lost == [frontend.identity]
 
