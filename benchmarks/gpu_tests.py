@@ -126,7 +126,7 @@ def _cut_off(path: Path, running: Path) -> list[str]:
 
 
 def part_summary(kept: Kept, tests: list[str]) -> tuple[dict[str, Any], int]:
-    """Of all calls so far: counts, failed tests, and the exit status."""
+    """Counts and failed tests of all calls so far, and the exit status."""
     counts = Counter(kept.outcomes.get(test, "left") for test in tests)
     left = counts["left"] + counts["cut"]
     failed = [test for test in tests if kept.outcomes.get(test) == "failed"]
