@@ -236,8 +236,8 @@ def max_device_words(limits: StepLimits) -> int:
 MASK = Record(Field("step"), Field("num_rows"), Field("kind"))  # then num_rows rows, then their masks if they have some
 MASKS_NONE = 0  # they get none, and no token
 MASKS_ALLOW = 1  # what their masks allow
-MASKS_FREE = 2  # they may be any token
-MASKS_PLACED = 3  # what their masks allow, which lie in the ring's area: after the rows its word and the words of a mask
+MASKS_ANY_TOKEN = 2  # they may be any token
+MASKS_IN_AREA = 3  # what their masks allow, which lie in the ring's area: after the rows its word and the words of a mask
 
 NO_TOKEN = -1  # the result of a row whose mask did not come, or leaves nothing: the core ends its request
 

@@ -94,7 +94,7 @@ ROUTES = RouteTable(
               answer=dict[str, Any]),
         Route("POST", "/v1/responses/{response_id}/cancel", stored.cancel_response, "Give up one that runs in the background",
               "responses", answer=ResponseObject),
-        Route("GET", "/v1/responses/{response_id}/input_items", stored.list_input_items, "Its input: the items that the model was shown",
+        Route("GET", "/v1/responses/{response_id}/input_items", stored.list_input_items, "The items that the model was shown",
               "responses", answer=dict[str, Any], query=PAGE_FIELDS),
         Route("POST", "/inference/v1/generate", generate, "Continue token ids", "generate", GenerateRequest, GenerateResponse,
               streams=True, example={"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 32}}, prompt_field="token_ids"),
