@@ -106,7 +106,8 @@ def run_part(kept: Kept, selected: Path, arguments: list[str], begin: float, lim
         print("\nInterrupted.")
     except subprocess.TimeoutExpired:
         os.killpg(child.pid, signal.SIGKILL)
-        print(f"\nThe time is over. Cut off: {', '.join(_cut_off(kept.path, running))}.")
+        cut = _cut_off(kept.path, running)
+        print("\nThe time is over." + (f" Cut off: {', '.join(cut)}." if cut else ""))
     finally:
         if child.poll() is None:
             os.killpg(child.pid, signal.SIGKILL)
