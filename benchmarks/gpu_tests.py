@@ -25,9 +25,11 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
-from kept_tests import DEADLINE, KEPT, SELECTED, Kept, code_state
-
 ROOT = Path(__file__).resolve().parent.parent
+SUPPORT = str(ROOT / "tests" / "support")
+sys.path[:0] = [SUPPORT]
+from kept_tests import DEADLINE, KEPT, SELECTED, Kept, code_state  # noqa: E402
+
 CODE = ("ipc", "kernels", "frontend", "enginecore", "workers", "tests", "benchmarks/tuning")
 PYTEST = [sys.executable, "-m", "pytest", "-m", "gpu", "-W", "ignore", "-p", "no:cacheprovider"]
 LAST_START = 0.9  # of the time: no test is started later, so that most that run can end
@@ -36,7 +38,7 @@ ENDING_S = 10.0  # before the end of the time, in which pytest is killed and the
 
 def environment(**more: str) -> dict[str, str]:
     # several test processes with a thread for every core each would only wait for one another
-    path = os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH", ""))))
+    path = os.pathsep.join(filter(None, (SUPPORT, os.environ.get("PYTHONPATH", ""))))  # of the plugin
     return {"OMP_NUM_THREADS": "2", **os.environ, "PYTHONPATH": path, **more}
 
 
