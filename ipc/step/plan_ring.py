@@ -54,7 +54,7 @@ class RingCorrupt(Exception):
     """The shared memory holds what no correct peer writes."""
 
 
-def make_fence():
+def make_fence() -> Callable[[], None]:
     """A full memory barrier, ~60 ns: between a store and a later load of another word (sleeping flag against data).
 
     Releasing and taking a lock are atomic read-modify-writes. One per owner: it is not for two threads at once.
