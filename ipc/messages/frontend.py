@@ -14,7 +14,7 @@ from quire.ipc.messages.utilities import UtilityAnswer, UtilityCall
 from quire.ipc.numerics import Numerics
 from quire.ipc.sampling import SamplingParams
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 
 # Limits on one message, in bytes. Beyond them a receiver drops the sender (a frontend) or the message (the core's).
 MAX_FRONTEND_MESSAGE = 64 << 20  # a request: a prompt of 8 M tokens as int32 would fit
