@@ -207,7 +207,7 @@ class StepOutputs(Message, tag="outputs", frozen=True):
     tokens: bytes  # int32, one per key
     finished: list[Finished] = []
     started: list[Started] = []
-    logprobs: list[TokenLogprobs] = []  # one for each token whose request asked for logprobs, in the order of keys
+    logprobs: list[TokenLogprobs] = []  # for the tokens of requests with logprobs, in the order of keys
 
 
 class PromptLogprobs(Message, tag="prompt_logprobs", frozen=True):

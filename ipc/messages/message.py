@@ -16,4 +16,4 @@ DECODE_ERRORS = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, Rec
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Base of all messages: frozen, encoded as an array whose first element is the tag."""
+    """Base of all messages: frozen, encoded as an array with the tag as its first element."""
