@@ -1,20 +1,20 @@
 """Host time of a decode step, no GPU needed: from "the GPU's result is visible" to "the next plan is published", and beyond.
 
-The core side runs the real EngineCore, Scheduler, CoreToFrontends and rings. The worker is faked: it writes the result ring and
-nothing else; so is the frontend, a process of its own that sends the requests through ZeroMQ and reads what comes. Two ways:
+The core side runs the real EngineCore, Scheduler, CoreToFrontends and rings. The worker is a fake that only writes the result
+ring; the frontend is a fake process that sends the requests through ZeroMQ and reads the outputs. Two modes:
 
     inline (default)  core and fake worker take turns in one thread: the code's own cost, whatever else the machine does
     --processes       the fake worker is a process that spins on the plan ring and takes --step-ms a step, the core runs its own
-                      loop: what a GPU would see, waiting and waking included. Needs 3 idle cores
+                      loop: what a GPU would see, waits and wake-ups included. Needs 3 idle cores
 
     turn     the loop's other calls before it looks at the result (messages, deaths), inline only
     plan     result taken -> scheduler updated -> next step scheduled -> plan on the ring      <- the GPU may be waiting here
     publish  tokens encoded and given to ZeroMQ, filled blocks hashed; the workers run meanwhile
     visible  inline: turn + plan; --processes: result written -> the worker has the plan made from it. Target at 256 rows: 150
 
-`--admission` is about who comes: the worst schedule() when many arrive at once, in scenarios (hostcost_admission.py).
-`--worker MODEL_DIR` times the other side on a GPU: ModelRunner.step of decode plans, graphs replayed. `--profile` prints what
-costs. Bias: prompt lengths are staggered over a block, all rows decode, nobody comes or goes. Last line: `RESULT {json}`.
+`--admission` measures arrivals: the worst schedule() when many requests arrive at once, in scenarios (hostcost_admission.py).
+`--worker MODEL_DIR` times the other side on a GPU: ModelRunner.step of decode plans, graphs replayed. `--profile` prints a
+profile. Bias: prompt lengths are staggered over a block, all rows decode, none arrives or finishes. Last line: `RESULT {json}`.
 """
 
 import argparse
@@ -79,7 +79,7 @@ class Times:
 
 
 class FakeWorkers(WorkerGroup):
-    """Rings and control link of one worker; its process does nothing, or what `command` says with the rings' descriptors."""
+    """Rings and control link of one worker; its process idles, or runs what `command` returns for the rings' descriptors."""
 
     def __init__(self, template: WorkerConfig, command: Callable[[list[int], list[int]], list[str]] | None = None):
         super().__init__(template)
@@ -107,7 +107,7 @@ class FakeWorkers(WorkerGroup):
         self.planned_at = clock()
 
     def answer(self, step: ScheduledStep) -> None:
-        """Play the worker: take what plans there are, write a step's results."""
+        """Play the worker: take all available plans, and write a step's results."""
         assert self.reader is not None
         while self.reader.read(0.0) is not None:
             pass
@@ -116,7 +116,7 @@ class FakeWorkers(WorkerGroup):
 
 @contextlib.contextmanager
 def engine(args: argparse.Namespace, rows: int, steps: int, command: Any = None) -> Iterator[tuple[EngineCore, FakeWorkers]]:
-    """A core whose `rows` requests are on their way from a frontend; each lives for `steps` steps at least."""
+    """A core with `rows` requests on their way from a frontend; each lives for at least `steps` steps."""
     max_tokens = steps + 4096
     max_model_len = max_tokens + 4 * BLOCK_SIZE
     num_blocks = rows * (max_model_len // BLOCK_SIZE + 2) + 2
@@ -158,7 +158,7 @@ def all_decode(core: EngineCore, rows: int) -> bool:
 
 
 def turn(core: EngineCore) -> None:
-    """The loop's body, without its wait."""
+    """The body of the core's loop, without its wait."""
     core._take_messages()
     core._watch_workers()
     core._fill()
@@ -167,7 +167,7 @@ def turn(core: EngineCore) -> None:
 
 
 def warm_up(core: EngineCore, workers: FakeWorkers, rows: int, steps: int = 100) -> None:
-    """Until all rows decode and each has been sent something; then some steps more."""
+    """Run until all rows decode and each has been sent something, then some more steps."""
     deadline = time.monotonic() + 60
     while not all_decode(core, rows):
         if core._in_flight:
@@ -220,7 +220,7 @@ def profile(args: argparse.Namespace, rows: int) -> None:
 
 
 def measure_processes(args: argparse.Namespace, rows: int) -> Times:
-    """The core's own loop against a worker process: result written -> plan made from it seen by the worker."""
+    """The core's own loop with a worker process: from a result's writing until the worker sees the plan made from it."""
 
     def command(plan_fds: list[int], result_fds: list[int]) -> list[str]:
         fds = json.dumps([plan_fds, result_fds])
@@ -246,7 +246,7 @@ def measure_processes(args: argparse.Namespace, rows: int) -> Times:
 
 # --------------------------------------------------------------------------------------------------------- the worker side
 def measure_worker(model_dir: str, sizes: list[int], steps: int, device: str = "cuda") -> Iterator[tuple[int, Times]]:
-    """Time inside ModelRunner.step for plans of so many decode rows; on a GPU graphs are replayed and nothing waits for it."""
+    """Time inside ModelRunner.step for plans of so many decode rows; on a GPU graphs are replayed without waiting."""
     import torch
 
     sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))

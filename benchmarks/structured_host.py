@@ -108,7 +108,7 @@ class Workers(FakeWorkers):
     def answer(self) -> None:
         plan = self._plan or self._next_plan()
         assert plan is not None
-        if plan.late_mask:
+        if plan.has_mask_rows:
             begin = clock()
             without = self._load(plan)
             end = clock()

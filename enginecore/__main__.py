@@ -1,4 +1,4 @@
-"""The engine as a child process of a server or an LLM object: configuration in, readiness or the reason why not out."""
+"""The engine as a child process of a server or an LLM object. It gets its configuration, and reports readiness or an error."""
 
 import signal
 import sys
@@ -9,7 +9,7 @@ from quire.ipc.process.logs import set_up_logging
 
 
 def main() -> None:
-    worker = prespawn(WORKER_MODULE)  # it loads torch while we load our modules and read the model's files
+    worker = prespawn(WORKER_MODULE)  # it loads torch while this process loads its modules and reads the model's files
     config = child_main_config(EngineConfig, death_signal=signal.SIGTERM)
     set_up_logging(config.log_level, config.log_format)
     from quire.enginecore.daemon import StartupError, run_engine

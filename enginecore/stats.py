@@ -1,8 +1,8 @@
-"""Statistics: what the core counts about its steps, the Heartbeat that carries it, and the line logged every 10 s.
+"""Statistics: counts about the core's steps, the heartbeat that carries them, and the line logged every 10 s.
 
-Fed by the loop (core.py) once a step, and by who computes masks once for each step that has some: an index and two additions
-for each distribution, a few calls of numpy for the one that has a value by row. It asks the scheduler and the workers only when
-a Heartbeat is due.
+The loop (core.py) calls it once a step, and once more for a step with grammar masks: an index and two additions for each
+distribution, a few calls of numpy for the one that has a value for each row. It asks the scheduler and the workers only when a
+heartbeat is due.
 """
 
 import logging
@@ -36,7 +36,7 @@ INTERVAL_S = 10.0
 
 
 class Counted:
-    """A distribution under way. bounds: as in ipc/messages/stats.py."""
+    """A distribution that is being counted. bounds: as in ipc/messages/stats.py."""
 
     __slots__ = ("_array", "_bounds", "_counts", "_sum")
 
@@ -50,7 +50,7 @@ class Counted:
         self._sum += value
 
     def observe_all(self, values: np.ndarray) -> None:
-        """Floats [n], of which NaN counts for nothing. Most steps have rows that are all equal: those take 2 us, others 10."""
+        """Count floats [n], but no NaN. In most steps all values are equal: those take 2 us, others 10."""
         if not len(values):
             return
         first = float(values[0])
@@ -83,8 +83,8 @@ class Statistics:
         self.num_steps = 0
 
     def step(self, num_rows: int, num_tokens: int, seconds: float, host_s: float, since_last: np.ndarray) -> None:
-        """A step whose result is published. seconds: it took on the workers; host_s: the loop spent on it since; since_last:
-        as in StepOutput."""
+        """A step's result was published. seconds: the step's time on the workers; host_s: the loop's time for it since then;
+        since_last: as in StepOutput."""
         self.num_steps += 1
         self._line.step(num_rows, num_tokens)
         self._iteration_tokens.observe(num_tokens)
@@ -138,7 +138,7 @@ class Statistics:
         )
 
     def log(self, now: float) -> None:
-        """After a heartbeat; `now`: seconds of a monotonic clock."""
+        """Call it after `heartbeat`. now: seconds of a monotonic clock."""
         if self._last_heartbeat is not None:
             self._line.heartbeat(self._last_heartbeat, now)
 
@@ -155,7 +155,7 @@ class StatsLine:
         self._tokens += num_tokens
 
     def heartbeat(self, heartbeat: Heartbeat, now: float) -> None:
-        """`now`: seconds of a monotonic clock."""
+        """Log a line if one is due. now: seconds of a monotonic clock."""
         if not self._enabled:
             return
         if self._since is None:

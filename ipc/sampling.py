@@ -245,7 +245,7 @@ def _check_lists(p: SamplingParams) -> None:
     if p.max_tokens is not None and p.min_tokens > p.max_tokens:
         raise ValueError(f"min_tokens must be at most max_tokens ({p.max_tokens}), got {p.min_tokens}")
     _check_strings("stop", p.stop, MAX_STOP_STRINGS)
-    _check_strings("bad_words", p.bad_words, MAX_BAD_WORDS)
+    check_bad_words(p.bad_words)
     if p.stop_token_ids is not None:
         msgspec.structs.force_setattr(p, "stop_token_ids", _check_ids("stop_token_ids", p.stop_token_ids, MAX_STOP_TOKEN_IDS))
     if p.allowed_token_ids is not None:
@@ -288,6 +288,11 @@ def _check_extra_args(extra_args: dict[str, Any]) -> None:
         raise ValueError(f"extra_args may be at most {MAX_EXTRA_ARGS_BYTES >> 10} KiB long, got {size} bytes")
 
 
+def check_bad_words(words: list[str] | None) -> None:
+    """Raises ValueError for words that cannot be bad_words, whatever their tokens are."""
+    _check_strings("bad_words", words, MAX_BAD_WORDS)
+
+
 def _check_strings(name: str, strings: list[str] | str | None, most: int) -> None:
     if strings is None:
         return
@@ -319,8 +324,8 @@ def _check_ids(name: str, ids: list[int] | None, most: int) -> list[int] | None:
 
 def loggable(p: SamplingParams) -> dict[str, Any]:
     """The parameters that differ from the defaults, without those that may quote a text or do not affect sampling."""
-    defaults, left_out = SamplingParams(), {*_MAY_QUOTE, "output_kind"}
-    return {n: v for n in p.__struct_fields__ if n not in left_out and (v := getattr(p, n)) != getattr(defaults, n)}
+    defaults, left_out = zip(p.__struct_fields__, p.__struct_defaults__, strict=True), {*_MAY_QUOTE, "output_kind"}
+    return {name: v for name, default in defaults if name not in left_out and (v := getattr(p, name)) != default}
 
 
 def check_against(p: SamplingParams, *, vocab_size: int, max_logprobs: int) -> None:

@@ -13,7 +13,7 @@ from inline_engine import InlineEngine
 from test_greedy_equality import is_greedy
 from thread_ranks import RankOfThreads, Threads, engine_of_ranks
 from tiny_models import ALL_MODELS, ALWAYS, SPLIT_MODELS, tiny_model
-from workers.test_runner import with_late_masks
+from workers.test_runner import with_masks
 
 from quire.ipc.sampling import SamplingParams
 from quire.workers.attention.kv_cache import cache_groups
@@ -104,7 +104,7 @@ def test_grammar_masks_bind_on_all_ranks(size):
     found = []
     for ranks in (1, size):
         engine = engine_of_ranks(tiny_model("split-llama"), ranks)
-        with_late_masks(engine, allowed=[17, 400, 600, 1690], rows=lambda plan: range(0, plan.num_rows, 2))
+        with_masks(engine, allowed=[17, 400, 600, 1690], rows=lambda plan: range(0, plan.num_rows, 2))
         found.append(engine.generate([list(prompt(n)) for n in (5, 20, 33)], params))
     assert found[0] == found[1] and set(found[0][0]) <= {17, 400, 600, 1690}
 

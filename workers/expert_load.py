@@ -10,7 +10,8 @@ import torch
 
 from quire.ipc.messages.stats import ExpertTokens
 from quire.workers.models.config import ModelConfig
-from quire.workers.parallel import Parallel, even_split
+from quire.workers.parallel import Parallel
+from quire.workers.shard import even_split
 
 
 class ExpertLoad:

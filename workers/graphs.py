@@ -105,7 +105,7 @@ class StepGraphs:
             return False
         rows = batch.rows
         own = plan.sampling_kind & ~SAMPLING_CUSTOM
-        kind = own | SAMPLING_MASK if plan.late_mask else own & ~SAMPLING_MASK
+        kind = own | SAMPLING_MASK if plan.has_mask_rows else own & ~SAMPLING_MASK
         if batch not in self._forward or not self._has_sampling_graph(rows, kind):
             self._capture_met(batch, kind)
         self._forward[batch].replay()
@@ -113,7 +113,7 @@ class StepGraphs:
             return True
         if plan.sampling_kind & SAMPLING_CUSTOM:
             self._runner.sample_processed(plan, self._device.plan, self._logits[:rows], read_masks)
-        elif plan.late_mask and len(without := self._runner.load_masks(plan, read_masks)):
+        elif plan.has_mask_rows and len(without := self._runner.load_masks(plan, read_masks)):
             self._runner.sample(self._device.plan, self._logits[:rows], kind, plan.step, without)
         else:
             self._sampling[rows, kind].replay()

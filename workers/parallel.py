@@ -13,42 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from quire.kernels.step.tables import SAMPLER_BLOCK
-
-
-class Part(NamedTuple):
-    """One rank's shard of a dimension of size `full`: [start, stop)."""
-
-    full: int
-    start: int
-    stop: int
-
-    @property
-    def size(self) -> int:
-        return self.stop - self.start
-
-    @property
-    def slice(self) -> slice:
-        return slice(self.start, self.stop)
-
-    @property
-    def is_whole(self) -> bool:
-        return self.size == self.full
-
-    def times(self, n: int) -> "Part":
-        """The same shard of a dimension that has n elements for each of this one's: heads -> rows of a projection."""
-        return Part(self.full * n, self.start * n, self.stop * n)
-
-
-def whole(n: int) -> Part:
-    """A dimension of n that is not split."""
-    return Part(n, 0, n)
-
-
-def even_split(n: int, rank: int, size: int) -> Part:
-    """A rank's consecutive share of n things; if they do not divide evenly, each of the first ranks has one more."""
-    each, more = divmod(n, size)
-    start = rank * each + min(rank, more)
-    return Part(n, start, start + each + (rank < more))
+from quire.workers.shard import Shard, even_split, whole
 
 
 @dataclass(frozen=True)
@@ -145,29 +110,29 @@ class Parallel:
         self.expert_load: ExpertCounts | None = None  # on the rank that counts for its whole stage
         self.stage = stage
 
-    def split(self, n: int) -> Part:
+    def split(self, n: int) -> Shard:
         """This rank's shard of a dimension of n. Raises ValueError if it does not divide evenly."""
         if n % self.size:
             raise ValueError(f"a dimension of {n} cannot be split over {self.size} ranks")
         size = n // self.size
-        return Part(n, self.rank * size, (self.rank + 1) * size)
+        return Shard(n, self.rank * size, (self.rank + 1) * size)
 
-    def experts(self, n: int) -> Part:
+    def experts(self, n: int) -> Shard:
         """The experts of n that this rank has: all, with a shard of each; under expert parallelism some, each of them whole."""
         return even_split(n, self.rank, self.size) if self.expert_parallel else whole(n)
 
-    def of_each_expert(self, n: int) -> Part:
+    def of_each_expert(self, n: int) -> Shard:
         """This rank's shard of an expert's width n: all of it under expert parallelism. Raises ValueError like `split`."""
         return whole(n) if self.expert_parallel else self.split(n)
 
-    def kv_heads(self, n: int) -> Part:
+    def kv_heads(self, n: int) -> Shard:
         """This rank's shard of n KV heads; if there are fewer heads than ranks, neighboring ranks hold the same one."""
         if self.size % n == 0:
             first = self.rank * n // self.size
-            return Part(n, first, first + 1)
+            return Shard(n, first, first + 1)
         return self.split(n)
 
-    def vocabulary(self, n: int) -> Part:
+    def vocabulary(self, n: int) -> Shard:
         """This rank's shard of n tokens: equally many whole SAMPLER_BLOCKs on each rank; the last rank has the rest.
 
         If there are too few blocks to give each rank one, every rank has the whole vocabulary.
@@ -175,7 +140,7 @@ class Parallel:
         stride = self._vocabulary_stride(n)
         if stride * (self.size - 1) >= n:
             return whole(n)
-        return Part(n, self.rank * stride, min((self.rank + 1) * stride, n))
+        return Shard(n, self.rank * stride, min((self.rank + 1) * stride, n))
 
     def _vocabulary_stride(self, n: int) -> int:
         blocks = -(-n // SAMPLER_BLOCK)

@@ -163,7 +163,7 @@ class ModelRunner:
             prompt_rows += self._candidates(plan, logits)
         if plan.sampling_kind & SAMPLING_CUSTOM:
             self.sample_processed(plan, device_plan, logits, read_masks)
-        elif plan.late_mask:
+        elif plan.has_mask_rows:
             self.sample(device_plan, logits, plan.sampling_kind | SAMPLING_MASK, plan.step, self.load_masks(plan, read_masks))
         else:
             self.sample(device_plan, logits, plan.sampling_kind & ~SAMPLING_MASK)
@@ -212,7 +212,7 @@ class ModelRunner:
         logits = self._all(logits)
         processed, failed = self.custom_processors.process(plan, logits, self.buffers.input_ids)
         kind, step = plan.sampling_kind & ~SAMPLING_CUSTOM & ~SAMPLING_MASK, plan.step
-        if plan.late_mask:
+        if plan.has_mask_rows:
             kind, failed = kind | SAMPLING_MASK, np.union1d(failed, self.load_masks(plan, read_masks))
         args = (device_plan, logits, self.tables, self.buffers, kind)
         if len(failed):

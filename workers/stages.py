@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from quire.ipc.layout import split_layers
-from quire.workers.loading.files import checkpoint_sources
+from quire.workers.loading.files import checkpoint_tensors
 from quire.workers.models.build import build_model
 from quire.workers.models.config import ModelConfig, ModelConfigError
 from quire.workers.parallel import Parallel, Stage
@@ -44,9 +44,9 @@ def module_bytes(config: ModelConfig, dtype: torch.dtype) -> tuple[int, list[int
 
 
 def stored_bytes(config: ModelConfig, checkpoint: Path) -> tuple[int, list[int], int]:
-    """The same of a checkpoint's tensors as they are stored."""
-    sources = checkpoint_sources(checkpoint, config.names)
-    return _by_place(config, ((name, source.num_bytes) for name, source in sources.items()))
+    """The same of a checkpoint's tensors as they are packed."""
+    tensors = checkpoint_tensors(checkpoint, config.names)
+    return _by_place(config, ((name, tensor.num_bytes) for name, tensor in tensors.items()))
 
 
 def _by_place(config: ModelConfig, sizes: Iterable[tuple[str, int]]) -> tuple[int, list[int], int]:

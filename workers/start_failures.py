@@ -8,7 +8,7 @@ import logging
 import torch
 
 from quire.kernels.tuning.current import TuningError
-from quire.workers.loading.target import WeightsError
+from quire.workers.loading.weight_loader import WeightsError
 from quire.workers.logits_processors.load import ProcessorError
 from quire.workers.memory import OutOfMemory
 from quire.workers.models.config import ModelConfigError

@@ -1,9 +1,9 @@
-"""The agent of a host (`quire host`): starts the workers that an engine elsewhere wants here, passes on what both sides say,
-and ends them when the engine says so, has gone, or is silent.
+"""The agent of a host (`quire host`): starts the workers that an engine on another host wants here, passes on messages between
+them and the engine, and ends the workers when the engine says so, has gone, or is silent.
 
-It serves one engine at a time, of those whose keys are on its list; nobody else gets as far as a message. What an engine asks
-for and cannot have is answered by HostRefused, whatever bytes it sends; the agent itself goes on. One thread and one loop; a
-model is looked for, and downloaded, in another.
+It serves one engine at a time; only engines with keys on its list can send messages at all. A request that it cannot fulfill is
+answered by HostRefused, whatever bytes the engine sends, and the agent goes on. One thread runs one loop; another thread finds,
+and downloads, a model.
 """
 
 import logging
@@ -45,13 +45,13 @@ from quire.ipc.worker_config import WorkerConfig
 
 log = logging.getLogger("quire.host")
 
-CORE_SILENCE_S = 30.0  # of an engine whose machine is gone without a word
-DYING_LIMIT_S = 30.0  # so long workers wait for killed ones to be gone: until then their memory is not free
-LOOK_S = 0.1  # at killed workers that are not gone
+CORE_SILENCE_S = 30.0  # after which an engine counts as gone, if its machine vanished
+DYING_LIMIT_S = 30.0  # how long new workers wait for killed ones to be gone: until then their memory is not free
+LOOK_S = 0.1  # between looks at killed workers that are not gone
 
 
 class Agent:
-    """link: bound. interface: what the operator of this host says, or None."""
+    """link: bound. interface: the one that this host's operator chose, or None."""
 
     def __init__(self, link: HostToCore, interface: Interface | None = None) -> None:
         self._link = link
@@ -61,10 +61,10 @@ class Agent:
         self._next_heartbeat = 0.0
         self._stopping = False
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._core: bytes | None = None  # the connection that is served, and whose it is
+        self._core: bytes | None = None  # the connection that is served, and below the engine's id
         self._engine = ""
         self._heard_at = 0.0
-        self._begin: BeginRanks | None = None  # ranks that wait for their model, or for killed ones to be gone
+        self._begin: BeginRanks | None = None  # ranks that wait for their model, or for killed workers to be gone
         self._search: ModelSearch | None = None
         self._ranks: HostRanks | None = None
         self._dying: list[Child] = []
@@ -75,7 +75,7 @@ class Agent:
         return len(self._gpus)
 
     def run(self) -> None:
-        """Until `stop`. All workers have ended, or are killed, when this returns."""
+        """Run until `stop`. All workers have ended, or were killed, when this returns."""
         try:
             while not self._stopping:
                 self._wait()
@@ -91,7 +91,7 @@ class Agent:
             os.close(self._wake_fd)
 
     def stop(self) -> None:
-        """Safe from a signal handler, and again."""
+        """End `run`. Safe in a signal handler, and may be called again."""
         if not self._stopping:
             self._stopping = True
             os.eventfd_write(self._wake_fd, 1)
@@ -165,7 +165,7 @@ class Agent:
 
     # -------------------------------------------------------------------------------------------------------- ranks
     def _prepare(self, begin: BeginRanks) -> None:
-        """Check what is wanted, and look for the model."""
+        """Check the ranks that are wanted, and start to look for the model."""
         try:
             self._check(begin.configs)
         except ValueError as error:
@@ -205,7 +205,7 @@ class Agent:
     def _pass_on(self) -> None:
         if self._ranks is None:
             return
-        ended = self._ranks.ended()  # looked at first: what they said before they ended is there by now
+        ended = self._ranks.ended()  # before `messages`, which then has all that they sent before they ended
         for message in self._ranks.messages():
             self._send(RankMessage(message))
         for end in ended:
@@ -227,7 +227,7 @@ class Agent:
         self._core = None
 
     def _end(self, why: str) -> None:
-        """Kill what runs; the connection stays."""
+        """Kill the workers; the connection stays."""
         self._begin = self._search = None
         if self._ranks is not None:
             log.info("%s: its workers are killed", why)
@@ -237,7 +237,7 @@ class Agent:
 
 
 class ModelSearch(threading.Thread):
-    """Looks for a model; `is_done` at last, with a folder or an error. Nobody waits for it: a download takes its time."""
+    """Looks for a model; then `is_done` is set, with a folder or an error. No thread waits for it: a download may take long."""
 
     def __init__(self, model: ModelFiles) -> None:
         super().__init__(name="quire-model-search", daemon=True)

@@ -1,7 +1,6 @@
-"""Where the ranks of an engine run, by its flags: here, here and on the hosts of a file, or where Ray has room for them.
+"""Places the ranks of an engine by its flags: here, here and on the hosts of a file, or where Ray has room for them.
 
-Called once by the daemon, before workers are started. Whatever cannot be is a PlacementError or a HostFailed, in words for the
-user.
+Called once by the daemon, before workers are started. Failures are PlacementError or HostFailed, with a text for the user.
 """
 
 import logging
@@ -30,7 +29,7 @@ def is_spread(config: EngineConfig) -> bool:
 
 
 def place_ranks(config: EngineConfig, template: WorkerConfig, folder: Path) -> tuple[WorkerConfig, RemoteRanks]:
-    """The template with what all ranks must know of it, and where each rank runs. Raises PlacementError, HostFailed."""
+    """The template with the network interface of all ranks, and where each rank runs. Raises PlacementError, HostFailed."""
     if config.distributed_executor_backend == "ray":
         return _by_ray(config, template, folder)
     if config.hosts is None or config.hosts_key_file is None:

@@ -1,7 +1,7 @@
 """`python -P -m quire.enginecore.loading.convert_tokenizer FOLDER OUT`: OUT/tokenizer.json from another format.
 
-A process of its own, run by model_files.py and gone when it is done, because transformers costs seconds and pulls torch in.
-Reads only the folder (no network), and runs no code from it. The last line on standard error says what went wrong.
+model_files.py runs it as a process of its own, because transformers takes seconds to load and pulls in torch.
+It reads only the folder (no network), and runs no code from it. The last line on standard error says what went wrong.
 """
 
 import os
@@ -49,7 +49,7 @@ def main() -> int:
         if backend is None:
             raise ValueError(f"{type(tokenizer).__name__} has no fast version")
         backend.save(os.path.join(out, "tokenizer.json"))
-    except Exception as error:  # whatever a foreign file makes transformers raise is the user's to read
+    except Exception as error:  # any error that a file of the user's makes transformers raise is shown to the user
         print(" ".join(f"{type(error).__name__}: {error}".split()), file=sys.stderr)
         return 1
     return 0

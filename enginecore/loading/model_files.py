@@ -1,9 +1,10 @@
-"""The model's files at launch: a local folder or a hub download, what the core must know of them, what frontends are sent.
+"""The model's files at launch: finds or downloads them, reads what the core must know, and collects what frontends are sent.
 
-`resolve_model` and `resolve_tokenizer` give folders, `model_summary` reads limits and end-of-sequence ids from the JSON files
-and checks the sampling defaults, `frontend_files` is the closed list of files of the handshake. No torch and no transformers: a
-tokenizer that is not a tokenizer.json is converted by a short-lived child (convert_tokenizer.py). Whether a model can be run
-at all is the worker's decision (workers/models/config.py); only what the core uses is read here. Called once, at its launch.
+`resolve_model` and `resolve_tokenizer` return folders, `model_summary` reads limits and end-of-sequence ids from the JSON files
+and checks the sampling defaults, `frontend_files` returns the files of the handshake, a fixed list. No torch and no
+transformers: a tokenizer in another format than tokenizer.json is converted by a short-lived child (convert_tokenizer.py). The
+worker decides whether a model can be run at all (workers/models/config.py); only what the core uses is read here. Called once,
+at the core's launch.
 """
 
 import functools
@@ -32,7 +33,7 @@ BUNDLED = Path(__file__).parent / "bundled"
 
 SMALL_FILES = ["*.json", "tokenizer.model", "*.tiktoken", "merges.txt", "vocab.txt", "chat_template.jinja"]
 WEIGHT_FILES = ["*.safetensors"]
-# Of a hub repository: nothing in subfolders (other formats of the same weights), and no second copy of them beside.
+# Not downloaded from a hub repository: subfolders (other formats of the same weights), and a second copy of the weights.
 IGNORED_FILES = ["*/*", "consolidated*"]
 CONTENT_FORMAT = "chat_template_content_format"  # a field of the tokenizer_config.json that frontends are sent
 CONVERTIBLE = (
@@ -43,7 +44,7 @@ CONVERTIBLE = (
     "vocab.txt",
 )  # tokenizers that transformers can convert
 TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json")
-CONVERTER_VERSION = b"1"  # of the cached result's key
+CONVERTER_VERSION = b"1"  # a part of the cached result's key
 CONVERSION_TIMEOUT_S = 600
 MAX_EOS_IDS = 16
 
@@ -57,7 +58,7 @@ class ModelFilesError(ValueError):
 
 
 class ModelSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What the core knows of a model."""
+    """The facts about a model that the core needs."""
 
     max_model_len: int  # the model's own limit, rope scaling included
     eos_token_ids: list[int]  # ascending
@@ -74,7 +75,7 @@ def resolve_model(
 ) -> Path:
     """Folder of a model: the bundled one (None), a local folder, or a hub id, which is downloaded unless it is cached.
 
-    weights False (`--load-format dummy`) wants the small files only. Raises ModelFilesError.
+    weights: False (`--load-format dummy`) if only the small files are needed. Raises ModelFilesError.
     """
     if model is None:
         return BUNDLED
@@ -150,7 +151,7 @@ def _download(
         ) from None
     except errors.HFValidationError as error:
         raise ModelFilesError(f"{hub_id} is not a hub id: {_first_line(error)}") from None
-    except Exception as error:  # of the disk, of the hub's answers, of whichever HTTP library huggingface_hub has today
+    except Exception as error:  # from the disk, the hub's answers, or the HTTP library that huggingface_hub uses
         raise ModelFilesError(f"{hub_id}{at} cannot be downloaded: {type(error).__name__}: {_first_line(error)}") from error
 
 
@@ -158,7 +159,7 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-# ------------------------------------------------------------------------------------------------------- what the core knows
+# ------------------------------------------------------------------------------------------------------- facts for the core
 def model_summary(
     model_dir: Path,
     tokenizer_dir: Path | None = None,
@@ -166,10 +167,10 @@ def model_summary(
     hf_overrides: Mapping[str, Any] = _NOTHING,
     generation_overrides: Mapping[str, Any] = _NOTHING,
 ) -> ModelSummary:
-    """What the core needs to know of the model. `generation_config`: "auto", "vllm" (no defaults) or a folder.
+    """The facts about the model that the core needs. generation_config: "auto", "vllm" (no defaults) or a folder.
 
-    hf_overrides and generation_overrides take the place of fields of config.json and of generation_config.json.
-    Raises ModelFilesError, naming the file and field.
+    hf_overrides and generation_overrides replace fields of config.json and of generation_config.json.
+    Raises ModelFilesError, which names the file and field.
     """
     config = text_fields({**read_json(model_dir / "config.json", required=True), **hf_overrides})
     generation = {**read_json(model_dir / "generation_config.json"), **generation_overrides}
@@ -183,7 +184,7 @@ def model_summary(
 
 
 def read_json(path: Path, required: bool = False) -> dict[str, Any]:
-    """The object in a JSON file; {} where the file is not there and not required. Raises ModelFilesError."""
+    """The object in a JSON file; {} if the file does not exist and is not required. Raises ModelFilesError."""
     try:
         value = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -254,7 +255,7 @@ def _tokenizer_files(tokenizer_dir: Path) -> TokenizerFiles:
 
 
 def _generation_config_file(model_dir: Path, generation_config: str) -> Path | None:
-    """generation_config.json that gives the sampling defaults, if one does."""
+    """The generation_config.json with the sampling defaults, if there is one."""
     if generation_config == "vllm":
         return None
     if generation_config == "auto":
@@ -267,7 +268,7 @@ def _generation_config_file(model_dir: Path, generation_config: str) -> Path | N
 
 
 def _check_generation_defaults(path: Path | None, overrides: Mapping[str, Any]) -> None:
-    """Frontends fill in what a request leaves out from this file: so it is looked at before one is let in."""
+    """Check the file from which frontends fill in what a request leaves out, before a frontend is admitted."""
     try:
         check_overrides(overrides)
     except ValueError as error:
@@ -282,7 +283,7 @@ def _check_generation_defaults(path: Path | None, overrides: Mapping[str, Any]) 
         raise ModelFilesError(f"{path.parent}/{error}. `--generation-config vllm` ignores the file") from None
 
 
-# ------------------------------------------------------------------------------------------------------- what frontends get
+# ------------------------------------------------------------------------------------------------------- files for frontends
 def frontend_files(
     model_dir: Path,
     tokenizer_dir: Path | None = None,
@@ -291,9 +292,9 @@ def frontend_files(
     generation_overrides: Mapping[str, Any] = _NOTHING,
     content_format: str = "auto",
 ) -> dict[str, bytes]:
-    """The files of the handshake, by name. tokenizer.json is always there (converted if need be), others where they exist.
+    """The files of the handshake, by name. tokenizer.json is always there (converted if need be), others if they exist.
 
-    chat_template: a file or the template itself; it takes the place of the model's. Raises ModelFilesError.
+    chat_template: a file or the template itself; it replaces the model's. Raises ModelFilesError.
     """
     tokenizer_dir = tokenizer_dir or model_dir
     tokenizer = _tokenizer_files(tokenizer_dir)
@@ -317,16 +318,16 @@ def frontend_files(
 def _chat_template(given: str) -> bytes:
     try:
         return Path(given).expanduser().read_bytes()
-    except (OSError, ValueError) as error:  # too long a name, or a NUL in it: a template, not a path
+    except (OSError, ValueError) as error:  # a name that is too long, or has a NUL, is a template, not a path
         if any(mark in given for mark in "{}\n"):
             return given.encode()
         raise ModelFilesError(f"--chat-template: {given} is neither a file that can be read nor a template: {error}") from None
 
 
 def converted_tokenizer(tokenizer_dir: Path, cache_dir: Path | None = None) -> bytes:
-    """tokenizer.json made of another format by a child process, kept in the user's cache under a digest of its sources.
+    """A tokenizer.json made from another format by a child process, kept in the user's cache under a digest of its sources.
 
-    Where the cache cannot be written to, it is made in a temporary folder at each launch.
+    If the cache cannot be written to, it is made in a temporary folder at each launch.
     """
     cache_dir = cache_dir or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quire" / "tokenizers"
     sources = [tokenizer_dir / name for name in (*CONVERTIBLE, *TOKENIZER_SETTINGS) if (tokenizer_dir / name).is_file()]
@@ -359,7 +360,7 @@ def _converted_for_now(tokenizer_dir: Path, digest: str, refused: str) -> bytes:
 
 
 def _convert(tokenizer_dir: Path, result: Path) -> None:
-    """Run the converter and put its result in place with one rename, so that nobody reads half a file."""
+    """Run the converter and put its result in place with one rename, so that no reader sees half a file."""
     out = Path(tempfile.mkdtemp(dir=result.parent))
     command = [sys.executable, "-P", "-m", "quire.enginecore.loading.convert_tokenizer", str(tokenizer_dir), str(out)]
     try:

@@ -1,7 +1,7 @@
 """Bytes of a model's weights on a GPU, for `quire estimate`: as in their files, rounded while loading, or dequantized.
 
-The worker decides which formats a GPU computes with (workers/layers/formats/choice.py and experts.py); this file repeats as
-much of that as distinguishes 4 bits from 16. Sizes that a config has for some layers are used for all.
+The worker decides which formats a GPU computes with (workers/layers/formats/chosen_format.py and experts.py); this file repeats
+as much of that as distinguishes 4 bits from 16. Sizes that a config has for some layers are used for all.
 """
 
 from collections.abc import Iterable

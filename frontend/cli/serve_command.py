@@ -221,7 +221,7 @@ def _serve_with(args: argparse.Namespace, engine: "EngineConfig | None", keys: l
 
 def _frontend_config(args: argparse.Namespace, keys: list[str], options: dict[str, Any]) -> "FrontendConfig":
     with quiet_interrupts():
-        from quire.frontend.http.api.bodies.defaults import RequestDefaults
+        from quire.frontend.http.api.bodies.checked import RequestDefaults
         from quire.frontend.http.server import FrontendConfig
         from quire.frontend.http.server_state import Limits
 

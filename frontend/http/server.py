@@ -22,7 +22,7 @@ from quire.frontend.client.client import Client
 from quire.frontend.client.stream import EngineDown
 from quire.frontend.client.turns import SWITCH_INTERVAL_S
 from quire.frontend.http.api.app import App
-from quire.frontend.http.api.bodies.defaults import RequestDefaults
+from quire.frontend.http.api.bodies.checked import RequestDefaults
 from quire.frontend.http.api.logs.access_log import AccessLog
 from quire.frontend.http.api.logs.tracing import TracedApp
 from quire.frontend.http.api.metrics.metrics import Metrics

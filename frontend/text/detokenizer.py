@@ -45,10 +45,21 @@ class Vocabulary(Protocol):
     special_ids: frozenset[int]
 
 
+class TextParams(Protocol):
+    """SamplingParams' fields that say how ids become text."""
+
+    @property
+    def skip_special_tokens(self) -> bool: ...
+    @property
+    def spaces_between_special_tokens(self) -> bool: ...
+    @property
+    def structured_outputs(self) -> object: ...
+
+
 class IncrementalDetokenizer:
     """Text of one sequence from its token ids. `prompt_tail_ids`: the last few ids of the prompt."""
 
-    def __init__(self, tokenizer: Vocabulary, params: SamplingParams, prompt_tail_ids: Sequence[int] = ()) -> None:
+    def __init__(self, tokenizer: Vocabulary, params: TextParams, prompt_tail_ids: Sequence[int] = ()) -> None:
         pieces = tokenizer.pieces
         self._first = pieces.first
         self._table = pieces.visible if params.skip_special_tokens else pieces.all

@@ -7,7 +7,7 @@ convert anything (the core does), keep state per request (detokenizer.py), or gu
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import msgspec
 import tokenizers
@@ -31,6 +31,14 @@ class TooManyTokens(ValueError):
 
 # arguments of transformers' apply_chat_template that are no variables of a template
 _OF_TENSORS = ("return_tensors", "return_dict", "return_assistant_tokens_mask", "padding", "truncation", "max_length")
+
+
+class ChatPrompt(NamedTuple):
+    """A conversation as a prompt. template: the source of its chat template. token_ids: None while they are not made."""
+
+    text: str
+    template: str
+    token_ids: list[int] | None = None
 
 
 class Tokenizer:
@@ -139,10 +147,7 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True, spaces_between_special_tokens: bool = True) -> str:
         """The text of these ids on their own; equal to pushing them through an IncrementalDetokenizer in any portions."""
-        params = SamplingParams(
-            skip_special_tokens=skip_special_tokens, spaces_between_special_tokens=spaces_between_special_tokens
-        )
-        text, parts = IncrementalDetokenizer(self, params), []
+        text, parts = IncrementalDetokenizer(self, _TextParams(skip_special_tokens, spaces_between_special_tokens)), []
         for start in range(0, len(ids), _DECODED_AT_ONCE):  # at once would hold the interpreter for as long as it takes
             parts.append(text.push(ids[start : start + _DECODED_AT_ONCE]))
         return "".join([*parts, text.push((), finished=True)])
@@ -203,6 +208,16 @@ class Tokenizer:
             variables=chat_template_kwargs or {},
         )
 
+    def chat_prompt(
+        self, messages: list[Message], *, add_special_tokens: bool = False, encodes: bool = True, **options: Any
+    ) -> ChatPrompt:
+        """A conversation as a prompt by the model's own template, with its token ids if `encodes` and the text is short.
+
+        options: as for `render_chat`. Raises ChatTemplateError.
+        """
+        source, text = self.template_source(None, bool(options.get("tools"))), self.render_chat(messages, **options)
+        return ChatPrompt(text, source, self.encode(text, add_special_tokens) if encodes and len(text) <= LONG_TEXT else None)
+
     def apply_chat_template(
         self,
         conversation: list[Message],
@@ -233,12 +248,18 @@ class Tokenizer:
 
     # ---------------------------------------------------------------------------------------------------------- params
     def with_bad_words(self, params: SamplingParams) -> SamplingParams:
-        """Fill in bad_words_token_ids: the tokens of each word at the beginning of a text, and of the word after a space unless
-        they end in the same tokens. (vLLM leaves out a spaced form of another length, and so lets " there" pass where "there"
-        is two tokens.) Raises ValueError for too many or too long ones."""
+        """Fill in bad_words_token_ids. Raises ValueError for too many or too long words."""
         if not params.bad_words:
             return params
-        words, rows = [word.lstrip() for word in params.bad_words], list[list[int]]()
+        return msgspec.structs.replace(params, bad_words_token_ids=self.bad_word_ids(params.bad_words))
+
+    def bad_word_ids(self, bad_words: Sequence[str]) -> list[list[int]]:
+        """The tokens of each word at the beginning of a text, and of the word after a space unless they end in the same tokens.
+
+        vLLM leaves out a spaced form of another length, and so lets " there" pass where "there" is two tokens. Raises
+        ValueError for a word that is too long or has no tokens.
+        """
+        words, rows = [word.lstrip() for word in bad_words], list[list[int]]()
         for word in words:
             if self.keeps_characters and len(word) > MAX_BAD_WORD_TOKENS * self.max_token_chars:
                 raise ValueError(
@@ -251,7 +272,15 @@ class Tokenizer:
             rows.append(bare)
             if spaced[-len(bare) :] != bare:
                 rows.append(spaced)
-        return msgspec.structs.replace(params, bad_words_token_ids=rows)
+        return rows
+
+
+class _TextParams(NamedTuple):
+    """How `decode` makes text (detokenizer.TextParams)."""
+
+    skip_special_tokens: bool
+    spaces_between_special_tokens: bool
+    structured_outputs: None = None
 
 
 def _json(files: Mapping[str, bytes], name: str) -> dict[str, Any]:

@@ -2,10 +2,10 @@
 
 A child is `python -P -m module --control-fd N --parent-pid P`. Its configuration comes as JSON over the control socket; the
 parent keeps the other end open as long as it lives. A child ends with its parent in two ways: by the parent-death signal, which
-the kernel sends when the *thread* that started the child ends (so `spawn` starts every child from a thread that never ends), and
-by the control socket's end of file, which a thread of the child watches, and which works even if the signal was missed. A child
-shows by heartbeats that its loop is alive: a counter (an eventfd) that never fills, read by the process that replaces hung
-children.
+the kernel sends when the *thread* that started the child ends (so `spawn` starts every child from a thread that never ends);
+and by the control socket's end of file, which a thread of the child watches, and which works even if the signal was missed. A
+child shows by heartbeats that its loop is alive: a counter (an eventfd) that never fills, read by the process that replaces
+hung children.
 """
 
 import argparse

@@ -119,7 +119,7 @@ class StepPlan:
         return TOKENS_PER_ROW * len(self.decode_rows) + len(self.prefill_tokens)
 
     @property
-    def late_mask(self) -> bool:
+    def has_mask_rows(self) -> bool:
         return "mask_rows" in self.sections
 
     @property

@@ -233,9 +233,7 @@ class PlanReader:
         memory = _map(ring, os.fstat(ring).st_size, writable=False)
         self._q = memory[:_PAGE].cast("q")
         self._headers = memory[_PAGE : _PAGE + 16 * capacity].cast("q")
-        self.memory = np.frombuffer(
-            memory[_PAGE:], np.int32
-        )  # page aligned: records, and the area that they refer to
+        self.memory = np.frombuffer(memory[_PAGE:], np.int32)  # page aligned: records, and the area that they refer to
         self._words, self.area = self.memory[: 4 * capacity], self.memory[4 * capacity :]
         self._page = _map(reader, _PAGE).cast("q")
         self._fence = make_fence()

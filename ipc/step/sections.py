@@ -237,8 +237,8 @@ def max_device_words(limits: StepLimits) -> int:
 MASK = Record(Field("step"), Field("num_rows"), Field("kind"))  # then num_rows rows, then their masks if there are any
 MASKS_NONE = 0  # the rows get no mask, and no token
 MASKS_ALLOW = 1  # the rows may be the tokens that their masks allow
-MASKS_FREE = 2  # the rows may be any token
-MASKS_PLACED = 3  # as MASKS_ALLOW, with masks in the ring's area: after the rows its first word and the words of a mask
+MASKS_ANY_TOKEN = 2  # the rows may be any token
+MASKS_IN_AREA = 3  # as MASKS_ALLOW, with masks in the ring's area: after the rows its first word and the words of a mask
 
 NO_TOKEN = -1  # result of a row without its mask, or with a mask that allows nothing: the core ends its request
 

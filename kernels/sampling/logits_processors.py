@@ -1,7 +1,7 @@
-"""Logits processors: filling rows of the pool (any device), and what a row does to logits (CPU path and oracle).
+"""Logits processors: filling rows of the pool (any device), and their effect on logits (CPU path and oracle).
 
 `apply_logits_processors` runs eagerly, before the step in which sequences get their slots, for all of them at once. The
-sampler's kernels keep the rows up to date from then on. What a row does, in order: bias and allowed ids, bad words, stop ids
+sampler's kernels keep the rows up to date from then on. A row applies, in order: bias and allowed ids, bad words, stop ids
 below the minimum length, repetition penalty (over prompt and output), frequency and presence penalties (over the output).
 """
 
@@ -27,7 +27,7 @@ Ids = Sequence[int] | np.ndarray
 
 
 class SequenceProcessors(Protocol):
-    """What a sequence with logits processors brings along: LogitsProcessors of the step plan."""
+    """A sequence with logits processors: LogitsProcessors of the step plan."""
 
     @property
     def slot(self) -> int: ...
@@ -83,7 +83,7 @@ def _check_caps(sequence: SequenceProcessors) -> None:
 
 
 def _fill_rows(tensor: torch.Tensor, rows: torch.Tensor, value: int) -> None:
-    """tensor[rows] = value; on a CPU by numpy, where torch takes 50 times as long for bytes."""
+    """tensor[rows] = value; on a CPU by numpy, as torch takes 50 times as long for bytes."""
     if tensor.is_cpu:
         tensor.numpy()[rows.numpy()] = value
     else:
@@ -91,7 +91,7 @@ def _fill_rows(tensor: torch.Tensor, rows: torch.Tensor, value: int) -> None:
 
 
 def _lists(pool: LogitsProcessorPool, sequences: Sequence[SequenceProcessors]) -> dict[str, np.ndarray]:
-    """What is copied as it is: rows of stop ids, bad words, masks of allowed ids, history."""
+    """Arrays that are copied unchanged: rows of stop ids, bad words, masks of allowed ids, history."""
     history = np.full((len(sequences), HISTORY), -1, np.int32)
     stop_ids = np.full((len(sequences), MAX_MASKED_STOPS), -1, np.int32)
     with_allowed = [s for s in sequences if len(s.allowed_ids)]
@@ -127,7 +127,7 @@ def _bits(ids: Ids, vocab: int) -> np.ndarray:
 def _counted(pool: LogitsProcessorPool, sequences: Sequence[SequenceProcessors]) -> dict[str, np.ndarray]:
     """Prompts, outputs and biases: tokens as indices of pool.counts flattened.
 
-    A prompt is sent with its repetitions: they write the same byte, and to sort them here would take longer.
+    A prompt is sent with its repetitions: they write the same byte, and sorting them here would take longer.
     """
     rows, vocab = [s.slot for s in sequences], pool.counts.shape[1]
     prompt_at, _ = _flat_ids(rows, (s.prompt_ids for s in sequences), vocab)
@@ -198,7 +198,7 @@ def processed_row(logits: np.ndarray, slot: int, position: int, tables: SlotTabl
 
 
 def banned_ids(bad_words: np.ndarray, history: np.ndarray) -> list[int]:
-    """Last tokens of the bad words [n, HISTORY] whose other tokens end the history [HISTORY]."""
+    """Last tokens of those bad words [n, HISTORY] of which the other tokens end the history [HISTORY]."""
     prefix = bad_words[:, :-1]
     matches = ((prefix == -1) | (prefix == history[1:])).all(1)
     return [x for x in bad_words[matches, -1].tolist() if x >= 0]

@@ -8,11 +8,11 @@
 
 logits [R, V] bfloat16, float16 or float32, any row stride; row_slots, positions int32 [R] (position: index in its sequence of
 the token to be sampled = seq_lens); bitmask int32 [R, V / 32 or more], bit set = allowed (optional). V up to 2^18 = 512 blocks.
-x are the logits in float32. Those of a row with processors are penalised and masked whenever they are read: a byte and two bits
-more a token, where a float32 copy would be 622 MB of 1,024 rows. Bytes: R * V of these, plus one block a row.
+x are the logits in float32. Rows with processors are penalized and masked whenever they are read: a byte and two bits more per
+token, where a float32 copy would take 622 MB for 1,024 rows. Bytes: R * V of these, plus one block a row.
 
 Products and sums are rounded one by one (no fused multiply-add), so that a row's logits are the same bits in every kernel, with
-every combination of flags, and on the CPU. `sampler_cpu` states the semantics, and where it may differ from this. Launches,
+every combination of flags, and on the CPU. `sampler_cpu` defines the semantics, and the differences that are allowed. Launches,
 grids and arguments depend on shapes and flags alone, so a graph may hold them.
 """
 
@@ -62,7 +62,7 @@ def _token_mask_kernel(
     row_slots, positions, slot_params, history, allowed, bad_words, stop_ids, pool_rows, token_mask, token_mask_stride, V,
     num_words, num_slots, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Allowed ids less the last token of bad words whose other tokens end the history, and stop ids below the least length."""
+    """Allowed ids minus the last token of bad words that match the history's end, and stop ids below the minimum length."""
     row = tl.program_id(0)
     param_row, position, slot = row_state(row, row_slots, positions, slot_params, num_slots)
     if has_processors(slot, param_row, pool_rows):
@@ -153,7 +153,7 @@ def _combine_kernel(
 def _logprob_partial_kernel(
     logits, stride, sampled, part_max, part_sum, part_greater, V, num_parts, TILE: tl.constexpr, CHUNK: tl.constexpr
 ):
-    """Of one tile of raw logits: maximum, sum of exponentials, number above the sampled token's."""
+    """For one tile of raw logits: maximum, sum of exponentials, number of logits above the sampled token's."""
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     token = tl.minimum(tl.maximum(tl.load(sampled + row), 0), V - 1)
@@ -215,10 +215,10 @@ def sample(
     processors: bool = False,
     bitmask: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """int32 [R] tokens, a view of the workspace. The flags say what some row of the step may need.
+    """int32 [R] tokens, a view of the workspace. The flags say what any row of the step may need.
 
-    A flag too many only costs time. A row that needs what no flag offers is sampled without it. Every result is a valid token
-    id, whatever the logits hold, but for a row of whose tokens its processors (and mask) leave none: NO_TOKEN.
+    A superfluous flag only costs time. A row that needs a flag that is not set is sampled without it. Every result is a valid
+    token id, whatever the logits, except for a row with processors (and mask) that allow no token: NO_TOKEN.
     """
     _check(logits, workspace, bitmask)
     rows, vocab = logits.shape
@@ -256,10 +256,9 @@ def sample(
 def sampled_logprobs(
     logits: torch.Tensor, sampled: torch.Tensor, workspace: SamplerWorkspace
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of the raw logits: (log-probability of the sampled token f32 [R], its rank i32 [R], top ids i32 [R, NUM_TOP], theirs).
+    """For raw logits: (log-probability of the sampled token f32 [R], its rank i32 [R], top ids i32 [R, NUM_TOP], theirs).
 
-    rank = 1 + number of larger logits. Reads the logits twice. Which of equal logits is the last of the top is torch.topk's
-    choice.
+    rank = 1 + number of larger logits. Reads the logits twice. If the last of the top has equals, torch.topk chooses.
     """
     _check(logits, workspace, None)
     rows, vocab = logits.shape

@@ -1,7 +1,7 @@
-"""What the sampler's kernels share: a row's parameters, its logits as they are sampled from, and the noise.
+"""Code shared by the sampler's kernels: a row's parameters, its logits as they are sampled from, and the noise.
 
-A row's logits are read through `load_logits` by every kernel: float32, penalised and masked for rows with processors, so that
-no copy of them is kept. `sampler` and `sampler_filter` are the kernels; sampler_cpu has the same noise, bit for bit.
+Every kernel reads a row's logits through `load_logits`: float32, penalized and masked for rows with processors, so that no copy
+of them is kept. `sampler` and `sampler_filter` are the kernels; sampler_cpu has the same noise, bit for bit.
 """
 
 import triton
@@ -82,7 +82,7 @@ def has_processors(slot, param_row, pool_rows):
 
 @triton.jit
 def is_filtered(param_row, V):
-    """Whether the row takes the filter kernel's result: as an integer, for use beside blocks of masks."""
+    """Whether the row takes the filter kernel's result: as an integer, to be combined with blocks of masks."""
     random = float_param(param_row, S_TEMPERATURE) > 0.0
     k = tl.load(param_row + S_TOP_K)
     narrow = ((k > 0) & (k < V)) | (float_param(param_row, S_TOP_P) < 1.0) | (float_param(param_row, S_MIN_P) > 0.0)
@@ -134,7 +134,7 @@ def load_logits(logits_row, processors, mask_row, cols, V, PROCESSORS: tl.conste
     """Logits at cols in float32, processed if the row has processors; -inf beyond V, where masked, for NaN. No +inf, -0."""
     inside = cols < V
     x = tl.load(logits_row + cols, inside, other=-float("inf")).to(tl.float32)
-    if PROCESSORS:  # noqa: SIM102 (compiled away; the other is asked on the device)
+    if PROCESSORS:  # noqa: SIM102 (compiled away; the inner test runs on the device)
         if processors[0]:
             x = _processed(x, cols, inside, processors, PROCESSORS)
     if MASK:

@@ -1,7 +1,7 @@
 """Applying a plan and building a step's inputs on the CPU: the CPU worker's path and the oracle of `step_inputs`.
 
-numpy over memory that the tables share with it: a dozen operations a step, where torch would take 5 µs each. An index outside
-its table raises IndexError here; on the device it is clamped.
+numpy on memory shared with the tables: a dozen operations a step, where torch would take 5 µs each. An index outside its table
+raises IndexError here; on the device it is clamped.
 """
 
 import numpy as np
@@ -29,7 +29,7 @@ def prepare_step(
     num_blocks: int,
     vocab: int,
 ) -> None:
-    """Apply the plan's changes to the tables and write the inputs of a step padded to num_tokens and num_rows."""
+    """Apply the plan's changes to the tables, and write the inputs of a step padded to num_tokens and num_rows."""
     words = plan.numpy()
     h = words[: HEADER.width].tolist()
     state = tables.host
@@ -67,7 +67,7 @@ def prepare_step(
 
 
 def _rows(words: np.ndarray, h: list[int], section: str, width: int) -> np.ndarray:
-    """[n, width], a section of the plan whose header is h."""
+    """[n, width]: a section of the plan with header h."""
     n, at = h[HEADER.at[f"num_{section}"]], h[HEADER.at[section]]
     return words[at : at + n * width].reshape(n, width)
 

@@ -67,7 +67,7 @@ def test_a_step_of_decode_rows_holds_nothing_else():
     plan = sent(finished(PlanBuilder(9, 0.0), [3, 1], [12, 17], [SAMPLING_RANDOM, SAMPLING_LOGPROBS]))
     assert plan.sections.keys() == {"decode_rows"} and plan.decode_rows.tolist() == [3, 1]
     assert (plan.step, plan.max_seq_len, plan.sampling_kind) == (9, 17, SAMPLING_RANDOM | SAMPLING_LOGPROBS)
-    assert (plan.num_rows, plan.num_tokens, plan.late_mask, plan.wants_prompt_logprobs) == (2, 2, False, False)
+    assert (plan.num_rows, plan.num_tokens, plan.has_mask_rows, plan.wants_prompt_logprobs) == (2, 2, False, False)
 
 
 def test_decode_rows_that_the_workers_hold_are_only_counted():

@@ -43,7 +43,7 @@ def test_who_waits_for_a_mask_takes_no_tokens_of_others_and_is_no_work():
     while h.scheduler.num_decode_rows < 9:
         h.turn(depth=1)
     h.schedule()
-    h.hold(0, from_this_step_on=True)
+    h.defer(0, from_this_step_on=True)
     h.collect()
     assert len(h.scheduler.waiting) == 1 and h.scheduler.num_decode_rows == 8
     for _ in range(3):

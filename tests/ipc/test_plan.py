@@ -51,7 +51,7 @@ def assert_same(a: StepPlan, b: StepPlan) -> None:
     for name in a.sections:
         x, y = a.section(name), b.section(name)
         assert x.dtype == y.dtype == DTYPES[name] and x.shape == y.shape and (x == y).all(), name
-    for name in ("step", "sampling_kind", "same_decode_rows", "max_seq_len", "num_rows", "num_tokens", "late_mask"):
+    for name in ("step", "sampling_kind", "same_decode_rows", "max_seq_len", "num_rows", "num_tokens", "has_mask_rows"):
         assert getattr(a, name) == getattr(b, name), name
 
 
@@ -70,7 +70,7 @@ def test_plan_comes_back_as_it_went(counts, sampling_kind, step, max_seq_len):
     assert_same(before, after)
     assert after.num_rows == counts["decode_rows"] + counts["prefill_rows"]
     assert after.num_tokens == counts["decode_rows"] + counts["prefill_tokens"]
-    assert after.late_mask == (counts["mask_rows"] > 0) and len(after.mask_rows) == counts["mask_rows"]
+    assert after.has_mask_rows == (counts["mask_rows"] > 0) and len(after.mask_rows) == counts["mask_rows"]
 
 
 @settings(max_examples=50, deadline=None)

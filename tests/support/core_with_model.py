@@ -50,7 +50,7 @@ class ModelWorkers(WorkerGroup):
         self.engine = engine
         self.controls = 0
         self.mask_rows = 0  # of all plans
-        self.free_rows = 0
+        self.any_token_rows = 0
 
     def start(self) -> None:
         self.generation += 1
@@ -82,7 +82,7 @@ class ModelWorkers(WorkerGroup):
             come = decode_masks(words, self._reader.area)
             assert self._plan is not None and come.step == self._plan[0].step and set(come.rows.tolist()) <= self._due
             self._due -= set(come.rows.tolist())
-            self.free_rows += len(come.rows) * (come.kind != MASKS_NONE and come.masks is None)
+            self.any_token_rows += len(come.rows) * (come.kind != MASKS_NONE and come.masks is None)
             if come.kind != MASKS_NONE:
                 self._masks.append((come.rows, come.masks))
         else:
@@ -153,7 +153,7 @@ class CoreWithModel:
         core._watch_workers()
         core._fill()
         answered = self.workers.answer()
-        if not (core._collect() or answered) and (core.preparing or core._masks or core._grammar._held):
+        if not (core._collect() or answered) and (core.preparing or core._masks or core._grammar._deferred):
             core._poll(0.02)
         core._heartbeat()
         core.check()

@@ -308,7 +308,7 @@ def inputs_recorded(model: Any) -> Iterator[dict[str, torch.Tensor]]:
     found: dict[str, torch.Tensor] = {}
     multiply = RoundedInputs.product
     names = {
-        id(module._products): [f"{name.rpartition('.')[0]}.{layer}" for layer in module.format.partition.rows]
+        id(module._outer): [f"{name.rpartition('.')[0]}.{layer}" for layer in module.format.shard.rows]
         for name, module in model.named_modules()
         if isinstance(module, Linear)
     }

@@ -344,5 +344,5 @@ def test_of_a_stage_that_does_not_sample_the_forward_is_all(graphs, monkeypatch)
     batch = BatchDescriptor(8, 8, False)
     replayed = []
     graphs._forward[batch] = SimpleNamespace(replay=lambda: replayed.append(batch))
-    plan = SimpleNamespace(num_tokens=7, num_rows=7, prefill_rows=[], sampling_kind=0, late_mask=True)
+    plan = SimpleNamespace(num_tokens=7, num_rows=7, prefill_rows=[], sampling_kind=0, has_mask_rows=True)
     assert graphs.run(plan, None) and replayed == [batch]

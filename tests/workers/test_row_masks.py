@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from quire.ipc.step.masks import mask_records, placed_records
+from quire.ipc.step.masks import area_records, mask_records
 from quire.ipc.step.plan import StepPlan
 from quire.ipc.step.plan_ring import KIND_MASK, PlanReader, PlanRing, RingFull
 from quire.workers.devices.masks import CpuMasks, CudaMasks, PinnedRing, Staging
@@ -161,7 +161,7 @@ def test_masks_are_copied_from_where_they_lie_in_the_ring(pinned, order):
 def test_masks_in_the_area_are_copied_from_there_whatever_their_rows(pinned):
     masks = pinned.ring.area.take(3, WORDS)
     rows, masks[:] = record(6, 2, 4)
-    for parts in placed_records(3, rows, pinned.ring.area.place_of(masks), WORDS):
+    for parts in area_records(3, rows, pinned.ring.area.place_of(masks), WORDS):
         pinned.ring.write_parts(KIND_MASK, parts, 0.0)
     pinned.load(3, 6, 2, 4)
     assert pinned.masks.tensor.tolist() == expected(6, 2, 4)

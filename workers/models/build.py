@@ -6,7 +6,7 @@ import torch
 
 from quire.ipc.layout import MAX_RANKS
 from quire.workers.layers.experts import Experts
-from quire.workers.layers.formats.format import Format, checkpoint_prefix
+from quire.workers.layers.formats.format import WeightFormat, checkpoint_prefix
 from quire.workers.layers.linear import Placement
 from quire.workers.loading.quantized.schemes import QuantizationError
 from quire.workers.models.config import ModelConfig, ModelConfigError
@@ -53,7 +53,7 @@ def _say_what_is_dequantized(model: LanguageModel, dtype: torch.dtype) -> None:
     """Log why quantized layers of the checkpoint are dequantized, and so cost as much as plain ones: a line per reason."""
     layers: dict[str, list[str]] = {}
     for name, module in model.named_modules():
-        if isinstance(module, Format | Experts):
+        if isinstance(module, WeightFormat | Experts):
             prefix = f"{name}." if isinstance(module, Experts) else checkpoint_prefix(name)
             for layer, why in module.not_computed.items():
                 layers.setdefault(why, []).append(f"{prefix}{layer}")

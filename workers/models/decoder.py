@@ -4,9 +4,10 @@ Module names are the checkpoint's. Rotary embedding, KV write and attention are 
 loading/ use `CausalLM` for every family.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol, cast
+from functools import partial
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import nn
@@ -18,13 +19,14 @@ from quire.workers.layers.linear import Linear, Placement
 from quire.workers.layers.module import Module
 from quire.workers.layers.norm import Norm, NormSpec, make_norm
 from quire.workers.loading.names import CheckpointNames
-from quire.workers.models.blocks import Attend, Followed, SelfAttention
+from quire.workers.models.blocks import Attend, SelfAttention
 from quire.workers.models.config import LayerSpec, ModelConfig, ModelSpec
 from quire.workers.models.fields import SILU, Json, rms_norm_eps
 from quire.workers.models.language_model import LanguageModel
 from quire.workers.models.per_layer_inputs import PerLayerInputs
 from quire.workers.models.stage_boundary import MissingLayer, StageBuffer, StageInput, StageOutput
-from quire.workers.parallel import whole
+from quire.workers.parallel import Parallel
+from quire.workers.shard import whole
 
 
 class MakeBlock(Protocol):
@@ -84,26 +86,21 @@ class Decoder(Module):
             make_block(config, spec, place.at(f"model.layers.{i}"), i) if i in stage.layers else MissingLayer()
             for i, spec in enumerate(config.layers)
         )
-        self.link()
+        self.fuse = choose_fusion(config, place.parallel)
+        self.blocks = self.fuse(self.layers)  # as they are run; a graph may hold what belongs to them
         norm = make_norm(model.norm, *on_device)
         self.norm: Norm | StageOutput = norm if stage.is_last else StageOutput(norm, stage_buffer)
         # not by nn.Module's __setattr__, or it would be a child under two names
         self.__dict__["_begin"] = self.embed_tokens if stage.is_first else StageInput(stage_buffer)
-
-    def link(self) -> None:
-        """Say to each block which one follows: whenever `layers` are others."""
-        for block, after in zip(self.layers, [*self.layers[1:], None], strict=True):
-            if isinstance(block, Followed):
-                block.follow_with(after)
 
     def forward(self, input_ids: torch.Tensor, attend: Attend, logits_indices: torch.Tensor | None) -> torch.Tensor:
         x, residual = None, self._begin(input_ids)
         if self._has_embed_norm:
             residual = self.embed_norm(residual)
         inputs = (self.per_layer_inputs(input_ids, residual),) if self._has_inputs else ()
-        *layers, last = self.layers
-        for layer in layers:
-            x, residual = layer(x, residual, attend, None, *inputs)
+        *blocks, last = self.blocks
+        for block in blocks:
+            x, residual = block(x, residual, attend, None, *inputs)
         x, residual = last(x, residual, attend, logits_indices, *inputs)
         if x is None and isinstance(self.norm, Norm):
             return self.norm(residual)
@@ -154,16 +151,14 @@ class CausalLM(LanguageModel):
 
         Two, since the first layer has nothing to add to its residual, and the last continues with the rows' last tokens only.
         """
-        whole_model, specs = self.model.layers, self.config.layers
+        decoder, specs = self.model, self.config.layers
         own = [i for i in range(len(specs)) if i in self._parallel.stage.layers]
         kept = [own[i] for i in two_of_each([specs[i] for i in own])]
-        self.model.layers = nn.ModuleList(whole_model[i] for i in kept)
-        self.model.link()
+        all_blocks, decoder.blocks = decoder.blocks, decoder.fuse([decoder.layers[i] for i in kept])
         try:
             yield
         finally:
-            self.model.layers = whole_model
-            self.model.link()
+            decoder.blocks = all_blocks
 
     def compute_logits(self, hidden_rows: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """hidden_rows [R, H] -> logits of this rank's shard of the vocabulary, [R, V] on a single rank, in the model's dtype.
@@ -176,6 +171,15 @@ class CausalLM(LanguageModel):
     def compute_all_logits(self, hidden_rows: torch.Tensor) -> torch.Tensor:
         """hidden_rows [R, H] -> logits [R, V] on every rank."""
         return self._parallel.all_logits(self.compute_logits(hidden_rows), self.config.vocab_size)
+
+
+def choose_fusion(config: ModelConfig, parallel: Parallel) -> Callable[[Iterable[nn.Module]], list[Any]]:
+    """What is given a model's blocks and returns those to run: fused ones where kernels may compute several products."""
+    if config.quantization is None or parallel.device.type == "cpu":
+        return list
+    from quire.workers.models.fusion import fuse_blocks  # imports Triton, which a CPU may not have
+
+    return partial(fuse_blocks, parallel=parallel)
 
 
 def two_of_each(specs: Sequence[LayerSpec]) -> list[int]:

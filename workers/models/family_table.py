@@ -13,12 +13,12 @@ from typing import Any
 import msgspec
 
 from quire.ipc.quantization import WHILE_LOADING
-from quire.workers.loading.files import StoredLayers
+from quire.workers.loading.files import CheckpointLayers
 from quire.workers.loading.names import CheckpointNames
 from quire.workers.loading.quantized.config import read_quantization
 from quire.workers.loading.quantized.config_floats import quantization_while_loading
-from quire.workers.loading.quantized.schemes import Quantization, QuantizationError, Scheme
-from quire.workers.loading.target import WeightsError
+from quire.workers.loading.quantized.schemes import Quantization, QuantizationError, QuantizationScheme
+from quire.workers.loading.weight_loader import WeightsError
 from quire.workers.models.cache_dtype import with_cache_dtype
 from quire.workers.models.config import ModelConfig, ModelConfigError
 from quire.workers.models.decoder import Family
@@ -159,13 +159,13 @@ def _overridden(fields: Json, overrides: Json) -> Json:
 def _as_stored(quantized: Quantization, model_dir: Path, names: CheckpointNames) -> Quantization:
     """Treat layers stored as floats as not quantized, whatever quantization_config says: it often fails to list them all."""
     try:
-        stored = StoredLayers(model_dir, names)
+        stored = CheckpointLayers(model_dir, names)
     except (WeightsError, OSError):
         return quantized  # without files, or with bad ones: loading reports them
     if stored.are_all_plain and quantized.kv_cache_dtype is None:
         log.warning("quantization_config says %s, but all tensors are floats: they are taken as they are", quantized.method)
 
-    def scheme_of(*layer: str) -> Scheme | None:
+    def scheme_of(*layer: str) -> QuantizationScheme | None:
         return None if any(map(stored.is_plain, layer)) else quantized.scheme_of(*layer)
 
     return quantized._replace(scheme_of=scheme_of, holds=stored.holds)
@@ -255,7 +255,7 @@ def _of_family(fields: Json, architecture: str, quantized: Quantization | None) 
 def _by_all_names(quantized: Quantization, names: CheckpointNames) -> Quantization:
     """Rules may use a layer's name in the model or any of its names in checkpoints."""
 
-    def scheme_of(*layer: str) -> Scheme | None:
+    def scheme_of(*layer: str) -> QuantizationScheme | None:
         return quantized.scheme_of(*(spelled for name in layer for spelled in names.in_checkpoint(name)))
 
     return quantized._replace(scheme_of=scheme_of)

@@ -6,24 +6,23 @@ Each function returns a rank's rows of the checkpoint's layers, in the order q|k
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from quire.workers.layers.row_ranges import RowRanges, Rows
-from quire.workers.parallel import Part
+from quire.workers.shard import RowRanges, RowShard, Shard
 
-RowsByName = Mapping[str, Rows]
+RowsByName = Mapping[str, RowShard]
 
 
 class HeadRows(NamedTuple):
     """The query and KV heads of this rank."""
 
-    heads: Part
-    kv_heads: Part
+    heads: Shard
+    kv_heads: Shard
     head_dim: int
 
-    def rows(self, heads: Part, first: int = 0) -> tuple[int, int]:
+    def rows(self, heads: Shard, first: int = 0) -> tuple[int, int]:
         """The rows [start, stop) of these heads, if head 0 begins at row `first`."""
         return first + heads.start * self.head_dim, first + heads.stop * self.head_dim
 
-    def each(self, heads: Part) -> list[int]:
+    def each(self, heads: Shard) -> list[int]:
         return list(range(heads.start, heads.stop))
 
 
@@ -75,15 +74,15 @@ def by_group(name: str) -> RowsOf:
     return rows
 
 
-def pair(inner: Part) -> RowsByName:
+def pair(inner: Shard) -> RowsByName:
     """gate_proj and up_proj."""
     return {"gate_proj": inner, "up_proj": inner}
 
 
-def stacked_pair(name: str) -> Callable[[Part], RowsByName]:
+def stacked_pair(name: str) -> Callable[[Shard], RowsByName]:
     """gate, then up."""
 
-    def rows(inner: Part) -> RowsByName:
+    def rows(inner: Shard) -> RowsByName:
         up = inner.full + inner.start, inner.full + inner.stop
         return {name: RowRanges.of(2 * inner.full, [(inner.start, inner.stop), up])}
 

@@ -10,8 +10,8 @@ import torch
 
 from quire.workers.layers.kv_scales import KVScales
 from quire.workers.layers.module import Module, WeightOwner
-from quire.workers.loading.source import Source
-from quire.workers.loading.target import Target
+from quire.workers.loading.checkpoint_tensor import CheckpointTensor
+from quire.workers.loading.weight_loader import WeightLoader
 from quire.workers.models.blocks import Attend
 from quire.workers.models.config import ModelConfig
 from quire.workers.models.stage_boundary import StageBuffer
@@ -20,8 +20,8 @@ from quire.workers.models.stage_boundary import StageBuffer
 class Fit(NamedTuple):
     """A checkpoint's tensors, the parameters that they go to, and the modules that own these, by the same names."""
 
-    sources: dict[str, Source]
-    targets: dict[str, Target]
+    tensors: dict[str, CheckpointTensor]
+    loaders: dict[str, WeightLoader]
     owners: dict[str, WeightOwner]
 
 

@@ -18,11 +18,11 @@ from quire.workers.layers.formats.activations import rounded_for
 from quire.workers.layers.linear import Linear, Placement
 from quire.workers.layers.module import Module, WeightOwner, fill_cut, new_parameter
 from quire.workers.layers.norm import Norm, RMSNorm
-from quire.workers.loading.quantized.stored import StoredLayer
-from quire.workers.loading.target import Target, copied
+from quire.workers.loading.quantized.packed_weight import PackedWeight
+from quire.workers.loading.weight_loader import WeightLoader, copied
 from quire.workers.models.blocks import Attend
 from quire.workers.models.config import AttentionSpec, LatentSizes
-from quire.workers.parallel import Part, whole
+from quire.workers.shard import Shard, whole
 
 EPS = 1e-6  # of both norms here, whatever the model's is
 
@@ -30,19 +30,19 @@ EPS = 1e-6  # of both norms here, whatever the model's is
 class KeysAndValues(WeightOwner):
     """kv_b_proj of this rank's heads: weight [Hq, N + V, L], each head's keys before its values."""
 
-    def __init__(self, heads: Part, sizes: LatentSizes, place: Placement):
+    def __init__(self, heads: Shard, sizes: LatentSizes, place: Placement):
         super().__init__()
         self._rows, self._columns = heads.times(sizes.nope + sizes.value), whole(sizes.latent)
         self._nope = sizes.nope
         self.weight = new_parameter((heads.size, sizes.nope + sizes.value, sizes.latent), place.dtype, place.device)
-        sources = place.sources(self._columns, {"kv_b_proj": self._rows})
-        self._stored = [StoredLayer(source, self._rows, self._columns, place.device) for source in sources.values()]
+        packings = place.packings(self._columns, {"kv_b_proj": self._rows})
+        self._packed = [PackedWeight(packing, self._rows, self._columns, place.device) for packing in packings.values()]
 
     @property
     def rounded(self) -> Callable[[torch.Tensor], torch.Tensor] | None:
         """Rounds latents if the checkpoint quantizes kv_b_proj's inputs, since only kv_b_proj reads them; None otherwise."""
-        stored = next(iter(self._stored), None)
-        return None if stored is None or stored.activations is None else partial(rounded_for, layer=stored)
+        packed = next(iter(self._packed), None)
+        return None if packed is None or packed.activations is None else partial(rounded_for, layer=packed)
 
     def into_queries(self, q: torch.Tensor) -> torch.Tensor:
         """q [T, Hq, N] -> [Hq, T, L]"""
@@ -59,11 +59,11 @@ class KeysAndValues(WeightOwner):
         shape = self._rows.full // self.weight.shape[1], *self.weight.shape[1:]
         fill_cut(self.weight, shape, lambda whole: whole.flatten(0, 1)[self._rows.slice].view_as(self.weight), limit, generator)
 
-    def targets(self, name: str) -> Iterator[tuple[str, Target]]:
+    def loaders(self, name: str) -> Iterator[tuple[str, WeightLoader]]:
         rows = self.weight.flatten(0, 1)
-        for stored in self._stored:
-            yield from stored.targets(name, False, partial(stored.dequantize_into, rows, name))
-        if not self._stored:
+        for packed in self._packed:
+            yield from packed.loaders(name, False, partial(packed.dequantize_into, rows, name))
+        if not self._packed:
             yield f"{name}.weight", copied(rows, (self._rows, self._columns))
 
 

@@ -15,7 +15,7 @@ from quire.workers.layers.norm import Norm, make_norm
 from quire.workers.layers.stacked_experts import Names
 from quire.workers.models.blocks import Attend, GatedMLP, SelfAttention
 from quire.workers.models.config import ExpertsSpec, LayerSpec, ModelConfig
-from quire.workers.parallel import whole
+from quire.workers.shard import whole
 
 
 class SharedExpert(Module):

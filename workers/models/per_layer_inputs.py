@@ -14,7 +14,7 @@ from quire.workers.layers.linear import Linear, Placement
 from quire.workers.layers.module import Module
 from quire.workers.layers.norm import RMSNorm
 from quire.workers.models.config import ModelConfig, PerLayerSpec
-from quire.workers.parallel import whole
+from quire.workers.shard import whole
 
 NAME = "per_layer_inputs"  # of the module, in the decoder
 CHILDREN = ("embed_tokens_per_layer", "per_layer_model_projection", "per_layer_projection_norm")  # in the checkpoint, too
@@ -34,7 +34,7 @@ class PerLayerInputs(Module):
 
     def forward(self, input_ids: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
         """[T, layers, P] of input_ids int32 [T] and embedded [T, H]."""
-        projected = self.per_layer_model_projection(embedded).unflatten(1, self._shape)
+        output = self.per_layer_model_projection(embedded).unflatten(1, self._shape)
         norm = self.per_layer_projection_norm
-        inputs = ops.rms_norm(projected, norm.weight, norm.eps, projected, weighs="wide")
+        inputs = ops.rms_norm(output, norm.weight, norm.eps, output, weighs="wide")
         return inputs.add_(self.embed_tokens_per_layer(input_ids).view_as(inputs)).mul_(0.5**0.5)

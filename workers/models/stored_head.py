@@ -9,7 +9,7 @@ from pathlib import Path
 import safetensors
 
 from quire.workers.loading.files import checkpoint_files
-from quire.workers.loading.target import WeightsError
+from quire.workers.loading.weight_loader import WeightsError
 from quire.workers.models.fields import Json
 
 TIE = "tie_word_embeddings"

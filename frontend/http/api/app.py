@@ -19,6 +19,7 @@ from quire.frontend.http.api.errors import from_exception
 from quire.frontend.http.api.keys import ApiKeys
 from quire.frontend.http.api.logs.access_log import AccessLog
 from quire.frontend.http.api.logs.request_log import given_id, name_request
+from quire.frontend.http.api.messages.errors import PATH as ANTHROPIC
 from quire.frontend.http.api.messages.errors import speak_anthropic
 from quire.frontend.http.api.metrics.metrics import NO_HANDLER
 from quire.frontend.http.api.near_path import near_path
@@ -60,6 +61,7 @@ class App:
         self._access_log = access_log
         self._request_ids = request_ids
         self._keys = ApiKeys(api_keys)
+        self._needs_key = bool(self._keys)
         self._left_out = () if has_docs else DESCRIPTIONS
         self._open_paths = {route.path.encode() for route in ROUTES.routes if route.is_open}
         if metrics_open:
@@ -95,12 +97,13 @@ class App:
                 request.max_body = min(request.max_body, _MAX_BODY_OF_GET)
                 return None
             request.path = without_root(request.path, self._root_path)
-        speak_anthropic(request)
+        if request.path.startswith(ANTHROPIC):
+            speak_anthropic(request)
         if is_preflight(request):
             request.route = PREFLIGHT
             request.max_body = min(request.max_body, _MAX_BODY_OF_GET)
             return None
-        if self._keys and request.path not in self._open_paths and not self._has_key(request):
+        if self._needs_key and request.path not in self._open_paths and not self._has_key(request):
             how = "'Authorization: Bearer KEY' or 'x-api-key: KEY'"
             return ApiError(401, f"A valid API key is needed: {how}.", code="invalid_api_key")
         if request.path in self._left_out:

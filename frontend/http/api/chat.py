@@ -6,12 +6,10 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from quire.frontend.client.outputs import Delta
-from quire.frontend.http.api.bodies.body import BodyDecoder
-from quire.frontend.http.api.bodies.fields import echoed_text
+from quire.frontend.http.api.bodies.body import BodyDecoder, read_body
+from quire.frontend.http.api.bodies.checked import check_model
 from quire.frontend.http.api.bodies.json_pieces import LARGE_ANSWER, send_json
 from quire.frontend.http.api.bodies.logprobs import LogprobStyle, chat_logprobs, chat_pieces, prompt_logprobs
-from quire.frontend.http.api.bodies.params import check_model
-from quire.frontend.http.api.bodies.reading import read_body
 from quire.frontend.http.api.bodies.schemas import (
     ChatChoice,
     ChatLogprobs,
@@ -21,13 +19,13 @@ from quire.frontend.http.api.bodies.schemas import (
     Usage,
 )
 from quire.frontend.http.api.chat_output import ChatOutput
-from quire.frontend.http.api.chat_run import prepare_chat, submit_chat
+from quire.frontend.http.api.chat_run import check_chat, prepare_chat, submit_chat
 from quire.frontend.http.api.errors import invalid
-from quire.frontend.http.api.generate import Streaming, collect, includes_usage, running
+from quire.frontend.http.api.generate import Pump, collect, running
 from quire.frontend.http.api.logs.request_log import new_id
 from quire.frontend.http.api.prompt_run import PromptRun, usage_of
 from quire.frontend.http.api.services import Services
-from quire.frontend.http.api.sse import ChunkWriter, json_bytes
+from quire.frontend.http.api.sse import ChunkEvents, ChunkWriter, includes_usage, json_bytes
 from quire.frontend.http.protocol.exchange import Request, Response
 from quire.frontend.text.tokenizer import Tokenizer
 
@@ -38,23 +36,22 @@ async def chat_completions(services: Services, request: Request, response: Respo
     num_bytes = len(request.body)
     body = await read_body(_decoder, request, services.unknown_fields)
     services.defaults.fill(body)
-    client, limits, metrics = services.client, services.limits, services.metrics
-    model = check_model(body.model, services.model_names)
+    client, metrics = services.client, services.metrics
+    model = check_model(body.model, client.welcome.served_model_names)
     tokenizer = client.tokenizer
-    chat = await prepare_chat(services, body, num_bytes, _num_logprobs(body, limits.max_logprobs))
-    text, ids, params, plan = chat
+    checked = check_chat(body, tokenizer, _num_logprobs(body, client.welcome.limits.max_logprobs))
+    chat = await prepare_chat(services, body, checked, num_bytes)
     name, created, runs = new_id("chatcmpl", request.headers, body.request_id), int(time.time()), list[PromptRun]()
     async with running(name, runs, metrics, services.request_log):
         runs.append(submit_chat(services, body, chat, name))
         services.request_log.started(name, runs, bool(body.stream))
-        parsed = None if plan is None else ChatOutput(plan, body.include_reasoning is not False)
-        chat_format = ChatFormat(body, tokenizer, parsed, services.defaults.role(body), text)
+        parsed = None if chat.plan is None else ChatOutput(chat.plan, body.include_reasoning is not False)
+        chat_format = ChatFormat(body, tokenizer, parsed, services.defaults.role(body), chat.text)
         if body.stream:
             chunks = ChunkWriter(
-                "chat", id=name, created=created, model=model, num_choices=params.n, null_usage=includes_usage(body)
+                "chat", id=name, created=created, model=model, num_choices=checked.n, null_usage=includes_usage(body)
             )
-            await Streaming(response, chunks, chat_format, runs, body, metrics).run()
-            return
+            return await Pump(response, runs, metrics, ChunkEvents(chunks, chat_format, runs, body)).run()
         (deltas,) = await collect(runs, metrics, services.max_response_bytes)
         answer = ChatResponse(
             id=name,
@@ -63,8 +60,8 @@ async def chat_completions(services: Services, request: Request, response: Respo
             choices=[await _choice(runs[0], delta, chat_format, bool(body.return_token_ids)) for delta in deltas],
             usage=usage_of(runs),
             prompt_logprobs=prompt_logprobs(runs[0].stream.prompt_logprobs),
-            prompt_token_ids=ids if body.return_token_ids else msgspec.UNSET,
-            prompt_text=text if body.return_prompt_text else msgspec.UNSET,
+            prompt_token_ids=chat.token_ids if body.return_token_ids else msgspec.UNSET,
+            prompt_text=chat.text if body.return_prompt_text else msgspec.UNSET,
         )
     if chat_format.is_large(runs[0]):
         return await send_json(response, answer, services.max_response_bytes)
@@ -82,7 +79,9 @@ class ChatFormat:
         self._first_content = b'""' if parsed is None else b"null"  # of what is parsed, maybe nothing is content
         self.wants_logprobs = bool(body.logprobs)
         self._return_token_ids = bool(body.return_token_ids)
-        self._style = LogprobStyle(tokenizer, body.top_logprobs or 0, bool(body.return_tokens_as_token_ids))
+        self._style: LogprobStyle | None = None
+        if self.wants_logprobs:
+            self._style = LogprobStyle(tokenizer, body.top_logprobs or 0, bool(body.return_tokens_as_token_ids))
 
     def is_large(self, run: PromptRun) -> bool:
         """Whether an answer in one piece might take long to encode."""
@@ -91,12 +90,12 @@ class ChatFormat:
 
     def opening(self, run: PromptRun, chunks: ChunkWriter, usage: Usage | None) -> Iterable[bytes]:
         if not self._return_token_ids and self._prompt_text is None and not self.echo:
-            return [chunks.role(i, self.role, usage=usage, content=self._first_content) for i in range(run.params.n)]
+            return [chunks.role(i, self.role, usage=usage, content=self._first_content) for i in range(run.n)]
         return self._long_opening(run, chunks, usage)
 
     def _long_opening(self, run: PromptRun, chunks: ChunkWriter, usage: Usage | None) -> Iterator[bytes]:
         ids = list(run.prompt_token_ids) if self._return_token_ids else None
-        for i in range(run.params.n):
+        for i in range(run.n):
             yield chunks.role(
                 i,
                 self.role,
@@ -105,14 +104,16 @@ class ChatFormat:
                 usage=usage,
                 content=self._first_content,
             )
-        for i in range(run.params.n if self.echo else 0):
+        for i in range(run.n if self.echo else 0):
             yield chunks.rich_text(i, self.echo, usage=usage)
 
     def logprobs(self, run: PromptRun, delta: Delta) -> ChatLogprobs | None:
-        return None if delta.logprobs is None else chat_logprobs(delta.logprobs, delta.token_ids, self._style)
+        style = self._style
+        return None if style is None or delta.logprobs is None else chat_logprobs(delta.logprobs, delta.token_ids, style)
 
     def whole_logprobs(self, delta: Delta) -> ChatLogprobs | None:
-        return None if delta.logprobs is None else chat_pieces(delta.logprobs, delta.token_ids, self._style)
+        style = self._style
+        return None if style is None or delta.logprobs is None else chat_pieces(delta.logprobs, delta.token_ids, style)
 
 
 async def _choice(run: PromptRun, delta: Delta, chat_format: ChatFormat, with_ids: bool) -> ChatChoice:
@@ -130,6 +131,17 @@ async def _choice(run: PromptRun, delta: Delta, chat_format: ChatFormat, with_id
         stop_reason=delta.stop_reason,
         token_ids=delta.token_ids if with_ids else msgspec.UNSET,
     )
+
+
+def echoed_text(body: ChatRequest) -> str:
+    """The text that `echo` puts before the answer: the last message's, if that is the assistant's, too."""
+    last = body.messages[-1]
+    if not body.echo or not isinstance(last, dict) or last.get("role") != "assistant":
+        return ""
+    content = last.get("content")
+    if isinstance(content, list):
+        return "".join(part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str))
+    return content if isinstance(content, str) else ""
 
 
 def _num_logprobs(body: ChatRequest, most: int) -> int | None:

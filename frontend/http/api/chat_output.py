@@ -13,9 +13,8 @@ import msgspec
 from quire.frontend.client.outputs import Delta
 from quire.frontend.http.api.bodies.schemas import ChatLogprobs, ChatMessage, FunctionCall, ToolCall, Usage
 from quire.frontend.http.api.output_plan import OutputPlan
-from quire.frontend.http.api.prompt_run import PromptRun
+from quire.frontend.http.api.prompt_run import PromptRun, ReasoningCount
 from quire.frontend.http.api.sse import ChunkWriter, json_bytes
-from quire.frontend.http.api.thought_count import ThoughtCount
 from quire.frontend.text.output_events import Arguments, CallBegun, Content, Event, Reasoning
 from quire.frontend.text.output_parser import PIECE, OutputParser
 from quire.ipc.messages.frontend import FinishReason
@@ -27,7 +26,7 @@ class ChatOutput:
     def __init__(self, plan: OutputPlan, include_reasoning: bool = True) -> None:
         self._plan = plan
         self._include_reasoning = include_reasoning
-        self._thoughts = ThoughtCount(plan)
+        self._reasoning = ReasoningCount(plan.reasoning_end_id)
         # of each choice
         self._parsers: dict[int, OutputParser] = {}
         self._num_calls: dict[int, int] = {}
@@ -68,7 +67,7 @@ class ChatOutput:
         events = parser.feed(delta.text) if delta.text else []
         if delta.finish_reason is not None:
             events = events + parser.finish()
-        self._thoughts.add(run, delta, parser.never_thought)
+        self._reasoning.add(run, delta, parser.never_thought)
         return events
 
     def _fields(self, index: int, event: Event) -> dict[str, Any] | None:
@@ -101,7 +100,7 @@ class ChatOutput:
         calls = self._calls(events)
         self._num_calls[delta.index] = len(calls)
         thought: str | msgspec.UnsetType | None = msgspec.UNSET
-        if self._plan.has_thoughts and self._include_reasoning:
+        if self._plan.has_reasoning and self._include_reasoning:
             thought = "".join([e.text for e in events if isinstance(e, Reasoning)]) or None
         content = "".join([e.text for e in events if isinstance(e, Content)]) or None
         return ChatMessage("assistant", content, tool_calls=calls, reasoning=thought, reasoning_content=thought)
@@ -114,7 +113,7 @@ class ChatOutput:
                 await asyncio.sleep(0)
             events += parser.feed(delta.text[start : start + PIECE])
         events += parser.finish()
-        self._thoughts.add(run, delta, parser.never_thought)
+        self._reasoning.add(run, delta, parser.never_thought)
         return events
 
     def _calls(self, events: Sequence[Event]) -> list[ToolCall]:

@@ -1,60 +1,101 @@
-"""A conversation on its way to the engine: from a ChatRequest to its prompt, its sampling and the plan of its output.
+"""A conversation on its way to the engine: a checked ChatRequest becomes a prompt, a plan of its output, and SamplingParams.
 
-The part of /v1/chat/completions that other routes share, which translate their bodies into a ChatRequest. Nothing here knows
-the answer's shape.
+/v1/chat/completions, /v1/responses and /v1/messages share it; the latter two translate their bodies into a ChatRequest. Nothing
+here knows the answer's shape.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from quire.frontend.client.beam_search import BeamStream
-from quire.frontend.http.api.bodies.fields import num_kept
-from quire.frontend.http.api.bodies.params import SamplingRequest, encoded, prompt_text
-from quire.frontend.http.api.bodies.schemas import ChatRequest
-from quire.frontend.http.api.output_plan import OutputPlan
-from quire.frontend.http.api.prompt_run import PromptRun
+from quire.frontend.http.api.bodies.checked import CheckedRequest, add_bad_words, check_request
+from quire.frontend.http.api.bodies.params import make_params
+from quire.frontend.http.api.bodies.schemas import ChatRequest, Json
+from quire.frontend.http.api.output_plan import OutputPlan, chat_plan, take_tools
+from quire.frontend.http.api.prompt import chat_prompt, num_kept
+from quire.frontend.http.api.prompt_run import PromptRun, submit
 from quire.frontend.http.api.services import Services
-from quire.frontend.http.api.submit import submit
-from quire.frontend.http.api.tools.chat_tools import chat_plan, take_tools
+from quire.frontend.http.api.tools.tool_use import ToolUse
+from quire.frontend.http.protocol.errors import ApiError
+from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.sampling import SamplingParams
 
 
-class PreparedChat(NamedTuple):
-    """plan: None where the output is plain text."""
+class PlannedChat(NamedTuple):
+    """A prompt and the plan of its output, None where that is plain text."""
 
     text: str
     token_ids: list[int]
-    params: SamplingParams
     plan: OutputPlan | None
 
 
-async def prepare_chat(services: Services, body: ChatRequest, num_bytes: int, num_logprobs: int | None) -> PreparedChat:
-    """num_bytes: of the request's body. num_logprobs: as the engine takes it. Raises ApiError 400."""
-    client, limits = services.client, services.limits
-    tokenizer = client.tokenizer
+class PreparedChat(NamedTuple):
+    """A PlannedChat with its SamplingParams, of which `checked` says what is returned."""
+
+    text: str
+    token_ids: list[int]
+    plan: OutputPlan | None
+    checked: CheckedRequest
+    params: SamplingParams
+
+
+def check_chat(body: ChatRequest, tokenizer: Tokenizer, num_logprobs: int | None) -> CheckedRequest:
+    """num_logprobs: as the engine takes it. Raises ApiError 400."""
     tools = take_tools(body)
     newer = body.max_completion_tokens is not None  # OpenAI's newer name wins
-    max_tokens = body.max_completion_tokens if newer else body.max_tokens
-    sampling = SamplingRequest(
+    checked = check_request(
         body,
         tokenizer,
-        limits.max_model_len,
-        max_tokens=max_tokens,
+        max_tokens=body.max_completion_tokens if newer else body.max_tokens,
         max_tokens_field="max_completion_tokens" if newer else "max_tokens",
-        default_max_tokens=None,
-        logprobs=num_logprobs,
+        num_logprobs=num_logprobs,
+        prompt_field="messages",
     )
-    await sampling.prepare()
-    text = await prompt_text(body, tokenizer, services.trust_request_chat_template, num_bytes)
-    keep = num_kept(body, limits.max_model_len, max_tokens)
-    ids = await encoded(client, text, bool(body.add_special_tokens), keep, body.truncation_side)
-    plan = chat_plan(services.parsers, body, tools, tokenizer, text)
-    params = sampling.params(len(ids), "messages")
-    return PreparedChat(text, ids, params if plan is None else plan.params(params), plan)
+    checked.tools = tools
+    return checked
+
+
+async def prepare_chat(
+    services: Services, body: ChatRequest, checked: CheckedRequest, num_bytes: int, **options: Any
+) -> PreparedChat:
+    """num_bytes: of the request's body. options: as for `plan_chat`. Raises ApiError 400, TooLong."""
+    client = services.client
+    max_model_len = client.welcome.limits.max_model_len
+    await add_bad_words(checked, client.tokenizer)
+    keep = num_kept(body, max_model_len, checked.max_tokens)
+    chat = await plan_chat(services, body, checked.tools, num_bytes, keep=keep, **options)
+    return PreparedChat(*chat, checked, make_params(checked, len(chat.token_ids), max_model_len, chat.plan))
+
+
+async def plan_chat(
+    services: Services,
+    body: ChatRequest,
+    tools: ToolUse | None,
+    num_bytes: int,
+    *,
+    keep: int | None = None,
+    thinks: bool = True,
+    instead: Callable[[list[Json]], list[Json] | None] | None = None,
+) -> PlannedChat:
+    """keep: tokens of the prompt that are kept (None: all). thinks: False for a model that must not think, if it could.
+
+    instead: returns messages to try where the template refuses those of the body, or None. Raises ApiError 400, TooLong.
+    """
+    client = services.client
+    arguments = client, body, services.trust_request_chat_template, num_bytes
+    try:
+        prompt, ids = await chat_prompt(*arguments, keep)
+    except ApiError:
+        if instead is None or (messages := instead(body.messages)) is None:
+            raise
+        body.messages = messages
+        prompt, ids = await chat_prompt(*arguments, keep)
+    return PlannedChat(prompt.text, ids, chat_plan(services.parsers, body, tools, client.tokenizer, prompt, thinks))
 
 
 def submit_chat(services: Services, body: ChatRequest, chat: PreparedChat, name: str) -> PromptRun:
     """Raises ClientErrors."""
-    run = submit(services.client, body, chat.token_ids, chat.params, name, 0)
+    run = submit(services.client, body, chat.token_ids, chat.params, chat.checked, name)
     if chat.plan is not None and not isinstance(run.stream, BeamStream):  # beams end whole
         chat.plan.show_markers(run.stream)
     return run

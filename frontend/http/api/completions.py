@@ -10,8 +10,8 @@ import msgspec
 from quire.frontend.client.client import Client
 from quire.frontend.client.outputs import Delta, TokenLogprobDict
 from quire.frontend.client.turns import in_thread
-from quire.frontend.http.api.bodies.body import BodyDecoder
-from quire.frontend.http.api.bodies.fields import num_kept
+from quire.frontend.http.api.bodies.body import BodyDecoder, read_body
+from quire.frontend.http.api.bodies.checked import CheckedRequest, add_bad_words, check_model, check_request
 from quire.frontend.http.api.bodies.json_pieces import LARGE_ANSWER, pieces, send_json
 from quire.frontend.http.api.bodies.logprobs import (
     LogprobStyle,
@@ -21,22 +21,24 @@ from quire.frontend.http.api.bodies.logprobs import (
     completion_pieces,
     prompt_logprobs,
 )
-from quire.frontend.http.api.bodies.params import SamplingRequest, check_model, completion_prompts, encoded, truncated
-from quire.frontend.http.api.bodies.reading import read_body
+from quire.frontend.http.api.bodies.params import make_params
 from quire.frontend.http.api.bodies.schemas import (
+    MAX_PROMPTS,
+    MAX_SEQUENCES,
     CompletionChoice,
     CompletionLogprobs,
     CompletionRequest,
     CompletionResponse,
     Usage,
+    check_supported,
 )
 from quire.frontend.http.api.errors import invalid
-from quire.frontend.http.api.generate import Streaming, collect, includes_usage, running
+from quire.frontend.http.api.generate import Pump, collect, running
 from quire.frontend.http.api.logs.request_log import new_id
-from quire.frontend.http.api.prompt_run import PromptRun, usage_of
+from quire.frontend.http.api.prompt import encoded, num_kept, truncated
+from quire.frontend.http.api.prompt_run import PromptRun, submit, usage_of
 from quire.frontend.http.api.services import Services
-from quire.frontend.http.api.sse import ChunkWriter, json_bytes
-from quire.frontend.http.api.submit import submit
+from quire.frontend.http.api.sse import ChunkEvents, ChunkWriter, includes_usage, json_bytes
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.http.protocol.exchange import Request, Response
 from quire.frontend.text.tokenizer import Tokenizer
@@ -49,8 +51,9 @@ _decoder = BodyDecoder(CompletionRequest)
 async def completions(services: Services, request: Request, response: Response) -> None:
     body = await read_body(_decoder, request, services.unknown_fields)
     services.defaults.fill(body)
-    model = check_model(body.model, services.model_names)
-    tokenizer, metrics = services.client.tokenizer, services.metrics
+    client, metrics = services.client, services.metrics
+    model = check_model(body.model, client.welcome.served_model_names)
+    tokenizer = client.tokenizer
     _check(body)
     returns_prompt_logprobs = body.prompt_logprobs is not None
     if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
@@ -58,22 +61,28 @@ async def completions(services: Services, request: Request, response: Response) 
             raise invalid("echo with logprobs is not available with use_beam_search: true", "echo")
         body.prompt_logprobs = body.logprobs  # the prompt's tokens are part of the answer
     prompts = completion_prompts(body)
-    sampling = _sampling(body, tokenizer, services.limits.max_model_len)
-    sampling.check_fan_out(len(prompts))
-    await sampling.prepare()
+    checked = check_request(
+        body,
+        tokenizer,
+        max_tokens=1 if body.max_tokens == 0 and body.echo else body.max_tokens,
+        default_max_tokens=DEFAULT_MAX_TOKENS,
+        num_logprobs=body.logprobs,
+        prompt_field="prompt",
+    )
+    _check_fan_out(body, len(prompts), checked.n)
+    await add_bad_words(checked, tokenizer)
     name, created, runs = new_id("cmpl", request.headers, body.request_id), int(time.time()), list[PromptRun]()
     async with running(name, runs, metrics, services.request_log):
-        texts = await _submit(services, body, prompts, sampling, name, runs)
+        texts = await _submit(services, body, prompts, checked, name, runs)
         services.request_log.started(name, runs, bool(body.stream))
-        text_format = CompletionFormat(body, tokenizer, texts, sampling.n)
+        text_format = CompletionFormat(body, tokenizer, texts, checked.n)
         if body.stream:
-            num_choices = len(runs) * sampling.n
+            num_choices = len(runs) * checked.n
             chunks = ChunkWriter(
                 "completion", id=name, created=created, model=model, num_choices=num_choices, null_usage=includes_usage(body)
             )
-            kind = Streaming if body.max_tokens != 0 else _EchoStreaming
-            await kind(response, chunks, text_format, runs, body, metrics).run()
-            return
+            events, shown = ChunkEvents(chunks, text_format, runs, body), _without_output if body.max_tokens == 0 else None
+            return await Pump(response, runs, metrics, events, shown).run()
         results = await collect(runs, metrics, services.max_response_bytes)
         pairs = [(run, delta) for run, deltas in zip(runs, results, strict=True) for delta in deltas]
         choices = [text_format.choice(run, delta, returns_prompt_logprobs) for run, delta in pairs]
@@ -95,22 +104,37 @@ def _check(body: CompletionRequest) -> None:
         raise invalid("prompt_logprobs is not available with stream: true", "prompt_logprobs")
 
 
-def _sampling(body: CompletionRequest, tokenizer: Tokenizer, max_model_len: int) -> SamplingRequest:
-    return SamplingRequest(
-        body,
-        tokenizer,
-        max_model_len,
-        max_tokens=1 if body.max_tokens == 0 and body.echo else body.max_tokens,
-        default_max_tokens=DEFAULT_MAX_TOKENS,
-        logprobs=body.logprobs,
-    )
+def completion_prompts(body: CompletionRequest) -> list[str | list[int]]:
+    """`prompt` in its four shapes as a list of texts or of token ids. Raises ApiError 400."""
+    prompt = body.prompt
+    if isinstance(prompt, str):
+        return [prompt]
+    if prompt is None:
+        check_supported(body)
+        raise ApiError(400, "prompt must not be null.", param="prompt", code="missing_required_parameter")
+    kinds = set(map(type, prompt))
+    if kinds == {int}:
+        return [prompt]  # type: ignore[list-item]
+    if len(kinds) != 1 or [] in prompt:
+        raise invalid("prompt must be a text, a list of texts, token ids or a list of lists of token ids; no list may be empty",
+                      "prompt")  # fmt: skip
+    if len(prompt) > MAX_PROMPTS:
+        raise invalid(f"prompt takes at most {MAX_PROMPTS} prompts, got {len(prompt)}", "prompt")
+    return prompt  # type: ignore[return-value]
+
+
+def _check_fan_out(body: CompletionRequest, num_prompts: int, n: int) -> None:
+    num_sampled = max(n, body.best_of or 1)
+    total, name = num_prompts * num_sampled, "n" if num_sampled == n else "best_of"
+    if total > MAX_SEQUENCES:
+        raise invalid(f"{name} times the number of prompts may be at most {MAX_SEQUENCES}, got {total}", name)
 
 
 async def _submit(
     services: Services,
     body: CompletionRequest,
     prompts: list[str | list[int]],
-    sampling: SamplingRequest,
+    checked: CheckedRequest,
     name: str,
     runs: list[PromptRun],
 ) -> list[str]:
@@ -118,8 +142,8 @@ async def _submit(
     client, texts = services.client, list[str]()
     for prompt in prompts:
         ids = await _token_ids(client, body, prompt)
-        params = sampling.params(len(ids), "prompt")
-        runs.append(submit(client, body, ids, params, name, len(runs) * params.n))
+        params = make_params(checked, len(ids), client.welcome.limits.max_model_len)
+        runs.append(submit(client, body, ids, params, checked, name, len(runs) * checked.n))
         if len(prompts) > 1:
             await asyncio.sleep(0)  # encoding may take milliseconds: others' tokens go first
         if body.echo:
@@ -155,15 +179,9 @@ def _token_list(run: PromptRun) -> list[int]:
     return ids if isinstance(ids, list) else list(ids)
 
 
-class _EchoStreaming(Streaming):
-    """With max_tokens: 0. The engine makes a token of each prompt, of which nothing is shown."""
-
-    def _is_alone(self, run: PromptRun) -> bool:
-        return False  # nothing is passed on but by _events
-
-    def _events(self, run: PromptRun, delta: Delta) -> list[bytes]:
-        reason = "length" if delta.finish_reason == "stop" else delta.finish_reason
-        return super()._events(run, Delta(delta.index, "", [], finish_reason=reason))
+def _without_output(delta: Delta) -> Delta:
+    """With max_tokens: 0, the engine makes a token of each prompt, which is not shown."""
+    return Delta(delta.index, "", [], finish_reason="length" if delta.finish_reason == "stop" else delta.finish_reason)
 
 
 class CompletionFormat:

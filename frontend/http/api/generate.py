@@ -1,25 +1,23 @@
-"""What both generating routes share: running the streams of one HTTP request and sending what they yield.
+"""What all generating routes share: running the streams of one HTTP request, counting what they yield, and sending it.
 
-A `PromptRun` is one prompt of it. `Streaming` sends server-sent events as they come; `collect` waits for the end. Whatever
-happens, every stream is cancelled on the way out: a client that has gone, a failed neighbour, the server's shutdown.
+A `PromptRun` is one prompt of it. `Pump` sends server-sent events as deltas come; `collect` waits for the end. `running`
+surrounds either: whatever happens, every stream is cancelled on the way out (a client that has gone, a failed neighbour, the
+server's shutdown), and the request is counted, logged and traced. What an answer looks like is the route's business.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+import itertools
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any, Protocol, TypeVar
 
 from quire.frontend.client.outputs import Delta
 from quire.frontend.client.stream import EngineDown, EngineError, Stream
 from quire.frontend.client.turns import turn
 from quire.frontend.http.api.bodies.json_pieces import too_large, write_pieces
-from quire.frontend.http.api.bodies.schemas import ChatLogprobs, CompletionLogprobs, SamplingFields, Usage
-from quire.frontend.http.api.chat_output import ChatOutput
 from quire.frontend.http.api.logs.request_log import RequestLog
-from quire.frontend.http.api.logs.traced import note_runs
 from quire.frontend.http.api.metrics.metrics import Metrics
-from quire.frontend.http.api.metrics.request_metrics import count_first_token, count_request
-from quire.frontend.http.api.prompt_run import PromptRun, RunningUsage, usage_of
-from quire.frontend.http.api.sse import DONE, ChunkWriter
+from quire.frontend.http.api.prompt_run import PromptRun
 from quire.frontend.http.protocol.exchange import Response, ResponseState
 
 # Least bytes of a token with logprobs in any answer, and of each alternative: to see early what will be too long.
@@ -28,24 +26,10 @@ _LOOK_S = 1.0
 _MANY_RUNS = 64
 
 T = TypeVar("T")
+Events = bytes | Iterator[bytes]  # whole events; an iterator where they may be large: they are made and sent in pieces
 
 
-class AnswerFormat(Protocol):
-    """What differs between chat and completions in a stream."""
-
-    wants_logprobs: bool
-
-    @property
-    def parsed(self) -> ChatOutput | None:
-        """None for plain text."""
-
-    def opening(self, run: PromptRun, chunks: ChunkWriter, usage: Usage | None) -> Iterable[bytes]:
-        """Chunks before a prompt's first text; with the usage so far, if it is wanted. Not a list where they may be large: they
-        are made and sent one after the other then, in any pieces."""
-
-    def logprobs(self, run: PromptRun, delta: Delta) -> ChatLogprobs | CompletionLogprobs | None: ...
-
-
+# ------------------------------------------------------------------------------------------------------- the whole request
 class running:
     """Around the life of a request's streams, which may be submitted inside: afterwards none runs, and all are counted.
 
@@ -73,6 +57,70 @@ class running:
         note_runs(self._name, self._runs)
 
 
+class Generated:
+    """What a request has generated: its name and its prompts' runs, noted when they are over. late: called with this when that
+    is after the answer, as in the background."""
+
+    __slots__ = ("late", "name", "runs")
+
+    def __init__(self) -> None:
+        self.name = ""
+        self.runs: list[PromptRun] = []
+        self.late: Callable[[Generated], None] | None = None
+
+
+generated_by: ContextVar[Generated | None] = ContextVar("generated", default=None)
+
+
+def note_runs(name: str, runs: list[PromptRun]) -> None:
+    """The request that this task answers has generated; nothing happens if it is not traced."""
+    generated = generated_by.get()
+    if generated is not None:
+        generated.name = name
+        generated.runs += runs
+        if generated.late is not None and runs:
+            generated.late(generated)
+
+
+# ----------------------------------------------------------------------------------------------------------------- metrics
+def count_first_token(metrics: Metrics, run: PromptRun) -> None:
+    """Once a request, as soon as its first token is seen: an answer may take minutes more."""
+    times = run.stream.metrics
+    if run.has_begun or times.first_token_time is None:
+        return
+    run.has_begun = True
+    metrics.observe("time_to_first_token_seconds", max(0.0, times.first_token_time - times.arrival_time))
+
+
+def count_request(metrics: Metrics, run: PromptRun) -> None:
+    """The times and sizes of a request that is over and has begun to answer."""
+    times, stream = run.stream.metrics, run.stream
+    if times.first_token_time is None:
+        return
+    count_first_token(metrics, run)
+    first = times.first_token_time
+    last = max(times.last_token_time or first, first)
+    end = times.finished_time or last
+    metrics.observe("e2e_request_latency_seconds", max(0.0, end - times.arrival_time))  # less, where the clock was set back
+    metrics.observe("request_decode_time_seconds", last - first)
+    if times.queue_s is not None:
+        prefill_s = max(0.0, first - times.arrival_time - times.queue_s)
+        metrics.observe("request_queue_time_seconds", times.queue_s)
+        metrics.observe("request_prefill_time_seconds", prefill_s)
+        metrics.observe("request_inference_time_seconds", prefill_s + last - first)
+    longest = max(run.num_tokens)
+    if longest > 1:
+        metrics.observe("request_time_per_output_token_seconds", (last - first) / (longest - 1))
+    metrics.observe("request_prompt_tokens", stream.num_prompt_tokens)
+    metrics.observe("request_prefill_kv_computed_tokens", stream.num_prompt_tokens - (stream.num_cached_tokens or 0))
+    metrics.observe("request_generation_tokens", sum(run.num_tokens) + run.num_tokens_left_out)
+    metrics.observe("request_max_num_generation_tokens", longest)
+    metrics.observe("request_params_n", run.n)
+    if run.max_tokens is not None:
+        metrics.observe("request_params_max_tokens", run.max_tokens)
+
+
+# ------------------------------------------------------------------------------------------------------------ in one piece
 async def run_all(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     """Run side by side; the first failure stops the others and is raised as itself."""
     if len(coroutines) == 1:
@@ -105,11 +153,11 @@ async def collect(runs: Sequence[PromptRun], metrics: Metrics, most_bytes: int |
 
 async def _collect(run: PromptRun, most_bytes: int | None) -> list[Delta]:
     """One prompt's. With logprobs, a token is so many bytes of the answer: what gets too long is ended when it does."""
-    params = run.params
-    if most_bytes is None or params.logprobs is None or not isinstance(run.stream, Stream):
+    max_tokens = run.params.max_tokens
+    if most_bytes is None or run.num_logprobs is None or not isinstance(run.stream, Stream):
         return await run.collect()
-    most_tokens = most_logprobs(most_bytes, params.logprobs)
-    if params.max_tokens is not None and params.n * params.max_tokens <= most_tokens:
+    most_tokens = most_logprobs(most_bytes, run.num_logprobs)
+    if max_tokens is not None and run.n * max_tokens <= most_tokens:
         return await run.collect()
     task = asyncio.ensure_future(run.collect())
     try:
@@ -127,167 +175,130 @@ def most_logprobs(most_bytes: int, num_top: int) -> int:
     return most_bytes // (_LEAST_OF_TOKEN + _LEAST_OF_ALTERNATIVE * num_top)
 
 
-def includes_usage(body: SamplingFields) -> bool:
-    """OpenAI's stream_options.include_usage."""
-    return body.stream_options is not None and bool(body.stream_options.include_usage)
+# --------------------------------------------------------------------------------------------------------------- streaming
+class StreamedAnswer(Protocol):
+    """The events that a route makes of a stream. Each delta was counted when its events are asked for."""
+
+    def opening(self, run: PromptRun) -> Events:
+        """Events before a prompt's first text."""
+
+    def events(self, run: PromptRun, delta: Delta) -> Events:
+        """A delta's events, with its end's."""
+
+    def writer(self, run: PromptRun) -> Callable[[Delta], bytes] | None:
+        """A quicker `events` for deltas that end nothing, of a stream of one child; None if there is none."""
+
+    async def closing(self) -> Events:
+        """The last events, when all streams have ended."""
 
 
-async def follow(stream: Stream, response: Response, write: Callable[[Delta], bytes]) -> None:
-    """Send what `write` makes of each delta when it comes, to the end or until the client reads too slowly: wait for it then.
-
-    For a stream of one child that has sent something.
-    """
-    send = response.write
-
-    def sink(delta: Delta) -> bool:
-        if data := write(delta):
-            send(data)
-        return not response.write_paused
-
-    await stream.follow(sink)
-    if response.write_paused:
-        await response.drain()
-
-
-class Streaming:
+class Pump:
     """One response as server-sent events. Its head goes out with the first output, so that an earlier failure still has a
     status of its own. One write for all that a stream yields in one turn; a client that reads slowly stops its streams' pumps,
     and what comes meanwhile is merged by the client (`Stream`), at most a request's whole output."""
 
     def __init__(
         self,
-        response: Response,
-        chunks: ChunkWriter,
-        answer_format: AnswerFormat,
-        runs: list[PromptRun],
-        body: SamplingFields,
+        response: Response | None,
+        runs: Sequence[PromptRun],
         metrics: Metrics,
+        answer: StreamedAnswer,
+        shown: Callable[[Delta], Delta] | None = None,
     ) -> None:
-        options = body.stream_options
+        """response: None for an answer without events, that goes through its deltas. shown: what is to be seen of a delta."""
         self._response = response
-        self._chunks = chunks
-        self._format = answer_format
         self._runs = runs
         self._metrics = metrics
-        self._include_usage = includes_usage(body)
-        self._usage_always = options is not None and options.usage_in_every_event
-        self._token_ids = bool(body.return_token_ids)
-        self._parsed = answer_format.parsed
-        plain = self._parsed is None and not answer_format.wants_logprobs
-        self._rich = not plain or self._token_ids or self._usage_always
-        self._usage = RunningUsage(runs) if self._usage_always and len(runs) > 1 else None
+        self._answer = answer
+        self._shown = shown
         self._in_pieces: asyncio.Lock | None = None  # held while a large event is on its way
 
     async def run(self) -> None:
-        await run_all([self._pump(run) for run in self._runs])
-        last = self._chunks.usage(usage_of(self._runs)) if self._include_usage else b""
-        self._response.end(last + DONE)
+        """Send everything, and end the response."""
+        response = self._response
+        assert response is not None
+        await run_all([self.read(run) for run in self._runs])
+        last = await self._answer.closing()
+        if not isinstance(last, bytes):
+            await self._send_in_pieces(last)
+            last = b""
+        elif response.state is ResponseState.WAITING:
+            response.start()
+        response.end(last)
 
-    async def _pump(self, run: PromptRun) -> None:
-        has_begun, response = False, self._response
-        many = len(self._runs) > _MANY_RUNS
-        assert isinstance(run.stream, AsyncIterator)  # beams do not stream
-        async for deltas in run.stream:
+    async def read(self, run: PromptRun) -> None:
+        """Read one prompt's stream to its end: count its deltas and send their events."""
+        has_begun, response, answer, stream = False, self._response, self._answer, run.stream
+        many, sink = len(self._runs) > _MANY_RUNS, self._sink(run)
+        assert isinstance(stream, AsyncIterator)  # beams do not stream
+        async for deltas in stream:
             if many:  # all of a step at once would keep others waiting: each has a turn of its own
                 await turn()
-            events: list[bytes] = []
+            parts: list[bytes] = []
             if not has_begun:
                 has_begun = True
                 count_first_token(self._metrics, run)
-                if self._usage is not None:
-                    self._usage.started(run)
-                opening = self._format.opening(run, self._chunks, self._running_usage())
-                events = opening if isinstance(opening, list) else await self._send_in_pieces(opening)
+                if isinstance(opening := answer.opening(run), bytes):
+                    parts.append(opening)
+                else:
+                    await self._send_in_pieces(opening)
             for delta in deltas:
-                events += self._events(run, delta)
-            if events:
+                if self._shown is not None:
+                    delta = self._shown(delta)
+                self._count(run, delta)
+                if isinstance(events := answer.events(run, delta), bytes):
+                    parts.append(events)
+                else:
+                    await self._send_in_pieces(itertools.chain(parts, events))
+                    parts = []
+            if response is None:
+                continue
+            if data := b"".join(parts):
                 if self._in_pieces is not None:
                     async with self._in_pieces:
                         pass
-                data = b"".join(events) if len(events) > 1 else events[0]
-                if response.state is ResponseState.STREAMING:
-                    response.write(data)
+                if response.state is ResponseState.WAITING:
+                    response.start(first=data)
                 else:
-                    self._begin(data)
+                    response.write(data)
                 if response.write_paused:
                     await response.drain()
-            if isinstance(run.stream, Stream) and self._is_alone(run) and response.state is ResponseState.STREAMING:
-                await follow(run.stream, response, self._writer(run))
+            if sink is not None and response.state is ResponseState.STREAMING:
+                await stream.follow(sink)  # type: ignore[union-attr]  # a sink is for a Stream
+                if response.write_paused:
+                    await response.drain()
 
-    def _is_alone(self, run: PromptRun) -> bool:
-        """Whether one stream of one child is all that the response has."""
-        return len(self._runs) == 1 and run.stream.params.n == 1
-
-    def _writer(self, run: PromptRun) -> Callable[[Delta], bytes]:
-        """What makes the chunks of a delta that does not end its stream."""
-        if self._rich:
-            return lambda delta: b"".join(self._events(run, delta))
-        text_chunk, index = self._chunks.text, run.first_choice
-
-        def plain(delta: Delta) -> bytes:
-            run.num_tokens[0] = delta.num_tokens
-            return text_chunk(index, delta.text) if delta.text else b""
-
-        return plain
-
-    def _events(self, run: PromptRun, delta: Delta) -> list[bytes]:
-        """A delta's chunks, its end's among them."""
+    def _count(self, run: PromptRun, delta: Delta) -> None:
         run.num_tokens[delta.index] = delta.num_tokens
-        events: list[bytes] = []
-        if self._rich:
-            events = self._rich_chunks(run, delta)
-        elif delta.text:
-            events = [self._chunks.text(run.first_choice + delta.index, delta.text)]
         if delta.finish_reason is not None:
-            events.append(self._finish_chunk(run, delta))
-        return events
+            run.finish_reasons[delta.index] = delta.finish_reason
+            self._metrics.count("request_success", delta.finish_reason)
 
-    async def _send_in_pieces(self, parts: Iterable[bytes]) -> list[bytes]:
-        """Others' events must not come between. Returns what is left to send: nothing."""
+    def _sink(self, run: PromptRun) -> Callable[[Delta], bool] | None:
+        """For Stream.follow: sends each delta when it comes, until the client reads too slowly. None if the response has more
+        than one stream of one child: what they yield in a turn is sent together."""
+        response, stream = self._response, run.stream
+        if response is None or len(self._runs) > 1 or not isinstance(stream, Stream) or stream.params.n > 1:
+            return None
+        if self._shown is not None or (write := self._answer.writer(run)) is None:
+            return None
+        send, num_tokens = response.write, run.num_tokens
+
+        def sink(delta: Delta) -> bool:
+            num_tokens[0] = delta.num_tokens
+            if data := write(delta):
+                send(data)
+            return not response.write_paused
+
+        return sink
+
+    async def _send_in_pieces(self, parts: Iterable[bytes]) -> None:
+        """Events of other streams must not come between these."""
+        response = self._response
+        assert response is not None
         if self._in_pieces is None:
             self._in_pieces = asyncio.Lock()
         async with self._in_pieces:
-            if self._response.state is ResponseState.WAITING:
-                self._response.start()
-            await write_pieces(self._response, parts)
-        return []
-
-    def _begin(self, data: bytes) -> None:
-        """The head, with the first events; or what comes when it is too late for that."""
-        if self._response.state is ResponseState.WAITING:
-            self._response.start(first=data)
-        else:
-            self._response.write(data)
-
-    def _rich_chunks(self, run: PromptRun, delta: Delta) -> list[bytes]:
-        if self._usage is not None:
-            self._usage.num_tokens += len(delta.token_ids)
-        if self._parsed is not None:
-            ids = delta.token_ids if self._token_ids else None
-            logprobs = self._format.logprobs(run, delta)
-            assert not isinstance(logprobs, CompletionLogprobs)
-            return self._parsed.chunks(run, delta, self._chunks, logprobs, ids, self._running_usage())
-        if not delta.text and not delta.token_ids:
-            return []
-        chunk = self._chunks.rich_text(
-            run.first_choice + delta.index,
-            delta.text,
-            logprobs=self._format.logprobs(run, delta),
-            token_ids=delta.token_ids if self._token_ids else None,
-            usage=self._running_usage(),
-        )
-        return [chunk]
-
-    def _finish_chunk(self, run: PromptRun, delta: Delta) -> bytes:
-        assert delta.finish_reason is not None
-        run.finish_reasons[delta.index] = delta.finish_reason
-        self._metrics.count("request_success", delta.finish_reason)
-        index, reason = run.first_choice + delta.index, str(delta.finish_reason)
-        if self._parsed is not None:
-            reason = self._parsed.finish_reason(delta.index, delta.finish_reason)
-        return self._chunks.finish(index, reason, delta.stop_reason, self._running_usage(), self._token_ids)
-
-    def _running_usage(self) -> Usage | None:
-        if self._usage is not None:
-            return self._usage.now()
-        return usage_of(self._runs) if self._usage_always else None
+            if response.state is ResponseState.WAITING:
+                response.start()
+            await write_pieces(response, parts)

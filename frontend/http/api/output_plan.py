@@ -8,21 +8,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from quire.frontend.client.stream import Stream
+from quire.frontend.http.api.bodies.schemas import ChatRequest
 from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.api.tools.tool_grammar import answer_or_calls, tool_grammar
-from quire.frontend.http.api.tools.tool_use import ToolUse
+from quire.frontend.http.api.tools.tool_use import Function, ToolUse, chosen, functions_of
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.text.output_parser import OutputParser
 from quire.frontend.text.reasoning_parsers.base import ReasoningParser
 from quire.frontend.text.reasoning_parsers.choice import REASONING_PARSERS, opened_by, reasoning_parser_of
-from quire.frontend.text.tokenizer import Tokenizer
+from quire.frontend.text.tokenizer import ChatPrompt, Tokenizer
 from quire.frontend.text.tool_parsers.base import ToolParser
 from quire.frontend.text.tool_parsers.choice import TOOL_PARSERS, tool_parser_of
 from quire.frontend.text.tool_parsers.forced import NamedCall, RequiredCalls
-from quire.ipc.sampling import SamplingParams
 from quire.ipc.structured_outputs import StructuredOutputs
 
 
@@ -92,7 +90,7 @@ class OutputPlan:
         return parser
 
     @property
-    def has_thoughts(self) -> bool:
+    def has_reasoning(self) -> bool:
         return self._reasoning is not None
 
     @property
@@ -104,24 +102,21 @@ class OutputPlan:
         return None if self._tools is None or self._tools.parallel else 1
 
     # --------------------------------------------------------------------------------------------------- for the engine
-    def params(self, params: SamplingParams) -> SamplingParams:
-        """With the grammar that the calls need, and the end of the thoughts that may go before it. Raises ApiError 400."""
-        grammar = self._grammar_beside(params.grammar)
+    def sampling_fields(self, own: StructuredOutputs | None) -> dict[str, Any]:
+        """Fields of SamplingParams: the grammar that the calls need, and the end of the reasoning that may go before it.
+
+        own: the grammar that the request asks for by itself. Raises ApiError 400.
+        """
+        grammar = self._grammar_beside(own)
         budget = self._budget if self.may_think else None
         thinks = budget is not None or (grammar is not None and self._thinks_first())
         ends, starts = (self._end_ids(), self._start_ids()) if thinks else (None, None)
-        if grammar is params.structured_outputs and budget is None and ends is None:
-            return params
-        try:
-            return msgspec.structs.replace(
-                params,
-                structured_outputs=grammar,
-                thinking_token_budget=budget,
-                reasoning_end_token_ids=ends,
-                reasoning_start_token_ids=starts,
-            )
-        except ValueError as error:
-            raise invalid(str(error)) from None
+        return {
+            "structured_outputs": grammar,
+            "thinking_token_budget": budget,
+            "reasoning_end_token_ids": ends,
+            "reasoning_start_token_ids": starts,
+        }
 
     def _thinks_first(self) -> bool:
         """Whether a grammar is to wait for the end of a thought. If none came, it would wait for ever: so only where that is
@@ -188,6 +183,100 @@ class OutputPlan:
         return self._tool_parser({function.name: function.parameters for function in self._tools.functions})
 
     @property
-    def end_token_id(self) -> int | None:
-        """The token that ends a thought, if it is one."""
-        return None if self._reasoning is None else self._tokenizer.backend.token_to_id(self._reasoning.end)
+    def reasoning_end_id(self) -> int | None:
+        """The token that ends reasoning; None where none can come, or no single token ends it."""
+        if self._reasoning is None or not self.may_think:
+            return None
+        return self._tokenizer.backend.token_to_id(self._reasoning.end)
+
+
+# ------------------------------------------------------------------------------------------------------------- chats
+_BUDGET = "thinking_token_budget"
+
+
+def take_tools(body: ChatRequest) -> ToolUse | None:
+    """What the request says of tools; the body keeps those that the prompt is to show. Raises ApiError 400."""
+    if body.tool_choice is None and not (body.tools or body.functions or body.function_call):
+        body.tools = None
+        return None
+    for old, new in (("functions", "tools"), ("function_call", "tool_choice")):
+        if getattr(body, old) and getattr(body, old) not in ("none", "auto"):
+            raise ApiError(400, f"{old}: this field of older clients is not supported; use {new} instead.", param=old,
+                           code="unsupported_value")  # fmt: skip
+    tools, choice = body.tools or [], body.tool_choice
+    for i, tool in enumerate(tools):
+        if tool.get("type", "function") != "function":
+            raise invalid(f"tools[{i}].type must be 'function'", f"tools[{i}].type")
+    use = ToolUse("auto", functions_of([(f"tools[{i}].function", tool.get("function")) for i, tool in enumerate(tools)]),
+                  body.parallel_tool_calls is not False)  # fmt: skip
+    if isinstance(choice, dict):
+        use = _chosen_by_object(use, choice)
+    elif choice not in (None, "none", "auto", "required"):
+        raise invalid("tool_choice must be 'none', 'auto', 'required' or an object that names a function", "tool_choice")
+    elif choice == "required":
+        use = ToolUse("required", use.functions, use.parallel)
+    if not tools and use.mode != "auto":
+        raise invalid("tool_choice needs tools", "tool_choice")
+    if choice == "none" or not tools:
+        body.tools = None
+        return None
+    if use.mode != "named":
+        names = {function.name for function in use.functions}
+        body.tools = [tool for tool in tools if tool["function"]["name"] in names]
+    return use
+
+
+def _chosen_by_object(use: ToolUse, choice: dict[str, Any]) -> ToolUse:
+    """{"type": "function", "function": {"name": ...}}, or OpenAI's allowed_tools."""
+    function, allowed = choice.get("function"), choice.get("allowed_tools")
+    if choice.get("type") == "function" and isinstance(function, dict) and isinstance(function.get("name"), str):
+        return chosen(use, function["name"], "tool_choice.function.name")
+    if choice.get("type") == "allowed_tools" and isinstance(allowed, dict):
+        return _allowed(use, allowed)
+    raise invalid(
+        "tool_choice must be 'none', 'auto', 'required', or an object as {'type': 'function', 'function': {'name': ...}}",
+        "tool_choice",
+    )
+
+
+def _allowed(use: ToolUse, allowed: dict[str, Any]) -> ToolUse:
+    mode, tools = allowed.get("mode", "auto"), allowed.get("tools")
+    if mode not in ("auto", "required") or not isinstance(tools, list) or not tools:
+        raise invalid("tool_choice.allowed_tools needs a mode, 'auto' or 'required', and a list of tools", "tool_choice")
+    functions: list[Function] = []
+    for i, tool in enumerate(tools):
+        function = tool.get("function") if isinstance(tool, dict) else None
+        name = function.get("name") if isinstance(function, dict) else None
+        functions += chosen(use, str(name), f"tool_choice.allowed_tools.tools[{i}]").functions
+    return ToolUse(mode, functions, use.parallel)
+
+
+def chat_plan(
+    names: ParserNames, body: ChatRequest, tools: ToolUse | None, tokenizer: Tokenizer, prompt: ChatPrompt, thinks: bool = True
+) -> OutputPlan | None:
+    """How this request's output is read; None where it is plain text. thinks: False for a model that must not think."""
+    if body.thinking_token_budget == -1:  # vLLM's way to ask for no limit
+        body.thinking_token_budget = None
+    can_think = names.reasoning_parser(prompt.template) is not None
+    if can_think and not thinks:
+        body.thinking_token_budget = 0  # for templates that know no such switch
+    if tools is None and not can_think and body.thinking_token_budget is None:
+        return None
+    variables = dict(body.chat_template_kwargs or {})
+    if body.reasoning_effort == "none":
+        variables.setdefault("enable_thinking", False)
+    budget = body.thinking_token_budget if body.thinking_token_budget is not None else variables.get(_BUDGET)
+    if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int)):
+        raise invalid(f"{_BUDGET} must be an integer", _BUDGET)
+    thinking = Thinking(prompt.text, variables, _continued(body), budget)
+    return OutputPlan(names, prompt.template, tokenizer, tools, thinking)
+
+
+def _continued(body: ChatRequest) -> str | None:
+    """The final message's text, if the model goes on with that."""
+    if not body.continue_final_message:
+        return None
+    content = body.messages[-1].get("content")
+    if isinstance(content, list):
+        return "".join(part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str))
+    return content if isinstance(content, str) else ""

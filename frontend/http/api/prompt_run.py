@@ -1,47 +1,60 @@
 """PromptRun: one prompt of an HTTP request on its way: its stream, its place among the choices, its counts.
 
-Made by the routes when they submit a prompt, filled in while its stream is read (generate.py), read for usage, metrics and the
-log of requests. It knows neither the connection nor the answer's shape.
+`submit` makes one, as the request's body wants it: the prompt as it is, the best of several, or a search of beams. It is filled
+in while its stream is read (generate.py), and read for usage, metrics, traces and the log of requests. It knows neither the
+connection nor the answer's shape.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
-from quire.frontend.client.beam_search import BeamStream
+from quire.frontend.client.beam_search import BeamSearch, BeamStream
+from quire.frontend.client.client import Client
+from quire.frontend.client.logprob_rows import LogprobRows
 from quire.frontend.client.outputs import Delta, TokenLogprobDict
 from quire.frontend.client.stream import Stream
-from quire.frontend.http.api.bodies.schemas import CompletionTokensDetails, PromptTokensDetails, Usage
+from quire.frontend.http.api.bodies.checked import CheckedRequest
+from quire.frontend.http.api.bodies.fields import beam_search_params
+from quire.frontend.http.api.bodies.schemas import CompletionTokensDetails, PromptTokensDetails, SamplingFields, Usage
+from quire.ipc.limits import output_limit, output_room
 from quire.ipc.messages.frontend import FinishReason
 from quire.ipc.sampling import SamplingParams
 
 
 class PromptRun:
-    """One prompt of a request. first_choice: index of its first child among the response's choices.
+    """One prompt of a request. params: as they were submitted. first_choice: index of its first child among the choices.
 
-    choose: of all that the stream has generated the params.n that are returned, numbered anew; None: all.
+    n: its choices, all that the stream generates unless `choose` picks them, numbered anew. num_logprobs: alternatives that
+    are returned beside each token; None for no log-probabilities.
     """
 
-    __slots__ = ("_choose", "_prompt_logprobs", "finish_reasons", "first_choice", "has_begun", "num_reasoning_tokens",
-                 "num_tokens", "num_tokens_left_out", "params", "prompt_token_ids", "stream")  # fmt: skip
+    __slots__ = ("_choose", "_prompt_logprobs", "finish_reasons", "first_choice", "has_begun", "max_tokens", "n",
+                 "num_logprobs", "num_reasoning_tokens", "num_tokens", "num_tokens_left_out", "params", "prompt_token_ids",
+                 "stream")  # fmt: skip
 
     def __init__(
         self,
         stream: Stream | BeamStream,
         params: SamplingParams,
         prompt_token_ids: Sequence[int],
-        first_choice: int,
+        first_choice: int = 0,
         choose: Callable[[list[Delta]], list[Delta]] | None = None,
+        checked: CheckedRequest | None = None,
     ) -> None:
+        """checked: None where all that is generated is returned."""
         self.stream = stream
         self._choose = choose
         self.params = params
         self.prompt_token_ids = prompt_token_ids
         self.first_choice = first_choice
-        self.num_tokens = [0] * params.n  # output tokens by child
+        self.n, self.num_logprobs = (params.n, params.logprobs) if checked is None else (checked.n, checked.num_logprobs)
+        self.max_tokens = params.max_tokens  # as it is counted
+        self.num_tokens = [0] * self.n  # output tokens by child
         self.num_tokens_left_out = 0  # generated and not returned
-        self.num_reasoning_tokens: list[int] | None = None  # of them, those of thoughts, where that is known
-        self.finish_reasons: list[FinishReason | None] = [None] * params.n
+        self.num_reasoning_tokens: list[int] | None = None  # by child; None where it is not known
+        self.finish_reasons: list[FinishReason | None] = [None] * self.n
         self.has_begun = False  # its first token was counted
         self._prompt_logprobs: Sequence[TokenLogprobDict | None] | None = None
 
@@ -61,6 +74,45 @@ class PromptRun:
         return self._prompt_logprobs
 
 
+def submit(
+    client: Client,
+    body: SamplingFields,
+    ids: Sequence[int],
+    params: SamplingParams,
+    checked: CheckedRequest,
+    name: str,
+    first_choice: int = 0,
+) -> PromptRun:
+    """Send a prompt to the engine. checked: what the params were made of. Raises ClientErrors."""
+    options: dict[str, Any] = {"priority": body.priority or 0, "cache_salt": body.cache_salt or "", "request_name": name}
+    if body.use_beam_search:
+        room = output_room(len(ids), client.welcome.limits.max_model_len)
+        beams = beam_search_params(body, output_limit(params.max_tokens, room))
+        search = BeamSearch(client, ids, beams, num_logprobs=params.logprobs, **options)
+        return PromptRun(BeamStream(search, params, name), params, ids, first_choice)
+    stream = client.submit(ids, params, **options)
+    if params.n == checked.n:
+        return PromptRun(stream, params, ids, first_choice)
+    return PromptRun(stream, params, ids, first_choice, lambda deltas: _best(deltas, checked), checked)
+
+
+def _best(deltas: list[Delta], checked: CheckedRequest) -> list[Delta]:
+    """The n of them with the highest log-probability a token (OpenAI's best_of), best first."""
+    best = sorted(deltas, key=_mean_logprob, reverse=True)[: checked.n]
+    for index, delta in enumerate(best):
+        delta.index = index
+        if checked.num_logprobs is None:
+            delta.logprobs = None
+    return best
+
+
+def _mean_logprob(delta: Delta) -> float:
+    if isinstance(delta.logprobs, LogprobRows):
+        return delta.logprobs.total() / max(1, len(delta.token_ids))
+    rows = zip(delta.logprobs or [], delta.token_ids, strict=True)
+    return sum(row[token].logprob for row, token in rows) / max(1, len(delta.token_ids))
+
+
 def usage_of(runs: Sequence[PromptRun]) -> Usage:
     if len(runs) == 1 and runs[0].num_reasoning_tokens is None:  # most requests: a third of the time
         run = runs[0]
@@ -69,8 +121,8 @@ def usage_of(runs: Sequence[PromptRun]) -> Usage:
     prompt = sum(run.stream.num_prompt_tokens for run in runs)
     completion = sum(sum(run.num_tokens) + run.num_tokens_left_out for run in runs)
     cached = sum(run.stream.num_cached_tokens or 0 for run in runs)
-    thoughts = [run.num_reasoning_tokens for run in runs if run.num_reasoning_tokens is not None]
-    details = CompletionTokensDetails(sum(map(sum, thoughts))) if thoughts else msgspec.UNSET
+    reasoning = [run.num_reasoning_tokens for run in runs if run.num_reasoning_tokens is not None]
+    details = CompletionTokensDetails(sum(map(sum, reasoning))) if reasoning else msgspec.UNSET
     return Usage(prompt, completion, prompt + completion, PromptTokensDetails(cached), details)
 
 
@@ -90,3 +142,27 @@ class RunningUsage:
     def now(self) -> Usage:
         total = self._num_prompt + self.num_tokens
         return Usage(self._num_prompt, self.num_tokens, total, PromptTokensDetails(self._num_cached))
+
+
+class ReasoningCount:
+    """Counts how many of a response's tokens were reasoning, as `num_reasoning_tokens` of its runs."""
+
+    __slots__ = ("_end", "_over")
+
+    def __init__(self, end_token_id: int | None) -> None:
+        """end_token_id: the token that ends reasoning; None where there is none to count."""
+        self._end = end_token_id
+        self._over: set[int] = set()  # choices whose reasoning that token has ended
+
+    def add(self, run: PromptRun, delta: Delta, never_thought: bool) -> None:
+        """Count a delta's tokens of reasoning, with the one that ends it. never_thought: the output has begun without any."""
+        end, i, ids = self._end, delta.index, delta.token_ids
+        if end is None:
+            return
+        if run.num_reasoning_tokens is None:
+            run.num_reasoning_tokens = [0] * len(run.num_tokens)
+        if never_thought:
+            run.num_reasoning_tokens[i] = 0
+        elif i not in self._over:
+            run.num_reasoning_tokens[i] += ids.index(end) + 1 if end in ids else len(ids)
+            self._over |= {i} if end in ids else set()

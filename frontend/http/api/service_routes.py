@@ -1,6 +1,6 @@
 """What is served, by which version, and its numbers: /v1/models, /version, /metrics; and browsers' preflights."""
 
-from quire.frontend.http.api.bodies.params import check_model
+from quire.frontend.http.api.bodies.checked import check_model
 from quire.frontend.http.api.bodies.schemas import ModelCard, ModelList, ModelPermission, VersionResponse
 from quire.frontend.http.api.metrics.metrics_text import CONTENT_TYPE, EngineState, metrics_text
 from quire.frontend.http.api.services import Services

@@ -8,7 +8,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from quire.frontend.client.client import Client
-from quire.frontend.http.api.bodies.defaults import RequestDefaults
+from quire.frontend.http.api.bodies.checked import RequestDefaults
 from quire.frontend.http.api.bodies.unknown_fields import UnknownFields
 from quire.frontend.http.api.logs.request_log import RequestLog
 from quire.frontend.http.api.metrics.metrics import Metrics

@@ -12,14 +12,13 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from quire.frontend.client.outputs import Delta
-from quire.frontend.client.stream import Stream
-from quire.frontend.http.api.bodies.body import BodyDecoder
-from quire.frontend.http.api.bodies.fields import check_stream_options
+from quire.frontend.http.api.bodies.body import BodyDecoder, read_body
+from quire.frontend.http.api.bodies.checked import CheckedRequest, add_bad_words, check_model, check_stream_options
 from quire.frontend.http.api.bodies.json_pieces import LARGE_ANSWER, send_json
 from quire.frontend.http.api.bodies.logprobs import LogprobStyle, chat_logprobs, chat_pieces, prompt_logprobs
-from quire.frontend.http.api.bodies.params import check_model
-from quire.frontend.http.api.bodies.reading import read_body
+from quire.frontend.http.api.bodies.params import make_params
 from quire.frontend.http.api.bodies.schemas import (
+    FILLED_IN,
     CacheSalt,
     ChatLogprobs,
     Int32,
@@ -31,14 +30,13 @@ from quire.frontend.http.api.bodies.schemas import (
 )
 from quire.frontend.http.api.bodies.structured import StructuredOutputsFields, structured_field
 from quire.frontend.http.api.errors import invalid
-from quire.frontend.http.api.generate import collect, running
+from quire.frontend.http.api.generate import Pump, collect, running
 from quire.frontend.http.api.logs.request_log import new_id
-from quire.frontend.http.api.metrics.request_metrics import count_first_token
 from quire.frontend.http.api.prompt_run import PromptRun, usage_of
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.sse import DONE, json_bytes
 from quire.frontend.http.protocol.errors import ApiError
-from quire.frontend.http.protocol.exchange import Request, Response, ResponseState
+from quire.frontend.http.protocol.exchange import Request, Response
 from quire.ipc.sampling import RequestOutputKind, SamplingParams
 
 _NAME = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -48,10 +46,7 @@ _REFUSED = (
     "guided_decoding", "logits_processors", "logprob_token_ids", "prompt_logprob_token_ids", "prompt_logprob_start",
     "repetition_detection", "routed_experts_prompt_start", "trace_decode_token_ids", "watermarking",
 )  # fmt: skip
-_NOT_TAKEN = (
-    "bad_words_token_ids", "reasoning_end_token_ids", "reasoning_start_token_ids", "structured_outputs", "detokenize",
-    "output_kind",
-)  # fmt: skip
+_NOT_TAKEN = (*FILLED_IN, "structured_outputs", "detokenize")
 
 TokenSamplingParams = msgspec.defstruct(
     "TokenSamplingParams",
@@ -119,22 +114,27 @@ _decoder = BodyDecoder(GenerateRequest)
 
 async def generate(services: Services, request: Request, response: Response) -> None:
     body = await read_body(_decoder, request, services.unknown_fields)
-    model = check_model(body.model, services.model_names)
-    params = _params(body)
+    client, metrics = services.client, services.metrics
+    model = check_model(body.model, client.welcome.served_model_names)
+    checked = _check(body)
+    if checked.sampling.get("bad_words"):
+        await add_bad_words(checked, client.tokenizer)
+    params = make_params(checked, len(body.token_ids), client.welcome.limits.max_model_len)
     name = f"generate-tokens-{body.request_id}" if body.request_id else new_id("generate-tokens", request.headers)
     runs: list[PromptRun] = []
-    async with running(name, runs, services.metrics, services.request_log):
-        stream = services.client.submit(
+    async with running(name, runs, metrics, services.request_log):
+        stream = client.submit(
             body.token_ids, params, priority=body.priority or 0, cache_salt=body.cache_salt or "", request_name=name
         )
-        run = PromptRun(stream, params, body.token_ids, 0)
+        run = PromptRun(stream, params, body.token_ids)
+        run.max_tokens = checked.max_tokens  # not cut
         runs.append(run)
         services.request_log.started(name, runs, bool(body.stream))
         choice = _choice_maker(services, params)
         if body.stream:
             body.stream_options = services.defaults.stream_options(body.stream_options)
-            return await _stream(services, response, stream, run, name, choice, body)
-        (deltas,) = await collect(runs, services.metrics, services.max_response_bytes)
+            return await Pump(response, runs, metrics, _ChunkEvents(name, choice, runs, body)).run()
+        (deltas,) = await collect(runs, metrics, services.max_response_bytes)
         answer = GenerateResponse(
             request_id=name,
             created=int(time.time()),
@@ -150,7 +150,8 @@ async def generate(services: Services, request: Request, response: Response) -> 
     await send_json(response, answer, services.max_response_bytes)
 
 
-def _params(body: GenerateRequest) -> SamplingParams:
+def _check(body: GenerateRequest) -> CheckedRequest:
+    """Raises ApiError 400."""
     for holder, names in ((body, _UNSUPPORTED), (body.sampling_params, _REFUSED)):
         for name in names:
             if getattr(holder, name):
@@ -166,10 +167,15 @@ def _params(body: GenerateRequest) -> SamplingParams:
     given["detokenize"] = bool(given.get("stop"))
     if "structured_outputs" in given:
         given["structured_outputs"] = structured_field("structured_outputs", given["structured_outputs"])
-    try:
-        return SamplingParams(**{"max_tokens": None, **given})
-    except ValueError as error:
-        raise invalid(str(error)) from None
+    max_tokens = given.pop("max_tokens", None)
+    return CheckedRequest(
+        sampling=given,
+        max_tokens=max_tokens,
+        prompt_field="token_ids",
+        cuts_max_tokens=True,
+        no_room="",  # the client refuses such a prompt
+        extra_args="extra_args",
+    )
 
 
 def _check_vllms(body: GenerateRequest, is_structured: bool) -> None:
@@ -201,39 +207,33 @@ def _choice_maker(services: Services, params: SamplingParams) -> Callable[..., G
     return choice
 
 
-async def _stream(
-    services: Services,
-    response: Response,
-    stream: Stream,
-    run: PromptRun,
-    name: str,
-    choice: Callable[..., GenerateChoice],
-    body: GenerateRequest,
-) -> None:
-    """Events of new ids, one a choice and turn; the head goes out with the first, so that an earlier failure has its status."""
-    options, first = body.stream_options or StreamOptions(), body.token_ids if body.return_token_ids else msgspec.UNSET
-    async for deltas in stream:
-        count_first_token(services.metrics, run)
-        events = []
-        for delta in deltas:
-            run.num_tokens[delta.index] = delta.num_tokens
-            if delta.finish_reason is not None:
-                run.finish_reasons[delta.index] = delta.finish_reason
-                services.metrics.count("request_success", delta.finish_reason)
-            if delta.token_ids or delta.finish_reason is not None:
-                usage = usage_of([run]) if options.usage_in_every_event else None
-                chunk = GenerateChunk(request_id=name, choices=[choice(delta)], usage=usage, prompt_token_ids=first)
-                events.append(_event(chunk))
-                first = msgspec.UNSET
-        if response.state is ResponseState.WAITING:
-            response.start(first=b"".join(events))
-        else:
-            response.write(b"".join(events))
-        await response.drain()
-    last = b""
-    if options.include_usage:
-        last = _event(GenerateChunk(request_id=name, choices=[], usage=usage_of([run])))
-    response.end(last + DONE)
+class _ChunkEvents:
+    """Events of new ids, one a choice and turn."""
+
+    def __init__(self, name: str, choice: Callable[..., GenerateChoice], runs: list[PromptRun], body: GenerateRequest) -> None:
+        self._name = name
+        self._choice = choice
+        self._runs = runs
+        self._options = body.stream_options or StreamOptions()
+        self._prompt_token_ids = body.token_ids if body.return_token_ids else msgspec.UNSET  # of the first event
+
+    def opening(self, run: PromptRun) -> bytes:
+        return b""
+
+    def events(self, run: PromptRun, delta: Delta) -> bytes:
+        if not delta.token_ids and delta.finish_reason is None:
+            return b""
+        first, self._prompt_token_ids = self._prompt_token_ids, msgspec.UNSET
+        usage = usage_of(self._runs) if self._options.usage_in_every_event else None
+        chunk = GenerateChunk(request_id=self._name, choices=[self._choice(delta)], usage=usage, prompt_token_ids=first)
+        return _event(chunk)
+
+    def writer(self, run: PromptRun) -> Callable[[Delta], bytes]:
+        return lambda delta: self.events(run, delta)
+
+    async def closing(self) -> bytes:
+        last = GenerateChunk(request_id=self._name, choices=[], usage=usage_of(self._runs))
+        return (_event(last) if self._options.include_usage else b"") + DONE
 
 
 def _event(chunk: GenerateChunk) -> bytes:

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from quire.frontend.client.turns import in_thread
-from quire.frontend.http.api.bodies.body import BodyDecoder
+from quire.frontend.http.api.bodies.body import BodyDecoder, read_body
+from quire.frontend.http.api.bodies.checked import check_model
 from quire.frontend.http.api.bodies.json_pieces import send_json
-from quire.frontend.http.api.bodies.params import check_model, prompt_text
-from quire.frontend.http.api.bodies.reading import read_body
 from quire.frontend.http.api.bodies.schemas import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -18,6 +17,7 @@ from quire.frontend.http.api.bodies.schemas import (
     TokenizeResponse,
 )
 from quire.frontend.http.api.errors import invalid
+from quire.frontend.http.api.prompt import chat_prompt
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.sse import json_bytes
 from quire.frontend.http.api.tools.tool_use import check_tools_size
@@ -44,11 +44,10 @@ async def tokenize(services: Services, request: Request, response: Response) -> 
         if getattr(body, name):
             raise ApiError(400, f"{name}: this value is not supported by this server.", param=name, code="unsupported_value")
     check_tools_size(body.tools or [])
-    chat = body.prompt is None
-    trust = services.trust_request_chat_template
-    text = await prompt_text(body, tokenizer, trust, num_bytes) if body.prompt is None else body.prompt
-    special = body.add_special_tokens if body.add_special_tokens is not None else not chat
-    ids = await services.client.encode(text, add_special_tokens=special)
+    if body.prompt is None:
+        _, ids = await chat_prompt(services.client, body, services.trust_request_chat_template, num_bytes)
+    else:
+        ids = await services.client.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
 
     strings: list[str] | None = None
     if body.return_token_strs:

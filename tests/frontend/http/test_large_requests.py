@@ -105,8 +105,8 @@ def test_bad_words_are_tokenized_once_for_all_prompts(monkeypatch):
     async def main():
         client = http.FakeClient()
         calls = []
-        with_bad_words = client.tokenizer.with_bad_words
-        monkeypatch.setattr(client.tokenizer, "with_bad_words", lambda p: (calls.append(1), with_bad_words(p))[1])
+        bad_word_ids = client.tokenizer.bad_word_ids
+        monkeypatch.setattr(client.tokenizer, "bad_word_ids", lambda words: (calls.append(1), bad_word_ids(words))[1])
         api = http.Api(client)
         answer = await api.ask("POST", COMPLETIONS, {"prompt": ["a", "b", "c"], "bad_words": ["no", " never"]})
         assert answer.status == 200 and len(calls) == 1

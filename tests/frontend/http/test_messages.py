@@ -28,7 +28,7 @@ from messages_cases import (
 )  # fmt: skip
 
 from quire.frontend.client.outputs import Delta
-from quire.frontend.http.api.bodies.defaults import RequestDefaults
+from quire.frontend.http.api.bodies.checked import RequestDefaults
 
 
 # ------------------------------------------------------------------------------------------------------------- answers

@@ -15,16 +15,15 @@ from prometheus_client.utils import floatToGoString
 
 from quire.frontend.client.outputs import RequestMetrics
 from quire.frontend.client.stream import EngineError
+from quire.frontend.http.api.generate import count_request
 from quire.frontend.http.api.metrics import metric_names
 from quire.frontend.http.api.metrics.metrics import MAX_HANDLERS, Metrics, block_bytes
 from quire.frontend.http.api.metrics.metrics_text import CONTENT_TYPE, MAX_HEARTBEAT_AGE_S, EngineState, metrics_text
-from quire.frontend.http.api.metrics.request_metrics import count_request
 from quire.frontend.http.loop_lag import INTERVAL_S, watch_lag
 from quire.ipc.messages.stats import (
     Distribution,
 )
 from quire.ipc.process.usage import process_usage
-from quire.ipc.sampling import SamplingParams
 
 TINY = 'model_name="tiny",engine="0"'
 
@@ -36,7 +35,7 @@ def test_a_clock_that_is_set_back_takes_nothing_away_from_a_sum():
     times.queue_s, times.first_token_time, times.last_token_time, times.finished_time = 0.0, hour_ago, hour_ago, hour_ago
     stream = SimpleNamespace(metrics=times, num_prompt_tokens=3, num_cached_tokens=0)
     metrics = Metrics()
-    run = SimpleNamespace(stream=stream, has_begun=False, num_tokens=[2], num_tokens_left_out=0, params=SamplingParams())
+    run = SimpleNamespace(stream=stream, has_begun=False, num_tokens=[2], num_tokens_left_out=0, n=1, max_tokens=16)
     count_request(metrics, run)
     text = metrics_text(metrics, FullClient().welcome, []).decode()
     sums = [value for name, value in samples(text).items() if "_seconds_sum" in name]

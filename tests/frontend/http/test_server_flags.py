@@ -6,7 +6,7 @@ import logging
 import fake_client as http
 from fake_client import CHAT, COMPLETIONS, HELLO
 
-from quire.frontend.http.api.bodies.defaults import RequestDefaults
+from quire.frontend.http.api.bodies.checked import RequestDefaults
 from quire.frontend.http.api.logs.access_log import AccessLog
 from quire.frontend.http.api.output_plan import ParserNames
 from quire.frontend.http.protocol.cors import Cors

@@ -42,7 +42,7 @@ class CohereBlock(Module):
         qk_norm = layer_norm_of_each_head(spec.attention.head_dim, norm.eps) if spec.norms_qk else None
         self.input_layernorm = make_norm(norm, hidden_size, place.dtype, place.device)
         self.self_attn = SelfAttention(
-            spec.attention, hidden_size, place, layer, qkv_bias=bias, o_bias=bias, make_qk_norm=qk_norm, is_added=False
+            spec.attention, hidden_size, place, layer, qkv_bias=bias, o_bias=bias, make_qk_norm=qk_norm, feeds_add_norm=False
         )
         self.mlp = GatedMLP(hidden_size, spec.intermediate_size, place, activation=spec.activation)
 

@@ -51,7 +51,7 @@ class FalconBlock(Module):
             o_bias=bias,
             qkv=by_group("query_key_value"),
             names=Names("self_attention", "dense"),
-            is_added=not spec.is_parallel,
+            feeds_add_norm=not spec.is_parallel,
         )
         self.mlp = MLP(
             hidden_size,

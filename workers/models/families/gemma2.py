@@ -39,10 +39,12 @@ class GemmaBlock(Module):
         hidden_size, norm = config.hidden_size, (config.model.norm, config.hidden_size, place.dtype, place.device)
         bias = spec.attention_bias
         self.input_layernorm = make_norm(*norm)
-        self.self_attn = SelfAttention(spec.attention, hidden_size, place, layer, qkv_bias=bias, o_bias=bias, is_added=False)
+        self.self_attn = SelfAttention(
+            spec.attention, hidden_size, place, layer, qkv_bias=bias, o_bias=bias, feeds_add_norm=False
+        )
         self.post_attention_layernorm = make_norm(*norm)
         self.pre_feedforward_layernorm = make_norm(*norm)
-        self.mlp = GatedMLP(hidden_size, spec.intermediate_size, place, activation=spec.activation, is_added=False)
+        self.mlp = GatedMLP(hidden_size, spec.intermediate_size, place, activation=spec.activation, feeds_add_norm=False)
         self.post_feedforward_layernorm = make_norm(*norm)
 
     def forward(

@@ -20,7 +20,7 @@ from quire.workers.layers.linear import Linear, Placement
 from quire.workers.layers.module import Module, WeightOwner, new_parameter
 from quire.workers.layers.norm import make_norm
 from quire.workers.layers.stacked_experts import Names
-from quire.workers.loading.target import Target, copied
+from quire.workers.loading.weight_loader import WeightLoader, copied
 from quire.workers.models.blocks import Attend, GatedMLP, SelfAttention
 from quire.workers.models.config import LayerSpec, ModelConfig
 from quire.workers.models.decoder import Family
@@ -34,7 +34,7 @@ from quire.workers.models.families.gemma4_fields import (
     text_fields,
 )
 from quire.workers.models.fused import keys_twice, queries_alone, separate
-from quire.workers.parallel import Part, whole
+from quire.workers.shard import Shard, whole
 
 
 class Scalar(WeightOwner):
@@ -44,7 +44,7 @@ class Scalar(WeightOwner):
         super().__init__()
         self.weight = new_parameter((1,), place.dtype, place.device)
 
-    def targets(self, name: str) -> Iterator[tuple[str, Target]]:
+    def loaders(self, name: str) -> Iterator[tuple[str, WeightLoader]]:
         yield name, copied(self.weight, (whole(1),))
 
     def fill_dummy(self, limit: float, generator: torch.Generator) -> None:
@@ -54,14 +54,14 @@ class Scalar(WeightOwner):
 class Scales(WeightOwner):
     """A router's scale of its input and of each expert's weight, under their own names in the checkpoint."""
 
-    def __init__(self, hidden_size: int, experts: Part, place: Placement):
+    def __init__(self, hidden_size: int, experts: Shard, place: Placement):
         super().__init__()
         self._experts = experts
         self.scale = new_parameter((hidden_size,), place.dtype, place.device)
         self.per_expert = new_parameter((experts.size + 1,), torch.float32, place.device)  # the last: for other ranks
         self.per_expert.fill_(1.0)
 
-    def targets(self, name: str) -> Iterator[tuple[str, Target]]:
+    def loaders(self, name: str) -> Iterator[tuple[str, WeightLoader]]:
         router = name.rpartition(".")[0]
         yield f"{router}.scale", copied(self.scale, (whole(len(self.scale)),))
         yield f"{router}.per_expert_scale", copied(self.per_expert[: self._experts.size], (self._experts,))
@@ -73,7 +73,7 @@ class Scales(WeightOwner):
 class Gemma4Router(Module):
     """Routes x [T, H] by norm(x) · scale / √H; weights are normalized and multiplied by a scale of each expert."""
 
-    def __init__(self, routing: Routing, experts: Part, config: ModelConfig, place: Placement):
+    def __init__(self, routing: Routing, experts: Shard, config: ModelConfig, place: Placement):
         super().__init__()
         self._eps, self._root = config.rms_norm_eps, config.hidden_size**-0.5
         self.scales = Scales(config.hidden_size, experts, place)
@@ -95,12 +95,12 @@ class Gemma4Block(Module):
         rows = queries_alone if shares else keys_twice if spec.keys_are_values else separate
         self.input_layernorm = make_norm(*norm)
         self.self_attn = SelfAttention(
-            spec.attention, hidden_size, place, layer, qkv_bias=bias, o_bias=bias, qkv=rows, is_added=False,
+            spec.attention, hidden_size, place, layer, qkv_bias=bias, o_bias=bias, qkv=rows, feeds_add_norm=False,
             v_norm_eps=None if shares else config.rms_norm_eps,
         )  # fmt: skip
         self.post_attention_layernorm = make_norm(*norm)
         self.pre_feedforward_layernorm = make_norm(*norm)
-        self.mlp = GatedMLP(hidden_size, spec.intermediate_size, place, activation=spec.activation, is_added=False)
+        self.mlp = GatedMLP(hidden_size, spec.intermediate_size, place, activation=spec.activation, feeds_add_norm=False)
         self.post_feedforward_layernorm = make_norm(*norm)
         self.layer_scalar = Scalar(place)
         if config.model.per_layer is not None:

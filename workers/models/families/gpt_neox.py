@@ -47,7 +47,7 @@ class GPTNeoXBlock(Module):
             o_bias=bias,
             qkv=by_group("query_key_value"),
             names=Names("attention", "dense"),
-            is_added=not spec.is_parallel,
+            feeds_add_norm=not spec.is_parallel,
         )
         self.mlp = MLP(hidden_size, spec.intermediate_size, place, "dense_h_to_4h", "dense_4h_to_h", activation=spec.activation)
         self._is_parallel = spec.is_parallel

@@ -46,10 +46,10 @@ class OlmoBlock(Module):
             qkv_bias=bias,
             o_bias=bias,
             make_qk_norm=over_all_heads(spec.attention.head_dim, rms.eps, rms.weighs),
-            is_added=False,
+            feeds_add_norm=False,
         )
         self.post_attention_layernorm = make_norm(*norm)
-        self.mlp = GatedMLP(hidden_size, spec.intermediate_size, place, activation=spec.activation, is_added=False)
+        self.mlp = GatedMLP(hidden_size, spec.intermediate_size, place, activation=spec.activation, feeds_add_norm=False)
         self.post_feedforward_layernorm = make_norm(*norm)
 
     def forward(

@@ -31,7 +31,7 @@ class PhiBlock(Module):
             qkv_bias=True,
             o_bias=True,
             names=Names(o_proj="dense"),
-            is_added=False,
+            feeds_add_norm=False,
         )
         self.mlp = MLP(hidden_size, inner, place, "fc1", "fc2", activation=spec.activation)
 

@@ -13,7 +13,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from quire.kernels.experts.experts_reference import SwiGLU, Weights, activate
 from quire.workers.layers import ops
 from quire.workers.layers.module import WeightOwner, new_parameter
-from quire.workers.loading.target import FLOATS, Target
+from quire.workers.loading.weight_loader import FLOATS, WeightLoader
 
 TRIAL = 16  # elements of a gate
 
@@ -36,15 +36,21 @@ class StackedExperts(WeightOwner):
         stacked = Weights(self.gate_up, self.down, self.gate_up_bias, self.down_bias)
         return ops.experts(x.contiguous(), stacked, ids.int(), weights.float(), self._act, None)
 
-    def targets(self, name: str) -> Iterator[tuple[str, Target]]:
+    def loaders(self, name: str) -> Iterator[tuple[str, WeightLoader]]:
         prefix = name.removesuffix("stacked")
         for own, tensor in (("gate_up_proj", self.gate_up), ("down_proj", self.down)):
             shape = tuple(tensor.shape)
             stored = (shape[0], shape[2], shape[1]) if self._is_transposed else shape
-            yield prefix + own, Target(stored, (), FLOATS, self._writer(tensor, own == "gate_up_proj", self._is_transposed))
+            yield (
+                prefix + own,
+                WeightLoader(stored, (), FLOATS, self._writer(tensor, own == "gate_up_proj", self._is_transposed)),
+            )
         for own, bias in (("gate_up_proj_bias", self.gate_up_bias), ("down_proj_bias", self.down_bias)):
             if bias is not None:
-                yield prefix + own, Target(tuple(bias.shape), (), FLOATS, self._writer(bias, own.startswith("gate"), False))
+                yield (
+                    prefix + own,
+                    WeightLoader(tuple(bias.shape), (), FLOATS, self._writer(bias, own.startswith("gate"), False)),
+                )
 
     def _writer(self, tensor: torch.Tensor, is_pair: bool, is_transposed: bool) -> Callable[[torch.Tensor, int], None]:
         def write(piece: torch.Tensor, row: int) -> None:

@@ -15,8 +15,8 @@ from quire.workers.layers.embedding import Embedding
 from quire.workers.layers.linear import Linear
 from quire.workers.layers.module import Module, WeightOwner
 from quire.workers.layers.norm import LayerNorm, RMSNorm
-from quire.workers.loading.target import FLOATS, Target, copied
-from quire.workers.parallel import whole
+from quire.workers.loading.weight_loader import FLOATS, WeightLoader, copied
+from quire.workers.shard import whole
 
 INTEGERS = ("I64", "I32", "I16", "I8", "U8", "BOOL")
 
@@ -25,7 +25,7 @@ class FlatLinear(Linear):
     """A Linear for [..., in] -> [..., out]."""
 
     def forward(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        y = self._products.product(x.reshape(-1, x.shape[-1]), out)
+        y = self._outer.product(x.reshape(-1, x.shape[-1]), out)
         return y.view(*x.shape[:-1], y.shape[-1])
 
 
@@ -126,14 +126,14 @@ class Rest(WeightOwner):
                 if name not in module._non_persistent_buffers_set:
                     self._buffers_kept[name] = buffer
 
-    def targets(self, name: str) -> Iterator[tuple[str, Target]]:
+    def loaders(self, name: str) -> Iterator[tuple[str, WeightLoader]]:
         prefix = name.removesuffix("rest")
         for own in self._names:
             tensor: Any = getattr(self, f"of_{own}")
-            yield prefix + own, _target(tensor)
+            yield prefix + own, _loader(tensor)
         for own, buffer in self._buffers_kept.items():
             is_float = buffer.is_floating_point()
-            yield prefix + own, _target(buffer)._replace(dtypes=FLOATS if is_float else INTEGERS, is_optional=not is_float)
+            yield prefix + own, _loader(buffer)._replace(dtypes=FLOATS if is_float else INTEGERS, is_optional=not is_float)
 
     def fill_dummy(self, limit: float, generator: torch.Generator) -> None:
         for name in self._names:
@@ -144,7 +144,7 @@ class Rest(WeightOwner):
                 parameter.uniform_(-limit, limit, generator=generator)
 
 
-def _target(tensor: torch.Tensor) -> Target:
+def _loader(tensor: torch.Tensor) -> WeightLoader:
     if tensor.dim():
         return copied(tensor, tuple(map(whole, tensor.shape)))
-    return Target((), (), FLOATS, lambda piece, row: tensor.copy_(piece.reshape(())), or_shapes=((1,),))  # type: ignore[arg-type, func-returns-value]
+    return WeightLoader((), (), FLOATS, lambda piece, row: tensor.copy_(piece.reshape(())), or_shapes=((1,),))  # type: ignore[arg-type, func-returns-value]

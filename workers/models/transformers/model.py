@@ -100,8 +100,8 @@ class TransformersLM(LanguageModel):
 
     def converted(self, fit: Fit) -> Fit:
         ours = Fit(
-            fit.sources,
-            {self._in_transformers(name): target for name, target in fit.targets.items()},
+            fit.tensors,
+            {self._in_transformers(name): loader for name, loader in fit.loaders.items()},
             {self._in_transformers(name): owner for name, owner in fit.owners.items()},
         )
         return self._names.converted(ours, self._replacement.tied, self._replacement.transposed)

@@ -13,7 +13,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from quire.workers.layers.linear import Linear, Placement
-from quire.workers.loading.quantized.schemes import PackQuantized, QuantizationError, Scaled, Scheme
+from quire.workers.loading.quantized.schemes import PackQuantized, QuantizationError, QuantizationScheme, Scaled
 from quire.workers.models.transformers.experts import StackedExperts, recognised, transformers_own
 from quire.workers.models.transformers.interface import EXPERTS
 from quire.workers.models.transformers.layers import (
@@ -28,7 +28,7 @@ from quire.workers.models.transformers.layers import (
 from quire.workers.models.transformers.recognise import gated_mlp_of, layer_norm_of, rms_norm_of
 from quire.workers.models.transformers.recorder import Recording
 from quire.workers.models.transformers.skeleton import Model
-from quire.workers.parallel import Part, whole
+from quire.workers.shard import Shard, whole
 
 
 class Replacement(NamedTuple):
@@ -112,7 +112,7 @@ def _replace_mlp(model: Model, name: str, module: nn.Module, inputs: dict[str, i
         del inputs[own]
 
 
-def _outputs(names: Sequence[str], shapes: Sequence[Shape]) -> dict[str, Part]:
+def _outputs(names: Sequence[str], shapes: Sequence[Shape]) -> dict[str, Shard]:
     return {name.rpartition(".")[2]: whole(shape.outputs) for name, shape in zip(names, shapes, strict=True)}
 
 
@@ -152,14 +152,14 @@ def _with_plain_head(model: Model, place: Placement) -> Placement:
     if quantization is None:
         return place
 
-    def scheme_of(*layer: str) -> Scheme | None:
+    def scheme_of(*layer: str) -> QuantizationScheme | None:
         scheme = quantization.scheme_of(*layer)
         return None if names.intersection(layer) and _rounds(scheme) else scheme
 
     return place._replace(quantization=quantization._replace(scheme_of=scheme_of))
 
 
-def _rounds(scheme: Scheme | None) -> bool:
+def _rounds(scheme: QuantizationScheme | None) -> bool:
     """Whether the scheme is that of --quantization: it rounds weights that the checkpoint has as floats."""
     return isinstance(scheme, PackQuantized | Scaled) and scheme.from_floats
 

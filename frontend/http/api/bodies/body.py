@@ -14,8 +14,11 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from quire.frontend.client.turns import in_thread
+from quire.frontend.http.api.bodies.body_shape import WEIGHED_BYTES
 from quire.frontend.http.api.bodies.unknown_fields import UnknownFields
 from quire.frontend.http.protocol.errors import ApiError
+from quire.frontend.http.protocol.exchange import Request
 
 # Fields of OpenAI's and vLLM's APIs that have no effect on the answer.
 IGNORED = frozenset(
@@ -71,6 +74,14 @@ class BodyDecoder(Generic[T]):
             for name in self._ignored:  # a Raw is a view of the body, and would keep it as long as the answer takes
                 setattr(decoded, name, None)
         return decoded
+
+
+async def read_body(decoder: BodyDecoder[T], request: Request, unknown: UnknownFields) -> T:
+    """A request's body as BodyDecoder.decode makes it: here if that is quick, in a thread if the body is large."""
+    body = request.take_body()
+    if len(body) < WEIGHED_BYTES:
+        return decoder.decode(body, unknown)
+    return await in_thread(decoder.decode, body, unknown)
 
 
 def _shortened(text: str) -> str:

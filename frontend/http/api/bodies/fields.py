@@ -14,7 +14,6 @@ from quire.frontend.client.beam_search import MAX_BEAM_WIDTH, BeamSearchParams
 from quire.frontend.http.api.bodies.structured import ResponseFormat
 from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.protocol.errors import ApiError
-from quire.ipc.limits import output_room
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 # Of OpenAI's and vLLM's and not here, with the values that ask for nothing.
@@ -41,8 +40,8 @@ _INSTEAD = {
 _not_supported = attrgetter(*NOT_SUPPORTED)
 _NOTHING = (None,) * len(NOT_SUPPORTED)
 
-# What a search over the likeliest continuations cannot heed, with the values that ask for nothing. Not here: temperature,
-# top_p, top_k, min_p and seed, for nothing is sampled, and clients send them always.
+# Fields that a beam search cannot heed, with the values that ask for nothing. A search samples nothing, so it takes the
+# sampler's other fields without effect: clients always send some.
 _NOT_WITH_BEAMS: dict[str, tuple[Any, ...]] = {
     "vllm_xargs": ({},),
     "stop": ("", []),
@@ -71,7 +70,6 @@ class MoreFields(msgspec.Struct, kw_only=True):
     length_penalty: float | None = None
     early_stopping: bool | str | None = None
     truncation_side: Literal["left", "right"] | None = None
-    skip_reading_prefix_cache: bool | None = None
     request_id: Annotated[str, msgspec.Meta(max_length=256)] | None = None
     # refused, but for values that ask for nothing
     watermarking: Any = None
@@ -101,19 +99,6 @@ def _refuse(values: tuple[Any, ...]) -> None:
         if value is not None and value not in harmless:
             why = f"{name}: this value is not supported by this server: {_INSTEAD[name]}"
             raise ApiError(400, why, param=name, code="unsupported_value")
-
-
-def check_stream_options(body: Any) -> None:
-    """body: with stream and stream_options. Raises ApiError 400."""
-    if (options := body.stream_options) is None:
-        return
-    if not body.stream:
-        raise invalid("stream_options is only allowed with stream: true", "stream_options")
-    if options.include_obfuscation:
-        name = "stream_options.include_obfuscation"
-        raise ApiError(
-            400, f"{name}: events are not padded here; use TLS, or leave it out.", param=name, code="unsupported_value"
-        )
 
 
 def _check_best_of(body: Any) -> None:
@@ -166,24 +151,3 @@ def beam_search_params(body: Any, max_tokens: int) -> BeamSearchParams:
         )
     except ValueError as error:
         raise invalid(str(error), str(error).split()[0]) from None
-
-
-def num_kept(body: Any, max_model_len: int, max_tokens: int | None) -> int | None:
-    """truncate_prompt_tokens as a number of tokens; -1: what fits beside max_tokens. None: all. Raises ApiError 400."""
-    keep: int | None = body.truncate_prompt_tokens
-    if keep == -1:
-        return max(1, output_room(max_tokens or 1, max_model_len))
-    if keep is not None and keep < 1:
-        raise invalid(f"truncate_prompt_tokens must be at least 1, or -1 for what fits, got {keep}", "truncate_prompt_tokens")
-    return keep
-
-
-def echoed_text(body: Any) -> str:
-    """What a chat's `echo` puts before the answer: the last message's text, if that is the assistant's, too."""
-    last = body.messages[-1]
-    if not body.echo or not isinstance(last, dict) or last.get("role") != "assistant":
-        return ""
-    content = last.get("content")
-    if isinstance(content, list):
-        return "".join(part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str))
-    return content if isinstance(content, str) else ""

@@ -14,6 +14,7 @@ import msgspec
 from quire.frontend.http.api.bodies.fields import MoreFields
 from quire.frontend.http.api.bodies.structured import ResponseFormat, StructuredOutputsFields
 from quire.frontend.http.protocol.errors import ApiError
+from quire.ipc.sampling import SamplingParams
 
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
@@ -61,34 +62,37 @@ class StreamOptions(msgspec.Struct):
         return bool(self.include_usage and self.continuous_usage_stats)
 
 
-class SamplingFields(Unsupported, kw_only=True):
-    """What both generating routes take."""
+# Fields of SamplingParams that the frontend fills in, and those that bodies have in another shape or under another name.
+FILLED_IN = ("bad_words_token_ids", "reasoning_end_token_ids", "reasoning_start_token_ids", "output_kind")
+_OTHERWISE = ("logprobs", "structured_outputs", "thinking_token_budget", "extra_args", "detokenize", *FILLED_IN)
+_WIRE_TYPES: dict[Any, Any] = {  # a field's type in SamplingParams -> its bounds on the wire
+    int: Int64,
+    int | None: Int64,
+    list[str] | str | None: str | list[str],
+    list[int] | None: list[TokenId],
+    dict[int, float] | None: dict[TokenId, float],
+}
+_SamplingValues = msgspec.defstruct(
+    "_SamplingValues",
+    [
+        (field.name, _WIRE_TYPES.get(field.type, field.type) | None, None)
+        for field in msgspec.structs.fields(SamplingParams)
+        if field.name not in _OTHERWISE
+    ],
+    bases=(Unsupported,),
+    kw_only=True,
+)
+# Names that a body and SamplingParams share; max_tokens is not among them, for it depends on the prompt's length.
+SAMPLING_VALUES = tuple(name for name in _SamplingValues.__annotations__ if name != "max_tokens")
+
+
+class SamplingFields(_SamplingValues, kw_only=True):  # type: ignore[call-arg, misc, valid-type]
+    """What both generating routes take: SamplingParams' fields, where null means the default, and those below."""
 
     model: ShortText | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: Int64 | None = None
-    n: Int64 | None = None
     best_of: Int64 | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: Int64 | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    seed: Int64 | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[TokenId] | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    min_tokens: Int64 | None = None
-    logit_bias: dict[TokenId, float] | None = None
-    allowed_token_ids: list[TokenId] | None = None
-    bad_words: list[str] | None = None
-    skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool | None = None
-    prompt_logprobs: Int64 | None = None
     truncate_prompt_tokens: Int64 | None = None
     add_special_tokens: bool | None = None
     priority: Int32 | None = None
@@ -104,7 +108,7 @@ class SamplingFields(Unsupported, kw_only=True):
     vllm_xargs: Json | None = None
 
 
-class ChatRequest(SamplingFields, kw_only=True):
+class ChatRequest(SamplingFields, kw_only=True):  # type: ignore[call-arg]
     """The chat template checks the messages themselves."""
 
     messages: Messages
@@ -126,7 +130,7 @@ class ChatRequest(SamplingFields, kw_only=True):
     return_prompt_text: bool | None = None
 
 
-class CompletionRequest(SamplingFields, kw_only=True):
+class CompletionRequest(SamplingFields, kw_only=True):  # type: ignore[call-arg]
     prompt: str | list[str | TokenId | list[TokenId]] | None  # null beside prompt_embeds, in clients of vLLM's
     logprobs: Int64 | bool | None = None  # true: 1, as pydantic takes it
     echo: bool | None = None

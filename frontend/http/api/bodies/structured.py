@@ -1,6 +1,6 @@
 """Structured output in a body: response_format (OpenAI's), structured_outputs (vLLM's), and vLLM's older guided_* fields.
 
-Called from one line of params.py. All that ask for something must ask for the same, as clients do that serve several versions
+Called from one line of checked.py. All that ask for something must ask for the same, as clients do that serve several versions
 of vLLM; a 400 names the field that was meant.
 """
 
@@ -67,7 +67,7 @@ def structured_outputs(body: Body) -> StructuredOutputs | None:
     """What the output must be; None if nothing was said. Raises ApiError 400."""
     if (values := _read(body)) == _NOTHING:
         return None
-    asked = {name: value for name, value in zip(_READ, values, strict=True) if value is not None}
+    asked = {name: value for name, value in zip(SOURCES, values, strict=True) if value is not None}
     if isinstance(asked.get("response_format"), ResponseFormat) and body.response_format.type == "text":  # type: ignore[union-attr]
         del asked["response_format"]
     wanted = [structured_field(name, value) for name, value in asked.items()]
@@ -81,7 +81,7 @@ def structured_outputs(body: Body) -> StructuredOutputs | None:
 def structured_field(name: str, value: Any) -> StructuredOutputs:
     """Of one of the fields. Raises ApiError 400."""
     try:
-        wanted: StructuredOutputs = _READ[name](value)
+        wanted: StructuredOutputs = SOURCES[name](value)
     except ValueError as error:
         raise invalid(f"{name}: {_PREFIX.sub('', str(error))}", name) from None
     return msgspec.structs.replace(wanted, field=_PLACES.get((name, wanted.kind), name))
@@ -124,7 +124,7 @@ _PLACES: dict[tuple[str, Kind], str] = {
     **{("structured_outputs", kind): f"structured_outputs.{kind}" for kind in get_args(Kind)},
 }
 
-_READ: dict[str, Any] = {
+SOURCES: dict[str, Any] = {  # by field
     "response_format": _of_response_format,
     "structured_outputs": _of_structured_outputs,
     "guided_json": lambda value: structured_message(json=value),
@@ -132,5 +132,5 @@ _READ: dict[str, Any] = {
     "guided_choice": lambda value: structured_message(choice=value),
     "guided_grammar": lambda value: structured_message(grammar=value),
 }
-_read = attrgetter(*_READ)
-_NOTHING = (None,) * len(_READ)
+_read = attrgetter(*SOURCES)
+_NOTHING = (None,) * len(SOURCES)

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from quire.frontend.http.api.logs.traced import Generated, generated_by
+from quire.frontend.http.api.generate import Generated, generated_by
 from quire.frontend.http.api.prompt_run import PromptRun
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.protocol.errors import ApiError
@@ -120,10 +120,10 @@ def _attributes(generated: Generated, model: str) -> dict[str, str | int | float
         "gen_ai.request.model": model,
         "gen_ai.response.model": model,
         "gen_ai.response.id": generated.name,
-        "gen_ai.request.n": params.n,
+        "gen_ai.request.n": runs[0].n,
         "gen_ai.request.temperature": params.temperature,
         "gen_ai.request.top_p": params.top_p,
-        "gen_ai.usage.num_sequences": len(runs) * params.n,
+        "gen_ai.usage.num_sequences": len(runs) * runs[0].n,
         "gen_ai.usage.prompt_tokens": prompt,
         "gen_ai.usage.completion_tokens": output,
         "gen_ai.usage.input_tokens": prompt,  # the names of the conventions today
@@ -133,8 +133,8 @@ def _attributes(generated: Generated, model: str) -> dict[str, str | int | float
             reason or ("error" if run.stream.error else "abort") for run in runs for reason in run.finish_reasons
         ],
     }
-    if params.max_tokens is not None:
-        found["gen_ai.request.max_tokens"] = params.max_tokens
+    if runs[0].max_tokens is not None:
+        found["gen_ai.request.max_tokens"] = runs[0].max_tokens
     return found | _latencies(runs)
 
 

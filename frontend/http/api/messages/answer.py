@@ -18,8 +18,7 @@ from quire.frontend.http.api.messages.schemas import (
 )
 from quire.frontend.http.api.messages.stream import EventWriter
 from quire.frontend.http.api.output_plan import OutputPlan
-from quire.frontend.http.api.prompt_run import PromptRun, usage_of
-from quire.frontend.http.api.thought_count import ThoughtCount
+from quire.frontend.http.api.prompt_run import PromptRun, ReasoningCount, usage_of
 from quire.frontend.text.output_parser import PIECE, OutputParser
 
 _MANY_CHARS = 64 << 10  # of an output, from which on its blocks are made in a thread
@@ -36,10 +35,10 @@ class Answer:
         self._body = body
         self._run = run
         self._cut_by_context = cut_by_context
-        shows_thoughts = body.thinking is None or body.thinking.display != "omitted"
+        shows_reasoning = body.thinking is None or body.thinking.display != "omitted"
         parser = OutputParser(None, None) if plan is None else plan.new_parser()
-        self._blocks = Blocks(parser, None if plan is None else plan.max_calls, shows_thoughts)
-        self._thoughts = None if plan is None else ThoughtCount(plan)
+        self._blocks = Blocks(parser, None if plan is None else plan.max_calls, shows_reasoning)
+        self._reasoning = None if plan is None else ReasoningCount(plan.reasoning_end_id)
         self._writer = EventWriter()
 
     # ------------------------------------------------------------------------------------------------------- streaming
@@ -49,7 +48,7 @@ class Answer:
 
     def read(self, delta: Delta) -> bytes:
         """Events for what a delta adds, and for the message's end, if it is the last."""
-        if self._thoughts is None and self._blocks.open is not None and delta.finish_reason is None:  # plain, as most are
+        if self._reasoning is None and self._blocks.open is not None and delta.finish_reason is None:  # plain, as most are
             return self._writer.text(delta.text) if delta.text else b""
         events = b"".join(map(self._writer.step, self._steps(delta)))
         if delta.finish_reason is None:
@@ -61,7 +60,7 @@ class Answer:
         steps = self._blocks.feed(delta.text) if delta.text else []
         if delta.finish_reason is not None:
             steps += self._blocks.finish()
-        self._count_thoughts(delta)
+        self._count_reasoning(delta)
         return steps
 
     # ---------------------------------------------------------------------------------------------------- in one piece
@@ -77,15 +76,15 @@ class Answer:
             if piece.is_over:
                 await piece.next()
         steps += self._blocks.finish()
-        self._count_thoughts(delta)
+        self._count_reasoning(delta)
         is_long = len(delta.text) > _MANY_CHARS
         content = await in_thread(content_of, steps) if is_long else content_of(steps)
         return self._message(content, *self._stop(delta))
 
     # ------------------------------------------------------------------------------------------------------------ both
-    def _count_thoughts(self, delta: Delta) -> None:
-        if self._thoughts is not None:
-            self._thoughts.add(self._run, delta, self._blocks.never_thought)
+    def _count_reasoning(self, delta: Delta) -> None:
+        if self._reasoning is not None:
+            self._reasoning.add(self._run, delta, self._blocks.never_thought)
 
     def _stop(self, delta: Delta) -> tuple[str, str | None]:
         """stop_reason and stop_sequence."""
@@ -108,10 +107,10 @@ class Answer:
     def _usage(self) -> MessagesUsage:
         usage = usage_of([self._run])
         cached, details = usage.prompt_tokens_details.cached_tokens, usage.completion_tokens_details
-        thoughts = msgspec.UNSET if details is msgspec.UNSET else OutputTokensDetails(details.reasoning_tokens)
+        reasoning = msgspec.UNSET if details is msgspec.UNSET else OutputTokensDetails(details.reasoning_tokens)
         return MessagesUsage(
             input_tokens=usage.prompt_tokens - cached,
             cache_read_input_tokens=cached,
             output_tokens=usage.completion_tokens,
-            output_tokens_details=thoughts,
+            output_tokens_details=reasoning,
         )

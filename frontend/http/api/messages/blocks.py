@@ -54,17 +54,17 @@ Step = Opened | Piece | Closed
 
 
 class Blocks:
-    """max_calls: those beyond are left out. shows_thoughts: else they have blocks without a text."""
+    """max_calls: those beyond are left out. shows_reasoning: else they have blocks without a text."""
 
-    def __init__(self, parser: OutputParser, max_calls: int | None = None, shows_thoughts: bool = True) -> None:
+    def __init__(self, parser: OutputParser, max_calls: int | None = None, shows_reasoning: bool = True) -> None:
         self._parser = parser
         self._max_calls = max_calls
-        self._shows_thoughts = shows_thoughts
+        self._shows_reasoning = shows_reasoning
         self.open: Kind | None = None  # the block that the next piece belongs to, and
         self.index = -1  # its number
         self.num_calls = 0
         self._blank: list[str] = []  # spaces that may be the beginning of a text
-        self._thought = hashlib.sha256()
+        self._reasoning = hashlib.sha256()
 
     @property
     def never_thought(self) -> bool:
@@ -86,8 +86,8 @@ class Blocks:
                     steps += self._text(event.text)
                 case Reasoning():
                     steps += self._begin("thinking") if self.open != "thinking" else []
-                    self._thought.update(event.text.encode())
-                    steps += [Piece(self.index, "thinking", event.text)] if self._shows_thoughts else []
+                    self._reasoning.update(event.text.encode())
+                    steps += [Piece(self.index, "thinking", event.text)] if self._shows_reasoning else []
                 case CallBegun() if self._is_wanted(event.index):
                     self.num_calls += 1
                     steps += self._begin("tool_use", id=event.id.replace(_OUR_ID, "toolu_"), name=event.name)
@@ -120,8 +120,8 @@ class Blocks:
             return []
         signature = ""
         if kind == "thinking":
-            signature = base64.b64encode(self._thought.digest()).decode()
-            self._thought = hashlib.sha256()
+            signature = base64.b64encode(self._reasoning.digest()).decode()
+            self._reasoning = hashlib.sha256()
         return [Closed(self.index, kind, signature)]
 
 

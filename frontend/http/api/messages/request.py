@@ -164,6 +164,6 @@ def _take_sampling(chat: ChatRequest, body: MessagesRequest) -> None:
         raise invalid(f"max_tokens must be greater than thinking.budget_tokens ({budget}), got {body.max_tokens}", "max_tokens")
     if body.max_tokens == 0 and body.stream:
         raise invalid("max_tokens: 0, for an answer of nothing, is not available with stream: true", "max_tokens")
-    chat.stop = body.stop_sequences
+    chat.stop, chat.max_tokens = body.stop_sequences, max(1, body.max_tokens)
     for name in ("stream", "temperature", "top_p", "top_k", "cache_salt", "priority", "vllm_xargs"):
         setattr(chat, name, getattr(body, name))

@@ -6,17 +6,14 @@ silent for long shows by a `ping` that it lives.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
-from functools import partial
+from collections.abc import Callable
 from typing import Protocol
 
 from quire.frontend.client.outputs import Delta
-from quire.frontend.client.stream import Stream
-from quire.frontend.http.api.generate import follow
+from quire.frontend.http.api.generate import Pump
 from quire.frontend.http.api.messages.blocks import Closed, Opened, Piece, Step
 from quire.frontend.http.api.messages.schemas import MessagesResponse, MessagesUsage
 from quire.frontend.http.api.metrics.metrics import Metrics
-from quire.frontend.http.api.metrics.request_metrics import count_first_token
 from quire.frontend.http.api.prompt_run import PromptRun
 from quire.frontend.http.api.sse import json_bytes
 from quire.frontend.http.protocol.exchange import Response, ResponseState
@@ -97,38 +94,24 @@ class MessageStream:
     async def run(self, run: PromptRun) -> None:
         self._watch()
         try:
-            await self._pump(run)
+            await Pump(self._response, [run], self._metrics, self).run()
         finally:
             if self._timer is not None:
                 self._timer.cancel()
-        self._response.end()
 
-    async def _pump(self, run: PromptRun) -> None:
-        has_begun, response = False, self._response
-        assert isinstance(run.stream, AsyncIterator)  # no search of beams
-        async for deltas in run.stream:
-            data = b""
-            if not has_begun:
-                has_begun = True
-                count_first_token(self._metrics, run)
-                data = self._answer.begin()
-            data += b"".join([self._events(run, delta) for delta in deltas])
-            if not data:
-                continue
-            if response.state is ResponseState.WAITING:
-                response.start(first=data)
-            else:
-                response.write(data)
-            if response.write_paused:
-                await response.drain()
-            if isinstance(run.stream, Stream) and response.state is ResponseState.STREAMING:
-                await follow(run.stream, response, partial(self._events, run))
+    def opening(self, run: PromptRun) -> bytes:
+        return self._answer.begin()
 
-    def _events(self, run: PromptRun, delta: Delta) -> bytes:
-        run.num_tokens[0] = delta.num_tokens
-        if delta.finish_reason is not None:
-            run.finish_reasons[0] = delta.finish_reason
-            self._metrics.count("request_success", delta.finish_reason)
+    def events(self, run: PromptRun, delta: Delta) -> bytes:
+        return self._read(delta)
+
+    def writer(self, run: PromptRun) -> Callable[[Delta], bytes]:
+        return self._read
+
+    async def closing(self) -> bytes:
+        return b""
+
+    def _read(self, delta: Delta) -> bytes:
         data = self._answer.read(delta)
         self._is_silent = self._is_silent and not data
         return data

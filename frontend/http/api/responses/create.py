@@ -7,9 +7,8 @@ runs that and makes items of what comes (output.py), records.py keeps the respon
 import msgspec
 
 from quire.frontend.client.stream import InvalidRequest
-from quire.frontend.http.api.bodies.body import BodyDecoder
+from quire.frontend.http.api.bodies.body import BodyDecoder, read_body
 from quire.frontend.http.api.bodies.json_pieces import LARGE_ANSWER, send_json
-from quire.frontend.http.api.bodies.reading import read_body
 from quire.frontend.http.api.chat_run import submit_chat
 from quire.frontend.http.api.generate import running
 from quire.frontend.http.api.prompt_run import PromptRun
@@ -59,7 +58,7 @@ async def _answer(services: Services, turn: Turn, response: Response, num_bytes:
         runs.append(submit_chat(services, turn.chat_body, turn.chat, answer.id))
         services.request_log.started(answer.id, runs, bool(body.stream))
         if body.stream:
-            return await RunningTurn(services, turn, runs[0], response).events()
+            return await RunningTurn(services, turn, runs[0], response).send_events()
         await RunningTurn(services, turn, runs[0]).whole()
     if body.wants_logprobs or runs[0].num_tokens[0] > LARGE_ANSWER or num_bytes > LARGE_ANSWER:
         return await send_json(response, answer, services.max_response_bytes)

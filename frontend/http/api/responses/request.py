@@ -9,19 +9,18 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from quire.frontend.http.api.batches import Metadata
-from quire.frontend.http.api.bodies.fields import check_stream_options
-from quire.frontend.http.api.bodies.schemas import MAX_ITEMS, ChatRequest, Int64, Json, Objects, ShortText
+from quire.frontend.http.api.bodies.checked import check_stream_options
+from quire.frontend.http.api.bodies.schemas import MAX_ITEMS, SAMPLING_VALUES, ChatRequest, Int64, Json, Objects, ShortText
 from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.protocol.errors import ApiError
 
 Items = Annotated[list[Json], msgspec.Meta(max_length=MAX_ITEMS)]
 
-# What the sampler takes, and what vLLM has beside OpenAI's fields: by the names and types of /v1/chat/completions.
+# Fields by the names and types of /v1/chat/completions: the sampler's, and those that vLLM has beside OpenAI's.
 AS_IN_CHATS = (
-    "min_tokens", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "temperature", "top_p", "top_k",
-    "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "logit_bias", "allowed_token_ids",
-    "bad_words", "skip_special_tokens", "spaces_between_special_tokens", "vllm_xargs", "thinking_token_budget",
-    "structured_outputs", "chat_template_kwargs", "priority", "cache_salt", "request_id",
+    *(name for name in SAMPLING_VALUES if name not in ("n", "prompt_logprobs", "skip_reading_prefix_cache")),
+    "vllm_xargs", "thinking_token_budget", "structured_outputs", "chat_template_kwargs", "priority", "cache_salt",
+    "request_id",
 )  # fmt: skip
 LOGPROBS, ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
 # What `include` may name beside these: results of tools and inputs that there are none of.

@@ -5,15 +5,13 @@ by response.failed, or by `error` where the server itself breaks off.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import Callable, Iterator
 
 from quire.frontend.client.outputs import Delta
-from quire.frontend.client.stream import Stream
-from quire.frontend.http.api.bodies.json_pieces import too_large, write_pieces
+from quire.frontend.http.api.bodies.json_pieces import too_large
 from quire.frontend.http.api.bodies.logprobs import LogprobStyle
 from quire.frontend.http.api.chat_output import ChatOutput
-from quire.frontend.http.api.generate import collect, follow, most_logprobs
-from quire.frontend.http.api.metrics.request_metrics import count_first_token
+from quire.frontend.http.api.generate import Pump, collect, most_logprobs
 from quire.frontend.http.api.prompt_run import PromptRun, usage_of
 from quire.frontend.http.api.responses.answer import usage_of_response
 from quire.frontend.http.api.responses.output import EventWriter, Output
@@ -39,6 +37,7 @@ class RunningTurn:
         self._tokens = self._tokens_of_text() if turn.body.wants_logprobs else None
         self._writer = EventWriter(in_pieces=self._tokens is not None) if stream is not None else None
         self._output = Output(turn.response, self._writer, self._tokens, turn.seals)
+        self._most_tokens = most_logprobs(services.max_response_bytes, turn.body.top_logprobs or 0)
 
     def _tokens_of_text(self) -> TokensOfText:
         chat, tokenizer = self._turn.chat, self._services.client.tokenizer
@@ -57,11 +56,7 @@ class RunningTurn:
             events = await self._parsed.all_events(self._run, delta) if self._parsed is not None else _plain(delta)
             self._output.add(map(self._shown, events), delta)
         else:
-            most = most_logprobs(self._services.max_response_bytes, self._turn.body.top_logprobs or 0)
-            async for deltas in self._deltas():
-                self._add(deltas)
-                if self._run.num_tokens[0] > most:
-                    raise too_large(self._services.max_response_bytes)
+            await Pump(None, [self._run], self._services.metrics, self).read(self._run)
         await self._end()
 
     async def _end(self) -> None:
@@ -81,36 +76,35 @@ class RunningTurn:
         self._output.tell_end()
 
     # ------------------------------------------------------------------------------------------------------- streaming
-    async def events(self) -> None:
+    async def send_events(self) -> None:
         """Send all events, to the last."""
         assert self._stream is not None
-        self._output.begin()
         try:
-            async for deltas in self._deltas():
-                self._add(deltas)
-                await self._send()
-                if self._tokens is None and isinstance(self._run.stream, Stream):
-                    await follow(self._run.stream, self._stream, self._read)
-            await self._end()
-            await self._send()
-            self._stream.end()
+            await Pump(self._stream, [self._run], self._services.metrics, self).run()
         except BaseException as error:  # told to the client, and passed on
             self._tell(error)
             raise
 
-    async def _send(self) -> None:
-        assert self._stream is not None and self._writer is not None
-        stream = self._stream
-        if self._tokens is not None:
-            if stream.state is ResponseState.WAITING:
-                stream.start()
-            return await write_pieces(stream, self._writer.take_pieces())
-        if stream.state is ResponseState.WAITING:
-            stream.start(first=self._writer.take())
-        else:
-            stream.write(self._writer.take())
-        if stream.write_paused:
-            await stream.drain()
+    def opening(self, run: PromptRun) -> bytes:
+        self._output.begin()
+        return b""
+
+    def events(self, run: PromptRun, delta: Delta) -> bytes | Iterator[bytes]:
+        self._add(delta)
+        return self._take()
+
+    def writer(self, run: PromptRun) -> Callable[[Delta], bytes] | None:
+        return self._read if self._tokens is None else None
+
+    async def closing(self) -> bytes | Iterator[bytes]:
+        await self._end()
+        return self._take()
+
+    def _take(self) -> bytes | Iterator[bytes]:
+        """The events that were made and not sent yet, in pieces where log-probabilities may make them large."""
+        if self._writer is None:
+            return b""
+        return self._writer.take() if self._tokens is None else self._writer.take_pieces()
 
     def _tell(self, error: BaseException) -> None:
         stream, writer = self._stream, self._writer
@@ -124,32 +118,19 @@ class RunningTurn:
         stream.end(writer.take())
 
     # --------------------------------------------------------------------------------------------------- what it yields
-    async def _deltas(self) -> AsyncIterator[list[Delta]]:
-        """What the engine yields, counted."""
-        run, metrics = self._run, self._services.metrics
-        assert isinstance(run.stream, AsyncIterator)
-        async for deltas in run.stream:
-            count_first_token(metrics, run)
-            for delta in deltas:
-                run.num_tokens[0] = delta.num_tokens
-                if delta.finish_reason is not None:
-                    run.finish_reasons[0] = delta.finish_reason
-                    metrics.count("request_success", delta.finish_reason)
-            yield deltas
-
     def _read(self, delta: Delta) -> bytes:
         """The events of a delta that does not end the stream."""
         assert self._writer is not None
-        self._run.num_tokens[0] = delta.num_tokens
-        self._add([delta])
+        self._add(delta)
         return self._writer.take()
 
-    def _add(self, deltas: list[Delta]) -> None:
-        for delta in deltas:
-            if self._parsed is None:
-                self._output.add(_plain(delta), delta)
-            else:
-                self._output.add(map(self._shown, self._parsed.events(self._run, delta)), delta)
+    def _add(self, delta: Delta) -> None:
+        if self._parsed is None:
+            self._output.add(_plain(delta), delta)
+        else:
+            self._output.add(map(self._shown, self._parsed.events(self._run, delta)), delta)
+        if self._writer is None and self._run.num_tokens[0] > self._most_tokens:
+            raise too_large(self._services.max_response_bytes)
 
     def _shown(self, event: Event) -> Event:
         """A call beyond those that the answer may hold is shown to nobody."""

@@ -4,15 +4,13 @@ A turn is a user's message and all that followed; the system's messages before t
 that alone is too long, the request is refused as without truncation. Nothing is cut within a message.
 """
 
-from typing import Any
-
 import msgspec
 
 from quire.frontend.client.stream import TooLong
-from quire.frontend.http.api.bodies.params import prompt_text
 from quire.frontend.http.api.bodies.schemas import ChatRequest
+from quire.frontend.http.api.output_plan import take_tools
+from quire.frontend.http.api.prompt import chat_prompt
 from quire.frontend.http.api.services import Services
-from quire.frontend.http.api.tools.chat_tools import take_tools
 from quire.ipc.limits import output_room
 
 
@@ -35,10 +33,9 @@ async def leave_out_oldest(services: Services, body: ChatRequest, num_bytes: int
     body.messages = kept + messages[turns[low] :]
 
 
-async def _fits(services: Services, body: Any, num_bytes: int) -> bool:
-    text = await prompt_text(body, services.client.tokenizer, services.trust_request_chat_template, num_bytes)
+async def _fits(services: Services, body: ChatRequest, num_bytes: int) -> bool:
     try:
-        ids = await services.client.encode(text, add_special_tokens=bool(body.add_special_tokens))
+        _, ids = await chat_prompt(services.client, body, services.trust_request_chat_template, num_bytes)
     except TooLong:
         return False
     return output_room(len(ids), services.limits.max_model_len) >= (body.max_completion_tokens or 1)

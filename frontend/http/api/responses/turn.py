@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from quire.frontend.client.turns import in_thread
-from quire.frontend.http.api.bodies.params import check_model
+from quire.frontend.http.api.bodies.checked import check_model
 from quire.frontend.http.api.bodies.schemas import MAX_ITEMS, ChatRequest, Json
-from quire.frontend.http.api.chat_run import PreparedChat, prepare_chat
+from quire.frontend.http.api.chat_run import PreparedChat, check_chat, prepare_chat
 from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.api.logs.request_log import given_id
 from quire.frontend.http.api.responses.answer import ResponseObject, begun
@@ -59,7 +59,9 @@ async def prepare_turn(services: Services, request: Request, body: ResponsesRequ
     try:
         if body.truncation == "auto":
             await leave_out_oldest(services, chat_body, num_bytes)
-        chat = await prepare_chat(services, chat_body, num_bytes, (body.top_logprobs or 0) if body.wants_logprobs else None)
+        num_logprobs = (body.top_logprobs or 0) if body.wants_logprobs else None
+        checked = check_chat(chat_body, services.client.tokenizer, num_logprobs)
+        chat = await prepare_chat(services, chat_body, checked, num_bytes)
     except ApiError as error:
         raise in_our_words(error) from None
     response = begun(body, id, model, chat.params) if small else await in_thread(begun, body, id, model, chat.params)

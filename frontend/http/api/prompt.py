@@ -1,0 +1,118 @@
+"""Prompts of the generating routes: a conversation as text and token ids, a text as token ids, and what of them is cut off.
+
+`chat_prompt` goes through the model's chat template, or through the request's own in another process. Long conversations are
+rendered, and long texts tokenized, beside the event loop.
+"""
+
+import re
+from typing import Any
+
+from quire.frontend.client.client import Client
+from quire.frontend.client.encoding import encode_end
+from quire.frontend.client.turns import in_thread
+from quire.frontend.http.api.bodies.schemas import MAX_ITEMS, ChatRequest, TokenizeRequest
+from quire.frontend.http.api.errors import invalid
+from quire.frontend.text.chat_template import ChatTemplateError
+from quire.frontend.text.request_templates import ToRender, render_apart
+from quire.frontend.text.tokenizer import ChatPrompt, Tokenizer
+from quire.ipc.limits import output_room
+
+LONG_BODY, _MANY_MESSAGES = 16 << 10, 64  # bytes and messages: a template renders so much in 3 ms
+_RESERVED_KWARGS = frozenset(
+    ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize", "self")
+)
+
+
+async def chat_prompt(
+    client: Client,
+    body: ChatRequest | TokenizeRequest,
+    trust_template: bool,
+    num_bytes: int,
+    keep: int | None = None,
+) -> tuple[ChatPrompt, list[int]]:
+    """The conversation as a prompt, and its token ids, or `keep` of them (`truncated`).
+
+    trust_template: whether the request may bring a template. num_bytes: of the request's body. Raises ApiError 400, TooLong.
+    """
+    if body.chat_template is not None and not trust_template:
+        raise invalid(
+            "chat_template: this server takes none from requests (see --trust-request-chat-template)", "chat_template"
+        )
+    options, special, tokenizer = _template_options(body), bool(body.add_special_tokens), client.tokenizer
+    try:
+        if body.chat_template is not None:
+            prompt = await _rendered_apart(tokenizer, body.chat_template, options)
+        elif num_bytes <= LONG_BODY and len(options["messages"]) <= _MANY_MESSAGES:
+            prompt = tokenizer.chat_prompt(**options, add_special_tokens=special, encodes=keep is None)
+        else:
+            prompt = await in_thread(tokenizer.chat_prompt, **options, add_special_tokens=special, encodes=keep is None)
+    except ChatTemplateError as error:
+        raise invalid(f"messages: {error}", "messages") from None
+    if prompt.token_ids is not None:
+        return prompt, prompt.token_ids
+    side = body.truncation_side if isinstance(body, ChatRequest) else None
+    return prompt, await encoded(client, prompt.text, special, keep, side)
+
+
+async def _rendered_apart(tokenizer: Tokenizer, template: str, options: dict[str, Any]) -> ChatPrompt:
+    source, variables = tokenizer.template_source(template, bool(options["tools"])), options.pop("chat_template_kwargs")
+    wanted = ToRender(source, tokenizer.special_tokens, tokenizer.content_format(), variables=variables, **options)
+    return ChatPrompt(await render_apart(wanted), source)
+
+
+def _template_options(body: ChatRequest | TokenizeRequest) -> dict[str, Any]:
+    """The arguments of Tokenizer.render_chat. Raises ApiError 400."""
+    messages = body.messages or []
+    parts = [m.get(name) for m in messages for name in ("content", "tool_calls")]
+    if sum(len(part) for part in parts if isinstance(part, list)) > MAX_ITEMS:
+        raise invalid(f"messages may hold at most {MAX_ITEMS} content parts and tool calls", "messages")
+    continues = bool(body.continue_final_message)
+    opens = body.add_generation_prompt if body.add_generation_prompt is not None else not continues
+    if continues and opens:
+        raise invalid("continue_final_message and add_generation_prompt exclude each other", "continue_final_message")
+    return {
+        "messages": messages,
+        "tools": body.tools or None,
+        "documents": body.documents or None,
+        "add_generation_prompt": opens,
+        "continue_final_message": continues,
+        "chat_template_kwargs": _template_variables(body),
+    }
+
+
+def _template_variables(body: ChatRequest | TokenizeRequest) -> dict[str, Any]:
+    """chat_template_kwargs, and what other fields of the request say to templates."""
+    variables = dict(body.chat_template_kwargs or {})
+    for name in variables:
+        if name in _RESERVED_KWARGS or not re.fullmatch(r"[A-Za-z]\w{0,63}", name):
+            raise invalid(f"chat_template_kwargs must not hold {name[:64]!r}", "chat_template_kwargs")
+    if body.reasoning_effort is not None:
+        variables.setdefault("reasoning_effort", body.reasoning_effort)
+        if body.reasoning_effort == "none":
+            variables.setdefault("enable_thinking", False)
+    return variables
+
+
+async def encoded(client: Client, text: str, add_special_tokens: bool, keep: int | None, side: str | None = None) -> list[int]:
+    """A text's ids, or `keep` of them (`truncated`), for which no more text is tokenized than can fit into the context."""
+    if keep is None:
+        return await client.encode(text, add_special_tokens=add_special_tokens)
+    limit = client.welcome.limits.max_model_len
+    return truncated(await encode_end(client.tokenizer, text, add_special_tokens, keep, side == "right", limit), keep, side)
+
+
+def truncated(token_ids: list[int], keep: int | None, side: str | None = None) -> list[int]:
+    """The last `keep` ids (vLLM's truncate_prompt_tokens), or the first where the `side` cut off is the "right" one."""
+    if keep is None:
+        return token_ids
+    return token_ids[:keep] if side == "right" else token_ids[-keep:]
+
+
+def num_kept(body: Any, max_model_len: int, max_tokens: int | None) -> int | None:
+    """truncate_prompt_tokens as a number of tokens; -1: what fits beside max_tokens. None: all. Raises ApiError 400."""
+    keep: int | None = body.truncate_prompt_tokens
+    if keep == -1:
+        return max(1, output_room(max_tokens or 1, max_model_len))
+    if keep is not None and keep < 1:
+        raise invalid(f"truncate_prompt_tokens must be at least 1, or -1 for what fits, got {keep}", "truncate_prompt_tokens")
+    return keep
