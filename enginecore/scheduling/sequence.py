@@ -60,7 +60,7 @@ class Sequence:
     # what its next token must be, if that is bounded: made by a preparer (grammar/compiler.py), used by the core alone
     constraint: Any = None  # grammar/matchers.Constraint
     mask_from: int = INT32_MAX  # the length from which its rows need masks
-    is_held: bool = False  # in no step until `Scheduler.release`: its next mask is not made yet
+    is_deferred: bool = False  # in no step until `Scheduler.release`: its next mask is not made yet
     # what it holds of the KV cache: written by KVManager
     blocks: SequenceBlocks = field(kw_only=True)
     # where it is: written by the scheduler's parts

@@ -25,7 +25,7 @@ class WaitingQueue:
         self._by_priority = policy == "priority"
         self._ready: Queue = []
         self._for_prefix: dict[bytes, Queue] = {}  # by the hash of the prefix's last block
-        self._held: Queue = []
+        self._deferred: Queue = []
         self._queue_of: dict[Sequence, Queue] = {}  # the owner of membership
         self.no_room_for: Sequence | None = None  # the first one, if there was no room for it when it was looked at
 
@@ -33,7 +33,7 @@ class WaitingQueue:
         return (seq.order if self._by_priority else (0, seq.order[1])), seq
 
     def push(self, seq: Sequence) -> None:
-        self._enqueue(seq, self._held if seq.is_held else self._ready)
+        self._enqueue(seq, self._deferred if seq.is_deferred else self._ready)
 
     def release(self, seq: Sequence) -> None:
         """It is held no longer."""
@@ -78,15 +78,15 @@ class WaitingQueue:
     @property
     def num_to_schedule(self) -> int:
         """Those that are not held."""
-        return len(self._queue_of) - len(self._held)
+        return len(self._queue_of) - len(self._deferred)
 
     def __iter__(self) -> Iterator[Sequence]:
         return iter(list(self._queue_of))
 
     def check(self) -> None:
         """Assert that every sequence is in one queue, and every queue is in order."""
-        queues = [self._ready, self._held, *self._for_prefix.values()]
-        assert all(seq.is_held == (self._queue_of[seq] is self._held) for seq in self._queue_of)
+        queues = [self._ready, self._deferred, *self._for_prefix.values()]
+        assert all(seq.is_deferred == (self._queue_of[seq] is self._deferred) for seq in self._queue_of)
         assert all(queue == sorted(queue, key=lambda entry: entry[0]) for queue in queues)
         assert [seq for queue in queues for _, seq in queue if self._queue_of.get(seq) is not queue] == []
         assert sum(map(len, queues)) == len(self._queue_of)
