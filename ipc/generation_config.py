@@ -7,19 +7,10 @@ leave out (frontend/text/tokenizer.py): both with this function, so that what wa
 from collections.abc import Mapping
 from typing import Any
 
-from quire.ipc.sampling import SamplingParams
+from quire.ipc.sampling import IN_GENERATION_CONFIG, SamplingParams
 
-# The file's fields that are sampling defaults, and their names in SamplingParams; the list is vLLM's.
-_FIELDS = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "max_new_tokens": "max_tokens",
-}
-
-
+# The file's fields that are sampling defaults, and their names in SamplingParams.
+_FIELDS = {**{name: name for name in IN_GENERATION_CONFIG}, "max_new_tokens": "max_tokens"}
 _OVERRIDABLE = (*_FIELDS, "do_sample", "eos_token_id")
 
 

@@ -55,6 +55,8 @@ BOUNDS: dict[str, tuple[float | None, float | None, bool]] = {
     "prompt_logprobs": (0, MAX_LOGPROBS, True),
     "thinking_token_budget": (0, 2**31 - 1, True),
 }
+# Fields that a model's generation_config.json may set under the same name; the list is vLLM's.
+IN_GENERATION_CONFIG = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 # What a user builds, and what travels: only this is decoded. The client makes one of the other (frontend/client/client.py).
@@ -200,7 +202,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, array_like=True, forbid_unkno
 
 
 _OWN = {int, float, bool, type(None)}  # numbers that a message can hold; numpy's are made these
-_REAL = {"temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"}
+_REAL = {field.name for field in msgspec.structs.fields(SamplingParams) if field.type is float}
 _DEFAULTS = [  # of what has bounds: within them, and most values there are
     (name, default)
     for name, default in zip(SamplingParams.__struct_fields__, SamplingParams.__struct_defaults__, strict=True)

@@ -29,16 +29,6 @@ from quire.frontend.cli.bench.sse_client import Connections, Target, clock
 CHAT = "openai-chat"
 ASK_AGAIN_S = 1.0  # a server that is not ready yet
 _DATE = "%Y%m%d-%H%M%S"
-_SAMPLING = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "logprobs",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-)
 PATHS = {"openai": "/v1/completions", "vllm": "/v1/completions", "quire": "/v1/completions", CHAT: "/v1/chat/completions"}
 
 
@@ -93,7 +83,7 @@ class Load:
 
     def _body(self, request: Request) -> bytes:
         args = self._args
-        sampling = {name: getattr(args, name) for name in _SAMPLING}
+        sampling = {name: getattr(args, name) for name in args.sampling}
         body: dict[str, Any] = {
             "model": self._model,
             "stream": True,
