@@ -1,21 +1,21 @@
-"""The least time that a workload could take on this GPU, from what its parts cost here when measured alone.
+"""The least time that a workload could take on this GPU, from the costs of its parts, each measured here alone.
 
     python benchmarks/ceilings.py MODEL_DIR [--workloads NAME ...] [--tokens 1 16 32 ...] [--tensor-parallel-size N ...]
 
-Measured: every matrix product of the model, as torch does it or as Quire would, whichever is faster, one captured graph for
-each number of tokens, over as many weights as the model has (so that L2 holds none of the next layer's); the rate of a copy
-(bytes read + written a second); the best dense rate met. Computed from these: KV bytes read and written, and the bytes of
-norms, activation, rotation and sampler, at the copy's rate; attention's arithmetic over prompts at the dense rate. Between
-measured sizes time is interpolated, and never more than at the next size, to which a step could be padded.
+Measured: every matrix product of the model, as torch or as Quire computes it, whichever is faster, one captured graph for each
+number of tokens, over as many weights as the model has (so that L2 holds none of the next layer's); the rate of a copy (bytes
+read + written a second); the best dense rate reached. Computed from these: KV bytes read and written, and the bytes of norms,
+activation, rotation and sampler, at the copy's rate; attention's arithmetic over prompts at the dense rate. Between measured
+sizes time is interpolated, and never more than at the next size, to which a step could be padded.
 
 A workload is played step by step as an engine with continuous batching would run it: at most 1024 rows and --budget tokens a
 step, running rows first, prompts cut into chunks. A step costs products + head + attention (its bytes or its arithmetic, the
-larger) + elementwise + sampler. Launch gaps, scheduling and the sampler's arithmetic cost nothing: nobody reaches this.
+larger) + elementwise + sampler. Launch gaps, scheduling and the sampler's arithmetic cost nothing: no engine can reach this.
 
-Of several GPUs: one rank's share of the products is measured on this one, and an exchange, two a layer, costs what
---exchange-us says (as benchmarks/collectives.py has measured it). Stages share a step's time evenly and never wait, but
-for a request that has nobody beside it; engines share the requests. What passes between stages costs nothing.
-Prints tables and a last line `RESULT {json}`. `--device cpu` is for trying the script, not for learning anything.
+For several GPUs: one rank's share of the products is measured on this one, and an exchange, two a layer, costs --exchange-us
+(as measured by benchmarks/collectives.py). Stages share a step's time evenly and never wait, except for a request that is alone
+in its micro-batch; engines share the requests. Transfers between stages cost nothing.
+Prints tables and a last line `RESULT {json}`. `--device cpu` only tries the script: its figures mean nothing.
 """
 
 import argparse
@@ -87,17 +87,17 @@ def replay_seconds(run: Callable[[], object], repeats: int) -> float:
 
 @dataclass
 class Measured:
-    """What this machine does with this model. Times in seconds by number of tokens (body) or of rows (head)."""
+    """This machine's times for this model, in seconds by number of tokens (body) or of rows (head)."""
 
     copy_bytes_s: float
     body: dict[int, float] = field(default_factory=dict)
     head: dict[int, float] = field(default_factory=dict)
     dense_flop_s: float = 0.0
-    exchange: dict[int, float] = field(default_factory=dict)  # of one, by rows
+    exchange: dict[int, float] = field(default_factory=dict)  # of one exchange, by rows
 
     @staticmethod
     def at(times: dict[int, float], size: int) -> float:
-        """Interpolated; not more than at the next larger measured size, beyond the largest in proportion."""
+        """Interpolated; not more than at the next larger measured size; beyond the largest in proportion."""
         if size <= 0:
             return 0.0
         sizes = sorted(times)
@@ -113,7 +113,7 @@ class Measured:
 
 
 def measure_machine(config: ModelConfig, tokens: list[int], device: torch.device, repeats: int, ranks: int) -> Measured:
-    """Of one rank's share of the model."""
+    """Measure one rank's share of the model."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     found = Measured(copy_rate(device, repeats))
     print(f"copy: {found.copy_bytes_s / 1e12:.3f} TB/s (read + written)", flush=True)
@@ -124,7 +124,7 @@ def measure_machine(config: ModelConfig, tokens: list[int], device: torch.device
     vocab = Parallel(0, ranks).vocabulary(config.vocab_size).size
     head, spare = (
         random(vocab, h, device=device, dtype=dtype) for _ in range(2)
-    )  # in turn: 0.3 GB half stays in an L2 of 50 MB
+    )  # in turn: half of 0.3 GB would stay in an L2 of 50 MB
     flops = 2 * sum(n * k for n, k in shapes) * len(config.layers)
     print(f"\n{'tokens':>7} {'products ms':>12} {'TB/s':>7} {'TFLOP/s':>8} {'head ms':>9} {'TB/s':>7} {'TFLOP/s':>8}")
     for count in tokens:
@@ -166,7 +166,7 @@ def _bytes(layers: list[list[torch.Tensor]]) -> int:
 
 
 def eager_seconds(call: Callable[[], object], times: int = 20) -> float:
-    """A call's share of many in a row, without a graph: a copy within one is a slower node."""
+    """A call's share of many in a row, without a graph: in a graph a copy is a slower node."""
     call()
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
@@ -188,7 +188,7 @@ def copy_rate(device: torch.device, repeats: int) -> float:
 
 
 def products(device: torch.device) -> list[Product]:
-    """The ways to compute x @ w^T into `out`: torch's, and whatever Quire takes for so many rows."""
+    """The ways to compute x @ w^T into `out`: torch's, and the kernel that Quire chooses for so many rows."""
     ways: list[Product] = [lambda x, w, out: torch.mm(x, w.t(), out=out)]
     if device.type == "cuda":
         from quire.kernels.linear.linear import skinny_linear
@@ -213,7 +213,7 @@ class Costs:
 
     def __init__(self, config: ModelConfig, found: Measured, ranks: int = 1) -> None:
         self.config, self.found = config, found
-        c, layer = config, config.layers[0]  # all layers are alike but for their windows
+        c, layer = config, config.layers[0]  # all layers are alike except for their windows
         attention = layer.attention.on_rank(Parallel(0, ranks))
         self._vocab = Parallel(0, ranks).vocabulary(c.vocab_size).size
         per_layer = 8 * c.hidden_size  # two norms, each: read x and residual, write both
@@ -249,14 +249,14 @@ class Costs:
 
 
 def _pairs(before: int, count: int, window: int) -> float:
-    """(query, key) pairs of `count` new tokens behind `before` others."""
+    """(query, key) pairs of `count` new tokens after `before` others."""
     if not window:
         return count * before + count * (count + 1) / 2
     return float(sum(min(before + i + 1, window) for i in range(count)))
 
 
 def play_shared(costs: Costs, n_in: list[int], n_out: list[int], budget: int, stages: int, engines: int) -> dict[str, Any]:
-    """The slowest engine's; a stage works on each micro-batch's steps in turn, at its part of their time."""
+    """The slowest engine's figures; a stage runs each micro-batch's steps in turn, in its share of their time."""
     of_engines = []
     for engine in range(engines):
         shares = [slice(engine + engines * micro_batch, None, engines * stages) for micro_batch in range(stages)]
@@ -268,7 +268,7 @@ def play_shared(costs: Costs, n_in: list[int], n_out: list[int], budget: int, st
 
 
 def play(costs: Costs, n_in: list[int], n_out: list[int], budget: int) -> dict[str, Any]:
-    """All requests are there at once; the steps they take, and the seconds by part."""
+    """All requests arrive at once; returns the number of steps that they take, and the seconds by part."""
     waiting = list(range(len(n_in)))[::-1]
     computed, produced = [0] * len(n_in), [0] * len(n_in)
     decoding: list[int] = []

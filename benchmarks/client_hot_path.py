@@ -1,7 +1,7 @@
 """Host cost of the frontend's text side per token: decode a step message, dispatch it, detokenize, wake and run consumers.
 
-No core, no sockets, no HTTP: encoded StepOutputs are decoded and handed to the Dispatcher in an event loop in which one
-task per stream iterates, as the HTTP routes do. So it leaves out the ZeroMQ receive (some 10 us a message) and SSE.
+No core, no sockets, no HTTP: encoded StepOutputs are decoded and given to the Dispatcher in an event loop in which one task per
+stream iterates, as in the HTTP routes. So it leaves out the ZeroMQ receive (some 10 us a message) and SSE.
 `python benchmarks/client_hot_path.py [--streams 256] [--steps 400]`; the last line is one JSON object of us per token.
 """
 
@@ -55,7 +55,7 @@ def messages(keys: list[int], vocab_size: int, steps: int, logprobs: int | None)
 
 
 async def run(tokenizer: Tokenizer, params: SamplingParams, streams: int, steps: int, consume: Callable) -> float:
-    """us per token, all included."""
+    """us per token, everything included."""
     dispatcher = Dispatcher(lambda message: None)
     states = [RequestState(i, "", np.array([5], dtype=np.int32), params, tokenizer, 0.0) for i in range(streams)]
     for state in states:

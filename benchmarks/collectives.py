@@ -1,10 +1,10 @@
-"""What a sum over the ranks with residual and norm takes, by hidden size and rows: `collectives.py [--ranks 2]`.
+"""The time of a sum over the ranks with residual and norm, by hidden size and rows: `collectives.py [--ranks 2]`.
 
 Each is launched --launches times in one CUDA graph, as a model's layers do, and replayed; microseconds of one launch, of the
 slowest rank, the best of --repeat replays. With "norm": the exchange, then our norm's kernel; "ours", one-shot and two-shot, is
-both in one kernel. Before ours are timed, they are compared with a reference, and their bits over ranks. NVLink multicast is
+both in one kernel. Before ours are timed, they are compared with a reference, and their bits between ranks. NVLink multicast is
 off, as when serving.
-Bias: all ranks begin together, and the graph holds nothing else; in a model a rank waits for the slowest product before.
+Bias: all ranks begin together, and the graph holds nothing else; in a model each waits for the slowest rank's product before.
 Prints a table and a last line `RESULT {json}`; `--csv FILE` appends rows. The ranks are processes of this script.
 """
 
@@ -36,7 +36,7 @@ Run = Callable[[], object]
 
 
 def ours_of(place: Place, hidden: int, max_rows: int) -> dict[str, PeerNormExchange]:
-    """By name, for any number of rows, whatever the tuning table prefers."""
+    """Our exchanges by name, for any number of rows, whatever the tuning table prefers."""
     made = {}
     for two_shot in (False, True):
         buffers, handle = new_buffers(place, max_rows, hidden, torch.bfloat16, None, two_shot=two_shot)
@@ -46,7 +46,7 @@ def ours_of(place: Place, hidden: int, max_rows: int) -> dict[str, PeerNormExcha
 
 
 def ways(rows: int, hidden: int, ours: dict[str, PeerNormExchange], nccl: NcclExchange, rank: int) -> dict[str, Run]:
-    """What there is to be timed, by name; tensors stay the same."""
+    """The calls to be timed, by name; they reuse the same tensors."""
     device = torch.device("cuda", rank)
     generator = torch.Generator(device).manual_seed(rank)
     x = torch.randn(rows, hidden, device=device, dtype=torch.bfloat16, generator=generator)
@@ -78,7 +78,7 @@ def ways(rows: int, hidden: int, ours: dict[str, PeerNormExchange], nccl: NcclEx
 
 
 def check(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, ours: PeerNormExchange) -> None:
-    """Ours is the reference, and the same bits on all ranks."""
+    """Check that ours equals the reference, and has the same bits on all ranks."""
     xs = [torch.empty_like(x) for _ in range(dist.get_world_size())]
     dist.all_gather(xs, x)
     want_residual, want = reference(xs, residual, weight, EPS)
@@ -91,7 +91,7 @@ def check(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, ours: P
 
 
 def microseconds(run: Run, launches: int, repeat: int) -> float:
-    """Of one launch, on the slowest rank."""
+    """Microseconds of one launch, on the slowest rank."""
     run()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -166,7 +166,7 @@ def main() -> None:
 
 
 def wait_for(ranks: list[subprocess.Popen[bytes]]) -> list[int]:
-    """Who failed: one that does takes the others with it, which would wait for it for ever."""
+    """The ranks that failed. A failure stops the others too, which would otherwise wait for it forever."""
     with ThreadPoolExecutor(len(ranks)) as pool:
         for ended in as_completed([pool.submit(process.wait) for process in ranks]):
             if ended.result():

@@ -1,11 +1,11 @@
-"""Decode on the CPU, engine without wires (core's scheduler and worker in this process) beside transformers.generate.
+"""Decode on the CPU: the engine without IPC (core's scheduler and worker in this process) beside transformers.generate.
 
     python benchmarks/cpu_decode.py [FOLDER ...] [--threads 1] [--batch 1,16] [--prompt 64] [--new 128] [--rounds 5]
 
 Same folder, float32, threads and greedy decoding for both. Ours: time of the steps that decode all rows and nothing else, plan
-and update included; `worker` is the part of it that the worker process does. transformers: one request, (time of --new tokens -
-time of 1) / (--new - 1). Both are taken in turns, and the least mean of --rounds counts: on a shared machine noise only adds.
-Prefill is one chunk of 512 tokens. Ratio: tokens per second, transformers one request after the other = 1.
+and update included; `worker` is the share of it that the worker process would spend. transformers: one request, (time of --new
+tokens - time of 1) / (--new - 1). Both are measured in turn, and the least mean of --rounds counts: on a shared machine noise
+only adds. Prefill is one chunk of 512 tokens. Ratio: tokens per second, transformers one request after the other = 1.
 The last line is `RESULT {json}`.
 """
 

@@ -1,18 +1,18 @@
-"""What a frontend costs and holds, on the real server: an engine that replays tokens, real tokenizers, clients on other cores.
+"""Cost and latency of a frontend, on the real server: an engine that replays tokens, real tokenizers, clients on other cores.
 
     python benchmarks/frontend.py                                        all parts, Quire and the peer (frontend_peer.py)
     python benchmarks/frontend.py --parts token gaps --servers quire     some of them
     python benchmarks/frontend.py --quick                                seconds, to see that it runs
 
-token:     CPU of the frontend's process a streamed token, ZeroMQ included, at 256 streams, with the rate at which it was
-requests:  answers in one piece a second (16 tokens), and CPU of each
-late:      2,000 streams at half of what one process can do with as many: how long after the engine sent them tokens arrive
+token:     CPU of the frontend's process per streamed token, ZeroMQ included, at 256 streams, and the rate that was measured at
+requests:  non-streamed answers per second (16 tokens), and CPU of each
+late:      2,000 streams at half of what one process can do with as many: delay of tokens after the engine sent them
 processes: requests a second, and streamed chunks, of --frontends 4 beside 1
 gaps:      the worst gap of another stream while each of nasty_requests.py runs
 
 The replay engine (replay_engine.py) is a process of its own and speaks the real protocol; `--vocabulary 128k` is generated. CPU
-is user and system time of the server's processes from /proc. With 8 cores and more, server, engine and clients each keep to
-cores of their own; with fewer they share them, and rates and gaps say little. `late` is measured with all sequences in one step
+is user and system time of the server's processes from /proc. With 8 or more cores, server, engine and clients each have cores
+of their own; with fewer they share them, and rates and gaps say little. `late` is measured with all sequences in one step
 (2,000 tokens at one instant, the worst that an engine can do) and with 16 steps of a sixteenth each, evenly in time, as engines
 in parallel do. Goals: <= 11 us a token, 2,000 requests/s, P99 < 10 ms, 4 processes >= 3.4 times one, gaps <= 50 ms.
 Prints tables and a last line `RESULT {json}`.
@@ -53,7 +53,7 @@ START_S = 60.0
 
 
 def threads_of_cores() -> list[list[int]]:
-    """The CPUs that may be used, by physical core: two threads of one take each other's time."""
+    """The CPUs that may be used, by physical core: two threads of one core slow each other down."""
     cores: dict[str, list[int]] = {}
     for cpu in sorted(os.sched_getaffinity(0)):
         siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
@@ -62,9 +62,9 @@ def threads_of_cores() -> list[list[int]]:
 
 
 class Cores:
-    """Who runs where: cores of their own for the server and the engine, the rest for clients; everywhere if there are few.
+    """The placement: the server and the engine have cores of their own, clients the rest; if cores are few, all share all.
 
-    Of a core with two threads the server and the engine use one, and nobody the other.
+    If a core has two threads, the server and the engine use one of them, and the other stays idle.
     """
 
     def __init__(self, server: int) -> None:
@@ -104,12 +104,12 @@ class Cpu(NamedTuple):
         return Cpu(self.user - before.user, self.system - before.system)
 
     def us(self, count: int) -> dict[str, float]:
-        """Microseconds for each of so many: in all, and the kernel's part of it."""
+        """Microseconds for each of `count` items: the total, and the kernel's part of it."""
         return {"us": round(sum(self) / count * 1e6, 2), "of_system": round(self.system / count * 1e6, 2)}
 
 
 class Served:
-    """A server over a replay engine."""
+    """A server in front of a replay engine."""
 
     def __init__(self, url: str, pid: int, address: str) -> None:
         self.url, self.pid, self.address = url, pid, address
@@ -118,12 +118,12 @@ class Served:
         return Target.of(self.url, path)
 
     def cpu(self) -> Cpu:
-        """Of all its processes so far."""
+        """CPU of all its processes so far."""
         ticks = [_cpu_ticks(pid) for pid in [self.pid, *_children(self.pid)]]
         return Cpu(sum(user for user, _ in ticks) * TICK_S, sum(system for _, system in ticks) * TICK_S)
 
     def lag(self) -> dict[str, float]:
-        """How late its event loop's timer was so far, how often: counts by bound in seconds, empty ones left out."""
+        """How late its event loop's timer was so far, as counts by bound in seconds, empty ones left out."""
         target = self.target("/metrics")
         text = asyncio.run(ask(target, target.request(), 5.0)).body.decode()
         found = re.findall(r'^quire:frontend_lag_seconds_bucket\{[^}]*le="([^"]+)"[^}]*\} (\S+)$', text, re.MULTILINE)
@@ -183,7 +183,7 @@ def _free_port() -> int:
 
 
 class Bench:
-    """The parts; each returns figures."""
+    """The benchmark's parts; each returns its figures."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.quick: bool = args.quick
@@ -197,7 +197,7 @@ class Bench:
         return {endpoint: self._token(name, endpoint, streams, tokens, self.step_ms) for endpoint in ("chat", "completions")}
 
     def _token(self, name: str, endpoint: str, streams: int, tokens: int, step_ms: float) -> dict[str, float]:
-        """What a token costs of so many streams of so many tokens, a token each every step_ms."""
+        """The cost of a token with so many streams of so many tokens, a token each every step_ms."""
         with serving(name, self.cores, step_ms, self.vocabulary) as served:
             options = Options(served.url, NAME, endpoint, vocab_size=2000, processes=self.clients)
             run_load(Load("closed", streams, 0.0, streams, 16, 20), options)
@@ -261,7 +261,7 @@ class Bench:
         for case, nasty in cases.items():
             try:
                 gaps = await nasty_requests.run_case(witness, served.target(), nasty)
-            except ConnectionError as error:  # the server is gone, or turns everybody away
+            except ConnectionError as error:  # the server has ended, or refuses all connections
                 found[case] = {"error": str(error)}
                 break
             found[case] = {

@@ -1,8 +1,8 @@
 """Clients of frontend.py, in processes of their own: whole answers one after the other, and how late each streamed token comes.
 
-For lateness the replay engine says stamps: tokens whose texts are known words, one for each step (modulo STAMPS), and notes
-when it sent that step in a file that both map. A client that meets a word knows how long ago it was sent: engine to socket to
-frontend to socket to client, all of it.
+To measure lateness the replay engine sends stamps: tokens that decode to known words, one for each step (modulo STAMPS), and
+writes the time at which it sent that step to a file that both map. A client that receives a word knows how long ago it was
+sent: the whole way from the engine's socket through the frontend to the client's socket.
 """
 
 import array
@@ -28,7 +28,7 @@ _TEXT = re.compile(rb'"(?:content|text)": ?"( [^"]*)"')
 
 
 def stamp_tokens(backend: Tokenizer) -> dict[str, int]:
-    """STAMPS words, each with the id of its token: a space and letters."""
+    """STAMPS words, a space and letters each, with the ids of their tokens."""
     found = {}
     for token_id in range(backend.get_vocab_size()):
         text = backend.decode([token_id], skip_special_tokens=False)
@@ -39,14 +39,14 @@ def stamp_tokens(backend: Tokenizer) -> dict[str, int]:
 
 
 class Whole(NamedTuple):
-    """Answers in one piece: how many, within how long, and CPU of the client."""
+    """Non-streamed answers: their number, and the seconds that they took."""
 
     count: int
     seconds: float
 
 
 def whole_answers(target: Target, body: dict[str, Any], connections: int, seconds: float, processes: int) -> Whole:
-    """Requests one after the other on each of so many connections."""
+    """Send requests one after the other on each of so many connections."""
     data = target.request(json.dumps(body).encode())
     parts = _in_processes(_ask_whole, [(target, data, connections // processes, seconds)] * processes)
     return Whole(sum(parts), seconds)
@@ -71,7 +71,7 @@ async def _ask_whole(target: Target, data: bytes, connections: int, seconds: flo
 
 def lateness(target: Target, body: dict[str, Any], streams: int, seconds: float, processes: int, words: list[str],
              sent_at: str) -> np.ndarray:  # fmt: skip
-    """Seconds from when the engine sent it, of each token that came in the last `seconds` of all these streams' time."""
+    """Seconds since the engine sent it, for each token that arrived in the last `seconds` of all these streams."""
     data = target.request(json.dumps(body).encode())
     shares = [streams // processes + (i < streams % processes) for i in range(processes)]
     arguments = [(target, data, share, seconds, words, sent_at) for share in shares]
@@ -79,7 +79,7 @@ def lateness(target: Target, body: dict[str, Any], streams: int, seconds: float,
 
 
 class _Late(asyncio.Protocol):
-    """One stream's chunks, looked at as bytes."""
+    """One stream's chunks, searched as bytes."""
 
     late: array.array
     indices: dict[bytes, int]
@@ -108,7 +108,7 @@ async def _listen(target: Target, data: bytes, streams: int, seconds: float, wor
         transport.write(data)
         transports.append(transport)
         await asyncio.sleep(0)
-    await asyncio.sleep(2.0 + streams / 500)  # all run
+    await asyncio.sleep(2.0 + streams / 500)  # until all streams run
     _Late.counting = True
     await asyncio.sleep(seconds)
     _Late.counting = False

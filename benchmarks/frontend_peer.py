@@ -1,9 +1,9 @@
-"""A peer for frontend.py: FastAPI on uvicorn, built as vLLM's server is, over the same engine and with the same client to it.
+"""A peer for frontend.py: FastAPI on uvicorn, built like vLLM's server, with the same engine and the same client to it.
 
 Bodies are pydantic models, checked by FastAPI; each chunk of a stream is a pydantic model written with model_dump_json and sent
 by a StreamingResponse; uvloop and httptools underneath. Tokenizer, detokenizing and the ZeroMQ client are Quire's own
-(AsyncClient), so what differs is the way of a request through HTTP and of a token out of it. It serves the two generating
-routes with the fields that the benchmark sends, and nothing more.
+(AsyncClient), so the difference is a request's way in through HTTP and a token's way out. It serves the two generating routes
+with the fields that the benchmark sends, and nothing more.
 
     python benchmarks/frontend_peer.py --engine ipc:///tmp/replay.sock --port 8001
 """

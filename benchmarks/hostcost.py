@@ -1,20 +1,20 @@
 """Host time of a decode step, no GPU needed: from "the GPU's result is visible" to "the next plan is published", and beyond.
 
-The core side runs the real EngineCore, Scheduler, CoreToFrontends and rings. The worker is faked: it writes the result ring and
-nothing else; so is the frontend, a process of its own that sends the requests through ZeroMQ and reads what comes. Two ways:
+The core side runs the real EngineCore, Scheduler, CoreToFrontends and rings. The worker is a fake that only writes the result
+ring; the frontend is a fake process that sends the requests through ZeroMQ and reads the outputs. Two modes:
 
     inline (default)  core and fake worker take turns in one thread: the code's own cost, whatever else the machine does
     --processes       the fake worker is a process that spins on the plan ring and takes --step-ms a step, the core runs its own
-                      loop: what a GPU would see, waiting and waking included. Needs 3 idle cores
+                      loop: what a GPU would see, waits and wake-ups included. Needs 3 idle cores
 
     turn     the loop's other calls before it looks at the result (messages, deaths), inline only
     plan     result taken -> scheduler updated -> next step scheduled -> plan on the ring      <- the GPU may be waiting here
     publish  tokens encoded and given to ZeroMQ, filled blocks hashed; the workers run meanwhile
     visible  inline: turn + plan; --processes: result written -> the worker has the plan made from it. Target at 256 rows: 150
 
-`--admission` is about who comes: the worst schedule() when many arrive at once, in scenarios (hostcost_admission.py).
-`--worker MODEL_DIR` times the other side on a GPU: ModelRunner.step of decode plans, graphs replayed. `--profile` prints what
-costs. Bias: prompt lengths are staggered over a block, all rows decode, nobody comes or goes. Last line: `RESULT {json}`.
+`--admission` measures arrivals: the worst schedule() when many requests arrive at once, in scenarios (hostcost_admission.py).
+`--worker MODEL_DIR` times the other side on a GPU: ModelRunner.step of decode plans, graphs replayed. `--profile` prints a
+profile. Bias: prompt lengths are staggered over a block, all rows decode, none arrives or finishes. Last line: `RESULT {json}`.
 """
 
 import argparse
@@ -46,7 +46,7 @@ from quire.enginecore.scheduling.config import SchedulerConfig
 from quire.enginecore.scheduling.step import ScheduledStep
 from quire.enginecore.silent_ranks import SilentRanks
 from quire.enginecore.workers import RING_WORDS, WorkerGroup
-from quire.ipc.config import WorkerConfig
+from quire.ipc.config import EngineConfig
 from quire.ipc.links.core_and_workers import CoreToWorkers
 from quire.ipc.links.core_to_frontends import CoreToFrontends
 from quire.ipc.links.welcome import new_epoch
@@ -55,6 +55,7 @@ from quire.ipc.process.children import Child
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.step.plan_ring import PlanReader, PlanRing
 from quire.ipc.step.result_ring import ResultRing
+from quire.ipc.worker_config import WorkerConfig, resolved
 
 ROWS = (1, 64, 256, 1024)
 BLOCK_SIZE = 64
@@ -78,7 +79,7 @@ class Times:
 
 
 class FakeWorkers(WorkerGroup):
-    """Rings and control link of one worker; its process does nothing, or what `command` says with the rings' descriptors."""
+    """Rings and control link of one worker; its process idles, or runs what `command` returns for the rings' descriptors."""
 
     def __init__(self, template: WorkerConfig, command: Callable[[list[int], list[int]], list[str]] | None = None):
         super().__init__(template)
@@ -87,7 +88,7 @@ class FakeWorkers(WorkerGroup):
 
     def start(self) -> None:
         self.plan_ring = PlanRing.create(RING_WORDS, 1)
-        self.result_ring = ResultRing.create(self.template.max_num_seqs)
+        self.result_ring = ResultRing.create(self.template.engine.max_num_seqs)
         self._link = CoreToWorkers(1)
         self._silent = SilentRanks(self.template.collective_timeout_s, 1, self._ranks.where)
         plan_fds, result_fds = self.plan_ring.fds(0), self.result_ring.fds()
@@ -106,7 +107,7 @@ class FakeWorkers(WorkerGroup):
         self.planned_at = clock()
 
     def answer(self, step: ScheduledStep) -> None:
-        """Play the worker: take what plans there are, write a step's results."""
+        """Play the worker: take all available plans, and write a step's results."""
         assert self.reader is not None
         while self.reader.read(0.0) is not None:
             pass
@@ -115,22 +116,23 @@ class FakeWorkers(WorkerGroup):
 
 @contextlib.contextmanager
 def engine(args: argparse.Namespace, rows: int, steps: int, command: Any = None) -> Iterator[tuple[EngineCore, FakeWorkers]]:
-    """A core whose `rows` requests are on their way from a frontend; each lives for `steps` steps at least."""
+    """A core with `rows` requests on their way from a frontend; each lives for at least `steps` steps."""
     max_tokens = steps + 4096
     max_model_len = max_tokens + 4 * BLOCK_SIZE
     num_blocks = rows * (max_model_len // BLOCK_SIZE + 2) + 2
-    worker = WorkerConfig(
-        rank=0, world_size=1, generation=1, model_dir="", control_address="", plan_ring_fds=[], result_ring_fds=[],
-        output_rank=0, device="cpu", dtype="auto", load_format="dummy", max_model_len=max_model_len,
-        max_num_seqs=max(rows, args.max_num_seqs), block_size=BLOCK_SIZE, gpu_memory_utilization=0.9, cpu_kv_cache_gib=1.0,
-        max_num_batched_tokens=8192, num_gpu_blocks_override=None, enforce_eager=False, max_logprobs=20, seed=0,
+    flags = resolved(
+        EngineConfig(load_format="dummy"), device="cpu", max_model_len=max_model_len, max_num_batched_tokens=8192,
+        max_num_seqs=max(rows, args.max_num_seqs), block_size=BLOCK_SIZE,
     )  # fmt: skip
+    worker = WorkerConfig(
+        engine=flags, rank=0, generation=1, model_dir="", control_address="", plan_ring_fds=[], result_ring_fds=[]
+    )
     scheduler = SchedulerConfig(
-        max_num_seqs=worker.max_num_seqs, max_num_batched_tokens=8192, max_model_len=max_model_len, block_size=BLOCK_SIZE,
+        max_num_seqs=flags.max_num_seqs, max_num_batched_tokens=8192, max_model_len=max_model_len, block_size=BLOCK_SIZE,
         num_blocks=num_blocks, windows=(0,), enable_prefix_caching=not args.no_prefix_caching, vocab_size=VOCAB_SIZE,
         eos_token_ids=(2,),
     )  # fmt: skip
-    limits = EngineLimits(max_model_len, VOCAB_SIZE, worker.max_num_seqs, 20)
+    limits = EngineLimits(max_model_len, VOCAB_SIZE, flags.max_num_seqs, 20)
     config = CoreConfig(scheduler, limits, 8192, 0, 60.0, spins=True, log_requests=False, log_stats=False)
     workers = FakeWorkers(worker, command)
     epoch = new_epoch()
@@ -156,16 +158,16 @@ def all_decode(core: EngineCore, rows: int) -> bool:
 
 
 def turn(core: EngineCore) -> None:
-    """The loop's body, without its wait."""
+    """The body of the core's loop, without its wait."""
     core._take_messages()
     core._watch_workers()
     core._fill()
     core._collect()
-    core._beat()
+    core._heartbeat()
 
 
 def warm_up(core: EngineCore, workers: FakeWorkers, rows: int, steps: int = 100) -> None:
-    """Until all rows decode and each has been sent something; then some steps more."""
+    """Run until all rows decode and each has been sent something, then some more steps."""
     deadline = time.monotonic() + 60
     while not all_decode(core, rows):
         if core._in_flight:
@@ -194,7 +196,7 @@ def measure_inline(args: argparse.Namespace, rows: int) -> Times:
             t1 = clock()
             done = core._collect()
             t2 = clock()
-            core._beat()
+            core._heartbeat()
             assert done and t1 < workers.planned_at < t2
             plan, publish = (workers.planned_at - t1) / 1e3, (t2 - workers.planned_at) / 1e3
             times.add(turn=(t1 - t0) / 1e3, plan=plan, publish=publish, visible=(workers.planned_at - t0) / 1e3)
@@ -218,7 +220,7 @@ def profile(args: argparse.Namespace, rows: int) -> None:
 
 
 def measure_processes(args: argparse.Namespace, rows: int) -> Times:
-    """The core's own loop against a worker process: result written -> plan made from it seen by the worker."""
+    """The core's own loop with a worker process: from a result's writing until the worker sees the plan made from it."""
 
     def command(plan_fds: list[int], result_fds: list[int]) -> list[str]:
         fds = json.dumps([plan_fds, result_fds])
@@ -244,7 +246,7 @@ def measure_processes(args: argparse.Namespace, rows: int) -> Times:
 
 # --------------------------------------------------------------------------------------------------------- the worker side
 def measure_worker(model_dir: str, sizes: list[int], steps: int, device: str = "cuda") -> Iterator[tuple[int, Times]]:
-    """Time inside ModelRunner.step for plans of so many decode rows; on a GPU graphs are replayed and nothing waits for it."""
+    """Time inside ModelRunner.step for plans of so many decode rows; on a GPU graphs are replayed without waiting."""
     import torch
 
     sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))

@@ -1,11 +1,11 @@
-"""How long the scheduler's calls take, at worst, when many requests arrive at once: `hostcost.py --admission`.
+"""The scheduler's worst call times when many requests arrive at once: `hostcost.py --admission`.
 
-Scheduler and intake alone, with made-up results: no rings, no ZeroMQ, no GPU. In each scenario 64 rows decode already, with a
+Scheduler and intake alone, with made-up results: no rings, no ZeroMQ, no GPU. In each scenario 64 rows already decode, with a
 GPU's defaults (8,192 tokens a step, blocks of 64, 1,024 slots); then all its requests arrive, and steps are made, two in
-flight, until the last of them has its first token. Times are the thread's CPU time: what other processes do does not count.
+flight, until the last of them has its first token. Times are the thread's CPU time: other processes do not count.
 
     accept     one AddRequest to its sequences
-    schedule   the next step; a target of 5 ms at worst, whatever arrives, for everybody's next token waits for it
+    schedule   the next step; target: at most 5 ms, whatever arrives, since every sequence's next token waits for it
     update     one step's results
     steps      until the last request of the scenario had its first token
 """
@@ -40,7 +40,7 @@ Requests = list[tuple[np.ndarray, SamplingParams]]
 @dataclass
 class Scenario:
     requests: Requests
-    before: Requests = field(default_factory=list)  # these have run already: their prompts are cached
+    before: Requests = field(default_factory=list)  # these have already run: their prompts are cached
     num_blocks: int = 20_000
 
 
@@ -70,17 +70,14 @@ class Engine:
 
     def __init__(self, num_blocks: int):
         self.scheduler = Scheduler(
-            SchedulerConfig(
-                MAX_NUM_SEQS, BUDGET, MAX_MODEL_LEN, BLOCK_SIZE, num_blocks, (0,), vocab_size=VOCAB_SIZE,
-                num_processor_rows=128,
-            )
-        )  # fmt: skip
+            SchedulerConfig(MAX_NUM_SEQS, BUDGET, MAX_MODEL_LEN, BLOCK_SIZE, num_blocks, (0,), vocab_size=VOCAB_SIZE)
+        )
         limits = EngineLimits(MAX_MODEL_LEN, VOCAB_SIZE, MAX_NUM_SEQS, 20)
         config = IntakeConfig(limits, (), True, False, 0, MAX_NUM_WAITING)
         self._intake = Intake(config, self.scheduler.kv.hasher)
         self._in_flight: deque[ScheduledStep] = deque()
         self._num_requests = 0
-        self.seen: set[int] = set()  # keys that had a token
+        self.seen: set[int] = set()  # keys of sequences that had a token
         self.millis: dict[str, list[float]] = {}
 
     def _timed(self, name: str, call: Callable[..., Any], *args: Any) -> Any:

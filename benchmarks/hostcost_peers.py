@@ -27,8 +27,9 @@ clock = time.perf_counter_ns
 
 
 def worker(fds: str, step_ms: float, steps: int) -> None:
-    """A GPU's clock: steps run one after the other, `step_ms` each; at the end of one its result is written. Reports, for each
-    steady step, the time from there to the arrival of the plan made from it: the second after it, for two are in flight."""
+    """A GPU's clock: steps run one after the other, `step_ms` each; at the end of a step its result is written. Reports, for
+    each steady step, the time from there to the arrival of the plan made from it: the second next one, as two are in flight.
+    """
     plan_fds, result_fds = json.loads(fds)
     reader, ring = PlanReader.attach(plan_fds), ResultRing.attach(result_fds)
     rows = int(sys.stdin.readline())
@@ -54,7 +55,7 @@ def worker(fds: str, step_ms: float, steps: int) -> None:
 
 
 def frontend(address: str, rows: int, max_tokens: int) -> None:
-    """Send the requests, read and drop what comes, until the core's process closes our standard input."""
+    """Send the requests, then read and drop all messages until the core's process closes our standard input."""
     context = zmq.Context()
     dealer = context.socket(zmq.DEALER)
     dealer.set(zmq.ROUTING_ID, b"\1" + os.urandom(IDENTITY_BYTES - 1))

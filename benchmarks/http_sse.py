@@ -1,12 +1,12 @@
-"""Cost of streaming over HTTP per token, in one frontend process: chat requests whose tokens come in steps, one each a step.
+"""Cost of streaming over HTTP per token, in one frontend process: chat requests that get one token in each step.
 
     http: scripted streams -> SSE chunks -> protocol -> a transport that drops the bytes
     all:  encoded StepOutputs -> dispatch -> detokenize -> SSE -> protocol -> the same transport: everything but the sockets
     tcp:  the same, through uvloop's TCP sockets to a process that reads and drops
-    whole: us per chat request that is answered in one piece, by a stream that has ended already
+    whole: us per non-streamed chat request, with a stream that has already ended
 
-Times are this process's CPU time (its event loop does nothing else), so busy neighbours matter little. The bias: all streams
-get a token in the same step, as under a steady batch, and text is a few ASCII characters a token.
+Times are this process's CPU time (its event loop does nothing else), so other load matters little. The bias: all streams get a
+token in the same step, as in a steady batch, and text is a few ASCII characters a token.
 `python benchmarks/http_sse.py [--streams 256] [--steps 400]`; the last line is one JSON object of us per chunk.
 """
 
@@ -56,7 +56,7 @@ def make_tokenizer() -> Tokenizer:
 
 
 class Client:
-    """What AsyncClient is to the routes, without a core."""
+    """A stand-in for AsyncClient to the routes, without a core."""
 
     def __init__(self, make_stream: Callable) -> None:
         self.tokenizer = make_tokenizer()
@@ -74,7 +74,7 @@ class Client:
 
 
 class ScriptedStream:
-    """The cheapest stream there is: a future for each turn."""
+    """The cheapest possible stream: a future for each turn."""
 
     num_prompt_tokens = num_cached_tokens = 1
     prompt_logprobs = error = None
@@ -115,7 +115,7 @@ class ScriptedStream:
 
 
 class Sink(asyncio.Transport):
-    """Counts and drops."""
+    """A transport that counts and drops."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -221,7 +221,7 @@ def new_stream(case: str, client: Client, ids, params, dispatcher: Dispatcher):
 
 
 async def connect_reader(server: ServerState, num_streams: int) -> None:
-    """A listening socket and a process that sends the requests and reads the answers."""
+    """A listening socket, and a process that sends the requests and reads the answers."""
     loop = asyncio.get_running_loop()
     listener = await loop.create_server(lambda: Connection(server), "127.0.0.1", 0, backlog=1024)
     port = listener.sockets[0].getsockname()[1]

@@ -1,10 +1,10 @@
-"""What an idle server costs: each process's CPU over a minute without requests. Every one should be under 2 % of a core.
+"""The CPU of an idle server: each process's over a minute without requests. Every one should be under 2 % of a core.
 
     python benchmarks/idle.py [--seconds 60] [--limit 2.0] [-- MODEL --any-flag-of-quire-serve]
 
-Starts `quire serve` (the bundled model, unless told otherwise), sends one request so that nothing is still to be made, waits
---settle seconds and then looks on. CPU is user and system time from /proc, in per cent of one core; switches are voluntary
-context switches a second, that is, how often a process wakes. Other load on the machine adds little to either.
+Starts `quire serve` (the bundled model, unless told otherwise), sends one request so that nothing remains to be initialized,
+waits --settle seconds and then measures. CPU is user and system time from /proc, in per cent of one core; switches are
+voluntary context switches a second, that is, how often a process wakes. Other load on the machine adds little to either.
 Prints a table and a last line `RESULT {json}`; exits 1 if a process is over the limit.
 """
 
@@ -38,7 +38,7 @@ class Sample(NamedTuple):
 
 @contextlib.contextmanager
 def server(arguments: list[str]) -> Iterator[psutil.Process]:
-    """`quire serve` at a free port, ready, with one request answered."""
+    """`quire serve` on a free port, ready, with one request answered."""
     command = [sys.executable, "-P", "-m", "quire.frontend.cli.main", "serve", "--port", "0", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:

@@ -1,13 +1,12 @@
-"""What the links between processes cost: round trips, throughput and the calls that each step makes.
+"""The cost of the links between processes: round trips, throughput, and the calls of each step.
 
     python benchmarks/ipc.py [--rounds N]
 
 Method: whole processes, started as the engine starts them; each figure is of `--rounds` repetitions after a tenth of them as
 warm-up, by the wall clock around the call or the round trip. A link's far end answers from Python, so its costs are in the
 round trip. "At full speed" is asked for WINDOWS times, after one as warm-up, and timed from the question to the last message:
-percentiles are of these windows' means. Biased against us where a machine has fewer free cores than a link has spinning
-processes: cores are printed, and such rows are marked. There is no peer in this table: it is for finding out what a step spends
-outside the GPU.
+percentiles are of these windows' means. Biased against us if a machine has fewer free cores than a link has spinning processes:
+cores are printed, and such rows are marked. This table has no peer: its purpose is to show what a step spends outside the GPU.
 """
 
 import argparse
@@ -31,11 +30,11 @@ from quire.ipc.links.frontend_to_core import FrontendToCore
 from quire.ipc.messages.frontend import (
     PROTOCOL_VERSION,
     AddRequest,
-    Beat,
     CoreMessage,
     EngineLimits,
     FrontendMessage,
     Generate,
+    Heartbeat,
     StepOutputs,
     TokenInputs,
     Welcome,
@@ -49,7 +48,7 @@ from quire.ipc.step.result_ring import ResultRing, RowLogprobs
 
 ROWS = 256  # of a step
 STREAM = 64  # tokens in one StepOutputs
-WINDOWS = 20  # of a throughput
+WINDOWS = 20  # of a throughput measurement
 POSITIONS, NUM_TOP = 512, 20  # of one message with prompt logprobs
 MODULE = Path(__file__).stem
 ECHO, FLOOD = 1, 2  # request ids, to the core of measure_zmq
@@ -68,7 +67,7 @@ class Role(msgspec.Struct, kw_only=True):
 
 # ------------------------------------------------------------------------------------------------- the far ends
 def worker(role: Role) -> None:
-    """Reads plans; the one with the result ring answers each with ROWS tokens."""
+    """Reads plans; the worker with the result ring answers each with ROWS tokens."""
     reader = PlanReader.attach(role.ring_fds)
     results = ResultRing.attach(role.result_fds) if role.result_fds else None
     tokens = np.arange(ROWS, dtype=np.int32)
@@ -78,7 +77,7 @@ def worker(role: Role) -> None:
 
 
 def frontend(role: Role) -> None:
-    """Sends a request, waits for its token, `rounds` times; then asks for as many messages at once, WINDOWS + 1 times."""
+    """Sends a request and waits for its token, `rounds` times; then asks for as many messages at once, WINDOWS + 1 times."""
     uvloop.run(_frontend(role))
 
 
@@ -157,7 +156,7 @@ class Table:
 
 
 def timed(call: Callable[[], object], rounds: int, batch: int = 10) -> np.ndarray:
-    """Seconds of one call, measured in batches, so that the clock's own 0.1 us does not show."""
+    """Seconds of one call, measured in batches, so that the clock's own 0.1 us does not count."""
     times = np.empty(max(1, rounds // batch))
     for i in range(-len(times) // 10, len(times)):
         started = time.perf_counter()
@@ -168,7 +167,7 @@ def timed(call: Callable[[], object], rounds: int, batch: int = 10) -> np.ndarra
 
 
 def example_plan(decode: int, prefill_tokens: int = 0, same: bool = False) -> StepPlan:
-    """A step of `decode` rows, of which one in 16 gets a new block, and perhaps a chunk of one prompt."""
+    """A step of `decode` rows, one in 16 of which gets a new block, and perhaps a chunk of one prompt."""
     rows = 1 if prefill_tokens else 0
     sections = {
         "slot_updates": default_slots(rows),
@@ -210,7 +209,7 @@ def measure_codecs(table: Table, rounds: int) -> None:
 
 
 def measure_ring_calls(table: Table, rounds: int) -> None:
-    """Both ends in this process: what the calls cost by themselves."""
+    """Both ends in this process: the cost of the calls alone."""
     ring = PlanRing.create(1 << 16, 1)
     reader = PlanReader.attach([os.dup(fd) for fd in ring.fds(0)])
     words = example_plan(ROWS).encode()
@@ -239,7 +238,7 @@ def measure_ring_calls(table: Table, rounds: int) -> None:
 
 
 def measure_step(table: Table, rounds: int, readers: int, spin: bool) -> None:
-    """Plan out, tokens back: core and workers in processes of their own. Spinning or asleep in poll, both sides."""
+    """Plan out, tokens back: core and workers in separate processes, both spinning or both asleep in poll."""
     ring, results = PlanRing.create(1 << 16, readers), ResultRing.create(1024)
     children: list[Child] = []
     for r in range(readers):
@@ -293,7 +292,7 @@ def measure_zmq(table: Table, rounds: int, curve: bool) -> None:
     child = spawn(MODULE, Role(name="frontend", address=core_link.address, rounds=rounds, keys=keys))
     one, step = outputs(1), outputs(STREAM)
     send_times: list[float] = []
-    beat_at = 0.0
+    heartbeat_at = 0.0
     while (said := child.receive(0.0)) is None and child.poll() is None:
         poller.poll(20)
         for identity, message in core_link.receive():
@@ -305,9 +304,9 @@ def measure_zmq(table: Table, rounds: int, curve: bool) -> None:
                 core_link.send(identity, step)
                 send_times.append(time.perf_counter() - started)
         core_link.flush()
-        if time.monotonic() > beat_at:
-            beat_at = time.monotonic() + 0.5
-            core_link.broadcast(Beat(1, 0.0, 0, 0, 0.0, 0, 0, 0, 0, 0, True))
+        if time.monotonic() > heartbeat_at:
+            heartbeat_at = time.monotonic() + 0.5
+            core_link.broadcast(Heartbeat(1, 0.0, 0, 0, 0.0, 0, 0, 0, 0, 0, True))
     child.terminate(10.0)
     core_link.close()
     assert said is not None, "the frontend has ended early"
@@ -331,7 +330,7 @@ def measure_control(table: Table, rounds: int) -> None:
             assert poller.poll(10_000), "the worker has not answered in time"
             expected -= len(core_link.receive(limit=expected))
 
-    receive(1)  # it is there
+    receive(1)  # the worker is ready
     times = []
     for _ in range(rounds + rounds // 10):
         started = time.perf_counter()
@@ -357,7 +356,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5000)
     rounds = parser.parse_args().rounds
-    os.environ["PYTHONPATH"] = str(Path(__file__).parent)  # children find this module
+    os.environ["PYTHONPATH"] = str(Path(__file__).parent)  # so that children find this module
     cores = len(os.sched_getaffinity(0))
     versions = (
         f"Python {platform.python_version()}, pyzmq {zmq.__version__}, msgspec {msgspec.__version__}, numpy {np.__version__}"

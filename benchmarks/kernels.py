@@ -13,7 +13,7 @@ PARTS = ("attention", "small", "quantized")
 
 
 def main() -> int:
-    """The exit code: of the first part that fails."""
+    """The exit code: that of the first part that fails."""
     if sys.argv[1:2] in (["-h"], ["--help"]):
         print(__doc__)
         return 0

@@ -4,11 +4,11 @@
                                            [--config 128,64,8,2,2] [--config ...]
 
 Method: every shape is captured as a CUDA graph of several layers' calls, each layer with its own cache, so that the caches
-together are over 4x the L2; the time of a call is the median over replays, divided by the layers. The schedule is timed by
-itself: a step pays for it once. Bytes are those of visible keys and values, FLOPs those of visible pairs. Decode is set
-against a large copy (read + write), measured first, and beside one of as many bytes as it reads itself, for what takes 40 µs is
-no longer than its own beginning and end allow; prefill is set against 990 TFLOP/s. Bias: torch's attention gets contiguous
-keys and values, no paging, and for prefill heads that are expanded beforehand.
+together are over 4x the L2; the time of a call is the median over replays, divided by the layers. The schedule is timed
+separately: a step pays for it once. Bytes are those of visible keys and values, FLOPs those of visible pairs. Decode is
+compared with a large copy (read + write), measured first, and with one of as many bytes as it reads itself, since a call of 40
+µs is mostly its own beginning and end; prefill is compared with 990 TFLOP/s. Bias: torch's attention gets contiguous keys and
+values, no paging, and for prefill heads that are expanded beforehand.
 """
 
 import argparse
@@ -40,7 +40,7 @@ SHARED_BYTES = 227 << 10
 
 
 def graph_us(layers: list[Callable[[], object]], replays: int = 7) -> float:
-    """Microseconds a call, in a graph of all `layers`, run over so often that a sample takes at least 2 ms."""
+    """Microseconds a call, in a graph of all `layers`, replayed until a sample takes at least 2 ms."""
     for layer in layers[:2]:
         layer()
     torch.cuda.synchronize()
@@ -64,7 +64,7 @@ def graph_us(layers: list[Callable[[], object]], replays: int = 7) -> float:
 
 
 def copy_us(num_bytes: int) -> float:
-    """Microseconds of the fastest that torch moves so many bytes with, half of them read: its copy, or a kernel in a graph."""
+    """Microseconds of torch's fastest way to move so many bytes, half of them read: its copy, or a kernel in a graph."""
     pairs = -(-4 * L2_BYTES // num_bytes)
     buffers = [torch.zeros(2, num_bytes // 4, device="cuda", dtype=torch.bfloat16) for _ in range(pairs)]
     turns = itertools.cycle(buffers)
@@ -88,7 +88,7 @@ def rooflines() -> tuple[float, float]:
 
 
 def cold_us(calls: list[Callable[[], None]]) -> float:
-    """Microseconds a call where nothing of it is in the L2, as between a model's layers, each of which streams its weights."""
+    """Microseconds a call with a cold L2, as between a model's layers, each of which streams its weights."""
     trash = torch.zeros(96 << 20, dtype=torch.uint8, device="cuda")
 
     def evict() -> None:
@@ -99,7 +99,7 @@ def cold_us(calls: list[Callable[[], None]]) -> float:
 
 
 class Inputs:
-    """Device tensors of a shape: as many layers' caches as it takes to outgrow the L2, blocks in random order."""
+    """Device tensors of a shape: as many layers' caches as are needed to exceed the L2, blocks in random order."""
 
     def __init__(self, shape: AttentionShape, max_layers: int = 256) -> None:
         heads, kv_heads, dim = shape.heads
@@ -130,7 +130,7 @@ class Inputs:
 def decode_calls(
     inputs: Inputs, config: DecodeConfig | None = None, mode: int = PLAIN
 ) -> tuple[list[Callable[[], None]], Callable]:
-    """(attention, one call a layer; schedule, which has run once)"""
+    """(attention, one call a layer; schedule, which has run once)."""
     shape, rows = inputs.shape, len(inputs.shape.rows)
     queries = max(queries for _keys, queries in shape.rows)
     specialization = {"cache_dtype": shape.cache_dtype, "config": config}
@@ -158,7 +158,7 @@ def decode_us(inputs: Inputs, config: DecodeConfig | None = None) -> tuple[float
 def prefill_calls(
     inputs: Inputs, config: PrefillConfig | None = None, hopper: bool = True
 ) -> tuple[list[Callable[[], None]], Callable]:
-    """(attention, one call a layer; schedule, which has run once); with a configuration, of the portable kernel."""
+    """(attention, one call a layer; schedule, which has run once); a configuration is for the portable kernel."""
     shape, rows = inputs.shape, len(inputs.shape.rows)
     options = {"cache_dtype": shape.cache_dtype, "config": config, "hopper": hopper and config is None}
     workspace = PrefillWorkspace.allocate(rows, inputs.tokens, *shape.heads, "cuda", shape.dtype, **options)
@@ -182,7 +182,7 @@ def prefill_us(inputs: Inputs, config: PrefillConfig | None = None, hopper: bool
 
 
 def torch_us(shape: AttentionShape, backend: SDPBackend) -> float | None:
-    """torch's attention on contiguous tensors, where one call can do the shape: rows of one length, no window."""
+    """torch's attention on contiguous tensors, if one call can compute the shape: rows of one length, no window."""
     keys, queries = shape.rows[0]
     if not shape.uniform or shape.window or shape.cache_dtype != shape.dtype or queries not in (1, keys):
         return None
@@ -200,12 +200,12 @@ def torch_us(shape: AttentionShape, backend: SDPBackend) -> float | None:
     try:
         with sdpa_kernel(backend):
             return graph_us([call(layer) for layer in range(layers)], replays=3)
-    except RuntimeError:  # this backend does not take the shape
+    except RuntimeError:  # this backend does not support the shape
         return None
 
 
 def score(shape: AttentionShape, us: float, is_decode: bool) -> float:
-    """TB/s or TFLOP/s."""
+    """TB/s for decode, TFLOP/s for prefill."""
     heads, kv_heads, dim = shape.heads
     keys, pairs = shape.visible()
     work = 2 * keys * kv_heads * dim * shape.cache_dtype.itemsize if is_decode else 4 * pairs * heads * dim
@@ -213,7 +213,7 @@ def score(shape: AttentionShape, us: float, is_decode: bool) -> float:
 
 
 def run_configs(shapes: list[AttentionShape], is_decode: bool, roofline: float, configs: list[list[int]]) -> None:
-    """Given configurations (fields of DecodeConfig or PrefillConfig) beside what the kernel chooses by itself (-)."""
+    """Given configurations (fields of DecodeConfig or PrefillConfig) beside the kernel's own choice (-)."""
     for shape in shapes:
         inputs = Inputs(shape)
         for fields in [None, *configs]:
@@ -302,7 +302,7 @@ def tune(shapes: list[AttentionShape], is_decode: bool, roofline: float, seconds
                 return
             try:
                 times = [(decode_us if is_decode else prefill_us)(each, config)[0] for each in inputs]  # type: ignore[arg-type]
-            except Exception:  # compile_config said why
+            except Exception:  # compile_config has printed the reason
                 continue
             shares[config] = [score(shape, us, is_decode) / roofline for shape, us in zip(shapes, times, strict=True)]
 
@@ -339,7 +339,7 @@ def tune_all(specializations: list[list[AttentionShape]], is_decode: bool, roofl
 
 
 def by_specialization(shapes: list[AttentionShape]) -> list[list[AttentionShape]]:
-    """Shapes grouped by what one compiled kernel serves."""
+    """Shapes grouped by the compiled kernel that serves them."""
     groups: dict[tuple, list[AttentionShape]] = {}
     for shape in shapes:
         queries = shape.rows[0][1] if shape.rows[0][1] <= 8 else 0

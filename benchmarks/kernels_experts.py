@@ -1,13 +1,13 @@
-"""A layer's experts on one GPU: time and share of the bytes' ceiling by rows, and torch's grouped product beside them.
+"""A layer's experts on one GPU: time and share of the bytes' ceiling by rows, with torch's grouped product for comparison.
 
     python benchmarks/kernels_experts.py [--model NAME ...] [--rows N ...] [--ways NAME ...]
 
-Ways: `router` (logits and choice), `chosen` (what the tuning table takes: alignment, both products, the sum), `pairs` (up to
-16 rows), `tiles 16` to `tiles 128` (its configurations, whatever the rows), `torch` (two grouped products of rows that are in
-order already, with SiLU between, weighed and summed). Method: a CUDA graph of several layers' calls, each with weights and a
-choice of its own, that together outgrow the L2; medians over replays. Experts are chosen evenly at random. The ceiling: bytes
-of the weights of those experts that are chosen, over the rate of a large read and write. Bias: torch's way is given sorted
-rows, whose sorting is not timed.
+Ways: `router` (logits and choice), `chosen` (the tuning table's choice: alignment, both products, the sum), `pairs` (up to 16
+rows), `tiles 16` to `tiles 128` (the table's configurations, whatever the rows), `torch` (two grouped products of rows that are
+already in order, with SiLU between, weighted and summed). Method: a CUDA graph of several layers' calls, each with its own
+weights and choice, which together exceed the L2; medians over replays. Experts are chosen evenly at random. The ceiling: bytes
+of the chosen experts' weights, over the rate of a large read and write. Bias: torch's way is given sorted rows; the sorting is
+not timed.
 """
 
 import argparse
@@ -55,7 +55,7 @@ def choose_ids(m: Mixture, rows: int) -> torch.Tensor:
 
 
 def ways(m: Mixture, rows: int, layers: list[Layer]) -> dict[str, list[Callable[[], object]]]:
-    """By name, a call a layer."""
+    """Lists of calls, one a layer, by name."""
     x, pdl, tuning = torch.randn(rows, m.hidden, device="cuda", dtype=torch.bfloat16), mode_for(rows), current().experts
     routed = Routing(num_experts=m.experts, top_k=m.top_k, is_normalized=True)
 
@@ -77,7 +77,7 @@ def ways(m: Mixture, rows: int, layers: list[Layer]) -> dict[str, list[Callable[
 
 
 def by_torch(x: torch.Tensor, layer: Layer, m: Mixture) -> Callable[[], object]:
-    """Rows in order of experts are made beforehand."""
+    """torch's grouped products; the rows are put in the order of experts beforehand."""
     grouped_mm = getattr(F, "grouped_mm", None) or torch._grouped_mm
     flat = layer.ids.flatten().long()
     order = flat.sort(stable=True).indices
@@ -103,7 +103,7 @@ def measure(name: str, rows: int, layers: list[Layer], only: list[str] | None, r
             continue
         try:
             us = graph_us(calls * (4 if rows <= 256 else 1))
-        except RuntimeError as error:  # of a shape that torch's product does not take
+        except RuntimeError as error:  # for a shape that torch's product does not support
             print(f"{name:18} {rows:5} rows  {way:10} {str(error).splitlines()[0][:80]}", flush=True)
             continue
         share = "" if way == "router" else f"{ceiling / us:6.1%} of {ceiling:.1f}"

@@ -1,10 +1,10 @@
-"""A layer's quantized experts on one GPU: time and share of the bytes' ceiling by rows, beside 16-bit ones and torch's.
+"""A layer's quantized experts on one GPU: time and share of the bytes' ceiling by rows, beside 16-bit experts and torch's.
 
     python benchmarks/kernels_experts_quantized.py [--model NAME ...] [--form NAME ...] [--rows N ...]
 
 Forms: `mxfp4`, `int4` (groups of 128), `fp8` (a scale a row and a token), `fp8-block` (128 by 128 and 128 of a token). Ways:
-`chosen` (what the tuning table takes: alignment, inputs in 8 bits, both products, the sum), `pairs` (up to 16 rows), `bf16`
-(our kernels on 16-bit weights of the same sizes) and `torch` (its grouped products on them, rows sorted beforehand). Method and
+`chosen` (the tuning table's choice: alignment, inputs in 8 bits, both products, the sum), `pairs` (up to 16 rows), `bf16` (our
+kernels on 16-bit weights of the same sizes) and `torch` (its grouped products on them, rows sorted beforehand). Method and
 bias: kernels_experts.py. The ceiling: bytes of the chosen experts in their form over the rate of a large read and write.
 """
 
@@ -28,7 +28,7 @@ from quire.kernels.triton_support.dependent_launch import mode_for
 ROWS = (1, 2, 4, 16, 64, 256, 2048)
 BYTES = {"mxfp4": 0.5 + 1 / 32, "int4": 0.5 + 2 / 128, "fp8": 1.0, "fp8-block": 1.0 + 4 / 128}
 GPT_OSS = SwiGLU(limit=7.0, alpha=1.702, offset=1.0)
-SCALE = 246  # of mxfp4, so that results stay small
+SCALE = 246  # mxfp4's scales, so that results stay small
 
 
 def four_bits_of(m: Mixture, form: str) -> FourBitWeights:

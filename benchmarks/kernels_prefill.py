@@ -1,11 +1,11 @@
-"""Prefill attention beyond plain attention on a Hopper: its own kernel, cut in several ways, beside the portable one.
+"""Prefill attention beyond plain attention on a Hopper: its own kernel, tiled in several ways, beside the portable one.
 
     python benchmarks/kernels_prefill.py [--match TEXT] [--config 64,3,1,24] [--config ...]
 
 Windows, softcaps, sinks, wide heads, odd groups, 8-bit caches (`attention_shapes.ODD_PREFILL`). A line is a shape: TFLOP/s of
-visible pairs, as the tuning table has it ("table"), by other configurations (tile, stages, ping-pong, producer's registers) and
-by the portable kernel; "*" marks the fastest. Method and bias: kernels_attention.py. A rule of `prefill_hopper` in the GPU's
-table (kernels/tuning/) that has no configuration gives such layers to the portable kernel.
+visible pairs by the tuning table's choice ("table"), by other configurations (tile, stages, ping-pong, producer's registers)
+and by the portable kernel; "*" marks the fastest. Method and bias: kernels_attention.py. A rule of `prefill_hopper` in the
+GPU's table (kernels/tuning/) that has no configuration assigns such layers to the portable kernel.
 """
 
 import argparse
@@ -28,7 +28,7 @@ WIDE_HEADS = [(64, 2, 0, 40), (64, 2, 1, 40)]
 
 @contextmanager
 def cut(fields: tuple[int, ...] | None) -> Iterator[None]:
-    """Within, Hopper's kernel computes everything with this configuration; None: what the table in force says."""
+    """Within, Hopper's kernel computes everything with this configuration; None: with that of the table in force."""
     if fields is None:
         yield
         return
@@ -55,7 +55,7 @@ def measure(shape: AttentionShape, given: list[tuple[int, ...]]) -> str:
 
 
 def compile_all(shapes: list[AttentionShape], given: list[tuple[int, ...]]) -> None:
-    """On all cores, before anything is measured."""
+    """Compile on all cores, before anything is measured."""
     with compile_only():
         for shape in shapes:
             inputs = Inputs(shape, max_layers=1)

@@ -1,15 +1,15 @@
-"""Products with quantized weights on one GPU: time, share of the roofline, and cuBLAS on bfloat16 weights beside.
+"""Products with quantized weights on one GPU: time, share of the roofline, and cuBLAS on bfloat16 weights for comparison.
 
     python benchmarks/kernels_quantized.py [--model 0.6B|8B] [--only int4,fp8,fp8_block,int8,w8a16,quantize]
                                            [--rows 1,16,64,256,2048] [--pdl 0|1|2] [--sweep]
                                            [--bandwidth 4.28] [--bf16 790] [--fp8 1200]
 
 A row of the table: kernel, shape, µs a call, µs of the roofline (the larger of bytes and operations), their quotient, cuBLAS's
-µs with the dense weight. Weights rotate through 256 MB and more; x is as warm as in a model. Activations are 8 bits before the
-clock starts, for fp8 and int8; `quantize` times what makes them so, beside the bf16 kernel in its place. o and down have a
-second row, of what the norm behind them adds up (parts, where those are faster). --sweep tries
-configurations of every kernel of ours and prints the best three, as a tuning table would hold them.
-Biases: kernels follow each other without gap, each a copy of the last. Ends in one line of JSON.
+µs with the dense weight. Weights rotate through at least 256 MB; x is as warm as in a model. For fp8 and int8, activations are
+quantized to 8 bits before the clock starts; `quantize` times the kernels that do it, beside the bf16 kernels in their place. o
+and down have a second row, for the split-K partial sums that the next norm adds up (if they are faster). --sweep tries
+configurations of every kernel of ours and prints the best three, as for a tuning table.
+Biases: kernels follow each other without a gap, each a copy of the last. Ends in one line of JSON.
 """
 
 import argparse
@@ -52,7 +52,7 @@ class Table:
     def add(
         self, kernel: str, name: str, m: int, n: int, k: int, micros: float, weight_bytes: float, rate: float, beside: float
     ):
-        """Print a row: rate is in TFLOP/s, bytes of x and y are reckoned in 16 bits."""
+        """Print a row: rate is in TFLOP/s; bytes of x and y are counted as 16 bits."""
         by_bytes = (weight_bytes + 2 * m * (n + k)) / self.args.bandwidth * 1e-6
         least = max(by_bytes, 2.0 * m * n * k / rate * 1e-6)
         print(
@@ -96,7 +96,7 @@ def bytes_of(n: int, k: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def dense_micros(rows: int, n: int, k: int) -> float:
-    """cuBLAS in bfloat16."""
+    """Microseconds of cuBLAS in bfloat16."""
     x = torch.randn(rows, k, device=DEVICE, dtype=BF16)
     weights = [torch.randn(n, k, device=DEVICE, dtype=BF16) for _ in range(copies(2 * n * k))]
     return measure([functools.partial(F.linear, x, w) for w in weights])
@@ -131,7 +131,7 @@ def bench_layer(table: Table, kind: str, name: str, rows: int, n: int, k: int, b
 
 
 def possible(launch: Callable[..., None], configs: list[Any]) -> set[Any]:
-    """Those that compile and fit into shared memory and registers."""
+    """Configurations that compile and fit into shared memory and registers."""
     found = set()
     for config in configs:
         try:
@@ -168,7 +168,7 @@ def sweep_16(kind: str, x: torch.Tensor, weights: list[Any], n: int, is_gated: b
 
 
 def int4_hopper_configs(rows: int, k: int) -> list[Any]:
-    """Rings as deep as fit."""
+    """Configurations with rings as deep as fit."""
     from quire.kernels.linear import int4_hopper, int4_wide
 
     sms = hopper.num_sms(DEVICE)
@@ -182,7 +182,7 @@ def int4_hopper_configs(rows: int, k: int) -> list[Any]:
 
 
 def w8a16_hopper_configs(rows: int) -> list[Any]:
-    """As `int4_hopper_configs`."""
+    """As `int4_hopper_configs`, for w8a16."""
     from quire.kernels.linear import w8a16_hopper
 
     configs = []
@@ -194,7 +194,7 @@ def w8a16_hopper_configs(rows: int) -> list[Any]:
 
 
 def launch_int4_hopper(x: torch.Tensor, weight: Any, bias: None, out: torch.Tensor, config: Any, **options: Any) -> None:
-    """By the kernel whose configuration it is."""
+    """Launch the kernel that the configuration belongs to."""
     from quire.kernels.linear import int4_hopper, int4_wide
 
     kernel = int4_wide if isinstance(config, int4_wide.Config) else int4_hopper
@@ -231,7 +231,7 @@ def sweep_8(x: Scaled, weights: list[Scaled], n: int, is_gated: bool) -> list[tu
 
 
 def bench_quantize(m: Model, rows: int, pdl: int) -> None:
-    """Beside the kernels that write 16 bits."""
+    """Quantizing kernels, beside those that write 16 bits."""
     x, residual = (torch.randn(rows, m.hidden, device=DEVICE, dtype=BF16) for _ in range(2))
     weight = torch.ones(m.hidden, device=DEVICE, dtype=BF16)
     gate_up = torch.randn(rows, 2 * m.intermediate, device=DEVICE, dtype=BF16)

@@ -5,9 +5,9 @@
                                        [--bandwidth 4.8]
 
 A row of the table: kernel, shape, µs a call, the µs that its bytes alone would take, and their quotient. Buffers rotate through
-at least 256 MB, so that nothing is in L2 which a model would not leave there; what a kernel hands to the next one (x, y of
-a linear layer) is as warm as in a model. Linear layers stand beside cuBLAS; --tune sweeps configurations.
-Biases: kernels follow each other without gap, each a copy of the last; the launch overhead inside a graph counts.
+at least 256 MB, so that L2 holds only what a model would leave there; what a kernel passes to the next one (x, y of a linear
+layer) is as warm as in a model. Linear layers are compared with cuBLAS; --tune sweeps configurations.
+Biases: kernels follow each other without a gap, each a copy of the last; the launch overhead inside a graph counts.
 Ends in one line of JSON.
 """
 
@@ -88,7 +88,7 @@ def copies(bytes_each: int) -> int:
 
 
 class Table:
-    """Prints rows as they come; keeps them for the line of JSON."""
+    """Prints each row at once, and keeps it for the line of JSON."""
 
     def __init__(self, bandwidth: float, device: str):
         self.bandwidth, self.device, self.rows = bandwidth, device, []
@@ -159,7 +159,7 @@ def bench_rope(table: Table, m: Model, rows: int, pdl: int, tune: bool) -> None:
 
 
 def bench_step(table: Table, m: Model, rows: int) -> None:
-    """Decode steps, and a step whose tokens are all prefill."""
+    """Decode steps, and a step with prefill tokens only."""
     state, step = t.SlotTables.allocate(rows, 1, 512, DEVICE), t.StepBuffers.allocate(8192, rows, 1, DEVICE)
     pool = t.LogitsProcessorPool.allocate(rows, m.vocab, 40960, DEVICE)
     results = torch.zeros(4, rows, dtype=torch.int64).pin_memory()
@@ -190,7 +190,7 @@ def bench_sampler(table: Table, m: Model, rows: int) -> None:
         t.LogitsProcessorPool.allocate(rows, m.vocab, 40960, DEVICE),
         t.SamplerWorkspace.allocate(rows, m.vocab, DEVICE),
     )
-    some = [LogitsProcessors(i, i, range(i, i + 4000), [i] * 200, [i + 1, i + 2], [1.0, 2.0], [], [], []) for i in range(rows)]
+    some = [LogitsProcessors(i, range(i, i + 4000), [i] * 200, [i + 1, i + 2], [1.0, 2.0], [], [], []) for i in range(rows)]
     logits_processors.apply_logits_processors(state, pool, some)
     state.column("repetition").fill_(1.1)
     slots, positions = (
@@ -199,7 +199,7 @@ def bench_sampler(table: Table, m: Model, rows: int) -> None:
     )
     size = rows * m.vocab * 2
     logits = [random(rows, m.vocab) * 2 for _ in range(copies(size))]
-    for x in logits:  # a few tokens well above the rest, as a model has
+    for x in logits:  # a few tokens far above the rest, as in a model
         x[:, :40] += torch.linspace(12, 4, 40, device=DEVICE, dtype=DTYPE)
     mask = torch.full((rows, -(-m.vocab // 32)), -1, dtype=torch.int32, device=DEVICE)
     for name, values, flags, moved in (
@@ -223,9 +223,9 @@ def bench_sampler(table: Table, m: Model, rows: int) -> None:
         defaults = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
         for column, value in {**defaults, **values}.items():
             state.column(column).fill_(value)
-        state.column("processor_row").fill_(-1)
+        state.column("has_processors").zero_()
         with_row = (16 if name == "16 processors" else rows) if "processors" in flags else 0
-        state.column("processor_row")[:with_row] = slots[:with_row]
+        state.column("has_processors")[slots[:with_row].long()] = 1
         calls = [lambda x=x, f=flags: sampler.sample(x, slots, positions, state, pool, workspace, **f) for x in logits]
         table.add(f"sample, {name}", f"{rows} x {m.vocab}", calls, moved)
     calls = [lambda x=x: sampler.sampled_logprobs(x, workspace.sampled[:rows], workspace) for x in logits]
@@ -238,7 +238,7 @@ def bench_linear(table: Table, m: Model, rows: int, pdl: int, tune: bool) -> Non
 
 
 def bench_one_linear(table: Table, name: str, rows: int, n: int, k: int, is_gated: bool, pdl: int, tune: bool) -> None:
-    """gate_up goes together with silu and the product that follow: beside it stand cuBLAS and a kernel of its own for those."""
+    """gate_up includes silu and the product after it: it is compared with cuBLAS and a separate kernel for those."""
     weights = [random(n, k) for _ in range(copies(n * k * 2))]
     columns = n // 2 if is_gated else n
     x, out = random(rows, k), random(rows, columns)
@@ -263,7 +263,7 @@ def bench_one_linear(table: Table, name: str, rows: int, n: int, k: int, is_gate
 
 
 def bench_split(table: Table, m: Model, rows: int, tune: bool) -> None:
-    """A product left in parts and the norm that adds them up, beside cuBLAS and a norm."""
+    """A product left as split-K partial sums and the norm that adds them up, compared with cuBLAS and a norm."""
     for name in ("o", "down"):
         n, k = m.linears[name]
         weights = [random(n, k) for _ in range(copies(n * k * 2))]
@@ -301,7 +301,7 @@ SPLIT_CANDIDATES = [
 
 
 def bench_stream(table: Table, m: Model, rows: int, tune: bool) -> None:
-    """Hopper's kernel for 2 to 64 rows, in a chain of dependent launches, beside cuBLAS; gate_up with SiLU."""
+    """Hopper's kernel for 2 to 64 rows, in a chain of dependent launches, compared with cuBLAS; gate_up with SiLU."""
     from quire.kernels.linear import linear_hopper as kernel
 
     for name, (n, k) in m.linears.items():

@@ -1,10 +1,10 @@
-"""A load: which requests, when, and the processes that make them. Used by serve.py; the client itself is sse_client.py.
+"""A load: its requests, their times, and the processes that send them. Used by serve.py; the client itself is sse_client.py.
 
-Lengths, prompts and arrival times follow from the seed alone, so every engine gets the same ones. A load's requests are
+Lengths, prompts and arrival times depend only on the seed, so every engine gets the same ones. A load's requests are
 distributed over several processes, each with its own event loop and its share of the connections; all start at one instant of
 the machine's monotonic clock. In a closed loop a connection sends its next request when the last has ended. In an open loop
-(Poisson) requests have due times and wait for nobody: times count from when a request was due, so a lagging generator is
-charged, too.
+(Poisson) requests have due times and do not wait for others: times count from when a request was due, so the delays of a slow
+generator count, too.
 """
 
 import asyncio
@@ -27,8 +27,8 @@ from sse_client import Connections, Target, clock
 
 MAX_ID = 30_000
 FIRST_ID = 10
-START_DELAY_S = 0.3  # from "everybody is ready" to the first request
-WAKE_EARLY_S = 2e-3  # the loop's timers have a resolution of a millisecond: the rest is waited for in turns of the loop
+START_DELAY_S = 0.3  # from when all processes are ready to the first request
+WAKE_EARLY_S = 2e-3  # the loop's timers have a resolution of a millisecond: for the rest, turns of the loop are taken
 WORDS = ("the", "of", "and", "to", "in", "is", "that", "it", "was", "for", "on", "are", "as", "with", "his", "they", "at", "be")
 
 
@@ -50,9 +50,9 @@ class Load:
 
     @classmethod
     def parse(cls, text: str, input_len: int, output_len: int, range_ratio: float) -> "Load":
-        """`closed:256:2000`, `poisson:20:600`, `single:1:12`, each with `:IN:OUT` at will. Raises ValueError.
+        """`closed:256:2000`, `poisson:20:600`, `single:1:12`, each optionally with `:IN:OUT`. Raises ValueError.
 
-        `single` is `closed` with all lengths as given: a median of a dozen requests of many lengths would say little.
+        `single` is `closed` with fixed lengths: a median of a dozen requests of different lengths would say little.
         """
         kind, *numbers = text.split(":")
         if kind not in ("closed", "poisson", "single") or len(numbers) not in (2, 4):
@@ -88,7 +88,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Options:
-    """What all requests share. urls: of several frontends, each for some of the processes, in place of `url`."""
+    """The options of all requests. urls: several frontends, each used by some of the processes, instead of `url`."""
 
     url: str
     model: str
@@ -109,7 +109,7 @@ class Options:
 
 
 def body_of(options: Options, index: int, n_in: int, n_out: int) -> bytes:
-    """The JSON of request `index`: a prompt of n_in random ids, or about as many words for chat; n_out tokens of output."""
+    """The JSON of request `index`: a prompt of n_in random ids, or about as many words for chat, and n_out output tokens."""
     rng = np.random.default_rng((options.seed, 3, index))
     common: dict[str, Any] = {
         "model": options.model,
@@ -128,7 +128,7 @@ def body_of(options: Options, index: int, n_in: int, n_out: int) -> bytes:
 
 @dataclass(frozen=True)
 class Share:
-    """One process's part of a load: (index, prompt tokens, output tokens, due time or None)."""
+    """One process's share of a load: (index, prompt tokens, output tokens, due time or None) per request."""
 
     options: Options
     requests: list[tuple[int, int, int, float | None]]
@@ -136,7 +136,7 @@ class Share:
 
 
 class Generator:
-    """One process's connections and what came of its requests."""
+    """One process's connections and the results of its requests."""
 
     def __init__(self, share: Share) -> None:
         self.share = share
@@ -150,9 +150,9 @@ class Generator:
         ]
 
     async def run(self, start: float) -> None:
-        """Make all requests; `start` is the common beginning, on `clock`. A closed loop's connections are there by then."""
+        """Send all requests from `start` on (by `clock`), when all processes begin. A closed loop connects before."""
         for _ in range(self.share.concurrency):
-            with contextlib.suppress(OSError):  # the request that needs it will say so
+            with contextlib.suppress(OSError):  # the request that needs it will report the error
                 await self._connections.open()
         await _wait_until(start)
         if self.share.concurrency:
@@ -199,7 +199,7 @@ def _generate(pipe: multiprocessing.connection.Connection, share: Share) -> None
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     generator = Generator(share)
     gc.collect()
-    gc.disable()  # a pause would be charged to the server; what cycles a run leaves is little
+    gc.disable()  # a pause would count as the server's; a run leaves few cycles
     pipe.send("ready")
     start = pipe.recv()
     cpu, wall = time.process_time(), clock()
@@ -210,7 +210,7 @@ def _generate(pipe: multiprocessing.connection.Connection, share: Share) -> None
 
 
 def run_load(load: Load, options: Options) -> dict[str, Any]:
-    """Run one load; the summary of load_stats.summarise, and what the generator itself cost (us of CPU a chunk, busiest)."""
+    """Run one load. The summary of load_stats.summarise, and the generator's own cost (us of CPU a chunk, busiest)."""
     lengths, due = load.lengths(options.seed), load.due(options.seed)
     urls = options.urls or (options.url,)
     count = max(1, min(max(options.processes, len(urls)), load.num_requests, load.concurrency or load.num_requests))

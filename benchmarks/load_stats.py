@@ -1,6 +1,6 @@
-"""Percentiles and the summary of one load: pure arithmetic, used by serve.py, hostcost.py and soak.py, and tested by itself.
+"""Percentiles and the summary of one load: pure arithmetic with tests of its own, used by serve.py, hostcost.py and soak.py.
 
-Definitions are those of `vllm bench serve`, so that figures can be laid side by side:
+Definitions are those of `vllm bench serve`, so that figures can be compared:
     TTFT  request sent (open loop: due) -> first chunk that carries text      ITL   time between two such chunks of one request
     E2E   request sent (open loop: due) -> last text or finish reason         TPOT  (E2E - TTFT) / (output tokens - 1)
 """
@@ -16,7 +16,7 @@ POINTS = (50, 90, 99)
 class RequestResult(NamedTuple):
     """One request as a generator process saw it; times in seconds of the machine's monotonic clock."""
 
-    due: float  # when it was to be sent, or was sent if nobody said when
+    due: float  # when it should have been sent; when it was, if there was no such time
     sent: float
     first: float  # first chunk with text, 0.0 if none came
     last: float  # last text or finish reason

@@ -1,9 +1,9 @@
-"""What a lost rank costs: `lost_rank.py MODEL --tensor-parallel-size 4 [--streams 256] [--how kill stop]`.
+"""Measures the loss of a rank: `lost_rank.py MODEL --tensor-parallel-size 4 [--streams 256] [--how kill stop]`.
 
-A server is started (its start-up is timed), then for each way of --how: so many streams begin, and when they have had eight
-tokens each on average, one worker process gets SIGKILL or SIGSTOP. Told: seconds until streams have ended; serving: until a new
-request has its first token. Then an answer of temperature 0 must be what it was before. Exits 1 if it is not, or if a stream
-ended without an error. Prints a line for each way and a last line `RESULT {json}`.
+It starts a server and times the start-up. Then, for each way of --how, --streams streams begin, and when they have eight tokens
+each on average, one worker process gets SIGKILL or SIGSTOP. The results: told, seconds until streams have ended; serving,
+seconds until a new request has its first token. Afterwards an answer with temperature 0 must be the same as before. Exits with
+1 if it is not, or if a stream ended without an error. Prints a line for each way and a last line `RESULT {json}`.
 """
 
 import argparse
@@ -29,7 +29,7 @@ WORKER = b"quire.workers"
 
 
 def workers(server: Server) -> list[int]:
-    """Process ids, by rank: they are started in this order."""
+    """The workers' process ids by rank, which is the order of their starts."""
     found = [pid for pid in tree(server.pid) if WORKER in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")]
     return sorted(found, key=lambda pid: (int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]), pid))
 
@@ -51,12 +51,12 @@ class Client:
         return answer.error or "".join(answer.texts or [])
 
     async def tokens_so_far(self) -> float:
-        """That the server has made for anybody."""
+        """Output tokens that the server has generated in total."""
         metrics = (await ask(self._target, self._target.request(path="/metrics"))).body.decode()
         return sum(float(n) for n in re.findall(r"^\w+:generation_tokens_total(?:{.*})? (.+)$", metrics, re.MULTILINE))
 
     async def first_token(self) -> float:
-        """When a new request has one, tried until it has."""
+        """When a new request gets its first token; requests are repeated until one succeeds."""
         begin = clock()
         while (answer := await self.ask(2, 1, 30.0)).error:
             if clock() - begin > PATIENCE_S:

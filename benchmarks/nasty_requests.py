@@ -1,9 +1,9 @@
-"""Requests that might keep a frontend's loop from everybody else, and the worst gap of another stream while each runs.
+"""Requests that might block a frontend's event loop for others, and the worst gap of another stream while each runs.
 
 A witness streams a token each step of the replay engine (replay_engine.py), on the same frontend, and notes when each chunk
-came; the worst gap is the longest time between two of them, beside one that was measured while nothing else ran. The nasty
-request is sent by another thread's plain socket, which reads and drops the answer. Used by frontend.py, for any server that
-speaks OpenAI's API. Bias: on a machine with few cores, client and engine take time from the frontend; the quiet gap shows it.
+arrives; the worst gap is the longest time between two chunks, to compare with the gap when nothing else runs. The nasty request
+is sent over a plain socket in another thread, which reads and drops the answer. Used by frontend.py, for any server with
+OpenAI's API. Bias: on a machine with few cores, client and engine take time from the frontend; the quiet gap shows it.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
 class Nasty(NamedTuple):
-    """path and body of a request; `leave_s`: the client hangs up after so long, for what would take minutes."""
+    """path and body of a request; leave_s: seconds after which the client disconnects, for requests that would take minutes."""
 
     path: str
     body: Callable[[], Any]
@@ -125,7 +125,7 @@ CASES: dict[str, Nasty] = {
 
 
 class Gaps(NamedTuple):
-    """Seconds: the witness' worst gap while the request ran, and how long that took; the answer's status and size."""
+    """In seconds, the witness' worst gap while the request ran, and its duration; the answer's status and size."""
 
     worst_s: float
     took_s: float
@@ -159,7 +159,7 @@ class Witness:
         self._worst = 0.0
 
     def worst(self) -> float:
-        """Also the gap that is still open."""
+        """The worst gap, including the current one."""
         if self._done.done():
             raise ConnectionError(f"the witness' stream has ended: {self._done.result().error}")
         return max(self._worst, time.perf_counter() - self._last)
@@ -176,7 +176,7 @@ async def run_case(witness: Witness, target: Target, nasty: Nasty) -> Gaps:
     began = time.perf_counter()
     status, size = await asyncio.to_thread(_send_and_drop, target, data, nasty.leave_s)
     took = time.perf_counter() - began
-    await asyncio.sleep(0.3)  # what comes after the answer: memory is given back
+    await asyncio.sleep(0.3)  # memory is freed after the answer
     return Gaps(witness.worst(), took, status, size)
 
 
@@ -187,7 +187,7 @@ async def quiet(witness: Witness, seconds: float) -> float:
 
 
 def _send_and_drop(target: Target, data: bytes, leave_s: float) -> tuple[int, int]:
-    """(status, bytes) of an answer, read to its end or until leave_s; status 0: it broke off without one."""
+    """(status, bytes) of an answer, read to its end or until leave_s; status 0: it ended without one."""
     with socket.create_connection((target.host, target.port), timeout=leave_s) as sock:
         head, size, deadline = b"", 0, time.monotonic() + leave_s
         try:

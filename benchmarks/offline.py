@@ -1,10 +1,11 @@
 """Offline throughput of an engine on fixed workloads: `offline.py MODEL --engine quire,vllm [--workloads NAME ...]`.
 
-Each engine runs in a process of its own, one after the other, on the same machine: start-up (process to first token) is timed,
-then every workload once warm and `--repeat` times measured, the best counts. Lengths are fixed, temperature 1.0, detokenizing
-on only with --detokenize, threads by --threads (all engines alike). `transformers` runs requests one after the other.
-Prefix caching is off, but for workloads.PREFIX_WORKLOADS: for these a second process has it on, and each run has prompts of its
-own, so that it finds nothing of an earlier one. A turn of all conversations is one call of `generate`.
+Each engine runs in a process of its own, one after the other, on the same machine. Start-up (process to first token) is timed;
+then every workload runs once to warm up and `--repeat` times for measurement, of which the best counts. Lengths are fixed,
+temperature is 1.0, detokenizing is on only with --detokenize, threads are set by --threads for all engines. `transformers` runs
+requests one after the other. Prefix caching is off, except for workloads.PREFIX_WORKLOADS: for these a second process has it
+on, and each run has new prompts, so that it finds no prefix of an earlier run. `generate` is called once for a turn of all
+conversations.
 Prints a table and a last line `RESULT {json}`; `--csv FILE` appends rows. Method and bias: README.md beside this file.
 """
 
@@ -106,7 +107,7 @@ ENGINES = {"quire": open_quire, "vllm": open_vllm, "transformers": open_transfor
 
 
 def run_engine(name: str, args: argparse.Namespace) -> dict[str, Any]:
-    """In a process of its own: one engine, all workloads that want prefix caching, or all that do not."""
+    """In a process of its own: run one engine on all workloads with prefix caching, or on all without."""
     run, close, vocab = ENGINES[name](args)
     first, _ = run([[11] * 16], [1])
     result: dict[str, Any] = {
@@ -140,7 +141,7 @@ def measure_prefixes(run: Run, name: str, vocab: int, args: argparse.Namespace) 
 
 
 def converse(run: Run, workload: workloads.PrefixWorkload, vocab: int, seed: int) -> float:
-    """Seconds of all turns, without the time in which the next prompts are put together."""
+    """Seconds of all turns, without the time to build the next prompts."""
     prompts = workloads.opening(workload, vocab, seed)
     total = 0.0
     for turn in range(1, workload.turns + 1):
@@ -152,7 +153,7 @@ def converse(run: Run, workload: workloads.PrefixWorkload, vocab: int, seed: int
 
 
 def machine() -> dict[str, str]:
-    """What the figures were measured on."""
+    """The GPU, CPUs and package versions of the measurement."""
     import torch
 
     gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none"
@@ -222,7 +223,7 @@ def main() -> None:
     if unknown := [name for name in args.workloads if name not in workloads.NAMES]:
         parser.error(f"no workload is named {unknown[0]!r}; there are {', '.join(workloads.NAMES)}")
     if args.child:
-        # or kernels.py beside us would be taken for the package of this name that a peer may look for
+        # else a peer that imports a package `kernels` would find kernels.py beside this file
         sys.path[:] = [path for path in sys.path if Path(path).resolve() != Path(__file__).resolve().parent]
         print("CHILD " + json.dumps(run_engine(args.child, args)), flush=True)
         return
@@ -236,7 +237,7 @@ def main() -> None:
 
 
 def run_in_children(name: str, args: argparse.Namespace) -> dict[str, Any]:
-    """What `name` made of all workloads. Those with prefix caching have an engine of their own."""
+    """The results of engine `name` on all workloads. Those with prefix caching have an engine of their own."""
     alone = [w for w in args.workloads if w in workloads.WORKLOADS]
     prefixes = [w for w in args.workloads if w in workloads.PREFIX_WORKLOADS]
     found = _spawn(name, args.threads, ["--prefix-caching"], prefixes) if prefixes else {}

@@ -1,10 +1,10 @@
-"""Pictures of what serve.py measured: throughput against latency, an engine a line, a load a point.
+"""Plots serve.py's results: throughput against latency, with a line per engine and a point per load.
 
     plot.py results_serve.csv [more.csv run.log ...] --out pictures [--model NAME] [--engines quire vllm]
 
-Reads serve.py's --csv files, and logs that hold its `RESULT {json}` line. Writes one PNG a latency (ITL, TTFT, TPOT:
-median solid, P99 dashed) for each model. Points of one engine are joined in the order of their concurrency or rate; of several
-runs of the same load the last counts. matplotlib is imported here and nowhere else.
+It reads serve.py's --csv files, and logs with its `RESULT {json}` line. It writes one PNG per latency (ITL, TTFT, TPOT: median
+solid, P99 dashed) for each model. An engine's points are joined in the order of their concurrency or rate; of several runs of
+the same load the last counts. Only this file imports matplotlib.
 """
 
 import argparse
@@ -52,7 +52,7 @@ def number(text: str) -> float | str:
 
 
 def curves(rows: list[Row]) -> dict[str, dict[str, list[Row]]]:
-    """model -> engine -> its rows, the latest of each load, by load's size."""
+    """model -> engine -> its rows: the latest of each load, sorted by the load's size."""
     latest: dict[tuple[str, str, str], Row] = {}
     for row in rows:
         latest[row["model"], row["engine"], row["load"]] = row

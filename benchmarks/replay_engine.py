@@ -1,11 +1,11 @@
-"""An engine that replays tokens, in a process of its own, over the real ZeroMQ protocol: for measuring frontends alone.
+"""An engine that replays tokens, in a process of its own, over the real ZeroMQ protocol: to measure frontends alone.
 
     python benchmarks/replay_engine.py --address ipc:///tmp/replay.sock --step-ms 5 [--vocabulary bundled|128k]
 
-Each step, every sequence that runs gets one token of a text that is said again and again; a step is one message a frontend, as
-an engine's is. With logprobs each token has as many alternatives as were asked for. A prompt is never looked at: a sequence
-starts in the step after it came. Ends: max_tokens, abort, finish. `--step-ms 0` takes a step whenever something runs.
-Bias: nobody waits for a slot, and there is no prefill, so time to first token is the frontend's own.
+In each step, every running sequence gets one token of a text that is repeated endlessly; a step is one message per frontend, as
+with a real engine. With logprobs each token has as many alternatives as were asked for. Prompts are ignored: a sequence starts
+in the step after it arrived. It ends by max_tokens, abort or finish. `--step-ms 0` starts a step whenever a sequence runs.
+Bias: no request waits for a slot, and there is no prefill, so time to first token is the frontend's own.
 """
 
 import argparse
@@ -29,11 +29,11 @@ from quire.ipc.messages.frontend import (
     PROTOCOL_VERSION,
     Abort,
     AddRequest,
-    Beat,
     EngineLimits,
     Finish,
     Finished,
     FrontendMessage,
+    Heartbeat,
     PromptLogprobs,
     Started,
     StepOutputs,
@@ -45,7 +45,7 @@ from quire.ipc.messages.frontend import (
 ROOT = Path(__file__).parents[1]
 BUNDLED = ROOT / "enginecore" / "loading" / "bundled"
 MAX_MODEL_LEN = 1 << 17
-BEAT_S = 0.5
+HEARTBEAT_S = 0.5
 NAME = "replay"
 
 
@@ -56,8 +56,8 @@ def bundled_files() -> dict[str, bytes]:
 
 @functools.cache
 def large_files(size: int = 1 << 17) -> dict[str, bytes]:
-    """Byte-level BPE of `size` tokens: trained on this repository's text, then random merges of what is there. The chat
-    template is the bundled model's."""
+    """Byte-level BPE of `size` tokens: trained on this repository's text, then filled up with random merges of its tokens. The
+    chat template is the bundled model's."""
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -86,7 +86,7 @@ FILES = {"bundled": bundled_files, "128k": large_files}
 
 
 class Running:
-    """The sequences of one frontend, as arrays: key, tokens said, tokens to say, logprobs wanted (-1: none)."""
+    """The sequences of one frontend, as arrays: key, tokens sent, tokens left, logprobs wanted (-1: none)."""
 
     def __init__(self) -> None:
         self.rows = np.zeros((4, 0), np.int64)
@@ -141,7 +141,7 @@ class ReplayEngine:
         poller = zmq.Poller()
         for source in self._link.sockets():
             poller.register(source, zmq.POLLIN)
-        due, beat = time.monotonic(), 0.0
+        due, heartbeat = time.monotonic(), 0.0
         while not self.stopped:
             now = time.monotonic()
             busy = any(running.rows.shape[1] for running in self._running.values())
@@ -155,9 +155,9 @@ class ReplayEngine:
                 for identity, running in self._running.items():
                     self._step(identity, running)
             self._link.flush()
-            if now >= beat:
-                beat = now + BEAT_S
-                self._link.broadcast(Beat(self._epoch, 0.0, 0, 0, 0.0, 0, 0, self.tokens, 0, 0, True))
+            if now >= heartbeat:
+                heartbeat = now + HEARTBEAT_S
+                self._link.broadcast(Heartbeat(self._epoch, 0.0, 0, 0, 0.0, 0, 0, self.tokens, 0, 0, True))
             for identity in self._link.lost():
                 self._running.pop(identity, None)
         self._link.close(linger_s=0.0)
@@ -223,7 +223,7 @@ class ReplayEngine:
 
 
 def _times(path: str) -> "memoryview[float]":
-    """When each stamp was sent last, in a file that clients map, too."""
+    """When each stamp was last sent, in a file that clients map, too."""
     with open(path, "wb+") as file:
         file.truncate(8 * STAMPS)
         return memoryview(mmap.mmap(file.fileno(), 0)).cast("d")

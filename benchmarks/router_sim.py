@@ -4,14 +4,14 @@
     python benchmarks/router_sim.py --trace FILE.jsonl [--trace-block-size 512] [--speed 1]
     python benchmarks/router_sim.py --decision [--index-blocks 10000000]
 
-The router is the real one (frontend/replicas/router.py), given token ids. Engines are a model of an 8B on one H200: prompts are
-computed one after the other at PREFILL_TOKENS_S, rows decode beside them, the KV cache is an LRU of --cache-blocks. Requests
-come as a Poisson process from conversations of tenants: a tenant's popularity is Zipf's, all of its conversations begin with
-one text, and each turn repeats what was said before. Or from a trace in Mooncake's format: timestamp (ms), input_length,
-output_length, hash_ids. Hits are the part of all prompt tokens that was cached, after the first fifth of the requests, as the
-times are. What no router can better: `unbounded` is one cache for all that never forgets, `pooled` one as large as all
-together, and both have an idle engine for each prompt. --decision times the router alone and says what its index takes. Each
-prints a table and a last line `RESULT {json}`.
+The router is the real one (frontend/replicas/router.py), given token ids. Engines are simulated as an 8B on one H200: prompts
+are computed one after the other at PREFILL_TOKENS_S, rows decode meanwhile, the KV cache is an LRU of --cache-blocks. Requests
+arrive as a Poisson process from conversations of tenants: tenants' popularity has a Zipf distribution, all conversations of a
+tenant begin with the same text, and each turn repeats the conversation so far. Or they come from a trace in Mooncake's format:
+timestamp (ms), input_length, output_length, hash_ids. Hits are the fraction of all prompt tokens that was cached; like the
+times, they are counted after the first fifth of the requests. Two upper bounds for any router: `unbounded` is one cache for all
+that never evicts, `pooled` one as large as all together, and both have an idle engine for each prompt. --decision times the
+router alone and reports its index's memory. Each mode prints a table and a last line `RESULT {json}`.
 """
 
 import argparse
@@ -38,15 +38,15 @@ from quire.frontend.replicas.router_index import BlockIndex
 PREFILL_TOKENS_S = 44_000
 STEP_S, ROW_S = 0.004, 0.00003
 STEP_TOKENS = 8192
-UNTIMED = 64  # decisions, at first
-WARM_UP = 5  # the first part of the requests, one in so many, fills caches and is not counted
+UNTIMED = 64  # first decisions
+WARM_UP = 5  # the first 1/WARM_UP of the requests fills caches and is not counted
 COLUMNS = ["date", "workload", "replicas", "requests", "rate", "seed", "cache_blocks", "frontends", "policy", "hits",
            "unbounded_hits", "ttft_ms_p50", "ttft_ms_p99"]  # fmt: skip
 TENANT, SESSION = 1 << 50, 1 << 51  # kinds of block ids
 
 
 class Request(NamedTuple):
-    """One prompt. ids: of its full blocks, equal for equal beginnings; ids_after: with its answer's."""
+    """One prompt. ids: of its full blocks, equal for equal prefixes; ids_after: including the answer's blocks."""
 
     time_s: float
     num_tokens: int
@@ -56,12 +56,12 @@ class Request(NamedTuple):
 
 
 class TraceError(Exception):
-    """A line of a trace is wrong, which the text names; or nothing is asked at all."""
+    """A line of a trace is invalid, and the text names it; or there is no request."""
 
 
 # ------------------------------------------------------------------------------------------------------------ workloads
 def tenants(args: argparse.Namespace) -> list[Request]:
-    """Conversations under way at a steady rate; most of those that run at second 0 have begun before. Raises TraceError."""
+    """Conversations at a steady rate; most of those that run at second 0 began earlier. Raises TraceError."""
     random, size = np.random.default_rng(args.seed), args.block_size
     popularity = 1 / np.arange(1, args.tenants + 1) ** args.zipf
     shared = np.clip(random.lognormal(7.0, 0.8, args.tenants), 64, 8000).astype(int)  # median 1,100 tokens
@@ -95,7 +95,7 @@ def _ids(tenant: int, num_shared: int, session: int, num_blocks: int) -> np.ndar
 
 
 class _Line(msgspec.Struct):
-    """What a line of a trace must have; other fields are left alone."""
+    """The required fields of a line of a trace; other fields are ignored."""
 
     timestamp: float  # ms
     input_length: int
@@ -115,7 +115,7 @@ def trace(path: str, block_size: int, speed: float) -> list[Request]:
                 _check(line, block_size)
                 if not math.isfinite(line.timestamp / speed):
                     raise ValueError("timestamp divided by --speed is no number of seconds")
-            except (ValueError, RecursionError) as error:  # msgspec's are, too
+            except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors, too
                 raise TraceError(f"{path}, line {number}: {error}") from None
             ids = np.array(line.hash_ids[: line.input_length // block_size], np.int64)
             requests.append(Request(line.timestamp / 1e3 / speed, line.input_length, line.output_length, ids, ids))
@@ -141,14 +141,14 @@ def _check(line: _Line, block_size: int) -> None:
 
 # ------------------------------------------------------------------------------------------------------------ simulation
 class Cache:
-    """An engine's prefix cache: the least recently used blocks go first, of a sequence its last ones."""
+    """An engine's prefix cache: evicts the least recently used blocks first, and a sequence's last blocks before its first."""
 
     def __init__(self, num_blocks: int | None) -> None:
         self._most = num_blocks
         self._blocks: OrderedDict[int, None] = OrderedDict()
 
     def count(self, ids: list[int]) -> int:
-        """How many of these are there, one after the other."""
+        """How many of the first ids are cached without a gap."""
         return next((i for i, block in enumerate(ids) if block not in self._blocks), len(ids))
 
     def add(self, ids: list[int]) -> None:
@@ -163,10 +163,10 @@ class Engine:
     def __init__(self, num_blocks: int) -> None:
         self.cache = Cache(num_blocks)
         self.num_rows = 0
-        self._free_at = 0.0  # when it has computed the prompts that it was sent
+        self._free_at = 0.0  # when all prompts sent to it are computed
 
     def compute(self, now: float, num_tokens: int) -> float:
-        """When the first token of a prompt is there, of which so much is not cached."""
+        """When the first token of a prompt arrives that has num_tokens uncached tokens."""
         steps = max(1, math.ceil(num_tokens / STEP_TOKENS))
         self._free_at = max(now, self._free_at) + num_tokens / PREFILL_TOKENS_S + steps * (STEP_S + self.num_rows * ROW_S)
         return self._free_at
@@ -213,7 +213,7 @@ def _router(policy: str, args: argparse.Namespace, index: int) -> Router:
 
 
 def token_ids(request: Request, block_size: int) -> np.ndarray:
-    """A prompt whose blocks are equal where their ids are."""
+    """A prompt with equal blocks for equal ids."""
     tokens = np.zeros(request.num_tokens, np.int64)
     tokens[: len(request.ids) * block_size] = np.repeat(request.ids, block_size)
     return tokens
@@ -237,7 +237,7 @@ def _end(router: Router, number: int, engine: Engine, request: Request) -> Calla
 
 
 def with_one_cache(requests: list[Request], num_blocks: int | None, block_size: int) -> tuple[float, tuple[float, float]]:
-    """What no router can better: one cache of all engines, each prompt computed at once by an idle one. Hits, TTFT in ms."""
+    """An upper bound for routers: one cache for all engines, and an idle engine for each prompt. Returns hits, TTFT in ms."""
     cache, cached, prompts, ttft = Cache(num_blocks), 0, 0, []
     for number, request in enumerate(requests):
         ids = request.ids.tolist()
@@ -256,7 +256,7 @@ def _percentiles(values: list[float], unit: float) -> tuple[float, float]:
 
 # ------------------------------------------------------------------------------------------------------------- decisions
 def decide(args: argparse.Namespace) -> dict[str, Any]:
-    """Prompts of 8k tokens, of which half is known, against a full index."""
+    """Time decisions for prompts of 8k tokens, half of them known, with a full index."""
     before, random = _resident_mib(), np.random.default_rng(args.seed)
     router = Router(args.replicas, block_size=args.block_size, max_blocks=args.index_blocks, seed=args.seed)
     for engine in range(args.replicas):
@@ -280,7 +280,7 @@ def decide(args: argparse.Namespace) -> dict[str, Any]:
 
 def _fill(index: BlockIndex | None, args: argparse.Namespace, random: np.random.Generator) -> None:
     assert index is not None
-    for number in range(0, 2 * args.index_blocks, 1024):  # twice: no place of the table is left out
+    for number in range(0, 2 * args.index_blocks, 1024):  # twice, to fill every place of the table
         index.add(number % args.replicas, index.look_up(random.integers(0, 1 << 64, 1024, np.uint64)), 0)
 
 
@@ -349,7 +349,7 @@ def main(words: list[str] | None = None) -> int:
 
 
 def append(args: argparse.Namespace, num_requests: int, found: dict[str, Any]) -> None:
-    """A row a policy."""
+    """Append a row per policy."""
     speed = "" if args.speed == 1 else f" x{args.speed:g}"
     what = [
         "conversations" if args.trace is None else Path(args.trace).name + speed,

@@ -1,4 +1,4 @@
-"""Load on any OpenAI-compatible server, by several client processes; or servers started, measured and stopped, side by side.
+"""Load on any OpenAI-compatible server, by several client processes; or servers started, measured and stopped, for comparison.
 
     serve.py --url http://127.0.0.1:8000 --model NAME --concurrency 256 --num-requests 2000 --input-len 256 --output-len 128
     serve.py --url http://h:8001 http://h:8002 --model NAME                                   several frontends of one engine
@@ -9,8 +9,8 @@
     serve.py --sink 50000 --concurrency 256                                                   the generator's own limit
 
 Figures are defined in load_stats.py, loads in load_generator.py. Before each load the server is warmed up with short requests
-of the same concurrency. --sink streams pre-made events at that many tokens/s and tells what the generator does with them: prove
-it at twice the rate that is to be measured. The last line is `RESULT {json}`; --csv appends a row a load. Method: README.md.
+of the same concurrency. --sink streams pre-made events at that many tokens/s and reports how the generator copes: test it at
+twice the rate to be measured. The last line is `RESULT {json}`; --csv appends a row per load. Method: README.md.
 """
 
 import argparse
@@ -42,7 +42,7 @@ FIELDS = [
 
 
 def measure(loads: list[Load], options: Options, engine: str, warm_up: bool, found: list[dict[str, Any]]) -> None:
-    """Run the loads one after the other; their summaries are added to `found`."""
+    """Run the loads one after the other, and add their summaries to `found`."""
     for number, load in enumerate(loads):
         if warm_up:
             count = min(load.concurrency or 32, load.num_requests)
@@ -72,7 +72,7 @@ def print_summary(s: dict[str, Any]) -> None:
 def start_and_measure(
     command: Command, loads: list[Load], options: Options, args: argparse.Namespace, result: dict[str, Any]
 ) -> None:
-    """Start a server, measure it, stop it, and fill `result`. One that does not come up is reported, and the next follows."""
+    """Start a server, measure it, stop it, and fill `result`. One that does not start is reported, and the next follows."""
     urls = options.urls if options.url == command.url else ()  # with --start
     options = replace(options, url=command.url, urls=urls, model=command.model)
     print(f"\n#### {command.name}: {' '.join(command.arguments)}", flush=True)
@@ -96,7 +96,7 @@ def start_and_measure(
 
 
 def measure_generator(rate: float, load: Load, options: Options, sinks: int) -> dict[str, Any]:
-    """The generator against the sink: offered and taken rate, and the rate at which its processes would be at their end."""
+    """Measure the generator with the sink: the offered and the received rate, and the rate at its processes' limit."""
     interval_s = load.concurrency / rate
     sink = Sink(interval_s, sinks)
     try:
@@ -124,7 +124,7 @@ def measure_generator(rate: float, load: Load, options: Options, sinks: int) -> 
 
 
 def append_csv(path: Path, model: str, results: list[dict[str, Any]], where: dict[str, Any]) -> None:
-    """One row a load; start-up times are repeated in each."""
+    """Append one row per load; start-up times are repeated in each."""
     new = not path.exists()
     with path.open("a", newline="") as file:
         writer = csv.DictWriter(file, FIELDS, extrasaction="ignore")
@@ -139,7 +139,7 @@ def append_csv(path: Path, model: str, results: list[dict[str, Any]], where: dic
 
 
 def print_table(results: list[dict[str, Any]]) -> None:
-    """Engines side by side."""
+    """Print the engines' figures in columns."""
     rows: list[tuple[str, list[float]]] = [
         ("start to /health, s", [r.get("health_s", float("nan")) for r in results]),
         ("start to first token, s", [r.get("first_token_s", float("nan")) for r in results]),
@@ -179,7 +179,7 @@ def main() -> None:
         return
     try:
         run(args, loads, options, results)
-    finally:  # also of a run that is cut off
+    finally:  # also after an interrupted run
         print_table(results)
         if args.csv:
             name = " ".join(filter(None, (Path(args.model).name, layout_in_words(args))))
@@ -195,7 +195,7 @@ def _options_of(args: argparse.Namespace) -> dict[str, str]:
 
 
 def run(args: argparse.Namespace, loads: list[Load], options: Options, results: list[dict[str, Any]]) -> None:
-    """Measure one server after the other, each a new entry of `results`."""
+    """Measure one server after the other, each with a new entry in `results`."""
     commands: list[Command] = []
     if args.table:
         shared = {"port": args.port, "load_format": args.load_format, "max_model_len": args.max_model_len}

@@ -1,7 +1,7 @@
-"""Servers under test: their command lines, and one's life from process start to the last of its processes' end.
+"""Servers under test: their command lines, and a server's life from its start to the end of its last process.
 
-Every engine is started with the same model folder, context length, share of GPU memory, and without prefix caching, so that
-repeated prompts cost all of them the same. A server runs in a process group of its own and is ended as a whole.
+Every engine is started with the same model folder, context length and share of GPU memory, and without prefix caching, so that
+repeated prompts cost all engines the same. A server runs in a process group of its own, which is ended as a whole.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ STOP_S = 60.0
 
 @dataclass(frozen=True)
 class Command:
-    """How a server is started. model: the name it is served under."""
+    """A command that starts a server. model: the name it is served under."""
 
     name: str
     arguments: list[str]
@@ -47,7 +47,7 @@ def engine_command(engine: str, model: str, *, port: int, load_format: str, max_
                    options: str = "") -> Command:  # fmt: skip
     """The command of `quire`, `vllm` or `vllm-rust` (its Rust frontend), serving `model` at `port`.
 
-    site: where vLLM is installed, "" for this Python's own site. options: appended as they are.
+    site: where vLLM is installed, "" for this Python's own site. options: appended unchanged.
     """
     common = ["serve", model, "--port", str(port), "--load-format", load_format, "--max-model-len", str(max_model_len)]
     common += ["--gpu-memory-utilization", str(memory), "--no-enable-prefix-caching", *shlex.split(options)]
@@ -65,7 +65,7 @@ def engine_command(engine: str, model: str, *, port: int, load_format: str, max_
 
 
 class Server:
-    """A started server; a context manager. `log` holds what it printed. Raises RuntimeError if another listens there."""
+    """A started server, as a context manager. `log` has its output. Raises RuntimeError if another process listens there."""
 
     def __init__(self, command: Command, log: Path) -> None:
         if listens(command.url):
@@ -114,7 +114,7 @@ class Server:
         target = Target.of(self.command.url, "/health", api_key)
         while True:
             answer = await ask(target, target.request(), timeout_s=5.0)
-            code = self.process.poll()  # first: who answered may be another
+            code = self.process.poll()  # checked first: another server may have answered
             if code is not None:
                 raise RuntimeError(f"{self.command.name} ended with exit code {code} while it started\n{self.tail()}")
             if answer.status == 200:
@@ -127,7 +127,7 @@ class Server:
         return self.log.read_bytes()[-num_bytes:].decode(errors="replace")
 
     def stop(self) -> float:
-        """End it: SIGTERM, and SIGKILL for what is left after STOP_S. The seconds until nothing was left."""
+        """End it: SIGTERM, and SIGKILL for processes left after STOP_S. Returns the seconds until none was left."""
         begin = time.perf_counter()
         members = tree(self.pid)
         if self.process.poll() is None:
@@ -146,7 +146,7 @@ class Server:
 
 
 def listens(url: str) -> bool:
-    """Whether anything accepts connections there."""
+    """Whether any process accepts connections there."""
     parts = urlsplit(url)
     with contextlib.suppress(OSError), socket.create_connection((parts.hostname, parts.port or 80), timeout=5.0):
         return True
@@ -154,7 +154,7 @@ def listens(url: str) -> bool:
 
 
 def end_by_signal() -> None:
-    """From now on SIGTERM raises SystemExit: what was started is stopped, and what was measured is kept."""
+    """Make SIGTERM raise SystemExit, so that servers are stopped and results kept."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
 
@@ -182,7 +182,7 @@ def alive(pid: int) -> bool:
 
 
 def machine() -> dict[str, Any]:
-    """What figures were measured on."""
+    """The GPU, CPUs and package versions of the measurement."""
     from importlib.metadata import PackageNotFoundError, version
 
     found: dict[str, Any] = {"gpu": _gpu_name(), "cpus": len(os.sched_getaffinity(0)), "python": sys.version.split()[0]}
@@ -197,7 +197,7 @@ def _gpu_name() -> str:
 
 
 def gpu_memory_mib(pids: list[int]) -> float | None:
-    """GPU memory used by these processes; where the driver does not tell it by process, all that is used on the first GPU."""
+    """GPU memory used by these processes; if the driver does not report it by process, all that is used on the first GPU."""
     apps = re.findall(r"^(\d+), *(\d+)$", _smi("pid,used_memory", "compute-apps"), re.MULTILINE)
     found = [float(mib) for pid, mib in apps if int(pid) in pids]
     if found:

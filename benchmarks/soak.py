@@ -1,14 +1,14 @@
-"""N minutes of everything at once against a server, then: has it lost, leaked or kept anything?
+"""N minutes of many kinds of requests to a server, then checks that it has lost, leaked or kept nothing.
 
     soak.py --url http://127.0.0.1:8000 --pid PID --minutes 10 --concurrency 64
     soak.py --start "quire serve MODEL --port 8000" --url http://127.0.0.1:8000 --minutes 10
 
 Requests are drawn at random: short and long prompts, shared prefixes, n > 1, logprobs, penalties, filters, stop strings, chat,
-streams and whole answers, clients that leave before or amid the answer, and requests that must be refused. Meanwhile the
-resident memory of every process of the server, the GPU memory they use and /metrics are sampled. At the end it must hold that
-no request failed that was not aborted; that nothing runs, waits or holds KV blocks; that no process grew by more than
---max-growth-mib after the warm-up; and, if we started it, that the server ends with code 0 and leaves no process behind.
-The last line is `RESULT {json}`; the exit code is 1 if a check failed. `--pid`: the server's process, or memory is not sampled.
+streams and whole answers, clients that leave before or during the answer, and requests that must be refused. Meanwhile the
+resident memory of the server's processes, their GPU memory and /metrics are sampled. At the end, no request may have failed
+that was not aborted; no request may run, wait or hold KV blocks; no process may have grown by more than --max-growth-mib after
+the warm-up; and a server that we started must end with code 0 and leave no process behind.
+The last line is `RESULT {json}`; the exit code is 1 if a check failed. `--pid`: the server's process, for its memory.
 """
 
 import argparse
@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from servers import Command, Server, alive, end_by_signal, gpu_memory_mib, machine, tree
 from sse_client import Answer, Connection, Target, ask
 
-IDLE_S = 20.0  # for what runs to end, once no more is asked
+IDLE_S = 20.0  # for running requests to end, after the last one was sent
 GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 METRIC = re.compile(r"^(?:quire|vllm):(\w+?)(?:_total)?(?:\{[^}]*\})? ([0-9.eE+-]+)$", re.MULTILINE)
 SHARED_PREFIXES = 8
@@ -41,7 +41,7 @@ SHARED_PREFIXES = 8
 
 @dataclass(frozen=True)
 class Plan:
-    """One request: its route, its body, what must come of it, and after how many chunks its client leaves (None: it stays)."""
+    """One request: its route, its body, the expected status, and after how many chunks its client leaves (None: it stays)."""
 
     kind: str
     path: str
@@ -51,7 +51,7 @@ class Plan:
 
 
 class Mix:
-    """Draws requests; what they are follows from the seed alone."""
+    """Draws requests, which depend only on the seed."""
 
     def __init__(self, model: str, max_model_len: int, vocab_size: int, seed: int) -> None:
         self.random = random.Random(seed)
@@ -118,7 +118,7 @@ class Mix:
 
 @dataclass
 class Soak:
-    """What has happened so far."""
+    """The state and the results so far."""
 
     target: Target
     mix: Mix
@@ -129,7 +129,7 @@ class Soak:
     samples: list[dict[str, Any]] = field(default_factory=list)
 
     async def client(self, deadline: float) -> None:
-        """One client: requests one after the other, on one connection for as long as it can be kept."""
+        """One client: sends requests one after the other, on one connection while it stays usable."""
         connection: Connection | None = None
         while time.monotonic() < deadline:
             plan = self.mix.draw()
@@ -158,7 +158,7 @@ class Soak:
             self.fail(plan, problem)
 
     def problem(self, plan: Plan, answer: Answer) -> str:
-        """What is wrong with an answer, or ""."""
+        """An answer's error, or ""."""
         if plan.leaves_after is not None and answer.error == "aborted":
             return ""
         if plan.status != 200:
@@ -208,7 +208,7 @@ class Soak:
             await asyncio.sleep(interval_s)
 
     async def becomes_idle(self) -> dict[str, float]:
-        """The gauges once they are all zero; or as they are after IDLE_S."""
+        """The gauges, as soon as all are zero or after IDLE_S."""
         deadline = time.monotonic() + IDLE_S
         while True:
             metrics = await self.metrics()
@@ -227,7 +227,7 @@ def name_of(pid: int) -> str:
 
 
 def rss_mib(pid: int) -> float:
-    """Resident memory, 0 for a process that is gone."""
+    """Resident memory; 0 for a process that has ended."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("VmRSS:"):
@@ -236,7 +236,7 @@ def rss_mib(pid: int) -> float:
 
 
 def growth(samples: list[dict[str, Any]], warm_up_s: float) -> dict[str, dict[str, float]]:
-    """Per process: MiB after the warm-up, MiB at the end, and the difference; each the median over a tenth of the time."""
+    """Per process: MiB after the warm-up, MiB at the end, and the difference, with medians over a tenth of the time."""
     after = [s for s in samples if s["at_s"] >= warm_up_s] or samples[-1:]
     part = max(len(after) // 10, 1)
     found = {}
@@ -248,7 +248,7 @@ def growth(samples: list[dict[str, Any]], warm_up_s: float) -> dict[str, dict[st
 
 
 async def vocabulary(target: Target, model: str) -> int:
-    """A number below the vocabulary's size: what the server takes of 30,000, 15,000 and so on."""
+    """A number up to the vocabulary's size: the first of 30,000, 15,000 and so on that the server accepts."""
     size = 30_000
     while size > 64:
         body = {"model": model, "prompt": [size - 1], "max_tokens": 1}
@@ -260,7 +260,7 @@ async def vocabulary(target: Target, model: str) -> int:
 
 
 async def soak(args: argparse.Namespace, pid: int | None) -> tuple[dict[str, Any], list[str]]:
-    """Run it; what was found, and which checks failed."""
+    """Run the soak. Returns the results, and the failed checks."""
     target = Target.of(args.url, "/v1/completions", args.api_key)
     card = json.loads((await ask(target, target.request(path="/v1/models"))).body)["data"][0]
     state = Soak(target, Mix(card["id"], card["max_model_len"], await vocabulary(target, card["id"]), args.seed))

@@ -1,4 +1,4 @@
-"""The client of `quire bench`, for the scripts here: it is in the package (frontend/cli/bench/sse_client.py)."""
+"""The client of `quire bench`, for the scripts here, from the package (frontend/cli/bench/sse_client.py)."""
 
 from quire.frontend.cli.bench.sse_client import (
     Answer,

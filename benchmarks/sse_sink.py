@@ -1,9 +1,9 @@
-"""A server that streams pre-made events at a given rate: proves a load generator before it measures anybody.
+"""A server that streams pre-made events at a given rate, to test a load generator before it measures a server.
 
-It answers any POST whose body says `max_tokens` with that many text events, a finish and a usage event, as chunked server-sent
-events. Like an engine it works in steps: every `interval_s` each open answer gets one event, so 256 connections at 50,000
-tokens/s get one each 5.1 ms. Several processes share the port (SO_REUSEPORT), each with a clock of its own.
-`Sink.stop` tells how long the steps really took: more than the interval means that the sink was too slow.
+It answers any POST that has `max_tokens` in its body with that many text events, a finish and a usage event, as chunked
+server-sent events. Like an engine it works in steps: every `interval_s` each open answer gets one event, so 256 connections at
+50,000 tokens/s get one every 5.1 ms. Several processes share the port (SO_REUSEPORT), each with a clock of its own. `Sink.stop`
+returns how long the steps really took: more than the interval means that the sink was too slow.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ _FINISH = _EVENT % (b'"text":"","logprobs":null,"finish_reason":"length","stop_r
 
 
 def last_events(num_tokens: int) -> bytes:
-    """What follows the last text: finish, usage, [DONE], the end of the chunked body."""
+    """The events after the last text: finish, usage, [DONE], the end of the chunked body."""
     usage = b',"usage":{"prompt_tokens":1,"completion_tokens":%d,"total_tokens":%d}' % (num_tokens, num_tokens + 1)
     return chunk(_FINISH) + chunk(b'data: {"choices":[]%b}\n\n' % usage) + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
 
@@ -111,7 +111,7 @@ def _listener(port: int) -> socket.socket:
 
 
 class Sink:
-    """The sink's processes. interval_s: between two tokens of an answer."""
+    """The sink's processes. interval_s: time between two tokens of an answer."""
 
     def __init__(self, interval_s: float, processes: int) -> None:
         reserved = socket.socket()
@@ -131,7 +131,7 @@ class Sink:
         reserved.close()
 
     def stop(self) -> dict[str, float]:
-        """Steps' real time over all processes, and the busiest process's part of a core spent on writing."""
+        """The steps' real time, and the fraction of a core spent on writing; of each, the largest of all processes."""
         totals = []
         for child, pipe in self._children:
             pipe.send("stop")

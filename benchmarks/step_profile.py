@@ -1,8 +1,8 @@
 """Where a decode step's GPU time goes: `step_profile.py MODEL --rows 1 64 256 [--quantization fp8] [--kernels]`, dummy weights.
 
-Times the forward and tail graphs of each padded size by replaying them back to back, and, with --kernels, lists what the
-kernels within take (torch.profiler over replays: those of dependent launches include their wait). The state is that of
-sequences of `--context` tokens each. Needs a GPU. Prints `RESULT {json}` last.
+It times the forward and sampling graphs of each padded size by replaying them back to back, and with --kernels lists the times
+of their kernels (torch.profiler over replays; dependent launches include their wait). Sequences have `--context` tokens each.
+Needs a GPU. Prints `RESULT {json}` last.
 """
 
 import argparse
@@ -23,9 +23,9 @@ from quire.workers.graph_sizes import BatchDescriptor  # noqa: E402
 def prepared(
     model: str, rows: int, context: int, engine: InlineEngine | None, most_rows: int = 0, quantization: str | None = None
 ) -> InlineEngine:
-    """An engine whose first `rows` slots hold sequences of `context` tokens and a few more, all decoding."""
+    """An engine with `rows` decoding sequences of `context` tokens and a few more, in its first slots."""
     if engine is None:
-        blocks = 2 + max(rows, most_rows) * (context // 64 + 2) * 2  # of models with windows, layers without have their own
+        blocks = 2 + max(rows, most_rows) * (context // 64 + 2) * 2  # twice, for layers with and without windows
         engine = InlineEngine(
             model, device="cuda", dtype=torch.bfloat16, max_num_seqs=1024, budget=8192, block_size=64, num_blocks=blocks,
             max_model_len=8192, graphs=True, dummy=True, model_options={"quantization": quantization},
@@ -86,13 +86,13 @@ def main() -> None:
         graphs = engine.runner.graphs
         size = next(s for s in graphs.sizes.decode if s >= rows)
         with engine.runner.device.stream():
-            forward, tail = graphs._forward[BatchDescriptor(size, size, False)], graphs._tail[size, 1]
-            # each replay of a tail is one token more for every sequence, some 30 in all
-            both = replay_ms([forward, tail])
-            result[rows] = {"forward_ms": replay_ms([forward]), "tail_ms": replay_ms([tail], 3), "step_ms": both}
+            forward, sampling = graphs._forward[BatchDescriptor(size, size, False)], graphs._sampling[size, 1]
+            # each replay of a sampling graph is one token more for every sequence, some 30 in all
+            both = replay_ms([forward, sampling])
+            result[rows] = {"forward_ms": replay_ms([forward]), "tail_ms": replay_ms([sampling], 3), "step_ms": both}
             print(f"{rows:5} rows: " + ", ".join(f"{k} {v:.3f}" for k, v in result[rows].items()), flush=True)
             if args.kernels:
-                times = kernel_times([forward, tail])
+                times = kernel_times([forward, sampling])
                 for name, (us, count) in sorted(times.items(), key=lambda x: -x[1][0])[: args.kernels]:
                     print(f"      {us:9.1f} µs {count:5} x  {name}")
     print("RESULT " + json.dumps({"model": args.model, "context": args.context, "rows": result}))

@@ -1,13 +1,13 @@
-"""What structured output costs: `structured.py MODEL --engine quire,vllm [--rows 64] [--output 128] [--same-schema]`.
+"""The cost of structured output: `structured.py MODEL --engine quire,vllm [--rows 64] [--output 128] [--same-schema]`.
 
-Rows of fixed length run twice in one engine, without and with a JSON Schema each (of its own, unless --same-schema), at
-temperature 1.0; the figure is how much longer it takes. Schemas hold more than the output's length, so that nobody ends early.
-A mask is dear where a string nears its maxLength, and random weights close no string before it. --titles: how long one may be:
-`alike` (60 characters in every schema: all rows come to the end of it in the same steps, the worst case), `mixed` (20 and two
-more in each schema), `unbounded` (one string is the whole output then).
-Grammars are compiled before the clock starts, by a run that does not count. vLLM has xgrammar. Each engine runs in a process of
-its own. `--masks` needs no engine: it times llguidance's masks for the model's tokenizer, one at a time on one core.
-Goals: at most 5 % on an 8B model, 25 % on one of 0.6B. The last line is `RESULT {json}`.
+Rows of fixed length run twice in one engine, without and with a JSON Schema per row (its own, unless --same-schema), at
+temperature 1.0; the result is how much longer the latter takes. Schemas need more than the output's length, so that no row ends
+early. Masks are expensive near a string's maxLength, and with random weights no string ends before it. --titles sets that
+length: `alike` (60 characters in every schema: all rows reach it in the same steps, the worst case), `mixed` (20, and two more
+in each further schema), `unbounded` (one string is the whole output).
+Grammars are compiled before the clock starts, by a run that does not count. vLLM uses xgrammar. Each engine runs in a process
+of its own. `--masks` needs no engine: it times llguidance's masks for the model's tokenizer, one at a time on one core. Goals:
+at most 5 % for an 8B model, 25 % for a 0.6B one. The last line is `RESULT {json}`.
 """
 
 import argparse
@@ -24,7 +24,7 @@ TITLES = ("alike", "mixed", "unbounded")
 
 
 def schema(number: int, titles: str = "alike") -> dict[str, Any]:
-    """A list of records, as extraction has it; no two numbers give the same."""
+    """A list of records, as for data extraction; different numbers give different schemas."""
     bounds = {"alike": {"maxLength": 60}, "mixed": {"maxLength": 20 + 2 * number}, "unbounded": {}}
     record = {
         "type": "object",
@@ -82,7 +82,7 @@ ENGINES = {"quire": open_quire, "vllm": open_vllm}
 
 
 def run_engine(name: str, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """In a process of its own: one engine, all kinds of titles in turn."""
+    """In a process of its own: measure one engine with all kinds of titles in turn."""
     llm, sampling, structured = ENGINES[name](args)
     given = prompts(args)
 
@@ -112,14 +112,14 @@ def run_engine(name: str, args: argparse.Namespace) -> list[dict[str, Any]]:
             "overhead": round(bound / free - 1, 4),
             "ms_a_step_more": round(1000 * (bound - free) / args.output, 3),
         }
-        print(found, file=sys.stderr, flush=True)  # for runs that are cut off
+        print(found, file=sys.stderr, flush=True)  # for interrupted runs
         return found
 
     return [measured(titles) for titles in args.titles]
 
 
 def measure_masks(tokenizer_json: bytes, vocab_size: int, num_tokens: int = 400) -> dict[str, float]:
-    """Microseconds a mask, and a token to be consumed, over an output of the schema picked at random."""
+    """Microseconds per mask, and per consumed token, over a random output of the schema."""
     import llguidance
     from llguidance.numpy import fill_next_token_bitmask
 

@@ -1,18 +1,18 @@
 """Host time of a step with grammar masks, no GPU needed: from "the tokens are in" to "the masks are staged".
 
-`structured_host.py MODEL_DIR [--rows 64] [--steps 128]`: the folder needs config.json and tokenizer.json alone. The real
-EngineCore, GrammarCompiler, rings and mask threads run in this process, with the schemas of structured.py, each met before; the
-worker is a function here that picks tokens by the masks, at random. Microseconds of each stage of a step, one after the other:
+`structured_host.py MODEL_DIR [--rows 64] [--steps 128]`: the folder needs only config.json and tokenizer.json. The real
+EngineCore, GrammarCompiler, rings and mask threads run in this process, with the schemas of structured.py, all compiled before;
+the worker is a function here that picks random tokens by the masks. Stages of a step, in order, in us:
 
-    tokens   read and checked             submit    masks are about to be asked for    begin    their thread has them
-    consume  matchers have rolled on      fill      llguidance's last masks are made   finish   what else they need, waking
+    tokens   read and checked             submit    just before masks are requested    begin    their thread has started
+    consume  matchers have advanced       fill      llguidance's last masks are made   finish   completed, the waiter woken
     sent     all masks are on the ring    plan      the next plan is, too              publish  tokens are on their way to users
-    path     from the first to `sent`: with `last` this is what the forward pass may hide
-    update   from the first until the scheduler has the tokens, while matchers roll on
-    staged   what a worker does with the records: read, checked, copied, for the copy to the device is one in memory here
-    last     of that, what it does with the last record: with the others it is done while masks are made
+    path     from the first to `sent`: the forward pass may hide this, together with `last`
+    update   from the first until the scheduler has the tokens, while matchers advance
+    staged   a worker reads, checks and copies the records (the copy to the device is one in memory here)
+    last     the part of `staged` for the last record; the others are handled while masks are made
 
-What the wire and the GPU take is not in here. The last line is `RESULT {json}`.
+The times of the network and the GPU are not included. The last line is `RESULT {json}`.
 """
 
 import argparse
@@ -48,9 +48,9 @@ from quire.ipc.links.core_to_frontends import CoreToFrontends
 from quire.ipc.messages.frontend import (
     PROTOCOL_VERSION,
     AddRequest,
-    Beat,
     EngineLimits,
     Generate,
+    Heartbeat,
     Hello,
     StepOutputs,
     TokenInputs,
@@ -71,7 +71,7 @@ EPOCH, BLOCK_SIZE = 77, 64
 
 
 class Event:
-    """Of a copy that is done at once."""
+    """The event of a copy that is done at once."""
 
     def record(self) -> None:
         pass
@@ -81,7 +81,7 @@ class Event:
 
 
 class Workers(FakeWorkers):
-    """One worker, played here: `answer` runs the oldest plan whose masks are all there."""
+    """One simulated worker: `answer` runs the oldest plan, after loading all of its masks."""
 
     def __init__(self, rows: int, vocab_size: int) -> None:
         super().__init__(worker_template())
@@ -108,18 +108,18 @@ class Workers(FakeWorkers):
     def answer(self) -> None:
         plan = self._plan or self._next_plan()
         assert plan is not None
-        if plan.late_mask:
+        if plan.has_mask_rows:
             begin = clock()
             without = self._load(plan)
             end = clock()
             self.staged.append((end - begin) / 1e3)
-            self.last.append((end - self._reads[-2]) / 1e3)  # the last look finds no more
+            self.last.append((end - self._reads[-2]) / 1e3)  # the last read finds no more
             assert not len(without), "a mask came seconds late: this machine has too much else to do"
         self.result_ring.write(plan.step, self._sample(plan.num_rows))
         self._plan = self._next_plan()
 
     def _next_plan(self) -> StepPlan | None:
-        """What a worker reads while it waits for masks: all before them is given back."""
+        """Read the next plan as a worker does that waits for masks: it releases all records before them."""
         record = self._records.read(0.0, 0.0)
         while record is not None and record[0] != KIND_PLAN:  # a control request
             record = self._records.read(0.0, 0.0)
@@ -132,7 +132,7 @@ class Workers(FakeWorkers):
         return plan
 
     def _load(self, plan: StepPlan) -> np.ndarray:
-        """As ModelRunner.load_masks."""
+        """Like ModelRunner.load_masks."""
         expected = plan.mask_rows.copy()
         loaded = self.masks.load(expected, self._timed(self._records.masks(plan)))
         return NO_ROWS if len(loaded) == len(expected) else np.setdiff1d(expected, loaded)
@@ -144,7 +144,7 @@ class Workers(FakeWorkers):
             self._reads.append(clock())
 
     def _sample(self, rows: int) -> np.ndarray:
-        """A token of each row's mask at random, without looking at all of it: that would leave nothing else in the caches."""
+        """A random token of each row's mask, without reading the whole mask, which would flush the CPU's caches."""
         return np.asarray([self._pick(mask) for mask in self.masks.tensor[:rows].numpy().view(np.uint32)], np.int32)
 
     def _pick(self, mask: np.ndarray) -> int:
@@ -156,7 +156,7 @@ class Workers(FakeWorkers):
 
 
 class TwoPools:
-    """As llguidance.LLExecutor; matchers are rolled on by other threads than make masks."""
+    """Like llguidance.LLExecutor, but other threads advance matchers than make masks."""
 
     def __init__(self, num_threads: int, num_to_consume: int, executor: Any = llguidance.LLExecutor) -> None:
         few = executor(num_to_consume) if num_to_consume else None
@@ -165,7 +165,7 @@ class TwoPools:
 
 
 class Marks:
-    """When a step's calls returned, or were made, in nanoseconds."""
+    """When a step's calls were made or returned, in nanoseconds."""
 
     def __init__(self) -> None:
         self.at: dict[str, int] = {}
@@ -196,7 +196,7 @@ class Core:
         vocab = json.loads((folder / "config.json").read_text())["vocab_size"]
         rows, length = args.rows, args.steps + 512
         blocks = rows * (length // BLOCK_SIZE + 2) + 2
-        scheduler = SchedulerConfig(rows, 8192, length, BLOCK_SIZE, blocks, (0,), vocab_size=vocab, num_processor_rows=rows)
+        scheduler = SchedulerConfig(rows, 8192, length, BLOCK_SIZE, blocks, (0,), vocab_size=vocab)
         limits = EngineLimits(length, vocab, rows, 20)
         config = CoreConfig(scheduler, limits, 1000, 0, 60.0, spins=True, log_requests=False, log_stats=False)
         welcome = Welcome(EPOCH, PROTOCOL_VERSION, ["m"], limits, [], [0], "0", 1, 60.0)
@@ -233,11 +233,11 @@ class Core:
         return bool(in_flight) and all(len(s.scheduled.slots) == self._rows and not s.scheduled.prefills for s in in_flight)
 
     def step(self) -> int:
-        """Let the worker run a step, and the core take what came of it; returns when it came."""
+        """Let the worker run a step, and the core take its results; returns when they arrived."""
         core = self.core
         self._turn_until(self._is_sent)
         self.workers.answer()
-        until = clock() + 1_000_000  # as long as a forward pass: threads have gone to sleep
+        until = clock() + 1_000_000  # as long as a forward pass, so that threads have gone to sleep
         while clock() < until:
             pass
         begin, num_steps = clock(), core.scheduler.oldest_step
@@ -245,20 +245,20 @@ class Core:
         self._turn_until(lambda: not core.scheduler.has_requests or self._is_sent())
         while self.frontend.ready():
             message = decode(self.frontend.socket.recv())
-            assert isinstance(message, StepOutputs | Beat), message
+            assert isinstance(message, StepOutputs | Heartbeat), message
         return begin
 
     def _is_sent(self) -> bool:
-        """Whether the workers have all that they need for a step."""
+        """Whether the workers have everything for a step."""
         in_flight = self.core._in_flight
         return bool(in_flight) and not self.core._masks.due(in_flight[0].scheduled.step)
 
     def _turn_until(self, condition: Callable[[], bool]) -> None:
-        """Turns of the core's loop, from where it has waited."""
+        """Run turns of the core's loop, from the point where it waits."""
         while not condition():
             if not self.core._collect():
                 self.core._poll(0.0)
-            self.core._beat()
+            self.core._heartbeat()
             self.core._take_messages()
             self.core._watch_workers()
             self.core._fill()
@@ -335,7 +335,7 @@ def main() -> None:
     parser.add_argument("--titles", default="alike", choices=TITLES, help="how long the strings of the schemas may be")
     parser.add_argument("--warm-up", type=int, default=2, help="outputs of each schema before those that count")
     args = parser.parse_args()
-    module.SLOW_S = masks_module.MASKS_LATE_S = 2.0  # other processes on this machine make no grammar a slow one
+    module.SLOW_S = masks_module.MASKS_LATE_S = 2.0  # so that other processes on this machine make no grammar count as slow
     module.PARTS = args.parts
     if args.consume_threads is not None:
         module.llguidance.LLExecutor = lambda num_threads: TwoPools(num_threads, args.consume_threads)  # type: ignore[misc]

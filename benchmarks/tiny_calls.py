@@ -1,4 +1,4 @@
-"""The tiny model's function calls: functions that people know and made-up ones, and the one right call."""
+"""The tiny model's function calls: well-known and made-up functions, and the one right call."""
 
 # ruff: noqa: SIM905 (a list of words reads best as words)
 import json
@@ -34,7 +34,7 @@ SLOTS = {
     "number": lambda rng: rng.randrange(1, 1000),
     "small": lambda rng: rng.randrange(1, 61),
 }
-# names | description | parameters = slots, then ways to ask; a "/" lists alternatives, so that the schema must be read
+# names | description | parameters = slots, then ways to ask; "/" separates alternatives, so that the schema must be read
 TOOLS = """
     get_weather/get_current_weather/weather | Get the weather in a city. | city/location/place=city
     What is the weather in {0}?; What's the weather like in {0}?; How is the weather in {0}?; Weather in {0};
@@ -108,13 +108,13 @@ TYPES = {int: "integer", str: "string", bool: "boolean"}
 
 
 def schema(rng, name, description, values):
-    """An OpenAI tool for a function whose parameters have the types of `values`."""
+    """An OpenAI tool for a function with parameters of the types of `values`."""
     properties = {key: {"type": TYPES[type(value)]} for key, value in values.items()}
     if rng.random() < 0.4:
         for key in properties:
             properties[key]["description"] = rng.choice((f"The {key}.", f"The {key}", f"the {key} to use", key.capitalize()))
     required = list(properties)
-    if rng.random() < 0.2:  # a parameter that may be left out is left out
+    if rng.random() < 0.2:  # an optional parameter, which the call omits
         key, value = rng.choice(OPTIONAL)
         properties.setdefault(key, dict(value))
     parameters = {"type": "object", "properties": properties, "required": required}
@@ -140,7 +140,7 @@ def numbered(values):
 
 
 def made_up_function(rng):
-    """A function nobody has seen: verb_noun, with any fields; the user names it."""
+    """A made-up function: verb_noun, with any fields; the user names it."""
     verb, noun, values = rng.choice(VERBS), rng.choice(WORDS), fields(rng, rng.choice((1, 1, 2, 2, 3)))
     name = f"{verb}_{noun}"
     core = rng.choice(

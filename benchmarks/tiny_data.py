@@ -1,12 +1,12 @@
 """Text for the tiny model: seeded chat turns with one right answer each, and small stories.
 
-The phrasings are in tiny_words.py, what is asked in tiny_tasks.py and tiny_calls.py; here it becomes dialogues and documents.
-`draw(task, rng, held_out)` gives one Item (question, answer, tools). An item's `key` names what it asks. Open tasks ("add 12
-34") hold out the keys whose hash falls in one eighth of the hash space; closed sets (capitals, weekdays, facts) hold out every
+The phrasings are in tiny_words.py, the tasks in tiny_tasks.py and tiny_calls.py; this file makes dialogues and documents.
+`draw(task, rng, held_out)` gives one Item (question, answer, tools). An item's `key` identifies its question. Open tasks ("add
+12 34") hold out the keys with a hash in one eighth of the hash space; closed sets (capitals, weekdays, facts) hold out every
 sixth phrasing. A held-out key is never drawn for training, alone or in a dialogue; `benchmark_items` draws only those.
 
-`conversation(rng)` is one training document; `pieces` renders it as CHAT_TEMPLATE does, split into (text, has_loss).
-Pure Python, no I/O. Used by train_tiny.py (which learns it), accuracy.py (which scores it) and tests/test_tiny_data.py.
+`conversation(rng)` is one training document; `pieces` renders it as CHAT_TEMPLATE does, split into (text, has_loss). Pure
+Python, no I/O. Used by train_tiny.py (for training), accuracy.py (for scores) and tests/test_tiny_data.py.
 """
 
 import json
@@ -185,7 +185,7 @@ HEROES = (
     "robot",
     "child",
 )
-STORY = [  # one line of each group, in order; {x} the hero's kind, {n} its name, {f} a friend's kind, {p} a place, {o} a thing
+STORY = [  # a line of each group, in order; {x} hero's kind, {n} its name, {f} friend's kind, {p} place, {o} thing
     lines(block)
     for block in (
         """Once upon a time there was {x} named {n}.\nOnce there was {x}. Its name was {n}.\nThere once lived {x} named {n}.
@@ -248,7 +248,7 @@ def any_turn(rng):
 
 
 def tool_turns(rng, item):
-    """A call, and in a third of the cases its result and what is said about it."""
+    """A call, and in a third of the cases its result and a sentence about it."""
     messages = turn(item.question, "")
     messages[1]["tool_calls"] = [{"function": item.call}]
     if rng.random() < 0.35:
@@ -280,7 +280,7 @@ def conversation(rng):
         messages += tool_turns(rng, item)
         if rng.random() < 0.25:
             messages += any_turn(rng)
-    elif pick < 0.15:  # functions are at hand, and none is wanted
+    elif pick < 0.15:  # functions are offered, but none is needed
         tools = draw("call", rng).tools
         for _ in range(rng.choice((1, 1, 2))):
             messages += any_turn(rng)
@@ -292,7 +292,7 @@ def conversation(rng):
 
 
 def pieces(messages, tools=()):
-    """[(text, has_loss)]: what CHAT_TEMPLATE renders, cut where the model begins and ends to speak."""
+    """[(text, has_loss)]: the text that CHAT_TEMPLATE renders, split where the model's turns begin and end."""
     out, text, rest = [], BOS, list(messages)
     system = rest.pop(0)["content"] if rest and rest[0]["role"] == "system" else None
     if tools:
@@ -316,14 +316,14 @@ def pieces(messages, tools=()):
 
 
 def document(rng):
-    """One training document as pieces: a conversation, or now and then a bare story."""
+    """One training document as pieces: a conversation, or sometimes just a story."""
     if rng.random() < 0.01:
         return [(BOS, False), (story(rng) + EOT, True)]
     return pieces(*conversation(rng))
 
 
 def dialogue(rng):
-    """A held-out question after one or two turns of training ones."""
+    """A held-out question after one or two turns from the training data."""
     history = [message for _ in range(rng.choice((1, 2))) for message in any_turn(rng)]
     if rng.random() < 0.3:
         history.insert(0, {"role": "system", "content": rng.choice(SYSTEM)})
@@ -332,7 +332,7 @@ def dialogue(rng):
 
 
 def benchmark_items(task, size, seed=0):
-    """`size` held-out items of a scored task, no question twice."""
+    """`size` held-out items of a scored task, without repeated questions."""
     rng, found = random.Random(f"{task} {seed}"), {}
     while len(found) < size:
         item = dialogue(rng) if task == "dialogue" else draw(task, rng, held_out=True)

@@ -1,6 +1,6 @@
-"""The tiny model as it is trained: a Llama in plain PyTorch, its weights under the names of a checkpoint.
+"""The tiny model for training: a Llama in plain PyTorch, with a checkpoint's names of weights.
 
-Used by train_tiny.py. What serves the checkpoint is workers/models/; the two have no line in common, so each tests the other.
+Used by train_tiny.py. workers/models/ serves the checkpoint; the two share no code, so each tests the other.
 """
 
 import math
@@ -14,7 +14,7 @@ from torch import nn
 
 @dataclass(frozen=True)
 class TinyConfig:
-    """The names of config.json."""
+    """The sizes, with config.json's names."""
 
     vocab_size: int = 2816
     hidden_size: int = 256
@@ -59,7 +59,7 @@ class Attention(nn.Module):
 
 
 def rotate(x, cos, sin):
-    """Rotary embedding of [batch, heads, length, head_dim], halves side by side (arXiv:2104.09864, as Llama's checkpoints)."""
+    """Rotary embedding of [batch, heads, length, head_dim], in halves (arXiv:2104.09864, as in Llama's checkpoints)."""
     left, right = x.chunk(2, -1)
     return (x * cos + torch.cat((-right, left), -1) * sin).to(x.dtype)
 
@@ -105,7 +105,7 @@ class Tiny(nn.Module):
     def forward(self, rows):
         ids = (rows & (LOSS_BIT - 1)).long()
         index = torch.arange(ids.shape[1], device=ids.device)
-        start = torch.where(ids == self.bos, index, 0).cummax(1).values  # where a token's document begins
+        start = torch.where(ids == self.bos, index, 0).cummax(1).values  # begin of a token's document
         angle = (index - start).float()[..., None] * self.inverse_frequency
         angle = torch.cat((angle, angle), -1)[:, None]
         cos, sin = angle.cos(), angle.sin()

@@ -1,7 +1,7 @@
-"""What the tiny model learns from: a tokenizer trained on tiny_data's text, and rows of its token ids.
+"""The tiny model's training data: a tokenizer trained on tiny_data's text, and rows of its token ids.
 
-Processes write rows for as long as they are asked. Documents are packed into rows of two lengths. A row is int16: a token's id,
-and LOSS_BIT where the token is to be learnt. All follows from the seed. Used by train_tiny.py.
+Processes write rows as long as they are needed. Documents are packed into rows of two lengths. A row is int16: token ids, with
+LOSS_BIT for tokens to learn. Everything depends only on the seed. Used by train_tiny.py.
 """
 
 import itertools
@@ -29,13 +29,13 @@ PRE_TOKENS = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"  # a digit is al
 
 
 def build_tokenizer(seed, size, documents):
-    """A byte-level BPE tokenizer as JSON. Encoding puts BOS in front unless add_special_tokens is off (as Llama 3's does)."""
+    """A byte-level BPE tokenizer as JSON. Encoding adds BOS in front unless add_special_tokens is off (as Llama 3's does)."""
     rng = random.Random(f"tokenizer {seed}")
     texts = ["".join(text for text, _ in tiny_data.document(rng)) for _ in range(documents)]
     for special in (*tiny_data.SPECIAL_TOKENS, *tiny_data.CALL_TOKENS):
         texts = [text.replace(special, "\n") for text in texts]
     known = (*tiny_words.WORDS, *tiny_words.NAMES, *tiny_words.CITIES, *tiny_words.CAPITALS)
-    texts += [f"{word} {word}" for word in known for _ in range(documents // 50)]  # one token, with a space before or not
+    texts += [f"{word} {word}" for word in known for _ in range(documents // 50)]  # one token, with or without a space
     tokenizer = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(PRE_TOKENS), "isolated")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -55,7 +55,8 @@ def build_tokenizer(seed, size, documents):
 
 
 def check_tokenizer(tokenizer, seed):
-    """Any text survives a round trip, and a document's pieces encode to what the whole text does. Returns what to log."""
+    """Check that texts survive a round trip, and that a document's pieces encode like the whole. Returns a text to
+    log."""
     for text in (
         "Héllo, wörld! 你好 🙂\n\n\ttabs  and   spaces ",
         "x" * 50,
@@ -78,7 +79,7 @@ def check_tokenizer(tokenizer, seed):
 
 
 def encode_documents(tokenizer, rng, count):
-    """[int16 ids with LOSS_BIT], one array a document, at most LONG long."""
+    """[int16 ids with LOSS_BIT], one array per document, at most LONG long."""
     documents = [tiny_data.document(rng) for _ in range(count)]
     flat = [piece for document in documents for piece in document]
     encoded = iter(tokenizer.encode_batch_fast([text for text, _ in flat], add_special_tokens=False))
@@ -121,7 +122,7 @@ def pack(documents):
 
 
 def produce(tokenizer_json, seed, worker, queue):
-    """A data process: shards for ever, each from its own seed."""
+    """A data process: makes shards endlessly, each from its own seed."""
     os.nice(10)
     tokenizer = Tokenizer.from_str(tokenizer_json)
     for shard in itertools.count():
@@ -130,7 +131,7 @@ def produce(tokenizer_json, seed, worker, queue):
 
 
 class Rows:
-    """Rows of one length on the device; when full, new ones replace the oldest. A row is drawn some three times in a run."""
+    """Rows of one length on the device; when full, new rows replace the oldest. A row is drawn some three times per run."""
 
     def __init__(self, length, capacity, device):
         self.data = torch.zeros(capacity, length, dtype=torch.int16, device=device)
@@ -162,11 +163,11 @@ class Feed:
         self.capacity = 1_200_000 if args.device == "cuda" else 20_000
 
     def allocate(self):
-        """After the fork, for it starts CUDA."""
+        """Allocate rows. Call it after the fork, as it starts CUDA."""
         self.rows = {SHORT: Rows(SHORT, self.capacity, self.device), LONG: Rows(LONG, self.capacity // 8, self.device)}
 
     def take(self, shards):
-        """Moves up to `shards` that are ready to the device."""
+        """Move up to `shards` ready shards to the device."""
         for _ in range(shards):
             if self.queues[self.next].empty():
                 return

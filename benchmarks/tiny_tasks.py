@@ -1,4 +1,4 @@
-"""The tiny model's tasks: each makes an Item, a question with one right answer, from a random source."""
+"""The tiny model's tasks: each makes a random Item, a question with one right answer."""
 
 import json
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ from tiny_words import (
 
 @dataclass(frozen=True)
 class Item:
-    """One question with one right answer. `call` is the function call expected, as {"name", "arguments"}."""
+    """One question with one right answer. `call` is the expected function call, as {"name", "arguments"}."""
 
     task: str
     key: str
@@ -138,7 +138,7 @@ def article(word):
 
 
 def statement(rng):
-    """A closed fact as (question, statement, truth), in lower case but for names."""
+    """A closed fact as (question, statement, truth), in lower case except names."""
     pick = rng.random()
     if pick < 0.55:
         word, group = rng.choice(tuple(GROUP_OF)), rng.choice(tuple(GROUPS))

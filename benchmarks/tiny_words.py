@@ -1,6 +1,6 @@
-"""What the tiny model's text is made of: closed sets (capitals, months, facts), and the ways in which people ask.
+"""The words of the tiny model's text: closed sets (capitals, months, facts), and phrasings of questions.
 
-A table of phrasings gives each line's slots in braces. Pure data, but for `phrase`, which fills one, and `is_held_out`.
+Phrasings have slots in braces. Pure data, except for `phrase`, which fills the slots, and `is_held_out`.
 """
 
 # ruff: noqa: SIM905 (a list of words reads best as words)
@@ -88,16 +88,16 @@ CLOSERS = " Thanks!; Thank you.; Please.; Please answer briefly.; Just the answe
 
 
 def is_held_out(key: str) -> bool:
-    """Whether a key is kept out of training: a closed set's by its phrasing, any other by its hash."""
+    """Whether a key is held out of training: a closed set's key by its phrasing, any other by its hash."""
     if key.startswith("phrasing|"):
         return key.removeprefix("phrasing|") in HELD_OUT_PHRASINGS
-    if key.endswith(" small"):  # who types 3 + 4 must get 7: the smallest questions are all shown, and never scored
+    if key.endswith(" small"):  # 3 + 4 must give 7: the smallest questions are all in training, and never scored
         return False
     return hashlib.blake2b(key.encode(), digest_size=4).digest()[0] % HELD_OUT_ONE_IN == 0
 
 
 def phrase(rng, core, **slots):
-    """`core` with its slots filled, in one of the ways people type: greeting, thanks, lower case, no full stop."""
+    """`core` with its slots filled, varied as people type: with greeting, thanks, in lower case, without full stop."""
     text = core.lower() if rng.random() < 0.15 else core
     opener = rng.choice(OPENERS) if rng.random() < 0.2 else ""
     closer = rng.choice(CLOSERS) if rng.random() < 0.12 else ""
@@ -174,7 +174,7 @@ REVERSE = lines("""
     Repeat these words in reverse order: {x}\nReverse this list of words: {x}\nTurn this list around: {x}
     List these words from last to first: {x}\nReverse the order of {x}.\nReverse the following words: {x}
 """)
-CALENDAR = {  # {d} a name, {n} a distance; the same lines serve weekdays ("day") and months ("month") through {u}
+CALENDAR = {  # {d}: a name, {n}: a distance, {u}: "day" for weekdays, "month" for months
     1: lines("""
         What {u} comes after {d}?\nWhich {u} comes after {d}?\nWhat is the {u} after {d}?\nWhich {u} follows {d}?
         Next {u} after {d}?

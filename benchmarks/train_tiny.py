@@ -3,11 +3,11 @@
     python benchmarks/train_tiny.py --minutes 7.5 --out enginecore/loading/bundled      # a GPU, 16 cores
     python benchmarks/train_tiny.py --tiny --minutes 1 --out /tmp/tiny          # the same path on a CPU, to see it run
 
-One command does it all: a tokenizer and background processes that write and pack documents while the GPU trains (tiny_rows.py);
-the model (tiny_llama.py); a folder in Hugging Face format (bf16); exact-match scores through accuracy.py, in fp32 and in bf16.
-Documents are packed into rows and attend only within themselves, at positions that begin at 0: what is trained is what is
-served. --minutes is the wall clock from the start to the end of training; the learning rate follows the clock. Data and
-initial weights are seeded; the number of steps is the machine's. --checkpoint keeps fp32 weights, --resume starts from them.
+One command does everything: a tokenizer and background processes that write and pack documents while the GPU trains
+(tiny_rows.py); the model (tiny_llama.py); a folder in Hugging Face format (bf16); exact-match scores by accuracy.py, in fp32
+and in bf16. Documents are packed into rows and attend only within themselves, at positions that begin at 0, as when they are
+served. --minutes is the time from the start to the end of training; the learning rate depends on the time. Data and initial
+weights are seeded; the number of steps depends on the machine. --checkpoint writes fp32 weights, --resume starts from them.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from tiny_llama import Tiny, TinyConfig
 from tiny_rows import LONG, LOSS_BIT, SHORT, Feed, build_tokenizer, check_tokenizer
 from tokenizers import Tokenizer
 
-LONG_EVERY = 6  # every so many-th step takes rows of the second length
+LONG_EVERY = 6  # one in so many steps takes rows of the second length
 MAX_BYTES = 8_000_000
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -51,14 +51,14 @@ def step_loss(forward, rows):
 
 
 def compiled(model, args, device):
-    """The compiled model, both shapes already built; the model itself where this machine cannot compile it."""
+    """The compiled model, built for both shapes; the model itself if this machine cannot compile it."""
     forward = torch.compile(model, dynamic=False)
     try:
         for length in (SHORT, LONG):
             rows = torch.zeros(max(1, args.batch_tokens // length), length, dtype=torch.int16, device=device)
             step_loss(forward, rows + LOSS_BIT + 1).backward()
             log(f"compiled for rows of {length}")
-    except Exception as error:  # whatever the compiler raises: the eager model gives the same weights, later
+    except Exception as error:  # any error of the compiler: the eager model gives the same weights, later
         log(f"no torch.compile, training eagerly: {type(error).__name__}: {str(error)[:500]}")
         forward = model
     model.zero_grad(set_to_none=True)
@@ -66,7 +66,7 @@ def compiled(model, args, device):
 
 
 def train(model, feed, args, device, deadline):
-    """Trains until `deadline` (of time.monotonic). Returns the steps made."""
+    """Train until `deadline` (of time.monotonic). Returns the number of steps."""
     optimizer = make_optimizer(model, args, device)
     generator = torch.Generator(device).manual_seed(args.seed)
     forward = compiled(model, args, device) if args.compile else model
@@ -108,7 +108,7 @@ def write_json(path, value):
 
 
 def write_folder(model, shape, tokenizer_json, out):
-    """The Hugging Face folder, weights in bf16. Raises when the weights pass MAX_BYTES."""
+    """Write the Hugging Face folder, with weights in bf16. Raises if the weights exceed MAX_BYTES."""
     out.mkdir(parents=True, exist_ok=True)
     tokenizer = Tokenizer.from_str(tokenizer_json)
     ends = [tokenizer.token_to_id(token) for token in (tiny_data.IM_END, tiny_data.EOT)]
@@ -128,7 +128,7 @@ def write_folder(model, shape, tokenizer_json, out):
 
 
 def evaluate(out, args):
-    """{dtype: {task: exact}} of the folder as it was written, computed in fp32 and in bf16."""
+    """{dtype: {task: exact}} of the written folder, computed in fp32 and in bf16."""
     from accuracy import Transformers, score, table
 
     scores = {}

@@ -1,13 +1,13 @@
-"""The offline workloads, the same for every engine: how long prompts and outputs are, and the prompts' token ids.
+"""The offline workloads, the same for every engine: lengths of prompts and outputs, and the prompts' token ids.
 
-Ids are drawn from [10, 30000) (or below the vocabulary's end, if that is smaller), end-of-sequence is ignored and the
-temperature is 1.0, so every engine makes exactly the output tokens asked for. `sharegpt_like` draws lognormal lengths like
-ShareGPT's.
+Ids are drawn from [10, 30000) (or up to the vocabulary's end, if that is smaller), end-of-sequence is ignored and the
+temperature is 1.0, so every engine generates exactly the requested number of output tokens. `sharegpt_like` draws lognormal
+lengths like ShareGPT's.
 
 The workloads of `PREFIX_WORKLOADS` repeat prompts, and are the only ones that run with prefix caching. A prompt of
-`shared_prefix_2000_x512` is 2,000 ids that all 512 requests have, and 64 of its own; 64 are answered. In
-`conversations_64x8_300` each turn adds 236 ids to a conversation and asks for 64: its prompt is all that was said before, what
-the engine itself answered included, so it grows by 300 a turn.
+`shared_prefix_2000_x512` has 2,000 ids in common with all 512 requests, and 64 of its own; an answer has 64. In
+`conversations_64x8_300` each turn adds 236 ids to a conversation and asks for 64: its prompt is the whole conversation so far,
+including the engine's own answers, so it grows by 300 per turn.
 """
 
 from collections.abc import Callable
@@ -50,7 +50,7 @@ CPU_NAMES = list(WORKLOADS)[6:8]
 
 @dataclass(frozen=True)
 class PrefixWorkload:
-    """`conversations` side by side, of `turns` one after another; a turn is `new` ids to an answer of `answer` tokens."""
+    """`conversations` in parallel, each with `turns`; a turn adds `new` ids and gets an answer of `answer` tokens."""
 
     conversations: int
     turns: int
@@ -60,7 +60,7 @@ class PrefixWorkload:
 
     @property
     def input_lengths(self) -> list[int]:
-        """The prompts' lengths, of all turns: whether an engine computes them or finds them in its cache."""
+        """The prompts' lengths in all turns, whether or not an engine finds them in its cache."""
         grown = [self.shared + self.new + turn * (self.answer + self.new) for turn in range(self.turns)]
         return [n for n in grown for _ in range(self.conversations)]
 
@@ -81,7 +81,7 @@ NAMES = [*WORKLOADS, *PREFIX_WORKLOADS]
 
 
 def lengths(name: str) -> Lengths:
-    """Prompt and output lengths of workload `name`, in tokens. Raises ValueError for a name that is none."""
+    """Prompt and output lengths of workload `name`, in tokens. Raises ValueError for an unknown name."""
     if name not in WORKLOADS:
         raise ValueError(f"no workload is named {name!r}; there are {', '.join(WORKLOADS)}")
     return WORKLOADS[name]()
@@ -94,19 +94,19 @@ def prompts(input_lengths: list[int], vocab_size: int, seed: int = 0) -> list[li
 
 
 def opening(workload: PrefixWorkload, vocab_size: int, seed: int) -> list[list[int]]:
-    """Prompts of the first turn. Another seed makes prompts that share nothing with these."""
+    """Prompts of the first turn. Another seed gives prompts without a common prefix with these."""
     (shared,) = prompts([workload.shared], vocab_size, seed)
     return next_turn(workload, [shared] * workload.conversations, vocab_size, seed + 1_000)
 
 
 def next_turn(workload: PrefixWorkload, said: list[list[int]], vocab_size: int, seed: int) -> list[list[int]]:
-    """Prompts that go on after what was `said` in each conversation, prompts and answers."""
+    """Prompts of the next turn; `said`: each conversation so far, prompts and answers."""
     added = prompts([workload.new] * workload.conversations, vocab_size, seed)
     return [before + new for before, new in zip(said, added, strict=True)]
 
 
 def figures(seconds: float, input_lengths: list[int], output_lengths: list[int], turns: int = 1) -> dict[str, float]:
-    """What is reported of one run of a workload."""
+    """The reported figures of one run of a workload."""
     n_in, n_out = sum(input_lengths), sum(output_lengths)
     return {
         "requests": len(input_lengths),

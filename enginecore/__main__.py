@@ -1,15 +1,15 @@
-"""The engine as a child process of a server or an LLM object: configuration in, readiness or the reason why not out."""
+"""The engine as a child process of a server or an LLM object. It gets its configuration, and reports readiness or an error."""
 
 import signal
 import sys
 
 from quire.ipc.config import EngineConfig
-from quire.ipc.process.children import WORKER_MODULE, beat, child_main_config, prespawn, tell_parent
+from quire.ipc.process.children import WORKER_MODULE, child_main_config, heartbeat, prespawn, tell_parent
 from quire.ipc.process.logs import set_up_logging
 
 
 def main() -> None:
-    worker = prespawn(WORKER_MODULE)  # it loads torch while we load our modules and read the model's files
+    worker = prespawn(WORKER_MODULE)  # it loads torch while this process loads its modules and reads the model's files
     config = child_main_config(EngineConfig, death_signal=signal.SIGTERM)
     set_up_logging(config.log_level, config.log_format)
     from quire.enginecore.daemon import StartupError, run_engine
@@ -17,7 +17,7 @@ def main() -> None:
     from quire.enginecore.workers import WorkersFailed
 
     try:
-        run_engine(config, lambda address: tell_parent({"ready": address}), worker, beat)
+        run_engine(config, lambda address: tell_parent({"ready": address}), worker, heartbeat)
     except (StartupError, Stopped, WorkersFailed) as error:
         tell_parent({"error": str(error)})
         sys.exit(1)

@@ -50,14 +50,14 @@ def main(argv: list[str] | None = None) -> None:
     with quiet_interrupts():
         from quire.ipc.process.children import WORKER_MODULE, prespawn
 
-        worker = prespawn(WORKER_MODULE)  # it loads torch meanwhile
+        worker = prespawn(WORKER_MODULE)  # it loads torch while this process starts
         from quire.enginecore.daemon import StartupError, run_engine
         from quire.enginecore.stop_signals import Stopped
         from quire.enginecore.workers import WorkersFailed
 
     try:
         run_engine(config, lambda address: print(f"Quire engine ready at {address}", flush=True), worker)
-    except Stopped as stopped:  # as asked: no failure, as after the start
+    except Stopped as stopped:  # a stop that was asked for is no failure
         print(f"enginecore: {stopped}", file=sys.stderr)
     except (StartupError, WorkersFailed) as error:
         sys.exit(f"enginecore: {error}")

@@ -1,7 +1,7 @@
-"""EngineCore: the loop. Requests in from frontends, plans out to workers, results in, tokens out to frontends. One thread.
+"""EngineCore: the loop. It takes requests from frontends, sends plans to workers, and sends the sampled tokens to frontends.
 
 A turn: take messages -> fill the pipeline (two steps in flight a stage) -> take finished results -> publish -> wait.
-Nothing that a frontend sends can end the loop; a worker that dies fails the requests in flight and is replaced.
+It is one thread. Nothing that a frontend sends can end it. If a worker dies, the requests in flight fail, and it is replaced.
 """
 
 import logging
@@ -49,13 +49,13 @@ from quire.ipc.step.sections import STEP_MASK
 
 log = logging.getLogger("quire.enginecore")
 
-STEPS_OF_STAGE = 2  # in flight: one that it works on, and one that it finds when that is done
-BEAT_INTERVAL_S = 0.5
+STEPS_OF_STAGE = 2  # in flight: one that the stage works on, and one that is there when that is done
+HEARTBEAT_INTERVAL_S = 0.5
 SPIN_S = 2e-3  # the poller's resolution is a millisecond: closer to a step's expected end the loop spins
-SPIN_LOOKS = 100  # at the result between two looks at everything else, which takes as long as these
-LATE_S = 1e-2  # so long the loop spins on for a step that takes longer than expected
-AWAKE_S = 5e-3  # so long after the last result it spins for the next request: waking it took 0.04 to 0.5 ms
-PUBLISH_FIRST_ROWS = 32  # somebody may wait for a first token, and a plan of so few rows is made before the GPU needs it
+SPIN_LOOKS = 100  # at the result between two looks at everything else, which takes as long as all of these
+LATE_S = 1e-2  # how long the loop spins on for a step that takes longer than expected
+AWAKE_S = 5e-3  # how long it spins for the next request after the last result: waking it took 0.04 to 0.5 ms
+PUBLISH_FIRST_ROWS = 32  # up to these, publish before planning: the plan is still ready before the GPU needs it
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class CoreConfig:
     max_num_waiting: int
     seed: int
     step_timeout_s: float
-    spins: bool  # never when the workers need the CPU
+    spins: bool  # False if the workers need the CPU
     log_requests: bool
     log_stats: bool
     info: ServerInfo = field(default_factory=lambda: ServerInfo({}))
@@ -78,19 +78,19 @@ class InFlight:
     scheduled: ScheduledStep
     sent_at: float
     logprob_rows: np.ndarray
-    num_logprobs: np.ndarray  # int32, of every row, if there are such: how many alternatives it wants
+    num_logprobs: np.ndarray  # int32 [rows]: how many alternatives each row wants; empty if logprob_rows is
 
 
 class EngineCore:
-    """`workers` are ready. `on_beat` is called with each Beat, for a parent that watches us. preparers: what requests may
-    have to wait for before they can run, see preparation.py; grammars: the preparer of structured output."""
+    """workers: ready ones. on_heartbeat: called with each heartbeat, for a parent process that watches this one. preparers:
+    make what requests must wait for before they can run, see preparation.py; grammars: the preparer of structured output."""
 
     def __init__(
         self,
         config: CoreConfig,
         link: CoreToFrontends,
         workers: WorkerGroup,
-        on_beat: Callable[[], None] = lambda: None,
+        on_heartbeat: Callable[[], None] = lambda: None,
         preparers: Iterable[Preparer] = (),
         grammars: GrammarCompiler | None = None,
     ):
@@ -119,18 +119,18 @@ class EngineCore:
         self.utilities = Utilities(self.owners, workers, self.scheduler, config.info, config.has_profiler)
         self._in_flight: deque[InFlight] = deque()
         self._max_in_flight = STEPS_OF_STAGE * s.num_micro_batches
-        self._side_results: dict[int, SideResults] = {}  # step -> not yet passed on
+        self._side_results: dict[int, SideResults] = {}  # by step; not passed on yet
         self._masks = StepMasks(config.step_timeout_s)
         self._grammar = GrammarSteps(self.scheduler, workers, self.owners, self._masks, grammars, link.epoch)
         self._without_token = WithoutToken(self.scheduler, self.owners, config.limits.vocab_size)
         self._wants_stacks = False
         self._expected = Expected()
         self._last_result = 0.0
-        self._next_beat = 0.0
-        self._on_beat = on_beat
+        self._next_heartbeat = 0.0
+        self._on_heartbeat = on_heartbeat
         self.stats = Statistics(config.log_stats, s.max_num_seqs)
         self.expert_load = ExpertLoad(workers)
-        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # of signal handlers: a poll goes on after them
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # for signal handlers, which do not interrupt a poll
         self._poller = self._make_poller()
 
     def close(self) -> None:
@@ -153,7 +153,7 @@ class EngineCore:
 
     # --------------------------------------------------------------------------------------------------- the loop
     def run(self) -> None:
-        """Until `stop` was called and what it waits for has ended. Raises WorkersFailed if workers cannot be had."""
+        """Run until `stop` was called and the requests that it waits for have ended. Raises WorkersFailed to give up."""
         while not self._may_end():
             try:
                 self._take_messages()
@@ -161,30 +161,30 @@ class EngineCore:
                 self._fill()
                 if not self._collect():
                     self._wait()
-                    self._collect()  # what it waited for: messages have been waiting for less long
+                    self._collect()  # it waited for this result; messages have waited less long
             except WorkersFailed as error:
                 self._replace_workers(str(error))
-            self._beat()
+            self._heartbeat()
         self.link.broadcast(ShuttingDown(self.link.epoch))
 
     def stop(self, grace_s: float) -> None:
-        """Take no new requests; end when those at work are done, at the latest after grace_s. Safe from a signal handler."""
+        """Take no new requests; end when the present ones are done, at the latest after grace_s. Safe in a signal handler."""
         self.stopping = True
         self._draining_until = min(self._draining_until or float("inf"), time.monotonic() + grace_s)
         self._wake()
 
     def ask_for_stacks(self) -> None:
-        """Log what the core's and the serving workers' threads do. Safe from a signal handler."""
+        """Log the stacks of the core's and the serving workers' threads. Safe in a signal handler."""
         self._wants_stacks = True
         self._wake()
 
     def _may_end(self) -> bool:
-        # who has left and only waits for its last step is nobody's request any more: a worker that hangs never returns that one
+        # finished sequences that only wait for their last step must not delay the end: a worker that hangs never returns it
         has_requests = self.scheduler.has_requests or bool(self.preparing)
         return self.stopping and (not has_requests or time.monotonic() > self._draining_until)
 
     def check(self) -> None:
-        """Assert that every request is in one place, and that nothing is leaked there."""
+        """Assert that every request is in one place, and that nothing is leaked."""
         self.scheduler.check()
         self.preparing.check()
         assert all(o in self.owners and not self.scheduler.has_request(o, r) for o, r in self.preparing)
@@ -193,7 +193,7 @@ class EngineCore:
         for identity, message in self.link.receive(limit=256):
             self._handle(identity, message)
         self.link.flush()
-        self._drop_lost()  # after that: what a frontend said before it was lost ends with it
+        self._drop_lost()  # afterwards: requests that a frontend sent before it was lost end with it
         self._take_prepared()
 
     def _drop_lost(self) -> None:
@@ -243,7 +243,7 @@ class EngineCore:
 
     @property
     def _num_waiting(self) -> int:
-        """Sequences that were accepted and have not begun to run, beyond those that `max_num_seqs` has room for."""
+        """Sequences that were accepted and do not run yet, beyond those that `max_num_seqs` has room for."""
         room = self.scheduler.config.max_num_seqs - self.scheduler.num_running
         return max(len(self.scheduler.waiting) + self.preparing.num_sequences - room, 0)
 
@@ -262,7 +262,7 @@ class EngineCore:
                 self._grammar.expect(scheduled, self.supervisor.now)
 
     def _collect(self) -> bool:
-        """Take the oldest step's results if they are there, and publish them."""
+        """Take and publish the oldest step's results; returns whether they were there."""
         if not self._in_flight or not self._is_done(self._in_flight[0]):
             return False
         done = self._in_flight.popleft()
@@ -281,7 +281,7 @@ class EngineCore:
         if len(done.logprob_rows):
             logprobs = read_logprobs(out, self.workers.result_ring, step.step, done.num_logprobs)
         if self._in_flight and len(step.slots) <= PUBLISH_FIRST_ROWS:
-            self._publish(out, logprobs)  # the workers have a step to work on, and somebody waits for a first token
+            self._publish(out, logprobs)  # the workers have a step to work on, and a user may wait for a first token
             self._fill()
         else:
             try:
@@ -293,7 +293,7 @@ class EngineCore:
         return True
 
     def _tokens(self, step: ScheduledStep) -> np.ndarray:
-        """What the workers have sampled, int32 [rows]; 0 where they had nothing to, and the request ends."""
+        """The tokens that the workers have sampled, int32 [rows]; 0 where none was left, which ends the request."""
         return self._without_token.end(step, self.workers.result_ring.tokens(step.step, len(step.slots)))
 
     def _is_done(self, step: InFlight) -> bool:
@@ -308,41 +308,41 @@ class EngineCore:
             self.owners.send(owner, message)
 
     def _pass_on_side_results(self, step: ScheduledStep) -> None:
-        """What came beside the tokens, before these. Raises WorkersFailed if it is not what the plan asked for."""
+        """Send the results beside the tokens, before these. Raises WorkersFailed if they are not what the plan asked for."""
         results = self._side_results.pop(step.step & STEP_MASK).results
         if sorted(result.row for result in results) != sorted(step.side_rows):
             raise WorkersFailed("a worker's side results are not of the rows that have some")
-        # of a request that was aborted since they are nobody's: its id may be another's by now
+        # results of requests that were aborted meanwhile are dropped: another request may have the id by now
         targets = {row: target for row, target in step.side_rows.items() if self.scheduler.slots.alive[step.slots[row]]}
         for owner, message in side_messages(results, targets, self.link.epoch):
             self.owners.send(owner, message)
 
     # ----------------------------------------------------------------------------------------------------- waiting
     def _wait(self) -> None:
-        """Until a message, a result or a death; at the latest until the next beat."""
+        """Wait for a message, a result or the end of a process; at the latest until the next heartbeat."""
         now = time.monotonic()
-        until_beat = self._next_beat - now
+        until_heartbeat = self._next_heartbeat - now
         if not self._in_flight:
             is_awake = self.config.spins and now - self._last_result < AWAKE_S
-            self._poll(0.0 if is_awake else min(until_beat, self.supervisor.until_start_s))
-            self.workers.drain_doorbell()  # a late one would wake us for ever
+            self._poll(0.0 if is_awake else min(until_heartbeat, self.supervisor.until_start_s))
+            self.workers.drain_doorbell()  # a late signal would wake this loop again and again
             return
         oldest = self._in_flight[0]
-        if self._masks.due(oldest.scheduled.step):  # it goes on when the poller has its masks, whose threads need Python's lock
-            self._poll(min(until_beat, MASKS_LATE_S))
+        if self._masks.due(oldest.scheduled.step):  # poll for its masks: the threads that make them need Python's lock
+            self._poll(min(until_heartbeat, MASKS_LATE_S))
             return
         expected = max(oldest.sent_at, self._last_result) + self._expected.seconds(oldest.scheduled) - now
         if self.config.spins and -LATE_S < expected < SPIN_S:
             self._spin(oldest)
             return
         armed = self.workers.result_ring.arm(oldest.scheduled.step, len(oldest.scheduled.slots), oldest.logprob_rows)
-        if armed or not self._is_done(oldest):  # prompt logprobs come after the tokens, as a message
-            self._poll(min(until_beat, expected - SPIN_S) if self.config.spins and expected > SPIN_S else until_beat)
+        if armed or not self._is_done(oldest):  # prompt logprobs come as a message, after the tokens
+            self._poll(min(until_heartbeat, expected - SPIN_S) if self.config.spins and expected > SPIN_S else until_heartbeat)
         self.workers.result_ring.disarm()
         self.workers.result_ring.drain_doorbell()
 
     def _spin(self, step: InFlight) -> None:
-        """Look at the result ring for a while; between looks, at the sockets."""
+        """Look at the result ring for a while, then at the sockets."""
         ready, s = self.workers.result_ring.ready, step.scheduled
         for _ in range(SPIN_LOOKS):
             if ready(s.step, len(s.slots)):
@@ -353,15 +353,15 @@ class EngineCore:
         if (self._wake_fd, zmq.POLLIN) in self._poller.poll(int(max(timeout_s, 0.0) * 1000)):
             os.eventfd_read(self._wake_fd)
 
-    def _beat(self) -> None:
+    def _heartbeat(self) -> None:
         now = time.monotonic()
-        if now < self._next_beat:
+        if now < self._next_heartbeat:
             return
-        self._next_beat = now + BEAT_INTERVAL_S
+        self._next_heartbeat = now + HEARTBEAT_INTERVAL_S
         parts = self.scheduler, self.preparing, self.supervisor, self.workers, self.expert_load
-        self.link.broadcast(self.stats.beat(self.link.epoch, *parts))
+        self.link.broadcast(self.stats.heartbeat(self.link.epoch, *parts))
         self.stats.log(now)
-        self._on_beat()
+        self._on_heartbeat()
 
     # ----------------------------------------------------------------------------------------------------- workers
     def _watch_workers(self) -> None:
@@ -379,7 +379,7 @@ class EngineCore:
             self._poller = self._make_poller()
 
     def _replace_workers(self, why: str) -> None:
-        """Fail what was in flight; new workers start when it is time. What waits goes on waiting. Raises WorkersFailed."""
+        """Fail the requests in flight, and plan a start of new workers. Waiting requests stay. Raises WorkersFailed."""
         self.workers.kill()
         self._in_flight.clear()
         self._side_results.clear()

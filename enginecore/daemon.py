@@ -17,7 +17,7 @@ from typing import Literal
 import msgspec
 import zmq
 
-from quire.enginecore.core import BEAT_INTERVAL_S, CoreConfig, EngineCore
+from quire.enginecore.core import HEARTBEAT_INTERVAL_S, CoreConfig, EngineCore
 from quire.enginecore.device import Gpu, find_gpus, sizes_in_words, unfit_for_ranks
 from quire.enginecore.garbage import keep_pauses_short
 from quire.enginecore.grammar.compiler import GrammarCompiler
@@ -41,7 +41,7 @@ from quire.enginecore.scheduling.prefill_budget import mixed_step_tokens
 from quire.enginecore.stop_signals import EarlyStop, on_stop_signals
 from quire.enginecore.worker_supervisor import SAY_EVERY_S, log_slow_start
 from quire.enginecore.workers import WorkerGroup, WorkersFailed
-from quire.ipc.config import EngineConfig, WorkerConfig
+from quire.ipc.config import EngineConfig
 from quire.ipc.links.core_to_frontends import CoreToFrontends
 from quire.ipc.links.curve import CoreKeys, load_core_keys, load_or_make_keys
 from quire.ipc.links.welcome import file_infos, new_epoch
@@ -52,13 +52,14 @@ from quire.ipc.memory_plan import (
     default_max_num_batched_tokens,
     default_max_num_seqs,
 )
-from quire.ipc.messages.frontend import PROTOCOL_VERSION, Beat, EngineLimits, Welcome
+from quire.ipc.messages.frontend import PROTOCOL_VERSION, EngineLimits, Heartbeat, Welcome
 from quire.ipc.messages.stats import CacheInfo
 from quire.ipc.messages.utilities import ServerInfo
 from quire.ipc.messages.workers import WorkerProfile
 from quire.ipc.process.children import Child
 from quire.ipc.process.cpus import cpu_share
 from quire.ipc.version import VERSION
+from quire.ipc.worker_config import ResolvedEngineConfig, WorkerConfig, resolved
 
 log = logging.getLogger("quire.enginecore")
 
@@ -72,10 +73,10 @@ class StartupError(Exception):
 
 
 def run_engine(
-    config: EngineConfig, on_ready: Callable[[str], None], prespawned: Child, on_beat: Callable[[], None] = lambda: None
+    config: EngineConfig, on_ready: Callable[[str], None], prespawned: Child, on_heartbeat: Callable[[], None] = lambda: None
 ) -> None:
-    """Run one engine until it is told to stop. `on_ready` gets the address once requests can come; `on_beat` is called every
-    BEAT_INTERVAL_S from then on, while the loop turns.
+    """Run one engine until it is told to stop. `on_ready` gets the address once requests can come; from then on `on_heartbeat`
+    is called every HEARTBEAT_INTERVAL_S, while the loop turns.
 
     prespawned: the first worker's process, which waits for its configuration; it has ended when this returns or raises. Raises
     StartupError before it is ready, or Stopped, WorkersFailed when the workers are lost for good.
@@ -89,7 +90,7 @@ def run_engine(
         on_ready(address)
 
     try:
-        _run(config, ready, prespawned, on_beat, early)
+        _run(config, ready, prespawned, on_heartbeat, early)
     except (OSError, zmq.ZMQError) as error:  # no descriptors, memory or processes are to be had
         if is_ready:
             raise
@@ -100,7 +101,7 @@ def run_engine(
 
 
 def _run(
-    config: EngineConfig, on_ready: Callable[[str], None], prespawned: Child, on_beat: Callable[[], None], early: EarlyStop
+    config: EngineConfig, on_ready: Callable[[str], None], prespawned: Child, on_heartbeat: Callable[[], None], early: EarlyStop
 ) -> None:
     started = time.monotonic()
     try:
@@ -123,12 +124,12 @@ def _run(
         workers.start()
         grammars.start()  # while the workers load the model
         profile = _wait_until_ready(workers, link, early)
-        core_config = core_config_of(config, summary, workers.template, profile)
+        core_config = core_config_of(summary, workers.template, profile)
         welcome = _welcome(config, link.epoch, core_config, summary, files, digest)
         link.set_welcome(msgspec.structs.replace(welcome, numerics=profile.numerics), files)
         checks_params = profile.processors is not None and profile.processors.checks_params
         preparers = [ParamsCheck(workers)] if checks_params else []
-        core = EngineCore(core_config, link, workers, on_beat, preparers, grammars)
+        core = EngineCore(core_config, link, workers, on_heartbeat, preparers, grammars)
         on_stop_signals(lambda *_: core.stop(0.0 if core.stopping else DRAIN_S))
         signal.signal(signal.SIGUSR1, lambda *_: core.ask_for_stacks())
         early.check()
@@ -162,46 +163,23 @@ def worker_config(config: EngineConfig, folder: Path, summary: ModelSummary) -> 
         raise StartupError(
             f"--max-model-len {max_model_len} is more than the model was made for ({summary.max_model_len}, by its config.json)"
         )
-    max_num_seqs = config.max_num_seqs or default_max_num_seqs(gpus[0].memory_bytes if gpus else 0)
+    engine = resolved(
+        config,
+        device=device,
+        max_model_len=max_model_len,
+        max_num_seqs=config.max_num_seqs or default_max_num_seqs(gpus[0].memory_bytes if gpus else 0),
+        max_num_batched_tokens=config.max_num_batched_tokens or default_max_num_batched_tokens(bool(gpus)),
+        block_size=config.block_size or default_block_size(bool(gpus)),
+    )
     return WorkerConfig(
+        engine=engine,
         rank=0,
-        world_size=config.world_size,
         generation=0,
         model_dir=str(folder),
         control_address="",
         plan_ring_fds=[],
         result_ring_fds=[],
-        output_rank=config.world_size - config.tensor_parallel_size,  # the last stage's first
-        device=device,
-        dtype=config.dtype,
-        load_format=config.load_format,
-        model_impl=config.model_impl,
-        quantization=config.quantization,
-        kv_cache_dtype=config.kv_cache_dtype,
-        kv_cache_dtype_skip_layers=config.kv_cache_dtype_skip_layers,
-        max_model_len=max_model_len,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens or default_max_num_batched_tokens(bool(gpus)),
-        block_size=config.block_size or default_block_size(bool(gpus)),
-        gpu_memory_utilization=config.gpu_memory_utilization,
-        cpu_kv_cache_gib=config.cpu_kv_cache_gib,
-        num_gpu_blocks_override=config.num_gpu_blocks_override,
-        enforce_eager=config.enforce_eager,
-        max_logprobs=config.max_logprobs,
-        seed=config.seed,
-        kv_cache_memory_bytes=config.kv_cache_memory_bytes,
-        hf_overrides=config.hf_overrides,
-        log_level=config.log_level,
-        log_format=config.log_format,
-        profile_dir=config.profile_dir,
-        logits_processors=config.logits_processors,
-        logits_processors_path=config.logits_processors_path,
-        collective_timeout_s=config.collective_timeout_s,
-        emulate_world_size=config.emulate_world_size,
-        enable_expert_parallel=config.enable_expert_parallel,
-        pipeline_parallel_size=config.pipeline_parallel_size,
-        data_parallel_size=config.data_parallel_size,
-        device_index=config.device_index,
+        gpu_index=config.device_index,
     )
 
 
@@ -224,58 +202,59 @@ def _own_gpus(config: EngineConfig, gpus: list[Gpu]) -> list[Gpu]:
     return gpus[config.device_index :]
 
 
-def core_config_of(config: EngineConfig, summary: ModelSummary, worker: WorkerConfig, profile: WorkerProfile) -> CoreConfig:
+def core_config_of(summary: ModelSummary, worker: WorkerConfig, profile: WorkerProfile) -> CoreConfig:
     """The core's configuration, now that the workers have said what they can hold. Logs the one line that sums it up."""
+    engine = worker.engine
     windows = tuple(g.window for g in profile.kv_groups)
     scheduler = SchedulerConfig(
-        max_num_seqs=worker.max_num_seqs,
-        max_num_batched_tokens=worker.max_num_batched_tokens,
-        max_model_len=worker.max_model_len,
-        block_size=worker.block_size,
+        max_num_seqs=engine.max_num_seqs,
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        max_model_len=engine.max_model_len,
+        block_size=engine.block_size,
         num_blocks=profile.num_blocks,
         windows=windows,
-        enable_prefix_caching=config.enable_prefix_caching,
-        policy=config.scheduling_policy,
-        num_processor_rows=profile.num_processor_rows,
-        look_ahead=config.admission == "lookahead",
+        enable_prefix_caching=engine.enable_prefix_caching,
+        policy=engine.scheduling_policy,
+        look_ahead=engine.admission == "lookahead",
         eos_token_ids=tuple(summary.eos_token_ids),
         vocab_size=profile.vocab_size,
-        mixed_step_tokens=mixed_step_tokens(profile.weights_bytes, worker.device),
-        num_micro_batches=config.pipeline_parallel_size,
-        long_prefill_token_threshold=config.long_prefill_token_threshold,
+        mixed_step_tokens=mixed_step_tokens(profile.weights_bytes, engine.device),
+        num_micro_batches=engine.pipeline_parallel_size,
+        long_prefill_token_threshold=engine.long_prefill_token_threshold,
     )
-    capacity = kv_capacity_tokens(windows, worker.block_size, profile.num_blocks, worker.max_model_len)
-    _log_sizes(worker, profile, capacity)
+    capacity = kv_capacity_tokens(windows, engine.block_size, profile.num_blocks, engine.max_model_len)
+    _log_sizes(engine, profile, capacity)
     limits = EngineLimits(
         max_model_len=capacity,
         vocab_size=profile.vocab_size,
-        max_num_seqs=worker.max_num_seqs,
-        max_logprobs=config.max_logprobs,
+        max_num_seqs=engine.max_num_seqs,
+        max_logprobs=engine.max_logprobs,
     )
     if limits.max_model_len < 2:
         raise StartupError("the KV cache has no room for even two tokens: give it more memory or smaller blocks")
     return CoreConfig(
         scheduler=scheduler,
         limits=limits,
-        max_num_waiting=config.max_num_waiting,
-        seed=_requests_seed(config),
-        step_timeout_s=config.step_timeout_s,
+        max_num_waiting=engine.max_num_waiting,
+        seed=_requests_seed(engine),
+        step_timeout_s=engine.step_timeout_s,
         # its own, and one for each rank, of all engines; and one is left for frontends
-        spins=worker.device == "cuda" and cpu_share() > (1 + worker.world_size) * config.data_parallel_size,
-        log_requests=config.enable_log_requests,
-        log_stats=not config.disable_log_stats,
-        info=server_info(config, worker, profile, capacity),
-        has_profiler=config.profile_dir is not None,
+        spins=engine.device == "cuda" and cpu_share() > (1 + engine.world_size) * engine.data_parallel_size,
+        log_requests=engine.enable_log_requests,
+        log_stats=not engine.disable_log_stats,
+        info=server_info(worker, profile, capacity),
+        has_profiler=engine.profile_dir is not None,
         processors=profile.processors,
     )
 
 
-def server_info(config: EngineConfig, worker: WorkerConfig, profile: WorkerProfile, capacity: int) -> ServerInfo:
+def server_info(worker: WorkerConfig, profile: WorkerProfile, capacity: int) -> ServerInfo:
     """What the engine runs with, defaults resolved: nothing of keys, no address, no template's text."""
     hidden = ("key", "secret", "password", "hf_token", "curve_", "listen", "hosts", "chat_template")
     names = [n for n in EngineConfig.__struct_fields__ if not any(word in n for word in hidden)]
-    values = {name: getattr(worker, name, getattr(config, name)) for name in names}
+    values = {name: getattr(worker.engine, name) for name in names}
     values |= {
+        "interface": worker.bound_to.name,
         "device": profile.device,
         "max_model_len": capacity,
         "num_gpu_blocks": profile.num_blocks,
@@ -292,8 +271,8 @@ def kv_capacity_tokens(windows: tuple[int, ...], block_size: int, num_blocks: in
     return bisect.bisect_left(range(1, max_model_len + 1), True, key=lambda n: bool(kv.blocks_needed(n) >= num_blocks))
 
 
-def _log_sizes(worker: WorkerConfig, profile: WorkerProfile, capacity: int) -> None:
-    tokens = cached_tokens(profile.num_blocks, worker.block_size, len(profile.kv_groups))
+def _log_sizes(engine: ResolvedEngineConfig, profile: WorkerProfile, capacity: int) -> None:
+    tokens = cached_tokens(profile.num_blocks, engine.block_size, len(profile.kv_groups))
     log.info(
         "%s: weights %.2f GiB, activations %.2f GiB, KV cache %.2f GiB for %d tokens: %.1f requests of %d tokens",
         profile.device,
@@ -301,15 +280,15 @@ def _log_sizes(worker: WorkerConfig, profile: WorkerProfile, capacity: int) -> N
         profile.activation_bytes / GIB,
         profile.num_blocks * profile.block_bytes / GIB,
         tokens,
-        tokens / worker.max_model_len,
-        worker.max_model_len,
+        tokens / engine.max_model_len,
+        engine.max_model_len,
     )
-    if capacity < worker.max_model_len:
+    if capacity < engine.max_model_len:
         log.warning(
             "the KV cache holds %d tokens, less than the model's %d: requests beyond are refused "
             "(--gpu-memory-utilization, --cpu-kv-cache-gib or a smaller --max-model-len change that)",
             capacity,
-            worker.max_model_len,
+            engine.max_model_len,
         )
 
 
@@ -317,15 +296,15 @@ def _log_sizes(worker: WorkerConfig, profile: WorkerProfile, capacity: int) -> N
 def _wait_until_ready(
     workers: WorkerGroup, link: CoreToFrontends, early: EarlyStop, say_every_s: float = SAY_EVERY_S
 ) -> WorkerProfile:
-    """What the workers can hold, once they are ready. Frontends that come before wait for their Welcome, and hear beats."""
+    """Wait for the workers; returns what they can hold. Frontends that connect earlier get heartbeats and wait."""
     started, say_after_s = time.monotonic(), say_every_s
     poller = zmq.Poller()
     for source in (*workers.pollables(), *link.sockets()):
         poller.register(source, zmq.POLLIN)
-    beat = Beat(link.epoch, 0.0, 0, 0, 0.0, 0, 0, 0, 0, 0, ready=False)
+    heartbeat = Heartbeat(link.epoch, 0.0, 0, 0, 0.0, 0, 0, 0, 0, 0, ready=False)
     try:
         while not workers.is_ready:
-            poller.poll(int(BEAT_INTERVAL_S * 1000))
+            poller.poll(int(HEARTBEAT_INTERVAL_S * 1000))
             workers.messages()
             workers.check_alive()
             early.check()
@@ -334,7 +313,7 @@ def _wait_until_ready(
                 log_slow_start(workers, waited_s)
             link.receive()
             link.flush()
-            link.broadcast(beat)
+            link.broadcast(heartbeat)
     except WorkersFailed as error:
         raise StartupError(str(error)) from error
     assert workers.profile is not None

@@ -1,4 +1,4 @@
-"""What GPUs there are, asked of the driver itself: the core imports no torch, and must know before it starts a worker."""
+"""Finds the GPUs by asking the driver itself: the core imports no torch, and must know them before it starts a worker."""
 
 import ctypes
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ def find_gpus() -> list[Gpu]:
 
 
 def unfit_for_ranks(gpus: Sequence[Gpu], tensor_parallel: int, pipeline_parallel: int = 1) -> str | None:
-    """Why so many ranks cannot share a model on the first of these GPUs, for the user; None if they can."""
+    """Why so many ranks cannot share a model on the first of these GPUs, as a text for the user; None if they can."""
     size, flags = tensor_parallel * pipeline_parallel, sizes_in_words(tensor_parallel, pipeline_parallel)
     if size > len(gpus):
         there = "1 is" if len(gpus) == 1 else f"{len(gpus)} are"
@@ -36,7 +36,7 @@ def unfit_for_ranks(gpus: Sequence[Gpu], tensor_parallel: int, pipeline_parallel
 
 
 def sizes_in_words(tensor_parallel: int, pipeline_parallel: int) -> str:
-    """The flags by which a model is shared."""
+    """The flags that divide a model among GPUs, with their values."""
     flags = {"--tensor-parallel-size": tensor_parallel, "--pipeline-parallel-size": pipeline_parallel}
     return " and ".join(f"{flag} {size}" for flag, size in flags.items() if size > 1 or max(flags.values()) == 1)
 

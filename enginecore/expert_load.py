@@ -1,8 +1,8 @@
-"""ExpertLoad: how evenly tokens go to the ranks of expert parallelism; asked of the workers, shown by /metrics.
+"""ExpertLoad: how evenly tokens go to the ranks of expert parallelism, for /metrics.
 
-Asked by a control record (workers/expert_load.py answers) twice a second while there are steps, so that no step waits for it.
-The first rank of each pipeline stage counts for the layers of its stage. Nothing of it happens without
---enable-expert-parallel. Owned by the core's loop.
+While there are steps it asks the workers twice a second, by a control record (workers/expert_load.py answers), so that no step
+waits for it. The first rank of each pipeline stage counts for the layers of its stage. Without --enable-expert-parallel it
+does nothing. Owned by the core's loop.
 """
 
 import logging
@@ -18,15 +18,15 @@ from quire.ipc.messages.workers import ControlReply
 log = logging.getLogger("quire.enginecore")
 
 INTERVAL_S = 0.5
-RECENT = 20  # answers of each stage that the ratio is of: ten seconds of work
+RECENT = 20  # answers of each stage that the ratio is computed from: ten seconds of work
 
 
 class ExpertLoad:
     def __init__(self, workers: WorkerGroup) -> None:
         self._workers = workers
-        self._num_stages = workers.template.pipeline_parallel_size
+        self._num_stages = workers.template.engine.pipeline_parallel_size
         size = workers.world_size // self._num_stages
-        self._is_on = workers.template.enable_expert_parallel and size > 1
+        self._is_on = workers.template.engine.enable_expert_parallel and size > 1
         self._tokens = [0] * size
         self._recent: deque[ExpertTokens] = deque(maxlen=RECENT * self._num_stages)
         self._asked_at_step = 0
@@ -34,7 +34,7 @@ class ExpertLoad:
         self._num_unanswered = 0  # stages
 
     def turn(self, num_steps: int, now: float) -> None:
-        """Ask, if it is time. num_steps: how many there were; now: seconds. Raises WorkersFailed."""
+        """Ask, if it is time. num_steps: how many steps there were; now: seconds. Raises WorkersFailed."""
         if not self._is_on or num_steps == self._asked_at_step or now < self._next or self._num_unanswered:
             return
         if self._workers.is_ready:
@@ -54,7 +54,7 @@ class ExpertLoad:
                 self._recent.append(load)
 
     def so_far(self) -> ExpertStats | None:
-        """None without expert parallelism."""
+        """The counts since the start; None without expert parallelism."""
         if not self._is_on:
             return None
         mean = sum(sum(load.by_rank) for load in self._recent) / len(self._tokens)

@@ -1,7 +1,7 @@
 """GroupStore: the keys and values by which one generation's ranks find each other (torch.distributed's rendezvous).
 
-Kept by WorkerGroup, which hands over what comes on the worker channel. A generation has a store of its own, so that no rank
-meets what an earlier one has left there.
+Kept by WorkerGroup, which passes on the requests that come on the worker channel. Each generation has a store of its own, so
+that no rank finds values of an earlier generation.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from quire.ipc.messages.group import StoreRequest, StoreValue
 
 
 class GroupStore:
-    """`send(rank, answer)` reaches a rank."""
+    """`send(rank, answer)` sends an answer to a rank."""
 
     def __init__(self, send: Callable[[int, StoreValue], object]) -> None:
         self._send = send
@@ -18,7 +18,7 @@ class GroupStore:
         self._waiting: dict[str, list[int]] = {}  # ranks, by the key that they wait for
 
     def handle(self, request: StoreRequest) -> None:
-        """Do what a rank asks. Raises ValueError for a sum of what is no number."""
+        """Do what a rank asks. Raises ValueError for `add` to a value that is not a number."""
         key = request.key
         match request.operation:
             case "set":

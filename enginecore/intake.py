@@ -1,6 +1,6 @@
-"""Intake: AddRequest messages -> sequences. Everything that a frontend may have got wrong is found here, before any work.
+"""Intake: turns AddRequest messages into sequences. All that a frontend may have got wrong is found here, before any work.
 
-A request that can never run is refused at once, with a code and a text for its user; nothing here raises for bad input.
+A request that can never run is refused at once, with a code and a text for its user; bad input never raises out of `accept`.
 """
 
 import itertools
@@ -28,7 +28,7 @@ from quire.ipc.sampling import SamplingParams, check_against, loggable
 from quire.ipc.step.sections import MAX_CANDIDATES
 
 MAX_CACHE_SALT = 1024  # characters
-MOST_ON_THE_WAY_S = 60.0  # from a frontend to here: an arrival time that is older, or in the future, is of another host's clock
+MOST_ON_THE_WAY_S = 60.0  # an arrival time that is older, or in the future, comes from another host's clock
 
 
 class Refusal(Exception):
@@ -70,8 +70,8 @@ class Intake:
         self._check_fields(request)
         prompt = self._prompt(request.inputs)
         room = output_room(len(prompt), self.config.limits.max_model_len)
-        # n children share their prompt's blocks even where nothing else is cached: their salt is their own then, and no
-        # later request's, whatever its id
+        # n children share their prompt's blocks even if prefixes are not cached: they then have a salt of their own, which no
+        # later request gets, whatever its id
         candidates = request.task.candidates
         cache = self.config.enable_prefix_caching or params.n > 1 or candidates is not None
         root = self._hasher.root(request.cache_salt.encode(), self._own_salt(owner, candidates))
@@ -103,7 +103,7 @@ class Intake:
         ]
 
     def _own_salt(self, owner: int, candidates: Candidates | None) -> bytes:
-        """What keeps a request's blocks from others': nothing where prefixes are cached."""
+        """A salt that keeps a request's blocks apart from others; empty if prefixes are cached."""
         if self.config.enable_prefix_caching:
             return b""
         if candidates is not None:
@@ -159,7 +159,7 @@ class Intake:
 
 
 def _may_hit(params: SamplingParams) -> bool:
-    """Whether what others have computed will do: prompt logprobs need every position."""
+    """Whether cached blocks can be used: prompt logprobs need every position to be computed."""
     return params.prompt_logprobs is None and not params.skip_reading_prefix_cache
 
 
@@ -171,6 +171,6 @@ def _check_candidates(candidates: Candidates, params: SamplingParams) -> None:
 
 
 def in_words(request: AddRequest) -> str:
-    """For the log: what was asked for, without texts and tokens."""
+    """A line for the log: the request's parameters, without texts and tokens."""
     params = ", ".join(f"{name}={value}" for name, value in loggable(request.task.params).items()) or "default parameters"
     return f"request {request.id}: {len(request.inputs.token_ids) // 4} prompt tokens, {params}"

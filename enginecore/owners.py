@@ -1,7 +1,7 @@
-"""Owners: the frontends as the scheduler knows them, by small numbers, and what is sent to them. No state of requests.
+"""Owners: numbers the frontends for the scheduler, and sends messages to them. It has no state of requests.
 
 A frontend's connection is an identity of 16 bytes; its sequences carry an owner's number, which fits numpy tables by slot and
-is never used again. What is for a frontend that has gone is dropped here. Called by the core's loop.
+is never used again. Messages for a frontend that has gone are dropped here. Called by the core's loop.
 """
 
 from quire.ipc.links.core_to_frontends import CoreToFrontends

@@ -1,7 +1,7 @@
-"""ParamsCheck: requests for the operator's own logits processors, whose classes may refuse one (vLLM's validate_params).
+"""ParamsCheck: lets the classes of the operator's own logits processors refuse requests (vLLM's validate_params).
 
-The classes live in the workers, so a worker is asked, by a control record between two of its steps; only that request waits. A
-Preparer (preparation.py), there only if a class has something to check.
+The classes live in the workers, so the workers are asked, by a control record between two steps; only that request waits. It is
+a Preparer (preparation.py), used only if a class has something to check.
 """
 
 from concurrent.futures import Future
@@ -34,7 +34,7 @@ class ParamsCheck:
 
 
 def _take(checked: Future[None], reply: ControlReply) -> None:
-    """Every rank says the same: the first one counts."""
+    """Take the first rank's answer: every rank says the same."""
     if checked.done():
         return
     if reply.error:
@@ -46,7 +46,7 @@ def _take(checked: Future[None], reply: ControlReply) -> None:
 
 
 def _that_fits(params: SamplingParams) -> SamplingParams:
-    """Without its long lists, if they would not fit a control record."""
+    """The parameters, without their long lists if these would not fit a control record."""
     if len(msgspec.msgpack.encode(params)) < MAX_CONTROL_BYTES // 2:
         return params
     return msgspec.structs.replace(params, **dict.fromkeys(_LONG))

@@ -1,12 +1,11 @@
-"""PreparingRequests: requests that were accepted and cannot run yet, for something that they need is still being made.
+"""PreparingRequests: requests that were accepted and cannot run yet, because something that they need is still being made.
 
-A preparer looks at each request that intake has accepted and returns a Future if there is something to wait for: the work of a
-thread, or an event to come. Only this request waits for it; all others go to the scheduler at once, and so do these when theirs
-is ready, with the place in its queue that their arrival gives them. What a preparer makes it puts into the sequences, which
-nobody else reads before.
+A preparer looks at each request that intake has accepted, and returns a Future if the request must wait: for the work of a
+thread, or for an event. Only this request waits; all others go to the scheduler at once. When it is ready it follows, and its
+place in the queue is that of its arrival. A preparer puts its results into the sequences, which no other part reads before.
 
-Owned by the core's loop: which requests prepare, until when, and the descriptor that wakes the loop when one is ready. Not its
-business: threads (a preparer has its own executor) and sequences that run (scheduler.py).
+It owns which requests prepare, until when, and the descriptor that wakes the core's loop when one is ready. It has no threads
+(a preparer has its own executor), and no sequences that run (scheduler.py). Owned by the core's loop.
 """
 
 import logging
@@ -24,13 +23,13 @@ log = logging.getLogger("quire.enginecore")
 
 TIMEOUT_S = 60.0
 
-# A request and its sequences -> what to wait for, or None. Called in the core's thread: what takes time belongs to the Future.
+# (request, its sequences) -> a Future to wait for, or None. Called in the core's thread: anything slow belongs to the Future.
 Preparer = Callable[[AddRequest, list[Sequence]], Future[None] | None]
 Failure = tuple[ErrorCode, str]  # RequestError's code and text
 
 
 class PreparationFailed(Exception):
-    """What a request needs cannot be made; the text is for its user. Raised by a preparer, or set as its Future's exception."""
+    """A request cannot be prepared; the text is for its user. Raised by a preparer, or set as its Future's exception."""
 
     def __init__(self, text: str, code: ErrorCode = "invalid") -> None:
         super().__init__(text)
@@ -38,7 +37,7 @@ class PreparationFailed(Exception):
 
 
 class PreparingRequest:
-    """One request and what it waits for. failure: why it cannot run, once that is known."""
+    """One request and the Futures that it waits for. failure: why it cannot run, once that is known."""
 
     __slots__ = ("deadline", "failure", "futures", "id", "owner", "sequences")
 
@@ -53,7 +52,7 @@ class PreparingRequest:
         self.failure: Failure | None = None
 
     def has_ended(self) -> bool:
-        """Whether all is ready, or something has failed: then `failure` says so."""
+        """Whether everything is ready, or something has failed; `failure` is set then."""
         done = [future for future in self.futures if future.done()]
         self.failure = next(filter(None, map(self._failure_of, done)), None)
         return self.failure is not None or len(done) == len(self.futures)
@@ -68,14 +67,14 @@ class PreparingRequest:
         return "engine_error", "the engine failed to prepare this request"
 
     def cancel(self) -> None:
-        """What has not begun never does; what has goes on, and nobody looks at what it makes."""
+        """Cancel work that has not begun. Work that has begun goes on, and its result is ignored."""
         for future in self.futures:
             future.cancel()
 
 
 class PreparingRequests:
-    """Called in the core's thread, but for the Futures' ends, which may come in any. timeout_s: of one request, after which it
-    fails; by a LoopClock, so that a process that stood still fails nobody."""
+    """Called in the core's thread; only Futures may end in others. timeout_s: after this a request fails. It is measured by a
+    LoopClock, so that no request fails because the process was stopped for a while."""
 
     def __init__(
         self, preparers: Iterable[Preparer] = (), timeout_s: float = TIMEOUT_S, clock: Callable[[], float] = time.monotonic
@@ -85,8 +84,8 @@ class PreparingRequests:
         self._requests: dict[tuple[int, int], PreparingRequest] = {}  # (owner, request id), by arrival and so by deadline
         self.num_sequences = 0
         self._clock = LoopClock(clock)
-        self._lock = threading.Lock()  # of the next two: the descriptor is readable while the list holds something
-        self._woken: list[PreparingRequest] = []  # one of their Futures has ended; filled by any thread
+        self._lock = threading.Lock()  # protects the next two: the descriptor is readable while the list is not empty
+        self._woken: list[PreparingRequest] = []  # requests with a Future that has ended; any thread adds to it
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def fileno(self) -> int:
@@ -104,7 +103,7 @@ class PreparingRequests:
         return (owner, request_id) in self._requests
 
     def start(self, owner: int, request: AddRequest, sequences: list[Sequence]) -> bool:
-        """Whether the request has to wait; it is kept here then, until `take_ended` returns it or it is dropped."""
+        """Whether the request has to wait. Then it is kept here until `take_ended` returns it, or it is dropped."""
         if not self._preparers:
             return False
         futures = [f for prepare in self._preparers if (f := _started(prepare, request, sequences)) is not None]
@@ -126,7 +125,7 @@ class PreparingRequests:
 
     # ------------------------------------------------------------------------------------------------------ the end
     def take_ended(self) -> list[PreparingRequest]:
-        """Requests that are ready or have failed; they are ours no longer. Call it in each turn."""
+        """Remove and return the requests that are ready or have failed. Call it in each turn."""
         if not self._requests and not self._woken:
             return []
         self._clock.tick()
@@ -200,7 +199,7 @@ class PreparingRequests:
 def _started(prepare: Preparer, request: AddRequest, sequences: list[Sequence]) -> Future[None] | None:
     try:
         return prepare(request, sequences)
-    except Exception as error:  # whatever it is, it is this request's failure, and logged unless it is meant for its user
+    except Exception as error:  # any error fails only this request, and is logged unless its text is for the user
         failed: Future[None] = Future()
         failed.set_exception(error)
         return failed

@@ -1,6 +1,6 @@
-"""A step's results as messages: one StepOutputs for each frontend that has new tokens in it, and what came beside the tokens.
+"""Turns a step's results into messages: one StepOutputs for each frontend with new tokens, and results beside the tokens.
 
-Owns no state: the core (core.py) hands it what the scheduler made of a step, and sends what it gets back.
+It has no state: the core (core.py) passes in the scheduler's output of a step, and sends the messages that it gets back.
 """
 
 from collections import defaultdict
@@ -16,7 +16,7 @@ from quire.ipc.step.result_ring import ResultRing
 
 
 def read_logprobs(out: StepOutput, ring: ResultRing, step: int, num_logprobs: np.ndarray) -> list[TokenLogprobs]:
-    """Of the tokens in `out` whose requests want them; num_logprobs, int [rows of the step]: how many each asked for."""
+    """Logprobs of the tokens in `out`, for requests that want them. num_logprobs, int [rows]: how many each row asked for."""
     rows = out.rows[out.wants_logprobs]
     if not len(rows):
         return []
@@ -31,7 +31,7 @@ def read_logprobs(out: StepOutput, ring: ResultRing, step: int, num_logprobs: np
 
 
 def side_messages(results: list[SideResult], targets: Mapping[int, SideTarget], epoch: int) -> list[tuple[int, CoreMessage]]:
-    """(owner, message) for the side results of a step that somebody waits for; `targets`: whose they are, by row."""
+    """(owner, message) for a step's side results, those that a request waits for; `targets`: their requests, by row."""
     messages: list[tuple[int, CoreMessage]] = []
     for result in results:
         if result.row not in targets:

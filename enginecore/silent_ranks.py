@@ -1,8 +1,8 @@
-"""SilentRanks: which of a model's ranks the others wait for, once some of them say that they wait too long.
+"""SilentRanks: finds the ranks that the others wait for, once some ranks report that they have waited for too long.
 
-A rank whose exchange fails says so (PeerSilent) and waits for its end. Who is at fault says nothing: it is dead, which
-WorkerGroup sees first; or stopped; or stuck, and then it has not spoken when all others have had their time to. Of a model in
-stages not all others need wait for it: a stage may have done its part, and then says nothing, either.
+A rank reports a failed exchange (PeerSilent) and waits for its end. The rank at fault reports nothing: it is dead, which
+WorkerGroup sees first; or stopped; or stuck, and then it is still silent when all others have had time to report. With pipeline
+stages not all others need to wait for it: a stage that has finished its part of the step is silent, too.
 """
 
 import time
@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 
 from quire.ipc.process.stopped import StoppedFor
 
-GRACE_S = 1.0  # from the first that speaks to the last: they began to wait within milliseconds of each other
+GRACE_S = 1.0  # from the first report to the last: the ranks began to wait within milliseconds of each other
 
 
 class SilentRanks:
-    """Of one generation. stage_size: ranks of a stage, None: of all, there is one."""
+    """Serves one generation of workers. stage_size: ranks of a stage; None: there is one stage, with all ranks."""
 
     def __init__(
         self,
@@ -23,7 +23,7 @@ class SilentRanks:
         where: Callable[[int], str] = lambda rank: "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """where: words behind a worker's number, for models on several hosts. clock: of what is no step."""
+        """where: words after a worker's number, for models on several hosts. clock: for ranks stopped outside a step."""
         self._timeout_s = timeout_s
         self._stage_size, self._where = stage_size, where
         self._said: dict[int, str] = {}
@@ -31,18 +31,18 @@ class SilentRanks:
         self._stopped_for = StoppedFor(clock)
 
     def heard(self, rank: int, message: str, now: float) -> None:
-        """A rank waits for others."""
+        """A rank has reported that it waits for others for too long."""
         if not self._said:
             self._since = now
         self._said.setdefault(rank, message)
 
     @property
     def has_heard(self) -> bool:
-        """Whether some rank waits for others for too long."""
+        """Whether some rank has reported that it waits for others for too long."""
         return bool(self._said)
 
     def verdict(self, stopped: Sequence[int], size: int, now: float) -> str | None:
-        """Who is at fault, for the user, once that is clear. All `size` ranks live; stopped: those whose processes are."""
+        """The ranks at fault, in words for the user, once they are known. All `size` ranks live; stopped: by a signal."""
         if not self._said:
             return None
         if stopped:
@@ -57,21 +57,21 @@ class SilentRanks:
         return f"the exchange between the workers failed: {says}"
 
     def stopped_in_step(self, stopped: Sequence[int], age_s: float) -> str | None:
-        """Of a step of this age: ranks that are all stopped wait for nobody, and say nothing."""
+        """Words on ranks that are stopped in a step of this age: if all ranks are, none waits for another, and none reports."""
         if not stopped or age_s <= self._timeout_s:
             return None
         return f"{self._workers(stopped)} stopped by a signal, and a step has taken {age_s:.3g} s"
 
     def stopped_for_long(self, stopped: Sequence[int], meanwhile: str) -> str | None:
-        """Of ranks that start or have nothing to do, looked at again and again: nobody waits for them in an exchange."""
+        """Words on ranks that start, or have nothing to do: no exchange waits for them, so the caller looks repeatedly."""
         stopped_s = self._stopped_for.seconds(bool(stopped))
         if stopped_s <= self._timeout_s:
             return None
         return f"{self._workers(stopped)} stopped by a signal {stopped_s:.3g} s ago, and {meanwhile}"
 
     def _silent(self, num_ranks: int) -> list[int]:
-        """Of the ranks that have said nothing those that the others wait for: in their own stages, or else in the stages before
-        these, where the first one's is the last, whose tokens it needs."""
+        """The silent ranks that the others wait for: those in the stages of ranks that reported, or else in the stages before
+        these. Before the first stage comes the last one, because it samples the tokens that the first one needs."""
         size = self._stage_size or num_ranks
         speaking = {rank // size for rank in self._said}
         silent = [rank for rank in range(num_ranks) if rank not in self._said]

@@ -1,7 +1,7 @@
-"""SpareWorkers: workers' processes that load their modules, torch among them, before the generation that needs them is due.
+"""SpareWorkers: worker processes that load their modules, torch among them, before the generation that needs them is due.
 
-That takes seconds, most of a small model's start, and needs nothing that a worker is told: a spare has no GPU, and waits for
-its configuration for as long as it takes. Owned by WorkerGroup; when there are spares is WorkerSupervisor's business.
+Loading takes seconds, most of a small model's start, and needs no configuration: a spare uses no GPU, and waits for its
+configuration for as long as it takes. Owned by WorkerGroup; WorkerSupervisor decides when there are spares.
 """
 
 import logging
@@ -13,7 +13,7 @@ log = logging.getLogger("quire.enginecore")
 
 
 class SpareWorkers:
-    """children: that are there already."""
+    """children: spares that exist already."""
 
     def __init__(self, children: Sequence[Child] = ()) -> None:
         self._children = list(children)
@@ -22,7 +22,7 @@ class SpareWorkers:
         return len(self._children)
 
     def add(self, module: str) -> bool:
-        """One more. False if the machine has no room for it: then it is started when it is needed."""
+        """Start one more. False if the machine has no room for it: then it is started when it is needed."""
         try:
             self._children.append(prespawn(module))
         except OSError as error:
@@ -31,7 +31,7 @@ class SpareWorkers:
         return True
 
     def take(self, module: str) -> Child:
-        """One that is well, or a new process. Raises OSError."""
+        """A spare that is alive and not stopped, or a new process. Raises OSError."""
         while self._children:
             child = self._children.pop(0)
             if child.poll() is None and not child.is_stopped():
@@ -43,7 +43,7 @@ class SpareWorkers:
         return prespawn(module)
 
     def close(self) -> None:
-        """End them."""
+        """End all spares."""
         for child in self._children:
             child.terminate(0.0)
         self._children = []

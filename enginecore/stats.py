@@ -1,8 +1,8 @@
-"""Statistics: what the core counts about its steps, the Beat that carries it, and the line logged every 10 s.
+"""Statistics: counts about the core's steps, the heartbeat that carries them, and the line logged every 10 s.
 
-Fed by the loop (core.py) once a step, and by who computes masks once for each step that has some: an index and two additions
-for each distribution, a few calls of numpy for the one that has a value by row. It asks the scheduler and the workers only when
-a Beat is due.
+The loop (core.py) calls it once a step, and once more for a step with grammar masks: an index and two additions for each
+distribution, a few calls of numpy for the one that has a value for each row. It asks the scheduler and the workers only when a
+heartbeat is due.
 """
 
 import logging
@@ -17,7 +17,7 @@ from quire.enginecore.preparation import PreparingRequests
 from quire.enginecore.scheduling.scheduler import Scheduler
 from quire.enginecore.worker_supervisor import WorkerSupervisor
 from quire.enginecore.workers import WorkerGroup
-from quire.ipc.messages.frontend import Beat
+from quire.ipc.messages.frontend import Heartbeat
 from quire.ipc.messages.stats import (
     BATCH_FILL,
     HOST_SECONDS,
@@ -36,7 +36,7 @@ INTERVAL_S = 10.0
 
 
 class Counted:
-    """A distribution under way. bounds: as in ipc/messages/stats.py."""
+    """A distribution that is being counted. bounds: as in ipc/messages/stats.py."""
 
     __slots__ = ("_array", "_bounds", "_counts", "_sum")
 
@@ -50,7 +50,7 @@ class Counted:
         self._sum += value
 
     def observe_all(self, values: np.ndarray) -> None:
-        """Floats [n], of which NaN counts for nothing. Most steps have rows that are all equal: those take 2 us, others 10."""
+        """Count floats [n], but no NaN. In most steps all values are equal: those take 2 us, others 10."""
         if not len(values):
             return
         first = float(values[0])
@@ -79,12 +79,12 @@ class Statistics:
         self._mask_time = Counted(HOST_SECONDS)
         self._batch_fill = Counted(BATCH_FILL)
         self._inter_token = Counted(TOKEN_SECONDS)
-        self._last_beat: Beat | None = None
+        self._last_heartbeat: Heartbeat | None = None
         self.num_steps = 0
 
     def step(self, num_rows: int, num_tokens: int, seconds: float, host_s: float, since_last: np.ndarray) -> None:
-        """A step whose result is published. seconds: it took on the workers; host_s: the loop spent on it since; since_last:
-        as in StepOutput."""
+        """A step's result was published. seconds: the step's time on the workers; host_s: the loop's time for it since then;
+        since_last: as in StepOutput."""
         self.num_steps += 1
         self._line.step(num_rows, num_tokens)
         self._iteration_tokens.observe(num_tokens)
@@ -97,7 +97,7 @@ class Statistics:
         """The grammar masks of one step were computed."""
         self._mask_time.observe(seconds)
 
-    def beat(
+    def heartbeat(
         self,
         epoch: int,
         scheduler: Scheduler,
@@ -105,9 +105,9 @@ class Statistics:
         supervisor: WorkerSupervisor,
         workers: WorkerGroup,
         expert_load: ExpertLoad,
-    ) -> Beat:
+    ) -> Heartbeat:
         c = scheduler.counters
-        self._last_beat = Beat(
+        self._last_heartbeat = Heartbeat(
             epoch=epoch,
             oldest_step_s=supervisor.oldest_step_s,
             num_running=scheduler.num_running,
@@ -121,7 +121,7 @@ class Statistics:
             ready=workers.is_ready,
             stats=self._message(preparing.num_sequences, workers.pids, expert_load.so_far()),
         )
-        return self._last_beat
+        return self._last_heartbeat
 
     def _message(self, num_deferred: int, worker_pids: Sequence[int], experts: ExpertStats | None) -> EngineStats:
         names = {os.getpid(): "engine"} | {pid: f"worker-{rank}" for rank, pid in enumerate(worker_pids)}
@@ -138,15 +138,15 @@ class Statistics:
         )
 
     def log(self, now: float) -> None:
-        """After a beat; `now`: seconds of a monotonic clock."""
-        if self._last_beat is not None:
-            self._line.beat(self._last_beat, now)
+        """Call it after `heartbeat`. now: seconds of a monotonic clock."""
+        if self._last_heartbeat is not None:
+            self._line.heartbeat(self._last_heartbeat, now)
 
 
 class StatsLine:
     def __init__(self, enabled: bool):
         self._enabled = enabled
-        self._since: tuple[float, Beat] | None = None
+        self._since: tuple[float, Heartbeat] | None = None
         self._steps = self._rows = self._tokens = 0
 
     def step(self, num_rows: int, num_tokens: int) -> None:
@@ -154,21 +154,21 @@ class StatsLine:
         self._rows += num_rows
         self._tokens += num_tokens
 
-    def beat(self, beat: Beat, now: float) -> None:
-        """`now`: seconds of a monotonic clock."""
+    def heartbeat(self, heartbeat: Heartbeat, now: float) -> None:
+        """Log a line if one is due. now: seconds of a monotonic clock."""
         if not self._enabled:
             return
         if self._since is None:
-            self._since = (now, beat)
+            self._since = (now, heartbeat)
         since, before = self._since
         if now - since < INTERVAL_S:
             return
         if self._steps:
-            log.info(self._line(before, beat, now - since))
-        self._since = (now, beat)
+            log.info(self._line(before, heartbeat, now - since))
+        self._since = (now, heartbeat)
         self._steps = self._rows = self._tokens = 0
 
-    def _line(self, a: Beat, b: Beat, seconds: float) -> str:
+    def _line(self, a: Heartbeat, b: Heartbeat, seconds: float) -> str:
         prompt = b.prompt_tokens - a.prompt_tokens
         hits = (b.cached_tokens - a.cached_tokens) / prompt if prompt else 0.0
         generated = b.generation_tokens - a.generation_tokens

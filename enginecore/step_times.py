@@ -1,6 +1,6 @@
-"""How long steps take, so that the core knows when the next result is due and how long it may sleep until then. No clock.
+"""Expected: how long steps take, so that the core knows when the next result is due and how long it may sleep. No clock.
 
-Fed by the core's loop (core.py) with what each step took; it forgets by running means, and knows nothing of rows or sequences.
+The core's loop (core.py) tells it what each step took. It keeps running means, and knows nothing of rows or sequences.
 """
 
 from quire.enginecore.scheduling.step import ScheduledStep

@@ -1,6 +1,6 @@
-"""What the engine does with signals that tell it to stop, from its start to its end. The daemon sets the handlers.
+"""How the engine handles signals that tell it to stop, from its start to its end. The daemon sets the handlers.
 
-Before it is ready `EarlyStop` ends the start by an exception; then the loop is told; at the end they are ignored.
+Before the engine is ready `EarlyStop` ends the start by an exception; then the loop is told; at the end they are ignored.
 """
 
 import signal
@@ -11,11 +11,12 @@ from quire.ipc.process.command import stop_signals
 
 
 class Stopped(BaseException):
-    """It was told to end before it was ready. A handler raises it amid whatever runs, and libraries catch Exceptions."""
+    """The engine was told to end before it was ready. A BaseException, because a handler raises it inside any code, and
+    libraries catch Exceptions."""
 
 
 class EarlyStop:
-    """The handler of stop signals until the loop runs. It raises Stopped; once, for there is something to put away then."""
+    """The handler of stop signals until the loop runs. It raises Stopped only once, so that the clean-up is not interrupted."""
 
     def __init__(self) -> None:
         self._asked = False
@@ -26,7 +27,7 @@ class EarlyStop:
         self.check()
 
     def check(self) -> None:
-        """Raises Stopped if it was raised before: amid a finalizer, it was dropped."""
+        """Raises Stopped again if it was raised before: inside a finalizer Python drops it."""
         if self._asked:
             raise Stopped("stopped while it was starting")
 

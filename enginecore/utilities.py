@@ -1,7 +1,7 @@
-"""Utilities: what frontends ask of the engine beside requests (ipc/messages/utilities.py), and who in the engine does it.
+"""Utilities: answers what frontends ask of the engine beside requests (ipc/messages/utilities.py).
 
-Some calls are answered at once, those for the workers when every rank has replied to a control record; meanwhile the loop goes
-on. A worker that ends answers with an error, so no call stays open. Owned by the core's loop.
+Some calls are answered at once. Those for the workers are answered when every rank has replied to a control record; meanwhile
+the loop goes on. If a worker ends, its reply is an error, so no call stays open. Owned by the core's loop.
 """
 
 import logging
@@ -31,7 +31,7 @@ Answer = Callable[[UtilityAnswer], None]
 
 
 class Utilities:
-    """info: what /server_info shows. has_profiler: whether --profile-dir was given."""
+    """info: shown by /server_info. has_profiler: whether --profile-dir was given."""
 
     def __init__(
         self, owners: Owners, workers: WorkerGroup, scheduler: Scheduler, info: ServerInfo, has_profiler: bool
@@ -41,7 +41,7 @@ class Utilities:
         self._has_profiler = has_profiler
 
     def handle(self, owner: int, message: Utility, epoch: int) -> None:
-        """Do what was asked, and see that it is answered."""
+        """Do what was asked, and send the answer, now or when the workers have replied."""
 
         def answer(what: UtilityAnswer) -> None:
             self._owners.send(owner, UtilityResult(epoch, message.id, what))
@@ -59,7 +59,7 @@ class Utilities:
                 answer(self._info)
 
     def log_stacks(self) -> None:
-        """What the core's and the serving workers' threads do."""
+        """Log the stacks of the core's and the serving workers' threads."""
         log.info("stacks of the core:\n%s", stacks())
         if self._workers.is_ready:
             self._workers.send_control(DumpStacks, _log_reply)

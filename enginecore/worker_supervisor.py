@@ -1,9 +1,9 @@
-"""WorkerSupervisor: whether the workers are well, and when others take their place. The core's loop asks it once a turn.
+"""WorkerSupervisor: watches the health of the workers, and decides when new ones start. The core's loop calls it each turn.
 
 It owns the age of the oldest step, the limit of a restart and the pause before the next start; WorkerGroup has the processes,
-and the core knows whose requests are lost with them. Nothing here waits: a start that is not due yet is looked at again in the
-next turn, so that the loop beats, takes requests and can be stopped meanwhile. Time is a LoopClock's: after a freeze of the
-whole machine neither a step nor a start is older than it was before.
+and the core knows the requests that are lost with them. Nothing here waits: a start that is not due yet is looked at again in
+the next turn, so that the loop sends heartbeats, takes requests and can be stopped meanwhile. Time is a LoopClock's: a freeze
+of the whole machine makes neither a step nor a start older.
 """
 
 import logging
@@ -19,33 +19,33 @@ from quire.ipc.process.restarts import Restarts, restart_limit_s
 
 log = logging.getLogger("quire.enginecore")
 
-IDLE_LOOK_S = 0.4  # at workers without a step: in each turn of a loop that waits, and not in those of a busy one
-SAY_EVERY_S = 30.0  # that workers are still starting
-DYING_LOOK_S = 0.05  # at killed workers that are not gone: the loop would look with each beat
-DYING_LIMIT_S = 30.0  # so long successors wait for killed workers to be gone: until then their memory is not free
+IDLE_LOOK_S = 0.4  # between looks at idle workers: each turn of a waiting loop has one, not each turn of a busy one
+SAY_EVERY_S = 30.0  # between log lines that workers are still starting
+DYING_LOOK_S = 0.05  # between looks at killed workers that are not gone; heartbeats alone would wake the loop less often
+DYING_LIMIT_S = 30.0  # how long successors wait for killed workers to be gone: until then their memory is not free
 
 
 class WorkerSupervisor:
-    """Of one WorkerGroup that has been started. `num_restarts`: how often its workers were replaced."""
+    """Watches one WorkerGroup, which was started before. num_restarts: how often its workers were replaced."""
 
     def __init__(self, workers: WorkerGroup, step_timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.num_restarts = 0
         self._workers = workers
         self._step_timeout_s = step_timeout_s
-        # A start has succeeded when a step has come back: workers that get ready and die of their first step would else be
-        # started for ever, and each time fail what runs. What waits for requests meanwhile proves nothing.
+        # A start has succeeded when a step has come back: otherwise workers that become ready and die of their first step would
+        # be started for ever, and fail the running requests each time. Workers without requests prove nothing.
         self._restarts = Restarts(first_pause_s=0.0)
         self._has_served = False
         self._clock = LoopClock(clock)
         self._step: int | None = None
         self._step_since = 0.0
-        self._start_due: float | None = None  # there are no workers until then
+        self._start_due: float | None = None  # when to start workers; set while there are none
         self._started_at = self._say_at = self._look_at = 0.0
         self._was_ready = True
 
     # -------------------------------------------------------------------------------------------------- every turn
     def check(self, oldest_step: int | None) -> bool:
-        """Let time pass, and look at the workers; whether the oldest step is overdue. Call it after WorkerGroup.messages.
+        """Advance the clock and look at the workers; returns whether the oldest step is overdue. After WorkerGroup.messages.
 
         oldest_step: the number of the step that has been in flight for the longest, None without one. Raises WorkersFailed if a
         worker has ended, is stopped, or takes too long to start.
@@ -68,7 +68,7 @@ class WorkerSupervisor:
 
     @property
     def now(self) -> float:
-        """Seconds in which the loop has turned."""
+        """Seconds in which the loop was running."""
         return self._clock.now
 
     @property
@@ -77,7 +77,7 @@ class WorkerSupervisor:
         return 0.0 if self._step is None else self.now - self._step_since
 
     def fail_step(self) -> None:
-        """The oldest step does not come back: raises WorkersFailed, with the workers' stacks in the log."""
+        """Give up the oldest step: raises WorkersFailed, after the workers' stacks were logged."""
         stopped = ", ".join(f"worker {rank} is stopped" for rank in self._workers.stopped())
         self._workers.dump_stacks()
         why = f"a step took longer than --step-timeout-s ({self._step_timeout_s:g} s)"
@@ -85,7 +85,7 @@ class WorkerSupervisor:
 
     # ---------------------------------------------------------------------------------------------------- restarts
     def plan_start(self, why: str) -> None:
-        """The workers have been killed: start others when it is time. Raises WorkersFailed to give up."""
+        """The workers were killed: plan the start of others. Raises WorkersFailed to give up."""
         self.num_restarts += 1
         pause_s = self._restarts.ended(self.now)
         if pause_s is None:
@@ -93,15 +93,15 @@ class WorkerSupervisor:
         if pause_s > 0:
             log.info("the workers start again in %.0f s", pause_s)
         self._start_due, self._was_ready, self._has_served, self._step = self.now + pause_s, False, False, None
-        self._workers.keep_spares()  # they load their modules while there is a pause, or killed ones are waited for
+        self._workers.keep_spares()  # they load their modules during the pause, and while killed ones are waited for
 
     @property
     def until_start_s(self) -> float:
-        """How long the loop may wait, for the next start's sake."""
+        """How long the loop may wait before the next start."""
         return math.inf if self._start_due is None else max(self._start_due - self.now, DYING_LOOK_S)
 
     def start_if_due(self) -> bool:
-        """Start workers if it is time: True, and then there is something new to poll. Raises WorkersFailed."""
+        """Start workers if it is time; returns whether it did, and the loop must poll them. Raises WorkersFailed."""
         due = self._start_due
         if due is None or self.now < due:
             return False
@@ -132,5 +132,5 @@ class WorkerSupervisor:
 
 
 def log_slow_start(workers: WorkerGroup, waited_s: float) -> None:
-    """Say what workers that take long are at."""
+    """Log what workers that take long to start are doing."""
     log.info("the workers are still starting after %.0f s: they %s", waited_s, workers.start_stage)

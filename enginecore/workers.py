@@ -1,12 +1,12 @@
-"""WorkerGroup: the workers of one engine as the core sees them: started, sized, ready, dead, started anew. No torch.
+"""WorkerGroup: the workers of one engine as the core sees them: it starts, sizes, watches and ends them. No torch.
 
-Starting is a small state machine, driven by messages, so that the core's loop goes on beating while an 8B model loads:
+Starting is a small state machine, driven by messages, so that the core's loop goes on while an 8B model loads:
 
     spawn -> WorkerProfile of every rank -> AllocateKV with the least of their blocks -> WorkerReady of every rank
 
-A generation of workers has rings of its own; after a death the group is closed as a whole and a new generation is spawned.
-When, and whether they hang, is WorkerSupervisor's business. Ranks on other hosts are RemoteRanks' (hosts/): they are told what
-those on this host are told, and what they say comes together with what these say.
+Each generation of workers has rings of its own; if one worker dies, the whole group is closed and a new generation is spawned.
+WorkerSupervisor decides when, and whether workers hang. RemoteRanks (hosts/) has the ranks on other hosts: they are sent what
+the ranks on this host are sent, and their messages come together with those from here.
 """
 
 import contextlib
@@ -23,7 +23,6 @@ from quire.enginecore.hosts.remote_host import HostFailed
 from quire.enginecore.hosts.remote_ranks import RemoteRanks, no_others
 from quire.enginecore.silent_ranks import SilentRanks
 from quire.enginecore.spare_workers import SpareWorkers
-from quire.ipc.config import WorkerConfig
 from quire.ipc.links.core_and_workers import CoreToWorkers
 from quire.ipc.messages.group import PeerSilent, StoreRequest
 from quire.ipc.messages.workers import (
@@ -39,17 +38,18 @@ from quire.ipc.messages.workers import (
 )
 from quire.ipc.process.children import WORKER_MODULE, Child, how_it_ended, wait_for_all
 from quire.ipc.step.control import encode_control
-from quire.ipc.step.masks import free_record, mask_records, no_masks_record, placed_records
+from quire.ipc.step.masks import any_token_record, area_records, mask_records, no_masks_record
 from quire.ipc.step.plan_ring import KIND_CONTROL, KIND_MASK, KIND_PLAN, KIND_SHUTDOWN, PlanRing, RingCorrupt, RingFull
 from quire.ipc.step.result_ring import ResultRing
 from quire.ipc.step.sections import HEADER
+from quire.ipc.worker_config import WorkerConfig
 
 RING_WORDS = 8 << 20  # int32: room for the largest plan several times over; pages are touched as the ring turns
-AREA_WORDS = 4 << 20  # int32: of masks that are made or read, 890 of 150,000 tokens
+AREA_WORDS = 4 << 20  # int32: room for masks that are being made or read, 890 for a vocabulary of 150,000
 RING_TIMEOUT_S = 10.0
 STOP_GRACE_S = 3.0
-STACKS_S = 0.5  # for all of them to be written
-KILL_WAIT_S = 1.0  # that the loop waits for killed workers; frontends miss its beats after 2
+STACKS_S = 0.5  # for all stacks to be written
+KILL_WAIT_S = 1.0  # how long the loop waits for killed workers; frontends miss its heartbeats after 2
 WORLD_SIZE = HEADER.at["world_size"]
 
 
@@ -58,49 +58,48 @@ class WorkersFailed(Exception):
 
 
 class WorkerGroup:
-    """`template` says everything about the workers but rank, device, generation, address and descriptors. `prespawned`:
-    workers' processes that load their modules already and wait for their configuration, as many as there will be, or fewer.
-    ranks: where each of them runs; on this host, if nothing else is said."""
+    """template: the workers' configuration, without rank, device, generation, address and descriptors. prespawned: worker
+    processes that already load their modules and wait for their configuration, at most as many as there will be ranks.
+    ranks: where each rank runs; None: all on this host."""
 
     def __init__(self, template: WorkerConfig, prespawned: Sequence[Child] = (), ranks: RemoteRanks | None = None):
         self.template = template
-        self._ranks = ranks or no_others(template.world_size, template.device_index)
+        self._ranks = ranks or no_others(template.engine.world_size, template.gpu_index)
         self._here = self._ranks.here
         self._is_spread = bool(self._ranks.placement.hosts)
         self._spares = SpareWorkers(prespawned)
-        self.world_size = template.world_size
+        self.world_size = template.engine.world_size
         self.generation = 0
         self.is_ready = False
         self.profile: WorkerProfile | None = None
-        self.start_s = 0.0  # what the last start that succeeded took
+        self.start_s = 0.0  # how long the last successful start took
         self._started_at = 0.0
         self._children: list[Child] = []  # of the ranks on this host, in their order
         self._dying: list[Child] = []  # killed, of earlier generations, and not gone yet
         self._link: CoreToWorkers | None = None
         self._last_control = 0
-        self._unanswered: dict[int, tuple[set[int], Callable[[ControlReply], None]]] = {}  # by id: ranks, whom to tell
+        self._unanswered: dict[int, tuple[set[int], Callable[[ControlReply], None]]] = {}  # by id: ranks, on_reply
 
     # --------------------------------------------------------------------------------------------------- life cycle
     def start(self) -> None:
         """Spawn a new generation. Raises OSError or ZMQError if the system has no room for it, WorkersFailed."""
         self.generation += 1
+        engine = self.template.engine
         self.is_ready, self._started_at = False, time.monotonic()
         self._profiles: dict[int, WorkerProfile] = {}
         self._ready: set[int] = set()
-        with contextlib.ExitStack() as on_failure:  # of an attempt that lacks descriptors nothing stays open
+        with contextlib.ExitStack() as on_failure:  # an attempt that lacks descriptors must leave nothing open
             plan_ring = PlanRing.create(RING_WORDS, len(self._here), 0 if self._is_spread else AREA_WORDS)
             on_failure.callback(plan_ring.close)
-            result_ring = ResultRing.create(
-                self.template.max_num_seqs, depth=result_depth(self.template.pipeline_parallel_size)
-            )
+            result_ring = ResultRing.create(engine.max_num_seqs, depth=result_depth(engine.pipeline_parallel_size))
             on_failure.callback(result_ring.close)
             self._link = CoreToWorkers(self.generation)
             on_failure.pop_all()
         self.plan_ring, self.result_ring = plan_ring, result_ring
         self._store = GroupStore(self._send)
-        limits = self.template.collective_timeout_s, self.template.tensor_parallel_size
+        limits = engine.collective_timeout_s, engine.tensor_parallel_size
         self._silent = SilentRanks(*limits, self._ranks.where)
-        for _ in self._here:  # they all load their modules before the first is told what for
+        for _ in self._here:  # all of them load their modules before the first gets its configuration
             self._children.append(self._spares.take(WORKER_MODULE))
         with _as_failure():
             self._ranks.begin({rank: self._config(rank) for rank in range(self.world_size) if rank not in self._here})
@@ -111,43 +110,43 @@ class WorkerGroup:
     def _config(self, rank: int) -> WorkerConfig:
         assert self._link is not None
         is_here, placed = rank in self._here, self._ranks.placement.ranks[rank]
-        override = self.template.num_gpu_blocks_override
-        if self.profile is not None:  # a later generation must have the KV cache that frontends were told of
-            override = self.profile.num_blocks
+        engine = self.template.engine
+        if self.profile is not None:  # a later generation must have a KV cache of the size that frontends were told
+            engine = msgspec.structs.replace(engine, num_gpu_blocks_override=self.profile.num_blocks)
         return msgspec.structs.replace(
             self.template,
+            engine=engine,
             rank=rank,
-            device_index=placed.device_index,
+            gpu_index=placed.device_index,
             one_host=not self._is_spread,
             group_on_one_host=placed.group_on_one_host,
             generation=self.generation,
             control_address=self._link.address if is_here else "",
             plan_ring_fds=self.plan_ring.fds(self._here.index(rank)) if is_here else [],
-            result_ring_fds=self.result_ring.fds() if rank == self.template.output_rank else [],
-            num_gpu_blocks_override=override,
+            result_ring_fds=self.result_ring.fds() if rank == engine.output_rank else [],
         )
 
     def stop(self) -> None:
-        """End the generation, politely if it still listens, and spare processes."""
+        """End the generation, and the spare processes. Workers that still read the ring end by themselves."""
         self._spares.close()
         if self._link is None:
             return
-        with contextlib.suppress(RingFull, RingCorrupt, HostFailed):  # who does not read any more is not asked
+        with contextlib.suppress(RingFull, RingCorrupt, HostFailed):  # workers that no longer read cannot be asked
             self._ranks.write(KIND_SHUTDOWN, ())
             self.plan_ring.write(KIND_SHUTDOWN, np.zeros(0, np.int32), 0.1)
         wait_for_all(self._children, STOP_GRACE_S if self.is_ready else 0.0)
         self.kill()
 
     def dump_stacks(self) -> None:
-        """Make workers that hang write their threads' stacks to stderr; serving ones are asked by DumpStacks."""
+        """Make workers that hang write their threads' stacks to stderr. (Serving workers are asked by DumpStacks.)"""
         self._ranks.dump_stacks()
         for child in self._children:
             child.send_signal(signal.SIGUSR1)
         wait_for_all(self._children, STACKS_S)
 
     def kill(self) -> None:
-        """End the generation now; who is not gone at once (its memory is being freed, or the kernel holds it) is `dying`."""
-        self._ranks.end()  # told before any is waited for
+        """Kill the generation. Processes that are not gone at once (the kernel still frees their memory) are `dying`."""
+        self._ranks.end()  # other hosts are told before any process is waited for
         for child in self._children:
             child.send_signal(signal.SIGKILL)
         self._dying += wait_for_all(self._children, KILL_WAIT_S)
@@ -162,23 +161,23 @@ class WorkerGroup:
         self._give_up_control()
 
     def keep_spares(self) -> None:
-        """Start the next generation's processes on this host, as far as it has room for them."""
+        """Start spare processes for the next generation on this host, as far as there is room for them."""
         while len(self._spares) < len(self._here) and self._spares.add(WORKER_MODULE):
             pass
 
     def dying(self) -> list[str]:
-        """Killed workers that are not gone yet, by their process ids."""
+        """Killed workers that are not gone yet, as "pid N"."""
         self._dying = wait_for_all(self._dying, 0.0)
         return [f"pid {child.pid}" for child in self._dying]
 
     @property
     def pids(self) -> list[int]:
-        """Of the ranks on this host, in their order; none between two generations."""
+        """Process ids of the ranks on this host, in their order; none between two generations."""
         return [child.pid for child in self._children]
 
     # ------------------------------------------------------------------------------------------------------- events
     def pollables(self) -> Iterator[int | zmq.Socket]:
-        """What the core's poller must watch: deaths, messages, results. Nothing between two generations."""
+        """Sources that the core's poller must watch: deaths, messages, results. None between two generations."""
         if self._link is None:
             return
         yield from (child.fileno() for child in self._children)
@@ -203,26 +202,26 @@ class WorkerGroup:
             raise WorkersFailed(said)
 
     def check_idle(self) -> None:
-        """No step is in flight. Raises WorkersFailed if ranks of several are stopped: whoever asks next would wait in vain."""
+        """Call it if no step is in flight. Raises WorkersFailed if some of several ranks are stopped: a request would hang."""
         if self.world_size == 1 or not self.is_ready:
             return
         if said := self._silent.stopped_for_long(self.stopped(), "there is nothing to do"):
             raise WorkersFailed(said)
 
     def check_step(self, age_s: float) -> None:
-        """The oldest step in flight has this age. Raises WorkersFailed if ranks of several are stopped in it for too long."""
-        if self.world_size == 1 or age_s <= self.template.collective_timeout_s:
+        """age_s: of the oldest step in flight. Raises WorkersFailed if some of several ranks are stopped in it for too long."""
+        if self.world_size == 1 or age_s <= self.template.engine.collective_timeout_s:
             return
         if said := self._silent.stopped_in_step(self.stopped(), age_s):
             raise WorkersFailed(said)
 
     def stopped(self) -> list[int]:
-        """Ranks whose processes were stopped by a signal."""
+        """Ranks with a process that was stopped by a signal."""
         here = [rank for rank, child in zip(self._here, self._children) if child.is_stopped()]  # noqa: B905
         return sorted([*here, *filter(self._ranks.is_stopped, range(self.world_size))])
 
     def messages(self) -> list[SideResults]:
-        """Take what the workers have said; start-up and replies are handled here. Raises WorkersFailed."""
+        """Take the workers' messages; returns side results, and handles all others here. Raises WorkersFailed."""
         if self._link is None:
             return []
         results: list[SideResults] = []
@@ -266,32 +265,32 @@ class WorkerGroup:
                 self._replied(message)
 
     def _allocate(self) -> None:
-        self.profile = profile_of_all([self._profiles[rank] for rank in range(self.world_size)], self.template.output_rank)
+        self.profile = profile_of_all([self._profiles[rank] for rank in range(self.world_size)])
         for rank in range(self.world_size):
             self._send(rank, AllocateKV(self.profile.num_blocks))
 
     @property
     def start_stage(self) -> str:
-        """What workers that are not ready yet are at."""
+        """The work of workers that are not ready yet, as words for a log line."""
         is_sized = len(self._profiles) == self.world_size
         return "make their KV cache and graphs" if is_sized else "load the model and measure a step"
 
     # -------------------------------------------------------------------------------------------------------- steps
     def drain_doorbell(self) -> None:
-        """Forget that results came, if they did."""
+        """Reset the descriptor by which the workers signal results."""
         if self._link is not None:
             self.result_ring.drain_doorbell()
 
     def send_plan(self, words: np.ndarray) -> None:
-        """`words` are StepPlan.encode's, completed here. Raises WorkersFailed if a worker does not read."""
+        """Send a plan. words: StepPlan.encode's; the world size is added. Raises WorkersFailed if a worker does not read."""
         words[WORLD_SIZE] = self.world_size
         self._write(KIND_PLAN, words)
 
     def send_masks(self, step: int, rows: np.ndarray, masks: np.ndarray) -> None:
-        """Grammar masks (int32 [n, words], bit set = allowed) of some of the mask rows (int32 [n]) of the step last sent."""
+        """Send masks (int32 [n, words], bit set = allowed) for some of the mask rows (int32 [n]) of the step last sent."""
         area = self.plan_ring.area
         if area is not None and (place := area.place_of(masks)) is not None:
-            for parts in placed_records(step, rows, place, masks.shape[1]):
+            for parts in area_records(step, rows, place, masks.shape[1]):
                 self._write(KIND_MASK, *parts)
             area.named(place, self.plan_ring.position)
             return
@@ -299,30 +298,30 @@ class WorkerGroup:
             self._write(KIND_MASK, *parts)
 
     def mask_memory(self, n: int, width: int) -> np.ndarray:
-        """int32 [n, width] to make masks in, of any thread: where workers read it, if there is room."""
+        """An array, int32 [n, width], to make masks in: in memory that workers read, if it has room. For any thread."""
         area = self.plan_ring.area if self._link is not None else None
         room = area.take(n, width) if area is not None else None
         return np.empty((n, width), np.int32) if room is None else room
 
     def send_no_masks(self, step: int, rows: np.ndarray) -> None:
-        """These mask rows of the step last sent get no mask: their results will be NO_TOKEN."""
+        """Tell workers that these mask rows of the step last sent get no mask: their results will be NO_TOKEN."""
         self._write(KIND_MASK, *no_masks_record(step, rows))
 
-    def send_free(self, step: int, rows: np.ndarray) -> None:
-        """These mask rows of the step last sent may be any token."""
-        self._write(KIND_MASK, *free_record(step, rows))
+    def send_any_token(self, step: int, rows: np.ndarray) -> None:
+        """Tell workers that these mask rows of the step last sent may be any token."""
+        self._write(KIND_MASK, *any_token_record(step, rows))
 
     # ------------------------------------------------------------------------------------------------------ control
     def send_control(self, make: Callable[[int], ControlRequest], on_reply: Callable[[ControlReply], None]) -> None:
-        """Tell every serving worker something, between two of its steps; `make` is given the request's id.
+        """Send a request to every serving worker, which handles it between two steps; `make` gets the request's id.
 
-        on_reply is called for each rank's answer, in a later `messages`; an error stands for a worker that ended before.
-        Raises WorkersFailed if they do not serve.
+        on_reply is called with each rank's answer, in a later `messages`; for a worker that ended before, with an error.
+        Raises WorkersFailed if the workers do not serve.
         """
         if not self.is_ready:
             raise WorkersFailed("the workers do not serve yet")
         self._last_control += 1
-        self._unanswered[self._last_control] = (set(range(self.world_size)), on_reply)  # `kill` tells it if this fails
+        self._unanswered[self._last_control] = (set(range(self.world_size)), on_reply)  # if sending fails, `kill` answers
         self._write(KIND_CONTROL, encode_control(make(self._last_control)))
 
     def _replied(self, reply: ControlReply) -> None:
@@ -349,7 +348,7 @@ class WorkerGroup:
             raise WorkersFailed(str(error)) from error
         except (RingFull, RingCorrupt) as error:
             raise WorkersFailed(f"a worker does not take its plans: {error}") from error
-        except ValueError as error:  # too long for the ring; the scheduler's limits should not let it come to this
+        except ValueError as error:  # too long for the ring, which the scheduler's limits should prevent
             raise WorkersFailed(f"a plan cannot be sent: {error}") from error
 
 
@@ -362,15 +361,15 @@ def _as_failure() -> Iterator[None]:
 
 
 def result_depth(num_stages: int) -> int:
-    """Steps that the ring of results remembers: twice those in flight, and 8 at least. A power of two."""
+    """Steps that the result ring holds: twice those in flight, and at least 8. A power of two."""
     return max(8, 4 << (num_stages - 1).bit_length())
 
 
-def profile_of_all(profiles: Sequence[WorkerProfile], output_rank: int = 0) -> WorkerProfile:
-    """What all ranks can hold: the least of their blocks, the most of what they take. Raises WorkersFailed if they differ.
+def profile_of_all(profiles: Sequence[WorkerProfile]) -> WorkerProfile:
+    """The group's profile: the fewest blocks of any rank, the most bytes of any. Raises WorkersFailed if ranks do not match.
 
-    Blocks are the same for all: block tables of the same layers, whether they are on this rank or on another stage's, in blocks
-    of the same number of tokens. Sampling is the output rank's business.
+    All ranks must have the same KV groups and block size: a block table names the same layers everywhere, even those of other
+    stages.
     """
     first = profiles[0]
     for profile in profiles[1:]:
@@ -384,6 +383,5 @@ def profile_of_all(profiles: Sequence[WorkerProfile], output_rank: int = 0) -> W
         weights_bytes=max(p.weights_bytes for p in profiles),
         activation_bytes=max(p.activation_bytes for p in profiles),
         block_bytes=max(p.block_bytes for p in profiles),
-        num_processor_rows=profiles[output_rank].num_processor_rows,
         device=first.device if len(profiles) == 1 else f"{len(profiles)} x {first.device}",
     )

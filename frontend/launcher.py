@@ -1,7 +1,8 @@
 """Starting engine cores as child processes, for `LLM` and for `quire serve`: from configuration to an address, or an error.
 
-The child's own children (workers) are its business. It ends with us whatever happens (process/children.py); `stop` ends it in
-order: SIGTERM, time to finish, SIGKILL. Of an engine that somebody else has started, its coming and going is logged.
+The core manages its own children (workers). It always ends when this process does (process/children.py); `stop` ends it in
+order: SIGTERM, time to finish, SIGKILL. For engines that this process did not start, `log_engine_changes` logs when they end
+and return.
 """
 
 import asyncio
@@ -29,8 +30,8 @@ REPLICA_IS_BACK = "the engine at %s is back"
 ENGINE_REFUSES = "the engine at %s does not take this frontend back: %s"
 
 _POLL_S = 1.0
-_LOOK_S = 0.5  # as often as it beats
-STOP_GRACE_S = 40.0  # the core lets what runs finish for up to 30 s
+_LOOK_S = 0.5  # the interval of its heartbeats
+STOP_GRACE_S = 40.0  # the core lets requests finish for up to 30 s
 
 
 class EngineStartError(RuntimeError):
@@ -38,18 +39,18 @@ class EngineStartError(RuntimeError):
 
 
 class CoreProcess:
-    """A running engine core: where it listens, and its process."""
+    """A running engine core: its address and its process."""
 
     def __init__(self, address: str, child: Child) -> None:
         self.address = address
         self.child = child
 
     def poll(self) -> int | None:
-        """Its exit code, None while it runs."""
+        """The exit code; None while the process runs."""
         return self.child.poll()
 
     def stop(self, grace_s: float = STOP_GRACE_S) -> int | None:
-        """End it, with grace_s to finish what runs; its exit code. May be called again."""
+        """End the core, with grace_s for running requests; returns the exit code. May be called again."""
         return self.child.terminate(grace_s)
 
     def __enter__(self) -> Self:
@@ -62,18 +63,18 @@ class CoreProcess:
 def launch_core(
     config: EngineConfig, timeout_s: float | None = None, module: str = CORE_MODULE, prespawned: Child | None = None
 ) -> CoreProcess:
-    """Start a core, or go on with `prespawned`, and wait until it is ready: model loaded, workers up, address bound.
+    """Start a core, or configure `prespawned`, and wait until it is ready: model loaded, workers up, address bound.
 
-    timeout_s None waits as long as the child lives: a download or a large checkpoint takes what it takes. One that a signal has
-    stopped does not get on, and is given up after --collective-timeout-s, as a worker is. Raises EngineStartError with the
-    engine's own words if it cannot start; on any exception (Ctrl-C too) the child is gone.
+    timeout_s None: wait as long as the child lives, as a download or a large checkpoint may take long. A child that a signal
+    has stopped is given up after --collective-timeout-s, as a worker is. Raises EngineStartError with the engine's own text if
+    it cannot start; after any exception, Ctrl-C included, no child is left.
     """
     child = prespawn(module) if prespawned is None else prespawned
     return _start([child], [config], timeout_s)[0]
 
 
 def engine_configs(config: EngineConfig) -> list[EngineConfig]:
-    """Of each engine of --data-parallel-size: GPUs of its own. Raises ValueError."""
+    """One config per engine of --data-parallel-size, each with GPUs of its own. Raises ValueError."""
     if config.data_parallel_size > 1 and config.listen is not None:
         raise ValueError("--listen is one engine's address, and --data-parallel-size says that there are several")
     return [
@@ -85,13 +86,13 @@ def engine_configs(config: EngineConfig) -> list[EngineConfig]:
 def launch_cores(
     configs: Sequence[EngineConfig], module: str = CORE_MODULE, prespawned: Sequence[Child] = ()
 ) -> list[CoreProcess]:
-    """As `launch_core`, of several that begin side by side: all of them are ready, or none is left."""
+    """`launch_core` for several cores at once: all are ready when this returns, or none is left."""
     children = [*prespawned, *(prespawn(module) for _ in range(len(prespawned), len(configs)))]
     return _start(children, configs, None)
 
 
 def stop_cores(cores: Sequence[CoreProcess], grace_s: float = STOP_GRACE_S) -> None:
-    """End them side by side."""
+    """End the cores in parallel."""
     for core in cores:
         core.child.send_signal(signal.SIGTERM)
     deadline = time.monotonic() + grace_s
@@ -100,14 +101,14 @@ def stop_cores(cores: Sequence[CoreProcess], grace_s: float = STOP_GRACE_S) -> N
 
 
 def log_engine_changes(client: Client) -> list[Coroutine[None, None, None]]:
-    """What logs when somebody else's engines end and are back: each for as long as it is not cancelled."""
+    """Coroutines, one per engine, that log when an engine that this process did not start ends or returns, until cancelled."""
     engines = client.engines
     return [log_changes_of(engine, len(engines) > 1) for engine in engines]
 
 
 async def log_changes_of(client: Client, is_one_of_several: bool = False) -> None:
-    """Of the one engine whose client this is."""
-    # of one of several that was not there yet its client has said so
+    """Log the changes of the one engine of this client."""
+    # if one of several engines has never connected, Replicas has logged that
     was_connected, refusal = client.is_connected or not is_one_of_several, None
     while True:
         if client.is_connected != was_connected:
@@ -129,7 +130,7 @@ def _start(children: Sequence[Child], configs: Sequence[EngineConfig], timeout_s
             child.configure(config)
         starts = [_Start(child, config.collective_timeout_s) for child, config in zip(children, configs, strict=True)]
         addresses = _addresses(starts, timeout_s)
-    except BaseException as error:  # Ctrl-C, too: passed on, without a child left running
+    except BaseException as error:  # includes Ctrl-C: raised again when no child is left
         for child in children:
             child.send_signal(signal.SIGTERM)
         wait_for_all(children, 5.0)
@@ -142,7 +143,7 @@ def _start(children: Sequence[Child], configs: Sequence[EngineConfig], timeout_s
 
 
 def _addresses(starts: Sequence["_Start"], timeout_s: float | None) -> list[str]:
-    """Where each listens, when all are ready. Raises EngineStartError as soon as one cannot start."""
+    """The cores' addresses, when all are ready. Raises EngineStartError as soon as one cannot start."""
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     found: dict[int, str] = {}
     while len(found) < len(starts):
@@ -162,14 +163,14 @@ def _addresses(starts: Sequence["_Start"], timeout_s: float | None) -> list[str]
 
 
 class _Start:
-    """A core that is not ready yet. stopped_limit_s: how long it may be stopped by a signal."""
+    """A core that is not ready yet. stopped_limit_s: how long a signal may have stopped it."""
 
     def __init__(self, child: Child, stopped_limit_s: float) -> None:
         self._child, self._stopped_limit_s = child, stopped_limit_s
         self._stopped_for = StoppedFor()
 
     def address(self, patience_s: float) -> str | None:
-        """None: it is not ready yet. Raises EngineStartError."""
+        """The core's address; None if it is not ready after patience_s. Raises EngineStartError."""
         said = self._child.receive(patience_s)
         if said is not None and "ready" in said:
             return said["ready"]
@@ -180,6 +181,6 @@ class _Start:
             raise EngineStartError(f"the engine ended while it started ({how_it_ended(code)}); if it said why, that is above")
         stopped_s = self._stopped_for.seconds(self._child.is_stopped())
         if stopped_s > self._stopped_limit_s:
-            self._child.send_signal(signal.SIGKILL)  # it hears nothing else
+            self._child.send_signal(signal.SIGKILL)  # the only signal that a stopped process obeys
             raise EngineStartError(f"the engine's process was stopped by a signal {stopped_s:.3g} s ago, while it started")
         return None

@@ -1,8 +1,8 @@
-"""Supervisor: one child process kept running. It is watched, and started again when it has ended or hangs, after a pause.
+"""Supervisor: keeps one child process running. It watches the child and, after a pause, restarts it when it has ended or hangs.
 
-What the process is and how it starts is said by a `Supervised` (the engine and each frontend of `quire serve`: cli/serve.py,
-cli/frontends.py), and when it is given up by a `Restarts`. Ending the process in order is its owner's business: cancel
-`keep_alive`, in whatever it is, and then stop what runs.
+A `Supervised` describes the process and starts it (the engine and each frontend of `quire serve`: cli/serve.py,
+cli/frontends.py); a `Restarts` decides when to give up. The owner ends the process: it cancels `keep_alive`, at any point, and
+then stops the child.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from quire.ipc.process.restarts import Restarts
 
 log = logging.getLogger("quire.serve")
 
-_LOOK_S = 1.0  # how often beats are counted
+_LOOK_S = 1.0  # interval of the checks for heartbeats
 
 T = TypeVar("T")
 
@@ -29,24 +29,24 @@ class StartFailed(Exception):
 
 
 class Supervised(Protocol):
-    """What a Supervisor keeps running. name: as in "the engine"; while_down: what the user must expect until it is back."""
+    """The process that a Supervisor keeps running. name: as in "the engine"; while_down: what to expect meanwhile."""
 
     name: str
     while_down: str
 
     @property
     def child(self) -> Child:
-        """The process that runs, or that ran last."""
+        """The current process, or the last one."""
 
     def on_down(self) -> None:
-        """It has ended, or was not started: the next start comes after a pause."""
+        """Called when it has ended or could not start; the next start comes after a pause."""
 
     async def start_again(self) -> None:
-        """Start another; returns when it is ready. Raises StartFailed."""
+        """Start a new process; returns when it is ready. Raises StartFailed."""
 
 
 class Supervisor:
-    """hung_after_s: how long a process that beats may stand still while we do not; None for one that does not beat."""
+    """hung_after_s: how long the process may send no heartbeat while we run; None for a process that sends none."""
 
     def __init__(self, process: Supervised, restarts: Restarts, hung_after_s: float | None = None) -> None:
         self._process = process
@@ -54,7 +54,7 @@ class Supervisor:
         self._hung_after_s = hung_after_s
 
     async def keep_alive(self) -> NoReturn:
-        """From a process that is ready until cancelled. Raises StartFailed when starting is given up."""
+        """Watch a process that is ready, and restart it, until cancelled. Raises StartFailed when restarts are given up."""
         while True:
             self._restarts.ready(time.monotonic())
             child = self._process.child
@@ -64,7 +64,7 @@ class Supervisor:
             log.info("%s is back", self._process.name)
 
     async def _start_again(self, what: str) -> None:
-        why = ""  # of a start that failed
+        why = ""  # of the last failed start
         while (pause_s := self._restarts.ended(time.monotonic())) is not None:
             self._process.on_down()
             log.error("%s %s; %s; next start in %.0f s", self._process.name, what, self._process.while_down, pause_s)
@@ -77,18 +77,18 @@ class Supervisor:
         raise StartFailed(f"{self._process.name} {f'cannot start again: {why}' if why else f'{what}, as often before'}")
 
     async def _watch(self, child: Child) -> str:
-        """Wait for the end of a child, which comes by our hand if it hangs; how it ended."""
+        """Wait until the child ends, and kill it if it hangs; returns how it ended."""
         ended, silent_looks = asyncio.create_task(until_ended(child)), 0
         try:
-            # Counted in looks, not in time: if this process stood still, with the whole machine, the child was not silent.
+            # Silence is counted in checks, not in seconds: if the whole machine stood still, the child did not hang.
             while not await _done_within(ended, _LOOK_S):
-                silent_looks = 0 if child.beats() else silent_looks + 1
+                silent_looks = 0 if child.heartbeats() else silent_looks + 1
                 if self._hung_after_s is not None and silent_looks * _LOOK_S >= self._hung_after_s:
                     child.send_signal(signal.SIGKILL)
                     await _done_within(ended, KILL_WAIT_S)
                     how = "was killed" if child.poll() is not None else "cannot even be killed"
                     return f"ended unexpectedly (it hung, without a sign of life for {self._hung_after_s:.0f} s, and {how})"
-            if (code := child.poll()) == 0:  # by a signal to it alone: ours come when nobody watches any more
+            if (code := child.poll()) == 0:  # by a signal to it alone: our own stop cancels this function first
                 return "was told to stop, by a signal to its own process"
             return f"ended unexpectedly ({(child.receive(0.0) or {}).get('error') or how_it_ended(code)})"
         finally:
@@ -97,7 +97,7 @@ class Supervisor:
 
 async def until_ended(child: Child) -> None:
     """Wait for the end of a child."""
-    if child.poll() is not None or child.fileno() < 0:  # closed: nobody waits for it any more
+    if child.poll() is not None or child.fileno() < 0:  # closed already
         return
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(child.fileno(), ended.set)
@@ -108,7 +108,7 @@ async def until_ended(child: Child) -> None:
 
 
 async def in_daemon_thread(function: Callable[[], T]) -> T:
-    """Like asyncio.to_thread, but at exit nobody waits for the thread; a process that it may be starting ends with us."""
+    """Like asyncio.to_thread, but the exit does not wait for the thread; a process that it is starting ends with us."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
@@ -120,7 +120,7 @@ async def in_daemon_thread(function: Callable[[], T]) -> T:
         result, error = None, None
         try:
             result = function()
-        except Exception as caught:  # belongs to whoever awaits
+        except Exception as caught:  # raised by the `await` below
             error = caught
         with contextlib.suppress(RuntimeError):  # the loop is closed: we are exiting
             loop.call_soon_threadsafe(finish, result, error)

@@ -1,7 +1,7 @@
-"""Per-process configuration: frozen structs, resolved once at launch and passed to constructors. Also the engine's flags.
+"""EngineConfig: what a user may set about the engine, by the flags of `enginecore` and `quire serve` or the options of `LLM`.
 
-`EngineConfig` is what a user may set (the flags of `enginecore` and `quire serve`, the options of `LLM`); `WorkerConfig` is
-what the core tells each worker. They travel to a child process as JSON over its control pipe (see children.py).
+The file declares those flags, too. The struct is frozen and is passed to constructors; it travels to a child process as JSON
+over its control pipe (see children.py). Workers get it resolved, inside a WorkerConfig (worker_config.py).
 """
 
 import argparse
@@ -20,7 +20,7 @@ Add = Callable[..., None]
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a user may set about the engine. Field names are the flags' names with underscores, and those of `LLM(...)`.
+    """The engine's settings. Field names are the flags' names with underscores, and those of `LLM(...)`.
 
     Raises ValueError, naming the flag, for a value that can never work.
     """
@@ -29,30 +29,30 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     revision: str | None = None
     download_dir: str | None = None
     served_model_name: list[str] = []
-    tokenizer: str | None = None  # folder or hub id, where it is not the model's own
+    tokenizer: str | None = None  # folder or hub id, if it is not the model's own
     tokenizer_revision: str | None = None
-    hf_token: str | None = None  # None: HF_TOKEN, or what `hf auth login` has left
-    hf_overrides: dict[str, Any] = {}  # fields that take the place of config.json's
+    hf_token: str | None = None  # None: HF_TOKEN, or the token of `hf auth login`
+    hf_overrides: dict[str, Any] = {}  # fields that replace those of config.json
     chat_template: str | None = None  # a file, or the template itself
     chat_template_content_format: Literal["auto", "string", "openai"] = "auto"
     generation_config: str = "auto"  # "auto": the model's; "vllm": none; otherwise a folder
-    override_generation_config: dict[str, Any] = {}  # fields that take the place of generation_config.json's
+    override_generation_config: dict[str, Any] = {}  # fields that replace those of generation_config.json
     device: Literal["auto", "cuda", "cpu"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     load_format: Literal["auto", "dummy"] = "auto"
-    model_impl: Literal["auto", "quire", "transformers"] = "auto"  # whose layers
-    quantization: str | None = None  # of ipc/quantization.py; None: as the checkpoint says
+    model_impl: Literal["auto", "quire", "transformers"] = "auto"  # which implementation of the layers
+    quantization: str | None = None  # a name of ipc/quantization.py; None: as the checkpoint says
     max_model_len: int | None = None
     gpu_memory_utilization: float = 0.9
     cpu_kv_cache_gib: float = 0.5
-    kv_cache_memory_bytes: int | None = None  # of the KV cache, instead of what gpu_memory_utilization leaves it
+    kv_cache_memory_bytes: int | None = None  # the KV cache's size, instead of what gpu_memory_utilization leaves
     num_gpu_blocks_override: int | None = None
     kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3", "fp8_e5m2"] = "auto"
     kv_cache_dtype_skip_layers: list[str] = []  # indices, "sliding_window"
     block_size: int | None = None  # tokens; None: chosen by device
     max_num_seqs: int | None = None  # None: 1024 on a GPU of 70 GB and more, 256 on smaller ones, 64 on a CPU
     max_num_batched_tokens: int | None = None  # None: 8192 on a GPU, 512 on a CPU
-    long_prefill_token_threshold: int = 0  # most tokens of one prompt in a step; 0: no such limit
+    long_prefill_token_threshold: int = 0  # most tokens of one prompt in a step; 0: no limit
     max_num_waiting: int = 8192
     enable_prefix_caching: bool = True
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
@@ -61,20 +61,20 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_logprobs: int = 20
     seed: int = 0
     tensor_parallel_size: int = 1
-    enable_expert_parallel: bool = False  # whole experts are distributed over these ranks, not a part of each
+    enable_expert_parallel: bool = False  # distribute whole experts over these ranks, not a shard of each
     pipeline_parallel_size: int = 1
     collective_timeout_s: float = 10.0
-    emulate_world_size: int = 1  # run one rank of so many, alone
-    distributed_executor_backend: Literal["mp", "ray"] = "mp"  # who starts workers: we and the agents of `hosts`, or Ray
-    hosts: str | None = None  # a file with the other hosts of a model whose workers are on several
-    hosts_key_file: str | None = None  # the engine's key pair, for them
-    interface: str | None = None  # that workers' sockets are bound to, or its address; None: loopback
-    data_parallel_size: int = 1  # engines that frontends use as one; each is told how many there are, and is one of them
-    device_index: int = 0  # of its first GPU, among those that it sees
+    emulate_world_size: int = 1  # run one rank of this many, alone
+    distributed_executor_backend: Literal["mp", "ray"] = "mp"  # what starts workers: engine and agents, or Ray
+    hosts: str | None = None  # a file that lists the other hosts, if workers run on several
+    hosts_key_file: str | None = None  # the engine's key pair, for connections to them
+    interface: str | None = None  # network interface, or its address, for workers' sockets; None: loopback
+    data_parallel_size: int = 1  # number of engines that frontends use as one; this one is counted
+    device_index: int = 0  # the engine's first GPU, among those that it sees
     step_timeout_s: float = 60.0
     logits_processors: list[str] = []  # the operator's own classes: module:Class, or file.py:Class
-    logits_processors_path: list[str] = []  # folders where their modules are looked for, after the installed ones
-    profile_dir: str | None = None  # where /start_profile may write its traces; None: nowhere
+    logits_processors_path: list[str] = []  # folders to search for their modules, after the installed ones
+    profile_dir: str | None = None  # folder for the traces of /start_profile; None: no profiling
     enable_log_requests: bool = False
     disable_log_stats: bool = False
     log_level: Literal["critical", "error", "warning", "info", "debug"] = "info"
@@ -128,62 +128,21 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def world_size(self) -> int:
         return self.tensor_parallel_size * self.pipeline_parallel_size  # workers of one engine
 
-
-class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the core tells a worker at its start. File descriptors are the core's numbers: see process.own_fds."""
-
-    rank: int  # of a stage's tensor-parallel ranks one after the other, stage by stage
-    world_size: int
-    generation: int  # which one of the workers that the core has started, one after another; in the result ring's header
-    model_dir: str
-    control_address: str  # ZeroMQ, the core's end is bound
-    plan_ring_fds: list[int]
-    result_ring_fds: list[int]
-    output_rank: int
-    device: Literal["cuda", "cpu"]
-    dtype: str
-    load_format: str
-    max_model_len: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    block_size: int
-    gpu_memory_utilization: float
-    cpu_kv_cache_gib: float
-    num_gpu_blocks_override: int | None
-    enforce_eager: bool
-    max_logprobs: int
-    seed: int
-    kv_cache_memory_bytes: int | None = None
-    hf_overrides: dict[str, Any] = {}
-    model_impl: str = "auto"
-    quantization: str | None = None
-    kv_cache_dtype: str = "auto"
-    kv_cache_dtype_skip_layers: list[str] = []
-    log_level: str = "info"
-    log_format: str = "text"
-    profile_dir: str | None = None
-    logits_processors: list[str] = []
-    logits_processors_path: list[str] = []
-    device_index: int = 0  # which of the GPUs that the engine, or its host's agent, sees
-    collective_timeout_s: float = 10.0
-    one_host: bool = True  # all ranks are on one host,
-    group_on_one_host: bool = True  # those that share this one's layers are
-    interface: str = "lo"  # that the ranks' sockets, which know no keys, are bound to,
-    interface_address: str = "127.0.0.1"  # and its address
-    emulate_world_size: int = 1
-    enable_expert_parallel: bool = False
-    pipeline_parallel_size: int = 1
-    data_parallel_size: int = 1  # engines beside each other, this one counted
-
     @property
-    def tensor_parallel_size(self) -> int:
-        return self.world_size // self.pipeline_parallel_size
+    def output_rank(self) -> int:
+        return self.world_size - self.tensor_parallel_size  # the first rank of the last stage: the core reads its results
+
+    def requested_blocks(self, block_bytes: int) -> int | None:
+        """Number of KV blocks that flags ask for, whatever memory is free; None if the free memory decides."""
+        if self.num_gpu_blocks_override is not None or self.kv_cache_memory_bytes is None:
+            return self.num_gpu_blocks_override
+        return self.kv_cache_memory_bytes // block_bytes
 
 
 # ------------------------------------------------------------------------------------------------------------- flags
 def add_engine_arguments(parser: argparse.ArgumentParser, model: str = "model") -> None:
-    """The engine's flags, the same for `enginecore` and `quire serve`, by purpose; defaults are EngineConfig's. model: the word
-    without a flag, or "--model"."""
+    """Add the engine's flags, the same for `enginecore` and `quire serve`, in groups; defaults are EngineConfig's. model: the
+    name of the model's argument, positional or "--model"."""
     help_text, optional = "model folder or hub id; without it a tiny bundled model is served", {"nargs": "?"}
     parser.add_argument(model, default=None, help=help_text, **(optional if model == "model" else {}))  # type: ignore[arg-type]
     for title, add_to in (
@@ -195,17 +154,17 @@ def add_engine_arguments(parser: argparse.ArgumentParser, model: str = "model") 
         ("logs", _add_logs),
         ("own code and profiles", _add_own_code),
     ):
-        is_group = isinstance(parser, argparse._ArgumentGroup)  # of a script's own: groups hold no groups
+        is_group = isinstance(parser, argparse._ArgumentGroup)  # a script's own group, and groups hold no groups
         add_to(_adder(parser if is_group else parser.add_argument_group(title)))
 
 
 def add_log_arguments(parser: argparse.ArgumentParser) -> None:
-    """Of the engine's flags those that mean something to a frontend alone, too."""
+    """Add those of the engine's flags that a frontend without an engine has, too."""
     add_frontend_logs(_adder(parser.add_argument_group("logs")))
 
 
 def _adder(group: Any) -> Add:
-    """group.add_argument with EngineConfig's default, which the help shows."""
+    """Return group.add_argument with EngineConfig's default, which the help shows."""
     d = EngineConfig()
 
     def add(*flags: str, help: str, **kwargs: Any) -> None:
@@ -370,7 +329,7 @@ def _add_logs(add: Add) -> None:
 
 
 def _add_own_code(add: Add) -> None:
-    """For who develops with it: classes of one's own, and where the time goes."""
+    """Flags for developers: their own classes, and where the time goes."""
     add("--emulate-world-size", type=int, metavar="N", help="one of N ranks alone, to measure it; needs --load-format dummy")
     add(
         "--logits-processors",
@@ -394,6 +353,6 @@ def _add_own_code(add: Add) -> None:
 
 
 def engine_config_from(args: argparse.Namespace, **more: Any) -> EngineConfig:
-    """EngineConfig from parsed flags; `more` adds or overrides. Raises ValueError for what can never work."""
+    """EngineConfig from parsed flags; `more` adds or overrides. Raises ValueError for values that can never work."""
     values = {name: getattr(args, name) for name in EngineConfig.__struct_fields__ if hasattr(args, name)}
     return EngineConfig(**{**values, **more})

@@ -1,4 +1,4 @@
-"""HostConfig: what the agent of a host is told at its start, and the flags of `quire host` that say it."""
+"""HostConfig: the configuration of a host's agent, and the flags of `quire host` that set it."""
 
 import argparse
 
@@ -9,7 +9,7 @@ from quire.ipc.process.flags import one_of
 
 
 class HostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of an agent. Without key_file its keys are its own and end with it; admitted: public keys beside those of allow_file."""
+    """Settings of an agent. Without key_file it makes keys of its own; admitted: public keys beside those of allow_file."""
 
     listen: str
     key_file: str | None = None

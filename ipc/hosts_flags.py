@@ -1,6 +1,6 @@
-"""The engine's flags about where its workers run: other hosts, Ray, the network between them. Part of config.py.
+"""The engine's flags about where its workers run: other hosts, Ray, the network between them. Used by config.py.
 
-EngineConfig holds their values; what they mean together is checked here, for the command line and for `LLM` alike.
+EngineConfig holds their values; their combinations are checked here, for the command line and for `LLM` alike.
 """
 
 from collections.abc import Callable
@@ -36,7 +36,7 @@ def add_hosts_arguments(add: Callable[..., None]) -> None:
 
 
 def check_hosts(config: Any, need: Callable[[bool, str], None]) -> None:
-    """What can never work, of an EngineConfig."""
+    """Check an EngineConfig for combinations that can never work."""
     has_ray = config.distributed_executor_backend == "ray"
     need(config.hosts is not None or config.hosts_key_file is None, "--hosts-key-file is for --hosts, which is not given")
     if config.hosts is None and not has_ray:

@@ -1,6 +1,6 @@
-"""Network interfaces of this host and their addresses, as the kernel tells them: where sockets without keys may be bound.
+"""Network interfaces of this host and their addresses, from the kernel: sockets without keys are bound to one of them.
 
-Used where `--interface` is checked (enginecore/hosts/), before workers are told the answer. Standard library only.
+Used where `--interface` is checked (enginecore/hosts/), before workers get the result. Standard library only.
 """
 
 import fcntl
@@ -16,7 +16,7 @@ _IF_INET6 = Path("/proc/net/if_inet6")
 
 
 class Interface(NamedTuple):
-    """A network interface, and that one of its addresses which sockets are bound to."""
+    """A network interface, and the one of its addresses that sockets are bound to."""
 
     name: str
     address: str
@@ -26,13 +26,13 @@ LOOPBACK = Interface("lo", "127.0.0.1")
 
 
 def find_interface(name_or_address: str) -> Interface:
-    """The interface of this name or with this address. Raises ValueError, with those that there are."""
+    """The interface of this name or with this address. Raises ValueError, whose text lists the interfaces of this host."""
     names = {name: _addresses(name) for _, name in socket.if_nameindex()}
     if names.get(name_or_address):
         return Interface(name_or_address, names[name_or_address][0])
     with suppress(ValueError):
         address = ipaddress.ip_address(name_or_address)
-        if address.version == 4 and address.is_loopback:  # all of 127.0.0.0/8 is there, and not listed
+        if address.version == 4 and address.is_loopback:  # all of 127.0.0.0/8 can be bound, and is not listed
             return Interface(LOOPBACK.name, name_or_address)
         for name, addresses in names.items():
             if str(address) in addresses:
@@ -42,7 +42,7 @@ def find_interface(name_or_address: str) -> Interface:
 
 
 def _addresses(name: str) -> list[str]:
-    """IPv4 first: an interface may be chosen by any, and is bound by the first."""
+    """Its addresses, IPv4 first. A user may choose an interface by any of them; sockets are bound to the first."""
     found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
         answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
@@ -50,6 +50,6 @@ def _addresses(name: str) -> list[str]:
     with suppress(OSError):
         for line in _IF_INET6.read_text().splitlines():
             digits, _, _, scope, _, owner = line.split()
-            if owner == name and int(scope, 16) != 0x20:  # not of the link alone
+            if owner == name and int(scope, 16) != 0x20:  # not link-local
                 found.append(str(ipaddress.IPv6Address(int(digits, 16))))
     return found

@@ -1,19 +1,19 @@
-"""How a model is laid out over workers: what sizes there may be, and which layers a stage has.
+"""How a model is laid out over workers: which sizes are possible, and which layers a stage has.
 
-Sizes are fields of EngineConfig, which has them checked (config.py); workers assign layers to stages by it, and so does
-`quire estimate`.
+Sizes are fields of EngineConfig, which checks them here (config.py). Workers and `quire estimate` assign layers to stages by
+`split_layers`.
 """
 
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-MAX_RANKS = 64  # that share a model
+MAX_RANKS = 64  # of one model
 MAX_ENGINES = 64  # of --data-parallel-size
 
 
 def check_layout(config: Any) -> None:
-    """Of an EngineConfig. Raises ValueError, naming the flag, for sizes that can never work."""
+    """Check the sizes of an EngineConfig. Raises ValueError, naming the flag, for sizes that can never work."""
 
     def need(ok: bool, what: str) -> None:
         if not ok:
@@ -43,9 +43,9 @@ def check_layout(config: Any) -> None:
 
 
 def split_layers(first: int, layers: Sequence[int], last: int, count: int) -> list[range]:
-    """Layers of each stage, one at least, so that their sums of squared bytes are least: as equal as can be.
+    """Assign layers to stages, at least one to each, so that the sum of the stages' squared bytes is least (nearly even).
 
-    first, last: bytes that the first and the last stage have besides.
+    layers: bytes of each. first, last: more bytes of the first and of the last stage (embedding, head).
     """
     total = [0]
     for num_bytes in layers:

@@ -1,8 +1,8 @@
 """Room for tokens: how many may follow a prompt within EngineLimits.max_model_len. The one place where it is computed.
 
-Each who asks decides for itself what to do about too little room, and says so in its own words: the HTTP routes refuse what was
-asked for and cannot be had (frontend/http/api/bodies/params.py), the Python client cuts max_tokens (async_client.py), the core,
-which trusts neither, refuses a prompt without room and cuts as well (enginecore/intake.py).
+Each caller decides what to do about too little room: the HTTP routes refuse a request for more tokens than there is room for
+(frontend/http/api/bodies/params.py), the Python client cuts max_tokens (async_client.py), and the core, which trusts neither,
+refuses a prompt without room and cuts max_tokens as well (enginecore/intake.py).
 """
 
 

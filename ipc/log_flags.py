@@ -1,4 +1,4 @@
-"""Flags of logs that mean the same to every process of ours that is started by hand: engines, frontends, agents of hosts."""
+"""Flags about logs, the same for every process that is started by hand: engines, frontends, agents of hosts."""
 
 from collections.abc import Callable
 

@@ -1,8 +1,8 @@
 """How an engine divides a device's memory: weights, a step, captured graphs, KV blocks. Bytes in, bytes out, no torch.
 
-One place for the formulas: workers/memory.py decides with them what a worker takes, `quire estimate` says it beforehand, for a
-machine that is not there. What a worker measures (a GPU's largest step, what is in use already) is computed here only for the
-estimate; the constants of that are fitted to what an H100 measured (tests/frontend/cli/test_estimate.py has the figures).
+The formulas are in one place: workers/memory.py sizes a worker's memory with them, and `quire estimate` predicts it for a
+machine that need not exist. Values that a worker measures (a GPU's largest step, memory in use already) are computed here only
+for the estimate, with constants that are fitted to measurements on an H100 (figures in tests/frontend/cli/test_estimate.py).
 """
 
 from collections import Counter
@@ -13,15 +13,15 @@ import msgspec
 
 GIB = 1 << 30
 MIB = 1 << 20
-GRAPHS_BYTES = 512 * MIB  # captured graphs but for what they compute in, kernels' code, fragmentation
+GRAPHS_BYTES = 512 * MIB  # captured graphs without their buffers, kernels' code, fragmentation
 PRIMITIVES_BYTES = 160 * MIB  # code and scratch that oneDNN keeps on a CPU: 147 MB were seen, see layers/formats/packed_cpu.py
-PACKED_TWICE_BYTES = 2 << 20  # of packed_cpu.py's SMALL_BYTES: estimated
-BIG_GPU_BYTES = 70 * 10**9  # of memory: from there on, 1024 sequences at once by default
+PACKED_TWICE_BYTES = 2 << 20  # packed_cpu.py's SMALL_BYTES: estimated
+BIG_GPU_BYTES = 70 * 10**9  # GPUs with at least this much memory run 1024 sequences by default
 CONTEXT_BYTES = 850 * MIB  # CUDA's context, kernels' code and workspaces: estimated
-PROCESSOR_ROW_BYTES = 42 * 1024  # of a sequence's logits processors, beside the vocabulary's: estimated
-CAPTURED_TOKENS = 2048  # of the tuning tables' step.captured_tokens: estimated
-LARGE_WEIGHTS_BYTES = 16 * 10**9  # of the tuning tables' step.large_weights_bytes: estimated
-EXCHANGED_ROWS = 2048  # of the tuning tables' exchange, which holds six places for each, or little more: estimated
+PROCESSOR_ROW_BYTES = 42 * 1024  # of a slot's logits processors, beside the bytes for each token of the vocabulary: estimated
+CAPTURED_TOKENS = 2048  # the tuning tables' step.captured_tokens: estimated
+LARGE_WEIGHTS_BYTES = 16 * 10**9  # the tuning tables' step.large_weights_bytes: estimated
+EXCHANGED_ROWS = 2048  # rows in the tuning tables' exchange, which holds about six buffers for each: estimated
 
 
 class LayerSizes(NamedTuple):
@@ -30,9 +30,9 @@ class LayerSizes(NamedTuple):
     head_dim: int
     window: int  # 0 sees everything
     intermediate_size: int
-    cache_itemsize: int = 0  # bytes of an element in the KV cache; 0: as many as an activation's
+    cache_itemsize: int = 0  # bytes of an element in the KV cache; 0: like an activation's
     has_cache: bool = True  # False: it reads another layer's keys and values
-    has_values: bool = True  # False: a cached key holds its value, as in latent attention
+    has_values: bool = True  # False: the cached key is the value, too, as in latent attention
 
     @property
     def q_size(self) -> int:
@@ -47,11 +47,11 @@ class ModelSizes(NamedTuple):
     vocab_size: int
     hidden_size: int
     layers: tuple[LayerSizes, ...]
-    layer_inputs: int = 0  # values that a token has for all layers together beside its hidden state (Gemma 4)
+    layer_inputs: int = 0  # values of a token for all layers together, beside its hidden state (Gemma 4)
 
 
 class SizesAsked(msgspec.Struct, frozen=True):
-    """Of a model by its config.json, on one of so many ranks: what workers/sizes.py is asked."""
+    """The question to workers/sizes.py: a model by its config.json, on one of this many ranks."""
 
     config: dict[str, Any]
     tensor_parallel_size: int = 1
@@ -59,12 +59,12 @@ class SizesAsked(msgspec.Struct, frozen=True):
 
 
 class RankSizes(msgspec.Struct, frozen=True):
-    """What it answers; a text is why it cannot."""
+    """The answer of workers/sizes.py; it answers with a text instead if it cannot tell."""
 
     sizes: ModelSizes
     num_parameters: int
-    expert_parameters: int  # of these, experts'
-    packed_elements: list[int]  # of a head that is the embedding, and of float32 weights that a CPU keeps twice
+    expert_parameters: int  # part of num_parameters
+    packed_elements: list[int]  # elements of a tied head, and of the float32 weights that a CPU keeps twice
 
 
 # ------------------------------------------------------------------------------------------------------------ defaults
@@ -83,19 +83,19 @@ def default_block_size(is_gpu: bool) -> int:
 
 # -------------------------------------------------------------------------------------------------------------- a step
 def cpu_step_bytes(model: ModelSizes, max_tokens: int, max_rows: int, itemsize: int) -> int:
-    """What a step takes on a CPU beside weights and KV cache, at most: activations of the largest, logits, oneDNN's code."""
+    """Most bytes of a step on a CPU beside weights and KV cache: activations of the largest step, logits, oneDNN's code."""
     layer = max(model.layers, key=lambda layer: layer.q_size + 2 * layer.kv_size)
-    attention = 2 * (layer.q_size + 2 * layer.kv_size) + 2 * layer.q_size  # qkv, rotated and not; output, padded or not
+    attention = 2 * (layer.q_size + 2 * layer.kv_size) + 2 * layer.q_size  # qkv before and after rotary; output, padded and not
     mlp = 4 * max(layer.intermediate_size for layer in model.layers)  # gate and up, and their product; a copy padded
-    per_token = 4 * model.hidden_size + max(attention, mlp) + 3 * model.layer_inputs  # two terms, one for a moment also normed
-    logits = max_rows * model.vocab_size * (itemsize + 3 * 4)  # as they are, and in the sampler, in float32
+    per_token = 4 * model.hidden_size + max(attention, mlp) + 3 * model.layer_inputs  # both terms at once, while a norm runs
+    logits = max_rows * model.vocab_size * (itemsize + 3 * 4)  # in the model's type, and float32 copies in the sampler
     return max_tokens * per_token * itemsize + logits + PRIMITIVES_BYTES
 
 
 def gpu_step_bytes(model: ModelSizes, max_tokens: int, itemsize: int) -> int:
-    """Activations of the largest step on a GPU: residual, normed, a sublayer's output and input; and what is widest inside one.
+    """Activations of the largest step on a GPU: residual, normed, a sublayer's output and input; and its widest tensors.
 
-    An estimate of what a worker measures: 0.906 of 0.91 GiB of an 8B, 0.203 of 0.20 GiB of a 0.6B.
+    It estimates what a worker measures: 0.906 GiB for 0.91 measured with an 8B, 0.203 GiB for 0.20 with a 0.6B.
     """
     attention = max(2 * layer.q_size + 2 * layer.kv_size for layer in model.layers)
     mlp = 3 * max(layer.intermediate_size for layer in model.layers)  # gate and up, and their product
@@ -103,7 +103,7 @@ def gpu_step_bytes(model: ModelSizes, max_tokens: int, itemsize: int) -> int:
 
 
 def cpu_packed_bytes(model: ModelSizes, is_tied: bool, itemsize: int) -> int:
-    """Second copies of weights on a CPU: of small float32 ones, and of a head that is the embedding (formats/packed_cpu.py)."""
+    """Bytes of second copies on a CPU: small float32 weights, and a head that is the embedding (formats/packed_cpu.py)."""
     hidden, head = model.hidden_size, model.vocab_size * model.hidden_size * itemsize
     total = head if is_tied or (itemsize == 4 and head <= PACKED_TWICE_BYTES) else 0
     for layer in model.layers:
@@ -113,18 +113,18 @@ def cpu_packed_bytes(model: ModelSizes, is_tied: bool, itemsize: int) -> int:
 
 
 def captured_tokens(weights_bytes: int, max_num_batched_tokens: int) -> int:
-    """Tokens of the largest step that is captured, by the default tuning table: small models' are larger."""
+    """Tokens of the largest captured step, by the default tuning table: more for smaller models."""
     most = max(CAPTURED_TOKENS, CAPTURED_TOKENS * LARGE_WEIGHTS_BYTES // weights_bytes)
     return min(most, max_num_batched_tokens)
 
 
 def graphs_bytes(captured: int, max_num_batched_tokens: int, activation_bytes: int, logits_bytes: int) -> int:
-    """What captured steps compute in: their logits, and what the largest of them takes, as if it were run a second time."""
+    """Memory of the captured graphs' buffers: their logits, and as much again as the largest captured step takes to run."""
     return logits_bytes + activation_bytes * captured // max_num_batched_tokens
 
 
 def tables_bytes(model: ModelSizes, max_num_seqs: int, max_model_len: int, max_tokens: int, block_size: int) -> int:
-    """What stays on a GPU beside weights and KV cache: context, tables by slot, sampler, rotary tables. An estimate."""
+    """Estimated bytes that stay on a GPU beside weights and KV cache: context, tables by slot, sampler, rotary tables."""
     vocab, rows = model.vocab_size, max_num_seqs
     processors = rows * (vocab + vocab // 8 + PROCESSOR_ROW_BYTES)
     sampler = rows * (2 * vocab // 8 + 2 * 4 * 4096 + 3 * 4 * vocab // 512)
@@ -134,13 +134,13 @@ def tables_bytes(model: ModelSizes, max_num_seqs: int, max_model_len: int, max_t
 
 
 def exchange_bytes(model: ModelSizes, ranks: int, itemsize: int) -> int:
-    """Where the rows of other ranks arrive, if norms sum them (workers/group/cuda.py): those of some families do not."""
+    """Buffers for the rows of other ranks, if norms sum them (workers/group/cuda.py), which those of some families do not."""
     return 6 * EXCHANGED_ROWS * model.hidden_size * itemsize if ranks > 1 else 0
 
 
 # ----------------------------------------------------------------------------------------------------------- KV blocks
 def kv_groups(model: ModelSizes) -> dict[tuple[int, int, int], int]:
-    """Layers of each (window, KV heads, head size): such layers share a block table."""
+    """Number of layers of each (window, KV heads, head size); layers that agree in these share a block table."""
     groups: dict[tuple[int, int, int], int] = {}
     for layer in model.layers:
         if not layer.has_cache:
@@ -151,7 +151,7 @@ def kv_groups(model: ModelSizes) -> dict[tuple[int, int, int], int]:
 
 
 def kv_block_bytes(model: ModelSizes, block_size: int, itemsize: int) -> int:
-    """Groups share tensors of a shape and dtype, as many as the largest has layers; a block has its part of each."""
+    """Bytes of a KV block. KV groups share tensors of equal shape and dtype, as many as the largest group has layers."""
     makers = [layer for layer in model.layers if layer.has_cache]
     layers = Counter((x.window, x.num_kv_heads, x.head_dim, x.cache_itemsize, x.has_values) for x in makers)
     most: dict[tuple[int, int, int, bool], int] = {}
@@ -170,10 +170,10 @@ def block_bytes(shapes: Iterable[tuple[int, int, int, int]]) -> int:
 
 
 def most_useful_blocks(num_groups: int, max_num_seqs: int, max_model_len: int, block_size: int) -> int:
-    """What max_num_seqs of the longest requests could use, and the null block."""
+    """KV blocks for max_num_seqs requests of the largest length, and the null block."""
     return num_groups * max_num_seqs * -(-max_model_len // block_size) + 1
 
 
 def cached_tokens(num_blocks: int, block_size: int, num_groups: int) -> int:
-    """Tokens of which the KV cache holds everything: each is in a block of every group, and one block is nobody's."""
+    """Tokens the cache can hold: each needs a place in every KV group; block 0 is the null block."""
     return max(num_blocks - 1, 0) * block_size // num_groups

@@ -1,7 +1,7 @@
-"""Numerics: what an engine's answers follow from beside its model's files. Engines that differ in it do not answer alike.
+"""Numerics: settings that decide an engine's answers beside its model's files. Engines that differ in one answer differently.
 
-A worker says it of itself, defaults resolved (workers/numerics.py); frontends compare it before they use several engines as one
-(frontend/replicas/replica_answers.py). Room is no part of it: who holds less tokens or sequences computes the same.
+A worker reports its own, with defaults resolved (workers/numerics.py). Frontends compare them before they use several engines
+as one (frontend/replicas/replica_answers.py). Capacity is not part of it: fewer tokens or sequences change no answer.
 """
 
 import msgspec
@@ -17,18 +17,18 @@ _FLAGS = {
 
 
 class Numerics(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Of one engine; values as flags have them."""
+    """Settings of one engine, with the flags' values."""
 
     dtype: str = ""  # of weights and activations
     quantization: str = ""  # its method; empty: floats
-    kv_cache_dtype: str = "auto"  # dtype, or what else, and of which layers
+    kv_cache_dtype: str = "auto"  # a dtype, and layers that are excepted
     long_rope: bool = False
-    dummy_seed: int | None = None  # None: the weights were read
-    logits_processors: list[str] = []  # classes' names
+    dummy_seed: int | None = None  # None: the weights are the checkpoint's
+    logits_processors: list[str] = []  # names of classes
 
 
 def differing_flags(one: Numerics, other: Numerics) -> str:
-    """The flags by which two engines' answers differ, with both values; empty if there are none."""
+    """The flags in which two engines differ, with both values; empty if there are none."""
     pairs = {flag: (getattr(one, name), getattr(other, name)) for name, flag in _FLAGS.items()}
     return ", ".join(f"{flag} ({_shown(a)} and {_shown(b)})" for flag, (a, b) in pairs.items() if a != b)
 

@@ -1,10 +1,10 @@
-"""The names of --quantization: what weights can be rounded to while they are loaded, and what checkpoints are made by.
+"""The names of --quantization: methods that round weights while they are loaded, and methods of quantized checkpoints.
 
-Names are vLLM's where the meaning is the same. What each does is workers/loading/quantized/config_floats.py's business, and
-whether a checkpoint agrees with the flag workers/models/family_table.py's. Called by the flags and by both of these.
+Names are vLLM's where the meaning is the same. workers/loading/quantized/config_floats.py knows what each does, and
+workers/models/family_table.py checks whether a checkpoint agrees with the flag. Called by the flags and by both of these.
 """
 
-# of weights in 16 or 32 bits: name -> what becomes of them, for the help
+# for weights of 16 or 32 bits: name -> their form after rounding, for the help
 WHILE_LOADING = {
     "fp8": "8-bit floats with a scale a tensor, inputs too",
     "fp8_per_tensor": "the same as fp8",
@@ -14,7 +14,7 @@ WHILE_LOADING = {
     "int8_per_channel_weight_only": "8-bit integers with a scale an output",
     "int4": "4-bit integers in groups of 128, rounded to nearest: lossy",
 }
-# what quantization_config's quant_method may be
+# values of quantization_config's quant_method
 METHODS = ("gptq", "awq", "auto-round", "compressed-tensors", "fp8", "bitsandbytes", "mxfp4")
 OTHER_NAMES: dict[str, str | None] = {
     "auto_round": "auto-round",

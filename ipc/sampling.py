@@ -1,9 +1,9 @@
-"""SamplingParams: what a request may ask of the sampler, with vLLM's names and defaults, and the one table of bounds.
+"""SamplingParams: the sampling options of a request, with vLLM's names and defaults, and the one table of bounds.
 
-The same struct is what a Python user builds, what travels from a frontend to the core, and what the core reads.
-Bounds that need nothing but the value are checked when the struct is made, also when it is decoded from a wire, and when one of
-its fields is set, as scripts for vLLM do with the model's defaults; nothing of ours sets any. Bounds that depend on the engine
-(vocabulary, context, caps) are checked by `check_against`, in the frontend and again in the core.
+A Python user builds this struct, it travels from a frontend to the core, and the core reads it.
+Bounds that depend on the value alone are checked when the struct is made, also when it is decoded from a message, and when one
+of its fields is set, which scripts for vLLM do and our code does not. Bounds that depend on the engine (vocabulary, context,
+caps) are checked by `check_against`, in the frontend and again in the core.
 """
 
 import enum
@@ -24,7 +24,7 @@ MIN_TEMPERATURE = 1e-2  # a positive temperature below this is raised to it, as 
 MAX_N = 128
 MAX_STOP_STRINGS = 64
 MAX_STOP_LENGTH = 1024  # characters of one stop string
-MAX_STOP_TOKEN_IDS = 240  # with the model's own end-of-sequence ids (at most 16) they fill a row of MAX_MASKED_STOPS
+MAX_STOP_TOKEN_IDS = 240  # plus at most 16 end-of-sequence ids of the model: MAX_MASKED_STOPS
 MAX_REASONING_END_IDS = 16
 MAX_EXTRA_ARGS = 64  # names
 MAX_EXTRA_ARGS_BYTES = 16 << 10  # as JSON
@@ -36,7 +36,7 @@ _MAY_QUOTE = {
     "allowed_token_ids",
     "structured_outputs",
     "extra_args",
-}  # a text
+}  # fields that may quote a text of the user's
 
 # name: (lowest, highest, whether the lowest itself is allowed); None = no limit on that side. NaN and infinity never pass.
 BOUNDS: dict[str, tuple[float | None, float | None, bool]] = {
@@ -55,11 +55,10 @@ BOUNDS: dict[str, tuple[float | None, float | None, bool]] = {
     "prompt_logprobs": (0, MAX_LOGPROBS, True),
     "thinking_token_budget": (0, 2**31 - 1, True),
 }
-# Fields that a model's generation_config.json may set under the same name; the list is vLLM's.
-IN_GENERATION_CONFIG = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
+RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # fields of generation_config.json
 
-# What a user builds, and what travels: only this is decoded. The client makes one of the other (frontend/client/client.py).
+# A user may set either; only StructuredOutputs travels and is decoded. The client converts (frontend/client/client.py).
 if TYPE_CHECKING:
     _WantedOutput = StructuredOutputs | StructuredOutputsParams
 else:
@@ -68,9 +67,9 @@ _OUTPUT_KINDS = (StructuredOutputs, StructuredOutputsParams)
 
 
 class RequestOutputKind(enum.Enum):
-    """What each output of a running request holds: all so far, what is new, or, once, the end's.
+    """The content of each output of a running request: the whole text so far, only the new part, or one output at the end.
 
-    Python's clients read it, and the core, for how long a step with prompts may keep a token waiting.
+    Python's clients read it. The core reads it to decide how long a step with prompts may delay a token.
     """
 
     CUMULATIVE = 0
@@ -90,12 +89,12 @@ class SamplingParams(msgspec.Struct, kw_only=True, array_like=True, forbid_unkno
     logprobs, prompt_logprobs: None, or how many (0 to 20) alternatives to return beside each token's own log-probability.
     logit_bias: token id -> bias in [-100, 100]. allowed_token_ids: nothing else may be sampled. bad_words: never produced.
     detokenize: False returns ids without text. skip_special_tokens: leave special tokens out of the text.
-    structured_outputs: what the output must be (StructuredOutputsParams). thinking_token_budget: so many tokens, at
-    most, a reasoning model thinks before its end-of-thinking token is forced; never, where it does not think.
-    skip_reading_prefix_cache: compute the whole prompt, whatever of it is cached.
+    structured_outputs: what the output must be (StructuredOutputsParams). thinking_token_budget: most tokens of a model's
+    reasoning before its end-of-thinking token is forced; without effect if it does not reason.
+    skip_reading_prefix_cache: compute the whole prompt, even if a part of it is cached.
     extra_args: JSON for the logits processors that the engine was started with (--logits-processors). output_kind: what the
-    outputs of `AsyncLLM.generate`, `AsyncClient.generate` and `LLMEngine.step` hold; where nothing
-    else runs than FINAL_ONLY, prompts are computed at once, though next tokens are later for it.
+    outputs of `AsyncLLM.generate`, `AsyncClient.generate` and `LLMEngine.step` hold; if all running requests are
+    FINAL_ONLY, prompts are computed at once, although that delays next tokens.
 
     Raises ValueError, naming the field, for a value outside its bounds, also where a field is set.
     """
@@ -130,8 +129,10 @@ class SamplingParams(msgspec.Struct, kw_only=True, array_like=True, forbid_unkno
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     # filled in by the frontend, which has the tokenizer
     bad_words_token_ids: list[list[int]] | None = None
-    reasoning_end_token_ids: list[int] | None = None  # end of the thinking that goes before structured output
-    reasoning_start_token_ids: list[int] | None = None  # without these at its beginning there is none; None: it has begun
+    reasoning_end_token_ids: list[int] | None = None  # end of the reasoning that precedes structured output
+    reasoning_start_token_ids: list[int] | None = (
+        None  # without these at the output's beginning there is no reasoning; None: it has begun
+    )
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -142,7 +143,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, array_like=True, forbid_unkno
                     value = _own_number(value)
                     msgspec.structs.force_setattr(self, name, value)
                 _check_bound(name, value)
-        if self.seed == -1:  # as in vLLM, a way to say None
+        if self.seed == -1:  # means None, as in vLLM
             msgspec.structs.force_setattr(self, "seed", None)
         if 0 < self.temperature < SAMPLING_EPS:
             msgspec.structs.force_setattr(self, "temperature", 0.0)
@@ -161,9 +162,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, array_like=True, forbid_unkno
 
     @classmethod
     def from_optional(cls, **fields: Any) -> Self:
-        """As vLLM's: of a field that is None the default holds, but for max_tokens, whose None means as many as fit.
+        """As vLLM's: a field that is None gets its default, but for max_tokens, which then means as many as fit.
 
-        logit_bias may come as JSON has it, with ids that are texts; what is beyond its bounds counts as the bound.
+        logit_bias may have ids that are texts, as in JSON; values beyond its bounds are clamped.
         """
         given = {name: value for name, value in fields.items() if value is not None or name == "max_tokens"}
         if "logit_bias" in given:
@@ -171,12 +172,12 @@ class SamplingParams(msgspec.Struct, kw_only=True, array_like=True, forbid_unkno
         return cls(**given)
 
     def clone(self) -> Self:
-        """A copy, of which fields can be set."""
+        """A copy with fields that can be set."""
         return msgspec.structs.replace(self)
 
     @property
     def grammar(self) -> StructuredOutputs | None:
-        """structured_outputs as they travel. Raises ValueError for what a user has set in them that means nothing."""
+        """structured_outputs in the form that travels. Raises ValueError for options without meaning."""
         wanted = self.structured_outputs
         return wanted.to_message() if isinstance(wanted, StructuredOutputsParams) else wanted
 
@@ -195,15 +196,15 @@ class SamplingParams(msgspec.Struct, kw_only=True, array_like=True, forbid_unkno
 
     @property
     def needs_logits_processors(self) -> bool:
-        """Whether the request needs a row in the device's pool of rare sampling state."""
+        """Whether the request needs rare sampling state: a row of the device's LogitsProcessorPool."""
         return bool(
             self.has_penalties or self.logit_bias or self.allowed_token_ids or self.bad_words_token_ids or self.min_tokens > 0
         )
 
 
-_OWN = {int, float, bool, type(None)}  # numbers that a message can hold; numpy's are made these
+_OWN = {int, float, bool, type(None)}  # numbers that a message can hold; numpy's are converted
 _REAL = {field.name for field in msgspec.structs.fields(SamplingParams) if field.type is float}
-_DEFAULTS = [  # of what has bounds: within them, and most values there are
+_DEFAULTS = [  # fields with bounds; most requests have the defaults, which are within them
     (name, default)
     for name, default in zip(SamplingParams.__struct_fields__, SamplingParams.__struct_defaults__, strict=True)
     if name in BOUNDS
@@ -212,7 +213,7 @@ _bounded = attrgetter(*(name for name, _ in _DEFAULTS))
 
 
 def _own_number(value: Any) -> Any:
-    """An int or a float for what is as good as one, e.g. numpy's; other things as they are."""
+    """An int or a float for an equivalent number, e.g. numpy's; other values as they are."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return value
     return int(value) if isinstance(value, numbers.Integral) else float(value)
@@ -229,7 +230,7 @@ def _check_bound(name: str, value: float | None) -> None:
     whole = name not in _REAL
     if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
         raise ValueError(f"{name} must be {'an integer' if whole else 'a number'}, got {value!r}")
-    if isinstance(value, int) and not -(2**63) <= value < 2**63:  # of a field of numbers, too: no message holds such integers
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:  # also in fields of floats: no message holds such integers
         raise ValueError(f"{name} must fit 64 bits")
     low, high, closed = BOUNDS[name]
     inside = math.isfinite(value) if isinstance(value, float) else True
@@ -307,7 +308,7 @@ def _check_strings(name: str, strings: list[str] | str | None, most: int) -> Non
 
 
 def _check_ids(name: str, ids: list[int] | None, most: int) -> list[int] | None:
-    """The same list; another one of ints, if they are as good as such."""
+    """The same list, or a new one of ints if it holds equivalent numbers (numpy's)."""
     if ids is None:
         return None
     if len(ids) > most:
@@ -322,14 +323,14 @@ def _check_ids(name: str, ids: list[int] | None, most: int) -> list[int] | None:
 
 
 def loggable(p: SamplingParams) -> dict[str, Any]:
-    """The parameters that are not the defaults, without those that may quote a text, or say nothing of what is sampled."""
+    """The parameters that differ from the defaults, without those that may quote a text or do not affect sampling."""
     defaults, left_out = zip(p.__struct_fields__, p.__struct_defaults__, strict=True), {*_MAY_QUOTE, "output_kind"}
     return {name: v for name, default in defaults if name not in left_out and (v := getattr(p, name)) != default}
 
 
 def check_against(p: SamplingParams, *, vocab_size: int, max_logprobs: int) -> None:
-    """Check what only the engine knows, or takes time: ids within the vocabulary, the engine's own cap on logprobs, nesting of
-    grammars. Raises ValueError."""
+    """Check bounds that depend on the engine, or take time: ids within the vocabulary, the engine's cap on logprobs, nesting
+    of grammars. Raises ValueError."""
     for name in ("logprobs", "prompt_logprobs"):
         value = getattr(p, name)
         if value is not None and value > max_logprobs:

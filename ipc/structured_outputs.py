@@ -1,8 +1,8 @@
-"""StructuredOutputs: what an output must be, as a kind of grammar and its text. Made by frontends, compiled by the core.
+"""StructuredOutputs: a constraint on an output, as a kind of grammar and its text. Made by frontends, compiled by the core.
 
-Length is checked when the struct is made, also when it comes over a wire; nesting by `check_grammar`, which the frontend
-calls so that its 400 can name the field, and the core again (both through sampling.check_against). Whether the text is a
-grammar at all is found out where it is compiled (enginecore/grammar/).
+Length is checked when the struct is made, also when it is decoded from a message. Nesting is checked by `check_grammar`, which
+the frontend calls so that its 400 can name the field, and the core calls again (both through sampling.check_against). Whether
+the text is a valid grammar turns out when it is compiled (enginecore/grammar/).
 """
 
 import re
@@ -11,16 +11,16 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-MAX_GRAMMAR_BYTES = 256 << 10  # of the text, in UTF-8
+MAX_GRAMMAR_BYTES = 256 << 10  # length of the text in UTF-8
 MAX_FIELD_CHARS = 128
-MAX_GRAMMAR_DEPTH = 64  # of brackets within brackets
+MAX_GRAMMAR_DEPTH = 64  # brackets within brackets
 
 Kind = Literal["json", "json_object", "regex", "choice", "grammar", "structural_tag"]
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """kind and text: json, a JSON Schema; json_object, any JSON object (no text); regex; choice, a JSON list of texts; grammar,
-    in Lark or EBNF; structural_tag, JSON as vLLM's. field: what the user calls it, for errors. Raises ValueError for what is
+    in Lark or EBNF; structural_tag, JSON as vLLM's. field: the user's name for it, for errors. Raises ValueError if a text is
     too long."""
 
     kind: Kind
@@ -35,7 +35,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, array_like=True, forbid_unk
 
     @property
     def name(self) -> str:
-        """What an error begins with."""
+        """The beginning of an error's text."""
         return self.field or f"structured_outputs ({self.kind})"
 
 
@@ -47,7 +47,7 @@ def check_grammar(wanted: StructuredOutputs) -> None:
 
 
 def nesting_depth(wanted: StructuredOutputs) -> int:
-    """Brackets that are open at once, at most; those that are quoted or escaped do not count. In a regex, parentheses alone."""
+    """Most brackets that are open at once, without quoted and escaped ones. In a regex only parentheses count."""
     data = wanted.text.encode(errors="replace")
     depth = _depth(data, wanted.kind == "regex")
     if wanted.kind == "grammar" and depth > MAX_GRAMMAR_DEPTH:  # 50 ms for the longest
@@ -65,15 +65,15 @@ def _depth(data: bytes, is_regex: bool) -> int:
     return int(np.cumsum(steps, dtype=np.int32).max(initial=0))
 
 
-# A grammar's texts, and where a quotation mark or a bracket may stand for itself: EBNF's classes and Lark's regexes. One that
-# does not end ends with its line, so that time is linear.
+# A grammar's texts, and the places in which quotation marks and brackets stand for themselves: EBNF's classes and Lark's
+# regexes. An unterminated one ends with its line, so that time is linear.
 _TEXT = rb'"[^"\\\n]*(?:\\.[^"\\\n]*)*"?'
 _EBNF_QUOTED = re.compile(_TEXT + rb"|\[[^\]\\\n]*(?:\\.[^\]\\\n]*)*\]?")
 _LARK_QUOTED = re.compile(_TEXT + rb"|/[^/\\\n]*(?:\\.[^/\\\n]*)*/?")
 
 
 def _steps(opening: bytes, closing: bytes) -> np.ndarray:
-    """int8 [256]: what a byte adds to the depth."""
+    """int8 [256]: the change of depth at a byte."""
     table = np.zeros(256, np.int8)
     table[list(opening)], table[list(closing)] = 1, -1
     return table

@@ -1,8 +1,8 @@
-"""StructuredOutputsParams: vLLM's way to say what an output must be. `to_message` makes of it what travels to the core.
+"""StructuredOutputsParams: vLLM's form of a constraint on an output. `to_message` makes the message to the core.
 
     SamplingParams(structured_outputs=StructuredOutputsParams(choice=["yes", "no"]))
 
-For Python's users, who may read and set its fields. The HTTP routes make the message of their bodies' fields at once.
+It is for users of Python, who may read and set its fields. The HTTP routes make the message directly from their bodies' fields.
 """
 
 import dataclasses
@@ -26,11 +26,11 @@ class StructuredOutputsParams:
     """One of: json, a JSON Schema, as text or dict; regex, for the whole output; choice, a list of texts; grammar, in Lark or
     EBNF; json_object True, any JSON object; structural_tag, as text or dict.
 
-    Of JSON alone: disable_any_whitespace, none between its parts (otherwise a space, or a line break and an indentation);
-    whitespace_pattern, a regex of what there may be; disable_additional_properties, no properties but those that are named.
-    disable_fallback is vLLM's, to another backend: there is one.
-    Raises ValueError for none or several of the first, an option that means nothing, a text that is too long or too nested.
-    What was set later is checked when a request is sent.
+    Options for JSON only: disable_any_whitespace, no whitespace between tokens (otherwise a space, or a line break and an
+    indentation); whitespace_pattern, a regex of the allowed whitespace; disable_additional_properties, only named properties.
+    disable_fallback is vLLM's switch for its other backends; Quire has one backend.
+    Raises ValueError for none or several of the first group, an option without meaning, a text that is too long or too nested.
+    Fields that are set later are checked when a request is sent.
     """
 
     json: str | dict[str, Any] | None = None
@@ -49,7 +49,7 @@ class StructuredOutputsParams:
         self.to_message()
 
     def to_message(self) -> StructuredOutputs:
-        """As it travels. Raises ValueError as the constructor does."""
+        """The form that travels. Raises ValueError as the constructor does."""
         fields = dict(vars(self))
         del fields["disable_fallback"]
         return structured_message(**fields)
@@ -67,7 +67,7 @@ def structured_message(
     disable_additional_properties: bool = False,
     whitespace_pattern: str | None = None,
 ) -> StructuredOutputs:
-    """What travels, of the fields of StructuredOutputsParams. 6 ms for the longest text. Raises ValueError as that does."""
+    """Make the message from StructuredOutputsParams' fields. 6 ms for the longest text. Raises ValueError as that does."""
     given = {
         "json": json, "regex": regex, "choice": choice, "grammar": grammar,
         "json_object": json_object or None, "structural_tag": structural_tag,
@@ -118,7 +118,7 @@ def _decoded(text: str) -> Any:
 
 
 def _without_additional(schema: Any) -> Any:
-    """The schema with additionalProperties false where properties are named and nothing is said of others."""
+    """The schema with additionalProperties false where it names properties and does not mention others."""
     if isinstance(schema, list):
         return [_without_additional(part) for part in schema]
     if not isinstance(schema, dict):

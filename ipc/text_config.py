@@ -1,12 +1,12 @@
-"""What is read of a config.json without torch, whatever a family calls it: vocabulary and positions, of a nested text part.
+"""Vocabulary size and context length from a config.json, read without torch, whatever a family calls them or nests them in.
 
-The whole of a config is read by the worker (quire.workers.models); the two must agree on these. Called by the core
+The worker reads the whole config (quire.workers.models); the two must agree on these fields. Called by the core
 (enginecore/loading/model_files.py) and by `quire estimate`.
 """
 
 from typing import Any
 
-# What transformers takes for absent fields, by model_type: of models whose published configs leave them out.
+# transformers' defaults for absent fields, by model_type, for models with published configs that leave them out.
 _GEMMA3 = {"vocab_size": 262208, "max_position_embeddings": 131072}
 _GEMMA4 = {"vocab_size": 262144, "max_position_embeddings": 131072}
 _LLAMA4 = {"vocab_size": 202048, "max_position_embeddings": 131072}
@@ -21,16 +21,16 @@ _DEFAULTS: dict[str, dict[str, int]] = {
     "llama4_text": _LLAMA4,
     "mistral4": {"vocab_size": 131072, "max_position_embeddings": 1048576},
 }
-# Names of the longest context; the first that is there counts.
+# Names of the context length's field; the first that is present counts.
 POSITIONS = (
     "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length", "max_sequence_length",
     "max_target_positions",
 )  # fmt: skip
-_NOT_STRETCHED = ("gemma3", "gemma3_text", "gemma4", "gemma4_text")  # max_position_embeddings is what scaling makes of it
+_NOT_STRETCHED = ("gemma3", "gemma3_text", "gemma4", "gemma4_text")  # max_position_embeddings is the length after scaling
 
 
 def text_fields(config: dict[str, Any]) -> dict[str, Any]:
-    """The fields, those of a text_config in front, with max_position_embeddings and vocab_size if the family says them."""
+    """The config's fields, overridden by those of its text_config, with max_position_embeddings and vocab_size if known."""
     text = config.get("text_config")
     fields = {**config, **text} if isinstance(text, dict) else dict(config)
     defaults = _DEFAULTS.get(str(fields.get("model_type")), {})
@@ -39,5 +39,5 @@ def text_fields(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_stretched(fields: dict[str, Any]) -> bool:
-    """Whether scaling of the rotary embedding makes more positions of max_position_embeddings."""
+    """Whether scaling of the rotary embedding extends the context beyond max_position_embeddings."""
     return fields.get("model_type") not in _NOT_STRETCHED

@@ -1,18 +1,18 @@
-"""Which file of a model's folder has its weights, where there is no index of several.
+"""Find the file with a model's weights in its folder, if no index lists several.
 
-Three read it: the core, before it starts workers (enginecore/loading/model_files.py), workers (workers/loading/files.py), and
-`quire estimate`.
+Three callers read it: the core, before it starts workers (enginecore/loading/model_files.py), workers
+(workers/loading/files.py), and `quire estimate`.
 """
 
 import re
 from pathlib import Path
 
-# a second copy of the weights, LoRA's, and one of several without their index
+# second copies of the weights, LoRA adapters, and parts of several files without their index
 _OTHERS = re.compile(r"consolidated|adapter|.*-\d+-of-\d+\.safetensors")
 
 
 def weights_file(folder: Path) -> Path | None:
-    """model.safetensors, or the only file of weights by another name: AutoGPTQ's was gptq_model-4bit-128g.safetensors."""
+    """model.safetensors, or the only weights file of another name (AutoGPTQ wrote gptq_model-4bit-128g.safetensors)."""
     if (usual := folder / "model.safetensors").is_file():
         return usual
     found = [path for path in folder.glob("*.safetensors") if path.is_file() and not _OTHERS.match(path.name)]

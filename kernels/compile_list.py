@@ -1,7 +1,7 @@
 """Every module that launches Triton kernels: the list by which a compile process finds a kernel.
 
-A job names a kernel by its module and its name (triton_support/compile_process.py). A test holds this list to the modules that
-launch kernels, so a new one is a line here. Triton is imported when the list is first asked for.
+A job names a kernel by its module and its name (triton_support/compile_process.py). A test compares this list with the modules
+that launch kernels, so a new one needs a line here. Triton is imported when the list is first used.
 """
 
 import functools

@@ -13,7 +13,7 @@ from inline_engine import InlineEngine
 from workers.test_family_defaults import FAMILIES, REQUIRED, SERVED, filled_by_transformers, left_out, parsed
 
 from quire.ipc.sampling import SamplingParams
-from quire.workers.loading.target import WeightsError
+from quire.workers.loading.weight_loader import WeightsError
 from quire.workers.models.config import ModelConfigError
 from quire.workers.models.fields import ACTIVATION_FIELDS
 from quire.workers.models.spellings import ACTIVATIONS

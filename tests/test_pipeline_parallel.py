@@ -14,7 +14,7 @@ from test_greedy_equality import is_greedy
 from test_tensor_parallel import ALL, ASKED, GREEDY, PLAIN, alone, outputs, prompt
 from thread_stages import LinksOfThreads, engine_of_stages
 from tiny_models import ALL_MODELS, SPLIT_MODELS, tiny_model
-from workers.test_runner import with_late_masks
+from workers.test_runner import with_masks
 
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.step.sections import FLAG_SAME_DECODE_ROWS, HEADER, STEP_MASK
@@ -88,7 +88,7 @@ def test_grammar_masks_bind():
     params, found = SamplingParams(temperature=1.0, seed=2, **PLAIN), []
     folder = tiny_model("split-llama")
     for engine in (InlineEngine(folder), engine_of_stages(folder, 2)):
-        with_late_masks(engine, allowed=[17, 400, 600, 1690])
+        with_masks(engine, allowed=[17, 400, 600, 1690])
         found.append(engine.generate([list(prompt(n)) for n in (5, 20, 33)], params))
     assert found[0] == found[1] and set(found[0][0]) <= {17, 400, 600, 1690}
 

@@ -13,7 +13,7 @@ from inline_engine import InlineEngine
 from test_greedy_equality import is_greedy
 from thread_ranks import RankOfThreads, Threads, engine_of_ranks
 from tiny_models import ALL_MODELS, ALWAYS, SPLIT_MODELS, tiny_model
-from workers.test_runner import with_late_masks
+from workers.test_runner import with_masks
 
 from quire.ipc.sampling import SamplingParams
 from quire.workers.attention.kv_cache import cache_groups
@@ -104,7 +104,7 @@ def test_grammar_masks_bind_on_all_ranks(size):
     found = []
     for ranks in (1, size):
         engine = engine_of_ranks(tiny_model("split-llama"), ranks)
-        with_late_masks(engine, allowed=[17, 400, 600, 1690], rows=lambda plan: range(0, plan.num_rows, 2))
+        with_masks(engine, allowed=[17, 400, 600, 1690], rows=lambda plan: range(0, plan.num_rows, 2))
         found.append(engine.generate([list(prompt(n)) for n in (5, 20, 33)], params))
     assert found[0] == found[1] and set(found[0][0]) <= {17, 400, 600, 1690}
 
@@ -185,7 +185,7 @@ def test_ranks_that_sample_apart_are_seen():
     engine = engine_of_ranks(tiny_model("split-llama"), 2, lambda _, rank: group.rank(rank))
     tables = engine.runner.runners[1].tables
     tables.column("temperature").fill_(2.0)
-    step = engine.runner.runners[1].device.tail
-    engine.runner.runners[1].device.tail = lambda *a, **k: (tables.column("seed").add_(1), step(*a, **k))
+    step = engine.runner.runners[1].device.sample
+    engine.runner.runners[1].device.sample = lambda *a, **k: (tables.column("seed").add_(1), step(*a, **k))
     with pytest.raises(AssertionError, match="different tokens"):
         engine.generate([list(prompt(9))], SamplingParams(temperature=1.0, top_p=0.9, seed=1, **PLAIN))

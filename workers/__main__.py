@@ -1,4 +1,4 @@
-"""A worker process: its life is tied to the core's, its configuration comes over the control pipe."""
+"""A worker process: it ends with the core; its configuration comes over the control pipe."""
 
 import contextlib
 import faulthandler
@@ -8,28 +8,28 @@ import signal
 import threading
 from typing import TYPE_CHECKING
 
-from quire.ipc.config import WorkerConfig
 from quire.ipc.process.children import child_main_config
 from quire.ipc.process.logs import set_up_logging
+from quire.ipc.worker_config import WorkerConfig
 from quire.kernels.triton_support.triton_key import read_triton_in_background
 from quire.workers.devices.cuda_context import make_context_in_background
 
 if TYPE_CHECKING:
     from quire.workers.worker import Worker
 
-# How often a thread of libgomp looks for work before it sleeps: a tenth of a millisecond or so. It would look for several, and
-# where another process wants a core, all threads wait for the one that lost its own to somebody who only looks: on two busy
-# cores a 0.5B model's step took 230 to 600 ms, with this 140 to 160, and on idle ones 36 either way.
+# How often a thread of libgomp looks for work before it sleeps: for about a tenth of a millisecond, by default for several. If
+# another process wants a core, all threads wait for the one that lost its core to a thread that only looks for work: on two
+# busy cores a 0.5B model's step took 230 to 600 ms, with this 140 to 160, and on idle cores 36 either way.
 SPIN_COUNT = "8000"
 
-ENVIRONMENT = {  # read when torch is loaded, before it is known for which device
-    "THP_MEM_ALLOC_ENABLE": "1",  # huge pages: on a CPU 2 GB of weights are there 2 s sooner
-    "TORCH_CPP_LOG_LEVEL": "ERROR",  # or every start on a GPU warns that blas.py's choice is experimental
-    # Products that oneDNN, and torch's binding of it, keep ready: 1,024 by default, at 0.4 to 1 MB each. A model has some five
-    # shapes of weights, so 256 are 50 numbers of rows (layers/formats/packed_cpu.py pads to few).
+ENVIRONMENT = {  # read when torch is loaded, before the device is known
+    "THP_MEM_ALLOC_ENABLE": "1",  # huge pages: on a CPU 2 GB of weights load 2 s faster
+    "TORCH_CPP_LOG_LEVEL": "ERROR",  # otherwise every start on a GPU warns that blas.py's choice is experimental
+    # Compiled products that oneDNN, and torch's binding of it, cache: 1,024 by default, of 0.4 to 1 MB each. A model has about
+    # five shapes of weights, so 256 are enough for 50 numbers of rows (layers/formats/packed_cpu.py pads to few).
     "LRU_CACHE_CAPACITY": "256",
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256",
-    "CUDA_MODULE_LOADING": "LAZY",  # as torch sets it, which is too late for a context that was made before
+    "CUDA_MODULE_LOADING": "LAZY",  # torch sets this too, but too late for a context made before
 }
 
 
@@ -40,25 +40,25 @@ def main() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     threading.Thread(target=load_in_background, name="loader", daemon=True).start()
     config = child_main_config(WorkerConfig)
-    if config.device == "cuda":
-        make_context_in_background(config.device_index)
+    if config.engine.device == "cuda":
+        make_context_in_background(config.gpu_index)
         read_triton_in_background()
-    set_up_logging(config.log_level, config.log_format)
+    set_up_logging(config.engine.log_level, config.engine.log_format)
     faulthandler.register(signal.SIGUSR1)  # the core asks a stuck worker for its stacks before it kills it
     load()(config).run()
-    gc.freeze()  # at its end the interpreter would look through all that torch has made again and again: 0.5 s
+    gc.freeze()  # otherwise the interpreter's exit collects garbage among all of torch's objects several times: 0.5 s
 
 
 def load() -> "type[Worker]":
-    """Load torch and all else; seconds, if it was not done before."""
+    """Import torch and everything else; takes seconds the first time."""
     from quire.workers.worker import Worker
 
     return Worker
 
 
 def load_in_background() -> None:
-    """Load while the configuration is waited for."""
-    with contextlib.suppress(Exception):  # the main thread will meet it, too
+    """Import while the main thread waits for the configuration."""
+    with contextlib.suppress(Exception):  # the main thread will get the same error
         load()
 
 

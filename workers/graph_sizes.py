@@ -1,8 +1,8 @@
-"""Which steps are captured as graphs, and what they are padded to: from the worker's limits and the plan alone.
+"""Which steps are captured as graphs, and to what sizes they are padded. Both follow from the worker's limits and the plan.
 
-Steps of decode rows have as many tokens as rows; mixed steps up to `most_tokens` are captured, too; larger ones run eagerly
-(there the GPU is slower than the host). At start decode steps are captured, and steps of a few prompts, for which a prompt on
-an idle server waits, both of up to START_TOKENS; most others while there is nothing to do. graphs.py captures and replays.
+Decode steps have as many tokens as rows. Mixed steps are captured up to `most_tokens`; larger ones run eagerly, since there the
+GPU takes longer than the host. At start, decode steps of up to START_TOKENS are captured, and as large steps of a few prompts,
+which a prompt on an idle server would wait for; most others while the worker is idle. graphs.py captures and replays.
 """
 
 import bisect
@@ -13,47 +13,47 @@ from quire.ipc.step.plan import StepPlan
 from quire.kernels.tuning.current import current
 from quire.kernels.tuning.table import padded_sizes
 
-START_TOKENS = 512  # of the largest step without a mix captured at start: of larger ones the first waits 20 ms, not every start
-MAX_ROWS_AHEAD = 64  # of mixed steps captured before they are met: a graph takes memory
-PROMPT_ROWS = 4  # of steps of prompts alone: what a prompt on an idle server waits for
+START_TOKENS = 512  # the largest unmixed step captured at start: the first larger one waits 20 ms, rather than every start
+MAX_ROWS_AHEAD = 64  # of mixed steps that are captured ahead of use: a graph takes memory
+PROMPT_ROWS = 4  # of steps without decode rows, such as the first step of an idle server
 
 
 def decode_sizes(max_rows: int) -> list[int]:
-    """Rows that steps of decode rows are padded to: close together where a row costs a larger part of the step."""
+    """Numbers of rows that decode steps are padded to: close together where one row is a larger share of the step's time."""
     step = current().step
     return sorted({*padded_sizes(step.decode_sizes, max_rows)} - {*step.slow_sizes} | {max_rows})
 
 
 def most_tokens(weights_bytes: int) -> int:
-    """Tokens of the largest mixed step worth capturing: eagerly, a small model's takes the host longer than the GPU."""
+    """Tokens of the largest mixed step worth capturing: larger for a small model: its eager steps are bound by the host."""
     step = current().step
     return max(step.captured_tokens, step.captured_tokens * step.large_weights_bytes // weights_bytes)
 
 
 def mixed_token_sizes(max_tokens: int) -> list[int]:
-    """Tokens that mixed steps are padded to, up to max_tokens; none if these are very few."""
+    """Numbers of tokens that mixed steps are padded to, up to max_tokens; none if max_tokens is very small."""
     step = current().step
     sizes = [s for s in padded_sizes(step.mixed_sizes, max_tokens) if s not in step.slow_sizes]
     return sizes + [max_tokens] * (max_tokens >= step.mixed_sizes[0][0])
 
 
 def sizes_to_run(sizes: list[int]) -> list[int]:
-    """Numbers of decode rows that run every kernel layers may need. 3 is among them: such steps are eager, never captured."""
+    """Numbers of decode rows that between them run every kernel of the layers: also 3, which is never captured."""
     return sorted({*sizes, min(3, sizes[-1])})
 
 
 def mixed_row_sizes(max_rows: int) -> list[int]:
-    """Rows that mixed steps are padded to: few sizes, for each is a capture of 20 to 45 ms once it is met.
+    """Numbers of rows that mixed steps are padded to. They are few, for each costs a capture of 20 to 45 ms on its first use.
 
-    Rows cost only in the head and the sampler: an 8B model's head takes 0.03 ms more for 64 rows than for 16.
+    Padding rows cost time only in the head and the sampler: an 8B model's head takes 0.03 ms more for 64 rows than for 16.
     """
     return sorted({min(s, max_rows) for s in (64, 128, 256, 512, 1024, max_rows)})
 
 
 class BatchDescriptor(NamedTuple):
-    """What a step is padded to. mixed: prefill rows, too; otherwise every row is a decode row and has one token.
+    """The sizes that a step is padded to. mixed: it may have prefill rows; otherwise every row is a decode row of one token.
 
-    prompts_only: a mixed step without decode rows; their attention, empty, is a launch a layer.
+    prompts_only: a mixed step without decode rows, which saves a launch of empty decode attention in each layer.
     """
 
     tokens: int
@@ -65,7 +65,7 @@ class BatchDescriptor(NamedTuple):
 def mixed_specializations(
     tokens: Iterable[int], rows: Iterable[int], specialization: Callable[[int, int], Hashable]
 ) -> list[BatchDescriptor]:
-    """The smallest mixed steps of these padded sizes that meet every `specialization(tokens, rows)` there is among them."""
+    """The smallest mixed steps of these padded sizes that between them have every value of `specialization(tokens, rows)`."""
     found: dict[Hashable, BatchDescriptor] = {}
     for batch in mixed_batches(tokens, rows):
         found.setdefault(specialization(batch.tokens, batch.rows), batch)
@@ -73,35 +73,35 @@ def mixed_specializations(
 
 
 def mixed_batches(tokens: Iterable[int], rows: Iterable[int]) -> Iterator[BatchDescriptor]:
-    """All mixed steps of these padded sizes that there can be, those of few rows first."""
+    """All mixed steps that can have these padded sizes, those of few rows first."""
     fewest = 0
     for r in sorted(rows):
         for t in sorted(tokens):
-            if fewest < t:  # no step has more rows than tokens, but for padding
+            if fewest < t:  # no step has more rows than tokens, except by padding
                 yield BatchDescriptor(t, r, True)
         fewest = r
 
 
 def prompt_rows(rows: list[int]) -> int:
-    """What steps of prompts alone are padded to, given the numbers of rows of mixed steps."""
+    """The number of rows that steps without decode rows are padded to, given those of mixed steps."""
     return min(PROMPT_ROWS, rows[0])
 
 
 def unmixed_batches(decode: list[int], tokens: list[int], rows: list[int]) -> list[BatchDescriptor]:
-    """Decode steps, and a few prompts alone; the largest first."""
+    """Decode steps, then steps of a few prompts alone; the largest first in each."""
     captured = [t for t in reversed(tokens) if t <= current().step.captured_tokens]
     prompts = [BatchDescriptor(t, prompt_rows(rows), True, True) for t in captured]
     return [BatchDescriptor(size, size, False) for size in reversed(decode)] + prompts
 
 
 def batches_at_start(decode: list[int], tokens: list[int], rows: list[int]) -> list[BatchDescriptor]:
-    """Captured before serving: the largest, whose memory is enough for the others, and the small ones without a mix."""
+    """Steps to capture before serving: the largest, so that the others fit into its memory, and small unmixed ones."""
     largest = [BatchDescriptor(tokens[-1], rows[0], True)] if tokens else []
     return largest + [b for b in unmixed_batches(decode, tokens, rows) if b.tokens <= START_TOKENS]
 
 
 def batches_ahead(decode: list[int], tokens: list[int], rows: list[int]) -> list[BatchDescriptor]:
-    """Steps to capture before they are met, those of few rows first, of these the largest."""
+    """Steps to capture ahead of their first use: by rows, the fewest first, then by tokens, the most first."""
     batches = [b for b in unmixed_batches(decode, tokens, rows) if b.tokens > START_TOKENS]
     captured = [t for t in tokens if t <= current().step.captured_tokens]
     batches += mixed_batches(captured, [r for r in rows if r <= MAX_ROWS_AHEAD])
@@ -109,10 +109,10 @@ def batches_ahead(decode: list[int], tokens: list[int], rows: list[int]) -> list
 
 
 class GraphSizes:
-    """Which steps are replayed as graphs, and what they are padded to: from the worker's limits and the plan alone.
+    """Which steps are replayed as graphs, and to what sizes they are padded.
 
-    Ranks of one model have equal limits and GPUs, and count the bytes of weights that the largest has, so they agree, whatever
-    memory each has left.
+    All ranks of a model agree, whatever memory each has left: their limits and GPUs are equal, and weights_bytes is the
+    largest.
     """
 
     def __init__(self, max_rows: int, max_tokens: int, weights_bytes: int):
@@ -136,9 +136,9 @@ class GraphSizes:
         return BatchDescriptor(padded_tokens, self.mixed_rows[bisect.bisect_left(self.mixed_rows, rows)], True)
 
     def at_start(self) -> list[BatchDescriptor]:
-        """Captured before serving."""
+        """Steps to capture before serving."""
         return batches_at_start(self.decode, self.mixed_tokens, self.mixed_rows)
 
     def ahead(self) -> list[BatchDescriptor]:
-        """Captured before they are met, while there is nothing to do."""
+        """Steps to capture ahead of their first use, while the worker is idle."""
         return batches_ahead(self.decode, self.mixed_tokens, self.mixed_rows)

@@ -1,9 +1,9 @@
-"""Captured steps: a forward graph by padded tokens and rows, a tail graph by padded rows and sampler variant.
+"""Captured steps: a forward graph by padded tokens and rows, a sampling graph by padded rows and kind of sampling (SAMPLING_*).
 
-All metadata is read from the device, so a graph depends on padded sizes (graph_sizes.py) and not on who is in the batch or how
-tokens are divided among rows. Graphs share one memory pool; logits pass from forward to tail in a buffer of their own. Some are
-captured at start, most others while there is nothing to do (`capture_ahead`). A step that comes before its graph is captured
-then, in 10-20 ms (a full step in as long as it would take eagerly), without waiting for the device.
+All metadata is read from the device, so a graph depends on padded sizes (graph_sizes.py), not on which requests are in the
+batch or on how many tokens each row has. Graphs share one memory pool; the forward leaves its logits for the sampling graph in
+a buffer of their own. Some graphs are captured at start, most others while the worker is idle (`capture_ahead`). A step that
+comes before its graph is captured then, in 10-20 ms (a full step in the time of an eager run), without waiting for the device.
 """
 
 import contextlib
@@ -19,12 +19,12 @@ import torch
 
 from quire.ipc.step.plan import StepPlan
 from quire.ipc.step.sections import (
-    VARIANT_CUSTOM,
-    VARIANT_FILTER,
-    VARIANT_LOGPROBS,
-    VARIANT_MASK,
-    VARIANT_PROCESSORS,
-    VARIANT_RANDOM,
+    SAMPLING_CUSTOM,
+    SAMPLING_FILTER,
+    SAMPLING_LOGPROBS,
+    SAMPLING_MASK,
+    SAMPLING_PROCESSORS,
+    SAMPLING_RANDOM,
 )
 from quire.workers.attention.attention import ModelAttention
 from quire.workers.devices.device import DeviceContext
@@ -44,38 +44,38 @@ if TYPE_CHECKING:  # CPU engines run where Triton cannot be imported
 
 log = logging.getLogger("quire.workers")
 
-COMMON_VARIANTS = (0, VARIANT_RANDOM)  # greedy, and plain sampling
-_RANDOM_PROCESSORS = VARIANT_RANDOM | VARIANT_PROCESSORS
-WARM_VARIANTS = (  # between them they run every kernel that a step without grammar masks may need
+COMMON_KINDS = (0, SAMPLING_RANDOM)  # greedy, and plain sampling
+_RANDOM_PROCESSORS = SAMPLING_RANDOM | SAMPLING_PROCESSORS
+WARM_KINDS = (  # between them they run every kernel that a step without grammar masks may need
     0,
-    VARIANT_RANDOM,
-    VARIANT_RANDOM | VARIANT_FILTER,
-    VARIANT_LOGPROBS,
-    VARIANT_PROCESSORS,
+    SAMPLING_RANDOM,
+    SAMPLING_RANDOM | SAMPLING_FILTER,
+    SAMPLING_LOGPROBS,
+    SAMPLING_PROCESSORS,
     _RANDOM_PROCESSORS,
-    _RANDOM_PROCESSORS | VARIANT_FILTER,
-    VARIANT_MASK,
+    _RANDOM_PROCESSORS | SAMPLING_FILTER,
+    SAMPLING_MASK,
 )
 
 
 class StepRunner(Protocol):
-    """What is captured: a step's forward and its tail, as runner.ModelRunner has them."""
+    """The parts of a step that are captured, forward and sampling, as runner.ModelRunner has them."""
 
     model: LanguageModel
     weights_bytes: int
     ctx: DeviceContext
     attention: ModelAttention
-    samples: bool  # otherwise a step is its forward alone
+    samples: bool  # otherwise a step is only its forward
 
     def forward(
         self, device_plan: torch.Tensor, num_tokens: int, num_rows: int, num_decode_rows: int | None
     ) -> torch.Tensor: ...
 
-    def tail(
-        self, device_plan: torch.Tensor, logits: torch.Tensor, variant: int, step: int = 0, without: np.ndarray = ...
+    def sample(
+        self, device_plan: torch.Tensor, logits: torch.Tensor, kind: int, step: int = 0, without: np.ndarray = ...
     ) -> None: ...
 
-    def processed_tail(
+    def sample_processed(
         self, plan: StepPlan, device_plan: torch.Tensor, logits: torch.Tensor, read_masks: ReadMasks
     ) -> None: ...
 
@@ -83,7 +83,7 @@ class StepRunner(Protocol):
 
 
 class StepGraphs:
-    """The graphs that there are at the moment: a cache of captures. What it lacks it captures; it never decides what runs."""
+    """A cache of captured graphs. A missing graph is captured when it is needed; the cache never decides what runs."""
 
     def __init__(self, runner: StepRunner, device: "CudaDevice"):
         self._runner = runner
@@ -94,70 +94,70 @@ class StepGraphs:
         self._logits = torch.empty(ctx.sampled_rows, own_vocab, dtype=ctx.dtype, device=ctx.device)
         self._pool = torch.cuda.graph_pool_handle()
         self._forward: dict[BatchDescriptor, torch.cuda.CUDAGraph] = {}
-        self._tail: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}  # (rows, variant)
+        self._sampling: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}  # (rows, kind)
         self._ahead = deque(self.sizes.ahead())
-        self._masked: deque[tuple[int, int]] = deque()  # tails with masks to be captured, (rows, variant)
+        self._masked: deque[tuple[int, int]] = deque()  # sampling graphs with masks to be captured, (rows, kind)
 
     def run(self, plan: StepPlan, read_masks: ReadMasks) -> bool:
-        """Replay the step if its kind is captured; its plan must be on the device already."""
+        """Replay the step, which is captured first if need be; its plan must be on the device. False: it must run eagerly."""
         batch = self.sizes.padded(plan)
         if batch is None:
             return False
         rows = batch.rows
-        own = plan.variant & ~VARIANT_CUSTOM
-        variant = own | VARIANT_MASK if plan.late_mask else own & ~VARIANT_MASK
-        if batch not in self._forward or not self._has_tail(rows, variant):
-            self._capture_met(batch, variant)
+        own = plan.sampling_kind & ~SAMPLING_CUSTOM
+        kind = own | SAMPLING_MASK if plan.has_mask_rows else own & ~SAMPLING_MASK
+        if batch not in self._forward or not self._has_sampling_graph(rows, kind):
+            self._capture_met(batch, kind)
         self._forward[batch].replay()
         if not self._runner.samples:
             return True
-        if plan.variant & VARIANT_CUSTOM:
-            self._runner.processed_tail(plan, self._device.plan, self._logits[:rows], read_masks)
-        elif plan.late_mask and len(without := self._runner.load_masks(plan, read_masks)):
-            self._runner.tail(self._device.plan, self._logits[:rows], variant, plan.step, without)
+        if plan.sampling_kind & SAMPLING_CUSTOM:
+            self._runner.sample_processed(plan, self._device.plan, self._logits[:rows], read_masks)
+        elif plan.has_mask_rows and len(without := self._runner.load_masks(plan, read_masks)):
+            self._runner.sample(self._device.plan, self._logits[:rows], kind, plan.step, without)
         else:
-            self._tail[rows, variant].replay()
+            self._sampling[rows, kind].replay()
         return True
 
-    def _has_tail(self, rows: int, variant: int) -> bool:
-        return (rows, variant) in self._tail or not self._runner.samples
+    def _has_sampling_graph(self, rows: int, kind: int) -> bool:
+        return (rows, kind) in self._sampling or not self._runner.samples
 
-    def capture(self, batch: BatchDescriptor, variant: int) -> None:
+    def capture(self, batch: BatchDescriptor, kind: int) -> None:
         """Capture what is missing. Capturing runs nothing, so no state changes."""
         rows = batch.rows
         if batch not in self._forward:
             self._forward[batch] = self._captured(lambda: self._run_forward(batch))
-        if not self._has_tail(rows, variant):
-            self._tail[rows, variant] = self._captured(lambda: self._run_tail(rows, variant))
+        if not self._has_sampling_graph(rows, kind):
+            self._sampling[rows, kind] = self._captured(lambda: self._run_sampling(rows, kind))
 
-    def _capture_met(self, batch: BatchDescriptor, variant: int) -> None:
-        """Capture a step that is to be run now. Where no memory is left for it, all other graphs make room.
+    def _capture_met(self, batch: BatchDescriptor, kind: int) -> None:
+        """Capture a step that is to be run now. If no memory is left for it, all other graphs are dropped.
 
-        To run it eagerly instead would be this rank's own decision, and other ranks' exchanges would wait for a graph's.
+        It must not run eagerly instead: only this rank would decide so, and exchanges in other ranks' graphs would wait.
         """
         try:
-            return self.capture(batch, variant)
+            return self.capture(batch, kind)
         except torch.OutOfMemoryError:
             log.warning("no memory is left for a graph of %d tokens: all others are dropped, to be captured anew", batch.tokens)
-        # only now that the error is forgotten, whose frames hold the failed capture and all that it had computed
+        # outside of the except clause: the error's frames keep the failed capture, and all that it had computed, alive
         self._drop()
-        self.capture(batch, variant)
+        self.capture(batch, kind)
 
     def _drop(self) -> None:
-        torch.cuda.synchronize()  # what replays must not be taken away
+        torch.cuda.synchronize()  # a graph that is being replayed must not be freed
         self._forward.clear()
-        self._tail.clear()
+        self._sampling.clear()
         self._ahead.clear()
         self._masked.clear()
         self._pool = torch.cuda.graph_pool_handle()  # torch gives a pool back with its last graph, and refuses to use it again
         torch.cuda.empty_cache()
 
     def run_kernels(self) -> None:
-        """Run every kernel that a step may need, by eager steps of padding: compiling while serving would stop all requests."""
+        """Run every kernel that a step may need, by eager steps of padding: compiling later would stall all requests."""
         self._device.load_plan(_no_rows().encode())
-        # what takes longest to compile, the filter kernel with processors, comes first
-        for variant in reversed(WARM_VARIANTS) if self._runner.samples else ():
-            self._run_tail(1, variant)
+        # the filter kernel with processors comes first, since it takes longest to compile
+        for kind in reversed(WARM_KINDS) if self._runner.samples else ():
+            self._run_sampling(1, kind)
         sizes, decode = self.sizes, self.sizes.decode
         mixed = mixed_specializations(sizes.all_tokens, sizes.mixed_rows, self._specialization)
         mixed = mixed or [BatchDescriptor(min(4, decode[-1]), 1, True)]
@@ -167,7 +167,7 @@ class StepGraphs:
             self._run_forward(BatchDescriptor(size, size, False))
 
     def _specialization(self, num_tokens: int, num_rows: int) -> Hashable:
-        """Mixed steps of padded sizes with equal answers run the same compiled kernels."""
+        """Mixed steps with equal values here run the same compiled kernels; num_tokens and num_rows are padded sizes."""
         attention = self._runner.attention.kernel_specialization(num_tokens, num_rows)
         return self._device.kernel_specialization(num_tokens), attention
 
@@ -182,35 +182,35 @@ class StepGraphs:
         return time.perf_counter() - begin
 
     def capture_ahead(self) -> bool:
-        """Capture one step before it is met, if the device has nothing to do; False if none is left."""
+        """Capture one step ahead of its first use, if the device is idle; False if none is left to capture."""
         if self._ahead and self._device.is_idle():
             self._capture_unmet(self._ahead.popleft())
         return bool(self._ahead)
 
     def expect_masks(self) -> None:
-        """The first grammar was admitted: have tails with masks captured, those of few rows first."""
+        """The first grammar was admitted: queue sampling graphs with masks for capture, those of few rows first."""
         if not self._runner.samples:
             return
         rows = sorted({*self.sizes.decode, prompt_rows(self.sizes.mixed_rows), *self.sizes.mixed_rows})
-        self._masked = deque((r, v | VARIANT_MASK) for r in rows if r <= MAX_ROWS_AHEAD for v in COMMON_VARIANTS)
+        self._masked = deque((r, k | SAMPLING_MASK) for r in rows if r <= MAX_ROWS_AHEAD for k in COMMON_KINDS)
 
-    def capture_masked_tail(self) -> None:
-        """Capture one of these, in some milliseconds in which the device works on the step that it was given."""
+    def capture_masked_sampling_graph(self) -> None:
+        """Capture one of the queued graphs. It takes some milliseconds, in which the device works on the last step."""
         while self._masked:
-            rows, variant = self._masked.popleft()
-            if (rows, variant) in self._tail:
+            rows, kind = self._masked.popleft()
+            if (rows, kind) in self._sampling:
                 continue
             try:
-                self._tail[rows, variant] = self._captured(lambda: self._run_tail(rows, variant))  # noqa: B023 (runs now)
+                self._sampling[rows, kind] = self._captured(lambda: self._run_sampling(rows, kind))  # noqa: B023 (runs now)
             except torch.OutOfMemoryError:
-                self._masked.clear()  # they are captured when they are met, which makes room
+                self._masked.clear()  # each is captured when a step needs it, which makes room
             return
 
     def _capture_unmet(self, batch: BatchDescriptor) -> bool:
-        """Capture a step with common sampling; False, and nothing more will be captured ahead, if there is no memory for it."""
+        """Capture a step with the common kinds of sampling. False if there is no memory; then no more are captured ahead."""
         try:
-            for variant in COMMON_VARIANTS:
-                self.capture(batch, variant)
+            for kind in COMMON_KINDS:
+                self.capture(batch, kind)
             return True
         except torch.OutOfMemoryError:
             log.warning("no memory is left for more graphs: steps are captured only when they are met")
@@ -218,15 +218,15 @@ class StepGraphs:
             return False
 
     def _captured(self, run: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        # torch.cuda.graph() would synchronize and collect garbage first: a step in flight would be waited for
+        # torch.cuda.graph() would first synchronize, so wait for a step in flight, and collect garbage
         graph = torch.cuda.CUDAGraph()
         collects = gc.isenabled()
-        gc.disable()  # what is collected meanwhile might call CUDA, which a capture forbids
+        gc.disable()  # the finalizer of collected garbage might call CUDA, which is forbidden during a capture
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         try:
             run()
-        except BaseException:  # passed on, whatever it is: a capture that was begun must be ended
-            with contextlib.suppress(RuntimeError):  # of half a graph nobody wants to hear
+        except BaseException:  # whatever it is, it is raised again: a capture that was begun must be ended
+            with contextlib.suppress(RuntimeError):  # ending half a graph fails, too
                 graph.capture_end()
             raise
         else:
@@ -244,8 +244,8 @@ class StepGraphs:
         if r.samples:
             r.model.compute_logits(hidden, self._logits[:rows])
 
-    def _run_tail(self, rows: int, variant: int) -> None:
-        self._runner.tail(self._device.plan, self._logits[:rows], variant)
+    def _run_sampling(self, rows: int, kind: int) -> None:
+        self._runner.sample(self._device.plan, self._logits[:rows], kind)
 
 
 def _no_rows() -> StepPlan:

@@ -1,4 +1,4 @@
-"""How many KV blocks fit: what the weights and a step of the largest size take is measured, the rest is the cache's."""
+"""How many KV blocks fit: the memory of the weights and of the largest step is measured; the KV cache gets the rest."""
 
 from dataclasses import dataclass
 
@@ -6,10 +6,10 @@ import numpy as np
 import torch
 
 from quire.ipc import memory_plan
-from quire.ipc.config import WorkerConfig
 from quire.ipc.memory_plan import GIB, GRAPHS_BYTES, LayerSizes, ModelSizes
 from quire.ipc.step.plan import DTYPES, StepPlan, default_slots
-from quire.ipc.step.sections import PREFILL_SAMPLE, VARIANT_RANDOM
+from quire.ipc.step.sections import PREFILL_SAMPLE, SAMPLING_RANDOM
+from quire.ipc.worker_config import ResolvedEngineConfig
 from quire.workers.attention.kv_cache import KVCache
 from quire.workers.graph_sizes import most_tokens
 from quire.workers.models.config import ModelConfig
@@ -19,7 +19,7 @@ MIN_BLOCKS = 2
 
 
 class OutOfMemory(Exception):
-    """The model does not fit; the text says what would help."""
+    """The model does not fit; the text says how to make it fit."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Budget:
 
 
 def largest_plan(max_tokens: int, max_rows: int, max_model_len: int) -> StepPlan:
-    """A step of max_tokens prefill tokens in as few rows as can be, all in the null block: to measure and to warm up."""
+    """A step of max_tokens prefill tokens in as few rows as possible, all in the null block: for measuring and warming up."""
     longest = max(max_model_len - 1, 1)
     lengths = [longest] * (max_tokens // longest) + [max_tokens % longest]
     lengths = [n for n in lengths if n][:max_rows]
@@ -40,9 +40,9 @@ def largest_plan(max_tokens: int, max_rows: int, max_model_len: int) -> StepPlan
     rows["length"], rows["flags"] = lengths, PREFILL_SAMPLE
     tokens = np.zeros(sum(lengths), np.int32)
     return StepPlan(
-        step=0,  # no step of the core's: what it leaves in the result ring means nothing
+        step=0,  # not a step of the core: its results in the ring are ignored
         sections={"slot_updates": slots, "prefill_rows": rows, "prefill_tokens": tokens},
-        variant=VARIANT_RANDOM,
+        sampling_kind=SAMPLING_RANDOM,
         max_seq_len=max(lengths),
     )
 
@@ -50,15 +50,15 @@ def largest_plan(max_tokens: int, max_rows: int, max_model_len: int) -> StepPlan
 def cpu_step_bytes(
     model: ModelConfig, max_tokens: int, max_rows: int, dtype: torch.dtype, parallel: Parallel | None = None
 ) -> int:
-    """What a step takes on a CPU beside weights and KV cache, at most: activations of the largest step, logits, oneDNN's code.
+    """The most memory that a step takes on a CPU besides weights and KV cache: activations, logits, oneDNN's compiled code.
 
-    Computed, not measured as on a GPU: the largest step of a 0.5B model would take a second of every start.
+    It is computed, not measured as on a GPU: running the largest step of a 0.5B model would add a second to every start.
     """
     return memory_plan.cpu_step_bytes(sizes_of(model, parallel), max_tokens, max_rows, dtype.itemsize)
 
 
 def sizes_of(model: ModelConfig, parallel: Parallel | None = None) -> ModelSizes:
-    """What the formulas of memory need to know of a model, or of what this rank has of it."""
+    """The sizes of a model, or of this rank's shard of it, that the memory formulas need."""
     ranks = parallel or Parallel()
     specs = [(layer.attention.on_rank(ranks), layer.mlp_width(model.hidden_size, ranks)) for layer in model.layers]
     layers = tuple(
@@ -78,8 +78,8 @@ def sizes_of(model: ModelConfig, parallel: Parallel | None = None) -> ModelSizes
     return ModelSizes(model.vocab_size, model.hidden_size, layers, layer_inputs)
 
 
-def cpu_budget(config: WorkerConfig, cache: KVCache, activation_bytes: int) -> Budget:
-    """--cpu-kv-cache-gib, but no more than max_num_seqs of the longest requests could use."""
+def cpu_budget(config: ResolvedEngineConfig, cache: KVCache, activation_bytes: int) -> Budget:
+    """The blocks in --cpu-kv-cache-gib, but no more than max_num_seqs requests of the largest length can use."""
     if (asked := asked_for(config, cache)) is not None:
         return Budget(asked, activation_bytes)
     blocks = int(config.cpu_kv_cache_gib * GIB) // cache.block_bytes
@@ -91,29 +91,29 @@ def cpu_budget(config: WorkerConfig, cache: KVCache, activation_bytes: int) -> B
     return Budget(min(blocks, most), activation_bytes)
 
 
-def graphs_bytes(config: WorkerConfig, weights_bytes: int, activation_bytes: int, logits_bytes: int) -> int:
-    """What captured steps compute in: their logits, and what the largest of them takes, as if it were run a second time."""
+def graphs_bytes(config: ResolvedEngineConfig, weights_bytes: int, activation_bytes: int, logits_bytes: int) -> int:
+    """Memory of the captured graphs: their logits, and as much again as the largest captured step takes to run."""
     most = config.max_num_batched_tokens
     captured = min(most_tokens(weights_bytes), most)
     return 0 if config.enforce_eager else memory_plan.graphs_bytes(captured, most, activation_bytes, logits_bytes)
 
 
-def asked_for(config: WorkerConfig, cache: KVCache) -> int | None:
-    """KV blocks that flags ask for, whatever memory there is. Raises OutOfMemory for less than can run."""
-    if config.num_gpu_blocks_override is not None or config.kv_cache_memory_bytes is None:
-        return config.num_gpu_blocks_override
-    blocks = config.kv_cache_memory_bytes // cache.block_bytes
-    if blocks < MIN_BLOCKS:
+def asked_for(config: ResolvedEngineConfig, cache: KVCache) -> int | None:
+    """KV blocks that flags ask for, whatever memory is left; None without such flags. Raises OutOfMemory for too few to run."""
+    blocks = config.requested_blocks(cache.block_bytes)
+    if blocks is not None and blocks < MIN_BLOCKS:
         raise OutOfMemory(
             f"--kv-cache-memory-bytes {config.kv_cache_memory_bytes} has no room for two blocks of {cache.block_bytes} bytes"
         )
     return blocks
 
 
-def gpu_budget(config: WorkerConfig, cache: KVCache, weights_bytes: int, activation_bytes: int, graphs_bytes: int) -> Budget:
-    """The part of the GPU that --gpu-memory-utilization allows, less what is in use, less what steps and graphs take.
+def gpu_budget(
+    config: ResolvedEngineConfig, cache: KVCache, weights_bytes: int, activation_bytes: int, graphs_bytes: int
+) -> Budget:
+    """The share of the GPU that --gpu-memory-utilization allows, minus the memory in use and that of steps and graphs.
 
-    Call after the model was loaded and the largest step was run. Raises OutOfMemory with what was found.
+    Call after the model was loaded and the largest step was run. Raises OutOfMemory; its text lists the measured sizes.
     """
     graphs_bytes += GRAPHS_BYTES
     torch.cuda.empty_cache()

@@ -1,16 +1,16 @@
-"""What a worker's answers follow from beside its model's files, for ipc/numerics.py: its flags, with defaults resolved.
+"""The settings besides the model's files that determine a worker's answers, for ipc/numerics.py: flags with defaults resolved.
 
-All ranks of an engine say the same, for all have the whole model's configuration.
+All ranks of an engine report the same, for all have the whole model's configuration.
 """
 
 import torch
 
-from quire.ipc.config import WorkerConfig
 from quire.ipc.numerics import Numerics
+from quire.ipc.worker_config import ResolvedEngineConfig
 from quire.workers.models.config import ModelConfig
 
 
-def numerics_of(config: WorkerConfig, model: ModelConfig, dtype: torch.dtype) -> Numerics:
+def numerics_of(config: ResolvedEngineConfig, model: ModelConfig, dtype: torch.dtype) -> Numerics:
     ropes = [layer.attention.rope for layer in model.layers]
     return Numerics(
         dtype=str(dtype).removeprefix("torch."),
@@ -27,7 +27,7 @@ def numerics_of(config: WorkerConfig, model: ModelConfig, dtype: torch.dtype) ->
 
 def _quantization(model: ModelConfig) -> str:
     method = model.quantization.method if model.quantization is not None else ""
-    return "fp8" if method == "fp8_per_tensor" else method  # two names of one
+    return "fp8" if method == "fp8_per_tensor" else method  # two names of one method
 
 
 def _kv_cache_dtype(model: ModelConfig) -> str:

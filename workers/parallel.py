@@ -1,8 +1,8 @@
-"""Tensor parallelism as a model sees it: which rank this is, what it holds of each dimension, and where ranks exchange.
+"""Tensor parallelism as a model sees it: which rank this is, its shard of each dimension, and where ranks exchange.
 
-`build_model` is given a `Parallel`, and layers ask it for their sizes. A layer whose results are partial (its input dimension
-is split) sums them over the ranks by `all_reduce`; the LM head is split over the vocabulary, and who needs all of it asks for
-`all_logits`. How tensors travel is the `Exchange`'s business. Of a model in stages (pipeline parallelism) the ranks here are
+`build_model` is given a `Parallel`, and layers ask it for their sizes. A layer with a split input dimension computes partial
+sums, and adds them up over the ranks by `all_reduce`. The LM head is split over the vocabulary; code that needs all logits
+calls `all_logits`. An `Exchange` moves the tensors. In a model of several stages (pipeline parallelism) the ranks here are
 those of one `Stage`, which has some of the layers; stages.py assigns them.
 """
 
@@ -13,47 +13,12 @@ import torch
 import torch.nn.functional as F
 
 from quire.kernels.step.tables import SAMPLER_BLOCK
-
-
-class Part(NamedTuple):
-    """What one rank holds of a dimension of `full`: [start, stop)."""
-
-    full: int
-    start: int
-    stop: int
-
-    @property
-    def size(self) -> int:
-        return self.stop - self.start
-
-    @property
-    def slice(self) -> slice:
-        return slice(self.start, self.stop)
-
-    @property
-    def is_whole(self) -> bool:
-        return self.size == self.full
-
-    def times(self, n: int) -> "Part":
-        """The same part of a dimension that has n elements for each of this one's: heads -> rows of a projection."""
-        return Part(self.full * n, self.start * n, self.stop * n)
-
-
-def whole(n: int) -> Part:
-    """A dimension of n that is not split."""
-    return Part(n, 0, n)
-
-
-def even_split(n: int, rank: int, size: int) -> Part:
-    """A rank's of n things in a row, one more on each of the first ranks where they do not divide."""
-    each, more = divmod(n, size)
-    start = rank * each + min(rank, more)
-    return Part(n, start, start + each + (rank < more))
+from quire.workers.shard import Shard, even_split, whole
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One of `count` parts of a model, one after the other. The first has the embedding, too, and the last the head."""
+    """One of `count` pipeline stages: consecutive layers of the model. The first also has the embedding, the last the head."""
 
     index: int = 0
     count: int = 1
@@ -69,7 +34,7 @@ class Stage:
 
 
 class Exchange(Protocol):
-    """What the ranks of a group do together. Every rank calls the same, in the same order."""
+    """Collective operations of a group's ranks. Every rank calls the same ones in the same order."""
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """The sum of all ranks' x; may be x itself. All ranks have the same bits."""
@@ -80,34 +45,34 @@ class Exchange(Protocol):
         ...
 
     def close(self) -> None:
-        """The last call, of a rank that ends."""
+        """To be called last, by a rank that ends."""
         ...
 
 
 class NormExchange(Protocol):
-    """Sums over the ranks that norms behind them form themselves: on GPUs, in models with plain norms (`NormSpec.is_plain`)."""
+    """All-reduces that the following norm computes itself: on GPUs, in models with plain norms (`NormSpec.is_plain`)."""
 
     def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """residual += the sum of all ranks' x, in place; the norm of it. x [T, H], or in parts, float32 [S, T, H]."""
+        """residual += the sum of all ranks' x, in place; returns its norm. x [T, H], or split-K sums, float32 [S, T, H]."""
         ...
 
 
 class Partial(NamedTuple):
-    """What stands for a sum over the ranks until a norm's `add` forms it: this rank's x, and who sums."""
+    """A sum over the ranks that a norm's `add` will compute: this rank's x, and the exchange that sums."""
 
-    x: torch.Tensor  # [T, H], or in parts as norms take them (kernels/elementwise/norm.py)
+    x: torch.Tensor  # [T, H], or split-K partial sums (kernels/elementwise/norm.py)
     exchange: NormExchange
 
 
 class ExpertCounts(Protocol):
-    """Where a rank counts how many tokens each expert gets (expert_load.py)."""
+    """A rank's counts of the tokens that each expert gets (expert_load.py)."""
 
     def new(self, num_experts: int) -> torch.Tensor:
         """A layer's counts, int32 [num_experts], to be added to."""
         ...
 
     def begin(self, tokens: torch.Tensor, rows: torch.Tensor, num_tokens: int) -> None:
-        """A step whose tokens, padded to num_tokens, and rows are so many: int32 [1] each, on the device."""
+        """A step begins, padded to num_tokens. tokens, rows: its real numbers of these, int32 [1] each, on the device."""
         ...
 
     def real_rows(self, num_rows: int) -> torch.Tensor:
@@ -115,12 +80,12 @@ class ExpertCounts(Protocol):
         ...
 
     def take(self) -> bytes:
-        """What was counted since the last call, for the core (ipc.messages.stats.ExpertTokens)."""
+        """The counts since the last call, encoded for the core (ipc.messages.stats.ExpertTokens)."""
         ...
 
 
 class Parallel:
-    """Rank `rank` of `size` of a stage, on `device`. Without an exchange a model of several ranks can be built, but not run."""
+    """Rank `rank` of a stage's `size`, on `device`. Without an exchange a model of several ranks can be built but not run."""
 
     def __init__(
         self,
@@ -133,7 +98,7 @@ class Parallel:
         *,
         expert_parallel: bool = False,
     ) -> None:
-        """expert_parallel: each rank has whole experts, not a part of each (--enable-expert-parallel)."""
+        """expert_parallel: each rank has whole experts, not a shard of each (--enable-expert-parallel)."""
         if not 0 <= rank < size:
             raise ValueError(f"there is no rank {rank} among {size}")
         self.rank = rank
@@ -142,40 +107,40 @@ class Parallel:
         self._exchange = exchange
         self.norm_exchange = norm_exchange
         self.expert_parallel = expert_parallel
-        self.expert_load: ExpertCounts | None = None  # of the rank that counts for all of its stage
+        self.expert_load: ExpertCounts | None = None  # on the rank that counts for its whole stage
         self.stage = stage
 
-    def split(self, n: int) -> Part:
-        """This rank's part of a dimension of n. Raises ValueError if it does not divide evenly."""
+    def split(self, n: int) -> Shard:
+        """This rank's shard of a dimension of n. Raises ValueError if it does not divide evenly."""
         if n % self.size:
             raise ValueError(f"a dimension of {n} cannot be split over {self.size} ranks")
         size = n // self.size
-        return Part(n, self.rank * size, (self.rank + 1) * size)
+        return Shard(n, self.rank * size, (self.rank + 1) * size)
 
-    def experts(self, n: int) -> Part:
-        """This rank's of n experts: all, of which it has a part each, or its share of whole ones."""
+    def experts(self, n: int) -> Shard:
+        """The experts of n that this rank has: all, with a shard of each; under expert parallelism some, each of them whole."""
         return even_split(n, self.rank, self.size) if self.expert_parallel else whole(n)
 
-    def of_each_expert(self, n: int) -> Part:
-        """This rank's of n, an expert's width. Raises ValueError as `split`."""
+    def of_each_expert(self, n: int) -> Shard:
+        """This rank's shard of an expert's width n: all of it under expert parallelism. Raises ValueError like `split`."""
         return whole(n) if self.expert_parallel else self.split(n)
 
-    def kv_heads(self, n: int) -> Part:
-        """This rank's of n KV heads; where they are fewer than ranks, neighbours hold the same one. Query heads are split."""
+    def kv_heads(self, n: int) -> Shard:
+        """This rank's shard of n KV heads; if there are fewer heads than ranks, neighboring ranks hold the same one."""
         if self.size % n == 0:
             first = self.rank * n // self.size
-            return Part(n, first, first + 1)
+            return Shard(n, first, first + 1)
         return self.split(n)
 
-    def vocabulary(self, n: int) -> Part:
-        """This rank's of n tokens: whole SAMPLER_BLOCKs, as many on each rank but the last, which has what is left.
+    def vocabulary(self, n: int) -> Shard:
+        """This rank's shard of n tokens: equally many whole SAMPLER_BLOCKs on each rank; the last rank has the rest.
 
-        Where there are too few blocks for all, every rank has the whole.
+        If there are too few blocks to give each rank one, every rank has the whole vocabulary.
         """
         stride = self._vocabulary_stride(n)
         if stride * (self.size - 1) >= n:
             return whole(n)
-        return Part(n, self.rank * stride, min((self.rank + 1) * stride, n))
+        return Shard(n, self.rank * stride, min((self.rank + 1) * stride, n))
 
     def _vocabulary_stride(self, n: int) -> int:
         blocks = -(-n // SAMPLER_BLOCK)
@@ -186,7 +151,7 @@ class Parallel:
         return x if self.size == 1 else self._joined().all_reduce(x)
 
     def all_logits(self, x: torch.Tensor, n: int) -> torch.Tensor:
-        """All ranks' columns x [R, vocabulary(n)] side by side: [R, n]; x itself where every rank has the whole."""
+        """All ranks' columns x [R, vocabulary(n)] side by side: [R, n]; x itself if every rank has the whole vocabulary."""
         if x.shape[1] == n:
             return x
         stride = self._vocabulary_stride(n)

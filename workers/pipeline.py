@@ -1,12 +1,12 @@
-"""Pipeline: what a stage of a model does around each step. It takes hidden states from the stage before, and gives its own to
-the next; tokens that the last one samples return to the first, so that the next step of their rows does not wait for the host.
+"""Pipeline: what a stage of a model does around each step. It receives hidden states from the stage before and sends its own to
+the next; the last stage sends sampled tokens back to the first, so that the next step of their rows does not wait for the host.
 
-All ranks get all plans and run them in order, so both ends of a link count alike: nothing but tensors travels. The first stage
-takes sampled tokens as late as it can: before a step whose decode rows go on from them (the plan's `lag`), and before they are
-as old as steps in flight can be, which are done. What travels, and how, is `Links`' business (group/). One row of a rank's is
-linked to the same rank of other stages: ranks of a stage hold the same hidden states and sample the same tokens.
+All ranks get all plans and run them in order, so both ends of a link count alike, and only tensors travel. The first stage
+receives sampled tokens as late as it can: before a step whose decode rows continue from them (the plan's `lag`), and before
+more are due than steps can be in flight, since the oldest step is then done. `Links` (group/) does the transport. Each rank is
+linked to the rank of the same number in other stages: ranks of a stage hold the same hidden states and sample the same tokens.
 
-Called by the runner, around a step's forward and tail; there is none of a model in one piece.
+Called by the runner, around a step's forward and sampling; a model in one stage has no Pipeline.
 """
 
 from collections import deque
@@ -19,45 +19,45 @@ from quire.ipc.step.sections import STEP_MASK
 from quire.kernels.step.tables import SlotTables, StepBuffers
 from quire.workers.parallel import Stage
 
-STEPS_OF_STAGE = 2  # in flight
+STEPS_OF_STAGE = 2  # in flight, for each stage
 
 
 def max_in_flight(num_stages: int) -> int:
-    """Steps that the workers may have been given and not have done."""
+    """The most steps that the workers have been given and have not done."""
     return STEPS_OF_STAGE * num_stages
 
 
 class Links(Protocol):
-    """What connects a rank with its neighbours. A link keeps its order; who sends does not wait for who receives."""
+    """Links of a rank to its neighbors. A link keeps its order; a sender does not wait for the receiver."""
 
     def send_hidden(self, x: torch.Tensor) -> None:
-        """x [T, H] to the next stage; it may be overwritten by what is launched next."""
+        """Send x [T, H] to the next stage; kernels launched after this may overwrite x."""
         ...
 
     def receive_hidden(self, out: torch.Tensor) -> None:
-        """[T, H] of the stage before."""
+        """Receive [T, H] from the stage before."""
         ...
 
     def send_tokens(self, x: torch.Tensor) -> None:
-        """x int32 [n], of the last stage to the first."""
+        """Send x, int32 [n], from the last stage to the first."""
         ...
 
     def receive_tokens(self, n: int) -> torch.Tensor:
-        """int32 [n]; valid until the next call."""
+        """Receive int32 [n]; valid until the next call."""
         ...
 
 
 class Pipeline:
-    """Of one rank. hidden: [most tokens, H], what the model receives and leaves."""
+    """One rank's receiving and sending. hidden: [most tokens, H], the buffer of the model's input and output."""
 
     def __init__(self, stage: Stage, links: Links, hidden: torch.Tensor, tables: SlotTables, buffers: StepBuffers) -> None:
         self._stage, self._links, self._hidden = stage, links, hidden
         self._tables, self._buffers = tables, buffers
-        self._due: deque[tuple[int, int]] = deque()  # steps whose tokens come back, and their rows: the first stage's
+        self._due: deque[tuple[int, int]] = deque()  # on the first stage: (step, rows) of tokens to receive
         self._most_due = max_in_flight(stage.count)
 
     def begin(self, plan: StepPlan) -> None:
-        """What the step needs of others is there, for what is launched from now on."""
+        """Order the receive of this step's inputs before the kernels launched next."""
         if not self._stage.is_first:
             self._links.receive_hidden(self._hidden[: plan.num_tokens])
             return
@@ -65,7 +65,7 @@ class Pipeline:
             self._take_tokens()
 
     def end(self, plan: StepPlan) -> None:
-        """The step is computed, by what is launched so far: pass on what others need of it."""
+        """The step's kernels are launched: send its hidden states or tokens to the stage that needs them."""
         rows = plan.num_rows
         if not self._stage.is_last:
             self._links.send_hidden(self._hidden[: plan.num_tokens])
@@ -76,7 +76,7 @@ class Pipeline:
             self._due.append((plan.step, rows))
 
     def rest(self) -> bool:
-        """There is nothing to do: take the tokens that are due, so that it is seen if none come. Whether there were any."""
+        """While idle: receive the tokens that are due, so that a lost sender is noticed. Returns whether any were due."""
         had_some = bool(self._due)
         while self._due:
             self._take_tokens()
@@ -86,12 +86,12 @@ class Pipeline:
         return 0 < plan.lag <= (plan.step - step) & STEP_MASK
 
     def _take_tokens(self) -> None:
-        """Those of rows that have not sampled are their slots' old ones, which nobody reads."""
+        """Receive the oldest step's tokens. Rows that did not sample send their slots' old tokens, which are never read."""
         _, rows = self._due.popleft()
         received = self._links.receive_tokens(2 * rows)
         self._tables.last_token.index_copy_(0, received[:rows].long(), received[rows:])
 
 
 def advance(tables: SlotTables, step: StepBuffers, num_rows: int) -> None:
-    """What a step changes in the tables of stages that do not sample: lengths."""
+    """Update the tables of a stage that does not sample: only the lengths change."""
     tables.seq_len.index_copy_(0, step.row_slots[:num_rows].long(), step.seq_lens[:num_rows])

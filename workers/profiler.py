@@ -1,7 +1,7 @@
-"""Profiler: torch's profiler of one worker, from one control record to another, and its trace as a file.
+"""Profiler: runs torch's profiler in one worker from one control request to another, and writes the trace to a file.
 
-A trace grows with every step, and writing it takes about as long as it is large, in which this worker runs nothing: so a
-recording ends by itself after MAX_STEPS. Traces open in https://ui.perfetto.dev and in TensorBoard. The worker's loop calls it.
+A trace grows with every step, and the worker runs nothing while it writes one: so a recording ends by itself after MAX_STEPS.
+Traces open in https://ui.perfetto.dev and in TensorBoard. Called by the worker's loop.
 """
 
 import logging
@@ -14,15 +14,15 @@ from torch.profiler import ProfilerActivity, profile
 
 log = logging.getLogger("quire.workers")
 
-MAX_STEPS = 1000  # of a recording: some hundred thousand kernels
+MAX_STEPS = 1000  # of a recording: a few hundred thousand kernels
 
 
 class ProfilerError(Exception):
-    """It cannot be done; the text is for who asked."""
+    """Profiling cannot start or stop; the text is for the user who asked for it."""
 
 
 class Profiler:
-    """folder: where traces go; None: nowhere, and nothing can be started."""
+    """folder: where traces are written; None: `start` fails."""
 
     def __init__(self, folder: str | None, rank: int, device: str) -> None:
         self._folder = folder
@@ -30,7 +30,7 @@ class Profiler:
         self._is_cuda = device == "cuda"
         self._profile: profile | None = None
         self._num_steps = 0
-        self._written = ""  # by a recording that has ended by itself
+        self._written = ""  # the trace of a recording that ended by itself
 
     @property
     def is_active(self) -> bool:

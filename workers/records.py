@@ -1,7 +1,7 @@
 """Records: the plan ring as a worker's loop reads it: plans and control requests, and the masks that a step waits for.
 
-What comes while a step waits for masks and is none waits until the step is done: control requests are kept, and another plan
-ends the waiting (see ipc/step/masks.py).
+Other records that come while a step waits for masks are kept until the step is done. A control request does not end the wait;
+another plan does (see ipc/step/masks.py).
 """
 
 from collections import deque
@@ -14,13 +14,13 @@ from quire.ipc.step.plan import StepPlan
 from quire.ipc.step.plan_ring import KIND_CONTROL, KIND_MASK, PlanReader
 from quire.ipc.step.sections import MASKS_NONE
 
-MASK_WAIT_S = 1.0  # of one look: there is no limit to all of them, for the core has one
+MASK_WAIT_S = 1.0  # of one read: the whole wait has no limit here, for the core has one
 MASK_SPIN_S = 2e-4
 
 
 class Records:
     def __init__(self, reader: PlanReader, mask_spin_s: float = MASK_SPIN_S) -> None:
-        """mask_spin_s: so long a step spins for its masks before it sleeps."""
+        """mask_spin_s: how long a step spins for its masks before it sleeps."""
         self._reader = reader
         self._mask_spin_s = mask_spin_s
         self._kept: deque[tuple[int, np.ndarray]] = deque()
@@ -35,7 +35,7 @@ class Records:
         return record
 
     def masks(self, plan: StepPlan) -> Iterator[RowsAndMasks]:
-        """Masks of the plan's mask_rows, as they come; each valid until the next. Rows that get none are left out."""
+        """Yield masks of the plan's mask_rows as they come; each is valid until the next. Rows that get none are left out."""
         due = set(plan.mask_rows.tolist())
         while due:
             record = self._reader.read(MASK_WAIT_S, self._mask_spin_s)

@@ -1,7 +1,7 @@
 """ModelRunner: executes step plans on one device. Owns the tables by slot, the step's buffers and the captured graphs.
 
-A step: apply the plan's changes and build the inputs -> forward to the logits -> (late masks) -> tail: sample, update the
-tables, write the results. On a GPU most steps replay two graphs, forward and tail, and nothing here waits for the device.
+A step: apply the plan's changes and build the inputs -> forward to the logits -> (masks, if some follow) -> sample, update the
+tables, write the results. On a GPU most steps replay two graphs, forward and sampling. Nothing here waits for the device.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,7 +14,7 @@ from quire.ipc.messages.workers import PromptLogprobsOfRow
 from quire.ipc.process.cpus import cpu_share
 from quire.ipc.step.masks import RowsAndMasks
 from quire.ipc.step.plan import StepPlan, decode_logits_processors, decode_plan
-from quire.ipc.step.sections import HEADER, PREFILL_CANDIDATES, PREFILL_PROMPT_LOGPROBS, VARIANT_CUSTOM, VARIANT_MASK
+from quire.ipc.step.sections import HEADER, PREFILL_CANDIDATES, PREFILL_PROMPT_LOGPROBS, SAMPLING_CUSTOM, SAMPLING_MASK
 from quire.kernels.sampling.logits_processors import apply_logits_processors
 from quire.kernels.sampling.sampler_cpu import prompt_logprobs
 from quire.kernels.step.tables import SlotTables, StepBuffers
@@ -27,8 +27,8 @@ from quire.workers.pipeline import Links, Pipeline, advance
 
 NO_ROWS = np.zeros(0, np.int32)
 MICRO_BATCH = HEADER.at["micro_batch"]
-PROMPT_LOGPROB_ROWS = 512  # rows of logits that exist at once for prompt logprobs
-CANDIDATE_ROWS = 64  # rows of logits that are copied at once for candidates
+PROMPT_LOGPROB_ROWS = 512  # rows of logits computed at once for prompt logprobs
+CANDIDATE_ROWS = 64  # rows of logits copied at once for candidates
 
 
 def no_masks(plan: StepPlan) -> Iterable[RowsAndMasks]:
@@ -59,7 +59,7 @@ class ModelRunner:
         custom_processors: CustomProcessors | None = None,
     ):
         self.model = model
-        self.weights_bytes = model.weights_bytes  # once ranks have met, those of the largest: graph sizes depend on it
+        self.weights_bytes = model.weights_bytes  # once ranks have met, the most of any rank: graph sizes depend on it
         self.custom_processors = custom_processors
         self.ctx = ctx
         self.device = make_device(ctx)
@@ -72,22 +72,22 @@ class ModelRunner:
         self.buffers = StepBuffers.allocate(ctx.max_tokens, ctx.max_rows, num_groups, ctx.device)
         if stage.count > 1:
             model.stage_buffer.hidden = torch.zeros(ctx.max_tokens, ctx.config.hidden_size, dtype=ctx.dtype, device=ctx.device)
-        self._decode_rows = [NO_ROWS] * stage.count  # of each micro-batch, as the core knows them
+        self._decode_rows = [NO_ROWS] * stage.count  # by micro-batch: those last received
         self._appliers: dict[str, Callable[[np.ndarray], None]] = {}  # of the sections applied on the host
         if self.samples:
             self._appliers["logits_processors"] = self._apply_logits_processors
             self._appliers["custom_processors"] = self._take_in_custom_processors
         if ctx.device.type == "cuda":
-            torch.cuda.synchronize()  # all of this was filled on another stream than that of steps
+            torch.cuda.synchronize()  # all of this was filled on another stream than the one that steps run on
 
     def join(self, links: Links) -> None:
-        """The stages before and behind are there."""
+        """Connect this stage with those before and after it."""
         stage = self.ctx.parallel.stage
         self.pipeline = Pipeline(stage, links, self.model.stage_buffer.hidden, self.tables, self.buffers)
 
     @torch.inference_mode()
     def step(self, words: np.ndarray, read_masks: ReadMasks) -> list[PromptRow]:
-        """Run one plan, int32 words; returns what it yields beside its tokens."""
+        """Run one plan, int32 words; returns the prompt logprobs and candidates that it yields besides its tokens."""
         plan = decode_plan(words, self._decode_rows[words[MICRO_BATCH]])
         if not plan.same_decode_rows:
             self._decode_rows[plan.micro_batch] = plan.decode_rows.copy()
@@ -118,7 +118,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def compile_kernels(self, words: np.ndarray, *, graphs: bool) -> None:
-        """Compile, on all cores, what the plan `words` needs and, if there will be `graphs`, what they need."""
+        """Compile, on all cores, the kernels that the plan `words` needs, and those of graphs if there will be `graphs`."""
         from quire.kernels.triton_support.compile_ahead import compile_only
 
         with compile_only(cpu_share()), self.model.short():
@@ -128,13 +128,13 @@ class ModelRunner:
 
     @torch.inference_mode()
     def capture_graphs(self) -> float:
-        """Make graphs for decode steps; returns the seconds it took."""
+        """Capture the graphs that serving begins with; returns the seconds it took."""
         self.graphs = StepGraphs(self, self.device)  # type: ignore[arg-type]
         return self.graphs.warm_up()
 
     @torch.inference_mode()
     def capture_ahead(self) -> bool:
-        """With nothing to do: capture one more step that may come; False if there is none."""
+        """While idle: capture one more step that may come; False if none is left."""
         return self.graphs is not None and self.graphs.capture_ahead()
 
     def expect_masks(self) -> None:
@@ -143,10 +143,10 @@ class ModelRunner:
             self.graphs.expect_masks()
 
     @torch.inference_mode()
-    def capture_masked_tail(self) -> None:
-        """Between two steps: capture one more tail with masks, if they are expected and it is missing."""
+    def capture_masked_sampling_graph(self) -> None:
+        """Between two steps: capture one more sampling graph with masks, if masks are expected and one is missing."""
         if self.graphs is not None:
-            self.graphs.capture_masked_tail()
+            self.graphs.capture_masked_sampling_graph()
 
     def _run(self, plan: StepPlan, device_plan: torch.Tensor, read_masks: ReadMasks) -> list[PromptRow]:
         rows, decode_rows = plan.num_rows, len(plan.decode_rows)
@@ -161,12 +161,12 @@ class ModelRunner:
         if plan.wants_candidates:
             logits = self._all(logits)
             prompt_rows += self._candidates(plan, logits)
-        if plan.variant & VARIANT_CUSTOM:
-            self.processed_tail(plan, device_plan, logits, read_masks)
-        elif plan.late_mask:
-            self.tail(device_plan, logits, plan.variant | VARIANT_MASK, plan.step, self.load_masks(plan, read_masks))
+        if plan.sampling_kind & SAMPLING_CUSTOM:
+            self.sample_processed(plan, device_plan, logits, read_masks)
+        elif plan.has_mask_rows:
+            self.sample(device_plan, logits, plan.sampling_kind | SAMPLING_MASK, plan.step, self.load_masks(plan, read_masks))
         else:
-            self.tail(device_plan, logits, plan.variant & ~VARIANT_MASK)
+            self.sample(device_plan, logits, plan.sampling_kind & ~SAMPLING_MASK)
         return prompt_rows
 
     def forward(
@@ -178,9 +178,9 @@ class ModelRunner:
         *,
         every_token: bool = False,
     ) -> torch.Tensor:
-        """Inputs and hidden states of a step padded to these sizes; num_decode_rows None: the device knows.
+        """Build the inputs and compute the hidden states of a step of these padded sizes. num_decode_rows None: on the device.
 
-        [num_rows, H], of each row's last token, or [num_tokens, H] if every_token. Where nothing is sampled this is all of it.
+        Returns [num_rows, H], of each row's last token, or [num_tokens, H] if every_token. Other stages than the last end here.
         """
         step = self.buffers
         self.device.prepare(device_plan, self.tables, step, num_tokens, num_rows)
@@ -194,39 +194,39 @@ class ModelRunner:
             advance(self.tables, step, num_rows)
         return hidden
 
-    def tail(
-        self, device_plan: torch.Tensor, logits: torch.Tensor, variant: int, step: int = 0, without: np.ndarray = NO_ROWS
+    def sample(
+        self, device_plan: torch.Tensor, logits: torch.Tensor, kind: int, step: int = 0, without: np.ndarray = NO_ROWS
     ) -> None:
-        """Sample, update the tables, write the results; NO_TOKEN for the rows `without` their masks, of step `step`."""
-        args = (device_plan, logits, self.tables, self.buffers, variant)
+        """Sample, update the tables, write the results of step `step`; rows `without` their masks get NO_TOKEN."""
+        args = (device_plan, logits, self.tables, self.buffers, kind)
         if len(without):
-            self.device.tail_without_masks(*args, step, without)
+            self.device.sample_without_masks(*args, step, without)
         else:
-            self.device.tail(*args)
+            self.device.sample(*args)
 
-    def processed_tail(self, plan: StepPlan, device_plan: torch.Tensor, logits: torch.Tensor, read_masks: ReadMasks) -> None:
-        """The tail of a step some of whose logits (the first plan.num_rows) the operator's own processors see; eager.
+    def sample_processed(self, plan: StepPlan, device_plan: torch.Tensor, logits: torch.Tensor, read_masks: ReadMasks) -> None:
+        """Sample after the operator's own processors have seen the logits of the first plan.num_rows rows; eager.
 
-        They see them before masks are read, for the plan's place in the ring is given back then."""
+        They run before masks are read, since reading these gives back the plan's place in the ring."""
         assert self.custom_processors is not None
         logits = self._all(logits)
         processed, failed = self.custom_processors.process(plan, logits, self.buffers.input_ids)
-        variant, step = plan.variant & ~VARIANT_CUSTOM & ~VARIANT_MASK, plan.step
-        if plan.late_mask:
-            variant, failed = variant | VARIANT_MASK, np.union1d(failed, self.load_masks(plan, read_masks))
-        args = (device_plan, logits, self.tables, self.buffers, variant)
+        kind, step = plan.sampling_kind & ~SAMPLING_CUSTOM & ~SAMPLING_MASK, plan.step
+        if plan.has_mask_rows:
+            kind, failed = kind | SAMPLING_MASK, np.union1d(failed, self.load_masks(plan, read_masks))
+        args = (device_plan, logits, self.tables, self.buffers, kind)
         if len(failed):
-            self.device.tail_without_masks(*args, step, failed, processed)
+            self.device.sample_without_masks(*args, step, failed, processed)
         else:
-            self.device.tail(*args, processed=processed)
+            self.device.sample(*args, processed=processed)
 
     def _all(self, logits: torch.Tensor) -> torch.Tensor:
-        """Logits of the whole vocabulary, which ranks may share."""
+        """Logits of the whole vocabulary, gathered if ranks have a shard each."""
         return self.ctx.parallel.all_logits(logits, self.ctx.config.vocab_size)
 
     def load_masks(self, plan: StepPlan, read_masks: ReadMasks) -> np.ndarray:
-        """Take the step's masks as they come; returns the rows that were to have one and got none."""
-        expected = plan.mask_rows.copy()  # to read the next record is to give the plan's place in the ring back
+        """Load the step's masks as they come; returns the rows that should have one and got none."""
+        expected = plan.mask_rows.copy()  # reading the next record gives back the plan's place in the ring
         loaded = self.device.masks.load(expected, read_masks(plan))
         return NO_ROWS if len(loaded) == len(expected) else np.setdiff1d(expected, loaded)
 
@@ -246,7 +246,7 @@ class ModelRunner:
         return rows
 
     def _candidates(self, plan: StepPlan, logits: torch.Tensor) -> list[PromptRow]:
-        """The likeliest next tokens of the rows that want them: raw, so before the tail, which writes to the logits."""
+        """The likeliest next tokens of the rows that want them, by raw logits: called before sampling changes these."""
         prefill, found = plan.prefill_rows, []
         wanted = np.flatnonzero(prefill["flags"] & PREFILL_CANDIDATES)
         counts = prefill["num_prompt_logprobs"][wanted].tolist()

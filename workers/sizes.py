@@ -1,8 +1,8 @@
-"""`python -m quire.workers.sizes`: what one rank of a model holds, by its config.json alone. No weight is made, no GPU needed.
+"""`python -m quire.workers.sizes`: the sizes of one rank's shard of a model, from its config.json alone, on any machine.
 
-The model is built as a worker builds it, on torch's meta device, so `quire estimate` knows each family as workers do without
-reading configs itself: it asks this in a process of its own, for it imports no torch. A request comes on standard input, the
-answer goes to standard output, both of them JSON (ipc/memory_plan.py has the structs).
+The model is built as a worker builds it, but on torch's meta device, so `quire estimate` supports the same families as workers
+without reading configs itself. It runs this as a process of its own, since it imports no torch. A request comes on standard
+input and the answer goes to standard output, both as JSON (ipc/memory_plan.py has the structs).
 """
 
 import sys
@@ -25,7 +25,7 @@ from quire.workers.parallel import Parallel
 
 
 def rank_sizes(asked: SizesAsked) -> RankSizes:
-    """Of the rank that holds most. Raises ModelConfigError."""
+    """Sizes of the rank that holds most. Raises ModelConfigError."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_bytes(msgspec.json.encode(asked.config))
         config = read_model_config(folder)
@@ -41,7 +41,7 @@ def rank_sizes(asked: SizesAsked) -> RankSizes:
 
 
 def _packed(model: LanguageModel) -> list[int]:
-    """[those of a head that is the embedding, those of weights that are packed twice if they are float32] on a CPU."""
+    """[elements of a head tied to the embedding, elements of weights that are packed twice if they are float32], on a CPU."""
     tied, small = 0, 0
     for module in model.modules():
         weight = getattr(module.format, "weight", None) if isinstance(module, Linear) else None
@@ -59,7 +59,7 @@ def _is_shared(model: LanguageModel, weight: torch.Tensor) -> bool:
 
 
 def answer(asked: bytes) -> bytes:
-    """RankSizes, or why there are none, of SizesAsked."""
+    """Encoded SizesAsked -> encoded RankSizes, or the text of an error."""
     try:
         return msgspec.json.encode(rank_sizes(msgspec.json.decode(asked, type=SizesAsked)))
     except ModelConfigError as error:

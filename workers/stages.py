@@ -1,6 +1,7 @@
-"""Which layers each stage of a model has: consecutive ones, of about equal bytes, embedding and head counted.
+"""Which layers each stage of a model has: consecutive ones of about equal bytes, with embedding and head counted.
 
-All ranks compute the same from the model's configuration alone. Called by a worker before it builds its part.
+Every rank computes this from the model's configuration (if quantized, also its checkpoint), with the same result. Called by a
+worker before it builds its model.
 """
 
 from collections.abc import Iterable
@@ -9,16 +10,16 @@ from pathlib import Path
 import torch
 
 from quire.ipc.layout import split_layers
-from quire.workers.loading.files import checkpoint_sources
+from quire.workers.loading.files import checkpoint_tensors
 from quire.workers.models.build import build_model
 from quire.workers.models.config import ModelConfig, ModelConfigError
 from quire.workers.parallel import Parallel, Stage
 
 
 def stage_of(config: ModelConfig, dtype: torch.dtype, index: int, count: int, checkpoint: Path | None = None) -> Stage:
-    """Stage `index` of `count`. checkpoint: its folder, whose bytes count if it is quantized.
+    """Stage `index` of `count`. checkpoint: the checkpoint's folder; the bytes of its tensors count if it is quantized.
 
-    Raises ModelConfigError for more stages than layers and for a model that cannot be cut, WeightsError for no checkpoint.
+    Raises ModelConfigError for more stages than layers and for a model that cannot be split, WeightsError for no checkpoint.
     """
     if count == 1:
         return Stage()
@@ -36,16 +37,16 @@ def stage_of(config: ModelConfig, dtype: torch.dtype, index: int, count: int, ch
 
 
 def module_bytes(config: ModelConfig, dtype: torch.dtype) -> tuple[int, list[int], int]:
-    """Bytes of the parameters before the layers, of each layer, and behind them; a table tied to the head is in both ends."""
+    """Bytes of the parameters before the layers, of each layer, and after them; an embedding tied to the head counts twice."""
     model = build_model(config, dtype, Parallel(device="meta"))
     sizes = ((name, parameter.numel() * parameter.element_size()) for name, parameter in model.named_parameters())
     return _by_place(config, sizes)
 
 
 def stored_bytes(config: ModelConfig, checkpoint: Path) -> tuple[int, list[int], int]:
-    """The same of a checkpoint's tensors, as they are stored."""
-    sources = checkpoint_sources(checkpoint, config.names)
-    return _by_place(config, ((name, source.num_bytes) for name, source in sources.items()))
+    """The same of a checkpoint's tensors as they are packed."""
+    tensors = checkpoint_tensors(checkpoint, config.names)
+    return _by_place(config, ((name, tensor.num_bytes) for name, tensor in tensors.items()))
 
 
 def _by_place(config: ModelConfig, sizes: Iterable[tuple[str, int]]) -> tuple[int, list[int], int]:

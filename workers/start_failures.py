@@ -1,6 +1,6 @@
-"""Why a worker could not start, in a line for the operator: what is wrong with the model, with flags, or with the machine.
+"""Why a worker could not start, in one line for the operator: the model, a flag, or the machine is at fault.
 
-worker.py tells the core this line, which ends the start. What is none of these is a bug: it is raised, with its traceback.
+worker.py sends this line to the core, which ends the start. Any other error is a bug and is raised with its traceback.
 """
 
 import logging
@@ -8,7 +8,7 @@ import logging
 import torch
 
 from quire.kernels.tuning.current import TuningError
-from quire.workers.loading.target import WeightsError
+from quire.workers.loading.weight_loader import WeightsError
 from quire.workers.logits_processors.load import ProcessorError
 from quire.workers.memory import OutOfMemory
 from quire.workers.models.config import ModelConfigError
@@ -19,7 +19,7 @@ _OF_THE_OPERATOR = (ModelConfigError, WeightsError, TuningError, ProcessorError,
 
 
 def in_words(error: Exception) -> str | None:
-    """None for a bug."""
+    """The line for the operator; None for a bug."""
     if isinstance(error, _OF_THE_OPERATOR):
         return str(error)
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error):  # torch's, on a CPU: a RuntimeError
@@ -34,7 +34,7 @@ def in_words(error: Exception) -> str | None:
 
 
 def _reason(error: BaseException) -> str:
-    """The innermost cause in a line: Triton's own errors end in a caret below the source, or in the command that failed."""
+    """The innermost cause in one line, without the caret or the failed command at the end of Triton's own errors."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip(" ^~") and not line.startswith("Repro command")]

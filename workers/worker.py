@@ -1,8 +1,8 @@
-"""One worker: loads the model, says what it can hold, then runs the plans that come through the ring until told to stop.
+"""One worker: loads the model, reports how many KV blocks it can hold, then runs the plans from the ring until it is stopped.
 
     config -> weights -> largest step, measured -> WorkerProfile -> AllocateKV -> graphs -> WorkerReady -> plans
 
-Started by the core through __main__.py. Whatever goes wrong is told to the core and ends the process: the core decides.
+Started by the core through __main__.py. Every failure is reported to the core and ends the process: the core decides what next.
 """
 
 import contextlib
@@ -14,13 +14,12 @@ from pathlib import Path
 
 import torch
 
-from quire.ipc.config import WorkerConfig
 from quire.ipc.links.core_and_workers import WorkerToCore
 from quire.ipc.messages.group import PeerSilent, ReportExpertLoad
 from quire.ipc.messages.workers import (
     MAX_CONTROL_PAYLOAD,
     AllocateKV,
-    CaptureMaskedTails,
+    CaptureMaskedSamplingGraphs,
     CheckParams,
     ControlReply,
     ControlRequest,
@@ -40,6 +39,7 @@ from quire.ipc.step.control import decode_control
 from quire.ipc.step.plan_ring import KIND_CONTROL, KIND_PLAN, KIND_SHUTDOWN, PlanReader
 from quire.ipc.step.result_ring import ResultRing
 from quire.ipc.step.sections import HEADER, StepLimits, max_device_words
+from quire.ipc.worker_config import WorkerConfig
 from quire.kernels.step.tables import LogitsProcessorPool
 from quire.workers.attention.kv_cache import KVCache
 from quire.workers.devices.cpu import CpuDevice
@@ -69,11 +69,11 @@ from quire.workers.start_failures import in_words
 log = logging.getLogger("quire.workers")
 
 READ_TIMEOUT_S = 1.0
-IDLE_S = 0.2  # without a plan: time to capture steps that may come; a client that asks again at once never waits for that
-CAPTURE_PAUSE_S = 0.01  # between one and the next, while still no plan comes
-GPU_SPIN_S = 2e-2  # for the next plan, with enough cores: a step may take 10 ms, and waking from sleep took 0.04 to 0.5
+IDLE_S = 0.2  # without a plan, before graphs are captured ahead: a client that asks again at once never waits for one
+CAPTURE_PAUSE_S = 0.01  # between one capture and the next, while no plan comes
+GPU_SPIN_S = 2e-2  # spin for the next plan, given enough cores: a step may take 10 ms, waking from sleep took 0.04 to 0.5
 SHORT_SPIN_S = 2e-4
-GPU_SWITCH_S = 1e-4  # the longest that a spinning main thread keeps the interpreter from the thread that rings the core
+GPU_SWITCH_S = 1e-4  # the longest that a spinning main thread keeps the interpreter from the thread that wakes the core
 STEP, WORLD_SIZE = HEADER.at["step"], HEADER.at["world_size"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -82,22 +82,22 @@ class Worker:
     group: Group | None = None  # of several ranks, once they have met
 
     def __init__(self, config: WorkerConfig):
-        self.config = config
+        self.config, self.engine = config, config.engine
         self.link = WorkerToCore(config.control_address, config.rank, config.generation)
         self.reader = PlanReader.attach(own_fds(config.plan_ring_fds))
         self.ring = ResultRing.attach(own_fds(config.result_ring_fds)) if config.result_ring_fds else None
-        self.device = torch.device("cuda", config.device_index) if config.device == "cuda" else torch.device("cpu")
+        self.device = torch.device("cuda", config.gpu_index) if self.engine.device == "cuda" else torch.device("cpu")
         self.parallel = Parallel(device=self.device)  # until ranks have met
         self.custom_processors: CustomProcessors | None = None
-        self.profiler = Profiler(config.profile_dir, config.rank, config.device)
+        self.profiler = Profiler(self.engine.profile_dir, config.rank, self.engine.device)
 
     def run(self) -> None:
-        """Start up, serve, end. Raises what the core cannot be told of."""
+        """Start up, serve, end. Raises errors that are bugs; others are reported to the core."""
         try:
             self._run()
         except ExchangeFailed as error:
             self.link.send(PeerSilent(self.config.rank, str(error)))
-            while True:  # our end would pass for the cause
+            while True:  # wait to be ended: if we exited first, the core would take us for the cause
                 self.link.receive(timeout_s=60.0)
 
     def _run(self) -> None:
@@ -107,7 +107,7 @@ class Worker:
                 self._warm_up(runner)
         except ExchangeFailed:
             raise
-        except Exception as error:  # what is none of ours to say is raised
+        except Exception as error:  # a bug is raised with its traceback
             if (why := in_words(error)) is None:
                 raise
             return self._fail(why)
@@ -127,22 +127,22 @@ class Worker:
 
     # ----------------------------------------------------------------------------------------------------- start-up
     def _start(self) -> ModelRunner:
-        c = self.config
-        classes = load_classes(c.logits_processors, c.logits_processors_path)
+        c, engine = self.config, self.engine
+        classes = load_classes(engine.logits_processors, engine.logits_processors_path)
         model_config = read_model_config(
             c.model_dir,
-            c.hf_overrides,
-            model_impl=c.model_impl,
-            quantization=c.quantization,
-            kv_cache_dtype=c.kv_cache_dtype,
-            kv_cache_dtype_skip_layers=c.kv_cache_dtype_skip_layers,
+            engine.hf_overrides,
+            model_impl=engine.model_impl,
+            quantization=engine.quantization,
+            kv_cache_dtype=engine.kv_cache_dtype,
+            kv_cache_dtype_skip_layers=engine.kv_cache_dtype_skip_layers,
         )
-        if model_config.longest is not None and c.max_model_len > model_config.longest:
+        if model_config.longest is not None and engine.max_model_len > model_config.longest:
             raise ModelConfigError(
                 f"the model numbers {model_config.longest} tokens of a sequence: --max-model-len {model_config.longest} works"
             )
-        dtype = choose_dtype(c.dtype, model_config, c.device)
-        if c.device == "cuda":
+        dtype = choose_dtype(engine.dtype, model_config, engine.device)
+        if engine.device == "cuda":
             torch.cuda.set_device(self.device)
             torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
             torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
@@ -152,17 +152,17 @@ class Worker:
             model = self._load(model_config, dtype)
         if model_config.quantization is not None:
             log.info("weights are quantized: %s", model_config.quantization.method)
-        if c.load_format != "dummy":
+        if engine.load_format != "dummy":
             warn_of_scales(model.kv_scales())
         specs, stage = model_config.attention_specs(self.parallel), self.parallel.stage
         layers = None if stage.count == 1 else stage.layers
-        cache = KVCache(specs, c.block_size, dtype, model.kv_scales(), layers)
+        cache = KVCache(specs, engine.block_size, dtype, model.kv_scales(), layers)
         weights_bytes = model.weights_bytes
         if classes:
             self.custom_processors = CustomProcessors(classes, vllm_config(c, model_config, dtype, self.device), self.device)
         processors = self.custom_processors if stage.is_last else None
         runner = ModelRunner(model, self._context(model_config, cache, dtype), self._make_device, processors)
-        if self.group is not None:  # sizes of steps follow from it, and so what ranks exchange; and all are there now
+        if self.group is not None:  # graph sizes, and so what ranks exchange, follow from it; all ranks are there now
             runner.weights_bytes = self.group.max_over_ranks("weights_bytes", weights_bytes)
             if stage.count > 1:
                 runner.join(self.group.links(runner.ctx.max_tokens, runner.ctx.max_rows))
@@ -181,30 +181,31 @@ class Worker:
 
     def _load(self, model_config: ModelConfig, dtype: torch.dtype) -> LanguageModel:
         model = build_model(model_config, dtype, self.parallel)
-        if self.config.device == "cpu":
-            # before weights are packed, which depends on it
-            torch.set_num_threads(choose_num_threads(model.weights_bytes, self.config.world_size))
-        if self.config.load_format == "dummy":
-            dummy_weights(model, self.config.seed)
+        if self.engine.device == "cpu":
+            # before weights are packed: how depends on the number of threads
+            torch.set_num_threads(choose_num_threads(model.weights_bytes, self.engine.world_size))
+        if self.engine.load_format == "dummy":
+            dummy_weights(model, self.engine.seed)
         else:
             load_weights(model, Path(self.config.model_dir), self.device, progress=self.config.rank == 0)
-        if self.config.device == "cpu":
+        if self.engine.device == "cpu":
             quicken_attributes(model)
         return model
 
     def _context(self, model_config: ModelConfig, cache: KVCache, dtype: torch.dtype) -> DeviceContext:
-        c = self.config
-        rows, vocab = c.max_num_seqs, model_config.vocab_size
-        max_blocks = -(-c.max_model_len // c.block_size)
-        limits = StepLimits(rows, c.max_num_batched_tokens, c.block_size, len(cache.groups), max_blocks)
+        engine = self.engine
+        rows, vocab = engine.max_num_seqs, model_config.vocab_size
+        max_blocks = -(-engine.max_model_len // engine.block_size)
+        sampled_rows = rows if self.parallel.stage.is_last else 0
+        limits = StepLimits(rows, engine.max_num_batched_tokens, engine.block_size, len(cache.groups), max_blocks)
         return DeviceContext(
             config=model_config,
             cache=cache,
-            pool=LogitsProcessorPool.allocate(rows if self.parallel.stage.is_last else 0, vocab, c.max_model_len, self.device),
-            max_model_len=c.max_model_len,
+            pool=LogitsProcessorPool.allocate(sampled_rows, vocab, engine.max_model_len, self.device),
+            max_model_len=engine.max_model_len,
             device=self.device,
             dtype=dtype,
-            max_tokens=max(c.max_num_batched_tokens, rows),
+            max_tokens=max(engine.max_num_batched_tokens, rows),
             max_rows=rows,
             max_blocks=max_blocks,
             max_device_words=max_device_words(limits),
@@ -212,7 +213,7 @@ class Worker:
         )
 
     def _make_device(self, ctx: DeviceContext) -> Device:
-        if self.config.device == "cpu":
+        if self.engine.device == "cpu":
             return CpuDevice(ctx, self.ring)
         from quire.workers.devices.cuda import CudaDevice
 
@@ -222,17 +223,17 @@ class Worker:
         return device
 
     def _measure(self, runner: ModelRunner, weights_bytes: int) -> Budget:
-        """Compile all kernels, and run the largest step in a cache of two blocks, to see what it takes: 0.2 s for an 8B."""
-        c, cache = self.config, runner.ctx.cache
-        if c.device == "cpu":
+        """Compile all kernels, and run the largest step in a cache of two blocks, to measure its memory: 0.2 s for an 8B."""
+        engine, cache = self.engine, runner.ctx.cache
+        if engine.device == "cpu":
             model = runner.ctx.config
-            sizes = runner.ctx.max_tokens, c.max_num_seqs, runner.ctx.dtype
-            return cpu_budget(c, cache, cpu_step_bytes(model, *sizes, self.parallel))
+            sizes = runner.ctx.max_tokens, engine.max_num_seqs, runner.ctx.dtype
+            return cpu_budget(engine, cache, cpu_step_bytes(model, *sizes, self.parallel))
         cache.allocate(2, self.device)
-        words = largest_plan(c.max_num_batched_tokens, c.max_num_seqs, c.max_model_len).encode()
+        words = largest_plan(engine.max_num_batched_tokens, engine.max_num_seqs, engine.max_model_len).encode()
         with runner.device.stream():
             begin = time.monotonic()
-            runner.compile_kernels(words, graphs=not c.enforce_eager)
+            runner.compile_kernels(words, graphs=not engine.enforce_eager)
             log.info("kernels compiled, or found in Triton's cache, in %.1f s", time.monotonic() - begin)
             self._meet("compiled")
             torch.cuda.synchronize()
@@ -240,49 +241,48 @@ class Worker:
             before = torch.cuda.memory_allocated()
             runner.step(words, no_masks)
             if runner.pipeline is not None:
-                runner.pipeline.rest()  # which compiles its kernels, too
+                runner.pipeline.rest()  # compiles the pipeline's kernels, too
         torch.cuda.synchronize()
         peak = torch.cuda.max_memory_allocated() - before
         if self.custom_processors is not None:  # they may copy a whole batch, as float32, and once more
-            peak += c.max_num_seqs * runner.ctx.config.vocab_size * (runner.ctx.dtype.itemsize + 12)
+            peak += engine.max_num_seqs * runner.ctx.config.vocab_size * (runner.ctx.dtype.itemsize + 12)
         cache.release()
-        logits = c.max_num_seqs * runner.ctx.config.vocab_size * runner.ctx.dtype.itemsize
-        return gpu_budget(c, cache, weights_bytes, peak, graphs_bytes(c, weights_bytes, peak, logits))
+        logits = engine.max_num_seqs * runner.ctx.config.vocab_size * runner.ctx.dtype.itemsize
+        return gpu_budget(engine, cache, weights_bytes, peak, graphs_bytes(engine, weights_bytes, peak, logits))
 
     def _meet(self, where: str) -> None:
-        """Wait for all ranks: where they go on by exchanging, which is not to last long."""
+        """Wait for all ranks before they exchange anything, since a wait inside an exchange has a short time limit."""
         if self.group is not None:
             self.group.max_over_ranks(where, 0)
 
     def _report(self, runner: ModelRunner, budget: Budget, weights_bytes: int) -> None:
-        c, cache = self.config, runner.ctx.cache
-        name = torch.cuda.get_device_name(self.device) if c.device == "cuda" else "CPU"
+        engine, cache = self.engine, runner.ctx.cache
+        name = torch.cuda.get_device_name(self.device) if engine.device == "cuda" else "CPU"
         self.link.send(
             WorkerProfile(
-                rank=c.rank,
+                rank=self.config.rank,
                 num_blocks=budget.num_blocks,
-                block_size=c.block_size,
+                block_size=engine.block_size,
                 kv_groups=[KVGroup(group.spec.window, group.layers) for group in cache.groups],
                 vocab_size=runner.ctx.config.vocab_size,
                 device=f"{name}, {str(runner.ctx.dtype).removeprefix('torch.')}",
                 weights_bytes=weights_bytes,
                 activation_bytes=budget.activation_bytes,
                 block_bytes=cache.block_bytes,
-                num_processor_rows=runner.ctx.pool.num_rows,
                 processors=self.custom_processors.info if self.custom_processors is not None else None,
-                numerics=numerics_of(c, runner.ctx.config, runner.ctx.dtype),
+                numerics=numerics_of(engine, runner.ctx.config, runner.ctx.dtype),
             )
         )
 
     def _warm_up(self, runner: ModelRunner) -> None:
-        if self.config.device == "cuda" and not self.config.enforce_eager:
+        if self.engine.device == "cuda" and not self.engine.enforce_eager:
             self._meet("allocated")
             seconds = runner.capture_graphs()
             log.info("graphs captured in %.1f s", seconds)
 
     def _clear_results(self, runner: ModelRunner) -> None:
-        """Measuring and warming up have written results that nobody asked for."""
-        if self.config.device == "cuda":
+        """Clear the results that measuring and warming up have written."""
+        if self.engine.device == "cuda":
             torch.cuda.synchronize()
         runner.device.results.fill_(-1)
         if (load := self.parallel.expert_load) is not None:
@@ -291,8 +291,9 @@ class Worker:
     # ------------------------------------------------------------------------------------------------------ serving
     def _serve(self, runner: ModelRunner) -> None:
         spin_s = 0.0
-        if self.config.device == "cuda":
-            spin_s = GPU_SPIN_S if cpu_share() > (1 + self.config.world_size) * self.config.data_parallel_size else SHORT_SPIN_S
+        if self.engine.device == "cuda":
+            has_cores = cpu_share() > (1 + self.engine.world_size) * self.engine.data_parallel_size
+            spin_s = GPU_SPIN_S if has_cores else SHORT_SPIN_S
             sys.setswitchinterval(GPU_SWITCH_S)
         records = Records(self.reader, max(spin_s, MASK_SPIN_S))
         more_to_capture, timeout_s, record = True, IDLE_S, None
@@ -302,7 +303,7 @@ class Worker:
                 if runner.pipeline is not None and runner.pipeline.rest():
                     runner.device.signal()
                 self._check_exchange(runner)
-                runner.capture_masked_tail()
+                runner.capture_masked_sampling_graph()
                 more_to_capture = more_to_capture and runner.capture_ahead()
                 timeout_s = CAPTURE_PAUSE_S if more_to_capture else READ_TIMEOUT_S
                 continue
@@ -315,7 +316,7 @@ class Worker:
                 continue
             if kind != KIND_PLAN:
                 raise RuntimeError(f"a record of kind {kind} came where a plan was due")
-            if words[WORLD_SIZE] != self.config.world_size:
+            if words[WORLD_SIZE] != self.engine.world_size:
                 return self._refuse_plan(int(words[WORLD_SIZE]))
             step = int(words[STEP])
             if results := runner.step(words, records.masks):
@@ -323,30 +324,29 @@ class Worker:
             runner.device.signal()
             if self.profiler.is_active:
                 self.profiler.step_done()
-            runner.capture_masked_tail()
+            runner.capture_masked_sampling_graph()
 
     def _check_exchange(self, runner: ModelRunner) -> None:
-        """On a GPU a step waits for other ranks where nothing here would notice. Raises ExchangeFailed."""
+        """Raise ExchangeFailed if a step waits too long on the GPU: a wait for other ranks happens inside of its kernels."""
         if self.group is None:
             return
-        limit_s = self.config.collective_timeout_s
+        limit_s = self.engine.collective_timeout_s
         if runner.device.waited_s() > limit_s:
             raise ExchangeFailed(f"a step has not come to its end on the GPU for {limit_s:g} s")
 
     def _refuse_plan(self, world_size: int) -> None:
-        """The sender takes us for a rank of another group: our shards are not what it thinks. The core replaces us."""
-        c = self.config
-        ours = f"worker {c.rank} is one of {c.world_size}"
+        """The sender takes this worker for a rank of another group, with other shards. The core will replace this worker."""
+        ours = f"worker {self.config.rank} is one of {self.engine.world_size}"
         self._fail(f"{ours} and was sent a plan for a world size of {world_size}")
 
     def _answer(self, request: ControlRequest, runner: ModelRunner) -> None:
-        """Do what the core asks for between two steps. What goes wrong is its answer, not the worker's end."""
+        """Do what the core asks for between two steps. An error is sent as the answer and does not end the worker."""
         error, payload = "", b""
         try:
             match request:
                 case DumpStacks():
                     payload = stacks().encode(errors="replace")
-                case CaptureMaskedTails():
+                case CaptureMaskedSamplingGraphs():
                     runner.expect_masks()
                 case StartProfiler():
                     self.profiler.start()
@@ -364,14 +364,14 @@ class Worker:
         self.link.send(ControlReply(self.config.rank, request.id, error, payload[:MAX_CONTROL_PAYLOAD]))
 
     def _send_side_results(self, step: int, results: list[PromptRow]) -> None:
-        if self.ring is None:  # every rank has them, and one speaks
+        if self.ring is None:  # every rank has them; only the output rank sends them
             return
         self.link.send(SideResults(self.config.rank, step, [row.message() for row in results]))
 
 
 @contextlib.contextmanager
 def logged_if_long(what: str) -> Iterator[None]:
-    """Where a start's seconds go: a line in the log if it takes one or more."""
+    """Log how long a part of the start took, if it was a second or more."""
     begin = time.monotonic()
     yield
     if (seconds := time.monotonic() - begin) >= 1.0:

@@ -1,8 +1,8 @@
 """Times of candidates for a tuning table: CUDA graphs over rotated operands, medians, and the choice among them.
 
-A sweep runs twice: first within `compiling`, where every kernel is compiled, side by side, and nothing is timed, then for its
-times. A candidate that cannot be compiled or launched, or whose result differs from that of what is in force, is left out.
-On a CPU (a dry run in Triton's interpreter) a call is run once. `tune.py` and the sweeps call this.
+A sweep runs twice: first within `compiling`, where every kernel is compiled, in parallel, and nothing is timed, then for its
+times. A candidate that cannot be compiled or launched, or of which the result differs from the present one's, is left out. On a
+CPU (a dry run in Triton's interpreter) a call is run once. `tune.py` and the sweeps call this.
 """
 
 import contextlib
@@ -22,23 +22,23 @@ ROTATED_BYTES = 256 << 20  # of operands in turn: more than any L2 holds
 MIN_CALLS = 20  # of a graph
 SAMPLE_US = 1000.0  # of one sample, at least
 SAMPLES = 7
-MARGIN = 0.02  # by which a candidate must be faster than what is in force: less is noise
-TOLERANCE = 0.05  # of the largest value: another order of sums in 16 bits
+MARGIN = 0.02  # by which a candidate must be faster than the present choice: less is noise
+TOLERANCE = 0.05  # of the largest value: allows for another order of sums in 16 bits
 
 
 class DeviceLost(Exception):
-    """A kernel broke the process's CUDA context: nothing can be measured any more."""
+    """A kernel broke the process's CUDA context: nothing more can be measured."""
 
 
 class Bench:
-    """A device, the time left, and what happened."""
+    """A device, the time left, and the candidates and entries that failed or were skipped."""
 
     def __init__(self, device: torch.device, seconds: float) -> None:
         self.device = device
         self.dtype = torch.bfloat16 if device.type == "cuda" else torch.float32  # the interpreter is exact in float32 only
         self.num_sms = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
         self.failed: list[str] = []  # candidates
-        self.unmeasured: list[str] = []  # entries, for which no time was left
+        self.unmeasured: list[str] = []  # entries for which no time was left
         self._deadline = time.monotonic() + seconds
         self._compiles = False
 
@@ -70,7 +70,7 @@ class Bench:
         return torch.randn(shape, device=self.device, dtype=dtype or self.dtype)
 
     def copies(self, bytes_each: int) -> int:
-        """Operands to take turns."""
+        """Number of operands that take turns."""
         return 1 if self._compiles or self.device.type == "cpu" else max(2, min(64, -(-ROTATED_BYTES // bytes_each)))
 
     def log(self, text: str) -> None:
@@ -78,7 +78,9 @@ class Bench:
             print(text, flush=True)
 
     def micros(self, calls: Sequence[Call], least: int = MIN_CALLS) -> float:
-        """µs a call, of at least so many; compiling, 1. Raises what a call raises, DeviceLost if the GPU is lost by that."""
+        """µs a call, over at least `least` calls; 1 while compiling. Raises what a call raises, DeviceLost if that loses the
+        GPU.
+        """
         self._first_result(calls)
         return self._time(calls, least)
 
@@ -87,7 +89,7 @@ class Bench:
             result = calls[0]()
             if self.device.type == "cuda" and not self._compiles:
                 torch.cuda.synchronize()
-        except Exception:  # passed on, whatever it is of a compiler or a driver: it may have taken the GPU with it
+        except Exception:  # raised again, whatever the compiler or driver raised: the GPU may be lost with it
             self._check_device()
             raise
         return result
@@ -104,8 +106,8 @@ class Bench:
     def fastest(self, name: str, present: T, candidates: Sequence[T], cases: Sequence[Callable[[T], Sequence[Call]]]) -> T:
         """The candidate of least time, by the geometric mean over `cases` of its time over the present's.
 
-        A case makes the calls to be timed for a candidate; each returns its result, the first one run is compared. The present
-        one stays if nothing is MARGIN faster.
+        A case makes the calls to be timed for a candidate; each returns its result, of which the first is compared. The present
+        candidate stays if none is MARGIN faster.
         """
         times: dict[int, list[float]] = {}
         results: list[torch.Tensor] = []
@@ -118,10 +120,10 @@ class Bench:
                 times[number] = [self._timed(case, candidate, results, index) for index, case in enumerate(cases)]
             except DeviceLost:
                 raise
-            except Exception as error:  # whatever it is, of a compiler or a driver: this candidate is none
+            except Exception as error:  # any error of a compiler or a driver: this candidate is skipped
                 self._check_device()
                 self.failed.append(f"{name}: {candidate}: {type(error).__name__} {str(error)[:100]}")
-                if not number:  # not even what is in force: nothing to compare with
+                if not number:  # the present candidate itself fails: there is nothing to compare with
                     return present
         if not times:
             return present
@@ -169,14 +171,16 @@ def _graph_micros(calls: Sequence[Call]) -> float:
 
 
 def _captured(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
-    """torch.cuda.graph() would collect garbage and free memory first, which takes longer than all the rest."""
+    """Capture without torch.cuda.graph(), which first collects garbage and frees memory: that takes longer than all the
+    rest.
+    """
     graph = torch.cuda.CUDAGraph()
     graph.capture_begin()
     try:
         for call in calls:
             call()
-    except BaseException:  # passed on, whatever it is: a capture that was begun must be ended
-        with contextlib.suppress(RuntimeError):  # of half a graph nobody wants to hear
+    except BaseException:  # raised again: a capture that was begun must be ended
+        with contextlib.suppress(RuntimeError):  # errors of a half-made graph do not matter
             graph.capture_end()
         raise
     graph.capture_end()

@@ -1,6 +1,6 @@
 """Sweeps of a tuning table's parts for attention, for rotation and KV write, and for the elementwise kernels.
 
-Each takes a bench, a workload and a table, and returns the table with what it found. Attention is measured on caches of several
+Each takes a bench, a workload and a table, and returns the table with its results. Attention is measured on caches of several
 layers in turn, blocks in random order, 16-bit, heads of 128: other rules of the table stay as they are.
 """
 
@@ -25,7 +25,7 @@ from quire.kernels.tuning.current import using
 from quire.kernels.tuning.table import ANY, AttentionTuning, Tuning
 
 BLOCK_SIZE = 64
-# Rows of (rows, keys, queries) by which configurations are told apart: few (row, KV head) pairs, some, many.
+# Rows of (rows, keys, queries) that separate the configurations: few (row, KV head) pairs, some, many.
 DECODE_ROWS = (((1, 2048), (16, 256), (16, 1024)), ((32, 256), (32, 1024)), ((64, 1024), (256, 512), (64, 4096)))
 PREFILL_ROWS = ((16, 512), (4, 2048), (1, 8192))
 ROPE_TOKENS = (16, 64, 128, 256, 512, 1024, 2048)
@@ -33,7 +33,7 @@ ROPE_TILES = (512, 1024, 2048, 4096)
 
 
 class Rows:
-    """So many rows of as many keys and queries, in caches of several layers that take turns."""
+    """`rows` rows of equal numbers of keys and queries, in caches of several layers that take turns."""
 
     def __init__(self, bench: Bench, model: Model, rows: int, keys: int, queries: int) -> None:
         self.heads = heads, kv_heads, dim = model.heads
@@ -51,7 +51,7 @@ class Rows:
         self.seq_lens = torch.full((rows,), keys, dtype=torch.int32, device=bench.device)
 
     def calls(self, attend: Callable[..., None]) -> list[Call]:
-        """A call a layer."""
+        """One call for each layer."""
 
         def call(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             attend(self.q, k, v, self.table, self.slots, self.starts, self.seq_lens, self.out, scale=self.scale)
@@ -61,7 +61,7 @@ class Rows:
 
 
 def sweep_decode(bench: Bench, workload: Workload, table: Tuning) -> Tuning:
-    """The configurations of 16-bit caches, each by the numbers of rows that it is for."""
+    """The configurations of 16-bit caches, each measured with the numbers of rows that it is for."""
     rules = list(table.attention.decode)
     size, dim = bench.dtype.itemsize, workload.large.head_dim
     number = next(n for n, rule in enumerate(rules) if rule.fits(size, size, dim, workload.large.q_heads))
@@ -101,7 +101,7 @@ def _decode_case(bench: Bench, model: Model, num_rows: int, keys: int) -> Callab
 
 
 def sweep_prefill(bench: Bench, workload: Workload, table: Tuning) -> Tuning:
-    """The portable kernel's configuration for 16-bit caches, and on a Hopper that GPU's own."""
+    """The portable kernel's configuration for 16-bit caches, and on a Hopper its own kernel's."""
     attention, size, dim = table.attention, bench.dtype.itemsize, workload.large.head_dim
     rules = list(attention.prefill)
     number = next(n for n, rule in enumerate(rules) if rule.fits(size, size, dim))
@@ -144,7 +144,7 @@ def _sweep_hopper(bench: Bench, workload: Workload, table: Tuning, inputs: list[
 
 
 def _prefill_candidates(config: PrefillConfig) -> list[PrefillConfig]:
-    """With as many query rows, which Hopper's kernel shares."""
+    """Candidates with the same number of query rows, which Hopper's kernel shares."""
     found = [replace(config, num_stages=stages, programs_per_sm=n) for stages, n in ((2, 1), (3, 1), (3, 2))]
     return [*found, replace(config, tile=config.tile * 2, programs_per_sm=1), replace(config, tile=config.tile // 2)]
 
@@ -170,7 +170,7 @@ def _prefill_case(bench: Bench, table: Tuning, rows: Rows) -> Callable[[PrefillC
 
 
 def sweep_rope(bench: Bench, workload: Workload, table: Tuning) -> Tuning:
-    """The tile for few tokens, the tile for many, and where the one gives way to the other."""
+    """The tile for few tokens, the tile for many, and the number of tokens that separates them."""
     tiles = table.attention.rope_tiles
     if len(tiles) != 2:
         return table
@@ -207,7 +207,7 @@ def _rope_case(bench: Bench, model: Model, tokens: int) -> Callable[[int], list[
 
 
 def sweep_elementwise(bench: Bench, workload: Workload, table: Tuning) -> Tuning:
-    """Elements of a warp of RMSNorm, and of a program and a warp of SiLU."""
+    """Elements per warp of RMSNorm, and per program and per warp of SiLU."""
     part = table.elementwise
     rows = [min(rows, workload.most_tokens) for rows in (16, 256, 2048)]
     models = (workload.large, workload.small)

@@ -1,7 +1,7 @@
-"""Sweeps of a tuning table's part for products of many rows, which cuBLAS computes: by which library, in parts, of which sizes.
+"""Sweeps of a tuning table's part for products of many rows, by cuBLAS: the library, batches over K, and slow sizes of steps.
 
-Measured at the sizes that steps are padded to; what is found at a size holds down to the size below. Choices within NOISE of
-each other leave what is in force.
+Measured at the sizes that steps are padded to; a result at a size holds down to the size below. If choices are within NOISE of
+each other, the present one stays.
 """
 
 import functools
@@ -25,7 +25,9 @@ MAX_BATCHED_ROWS = 512
 
 
 def step_sizes(step: StepTuning, least: int, most: int) -> list[int]:
-    """What decode and mixed steps are padded to, from least to most, those left out for being slow too; of large ones, some."""
+    """Sizes that decode and mixed steps are padded to, from least to most, including those left out as slow; of large ones,
+    some.
+    """
     sizes = {*padded_sizes(step.decode_sizes, min(most, 1024) + 1), *padded_sizes(step.mixed_sizes, most + 1)}
     return sorted(size for size in sizes if least <= size <= most and (size <= 2048 or size % 2048 == 0))
 
@@ -54,12 +56,12 @@ def sweep_libraries(bench: Bench, workload: Workload, table: Tuning) -> Tuning:
 
 
 def _calls(rows: int) -> int:
-    """Of a graph: one of many rows takes long by itself."""
+    """Calls of a graph: with many rows one takes long by itself."""
     return max(2, min(MIN_CALLS, 4096 // rows))
 
 
 def slow_sizes(times: dict[int, float], above: int) -> tuple[int, ...]:
-    """Sizes that take longer than the next larger one, by µs; of more than `above` rows."""
+    """Sizes of more than `above` rows that take longer than the next larger one, by their µs."""
     sizes = sorted(times)
     return tuple(
         size for size, larger in itertools.pairwise(sizes) if size > above and times[size] > times[larger] * (1 + SLOWER)
@@ -68,7 +70,7 @@ def slow_sizes(times: dict[int, float], above: int) -> tuple[int, ...]:
 
 def _is_lt_faster(times: dict[str, float], present: Ranges, rows: int) -> bool:
     ratio = times["cublaslt"] / times["cublas"]
-    if not abs(ratio - 1) >= NOISE:  # nor if there is neither
+    if not abs(ratio - 1) >= NOISE:  # nor if neither library has a time
         return any(first <= rows <= last for first, last in present)
     return ratio < 1
 
@@ -76,7 +78,7 @@ def _is_lt_faster(times: dict[str, float], present: Ranges, rows: int) -> bool:
 def _layer_micros(
     bench: Bench, products: Sequence[Product], weights: Sequence[Sequence[torch.Tensor]], rows: int, library: str
 ) -> float:
-    """µs of a layer's products by a library; infinite if it does not have them."""
+    """µs of a layer's products by a library; infinite if it does not support them."""
     total = 0.0
     try:
         blas.prefer(library)
@@ -90,7 +92,7 @@ def _layer_micros(
 
 
 def sweep_batched(bench: Bench, workload: Workload, table: Tuning) -> Tuning:
-    """Rows at which equal ranges of K as a batch are faster, with the norm that adds them up behind."""
+    """Rows at which equal ranges of K as a batch are faster, together with the next norm, which adds them up."""
     split = table.linear[BF16].split
     sizes = step_sizes(table.step, split_linear.MAX_ROWS + 1, min(MAX_BATCHED_ROWS, workload.most_tokens))
     found = {}
@@ -113,7 +115,7 @@ def sweep_batched(bench: Bench, workload: Workload, table: Tuning) -> Tuning:
 def _best_parts(
     bench: Bench, products: Sequence[Product], weights: Sequence[Sequence[torch.Tensor]], rows: int, present: int
 ) -> int:
-    """1, or the parts that are faster over these products; 0 stands for 1 in ranges."""
+    """The number of splits that is fastest over these products; 0 for 1, as ranges have it."""
     times = {parts: _parts_micros(bench, products, weights, rows, parts) for parts in PARTS}
     best = min(times, key=times.__getitem__)
     if times[best] > times[present] * (1 - NOISE):
@@ -143,7 +145,7 @@ def _parts_micros(
 
 
 def _ranges(found: Sequence[tuple[int, int]], first: int) -> tuple[tuple[int, int, int], ...]:
-    """(first row, last row, value) of neighbouring sizes with equal values; value 0 is left out."""
+    """(first row, last row, value) of adjacent sizes with equal values; value 0 is left out."""
     ranges: list[tuple[int, int, int]] = []
     for rows, value in found:
         if value and ranges and ranges[-1][1:] == (first - 1, value):

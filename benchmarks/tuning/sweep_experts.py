@@ -1,7 +1,7 @@
-"""Sweeps of a tuning table's part for experts: how tiles of few and of many rows are cut, and when pairs pay.
+"""Sweeps of a tuning table's part for experts: tiles of few and of many rows, and when pairs pay.
 
-Rules are measured with as many rows as their experts get on average, a product at a time; the router's choice is random, as of
-a model whose experts are evenly loaded.
+Rules are measured with the rows that an expert gets on average, a product at a time; the router's choice is random, as in a
+model with evenly loaded experts.
 """
 
 import functools
@@ -20,7 +20,7 @@ from quire.kernels.triton_support.dependent_launch import EARLY, LATE, PLAIN, su
 from quire.kernels.tuning.configs import PairConfig, TileConfig, TilesConfig
 from quire.kernels.tuning.table import Tuning
 
-MOST_ROWS = 128.0  # an expert gets on average where a rule has no limit
+MOST_ROWS = 128.0  # an expert gets on average if a rule has no limit
 PAIR_ROWS = (1, 2, 4, 8)
 
 
@@ -34,7 +34,7 @@ class _Layer(NamedTuple):
 
 
 def sweep_experts(bench: Bench, workload: Workload, table: Tuning) -> Tuning:
-    """The pairs' configuration and up to which rows they pay, then each rule's two products."""
+    """The pairs' configuration and the rows up to which they pay, then each rule's two products."""
     found = _sweep_pairs(bench, workload.mixtures, table)
     rules = list(found.experts.tiles)
     for number, (limit, config) in enumerate(rules):

@@ -1,8 +1,8 @@
 """Sweeps of a tuning table's part for products: our own kernels for few rows, and when they pay.
 
-Each takes a bench, a workload and a table, and returns the table with what it found. `sweep_cublas.py` has the products of more
-rows. A product is measured as it stands in a step: in a dependent launch where the GPU knows that, with the norm behind it
-where that adds up its parts.
+Each takes a bench, a workload and a table, and returns the table with its results. `sweep_cublas.py` has the products of more
+rows. A product is measured as in a step: in a dependent launch if the GPU supports that, and with the next norm if that adds up
+its partial sums.
 """
 
 import functools
@@ -34,7 +34,7 @@ def with_linear(table: Tuning, part: LinearTuning) -> Tuning:
 
 
 def sweep_skinny(bench: Bench, workload: Workload, table: Tuning) -> Tuning:
-    """The configuration of each rule that some product of the workload meets, in turn."""
+    """The configuration of each rule that applies to some product of the workload, one by one."""
     rules = list(table.linear[BF16].skinny)
     met = _met_by_rule(bench, workload, table)
     for number, cases in met.items():
@@ -46,7 +46,7 @@ def sweep_skinny(bench: Bench, workload: Workload, table: Tuning) -> Tuning:
 
 
 def _met_by_rule(bench: Bench, workload: Workload, table: Tuning) -> dict[int, list[tuple[Product, int]]]:
-    """(product, rows) by the number of the rule that decides for them; those that `linear_hopper` gets are left out."""
+    """(product, rows) by the number of the rule that applies to them; those that go to `linear_hopper` are left out."""
     part = table.linear[BF16]
     found: dict[int, list[tuple[Product, int]]] = {}
     products = dict.fromkeys([*workload.large.products, *workload.small.products])
@@ -100,7 +100,7 @@ def _operands(bench: Bench, product: Product, rows: int) -> tuple[list[torch.Ten
 
 
 def sweep_stream(bench: Bench, workload: Workload, table: Tuning) -> Tuning:
-    """How `linear_hopper` cuts its products; on a Hopper."""
+    """How `linear_hopper` tiles its products; on a Hopper only."""
     if not hopper.available(bench.device):
         return table
     models = (workload.large, workload.small)
@@ -164,7 +164,7 @@ def _stream_case(bench: Bench, table: Tuning, product: Product, rows: int) -> Ca
 
 
 def sweep_split(bench: Bench, workload: Workload, table: Tuning) -> Tuning:
-    """The kernel for 17 to 64 rows of small weights, where `linear_hopper` does not compute those."""
+    """The kernel for 17 to 64 rows of small weights, if `linear_hopper` does not compute those."""
     if hopper.available(bench.device):
         return table
     part = table.linear[BF16]
@@ -196,7 +196,7 @@ def _split_case(bench: Bench, product: Product, rows: int) -> Callable[[SplitCon
 
 
 def sweep_norm_linear(bench: Bench, workload: Workload, table: Tuning) -> Tuning:
-    """How one row's norm and product in one kernel are cut, and up to which weight that pays."""
+    """The tiles of one row's norm and product in one kernel, and the weight up to which that pays."""
     part = table.linear[BF16]
     models = (workload.small, workload.middle, workload.large)
     after_norm = [(m, p) for m in models for p in m.products if p.name in ("qkv", "gate_up") and p.k <= norm_linear.MAX_K]
@@ -232,7 +232,7 @@ def _fused_case(bench: Bench, product: Product) -> Callable[[tuple[int, int, int
 
 
 def _largest_fused(bench: Bench, table: Tuning, products: Sequence[tuple[Model, Product]]) -> int:
-    """Elements of the largest weight up to which one kernel is faster than two; what is in force if that decides as well."""
+    """Elements of the largest weight up to which one kernel is faster than two; the present limit if it decides the same."""
     present = table.linear[BF16].norm_linear_weight
     largest = 0
     for product in sorted({p for _, p in products}, key=lambda p: p.n * p.k):

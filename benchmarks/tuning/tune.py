@@ -1,10 +1,10 @@
-"""Make a tuning table for this machine's GPU: measure what the table decides, keep what is faster, write it as a file.
+"""Make a tuning table for this machine's GPU: measure the table's choices, keep those that are faster, write them to a file.
 
     python benchmarks/tuning/tune.py [--seconds 200] [--output FILE] [--only NAME ...]
 
-Starts from the table in force for the GPU and takes some minutes, on a GPU that does nothing else. The file, named after the
-GPU, is written beside the tables that Quire has and is used from the next start on; to undo it, remove it. Prints what changed
-and, last, one line of JSON. Entries that depend on a whole server (sizes of steps, dependent launches) are not measured.
+Starts from the table in force for the GPU and takes some minutes, on a GPU that must be otherwise idle. The file, named after
+the GPU, is written beside Quire's own tables and is used from the next start on; to undo it, remove it. Prints the changes and,
+last, one line of JSON. Entries that depend on a whole server (sizes of steps, dependent launches) are not measured.
 """
 
 import argparse
@@ -49,7 +49,7 @@ LOST = "the GPU is lost"
 
 
 def tune(bench: Bench, workload: Workload, table: Tuning, names: Sequence[str]) -> Tuning:
-    """The table with what the sweeps of these names found; one that fails, or that the GPU does not survive, finds nothing."""
+    """The table with the results of the sweeps of these names; a sweep that fails, or that loses the GPU, changes nothing."""
     for number, name in enumerate(names):
         if bench.is_late():
             bench.unmeasured += names[number:]
@@ -64,7 +64,7 @@ def tune(bench: Bench, workload: Workload, table: Tuning, names: Sequence[str]) 
             bench.failed.append(f"{name}: {LOST}: {error}")
             bench.unmeasured += names[number:]
             break
-        except Exception as error:  # of a compiler or a driver, in what is compared with
+        except Exception as error:  # of a compiler or a driver, in the calls that candidates are compared with
             bench.failed.append(f"{name}: {type(error).__name__} {str(error)[:200]}")
             bench.unmeasured.append(name)
     return table

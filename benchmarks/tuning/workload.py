@@ -1,4 +1,4 @@
-"""The products and heads that a table is tuned with: those of models people serve, and of a tiny one for a dry run."""
+"""The products and heads that a table is tuned with: those of commonly served models, and of a tiny one for a dry run."""
 
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ class Model(NamedTuple):
 
     @property
     def products(self) -> "list[Product]":
-        """Of a layer, and the head."""
+        """The products of a layer, and the head."""
         width = (self.q_heads + 2 * self.kv_heads) * self.head_dim
         return [
             Product("qkv", width, self.hidden),
@@ -42,7 +42,7 @@ class Product(NamedTuple):
 
     @property
     def columns(self) -> int:
-        """Of the output."""
+        """Columns of the output."""
         return self.n // 2 if self.is_gated else self.n
 
 

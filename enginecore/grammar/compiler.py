@@ -1,11 +1,11 @@
-"""GrammarCompiler: the preparer that makes what structured output needs, while its request alone waits.
+"""GrammarCompiler: the preparer that compiles grammars for structured output, while only the request itself waits.
 
-A grammar that was met before costs a copy of its matcher. Another is tried in a process that it may end (trial.py), then
-compiled here, by one of two threads; a bad one, or one that takes too long, is its request's 400, and remembered like a good
-one, so that sending it again costs nothing. Matchers that are copies of each other share a lexer and so cannot make masks at
-the same time: a grammar that many sequences use at once is compiled several times, at most once for each thread of llguidance
-that makes masks (mask_threads.py). One that is used by one after the other keeps its lexer, which remembers what it has met:
-near the end of a bounded string a mask takes a new one several times as long (benchmarks/LOG.md).
+A grammar in the cache costs a copy of its matcher. Another one is first tried in a process that it may crash (trial.py), then
+compiled here, by one of two threads. One that is bad, or takes too long, makes its request a 400; the error is cached, too, so
+that sending it again costs nothing. Copies of a matcher share a lexer and so cannot make masks at the same time: a grammar that
+many sequences use at once is compiled several times, at most once for each thread of llguidance that makes masks
+(mask_threads.py). A grammar that sequences use one after the other keeps its lexer, which caches its states: near the end of a
+bounded string a mask takes a new lexer several times as long (benchmarks/LOG.md).
 
 Owned by the daemon, called by the core's loop through preparation.py.
 """
@@ -26,7 +26,7 @@ from quire.enginecore.grammar.language.tag_formats import FIELDS
 from quire.enginecore.grammar.language.texts import in_words
 from quire.enginecore.grammar.limits import MAX_CACHED, MAX_CACHED_BYTES, NUM_COMPILERS, PARSER_LIMITS
 from quire.enginecore.grammar.mask_threads import MAX_THREADS, MaskThreads
-from quire.enginecore.grammar.matchers import MAX_BEFORE_THINKING, Constraint, Thinking, stop_bits
+from quire.enginecore.grammar.matchers import MAX_BEFORE_REASONING, Constraint, Reasoning, stop_bits
 from quire.enginecore.grammar.trial import Trial
 from quire.enginecore.grammar.vocabulary import Vocabulary, VocabularyError, make_vocabulary
 from quire.enginecore.preparation import PreparationFailed
@@ -35,21 +35,21 @@ from quire.ipc.messages.frontend import AddRequest
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.structured_outputs import StructuredOutputs
 
-QUICK_S = 0.05  # of a grammar that compiles in less, n sequences may have several at once
-STACK_BYTES = 16 << 20  # of threads that compile: twice what was enough in the process that tried
+QUICK_S = 0.05  # total time for compiling a grammar several times, for the n sequences of a request
+STACK_BYTES = 16 << 20  # for threads that compile: twice what was enough in the trial process
 
 
 class Compiled(NamedTuple):
-    """A grammar compiled once. users: of its lexer, who are gone from here when nobody else has them."""
+    """A grammar compiled once. users: constraints that use its lexer, held by weak references."""
 
     lexer: int
-    matcher: llguidance.LLMatcher  # which nobody has used
+    matcher: llguidance.LLMatcher  # only copied, never advanced
     users: weakref.WeakSet[Constraint]
 
 
 @dataclass
 class Grammar:
-    """A compiled grammar, or why it is none."""
+    """A compiled grammar, or the error that it has."""
 
     error: str = ""
     lark: str = ""
@@ -63,7 +63,7 @@ class Grammar:
 
 
 class GrammarCompiler:
-    """num_mask_threads: for so many at most a grammar is compiled."""
+    """num_mask_threads: a grammar is compiled at most once for each of these."""
 
     def __init__(
         self, tokenizer_json: bytes | None, vocab_size: int, eos_token_ids: tuple[int, ...], num_mask_threads: int
@@ -77,13 +77,13 @@ class GrammarCompiler:
         self._executor = _executor_with_stack(NUM_COMPILERS)
         self._local = threading.local()  # each thread's Trial
         self._trials: list[Trial] = []
-        self._cache: OrderedDict[bytes, Grammar] = OrderedDict()  # the least recently used first
-        self._lock = threading.Lock()  # of the cache and the next two
+        self._cache: OrderedDict[bytes, Grammar] = OrderedDict()  # least recently used first
+        self._lock = threading.Lock()  # protects the cache and the next two
         self._cached_bytes = 0
         self._num_grammars = 0
 
     def start(self) -> None:
-        """Begin to make the vocabulary: no Python runs in other threads meanwhile, so do it before requests can come."""
+        """Begin to make the vocabulary. Other threads run no Python meanwhile, so call it before requests can come."""
         if self._vocabulary is None:
             self._vocabulary = self._executor.submit(self._make_vocabulary)
 
@@ -118,15 +118,15 @@ class GrammarCompiler:
 
     def _compile_for(self, wanted: StructuredOutputs, digest: bytes, sequences: list[Sequence]) -> None:
         with self._lock:
-            grammar = self._cache.get(digest)  # somebody else wanted it, too
+            grammar = self._cache.get(digest)  # another request may have compiled it meanwhile
         if grammar is None:
             grammar = self._remember(digest, self._compile(wanted, len(sequences)))
         self._use(wanted, grammar, sequences)
 
     def _use(self, wanted: StructuredOutputs, grammar: Grammar, sequences: list[Sequence]) -> bool:
-        """Give them matchers; returns whether one of them has to share its lexer."""
+        """Give the sequences matchers; returns whether one of them has to share its lexer. Raises PreparationFailed."""
         if grammar.error:
-            is_named = wanted.field == "tools" and grammar.error.startswith(FIELDS)  # the very one of several
+            is_named = wanted.field == "tools" and grammar.error.startswith(FIELDS)  # it names one of several tools
             raise PreparationFailed(grammar.error if is_named else f"{wanted.name}: {grammar.error}")
         is_shared = False
         for seq in sequences:
@@ -137,15 +137,15 @@ class GrammarCompiler:
 
     def _constrain(self, seq: Sequence, matcher: llguidance.LLMatcher | None, lexer: int | None) -> Constraint:
         params = seq.params
-        thinking = self._thinking(seq, params, matcher is not None)
+        reasoning = self._reasoning(seq, params, matcher is not None)
         vocabulary = self.vocabulary() if matcher is not None else None
         special = vocabulary.special if vocabulary is not None else frozenset()
-        # an id that ends the output and adds no text to it is as good an end as the model's own
+        # a stop id that adds no text may end the output just as the model's own end ids
         ends = seq.stop_ids & special if params.ignore_eos else (seq.stop_ids & special) | self.eos_token_ids
         constraint = Constraint(
             matcher=matcher,
             lexer=lexer or 0,
-            thinking=thinking,
+            reasoning=reasoning,
             stops=stop_bits(sorted(ends)),
             last_resort=stop_bits(sorted(self.eos_token_ids)),
             eos_token_ids=self.eos_token_ids,
@@ -153,19 +153,19 @@ class GrammarCompiler:
         seq.constraint, seq.mask_from = constraint, constraint.mask_from(len(seq.prompt))
         return constraint
 
-    def _thinking(self, seq: Sequence, params: SamplingParams, has_grammar: bool) -> Thinking | None:
-        """None if the sequence does not think, or has done so in its prompt."""
+    def _reasoning(self, seq: Sequence, params: SamplingParams, has_grammar: bool) -> Reasoning | None:
+        """None if the model does not reason, or has done so in the prompt."""
         ends, starts = params.reasoning_end_token_ids, params.reasoning_start_token_ids or []
         if not ends:
             return None
         if has_grammar and len(starts) > 1:
-            return None  # no one token tells whether a thought begins: the grammar holds from the first
-        thinking = Thinking(ends, params.thinking_token_budget, starts, 0 if has_grammar else MAX_BEFORE_THINKING)
-        return None if thinking.ends_in(_last_turn(seq.prompt.tolist(), self.eos_token_ids)) else thinking
+            return None  # no single token decides whether reasoning begins: the grammar applies from the first token
+        reasoning = Reasoning(ends, params.thinking_token_budget, starts, 0 if has_grammar else MAX_BEFORE_REASONING)
+        return None if reasoning.ends_in(_last_turn(seq.prompt.tolist(), self.eos_token_ids)) else reasoning
 
     # ---------------------------------------------------------------------------------------------------- compiling
     def vocabulary(self) -> Vocabulary:
-        """Waits for it. Raises PreparationFailed."""
+        """The vocabulary; waits until it is made. Raises PreparationFailed."""
         assert self._vocabulary is not None
         try:
             return self._vocabulary.result()
@@ -173,7 +173,7 @@ class GrammarCompiler:
             raise PreparationFailed(str(error)) from None
 
     def _compile(self, wanted: StructuredOutputs, num_sequences: int) -> Grammar:
-        """In a thread of the executor."""
+        """Try a grammar, then compile it. Called in a thread of the executor."""
         vocabulary = self.vocabulary()
         trial = getattr(self._local, "trial", None)
         if trial is None:
@@ -215,7 +215,7 @@ class GrammarCompiler:
         return grammar
 
     def close(self) -> None:
-        """End the processes and threads; nobody waits for a grammar any more."""
+        """End the processes and threads; no request may wait for a grammar any more."""
         self.mask_threads.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
         for trial in self._trials:
@@ -227,13 +227,13 @@ def _digest(wanted: StructuredOutputs) -> bytes:
 
 
 def _last_turn(prompt: list[int], eos_token_ids: frozenset[int]) -> list[int]:
-    """The prompt from where its last turn begins, as far as can be told: after the last token that ends one."""
+    """The last turn of a prompt, as far as can be told: what follows the last token that ends a turn."""
     start = next((i + 1 for i in range(len(prompt) - 1, -1, -1) if prompt[i] in eos_token_ids), 0)
     return prompt[start:]
 
 
 def _executor_with_stack(num_threads: int) -> ThreadPoolExecutor:
-    """An executor all of whose threads have STACK_BYTES; started now, for the size is the process's while one starts."""
+    """An executor with STACK_BYTES for each thread. They start here, because the size is the whole process's meanwhile."""
     before, barrier = threading.stack_size(STACK_BYTES), threading.Barrier(num_threads + 1)
     try:
         executor = ThreadPoolExecutor(num_threads, "quire-grammar")
@@ -241,7 +241,7 @@ def _executor_with_stack(num_threads: int) -> ThreadPoolExecutor:
             executor.submit(_wait_at, barrier.wait)
         barrier.wait()
     finally:
-        barrier.abort()  # a signal's handler may raise in here: nobody is left waiting, or the process would not end
+        barrier.abort()  # a signal handler may raise in here: threads left waiting would keep the process from ending
         threading.stack_size(before)
     return executor
 

@@ -1,10 +1,10 @@
-"""MaskThreads: where matchers are rolled forward and masks are made, beside the core's loop and without Python's lock.
+"""MaskThreads: threads that advance grammar matchers and make masks from them, beside the core's loop, without Python's lock.
 
-One thread does all that a step asks for in two calls of llguidance, which spreads them over threads of its own: a row takes ten
-microseconds there, and several threads in Python would take longer to agree on its lock. Who was among the rows of a call that
-took long works in a thread of another kind from then on, one row at a time, until it was quick: there a slow grammar is found
-out, holds up nobody's masks but its own, and ends its request if it takes too long. Its sequence has one token at a time then,
-each scheduled when its mask is there (held.py). The loop is woken by a descriptor, or waits a little for the results itself.
+The fast lane's thread serves a step in two calls of llguidance, which spreads them over threads of its own: a row takes ten
+microseconds there, and several Python threads would take longer to share Python's lock. Sequences in a slow call are moved to a
+slow-lane thread, one row per call, until they are fast again. That shows which grammar is slow: it no longer delays the others'
+masks, and its request ends if one token takes too long. Meanwhile its sequence has one token at a time, scheduled when its mask
+is ready (deferred.py). The loop is woken by an eventfd, or waits briefly for the results itself.
 """
 
 import operator
@@ -28,39 +28,39 @@ from quire.enginecore.scheduling.sequence import Sequence, SequenceState
 
 MAX_THREADS = 12
 PIECE = 64  # sequences in one call, for each thread
-PARTS, MIN_PART = 2, 16  # masks are made in so many calls, of so many at least: some are sent while the next are made
-LONG_S = 7e-4  # masks that took longer are made in one call the next time: its threads are busy for the same time
-SLOW_S = 0.02  # who was in a call that took longer is looked at alone, to see whose fault it is
-SLOW_FOR = 64  # masks after one that took long alone, which are as slow for all that is known
-YIELD_S = 2e-4  # at most: it may be at what takes long
-CLOSE_S = 10.0  # for threads to end: a piece of one takes a second at most, or its request ends
+PARTS, MIN_PART = 2, 16  # calls for a step's masks, and masks per call at least: some are sent while the next are made
+LONG_S = 7e-4  # after masks that took longer the next are made in one call, which keeps its threads equally busy
+SLOW_S = 0.02  # a call that takes longer is slow: its sequences go to slow lanes, which show the grammar at fault
+SLOW_FOR = 64  # masks after one that took long alone: these are expected to be slow, too
+YIELD_S = 2e-4  # the longest wait for the fast lane to begin: it may be in a long call
+CLOSE_S = 10.0  # for threads to end: in a slow lane one sequence takes a second at most, or its request ends
 _FINISHED = SequenceState.FINISHED
 _lexer = operator.attrgetter("constraint.lexer")
 TOO_SLOW = Failure("invalid", f"its grammar took more than {MAX_WAIT_S:g} s for one token")
 
 
 def mask_threads(num_cores: int) -> int:
-    """Threads worth having: the loop, the thread that calls llguidance's, a worker and a frontend want a core each."""
+    """llguidance threads worth having: the loop, the fast lane's thread, a worker and a frontend want a core each."""
     return min(max(num_cores - 4, 1), MAX_THREADS)
 
 
 @dataclass(slots=True)
 class Work:
-    """Of one sequence: tokens that its matcher has not been given, and the row of a step that waits for its mask."""
+    """A task for one sequence: tokens to give to its matcher, and the row of a step, if any, that waits for the next mask."""
 
     seq: Sequence
     constraint: Constraint
     tokens: list[int]
     step: int = 0
-    row: int = -1  # -1: none waits
+    row: int = -1  # -1: no row waits
     banned: list[int] | tuple[int, ...] = ()
-    opening: int | None = None  # a token beside what the grammar allows: a thought may begin before it
-    has_ended: bool = False  # the result: nothing may follow,
-    failure: Failure | None = None  # if not because the grammar is complete, why
+    opening: int | None = None  # a token to allow beside those of the grammar: reasoning may begin with it
+    has_ended: bool = False  # result: no token may follow
+    failure: Failure | None = None  # result: why it has ended, if not because the grammar is complete
 
     @property
     def is_bound(self) -> bool:
-        """Whether more than its grammar has a say in its mask."""
+        """Whether more than its grammar determines its mask."""
         return bool(self.banned) or self.opening is not None or self.constraint.allowed is not None
 
     def fail(self, failure: Failure) -> None:
@@ -69,41 +69,42 @@ class Work:
 
 @dataclass(slots=True)
 class Done:
-    """Results of all of `works`: who goes no further, and masks, int32 [n, words], of n others."""
+    """Results of all of `works`: those that have ended, and masks, int32 [n, words], of n others."""
 
     works: list[Work]
-    ended: list[Work]  # complete, or failed
+    ended: list[Work]  # grammar complete, or failed
     masked: list[Work]
     masks: np.ndarray
-    slow: list[Work]  # those of them whose grammars are slow by now
+    slow: list[Work]  # those of `works` that count as slow now
 
 
 class MaskThreads:
     def __init__(self, num_threads: int, vocabulary: Callable[[], Vocabulary]) -> None:
-        """num_threads: of llguidance for one call, and as many for slow ones. vocabulary: asked for with the first work."""
+        """num_threads: llguidance's for one call, and as many slow lanes. vocabulary: called when the first work comes."""
         self._num_threads = num_threads
         self._get_vocabulary = vocabulary
         self._threads: list[threading.Thread] = []
         self._closing = threading.Event()
-        self._queues: dict[int, queue.SimpleQueue[list[Work] | None]] = {}  # 0: of all; others: of those that were slow
-        self._begun = threading.Lock()  # held from the submission of works until the thread of all has begun with some
-        self._may_begin = False  # such works were submitted since we waited for that
+        self._queues: dict[int, queue.SimpleQueue[list[Work] | None]] = {}  # 0: of the fast lane; others: of slow lanes
+        self._begun = threading.Lock()  # locked from the submission of works until the fast lane has begun a call
+        self._may_begin = False  # works were submitted to the fast lane since `let_begin` waited for it
         self._done: queue.SimpleQueue[Done] = queue.SimpleQueue()
-        self._fd = os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # counts what is done
-        self.memory = _new_memory  # makes the arrays for masks, int32 [n, words]: GrammarSteps sets one that workers can read
+        self._fd = os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # counts results
+        self.memory = _new_memory  # makes arrays for masks, int32 [n, words]: GrammarSteps sets one that workers can read
         self.num_outstanding = 0  # works that were submitted and not taken back
-        self.num_quick = 0  # those of them that are done together
+        self.num_quick = 0  # those of them in the fast lane
 
     def fileno(self) -> int:
         """For a poller: readable when `take` may have something."""
         return self._fd
 
     def submit(self, works: list[Work]) -> None:
+        """Give works to their threads: the fast lane's, or the slow lane's of their lexer."""
         quick: list[Work] = []
         by_queue: dict[int, list[Work]] = defaultdict(list)
         for work in works:
             c = work.constraint
-            if not c.num_works:  # a matcher is in one thread's hands at a time
+            if not c.num_works:  # a matcher is used by one thread at a time
                 c.queue = 1 + c.lexer % self._num_threads if c.slow_for else 0
             c.num_works += 1
             (by_queue[c.queue] if c.queue else quick).append(work)
@@ -119,13 +120,13 @@ class MaskThreads:
         self.num_outstanding += len(works)
 
     def let_begin(self) -> None:
-        """Leave Python's lock to the thread of all until it calls llguidance: else it has it when we wait for results."""
+        """Leave Python's lock to the fast lane until it calls llguidance: else it gets it only when we wait for results."""
         if self._may_begin:
             self._may_begin = False
             self._begun.acquire(timeout=YIELD_S)
 
     def take(self, timeout_s: float = 0.0) -> list[Done]:
-        """What is done; waits for the first of it for timeout_s."""
+        """Results that are ready; waits up to timeout_s for the first one."""
         found: list[Done] = []
         with suppress(queue.Empty):
             if timeout_s > 0:
@@ -141,9 +142,9 @@ class MaskThreads:
         return found
 
     def close(self) -> None:
-        """Wait for the threads to end, after the pieces that they are at: llguidance bears no interpreter that ends meanwhile.
+        """Wait for the threads to finish what they are doing: llguidance crashes if the interpreter ends during a call.
 
-        The descriptor stays open, for one that takes too long may still write to it.
+        The descriptor stays open, because a thread that takes too long may still write to it.
         """
         self._closing.set()
         for works in self._queues.values():
@@ -154,23 +155,23 @@ class MaskThreads:
         self._queues, self._threads = {}, []
 
     def _start(self, number: int) -> None:
-        """The thread of a queue, when the first work comes for it."""
+        """Start the thread of a queue, when the first work for it comes."""
         works: queue.SimpleQueue[list[Work] | None] = queue.SimpleQueue()
         self._queues[number] = works
         piece, num_threads = (PIECE * self._num_threads, self._num_threads) if number == 0 else (1, 1)
         maker = _Maker(self._get_vocabulary(), works, self._hand_over, self._closing, piece, num_threads)
-        if number == 0:  # a slow mask would keep the memory that was taken after it from being used again
+        if number == 0:  # not for slow lanes: their masks would block the reuse of all memory that was taken after them
             maker.begun, maker.memory = self._begun, self.memory
         self._threads.append(threading.Thread(target=maker.run, name=f"quire-masks-{number}", daemon=True))
         self._threads[-1].start()
 
     def _hand_over(self, done: Done) -> None:
-        os.eventfd_write(self._fd, 1)  # before: who takes one finds it counted
+        os.eventfd_write(self._fd, 1)  # before `put`: `take` reads one count for each result
         self._done.put(done)
 
 
 class _Clock:
-    """Seconds since the last look, less those that the process stood still for."""
+    """Measures laps, in seconds; time in which the process did not run is left out."""
 
     def __init__(self) -> None:
         self._at, self._cpu = time.monotonic(), time.process_time()
@@ -183,7 +184,7 @@ class _Clock:
 
 
 class _Maker:
-    """One thread: so many works at once (`piece`), in so many threads of llguidance."""
+    """One thread: it does `piece` works at a time, in num_threads threads of llguidance."""
 
     def __init__(
         self,
@@ -202,11 +203,11 @@ class _Maker:
         self.begun: threading.Lock | None = None
         self.memory = _new_memory
         self._executor = llguidance.LLExecutor(num_threads)
-        # consume_token_par gives Python's lock back only for two and more: this one has ended, and takes its end at any time
+        # consume_token_par releases Python's lock only for two or more matchers: this one has ended, and always accepts its end
         self._ended = llguidance.LLMatcher(vocabulary.tokenizer, 'start: ""', log_level=0)
         self._ended.consume_token(vocabulary.end_id)
         self._making_s = 0.0  # of the last works' masks
-        partial = np.flatnonzero(vocabulary.known != -1)  # words with ids that are no tokens: mostly the last ones
+        partial = np.flatnonzero(vocabulary.known != -1)  # words in which some ids are not tokens: mostly the last ones
         is_range = len(partial) and partial[-1] - partial[0] + 1 == len(partial)
         self._partial = slice(partial[0], partial[-1] + 1) if is_range else partial
         self._known = vocabulary.known[partial]
@@ -218,9 +219,9 @@ class _Maker:
                     self._do_piece(works[first : first + self._piece])
 
     def _do_piece(self, works: list[Work]) -> None:
-        """Roll all matchers on; then make the masks in parts, and hand each over, the first with those that get none."""
+        """Advance all matchers. Hand over the works that get no mask, then the masks in parts, each when it is made."""
         clock = _Clock()
-        live = [w for w in works if w.row < 0 or w.seq.state is not _FINISHED]  # others were aborted since
+        live = [w for w in works if w.row < 0 or w.seq.state is not _FINISHED]  # the others were aborted meanwhile
         masked = [w for w in live if w.row >= 0]
         self._consume(sorted(live, key=_lexer))
         seconds = clock.lap()
@@ -234,7 +235,7 @@ class _Maker:
             masks = self.memory(len(part), self._vocabulary.num_words)
             matchers = [(part[i].constraint.matcher, i) for i in _by_lexer(part)]
             self._tell_begun()
-            # at once: llguidance's threads have not gone to sleep yet
+            # immediately after the last call: llguidance's threads have not gone to sleep yet
             fill_next_token_bitmask_par(self._executor, matchers, masks)  # type: ignore[arg-type]
             self._finish(part, masks)
             making_s = clock.lap()
@@ -257,14 +258,14 @@ class _Maker:
         self._hand_over(Done(works, ended, masked, masks, slow))
 
     def _consume(self, works: list[Work]) -> None:
-        """Roll the matchers on. One that has ended is seen by its mask, if it has none and no more tokens, here."""
+        """Give the matchers their tokens. Whether one has ended is seen here, unless its mask will show it (`_finish`)."""
         for turn in range(max((len(w.tokens) for w in works), default=0)):
             given, pairs = [], []
             for work in works:
                 if turn >= len(work.tokens) or work.has_ended:
                     continue
                 if (token := work.tokens[turn]) in work.constraint.eos_token_ids:
-                    work.has_ended = True  # under ignore_eos: sampled where nothing else was left
+                    work.has_ended = True  # with ignore_eos an end token is only sampled if nothing else was left
                 else:
                     given.append(work)
                     pairs.append((work.constraint.matcher, token))
@@ -277,15 +278,15 @@ class _Maker:
                         _look_at(work)
 
     def _tell_begun(self) -> None:
-        if self.begun is not None and self.begun.locked():  # nobody else releases it
+        if self.begun is not None and self.begun.locked():  # no other thread releases it
             self.begun.release()
 
     def _finish(self, works: list[Work], masks: np.ndarray) -> None:
-        """See who of them has ended with the last token, and complete the others' masks."""
+        """Note which works have ended with their last token, and complete the masks of the others."""
         column, bit = divmod(self._vocabulary.end_id, 32)
         may_end = set((masks[:, column] >> bit & 1).nonzero()[0].tolist())
         masks[:, self._partial] &= self._known
-        for i in may_end:  # a matcher that has ended, or failed, allows nothing else
+        for i in may_end:  # a matcher that has ended, or failed, allows nothing but the end
             _look_at(works[i])
         for i in may_end.union(i for i, work in enumerate(works) if work.is_bound):
             if not works[i].has_ended:
@@ -297,7 +298,7 @@ def _new_memory(n: int, width: int) -> np.ndarray:
 
 
 def _by_lexer(works: list[Work]) -> list[int]:
-    """Copies of one matcher share a lexer and wait for each other: those beside each other mostly go to one thread."""
+    """An order that puts copies of one matcher side by side: they wait for their lexer, and neighbors mostly share a thread."""
     lexers = [work.constraint.lexer for work in works]
     return sorted(range(len(works)), key=lexers.__getitem__)
 
@@ -308,7 +309,7 @@ def _without(works: list[Work], others: list[Work]) -> list[Work]:
 
 
 def _look_at(work: Work) -> None:
-    """Note whether its matcher has ended, well or badly. One that had no token yet ends with one that is an end."""
+    """Note whether its matcher has ended or failed. One that had no token yet has not ended: an end token must come first."""
     matcher = work.constraint.matcher
     if matcher is None or work.has_ended:
         return
@@ -320,7 +321,7 @@ def _look_at(work: Work) -> None:
 
 
 def _complete_mask(work: Work, mask: np.ndarray, may_end: bool) -> None:
-    """Let a mask allow the model's own ends where the grammar may end, and nothing that the request forbids."""
+    """Allow the model's end tokens in a mask where the grammar may end, and remove what the request forbids."""
     c = work.constraint
     if work.opening is not None:
         mask[work.opening >> 5] |= np.uint32(1 << (work.opening & 31))

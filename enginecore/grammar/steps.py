@@ -1,13 +1,13 @@
-"""GrammarSteps: how the masks of a step come about: which of its rows wait, for what, and what their sequences end with.
+"""GrammarSteps: requests the masks of each step, sends them to the workers, and ends sequences when their grammars end.
 
-    plan N+1 is sent with its mask rows, while step N runs        `expect`: masks that do not depend on N are asked for
-    N's tokens are in                                             `take`: those that need only these are asked for, too
-    N's tokens count                                              `advance`: so are the others; they are sent as they come
-    what takes longer than INLINE_S                               `turn`: is taken in a later turn of the loop
-    what takes longer than MASKS_LATE_S                           its sequence is held (held.py), the step does without it
-    whether a last token by length ended the grammar, too         is told when it is known, for UNSURE_S at most
+    plan N+1 is sent with its mask rows while step N runs      `expect` requests masks that do not depend on N
+    the tokens of N arrive                                     `take` requests masks that need nothing but these tokens
+    the scheduler has taken the tokens of N                    `advance` requests the others; each is sent when it is made
+    a mask takes longer than INLINE_S                          `turn` takes it in a later turn of the loop
+    a mask takes longer than MASKS_LATE_S                      its sequence is deferred (deferred.py), the step drops its row
+    a token reaches max_tokens and may complete the grammar    the finish reason is reported when known, within AMBIGUOUS_S
 
-A row whose mask nobody needs any more is said to get none at once, so that it holds up nothing. Owned by the core's loop.
+If a row no longer needs its mask, the workers are told at once that it gets none: nothing waits. Owned by the core's loop.
 """
 
 import time
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from quire.enginecore.grammar.compiler import GrammarCompiler
-from quire.enginecore.grammar.held import HeldSequences
+from quire.enginecore.grammar.deferred import DeferredSequences
 from quire.enginecore.grammar.mask_threads import Work
 from quire.enginecore.grammar.masks import StepMasks
 from quire.enginecore.grammar.matchers import NOTHING_LEFT, Constraint, Failure, restrict, stop_bits
@@ -28,26 +28,26 @@ from quire.enginecore.scheduling.sequence import Sequence, SequenceState
 from quire.enginecore.scheduling.step import ScheduledStep, StepOutput
 from quire.enginecore.workers import WorkerGroup
 from quire.ipc.messages.frontend import Finished, FinishReason, StepOutputs
-from quire.ipc.messages.workers import CaptureMaskedTails
+from quire.ipc.messages.workers import CaptureMaskedSamplingGraphs
 from quire.ipc.step.masks import mask_words
-from quire.ipc.step.sections import INT32_MAX, MAX_BAD_WORD_TOKENS, VARIANT_PROCESSORS
+from quire.ipc.step.sections import INT32_MAX, MAX_BAD_WORD_TOKENS, SAMPLING_PROCESSORS
 
-AHEAD = 0  # the step of a mask that is made before its row is scheduled
-INLINE_S = 4e-3  # that the loop waits for masks before it does other things: they take a fraction of that
-UNSURE_S = 2.0  # after that, an output has ended by its length for all that is known
+AHEAD = 0  # stands for the step of a mask that is made before its row is scheduled
+INLINE_S = 4e-3  # how long the loop waits for masks before it does other things: normally they take a fraction of it
+AMBIGUOUS_S = 2.0  # after that, an output is reported to have ended by its length
 
 
 @dataclass(slots=True)
 class _Waiting:
-    """A step's rows whose masks were not asked for yet: int32 [n], with their slots, and works for those that need no more.
+    """Rows of a step, int32 [n], for which masks were not requested yet; with a Work for each that needs only its grammar.
 
-    These are made while the workers are busy with the step before: when that returns, it is masks that they wait for."""
+    The works are prepared while the workers run the step before; once that returns, the workers wait for the masks."""
 
     scheduled: ScheduledStep
     rows: np.ndarray
     slots: np.ndarray
     works: list[Work | None]
-    is_plain: np.ndarray  # bool [n]: has such a work
+    is_plain: np.ndarray  # bool [n]: has such a Work
 
     def keep(self, left: np.ndarray) -> None:
         self.works = [self.works[i] for i in left.nonzero()[0].tolist()]
@@ -55,7 +55,7 @@ class _Waiting:
 
 
 class GrammarSteps:
-    """waiting: the rows of steps in flight that wait for masks. grammars: None where there are none."""
+    """waiting: the rows of steps in flight that wait for masks. grammars: None if the engine supports none."""
 
     def __init__(
         self,
@@ -75,23 +75,23 @@ class GrammarSteps:
             self._threads.memory = workers.mask_memory
         self._epoch = epoch
         self._steps: dict[int, _Waiting] = {}  # in flight, with mask rows
-        self._held = HeldSequences(scheduler)
-        self._unsure: dict[int, tuple[Sequence, float]] = {}  # ended by length, perhaps by grammar; by id(), with deadlines
+        self._deferred = DeferredSequences(scheduler)
+        self._ambiguous: dict[int, tuple[Sequence, float]] = {}  # ended by length, perhaps by grammar; by id(), with deadlines
         self._now = 0.0  # of the last turn
-        self._oldest = 0  # step, as the last turn saw it
-        self._told = 0  # the generation of workers that knows that masks will come
+        self._oldest = 0  # the oldest step in flight, at the last turn
+        self._notified = 0  # the generation of workers that knows that masks will come
         self._num_words = mask_words(scheduler.config.vocab_size)
 
     def pollables(self) -> Iterable[int]:
-        """What the core's poller must watch."""
+        """Descriptors that the core's poller must watch."""
         return () if self._threads is None else (self._threads.fileno(),)
 
     # -------------------------------------------------------------------------------------------------- the core's calls
     def expect(self, scheduled: ScheduledStep, now: float) -> None:
-        """The plan of a step with mask rows was sent."""
+        """The plan of a step with mask rows was just sent: request the masks that can be made already."""
         rows, slots = scheduled.mask_rows, scheduled.slots[scheduled.mask_rows]
         self._waiting.expect(scheduled.step, rows, now)
-        processors = self._scheduler.slots.variant[slots] & VARIANT_PROCESSORS != 0
+        processors = self._scheduler.slots.sampling_kind[slots] & SAMPLING_PROCESSORS != 0
         columns = zip(rows.tolist(), slots.tolist(), processors.tolist(), strict=True)
         works = [
             None if has_processors else self._plain_work(scheduled.step, row, slot) for row, slot, has_processors in columns
@@ -99,12 +99,12 @@ class GrammarSteps:
         is_plain = np.asarray([work is not None for work in works], bool)
         self._steps[scheduled.step] = _Waiting(scheduled, rows, slots, works, is_plain)
         self._submit(self._ask())
-        self._held.hold(scheduled, rows)
+        self._deferred.defer_slow(scheduled, rows)
 
     def take(self, scheduled: ScheduledStep, tokens: np.ndarray) -> list[Sequence]:
-        """A step has returned, and its tokens are about to count; returns the sequences whose matchers have to hear of them.
+        """A step has returned, and the scheduler takes its tokens next; returns the sequences with tokens for their matchers.
 
-        Those that wait, in the next step, for a mask of their grammar alone, are not among them: it is asked for now.
+        Sequences that wait, in the next step, for a mask of their grammar alone are not among them: it is requested now.
         """
         self._steps.pop(scheduled.step, None)
         t = self._scheduler.slots
@@ -119,14 +119,14 @@ class GrammarSteps:
             seq = t.sequence(slot)
             if seq.constraint.take(token):
                 news.append(seq)
-            elif seq.constraint.matcher is None and seq.constraint.thinking is None:
+            elif seq.constraint.matcher is None and seq.constraint.reasoning is None:
                 seq.mask_from = t.mask_from[slot] = INT32_MAX
         return news
 
     def advance(self, news: list[Sequence], out: StepOutput) -> bool:
-        """The tokens count. Sequences whose grammars have ended with them are put into `out`, if that is known soon.
+        """The scheduler has taken the tokens. Adds the sequences that a grammar ended to `out`, if that is known in INLINE_S.
 
-        Returns whether any matcher had to hear of them."""
+        Returns whether any matcher was given tokens."""
         is_awaited = self._threads is not None and self._threads.num_quick > 0
         if not news and not is_awaited and not self._waiting:
             return False
@@ -136,63 +136,63 @@ class GrammarSteps:
             if seq.constraint.unconsumed and (seq.state is not SequenceState.FINISHED or seq.key in by_length):
                 works.append(self._work_ahead(seq) if seq.is_held else self._work(seq))
                 if seq.state is SequenceState.FINISHED:
-                    self._unsure[id(seq)] = seq, time.monotonic() + UNSURE_S
+                    self._ambiguous[id(seq)] = seq, time.monotonic() + AMBIGUOUS_S
         self._submit(works)
         deadline = time.monotonic() + INLINE_S
         while self._threads is not None and self._threads.num_quick and (left := deadline - time.monotonic()) > 0:
             self._apply(left, out)
-        if self._unsure:
-            unsure = {(seq.owner, seq.key) for seq, _ in self._unsure.values()}
+        if self._ambiguous:
+            unsure = {(seq.owner, seq.key) for seq, _ in self._ambiguous.values()}
             out.finished = [(owner, f) for owner, f in out.finished if (owner, f.key) not in unsure]
         return bool(news) or is_awaited
 
     def turn(self, now: float) -> None:
-        """Take what is done, and give up what is overdue or nobody's. now: seconds, that only grow."""
+        """Take results, and give up masks that are overdue or not needed. now: seconds of a clock that never goes back."""
         self._now = now
-        if self._scheduler.slots.num_constrained and self._told != self._workers.generation and self._workers.is_ready:
-            self._told = self._workers.generation
-            self._workers.send_control(CaptureMaskedTails, lambda _: None)
+        if self._scheduler.slots.num_constrained and self._notified != self._workers.generation and self._workers.is_ready:
+            self._notified = self._workers.generation
+            self._workers.send_control(CaptureMaskedSamplingGraphs, lambda _: None)
         if self._threads is not None and self._threads.num_outstanding:
             self._apply(0.0, None)
-        if self._unsure:
-            for seq in [seq for seq, deadline in self._unsure.values() if deadline < time.monotonic()]:
-                self._told_apart(seq, "length", None)
+        if self._ambiguous:
+            for seq in [seq for seq, deadline in self._ambiguous.values() if deadline < time.monotonic()]:
+                self._report_ambiguous_finish(seq, "length", None)
         if self._waiting:
             for step in self._steps:
                 if step > self._oldest:
-                    self._waiting.postpone(step, now)  # its masks are asked for once the step before returns: maybe just now
+                    self._waiting.postpone(step, now)  # until the step before it returned its masks could not be requested
             self._give_up_dead()
             for step, late in self._waiting.late(now):
-                if len(rows := self._held.set_aside(self._steps[step].scheduled, late, now)):
+                if len(rows := self._deferred.defer_late(self._steps[step].scheduled, late, now)):
                     self._waiting.send(step, rows)
                     self._workers.send_no_masks(step, rows)
             for step, rows in self._waiting.overdue(now):
                 self._workers.send_no_masks(step, rows)
         self._oldest = self._scheduler.oldest_step
         if not self._steps:
-            self._held.forget_ended()
-        if self._held:
-            for seq in self._held.overdue(now):
+            self._deferred.forget_ended()
+        if self._deferred:
+            for seq in self._deferred.overdue(now):
                 self._fail(seq, Failure("engine_error", TOO_LATE))
 
     def clear(self) -> None:
-        """The steps in flight are lost."""
+        """Forget the steps in flight: they are lost."""
         self._waiting.clear()
         self._steps.clear()
 
-    # ---------------------------------------------------------------------------------------------------- what is asked
+    # --------------------------------------------------------------------------------------------------------- requests
     def _plain_work(self, step: int, row: int, slot: int) -> Work | None:
-        """What to ask for when this row's tokens are known, if it is a mask of its grammar and nothing else."""
+        """The Work to submit when this row's tokens are known; None if its mask depends on more than its grammar."""
         seq = self._scheduler.slots.sequence(slot)
         c: Constraint | None = seq.constraint
-        if c is None or c.matcher is None or c.thinking is not None or c.mask is not None:
+        if c is None or c.matcher is None or c.reasoning is not None or c.mask is not None:
             return None
         return Work(seq, c, [], step, row)
 
     def _ask_early(self, waiting: _Waiting, slots: np.ndarray, has_token: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """Ask for a step's masks that need only the tokens, int32 [rows], of the step before, whose slots these are.
+        """Request a step's masks that need only the tokens, int32 [rows], of the step before, which had these slots.
 
-        The scheduler takes the tokens while matchers roll on with them. Returns which of the rows' tokens they have.
+        Matchers advance while the scheduler takes the tokens. Returns the rows of the step before with tokens now submitted.
         """
         t = self._scheduler.slots
         row_of = np.full(len(t.alive), -1, np.int32)
@@ -215,7 +215,7 @@ class GrammarSteps:
         return before
 
     def _ask(self) -> list[Work]:
-        """Masks that can be made now: of rows whose tokens before are all known. Answers at once what needs no matcher."""
+        """Works for masks that can be made now, as all tokens before them are known. Answers rows that need no matcher."""
         works: list[Work] = []
         for step, waiting in self._steps.items():
             if not (can_be_made := self._can_be_made(waiting.slots)).any():
@@ -235,12 +235,12 @@ class GrammarSteps:
         return works
 
     def _can_be_made(self, slots: np.ndarray) -> np.ndarray:
-        """Whether nothing that comes before the last scheduled token is in flight, or nobody wants it any more; bool [n]."""
+        """Whether all tokens before the last scheduled one are known, or the sequence has ended meanwhile; bool [n]."""
         t = self._scheduler.slots
         return (t.sched_tokens[slots] - t.num_tokens[slots] == 1) | ~t.alive[slots]
 
     def _give_up_dead(self) -> None:
-        """Rows of sequences that have ended since wait for nothing."""
+        """Tell the workers that rows of sequences that have ended meanwhile get no masks."""
         alive = self._scheduler.slots.alive
         for step, waiting in self._steps.items():
             mask_rows = waiting.scheduled.mask_rows
@@ -250,7 +250,7 @@ class GrammarSteps:
                     self._send_none(step, row)
 
     def _ask_for(self, step: int, row: int, slot: int) -> list[Work]:
-        """One work, or none."""
+        """The Work for one row's mask, or none if the row was answered at once."""
         if not self._scheduler.slots.alive[slot]:
             self._send_none(step, row)
             return []
@@ -262,15 +262,15 @@ class GrammarSteps:
             mask, c.mask = c.mask, None
             self._send(step, [row], mask[None])
             return []
-        opening = c.thinking.opening if c.thinking is not None else None
-        if c.matcher is not None and (c.thinking is None or opening is not None):
+        opening = c.reasoning.opening if c.reasoning is not None else None
+        if c.matcher is not None and (c.reasoning is None or opening is not None):
             work = self._work(seq)
             work.step, work.row, work.banned, work.opening = step, row, self._banned(seq), opening
             return [work]
-        forced = c.thinking.forced if c.thinking is not None else None
+        forced = c.reasoning.forced if c.reasoning is not None else None
         if forced is None:
             self._waiting.send(step, _one(row))
-            self._workers.send_free(step, _one(row))
+            self._workers.send_any_token(step, _one(row))
         else:
             self._force(seq, c, forced, step, row)
         return []
@@ -281,10 +281,10 @@ class GrammarSteps:
         return Work(seq, c, tokens)
 
     def _work_ahead(self, seq: Sequence) -> Work:
-        """For the mask of a held sequence's next row."""
+        """The Work for the mask of a deferred sequence's next row."""
         work = self._work(seq)
         work.step, work.row, work.banned = AHEAD, 0, self._banned(seq)
-        self._held.has_asked(work, self._now)
+        self._deferred.has_asked(work, self._now)
         return work
 
     def _force(self, seq: Sequence, c: Constraint, token: int, step: int, row: int) -> None:
@@ -300,7 +300,7 @@ class GrammarSteps:
             self._send(step, [row], mask.view(np.int32)[None])
 
     def _banned(self, seq: Sequence) -> list[int]:
-        """Ids that the request's other parameters keep away from the next token, as the sampler does; sets `allowed`."""
+        """Ids that the request's other parameters forbid for the next token, as the sampler does; sets `allowed`."""
         p, c = seq.params, seq.constraint
         if not p.needs_logits_processors:
             return []
@@ -322,24 +322,24 @@ class GrammarSteps:
             assert self._threads is not None
             self._threads.submit(works)
 
-    # ------------------------------------------------------------------------------------------------- what has come of it
+    # ---------------------------------------------------------------------------------------------------------- results
     def _apply(self, timeout_s: float, out: StepOutput | None) -> None:
-        """Take results; `out`: of the step whose tokens they follow, if it was not published yet."""
+        """Take results. out: the output of the step that they follow, if it is not published yet."""
         assert self._threads is not None
         for done in self._threads.take(timeout_s):
-            self._held.are_slow(done.slow)
+            self._deferred.are_slow(done.slow)
             for work in done.ended:
                 if work.failure is not None:
                     self._fail(work.seq, work.failure)
                 else:
                     self._complete(work.seq, out)
-            if self._unsure:
+            if self._ambiguous:
                 for work in done.works:
-                    self._told_apart(work.seq, "length", out)
-            if self._held:
+                    self._report_ambiguous_finish(work.seq, "length", out)
+            if self._deferred:
                 for work, mask in zip(done.masked, done.masks, strict=True):
                     if work.seq.is_held and work.row not in self._waiting.due(work.step):
-                        self._held.take(work, mask)
+                        self._deferred.take(work, mask)
             steps = {work.step for work in done.masked}
             for step in steps:
                 at = [i for i, work in enumerate(done.masked) if work.step == step] if len(steps) > 1 else slice(None)
@@ -348,22 +348,22 @@ class GrammarSteps:
             self._give_up_dead()
 
     def _complete(self, seq: Sequence, out: StepOutput | None) -> None:
-        """The sequence's output is all that its grammar has."""
+        """The output has completed its grammar: end the sequence."""
         if seq.state is SequenceState.FINISHED:
-            return self._told_apart(seq, "stop", out)
+            return self._report_ambiguous_finish(seq, "stop", out)
         self._scheduler.complete(seq)
-        return self._tell(seq, "stop", out)
+        return self._report_finish(seq, "stop", out)
 
-    def _told_apart(self, seq: Sequence, reason: FinishReason, out: StepOutput | None) -> None:
-        """What a sequence has ended by, if that was open until now: its length, or its grammar with the same token."""
-        if self._unsure.pop(id(seq), None) is not None:
+    def _report_ambiguous_finish(self, seq: Sequence, reason: FinishReason, out: StepOutput | None) -> None:
+        """Report the finish reason of a sequence that reached max_tokens with a token that may also complete its grammar."""
+        if self._ambiguous.pop(id(seq), None) is not None:
             if out is not None:
                 out.finished = [(owner, f) for owner, f in out.finished if (owner, f.key) != (seq.owner, seq.key)]
-            self._tell(seq, reason, out)
+            self._report_finish(seq, reason, out)
 
-    def _tell(self, seq: Sequence, reason: FinishReason, out: StepOutput | None) -> None:
+    def _report_finish(self, seq: Sequence, reason: FinishReason, out: StepOutput | None) -> None:
         end = Finished(seq.key, reason)
-        if out is not None and seq.owner in out.owners:  # else no message of the step goes there
+        if out is not None and seq.owner in out.owners:  # else the step sends no message there
             out.finished.append((seq.owner, end))
         else:
             self._owners.send(seq.owner, StepOutputs(self._epoch, 0, b"", b"", [end]))
@@ -377,7 +377,7 @@ class GrammarSteps:
             self._owners.refuse(seq.owner, seq.request_id, failure.code, f"{field}: {message}")
 
     def _send(self, step: int, rows: list[int], masks: np.ndarray) -> None:
-        """Masks of those of the rows that still wait."""
+        """Send the masks of those rows that still wait."""
         due = self._waiting.due(step)
         if not due.issuperset(rows):
             at = [i for i, row in enumerate(rows) if row in due]

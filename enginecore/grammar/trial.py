@@ -1,9 +1,9 @@
-"""Trial: a grammar is compiled in a process of its own first, which may crash, swell or take for ever in the core's place.
+"""Trial: compiles a grammar in a process of its own first, which may crash, swell or hang in the core's place.
 
-llguidance is fast and bounded for all that is meant well, but what is not can end the process that compiles it (limits.py),
-and a thread cannot be killed. The child has the vocabulary, little memory, and a time for each grammar; it makes Lark of
-what was asked for, compiles it, tries some tokens, and says what is wrong, or the Lark and the bytes that it took. Then the
-core compiles it.
+llguidance is fast and bounded for grammars that are meant well, but others can end the process that compiles them (limits.py),
+and a thread cannot be killed. The child has the vocabulary, little memory, and a time limit for each grammar. It translates
+what was asked for to Lark, compiles it, tries some tokens, and answers with an error, or with the Lark and the bytes that it
+took. Then the core compiles the Lark.
 
 `Trial` is the core's side, used by one thread of compiler.py; `main` is the child's.
 """
@@ -36,7 +36,7 @@ class TrialConfig(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """error: why the grammar cannot be used, for the user; empty if it can: then its Lark, and the bytes it may take."""
+    """error: why the grammar cannot be used, for the user; empty if it can. Then lark, and the bytes that it may take."""
 
     error: str
     lark: str = ""
@@ -52,7 +52,7 @@ TOO_LARGE = "it needs more memory, or is nested deeper through references, than 
 
 
 class Trial:
-    """One child, started at the first grammar, and anew after one that ended it. Not for several threads at once."""
+    """One child, started for the first grammar, and again after one that ended it. Not for several threads at once."""
 
     def __init__(self, tokenizer_json: bytes, vocab_size: int, eos_token_ids: Collection[int] = ()) -> None:
         self._tokenizer_json = tokenizer_json
@@ -61,7 +61,7 @@ class Trial:
         self._child = AskedChild(MODULE)
 
     def run(self, wanted: StructuredOutputs, timeout_s: float = COMPILE_TIMEOUT_S) -> Verdict:
-        """Try a grammar. Raises OSError if no process can be had, VocabularyError for this model's tokenizer."""
+        """Try a grammar. Raises OSError if no process can be started, VocabularyError if the tokenizer is not supported."""
         if not self._child.is_there:
             self._start()
         answer = self._child.ask(_encode(wanted), timeout_s)
@@ -97,7 +97,7 @@ def main() -> None:
 
 
 def judge(wanted: StructuredOutputs, vocabulary: Vocabulary) -> Verdict:
-    """Compile a grammar, and try what it takes to go on a little with it."""
+    """Compile a grammar, and measure how long it takes to continue with a few tokens."""
     before = data_bytes()
     try:
         lark = to_lark(wanted, vocabulary.special_names)
@@ -119,7 +119,7 @@ def _matcher(lark: str, vocabulary: Vocabulary) -> llguidance.LLMatcher:
 
 
 def _error_of(wanted: StructuredOutputs, vocabulary: Vocabulary) -> str:
-    """What is wrong with a grammar by itself; empty if nothing is."""
+    """The error of a grammar by itself; empty if it has none."""
     try:
         matcher = _matcher(to_lark(wanted, vocabulary.special_names), vocabulary)
     except ValueError as error:
@@ -128,7 +128,7 @@ def _error_of(wanted: StructuredOutputs, vocabulary: Vocabulary) -> str:
 
 
 def try_tokens(matcher: llguidance.LLMatcher, vocabulary: Vocabulary) -> float:
-    """Go on with tokens picked at random; returns the processor's seconds that the slowest took."""
+    """Continue with tokens picked at random; returns the CPU seconds that the slowest took."""
     masks, random, slowest = np.zeros((1, vocabulary.num_words), np.int32), np.random.default_rng(0), 0.0
     for _ in range(TRIAL_TOKENS):
         begin = _cpu_seconds()

@@ -1,12 +1,11 @@
-"""Vocabulary: what each token id adds to a text, as llguidance wants to know it: bytes, made of a tokenizer.json.
+"""Vocabulary: the bytes that each token id adds to a text, in the form that llguidance wants, made from a tokenizer.json.
 
-Not made by llguidance's own reader of tokenizer.json, which takes twice the time and memory, does not bear holes in the ids,
-and must be told an end-of-sequence id within the vocabulary. Here the end of a grammar is an id of its own behind the
-model's vocabulary: which tokens of the model stand for it is decided for each sequence (matchers.py), and a model may have
-none.
+llguidance's own reader of tokenizer.json is not used: it takes twice the time and memory, does not support gaps in the ids,
+and needs an end-of-sequence id within the vocabulary. Here the end of a grammar is an id of its own behind the model's
+vocabulary. The tokens of the model that stand for it are chosen for each sequence (matchers.py), and a model may have none.
 
-Used by the core and by the process that tries grammars (trial.py). A vocabulary of 152k tokens takes 0.5 s, in which no other
-thread runs Python, and 100 MB: so the core makes it while its workers load the model.
+Used by the core and by the process that tries grammars (trial.py). A vocabulary of 152k tokens takes 100 MB, and 0.5 s in which
+no other thread can run Python; so the core makes it while its workers load the model.
 """
 
 import re
@@ -18,10 +17,10 @@ import msgspec
 import numpy as np
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-SPECIAL = b"\xff"  # what llguidance knows special tokens by: no text has this byte
+SPECIAL = b"\xff"  # marks special tokens for llguidance: no text has this byte
 END = b"the end of the grammar"
-# Tokens that llguidance knows to be allowed together: white space, and characters of a JSON string, up to so many. Its own
-# lengths are 10 and 30: where a string nears its maxLength a mask took it 0.17 to 0.74 ms; with these, half of that.
+# Sets of tokens that llguidance can allow as a whole: white space, and up to n characters of a JSON string. Its own lengths are
+# 10 and 30: with these a mask near a string's maxLength took 0.17 to 0.74 ms; with the lengths here it takes half of that.
 _STRING = r'[^"\\\x00-\x1F\x7F]'
 SLICES = [r"[\x20\x0A\x0D\x09]+", *(f"{_STRING}{{1,{n}}}" for n in (6, 8, 10, 14, 20, 30)), f"{_STRING}+"]
 
@@ -35,11 +34,11 @@ class Vocabulary(NamedTuple):
     end_id: int  # of END, the first id behind the model's vocabulary
     known: np.ndarray  # int32 [words], bits of the ids that are tokens
     special: frozenset[int]
-    special_names: dict[str, int]  # to their ids; without those that end an output, which a grammar cannot ask for
+    special_names: dict[str, int]  # to ids; without tokens that end an output, which a grammar cannot ask for
 
     @property
     def num_words(self) -> int:
-        """int32 words of a mask, that of the end included."""
+        """int32 words of a mask, including the bit of the end."""
         return len(self.known)
 
 
@@ -60,7 +59,7 @@ class _TokenizerJson(msgspec.Struct):
 
 
 class _Tokens:
-    """As llguidance asks for a tokenizer. It never asks it to tokenize, for all grammars say no_forcing (texts.py)."""
+    """A tokenizer as llguidance expects it. It is never asked to tokenize, because all grammars say no_forcing (texts.py)."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -75,7 +74,7 @@ class _Tokens:
 
 
 def make_vocabulary(tokenizer_json: bytes, vocab_size: int, eos_token_ids: Collection[int] = ()) -> Vocabulary:
-    """vocab_size, eos_token_ids: the model's. Raises VocabularyError for tokenizers whose tokens are not pieces of a text."""
+    """vocab_size, eos_token_ids: the model's. Raises VocabularyError if the tokenizer's tokens are not pieces of a text."""
     try:
         parsed = msgspec.json.decode(tokenizer_json, type=_TokenizerJson)
     except (msgspec.MsgspecError, RecursionError) as error:
@@ -100,7 +99,7 @@ def make_vocabulary(tokenizer_json: bytes, vocab_size: int, eos_token_ids: Colle
 
 # ------------------------------------------------------------------------------------------------------------ pieces
 def _piece_of(decoder: dict[str, Any] | None) -> Any:
-    """How a token's name in tokenizer.json becomes its bytes."""
+    """The function that turns a token's name in tokenizer.json into its bytes."""
     steps = _steps(decoder)
     kinds = {step.get("type") for step in steps}
     if "ByteLevel" in kinds:
@@ -123,7 +122,7 @@ def _steps(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 def _space_of(step: dict[str, Any]) -> str:
-    """What stands for a space, if this step of a decoder says so."""
+    """The text that stands for a space, if this step of a decoder replaces one; else ""."""
     if step.get("type") == "Metaspace":
         return str(step.get("replacement", "▁"))
     if step.get("type") == "Replace" and step.get("content") == " ":
@@ -142,12 +141,12 @@ def _sentencepiece_piece(name: str, spaces: list[str]) -> bytes:
 def _byte_level_piece(name: str) -> bytes:
     try:
         return name.translate(_LATIN1_OF_CHAR).encode("latin-1")
-    except UnicodeEncodeError:  # no byte: it stands for itself
+    except UnicodeEncodeError:  # not made of bytes: it stands for itself
         return name.encode(errors="replace")
 
 
 def _latin1_of_char() -> dict[int, int]:
-    """GPT-2's map of bytes to printable characters, inverted: bytes that print stand for themselves, others follow 255."""
+    """GPT-2's map of bytes to printable characters, inverted: printable bytes stand for themselves, others follow 255."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [b for b in range(256) if b not in printable]
     return {256 + i: b for i, b in enumerate(others)}

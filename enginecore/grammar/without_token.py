@@ -1,6 +1,6 @@
-"""Rows for which the workers have no token (NO_TOKEN): why that is, and that their requests end with it, and nobody else's.
+"""WithoutToken: ends the requests of rows for which the workers have no token (NO_TOKEN), each with its reason, and no others.
 
-Called by the core's loop with each step's tokens; steps whose tokens are all tokens cost one look at them.
+Called by the core's loop with each step's tokens; a step in which every row has a token costs one comparison.
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ from quire.enginecore.scheduling.step import ScheduledStep
 from quire.enginecore.workers import WorkersFailed
 from quire.ipc.messages.frontend import ErrorCode
 from quire.ipc.sampling import SamplingParams
-from quire.ipc.step.sections import NO_TOKEN, VARIANT_PROCESSORS
+from quire.ipc.step.sections import NO_TOKEN, SAMPLING_PROCESSORS
 
 TOO_LATE = "what its output may go on with was not found out in time"
 PROCESSOR_FAILED = "a logits processor of the engine failed on this request"
@@ -24,17 +24,17 @@ class WithoutToken:
         self._vocab_size = vocab_size
 
     def end(self, step: ScheduledStep, tokens: np.ndarray) -> np.ndarray:
-        """End the requests of rows without a token, which count for nothing then; tokens, int32 [rows], with 0 for them.
+        """End the requests of rows without a token; returns tokens, int32 [rows], with 0 for these rows.
 
-        Raises WorkersFailed for what no correct worker writes."""
-        if not self._are_wrong(step, tokens):  # NO_TOKEN is no token, too
+        Raises WorkersFailed for values that no correct worker writes."""
+        if not self._are_wrong(step, tokens):  # NO_TOKEN is outside the vocabulary, too
             return tokens
         if len(step.mask_rows):
             self._end(step, step.mask_rows, tokens, TOO_LATE)
         if len(step.processed_rows):
             self._end(step, step.processed_rows, tokens, PROCESSOR_FAILED)
         if self._are_wrong(step, tokens):
-            has_bans = self._scheduler.slots.variant[step.slots] & VARIANT_PROCESSORS != 0
+            has_bans = self._scheduler.slots.sampling_kind[step.slots] & SAMPLING_PROCESSORS != 0
             self._end(step, (step.samples & has_bans).nonzero()[0], tokens, None)
             if self._are_wrong(step, tokens):
                 raise WorkersFailed("a worker's result is a token outside the vocabulary")
@@ -44,11 +44,11 @@ class WithoutToken:
         return bool((tokens.view(np.uint32) >= self._vocab_size)[step.samples].any())
 
     def _end(self, step: ScheduledStep, rows: np.ndarray, tokens: np.ndarray, failure: str | None) -> None:
-        """failure: of the engine; None where the request's own parameters leave nothing."""
+        """failure: the engine's; None where the request's own parameters leave no token."""
         without = rows[(tokens[rows] == NO_TOKEN) & step.samples[rows]]
         for slot in step.slots[without]:
             if not self._scheduler.slots.alive[slot]:
-                continue  # aborted since, and its id may be another request's by now
+                continue  # aborted meanwhile, and another request may have its id by now
             seq = self._scheduler.slots.sequence(slot)
             code: ErrorCode = "invalid" if failure is None else "engine_error"
             text = nothing_left(seq.params) if failure is None else failure
@@ -58,7 +58,7 @@ class WithoutToken:
 
 
 def nothing_left(params: SamplingParams) -> str:
-    """For the user, naming what the request has asked for of what can forbid tokens. A bias of -100 forbids none."""
+    """A text for the user that names the request's parameters that can forbid tokens. A bias of -100 forbids none."""
     p = params
     bans = {
         "allowed_token_ids": p.allowed_token_ids,

@@ -1,4 +1,4 @@
-"""The agent as a child process of `quire host` or of Ray's actor: configuration in, readiness or the reason why not out."""
+"""The agent as a child process of `quire host` or of Ray's actor: it gets its configuration, and reports that it is ready."""
 
 import signal
 import sys
@@ -14,7 +14,7 @@ from quire.ipc.process.children import child_main_config, tell_parent
 from quire.ipc.process.command import stop_signals
 from quire.ipc.process.logs import set_up_logging
 
-LAST_WORD_S = 1.0  # to leave: that this host stops
+LAST_WORD_S = 1.0  # for the last message, that this host stops, to be sent
 
 
 def main() -> None:

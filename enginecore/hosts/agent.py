@@ -1,9 +1,9 @@
-"""The agent of a host (`quire host`): starts the workers that an engine elsewhere wants here, passes on what both sides say,
-and ends them when the engine says so, has gone, or is silent.
+"""The agent of a host (`quire host`): starts the workers that an engine on another host wants here, passes on messages between
+them and the engine, and ends the workers when the engine says so, has gone, or is silent.
 
-It serves one engine at a time, of those whose keys are on its list; nobody else gets as far as a message. What an engine asks
-for and cannot have is answered by HostRefused, whatever bytes it sends; the agent itself goes on. One thread and one loop; a
-model is looked for, and downloaded, in another.
+It serves one engine at a time; only engines with keys on its list can send messages at all. A request that it cannot fulfill is
+answered by HostRefused, whatever bytes the engine sends, and the agent goes on. One thread runs one loop; another thread finds,
+and downloads, a model.
 """
 
 import logging
@@ -17,18 +17,17 @@ from quire.enginecore.device import find_gpus
 from quire.enginecore.hosts.host_ranks import HostRanks
 from quire.enginecore.hosts.same_model import find_same_model
 from quire.enginecore.loading.model_files import ModelFilesError
-from quire.ipc.config import WorkerConfig
 from quire.ipc.interfaces import Interface, find_interface
 from quire.ipc.links.core_and_hosts import HostToCore
 from quire.ipc.messages.hosts import (
-    BEAT_INTERVAL_S,
+    HEARTBEAT_INTERVAL_S,
     MAX_ENGINE_ID,
     BeginRanks,
-    CoreBeat,
+    CoreHeartbeat,
     DumpRankStacks,
     EndRanks,
-    HostBeat,
     HostCommand,
+    HostHeartbeat,
     HostHello,
     HostMessage,
     HostRefused,
@@ -42,29 +41,30 @@ from quire.ipc.process.children import Child, wait_for_all
 from quire.ipc.process.loop_clock import LoopClock
 from quire.ipc.step.plan_ring import RingCorrupt, RingFull
 from quire.ipc.version import VERSION
+from quire.ipc.worker_config import WorkerConfig
 
 log = logging.getLogger("quire.host")
 
-CORE_SILENCE_S = 30.0  # of an engine whose machine is gone without a word
-DYING_LIMIT_S = 30.0  # so long workers wait for killed ones to be gone: until then their memory is not free
-LOOK_S = 0.1  # at killed workers that are not gone
+CORE_SILENCE_S = 30.0  # after which an engine counts as gone, if its machine vanished
+DYING_LIMIT_S = 30.0  # how long new workers wait for killed ones to be gone: until then their memory is not free
+LOOK_S = 0.1  # between looks at killed workers that are not gone
 
 
 class Agent:
-    """link: bound. interface: what the operator of this host says, or None."""
+    """link: bound. interface: the one that this host's operator chose, or None."""
 
     def __init__(self, link: HostToCore, interface: Interface | None = None) -> None:
         self._link = link
         self._interface = interface
         self._gpus = [gpu.name for gpu in find_gpus()]
         self._clock = LoopClock()
-        self._next_beat = 0.0
+        self._next_heartbeat = 0.0
         self._stopping = False
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._core: bytes | None = None  # the connection that is served, and whose it is
+        self._core: bytes | None = None  # the connection that is served, and below the engine's id
         self._engine = ""
         self._heard_at = 0.0
-        self._begin: BeginRanks | None = None  # ranks that wait for their model, or for killed ones to be gone
+        self._begin: BeginRanks | None = None  # ranks that wait for their model, or for killed workers to be gone
         self._search: ModelSearch | None = None
         self._ranks: HostRanks | None = None
         self._dying: list[Child] = []
@@ -75,7 +75,7 @@ class Agent:
         return len(self._gpus)
 
     def run(self) -> None:
-        """Until `stop`. All workers have ended, or are killed, when this returns."""
+        """Run until `stop`. All workers have ended, or were killed, when this returns."""
         try:
             while not self._stopping:
                 self._wait()
@@ -83,7 +83,7 @@ class Agent:
                 self._take_commands()
                 self._begin_if_due()
                 self._pass_on()
-                self._beat()
+                self._heartbeat()
         finally:
             if self._stopping:
                 self._send(HostRefused("its agent was told to stop"))
@@ -91,7 +91,7 @@ class Agent:
             os.close(self._wake_fd)
 
     def stop(self) -> None:
-        """Safe from a signal handler, and again."""
+        """End `run`. Safe in a signal handler, and may be called again."""
         if not self._stopping:
             self._stopping = True
             os.eventfd_write(self._wake_fd, 1)
@@ -100,7 +100,9 @@ class Agent:
         poller = zmq.Poller()
         for source in (self._wake_fd, *self._link.sockets(), *(self._ranks.pollables() if self._ranks is not None else ())):
             poller.register(source, zmq.POLLIN)
-        timeout_s = min(max(self._next_beat - self._clock.now, 0.0), LOOK_S if self._begin is not None else BEAT_INTERVAL_S)
+        timeout_s = min(
+            max(self._next_heartbeat - self._clock.now, 0.0), LOOK_S if self._begin is not None else HEARTBEAT_INTERVAL_S
+        )
         if (self._wake_fd, zmq.POLLIN) in poller.poll(int(timeout_s * 1000) + 1):
             os.eventfd_read(self._wake_fd)
 
@@ -120,7 +122,7 @@ class Agent:
             reason = f"it runs Quire {VERSION}, and the engine's host {hello.version[:40]}: they must be the same"
             self._link.send(connection, HostRefused(reason))
             return
-        if self._core is not None and hello.engine != self._engine and self._send(HostBeat([])):
+        if self._core is not None and hello.engine != self._engine and self._send(HostHeartbeat([])):
             self._link.send(
                 connection, HostRefused("it serves another engine, and an agent serves one: start another agent there")
             )
@@ -142,7 +144,7 @@ class Agent:
                 self._ranks.dump_stacks()
             case EndRanks():
                 self._end("the engine ends them")
-            case CoreBeat() | PlanRecord() | RankCommand() | DumpRankStacks():
+            case CoreHeartbeat() | PlanRecord() | RankCommand() | DumpRankStacks():
                 pass
             case _:
                 self._refuse("it was sent what it cannot read, or what was not due")
@@ -163,7 +165,7 @@ class Agent:
 
     # -------------------------------------------------------------------------------------------------------- ranks
     def _prepare(self, begin: BeginRanks) -> None:
-        """Check what is wanted, and look for the model."""
+        """Check the ranks that are wanted, and start to look for the model."""
         try:
             self._check(begin.configs)
         except ValueError as error:
@@ -175,13 +177,13 @@ class Agent:
     def _check(self, configs: list[WorkerConfig]) -> None:
         if not configs or len({config.rank for config in configs}) < len(configs):
             raise ValueError("it was sent no ranks, or one twice")
-        needed = max(config.device_index for config in configs) + 1
-        if configs[0].device == "cuda" and needed > len(self._gpus):
+        needed = max(config.gpu_index for config in configs) + 1
+        if configs[0].engine.device == "cuda" and needed > len(self._gpus):
             raise ValueError(f"{needed} GPUs are wanted there, and it has {len(self._gpus)} (CUDA_VISIBLE_DEVICES counts)")
         self._interface_for(configs[0])
 
     def _interface_for(self, config: WorkerConfig) -> Interface:
-        return self._interface or find_interface(config.interface)
+        return self._interface or find_interface(config.bound_to.name)
 
     def _begin_if_due(self) -> None:
         self._dying = wait_for_all(self._dying, 0.0)
@@ -197,25 +199,25 @@ class Agent:
             self._ranks = HostRanks(begin.configs, self._search.folder, self._interface_for(begin.configs[0]))
         except (OSError, ValueError, zmq.ZMQError) as error:
             return self._refuse(f"workers cannot be started there: {error}")
-        log.info("workers %s of %d start with the model in %s", ranks, begin.configs[0].world_size, self._search.folder)
+        log.info("workers %s of %d start with the model in %s", ranks, begin.configs[0].engine.world_size, self._search.folder)
         return None
 
     def _pass_on(self) -> None:
         if self._ranks is None:
             return
-        ended = self._ranks.ended()  # looked at first: what they said before they ended is there by now
+        ended = self._ranks.ended()  # before `messages`, which then has all that they sent before they ended
         for message in self._ranks.messages():
             self._send(RankMessage(message))
         for end in ended:
             self._send(end)
 
-    def _beat(self) -> None:
-        if self._clock.now < self._next_beat:
+    def _heartbeat(self) -> None:
+        if self._clock.now < self._next_heartbeat:
             return
-        self._next_beat = self._clock.now + BEAT_INTERVAL_S
+        self._next_heartbeat = self._clock.now + HEARTBEAT_INTERVAL_S
         if self._core is None:
             return
-        if not self._send(HostBeat(self._ranks.stopped() if self._ranks is not None else [])):
+        if not self._send(HostHeartbeat(self._ranks.stopped() if self._ranks is not None else [])):
             self._leave("the engine has gone")
         elif self._clock.now - self._heard_at > CORE_SILENCE_S:
             self._leave(f"nothing was heard of the engine for {CORE_SILENCE_S:.0f} s")
@@ -225,7 +227,7 @@ class Agent:
         self._core = None
 
     def _end(self, why: str) -> None:
-        """Kill what runs; the connection stays."""
+        """Kill the workers; the connection stays."""
         self._begin = self._search = None
         if self._ranks is not None:
             log.info("%s: its workers are killed", why)
@@ -235,7 +237,7 @@ class Agent:
 
 
 class ModelSearch(threading.Thread):
-    """Looks for a model; `is_done` at last, with a folder or an error. Nobody waits for it: a download takes its time."""
+    """Looks for a model; then `is_done` is set, with a folder or an error. No thread waits for it: a download may take long."""
 
     def __init__(self, model: ModelFiles) -> None:
         super().__init__(name="quire-model-search", daemon=True)

@@ -1,7 +1,7 @@
-"""HostRanks: the workers of one generation on an agent's host: started, told what the core says, heard, killed.
+"""HostRanks: the workers of one generation on an agent's host. It starts them, talks to them, and kills them.
 
-They have what workers have on the core's own host: a plan ring, into which the agent copies the core's records, and a channel,
-whose messages it passes on. Their results nobody reads here: the output rank is on the core's host. Used by agent.py.
+They have what workers have on the core's own host: a plan ring, into which the agent copies the core's records, and a channel;
+the agent passes on its messages. Their results are not read: the output rank is on the core's host. Used by agent.py.
 """
 
 import contextlib
@@ -13,24 +13,24 @@ import msgspec
 import numpy as np
 import zmq
 
-from quire.ipc.config import WorkerConfig
 from quire.ipc.interfaces import Interface
 from quire.ipc.links.core_and_workers import CoreToWorkers
 from quire.ipc.messages.hosts import RankEnded
 from quire.ipc.messages.workers import WorkerCommand, WorkerMessage
 from quire.ipc.process.children import WORKER_MODULE, Child, prespawn, wait_for_all
 from quire.ipc.step.plan_ring import PlanRing
+from quire.ipc.worker_config import WorkerConfig
 
-RING_WORDS = 8 << 20  # as the core's own
-WRITE_TIMEOUT_S = 1.0  # a ring holds many steps and two or so are in flight: who leaves no room for so long reads no more
+RING_WORDS = 8 << 20  # like the core's own
+WRITE_TIMEOUT_S = 1.0  # the ring holds many steps, and about two are in flight: if it is full so long, a worker hangs
 KILL_WAIT_S = 1.0
 
 
 class HostRanks:
-    """configs: as the core sent them; at least one, all of one generation."""
+    """configs: as the core sent them; at least one, all of the same generation."""
 
     def __init__(self, configs: Sequence[WorkerConfig], folder: Path, interface: Interface) -> None:
-        """Start them. Raises OSError or zmq.ZMQError if the system has no room for them."""
+        """Start the workers. Raises OSError or zmq.ZMQError if the system has no room for them."""
         with contextlib.ExitStack() as on_failure:
             self._ring = PlanRing.create(RING_WORDS, len(configs))
             on_failure.callback(self._ring.close)
@@ -48,8 +48,7 @@ class HostRanks:
                 control_address=self._link.address,
                 plan_ring_fds=fds,
                 result_ring_fds=[],
-                interface=interface.name,
-                interface_address=interface.address,
+                bound_to=interface,
             )
             self._children[config.rank].configure(here, fds)
 
@@ -61,7 +60,7 @@ class HostRanks:
         return [message for _, message in self._link.receive()]
 
     def ended(self) -> list[RankEnded]:
-        """Of those that have ended since this was last asked."""
+        """A RankEnded for each worker that has ended since the last call."""
         codes = {rank: child.poll() for rank, child in self._children.items() if rank not in self._said_ended}
         ended = [RankEnded(rank, code) for rank, code in codes.items() if code is not None]
         self._said_ended |= {end.rank for end in ended}
@@ -71,7 +70,7 @@ class HostRanks:
         return [rank for rank, child in self._children.items() if child.is_stopped()]
 
     def write(self, kind: int, words: bytes) -> None:
-        """Raises RingFull, RingCorrupt, or ValueError for what is no record."""
+        """Write a record to the plan ring. Raises RingFull, RingCorrupt, or ValueError for what is not a record."""
         self._ring.write(kind, np.frombuffer(words, np.int32), WRITE_TIMEOUT_S)
 
     def send(self, rank: int, command: WorkerCommand) -> None:
@@ -82,7 +81,7 @@ class HostRanks:
         self._signal(signal.SIGUSR1)
 
     def kill(self) -> list[Child]:
-        """End them now; returns those that are not gone at once. Nothing else may be called after this."""
+        """Kill the workers; returns those that are not gone at once. No other method may be called after this."""
         self._signal(signal.SIGKILL)
         left = wait_for_all(list(self._children.values()), KILL_WAIT_S)
         for child in self._children.values():

@@ -1,7 +1,7 @@
-"""Which rank runs where: on the core's own host or on another one, and on which of its GPUs. Pure; decided once, at the start.
+"""Places ranks on hosts and GPUs: on the core's own host or on others. Pure functions; called once, at the start.
 
-Ranks lie on hosts in one run each, in the order of the hosts: then ranks that share layers are next to each other. The output
-rank is on the core's own host, for its results come through shared memory; so that host has the first ranks, or the last.
+Each host has consecutive ranks, in the order of the hosts, so that ranks that share layers are next to each other. The output
+rank is on the core's own host, because its results come through shared memory; so that host has the first ranks, or the last.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from quire.ipc.links.curve import parse_key
 
 
 class HostEntry(NamedTuple):
-    """Another host: where its agent listens, the agent's public key, how many of its GPUs (or processes, on a CPU) are ours."""
+    """Another host: where its agent listens, the agent's public key, how many of its GPUs (or processes, on a CPU) we use."""
 
     address: str
     public_key: bytes
@@ -21,11 +21,11 @@ class HostEntry(NamedTuple):
 
 
 class RankPlacement(NamedTuple):
-    """Of a rank. host: an index into Placement.hosts, None for the core's own."""
+    """Where one rank runs. host: an index into Placement.hosts, None for the core's own host."""
 
     host: int | None
     device_index: int  # among the GPUs that the host's agent, or the core, sees
-    group_on_one_host: bool  # whether all ranks that share this one's layers are
+    group_on_one_host: bool  # whether all ranks that share this one's layers are on one host
 
 
 class Placement(NamedTuple):
@@ -48,7 +48,7 @@ def all_here(world_size: int, first_device: int = 0) -> Placement:
 def place(
     hosts: Sequence[HostEntry], world_size: int, group_size: int, output_rank: int, devices: Sequence[int] | None
 ) -> Placement:
-    """Ranks on other hosts, and the rest here. devices: the GPUs here by their numbers, None for processes on a CPU.
+    """Place ranks on the other hosts, and the rest here. devices: numbers of the GPUs here, None for processes on a CPU.
 
     group_size: how many ranks, one after another, share their layers. Raises PlacementError.
     """
@@ -85,7 +85,7 @@ def _count(n: int, what: str) -> str:
 
 
 def read_hosts_file(path: str) -> list[HostEntry]:
-    """The file of --hosts: a line for each other host, `ADDRESS PUBLIC_KEY GPUS`; empty lines and those with # first count not.
+    """Read the file of --hosts: a line `ADDRESS PUBLIC_KEY GPUS` for each other host. Empty lines and # comments are skipped.
 
     Raises PlacementError, naming the line.
     """

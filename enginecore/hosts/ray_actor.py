@@ -1,7 +1,7 @@
-"""AgentActor: what Ray runs on a node of its cluster: it starts an agent there (agent.py), and says where it listens.
+"""AgentActor: the actor that Ray runs on a node of its cluster. It starts an agent there (agent.py), and says where it listens.
 
-Nothing else goes through Ray: the engine and the agent talk to each other, by keys that live as long as they do. Called by
-ray_hosts.py through Ray, which pickles what these methods are given and return: strings.
+Nothing else goes through Ray: the engine and the agent talk to each other directly, by keys that live as long as they do.
+Called by ray_hosts.py through Ray, which pickles the arguments and results of these methods: strings.
 """
 
 import os
@@ -14,7 +14,7 @@ START_TIMEOUT_S = 60.0
 
 
 class AgentActor:
-    """engine_key: the public key that the agent admits. interface: of the operator's choice, "" for the node's own address."""
+    """engine_key: the public key that the agent admits. interface: the operator's choice, "" for the node's own address."""
 
     def __init__(self, engine_key: str, interface: str, log_level: str, log_format: str) -> None:
         self._engine_key, self._interface = engine_key, interface
@@ -23,7 +23,7 @@ class AgentActor:
         self._said: dict[str, str] = {}
 
     def agent(self) -> dict[str, str]:
-        """Where the agent listens, and its public key; one is started if none runs. Raises RuntimeError."""
+        """Where the agent listens, and its public key; starts an agent if none runs. Raises RuntimeError."""
         import ray
 
         if self._agent is not None and self._agent.poll() is None:
@@ -48,5 +48,5 @@ class AgentActor:
         return said
 
     def gpus(self) -> str:
-        """The GPUs that Ray has given to us, by the numbers or names that CUDA_VISIBLE_DEVICES has, with commas between."""
+        """The GPUs that Ray assigned to this actor, as CUDA_VISIBLE_DEVICES has them: numbers or names, separated by commas."""
         return os.environ.get("CUDA_VISIBLE_DEVICES", "")

@@ -1,9 +1,9 @@
-"""RayHosts: hosts as a Ray cluster has them (`--distributed-executor-backend ray`): room for each group of ranks, and an agent.
+"""RayHosts: hosts of a Ray cluster (`--distributed-executor-backend ray`), with room for each group of ranks, and an agent.
 
-A group is the ranks that share their layers. Each has a placement group of its own, STRICT_PACK: its GPUs are of one host. That
-of the output rank is on the engine's host, where the engine starts the ranks itself; every other one has an actor, which starts
-an agent (ray_actor.py) and says its address and public key. Ray is asked for nothing else. Its own ports know no keys, and it
-pickles what it carries: they must be private. Used by setup.py; `find` is called by a thread of RemoteRanks.
+A group is the ranks that share their layers. Each has a placement group of its own, STRICT_PACK: its GPUs are on one host. The
+output rank's group is on the engine's host, where the engine starts the ranks itself. Every other group has an actor, which
+starts an agent (ray_actor.py) and says its address and public key. Ray does nothing else. Its own ports have no keys, and it
+pickles what it transfers, so they must be private. Used by setup.py; a thread of RemoteRanks calls `find`.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from quire.enginecore.hosts.ray_actor import START_TIMEOUT_S, AgentActor
 from quire.enginecore.hosts.remote_host import CONNECT_TIMEOUT_S, HostFailed
 from quire.ipc.links.curve import parse_key
 
-ROOM_TIMEOUT_S = 60.0  # for others to leave, or an autoscaler
+ROOM_TIMEOUT_S = 60.0  # for other users of the cluster to leave, or for an autoscaler
 MISSING = "--distributed-executor-backend ray: Ray is not installed here; pip install 'quire[ray]', on all hosts, brings it"
 NO_CLUSTER = "--distributed-executor-backend ray: no Ray cluster was found ({}); `ray start --head` begins one"
 
@@ -39,11 +39,11 @@ class RayHosts:
 
     @property
     def num_gpus(self) -> int:
-        """Of the whole cluster."""
+        """GPUs of the whole cluster."""
         return int(self._ray.cluster_resources().get("GPU", 0))
 
     def place(self) -> tuple[list[str], list[HostEntry]]:
-        """The engine's own GPUs, as CUDA_VISIBLE_DEVICES would name them, and the other hosts. Raises PlacementError."""
+        """Make room; returns the engine's own GPUs, as in CUDA_VISIBLE_DEVICES, and the other hosts. Raises PlacementError."""
         needed, there = (1 + len(self._others)) * self._group_size, int(self._ray.cluster_resources().get(self._resource, 0))
         if needed > there:
             raise PlacementError(f"{needed} workers need as many {self._resource}s, and Ray's cluster has {there}")
@@ -57,7 +57,7 @@ class RayHosts:
             raise PlacementError(str(error)) from None
 
     def find(self) -> list[HostEntry]:
-        """The other hosts as they are now: agents that have ended are started again, lost nodes replaced. Raises HostFailed."""
+        """The other hosts as they are now: starts agents again that have ended, and replaces lost nodes. Raises HostFailed."""
         found = []
         with self._as_host_failed("no agent can be started by Ray"):
             for group in self._others:
@@ -73,7 +73,7 @@ class RayHosts:
         return self._ray.get(self._actors[group].agent.remote(), timeout=START_TIMEOUT_S)
 
     def _make_room(self, group: int) -> None:
-        """A new placement group, and a new actor in it. Raises HostFailed."""
+        """Make a new placement group for a group of ranks, and a new actor in it. Raises HostFailed."""
         util = self._ray.util
         if (room := self._rooms.pop(group, None)) is not None:
             util.remove_placement_group(room)
@@ -101,13 +101,13 @@ class RayHosts:
             raise HostFailed(f"{what}: {_last_line(error)}") from error
 
     def close(self) -> None:
-        """Leave the cluster; agents end with their actors, and these with us."""
+        """Leave the cluster; agents end with their actors, and the actors with this process."""
         with _kept_handlers():
             self._ray.shutdown()
 
 
 def _connected() -> Any:
-    """The module, connected to the cluster of this host, or of RAY_ADDRESS. Raises PlacementError."""
+    """The ray module, connected to this host's cluster, or to that of RAY_ADDRESS. Raises PlacementError."""
     with _kept_handlers():
         try:
             import ray
@@ -123,7 +123,7 @@ def _connected() -> Any:
 
 
 def _check_address(address: str) -> None:
-    """Ray would try for minutes. Raises PlacementError."""
+    """Raises PlacementError if RAY_ADDRESS does not answer; Ray itself would try for minutes."""
     if address in ("", "auto"):
         return
     host, _, port = address.rpartition(":")
@@ -136,7 +136,7 @@ def _check_address(address: str) -> None:
 
 @contextlib.contextmanager
 def _kept_handlers() -> Iterator[None]:
-    """Ray sets handlers of its own for stop signals, and ours must stay."""
+    """Restore our handlers of stop signals afterwards: Ray sets its own."""
     numbers = signal.SIGTERM, signal.SIGINT
     before = {number: signal.getsignal(number) for number in numbers}
     try:
@@ -151,9 +151,9 @@ def _last_line(error: Exception) -> str:
 
 
 def own_devices(given: Sequence[str], visible: str | None) -> list[int]:
-    """Numbers of GPUs that Ray has given to us, among those that this process sees. Raises PlacementError.
+    """Numbers of the GPUs that Ray assigned to this host, among those that this process sees. Raises PlacementError.
 
-    given: as in CUDA_VISIBLE_DEVICES of a process of Ray's. visible: this process's CUDA_VISIBLE_DEVICES, None without one.
+    given: as in CUDA_VISIBLE_DEVICES of Ray's actor. visible: this process's CUDA_VISIBLE_DEVICES, None if it is not set.
     """
     try:
         if visible is None:

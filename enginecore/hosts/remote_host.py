@@ -1,8 +1,8 @@
-"""RemoteHost: one other host as the core sees it, for one generation of workers: greeted, told its ranks, watched, left.
+"""RemoteHost: the core's side of one other host, for one generation of workers: it greets, configures, watches and leaves it.
 
-    connect -> HostHello -> HostWelcome -> BeginRanks -> what its ranks say, and beats
+    connect -> HostHello -> HostWelcome -> BeginRanks -> messages of its ranks, and heartbeats
 
-Whatever befalls it is a HostFailed that names host and ranks. Nothing here waits, and nothing is tried again: the next
+Every failure is a HostFailed that names the host and its ranks. Nothing here waits, and nothing is tried again: the next
 generation has connections of its own. The agent's side is agent.py; all hosts together are remote_ranks.py.
 """
 
@@ -12,12 +12,11 @@ from collections.abc import Sequence
 import zmq
 
 from quire.enginecore.hosts.placement import HostEntry
-from quire.ipc.config import WorkerConfig
 from quire.ipc.links.core_and_hosts import CoreToHost, HostLost, HostUnreadable, NotThisHost
 from quire.ipc.messages.hosts import (
     BeginRanks,
-    HostBeat,
     HostCommand,
+    HostHeartbeat,
     HostHello,
     HostMessage,
     HostRefused,
@@ -29,14 +28,15 @@ from quire.ipc.messages.hosts import (
 from quire.ipc.messages.workers import SideResults, WorkerMessage
 from quire.ipc.process.children import how_it_ended
 from quire.ipc.version import VERSION
+from quire.ipc.worker_config import WorkerConfig
 
 log = logging.getLogger("quire.enginecore")
 
 CONNECT_TIMEOUT_S = 10.0
-RETURN_TIMEOUT_S = 240.0  # for a host that was here to be back; a restart's limit is a little longer
-LEAST_SILENCE_S = 3.0  # six of its beats
-SUSPECT_SILENCE_S = 2.0  # four, where a rank is waited for already
-LINGER_S = 1.0  # for the last word to leave
+RETURN_TIMEOUT_S = 240.0  # for a host of an earlier generation to be back; a restart's limit is a little longer
+LEAST_SILENCE_S = 3.0  # six of its heartbeats
+SUSPECT_SILENCE_S = 2.0  # four heartbeats, if a rank is waited for already
+LINGER_S = 1.0  # for the last message to be sent
 
 
 class HostFailed(Exception):
@@ -44,24 +44,24 @@ class HostFailed(Exception):
 
 
 class RemoteHost:
-    """Its ranks and their configurations are those of one generation. gpu_name: what its GPUs must be, None on CPUs."""
+    """configs: of its ranks, of one generation. gpu_name: the name that its GPUs must have, None on CPUs."""
 
     def __init__(
         self, link: CoreToHost, configs: Sequence[WorkerConfig], model: ModelFiles, engine: str, gpu_name: str | None
     ) -> None:
         self.ranks = [config.rank for config in configs]
-        self.stopped: set[int] = set()  # ranks, by the agent's last beat
+        self.stopped: set[int] = set()  # ranks that are stopped, by the agent's last heartbeat
         self.address = "another host"
         self._link = link
         self._configs, self._model, self._engine, self._gpu_name = list(configs), model, engine, gpu_name
         self.is_welcome = False
-        self._since: float | None = None  # of its last message, or of our attempt to connect
+        self._since: float | None = None  # when we began to connect
         self._heard_at = 0.0
         self._was_here = False
-        self._answer = "no answer"  # to our last attempt
+        self._answer = "no answer"  # to our last attempt to connect
 
     def connect(self, entry: HostEntry, now: float, was_here: bool) -> None:
-        """was_here: in an earlier generation. Raises HostFailed for an address that no socket can use."""
+        """was_here: the host was used in an earlier generation. Raises HostFailed for an address that no socket can use."""
         self.address, self._heard_at, self._since, self._was_here = entry.address, now, now, was_here
         try:
             self._link.connect(entry.address, entry.public_key)
@@ -80,7 +80,7 @@ class RemoteHost:
         return self._link.encode(command)
 
     def send(self, command: HostCommand) -> None:
-        """Raises HostFailed if it does not take what it is told."""
+        """Raises HostFailed if the host does not accept the message."""
         self.send_encoded(self._link.encode(command))
 
     def send_encoded(self, encoded: bytes) -> None:
@@ -88,7 +88,7 @@ class RemoteHost:
             raise self._failed("it does not take what it is sent")
 
     def messages(self, now: float) -> list[WorkerMessage]:
-        """What its ranks have said since. Raises HostFailed."""
+        """New messages of its ranks. Raises HostFailed."""
         said: list[WorkerMessage] = []
         try:
             for message in self._link.receive():
@@ -110,7 +110,7 @@ class RemoteHost:
                 said.append(inner)
             case RankEnded(rank, code) if rank in self.ranks:
                 raise HostFailed(f"worker {rank} on {self.where} ended unexpectedly ({how_it_ended(code)})")
-            case HostBeat():
+            case HostHeartbeat():
                 self.stopped = {rank for rank in message.stopped if rank in self.ranks}
             case _:
                 raise self._failed("it sent what was not due")
@@ -128,7 +128,7 @@ class RemoteHost:
         self.send(BeginRanks(self._model, self._configs))
 
     def check(self, now: float, limit_s: float) -> None:
-        """Raises HostFailed if it is lost, cannot be reached, or has said nothing for limit_s. After `messages`."""
+        """Raises HostFailed if the host is lost, cannot be reached, or was silent for limit_s. Call it after `messages`."""
         if self._since is None:
             return
         try:
@@ -138,7 +138,7 @@ class RemoteHost:
                 raise self._failed(str(error)) from None
             if self._answer != str(error):
                 log.warning("%s: %s; it is waited for", self.where, error)
-            self._answer = str(error)  # libzmq connects again, until the agent is back
+            self._answer = str(error)  # libzmq keeps trying to connect, until the agent is back
         if not self.is_welcome:
             timeout_s = RETURN_TIMEOUT_S if self._was_here else CONNECT_TIMEOUT_S
             if now - self._since > timeout_s:

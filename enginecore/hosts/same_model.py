@@ -1,6 +1,6 @@
-"""Whether two hosts have the same model, by what loading/fingerprint.py says of its files.
+"""Checks whether two hosts have the same model, by the fingerprints of its files (loading/fingerprint.py).
 
-The core says what it has (`model_files`); an agent finds the model on its own host by the same name (`find_same_model`) and
+The core describes its model (`model_files`); an agent finds the model of the same name on its own host (`find_same_model`), and
 names the first file that differs.
 """
 
@@ -13,11 +13,11 @@ from quire.ipc.messages.hosts import ModelFiles
 
 
 def model_files(config: EngineConfig, folder: Path) -> ModelFiles:
-    """What the engine's model is, for other hosts. folder: where it was found here. Raises ModelFilesError."""
+    """A description of the engine's model for other hosts. folder: where it is on this host. Raises ModelFilesError."""
     with_weights = config.load_format != "dummy"
     name = config.model
     if name is not None and Path(name).expanduser().is_dir():
-        name = str(folder)  # there is no working directory that both sides share
+        name = str(folder)  # absolute: the two sides share no working directory
     files = fingerprints(folder, with_weights)
     return ModelFiles(name, config.revision, config.download_dir, with_weights, files)
 
@@ -31,7 +31,7 @@ def find_same_model(model: ModelFiles) -> Path:
     else:
         folder = resolve_model(model.name, model.revision, model.download_dir, model.with_weights)
     have = fingerprints(folder, model.with_weights)
-    for name in sorted(have.keys() ^ model.files.keys()):  # first, for more files are sampled less
+    for name in sorted(have.keys() ^ model.files.keys()):  # checked first: with another number of files all samples differ
         raise ModelFilesError(f"another model is in {folder}: {name} is on one of the hosts only")
     for name in sorted(have):
         if have[name] != model.files[name]:

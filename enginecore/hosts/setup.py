@@ -1,7 +1,6 @@
-"""Where the ranks of an engine run, by its flags: here, here and on the hosts of a file, or where Ray has room for them.
+"""Places the ranks of an engine by its flags: here, here and on the hosts of a file, or where Ray has room for them.
 
-Called once by the daemon, before workers are started. Whatever cannot be is a PlacementError or a HostFailed, in words for the
-user.
+Called once by the daemon, before workers are started. Failures are PlacementError or HostFailed, with a text for the user.
 """
 
 import logging
@@ -15,10 +14,11 @@ from quire.enginecore.hosts.placement import HostEntry, PlacementError, place, r
 from quire.enginecore.hosts.ray_hosts import RayHosts, own_devices
 from quire.enginecore.hosts.remote_ranks import RemoteRanks, no_others
 from quire.enginecore.hosts.same_model import model_files
-from quire.ipc.config import EngineConfig, WorkerConfig
+from quire.ipc.config import EngineConfig
 from quire.ipc.interfaces import LOOPBACK, Interface, find_interface
 from quire.ipc.links.curve import KeyPair, load_or_make_keys, make_keys
 from quire.ipc.links.paths import check_address, is_loopback
+from quire.ipc.worker_config import WorkerConfig
 
 log = logging.getLogger("quire.enginecore")
 
@@ -29,16 +29,16 @@ def is_spread(config: EngineConfig) -> bool:
 
 
 def place_ranks(config: EngineConfig, template: WorkerConfig, folder: Path) -> tuple[WorkerConfig, RemoteRanks]:
-    """The template with what all ranks must know of it, and where each rank runs. Raises PlacementError, HostFailed."""
+    """The template with the network interface of all ranks, and where each rank runs. Raises PlacementError, HostFailed."""
     if config.distributed_executor_backend == "ray":
         return _by_ray(config, template, folder)
     if config.hosts is None or config.hosts_key_file is None:
-        return _bound_to(template, _interface(config)), no_others(template.world_size, template.device_index)
+        return _bound_to(template, _interface(config)), no_others(template.engine.world_size, template.gpu_index)
     hosts = read_hosts_file(config.hosts)
     interface = _interface(config, hosts)
-    gpus = find_gpus()[template.device_index :] if template.device == "cuda" else []
-    devices = range(template.device_index, template.device_index + len(gpus)) if gpus else None
-    placement = place(hosts, template.world_size, config.tensor_parallel_size, template.output_rank, devices)
+    gpus = find_gpus()[template.gpu_index :] if template.engine.device == "cuda" else []
+    devices = range(template.gpu_index, template.gpu_index + len(gpus)) if gpus else None
+    placement = place(hosts, template.engine.world_size, config.tensor_parallel_size, template.engine.output_rank, devices)
     if gpus and (problem := unfit_for_ranks(gpus, len(placement.ranks_of(None)))):
         raise PlacementError(problem)
     keys, model, name = _keys(config.hosts_key_file), model_files(config, folder), gpus[0].name if gpus else None
@@ -48,15 +48,15 @@ def place_ranks(config: EngineConfig, template: WorkerConfig, folder: Path) -> t
 def _by_ray(config: EngineConfig, template: WorkerConfig, folder: Path) -> tuple[WorkerConfig, RemoteRanks]:
     keys, size = make_keys(), config.tensor_parallel_size
     actor = keys.public.decode(), config.interface or "", config.log_level, config.log_format
-    resource = "GPU" if template.device == "cuda" else "CPU"
-    ray = RayHosts(template.world_size // size, size, template.output_rank // size, resource, actor)
+    resource = "GPU" if template.engine.device == "cuda" else "CPU"
+    ray = RayHosts(template.engine.world_size // size, size, template.engine.output_rank // size, resource, actor)
     try:
         if resource == "CPU" and config.device == "auto" and ray.num_gpus:
             raise PlacementError("Ray's cluster has GPUs, and this host has none: run the engine on a host with GPUs")
         given, hosts = ray.place()
         gpus = find_gpus() if resource == "GPU" else []
         devices = own_devices(given, os.environ.get("CUDA_VISIBLE_DEVICES")) if gpus else None
-        placement = place(hosts, template.world_size, size, template.output_rank, devices)
+        placement = place(hosts, template.engine.world_size, size, template.engine.output_rank, devices)
         own = _interface(config) if config.interface or not hosts else find_interface(ray.node_address)
         model, name = model_files(config, folder), gpus[(devices or [0])[0]].name if gpus else None
     except BaseException:  # Ctrl-C, too
@@ -82,7 +82,7 @@ def _interface(config: EngineConfig, hosts: list[HostEntry] | None = None) -> In
 
 
 def _bound_to(template: WorkerConfig, interface: Interface) -> WorkerConfig:
-    return msgspec.structs.replace(template, interface=interface.name, interface_address=interface.address)
+    return msgspec.structs.replace(template, bound_to=interface)
 
 
 def _keys(path: str) -> KeyPair:

@@ -1,9 +1,9 @@
 """KVManager: which blocks each sequence holds, per KV group, and what the prefix cache can give it. No I/O.
 
 A KV group is a set of layers that share a block table: window 0 sees everything, a sliding window only its last tokens. All
-groups draw from one pool and grow in step: block i of every group holds tokens [i * size, (i + 1) * size). Blocks that a
-window has left behind are given back and their place in the table names the null block. It alone writes a SequenceBlocks;
-it knows nothing of scheduling, whose parts call it.
+groups draw from one pool and grow together: block i of every group holds tokens [i * size, (i + 1) * size). Blocks that a
+window has left behind are given back, and their entries in the table name the null block. Only KVManager writes a
+SequenceBlocks. It knows nothing of scheduling; the scheduler's parts call it.
 """
 
 import bisect
@@ -19,16 +19,16 @@ NULL_BLOCK = 0
 
 
 class PrefixHits(NamedTuple):
-    """What the prefix cache has for a sequence."""
+    """The blocks that the prefix cache has for a sequence."""
 
     blocks: list[list[int]]  # per KV group, all of equal length: the null block where a window does not look
-    num_blocks: int  # that were found for each group
-    waits_for: bytes | None = None  # another is computing what would be needed next, up to this block: nothing is taken yet
+    num_blocks: int  # found for each group
+    waits_for: bytes | None = None  # another sequence is computing the next blocks, up to this one: nothing is taken yet
 
 
 class KVManager:
     def __init__(self, num_blocks: int, block_size: int, windows: tuple[int, ...], num_slots: int):
-        """num_slots: of the device's block tables, the padding slot included; a table row is group * num_slots + slot."""
+        """num_slots: of the device's block tables, including the padding slot; a table row is group * num_slots + slot."""
         self.block_size = block_size
         self.windows = windows
         self.num_groups = len(windows)
@@ -36,14 +36,14 @@ class KVManager:
         self.pool = BlockPool(num_blocks, self.num_groups)
         self.hasher = BlockHasher(block_size)
         self._pending: Counter[bytes] = Counter()  # hashes that prefills under way will register
-        self._computes: dict[bytes, SequenceBlocks] = {}  # hash in _pending -> one that is computing, or was, its block
-        self._waited_for: set[bytes] = set()  # hashes in _pending that find_prefix has told somebody to wait for
-        self._resolved: list[bytes] = []  # those of them that are not pending any more
+        self._computes: dict[bytes, SequenceBlocks] = {}  # hash in _pending -> a sequence that computes its block, or did
+        self._waited_for: set[bytes] = set()  # hashes in _pending that find_prefix has told a sequence to wait for
+        self._resolved: list[bytes] = []  # those of them that are no longer pending
 
     def blocks_needed(self, num_tokens: Any) -> Any:
-        """Blocks that sequences of so many tokens hold, over all groups; behind a window the least that they can do with.
+        """Blocks that a sequence of num_tokens tokens holds, over all groups; in groups with a window, the fewest that suffice.
 
-        `num_tokens` is an int or an array of them, and so is the result."""
+        num_tokens is an int or an array, and so is the result."""
         full = -(-num_tokens // self.block_size)
         return sum(np.minimum(full, -(-w // self.block_size) + 2) if w else full for w in self.windows)
 
@@ -63,20 +63,20 @@ class KVManager:
         return updates
 
     def table_of(self, held: SequenceBlocks, slot: int) -> list[tuple[int, int, int]]:
-        """Updates that write the whole block tables."""
+        """The updates that write the sequence's whole block tables: (table row, index, block)."""
         rows = ((group * self._num_slots + slot, blocks) for group, blocks in enumerate(held.blocks))
         return [(row, i, block) for row, blocks in rows for i, block in enumerate(blocks)]
 
     # ------------------------------------------------------------------------------------------------ prefix cache
     def hash_known(self, held: SequenceBlocks, known: np.ndarray) -> None:
-        """Hash the full blocks of `known`, all ids that are known, that have no hash yet."""
+        """Hash the full blocks of `known`, all known ids of the sequence, that have no hash yet."""
         self.hasher.extend(held.hashes, held.root_hash, known)
 
     def hash_waiting(self, held: SequenceBlocks, known: np.ndarray, most: int) -> int:
-        """As `hash_known` for ids that nobody will write to, about `most` blocks at most; returns how many were done.
+        """As `hash_known`, for at most about `most` blocks, of ids that are never written to again; returns how many it did.
 
-        What it has in common with the sequences hashed last is taken from them, at a fraction of the cost, and counts so:
-        children of a request, and requests with one long prefix that come together, are hashed once."""
+        Hashes in common with the sequences hashed last are copied from these, and count as the fraction of the work that this
+        is: children of a request, and requests that come together with one long prefix, are hashed once."""
         if not held.use_cache:
             return 0
         done = 0 if held.hashes else self.hasher.begin(held.hashes, held.root_hash, known) // 32
@@ -87,8 +87,8 @@ class KVManager:
         return not held.use_cache or len(held.hashes) >= num_tokens // self.block_size
 
     def find_prefix(self, held: SequenceBlocks, num_tokens: int) -> PrefixHits:
-        """Longest cached prefix of a sequence's `num_tokens` tokens, capped at all but one token and whole blocks; or the
-        hash of the block that it should wait for, because another one is just computing it. `is_hashed` must hold."""
+        """The longest cached prefix of a sequence's num_tokens tokens, in whole blocks and without the last token; or the hash
+        of the block that it should wait for, because another sequence is computing it. `is_hashed` must hold."""
         if not held.use_cache or not held.may_hit:
             return PrefixHits([[] for _ in self.windows], 0)
         hashes, most = held.hashes, (num_tokens - 1) // self.block_size
@@ -107,28 +107,28 @@ class KVManager:
         return PrefixHits([found[g][1] if g in found else self.pool.find_all(g, hashes[:length]) for g in groups], length)
 
     def _last_in_common(self, hashes: list[bytes], first: int, end: int) -> bytes:
-        """The last of `hashes[first:end]` that the sequence which computes hashes[first] is computing, too.
+        """The last of `hashes[first:end]` that is computed by the same sequence as hashes[first].
 
-        Chains agree up to one point and nowhere behind it. Waiting for the first alone would mean a look after each of the
-        other's chunks: 300 requests behind one new prefix of 60k tokens made a step's schedule take 66 ms."""
+        Chains agree up to one point and nowhere after it. Waiting only for the first would mean a look after each chunk of the
+        other sequence: 300 requests behind one new prefix of 60k tokens made a step's schedule take 66 ms."""
         other = self._computes[hashes[first]].hashes
         end = bisect.bisect_left(range(first, min(end, len(other))), True, key=lambda i: hashes[i] != other[i]) + first
         return hashes[end - 1] if end > first and hashes[end - 1] in self._pending else hashes[first]
 
     def take_resolved(self) -> list[bytes]:
-        """Hashes that somebody was told to wait for and need not wait for any longer."""
+        """Hashes that a sequence was told to wait for, and that are no longer pending."""
         resolved, self._resolved = self._resolved, []
         return resolved
 
     def _full_hits(self, hashes: list[bytes], most: int) -> int:
-        """How many of the first `most` blocks all groups without a window have."""
+        """How many of the first `most` blocks are cached, one after the other, in all groups without a window."""
         for group in (g for g, w in enumerate(self.windows) if not w):
             most = self.pool.count_cached(group, hashes, most)
         return most
 
     def _window_hits(self, group: int, hashes: list[bytes], length: int) -> tuple[int, list[int]]:
-        """How many of `length` blocks may be hit as far as `group` knows (fewer if one that the next token sees is not cached),
-        and, if all, the group's blocks."""
+        """How many of `length` blocks may be hit by this group alone (fewer if one that the next token sees is not cached), and
+        the group's blocks if all may."""
         first = self._first_visible(group, length * self.block_size)
         found: list[int] = []
         for i in range(length - 1, first - 1, -1):
@@ -144,7 +144,7 @@ class KVManager:
         return max(num_computed - window + 1, 0) // self.block_size if window else 0
 
     def attach(self, held: SequenceBlocks, hits: PrefixHits) -> int:
-        """Take the found blocks; returns how many each group has."""
+        """Give the blocks that were found to the sequence; returns how many each group has."""
         for blocks in hits.blocks:
             self.pool.take(blocks)
         held.blocks = hits.blocks
@@ -164,7 +164,7 @@ class KVManager:
         held.num_registered = max(held.num_registered, end)
 
     def add_pending(self, held: SequenceBlocks) -> None:
-        """Others may wait for the blocks that it is about to compute."""
+        """Let other sequences wait for the blocks that this one is about to compute."""
         if held.use_cache:
             held.is_pending = True
             hashes = held.hashes[held.num_registered :]
@@ -172,7 +172,7 @@ class KVManager:
             self._computes.update(dict.fromkeys(hashes, held))
 
     def remove_pending(self, held: SequenceBlocks) -> None:
-        """It computes nothing more that others could wait for."""
+        """The sequence computes no more blocks that others could wait for."""
         if held.is_pending:
             held.is_pending = False
             for h in held.hashes[held.num_registered :]:
@@ -188,7 +188,7 @@ class KVManager:
 
     # ----------------------------------------------------------------------------------------------------- release
     def release_outside_window(self, held: SequenceBlocks, num_computed: int) -> None:
-        """Give back blocks that no step after the one that computed `num_computed` tokens can read."""
+        """Give back blocks that no step can read after the one that computed token num_computed - 1."""
         for group, window in enumerate(self.windows):
             if not window:
                 continue
@@ -200,7 +200,7 @@ class KVManager:
             held.num_released[group] = max(released, first)
 
     def free(self, held: SequenceBlocks) -> None:
-        """Give back everything; the sequence's end is evicted before its beginning."""
+        """Give back all blocks; the end of the sequence is evicted before its beginning."""
         for blocks in held.blocks:
             self.pool.release(reversed(blocks))
         held.blocks, held.num_released, held.num_registered = [], [], 0

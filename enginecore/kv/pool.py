@@ -2,12 +2,12 @@
 
 Every block but block 0 (the null block, which block tables name where nothing is to be read) is in exactly one state:
 
-    free      no content that anybody could ask for
+    free      reference count 0, no content that can be hit
     cached    reference count 0, but its content can be hit by its hash: the least recently used is evicted first
-    used      reference count > 0; may carry a hash, too
+    used      reference count > 0; may have a hash, too
 
-`check()` proves free + cached + used == total. Blocks are hashed per KV group: a hash names the tokens up to the block's end,
-the group says whose layers the block holds.
+`check()` proves free + cached + used == total. Blocks are hashed per KV group: a hash stands for the tokens up to the block's
+end, the group for the layers in the block.
 """
 
 import hashlib
@@ -18,12 +18,12 @@ from collections.abc import Iterable
 import numpy as np
 
 BlockHash = bytes
-NUM_RECENT = 4  # long chains that are kept to compare the next ones with
+NUM_RECENT = 4  # long chains that are kept, for the next ones to copy hashes from
 LONG_CHAIN = 8  # blocks; shorter chains take less time to hash than to compare
 
 
 class BlockHasher:
-    """Chain of keyed hashes, H(parent, tokens): equal only for equal prefixes under the same salt, in this process."""
+    """Chains of keyed hashes, H(parent, tokens): equal only for equal prefixes with the same salt, in this process."""
 
     def __init__(self, block_size: int):
         self.block_size = block_size
@@ -31,14 +31,14 @@ class BlockHasher:
         self._recent: deque[tuple[np.ndarray, list[BlockHash]]] = deque(maxlen=NUM_RECENT)
 
     def root(self, *parts: bytes) -> BlockHash:
-        """The chain's start: what else, besides tokens, must be equal (salt, adapter, media). Parts are length-prefixed."""
+        """The chain's start: a hash of all that must match besides tokens (salt, adapter, media). Parts are length-prefixed."""
         h = hashlib.blake2b(key=self._secret, digest_size=16)
         for part in parts:
             h.update(len(part).to_bytes(8, "little") + part)
         return h.digest()
 
     def extend(self, chain: list[BlockHash], root: BlockHash, token_ids: np.ndarray, most: int | None = None) -> int:
-        """Append the hashes of the full blocks of `token_ids` (int32) that `chain` lacks, `most` at most; returns how many."""
+        """Append to `chain` the hashes that it lacks for full blocks of token_ids (int32), at most `most`; returns how many."""
         size = self.block_size
         before, end = len(chain), len(token_ids) // size
         end = end if most is None else min(end, before + most)
@@ -51,8 +51,8 @@ class BlockHasher:
         return len(chain) - before
 
     def begin(self, chain: list[BlockHash], root: BlockHash, token_ids: np.ndarray) -> int:
-        """Give an empty chain its first hash and what its tokens have in common with those of long chains begun lately, which
-        are remembered and may have grown since; returns how many hashes it has now. Nobody may write to `token_ids` later."""
+        """Give an empty chain its first hash, and those that it has in common with long chains begun lately; these are kept
+        here and may have grown since. Returns how many hashes it has now. token_ids must never be written to again."""
         self.extend(chain, root, token_ids, 1)
         if len(token_ids) >= LONG_CHAIN * self.block_size:
             for others, known in self._recent:
@@ -63,9 +63,9 @@ class BlockHasher:
     def _in_common(
         self, chain: list[BlockHash], token_ids: np.ndarray, known: list[BlockHash], others: np.ndarray
     ) -> list[BlockHash]:
-        """What `known`, the hashes of `others`, can add to `chain`, which has a beginning of those of `token_ids`."""
+        """The hashes that `chain`, the first ones of `token_ids`, can take over from `known`, those of the tokens `others`."""
         begin = len(chain)
-        if len(known) <= begin or known[begin - 1] != chain[-1]:  # equal hashes are of equal prefixes
+        if len(known) <= begin or known[begin - 1] != chain[-1]:  # equal hashes mean equal prefixes
             return []
         end = min(len(token_ids) // self.block_size, len(others) // self.block_size, len(known))
         if others is not token_ids:
@@ -117,7 +117,7 @@ class BlockPool:
         return self._by_hash[group].get(block_hash)
 
     def count_cached(self, group: int, hashes: list[BlockHash], most: int) -> int:
-        """How many of the first `most` hashes are found one after the other."""
+        """How many hashes are found one after the other, from the first, at most `most`."""
         table = self._by_hash[group]
         for i in range(most):
             if hashes[i] not in table:
@@ -125,17 +125,17 @@ class BlockPool:
         return most
 
     def find_all(self, group: int, hashes: list[BlockHash]) -> list[int]:
-        """Blocks of hashes that are all found."""
+        """The blocks of these hashes, all of which must be found."""
         table = self._by_hash[group]
         return [table[h] for h in hashes]
 
     def count_unused(self, blocks: list[int]) -> int:
-        """How many available blocks it costs to take these, which were found by their hashes."""
+        """How many available blocks are used up by taking these, which were found by their hashes."""
         refs = self._refs
         return sum([not refs[block] for block in blocks if block])
 
     def take(self, blocks: list[int]) -> None:
-        """Share blocks found by their hashes; null blocks among them are nobody's."""
+        """Share blocks that were found by their hashes; null blocks among them are not counted."""
         refs, lru = self._refs, self._lru
         for block in blocks:
             if block:
@@ -144,7 +144,7 @@ class BlockPool:
                 refs[block] += 1
 
     def release(self, blocks: Iterable[int]) -> None:
-        """Drop one reference to each; the first one released is the first to be evicted."""
+        """Drop one reference to each block; the first one released is the first to be evicted."""
         for block in blocks:
             if block == 0:
                 continue
@@ -158,13 +158,13 @@ class BlockPool:
                 raise AssertionError(f"block {block} was released more often than taken")
 
     def register(self, group: int, block: int, block_hash: BlockHash) -> None:
-        """Make a used block's content findable. A second block of the same content stays private."""
+        """Make a used block findable by its content's hash. A second block of the same content stays private."""
         if block_hash not in self._by_hash[group] and block not in self._hash_of:
             self._by_hash[group][block_hash] = block
             self._hash_of[block] = (group, block_hash)
 
     def forget_all(self) -> None:
-        """Empty the prefix cache, e.g. after the workers lost their memory. Used blocks stay used, without a hash."""
+        """Empty the prefix cache, for example after the workers lost their memory. Used blocks stay used, without a hash."""
         for block in self._lru:
             self._free.append(block)
         self._lru.clear()

@@ -1,10 +1,10 @@
-"""Which model a folder holds, told without reading it whole: its settings by what counts in them, its weights by samples.
+"""Fingerprints of the model in a folder, made without reading it whole: from the settings that matter, and samples of weights.
 
-Two places compare: an agent of another host, file by file (hosts/same_model.py), and a frontend of several engines, by one
-digest of all (Welcome.model_digest). Weights of two models of one kind are alike in size, and differ nearly everywhere: some
-pages of each file tell them apart. Who changes a few values in place, on one host, is not found out.
+Two places compare them: an agent of another host, file by file (hosts/same_model.py), and a frontend of several engines, by one
+digest of all (Welcome.model_digest). Weights of two models of one kind have the same size and differ nearly everywhere, so some
+pages of each file suffice to distinguish them. A change of a few values in place, on one host, is not noticed.
 
-Of 163 files, in 8 threads: 0.05 s from memory, 0.15 s from a cold NVMe disk, 0.4 s where each page takes 2 ms.
+163 files, in 8 threads, take 0.05 s from memory, 0.15 s from a cold NVMe disk, 0.4 s where each page takes 2 ms.
 """
 
 import hashlib
@@ -17,13 +17,13 @@ from quire.enginecore.loading.model_files import ModelFilesError
 from quire.enginecore.loading.settings import plain
 
 SETTINGS = ("config.json", "quantize_config.json", "quant_config.json", "model.safetensors.index.json")
-# Pages of all files of weights together, and the fewest of one file: spread evenly over its tensors from end to end.
+# Sampled pages of all weight files together, and the fewest of one file: spread evenly over its tensors from end to end.
 NUM_SAMPLES, MIN_SAMPLES, SAMPLE_BYTES = 256, 8, 4096
 _NUM_THREADS = 8
 
 
 def fingerprints(folder: Path, with_weights: bool) -> dict[str, str]:
-    """Of each file that counts: a digest of settings, size and digest of weights. Raises ModelFilesError."""
+    """By the name of each file that matters: a digest of settings, or size and digest of weights. Raises ModelFilesError."""
     try:
         found = {name: _of_settings(folder / name) for name in SETTINGS if (folder / name).is_file()}
         if not with_weights:
@@ -39,7 +39,7 @@ def fingerprints(folder: Path, with_weights: bool) -> dict[str, str]:
 
 
 def model_digest(folder: Path, with_weights: bool, overrides: dict[str, Any] | None) -> str:
-    """Of all that makes the model, with what --hf-overrides changes in it. Raises ModelFilesError."""
+    """One digest of the whole model, with the changes of --hf-overrides. Raises ModelFilesError."""
     model = fingerprints(folder, with_weights), overrides or {}
     return _sha256(json.dumps(model, sort_keys=True, default=str).encode())
 
@@ -50,7 +50,7 @@ def size_of(fingerprint: str) -> str:
 
 
 def _of_settings(path: Path) -> str:
-    """Of an index, where tensors are: what else it says are sums. A file that is none is refused elsewhere."""
+    """A digest of a settings file; of an index only the map of tensors to files. An invalid file is refused elsewhere."""
     data = path.read_bytes()
     try:
         fields = json.loads(data)
@@ -62,12 +62,12 @@ def _of_settings(path: Path) -> str:
 
 
 def _of_weights(path: Path, count: int) -> str:
-    """Its size, and a digest of the first page and of `count` more behind the header, which is alike in models of one kind."""
+    """A file's size, and a digest of its first page and `count` more after the header, which is equal in models of one kind."""
     size, samples = path.stat().st_size, hashlib.sha256()
     with path.open("rb", buffering=0) as file:
         first = file.read(SAMPLE_BYTES)
         samples.update(first)
-        begin = 8 + int.from_bytes(first[:8], "little")  # of the tensors: a header's length stands before it
+        begin = 8 + int.from_bytes(first[:8], "little")  # where tensors begin: the header follows its length
         last = max(size - SAMPLE_BYTES, 0)
         begin = begin if begin < last else 0
         for i in range(count):

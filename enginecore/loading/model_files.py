@@ -1,11 +1,13 @@
-"""The model's files at launch: a local folder or a hub download, what the core must know of them, what frontends are sent.
+"""The model's files at launch: finds or downloads them, reads what the core must know, and collects what frontends are sent.
 
-`resolve_model` and `resolve_tokenizer` give folders, `model_summary` reads limits and end-of-sequence ids from the JSON files
-and checks the sampling defaults, `frontend_files` is the closed list of files of the handshake. No torch and no transformers: a
-tokenizer that is not a tokenizer.json is converted by a short-lived child (convert_tokenizer.py). Whether a model can be run
-at all is the worker's decision (workers/models/config.py); only what the core uses is read here. Called once, at its launch.
+`resolve_model` and `resolve_tokenizer` return folders, `model_summary` reads limits and end-of-sequence ids from the JSON files
+and checks the sampling defaults, `frontend_files` returns the files of the handshake, a fixed list. No torch and no
+transformers: a tokenizer in another format than tokenizer.json is converted by a short-lived child (convert_tokenizer.py). The
+worker decides whether a model can be run at all (workers/models/config.py); only what the core uses is read here. Called once,
+at the core's launch.
 """
 
+import functools
 import hashlib
 import json
 import os
@@ -22,6 +24,7 @@ from typing import Any
 import msgspec
 
 from quire.enginecore.loading.settings import plain
+from quire.enginecore.loading.tokenizer_files import ADDITIONAL_TEMPLATES, TokenizerFiles, TokenizerFilesError
 from quire.ipc.generation_config import check_overrides, generation_defaults
 from quire.ipc.text_config import is_stretched, text_fields
 from quire.ipc.weights_file import weights_file
@@ -30,13 +33,18 @@ BUNDLED = Path(__file__).parent / "bundled"
 
 SMALL_FILES = ["*.json", "tokenizer.model", "*.tiktoken", "merges.txt", "vocab.txt", "chat_template.jinja"]
 WEIGHT_FILES = ["*.safetensors"]
-# Of a hub repository: nothing in subfolders (other formats of the same weights), and no second copy of them beside.
+# Not downloaded from a hub repository: subfolders (other formats of the same weights), and a second copy of the weights.
 IGNORED_FILES = ["*/*", "consolidated*"]
-FRONTEND_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 CONTENT_FORMAT = "chat_template_content_format"  # a field of the tokenizer_config.json that frontends are sent
-CONVERTIBLE = ("tokenizer.model", "vocab.json", "merges.txt", "vocab.txt")  # tokenizers that transformers can convert
+CONVERTIBLE = (
+    "tokenizer.model",
+    "tekken.json",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+)  # tokenizers that transformers can convert
 TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json")
-CONVERTER_VERSION = b"1"  # of the cached result's key
+CONVERTER_VERSION = b"1"  # a part of the cached result's key
 CONVERSION_TIMEOUT_S = 600
 MAX_EOS_IDS = 16
 
@@ -50,7 +58,7 @@ class ModelFilesError(ValueError):
 
 
 class ModelSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What the core knows of a model."""
+    """The facts about a model that the core needs."""
 
     max_model_len: int  # the model's own limit, rope scaling included
     eos_token_ids: list[int]  # ascending
@@ -67,7 +75,7 @@ def resolve_model(
 ) -> Path:
     """Folder of a model: the bundled one (None), a local folder, or a hub id, which is downloaded unless it is cached.
 
-    weights False (`--load-format dummy`) wants the small files only. Raises ModelFilesError.
+    weights: False (`--load-format dummy`) if only the small files are needed. Raises ModelFilesError.
     """
     if model is None:
         return BUNDLED
@@ -118,16 +126,13 @@ def _download(
 
     at = f" at revision {revision}" if revision else ""
     try:
-        return Path(
-            huggingface_hub.snapshot_download(
-                hub_id,
-                revision=revision,
-                cache_dir=download_dir,
-                allow_patterns=patterns,
-                ignore_patterns=IGNORED_FILES,
-                token=token,
-            )
+        of_repository: dict[str, Any] = {"revision": revision, "cache_dir": download_dir, "token": token}
+        folder = huggingface_hub.snapshot_download(
+            hub_id, allow_patterns=patterns, ignore_patterns=IGNORED_FILES, **of_repository
         )
+        # in a folder of its own, which the patterns above cannot tell from others
+        huggingface_hub.snapshot_download(hub_id, allow_patterns=[f"{ADDITIONAL_TEMPLATES}/*.jinja"], **of_repository)
+        return Path(folder)
     except errors.GatedRepoError:
         raise ModelFilesError(
             f"{hub_id} is gated: accept its terms on the hub, then set HF_TOKEN to a token of that account"
@@ -146,7 +151,7 @@ def _download(
         ) from None
     except errors.HFValidationError as error:
         raise ModelFilesError(f"{hub_id} is not a hub id: {_first_line(error)}") from None
-    except Exception as error:  # of the disk, of the hub's answers, of whichever HTTP library huggingface_hub has today
+    except Exception as error:  # from the disk, the hub's answers, or the HTTP library that huggingface_hub uses
         raise ModelFilesError(f"{hub_id}{at} cannot be downloaded: {type(error).__name__}: {_first_line(error)}") from error
 
 
@@ -154,7 +159,7 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-# ------------------------------------------------------------------------------------------------------- what the core knows
+# ------------------------------------------------------------------------------------------------------- facts for the core
 def model_summary(
     model_dir: Path,
     tokenizer_dir: Path | None = None,
@@ -162,10 +167,10 @@ def model_summary(
     hf_overrides: Mapping[str, Any] = _NOTHING,
     generation_overrides: Mapping[str, Any] = _NOTHING,
 ) -> ModelSummary:
-    """What the core needs to know of the model. `generation_config`: "auto", "vllm" (no defaults) or a folder.
+    """The facts about the model that the core needs. generation_config: "auto", "vllm" (no defaults) or a folder.
 
-    hf_overrides and generation_overrides take the place of fields of config.json and of generation_config.json.
-    Raises ModelFilesError, naming the file and field.
+    hf_overrides and generation_overrides replace fields of config.json and of generation_config.json.
+    Raises ModelFilesError, which names the file and field.
     """
     config = text_fields({**read_json(model_dir / "config.json", required=True), **hf_overrides})
     generation = {**read_json(model_dir / "generation_config.json"), **generation_overrides}
@@ -179,7 +184,7 @@ def model_summary(
 
 
 def read_json(path: Path, required: bool = False) -> dict[str, Any]:
-    """The object in a JSON file; {} where the file is not there and not required. Raises ModelFilesError."""
+    """The object in a JSON file; {} if the file does not exist and is not required. Raises ModelFilesError."""
     try:
         value = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -236,40 +241,21 @@ def _eos_token_ids(config: dict[str, Any], generation: dict[str, Any], tokenizer
     return kept
 
 
-class _AddedToken(msgspec.Struct):
-    id: int
-    content: str
-
-
-class _TokenizerJson(msgspec.Struct):
-    """The part of tokenizer.json that is needed here; msgspec skips the megabytes of the rest without building them."""
-
-    added_tokens: list[_AddedToken] = []
-
-
 def tokenizer_eos_id(tokenizer_dir: Path) -> int | None:
-    """Id of the tokenizer's eos_token, if it names one that its files know."""
-    token = read_json(tokenizer_dir / "tokenizer_config.json").get("eos_token")
-    token = token or read_json(tokenizer_dir / "special_tokens_map.json").get("eos_token")
-    token = token.get("content") if isinstance(token, dict) else token
-    if not isinstance(token, str):
-        return None
-    decoder = read_json(tokenizer_dir / "tokenizer_config.json").get("added_tokens_decoder")
-    for key, added in decoder.items() if isinstance(decoder, dict) else ():
-        if isinstance(added, dict) and added.get("content") == token and key.isdecimal():
-            return int(key)
-    path = tokenizer_dir / "tokenizer.json"
-    if not path.is_file():
-        return None
+    """The id of the tokenizer's eos_token, if its files have one. Raises ModelFilesError."""
+    return _tokenizer_files(tokenizer_dir).eos_token_id
+
+
+def _tokenizer_files(tokenizer_dir: Path) -> TokenizerFiles:
     try:
-        known = msgspec.json.decode(path.read_bytes(), type=_TokenizerJson)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ModelFilesError(f"{path} cannot be read: {error}") from None
-    return next((added.id for added in known.added_tokens if added.content == token), None)
+        has_own = (tokenizer_dir / "tokenizer.json").is_file()
+        return TokenizerFiles.read(tokenizer_dir, None if has_own else converted_tokenizer(tokenizer_dir))
+    except TokenizerFilesError as error:
+        raise ModelFilesError(str(error)) from None
 
 
 def _generation_config_file(model_dir: Path, generation_config: str) -> Path | None:
-    """generation_config.json that gives the sampling defaults, if one does."""
+    """The generation_config.json with the sampling defaults, if there is one."""
     if generation_config == "vllm":
         return None
     if generation_config == "auto":
@@ -282,7 +268,7 @@ def _generation_config_file(model_dir: Path, generation_config: str) -> Path | N
 
 
 def _check_generation_defaults(path: Path | None, overrides: Mapping[str, Any]) -> None:
-    """Frontends fill in what a request leaves out from this file: so it is looked at before one is let in."""
+    """Check the file from which frontends fill in what a request leaves out, before a frontend is admitted."""
     try:
         check_overrides(overrides)
     except ValueError as error:
@@ -297,7 +283,7 @@ def _check_generation_defaults(path: Path | None, overrides: Mapping[str, Any]) 
         raise ModelFilesError(f"{path.parent}/{error}. `--generation-config vllm` ignores the file") from None
 
 
-# ------------------------------------------------------------------------------------------------------- what frontends get
+# ------------------------------------------------------------------------------------------------------- files for frontends
 def frontend_files(
     model_dir: Path,
     tokenizer_dir: Path | None = None,
@@ -306,19 +292,22 @@ def frontend_files(
     generation_overrides: Mapping[str, Any] = _NOTHING,
     content_format: str = "auto",
 ) -> dict[str, bytes]:
-    """The files of the handshake, by name. tokenizer.json is always there (converted if need be), others where they exist.
+    """The files of the handshake, by name. tokenizer.json is always there (converted if need be), others if they exist.
 
-    chat_template: a file or the template itself; it takes the place of the model's. Raises ModelFilesError.
+    chat_template: a file or the template itself; it replaces the model's. Raises ModelFilesError.
     """
     tokenizer_dir = tokenizer_dir or model_dir
-    files = {name: (tokenizer_dir / name).read_bytes() for name in FRONTEND_FILES if (tokenizer_dir / name).is_file()}
-    if "tokenizer.json" not in files:
-        files["tokenizer.json"] = converted_tokenizer(tokenizer_dir).read_bytes()
+    tokenizer = _tokenizer_files(tokenizer_dir)
+    settings, template = dict(tokenizer.config), tokenizer_dir / "chat_template.jinja"
+    files = {"tokenizer.json": tokenizer.tokenizer_json}
     if chat_template is not None:
+        settings.pop("chat_template", None)  # and with it the ones for tools
         files["chat_template.jinja"] = _chat_template(chat_template)
+    elif template.is_file():
+        files["chat_template.jinja"] = template.read_bytes()
     if content_format != "auto":
-        settings = read_json(tokenizer_dir / "tokenizer_config.json")
-        files["tokenizer_config.json"] = json.dumps({**settings, CONTENT_FORMAT: content_format}).encode()
+        settings[CONTENT_FORMAT] = content_format
+    files["tokenizer_config.json"] = json.dumps(settings).encode()
     generation = _generation_config_file(model_dir, generation_config)
     if generation is not None or generation_overrides:
         fields = {} if generation is None else read_json(generation)
@@ -329,14 +318,17 @@ def frontend_files(
 def _chat_template(given: str) -> bytes:
     try:
         return Path(given).expanduser().read_bytes()
-    except (OSError, ValueError) as error:  # too long a name, or a NUL in it: a template, not a path
+    except (OSError, ValueError) as error:  # a name that is too long, or has a NUL, is a template, not a path
         if any(mark in given for mark in "{}\n"):
             return given.encode()
         raise ModelFilesError(f"--chat-template: {given} is neither a file that can be read nor a template: {error}") from None
 
 
-def converted_tokenizer(tokenizer_dir: Path, cache_dir: Path | None = None) -> Path:
-    """tokenizer.json made of another format by a child process, kept in the user's cache under a digest of its sources."""
+def converted_tokenizer(tokenizer_dir: Path, cache_dir: Path | None = None) -> bytes:
+    """A tokenizer.json made from another format by a child process, kept in the user's cache under a digest of its sources.
+
+    If the cache cannot be written to, it is made in a temporary folder at each launch.
+    """
     cache_dir = cache_dir or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quire" / "tokenizers"
     sources = [tokenizer_dir / name for name in (*CONVERTIBLE, *TOKENIZER_SETTINGS) if (tokenizer_dir / name).is_file()]
     digest = hashlib.sha256(CONVERTER_VERSION)
@@ -345,13 +337,30 @@ def converted_tokenizer(tokenizer_dir: Path, cache_dir: Path | None = None) -> P
         digest.update(f"{source.name}\0{len(data)}\0".encode() + data)
     result = cache_dir / digest.hexdigest() / "tokenizer.json"
     if not result.is_file():
-        result.parent.mkdir(parents=True, exist_ok=True)
-        _convert(tokenizer_dir, result)
-    return result
+        try:
+            result.parent.mkdir(parents=True, exist_ok=True)
+            _convert(tokenizer_dir, result)
+        except OSError as error:
+            return _converted_for_now(tokenizer_dir, digest.hexdigest(), str(error))
+    return result.read_bytes()
+
+
+@functools.lru_cache(maxsize=1)
+def _converted_for_now(tokenizer_dir: Path, digest: str, refused: str) -> bytes:
+    try:
+        with tempfile.TemporaryDirectory(prefix="quire-tokenizer-") as folder:
+            result = Path(folder) / "tokenizer.json"
+            _convert(tokenizer_dir, result)
+            return result.read_bytes()
+    except OSError as error:
+        raise ModelFilesError(
+            f"there is no folder to convert the tokenizer in {tokenizer_dir} in: neither the cache ({refused}; XDG_CACHE_HOME "
+            f"moves it) nor a temporary one ({error}; TMPDIR moves it)"
+        ) from None
 
 
 def _convert(tokenizer_dir: Path, result: Path) -> None:
-    """Run the converter and put its result in place with one rename, so that nobody reads half a file."""
+    """Run the converter and put its result in place with one rename, so that no reader sees half a file."""
     out = Path(tempfile.mkdtemp(dir=result.parent))
     command = [sys.executable, "-P", "-m", "quire.enginecore.loading.convert_tokenizer", str(tokenizer_dir), str(out)]
     try:

@@ -1,13 +1,14 @@
-"""A model's JSON settings without what changes nothing: by whom they were written, with which version, in which order.
+"""Reduces a model's JSON settings to what matters: without the program that wrote them, its version, and the order of fields.
 
-Copies of one model that different programs saved are one model. `plain` gives the same bytes for them, for fingerprint.py and
-for the files that frontends are sent (model_files.py). A field that is not known to change nothing counts.
+Copies of a model that different programs have saved are one model. `plain` gives the same bytes for them, for fingerprint.py
+and for the files that frontends are sent (model_files.py). Fields count unless they are known to change nothing.
 """
 
 import json
 from typing import Any
 
-# Of config.json and generation_config.json: who wrote it, and how transformers runs the model (workers/models/fields.py).
+# Fields of config.json and generation_config.json on their origin, and on how transformers runs the model; see
+# workers/models/fields.py.
 BOOKKEEPING = frozenset({
     "_name_or_path", "name_or_path", "_commit_hash", "transformers_version", "unsloth_version", "unsloth_fixed",
     "transformers.js_config", "_from_model_config", "use_cache", "_attn_implementation", "_attn_implementation_autoset",
@@ -16,7 +17,7 @@ BOOKKEEPING = frozenset({
 
 
 def plain(fields: dict[str, Any]) -> bytes:
-    """JSON of the fields that count, in order, the dtype spelled one way, in parts as text_config, too."""
+    """JSON of the fields that matter, sorted, with one spelling of the dtype, also within parts such as text_config."""
     return json.dumps(_plain(fields), sort_keys=True).encode()
 
 

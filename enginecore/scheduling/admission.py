@@ -54,7 +54,7 @@ class Admission:
         """
         num_streams = num_tokens = 0
         places = len(self._slots.free)
-        for seq in self._waiting.could_start(len(self._slots.free_processor_rows)):
+        for seq in self._waiting.could_start():
             if num_tokens >= enough or not places or seq is self._waiting.no_room_for:
                 break
             if seq.child == 0 or seq.tokens is not None:  # other children share the first one's
@@ -74,7 +74,7 @@ class Admission:
         while budget > 0 and self._slots.free and not self._leaving.has_preempted:
             if build.processor_words >= MAX_PROCESSOR_WORDS or build.table_updates >= self._max_table_updates:
                 break
-            seq = self._waiting.first(bool(self._slots.free_processor_rows))
+            seq = self._waiting.first()
             if seq is None or seq is self._waiting.no_room_for:
                 break
             hits = self._look(seq)
@@ -139,7 +139,7 @@ class Admission:
             seq.num_cached_tokens = cached
             self._counters.prompt_tokens += len(seq.prompt)
             self._counters.cached_tokens += cached
-        if seq.needs_processor_row:
+        if seq.has_processors:
             build.add_processors(logits_processors_of(seq, known))
             self._work -= PROCESSOR_WORK
         if seq.is_processed:

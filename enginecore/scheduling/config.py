@@ -1,4 +1,4 @@
-"""SchedulerConfig: what the scheduler is told once, when the workers have said what they can hold (daemon.py)."""
+"""SchedulerConfig: the scheduler's settings, fixed once the workers have reported what they can hold (daemon.py)."""
 
 from dataclasses import dataclass
 
@@ -15,10 +15,9 @@ class SchedulerConfig:
     windows: tuple[int, ...]  # per KV group; 0: sees everything
     enable_prefix_caching: bool = True
     policy: str = "fcfs"
-    num_processor_rows: int = 64
     look_ahead: bool = True  # False: admit while blocks are free, and preempt when they run out
     eos_token_ids: tuple[int, ...] = ()
     vocab_size: int = 0
-    mixed_step_tokens: int = MIXED_STEP_TOKENS  # of the steps with decode rows over which prompts are spread
-    num_micro_batches: int = 1  # of decode rows, which are scheduled in turn: as many as the model has stages
-    long_prefill_token_threshold: int = 0  # most tokens of one prompt in a step, whatever room it has; 0: no such limit
+    mixed_step_tokens: int = MIXED_STEP_TOKENS  # target size of the steps with decode rows over which prompts are spread
+    num_micro_batches: int = 1  # of decode rows, scheduled in turn: as many as the model has stages
+    long_prefill_token_threshold: int = 0  # most tokens of one prompt in a step; 0: no such limit

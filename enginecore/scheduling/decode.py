@@ -1,4 +1,4 @@
-"""DecodeRows: sequences whose known tokens are all computed; and what a row's sampled token means. No I/O.
+"""DecodeRows: sequences that have all known tokens computed; and the meaning of a row's sampled token. No I/O.
 
 All code of the scheduler that relies on a decode row computing one token, and on a row sampling one, is in this file (for the
 rest of the engine see ipc/step/sections.py, beside TOKENS_PER_ROW):
@@ -6,11 +6,11 @@ rest of the engine see ipc/step/sections.py, beside TOKENS_PER_ROW):
     a decode row         computes position sched_tokens - 1: it needs room for sched_tokens tokens
     a row that samples   yields the token at position sched_tokens, which grows by one when it is scheduled, as num_tokens does
                          when the result is back; it ends by length with its token at final_len - 1
-    a step's results     are one id a row, in row order; that of a row that does not sample is nobody's
-    a step's budget      is spent by a decode row as by one token of a prompt
+    a step's results     are one id a row, in row order; that of a row that does not sample is ignored
+    a step's budget      is used by a decode row as by one token of a prompt
 
-The scheduler calls it for every step, once to schedule and once to take results; a steady step is a few numpy calls. Of a model
-in stages the rows are divided into micro-batches (micro_batches.py): a step has the rows of the one whose turn it is.
+The scheduler calls it for every step, once to schedule and once to take results; a steady step is a few numpy calls. With
+pipeline stages the rows are divided into micro-batches (micro_batches.py): a step has the rows of the one that has its turn.
 """
 
 from collections.abc import Callable
@@ -38,18 +38,18 @@ class DecodeRows:
         self._kv = kv
         self.micro_batches = MicroBatches(num_micro_batches)
         self._filled: list[tuple[Sequence, int]] = []  # rows that filled a block, and their computed tokens
-        self.num_stalled = 0  # rows left out of this step for want of blocks
+        self.num_stalled = 0  # rows left out of this step for lack of blocks
 
     def __len__(self) -> int:
         return len(self.micro_batches)
 
     @property
     def num_streams(self) -> int:
-        """Rows, of all micro-batches, whose tokens somebody reads as they come."""
+        """Rows, of all micro-batches, that belong to streamed requests."""
         return sum(int(self._slots.is_stream[rows].sum()) for rows in self.micro_batches.rows())
 
     def add(self, sequences: list[Sequence]) -> None:
-        """Rows from the next step on."""
+        """Make these sequences rows, from the next step on."""
         for seq in sequences:
             seq.state = SequenceState.DECODE
         if sequences:
@@ -60,7 +60,7 @@ class DecodeRows:
 
     # -------------------------------------------------------------------------------------------------- schedule
     def schedule(self, build: PlanBuilder, budget: int, make_room: MakeRoom) -> np.ndarray:
-        """Slots of the step's decode rows, those of the micro-batch whose turn it is, which take `budget` tokens at most."""
+        """Slots of the step's decode rows, from the micro-batch that has its turn; they take at most `budget` tokens."""
         t, micro_batch = self._slots, self.micro_batches.now
         self.num_stalled = 0
         rows, most = micro_batch.rows, budget // TOKENS_PER_ROW
@@ -83,7 +83,7 @@ class DecodeRows:
     def _grow(
         self, micro_batch: MicroBatch, rows: np.ndarray, short: np.ndarray, build: PlanBuilder, make_room: MakeRoom
     ) -> np.ndarray:
-        """Give the rows at the end of their last block another one; who gets none is left out, or preempted."""
+        """Give rows at the end of their last block another one; a row that gets none is left out, or preempted."""
         t, before = self._slots, micro_batch.rows
         needy = [t.sequence(slot) for slot in rows[short]]
         needy.sort(key=lambda s: s.order)
@@ -104,20 +104,20 @@ class DecodeRows:
         return np.asarray([slot for slot in rows.tolist() if slot in running], np.int32)
 
     def advance(self, sampling: np.ndarray, lengths: np.ndarray) -> None:
-        """The rows of these slots, which sample, are scheduled; `lengths` were their sched_tokens."""
+        """The rows of these slots, all of which sample, were scheduled; `lengths`: their sched_tokens before."""
         self._slots.sched_tokens[sampling] = lengths + TOKENS_PER_ROW
 
     def are_as_sent(self, rows: np.ndarray) -> bool:
-        """Whether the step's decode rows are those of its micro-batch's last step, which the workers hold.
+        """Whether the step's decode rows equal those of its micro-batch's last step, which the workers still hold.
 
-        They hold these from now on."""
+        From now on they hold these."""
         micro_batch = self.micro_batches.now
         sent, micro_batch.sent = micro_batch.sent, rows
         return rows is sent or (sent is not None and np.array_equal(rows, sent))
 
     # --------------------------------------------------------------------------------------------------- results
     def take(self, step: ScheduledStep, sampled: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Append what a step has sampled, int32 [rows], to its sequences. Returns rows, slots, tokens of those that count."""
+        """Append a step's sampled tokens, int32 [rows], to its sequences; returns rows, slots, tokens of those that count."""
         t = self._slots
         rows = (step.samples & t.alive[step.slots]).nonzero()[0]
         slots, tokens = step.slots[rows], sampled[rows]
@@ -135,19 +135,19 @@ class DecodeRows:
         return [(int(i), bool(stops[i])) for i in ends.nonzero()[0]]
 
     def note_filled(self, slots: np.ndarray) -> None:
-        """Rows that have just filled a block: for `register_filled`; give back what the window has left behind."""
+        """Note rows that have just filled a block for `register_filled`; give back blocks that the window has left behind."""
         computed = self._slots.num_tokens[slots] - TOKENS_PER_ROW  # of the steps that have returned
         ends = (computed % self._kv.block_size == 0).nonzero()[0]
         filled = [(self._slots.sequence(slots[i]), int(computed[i])) for i in ends]
         self._filled += filled
         if any(self._kv.windows):
-            self.register_filled()  # what is given back should be findable
+            self.register_filled()  # blocks that are given back should be findable
             for seq, num_computed in filled:
                 self._kv.release_outside_window(seq.blocks, num_computed)
 
     def register_filled(self) -> None:
-        """Make the blocks that decode rows have filled findable. Whatever depends on that does it first; call it when there is
-        time: hashing was a third of the time to a large batch's next plan, which does not need it."""
+        """Make the blocks that decode rows have filled findable. Code that depends on that calls it first; else it is called
+        when there is time: hashing took a third of the time to a large batch's next plan, which does not need it."""
         filled, self._filled = self._filled, []
         for seq, num_computed in filled:
             if seq.blocks.use_cache:
@@ -155,6 +155,6 @@ class DecodeRows:
                 self._kv.register(seq.blocks, num_computed // self._kv.block_size)
 
     def check(self, held: list[Sequence]) -> None:
-        """Assert that the rows are sequences in this state, each once. Those whose last token is in flight have none."""
+        """Assert that the rows are sequences in this state, each once. A sequence with its last token in flight has no row."""
         rows = self.micro_batches.check()
         assert rows <= {s.slot for s in held if s.state is SequenceState.DECODE}

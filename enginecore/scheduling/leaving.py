@@ -1,8 +1,8 @@
-"""Leaving: how a running sequence goes, because it has ended or because its blocks are needed. No I/O.
+"""Leaving: how a running sequence leaves, because it has ended or because its blocks are needed. No I/O.
 
-Slot and blocks are a lease to the last step in flight: who goes computes nothing more, and gives them back when that step has
-returned. A preempted sequence then waits again, where it stood before. Called by the scheduler, and by decode rows, prefills
-and admission when they want for blocks.
+A sequence that leaves computes nothing more, but keeps its slot and blocks until its last step in flight has returned. A
+preempted sequence then waits again, at its old place in the queue. Called by the scheduler, and by decode rows, prefills and
+admission when they lack blocks.
 """
 
 from collections.abc import Iterator
@@ -30,19 +30,19 @@ class Leaving:
         self._slots, self._kv, self._counters = slots, kv, counters
         self._waiting, self._prefills, self._decode = waiting, prefills, decode
         self._leaving: list[Sequence] = []  # finished or preempted, with a step in flight
-        self.returned = 0  # the last step whose results are back; the scheduler says so
-        self.has_preempted = False  # in this step: nobody is admitted, so that a slot has one owner within a plan
+        self.returned = 0  # the last step that has returned; set by the scheduler
+        self.has_preempted = False  # in this step: then no sequence is admitted, so that a slot has one owner within a plan
 
     def __len__(self) -> int:
         return len(self._leaving)
 
     @property
     def is_draining(self) -> bool:
-        """Whether one of them will wait again."""
+        """Whether one of the leaving sequences will wait again."""
         return any(s.state is SequenceState.DRAINING for s in self._leaving)
 
     def end(self, seq: Sequence) -> None:
-        """The sequence is over, for whatever reason; its blocks follow when no step in flight uses them."""
+        """End a sequence, for whatever reason; its blocks are given back when no step in flight uses them."""
         before, seq.state = seq.state, SequenceState.FINISHED
         if before is SequenceState.WAITING:
             self._waiting.remove(seq)
@@ -59,7 +59,7 @@ class Leaving:
         self._leave(seq, before)
 
     def make_room(self, seq: Sequence) -> bool:
-        """See that a block per KV group is available for `seq`, preempting later ones (or itself)."""
+        """Make a block per KV group available for `seq`, by preempting later sequences or itself; returns whether one is."""
         need, pool = self._kv.num_groups, self._kv.pool
         while pool.num_available < need:
             if pool.num_available + sum(s.blocks.num_held for s in self._leaving) >= need:
@@ -73,7 +73,7 @@ class Leaving:
         return True
 
     def release_returned(self) -> None:
-        """A step has returned: sequences whose last one it was give back what they held."""
+        """A step has returned: sequences with no other step in flight give back slot and blocks."""
         leaving, self._leaving = self._leaving, []
         for seq in leaving:
             self._release_when_returned(seq)
@@ -112,5 +112,5 @@ class Leaving:
         return not self._leaving and all(s is seq for s in self._running())
 
     def check(self, held: list[Sequence]) -> None:
-        """Assert that these are the sequences that have a slot and run no more."""
+        """Assert that the leaving ones are those, of the sequences with a slot (`held`), that do not run."""
         assert set(self._leaving) == {s for s in held if s.state not in RUNNING}

@@ -1,10 +1,10 @@
 """Micro-batches: the decode rows, divided by the number of pipeline stages, so that each stage works on another one. No I/O.
 
-A row's next step needs its last token, which the last stage samples: with all rows in every step, one stage would work and the
-others wait. A step has the rows of one micro-batch, and prompts beside them; micro-batches take turns. Each has at most two
-steps in flight, as a model in one piece has, so that there are two for each stage. With one stage there is one micro-batch,
-whose turn it always is, and the core alone bounds what is in flight. Owned by DecodeRows (decode.py); the scheduler asks whose
-turn it is.
+A row's next step needs its last token, which the last stage samples: with all rows in every step, one stage would work while
+the others wait. A step has the rows of one micro-batch, and prompts beside them; micro-batches take turns. Each has at most two
+steps in flight, as a model without stages has, so that there are two for each stage. With one stage there is one micro-batch,
+which always has its turn, and only the core limits the steps in flight. Owned by DecodeRows (decode.py); the scheduler asks for
+the turn.
 """
 
 from collections import deque
@@ -23,7 +23,7 @@ class MicroBatch:
     def __init__(self) -> None:
         self.rows = NO_SLOTS  # slots, in row order
         self.sent: np.ndarray | None = None  # the decode rows that the workers hold
-        self.steps: deque[int] = deque()  # in flight, of several micro-batches
+        self.steps: deque[int] = deque()  # in flight; kept only if there are several micro-batches
 
 
 class MicroBatches:
@@ -31,20 +31,20 @@ class MicroBatches:
         self._all = [MicroBatch() for _ in range(count)]
         self._turn = 0
         self.are_several = count > 1
-        self.now = self._all[0]  # whose turn it is
+        self.now = self._all[0]  # the one that has its turn
 
     def __len__(self) -> int:
         """Rows."""
         return sum(len(micro_batch.rows) for micro_batch in self._all) if self.are_several else len(self.now.rows)
 
     def rows(self) -> list[np.ndarray]:
-        """Of each, its slots."""
+        """The slots of each micro-batch."""
         return [micro_batch.rows for micro_batch in self._all]
 
     def turns(self, returned: int) -> Iterable[int]:
-        """Whose turn it is, one after the other until one has something to do; `returned` is the last step that is back.
+        """Numbers of micro-batches in turn, to be read until one has work to do. returned: the last step that is back.
 
-        An empty one has its turn, too: with prompts alone, which so follow each other through the stages.
+        An empty one has its turn, too: its step has only prompts, which thus follow each other through the stages.
         """
         return self._around(returned) if self.are_several else ONE
 
@@ -60,14 +60,14 @@ class MicroBatches:
                 yield number
 
     def begin(self, step: int) -> None:
-        """A step of the micro-batch whose turn it is goes to the workers; of several."""
+        """A step of the micro-batch that has its turn goes to the workers. Only if there are several."""
         self.now.steps.append(step)
 
     def assign(self, slots: np.ndarray) -> None:
-        """New rows, whose last token is of the step that is being made.
+        """Add rows; their last token is sampled in the step that is being made.
 
-        They stay in its micro-batch, but for those that would make it larger than others by an eighth: a row that goes to
-        another one has to wait once until its token is there.
+        They stay in the micro-batch of that step, except those that would make it an eighth larger than the smallest: a row
+        that goes to another one has to wait once for its token.
         """
         if not self.are_several:
             self.now.rows = np.concatenate([self.now.rows, slots])
@@ -85,19 +85,19 @@ class MicroBatches:
                 micro_batch.rows = np.concatenate([micro_batch.rows, np.asarray(new, np.int32)])
 
     def remove(self, slot: int) -> None:
-        """A row, in whichever it is, if it is in one."""
+        """Remove a row from the micro-batch that it is in, if any."""
         for micro_batch in self._all:
             if (others := micro_batch.rows != slot).all():
                 continue
             micro_batch.rows = micro_batch.rows[others]
 
     def forget_sent(self) -> None:
-        """The workers hold nothing any more."""
+        """The workers no longer hold any rows."""
         for micro_batch in self._all:
             micro_batch.sent = None
 
     def check(self) -> set[int]:
-        """Assert that a slot is in one of them, once; returns all."""
+        """Assert that each slot is in one micro-batch only, once; returns all slots."""
         rows = [slot for micro_batch in self._all for slot in micro_batch.rows.tolist()]
         assert len(set(rows)) == len(rows)
         return set(rows)

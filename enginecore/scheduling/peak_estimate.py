@@ -1,10 +1,10 @@
-"""PeakEstimate: admission by look-ahead at the peak of memory, so that preemption stays rare.
+"""PeakEstimate: estimates the peak of memory that sequences will need, so that admission keeps preemption rare.
 
-Sequences end one after the other; between two ends everybody grows. With sequences sorted by what is left to them, the need at
-the i-th end is what the survivors hold by then, and the peak is the largest of these (the idea is LightLLM's past-future
-scheduler, Gong et al. 2025). How long a sequence will get is known when it ignores the end-of-sequence id; otherwise it
-is guessed from those that ended lately. A wrong guess costs a preemption, never correctness. Admission (admission.py) makes
-one Projection a step of what runs, and adds to it whom it admits.
+Sequences end one after the other; between two ends all others grow. With sequences sorted by the tokens left to them, the need
+at the i-th end is what the survivors hold by then, and the peak is the largest of these (the idea is LightLLM's past-future
+scheduler, Gong et al. 2025). The final length of a sequence is known if it ignores the end-of-sequence id; otherwise it is
+guessed from sequences that ended lately. A wrong guess costs a preemption, never correctness. Admission (admission.py) makes
+one Projection of the running sequences a step, and adds those that it admits.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ import numpy as np
 
 FIRST_GUESS = 256  # output tokens, before anything has ended
 MARGIN = 1.3  # of the running mean
-LEAST_LEFT = 64  # tokens that are guessed to come, however long a sequence is already
+LEAST_LEFT = 64  # tokens that a sequence is expected to grow by at least, however long it is already
 
 
 class PeakEstimate:
@@ -26,40 +26,40 @@ class PeakEstimate:
         self._mean_output += 0.05 * (num_output_tokens - self._mean_output)
 
     def final_len(self, length: int, prompt_len: int, final_len: int, ends_by_length: bool) -> int:
-        """Guess of a sequence's tokens at its end, given that it has `length` now."""
+        """The estimated number of a sequence's tokens at its end, if it has `length` now."""
         if ends_by_length:
             return final_len
         return min(final_len, max(prompt_len + int(MARGIN * self._mean_output), length + LEAST_LEFT))
 
     def final_lens(self, length: np.ndarray, prompt_len: np.ndarray, final_len: np.ndarray, known: np.ndarray) -> np.ndarray:
-        """`final_len` of many: arrays [sequences], and so is the result. known: whether length ends them."""
+        """`final_len` of many: arrays [sequences], and so is the result. known: whether only length ends them."""
         guess = np.maximum(prompt_len + int(MARGIN * self._mean_output), length + LEAST_LEFT)
         return np.where(known, final_len, np.minimum(final_len, guess))
 
 
 class Projection:
-    """How many blocks some sequences will need at their peak. One more costs a sum where all fit to their ends, otherwise a
-    few numpy calls: the sequences are sorted once, and the next ones inserted."""
+    """How many blocks some sequences will need at their peak. Adding one costs a sum while all fit to their ends, otherwise a
+    few numpy calls: the sequences are sorted once, and later ones are inserted."""
 
     def __init__(self, used: np.ndarray, final: np.ndarray, blocks_of: Callable[[Any], Any], most: int):
-        """Sequences of `used` tokens each that grow to `final` (int arrays [sequences]). blocks_of: tokens to blocks.
+        """used, final: tokens of each sequence now and at its end (int arrays [sequences]). blocks_of: blocks for tokens.
 
-        most: how many sequences there may be, with those that are added."""
+        most: how many sequences there may be, including those that are added."""
         self._blocks_of = blocks_of
         self._used, self._final, self._most = used, final, most
         self._num = len(used)
         self.num_held = int(np.sum(blocks_of(used)))
         self._num_at_end = int(np.sum(blocks_of(final)))
-        self._added: list[tuple[int, int]] = []  # before the first that needed `_rows`
-        self._rows: np.ndarray | None = None  # [3, most]: minus what is left, blocks held, blocks a token; longest left first
+        self._added: list[tuple[int, int]] = []  # sequences added before `_rows` was needed
+        self._rows: np.ndarray | None = None  # [3, most]: minus tokens left, blocks held, blocks a token; most left first
 
     @property
     def is_short(self) -> bool:
-        """Whether once they did not all fit to their ends, and had to be sorted."""
+        """Whether at some point not all fitted to their ends, so that they were sorted."""
         return self._rows is not None
 
     def add_if_it_fits(self, used: int, final: int, total: int) -> bool:
-        """Whether they and one more of `used` tokens that grows to `final` stay within `total` blocks; then it is added."""
+        """Add a sequence of `used` tokens that grows to `final`, and return True, if all stay within `total` blocks."""
         held, at_end = int(self._blocks_of(used)), int(self._blocks_of(final))
         if self._num_at_end + at_end > total or self._rows is not None:
             rows = self._sorted()
@@ -76,7 +76,7 @@ class Projection:
 
     def _peak(self, rows: np.ndarray) -> float:
         minus_left, held, per_token = rows[:, : self._num]
-        # when the i-th longest ends, all that are at least as long have grown by what was left to it
+        # when the sequence with the i-th most tokens left ends, all before it have grown by as many tokens
         return float((np.cumsum(held) - minus_left * np.cumsum(per_token)).max())
 
     def _sorted(self) -> np.ndarray:

@@ -1,6 +1,6 @@
-"""PlanBuilder: what one step tells the workers, collected while the scheduler decides, as arrays in the end. No I/O.
+"""PlanBuilder: collects one step's plan for the workers while the scheduler decides, and makes arrays of it. No I/O.
 
-The scheduler owns every decision and all state of sequences; this file only puts them into words (ipc/step/plan.py).
+The scheduler owns every decision and all state of sequences; this file only encodes them (ipc/step/plan.py).
 """
 
 from operator import attrgetter, itemgetter
@@ -27,7 +27,7 @@ _PREFILL_ROW, _SLOT_ROW = struct_of(PREFILL), struct_of(SLOT)
 
 
 class SideTarget(NamedTuple):
-    """Whose a row's side result is: what the core must remember to pass it on."""
+    """The request that a row's side result belongs to, for the core to pass it on."""
 
     owner: int
     request_id: int
@@ -35,7 +35,7 @@ class SideTarget(NamedTuple):
 
 
 class PlanBuilder:
-    """Collects one step's deltas and rows."""
+    """Collects one step's changes and rows."""
 
     def __init__(self, step: int, now: float) -> None:
         self.step = step
@@ -45,7 +45,7 @@ class PlanBuilder:
         self.block_updates: list[tuple[int, int, int]] = []  # fields of BLOCK
         self.prefills: list[tuple[Sequence, int]] = []
         self.samples: list[bool] = []
-        self.side_targets: dict[int, SideTarget] = {}  # index of a prefill row -> what its side result is for
+        self.side_targets: dict[int, SideTarget] = {}  # by the index of a prefill row
         self._prefill_rows: list[bytes] = []
         self._prefill_tokens: list[np.ndarray] = []
         self._processors: list[np.ndarray] = []
@@ -54,7 +54,7 @@ class PlanBuilder:
         self.table_updates = 0  # block updates that repeat a cached prefix
 
     def add_prefill(self, seq: Sequence, token_ids: np.ndarray, **values: int) -> None:
-        """A chunk of a prompt; `values`: the fields of PREFILL, but for slot and length."""
+        """Add a chunk of a prompt; `values`: the fields of PREFILL, except slot and length."""
         values["slot"], values["length"] = seq.slot, len(token_ids)
         start, flags = values["start"], values["flags"]
         if flags & PREFILL_PROMPT_LOGPROBS:
@@ -72,13 +72,13 @@ class PlanBuilder:
         self.processor_words += len(record)
 
     def add_custom_processors(self, seq: Sequence, known: np.ndarray) -> None:
-        """A sequence with a new slot, for the operator's own logits processors; `known`: all its ids."""
+        """Add a sequence with a new slot, for the operator's own logits processors; `known`: all its ids."""
         record = encode_record(CustomProcessorsRecord(seq.slot, seq.prompt, known[len(seq.prompt) :], seq.params))
         self._custom_processors.append(record)
         self.processor_words += len(record)
 
     def finish(
-        self, decode: np.ndarray, same: bool, variants: np.ndarray, lengths: np.ndarray, mask_rows: np.ndarray = NO_WORDS
+        self, decode: np.ndarray, same: bool, sampling_kinds: np.ndarray, lengths: np.ndarray, mask_rows: np.ndarray = NO_WORDS
     ) -> StepPlan:
         sections: dict[str, np.ndarray] = {}
         if self.slot_updates:
@@ -100,7 +100,7 @@ class PlanBuilder:
         return StepPlan(
             step=self.step,
             sections=sections,
-            variant=int(np.bitwise_or.reduce(variants)) if len(variants) else 0,
+            sampling_kind=int(np.bitwise_or.reduce(sampling_kinds)) if len(sampling_kinds) else 0,
             same_decode_rows=same,
             max_seq_len=max([longest, *(end for _, end in self.prefills)]),
             micro_batch=self.micro_batch,
@@ -108,12 +108,12 @@ class PlanBuilder:
         )
 
     def side_rows(self, first_prefill_row: int) -> dict[int, SideTarget]:
-        """Rows of the step whose results come by message, too."""
+        """Rows of the step with results that come by message, too."""
         return {first_prefill_row + i: target for i, target in self.side_targets.items()}
 
 
 _read_values = attrgetter(*(v.source for v in SLOT_VALUES))
-# (place, value's bounds and what stands for None) of those that are not sent as they are
+# (index, low, high, value for None) of the values that are not sent as they are
 _BOUNDED = [(i, v.low, v.high, v.none) for i, v in enumerate(SLOT_VALUES) if (v.low, v.high, v.none) != (None, None, None)]
 _UNSIGNED = [i for i, v in enumerate(SLOT_VALUES) if v.dtype == "uint64"]
 
@@ -139,7 +139,6 @@ def logits_processors_of(seq: Sequence, known: np.ndarray) -> LogitsProcessors:
     bias = p.logit_bias or {}
     return LogitsProcessors(
         slot=seq.slot,
-        processor_row=seq.processor_row,
         prompt_ids=seq.prompt if p.has_penalties else NO_WORDS,
         output_ids=outputs if p.has_penalties else outputs[-MAX_BAD_WORD_TOKENS:],
         bias_ids=list(bias),

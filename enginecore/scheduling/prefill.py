@@ -1,7 +1,8 @@
 """Prefills: running sequences that have known tokens to compute; a step takes a chunk of each while its budget lasts. No I/O.
 
-Running ones come before new ones, by order. A prefill's last chunk samples, and makes it a decode row (decode.py); what
-its chunks write can be hit by others from the next step on. The scheduler calls it for every step, admission for a new one.
+Running ones come before new ones, each by `order`. The last chunk samples a token and makes the sequence a decode row
+(decode.py). Blocks that a chunk writes can be hit by others from the next step on. The scheduler calls it in every step,
+admission for each new sequence.
 """
 
 import bisect
@@ -15,18 +16,18 @@ from quire.ipc.step.sections import PREFILL_CANDIDATES, PREFILL_PROMPT_LOGPROBS,
 
 class Prefills:
     def __init__(self, slots: Slots, kv: KVManager, longest_chunk: int = 0):
-        """longest_chunk: most tokens of one sequence in a step; 0: as many as the step has room for."""
+        """longest_chunk: most tokens of one sequence in a step; 0: no limit."""
         self._slots = slots
         self._kv = kv
         self._longest_chunk = longest_chunk or 1 << 62
         self._running: list[Sequence] = []  # by order
-        self._written: list[tuple[Sequence, int]] = []  # by this step, and full blocks that are computed then
+        self._written: list[tuple[Sequence, int]] = []  # sequences of this step, and their full blocks after it
 
     def __len__(self) -> int:
         return len(self._running)
 
     def add(self, seq: Sequence) -> None:
-        """A sequence that has its slot and the blocks of its cached prefix."""
+        """Add a sequence that has its slot and the blocks of its cached prefix."""
         seq.state = SequenceState.PREFILL
         bisect.insort(self._running, seq, key=lambda s: s.order)
 
@@ -35,16 +36,16 @@ class Prefills:
 
     @property
     def num_tokens_left(self) -> int:
-        """Known tokens that no step was made for yet."""
+        """Known tokens that were not scheduled yet."""
         return sum(int(self._slots.num_tokens[s.slot]) - s.num_computed for s in self._running)
 
     @property
     def num_streams(self) -> int:
-        """Prompts whose first token somebody waits for."""
+        """Prompts of requests that are streamed, so that their first token is waited for."""
         return sum(s.is_stream for s in self._running)
 
     def schedule(self, build: PlanBuilder, budget: int, make_room: MakeRoom) -> int:
-        """Chunks of those under way; returns what is left of the budget."""
+        """Schedule chunks of running prefills; returns the tokens that are left of the budget."""
         for seq in list(self._running):
             if budget <= 0:
                 break
@@ -53,7 +54,7 @@ class Prefills:
         return budget
 
     def chunk(self, seq: Sequence, build: PlanBuilder, budget: int, make_room: MakeRoom) -> int:
-        """Schedule the next chunk of one; returns its tokens (0 if there is no room now)."""
+        """Schedule the next chunk of a sequence; returns its tokens (0 if there is no room now)."""
         total = int(self._slots.num_tokens[seq.slot])
         length = min(total - seq.num_computed, budget, self._longest_chunk)
         length = self._room_for(seq, length, make_room)
@@ -108,7 +109,7 @@ class Prefills:
                 self._kv.register(seq.blocks, num_blocks)
 
     def take_computed(self, build: PlanBuilder) -> list[Sequence]:
-        """Take out those whose known tokens are all computed with this step."""
+        """Remove and return the sequences that have all known tokens computed with this step."""
         rows = zip(build.prefills, build.samples, strict=True)
         done = [seq for (seq, _), samples in rows if samples and seq.state is SequenceState.PREFILL]
         for seq in done:

@@ -1,10 +1,10 @@
-"""Scheduler: a pure state machine. Events in (add, abort, step results), plans and outputs out. No I/O, no torch, no clock.
+"""Scheduler: a pure state machine, from events (add, abort, step results) to plans and outputs. No I/O, no torch, no clock.
 
 There is no prefill phase: every running sequence has tokens that are known and tokens that are computed, and a step's token
-budget closes the gap, running sequences first (decode rows, then prefills under way), then waiting ones. Steps are scheduled
-before the results of earlier ones are known, by counts alone; blocks and slots are given back only when the last step that
-uses them has returned. What happens to a sequence has a file each: waiting.py, admission.py, prefill.py, decode.py, leaving.py;
-here is how they make a step. Who calls: the core's loop (core.py); tests call it as a list of events.
+budget closes the gap, first for running sequences (decode rows, then prefills under way), then for waiting ones. Steps are
+scheduled before the results of earlier ones are known, by counts alone; blocks and slots are given back only when the last step
+that uses them has returned. Each stage of a sequence's life has a file: waiting.py, admission.py, prefill.py, decode.py,
+leaving.py; here they make a step together. Called by the core's loop (core.py); tests call it with a list of events.
 """
 
 import numpy as np
@@ -22,13 +22,13 @@ from quire.enginecore.scheduling.step import Counters, ScheduledStep, StepOutput
 from quire.enginecore.scheduling.waiting import WaitingQueue
 from quire.ipc.messages.frontend import Finished, Started
 from quire.ipc.step.plan import StepPlan
-from quire.ipc.step.sections import VARIANT_CUSTOM
+from quire.ipc.step.sections import SAMPLING_CUSTOM
 
 
 class Scheduler:
     def __init__(self, config: SchedulerConfig):
         self.config = config
-        self.slots = Slots(config.max_num_seqs, config.max_model_len, config.num_processor_rows)
+        self.slots = Slots(config.max_num_seqs, config.max_model_len)
         self.kv = KVManager(config.num_blocks, config.block_size, config.windows, num_slots=config.max_num_seqs + 1)
         self.waiting = WaitingQueue(config.policy)
         self.counters = Counters()
@@ -54,7 +54,7 @@ class Scheduler:
         return num_tokens <= self.config.max_model_len and bool(self.kv.blocks_needed(num_tokens) < self.config.num_blocks)
 
     def abort(self, owner: int, request_id: int) -> int:
-        """Drop a request's sequences in any state; returns how many there were."""
+        """End a request's sequences, in any state; returns how many there were."""
         live = list(self._sequences.get((owner, request_id), []))
         for seq in live:
             self._end(seq)
@@ -67,20 +67,20 @@ class Scheduler:
                 self._end(seq)
 
     def complete(self, seq: Sequence) -> None:
-        """A sequence that has not ended has all that it is to have, by the tokens that are known: its grammar has ended."""
+        """End a sequence because its grammar is complete with the tokens that are known."""
         length = int(self.slots.num_tokens[seq.slot]) if seq.slot >= 0 else len(seq.known)
         self._admission.peak.observe(length - len(seq.prompt))
         self._end(seq)
 
-    def hold(self, seq: Sequence) -> None:
-        """A sequence of the step that was just scheduled is in none from now on, until `release`."""
+    def defer(self, seq: Sequence) -> None:
+        """Keep a sequence of the step that was just scheduled out of all later steps, until `release`."""
         seq.is_held = True
         if seq.state is SequenceState.DECODE:
             self._decode.remove(seq)
 
-    def set_aside(self, scheduled: ScheduledStep, row: int) -> None:
-        """This row of the last step that was scheduled will have no token. Its sequence, if it has not ended, is preempted,
-        and starts again after `release`."""
+    def drop_row(self, scheduled: ScheduledStep, row: int) -> None:
+        """This row of the last scheduled step will have no token. Its sequence is deferred: if it still runs, it is preempted,
+        and it starts again after `release`."""
         seq = self.slots.sequence(scheduled.slots[row])
         scheduled.samples[row] = False
         seq.is_held = True
@@ -88,7 +88,7 @@ class Scheduler:
             self._leaving.preempt(seq)
 
     def release(self, seq: Sequence) -> None:
-        """A sequence that was held, or set aside, may be scheduled again."""
+        """A deferred sequence may be scheduled again."""
         seq.is_held = False
         if seq.state is SequenceState.DECODE:
             self._decode.add([seq])
@@ -96,11 +96,11 @@ class Scheduler:
             self.waiting.release(seq)
 
     def abort_owner(self, owner: int) -> int:
-        """Drop all of a frontend's requests."""
+        """End all requests of a frontend."""
         return sum(self.abort(o, r) for o, r in list(self._sequences) if o == owner)
 
     def reset(self) -> list[Sequence]:
-        """The workers are gone: nothing in flight returns and the KV cache is lost.
+        """The workers are gone: no step in flight returns, and the KV cache is lost.
 
         Ends and returns every sequence that was running; waiting ones stay."""
         gone = [s for s in self.slots.sequences if s is not None and s.state is not SequenceState.FINISHED]
@@ -129,7 +129,7 @@ class Scheduler:
 
     @property
     def oldest_step(self) -> int:
-        """The first step whose results are not back: the one that the workers are at, or the next one."""
+        """The first step that has not returned: the one that the workers run, or the next one."""
         return self._leaving.returned + 1
 
     @property
@@ -142,7 +142,7 @@ class Scheduler:
 
     @property
     def has_requests(self) -> bool:
-        """Whether somebody waits for an answer."""
+        """Whether any request is not answered yet."""
         return bool(self._sequences)
 
     @property
@@ -153,7 +153,7 @@ class Scheduler:
     def schedule(self, now: float = 0.0) -> tuple[StepPlan, ScheduledStep] | None:
         """The next step, or None if nothing can run before an earlier step returns or a request arrives.
 
-        `now`, seconds since the Unix epoch, only stamps sequences that start.
+        now: seconds since the Unix epoch; it only stamps sequences that start.
         """
         self._leaving.has_preempted = False
         build, micro_batches = PlanBuilder(self._step + 1, now), self._decode.micro_batches
@@ -176,18 +176,18 @@ class Scheduler:
         mask_rows = NO_WORDS
         if self.slots.num_constrained:
             mask_rows = (samples & (lengths >= self.slots.mask_from[rows])).nonzero()[0].astype(np.int32)
-        plan = build.finish(decode, same, self.slots.variant[sampling], lengths, mask_rows)
+        plan = build.finish(decode, same, self.slots.sampling_kind[sampling], lengths, mask_rows)
         self._decode.advance(sampling, lengths[samples])
         self._decode.add(self._prefills.take_computed(build))
         side_rows = build.side_rows(len(decode))
-        processed = self._processed_rows(rows, samples) if plan.variant & VARIANT_CUSTOM else NO_WORDS
+        processed = self._processed_rows(rows, samples) if plan.sampling_kind & SAMPLING_CUSTOM else NO_WORDS
         return plan, ScheduledStep(
             build.step, rows, samples, build.prefills, plan.num_tokens, side_rows, mask_rows=mask_rows, processed_rows=processed
         )
 
     def _processed_rows(self, rows: np.ndarray, samples: np.ndarray) -> np.ndarray:
-        """Which of these slots' rows the operator's own logits processors see."""
-        return (samples & (self.slots.variant[rows] & VARIANT_CUSTOM != 0)).nonzero()[0].astype(np.int32)
+        """The rows, of these slots, that the operator's own logits processors see; int32."""
+        return (samples & (self.slots.sampling_kind[rows] & SAMPLING_CUSTOM != 0)).nonzero()[0].astype(np.int32)
 
     def _choose_rows(self, build: PlanBuilder) -> np.ndarray:
         """Put the step's prefill rows into `build`; returns the slots of its decode rows."""
@@ -197,33 +197,33 @@ class Scheduler:
             return decode
         has_more = self._schedule_prefills(build, self._for_prefill(num_tokens_of(decode)))
         if not len(decode) and not build.prefills and not self._leaving.has_preempted:
-            decode = self._decode.schedule(build, budget, make_room)  # nobody wanted what decode rows were denied
+            decode = self._decode.schedule(build, budget, make_room)  # no prefill used the budget reserved for it
         while not len(decode) and not build.prefills and self._leaving.returned == self._step:
-            # nothing is in flight, so that no result will bring us back here
+            # nothing is in flight, so no result will cause another call
             if has_more:
                 has_more = self._schedule_prefills(build, budget)
             elif len(self._decode.micro_batches.now.rows):
-                decode = self._decode.schedule(build, budget, make_room)  # all rows of its turn were preempted: others go on
+                decode = self._decode.schedule(build, budget, make_room)  # all rows taken before were preempted: others go on
             else:
                 break
         return decode
 
     def _schedule_prefills(self, build: PlanBuilder, budget: int) -> bool:
-        """Chunks of prompts; returns whether more could have started, had it not been too much work for a step."""
+        """Schedule chunks of prompts; returns whether more could have started, but for the limit on a step's work."""
         budget = self._prefills.schedule(build, budget, self._leaving.make_room)
         has_more = not self._decode.num_stalled and self._admission.admit(build, budget)
         self._prefills.register_written()
         return has_more
 
     def _for_decode(self) -> int:
-        """Tokens that decode rows may take: not all, where something waits to be computed first; in turns for a budget of 1."""
+        """Tokens that decode rows may take: not all if prompts wait to be computed. A budget of 1 is given to both in turn."""
         budget = self.config.max_num_batched_tokens
         if not self._prefills and not (self.waiting.num_to_schedule and self.slots.free):
             return budget
         return budget - (budget // 8 or (1 if budget > 1 else self._step % 2))
 
     def _for_prefill(self, num_decode: int) -> int:
-        """Tokens that prefills may take beside so many of decode rows."""
+        """Tokens that prefills may take beside num_decode tokens of decode rows."""
         left = self.config.max_num_batched_tokens - num_decode
         if not num_decode and (self.config.num_micro_batches == 1 or not len(self._decode)):
             return left
@@ -237,7 +237,7 @@ class Scheduler:
 
     # --------------------------------------------------------------------------------------------------- results
     def update(self, scheduled: ScheduledStep, sampled: np.ndarray, now: float) -> StepOutput:
-        """Take a step's sampled ids (int32 [rows]); steps return in order. now: seconds of a clock that only goes forward."""
+        """Take a step's sampled ids (int32 [rows]); steps return in order. now: seconds of a clock that never goes back."""
         self.register_filled_blocks()
         t = self.slots
         self._leaving.returned = scheduled.step
@@ -251,7 +251,7 @@ class Scheduler:
         out = StepOutput(t.owner[slots], t.key[slots], tokens, rows, t.wants_logprobs[slots], now - t.last_token_time[slots])
         t.last_token_time[slots] = now
         self._report_started(slots, out)
-        # looked up before any of them ends and gives back its slot
+        # looked up before any of these sequences ends and gives back its slot
         ends = self._decode.find_ended(slots, tokens, self._eos)
         ended = [(t.sequence(slots[i]), int(slots[i]), int(tokens[i]), stop) for i, stop in ends]
         self._decode.note_filled(slots)
@@ -271,11 +271,11 @@ class Scheduler:
             out.started.append((seq.owner, Started(seq.key, max(seq.num_cached_tokens, 0), queue_s)))
 
     def register_filled_blocks(self) -> None:
-        """Put the blocks that decode rows have filled into the prefix cache: call it once a plan is on its way."""
+        """Put the blocks that decode rows have filled into the prefix cache. Call it after a plan was sent."""
         self._decode.register_filled()
 
     def check(self) -> None:
-        """Assert that nothing is leaked or shared wrongly."""
+        """Assert that no slot, block or sequence is leaked or wrongly shared."""
         held = self.slots.check()
         self.kv.check([s.blocks for s in held])
         for part in (self._decode, self._prefills, self._leaving):

@@ -22,11 +22,11 @@ from quire.enginecore.kv.sequence_blocks import SequenceBlocks
 from quire.ipc.sampling import RequestOutputKind, SamplingParams
 from quire.ipc.step.sections import (
     INT32_MAX,
-    VARIANT_CUSTOM,
-    VARIANT_FILTER,
-    VARIANT_LOGPROBS,
-    VARIANT_PROCESSORS,
-    VARIANT_RANDOM,
+    SAMPLING_CUSTOM,
+    SAMPLING_FILTER,
+    SAMPLING_LOGPROBS,
+    SAMPLING_PROCESSORS,
+    SAMPLING_RANDOM,
 )
 
 SMALL_TABLE = 1 << 26  # bytes
@@ -66,7 +66,6 @@ class Sequence:
     # where it is: written by the scheduler's parts
     state: SequenceState = SequenceState.WAITING
     slot: int = -1
-    processor_row: int = -1
     num_computed: int = 0  # scheduled; meaningful in PREFILL
     tokens: np.ndarray | None = None  # all known ids while it has no slot, if it was preempted
     num_cached_tokens: int = -1  # of the prompt, at the first admission
@@ -89,8 +88,8 @@ class Sequence:
         return self.params.output_kind is not RequestOutputKind.FINAL_ONLY
 
     @property
-    def needs_processor_row(self) -> bool:
-        """Whether it can run only with one of the device's rows of rare sampling state."""
+    def has_processors(self) -> bool:
+        """Whether it has rare sampling state: its slot's row of the device's LogitsProcessorPool."""
         return self.params.needs_logits_processors
 
     @property
@@ -99,14 +98,14 @@ class Sequence:
         return min(len(self.prompt) + self.params.min_tokens, self.final_len)
 
     @property
-    def variant(self) -> int:
+    def sampling_kind(self) -> int:
         p = self.params
         return (
-            (0 if p.is_greedy else VARIANT_RANDOM)
-            | (VARIANT_FILTER if p.needs_filter else 0)
-            | (VARIANT_PROCESSORS if p.needs_logits_processors else 0)
-            | (VARIANT_LOGPROBS if p.logprobs is not None else 0)
-            | (VARIANT_CUSTOM if self.is_processed else 0)
+            (0 if p.is_greedy else SAMPLING_RANDOM)
+            | (SAMPLING_FILTER if p.needs_filter else 0)
+            | (SAMPLING_PROCESSORS if self.has_processors else 0)
+            | (SAMPLING_LOGPROBS if p.logprobs is not None else 0)
+            | (SAMPLING_CUSTOM if self.is_processed else 0)
         )
 
 
@@ -128,11 +127,9 @@ def _sparse_zeros(rows: int, columns: int) -> np.ndarray:
 class Slots:
     """Tables indexed by slot, so that a steady decode step costs a few numpy calls whatever the batch."""
 
-    def __init__(self, max_num_seqs: int, max_model_len: int, num_processor_rows: int):
+    def __init__(self, max_num_seqs: int, max_model_len: int):
         n = max_num_seqs
         self.free = list(range(n - 1, -1, -1))
-        self.num_processor_rows = num_processor_rows
-        self.free_processor_rows = list(range(num_processor_rows - 1, -1, -1))
         self.sequences: list[Sequence | None] = [None] * n
         self.token_ids = _sparse_zeros(n, max_model_len + 1)
         self.num_tokens = np.zeros(n, np.int32)
@@ -144,7 +141,7 @@ class Slots:
         self.key = np.zeros(n, np.int64)
         self.owner = np.zeros(n, np.int32)
         self.last_step = np.zeros(n, np.int64)
-        self.variant = np.zeros(n, np.int32)
+        self.sampling_kind = np.zeros(n, np.int32)
         self.running = np.zeros(n, bool)  # in state PREFILL or DECODE
         self.alive = np.zeros(n, bool)  # results count: neither finished nor aborted
         self.checks_eos = np.zeros(n, bool)
@@ -159,10 +156,8 @@ class Slots:
         self.num_constrained = 0  # while there are none, nobody looks at the two
 
     def lease(self, seq: Sequence, tokens: np.ndarray) -> int:
-        """Give `seq` a slot, and a processor row if it needs one; `tokens` are all its known ids."""
+        """Give `seq` a slot; `tokens` are all its known ids."""
         slot = self.free.pop()
-        if seq.needs_processor_row:
-            seq.processor_row = self.free_processor_rows.pop()
         self.sequences[slot], seq.slot = seq, slot
         n = len(tokens)
         self.token_ids[slot, :n] = tokens
@@ -172,7 +167,7 @@ class Slots:
         self.ends_by_length[slot] = seq.ends_by_length
         self.key[slot], self.owner[slot] = seq.key, seq.owner
         self.last_step[slot] = 0
-        self.variant[slot] = seq.variant
+        self.sampling_kind[slot] = seq.sampling_kind
         self.running[slot] = self.alive[slot] = True
         self.checks_eos[slot] = not seq.params.ignore_eos
         self.checks_ids[slot] = bool(seq.stop_ids)
@@ -202,16 +197,11 @@ class Slots:
         self.num_constrained -= seq.constraint is not None
         self.free.append(seq.slot)
         seq.slot = -1
-        if seq.processor_row >= 0:
-            self.free_processor_rows.append(seq.processor_row)
-            seq.processor_row = -1
 
     def check(self) -> list[Sequence]:
-        """Assert that every slot and processor row is leased once or free; returns the sequences that have one."""
+        """Assert that every slot is leased once or free; returns the sequences that have one."""
         held = [s for s in self.sequences if s is not None]
         assert len(held) + len(self.free) == len(self.sequences) and len(set(self.free)) == len(self.free)
         assert all(self.sequences[s.slot] is s for s in held)
         assert self.num_constrained == sum(s.constraint is not None for s in held)
-        rows = [s.processor_row for s in held if s.processor_row >= 0]
-        assert sorted(rows + self.free_processor_rows) == list(range(self.num_processor_rows))
         return held

@@ -1,15 +1,13 @@
 """WaitingQueue: sequences without a slot, in the order in which they are to start, in queues by what they wait for. No I/O.
 
-There are four kinds of queue, each in order. *Ready* ones wait for a slot and blocks, which all do. Some need a processor row
-besides. Some wait until another sequence has computed a prefix that they share, with a queue for each prefix. Some are held
-until their next mask is made: no step is made for these, or keeps tokens for them. A step looks at the first kind alone, and
-nobody there waits for the others, however many they are. `first` is the next in order of those who could start. Admission
-looks and takes (admission.py); whoever gives something back says so here (leaving.py).
+There are three kinds of queue, each in order. *Ready* sequences wait for a slot and blocks. Some wait until another sequence
+has computed a prefix that they share, with a queue for each prefix. Some are held until their next mask is made: no step is
+made for them, and none keeps tokens for them. A step looks at the ready queue alone, however many wait in the others. `first`
+is the first ready sequence. Admission looks at sequences and takes them (admission.py); code that gives resources back says so
+here (leaving.py).
 """
 
 import bisect
-import heapq
-import itertools
 from collections.abc import Iterator
 
 from quire.enginecore.scheduling.sequence import Sequence
@@ -26,7 +24,6 @@ class WaitingQueue:
             raise ValueError(f"no scheduling policy named {policy!r}; there are fcfs and priority")
         self._by_priority = policy == "priority"
         self._ready: Queue = []
-        self._for_row: Queue = []
         self._for_prefix: dict[bytes, Queue] = {}  # by the hash of the prefix's last block
         self._held: Queue = []
         self._queue_of: dict[Sequence, Queue] = {}  # the owner of membership
@@ -36,7 +33,7 @@ class WaitingQueue:
         return (seq.order if self._by_priority else (0, seq.order[1])), seq
 
     def push(self, seq: Sequence) -> None:
-        self._enqueue(seq, self._held if seq.is_held else self._for_row if seq.needs_processor_row else self._ready)
+        self._enqueue(seq, self._held if seq.is_held else self._ready)
 
     def release(self, seq: Sequence) -> None:
         """It is held no longer."""
@@ -54,19 +51,13 @@ class WaitingQueue:
         if seq is self.no_room_for:
             self.no_room_for = None
 
-    def first(self, has_processor_row: bool) -> Sequence | None:
-        """The next one in order that could start, given whether a processor row is free."""
-        ready, for_row = self._ready, self._for_row
-        if for_row and has_processor_row and (not ready or for_row[0][0] < ready[0][0]):
-            return for_row[0][1]
-        return ready[0][1] if ready else None
+    def first(self) -> Sequence | None:
+        """The next one in order that could start."""
+        return self._ready[0][1] if self._ready else None
 
-    def could_start(self, num_processor_rows: int) -> Iterator[Sequence]:
-        """Those that `first` would name one after the other, if so many rows are free. Nothing may change meanwhile."""
-        queue: Iterator[tuple[Key, Sequence]] = iter(self._ready)
-        if num_processor_rows and self._for_row:
-            queue = heapq.merge(queue, itertools.islice(self._for_row, num_processor_rows))
-        return (seq for _, seq in queue)
+    def could_start(self) -> Iterator[Sequence]:
+        """Those that `first` would name one after the other. Nothing may change meanwhile."""
+        return (seq for _, seq in self._ready)
 
     # -------------------------------------------------------------------------------------------- shared prefixes
     def wait_for_prefix(self, seq: Sequence, block_hash: bytes) -> None:
@@ -76,12 +67,10 @@ class WaitingQueue:
 
     def prefix_resolved(self, block_hash: bytes) -> None:
         """Whoever waited for this prefix is in order again with the others."""
-        for rows, queue in ((False, self._ready), (True, self._for_row)):
-            back = [entry for entry in self._for_prefix.get(block_hash, []) if entry[1].needs_processor_row == rows]
-            queue += back
-            queue.sort()  # two sorted runs: they are merged
-            self._queue_of.update((seq, queue) for _, seq in back)
-        self._for_prefix.pop(block_hash, None)
+        back = self._for_prefix.pop(block_hash, [])
+        self._ready += back
+        self._ready.sort()  # two sorted runs: they are merged
+        self._queue_of.update((seq, self._ready) for _, seq in back)
 
     def __len__(self) -> int:
         return len(self._queue_of)
@@ -96,10 +85,9 @@ class WaitingQueue:
 
     def check(self) -> None:
         """Assert that every sequence is in one queue, and every queue is in order."""
-        queues = [self._ready, self._for_row, self._held, *self._for_prefix.values()]
+        queues = [self._ready, self._held, *self._for_prefix.values()]
         assert all(seq.is_held == (self._queue_of[seq] is self._held) for seq in self._queue_of)
         assert all(queue == sorted(queue, key=lambda entry: entry[0]) for queue in queues)
         assert [seq for queue in queues for _, seq in queue if self._queue_of.get(seq) is not queue] == []
         assert sum(map(len, queues)) == len(self._queue_of)
-        assert all(not seq.needs_processor_row for _, seq in self._ready)
         assert self.no_room_for is None or self.no_room_for in self._queue_of

@@ -1,6 +1,6 @@
-"""AnswersFile: the output of `quire run-batch`, which is also its memory: what it has already is not asked again.
+"""AnswersFile: the output of `quire run-batch`, which also records its progress: answered requests are not repeated.
 
-A line is written whole and at once, so after a kill only the last one can be torn: it is cut off, and its request asked again.
+A line is written at once, so after a kill only the last one can be torn: it is cut off, and its request is repeated.
 """
 
 import fcntl
@@ -22,7 +22,7 @@ class _Status(msgspec.Struct):
 
 
 class _Answer(msgspec.Struct):
-    """What counts of an answer. error.line: that of a request that could not be read."""
+    """The fields of an answer that are read again. error.line: the number of an input line that could not be read."""
 
     custom_id: str | None
     response: _Status | None
@@ -34,10 +34,10 @@ _BEGIN = b'{"id":"batch_req_'
 
 
 class AnswersFile:
-    """answered: custom_ids. refused: numbers of lines that could not be read, and are said so. num_failed: of both."""
+    """answered: custom_ids. refused: numbers of input lines that were answered as unreadable. num_failed: of both."""
 
     def __init__(self, path: str) -> None:
-        """path: "-" is standard output, which has no memory. Raises BatchFileError."""
+        """path: "-" is standard output, which records nothing. Raises BatchFileError."""
         self.answered: set[str] = set()
         self.refused: set[int] = set()
         self.num_failed = 0
@@ -53,7 +53,7 @@ class AnswersFile:
             on_failure.pop_all()
 
     def _take_up(self, path: str) -> None:
-        """Read what is there, and cut off a torn last line: one without an end."""
+        """Read the existing answers, and cut off a torn last line, which has no newline."""
         if not os.path.isfile(path):
             return  # a pipe or a device
         end = 0
@@ -70,7 +70,7 @@ class AnswersFile:
         os.lseek(self._fd, end, os.SEEK_SET)
 
     def _remember(self, data: bytes) -> bool:
-        """Whether it is a line of ours. A blank one may be anybody's."""
+        """Record an answer; False if the line is none. Blank lines are ignored."""
         if not data.strip():
             return True
         try:

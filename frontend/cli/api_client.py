@@ -1,7 +1,6 @@
-"""An OpenAI-compatible server as the commands ask it: `quire chat`, `complete` and `models`. Standard library only.
+"""A client of an OpenAI-compatible server for `quire chat`, `complete` and `models`. Standard library only.
 
-Each request is a connection of its own: closing it is how an answer is stopped. Whatever goes wrong is a ChatError, whose text
-is for the user.
+Each request has a connection of its own: closing it stops the answer. Every failure is a ChatError with a text for the user.
 """
 
 import argparse
@@ -18,19 +17,19 @@ from quire.ipc.process.command import as_started
 KEY_VARIABLE = "OPENAI_API_KEY"
 URL = "http://127.0.0.1:8000"
 _CONNECT_TIMEOUT_S = 10.0
-_READ_TIMEOUT_S = 600.0  # between two pieces of an answer
+_READ_TIMEOUT_S = 600.0  # between two reads of an answer
 
 
 class ChatError(Exception):
-    """Something the user should read."""
+    """A request has failed; the text is for the user."""
 
 
 class NotReadyError(ChatError):
-    """Nobody answers, or a 5xx comes back: a server that is starting, perhaps, or the proxy before it."""
+    """No connection, or a 5xx answer: the server, or one behind a proxy, may be starting."""
 
 
 def add_client_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of every command that asks a server."""
+    """Add the flags of every command that asks a server."""
     parser.add_argument("--url", default=URL, help="where the server is (default: %(default)s)")
     parser.add_argument("--model", "--model-name", help="which of its models (default: its first)")
     parser.add_argument("--api-key", help=f"the server's key (default: {KEY_VARIABLE} of the environment, or none)")
@@ -68,7 +67,7 @@ class ChatServer:
         self._headers |= {name: value.encode() for name, value in headers}
 
     def models(self) -> list[str]:
-        """Names of the models that the server offers."""
+        """Names of the server's models."""
         return [str(card["id"]) for card in self.model_cards()]
 
     def model_cards(self) -> list[dict[str, Any]]:
@@ -83,14 +82,14 @@ class ChatServer:
         return name
 
     def stream(self, body: dict[str, Any]) -> Iterator[str]:
-        """The pieces of a chat's answer. Raises ChatError; closing the iterator stops the answer."""
+        """Yield a chat's answer in pieces of text. Raises ChatError; closing the iterator stops the answer."""
         for choice in self._choices("/v1/chat/completions", body):
             delta = choice.get("delta")
             if isinstance(delta, dict) and (text := delta.get("content")):
                 yield str(text)
 
     def complete(self, body: dict[str, Any]) -> Iterator[str]:
-        """The pieces of a completion, likewise."""
+        """Yield a completion, likewise."""
         for choice in self._choices("/v1/completions", body):
             if text := choice.get("text"):
                 yield str(text)
@@ -132,7 +131,7 @@ class ChatServer:
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             raise ChatError(f"{self._url} broke off: {error}") from None
-        except BaseException:  # Ctrl-C while it waits, too: passed on, without a connection left open
+        except BaseException:  # includes Ctrl-C: raised again, with the connection closed
             connection.close()
             raise
         return _Response(connection, response)
@@ -154,7 +153,7 @@ class _Response:
 
 
 def _refused(data: bytes, status: int) -> ChatError:
-    """The error of an answer that is none; a proxy's page says nothing but its status."""
+    """The error of an answer with a status other than 200; of a proxy's page only the status is used."""
     try:
         answer = json.loads(data)
     except ValueError:
@@ -172,7 +171,7 @@ def _json(data: bytes) -> dict[str, Any]:
 
 
 def _objects(answer: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    """The objects in a list of an answer; none where it holds something else."""
+    """The objects in a list of an answer; [] if it is not a list."""
     values = answer.get(name)
     return [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []
 

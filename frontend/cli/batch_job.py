@@ -1,7 +1,7 @@
-"""The work of `quire run-batch`: an engine, the application's routes without a server before them, and two files.
+"""The work of `quire run-batch`: an engine, the application's routes without an HTTP server, and two files.
 
-Answers are on the disk as they come, in any order. Ctrl-C and SIGTERM end it with what is there; the same command goes on from
-there. The engine is restarted when it dies, as `quire serve` does; a request that it dies of again and again is a failed one.
+Answers are written as they arrive, in any order. Ctrl-C and SIGTERM end the job and keep the answers so far; the same command
+continues from there. The engine is restarted when it dies, as `quire serve` does; a request that kills it repeatedly fails.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ from quire.ipc.process.command import stop_signals
 from quire.ipc.process.logs import set_up_logging
 
 _URL_TIMEOUT_S = 60.0
-_BAR_DELAY_S = 1.0  # a job that is done before shows no bar
+_BAR_DELAY_S = 1.0  # a shorter job shows no bar
 _BAR_REFRESH_S = 0.5
 
 
@@ -84,7 +84,7 @@ def _spooled(source: BinaryIO) -> BinaryIO:
 
 
 class Job:
-    """todo: numbers of the lines that are still to be answered."""
+    """todo: numbers of the lines not answered yet."""
 
     def __init__(self, file: InputFile, answers: AnswersFile) -> None:
         self.file = file
@@ -96,7 +96,7 @@ class Job:
         self._began = time.monotonic()
 
     def refuse_bad_lines(self) -> None:
-        """Lines that cannot be read are answered with what is wrong, and their number; the others are to be asked."""
+        """Answer unreadable lines with their error and number; enter the others in todo."""
         for number, line in self.file.check():
             if isinstance(line, Line):
                 if line.custom_id not in self.answers.answered:
@@ -141,7 +141,7 @@ def _run_with_engine(job: Job, config: EngineConfig, parsers: ParserNames) -> No
 
 
 async def _run_beside(job: Job, engine: Engines, parsers: ParserNames) -> None:
-    """Answer all, with the engine kept alive, until that is done or we are told to stop."""
+    """Answer all lines, and keep the engine alive, until that is done or a stop is requested."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in stop_signals():
         loop.add_signal_handler(number, stop.set)
@@ -167,7 +167,7 @@ async def _run_beside(job: Job, engine: Engines, parsers: ParserNames) -> None:
 
 
 class Bar:
-    """A progress bar over requests; appears on jobs that take a while."""
+    """A progress bar over requests; it appears for jobs that take a while."""
 
     def __init__(self, total: int) -> None:
         self._bar = tqdm(total=total, desc="Running batch", unit="req", delay=_BAR_DELAY_S, dynamic_ncols=True)
@@ -182,5 +182,5 @@ class Bar:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with suppress(OSError):  # nobody reads it any more
+        with suppress(OSError):  # stderr is closed
             self._bar.close()

@@ -27,7 +27,7 @@ class ChatOptions:
     system: str | None = None
     max_tokens: int | None = None
     temperature: float | None = None
-    question: str | None = None  # one, and that is all; None: a conversation, or what is piped in
+    question: str | None = None  # ask only this; None: a conversation, or the piped input
 
 
 def options_of(args: argparse.Namespace) -> ChatOptions:
@@ -44,7 +44,7 @@ def options_of(args: argparse.Namespace) -> ChatOptions:
 
 @dataclass
 class Conversation:
-    """The messages so far, and what every request has in common."""
+    """The messages so far, and the options of every request."""
 
     server: ChatServer
     options: ChatOptions
@@ -58,8 +58,8 @@ class Conversation:
         self.messages[:] = [{"role": "system", "content": self.options.system}] if self.options.system else []
 
     def ask(self, text: str, out: TextIO) -> bool:
-        """One turn, printed as it comes; whether it came to its end. Ctrl-C keeps what has come; an error takes the question
-        back and is raised."""
+        """Run one turn and print the answer as it arrives; returns whether it is complete. Ctrl-C keeps the text so far. An
+        error before any text removes the question and is raised."""
         self.messages.append({"role": "user", "content": text})
         body: dict[str, Any] = {"model": self.model, "messages": self.messages}
         if self.options.max_tokens is not None:
@@ -76,7 +76,7 @@ class Conversation:
         except KeyboardInterrupt:
             complete = False
             out.write(" [stopped]")
-        except BrokenPipeError:  # not the server: whoever reads `out` has gone
+        except BrokenPipeError:  # the reader of `out` has gone; not the server's failure
             raise
         except (ChatError, OSError, http.client.HTTPException) as error:
             if not pieces:
@@ -97,7 +97,7 @@ def chat(options: ChatOptions, stdin: TextIO | None = None, out: TextIO | None =
     """Talk until /exit or the end of input; returns the exit code. Piped input is one question."""
     stdin, out = stdin or sys.stdin, out or sys.stdout
     if isinstance(stdin, io.TextIOWrapper):
-        stdin.reconfigure(errors="replace")  # input that is not text: lone surrogates are no JSON
+        stdin.reconfigure(errors="replace")  # input that is not UTF-8: JSON cannot have lone surrogates
     try:
         server = ChatServer(options.url, options.api_key)
         model = options.model or server.first_model()
@@ -114,13 +114,13 @@ def chat(options: ChatOptions, stdin: TextIO | None = None, out: TextIO | None =
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())  # what is left in its buffer is not written at exit either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())  # so that the exit does not flush its buffer to the pipe
         return 1
     return 0
 
 
 def typed_lines(out: TextIO) -> Iterator[str]:
-    """What is typed, until the end of the input. Ctrl-C drops the line that it comes in."""
+    """Yield typed lines until the end of the input. Ctrl-C drops the current line."""
     with suppress(ImportError):
         import readline  # noqa: F401  (line editing and history for input())
     while True:
@@ -148,5 +148,5 @@ def _talk(conversation: Conversation, out: TextIO) -> None:
         elif text:
             try:
                 conversation.ask(text[1:] if text.startswith("//") else text, out)
-            except ChatError as error:  # the next question may do better
+            except ChatError as error:  # the conversation goes on
                 print(f"quire chat: {error}", file=sys.stderr)

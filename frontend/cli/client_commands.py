@@ -1,4 +1,4 @@
-"""The small commands of `quire`: chat, complete, models, collect-env, completion, version. Each runs in a module of its own."""
+"""The small commands of `quire`: chat, complete, models, collect-env, completion, version. Each is run by its own module."""
 
 import argparse
 
@@ -9,7 +9,7 @@ from quire.ipc.version import VERSION
 
 
 def add_client_commands(commands: "argparse._SubParsersAction[CommandParser]", whole: CommandParser) -> None:
-    """whole: the parser of all commands, which a shell's completion is made of."""
+    """whole: the parser of all commands, from which shell completion is made."""
     _add_chat(commands)
     _add_complete(commands)
     _add_models(commands)

@@ -1,7 +1,7 @@
-"""`quire collect-env`: what a report of a problem should say about a machine: versions, GPUs, limits. No secrets.
+"""`quire collect-env`: what a bug report should say about a machine: versions, GPUs, limits. No secrets.
 
-Versions come from the installed packages' folders, without importing any of them. Environment variables are listed by name,
-their values only where they cannot be a key or a path of somebody's.
+Versions are read from the installed packages' folders, without importing any of them. Environment variables are listed by name,
+and with their values only if these cannot be a key or a user's path.
 """
 
 import glob
@@ -22,7 +22,7 @@ PACKAGES = (
     "torch", "triton", "transformers", "tokenizers", "safetensors", "huggingface-hub", "numpy", "msgspec", "pyzmq", "httptools",
     "uvloop", "jinja2", "llguidance", "prometheus-client", "pyyaml", "vllm",
 )  # fmt: skip
-# values that say how a process runs, and nothing of who runs it
+# variables with values that describe how a process runs, and not who runs it
 SHOWN = re.compile(r"(CUDA_VISIBLE_DEVICES|OMP_NUM_THREADS|MKL_NUM_THREADS|HF_HUB_OFFLINE|TRITON_INTERPRET)")
 NAMED = re.compile(r"(CUDA|NVIDIA|NCCL|TORCH|PYTORCH|TRITON|HF|VLLM|OMP|MKL|UVLOOP|PYTHON)_\w*")
 
@@ -50,7 +50,7 @@ def report() -> Iterator[tuple[str, str]]:
 
 
 def versions() -> dict[str, str]:
-    """Of the packages that matter, where they are installed."""
+    """Versions of the relevant packages."""
     found: dict[str, str] = {}
     for folder in sys.path:
         for path in glob.glob(os.path.join(glob.escape(folder), "*.dist-info")):
@@ -60,7 +60,7 @@ def versions() -> dict[str, str]:
 
 
 def gpus() -> list[str]:
-    """A line for each, of nvidia-smi; none without it."""
+    """One line per GPU from nvidia-smi, or one that says why there is none."""
     command = shutil.which("nvidia-smi")
     if command is None:
         return ["none (there is no nvidia-smi)"]

@@ -1,4 +1,4 @@
-"""`quire complete`: completions of text by any OpenAI-compatible server, one after another in a terminal, or just one."""
+"""`quire complete`: completes texts with any OpenAI-compatible server, one after another in a terminal, or just one."""
 
 import argparse
 import io
@@ -10,7 +10,7 @@ from quire.frontend.cli.chat import typed_lines
 
 
 def body_of(args: argparse.Namespace, model: str) -> dict[str, Any]:
-    """What all requests have in common."""
+    """The fields common to all requests."""
     sampling = {"max_tokens": args.max_tokens, "temperature": args.temperature}
     return {"model": model, **{name: value for name, value in sampling.items() if value is not None}}
 
@@ -55,5 +55,5 @@ def _prompt_by_prompt(server: ChatServer, body: dict[str, Any], out: TextIO) -> 
             _show(server, {**body, "prompt": prompt}, out)
         except KeyboardInterrupt:
             print(" [stopped]", file=out)
-        except ChatError as error:  # the next prompt may do better
+        except ChatError as error:  # go on to the next prompt
             print(f"quire complete: {error}", file=sys.stderr)

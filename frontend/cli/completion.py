@@ -1,4 +1,4 @@
-"""`quire completion bash|zsh|fish`: a script by which a shell completes commands, flags and their values. Made of the parser.
+"""`quire completion bash|zsh|fish`: a script for a shell to complete commands, flags and their values, made from the parser.
 
 eval "$(quire completion bash)"      source <(quire completion zsh)      quire completion fish | source
 """
@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 SHELLS = ("bash", "zsh", "fish")
-FILES = ("//",)  # no value is known: a path, maybe, but no flag
+FILES = ("//",)  # no values are known: complete paths, but no flags
 
 
 class Command(NamedTuple):
-    """path: "serve", "bench serve"; words: its subcommands; flags: each with the values it may have, FILES for any."""
+    """path: "serve", "bench serve"; words: its subcommands; flags: each with its possible values, or FILES for any value."""
 
     path: str
     help: str
@@ -45,13 +45,13 @@ def _commands(parser: argparse.ArgumentParser, path: str, text: str) -> list[Com
 
 
 def _values(action: argparse.Action) -> tuple[str, ...]:
-    """What may follow the flag: () after one that takes nothing, or may be left alone."""
+    """The flag's possible values; () for a flag that takes none, or may stand without."""
     names: Iterable[Any] = action.choices or getattr(action.type, "names", None) or ()
     return tuple(map(str, names)) if names or action.nargs in (0, "?", "*") else FILES
 
 
 def _cases(commands: list[Command]) -> list[tuple[str, str]]:
-    """What may follow a command, and a flag of it: (pattern of `path` or of `path flag`, words)."""
+    """Completions after a command, and after each of its flags: (pattern of `path` or of `path flag`, words)."""
     cases = []
     for command in commands:
         for flag, values in command.flags.items():
@@ -61,7 +61,7 @@ def _cases(commands: list[Command]) -> list[tuple[str, str]]:
     return cases
 
 
-# Beside each flag and after each command; the same for bash and zsh. First %s: _cases, as a shell's cases.
+# The words after each command and flag, the same for bash and zsh. %s: _cases, as a shell's cases.
 _WORDS = """\
 _quire_words() {
     case "$1" in
@@ -70,7 +70,7 @@ _quire_words() {
 }
 """
 
-# Find the command's path, then offer what may follow. Bash cuts --flag=value into three words.
+# Find the command's path, then offer the words that may follow. Bash splits --flag=value into three words.
 _BASH = """\
 _quire() {
     local word found="" words="" current="${COMP_WORDS[COMP_CWORD]}" previous="${COMP_WORDS[COMP_CWORD-1]}"
@@ -101,7 +101,7 @@ _quire() {
 complete -o filenames -F _quire quire
 """
 
-# zsh's own functions: its arrays, slices and the meaning of $path differ from bash's.
+# zsh needs its own function: its arrays, slices and the meaning of $path differ from bash's.
 _ZSH = """\
 _quire() {
     local word found="" previous="${words[CURRENT-1]}"
@@ -132,7 +132,7 @@ compdef _quire quire
 if [[ "$funcstack[1]" == _quire ]]; then _quire "$@"; fi  # loaded from a file of fpath
 """
 
-# The path of commands that has been typed, as above; fish asks it once for each path.
+# Find the typed command's path, as above; fish calls this once for each path.
 _FISH = """\
 function __quire_at
     set -l found ""

@@ -1,7 +1,7 @@
-"""`--config FILE`: flags from a YAML file, under their names. The command line goes before the file, the file before defaults.
+"""`--config FILE`: flags from a YAML file. The command line takes precedence over the file, the file over the defaults.
 
-A key is a flag without its dashes, with `-` or `_`; a list is several values, an object a JSON value, true and false turn
-switches on and off, null is as if the line were not there. What cannot be is said with file and line. Called by `quire serve`.
+A key is a flag's name without its dashes, with `-` or `_`; a list is several values, an object a JSON value, true and false
+turn switches on and off, null is ignored. Errors name file and line. Called by `quire serve`.
 """
 
 import argparse
@@ -26,9 +26,9 @@ class Entry(NamedTuple):
 
 
 def words_of(path: str, parser: CommandParser, given: Collection[str]) -> list[str]:
-    """The file as words of a command line, without the flags of which one of the same meaning (`dest`) is in `given`.
+    """The file as words of a command line, without flags that have their `dest` in `given`.
 
-    Ends the command with a line that names file and line for what is not right.
+    Ends the command with an error that names file and line.
     """
     words, actions = list[str](), parser.actions()
     try:
@@ -107,7 +107,7 @@ def _words(name: str, action: argparse.Action | None, value: Any, negated: bool)
 
 
 def _check(parser: CommandParser, words: list[str]) -> None:
-    """End the command, if these words cannot be."""
+    """End the command if these words are not valid."""
     try:
         left, _ = take_out(words, parser.actions())
     except UnsupportedFlag as error:

@@ -1,7 +1,7 @@
-"""The engines of `quire serve` and `quire run-batch`: processes, each kept alive; or somebody else's, which are left alone.
+"""The engines of `quire serve` and `quire run-batch`: own processes, each kept alive, or addresses of engines that run already.
 
-An engine that dies is started again at the same address, where clients find it. One that cannot start again is given up: of
-several the others go on without it, and the last one's reason is raised.
+An engine that dies is restarted at the same address, where clients find it. One that cannot restart is given up: other engines
+go on without it; the last engine's error is raised.
 """
 
 import asyncio
@@ -21,15 +21,15 @@ from quire.ipc.process.restarts import FIRST_PAUSE_S, START_LIMIT_S, Restarts, r
 
 log = logging.getLogger("quire.serve")
 
-# Without a beat while we turn ourselves. The longest that a core in order stands still is 10 s: for a worker that does not take
-# its plans (RING_TIMEOUT_S).
+# Seconds without a heartbeat while we run. A healthy core stands still for 10 s at most: when a worker takes no plans
+# (RING_TIMEOUT_S).
 HUNG_AFTER_S = 30.0
-# An engine ends by itself when its workers have died so often, which takes a minute or two by their own pauses.
+# Shorter lives count as failures: an engine ends when its workers die too often, which takes a minute or two with their pauses.
 LIVED_WELL_S = 600.0
 
 
 class Engine:
-    """One engine process, kept alive. number: of several."""
+    """One engine process, kept alive. number: its number among several engines."""
 
     name, while_down = "the engine", "requests get 503 until it is back"
 
@@ -44,16 +44,16 @@ class Engine:
         hung_after_s: float = HUNG_AFTER_S,
         start_limit_s: float = START_LIMIT_S,
     ) -> None:
-        """start_limit_s: of a restart, at least; a first start has no limit."""
+        """start_limit_s: the least time limit for a restart; a first start has no limit."""
         if number is not None:
             self.name, self.while_down = f"engine {number}", "the others get its requests until it is back"
         self.address = config.listen or f"ipc://{_socket_folder(number)}/engine.sock"
-        self.config = msgspec.structs.replace(config, listen=self.address)  # the same one after a restart
+        self.config = msgspec.structs.replace(config, listen=self.address)  # the same address after a restart
         self._process: CoreProcess | None = None
         self._prespawned = prespawned  # a process that waits for its configuration
         self._launch = launch
         self._start_limit_s = start_limit_s
-        self._start_s = 0.0  # what the last start that succeeded took
+        self._start_s = 0.0  # how long the last successful start took
         self._supervisor = Supervisor(self, Restarts(first_pause_s=restart_pause_s, lived_well_s=LIVED_WELL_S), hung_after_s)
 
     @property
@@ -66,7 +66,7 @@ class Engine:
         return self._process.child
 
     def start(self, limit_s: float | None = None) -> None:
-        """Returns when the engine is ready. Raises EngineStartError; also after limit_s, when its process has been ended."""
+        """Returns when the engine is ready. Raises EngineStartError, also after limit_s; then its process has ended."""
         prespawned, self._prespawned = self._prespawned, None
         started = time.monotonic()
         process = self._launch(self.config, timeout_s=limit_s, prespawned=prespawned)
@@ -79,26 +79,26 @@ class Engine:
         try:
             limit_s = restart_limit_s(self._start_s, self._start_limit_s)
             await in_daemon_thread(lambda: self.start(limit_s))
-        except (EngineStartError, OSError) as error:  # OSError: there is no process to be had now
+        except (EngineStartError, OSError) as error:  # OSError: no process can be created now
             raise StartFailed(str(error)) from None
 
     def on_down(self) -> None:
-        self._process = None  # what may be starting ends with us
+        self._process = None  # a process that is starting ends with us
 
     def stop(self) -> None:
         if self._process is not None:
             self._process.stop()
 
     async def keep_alive(self) -> None:
-        """Start the engine again whenever it ends or hangs, until cancelled. Raises StartFailed when that is given up."""
+        """Restart the engine whenever it ends or hangs, until cancelled. Raises StartFailed when that is given up."""
         await self._supervisor.keep_alive()
 
 
 class Engines:
-    """As many as config says; without a config those at `addresses`, which somebody else has started."""
+    """The engines that config asks for; without a config those that run already at `addresses`."""
 
     def __init__(self, config: EngineConfig | None, addresses: Sequence[str] = (), prespawned: Child | None = None) -> None:
-        """prespawned: the first one's process. Raises ValueError."""
+        """prespawned: the first engine's process. Raises ValueError."""
         configs = [] if config is None else engine_configs(config)
         self._prespawned = [] if prespawned is None else [prespawned]
         self._all = [Engine(each, number=i if len(configs) > 1 else None) for i, each in enumerate(configs)]
@@ -109,7 +109,7 @@ class Engines:
         return bool(self._all)
 
     def start(self) -> None:
-        """Returns when all are ready. Raises EngineStartError, and none is left."""
+        """Returns when all are ready. Raises EngineStartError; then none is left."""
         started, prespawned, self._prespawned = time.monotonic(), self._prespawned, []
         processes = launch_cores([engine.config for engine in self._all], prespawned=prespawned) if self._all else []
         for engine, process in zip(self._all, processes, strict=True):
@@ -138,8 +138,8 @@ class Engines:
 
 
 def _socket_folder(number: int | None) -> str:
-    """A folder for an engine's socket, gone with this process. One within the private directory: that one is locked by us for
-    its life, and the engine locks the folder in which it binds. Raises ValueError."""
+    """A folder for an engine's socket, removed with this process. It is inside the private directory, which we keep locked,
+    because the engine locks the folder in which it binds. Raises ValueError."""
     try:
         folder = os.path.join(private_directory(), "engine" if number is None else f"engine-{number}")
         os.mkdir(folder, 0o700)

@@ -1,7 +1,7 @@
-"""`quire estimate MODEL`: how a GPU's memory, or a CPU's, would be divided, without one: weights, a step, KV cache, requests.
+"""`quire estimate MODEL`: how the memory of a GPU or CPU would be divided, without a GPU: weights, a step, KV cache, requests.
 
-The formulas are those of the worker (ipc/memory_plan.py), the flags those of `quire serve`, so that a launch line can be tried.
-What a worker measures on the spot is estimated: within one percent of the KV cache of an 8B and a 0.6B model on an H100.
+The formulas are the worker's (ipc/memory_plan.py) and the flags those of `quire serve`, so that a launch line can be tried.
+Sizes that a worker measures are estimated: within one percent of the KV cache of an 8B and a 0.6B model on an H100.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from quire.ipc.memory_plan import GIB
 from quire.ipc.process.command import CommandParser
 from quire.ipc.quantization import WHILE_LOADING
 
-# GiB that the driver has for us, which is less than the name says
+# GiB that the driver offers, which is less than the name says
 GPUS = {
     "H100": 79.18, "H200": 139.8, "H100-NVL": 93.1, "A100": 79.25, "A100-40GB": 39.49, "L40S": 44.39, "L40": 44.39, "L4": 22.03,
     "A10": 22.06, "A10G": 22.06, "A6000": 47.43, "RTX-6000-ADA": 47.43, "RTX-4090": 23.54, "RTX-3090": 23.57, "RTX-5090": 31.36,
@@ -30,13 +30,13 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 1 << 10,
 
 
 class _GpuName(str):
-    """A text; `names` is for completion by shells."""
+    """A string; `names` is for shell completion."""
 
     names = tuple(GPUS)
 
 
 class Estimate(NamedTuple):
-    """Bytes, but for what is named otherwise. total_bytes: 0 on a CPU, where the KV cache is as large as it is told to be."""
+    """Sizes in bytes, unless a field's name says otherwise. total_bytes: 0 on a CPU, where a flag sets the KV cache's size."""
 
     model: str
     device: str
@@ -57,7 +57,7 @@ class Estimate(NamedTuple):
 
     @property
     def requests(self) -> float:
-        """Of max_model_len tokens that fit at once."""
+        """How many requests of max_model_len tokens fit at once."""
         return self.tokens / self.max_model_len
 
 
@@ -97,7 +97,7 @@ def _estimate(args: argparse.Namespace) -> int:
 
 
 def gpu_bytes(name: str | None, memory: int | None) -> int:
-    """Raises ValueError for a GPU that is not in the list."""
+    """The GPU's memory. Raises ValueError for a GPU that is not in the list."""
     if memory is not None:
         return memory
     gib = _gib_of(name or "H100")
@@ -107,7 +107,7 @@ def gpu_bytes(name: str | None, memory: int | None) -> int:
 
 
 def _gib_of(gpu: str) -> float | None:
-    """Of a GPU's name as it may be written: `A100-80GB`, `RTX 4090` and `nvidia-l4` are those of the list, too."""
+    """The memory of a GPU by any spelling of its name: `A100-80GB`, `RTX 4090` and `nvidia-l4` are found, too."""
     words, found = _plain(gpu), None
     for name, gib in GPUS.items():
         rest = words.removeprefix(_plain(name)) if words.startswith(_plain(name)) else "no"
@@ -133,7 +133,7 @@ def _bytes(text: str) -> int:
 
 # ----------------------------------------------------------------------------------------------------------- the plan
 def estimate(model: Model, config: EngineConfig, memory: int, gpu: str = "") -> Estimate:
-    """memory: of the GPU, bytes; 0 for a CPU. Raises EstimateError."""
+    """memory: the GPU's bytes; 0 for a CPU. Raises EstimateError."""
     check_quantization(model, config.quantization)
     model = on_one(model._replace(sizes=with_cache_dtype(model, config)), config)
     is_gpu, sizes = memory > 0, model.sizes
@@ -168,9 +168,8 @@ def estimate(model: Model, config: EngineConfig, memory: int, gpu: str = "") -> 
         step, graphs, tables = plan.cpu_step_bytes(sizes, max(tokens, rows), rows, item), 0, 0
         most = plan.most_useful_blocks(groups, rows, length, block_size)
         blocks = min(int(config.cpu_kv_cache_gib * GIB) // block, most)
-    if config.kv_cache_memory_bytes is not None:
-        blocks = config.kv_cache_memory_bytes // block
-    blocks = config.num_gpu_blocks_override or blocks
+    if (requested := config.requested_blocks(block)) is not None:
+        blocks = requested
     return Estimate(
         model=model.name,
         device=(gpu or "GPU") if is_gpu else "CPU",
@@ -192,13 +191,13 @@ def estimate(model: Model, config: EngineConfig, memory: int, gpu: str = "") -> 
 
 
 def on_one(model: Model, config: EngineConfig) -> Model:
-    """What one of the GPUs holds that share the model. Raises EstimateError."""
+    """The share of the model that one GPU holds. Raises EstimateError."""
     ranks, stages = config.tensor_parallel_size, config.pipeline_parallel_size
     return share_of(model, ranks, stages, expert_parallel=config.enable_expert_parallel)
 
 
 def cpu_packed_bytes(model: Model, item: int) -> int:
-    """Second copies of weights."""
+    """Bytes of the weights' second, packed copies."""
     if model.packed_elements is None:
         return plan.cpu_packed_bytes(model.sizes, model.is_tied, item)
     of_head, small = model.packed_elements
@@ -206,7 +205,7 @@ def cpu_packed_bytes(model: Model, item: int) -> int:
 
 
 def with_cache_dtype(model: Model, config: EngineConfig) -> plan.ModelSizes:
-    """The model's sizes with the layers' --kv-cache-dtype, as workers/models/cache_dtype.py chooses it, and refuses it.
+    """The model's sizes with the layers' --kv-cache-dtype, chosen and refused as in workers/models/cache_dtype.py.
 
     Raises EstimateError.
     """

@@ -1,8 +1,8 @@
-"""What an estimate needs to know of a model, from config.json and the headers of its safetensors files: no weights are read.
+"""A model's sizes for an estimate, from config.json and the headers of its safetensors files: no weights are read.
 
-A local folder, or a repository of the hub, of which a few kilobytes are fetched. Whether the model can be served at all is the
-worker's to say (workers/models/); of its families the plainest are named here, and windows and head sizes are read as it reads
-them, which a test holds the two to. All others are counted by its own code (estimate_sizes.py).
+The model is a local folder or a hub repository, of which a few kilobytes are fetched. Only a worker knows whether the model can
+be served (workers/models/). The plainest families are counted here, with windows and head sizes read as a worker reads them,
+which a test checks. All others are counted by the worker's own code (estimate_sizes.py).
 """
 
 import json
@@ -21,7 +21,7 @@ from quire.ipc.weights_file import weights_file
 _MAX_HEADER_BYTES = 100 << 20
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 
-# And their heads of keys and values where config.json does not say; None: as many as of queries
+# Architectures counted here, with their number of KV heads if config.json has none; None: as many as query heads
 BY_HAND = {"LlamaForCausalLM": None, "MistralForCausalLM": 8, "Qwen2ForCausalLM": 32, "Qwen3ForCausalLM": 32}
 
 
@@ -29,34 +29,34 @@ class Model(NamedTuple):
     name: str
     sizes: ModelSizes
     max_model_len: int
-    dtype: str | None  # as config.json has it
+    dtype: str | None  # as in config.json
     num_parameters: int
     is_tied: bool  # the head is the embedding
     is_counted: bool  # from the files' headers; otherwise computed from config.json
-    has_kv_cache_scheme: bool = False  # the checkpoint was made for a KV cache of 8 bits
-    stored_bytes: int = 0  # of a quantized checkpoint's tensors, but for experts
-    quantization: Json | None = None  # its quantization_config, {} of one that is elsewhere
-    asked: Json | None = None  # its config, where a worker's code counts what a rank holds
-    expert_parameters: int = 0  # of num_parameters
-    packed_elements: list[int] | None = None  # RankSizes'
-    stored_expert_bytes: int = 0  # of a quantized checkpoint's experts
-    stored_floats: int = 0  # elements of its weights that are floats, of
+    has_kv_cache_scheme: bool = False  # the checkpoint was made for an 8-bit KV cache
+    stored_bytes: int = 0  # a quantized checkpoint's tensors, without experts
+    quantization: Json | None = None  # its quantization_config; {} if that is in another file
+    asked: Json | None = None  # its config, if a worker's code counts a rank's weights
+    expert_parameters: int = 0  # included in num_parameters
+    packed_elements: list[int] | None = None  # as in RankSizes
+    stored_expert_bytes: int = 0  # a quantized checkpoint's experts
+    stored_floats: int = 0  # elements of its weights that are floats, with
     stored_item: int = 0  # bytes each
 
 
 class Tensor(NamedTuple):
-    """Of a safetensors file."""
+    """A tensor of a safetensors file."""
 
     name: str
     num_elements: int
     num_bytes: int
 
 
-BUNDLED = Path(__file__).parents[2] / "enginecore" / "loading" / "bundled"  # what is served without a model
+BUNDLED = Path(__file__).parents[2] / "enginecore" / "loading" / "bundled"  # the model that is served by default
 
 
 def read_model(name: str, revision: str | None, download_dir: str | None, token: str | None, overrides: Json) -> Model:
-    """Raises EstimateError."""
+    """Read a folder or hub repository. Raises EstimateError."""
     folder = Path(name).expanduser()
     if folder.is_dir():
         config, tensors = _json(folder / "config.json"), list(_local_tensors(folder))
@@ -73,8 +73,8 @@ def read_model(name: str, revision: str | None, download_dir: str | None, token:
     counted, stored = sum(tensor.num_elements for tensor in tensors), 0
     quantization = config.get("quantization_config") or config.get("compression_config")
     found: Json | None = None
-    if quantization or any(tensor.name.endswith(".qweight") for tensor in tensors):  # GPTQ and AWQ of old have another file
-        counted, stored = 0, sum(tensor.num_bytes for tensor in tensors)  # they are packed
+    if quantization or any(tensor.name.endswith(".qweight") for tensor in tensors):  # old GPTQ and AWQ have another config file
+        counted, stored = 0, sum(tensor.num_bytes for tensor in tensors)  # elements are packed
         found = quantization if isinstance(quantization, dict) else {}
     scheme = found is not None and has_kv_cache_scheme(found)
     parameters = counted or computed_parameters(sizes, tied)
@@ -85,7 +85,7 @@ def read_model(name: str, revision: str | None, download_dir: str | None, token:
 
 
 def _with_floats(model: Model, tensors: list[Tensor]) -> Model:
-    """Of a quantized checkpoint. Where numbers are of several sizes, those like the largest tensor's, the embedding, count."""
+    """Count a quantized checkpoint's float weights; of several item sizes, only that of the largest tensor, the embedding."""
     floats = [t for t in tensors if t.name.endswith(".weight") and t.num_bytes >= 2 * t.num_elements > 0]
     if model.quantization is None or not floats:
         return model
@@ -103,7 +103,7 @@ def _is_plain(config: Json) -> bool:
 
 
 def _asked(name: str, config: Json, tensors: list[Tensor]) -> Model:
-    """Of any other model: a worker's code counts, what a quantized checkpoint stands for."""
+    """Any other model: a worker's code counts it, a quantized checkpoint as if it were not quantized."""
     found, fields = sizes_on_rank(name, config), text_fields(config)
     quantization = fields.get("quantization_config") or fields.get("compression_config")
     is_quantized = bool(quantization) or any(tensor.name.endswith(".qweight") for tensor in tensors)
@@ -132,13 +132,13 @@ def _asked(name: str, config: Json, tensors: list[Tensor]) -> Model:
 
 
 def has_kv_cache_scheme(quantization: Json) -> bool:
-    """Whether a checkpoint was made for a KV cache of 8 bits, as a worker reads its quantization_config."""
+    """Whether a checkpoint was made for an 8-bit KV cache, as a worker reads its quantization_config."""
     method = quantization.get("quant_method")
     return OTHER_NAMES.get(str(method), method) == "compressed-tensors" and bool(quantization.get("kv_cache_scheme"))
 
 
 def sizes_of(config: Json) -> ModelSizes:
-    """Raises EstimateError for a config.json without what a decoder of text has."""
+    """Raises EstimateError for a config.json that lacks fields of a text decoder."""
     heads = _size(config, "num_attention_heads")
     hidden = _size(config, "hidden_size")
     architecture = next((name for name in map(str, config.get("architectures") or []) if name in BY_HAND), "LlamaForCausalLM")
@@ -154,7 +154,7 @@ def sizes_of(config: Json) -> ModelSizes:
 
 
 def computed_parameters(sizes: ModelSizes, tied: bool) -> int:
-    """Of a decoder with RMSNorm, rotary embedding and a gated MLP, without biases."""
+    """Parameters of a decoder with RMSNorm, rotary embedding and a gated MLP, without biases."""
     hidden = sizes.hidden_size
     total = sizes.vocab_size * hidden * (1 if tied else 2) + hidden
     for layer in sizes.layers:
@@ -163,9 +163,9 @@ def computed_parameters(sizes: ModelSizes, tied: bool) -> int:
 
 
 def on_rank(model: Model, size: int, *, expert_parallel: bool = False) -> Model:
-    """What one of `size` GPUs holds: heads and MLP split, the head of an untied model, too; the embedding whole.
+    """The share of one of `size` GPUs: attention heads, MLP and an untied model's LM head are split; the embedding is whole.
 
-    Raises EstimateError where the model cannot be split so.
+    Raises EstimateError if the model cannot be split so.
     """
     if model.asked is not None:
         found = sizes_on_rank(model.name, model.asked, size, expert_parallel=expert_parallel)
@@ -211,7 +211,7 @@ def _size(config: Json, name: str, default: int | None = None) -> int:
 
 
 def _windows(config: Json) -> list[int]:
-    """Each layer's sliding window, 0 for none: by layer_types, or as the families spell it."""
+    """Each layer's sliding window, 0 for none: by layer_types, or by the families' own fields."""
     num_layers, types = _size(config, "num_hidden_layers"), config.get("layer_types")
     architectures = config.get("architectures") or [""]
     family = next((f for f in ("Mistral", "Qwen2", "Qwen3") if str(architectures[0]).startswith(f)), "")
@@ -287,7 +287,7 @@ def _of_hub(name: str, revision: str | None, download_dir: str | None, token: st
     from huggingface_hub import errors
 
     try:
-        # as the server does it: without a hub it says so at once, where hf_hub_download tries again for half a minute
+        # as the server does: without a hub this fails at once, where hf_hub_download retries for half a minute
         found = huggingface_hub.snapshot_download(
             name, revision=revision, cache_dir=download_dir, token=token, allow_patterns=["config.json"]
         )
@@ -306,7 +306,7 @@ def _of_hub(name: str, revision: str | None, download_dir: str | None, token: st
         raise EstimateError(f"{name} is neither a local folder nor a model on the hub that HF_TOKEN may read") from None
     except errors.HFValidationError:
         raise EstimateError(f"{name} is neither a folder nor a hub id (like owner/name)") from None
-    except Exception as error:  # of the hub's answers, of whichever HTTP library huggingface_hub has today
+    except Exception as error:  # the hub's errors, from any HTTP library that huggingface_hub uses
         reason = (str(error).strip().splitlines() or [""])[0]
         raise EstimateError(f"{name} is no local folder, and of the hub: {type(error).__name__}: {reason}") from None
     found_tensors = ((tensor, info) for file in files for tensor, info in file.tensors.items())

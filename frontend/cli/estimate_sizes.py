@@ -1,7 +1,7 @@
-"""What a rank of a model holds, as `quire estimate` is told by a worker's code in a process of its own: it imports no torch.
+"""The sizes of a rank's share of a model, for `quire estimate`: a worker's code counts them in a process of its own.
 
-So every family is counted as it is built, experts and latent caches, too (workers/sizes.py). It takes some seconds, most of
-them to import torch; a model is asked about once for each number of ranks.
+So every family is counted as it is built, including experts and latent caches (workers/sizes.py), and the command itself
+imports no torch. It takes some seconds, mostly to import torch; a model is counted once for each number of ranks.
 """
 
 import functools
@@ -24,7 +24,7 @@ class EstimateError(ValueError):
 
 
 def sizes_on_rank(name: str, config: Json, size: int = 1, *, expert_parallel: bool = False) -> RankSizes:
-    """Of the rank of `size` that holds most; weights as they are when nothing is quantized. Raises EstimateError."""
+    """Sizes of the largest of `size` ranks; weights are counted as if not quantized. Raises EstimateError."""
     plain = {key: value for key, value in config.items() if key not in ("quantization_config", "compression_config")}
     answer = _answer(msgspec.json.encode(SizesAsked(plain, size, expert_parallel)))
     if isinstance(answer, str):

@@ -1,4 +1,4 @@
-"""What one GPU holds of a model that several share, by tensor and pipeline parallelism: for `quire estimate`."""
+"""One GPU's share of a model with tensor and pipeline parallelism, for `quire estimate`."""
 
 from quire.frontend.cli.estimate_model import Model, computed_parameters, on_rank
 from quire.frontend.cli.estimate_sizes import EstimateError
@@ -6,7 +6,7 @@ from quire.ipc.layout import split_layers
 
 
 def share_of(model: Model, ranks: int, stages: int, *, expert_parallel: bool = False) -> Model:
-    """Of `ranks` GPUs of each of `stages` stages, one of the stage that holds most. Raises EstimateError."""
+    """The share of one of `ranks` GPUs in the largest of `stages` stages. Raises EstimateError."""
     own = model if ranks == 1 and not expert_parallel else on_rank(model, ranks, expert_parallel=expert_parallel)
     pairs = zip(own.sizes.layers, model.sizes.layers, strict=True)
     layers = tuple(layer._replace(cache_itemsize=whole.cache_itemsize) for layer, whole in pairs)
@@ -33,7 +33,7 @@ def share_of(model: Model, ranks: int, stages: int, *, expert_parallel: bool = F
 
 
 def _layers(model: Model, embedding: int, head: int) -> list[int]:
-    """Parameters of each layer: what is computed, and in proportion what a family has besides."""
+    """Parameters of each layer: the computed ones, scaled to include others that a family has."""
     sizes = model.sizes
     computed = [computed_parameters(sizes._replace(vocab_size=0, layers=(layer,)), True) for layer in sizes.layers]
     scale = (model.num_parameters - embedding - (0 if model.is_tied else head)) / sum(computed)

@@ -1,7 +1,7 @@
-"""What a model's weights take on a GPU, for `quire estimate`: as their files hold them, rounded while loading, or dequantized.
+"""Bytes of a model's weights on a GPU, for `quire estimate`: as in their files, rounded while loading, or dequantized.
 
-Which formats a GPU computes with is the worker's to say (workers/layers/formats/choice.py, and experts.py beside it); here is
-as much of it as tells 4 bits from 16. Sizes that a config has for some of its layers are taken for all.
+The worker decides which formats a GPU computes with (workers/layers/formats/chosen_format.py and experts.py); this file repeats
+as much of that as distinguishes 4 bits from 16. Sizes that a config has for some layers are used for all.
 """
 
 from collections.abc import Iterable
@@ -10,17 +10,17 @@ from quire.frontend.cli.estimate_model import Model
 from quire.frontend.cli.estimate_sizes import EstimateError, Json
 from quire.ipc.quantization import METHODS, OTHER_NAMES, WHILE_LOADING
 
-# before compute capability 8.9, whose tensor cores are the first with fp8; as users write them, without spaces and dashes
+# GPUs before compute capability 8.9, the first with fp8 tensor cores; as users write them, without spaces and dashes
 WITHOUT_FP8 = ("a100", "a10", "a6000", "rtx3090")
-GROUPS, WIDE_GROUP = (32, 64), 128  # sizes that kernels of 16-bit inputs take, and what all take multiples of
-INT4_BITS, MXFP4_BITS = 4 + 3 / 16, 9  # with scales: of 128 weights 16 bits and a zero point of 8; of 32, in 8 bits each, 32
-STORED_MXFP4_BITS = 4 + 8 / 32  # as experts' kernels take it
+GROUPS, WIDE_GROUP = (32, 64), 128  # group sizes of kernels with 16-bit inputs; all kernels take multiples of 128
+INT4_BITS, MXFP4_BITS = 4 + 3 / 16, 9  # per 128: a 16-bit scale, an 8-bit zero point; MXFP4 as int8, per 32 a 32-bit scale
+STORED_MXFP4_BITS = 4 + 8 / 32  # as the experts' kernels read it
 PLAIN = 0.0
-WEIGHT_ONLY = "int8_per_channel_weight_only"  # of WHILE_LOADING, what no kernel of experts takes
+WEIGHT_ONLY = "int8_per_channel_weight_only"  # in WHILE_LOADING, but experts have no kernel for it
 
 
 def check_quantization(model: Model, asked: str | None) -> None:
-    """--quantization, and a checkpoint's method, are refused as by an engine (workers/models/family_table.py).
+    """Refuse --quantization and a checkpoint's method as an engine does (workers/models/family_table.py).
 
     Raises EstimateError.
     """
@@ -37,14 +37,14 @@ def check_quantization(model: Model, asked: str | None) -> None:
 
 
 def weights_bytes(model: Model, quantization: str | None, item: int, *, has_fp8: bool, expert_parallel: bool = False) -> int:
-    """quantization: --quantization; item: bytes of a plain weight. Head and embedding are not quantized."""
+    """Bytes of all weights. quantization: --quantization; item: bytes of a plain weight. LM head and embedding stay plain."""
     others = model.num_parameters - model.expert_parameters
     if model.quantization is not None:
         bits = bits_on_gpu(model.quantization, has_fp8=has_fp8)
     else:
         bits = _bits_while_loading(quantization, has_fp8)
     if bits == MXFP4_BITS and model.expert_parameters:
-        bits = None if model.stored_bytes else PLAIN  # a mixture's other layers are plain ones
+        bits = None if model.stored_bytes else PLAIN  # a mixture's other layers are plain
     elif bits is None and model.quantization is not None and not model.stored_bytes:
         bits = bits_said(model.quantization)
     experts = _experts_bytes(model, quantization, item, has_fp8, expert_parallel)
@@ -52,7 +52,7 @@ def weights_bytes(model: Model, quantization: str | None, item: int, *, has_fp8:
         return others * item + experts
     head = model.sizes.vocab_size * model.sizes.hidden_size * (1 if model.is_tied else 2)
     kept = min(head, others)
-    if bits is None:  # the files' bytes, head and embedding in the dtype
+    if bits is None:  # the files' bytes, but LM head and embedding in the dtype
         return model.stored_bytes + min(kept, model.stored_floats) * (item - model.stored_item) + experts
     return kept * item + int((others - kept) * bits / 8) + experts
 
@@ -64,7 +64,7 @@ def _bits_while_loading(quantization: str | None, has_fp8: bool) -> float:
 
 
 def _experts_bytes(model: Model, quantization: str | None, item: int, has_fp8: bool, expert_parallel: bool) -> int:
-    """Whole experts of several GPUs' are plain, and those that no kernel takes."""
+    """Bytes of the experts: plain with expert parallelism, and if no kernel takes their format."""
     plain = model.expert_parameters * item
     if expert_parallel:
         return plain
@@ -78,7 +78,7 @@ def _experts_bytes(model: Model, quantization: str | None, item: int, has_fp8: b
 
 
 def bits_said(config: Json) -> float:
-    """Of a weight with its scales by quantization_config, where there are no files; PLAIN: the dtype's."""
+    """Bits per weight, with its scales, by quantization_config, if there are no files; PLAIN: the dtype's."""
     given, groups, weights = config.get("quant_method"), config.get("config_groups"), [config]
     method = OTHER_NAMES.get(str(given), given)
     if method == "mxfp4" or "mxfp4" in str(config.get("format")):
@@ -113,7 +113,8 @@ def experts_are_kept(config: Json, *, has_fp8: bool) -> bool:
 
 
 def _keeps_experts(group: object, has_fp8: bool) -> bool:
-    """Of a group of compressed-tensors: 4-bit integers, or 8 bits with inputs of the same kind whose scales are dynamic."""
+    """Whether expert kernels take a config group of compressed-tensors: 4-bit integers, or 8 bits with dynamically scaled
+    inputs of the same kind."""
     if not isinstance(group, dict) or not isinstance(weights := group.get("weights"), dict):
         return True
     inputs = group.get("input_activations")
@@ -124,7 +125,7 @@ def _keeps_experts(group: object, has_fp8: bool) -> bool:
 
 
 def bits_on_gpu(config: Json, *, has_fp8: bool) -> float | None:
-    """Of a weight of a checkpoint with this quantization_config; PLAIN: the dtype's; None: about those in its files."""
+    """Bits per weight of a checkpoint with this quantization_config; PLAIN: the dtype's; None: about its files'."""
     given = config.get("quant_method")
     method = OTHER_NAMES.get(str(given), given)
     if method in (None, "bitsandbytes"):
@@ -143,7 +144,7 @@ def bits_on_gpu(config: Json, *, has_fp8: bool) -> float | None:
 
 
 def _is_computed(group: object, has_fp8: bool) -> bool:
-    """Whether a kernel computes with a group of compressed-tensors."""
+    """Whether a kernel computes with a config group of compressed-tensors."""
     weights, inputs = (group.get(name) if isinstance(group, dict) else None for name in ("weights", "input_activations"))
     if not isinstance(weights, dict):
         return True
@@ -158,7 +159,7 @@ def _is_computed(group: object, has_fp8: bool) -> bool:
 
 
 def _is_taken(size: object, few: tuple[int, ...]) -> bool:
-    """Whether kernels take groups of so many inputs, multiples of 128 or one of these few; none, and -1, are all of them."""
+    """Whether kernels take groups of this many inputs: multiples of 128, or one of `few`. None and -1: one group."""
     return not isinstance(size, int) or size < 1 or size in few or size % WIDE_GROUP == 0
 
 

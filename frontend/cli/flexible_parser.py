@@ -1,9 +1,9 @@
-"""FlexibleArgumentParser: the parser of vLLM's examples, for scripts that take an engine's flags beside their own.
+"""FlexibleArgumentParser: the parser of vLLM's examples, for scripts with an engine's flags and their own.
 
     parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
     llm = LLM(**vars(parser.parse_args()))
 
-Flags are spelt with - or _, and those of vLLM's that need nothing here are taken out, as `quire serve` does. Imported by
+Flags may be spelled with - or _, and vLLM's flags without effect here are removed, as in `quire serve`. Imported by
 `quire.utils.argparse_utils`.
 """
 
@@ -19,11 +19,11 @@ log = logging.getLogger("quire")
 
 
 class FlexibleArgumentParser(CommandParser):
-    """argparse.ArgumentParser with the above. Flags are given in full."""
+    """argparse.ArgumentParser with these changes. Flags may not be abbreviated."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         words = list(sys.argv[1:] if args is None else args)
-        if self._subparsers is None:  # otherwise flags may be one's of these, which asks again
+        if self._subparsers is None:  # with subparsers, each of them does this for its own flags
             try:
                 words, notes = take_out(normal_words(words, json_flags(self)), self.actions())
             except UnsupportedFlag as error:

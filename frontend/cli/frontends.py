@@ -1,9 +1,9 @@
 """The frontend processes of `quire serve --frontends N`: kept alive, and their shares of one port.
 
-Each has a listening socket of its own at the shared port (SO_REUSEPORT), which its parent, who calls this, holds as well. The
-kernel distributes new connections over all sockets that listen, whoever is behind them. So a frontend that is down does not
-listen: its socket is closed, what waited in the queue is kept for its next process (MAX_KEPT at most), and others get what is
-new. Only while none is up does a socket stay, and connections wait there.
+Each has a listening socket of its own at the shared port (SO_REUSEPORT), which its parent, the caller, holds as well. The
+kernel distributes new connections over all listening sockets, even of dead processes. So the socket of a frontend that is down
+is closed: connections in its queue are kept for its next process (MAX_KEPT at most), and others get new ones. Only while no
+frontend is up do sockets stay open, and connections wait in them.
 """
 
 import asyncio
@@ -20,14 +20,14 @@ from quire.ipc.process.children import Child, how_it_ended, spawn
 from quire.ipc.process.restarts import Restarts
 
 _START_TIMEOUT_S = 60.0
-_END_S = 1.0  # from a process's last word, or its closed socket, to its end
-HUNG_AFTER_S = 30.0  # as long as an engine waits for a word of a frontend, before it ends what that one has asked for
+_END_S = 1.0  # from a process's last message, or its closed socket, to its end
+HUNG_AFTER_S = 30.0  # after as long a silence an engine aborts a frontend's requests
 _LAST_WORDS_S = 5.0  # beyond the grace for requests
-MAX_KEPT = 256  # connections that wait for one frontend's next process: they are descriptors, of which a start needs some
+MAX_KEPT = 256  # connections kept for one frontend's next process: they use descriptors, and a start needs some
 
 
 class Frontends:
-    """All of them. `template`: what they have in common; the sockets are theirs from now on."""
+    """All frontend processes. `template`: their common configuration; they own the sockets from now on."""
 
     def __init__(self, template: FrontendConfig, sockets: list[socket.socket], logs_engine_changes: bool) -> None:
         self._grace_s = template.drain_delay_s + template.shutdown_grace_s + _LAST_WORDS_S
@@ -42,7 +42,7 @@ class Frontends:
         return self._all[0].model
 
     async def keep_alive(self, signals: StopSignals) -> None:
-        """Until signals.stop. No frontend is given up: one that finds no engine may find it later."""
+        """Keep all alive until signals.stop. No frontend is given up: one that finds no engine may find it later."""
         async with asyncio.TaskGroup() as keepers:
             tasks = [keepers.create_task(_supervisor(frontend).keep_alive()) for frontend in self._all]
             await signals.stop.wait()
@@ -50,7 +50,7 @@ class Frontends:
                 task.cancel()
 
     async def stop(self, signals: StopSignals) -> None:
-        """End them all, at once if signals.now; else with time to answer what runs."""
+        """End all frontends, at once if signals.now is set; else with time to answer running requests."""
         children = [frontend.child for frontend in self._all if frontend.has_child]
         for child in children:
             child.send_signal(signal.SIGTERM)
@@ -67,7 +67,7 @@ class Frontends:
             child.terminate(0.0)
 
     def share_port(self) -> None:
-        """Some have come up or gone down: those that are down listen only if none is up."""
+        """Called when a frontend has come up or gone down: if any is up, those that are down stop listening."""
         if any(frontend.is_up for frontend in self._all):
             for frontend in self._all:
                 if frontend.is_down:
@@ -90,7 +90,7 @@ class Frontend:
         self._config = config
         self._family, self._address = sock.family, sock.getsockname()
         self._socket: socket.socket | None = sock
-        self._waiting: list[socket.socket] = []  # accepted for it, while it was down
+        self._waiting: list[socket.socket] = []  # accepted while it was down
         self._child: Child | None = None
 
     @property
@@ -103,16 +103,16 @@ class Frontend:
         return self._child
 
     async def start_again(self) -> None:
-        """Start, the first time too; returns when it serves. Raises StartFailed."""
+        """Start the process, also the first time; returns when it serves. Raises StartFailed."""
         child = self._child = self._spawn()
         said = await in_daemon_thread(lambda: child.receive(_START_TIMEOUT_S)) or {}
         if "ready" not in said:
-            is_late = await in_daemon_thread(lambda: child.wait(_END_S)) is None  # one that ends has said so before
+            is_late = await in_daemon_thread(lambda: child.wait(_END_S)) is None  # an ending process closes its link
             how = how_it_ended(await in_daemon_thread(lambda: child.terminate(0.0)))
             why = f"was not ready within {_START_TIMEOUT_S:g} s" if is_late else f"ended while it started ({how})"
             raise StartFailed(said.get("error", f"a frontend process {why}"))
         self.model, self.is_up = said["ready"], True
-        for connection in self._waiting:  # it has them now
+        for connection in self._waiting:  # the process has them now
             connection.close()
         self._waiting.clear()
         self._frontends.share_port()
@@ -123,7 +123,7 @@ class Frontend:
             self._socket = self._socket or bind_beside(self._family, self._address)
             config = msgspec.structs.replace(self._config, listen_fd=self._socket.fileno(), accepted_fds=accepted)
             child = spawn("quire.frontend.http", config, [config.listen_fd, config.metrics_fd, *accepted])
-        except OSError as error:  # no process, no descriptor, no port to be had: now
+        except OSError as error:  # no process, descriptor or port is available now
             raise StartFailed(str(error)) from None
         self.is_down = False
         return child
@@ -133,18 +133,18 @@ class Frontend:
         self._frontends.share_port()
 
     def let_go(self) -> None:
-        """Leave the socket to its process: it listens as long as that one does."""
+        """Close our copy of the socket; it listens as long as its process does."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
 
     def stop_listening(self) -> None:
-        """Let the others have what comes, and keep what has come: closing the socket resets what waits in its queue. A unix
-        socket is one for all, with one queue."""
+        """Leave new connections to other frontends, and keep those in the queue, which closing the socket would reset. A unix
+        socket is shared by all, with one queue."""
         if self._socket is None or self._family == socket.AF_UNIX:
             return
         self._socket.setblocking(False)
-        with contextlib.suppress(OSError):  # BlockingIOError: all
+        with contextlib.suppress(OSError):  # BlockingIOError: the queue is empty
             while len(self._waiting) < MAX_KEPT:
                 self._waiting.append(self._socket.accept()[0])
         self._socket.close()

@@ -1,4 +1,4 @@
-"""`--help` of a command with many flags: all of it, by group; --help=listgroup, --help=GROUP and --help=TEXT show less."""
+"""`--help` of a command with many flags: all flags by group; --help=listgroup, --help=GROUP and --help=TEXT show less."""
 
 import argparse
 import sys
@@ -8,7 +8,7 @@ from typing import Any
 LIST_GROUPS = ("listgroup", "groups")
 
 
-# vLLM's names of its groups: where most of their flags are here
+# vLLM's group names, and our groups that have most of their flags
 _VLLMS_GROUPS = {
     "frontend": ("server", "TLS", "access", "requests", "tools and reasoning"),
     "modelconfig": ("model", "chat template and sampling defaults"),
@@ -22,7 +22,7 @@ _VLLMS_GROUPS = {
 
 
 class HelpTopics(argparse.Action):
-    """-h and --help, with what to show as an optional value."""
+    """-h and --help, with the topic to show as an optional value."""
 
     def __init__(self, option_strings: list[str], dest: str, **kwargs: Any) -> None:
         super().__init__(option_strings, argparse.SUPPRESS, nargs="?", default=argparse.SUPPRESS, metavar="TOPIC", **kwargs)
@@ -38,7 +38,7 @@ class HelpTopics(argparse.Action):
 
 
 def about(parser: argparse.ArgumentParser, topic: str) -> str:
-    """Help of a group, or of the flags whose names hold `topic`; "" if there are none."""
+    """Help of a group, or of the flags that contain `topic`; "" if there are none."""
     groups = {group.title or "": group for group in parser._action_groups if group._group_actions}
     if topic in LIST_GROUPS:
         return "\n".join(["groups, for --help=GROUP:", *(f"  {title}" for title in groups)])

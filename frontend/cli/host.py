@@ -1,6 +1,6 @@
-"""`quire host`: this host's GPUs for an engine that runs on another one. The agent itself is quire.enginecore.hosts, a child.
+"""`quire host`: offers this host's GPUs to an engine on another host. The agent itself is quire.enginecore.hosts, a child.
 
-Keys can be made ahead (`--generate-keys`), or by the first start, which says the public one.
+Keys can be made ahead (`--generate-keys`), or by the first start, which prints the public key.
 """
 
 import argparse
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 AGENT_MODULE = "quire.enginecore.hosts"
 STOP_GRACE_S = 10.0
-STOPPED_LIMIT_S = 30.0  # of the agent: as long as one that runs waits for a silent engine, before it ends its workers
+STOPPED_LIMIT_S = 30.0  # of the agent; a running agent waits as long for a silent engine before it ends its workers
 LOOK_S = 1.0
 
 
@@ -46,7 +46,7 @@ def _host(args: argparse.Namespace) -> int:
             parser.error(f"--{name.replace('_', '-')} is needed")
     try:
         check_host_address(args.listen, listens=True)
-        # said before the list is read: an engine's operator needs it, whatever is still missing here
+        # printed before the list is read: the engine's operator needs it even if something is missing here
         print(f"this host's public key: {load_or_make_keys(args.key_file).public.decode()}", flush=True)
         load_allow_list(args.allow_file, ENGINES)
     except (OSError, ValueError) as error:
@@ -91,10 +91,10 @@ def _watch(agent: "Child") -> int:
             gpus = "no GPU" if said["gpus"] == "0" else "1 GPU" if said["gpus"] == "1" else f"{said['gpus']} GPUs"
             print(f"Quire host ready at {said['ready']} with {gpus}", flush=True)
         if (stopped_s := stopped_for.seconds(agent.is_stopped())) > STOPPED_LIMIT_S:
-            agent.send_signal(signal.SIGKILL)  # and its workers with it: whoever starts us starts a new one
+            agent.send_signal(signal.SIGKILL)  # and its workers with it; our caller restarts us
             return _failed(f"the agent was stopped by a signal {stopped_s:.0f} s ago")
     if said is None:
-        said = agent.receive(0.0)  # why it cannot start, said between our last two looks
+        said = agent.receive(0.0)  # its error, sent between our last two checks
     if said is not None and "error" in said:
         return _failed(said["error"])
     return 0 if code == 0 else _failed(f"the agent ended unexpectedly ({how_it_ended(code)})")

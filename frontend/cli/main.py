@@ -1,7 +1,6 @@
 """`quire`: the command line. Only argparse is imported until a command needs more, so that --help and version are quick.
 
-A command's flags are added by a function of a file of their own (serve_command.py, client_commands.py, ...); what it runs is
-imported when it runs.
+A command's flags are added by a function in its own file (serve_command.py, client_commands.py, ...); it is imported to run.
 """
 
 import argparse
@@ -20,10 +19,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
         return code
-    except KeyboardInterrupt:  # before a command has its own way with it
+    except KeyboardInterrupt:  # before the command handles it itself
         return 130
-    except BrokenPipeError:  # whoever read has enough, as in `quire models | head -1`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at the end
+    except BrokenPipeError:  # the reader has enough, as in `quire models | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
         return 1
 
 
@@ -35,7 +34,7 @@ def _run(words: list[str]) -> int:
     if prepare is not None:
         words = prepare(command, words)
     args, unknown = parser.parse_known_args([*path, *words])
-    if unknown:  # said by the command that does not know them: its help is the one to see
+    if unknown:  # reported by the command that does not know them, so that its help is shown
         args.parser.error(f"unrecognized arguments: {' '.join(unknown)}{_meant(args.parser, unknown)}")
     if args.run is None:
         args.parser.print_help()
@@ -44,7 +43,7 @@ def _run(words: list[str]) -> int:
 
 
 def command_of(parser: CommandParser, words: Sequence[str]) -> tuple[CommandParser, list[str]]:
-    """The parser of the command that words begin with, and these words: quire bench serve."""
+    """The parser of the command that the words begin with, and the command's words, such as ["bench", "serve"]."""
     path = list[str]()
     while len(path) < len(words):
         choices = subcommands(parser)

@@ -1,4 +1,4 @@
-"""`quire models`: what a server offers, or, with --cached, which models of the hub are on this machine's disk."""
+"""`quire models`: lists a server's models, or, with --cached, the hub's models on this machine's disk."""
 
 import argparse
 import sys
@@ -32,7 +32,7 @@ def _card(card: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def _cached(folder: str | None) -> list[tuple[str, str, str]]:
-    """Models in the hub's cache that hold safetensors. Raises OSError."""
+    """Models in the hub's cache that have safetensors files. Raises OSError."""
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 

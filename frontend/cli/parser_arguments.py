@@ -1,4 +1,4 @@
-"""Flags of `quire serve` about tools and reasoning. The names stand here as well, so that --help needs none of the parsers."""
+"""Flags of `quire serve` for tools and reasoning. The parsers' names are repeated here, so that --help imports none of them."""
 
 import argparse
 

@@ -1,6 +1,6 @@
-"""`quire run-batch`: its flags. The work is in batch_job.py, imported when it is known what is wanted.
+"""`quire run-batch`: its flags. The work is in batch_job.py, imported when the flags are known to be valid.
 
-Flags are vLLM's: -i, -o, --model, and the engine's.
+The flags are vLLM's: -i, -o, --model, and the engine's.
 """
 
 import argparse

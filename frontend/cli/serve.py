@@ -1,10 +1,10 @@
-"""`quire serve`: the port, the engines, one or more frontends, and the end of all of them in order. The process tree is here.
+"""`quire serve`: the port, the engines, one or more frontends, and their orderly shutdown. The process tree is here.
 
     quire serve ─┬─ quire.enginecore ── workers      (or several, or none if --engine names running daemons)
                  └─ quire.frontend.http × N          (with --frontends N > 1; a single frontend runs in this process)
 
-The port is bound before the model loads. An engine that dies is started again at the same address, and the frontends, which
-answer 503 meanwhile, find it by themselves; if it cannot start, everything ends with its message and exit code 1.
+The port is bound before the model loads. An engine that dies is restarted at the same address, and the frontends, which answer
+503 meanwhile, find it by themselves; if it cannot start, everything ends with its error and exit code 1.
 """
 
 import asyncio
@@ -42,13 +42,13 @@ log = logging.getLogger("quire.serve")
 
 
 class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What `quire serve` or `quire route` was asked for. engine: None to attach to `frontend.engine_addresses`."""
+    """The configuration of `quire serve` or `quire route`. engine: None to attach to `frontend.engine_addresses`."""
 
-    command: str = "quire serve"  # as errors name it
+    command: str = "quire serve"  # for errors
     host: str
     port: int
     num_frontends: int
-    uds: str | None = None  # a unix socket's path, in place of host and port
+    uds: str | None = None  # a unix socket's path, instead of host and port
     uds_mode: int = 0o660
     engine: EngineConfig | None
     frontend: FrontendConfig  # the template: address, sockets and numbers are filled in
@@ -59,10 +59,10 @@ class ServeError(Exception):
 
 
 class EarlyStop:
-    """SIGTERM, SIGHUP before StopSignals takes over. It raises, so that what has been started is put away, until `only_note`.
+    """SIGTERM and SIGHUP before StopSignals takes over. Until `only_note` it raises, so that everything started is cleaned up.
 
-    Nothing may be raised from where the event loop begins: uvloop's C code is left half way, and a stop was lost with it. Nor
-    is raising enough before that: amid a finalizer the exception is dropped. So it is noted in either case.
+    Nothing may be raised once the event loop starts: it would leave uvloop's C code half way, and a stop was lost that way.
+    Before that, raising is not enough: an exception in a finalizer is dropped. So the signal is noted in either case.
     """
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class EarlyStop:
             sys.exit(0)
 
     def signals(self) -> StopSignals:
-        """In the event loop: what is heard from now on, and whether something was heard before."""
+        """In the event loop: the StopSignals that take over, with a stop that was asked for before."""
         signals = StopSignals()
         if self.asked:
             signals.stop.set()
@@ -102,7 +102,7 @@ def run_server(config: ServeConfig, prespawned: Child | None, early: EarlyStop) 
         frontend_keys(config.frontend)
         check_endpoint(config.frontend.otlp_traces_endpoint)
         if config.frontend.tls is not None:
-            make_context(config.frontend.tls)  # what is wrong is said now, not when the model is loaded
+            make_context(config.frontend.tls)  # errors are reported now, not after the model has loaded
         if config.uds is not None:
             sockets = bind_unix(config.uds, config.uds_mode, config.num_frontends)
             unix_path = UnixPath(config.uds)
@@ -134,7 +134,7 @@ def run_server(config: ServeConfig, prespawned: Child | None, early: EarlyStop) 
 
 
 def _files_folder(path: str | None) -> FilesFolder:
-    """Raises ServeError."""
+    """The folder for files, locked and checked. Raises ServeError."""
     folder = None
     try:
         folder = FilesFolder(None if path is None else Path(path).expanduser().resolve())
@@ -149,7 +149,7 @@ def _files_folder(path: str | None) -> FilesFolder:
 
 
 class ReadyMessage:
-    """What the user sees when requests can come. Where logs are JSON it is one of them: who collects them has stdout, too."""
+    """The message to the user when requests can be sent. With JSON logs it is a log line, as collectors read stdout, too."""
 
     def __init__(
         self, host: str, port: int, needs_key: bool, scheme: str = "http", uds: str | None = None, log_format: str = "text"
@@ -221,7 +221,7 @@ async def _serve_in_children(
 
 
 async def _ready(frontends: Frontends, signals: StopSignals) -> str | None:
-    """The served model's name, when all frontends are ready; None if we were told to stop meanwhile. Raises StartFailed."""
+    """The served model's name, when all frontends are ready; None if a stop was requested meanwhile. Raises StartFailed."""
     starting, stopping = asyncio.create_task(frontends.start()), asyncio.create_task(signals.stop.wait())
     await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
@@ -234,7 +234,7 @@ async def _ready(frontends: Frontends, signals: StopSignals) -> str | None:
 
 
 async def _until_stopped(signals: StopSignals, serving: Coroutine[None, None, None], engine: Engines) -> None:
-    """Run `serving`, which ends after a signal, and the engine's keeper. An engine lost for good ends it, and is raised."""
+    """Run `serving`, which ends after a signal, and keep the engine alive. If that fails for good, end and raise."""
     task, keeper = asyncio.create_task(serving), asyncio.create_task(engine.keep_alive())
     stopping = asyncio.create_task(signals.stop.wait())
     try:
@@ -242,7 +242,7 @@ async def _until_stopped(signals: StopSignals, serving: Coroutine[None, None, No
         is_lost = keeper.done() and not signals.stop.is_set()
         if is_lost:
             signals.stop.set()
-            signals.now.set()  # nothing that runs can end well
+            signals.now.set()  # no running request can end well
         keeper.cancel()
         await task
         if is_lost:
@@ -257,7 +257,7 @@ async def _until_stopped(signals: StopSignals, serving: Coroutine[None, None, No
 def main(config: ServeConfig, prespawned: Child | None = None) -> int:
     """The exit code of the command; `prespawned` as for `run_server`."""
     early = EarlyStop()
-    numbers = [number for number in stop_signals() if number != signal.SIGINT]  # which is raised as KeyboardInterrupt
+    numbers = [number for number in stop_signals() if number != signal.SIGINT]  # it raises KeyboardInterrupt
     before = {number: signal.signal(number, early) for number in numbers}  # until StopSignals takes over
     try:
         run_server(config, prespawned, early)

@@ -1,6 +1,6 @@
-"""`quire serve` from its words to a running server: config file, vLLM's flags, checks, keys; serve.py does the rest.
+"""`quire serve` from command line to running server: config file, vLLM's flags, checks, keys; serve.py does the rest.
 
-Only argparse is imported until the flags are known to be right, so that help and wrong flags are answered at once.
+Only argparse is imported until the flags are known to be valid, so that help and errors appear at once.
 """
 
 import argparse
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 KEY_VARIABLE = "VLLM_API_KEY"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-_OURS_TOO = ("enable_log_requests", "log_level", "log_format")  # options of the engine's that mean something to a frontend
+_OURS_TOO = ("enable_log_requests", "log_level", "log_format")  # engine options that frontends use, too
 _POSITIVE = (
     "max_connections", "max_body_mib", "max_files_mib", "keep_alive_timeout_s", "h11_max_header_count",
     "h11_max_incomplete_event_size",
@@ -59,9 +59,9 @@ def add_route(commands: "argparse._SubParsersAction[CommandParser]") -> None:
 
 
 def prepare(parser: CommandParser, words: list[str]) -> list[str]:
-    """The words of a launch line, with those of its --config, without those of vLLM's flags that need nothing.
+    """The words of a launch line, plus those of its --config, minus vLLM's flags without effect here.
 
-    What these are is the default of `notes` from then on. Ends the command for flags that are not supported.
+    The removed flags become the parser's default of `notes`. Ends the command for unsupported flags.
     """
     return without_vllms(parser, words + _config_words(parser, words))
 
@@ -89,19 +89,19 @@ def _serve(args: argparse.Namespace) -> int:
     _check(parser, args)
     try:
         check_engines(args.engine or [])
-        # requests are logged by the frontends, under the names that clients know
+        # frontends log requests, under the names that clients know
         engine = engine_config_from(args, enable_log_requests=False) if args.engine is None else None
         keys = _keys(args)
     except ValueError as error:
         parser.error(str(error))
-    server_options(parser, args)  # what is wrong with them is said before anything starts
+    server_options(parser, args)  # reports errors before anything starts
 
     with quiet_interrupts():
         from quire.ipc.process.children import CORE_MODULE, prespawn
         from quire.ipc.process.logs import set_up_logging
 
     set_up_logging(args.log_level, args.log_format)
-    prespawned = prespawn(CORE_MODULE) if engine is not None else None  # it loads its modules while we load ours
+    prespawned = prespawn(CORE_MODULE) if engine is not None else None  # it imports its modules while we import ours
     try:
         return _serve_with(args, engine, keys, prespawned)
     finally:
@@ -129,7 +129,7 @@ def _route(args: argparse.Namespace) -> int:
 
 
 def check_engines(addresses: list[str]) -> None:
-    """Raises ValueError for an address that cannot be one, and for one that is there twice."""
+    """Raises ValueError for invalid and duplicate addresses."""
     from quire.ipc.layout import MAX_ENGINES
     from quire.ipc.links.paths import check_address
 
@@ -157,7 +157,7 @@ def _check(parser: CommandParser, args: argparse.Namespace) -> None:
 
 
 def _check_server(parser: CommandParser, args: argparse.Namespace) -> None:
-    """What `quire serve` and `quire route` have in common."""
+    """Check the flags that `quire serve` and `quire route` share."""
     if not 1 <= args.frontends <= 64:
         parser.error("--frontends must be between 1 and 64")
     if not args.shutdown_grace_s >= 0:
@@ -170,7 +170,7 @@ def _check_server(parser: CommandParser, args: argparse.Namespace) -> None:
 
 
 def _take_profiler_config(parser: CommandParser, args: argparse.Namespace) -> None:
-    """What vLLM's JSON says, in --profile-dir."""
+    """Set --profile-dir from vLLM's JSON."""
     try:
         args.profile_dir = args.profile_dir or profile_dir_of(args.profiler_config)
     except ValueError as error:
@@ -178,14 +178,14 @@ def _take_profiler_config(parser: CommandParser, args: argparse.Namespace) -> No
 
 
 def _check_chat_template(parser: CommandParser, given: str | None) -> None:
-    """Of a file or the text itself: a flaw is said at the start, not to everybody who chats."""
+    """Check a template, given as a file or as text: an error is reported at the start, not in every chat."""
     if given is None:
         return
     from quire.frontend.text.chat_template import ChatTemplate, ChatTemplateError
 
     try:
         source = Path(given).expanduser().read_text()
-    except (OSError, ValueError):  # whether it is a path at all is the engine's to say
+    except (OSError, ValueError):  # the engine decides whether it is a path
         source = given
     try:
         ChatTemplate(source, {})
@@ -194,7 +194,7 @@ def _check_chat_template(parser: CommandParser, given: str | None) -> None:
 
 
 def _took_a_model(values: list[str]) -> bool:
-    """Whether a flag of several values has swallowed the model behind it."""
+    """Whether a flag with several values has swallowed the model after it."""
     last = Path(values[-1]) if len(values) > 1 else None
     return last is not None and ((last / "config.json").exists() or (not last.exists() and bool(_HUB_ID.fullmatch(values[-1]))))
 
@@ -270,7 +270,7 @@ def _frontend_config(args: argparse.Namespace, keys: list[str], options: dict[st
 
 
 def _engine_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> str:
-    """What was given that is the engine's, as it was written."""
+    """The engine options that were given, as flags."""
     from quire.ipc.config import EngineConfig
 
     fields = [n for n in EngineConfig.__struct_fields__ if n not in _OURS_TOO]
@@ -280,7 +280,7 @@ def _engine_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -
 
 # --------------------------------------------------------------------------------------------------------------- keys
 def _keys(args: argparse.Namespace) -> list[str]:
-    """API keys of the flags; where there are none, of the environment. Raises ValueError."""
+    """API keys from the flags, else from the environment. Raises ValueError."""
     keys = [*args.api_key, *_key_file(args.api_key_file)]
     if not all(keys):
         raise ValueError("an API key must not be empty")
@@ -289,7 +289,7 @@ def _keys(args: argparse.Namespace) -> list[str]:
 
 
 def _key_file(path: str | None) -> list[str]:
-    """Keys of a file, one a line. Raises ValueError."""
+    """Keys from a file, one per line. Raises ValueError."""
     if path is None:
         return []
     try:

@@ -1,4 +1,4 @@
-"""The flags of `quire serve`, by purpose: the server's here, the engine's in ipc/config.py. Only argparse is needed."""
+"""The flags of `quire serve`, by purpose: the server's here, the engine's in ipc/config.py. It needs only argparse."""
 
 import argparse
 import json
@@ -11,7 +11,7 @@ from quire.ipc.config import add_engine_arguments, add_log_arguments
 from quire.ipc.process.command import CommandParser
 from quire.ipc.process.flags import JsonObject, Switch, human_int
 
-ROUTERS = ("cache-aware", "least-loaded", "round-robin")  # router.py's, which needs numpy
+ROUTERS = ("cache-aware", "least-loaded", "round-robin")  # repeated from router.py, which needs numpy
 
 
 def add_serve_arguments(serve: CommandParser) -> None:
@@ -45,7 +45,7 @@ def add_serve_arguments(serve: CommandParser) -> None:
 
 
 def add_route_arguments(route: CommandParser) -> None:
-    """Of `quire route`: what `quire serve` has, without an engine's."""
+    """The flags of `quire route`: those of `quire serve` without the engine's."""
     route.add_argument("-h", "--help", action=HelpTopics, help="this help; =listgroup, =GROUP or =FLAG for less of it")
     route.add_argument("engine", nargs="*", metavar="ADDRESS", help="engines of one model: ipc:///path or tcp://host:port")
     route.add_argument("--engine", dest="engines", nargs="+", default=[], metavar="ADDRESS", help="the same as in quire serve")
@@ -60,7 +60,7 @@ def add_route_arguments(route: CommandParser) -> None:
 
 
 def add_frontend_arguments(parser: CommandParser, server: "argparse._ArgumentGroup") -> None:
-    """What has nothing to do with who starts the engines."""
+    """The flags that do not depend on who starts the engines."""
     _add_server(server)
     add_server_flags(server)
     add_tls_flags(parser.add_argument_group("TLS"))
@@ -250,7 +250,7 @@ def _add_traces(add_to: Any) -> None:
 
 # --------------------------------------------------------------------------------------------------------------- values
 def _names(text: str) -> tuple[str, ...]:
-    """A JSON list, as vLLM takes it, or names with commas between them."""
+    """A JSON list, as for vLLM, or names separated by commas."""
     try:
         names = json.loads(text) if text.lstrip().startswith("[") else [part.strip() for part in text.split(",")]
     except (ValueError, RecursionError):

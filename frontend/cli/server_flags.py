@@ -1,7 +1,7 @@
-"""Flags of `quire serve` about the server itself: TLS, a unix socket, a root path, the end, limits of answers.
+"""Flags of `quire serve` for the server itself: TLS, a unix socket, a root path, shutdown, limits of answers.
 
-Names are vLLM's where it has them. `add_server_flags` and `add_tls_flags` add them to groups of the command; `server_options`
-checks them and says what they mean for FrontendConfig and ServeConfig.
+Names are vLLM's where it has the flag. `add_server_flags` and `add_tls_flags` add them to groups of the command;
+`server_options` checks them and converts them for FrontendConfig and ServeConfig.
 """
 
 import argparse
@@ -65,7 +65,7 @@ def add_tls_flags(group: "argparse._ArgumentGroup") -> None:
 
 
 def server_options(parser: CommandParser, args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Fields of FrontendConfig and of ServeConfig. Ends the program for flags that do not go together."""
+    """Fields of FrontendConfig and of ServeConfig. Ends the program for incompatible flags."""
     if not args.drain_delay_s >= 0:
         parser.error("--drain-delay-s must be at least 0")
     if not 1 <= args.max_response_mib <= _MOST_RESPONSE_MIB:

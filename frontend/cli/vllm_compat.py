@@ -1,8 +1,7 @@
-"""vLLM's flags in a launch line of ours: those that need nothing are taken out, with a word why; others are refused by name.
+"""vLLM's flags in our launch lines: those without effect here are removed, with a reason; others are refused by name.
 
 Called by `quire serve` and `quire run-batch` before their own flags are parsed, with words in their normal spelling
-(ipc/process/flags.py). What the parser knows itself is none of this file's business; what is left when it has parsed is
-answered by `nearest`.
+(ipc/process/flags.py). Flags that the parser knows are left alone; `nearest` suggests one for a flag that is unknown to both.
 """
 
 import difflib
@@ -20,11 +19,11 @@ _LEVEL = re.compile(r"-O\d")
 
 
 class UnsupportedFlag(ValueError):
-    """A flag of vLLM's that asks for what is not here; the text is for the user."""
+    """A flag of vLLM's asks for something that Quire does not have; the text is for the user."""
 
 
 def take_out(words: Sequence[str], known: Collection[str]) -> tuple[list[str], list[str]]:
-    """Words without vLLM's flags that need nothing, and a text for each of these. known: the parser's own flags.
+    """The words without vLLM's flags that have no effect here, and a text for each of those. known: the parser's own flags.
 
     Raises UnsupportedFlag.
     """
@@ -51,7 +50,7 @@ def take_out(words: Sequence[str], known: Collection[str]) -> tuple[list[str], l
 
 
 def is_fine(row: Row, value: str | None, key: str = "") -> bool:
-    """Whether nothing is needed for this value of the flag; of a JSON object, or of its member `key`."""
+    """Whether this value of the flag may be ignored. For a flag with a JSON object: the object, or its member `key`."""
     if row.fine == ANY or value in row.fine:
         return row.fine == ANY or not key
     if row.kind != "json" or value is None:
@@ -75,9 +74,9 @@ def _as_text(member: Any) -> str:
 
 
 def without_vllms(parser: CommandParser, words: list[str]) -> list[str]:
-    """Words without vLLM's flags that need nothing; what these are is the parser's default of `notes` from then on.
+    """The words without vLLM's flags that have no effect here; those become the parser's default of `notes`.
 
-    Ends the command for flags that are not supported.
+    Ends the command for unsupported flags.
     """
     try:
         words, notes = take_out(words, parser.actions())
@@ -94,7 +93,7 @@ def _negated(name: str) -> Row | None:
 
 
 def _switched(name: str, value: str | None, rest: list[str]) -> tuple[str, str]:
-    """The flag as a switch's, and on or off. Older versions' --enable-chunked-prefill took a word, which may be in `rest`."""
+    """The switch's name, and "on" or "off". Older versions' --enable-chunked-prefill took a word, which may be in `rest`."""
     if value is None and rest and rest[0].lower() in ("true", "false"):
         value = rest.pop(0)
     word = "true" if value is None else value.lower()
@@ -106,7 +105,7 @@ def _switched(name: str, value: str | None, rest: list[str]) -> tuple[str, str]:
 
 
 def _values_of(name: str, row: Row, rest: list[str]) -> str:
-    """The flag's words, taken from `rest`."""
+    """The flag's values, removed from `rest`."""
     values = []
     while rest and (not rest[0].startswith("-") or _NEGATIVE_NUMBER.fullmatch(rest[0])):
         values.append(rest.pop(0))
@@ -125,7 +124,7 @@ def _refusal(name: str, key: str, value: str, row: Row) -> str:
 
 
 def nearest(name: str, known: Collection[str], vllms: bool = True) -> str:
-    """The flag that was probably meant, "" if none looks like it. name, known: with dashes. vllms: among those of its, too."""
+    """The flag that was probably meant, or "". name, known: with dashes. vllms: search vLLM's flags, too."""
     candidates = [flag for flag in (*known, *(BY_FLAG if vllms else ())) if flag.startswith("--")]
     close = difflib.get_close_matches(name, candidates, n=1, cutoff=0.75)
     return close[0] if close else ""

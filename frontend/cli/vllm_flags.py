@@ -1,13 +1,13 @@
-"""Every flag of `vllm serve`, and of some older versions' that launch lines still hold, as data: what becomes of it here.
+"""Every flag of `vllm serve`, and some of older versions that launch lines still have, as data: how Quire treats it.
 
-A flag that `quire serve` knows works, whatever stands here: WORKING only lists such names, for the documentation. The others
-have a row: values for which nothing is needed (all of them, or vLLM's default, which is how it is here), why, and the nearest
-flag or way. vllm_compat.py applies the rows; docs are generated from `verdicts`. Names as in vLLM 0.33.
+A flag that `quire serve` knows works regardless of this file: WORKING only lists such names, for the documentation. The others
+have a row: values that are accepted without effect (all of them, or vLLM's default, which is how Quire works), the reason, and
+the nearest flag or alternative. vllm_compat.py applies the rows; docs are generated from `verdicts`. Names as in vLLM 0.33.
 """
 
 from typing import Literal, NamedTuple
 
-Kind = Literal["switch", "value", "list", "json"]  # takes nothing (--no-x, too), one word, words, a JSON object
+Kind = Literal["switch", "value", "list", "json"]  # no value (also --no-x), one word, several words, a JSON object
 
 WORKING = """
 --model --tokenizer --tokenizer-revision --revision --download-dir --hf-token --hf-overrides --served-model-name --dtype
@@ -27,14 +27,14 @@ WORKING = """
 
 
 class Row(NamedTuple):
-    """flags: names that share all of this. fine: values for which nothing is needed; "*": any; of a switch "on" and "off"; of
-    a JSON object the whole of it, or key=value for each of its members that may be there."""
+    """flags: names with this row in common. fine: values accepted without effect; "*": any; for a switch "on" and "off"; for a
+    JSON object the whole of it, or key=value for each member that may be present."""
 
     flags: str
     kind: Kind
     fine: tuple[str, ...]
-    why: str  # no need, or no support
-    nearest: str = ""  # a flag or a way, where there is one
+    why: str  # why it has no effect, or no support
+    nearest: str = ""  # a flag or another way, if there is one
 
 
 ANY = ("*",)
@@ -285,7 +285,7 @@ BY_FLAG = {flag: row for row in ROWS for flag in row.flags.split()}
 
 
 class Verdict(NamedTuple):
-    """A line of the documentation. status: works, nothing (is needed), some (values need nothing), no (not supported)."""
+    """A line of the documentation. status: works, nothing (has no effect), some (values have no effect), no (not supported)."""
 
     flag: str
     status: Literal["works", "nothing", "some", "no"]
@@ -293,7 +293,7 @@ class Verdict(NamedTuple):
 
 
 def verdicts(works_as: dict[str, str]) -> list[Verdict]:
-    """Of all flags, by name. works_as: the flags that `quire serve` knows, and what it calls each."""
+    """All flags, by name. works_as: the flags that `quire serve` knows, each with its name there."""
     found = []
     for flag in sorted({*WORKING.split(), *BY_FLAG}):
         if flag in works_as:

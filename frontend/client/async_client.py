@@ -1,7 +1,8 @@
-"""AsyncClient: requests to an engine core from asyncio, straight over its socket, as text in and text out.
+"""AsyncClient: requests to an engine core from asyncio, directly over its socket, with text as input and output.
 
-It checks and numbers requests, hands what arrives to their `Stream`s (dispatch.py, stream.py) and keeps the latest Beat; when
-the core is lost, all that runs fails and the link reconnects. All methods belong to the event loop's thread.
+It checks and numbers requests, passes arriving messages to their `Stream`s (dispatch.py, stream.py) and keeps the latest
+Heartbeat. When the core is lost, all running requests fail and the link reconnects. All methods must be called in the event
+loop's thread.
 
     async with AsyncClient("ipc:///run/quire.sock") as client:
         async for output in client.generate("Once upon a time", SamplingParams(max_tokens=64)):
@@ -23,10 +24,10 @@ from quire.ipc.links.curve import FrontendKeys
 from quire.ipc.links.frontend_to_core import SHUTTING_DOWN, FrontendToCore, LinkBusy, LinkDown
 from quire.ipc.messages.frontend import (
     AddRequest,
-    Beat,
     CoreMessage,
     FrontendMessage,
     Generate,
+    Heartbeat,
     PromptLogprobs,
     RequestError,
     StepOutputs,
@@ -38,9 +39,9 @@ from quire.ipc.messages.utilities import UtilityCall
 from quire.ipc.process.cpus import cpu_share
 from quire.ipc.sampling import SamplingParams
 
-BEAT_TIMEOUT_S = 2.0
-WATCH_S = 2e-2  # so long a lone request's first answer is looked for without sleep
-FEW_CORES = 4  # with no more than these the engine's own processes, which spin, too, are given precedence
+HEARTBEAT_TIMEOUT_S = 2.0
+WATCH_S = 2e-2  # how long to poll for the first answer to a lone request
+FEW_CORES = 4  # with at most this many, only the engine's processes spin
 
 
 class AsyncClient(Client):
@@ -52,17 +53,17 @@ class AsyncClient(Client):
         self._link: FrontendToCore | None = None
         self._connecting = asyncio.Lock()
         self._num_closed = 0
-        self._digests: dict[str, str] = {}  # of the files that the tokenizer was made of
-        self._broken: str | None = None  # what is wrong with the core's files
+        self._digests: dict[str, str] = {}  # of the files that the tokenizer was made from
+        self._broken: str | None = None  # why the core's files cannot be used
         self._may_spin = False
         self._dispatcher = Dispatcher(self._enqueue)
         self._utilities = UtilityCalls()
         self._unsent: deque[FrontendMessage] = deque()  # Abort and Finish that found the link busy
 
     async def connect(self, timeout_s: float | None = 30.0) -> None:
-        """Connect and fetch the files. Raises EngineDown without a core in time, ValueError if its tokenizer is unreadable.
+        """Connect and fetch the files. Raises EngineDown if no core answers in time, ValueError if its tokenizer is unreadable.
 
-        Nothing to do where it is connected already, or reconnecting. Several callers at once share one connection.
+        Does nothing if the client is connected already, or reconnecting. Concurrent callers share one connection.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -106,7 +107,7 @@ class AsyncClient(Client):
             self._dispatcher.fail_all(EngineDown("the client was closed"))
             self._utilities.fail_all(EngineDown("the client was closed"))
 
-    # ------------------------------------------------------------------------------------------------- what is known
+    # --------------------------------------------------------------------------------------------------------- state
     @property
     def engines(self) -> "Sequence[AsyncClient]":
         return (self,)
@@ -128,11 +129,11 @@ class AsyncClient(Client):
             return "there is no connection to the engine"
         if self._broken is not None:
             return "the engine's tokenizer cannot be read"
-        if time.monotonic() - self.beat_time > BEAT_TIMEOUT_S:
+        if time.monotonic() - self.heartbeat_time > HEARTBEAT_TIMEOUT_S:
             return "the engine does not answer"
-        if self.beat is not None and not self.beat.ready:
+        if self.heartbeat is not None and not self.heartbeat.ready:
             return "the engine's workers are starting"
-        if self.beat is not None and self.beat.oldest_step_s > self.welcome.step_timeout_s:
+        if self.heartbeat is not None and self.heartbeat.oldest_step_s > self.welcome.step_timeout_s:
             return "the engine is stuck in a step"
         return None
 
@@ -166,7 +167,7 @@ class AsyncClient(Client):
     def send(
         self, request_id: int, inputs: TokenInputs, task: Generate, priority: int, cache_salt: str, arrival: float
     ) -> None:
-        """Send a request that was checked. Raises Overloaded, EngineDown; InvalidRequest if it cannot be encoded."""
+        """Send a checked request. Raises Overloaded, EngineDown; InvalidRequest if it cannot be encoded."""
         link = self._connected_link()
         try:
             link.send(AddRequest(link.epoch, request_id, inputs, task, priority, cache_salt, arrival))
@@ -196,9 +197,9 @@ class AsyncClient(Client):
 
     # ------------------------------------------------------------------------------------------------- to and from the core
     def _enqueue(self, message: FrontendMessage) -> None:
-        """Send what must not be lost: later, if the link is busy; never, if the core is lost."""
+        """Send an Abort or a Finish, which must not be lost: later, if the link is busy; never, if the core is lost."""
         if self._link is not None:
-            self._link.hold()  # a request of a thousand prompts that ends has as many to send
+            self._link.hold()  # when a request with a thousand prompts ends, it sends as many
         self._unsent.append(message)
         self._send_unsent()
 
@@ -208,7 +209,7 @@ class AsyncClient(Client):
                 self._link.send(self._unsent[0])
                 self._unsent.popleft()
         except LinkBusy:
-            pass  # tried again with the next Beat
+            pass  # tried again with the next Heartbeat
         except LinkDown:
             self._unsent.clear()  # a lost core has dropped our requests itself
 
@@ -218,7 +219,7 @@ class AsyncClient(Client):
         self._welcome = welcome
         self._may_spin = welcome.spins and cpu_share() > FEW_CORES
         self._dispatcher.begin(welcome.epoch, welcome.eos_token_ids)
-        self.beat, self.beat_time = None, time.monotonic()
+        self.heartbeat, self.heartbeat_time = None, time.monotonic()
         digests = {file.name: file.digest for file in welcome.files}
         if digests == self._digests:
             return
@@ -229,7 +230,7 @@ class AsyncClient(Client):
             self._broken = f"the engine's tokenizer cannot be read: {error}"
 
     def _read_tokenizer(self, digests: dict[str, str]) -> Tokenizer:
-        """Of the connected core's files, which have these digests. Raises ValueError."""
+        """The tokenizer of the connected core's files, which have these digests. Raises ValueError."""
         assert self._link is not None
         return Tokenizer.from_files(self._link.files)
 
@@ -243,8 +244,8 @@ class AsyncClient(Client):
         match message:
             case StepOutputs():
                 self._dispatcher.outputs(message)
-            case Beat():
-                self.beat, self.beat_time = message, time.monotonic()
+            case Heartbeat():
+                self.heartbeat, self.heartbeat_time = message, time.monotonic()
                 self._send_unsent()
                 self._dispatcher.forget_long_dropped()
             case PromptLogprobs():

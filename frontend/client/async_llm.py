@@ -1,12 +1,12 @@
-"""AsyncLLM: an engine of its own behind asyncio, with vLLM's names. AsyncLLMEngine is its older one.
+"""AsyncLLM: an engine of its own behind asyncio, with vLLM's names. AsyncLLMEngine is vLLM's older name for it.
 
     engine = AsyncLLM.from_engine_args(AsyncEngineArgs("path/to/model"))
     async for output in engine.generate("Hello", SamplingParams(max_tokens=32), request_id="0"):
         print(output.outputs[0].text)
     engine.shutdown()
 
-For an engine that runs already there is AsyncClient (async_client.py), which this is built on. The connection belongs to the
-event loop in which it is used; in another loop, later, it is made anew.
+For an engine that runs already, use AsyncClient (async_client.py), on which this is built. The connection belongs to the event
+loop that uses it; when another loop uses the object later, it connects anew.
 """
 
 import asyncio
@@ -37,12 +37,12 @@ class AsyncLLM:
     the interpreter's exit."""
 
     def __init__(self, engine_args: EngineArgs) -> None:
-        """Starts the engine and waits for it. Raises EngineStartError with the engine's own words."""
+        """Start the engine and wait for it. Raises EngineStartError with the engine's own text."""
         self._options = engine_args.create_engine_config()
         cores = launch_cores(engine_configs(self._options))
         self._addresses = [core.address for core in cores]
         self._finalizer = weakref.finalize(self, _stop, cores, os.getpid())
-        # of the event loop in use: its connection, and the generator that closes it when the loop's run ends
+        # the event loop in use, its client, and the generator that closes the connection when the loop's run ends
         self._loop: asyncio.AbstractEventLoop | None = None
         self._client: Client | None = None
         self._connection: AsyncGenerator[None, None] | None = None
@@ -52,7 +52,7 @@ class AsyncLLM:
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs, **_: Any) -> Self:
-        """Other arguments of vLLM's (usage_context, stat_loggers, ...) are accepted and need nothing here."""
+        """Other arguments of vLLM's (usage_context, stat_loggers, ...) are accepted and have no effect."""
         return cls(engine_args)
 
     async def _connected(self) -> Client:
@@ -80,10 +80,10 @@ class AsyncLLM:
         cache_salt: str = "",
         **others: None,
     ) -> AsyncIterator[RequestOutput]:
-        """RequestOutputs until the end, cumulative unless output_kind says otherwise. Leaving the loop aborts the request.
+        """Yield RequestOutputs, cumulative unless output_kind says otherwise. Leaving the loop aborts the request.
 
-        Without sampling_params, the model's defaults. others: vLLM's, None (not_here.py). Raises ClientErrors; ValueError for a
-        request_id in use.
+        sampling_params None: the model's defaults. others: vLLM's options that must be None (not_here.py). Raises ClientErrors;
+        ValueError for a request_id in use.
         """
         check_options("AsyncLLM.generate", others)
         client = await self._connected()
@@ -99,14 +99,14 @@ class AsyncLLM:
             await outputs.aclose()  # type: ignore[attr-defined]
 
     async def beam_search(self, prompt: Prompt, params: BeamSearchParams, **others: None) -> BeamSearchOutput:
-        """The likeliest continuations, best first. Raises ClientErrors. others: vLLM's, None (not_here.py)."""
+        """The most likely continuations, best first. Raises ClientErrors. others: as for `generate`."""
         check_options("AsyncLLM.beam_search", others)
         client = await self._connected()
         (found,) = await search_all(client, [prompt], params)
         return await asyncio.to_thread(beam_search_output, found, client._tokenizer)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
-        """End requests: their iterators end with what has come. Unknown ids have ended."""
+        """Abort requests: their iterators end with the tokens so far. Unknown ids are ignored, as of ended requests."""
         client = await self._connected()
         for each in [request_id] if isinstance(request_id, str) else request_id:
             client.abort(each)
@@ -119,7 +119,7 @@ class AsyncLLM:
 
     @property
     def vllm_config(self) -> VllmConfig:
-        """What is known of the engine's configuration. Raises EngineDown before the first use: `get_model_config` is one."""
+        """The engine's configuration, as far as known. Raises EngineDown before the first call, such as get_model_config()."""
         if self._client is None:
             raise EngineDown("not connected yet: await get_model_config() first")
         return vllm_config(self._options, self._client)
@@ -129,21 +129,21 @@ class AsyncLLM:
         return self.vllm_config.model_config
 
     async def check_health(self) -> None:
-        """Raises EngineDown, saying what is wrong, if anything is."""
+        """Raises EngineDown, which says what is wrong, if the engine is not healthy."""
         if problem := (await self._connected()).health():
             raise EngineDown(problem)
 
     async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """Forget all cached prefixes; False if requests run, whose blocks will be cached again."""
+        """Forget all cached prefixes. False if requests run: their blocks will be cached again."""
         check_reset(reset_running_requests)
         return (await (await self._connected()).utility(ResetPrefixCache(), ResetDone)).complete
 
     async def start_profile(self) -> None:
-        """Let every worker record what it does, for at most a thousand steps. Needs `profile_dir`."""
+        """Let every worker record a profile, for at most a thousand steps. Needs `profile_dir`."""
         await (await self._connected()).utility(StartProfile(), ProfileDone)
 
     async def stop_profile(self) -> list[str]:
-        """Write the traces, one a rank, into `profile_dir`; returns the files' names."""
+        """Write the traces, one per rank, into `profile_dir`; returns the files' names."""
         return (await (await self._connected()).utility(StopProfile(), ProfileDone)).traces
 
     @property
@@ -156,13 +156,13 @@ class AsyncLLM:
 
     @property
     def errored(self) -> bool:
-        """Whether requests would fail now; an engine that has died is not started again by this."""
+        """Whether requests would fail now. An engine that has died is not restarted."""
         return self.is_stopped or (
             self._connection is not None and self._client is not None and self._client.health() is not None
         )
 
     def shutdown(self) -> None:
-        """Abort what runs and end the engine, which takes a moment. May be called again."""
+        """Abort all requests and end the engine, which takes a moment. May be called again."""
         if (
             self._loop is not None
             and self._loop is _running_loop()
@@ -174,7 +174,7 @@ class AsyncLLM:
             self._connection = None
         self._finalizer()
 
-    if not TYPE_CHECKING:  # where names that are not here must stay unknown
+    if not TYPE_CHECKING:  # type checkers must not know other names
 
         def __getattr__(self, name: str) -> Any:
             raise without(self, name, ENGINE_NAMES)
@@ -186,7 +186,7 @@ class AsyncLLM:
     async def __aexit__(self, *_: object) -> None:
         if self._connection is not None:
             await self._connection.aclose()
-        elif self._closing is not None:  # by `shutdown`, within
+        elif self._closing is not None:  # `shutdown` was called inside the `async with`
             await asyncio.wait([self._closing])
         await asyncio.to_thread(self._finalizer)
 
@@ -195,7 +195,7 @@ AsyncLLMEngine = AsyncLLM
 
 
 async def _connection(client: Client) -> AsyncGenerator[None, None]:
-    """Connected once it has yielded. At the end of asyncio.run, which closes generators, so is the connection."""
+    """Connect, yield, and disconnect when the generator is closed, which asyncio.run does at its end."""
     try:
         await client.connect()
         yield
@@ -211,6 +211,6 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def _stop(cores: list[CoreProcess], owner_pid: int) -> None:
-    """Nothing in a fork of the process that made it."""
+    """Stop the cores; does nothing in a fork of the process that started them."""
     if os.getpid() == owner_pid:
         stop_cores(cores, _STOP_GRACE_S)

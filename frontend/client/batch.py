@@ -1,4 +1,4 @@
-"""A batch of prompts through a client, for `LLM`: tokenized together, checked before any is sent, answered in their order."""
+"""Run a batch of prompts through a client, for `LLM`: tokenized together, checked before any is sent, answered in order."""
 
 import asyncio
 from collections.abc import Sequence
@@ -19,13 +19,13 @@ _RETRY_S = 0.05  # when the engine's queue is full
 async def run_batch(
     client: Client, prompts: list[Prompt], params: list[SamplingParams], priority: Sequence[int] | None, use_tqdm: bool
 ) -> list[RequestOutput]:
-    """Raises TypeError, ValueError and ClientErrors; then no request is left behind."""
+    """One output per prompt, in order. Raises TypeError, ValueError and ClientErrors; then no request is left running."""
     resolved = await _resolve_all(client, prompts)
     checked = _check_batch(client, resolved, params)
     priorities = priority or [0] * len(prompts)
     window = asyncio.Semaphore(max(64, 4 * client.welcome.limits.max_num_seqs))
     if len(prompts) > 1:
-        client.hold()  # what the tasks submit at once: the first step is to be a full one
+        client.hold()  # send the tasks' first requests together, so that the first step is full
     with ProgressBar(len(prompts), use_tqdm) as bar:
         try:
             async with asyncio.TaskGroup() as group:
@@ -44,9 +44,9 @@ async def run_batch(
 def _check_batch(
     client: Client, resolved: list[PromptParts], params: list[SamplingParams]
 ) -> list[tuple[np.ndarray, SamplingParams]]:
-    """Find what cannot be run before anything is. Ids, int32, and parameters as they go to the core: that takes the time."""
+    """Check all prompts before any runs. Returns ids (int32) and parameters as they are sent to the core."""
     found = []
-    for_the_end: dict[int, tuple[SamplingParams, SamplingParams]] = {}  # by id of the first: mostly they are all one object
+    for_the_end: dict[int, tuple[SamplingParams, SamplingParams]] = {}  # by id(): usually one object for all
     for i, (given, p) in enumerate(zip(resolved, params, strict=True)):
         try:
             assert given.ids is not None
@@ -60,7 +60,7 @@ def _check_batch(
 
 
 async def _resolve_all(client: Client, prompts: list[Prompt]) -> list[PromptParts]:
-    """Each prompt with its ids; all texts are tokenized together, on all cores."""
+    """Each prompt with its ids; all texts are tokenized together, on all CPU cores."""
     split = [split_prompt(p) for p in prompts]
     texts = [parts.text for parts in split if parts.text is not None and parts.ids is None]
     encoded = iter(await asyncio.to_thread(client.tokenizer.encode_batch, texts) if texts else ())
@@ -106,5 +106,5 @@ async def _collect(
             finally:
                 bar.running.discard(stream)
                 stream.cancel()
-        except Overloaded:  # somebody set --max-num-waiting low: a batch has time
+        except Overloaded:  # a low --max-num-waiting was set: a batch can wait
             await asyncio.sleep(_RETRY_S)

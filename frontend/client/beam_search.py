@@ -1,8 +1,8 @@
-"""Beam search over an engine: `BeamSearchParams`, what `LLM.beam_search` returns, and what a request of the routes runs.
+"""Beam search over an engine: `BeamSearchParams`, the results of `LLM.beam_search`, and `BeamStream` for HTTP requests.
 
-A step of a search is a request for one token of each beam, with the candidates for it beside (ipc/messages/frontend.py). The
-beams' common beginnings lie in the prefix cache, so that each computes its last block only; ordinary steps know nothing of all
-this. What the search itself decides is in beams.py. A failed or cancelled search leaves no request behind.
+A step of a search sends a one-token request per beam, which also returns candidates for that token (ipc/messages/frontend.py).
+The beams' common prefixes are in the prefix cache, so that each request computes only its last block; the engine needs no other
+support. The search's decisions are in beams.py. A failed or cancelled search leaves no request behind.
 """
 
 import asyncio
@@ -34,21 +34,21 @@ from quire.ipc.step.sections import MAX_CANDIDATES, MAX_LOGPROBS
 MAX_BEAM_WIDTH = MAX_CANDIDATES // 2
 MAX_LENGTH_PENALTY = 20.0
 _ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, detokenize=False)
-_SUBMIT_TOGETHER = 8  # before others get a turn of the event loop: a long prompt is copied for each beam
-_LONG_OUTPUT = 1000  # tokens; the text of more is made off the event loop
-_MAX_SEARCHES = 16  # of one `beam_search` at once
+_SUBMIT_TOGETHER = 8  # requests per turn of the event loop: a long prompt is copied for each beam
+_LONG_OUTPUT = 1000  # tokens; longer outputs are detokenized off the event loop
+_MAX_SEARCHES = 16  # run at once by one `beam_search`
 
 _searches = itertools.count(1)
 
 
 class BeamSearchParams(msgspec.Struct, frozen=True):
-    """How to search. Names and defaults are vLLM's.
+    """Parameters of a search, with vLLM's names and defaults.
 
-    beam_width: 1 to 64, the beams kept at each step and returned. max_tokens: of each. ignore_eos: go on past the end of
-    sequence. temperature: taken and without effect, for nothing is sampled: beams are compared by the model's own
-    log-probabilities. length_penalty: scores are log-probabilities over length (prompt included) to this power.
-    include_stop_str_in_output: leave the text of the ending token in. stop_token_ids: they complete a beam, too.
-    early_stopping: True ends with the first beam_width completed beams; False and "never" when no running beam can score more.
+    beam_width: 1 to 64, the beams kept at each step and returned. max_tokens: per beam. ignore_eos: continue after an
+    end-of-sequence token. temperature: accepted without effect, as nothing is sampled: beams are compared by the model's own
+    log-probabilities. length_penalty: a score is the log-probability over length (prompt included) to this power.
+    include_stop_str_in_output: keep the text of the ending token. stop_token_ids: these complete a beam, too. early_stopping:
+    True ends at beam_width completed beams; False and "never" when no running beam can score higher.
 
     Raises ValueError, naming the field, for a value outside its bounds.
     """
@@ -113,7 +113,7 @@ class BeamSearch:
         cache_salt: str = "",
         request_name: str = "",
     ) -> None:
-        """Raises InvalidRequest, TooLong. num_logprobs: alternatives to keep beside each token's own log-probability."""
+        """Raises InvalidRequest, TooLong. num_logprobs: alternatives to keep for each token."""
         self.params = params
         self.num_prompt_tokens = len(prompt_ids)
         self.num_cached_tokens: int | None = None
@@ -167,24 +167,24 @@ class BeamSearch:
         return [stream.candidates for stream in self._streams]
 
     def stop_reason(self, beam: Beam) -> int | None:
-        """The id that ended a beam; None for one of the model's own end-of-sequence tokens, and if it was its length."""
+        """The id of the token that ended a beam; None for the model's end-of-sequence tokens and max_tokens."""
         last = int(beam.ids[-1])
         is_eos = last in self._client.welcome.eos_token_ids and not self.params.ignore_eos
         return last if beam.ended and not is_eos else None
 
     def cancel(self) -> None:
-        """Abort what runs; idempotent."""
+        """Abort the running requests; idempotent."""
         for stream in self._streams:
             stream.cancel()
 
 
 class BeamStream:
-    """A search in the place of a Stream, for the routes: nothing comes before its end."""
+    """A search with the interface of a Stream, for the routes: it returns nothing before its end."""
 
     prompt_logprobs = None
 
     def __init__(self, search: BeamSearch, params: SamplingParams, request_name: str) -> None:
-        """params: n of the beams are returned, with their logprobs if it says so."""
+        """params: how many beams are returned (n), and whether with logprobs."""
         self.params = params
         self.request_name = request_name
         self.finished = False
@@ -208,7 +208,7 @@ class BeamStream:
         try:
             beams = await self._search.run()
         except ClientError as error:
-            self.error = copy(error)  # not what is raised, which refers to the frames that it goes through, and they to us
+            self.error = copy(error)  # a copy, as the raised exception would make a reference cycle
             raise
         finally:
             self.finished = True
@@ -251,7 +251,7 @@ class _Found(NamedTuple):
 async def search_all(
     client: Client, prompts: Sequence[Prompt], params: BeamSearchParams, most: int | None = None, use_tqdm: bool = False
 ) -> list[_Found]:
-    """A search for each prompt, at most `most` at once. Nothing runs if one of them cannot. Raises ClientError, TypeError."""
+    """Run a search for each prompt, at most `most` at once; none runs if one is invalid. Raises ClientError, TypeError."""
     if not isinstance(params, BeamSearchParams):
         raise TypeError(f"params must be BeamSearchParams, got {type(params).__name__}")
     searches = []
@@ -282,7 +282,7 @@ async def search_all(
 
 
 def beam_search_output(found: _Found, tokenizer: Tokenizer | None) -> BeamSearchOutput:
-    """In vLLM's shape; tokenizer None: without texts."""
+    """A search's result in vLLM's shape; tokenizer None: without texts."""
     search, output = found.search, BeamSearchOutput()
     for beam in found.beams:
         tokens = beam.ids.tolist()

@@ -1,9 +1,9 @@
-"""Beam search as arithmetic: which continuations of a prompt are the likeliest, given candidates for the next token of each.
+"""Beam search as arithmetic: which continuations of a prompt are the most likely, given candidates for each next token.
 
-vLLM's rules. Of every running beam the 2 x width likeliest next tokens count: an ending one completes the beam, the others
-compete for the width places of the next step. A beam's score is its log-probability over its length, prompt included and
-an ending token not, to the power of length_penalty; the best `width` of the completed, and at the end of the running ones,
-are the result. No I/O: beam_search.py asks an engine for the candidates.
+The rules are vLLM's. For each running beam, the 2 x width most likely next tokens are considered: an ending token completes the
+beam, the others compete for the `width` beams of the next step. A beam's score is its log-probability divided by its length
+(with the prompt, without an ending token) to the power of length_penalty. The result is the best `width` of the completed beams
+and, at the end, the running ones. No I/O: beam_search.py asks an engine for the candidates.
 """
 
 from collections.abc import Collection, Sequence
@@ -15,16 +15,16 @@ from quire.ipc.messages.frontend import TokenLogprobs
 
 
 class Rows(NamedTuple):
-    """Log-probabilities of a beam's tokens, last to first: beams share those of their common beginning."""
+    """Log-probabilities of a beam's tokens, last to first: beams share the rows of their common prefix."""
 
     last: TokenLogprobs
     before: "Rows | None"
 
 
 class Beam(NamedTuple):
-    """A continuation. ids: int32, prompt and output, with the token that ended it. cum_logprob: over the output.
+    """A continuation. ids: int32, prompt and output, including the token that ended it. cum_logprob: of the output.
 
-    score: of a completed one. rows: if they are kept.
+    score: of a completed beam. rows: None if they are not kept.
     """
 
     ids: np.ndarray
@@ -34,7 +34,7 @@ class Beam(NamedTuple):
     rows: Rows | None = None
 
     def logprobs(self) -> list[TokenLogprobs]:
-        """Of its output tokens, first to last."""
+        """Rows of its output tokens, first to last."""
         found, rows = [], self.rows
         while rows is not None:
             found.append(rows.last)
@@ -43,7 +43,7 @@ class Beam(NamedTuple):
 
 
 class Beams:
-    """The search over one prompt. Take `running`, ask for candidates of each, `advance`; until `done`, then `best`."""
+    """The search for one prompt. Until `done`: get candidates for each beam in `running`, and `advance`. Then take `best`."""
 
     def __init__(
         self,
@@ -56,8 +56,8 @@ class Beams:
         early_stopping: bool = False,
         num_logprobs: int | None = None,
     ) -> None:
-        """end_ids: what completes a beam. early_stopping: at the first `width` completed ones; otherwise when no running one
-        can score more. num_logprobs: of the candidates of each token so many are kept; None: none, nor its own."""
+        """end_ids: tokens that complete a beam. early_stopping: stop at `width` completed beams; otherwise when no running beam
+        can score higher. num_logprobs: candidates to keep per token; None: keep none, nor its own log-probability."""
         self.running = [Beam(prompt_ids)]
         self.completed: list[Beam] = []  # the best so far, best first
         self._num_prompt_tokens = len(prompt_ids)
@@ -83,7 +83,7 @@ class Beams:
         return self._best([*self.completed, *running])
 
     def advance(self, candidates: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
-        """candidates: of each running beam (ids [2 x width], log-probabilities), likeliest first; -inf is impossible."""
+        """candidates: for each running beam (ids [2 x width], log-probabilities), most likely first; -inf means impossible."""
         ids = np.stack([row[0] for row in candidates])
         logprobs = np.stack([row[1] for row in candidates])
         totals = logprobs.astype(np.float64) + np.array([[beam.cum_logprob] for beam in self.running])
@@ -96,7 +96,7 @@ class Beams:
 
         completed = [extended(i, at, True) for i, at in np.argwhere(ends & possible).tolist()]
         goes_on = np.where(~ends & possible, totals, -np.inf)
-        # stable: of equal ones the better beam's, then the likelier token
+        # stable: ties go to the better beam, then to the likelier token
         order = np.argsort(-goes_on, axis=None, kind="stable")[: min(self._width, int(np.isfinite(goes_on).sum()))]
         places = zip(*(axis.tolist() for axis in np.unravel_index(order, goes_on.shape)), strict=True)
         self.running = [extended(i, at, False) for i, at in places]
@@ -113,7 +113,7 @@ class Beams:
         return cum_logprob / (self._num_prompt_tokens + num_tokens) ** self._length_penalty
 
     def _best_possible(self) -> float:
-        """No running beam will ever score more: log-probabilities only fall, and one of the lengths is the kindest."""
+        """The highest score that a running beam can reach: log-probabilities only fall; the kindest length is first or last."""
         kindest = self._max_tokens if self._length_penalty > 0 else self.length
         return self._score(max(beam.cum_logprob for beam in self.running), kindest)
 

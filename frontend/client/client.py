@@ -1,7 +1,7 @@
-"""Client: what every client of engines does with a request before it is sent, and with what comes back.
+"""Client: the base of all clients of engines: it checks requests before they are sent, and turns answers into RequestOutputs.
 
-From text to ids, bounds, RequestOutputs. Whom requests go to is its subclasses' business: one engine (async_client.py), or
-several (frontend/replicas/replicas.py). Routes, `LLM` and its like know this class only. Everything happens in the event loop's
+It tokenizes prompts and checks bounds. Its subclasses send requests to one engine (async_client.py) or to several
+(frontend/replicas/replicas.py). Routes, `LLM` and similar classes use only this class. Everything happens in the event loop's
 thread.
 """
 
@@ -21,31 +21,32 @@ from quire.frontend.client.stream import EngineDown, InvalidRequest, RequestStat
 from quire.frontend.client.utility_calls import A
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.limits import output_room
-from quire.ipc.messages.frontend import Beat, Candidates, Generate, TokenInputs, Welcome
+from quire.ipc.messages.frontend import Candidates, Generate, Heartbeat, TokenInputs, Welcome
 from quire.ipc.messages.stats import CacheInfo
 from quire.ipc.messages.utilities import UtilityCall
 from quire.ipc.sampling import SamplingParams, check_against
 
 
 class Engine(Protocol):
-    """The one that a request was sent to."""
+    """The client of the engine that a request was sent to."""
 
     def take_up(self, state: RequestState, is_alone: bool) -> None:
-        """What comes of the request is this state's. is_alone: nothing else runs."""
+        """Deliver the request's outputs to this state. is_alone: no other request runs."""
 
     def abort_sent(self, request_id: int, params: SamplingParams) -> None:
-        """Nobody takes what comes of the request."""
+        """Abort a request that has no state."""
 
 
 class Client(ABC):
-    """address: where its engine is, or engines are, for people. beat: the latest Beat, of several engines with the sums of
-    their sequences, which came at beat_time (time.monotonic()). was_stopped: its one engine said so, when it was lost last.
+    """address: of its engine or engines, for messages to people. heartbeat: the latest Heartbeat (for several engines with the
+    sums of their sequences), which arrived at heartbeat_time (time.monotonic()). was_stopped: whether its one engine, when it
+    was last lost, said that it was told to stop.
     """
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self.beat: Beat | None = None
-        self.beat_time = 0.0
+        self.heartbeat: Heartbeat | None = None
+        self.heartbeat_time = 0.0
         self.was_stopped = False
         self._welcome: Welcome | None = None
         self._tokenizer: Tokenizer | None = None
@@ -60,17 +61,17 @@ class Client(ABC):
 
     @abstractmethod
     async def connect(self, timeout_s: float | None = 30.0) -> None:
-        """Connect and fetch the files. Raises EngineDown without an engine in time, ValueError for one that cannot be used."""
+        """Connect and fetch the files. Raises EngineDown if no engine answers in time, ValueError for an unusable one."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Abort what runs and disconnect. May be called again."""
+        """Abort running requests and disconnect. May be called again."""
 
-    # ------------------------------------------------------------------------------------------------- what is known
+    # --------------------------------------------------------------------------------------------------------- state
     @property
     @abstractmethod
     def engines(self) -> "Sequence[Client]":
-        """The clients of single engines that this one is made of: itself, if it is one."""
+        """The clients of single engines that this client consists of; just itself, if it has one engine."""
 
     @property
     @abstractmethod
@@ -78,7 +79,7 @@ class Client(ABC):
 
     @property
     def refusal(self) -> str | None:
-        """Why the one engine, which is there, has not taken us back after it was lost."""
+        """Why the one engine, after it was lost and has returned, does not accept our connection."""
         return None
 
     @property
@@ -88,11 +89,11 @@ class Client(ABC):
 
     @abstractmethod
     def health(self) -> str | None:
-        """None if requests can be answered, else what is wrong, in a fixed text."""
+        """None if requests can be answered, else a fixed text that says what is wrong."""
 
     @property
     def welcome(self) -> Welcome:
-        """Limits, served names, end-of-sequence ids of the present or last engine; of several what holds for all."""
+        """Limits, served names, end-of-sequence ids of the present or last engine; of several engines the common ones."""
         if self._welcome is None:
             raise EngineDown("not connected yet")
         return self._welcome
@@ -125,8 +126,8 @@ class Client(ABC):
         candidates: Candidates | None = None,
     ) -> Stream:
         """Check and send one request, without waiting. candidates: see the message; the answer is `Stream.candidates`.
-        max_tokens is cut to what the context leaves. Raises InvalidRequest, TooLong, Overloaded (our queue to the core is
-        full), EngineDown. What the core finds wrong is raised by the Stream.
+        max_tokens is reduced to the room in the context. Raises InvalidRequest, TooLong, Overloaded (our queue to the core is
+        full), EngineDown. Errors that the core finds are raised by the Stream.
         """
         self._check_connected()
         ids = self._check_prompt(prompt_token_ids)
@@ -136,10 +137,10 @@ class Client(ABC):
         request_id, arrival = self._next_id, time.time()
         inputs, task = TokenInputs(ids.tobytes()), Generate(params, candidates)
         engine = self._send_to_one(request_id, inputs, task, priority, cache_salt, arrival)
-        # made while the request travels: answers come by the event loop, in a later turn
+        # made while the request travels: answers arrive in a later turn of the event loop
         try:
             state = RequestState(request_id, request_name or str(request_id), ids, params, self._tokenizer, arrival)
-        except BaseException:  # passed on, whatever it is: nobody would listen to the answer
+        except BaseException:  # raised again: there is no state to receive the answer
             engine.abort_sent(request_id, params)
             raise
         engine.take_up(state, is_alone=self.num_requests == 0)
@@ -153,7 +154,7 @@ class Client(ABC):
     def _send_to_one(
         self, request_id: int, inputs: TokenInputs, task: Generate, priority: int, cache_salt: str, arrival: float
     ) -> "Engine":
-        """Send a request that was checked; whose it is now. Raises Overloaded, EngineDown, InvalidRequest."""
+        """Send a checked request and return the engine that it went to. Raises Overloaded, EngineDown, InvalidRequest."""
 
     @abstractmethod
     def _cancel(self, request_id: int) -> None:
@@ -161,22 +162,22 @@ class Client(ABC):
 
     @abstractmethod
     def abort(self, request: str | int) -> None:
-        """Abort a request by its name (all of that name) or its Stream's id. Unknown ones have ended: nothing happens."""
+        """Abort requests by name, or one by its Stream's id. Unknown ones are ignored, as they may have ended."""
 
     @abstractmethod
     def abort_all(self) -> None:
-        """Abort everything that runs."""
+        """Abort all running requests."""
 
     @abstractmethod
     def hold(self) -> None:
-        """What is submitted until the end of the event loop's next turn is to go together."""
+        """Send all requests together that are submitted until the end of the event loop's next turn."""
 
     @abstractmethod
     async def utility(self, call: UtilityCall, kind: type[A]) -> A:
-        """Ask the engine for something beside requests; its answer is of this kind. Raises ClientErrors."""
+        """Send the engine a call that is no request; returns its answer, which is of this kind. Raises ClientErrors."""
 
     async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a prompt; long texts are tokenized off the event loop. Raises TooLong for what can never fit."""
+        """Token ids of a prompt; long texts are tokenized off the event loop. Raises TooLong for a text that can never fit."""
         return await encode_prompt(self.tokenizer, text, add_special_tokens, self.welcome.limits.max_model_len)
 
     def _check_prompt(self, prompt_token_ids: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -184,7 +185,7 @@ class Client(ABC):
         return checked_ids(prompt_token_ids, self.welcome.limits)
 
     def _check_params(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
-        """Params as they go to the core. Raises InvalidRequest."""
+        """The params as they are sent to the core. Raises InvalidRequest."""
         if not isinstance(params, SamplingParams):
             raise TypeError(f"sampling_params must be SamplingParams, got {type(params).__name__}")
         limits = self.welcome.limits
@@ -214,13 +215,13 @@ class Client(ABC):
         priority: int = 0,
         cache_salt: str = "",
     ) -> AsyncIterator[RequestOutput]:
-        """RequestOutputs until the end, as from vLLM's AsyncLLM (`output_kind` says which: cumulative ones). Leaving the loop
-        aborts the request. Without sampling_params, the model's defaults. A prompt's own cache_salt goes before the argument.
-        Raises ClientErrors.
+        """Yield RequestOutputs until the end, as vLLM's AsyncLLM does (`output_kind` selects cumulative ones, the default, or
+        others). Leaving the loop aborts the request. sampling_params None: the model's defaults. A prompt's own cache_salt
+        takes precedence over the argument. Raises ClientErrors.
         """
         params = sampling_params if sampling_params is not None else self.default_sampling_params()
         if isinstance(params, SamplingParams):
-            params = params.clone()  # what the caller does to it from now on is for other requests
+            params = params.clone()  # the caller may change its object for other requests
         text, ids, own_salt = await self._resolve(prompt)
         salt = own_salt or cache_salt
         stream = self.submit(ids, params, priority=priority, cache_salt=salt, request_name=request_id or "")

@@ -1,8 +1,8 @@
-"""Dispatcher: which running request an arriving message belongs to. It owns the tables of one connection's requests.
+"""Dispatcher: passes arriving messages to their running requests. It owns the tables of one connection's requests.
 
-It knows no socket: messages come in by method calls, what is for the core goes out through `send`. `outputs` is the
-frontend's hot path, called once per step message with all its tokens: a handful of Python operations per token, everything
-else per request or per message. Streams of requests that have ended keep their own state; the tables forget them.
+It knows no socket: messages arrive by method calls, and messages for the core leave through `send`. `outputs` is the frontend's
+hot path, called once per step message with all its tokens: a handful of Python operations per token, everything else per
+request or per message. Requests that have ended leave the tables; their Streams keep their state.
 """
 
 import time
@@ -19,7 +19,7 @@ _DROPPED_S = 60.0
 
 
 class Dispatcher:
-    """Requests by id, their children by key, and what to do with messages about them."""
+    """Requests by id, their children by key, and the handling of messages about them."""
 
     def __init__(self, send: Callable[[FrontendMessage], None]) -> None:
         self._send = send
@@ -27,11 +27,11 @@ class Dispatcher:
         self._eos_token_ids: frozenset[int] = frozenset()
         self.requests: dict[int, RequestState] = {}
         self._sequences: dict[int, OutputSequence] = {}
-        # Children that we dropped and that wanted logprobs: rows of theirs may still come, and must be skipped.
+        # Dropped children with logprobs: their rows may still arrive, and must be skipped.
         self._dropped_sequences: dict[int, float] = {}
 
     def begin(self, epoch: int, eos_token_ids: Iterable[int]) -> None:
-        """A new connection: the tables are empty."""
+        """Begin a new connection; the tables are empty."""
         self._epoch, self._eos_token_ids = epoch, frozenset(eos_token_ids)
 
     def add(self, request: RequestState) -> None:
@@ -48,7 +48,7 @@ class Dispatcher:
             self._send(Abort(self._epoch, [request_id]))
 
     def release(self, request_id: int) -> RequestState | None:
-        """A request that is to go on elsewhere, as it is: nobody here knows it any more. None if it has ended."""
+        """Remove a request so that another engine's dispatcher can continue it; None if it has ended."""
         request = self.requests.pop(request_id, None)
         if request is not None:
             for sequence in request.sequences:
@@ -62,14 +62,14 @@ class Dispatcher:
         self._send(Abort(self._epoch, [request_id]))
 
     def fail(self, request_id: int, error: ClientError) -> None:
-        """The core has given a request up."""
+        """The core has failed a request."""
         request = self.requests.pop(request_id, None)
         if request is not None:
             self._drop(request)
             request.fail(error)
 
     def fail_all(self, error: ClientError) -> None:
-        """The core is lost, and with it everything that ran."""
+        """The core is lost: fail all requests."""
         requests = list(self.requests.values())
         self.requests.clear()
         self._sequences.clear()
@@ -84,7 +84,7 @@ class Dispatcher:
 
     # ------------------------------------------------------------------------------------------------- messages
     def outputs(self, message: StepOutputs) -> None:
-        """New tokens. Order matters: a sequence's end must be known when its last tokens are decoded."""
+        """Handle a step's tokens. Order matters: a sequence's end must be known when its last tokens are decoded."""
         news: list[RequestState] = []
         eager: dict[OutputSequence, None] = {}
         if message.started:
@@ -106,7 +106,7 @@ class Dispatcher:
                 continue
             if sequence.logprobs is not None:
                 if (row := next(rows, None)) is None:
-                    sequence.ids.pop()  # a token without its row is not handed out
+                    sequence.ids.pop()  # a token without its row is not delivered
                     return self._inconsistent()
                 sequence.logprobs.append(row)
             if sequence.eager:
@@ -134,7 +134,7 @@ class Dispatcher:
                 sequence.request.metrics.first_token_time = now
 
     def _decode(self, sequence: OutputSequence, news: list[RequestState]) -> None:
-        """Look for stop strings in what has come; at one, end the sequence if the core has not."""
+        """Decode new tokens and look for stop strings; at one, end the sequence if the core has not."""
         running = sequence.finish_reason is None
         sequence.decode()
         if running and sequence.finish_reason is not None:
@@ -147,7 +147,7 @@ class Dispatcher:
             self._send(Finish(self._epoch, sequence.key))
 
     def _ended(self, request: RequestState, news: list[RequestState]) -> None:
-        """A child has ended: the consumer must hear of it, even one that waits for nothing but the end."""
+        """A child has ended: wake the consumer, even one that waits only for the end."""
         request.news = True
         news.append(request)
         if not request.num_open:
@@ -159,7 +159,7 @@ class Dispatcher:
         return None if is_eos else stop_token_id
 
     def _inconsistent(self) -> None:
-        """Fewer logprobs than tokens that want them: nothing in this message can be trusted."""
+        """The message has fewer logprobs than tokens that need them: none of it can be trusted."""
         ids = list(self.requests)
         self.fail_all(EngineError("the engine's answers do not fit together"))
         self._send(Abort(self._epoch, ids))
@@ -170,11 +170,11 @@ class Dispatcher:
             request.add_prompt_logprobs(message)
 
     def forget_long_dropped(self) -> None:
-        """Now and then: what was in flight when we dropped them has come long ago."""
+        """Forget children dropped long ago: their rows that were in flight have arrived. Called at every Heartbeat."""
         now = time.monotonic()
         for key, dropped_at in list(self._dropped_sequences.items()):
             if now - dropped_at < _DROPPED_S:
-                return  # they are in the order in which they were dropped
+                return  # the rest was dropped later
             del self._dropped_sequences[key]
 
     def check(self) -> None:

@@ -1,6 +1,6 @@
 """EngineArgs and AsyncEngineArgs: an engine's options under vLLM's names, for LLM, LLMEngine and AsyncLLM.
 
-The options are EngineConfig's fields (ipc/config.py), most of which are vLLM's, and what engine_options.py knows of theirs.
+The options are EngineConfig's fields (ipc/config.py), most of which are vLLM's, and vLLM's options in engine_options.py.
 """
 
 import argparse
@@ -15,9 +15,9 @@ _Fields = dataclasses.make_dataclass("_Fields", [(n, Any) for n in EngineConfig.
 
 
 class EngineArgs(_Fields):  # type: ignore[misc, valid-type]
-    """Options of an engine, a dataclass: each is an attribute that can be set, the default where it was not given.
+    """Options of an engine, as a dataclass: each is an attribute that can be set; those not given have their defaults.
 
-    Raises TypeError for an unknown name, naming the nearest, ValueError for a value that cannot be had.
+    Raises TypeError for an unknown name, naming the nearest; ValueError for an unsupported value.
     """
 
     __slots__ = ()
@@ -29,28 +29,28 @@ class EngineArgs(_Fields):  # type: ignore[misc, valid-type]
 
     @property
     def options(self) -> dict[str, Any]:
-        """All but the model, as `LLM` takes them."""
+        """All options but the model, as `LLM` takes them."""
         return {name: getattr(self, name) for name in EngineConfig.__struct_fields__ if name != "model"}
 
     def create_engine_config(self) -> EngineConfig:
-        """Of the options as they are now."""
+        """The EngineConfig of the options' present values."""
         return engine_config(self.model, self.options, type(self).__name__)
 
     @staticmethod
     def add_cli_args(parser: argparse.ArgumentParser, async_args_only: bool = False) -> argparse.ArgumentParser:
-        """The engine's flags, --model among them, for a parser of yours. async_args_only: there are none."""
+        """Add the engine's flags, including --model, to a parser. async_args_only: add none, as there are no such flags."""
         if not async_args_only:
             add_engine_arguments(parser, "--model")
         return parser
 
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> Self:
-        """From what such a parser has found; what is not an option of an engine is left alone."""
+        """The options in a parser's result; other attributes are ignored."""
         names = [name for name in EngineConfig.__struct_fields__ if hasattr(args, name)]
         return cls(**{name: getattr(args, name) for name in names})
 
 
 class AsyncEngineArgs(EngineArgs):
-    """Options of an engine for AsyncLLM: the same."""
+    """Options of an engine for AsyncLLM; the same as EngineArgs."""
 
     __slots__ = ()

@@ -1,8 +1,8 @@
-"""vLLM's names and values for an engine's options, as ours: what `LLM`, `LLMEngine` and `AsyncLLM` take.
+"""Translate vLLM's names and values of engine options to ours, for `LLM`, `LLMEngine` and `AsyncLLM`.
 
-Options that need nothing here are taken and said so in one line of the log; values that would change something and cannot be
-had are refused: by the table below, else by that of the flags (cli/vllm_flags.py). Unknown names are the caller's to refuse
-(own_engine.py).
+Options without effect here are accepted, and named in one line of the log. Values that would change something and are not
+supported are refused, according to the table below, else to that of the flags (cli/vllm_flags.py). The caller refuses unknown
+names (own_engine.py).
 """
 
 import json
@@ -18,7 +18,7 @@ from quire.ipc.quantization import OTHER_NAMES
 log = logging.getLogger("quire")
 
 ANY = object()
-# vLLM's options without a counterpart here, with the values that need none; ANY: all.
+# vLLM's options without a counterpart here, with the values that are accepted; ANY: all values.
 NOT_NEEDED: dict[str, tuple[Any, ...]] = {
     "async_scheduling": (ANY,),  # always
     "code_revision": (None,),
@@ -40,7 +40,7 @@ NOT_NEEDED: dict[str, tuple[Any, ...]] = {
     "runner": ("auto", "generate"),
     "skip_tokenizer_init": (False,),
     "speculative_config": (None,),
-    "swap_space": (ANY,),  # there is none: sequences that are preempted are computed again
+    "swap_space": (ANY,),  # there is none: preempted sequences are computed again
     "task": (None, "auto", "generate"),
     "tokenizer_pool_size": (ANY,),
     "tokenizer_revision": (None,),
@@ -52,14 +52,14 @@ _LOAD_FORMATS = {"safetensors": "auto", "hf": "auto"}
 
 
 def engine_options(options: dict[str, Any]) -> dict[str, Any]:
-    """vLLM's options as EngineConfig's. Raises ValueError for a value that is not supported; unknown names are left in."""
+    """vLLM's options as EngineConfig's. Raises ValueError for an unsupported value; unknown names are kept."""
     found, not_needed = dict(options), list[str]()
     if (folder := _profile_dir(found.pop("profiler_config", None))) is not None:
         found.setdefault("profile_dir", folder)
     for name in found.keys() - set(EngineConfig.__struct_fields__):
         row = BY_FLAG.get("--" + name.replace("_", "-"))
         if name not in NOT_NEEDED and row is None:
-            continue  # the caller's to refuse
+            continue  # the caller refuses it
         value = found.pop(name)
         if not _is_harmless(name, row, value):
             raise ValueError(f"{name}={value!r:.200} is not supported" + (f": {row.why}" if row is not None else ""))
@@ -75,7 +75,7 @@ def engine_options(options: dict[str, Any]) -> dict[str, Any]:
         found["distributed_executor_backend"] = "mp"
     if isinstance(found.get("model_impl"), str):
         found["model_impl"] = MODEL_IMPLS.get(found["model_impl"], found["model_impl"])
-    if isinstance(found.get("kv_cache_dtype_skip_layers"), list | tuple):  # of numbers, too
+    if isinstance(found.get("kv_cache_dtype_skip_layers"), list | tuple):  # its items may be numbers
         found["kv_cache_dtype_skip_layers"] = [str(layer) for layer in found["kv_cache_dtype_skip_layers"]]
     if isinstance(found.get("load_format"), str):
         found["load_format"] = _LOAD_FORMATS.get(found["load_format"], found["load_format"])
@@ -90,7 +90,7 @@ def _profile_dir(config: Any) -> str | None:
 
 
 def _is_harmless(name: str, row: Row | None, value: Any) -> bool:
-    """Whether nothing is needed for it, by the table above or by the row of its flag."""
+    """Whether the value may be ignored, by the table above or by the row of its flag."""
     if name in NOT_NEEDED:
         return ANY in NOT_NEEDED[name] or value in NOT_NEEDED[name]
     if row is None or value is None or value in ("", [], (), {}):

@@ -33,14 +33,14 @@ Conversation = list[dict[str, Any]]
 
 
 class LLM:
-    """An engine of its own, or several (data_parallel_size), and a blocking interface. Methods may be called from any thread,
-    also at once.
+    """An engine of its own, or several (data_parallel_size), with a blocking interface. Methods may be called from several
+    threads at once.
 
     model: folder or hub id; None: the bundled model. options: fields of EngineConfig. Raises TypeError for an unknown option,
-    ValueError for a bad value, EngineStartError with the engine's own words.
+    ValueError for a bad value, EngineStartError with the engine's own text.
     """
 
-    engine_module = CORE_MODULE  # what runs as the engine's process
+    engine_module = CORE_MODULE  # the module that the engine's process runs
 
     def __init__(self, model: str | os.PathLike[str] | None = None, **options: Any) -> None:
         self._own = OwnEngine(engine_config(model, options), self.engine_module)
@@ -63,8 +63,9 @@ class LLM:
 
         prompts: one prompt or a list of them; a prompt is a text, a list of token ids, a TextPrompt or a TokensPrompt, which
         are dicts. sampling_params: one for all or one each; None: the model's defaults. priority: one each, lower runs first;
-        needs scheduling_policy="priority". Raises TypeError or ValueError for a prompt or parameter that cannot be run (then
-        nothing is), EngineDown if the engine is lost. Ctrl-C aborts the requests. others: vLLM's, None (not_here.py).
+        needs scheduling_policy="priority". Raises TypeError or ValueError for an invalid prompt or parameter, before any prompt
+        runs, and EngineDown if the engine is lost. Ctrl-C aborts the requests. others: vLLM's options that must be None
+        (not_here.py).
         """
         check_options("LLM.generate", others)
         batch = _prompt_list(prompts)
@@ -124,7 +125,7 @@ class LLM:
         concurrency_limit: int | None = None,
         **others: None,
     ) -> list[BeamSearchOutput]:
-        """The likeliest continuations of each prompt, best first. concurrency_limit: prompts at once, None: 16.
+        """The most likely continuations of each prompt, best first. concurrency_limit: prompts at once; None: 16.
 
         Prompts, others and errors as for `generate`.
         """
@@ -137,12 +138,12 @@ class LLM:
 
     @property
     def model_config(self) -> ModelConfig:
-        """What is known of the model: max_model_len, vocab_size, dtype, ..."""
+        """The known configuration of the model: max_model_len, vocab_size, dtype, ..."""
         return vllm_config(self._own.options, self._client).model_config
 
     @functools.cached_property
     def llm_engine(self) -> LLMEngine:
-        """This engine, as an LLMEngine: vLLM's scripts read its model_config, or add requests and step."""
+        """This engine as an LLMEngine, for vLLM's scripts that read its model_config, or add requests and step."""
         return LLMEngine(self._own)
 
     def get_default_sampling_params(self) -> SamplingParams:
@@ -150,23 +151,23 @@ class LLM:
         return self._client.default_sampling_params()
 
     def start_profile(self) -> None:
-        """Let every worker record what it does, for at most a thousand steps. Needs `profile_dir`."""
+        """Let every worker record a profile, for at most a thousand steps. Needs `profile_dir`."""
         self._own.run(self._client.utility(StartProfile(), ProfileDone))
 
     def stop_profile(self) -> list[str]:
-        """Write the traces, one a rank, into `profile_dir`; returns the files' names."""
+        """Write the traces, one per rank, into `profile_dir`; returns the files' names."""
         return self._own.run(self._client.utility(StopProfile(), ProfileDone)).traces
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """Forget all cached prefixes; False if requests run, whose blocks will be cached again."""
+        """Forget all cached prefixes. False if requests run: their blocks will be cached again."""
         check_reset(reset_running_requests)
         return self._own.run(self._client.utility(ResetPrefixCache(), ResetDone)).complete
 
     def shutdown(self) -> None:
-        """End the engine and free what it holds. May be called again; afterwards `generate` raises EngineDown."""
+        """End the engine and free its memory. May be called again; afterwards `generate` raises EngineDown."""
         self._own.shutdown()
 
-    if not TYPE_CHECKING:  # where names that are not here must stay unknown
+    if not TYPE_CHECKING:  # type checkers must not know other names
 
         def __getattr__(self, name: str) -> Any:
             raise without(self, name, LLM_METHODS)

@@ -1,4 +1,4 @@
-"""LLMEngine: requests added one by one, and a step at a time to see what has come of them, with vLLM's names.
+"""LLMEngine: add requests one by one, and call `step` for their outputs, with vLLM's names.
 
     engine = LLMEngine.from_engine_args(EngineArgs("path/to/model"))
     engine.add_request("0", "Hello", SamplingParams(max_tokens=32))
@@ -6,8 +6,7 @@
         for output in engine.step():
             print(output.request_id, output.outputs[0].text)
 
-The engine runs by itself, in its own process: a step is to wait for news, not to make it.
-`LLM.llm_engine` is one, of an LLM's engine.
+The engine runs by itself, in its own process: `step` only waits for new outputs. `LLM.llm_engine` is one, for an LLM's engine.
 """
 
 import asyncio
@@ -32,18 +31,18 @@ class LLMEngine:
     """An engine of its own. Methods may be called from any thread, but from one at a time."""
 
     def __init__(self, engine_args: EngineArgs | OwnEngine) -> None:
-        """Raises EngineStartError with the engine's own words."""
+        """Raises EngineStartError with the engine's own text."""
         if isinstance(engine_args, EngineArgs):
             engine_args = OwnEngine(engine_args.create_engine_config())
         self._own: OwnEngine = engine_args
-        self._changed = threading.Condition()  # guards all below, which the event loop's thread writes, too
+        self._changed = threading.Condition()  # guards the fields below, which the event loop's thread writes, too
         self._running: dict[str, asyncio.Task[None]] = {}
-        self._news: dict[str, RequestOutput] = {}  # the latest of each request, until a step takes it
+        self._news: dict[str, RequestOutput] = {}  # each request's latest output, until a step takes it
         self._errors: list[Exception] = []
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs, **_: Any) -> Self:
-        """Other arguments of vLLM's (usage_context, stat_loggers, ...) are accepted and need nothing here."""
+        """Other arguments of vLLM's (usage_context, stat_loggers, ...) are accepted and have no effect."""
         return cls(engine_args)
 
     def add_request(
@@ -57,9 +56,9 @@ class LLMEngine:
         priority: int = 0,
         **others: None,
     ) -> None:
-        """Begin a request. Raises ValueError for an id in use, and what `LLM.generate` raises for what cannot be run.
+        """Begin a request. Raises ValueError for an id in use, and the errors of `LLM.generate`.
 
-        arrival_time is accepted and not used: it arrives now. others: vLLM's, None (not_here.py).
+        arrival_time is accepted and not used: the request arrives now. others: vLLM's options that must be None (not_here.py).
         """
         if not isinstance(request_id, str):
             raise TypeError(f"request_id must be a string, got {type(request_id).__name__}")
@@ -77,7 +76,7 @@ class LLMEngine:
             prompt = {"prompt": text, "prompt_token_ids": ids, "cache_salt": salt}
             task = asyncio.create_task(self._run(request_id, prompt, params.clone(), priority))
             self._running[request_id] = task
-        await asyncio.sleep(0)  # it is sent now
+        await asyncio.sleep(0)  # sends the request
 
     async def _run(self, request_id: str, prompt: Prompt, params: SamplingParams, priority: int) -> None:
         try:
@@ -86,7 +85,7 @@ class LLMEngine:
                     if request_id in self._running:  # not aborted meanwhile
                         self._news[request_id] = merged(self._news.get(request_id), output, params)
                         self._changed.notify_all()
-        except Exception as error:  # whatever it is: `step` raises it
+        except Exception as error:  # `step` raises it
             with self._changed:
                 self._errors.append(error)
         finally:
@@ -95,10 +94,10 @@ class LLMEngine:
                 self._changed.notify_all()
 
     def step(self) -> list[RequestOutput]:
-        """Wait until some requests have new tokens or an end: the latest output of each (by its output_kind). [] if none is
-        unfinished.
+        """Wait for requests with new tokens or an end; returns the latest output of each (by its output_kind). [] if no request
+        is left.
 
-        Raises the error that a request has failed with, one a call; news of others wait for the next.
+        Raises the error of a failed request, one per call; other requests' outputs wait for the next call.
         """
         with self._changed:
             while not self._news and not self._errors and self._running:
@@ -109,7 +108,7 @@ class LLMEngine:
             return list(news.values())
 
     def abort_request(self, request_id: str | Iterable[str]) -> None:
-        """End requests: no more is heard of them. Unknown ids have ended."""
+        """Abort requests, without further outputs. Unknown ids are ignored, as of ended requests."""
         with self._changed:
             for each in [request_id] if isinstance(request_id, str) else list(request_id):
                 self._news.pop(each, None)
@@ -122,11 +121,11 @@ class LLMEngine:
             return len(self._running.keys() | self._news.keys()) + len(self._errors)
 
     def has_unfinished_requests(self) -> bool:
-        """Whether a step would have something to say, now or later."""
+        """Whether a step would return or raise something, now or later."""
         return self.get_num_unfinished_requests() > 0
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """Forget all cached prefixes; False if requests run, whose blocks will be cached again."""
+        """Forget all cached prefixes. False if requests run: their blocks will be cached again."""
         check_reset(reset_running_requests)
         return self._own.run(self._own.client.utility(ResetPrefixCache(), ResetDone)).complete
 
@@ -139,7 +138,7 @@ class LLMEngine:
 
     @property
     def vllm_config(self) -> VllmConfig:
-        """What is known of the engine's configuration, under vLLM's names."""
+        """The engine's configuration, as far as it is known, under vLLM's names."""
         return vllm_config(self._own.options, self._own.client)
 
     @property
@@ -150,13 +149,13 @@ class LLMEngine:
     def cache_config(self) -> CacheInfo | None:
         return self.vllm_config.cache_config
 
-    if not TYPE_CHECKING:  # where names that are not here must stay unknown
+    if not TYPE_CHECKING:  # type checkers must not know other names
 
         def __getattr__(self, name: str) -> Any:
             raise without(self, name, ENGINE_NAMES)
 
     def shutdown(self) -> None:
-        """End the engine and free what it holds. May be called again."""
+        """End the engine and free its memory. May be called again."""
         self._own.shutdown()
 
     def __enter__(self) -> Self:

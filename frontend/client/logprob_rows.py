@@ -1,7 +1,7 @@
-"""Log-probabilities as they came, and as vLLM's dicts when somebody looks at them, one position at a time.
+"""Log-probabilities: kept as they arrived, and converted to vLLM's dicts on access, one position at a time.
 
-A row of 20 alternatives is a hundred Python objects and 10 us; a request may have a million. So rows stay packed until they
-are read, and nothing of what was read is kept. Made by stream.py; read by the HTTP routes and, as lists, by Python clients.
+A row of 20 alternatives takes a hundred Python objects and 10 us; a request may have a million rows. So rows stay packed until
+they are read, and dicts are not kept. Made by stream.py; read by the HTTP routes and, as lists, by Python clients.
 """
 
 from bisect import bisect_right
@@ -16,7 +16,7 @@ from quire.ipc.messages.frontend import PromptLogprobs, TokenLogprobs
 
 
 class LogprobRows(Sequence[TokenLogprobDict]):
-    """One row for each of some output tokens."""
+    """One row for each of a range of output tokens."""
 
     __slots__ = ("_rows", "_token_ids", "_tokenizer")
 
@@ -43,7 +43,7 @@ class LogprobRows(Sequence[TokenLogprobDict]):
 
 
 class PromptLogprobRows(Sequence[TokenLogprobDict | None]):
-    """One row for each of a prompt's tokens; None for the first, and for what has not come."""
+    """One row for each of a prompt's tokens; None for the first, and for rows that have not arrived."""
 
     __slots__ = ("_messages", "_starts", "_token_ids", "_tokenizer")
 

@@ -1,6 +1,6 @@
-"""What scripts for vLLM read of an engine's configuration: `llm.llm_engine.model_config.max_model_len`, and its like.
+"""An engine's configuration as scripts for vLLM read it, such as `llm.llm_engine.model_config.max_model_len`.
 
-Made of the options that an engine was started with and of what it said when a client connected. No torch: a dtype is its name.
+It is made from the options that an engine was started with and from its Welcome. It needs no torch: a dtype is a name.
 """
 
 import dataclasses
@@ -15,10 +15,10 @@ from quire.ipc.messages.stats import CacheInfo
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """Of the model that is served. Other fields of vLLM's raise AttributeError, with where to find what they say.
+    """The served model's configuration. vLLM's other fields raise an AttributeError that says where to find the value.
 
-    model: folder or hub id. max_model_len: most tokens of a sequence, as the engine has found. dtype: "bfloat16", ..., of
-    weights and activations. quantization: its method, None for floats.
+    model: folder or hub id. max_model_len: most tokens of a sequence, as the engine has determined. dtype: "bfloat16", ..., of
+    weights and activations. quantization: the method; None for floats.
     """
 
     model: str
@@ -45,7 +45,7 @@ class ModelConfig:
 
 @dataclasses.dataclass(frozen=True)
 class VllmConfig:
-    """The parts of vLLM's that are known here. cache_config: block_size, num_gpu_blocks, ...; None without a cache."""
+    """The parts of vLLM's class that Quire has. cache_config: block_size, num_gpu_blocks, ...; None without a cache."""
 
     model_config: ModelConfig
     cache_config: CacheInfo | None
@@ -57,7 +57,7 @@ class VllmConfig:
 
 
 def vllm_config(options: EngineConfig, client: Client) -> VllmConfig:
-    """Raises EngineDown without an engine that has ever been connected."""
+    """Raises EngineDown if the client has never been connected."""
     welcome = client.welcome
     model = os.fspath(options.model) if options.model is not None else welcome.served_model_names[0]
     found = ModelConfig(

@@ -1,4 +1,4 @@
-"""What vLLM's LLM, its engine, configuration and calls have and ours do not: each with the reason or the way, for errors and
+"""Methods, fields and options of vLLM's that Quire does not have, each with the reason or the alternative, for errors and
 docs/."""
 
 from collections.abc import Mapping
@@ -58,7 +58,7 @@ CONFIG_FIELDS = {
     "device_config": "the option device",
     "load_config": "the option load_format",
 }
-_OPTIONS = {  # of generate, chat, add_request
+_OPTIONS = {  # options of generate, chat, add_request
     "lora_request": "LoRA adapters are not served",
     "mm_processor_kwargs": "models of text only are served",
     "prompt_text": "a TokensPrompt holds its text",
@@ -69,7 +69,7 @@ _OPTIONS = {  # of generate, chat, add_request
 
 
 def check_options(method: str, options: Mapping[str, Any]) -> None:
-    """vLLM's options of a call, which mean nothing while None. Raises TypeError for other names, ValueError for values."""
+    """Check vLLM's options of a call: only None is accepted. Raises TypeError for unknown names, ValueError for values."""
     for name, value in options.items():
         if name not in _OPTIONS:
             raise TypeError(f"{method}() got an unexpected keyword argument {name!r}")
@@ -78,12 +78,12 @@ def check_options(method: str, options: Mapping[str, Any]) -> None:
 
 
 def check_reset(reset_running_requests: bool) -> None:
-    """Of a call that resets the prefix cache. Raises ValueError. (Its other option is about caches that are not here.)"""
+    """Check an option of reset_prefix_cache. Raises ValueError. (Its other option is for caches that Quire does not have.)"""
     if reset_running_requests:
         raise ValueError("reset_running_requests is not supported: requests that run keep their blocks")
 
 
 def without(owner: object, name: str, reasons: Mapping[str, str]) -> AttributeError:
-    """The error that an object has no such attribute, with the reason, if there is one to be told."""
+    """The AttributeError for a missing attribute, with the reason, if `reasons` has one."""
     why = f": {reasons[name]}" if name in reasons else ""
     return AttributeError(f"{type(owner).__name__!r} object has no attribute {name!r}{why}", name=name, obj=owner)

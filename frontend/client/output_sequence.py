@@ -1,4 +1,4 @@
-"""OutputSequence: one child of a request, between the tokens that arrive and the Deltas that its reader takes (stream.py)."""
+"""OutputSequence: one child of a request, from arriving tokens to the Deltas that the consumer takes (stream.py)."""
 
 from typing import Any
 
@@ -10,24 +10,24 @@ from quire.ipc.messages.frontend import FinishReason, TokenLogprobs, sequence_ke
 
 
 class OutputSequence:
-    """One child: tokens not taken yet, and the text decoder. `ids` is appended to directly on arrival."""
+    """One child: tokens not taken yet, and the text decoder. Arriving tokens are appended directly to `ids`."""
 
     __slots__ = ("_num_taken", "_seen", "_text", "eager", "finish_reason", "ids", "index", "key", "logprobs",
                  "plain", "request", "stop_reason", "stop_token", "text")  # fmt: skip
 
     def __init__(self, request: Any, index: int, text: OutputText | None) -> None:
-        """request: its RequestState, which lets go of it when the child has ended."""
+        """request: its RequestState, which sets this to None when the child has ended."""
         self.request = request
         self.index = index
         self.key = sequence_key(request.id, index)
         self.text = text
         self.eager = text is not None and bool(request.params.stop)  # decoded on arrival
-        self.plain = not self.eager and request.params.logprobs is None  # nothing to do on arrival but keep the token
+        self.plain = not self.eager and request.params.logprobs is None  # on arrival, only the token is kept
         # not taken yet
         self.ids: list[int] = []
         self.logprobs: list[TokenLogprobs] | None = None if request.params.logprobs is None else []
-        self._seen = 0  # of ids, those decoded already
-        self._text = ""  # their text
+        self._seen = 0  # how many of ids are decoded
+        self._text = ""  # the text of those
         # end
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
@@ -39,7 +39,7 @@ class OutputSequence:
         return self._num_taken + len(self.ids)
 
     def decode(self) -> None:
-        """Turn the new ids into text. A stop string ends the sequence here, whatever the core thinks."""
+        """Decode the new ids. A stop string ends the sequence here, even if it still runs in the core."""
         if self.text is None:
             return
         new = self.ids[self._seen :] if self._seen else self.ids
@@ -54,7 +54,7 @@ class OutputSequence:
             self.finish_reason, self.stop_reason = "stop", self.text.stop_string
 
     def decode_some(self, most: int) -> bool:
-        """Turn some of the new ids into text, ahead of `take`; whether there are more, but for the last one."""
+        """Decode at most `most` of the new ids, ahead of `take`. Returns whether there are more, the last one not counted."""
         if self.text is None or self.eager:
             return False
         new = self.ids[self._seen : min(self._seen + most, len(self.ids) - 1)]
@@ -63,9 +63,9 @@ class OutputSequence:
         return self._seen < len(self.ids) - 1
 
     def take(self, tokenizer: Tokenizer | None) -> Delta:
-        """All that is new, as one Delta; nothing of it is kept."""
+        """Everything new, as one Delta, which is then forgotten."""
         ids = self.ids
-        if self.plain and not self._seen and self.text is not None:  # as below, in fewer steps
+        if self.plain and not self._seen and self.text is not None:  # as below, but faster
             text = self.text.push(ids, self.finish_reason is not None, self.stop_token)
         else:
             if not self.eager:
@@ -80,7 +80,7 @@ class OutputSequence:
         return Delta(self.index, text, ids, logprobs, self.finish_reason, self.stop_reason, self._num_taken)
 
     def take_some(self, tokenizer: Tokenizer | None, most: int) -> Delta:
-        """The first `most` new tokens, of more, as one Delta; with stop strings, all the text that there is."""
+        """The first `most` of more new tokens, as one Delta; with stop strings, it has all decoded text."""
         later, self.ids = self.ids[most:], self.ids[:most]
         if self.eager or self.text is None:
             seen = self._seen

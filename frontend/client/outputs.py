@@ -1,8 +1,8 @@
-"""What a finished or running request looks like to Python callers, in vLLM's shapes, and the small step-wise `Delta`.
+"""Outputs of running and finished requests: vLLM's classes for Python callers, and the small incremental `Delta`.
 
-`RequestOutput` and its parts are what `LLM.generate` and `AsyncClient.generate` hand out: cumulative, one per request.
-`Delta` is what a `Stream` yields and the HTTP routes turn into SSE chunks: what one child of a request has gained since
-the consumer's last turn. Nothing here talks to the core or knows a tokenizer.
+`LLM.generate` and `AsyncClient.generate` return `RequestOutput`s: cumulative, one per request. A `Stream` yields `Delta`s,
+which the HTTP routes turn into SSE chunks: the new output of one child of a request since the consumer's last turn. Nothing
+here talks to the core or knows a tokenizer.
 """
 
 from collections.abc import Sequence
@@ -21,17 +21,17 @@ class Logprob(msgspec.Struct, gc=False):
     decoded_token: str
 
 
-# Of one position: the token that stands there first, then the most likely ones (if it is among them, it is there once).
+# For one position: first its token, then the most likely tokens (a token that is both appears once).
 TokenLogprobDict = dict[int, Logprob]
 
 
 class Delta(msgspec.Struct):
-    """What child `index` of a request gained since its consumer last looked; several steps are merged into one Delta.
+    """The new output of a request's child since its consumer last took it; several steps are merged into one Delta.
 
     text: new text, possibly "" (half a character, or a possible beginning of a stop string, is held back).
-    token_ids: the new tokens, also those whose text is held back, and the stop token. logprobs: one dict for each of them,
-    None if not asked for. finish_reason: set in the child's last Delta. stop_reason: the stop string or the stop token id
-    that ended it; None for an end-of-sequence token. num_tokens: output tokens of this child so far, these included.
+    token_ids: the new tokens, including those with text held back, and the stop token. logprobs: one dict for each of them;
+    None if not asked for. finish_reason: set in the child's last Delta. stop_reason: the stop string or the stop token id that
+    ended it; None for an end-of-sequence token. num_tokens: output tokens of this child so far, these included.
     """
 
     index: int
@@ -65,7 +65,7 @@ class CompletionOutput:
     logprobs: list[TokenLogprobDict] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
-    lora_request = routed_experts = None  # vLLM's, which scripts read: of no output here
+    lora_request = routed_experts = None  # fields of vLLM's that scripts read; always None here
 
     def finished(self) -> bool:
         return self.finish_reason is not None
@@ -83,11 +83,11 @@ class RequestOutput:
     finished: bool
     num_cached_tokens: int | None = None
     metrics: RequestMetrics | None = None
-    lora_request = encoder_prompt = encoder_prompt_token_ids = kv_transfer_params = None  # vLLM's: of no output here
+    lora_request = encoder_prompt = encoder_prompt_token_ids = kv_transfer_params = None  # vLLM's: always None
 
 
 def new_completions(n: int, with_logprobs: bool) -> list[CompletionOutput]:
-    """n empty completions, to be filled by `add_delta`."""
+    """n empty completions, for `add_delta` to fill."""
     return [
         CompletionOutput(i, cumulative_logprob=0.0 if with_logprobs else None, logprobs=[] if with_logprobs else None)
         for i in range(n)

@@ -1,7 +1,7 @@
-"""OwnEngine: the engines that an LLM or an LLMEngine starts for itself, and the event loop that their client lives on.
+"""OwnEngine: the engines that an LLM or an LLMEngine starts for itself, and the event loop that their client runs on.
 
-The engine is a child process, the client lives in a thread of its own: so it works where an event loop is running already.
-All of it ends with the object: `shutdown`, garbage collection, or the interpreter's exit.
+The engine is a child process, and the client runs in a thread of its own, so it works where an event loop runs already. All of
+it ends with the object: by `shutdown`, garbage collection, or the interpreter's exit.
 """
 
 import asyncio
@@ -26,16 +26,16 @@ from quire.frontend.replicas.replicas import client_of
 from quire.ipc.config import EngineConfig
 from quire.ipc.process.children import CORE_MODULE
 
-_CANCEL_S = 5.0  # for interrupted requests to be aborted
-_NOT_FOR_LLM = ("listen", "curve_secret_key_file", "curve_allow_file")  # options that nobody needs here: not suggested
+_CANCEL_S = 5.0  # to abort interrupted requests
+_NOT_FOR_LLM = ("listen", "curve_secret_key_file", "curve_allow_file")  # options without use here: not suggested
 
 T = TypeVar("T")
 
 
 class OwnEngine:
-    """One engine, or several (data_parallel_size), and a client of theirs. Methods may be called from any thread, also at once.
+    """One engine, or several (data_parallel_size), and their client. Methods may be called from several threads at once.
 
-    module: what runs as the engine's process. Raises EngineStartError with the engine's own words.
+    module: what the engine's process runs. Raises EngineStartError with the engine's own text.
     """
 
     def __init__(self, options: EngineConfig, module: str = CORE_MODULE) -> None:
@@ -47,7 +47,7 @@ class OwnEngine:
         self.shutdown = weakref.finalize(self, self.background.close, os.getpid())  # may be called again
         try:
             self.run(self.background.client.connect())
-        except BaseException:  # Ctrl-C, too: passed on, without an engine left running
+        except BaseException:  # includes Ctrl-C: raised again, and no engine is left running
             self.shutdown()
             raise
 
@@ -64,7 +64,7 @@ class OwnEngine:
 
 
 class Background:
-    """The engines, the event loop's thread and the client: everything that must be put away. Knows no OwnEngine."""
+    """The engines, the event loop's thread and the client: everything that must be closed. Has no reference to OwnEngine."""
 
     def __init__(self, cores: list[CoreProcess]) -> None:
         self.client = client_of([core.address for core in cores])
@@ -74,7 +74,7 @@ class Background:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run on the loop, from another thread, and wait. An interrupt cancels it, and is raised once it has ended."""
+        """Run on the loop, from another thread, and wait. Ctrl-C cancels the work, and is raised once that has ended."""
         result: Future[T] = Future()
         tasks: list[asyncio.Task[T]] = []
 
@@ -85,17 +85,17 @@ class Background:
         self._loop.call_soon_threadsafe(start)
         try:
             return result.result()
-        except BaseException:  # Ctrl-C, or the work's own error: passed on, once the work has ended
+        except BaseException:  # Ctrl-C, or the work's own error: raised again when the work has ended
             if not result.done():
                 self._loop.call_soon_threadsafe(lambda: tasks[0].cancel())
                 wait([result], timeout=_CANCEL_S)
             raise
 
     def close(self, owner_pid: int) -> None:
-        """Abort what runs, end the engines and the thread. Nothing in a fork of the process that made us."""
+        """Abort requests, end the engines and the thread. Does nothing in a fork of the process that made this object."""
         if os.getpid() != owner_pid:
             return
-        if threading.current_thread() is self._thread:  # garbage is collected in any thread
+        if threading.current_thread() is self._thread:  # called by a garbage collection in that thread
             threading.Thread(target=self._close, name="quire-llm-close").start()
         else:
             self._close()
@@ -120,7 +120,7 @@ def _copy_result(task: asyncio.Task[T], result: Future[T]) -> None:
 
 
 def engine_config(model: str | os.PathLike[str] | None, options: dict[str, Any], of: str = "LLM") -> EngineConfig:
-    """EngineConfig from the arguments of LLM, or of what `of` names. Raises TypeError, ValueError."""
+    """EngineConfig from the arguments of LLM, or of the class that `of` names. Raises TypeError, ValueError."""
     names, options = EngineConfig.__struct_fields__, engine_options(options)
     for name in options:
         if name not in names:
@@ -139,7 +139,7 @@ def engine_config(model: str | os.PathLike[str] | None, options: dict[str, Any],
 
 
 def _in_words_of_python(text: str) -> str:
-    """An error of msgspec or about a flag, as one about an argument of LLM."""
+    """Rewrite an error of msgspec or about a flag as one about an argument of LLM."""
     what, _, path = text.partition(" - at `$.")
     if path:
         name = path.rstrip("`")

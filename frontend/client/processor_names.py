@@ -1,7 +1,7 @@
-"""LLM(logits_processors=[...]): classes as the names under which a worker, another process, loads them.
+"""LLM(logits_processors=[...]): turn classes into names under which a worker, another process, loads them.
 
-A class of a module travels as module:Class, one of the program itself as path/to/program.py:Class; both with the folders where
-this program finds its modules. A text is a name already.
+A class of a module is named module:Class, a class of the program itself path/to/program.py:Class; both come with the folders
+where this program finds its modules. A string is a name already.
 """
 
 import os
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-LOADED = "_quire_"  # how the name of a file begins that a worker has loaded for its classes (workers/logits_processors/load.py)
+LOADED = "_quire_"  # prefix of module names of files loaded by a worker (workers/logits_processors/load.py)
 
 
 def with_processor_names(options: dict[str, Any]) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def _name(kind: Any) -> str:
     if not isinstance(kind, type):
         raise TypeError(f"logits_processors must hold classes or names like 'module:Class', got {kind!r}")
     module, name = kind.__module__, kind.__qualname__
-    if module.startswith(LOADED):  # or each worker would start an engine, whose worker ...
+    if module.startswith(LOADED):  # or each worker would start an engine, with workers that ...
         raise RuntimeError(
             f"this file is loaded for its class {name}: what it runs as a program belongs under if __name__ == '__main__'"
         )

@@ -1,4 +1,4 @@
-"""The shapes that Python's users may give a prompt in: vLLM's, of text."""
+"""The forms of a prompt in Python: vLLM's forms for text models."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, NotRequired, TypedDict
@@ -7,14 +7,14 @@ from quire.frontend.client.stream import InvalidRequest
 
 
 class TextPrompt(TypedDict):
-    """A prompt as text. cache_salt: only requests of the same salt share prefixes in the cache."""
+    """A prompt as text. cache_salt: only requests with the same salt share prefixes in the cache."""
 
     prompt: str
     cache_salt: NotRequired[str]
 
 
 class TokensPrompt(TypedDict):
-    """A prompt as token ids. prompt: the text that they stand for, for outputs to show."""
+    """A prompt as token ids. prompt: their text, which outputs repeat."""
 
     prompt_token_ids: list[int]
     prompt: NotRequired[str]
@@ -22,11 +22,11 @@ class TokensPrompt(TypedDict):
 
 
 Prompt = str | Sequence[int] | Mapping[str, Any]  # text, token ids, or a dict like the two above
-PromptType = Prompt  # vLLM's name of it
+PromptType = Prompt  # vLLM's name
 
 
 class PromptParts(NamedTuple):
-    """What a prompt says: at least one of text and ids. cache_salt: "" for none."""
+    """The parts of a prompt: at least one of text and ids. cache_salt: "" for none."""
 
     text: str | None
     ids: Sequence[int] | None
@@ -37,8 +37,8 @@ _KEYS = TextPrompt.__annotations__.keys() | TokensPrompt.__annotations__.keys()
 
 
 def split_prompt(prompt: Prompt) -> PromptParts:
-    """Raises InvalidRequest for a mapping with other keys, which would change the answer if they were heeded; TypeError for
-    what is no prompt."""
+    """Raises InvalidRequest for a mapping with other keys, which would change the answer if they were supported; TypeError for
+    anything that is no prompt."""
     salt = None
     if isinstance(prompt, Mapping):
         if unknown := [str(key) for key, value in prompt.items() if key not in _KEYS and value is not None]:

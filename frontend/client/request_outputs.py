@@ -1,7 +1,7 @@
-"""RequestOutputs of a running request, as Python's callers get them: all so far, what is new, or the end's alone.
+"""RequestOutputs of a running request for Python callers: cumulative, incremental, or only the final one.
 
-Which of these is `SamplingParams.output_kind`. Called by AsyncClient.generate (async_client.py), which owns the stream;
-`merged` is for those who look less often than outputs come (llm_engine.py).
+`SamplingParams.output_kind` chooses. Called by Client.generate (client.py), which owns the stream; `merged` is for callers that
+read less often than outputs arrive (llm_engine.py).
 """
 
 from collections.abc import AsyncIterator
@@ -23,7 +23,7 @@ from quire.ipc.sampling import RequestOutputKind, SamplingParams
 async def request_outputs(
     stream: Stream, prompt: str | None, prompt_token_ids: list[int], params: SamplingParams
 ) -> AsyncIterator[RequestOutput]:
-    """One for each turn of the stream that has some to show; the last one is `finished`. Raises what the stream does."""
+    """Yield an output for each turn of the stream that has news; the last one is `finished`. Raises the stream's errors."""
     kind = params.output_kind
     outputs = _Changes(params) if kind is RequestOutputKind.DELTA else _Whole(params)
     prompt_logprobs = None
@@ -47,7 +47,7 @@ async def request_outputs(
 
 
 class _Whole:
-    """Every completion, with all it has so far."""
+    """Every completion, with all its output so far."""
 
     def __init__(self, params: SamplingParams) -> None:
         self._outputs = new_completions(params.n, params.logprobs is not None)
@@ -64,7 +64,7 @@ class _Whole:
 
 
 class _Changes:
-    """Completions that have something new since they were last taken, with that alone; cumulative_logprob stays cumulative."""
+    """Completions with new output since they were last taken, and only that; cumulative_logprob stays cumulative."""
 
     def __init__(self, params: SamplingParams) -> None:
         self._fresh = new_completions(params.n, params.logprobs is not None)
@@ -90,7 +90,7 @@ class _Changes:
 
 
 def merged(first: RequestOutput | None, second: RequestOutput, params: SamplingParams) -> RequestOutput:
-    """Two outputs of a request as one: of what is cumulative the second, of what is new both."""
+    """Merge two outputs of a request: the second if they are cumulative, both if they are incremental."""
     if first is None or params.output_kind is not RequestOutputKind.DELTA:
         return second
     outputs = {output.index: output for output in first.outputs}

@@ -1,9 +1,9 @@
-"""One submitted request as its consumer sees it: `Stream`, and the state behind it that arriving messages write to.
+"""One submitted request: `Stream`, which its consumer reads, and the state behind it, to which arriving messages write.
 
-Tokens are appended as they arrive and turned into text when the consumer takes them, so a consumer that is late, or wants the
-end only, pays once for many tokens. A sequence with stop strings is decoded on arrival instead: the core has to be told at
-once. Per sequence nothing is kept but what was not taken yet, so a slow consumer holds at most the request's output.
-Everything happens in the event loop's thread, but for `Stream.__del__`.
+Tokens are appended as they arrive and decoded when the consumer takes them, so a consumer that is late, or wants only the end,
+pays once for many tokens. A sequence with stop strings is decoded on arrival instead, as the core must be told of its end at
+once. A sequence keeps only output not taken yet, so a slow consumer costs at most the memory of the request's output.
+Everything happens in the event loop's thread, except `Stream.__del__`.
 """
 
 import asyncio
@@ -24,12 +24,12 @@ from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.messages.frontend import FinishReason, PromptLogprobs
 from quire.ipc.sampling import SamplingParams
 
-MOST_TOKENS = 16 << 10  # of one `take`: some 2 ms
-MOST_ROWS = 160  # with logprobs, which their reader pays for: 20 us a row of 20; 128 children have one each a step
+MOST_TOKENS = 16 << 10  # per `take`: some 2 ms
+MOST_ROWS = 160  # per `take`, with logprobs: reading a row of 20 takes 20 us; 128 children get one each per step
 
 
 class ClientError(Exception):
-    """Base of what a request can fail with; the text is for the user and holds nothing secret."""
+    """Base class of a request's errors; the text is for the user and holds nothing secret."""
 
 
 class InvalidRequest(ClientError, ValueError):
@@ -52,7 +52,7 @@ class EngineError(ClientError):
     """The engine failed on this request (a worker died): HTTP 500."""
 
 
-ERRORS: dict[str, type[ClientError]] = {  # by the code that the core sends
+ERRORS: dict[str, type[ClientError]] = {  # by the core's error code
     "invalid": InvalidRequest,
     "too_long": TooLong,
     "overloaded": Overloaded,
@@ -61,7 +61,7 @@ ERRORS: dict[str, type[ClientError]] = {  # by the code that the core sends
 
 
 class RequestState:
-    """One request and its children, between arrival of messages (the client) and a Stream."""
+    """One request and its children, between arriving messages (the client) and a Stream."""
 
     __slots__ = ("_last_reported", "_most", "_prompt_logprobs", "_prompt_token_ids", "_tokenizer", "_waiter", "error", "id",
                  "is_behind", "metrics", "name", "news", "num_cached_tokens", "num_open", "num_prompt_tokens", "params",
@@ -85,13 +85,13 @@ class RequestState:
         self.num_cached_tokens: int | None = None
         self.error: ClientError | None = None
         self.num_open = params.n  # children that have not ended
-        self.news = False  # something to take; while it is set, nobody needs to be woken
-        self.is_behind = False  # the last `take` has left something
+        self.news = False  # there is something to take; while this is set, no wake-up is needed
+        self.is_behind = False  # the last `take` has left some output
         self._most = MOST_TOKENS if params.logprobs is None else MOST_ROWS
         self.sequences = [OutputSequence(self, i, self._new_text(prompt_token_ids, tokenizer)) for i in range(params.n)]
         self._tokenizer = tokenizer
         self._waiter: asyncio.Future[None] | None = None
-        self.sink: Callable[[Delta], bool] | None = None  # of `Stream.follow`
+        self.sink: Callable[[Delta], bool] | None = None  # set by `Stream.follow`
         self._last_reported = [False] * params.n  # whether a child's finish_reason was taken
         self._prompt_logprobs: list[PromptLogprobs] = []
         self._prompt_token_ids = prompt_token_ids.tolist() if params.prompt_logprobs is not None else None
@@ -109,14 +109,14 @@ class RequestState:
         self.close(sequence)
 
     def close(self, sequence: OutputSequence) -> None:
-        """A child has its finish_reason: no message is for it any more."""
-        sequence.request = None  # each refers to the other, and would wait for the garbage collector
+        """A child has its finish_reason and gets no more messages."""
+        sequence.request = None  # breaks a reference cycle
         self.num_open -= 1
         if not self.num_open:
             self.metrics.finished_time = time.time()
 
     def fail(self, error: ClientError) -> None:
-        """All children end with this error, raised after what has arrived was taken."""
+        """End all children with this error, which is raised after the output so far was taken."""
         if self.num_open:
             self.error, self.num_open = error, 0
             for sequence in self.sequences:
@@ -125,7 +125,7 @@ class RequestState:
             self.wake()
 
     def abort(self) -> None:
-        """Children that have not ended do so now."""
+        """End the children that still run."""
         for sequence in self.sequences:
             if sequence.finish_reason is None:
                 self.end(sequence, "abort", None, None)
@@ -136,7 +136,7 @@ class RequestState:
 
     def add_prompt_logprobs(self, message: PromptLogprobs) -> None:
         rows = self._prompt_logprobs
-        while rows and rows[-1].start >= message.start:  # of before a preemption: the prompt is computed anew, in other chunks
+        while rows and rows[-1].start >= message.start:  # left from before a preemption, with other chunks
             rows.pop()
         rows.append(message)
 
@@ -146,7 +146,7 @@ class RequestState:
             try:
                 if self._feed_sink(self.sink):
                     return
-            except Exception as caught:  # the sink's: raised where its owner waits, not among others' tokens
+            except Exception as caught:  # raised in `follow`, not in the dispatch of other requests' tokens
                 error = caught
             self.sink = None
         waiter, self._waiter = self._waiter, None
@@ -157,7 +157,7 @@ class RequestState:
                 waiter.set_result(None)
 
     def _feed_sink(self, sink: Callable[[Delta], bool]) -> bool:
-        """Whether the sink has taken what is new and wants more. It is not given the end, nor more than a turn has room for."""
+        """Whether the sink took the new output and wants more. It gets neither the end nor more than one turn's tokens."""
         only = self.sequences[0]
         if not self.num_open or not 0 < len(only.ids) <= self._most:
             return False
@@ -167,17 +167,17 @@ class RequestState:
 
     # ------------------------------------------------------------------------------------------- what the consumer reads
     def wait(self) -> asyncio.Future[None]:
-        """Done at the next `wake`. One consumer at a time."""
+        """A future that is done at the next `wake`. One consumer at a time."""
         if self._waiter is None or self._waiter.done():
             self._waiter = asyncio.get_running_loop().create_future()
         return self._waiter
 
     def take(self) -> list[Delta]:
-        """A Delta for each child with anything new. A consumer that is far behind gets as much as a turn of the event loop has
-        room for, and the rest in the next turn (is_behind)."""
+        """A Delta for each child with new output. A consumer that is far behind gets at most one turn's tokens, and the rest in
+        the next turns of the event loop (is_behind)."""
         self.news = self.is_behind = False
         self.metrics.last_token_time = time.time()
-        if len(self.sequences) == 1 and 0 < len((only := self.sequences[0]).ids) <= self._most:  # most streams, at most times
+        if len(self.sequences) == 1 and 0 < len((only := self.sequences[0]).ids) <= self._most:  # the usual case
             self._last_reported[0] = only.finish_reason is not None
             return [only.take(self._tokenizer)]
         deltas, room = [], self._most
@@ -194,7 +194,7 @@ class RequestState:
         return deltas
 
     async def take_all(self) -> list[Delta]:
-        """All that is new in one Delta a child, its text made in turns of the loop."""
+        """All new output in one Delta per child; long text is decoded over several turns of the loop."""
         if sum([len(sequence.ids) for sequence in self.sequences]) > MOST_TOKENS:
             piece = Slice()
             for sequence in self.sequences:
@@ -205,7 +205,7 @@ class RequestState:
         return self.take()
 
     def candidates(self) -> tuple[np.ndarray, np.ndarray]:
-        """(ids int32, log-probabilities float32), likeliest first."""
+        """(ids int32, log-probabilities float32), most likely first."""
         m = self._prompt_logprobs[-1]
         return np.frombuffer(m.top_ids, "<i4"), np.frombuffer(m.top_logprobs, "<f4")
 
@@ -217,7 +217,7 @@ class RequestState:
 class Stream:
     """The tokens of one submitted request: an async iterator of `list[Delta]`, at most one Delta per child and turn.
 
-    Each turn yields all that has arrived since the last, so a slow consumer holds at most the request's whole output.
+    Each turn yields everything that has arrived since the last, so a slow consumer costs at most the memory of the output.
     Iteration ends when every child has finished, and raises the request's ClientError if it failed. Dropping the
     last reference to a Stream that has not ended aborts the request.
     """
@@ -238,11 +238,11 @@ class Stream:
 
     @property
     def params(self) -> SamplingParams:
-        """As sent: max_tokens cut to the context, bad words as token ids."""
+        """As sent: max_tokens reduced to the context's room, bad words as token ids."""
         return self._state.params
 
     def show_special_tokens(self, token_ids: frozenset[int]) -> None:
-        """Right after submitting: these are part of the text, though skip_special_tokens leaves others out."""
+        """Keep these tokens in the text, though skip_special_tokens removes others. Call this right after submitting."""
         for sequence in self._state.sequences:
             if sequence.text is not None:
                 sequence.text.show(token_ids)
@@ -258,7 +258,7 @@ class Stream:
 
     @property
     def num_output_tokens(self) -> int:
-        """Of all children so far, also those that were not taken yet."""
+        """Output tokens of all children so far, including those not taken yet."""
         return sum(sequence.num_tokens for sequence in self._state.sequences)
 
     @property
@@ -267,16 +267,16 @@ class Stream:
 
     @property
     def prompt_logprobs(self) -> Sequence[TokenLogprobDict | None] | None:
-        """One entry per prompt token, the first None; complete with the first Delta. None unless asked for.
+        """One entry per prompt token, the first one None; complete with the first Delta. None unless asked for.
 
-        An entry is built when it is looked at, which takes some microseconds.
+        An entry is built on access, which takes some microseconds.
         """
         return self._state.prompt_logprobs()
 
     @property
     def candidates(self) -> tuple[np.ndarray, np.ndarray]:
-        """(ids int32, log-probabilities float32) of the likeliest next tokens, likeliest first; once a request that asked for
-        them has ended."""
+        """(ids int32, log-probabilities float32) of the most likely next tokens, most likely first. Available when a request
+        that asked for them has ended."""
         return self._state.candidates()
 
     @property
@@ -286,7 +286,7 @@ class Stream:
 
     @property
     def error(self) -> ClientError | None:
-        """What it failed with."""
+        """The request's error, if it failed."""
         return self._state.error
 
     def __aiter__(self) -> Self:
@@ -306,10 +306,10 @@ class Stream:
             await state.wait()
 
     async def follow(self, sink: Callable[[Delta], bool]) -> None:
-        """Give `sink` each Delta as it arrives, without waking a task for it, which would take half of a token's time.
+        """Pass each Delta to `sink` as it arrives, without waking a task, which would take half of a token's time.
 
         For a request with one child, between two steps of its iteration. Returns when the sink has returned False, or when the
-        iteration has to go on: for the end, a failure, or more than a turn has room for. Raises what the sink raises.
+        iteration must continue: for the end, a failure, or more than one turn's tokens. Raises the sink's errors.
         """
         state = self._state
         assert len(state.sequences) == 1
@@ -322,13 +322,13 @@ class Stream:
             state.sink = None
 
     async def collect(self) -> list[Delta]:
-        """Wait for the end and return one merged Delta per child, by index: cheaper than iterating."""
+        """Wait for the end and return one merged Delta per child, by index; cheaper than iterating."""
         state = self._state
         while state.num_open:
-            state.news = True  # only the end wakes us
+            state.news = True  # so that only the end wakes us
             await state.wait()
         if state.error is not None:
-            raise copy(state.error)  # what is raised refers to the frames that it goes through, and they to us
+            raise copy(state.error)  # a copy, as the raised exception would make a reference cycle
         return await state.take_all()
 
     def cancel(self) -> None:

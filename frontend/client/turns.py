@@ -1,9 +1,9 @@
-"""Sharing one event loop: what takes long is done a slice at a time, in a turn of its own, or in a thread.
+"""Sharing one event loop: long work runs in slices, each in a turn of its own, or in a thread.
 
-No single request may keep the loop from the others: 5 ms is long. `turn` lets everybody else go first, also others who take
-turns, so that thousands of requests with much to do hold the loop no longer than one. `in_thread` is for Python code, which
-shares the interpreter with the loop (one thread: several would only push each other aside); `in_native_thread` for code that
-works without the interpreter's lock. Used by streams and HTTP routes; nothing here knows what a request is.
+No single request may block the loop for others: 5 ms is long. `turn` lets all other tasks run first, including those that also
+take turns, so that thousands of requests with long work block the loop no longer than one. `in_thread` is for Python code,
+which shares the interpreter with the loop (one thread: several would only compete); `in_native_thread` is for code that runs
+without the interpreter's lock. Used by streams and HTTP routes; requests are not known here.
 """
 
 import asyncio
@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
 SLICE_S = 2e-3
-# A thread in Python code gives the interpreter up after so long. The default, 5 ms, is what the loop would wait each time that
-# it comes back from the system, a few times in each of its turns.
+# A thread that runs Python code releases the interpreter's lock after this time. With the default, 5 ms, the loop would wait
+# that long after each system call, a few times in each of its turns.
 SWITCH_INTERVAL_S = 5e-4
 
 P = ParamSpec("P")
@@ -27,7 +27,7 @@ _native = ThreadPoolExecutor(4, "quire-native")
 
 
 async def turn() -> None:
-    """Return in a later turn of the event loop, one in which nobody else returns from here."""
+    """Return in a later turn of the event loop, at most one caller per turn."""
     loop = asyncio.get_running_loop()
     lock = _locks.get(loop)
     if lock is None:
@@ -37,7 +37,7 @@ async def turn() -> None:
 
 
 class Slice:
-    """The time that a loop over much may take before it waits for its next turn."""
+    """The time that a long loop may run before it waits for its next turn."""
 
     __slots__ = ("_end",)
 
@@ -54,10 +54,10 @@ class Slice:
 
 
 async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run Python code beside the loop. It must not touch what belongs to the loop."""
+    """Run Python code in a thread. It must not touch objects that belong to the event loop."""
     return await asyncio.get_running_loop().run_in_executor(_python, lambda: function(*args, **kwargs))
 
 
 async def in_native_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run code that mostly works without the interpreter's lock."""
+    """Run code in a thread that mostly runs without the interpreter's lock."""
     return await asyncio.get_running_loop().run_in_executor(_native, lambda: function(*args, **kwargs))

@@ -1,4 +1,4 @@
-"""UtilityCalls: questions to the engine beside requests, each awaited until it is answered or the engine is lost.
+"""UtilityCalls: calls to the engine that are no requests, each awaited until it is answered or the engine is lost.
 
 The calls are structs of ipc/messages/utilities.py. Called by AsyncClient, which owns the link; everything happens in the event
 loop's thread.
@@ -23,7 +23,8 @@ class UtilityCalls:
         self._waiting: dict[int, asyncio.Future[UtilityAnswer]] = {}
 
     async def call(self, link: FrontendToCore | None, what: UtilityCall, kind: type[A]) -> A:
-        """The engine's answer, which must be of this kind. Raises InvalidRequest, EngineError, EngineDown, Overloaded."""
+        """The engine's answer to a call, which must be of this kind. Raises InvalidRequest, EngineError, EngineDown,
+        Overloaded."""
         if link is None or not link.connected:
             raise EngineDown("there is no connection to the engine")
         self._next_id += 1
@@ -51,7 +52,7 @@ class UtilityCalls:
             future.set_result(message.answer)
 
     def fail_all(self, error: ClientError) -> None:
-        """The engine is lost."""
+        """The engine is lost: fail all calls."""
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(error)

@@ -1,4 +1,4 @@
-"""A frontend process as a child of `quire serve --frontends N`: configuration in, readiness or the reason why not out."""
+"""A frontend process, a child of `quire serve --frontends N`: it reads its configuration and reports readiness or an error."""
 
 import asyncio
 import signal
@@ -7,10 +7,10 @@ import sys
 from quire.frontend.client.client import Client
 from quire.frontend.http.listener import FrontendError
 from quire.frontend.http.server import FrontendConfig, StopSignals, run, serve
-from quire.ipc.process.children import beat, child_main_config, tell_parent
+from quire.ipc.process.children import child_main_config, heartbeat, tell_parent
 from quire.ipc.process.logs import set_up_logging
 
-BEAT_S = 0.5
+HEARTBEAT_S = 0.5
 
 
 def main() -> None:
@@ -21,9 +21,9 @@ def main() -> None:
         tell_parent({"ready": client.welcome.served_model_names[0]})
 
     async def serve_until_told() -> None:
-        beats = asyncio.create_task(_beat())
+        heartbeats = asyncio.create_task(_heartbeat())
         await serve(config, StopSignals(), ready)
-        beats.cancel()
+        heartbeats.cancel()
 
     try:
         run(serve_until_told)
@@ -32,10 +32,10 @@ def main() -> None:
         sys.exit(1)
 
 
-async def _beat() -> None:
+async def _heartbeat() -> None:
     while True:
-        beat()
-        await asyncio.sleep(BEAT_S)
+        heartbeat()
+        await asyncio.sleep(HEARTBEAT_S)
 
 
 if __name__ == "__main__":

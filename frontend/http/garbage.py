@@ -1,8 +1,8 @@
-"""The garbage collector of a frontend process: when it may look at everything that lives.
+"""Garbage collection in a frontend process: when a full collection may run.
 
-A full collection looks at each object of each connection: 100 ms at 2,000 streams, in which nobody is served. What requests
-leave is freed without it, as nothing of a request or a connection refers to itself when it ends. So full collections wait for a
-quiet moment, or for an hour without one; young objects are looked at as ever, a few thousand at a time.
+A full collection visits every object of every connection: 100 ms at 2,000 streams, during which no request is served. Requests
+need none: neither a request nor a connection is part of a reference cycle when it ends. So full collections wait for a quiet
+moment, or an hour if there is none. Young objects are collected as usual, a few thousand at a time.
 """
 
 import gc
@@ -14,7 +14,7 @@ BUSY_EVERY_S = 3600.0
 
 
 class GarbageCollection:
-    """Made when start-up is done: what start-up made stays, and is never looked at."""
+    """Made when start-up is done: objects that exist by then are frozen and never visited again."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -25,7 +25,7 @@ class GarbageCollection:
         gc.set_threshold(young, middle, 1 << 30)
 
     def look(self, is_idle: bool) -> bool:
-        """Called now and then; whether everything was looked at."""
+        """Run a full collection if one is due; returns whether it ran. Called every second."""
         if self._clock() - self._last < (IDLE_EVERY_S if is_idle else BUSY_EVERY_S):
             return False
         gc.collect()

@@ -1,8 +1,8 @@
-"""Listening sockets, TCP or unix, bound before anything slow happens; and `Listener`, who serves one, with TLS or without.
+"""Listening sockets, TCP or unix, bound before anything slow happens; and `Listener`, which serves one, with or without TLS.
 
-Whoever starts the process binds (bind, bind_unix), so that an address in use is said at once; the process that serves gets the
-socket. New connections get the newest certificate: a changed one means a new `asyncio` server on the same socket, so that
-connections that are open, or wait to be accepted, see nothing of it.
+The launching process binds (bind, bind_unix), so that an address in use is reported at once, and passes the socket on. New
+connections use the newest certificate: when it changes, a new `asyncio` server is made on the same socket, so that open
+connections and those that wait to be accepted are not disturbed.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from quire.ipc.links.paths import MAX_SOCKET_PATH, claim_socket_path
 log = logging.getLogger("quire.http")
 
 _BACKLOG = 2048
-REFRESH_S = 2.0  # how often the files of --enable-ssl-refresh are looked at
+REFRESH_S = 2.0  # between checks of the files for --enable-ssl-refresh
 
 
 class FrontendError(Exception):
@@ -31,8 +31,8 @@ class FrontendError(Exception):
 
 
 def bind(host: str, port: int, count: int = 1) -> list[socket.socket]:
-    """`count` TCP sockets bound to the same host and port (0: any free one), not listening yet, so that nobody is left waiting
-    while a model loads. Raises FrontendError with what to do."""
+    """`count` TCP sockets bound to the same host and port (0: any free one), not listening yet, so that no client is left
+    waiting while a model loads. Raises FrontendError, which says what to do."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -41,7 +41,7 @@ def bind(host: str, port: int, count: int = 1) -> list[socket.socket]:
         raise FrontendError(f"--host {host}: {error}") from None
     sockets: list[socket.socket] = []
     try:
-        # One without SO_REUSEPORT first: with it, a stranger's server of the same user would share its port with us unnoticed.
+        # Bind once without SO_REUSEPORT first: with it, another server of the same user would share the port with us unnoticed.
         probe = _bound(socket.socket(family, kind, protocol), address, shared=False)
         if count == 1:
             return [probe]
@@ -57,13 +57,13 @@ def bind(host: str, port: int, count: int = 1) -> list[socket.socket]:
 
 
 def bind_beside(family: int, address: object) -> socket.socket:
-    """One more of the sockets that share a port, as `bind` makes them. Raises OSError."""
+    """Another socket for a port that `bind` has bound with count > 1. Raises OSError."""
     return _bound(socket.socket(family, socket.SOCK_STREAM), address, shared=True)
 
 
 def bind_unix(path: str, mode: int, count: int = 1) -> list[socket.socket]:
-    """A unix socket at `path`, `count` times the same one. It listens already: that is how others see that it is in use. A file
-    that a dead process has left is replaced. Raises FrontendError."""
+    """`count` duplicates of one unix socket at `path`. It listens already, by which other processes see that it is in use. A
+    file left by a dead process is replaced. Raises FrontendError."""
     if len(os.fsencode(path)) > MAX_SOCKET_PATH:
         raise FrontendError(f"--uds {path}: a socket's path may be at most {MAX_SOCKET_PATH} bytes long")
     path = os.path.abspath(path)
@@ -83,7 +83,7 @@ def bind_unix(path: str, mode: int, count: int = 1) -> list[socket.socket]:
 
 
 class UnixPath:
-    """The file of a unix socket that is ours until `remove`; somebody else's, put there since, is left alone."""
+    """The file of our unix socket; `remove` leaves a file alone that another process has put in its place."""
 
     def __init__(self, path: str) -> None:
         self._path = os.path.abspath(path)
@@ -137,14 +137,14 @@ class Listener:
         host, port = (*self._socket.getsockname()[:2], "")[:2]
         try:
             self._listening = await self._listen()
-        except OSError as error:  # another has bound the same address at the same time, and listened first
+        except OSError as error:  # another process bound the same address and listened first
             raise _cannot_listen(f"{host}:{port}", error) from None
         if self._tls is not None:
             loop.set_exception_handler(_quiet_about_handshakes)
             if self._tls.refresh:
                 self._refresher = loop.create_task(self._keep_fresh())
         for fd in accepted:
-            with suppress(OSError):  # it has hung up since
+            with suppress(OSError):  # the client has disconnected since
                 await loop.connect_accepted_socket(
                     lambda: Connection(self._server), socket.socket(fileno=fd), **self._options()
                 )
@@ -169,7 +169,7 @@ class Listener:
             await self.refresh()
 
     async def refresh(self) -> bool:
-        """Take up certificates that have changed, if they can be used; whether they have."""
+        """Load certificates that have changed, if they can be used; returns whether new ones are in use."""
         assert self._tls is not None
         stamp = self._tls.stamp()
         if stamp == self._stamp or self._listening is None:
@@ -191,7 +191,7 @@ class Listener:
         return True
 
     def close(self) -> None:
-        """Listen no more; connections stay. May be called again."""
+        """Stop listening; connections stay open. May be called again."""
         if self._refresher is not None:
             self._refresher.cancel()
         if self._listening is not None:
@@ -201,7 +201,7 @@ class Listener:
 
 
 def _quiet_about_handshakes(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Whoever speaks no TLS, or lacks a certificate, is turned away: a log needs no traceback of that."""
+    """Log failed handshakes without a traceback: the client speaks no TLS, or has no valid certificate."""
     if isinstance(context.get("exception"), ssl.SSLError | ConnectionError | TimeoutError):
         log.debug("a connection failed: %s", context["exception"])
     else:

@@ -1,15 +1,15 @@
-"""How late the event loop is: a timer that measures by how much it was kept waiting. One of a frontend's tasks (server.py)."""
+"""Event loop lag: a task of the frontend (server.py) that measures how late its timer fires."""
 
 import asyncio
 import time
 
 from quire.frontend.http.api.metrics.metrics import Histogram
 
-INTERVAL_S = 0.1  # whatever holds the loop for longer is seen
+INTERVAL_S = 0.1  # anything that blocks the loop for longer is seen
 
 
 async def watch_lag(lag: Histogram) -> None:
-    """Until cancelled."""
+    """Observe the lag, in seconds, until cancelled."""
     while True:
         due = time.monotonic() + INTERVAL_S
         await asyncio.sleep(INTERVAL_S)

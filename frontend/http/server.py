@@ -1,7 +1,8 @@
-"""One frontend process: a listening socket, the client to the engine, the application between them, and an end in order.
+"""One frontend process: a listening socket, the client to the engine, the application between them, and an orderly shutdown.
 
 `serve` runs until told to stop, in the process of `quire serve` itself or in a child of it (`python -m quire.frontend.http`).
-The end: /ready turns 503 first, then nobody new is let in, then what runs may end within the grace. Sockets: listener.py.
+Shutdown: /ready answers 503 first, then no connection is accepted, then running requests may end within the grace period.
+Sockets are in listener.py.
 """
 
 import asyncio
@@ -47,10 +48,10 @@ log = logging.getLogger("quire.http")
 
 
 class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one frontend process is told. It travels over the control socket, so that keys show in no command line.
+    """Configuration of one frontend process. It is sent over the control socket, so that keys appear in no command line.
 
-    listen_fd: a bound TCP or unix socket. accepted_fds: connections that have waited for this process. metrics_fd: a file of
-    num_frontends blocks (metrics.py), -1 for numbers of its own.
+    listen_fd: a bound TCP or unix socket. accepted_fds: connections that have waited for this process. metrics_fd: a file
+    shared by num_frontends processes (metrics.py), or -1 for metrics in this process's memory.
     """
 
     engine_addresses: list[str]
@@ -76,8 +77,8 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     metrics_fd: int = -1
     index: int = 0
     num_frontends: int = 1
-    logs_engine_changes: bool = False  # log its end and return: the launcher does where it is the launcher's own
-    drain_delay_s: float = 0.0  # from a stop, when /ready turns 503, to when nobody new is let in
+    logs_engine_changes: bool = False  # log when the engine stops and returns; False if the launcher does
+    drain_delay_s: float = 0.0  # from a stop, when /ready turns 503, until no connection is accepted
     shutdown_grace_s: float = 30.0
     tls: TlsFiles | None = None
     root_path: str = ""
@@ -88,7 +89,7 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     curve_engine_keys: list[str] = []  # the engines' public keys: one each, or one for all
     otlp_traces_endpoint: str | None = None
     limits: Limits = Limits()
-    files_dir: str | None = None  # shared by all frontends of a server; None: a private one of this process
+    files_dir: str | None = None  # shared by all frontends of a server; None: private to this process
     max_files_mib: int = DEFAULT_FILES_MIB
 
 
@@ -99,7 +100,7 @@ def run(main: Callable[[], object]) -> None:
 
 
 class StopSignals:
-    """SIGTERM, SIGINT, a closed terminal: the first means end in order, the second means now."""
+    """SIGTERM, SIGINT, a closed terminal: the first signal asks for an orderly shutdown, the second for one at once."""
 
     def __init__(self) -> None:
         self.stop = asyncio.Event()
@@ -155,7 +156,7 @@ async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable
         services.state.draining = True
         await _let_notice(signals, config.drain_delay_s)
         listener.close()
-        batches.cancel()  # what they have not answered is the next server's
+        batches.cancel()  # lines not answered yet are left to the next server
         await _shut_down(server, services, config.shutdown_grace_s, signals)
     finally:
         batches.cancel()
@@ -175,7 +176,7 @@ async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable
 
 
 async def _connect(client: Client, config: FrontendConfig, signals: StopSignals) -> bool:
-    """False if we were told to stop meanwhile."""
+    """False if a stop was requested meanwhile."""
     connecting = asyncio.create_task(client.connect(config.connect_timeout_s))
     stopping = asyncio.create_task(signals.stop.wait())
     await asyncio.wait((connecting, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -200,7 +201,7 @@ async def _sweep(server: ServerState, client: Client) -> None:
 
 
 async def _let_notice(signals: StopSignals, seconds: float) -> None:
-    """Give balancers the time to see that /ready has turned, while all is still answered."""
+    """Give load balancers time to see that /ready has turned 503, while requests are still answered."""
     if seconds > 0:
         log.info("stopping: /ready says so for %.0f s, in which requests are still taken", seconds)
         with suppress(TimeoutError):
@@ -218,7 +219,7 @@ async def _shut_down(server: ServerState, services: Services, grace_s: float, si
         task.cancel()
     for connection in list(server.connections):
         connection.abort()
-    await asyncio.sleep(0)  # their handlers learn of it and abort their requests
+    await asyncio.sleep(0)  # their handlers are cancelled and abort their requests
 
 
 def frontend_keys(config: FrontendConfig) -> list[FrontendKeys | None]:
@@ -248,7 +249,7 @@ def _metrics(config: FrontendConfig) -> Metrics:
 
 
 def _raise_file_limit() -> None:
-    """A connection is a descriptor; the usual soft limit of 1024 is from another age."""
+    """Each connection needs a file descriptor; the usual soft limit of 1024 is too low."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

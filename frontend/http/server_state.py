@@ -1,7 +1,7 @@
-"""What all connections of one frontend process share: limits, the application served, the open connections, the clock.
+"""State shared by all connections of one frontend process: limits, the application served, the open connections, the clock.
 
-Not the listening sockets (server.py) and not a byte of HTTP (connection.py). One sweep a second enforces every deadline of
-every connection, which costs less than a timer for each request and lets a test move the clock by hand.
+Listening sockets are in listener.py, HTTP in connection.py. One sweep a second enforces every deadline of every connection,
+which costs less than a timer for each request and lets a test move the clock by hand.
 """
 
 import asyncio
@@ -23,13 +23,13 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_head_bytes: int = 32 << 10
     max_target_bytes: int = 8 << 10
     max_headers: int = 100
-    max_body_bytes: int = 8 << 20  # 1 M token ids; 3 M empty lists, whose reading takes a second in which nobody is served
+    max_body_bytes: int = 8 << 20  # 1 M token ids; 3 M empty lists, which take a second to parse and block the loop
     max_held_bytes: int = 1 << 30  # bodies of all connections that no handler has taken yet
     max_pipelined: int = 16
     head_timeout_s: float = 20.0
     body_timeout_s: float = 120.0
     keep_alive_timeout_s: float = 75.0
-    write_timeout_s: float = 120.0  # a client that reads nothing for so long is gone
+    write_timeout_s: float = 120.0  # a client that reads nothing for this long is taken to be gone
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -38,7 +38,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Application(Protocol):
-    """What the protocol serves."""
+    """The application that the protocol serves."""
 
     def admit(self, request: Request) -> ApiError | None:
         """Called when the head is complete, before any byte of the body is kept: refuse, or set route and max_body."""
@@ -59,7 +59,7 @@ class Peer(Protocol):
 
 
 class ServerState:
-    """What all connections of a process share: the application, the limits, the open connections, the clock."""
+    """The shared state; `held_bytes` is the size of request bodies that no handler has taken yet."""
 
     def __init__(self, app: Application, limits: Limits | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.app = app
@@ -79,7 +79,7 @@ class ServerState:
             connection.check_deadlines(now)
 
     async def shut_down(self, grace_s: float) -> None:
-        """Close idle connections, let answers in progress end within `grace_s`, then cancel them. Listening ends elsewhere."""
+        """Close idle connections, let answers in progress end within `grace_s`, then cancel them. Does not stop listening."""
         self.closing = True
         self._all_closed = asyncio.Event()
         for connection in list(self.connections):
@@ -108,7 +108,7 @@ class ServerState:
             self._all_closed.set()
 
     def check(self) -> None:
-        """Conservation: what connections hold is what the process thinks is held."""
+        """Assert that held_bytes is the sum over the connections."""
         held = sum(connection.held_bytes for connection in self.connections)
         assert held == self.held_bytes >= 0, (held, self.held_bytes)
 

@@ -1,7 +1,7 @@
-"""TLS: a context made of the files that the flags name, and made again when they change (--enable-ssl-refresh).
+"""TLS: a context made from the files that the flags name, and made again when they change (--enable-ssl-refresh).
 
-Nothing here listens: listener.py does, and takes a new context for new connections. A file that cannot be used is said with its
-flag's name, at the start to whoever starts the server, later in the log.
+Nothing here listens: listener.py does, and uses the new context for new connections. A file that cannot be used is reported
+with its flag's name: as an error at the start, later in the log.
 """
 
 import os
@@ -11,7 +11,8 @@ import msgspec
 
 
 class TlsFiles(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What --ssl-* say. cert_reqs: 0, clients need no certificate; 1, one that they show must be valid; 2, they need one."""
+    """The values of --ssl-*. cert_reqs: 0, clients need no certificate; 1, one that they show must be valid; 2, they need
+    one."""
 
     certfile: str
     keyfile: str | None = None  # None: in certfile
@@ -21,7 +22,7 @@ class TlsFiles(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     refresh: bool = False
 
     def stamp(self) -> list[tuple[int, int, int] | None]:
-        """Changes when a file does, also by a symbolic link that now leads elsewhere."""
+        """A value that changes when a file does, also when a symbolic link now leads elsewhere."""
         found: list[tuple[int, int, int] | None] = []
         for path in filter(None, (self.certfile, self.keyfile, self.ca_certs)):
             try:
@@ -33,7 +34,7 @@ class TlsFiles(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def make_context(files: TlsFiles) -> ssl.SSLContext:
-    """Raises ValueError with what is wrong with which flag."""
+    """Raises ValueError, which names the flag and what is wrong with it."""
     for flag, path in (("certfile", files.certfile), ("keyfile", files.keyfile), ("ca-certs", files.ca_certs)):
         try:
             if path is not None:
@@ -47,7 +48,7 @@ def make_context(files: TlsFiles) -> ssl.SSLContext:
     context.set_alpn_protocols(["http/1.1"])
     try:
         context.load_cert_chain(files.certfile, files.keyfile, password=_no_password)
-    except (OSError, ValueError) as error:  # ssl.SSLError is one, and so is a file that has gone just now
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError, and so is a file that was just removed
         raise ValueError(
             f"--ssl-certfile {files.certfile}, --ssl-keyfile {files.keyfile or files.certfile}: no certificate in PEM and the "
             f"key that belongs to it, without a password ({_reason(error)})"
@@ -67,7 +68,7 @@ def make_context(files: TlsFiles) -> ssl.SSLContext:
 
 
 def _no_password() -> str:
-    """A server has nobody to ask; the empty one is wrong for any key that has one."""
+    """Keep OpenSSL from asking for a key's password on the terminal; "" fails for every encrypted key."""
     return ""
 
 

@@ -1,11 +1,11 @@
-"""The package `quire` itself: what a user's script imports from it, and nothing that runs.
+"""The package `quire` itself: the names that a user's script imports from it.
 
     from quire import LLM, AsyncClient, SamplingParams, StructuredOutputsParams
 
-A name is imported when it is asked for (PEP 562), so `import quire`, and with it every process of ours and every page of help,
-costs nothing, and none of these names brings torch. pyproject.toml installs this folder as `quire`; the folders below it carry
-no `__init__.py`. A link at the repository's root shows this file to scripts that lie beside a clone named `quire`, which Python
-would otherwise take for a package without names.
+A name is imported on first use (PEP 562), so `import quire` costs nothing, neither for our processes nor for --help, and none
+of these names imports torch. pyproject.toml installs this folder as `quire`; the folders below it have no `__init__.py`. A link
+to this file at the repository's root is for scripts beside a clone named `quire`, which Python would otherwise take for a
+namespace package without names.
 """
 
 import os
@@ -46,8 +46,8 @@ __all__ = [
 
 # In a wheel the folders lie beside this file. In a checkout they lie two levels up, where an editable installation does not
 # look by itself: its finder knows folders without `__init__.py` only below a `quire` that has none either. Seen through the
-# link at the root, this file has the folders beside it and its own neighbours below them. pytest reads that link as a module of
-# no package where the checkout's folder has a name with a dash.
+# link at the root, this file has the folders beside it and its own neighbors in frontend/package. pytest reads that link as a
+# module of no package if the checkout's folder has a name with a dash.
 _HERE = os.path.dirname(__file__)
 _PATH: list[str] = globals().get("__path__", [])
 if not os.path.isdir(os.path.join(_HERE, "ipc")):

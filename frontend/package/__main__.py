@@ -1,4 +1,4 @@
-"""`python -m quire`: the command line, where its script is not on the path, or of the Python that is meant."""
+"""`python -m quire`: the command line, if its script is not on the path, or to choose the Python that runs it."""
 
 import sys
 

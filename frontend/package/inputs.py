@@ -1,6 +1,6 @@
-"""`quire.inputs`: vLLM's path to the shapes of prompts, for scripts whose imports name it.
+"""`quire.inputs`: vLLM's path to the prompt types, for scripts that import from it.
 
-Nothing of ours imports from here: each name comes from the file that defines it.
+Our own code does not import from here, but from the files that define the names.
 """
 
 from quire.frontend.client.prompt import PromptType, TextPrompt, TokensPrompt

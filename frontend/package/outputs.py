@@ -1,6 +1,6 @@
-"""`quire.outputs`: vLLM's path to what requests return, for scripts whose imports name it.
+"""`quire.outputs`: vLLM's path to the outputs of requests, for scripts that import from it.
 
-Nothing of ours imports from here: each name comes from the file that defines it.
+Our own code does not import from here, but from the files that define the names.
 """
 
 from quire.frontend.client.outputs import CompletionOutput, RequestOutput

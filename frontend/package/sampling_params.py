@@ -1,8 +1,8 @@
-"""`quire.sampling_params`: vLLM's path to the parameters of requests, for scripts whose imports name it.
+"""`quire.sampling_params`: vLLM's path to the parameters of requests, for scripts that import from it.
 
     from quire.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
-Nothing of ours imports from here: each name comes from the file that defines it.
+Our own code does not import from here, but from the files that define the names.
 """
 
 from quire.frontend.client.beam_search import BeamSearchParams

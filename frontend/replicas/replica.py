@@ -1,4 +1,4 @@
-"""Replica: the client of one of several engines, which tells their owner (replicas.py) what becomes of requests."""
+"""Replica: the client of one of several engines; it reports the progress of requests to its owner (replicas.py)."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -7,11 +7,20 @@ from quire.frontend.client.async_client import AsyncClient
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.links.curve import FrontendKeys
 from quire.ipc.links.frontend_to_core import SHUTTING_DOWN
-from quire.ipc.messages.frontend import Abort, Beat, CoreMessage, Finish, FrontendMessage, RequestError, StepOutputs, Welcome
+from quire.ipc.messages.frontend import (
+    Abort,
+    CoreMessage,
+    Finish,
+    FrontendMessage,
+    Heartbeat,
+    RequestError,
+    StepOutputs,
+    Welcome,
+)
 
 
 class Owner(Protocol):
-    """mismatched: engines of another model than the others', by number, and why they get no requests."""
+    """mismatched: by number, engines that serve another model than the others, and why they get no requests."""
 
     mismatched: dict[int, str]
 
@@ -19,31 +28,31 @@ class Owner(Protocol):
     def engines(self) -> Sequence[AsyncClient]: ...
 
     def connected(self, number: int) -> None:
-        """An engine is there, or there again: with an empty cache, and perhaps with another model."""
+        """An engine has connected or reconnected, with an empty cache, and perhaps with another model."""
 
     def stopped(self, number: int) -> None:
-        """An engine was told to stop, and is about to be lost: what it has not begun was not taken any more."""
+        """An engine was told to stop, and is about to be lost: it will not run requests that it has not begun."""
 
     def lost(self, number: int) -> None:
-        """All that ran there has failed already."""
+        """An engine is lost; its requests have failed already."""
 
-    def add_up(self, number: int, beat: Beat) -> None: ...
+    def add_up(self, number: int, heartbeat: Heartbeat) -> None: ...
 
     def send_elsewhere(self, number: int, request_id: int) -> bool:
-        """An engine has refused a request for its load: whether another has it now."""
+        """An engine is overloaded and has refused a request. Returns whether another engine has it now."""
 
     def computed(self, request_id: int) -> None:
-        """The first token has come."""
+        """The request's first token has arrived."""
 
     def refused(self, request_id: int) -> None:
-        """It ends with an error, most of the time before any of it has run."""
+        """The request has ended with an error, usually before it ran."""
 
     def ended(self, request_id: int) -> None:
-        """However; or it was not known any more."""
+        """The request has ended in any way, or was not known any more."""
 
 
 class Replica(AsyncClient):
-    """The client of one of several engines. It tells their owner what becomes of requests."""
+    """The client of one of several engines. It reports the progress of requests to its owner."""
 
     def __init__(self, address: str, keys: FrontendKeys | None, number: int, owner: Owner) -> None:
         super().__init__(address, keys)
@@ -67,7 +76,7 @@ class Replica(AsyncClient):
                         owner.ended(end.key >> 8)
             case RequestError():
                 owner.refused(message.id)
-            case Beat():
+            case Heartbeat():
                 owner.add_up(self.number, message)
 
     def _enqueue(self, message: FrontendMessage) -> None:
@@ -80,7 +89,7 @@ class Replica(AsyncClient):
                 self._owner.ended(message.key >> 8)
 
     def _read_tokenizer(self, digests: dict[str, str]) -> Tokenizer:
-        """One for all: it takes memory, and time in which nobody is served."""
+        """Share one tokenizer among engines: reading it takes memory, and blocks the event loop."""
         other = next((e for e in self._owner.engines if e is not self and e._digests == digests and e._tokenizer), None)
         return super()._read_tokenizer(digests) if other is None else other.tokenizer
 

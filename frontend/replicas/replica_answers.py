@@ -1,4 +1,4 @@
-"""What several engines say, as what one would: their Welcomes, their answers to utility calls, and whether they fit together.
+"""Merge messages of several engines into one: Welcomes and answers to utility calls; and check that the engines match.
 
 Pure functions over messages; replicas.py calls them.
 """
@@ -36,7 +36,7 @@ def _names(welcome: Welcome) -> str:
 
 
 def holds_for_all(welcomes: Sequence[Welcome]) -> Welcome:
-    """The first one, with the limits that all engines can keep; of sequences their sum."""
+    """The first Welcome, with limits that every engine can meet; max_num_seqs is the sum."""
     limits = [welcome.limits for welcome in welcomes]
     common = EngineLimits(
         max_model_len=min(each.max_model_len for each in limits),
@@ -48,7 +48,7 @@ def holds_for_all(welcomes: Sequence[Welcome]) -> Welcome:
 
 
 def together(answers: Sequence[UtilityAnswer]) -> UtilityAnswer:
-    """Answers of one kind as one. What an engine runs with is said by the first."""
+    """Merge answers of one kind. The configuration is the first engine's."""
     match answers[0]:
         case ResetDone():
             return ResetDone(all(answer.complete for answer in answers if isinstance(answer, ResetDone)))

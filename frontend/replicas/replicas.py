@@ -1,10 +1,9 @@
-"""Replicas: several engines that serve one model, used as one: a Client over AsyncClients, with a Router between.
+"""Replicas: several engines that serve one model, used as one: a Client on top of AsyncClients, with a Router between.
 
-Each request goes to one engine, with all of its sequences, and so do all steps of a beam search. What an engine refuses for its
-load goes to the next, until all have refused. An engine that is lost fails what ran there, and only that: it is not asked again
-until it is back, which its AsyncClient sees to. What ran is not asked again elsewhere, for it may be what has ended the
-engine; but what came too late for an engine that was told to stop is. One engine needs none of this: `client_of` makes the
-client of any number.
+A request goes to one engine with all of its sequences, and so do all steps of a beam search. A request that an overloaded
+engine refuses goes to the next, until all have refused. When an engine is lost, only the requests that ran there fail; it gets
+none until its AsyncClient has reconnected. Requests that ran are not repeated elsewhere, as one may have crashed the engine;
+requests that a stopping engine has not begun are. One engine needs none of this: `client_of` makes the client for any number.
 """
 
 import asyncio
@@ -26,24 +25,24 @@ from quire.frontend.replicas.replica import Replica
 from quire.frontend.replicas.replica_answers import different_models, holds_for_all, together
 from quire.frontend.replicas.router import Choice, Policy, Router
 from quire.ipc.links.curve import FrontendKeys
-from quire.ipc.messages.frontend import Beat, Generate, TokenInputs
+from quire.ipc.messages.frontend import Generate, Heartbeat, TokenInputs
 from quire.ipc.messages.utilities import UtilityAnswer, UtilityCall
 
 log = logging.getLogger("quire.replicas")
 
-LOOK_S = 0.25  # how often it is asked who is well: beats tell of some things, and their absence of others
-OTHERS_S = 5.0  # so long, once one engine is there, the others are waited for at the start
-RETRY_S = 1.0  # to connect to an engine that has refused us
-MAX_SEARCHES = 4096  # whose engine is remembered
-INDEX_FACTOR = 2  # blocks that the router remembers, of the engines' own
+LOOK_S = 0.25  # between checks of the engines' health, which heartbeats and missing heartbeats tell
+OTHERS_S = 5.0  # how long to wait for the other engines at the start, once one has connected
+RETRY_S = 1.0  # until the next attempt to connect to an engine that has refused us
+MAX_SEARCHES = 4096  # beam searches with a remembered engine
+INDEX_FACTOR = 2  # KV blocks in the router's index per KV block of the engines
 MAX_INDEX_BLOCKS = 10_000_000  # 0.6 GB
-DEFAULT_BLOCK_SIZE, DEFAULT_NUM_BLOCKS = 64, 16_384  # of an engine that does not say
+DEFAULT_BLOCK_SIZE, DEFAULT_NUM_BLOCKS = 64, 16_384  # for an engine that does not say
 
 
 def client_of(
     addresses: Sequence[str], keys: Sequence[FrontendKeys | None] = (None,), policy: Policy = "cache-aware"
 ) -> Client:
-    """A client of these engines. keys: one for each, or one for all."""
+    """A client of these engines. keys: one per engine, or one for all."""
     keys = list(keys) if len(keys) == len(addresses) else [keys[0]] * len(addresses)
     if len(addresses) == 1:
         return AsyncClient(addresses[0], keys[0])
@@ -52,8 +51,7 @@ def client_of(
 
 @dataclass(slots=True)
 class Sent:
-    """A request that runs, until it has ended. `inputs` and `choice` are kept until it has been computed, for until then it may
-    be refused and have to be sent again."""
+    """A running request. `inputs` and `choice` are kept until its first token, as it may be refused and sent elsewhere."""
 
     engine: int
     choice: Choice | None
@@ -75,24 +73,24 @@ class Replicas(Client):
     def __init__(self, addresses: Sequence[str], keys: Sequence[FrontendKeys | None], policy: Policy = "cache-aware") -> None:
         super().__init__(", ".join(addresses))
         self._replicas = [Replica(a, k, i, self) for i, (a, k) in enumerate(zip(addresses, keys, strict=True))]
-        self.mismatched: dict[int, str] = {}  # engines of another model than the others', and why they get no requests
+        self.mismatched: dict[int, str] = {}  # engines that serve another model than the others, and why they get no requests
         self._policy = policy
-        self._router: Router | None = None  # made when it is known how large caches are
+        self._router: Router | None = None  # made when the engines' cache sizes are known
         self._sent: dict[int, Sent] = {}
         self._searches: OrderedDict[int, int] = OrderedDict()  # beam search -> engine
         self._lock = asyncio.Lock()
         self._connecting: list[asyncio.Task[None]] = []
         self._has_started = False
-        self._refusals: dict[int, str] = {}  # by engine: why the last attempt to connect to it failed
+        self._refusals: dict[int, str] = {}  # engine -> why the last attempt to connect failed
         self._looked = 0.0
-        self._well = [False] * len(addresses)  # when it was looked
-        self._counts: dict[int, tuple[int, int]] = {}  # by engine: running, waiting, of its latest Beat
+        self._well = [False] * len(addresses)  # at the last check
+        self._counts: dict[int, tuple[int, int]] = {}  # engine -> (running, waiting) in its latest Heartbeat
 
     # ---------------------------------------------------------------------------------------------------- connections
     async def connect(self, timeout_s: float | None = 30.0) -> None:
-        """Returns when all engines are there, or some and the others do not come soon: they are looked for from then on.
+        """Returns when all engines are connected, or some are and OTHERS_S have passed; the others are connected later.
 
-        Raises EngineDown if none is there in time, with what each met; ValueError if they serve different models, naming two.
+        Raises EngineDown, with each engine's error, if none connects in time; ValueError if two serve different models.
         """
         async with self._lock:
             if not self._connecting:
@@ -113,7 +111,7 @@ class Replicas(Client):
                 task.result()
             if self.mismatched:
                 raise ValueError(next(iter(self.mismatched.values())))
-        except BaseException:  # passed on, whatever it is: the engines that did connect would stay so
+        except BaseException:  # raised again: disconnect the engines that did connect
             await self.close()
             raise
         self._has_started = True
@@ -123,9 +121,9 @@ class Replicas(Client):
                 log.warning("no engine at %s yet: the others get its requests (%s)", engine.address, why)
 
     async def _keep_connecting(self, engine: Replica, attempt_s: float) -> None:
-        """Raises ValueError for a tokenizer that cannot be read, and for an address that cannot be used.
+        """Connect to one engine, however long it takes. Raises ValueError for an unreadable tokenizer or an unusable address.
 
-        Only an attempt that ends says what it met. Each may take longer than the last: files may be long in coming.
+        An attempt must end to report its error, so each has a timeout. It doubles, as the engine's files may be large.
         """
         said = ""
         while True:
@@ -133,7 +131,7 @@ class Replicas(Client):
             try:
                 return await engine.connect(attempt_s)
             except EngineDown as error:
-                if time.monotonic() - began < attempt_s and str(error) != said:  # refused; and not every second
+                if time.monotonic() - began < attempt_s and str(error) != said:  # refused, and not logged yet
                     log.error("%s", error)
                 self._refusals[engine.number] = said = str(error)
                 attempt_s *= 2
@@ -158,14 +156,14 @@ class Replicas(Client):
         here = [e for e in self._replicas if e.is_connected]
         engine = self._replicas[number]
         if engine not in here:
-            return  # lost before this was heard of: it will be told again
+            return  # lost already: `connected` is called again later
         ours = next((e for e in here if e.number != number and e.number not in self.mismatched), engine)
         self.mismatched = {e.number: problem for e in here if (problem := different_models(ours, e))}
         if problem := self.mismatched.get(number):
-            if self._has_started:  # before, it is raised
+            if self._has_started:  # before that, _connect raises it
                 log.error("%s; the engine at %s gets no requests", problem, engine.address)
             return
-        if engine.welcome.version != ours.welcome.version:  # while they are replaced one by one
+        if engine.welcome.version != ours.welcome.version:  # during a rolling update
             log.warning("%s and %s: what they answer may differ", _version(ours), _version(engine))
         self._welcome = holds_for_all([e.welcome for e in here if e.number not in self.mismatched])
         self._tokenizer = engine._tokenizer
@@ -183,7 +181,7 @@ class Replicas(Client):
 
     def stopped(self, number: int) -> None:
         for request_id, sent in list(self._sent.items()):
-            # rows of prompt_logprobs come before a first token does, and would come twice
+            # prompt_logprobs arrive before the first token, and would arrive twice
             if sent.engine == number and sent.inputs is not None and sent.task.params.prompt_logprobs is None:
                 self.send_elsewhere(number, request_id)
 
@@ -196,7 +194,7 @@ class Replicas(Client):
         self._looked = 0.0
 
     def _look(self, router: Router) -> None:
-        """Requests are for engines that are well; if none is, for those that may become so."""
+        """Make healthy engines available to the router; if none is, those that are connected."""
         now = time.monotonic()
         if now - self._looked < LOOK_S:
             return
@@ -207,7 +205,7 @@ class Replicas(Client):
         for engine, is_available in enumerate(well):
             router.set_available(engine, is_available)
 
-    # ------------------------------------------------------------------------------------------------- what is known
+    # --------------------------------------------------------------------------------------------------------- state
     @property
     def engines(self) -> Sequence[AsyncClient]:
         return self._replicas
@@ -224,13 +222,16 @@ class Replicas(Client):
         problems = [engine.health() for engine in self._replicas]
         return None if None in problems else problems[0]
 
-    def add_up(self, number: int, beat: Beat) -> None:
-        """A Beat of all: this one, with everybody's sequences."""
+    def add_up(self, number: int, heartbeat: Heartbeat) -> None:
+        """Combine the engines' Heartbeats: this one, with the sequences of all engines."""
         if self._well[number] != (self._replicas[number].health() is None):
             self._looked = 0.0
-        self._counts[number] = beat.num_running, beat.num_waiting
+        self._counts[number] = heartbeat.num_running, heartbeat.num_waiting
         running, waiting = map(sum, zip(*self._counts.values(), strict=True))
-        self.beat, self.beat_time = msgspec.structs.replace(beat, num_running=running, num_waiting=waiting), time.monotonic()
+        self.heartbeat, self.heartbeat_time = (
+            msgspec.structs.replace(heartbeat, num_running=running, num_waiting=waiting),
+            time.monotonic(),
+        )
 
     # ------------------------------------------------------------------------------------------------- requests
     def _check_connected(self) -> None:
@@ -243,18 +244,18 @@ class Replicas(Client):
         return self._send(request_id, Sent(-1, None, inputs, task, priority, cache_salt, arrival))
 
     def _send(self, request_id: int, sent: Sent) -> Replica:
-        """To the best of those who have not refused it. Raises Overloaded, EngineDown if there is none; InvalidRequest."""
+        """Send to the best engine that has not refused. Raises Overloaded or EngineDown if there is none; InvalidRequest."""
         router, params, candidates = self._router, sent.task.params, sent.task.candidates
         is_refused = bool(sent.refused)
         assert router is not None and sent.inputs is not None
         ids = np.frombuffer(sent.inputs.token_ids, np.int32)
         self._look(router)
         only = self._searches.get(candidates.search) if candidates is not None else None
-        may_hit = params.prompt_logprobs is None and not params.skip_reading_prefix_cache  # as the core's intake has it
+        may_hit = params.prompt_logprobs is None and not params.skip_reading_prefix_cache  # as in the core's intake
         salt = sent.cache_salt.encode(errors="replace")
         while choice := router.send(ids, salt, num_rows=params.n, may_hit=may_hit, refused=sent.refused, only=only):
             sent.engine, sent.choice = choice.engine, choice
-            self._sent[request_id] = sent  # before it is sent: sending may find that the engine is lost
+            self._sent[request_id] = sent  # before sending, which may find that the engine is lost
             engine = self._replicas[choice.engine]
             try:
                 engine.send(request_id, sent.inputs, sent.task, sent.priority, sent.cache_salt, sent.arrival)
@@ -263,7 +264,7 @@ class Replicas(Client):
                 sent.refused.add(choice.engine)
                 self.refused(request_id)
                 continue
-            except BaseException:  # the request's own mistake
+            except BaseException:  # the request's own error
                 self.refused(request_id)
                 raise
             if candidates is not None:
@@ -289,7 +290,7 @@ class Replicas(Client):
         try:
             other = self._send(request_id, sent)
         except ClientError:
-            engine._dispatcher.add(state)  # which tells it
+            engine._dispatcher.add(state)  # it will report the refusal
             return False
         other._dispatcher.add(state)
         return True
@@ -302,7 +303,7 @@ class Replicas(Client):
 
     def refused(self, request_id: int) -> None:
         sent = self._sent.get(request_id)
-        if sent is None or sent.choice is None:  # some of it has run
+        if sent is None or sent.choice is None:  # it has run in part
             self.ended(request_id)
         elif self._router is not None:
             del self._sent[request_id]
@@ -332,7 +333,7 @@ class Replicas(Client):
             engine.hold()
 
     async def utility(self, call: UtilityCall, kind: type[A]) -> A:
-        """Asked of all engines that are there; their answers as one. Raises the first error, when all have answered."""
+        """Call all connected engines and merge their answers. Raises the first error, when all have answered."""
         there = [engine for engine in self._replicas if engine.is_connected]
         if not there:
             raise EngineDown("there is no connection to an engine")
@@ -343,7 +344,7 @@ class Replicas(Client):
         return cast(A, together(cast(list[UtilityAnswer], answers)))
 
     def check(self) -> None:
-        """Assert that what runs is what the engines' clients know, and that the router's work is theirs."""
+        """Assert that our requests are those of the engines' clients, and that the router counts no work without requests."""
         running = {i: engine.number for engine in self._replicas for i in engine._dispatcher.requests}
         assert {i: sent.engine for i, sent in self._sent.items()} == running
         if not running and self._router is not None:

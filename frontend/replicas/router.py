@@ -1,13 +1,13 @@
-"""Router: which of several engines a prompt goes to. It knows where prompts like it were sent before, and how much work it has
-given to whom. Pure: no I/O, no clock; called by replicas.py, and by benchmarks/router_sim.py.
+"""Router: chooses one of several engines for a prompt. It knows where similar prompts were sent before, and how much work each
+engine has. No I/O and no clock; called by replicas.py, and by benchmarks/router_sim.py.
 
-`--router cache-aware` weighs, in tokens, the work that waits at an engine and what of the prompt that engine would have to
-compute, which counts for more where caches turn over sooner than elsewhere. It looks at the engines that were sent the longest
-beginnings of the prompt, and at some random ones, so that a beginning which everybody shares does not make one engine hot.
-`least-loaded` looks at the work alone, `round-robin` at nothing.
+`--router cache-aware` adds up, in tokens, the work that waits at an engine and the part of the prompt that it would have to
+compute, which weighs more where the cache turns over faster than elsewhere. It compares the engines that were sent the longest
+prefixes of the prompt, and some random ones, so that a prefix which all prompts share does not overload one engine.
+`least-loaded` compares only the work, `round-robin` nothing.
 
-What is remembered (router_index.py) is a belief: engines evict by themselves, and other frontends send, too. A wrong belief
-costs the computing of a prompt, never an answer.
+The index of sent prompts (router_index.py) is an estimate: engines evict by themselves, and other frontends send to them, too.
+A wrong estimate costs the computation of a prompt, but never makes an answer wrong.
 """
 
 import bisect
@@ -23,21 +23,21 @@ from quire.frontend.replicas.router_index import BlockIndex, Places, PrefixHashe
 Policy = Literal["cache-aware", "least-loaded", "round-robin"]
 POLICIES: tuple[Policy, ...] = ("cache-aware", "least-loaded", "round-robin")
 DEFAULT_ROUTER: Policy = POLICIES[0]
-MOST_HOLDERS = 8  # that were sent the longest beginnings, and
-NUM_OTHERS = 8  # others, which are looked at; all, if there are no more
-# A running sequence as work, in prompt tokens: a row that decodes some fifty tokens more costs its engine about so much.
+MOST_HOLDERS = 8  # engines compared that were sent the longest prefixes, and
+NUM_OTHERS = 8  # random ones; all engines, if there are no more than these
+# Work of a running sequence, in prompt tokens: about what it costs the engine to decode some fifty tokens more.
 ROW_TOKENS = 64
 
 
 class Recorded(NamedTuple):
-    """What the index was told of a prompt that was sent, for it to be taken back if the engine refuses it."""
+    """The index entries of a sent prompt, to undo them if the engine refuses it."""
 
     blocks: Places
-    num_cached: int  # of these blocks, the first, which the engine had before
+    num_cached: int  # how many of the first blocks the engine had before
 
 
 class Choice(NamedTuple):
-    """Where a prompt was sent: the engine's number, and the tokens that it is believed to compute."""
+    """Where a prompt was sent: the engine's number, and the tokens that it probably has to compute."""
 
     engine: int
     num_uncached: int
@@ -45,7 +45,7 @@ class Choice(NamedTuple):
 
 
 class Router:
-    """Numbers of engines are 0 to num_engines - 1; any of them may be chosen until `set_available` says otherwise."""
+    """Engines are numbered 0 to num_engines - 1; all are available until `set_available` says otherwise."""
 
     def __init__(
         self,
@@ -56,16 +56,16 @@ class Router:
         max_blocks: int = 1 << 20,
         seed: int | None = None,
     ) -> None:
-        """block_size: tokens; the engines'. max_blocks: bound of the index, which forgets the least recently used."""
+        """block_size: tokens per KV block of the engines. max_blocks: limit of the index, beyond which it evicts old ones."""
         self.policy = policy
-        self.work = [0] * num_engines  # in tokens: sent and not computed, and rows that run
+        self.work = [0] * num_engines  # tokens: prompt tokens not computed yet, and ROW_TOKENS per running sequence
         self._available = list(range(num_engines))
         self._is_available = [True] * num_engines
-        self._filled = [0.0] * num_engines  # tokens that an engine was sent and had to compute: they took the places of others
+        self._filled = [0.0] * num_engines  # tokens that an engine had to compute: they evicted as many from its cache
         self._mean_filled = 0.0
         self._capacities = [math.inf] * num_engines  # tokens
         self._random = random.Random(seed)
-        self._last = -1  # of round-robin
+        self._last = -1  # the last engine of round-robin
         self._hasher = PrefixHasher(block_size)
         self._index = BlockIndex(num_engines, max_blocks) if policy == "cache-aware" else None
 
@@ -78,11 +78,10 @@ class Router:
         refused: Collection[int] = (),
         only: int | None = None,
     ) -> Choice | None:
-        """Choose among the engines that are available and not in `refused`, and take it as sent; None if there is none.
+        """Choose among the available engines that are not in `refused`, and count the prompt as sent; None if there is none.
 
-        token_ids: integers [n]. parts: what else is part of the engines' own block hashes: the cache_salt. num_rows: sequences.
-        may_hit: False: all is computed, whatever is cached. only: the engine to take, whatever speaks against it, if it may be
-        chosen at all.
+        token_ids: integers [n]. parts: other inputs of the engines' block hashes: the cache_salt. num_rows: sequences. may_hit:
+        False if the whole prompt is computed even if it is cached. only: the engine to choose, if it is usable.
         """
         usable = [e for e in self._available if e not in refused] if refused else self._available
         if only is not None and only in usable:
@@ -110,7 +109,7 @@ class Router:
         if len(usable) > NUM_OTHERS:
             others = [usable[int(self._random.random() * len(usable))] for _ in range(NUM_OTHERS)]
         else:
-            others = self._random.sample(usable, len(usable))  # all, for the idle one might be missed; ties are broken anew
+            others = self._random.sample(usable, len(usable))  # all, to include the idle one; random order for ties
         size, num_tokens = self._hasher.block_size if may_hit else 0, len(token_ids)
         engine = min(holders + others, key=lambda e: self._cost(e, num_tokens - size * depths.get(e, 0)))
         depth = depths.get(engine, 0)
@@ -121,9 +120,8 @@ class Router:
         return Choice(engine, num_uncached, Recorded(found, depth))
 
     def _cost(self, engine: int, num_uncached: int) -> float:
-        """In tokens to be computed, here and later: what is new to a cache drives out as much that others would have met, so
-        it counts twice; up to four times where more is driven out than elsewhere, or all whose prompts begin alike would share
-        a few caches."""
+        """Tokens to compute, now and later: new tokens evict as many that other prompts would have found, so they count twice;
+        up to four times where more is evicted than elsewhere, or all prompts with a common prefix would share a few caches."""
         ahead = min(max((self._filled[engine] - self._mean_filled) / self._capacities[engine], 0.0), 1.0)
         return self.work[engine] + num_uncached * 2.0 * (1.0 + ahead)
 
@@ -133,7 +131,7 @@ class Router:
 
     # ------------------------------------------------------------------------------------------------- what happens
     def refused(self, choice: Choice, num_rows: int) -> None:
-        """What was sent was not taken: the engine computes nothing of it, and does not hold its blocks."""
+        """The engine has refused the prompt: it computes nothing of it, and does not hold its blocks."""
         engine, num_uncached, recorded = choice
         self.computed(engine, num_uncached)
         self.ended(engine, num_rows)
@@ -143,18 +141,18 @@ class Router:
             self._mean_filled -= num_uncached / len(self._filled)
 
     def computed(self, engine: int, num_uncached: int) -> None:
-        """A prompt's first token has come, or it has ended without one."""
+        """The prompt's first output token has arrived, or the request has ended without one."""
         self.work[engine] -= num_uncached
 
     def ended(self, engine: int, num_rows: int) -> None:
-        """All sequences of what was sent have ended, as far as they count."""
+        """All sequences of a request have ended."""
         self.work[engine] -= num_rows * ROW_TOKENS
 
     def lost(self, engine: int) -> None:
-        """All that it was sent has ended, and its cache is gone."""
+        """All of the engine's requests have ended, and its cache is empty."""
         self.work[engine] = 0
         mean, before = self._mean_filled, self._filled[engine]
-        self._filled[engine] = mean  # its cache has room: nobody's places are taken there
+        self._filled[engine] = mean  # its cache has room, so new tokens evict nothing
         self._mean_filled += (mean - before) / len(self._filled)
         if self._index is not None:
             self._index.forget(engine)
@@ -165,7 +163,7 @@ class Router:
             self._available = [e for e, available in enumerate(self._is_available) if available]
 
     def set_capacity(self, engine: int, num_blocks: int) -> None:
-        """How many blocks its cache holds. Until it is said, an engine forgets nothing."""
+        """Set how many KV blocks an engine's cache holds; until then its capacity counts as infinite."""
         self._capacities[engine] = max(num_blocks, 1) * self._hasher.block_size
         if self._index is not None:
             self._index.set_capacity(engine, num_blocks)

@@ -1,6 +1,6 @@
-"""What a router remembers of prompts: hashes of their blocks (PrefixHasher), and which engines were sent each (BlockIndex).
+"""The router's index of prompts: hashes of their blocks (PrefixHasher), and the engines that were sent them (BlockIndex).
 
-Both work on a whole prompt at once, in numpy: an event loop waits for each decision. Used by router.py.
+Both process a whole prompt at once, in numpy, as the event loop waits for each decision. Used by router.py.
 """
 
 import hashlib
@@ -9,22 +9,22 @@ from typing import NamedTuple
 
 import numpy as np
 
-MAX_TOKENS = 1 << 18  # of a prompt that are hashed; what is alike in more than that will do
+MAX_TOKENS = 1 << 18  # of a prompt that are hashed; a longer common prefix makes no difference
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _HALF, _THIRD = np.uint64(32), np.uint64(29)
 NUM_WAYS = 8
-NUM_HOLDERS = 8  # engines that are remembered of a block, those that were sent it last
+NUM_HOLDERS = 8  # engines stored per block, those that were sent it last
 _FOREVER = 1 << 31  # blocks
-_MARGIN = 1 << 28  # blocks that stamps are put back by: after a clock was turned back, none is later than now
+_MARGIN = 1 << 28  # blocks that stamps are reduced by: no stamp exceeds its clock, even after the clock was turned back
 
 
 class PrefixHasher:
-    """Hashes of all beginnings of a prompt that end with a full block: each names all tokens before its end, and the salt.
+    """Hashes of all prefixes of a prompt that end with a full block; each covers all tokens of the prefix, and the salt.
 
     h(i) = mix(root(salt) + sum over the tokens t before the block's end of (id(t) + 1) * key(t)), modulo 2^64, with a random
-    key for each position (multilinear hashing; Carter and Wegman). So two prompts that differ meet by chance only, however
-    they were made: with 2^-46 at worst, for who does not know the keys. A chain of cryptographic hashes would take longer,
-    and has no purpose here: who is misled computes a prompt, and never reads another's.
+    key for each position (multilinear hashing; Carter and Wegman). So different prompts collide only by chance, even chosen
+    ones: with probability 2^-46 at worst, without knowledge of the keys. A chain of cryptographic hashes would take longer and
+    is not needed: after a collision an engine computes a prompt, but no request reads another's KV blocks.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -33,7 +33,7 @@ class PrefixHasher:
         self._keys = np.random.default_rng().integers(0, 1 << 64, MAX_TOKENS, np.uint64)
 
     def hashes(self, token_ids: np.ndarray, *parts: bytes) -> np.ndarray:
-        """uint64 [full blocks] of token_ids (integers [n]); parts: what else must be equal."""
+        """uint64 [full blocks] of token_ids (integers [n]); parts: other data that must be equal."""
         size = self.block_size
         end = min(len(token_ids), MAX_TOKENS) // size * size
         products = (token_ids[:end].astype(np.uint64) + np.uint64(1)) * self._keys[:end]
@@ -52,7 +52,7 @@ class PrefixHasher:
 
 
 class Places(NamedTuple):
-    """Where a prompt's hashes are in the index, or may be put: of each its bucket and its place, and whether it is there."""
+    """The bucket and place of each of a prompt's hashes in the index, and whether it is there."""
 
     hashes: np.ndarray  # uint64 [n]
     buckets: np.ndarray  # int64 [n]
@@ -63,11 +63,12 @@ class Places(NamedTuple):
 class BlockIndex:
     """A bounded table of block hashes and of the engines that were sent them.
 
-    It is made as a processor's cache is: a hash has NUM_WAYS places, and a new one takes that of the least recently used of
-    them. Nothing ever grows or is moved, so that no decision waits for it. Each of max_blocks takes 60 bytes.
+    It is built like a set-associative CPU cache: a hash has NUM_WAYS possible places, and a new one replaces the least recently
+    used of them. The table never grows or moves, so no decision waits for that. Each of max_blocks takes 60 bytes.
 
-    An engine's clock counts the blocks that it had to compute, and so what has gone from its cache: a block that it was sent
-    longer ago than `set_capacity` of them is believed lost. `take_back` turns it back by what the engine has refused.
+    An engine's clock counts the blocks that it had to compute, and thereby those that its cache has evicted: a block that it
+    was sent longer ago than its capacity in blocks counts as evicted. `take_back` turns the clock back by the blocks of a
+    refused prompt.
     """
 
     def __init__(self, num_engines: int, max_blocks: int) -> None:
@@ -75,25 +76,25 @@ class BlockIndex:
         num_buckets = max(1, -(-max_blocks // NUM_WAYS))
         num_places = num_buckets * NUM_WAYS
         self._num_buckets = np.uint64(num_buckets)
-        self._nobody = num_engines
+        self._no_engine = num_engines
         self._hashes = np.zeros(num_places, np.uint64)
         self._by_bucket = self._hashes.reshape(num_buckets, NUM_WAYS)
-        self._used = np.zeros(num_places, np.uint32)  # when: a count of `add`
+        self._used = np.zeros(num_places, np.uint32)  # value of _now at the last `add`
         self._used_by_bucket = self._used.reshape(num_buckets, NUM_WAYS)
-        self._holders = np.full((num_places, NUM_HOLDERS), self._nobody, np.uint16)
-        self._stamps = np.zeros((num_places, NUM_HOLDERS), np.uint32)  # of a holder's clock, less _MARGIN
-        self._clocks = np.zeros(num_engines + 1, np.uint32)  # they and their differences are modulo 2^32
+        self._holders = np.full((num_places, NUM_HOLDERS), self._no_engine, np.uint16)
+        self._stamps = np.zeros((num_places, NUM_HOLDERS), np.uint32)  # value of the holder's clock, less _MARGIN
+        self._clocks = np.zeros(num_engines + 1, np.uint32)  # modulo 2^32, as are their differences
         self._capacities = np.full(num_engines + 1, _FOREVER + _MARGIN, np.uint32)
-        self._capacities[self._nobody] = 0
+        self._capacities[self._no_engine] = 0
         self._depths = np.zeros(num_engines + 1, np.int32)  # all 0 between two calls
         self._now = 0
 
     def set_capacity(self, engine: int, num_blocks: int) -> None:
-        """How many blocks an engine's cache holds."""
+        """Set how many KV blocks an engine's cache holds."""
         self._capacities[engine] = num_blocks + _MARGIN
 
     def forget(self, engine: int) -> None:
-        """Its cache is empty: it was started anew."""
+        """Drop the engine's blocks: it was restarted with an empty cache."""
         self._turn(engine, int(self._capacities[engine]))
 
     def look_up(self, hashes: np.ndarray) -> Places:
@@ -103,25 +104,25 @@ class BlockIndex:
         return Places(hashes, buckets, places, self._hashes[places] == hashes)
 
     def depths(self, found: Places) -> tuple[list[int], list[int]]:
-        """(engines, how many of the prompt's first blocks each was sent); those with none are left out.
+        """(engines, how many of the prompt's first blocks each was sent); engines with none are left out.
 
-        The last block counts: who was sent it was sent all before it, though of a block that everybody has not all are known.
+        The last known block counts: an engine that has it was sent all before, though each lists only NUM_HOLDERS engines.
         """
         which = np.flatnonzero(found.is_known)
         places = found.places[which]
         holders = self._holders[places]
         ages = self._clocks[holders] - self._stamps[places]
-        holders[ages >= self._capacities[holders]] = self._nobody
+        holders[ages >= self._capacities[holders]] = self._no_engine
         depths = self._depths
-        depths[holders] = which[:, None] + 1  # in this order: of an engine that comes several times the last one stays
-        depths[self._nobody] = 0
+        depths[holders] = which[:, None] + 1  # in order: an engine's last block overwrites its earlier ones
+        depths[self._no_engine] = 0
         engines = np.flatnonzero(depths)
         of_engines = depths[engines]
         depths[engines] = 0
         return engines.tolist(), of_engines.tolist()
 
     def add(self, engine: int, found: Places, num_cached: int) -> None:
-        """The engine was sent this prompt, and is believed to have had its first num_cached blocks."""
+        """The engine was sent this prompt, and probably had its first num_cached blocks."""
         places = found.places
         if not len(places):
             return
@@ -130,11 +131,11 @@ class BlockIndex:
         stamp = int(self._clocks[engine]) - _MARGIN & 0xFFFFFFFF
         new = np.flatnonzero(~found.is_known)
         old = places[found.is_known]
-        self._used[old] = self._now  # before places are given to the others: not these
+        self._used[old] = self._now  # before _places_for, which must not choose these
         if len(new):
             places[new] = added = self._places_for(found.buckets[new])
             self._hashes[added] = found.hashes[new]
-            self._holders[added] = self._nobody
+            self._holders[added] = self._no_engine
             self._holders[added, 0] = engine
             self._stamps[added, 0] = stamp
         if len(old):
@@ -144,23 +145,23 @@ class BlockIndex:
         self._used[places] = self._now
 
     def take_back(self, engine: int, found: Places, num_cached: int) -> None:
-        """What `add` was told is not so: the engine has refused the prompt. Whose place it took stays forgotten."""
+        """Undo `add` after the engine refused the prompt; the entry it evicted is not restored."""
         places = found.places[num_cached:]
         if not len(places):
             return
-        places = places[self._hashes[places] == found.hashes[num_cached:]]  # others may be there by now
+        places = places[self._hashes[places] == found.hashes[num_cached:]]  # other hashes may have replaced them
         holders = self._holders[places]
-        holders[holders == engine] = self._nobody
+        holders[holders == engine] = self._no_engine
         self._holders[places] = holders
         self._turn(engine, num_cached - len(found.places))
 
     def _places_for(self, buckets: np.ndarray) -> np.ndarray:
-        """A place in each of these buckets, the least recently used one; the next where a prompt has several hashes in one."""
+        """The least recently used place in each of these buckets, and the next ones for more hashes in the same bucket."""
         ways = self._used_by_bucket[buckets].argmin(axis=1)
         order = buckets.argsort(kind="stable")
         in_order = buckets[order]
-        rank = np.arange(len(order)) - in_order.searchsorted(in_order)  # of each hash among those of its bucket
-        again = rank.nonzero()[0]  # few, or none
+        rank = np.arange(len(order)) - in_order.searchsorted(in_order)  # of each hash among those of the same bucket
+        again = rank.nonzero()[0]  # hashes that share a bucket: few or none
         by_use = self._used_by_bucket[in_order[again]].argsort(axis=1, kind="stable")
         ways[order[again]] = by_use[np.arange(len(again)), rank[again] % NUM_WAYS]
         return buckets * NUM_WAYS + ways
@@ -169,9 +170,10 @@ class BlockIndex:
         self._clocks[engine] = int(self._clocks[engine]) + num_blocks & 0xFFFFFFFF
 
     def _slots(self, engine: int, places: np.ndarray) -> np.ndarray:
-        """Of each place the slot that is the engine's already, else nobody's, else whose holder has computed most since."""
+        """A slot for the engine in each place: its own if it has one, else a free one, else that of the holder which has
+        computed most since."""
         holders = self._holders[places]
         ages = (self._clocks[holders] - self._stamps[places]).astype(np.int64)
-        ages[holders == self._nobody] = 1 << 32
+        ages[holders == self._no_engine] = 1 << 32
         ages[holders == engine] = 1 << 33
         return ages.argmax(axis=1)

@@ -1,8 +1,8 @@
 """The link between a core and the agents of other hosts: tcp with CURVE keys on both sides, whatever the addresses are.
 
-CoreToHost is the core's end, a DEALER for each host and generation of workers: it connects, and its monitor tells when it is
-lost. HostToCore is an agent's, a ROUTER that admits the keys of its list and nobody else. Neither waits: both are driven by the
-loops of their processes (enginecore/hosts/).
+CoreToHost is the core's end, a DEALER for each host and generation of workers: it connects, and its monitor reports its loss.
+HostToCore is an agent's end, a ROUTER that admits only the keys on its list. Neither end blocks: the loops of their processes
+drive them (enginecore/hosts/).
 """
 
 import errno
@@ -27,19 +27,19 @@ _MONITORED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _NOT_ADMIT
 
 
 class HostUnreadable(Exception):
-    """A host sent what is no message of ours."""
+    """A host sent bytes that are no message of Quire's."""
 
 
 class HostLost(Exception):
-    """The connection cannot be had, or is gone; the text says what happened, without the host's name."""
+    """The connection cannot be made, or is gone; the text says what happened, without the host's name."""
 
 
 class NotThisHost(HostLost):
-    """What listens there is not the host with this key, as far as can be told: a proxy before one that is away looks so."""
+    """The listener seems not to be the host with this key. A proxy looks the same while the host behind it is away."""
 
 
 def check_host_address(address: str, *, listens: bool = False) -> None:
-    """Raises ValueError for what is no tcp address; a port that is to be chosen is only a listener's."""
+    """Raises ValueError if it is no tcp address; only a listener may leave the choice of a port open."""
     host = paths.check_address(address)
     if host is None:
         raise ValueError(f"{address}: hosts are reached by tcp://host:port")
@@ -48,7 +48,7 @@ def check_host_address(address: str, *, listens: bool = False) -> None:
 
 
 class CoreToHost:
-    """One thread. `connect` after it was made, maybe much later: its sockets can be polled before."""
+    """The core's end; one thread. Its sockets can be polled before `connect`, which may come much later."""
 
     def __init__(self, context: zmq.Context, keys: KeyPair) -> None:
         self._keys = keys
@@ -56,11 +56,11 @@ class CoreToHost:
         self._decoder = msgspec.msgpack.Decoder(HostMessage)
         self._is_up = False
         self._socket = context.socket(zmq.DEALER)
-        # libzmq keeps identities that begin with a zero byte to itself.
+        # Identities that begin with a zero byte are reserved by libzmq.
         self._socket.set(zmq.ROUTING_ID, bytes([1 + secrets.randbelow(255)]) + secrets.token_bytes(IDENTITY_BYTES - 1))
         self._socket.set(zmq.LINGER, 0)
         self._socket.set(zmq.RECONNECT_IVL, _RETRY_MS)
-        self._socket.set(zmq.HANDSHAKE_IVL, 0)  # how long it may take is the caller's to decide
+        self._socket.set(zmq.HANDSHAKE_IVL, 0)  # no limit: the caller decides how long it may take
         self._socket.set(zmq.SNDHWM, _HWM)
         self._socket.set(zmq.RCVHWM, _HWM)
         self._socket.set(zmq.MAXMSGSIZE, MAX_FROM_HOST)
@@ -82,7 +82,7 @@ class CoreToHost:
         return self._encoder.encode(command)
 
     def send(self, encoded: bytes) -> bool:
-        """Queue a message of `encode`; False if the host does not take what is queued for it."""
+        """Queue a message of `encode`; False if the queue is full because the host does not read."""
         try:
             self._socket.send(encoded, zmq.NOBLOCK)
         except zmq.Again:
@@ -90,7 +90,7 @@ class CoreToHost:
         return True
 
     def receive(self, limit: int = 64) -> list[HostMessage]:
-        """What has arrived. Raises HostUnreadable."""
+        """Messages that have arrived. Raises HostUnreadable."""
         messages: list[HostMessage] = []
         while len(messages) < limit and readable(self._socket):
             try:
@@ -100,9 +100,9 @@ class CoreToHost:
         return messages
 
     def check(self) -> None:
-        """Raises HostLost if we are not admitted, if that is not the host with this key, or if a connection was lost.
+        """Raises HostLost if we are not admitted, if the listener is not the host with this key, or if a connection was lost.
 
-        Call it after `receive`: what the host has said before its end is there before that.
+        Call it after `receive`: the host's last messages arrive before the event of its end.
         """
         while readable(self._monitor):
             event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))["event"]
@@ -116,7 +116,7 @@ class CoreToHost:
                 raise HostLost("its agent, or the connection to it, is gone")
 
     def close(self, linger_s: float = 0.0) -> None:
-        """What was sent last has linger_s to leave. May be called again."""
+        """The last message has linger_s to leave. May be called again."""
         if not self._socket.closed:
             self._socket.disable_monitor()
             self._monitor.close(linger=0)
@@ -127,7 +127,7 @@ class HostToCore:
     """An agent's end; one thread."""
 
     def __init__(self, address: str, keys: CoreKeys) -> None:
-        """Bind; `address` is then where it listens. Raises ValueError or zmq.ZMQError for an address that cannot be used."""
+        """Bind; `address` then says where. Raises ValueError or zmq.ZMQError for an address that cannot be used."""
         check_host_address(address, listens=True)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(HostCommand)
@@ -155,7 +155,7 @@ class HostToCore:
         return [self._router, self._authenticator.socket]
 
     def receive(self, limit: int = 64) -> list[tuple[bytes, HostCommand | None]]:
-        """What has arrived, as (connection, command); None for what cannot be read."""
+        """Commands that have arrived, as (connection, command); None for one that cannot be decoded."""
         self._authenticator.answer()
         commands: list[tuple[bytes, HostCommand | None]] = []
         while len(commands) < limit and readable(self._router):
@@ -167,7 +167,7 @@ class HostToCore:
         return commands
 
     def send(self, connection: bytes, message: HostMessage) -> bool:
-        """False if the connection is gone, or its core does not take what is sent to it."""
+        """False if the connection is gone, or its queue is full because its core does not read."""
         try:
             self._router.send_multipart([connection, self._encoder.encode(message)], zmq.NOBLOCK)
         except zmq.ZMQError as error:
@@ -177,7 +177,7 @@ class HostToCore:
         return True
 
     def close(self, linger_s: float = 0.0) -> None:
-        """What was sent last has linger_s to leave. May be called again."""
+        """The last message has linger_s to leave. May be called again."""
         self._authenticator.close()
         self._router.close(linger=round(linger_s * 1000))
         self._context.term()

@@ -1,7 +1,7 @@
-"""The control link between core and workers: start-up, failures and large results. What travels every step goes by the rings.
+"""The control link between core and workers: start-up, failures and large results. Data of every step goes through the rings.
 
-CoreToWorkers is the core's end, a ROUTER on a private ipc address, driven by the core's loop. WorkerToCore is a worker's, a
-DEALER whose identity names its rank and its generation of workers, so that a message of an earlier generation is dropped.
+CoreToWorkers is the core's end, a ROUTER on a private ipc address, driven by the core's loop. WorkerToCore is a worker's end, a
+DEALER with an identity that names its rank and its generation of workers: messages of earlier generations are dropped.
 """
 
 import errno
@@ -16,7 +16,7 @@ from quire.ipc.messages.message import DECODE_ERRORS, MAX_CORE_MESSAGE
 from quire.ipc.messages.workers import WorkerCommand, WorkerFailed, WorkerMessage
 
 _HWM = 1024
-_IDENTITY = struct.Struct("<4sqi")  # "rank", generation, rank: begins with no zero byte, which libzmq forbids
+_IDENTITY = struct.Struct("<4sqi")  # "rank", generation, rank: the first byte is not zero, which libzmq reserves
 _TAG = b"rank"
 
 
@@ -43,7 +43,7 @@ class CoreToWorkers:
         return [self._router]
 
     def receive(self, limit: int = 64) -> list[tuple[int, WorkerMessage]]:
-        """What has arrived from this generation, as (rank, message). A message that cannot be read is that worker's failure."""
+        """Messages of this generation that have arrived, as (rank, message); a WorkerFailed for one that cannot be decoded."""
         messages: list[tuple[int, WorkerMessage]] = []
         for _ in range(limit):
             if not readable(self._router):
@@ -70,7 +70,7 @@ class CoreToWorkers:
         return message
 
     def send(self, rank: int, command: WorkerCommand) -> bool:
-        """Send to a worker of this generation that has spoken; False if it is gone (its pidfd tells) or does not read."""
+        """Send to a worker of this generation that has sent something; False if it is gone (see its pidfd) or does not read."""
         try:
             self._router.send_multipart(
                 [_IDENTITY.pack(_TAG, self.generation, rank), self._encoder.encode(command)], zmq.NOBLOCK
@@ -119,6 +119,6 @@ class WorkerToCore:
             raise ValueError(f"the core sent a command that cannot be read: {error}") from None
 
     def close(self, linger_s: float = 1.0) -> None:
-        """Close; what was sent last (a WorkerFailed) has linger_s to arrive. May be called again."""
+        """Close; the last message (a WorkerFailed) has linger_s to leave. May be called again."""
         self._socket.close(linger=round(linger_s * 1000))
         self._context.term()

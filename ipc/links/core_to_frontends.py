@@ -1,14 +1,14 @@
 """CoreToFrontends: the core's end of its link to all frontends. A ZeroMQ ROUTER, driven by the core's loop, without a thread.
 
-It owns the handshake, files, heartbeats, the epoch check and each frontend's outbox; it hands requests to the loop and never
-raises for what a frontend sends. A frontend is named by its connection's identity, 16 random bytes. A slow frontend's outputs
-wait, merged, in its outbox. A frontend is lost, and its requests are to be aborted, when one of these happens:
+It owns the handshake, files, heartbeats, the epoch check and each frontend's outbox. It passes requests to the loop and never
+raises, whatever a frontend sends. A frontend is named by its connection's identity, 16 random bytes. A slow frontend's outputs
+wait, merged, in its outbox. A frontend is lost, and its requests must be aborted, in each of these cases:
 
-    its connection is gone     every send notices, and a Beat is sent each half second
+    its connection is gone     every send detects it, and a Heartbeat is sent every half second
     it was silent for long
     its outbox is full         or all outboxes together are, and its own is the fullest
 
-Why a frontend is refused is logged.
+The reason for refusing a frontend is logged.
 """
 
 import errno
@@ -50,18 +50,18 @@ from quire.ipc.process.loop_clock import LoopClock
 log = logging.getLogger("quire.enginecore")
 
 MAX_FRONTENDS = 1024
-# Messages, per frontend. Beyond this the outbox takes over, where a hundred waiting steps become one message.
+# Messages per frontend. Further messages wait in its outbox, in which a hundred steps become one message.
 _SEND_HWM = 128
-_FULL_OUTBOXES = 8  # what all outboxes may hold together is the bytes of so many full ones
+_FULL_OUTBOXES = 8  # all outboxes together may hold as many bytes as this many full ones
 _RECEIVE_HWM = 64
-RECEIVE_BYTES = 1 << 20  # of one `receive`, questions and answers: what is large takes its turn, and others' streams go on
-RECEIVE_S = 3e-3  # the same for what is small and takes long to check: lists of bad words, 0.1 ms a request
+RECEIVE_BYTES = 1 << 20  # of requests and answers in one `receive`, so that large ones do not stop other streams
+RECEIVE_S = 3e-3  # the same for small requests that take long to check: lists of bad words, 0.1 ms each
 
-_SENT, _FULL, _GONE = range(3)  # what becomes of a message offered to the socket
+_SENT, _FULL, _GONE = range(3)  # outcomes of offering a message to the socket
 
 
 def name_of(identity: bytes) -> str:
-    """A frontend's, in logs."""
+    """A frontend's name in logs."""
     return identity[-4:].hex()
 
 
@@ -91,16 +91,16 @@ class CoreToFrontends:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(FrontendMessage)
         self._frontends: dict[bytes, FrontendConnection] = {}
-        self._slow: dict[bytes, FrontendConnection] = {}  # those with something in their outbox
+        self._slow: dict[bytes, FrontendConnection] = {}  # with a nonempty outbox
         self._waiting = Total()
         self._lost: list[bytes] = []
         self._refusals = LimitedLog(log)
-        self._receive_bytes = 0  # that this call of `receive` may still deal with
+        self._receive_bytes = 0  # that this call of `receive` may still handle
         self._welcome = welcome
         self._files = files or {}
         self._directory: str | None = None
-        self._socket_path: str | None = None  # at a path that others may want
-        self._clock = LoopClock()  # if this process itself stood still, nobody else was silent
+        self._socket_path: str | None = None  # at a path that other processes may use
+        self._clock = LoopClock()  # does not count time in which this process itself stood still
         self._next_timeout_check = 1.0
 
         if address is not None:
@@ -115,7 +115,7 @@ class CoreToFrontends:
             self._router.set(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
         try:
             self.address = self._bind(address)
-        except BaseException:  # Ctrl-C, too: no socket and no folder stay behind
+        except BaseException:  # Ctrl-C, too: leave no socket and no folder behind
             self.close()
             raise
 
@@ -147,7 +147,7 @@ class CoreToFrontends:
         return [self._router] if self._authenticator is None else [self._router, self._authenticator.socket]
 
     def set_welcome(self, welcome: Welcome, files: dict[str, bytes]) -> None:
-        """What frontends are told, and the closed list of files they may get; answers those that wait."""
+        """Set the Welcome and the complete list of files that frontends may get, and welcome those that wait."""
         self._welcome, self._files = welcome, files
         for frontend in list(self._frontends.values()):
             if not frontend.welcomed:
@@ -160,10 +160,10 @@ class CoreToFrontends:
 
     # ------------------------------------------------------------------------------------------------- receiving
     def receive(self, limit: int = 256) -> list[tuple[bytes, FrontendMessage]]:
-        """Requests that have arrived: (identity, AddRequest | Abort | Finish | Utility), of about `limit` messages looked at,
-        fewer if they are large or take long; what was sent together (FrontendToCore.hold) comes together.
+        """Requests that have arrived: (identity, AddRequest | Abort | Finish | Utility). It reads about `limit` messages, fewer
+        if they are large or take long. Requests that were sent together (FrontendToCore.hold) are returned together.
 
-        Everything else is dealt with here. Does not wait. If more is waiting than `limit`, the poller says so again.
+        Other messages are handled here. Does not wait. If more than `limit` messages wait, the poller reports them again.
         """
         if self._authenticator is not None:
             self._authenticator.answer()
@@ -185,13 +185,13 @@ class CoreToFrontends:
                 if message is not None:
                     requests.append((identity, message))
                 elif identity not in self._frontends:
-                    break  # it was refused, so it has said nothing more
+                    break  # it was refused: ignore the rest
             if time.monotonic() >= until:
                 break
         return requests
 
     def _accept(self, identity: bytes, frame: bytes) -> FrontendMessage | None:
-        """Decode one message; deal with it and return None unless it is a request of a known frontend."""
+        """Decode one message. Return it if it is a request of a known frontend; otherwise handle it and return None."""
         try:
             message = self._decoder.decode(frame)
         except DECODE_ERRORS as error:
@@ -217,7 +217,7 @@ class CoreToFrontends:
         return None
 
     def _is_welcome(self, identity: bytes, frontend: FrontendConnection | None, epoch: int) -> bool:
-        """Whether a message is of this core's life and of a frontend that was welcomed; refuses it otherwise."""
+        """Whether a message has this core's epoch and its frontend was welcomed; refuses the frontend otherwise."""
         if epoch != self.epoch:
             self._refuse(identity, "stale epoch: the engine has been started anew since; say Hello")
         elif frontend is None or not frontend.welcomed:
@@ -246,7 +246,7 @@ class CoreToFrontends:
         self.send(frontend.identity, self._welcome)
 
     def _send_file(self, frontend: FrontendConnection, name: str) -> None:
-        """Once a connection: a tokenizer may have 20 MB, and high-water marks count messages."""
+        """Send each file once per connection: a tokenizer may have 20 MB, and high-water marks count messages."""
         assert self._welcome is not None
         info = next((file for file in self._welcome.files if file.name == name), None)
         if info is None:
@@ -259,7 +259,7 @@ class CoreToFrontends:
             self.send(frontend.identity, File(self.epoch, name, info.digest, self._files[name]))
 
     def _reject(self, identity: bytes, payload: bytes, error: Exception) -> None:
-        """Undecodable. A known frontend's AddRequest fails by itself; anything else is refused."""
+        """Handle an undecodable message: a known frontend's AddRequest fails alone; otherwise the peer is refused."""
         request_id = identify_request(payload, self.epoch)
         if identity in self._frontends and request_id is not None:
             text = str(error)[:500] if isinstance(error, msgspec.ValidationError) else "malformed request"
@@ -268,16 +268,16 @@ class CoreToFrontends:
             self._refuse(identity, "malformed message")
 
     def _refuse(self, identity: bytes, reason: str) -> None:
-        """Tell a peer that we do not talk to it; if it was a frontend, it is one no longer."""
+        """Tell a peer that it is refused; if it was a frontend, drop it."""
         self._refusals.warning("frontend %s is refused: %s", name_of(identity), reason)
         self._forget(identity)
         self._transmit(identity, self._encoder.encode(Refused(self.epoch, reason)))
 
     # ------------------------------------------------------------------------------------------------- sending
     def send(self, identity: bytes, message: CoreMessage) -> bool:
-        """Send, or keep in the frontend's outbox while it is slow. False if there is no such frontend (any more).
+        """Send, or put into the frontend's outbox while it is slow. False if there is no such frontend (any more).
 
-        The `seq` of StepOutputs is set here, in the message itself. Never waits.
+        Sets the `seq` of StepOutputs in the message itself. Never waits.
         """
         frontend = self._frontends.get(identity)
         if frontend is None:
@@ -302,9 +302,9 @@ class CoreToFrontends:
         return identity in self._frontends
 
     def broadcast(self, message: CoreMessage) -> None:
-        """Send a Beat or ShuttingDown to every connection, also to those that still wait for their Welcome.
+        """Send a Heartbeat or ShuttingDown to every connection, also to those that still wait for their Welcome.
 
-        Those that are slow miss it. Those that are gone are noticed: so this is called at least every 0.5 s.
+        Slow frontends miss it. It detects frontends that are gone, so it must be called at least every 0.5 s.
         """
         encoded = self._encoder.encode(message)
         for identity in list(self._frontends):
@@ -312,7 +312,7 @@ class CoreToFrontends:
                 self._forget(identity)
 
     def flush(self) -> None:
-        """Retry what waits in outboxes and look for frontends that have fallen silent."""
+        """Send messages that wait in outboxes, as far as there is room, and refuse frontends that have fallen silent."""
         self._clock.tick()
         for frontend in list(self._slow.values()):
             self._flush_one(frontend)
@@ -324,7 +324,7 @@ class CoreToFrontends:
 
     def _flush_one(self, frontend: FrontendConnection) -> None:
         while frontend.outbox:
-            # The identity goes first and tells whether there is room, so that a waiting batch is encoded once.
+            # Sending the identity first tells whether there is room, so that a merged batch is encoded only once.
             outcome = self._open(frontend.identity)
             if outcome == _FULL:
                 return
@@ -342,7 +342,7 @@ class CoreToFrontends:
     def _transmit(self, identity: bytes, encoded: bytes) -> int:
         outcome = self._open(identity)
         if outcome == _SENT:
-            self._router.send(encoded, zmq.NOBLOCK)  # cannot fail: the room was reserved by _open
+            self._router.send(encoded, zmq.NOBLOCK)  # cannot fail: _open has reserved the room
         return outcome
 
     def _open(self, identity: bytes) -> int:
@@ -359,7 +359,7 @@ class CoreToFrontends:
 
     # ------------------------------------------------------------------------------------------------- the lost
     def lost(self) -> list[bytes]:
-        """Frontends lost since the last call: abort their requests. Nothing more comes from them or goes to them."""
+        """Frontends lost since the last call, for the caller to abort their requests. They send and get nothing more."""
         lost, self._lost = self._lost, []
         return lost
 
@@ -371,7 +371,7 @@ class CoreToFrontends:
             self._lost.append(identity)
 
     def check(self) -> None:
-        """Assert what must hold between calls."""
+        """Assert the invariants between calls."""
         for identity, frontend in self._frontends.items():
             frontend.outbox.check()
             assert bool(frontend.outbox) == (identity in self._slow)
@@ -381,10 +381,10 @@ class CoreToFrontends:
         assert self._waiting.num_bytes <= _FULL_OUTBOXES * self._outbox_bytes
 
     def close(self, linger_s: float = 0.5) -> None:
-        """Close, giving messages already sent linger_s to leave; remove the socket file. May be called again."""
+        """Close after at most linger_s for messages already sent; remove the socket file. May be called again."""
         if self._socket_path is not None:
             with suppress(FileNotFoundError):
-                os.unlink(self._socket_path)  # while we still listen there: later, it might be a successor's
+                os.unlink(self._socket_path)  # while we still listen: later it might be a successor's
             self._socket_path = None
         if self._authenticator is not None:
             self._authenticator.close()

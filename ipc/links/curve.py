@@ -1,9 +1,9 @@
 """CURVE keys for tcp:// links: key files, the allow-list, and the authenticator that applies it (ZAP, RFC 27).
 
 A key file holds a pair of z85 keys and is readable by its owner only. The core's allow-list file holds the public keys of the
-frontends that may connect, one a line; a line that starts with
-`# ` is a comment (a key may hold a #). Encryption without the list would let anyone in who knows the
-core's public key; so a core on tcp needs both. A frontend needs its own pair and the core's public key.
+frontends that may connect, one per line; a line that starts with `# ` is a comment (a key may contain a #). Without the list,
+every peer that knows the core's public key could connect, so a core on tcp needs both. A frontend needs its own pair and the
+core's public key.
 """
 
 import logging
@@ -38,14 +38,14 @@ class KeyPair(msgspec.Struct, frozen=True):
 
 
 class CoreKeys(msgspec.Struct, frozen=True):
-    """What a core needs to listen on tcp: its own pair and the frontends it admits."""
+    """Keys of a core that listens on tcp: its own pair, and the public keys of the frontends that it admits."""
 
     own: KeyPair
     allowed: frozenset[bytes]
 
 
 class FrontendKeys(msgspec.Struct, frozen=True):
-    """What a frontend needs to connect over tcp: its own pair and the core's public key."""
+    """Keys of a frontend that connects over tcp: its own pair and the core's public key."""
 
     own: KeyPair
     core_public: bytes
@@ -56,7 +56,7 @@ def make_keys() -> KeyPair:
 
 
 def write_keys(path: str | Path, keys: KeyPair) -> None:
-    """Write a new key file, mode 0600. Raises FileExistsError rather than replace a key."""
+    """Write a new key file, mode 0600. Raises FileExistsError instead of replacing a key."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with open(fd, "w") as file:
         file.write("# CURVE key pair of a Quire process. Give away the public key only.\n")
@@ -78,7 +78,7 @@ def load_keys(path: str | Path) -> KeyPair:
 
 
 def load_or_make_keys(path: str | Path) -> KeyPair:
-    """The pair in a key file, which is made where there is none. Raises ValueError or OSError."""
+    """The pair in a key file, which is made if it does not exist. Raises ValueError or OSError."""
     if not Path(path).exists():
         write_keys(path, make_keys())
     return load_keys(path)
@@ -91,9 +91,9 @@ ENGINES = "the engines that may connect into it, one a line (an engine says its 
 
 
 def load_allow_list(path: str | Path, of: str = FRONTENDS) -> frozenset[bytes]:
-    """Read public keys, one a line. Raises ValueError for a malformed line, an empty list, or none at all.
+    """Read public keys, one per line. Raises ValueError for a malformed line, an empty list, or a missing file.
 
-    of: FRONTENDS or ENGINES, whose keys are missing where there is no such file.
+    of: FRONTENDS or ENGINES, for the text of the error about a missing file.
     """
     try:
         lines = [line.strip() for line in Path(path).read_text().splitlines()]
@@ -122,14 +122,14 @@ def parse_key(text: str, source: object = "key") -> bytes:
         if not _Z85.fullmatch(text.strip()):
             raise ValueError
         z85.decode(key)
-    except (ValueError, struct.error):  # the latter: five characters that are more than 32 bits
-        # never echoed: it may be a secret
+    except (ValueError, struct.error):  # struct.error: five characters encode more than 32 bits
+        # The text is never echoed: it may be a secret.
         raise ValueError(f"{source}: a key is 40 characters of z85, this is not one") from None
     return key
 
 
 class Authenticator:
-    """Answers libzmq's questions whether a key may connect. No thread: the loop that owns the ROUTER polls `socket`."""
+    """Answers libzmq's requests to admit a key. It has no thread: the loop that owns the ROUTER polls `socket`."""
 
     def __init__(self, context: zmq.Context, allowed: frozenset[bytes]) -> None:
         self._allowed = frozenset(z85.decode(key) for key in allowed)
@@ -139,7 +139,7 @@ class Authenticator:
         self.socket.bind(ZAP_ADDRESS)
 
     def answer(self) -> None:
-        """Answer every question that has arrived. RFC 27: version, request id, domain, address, identity, mechanism, key."""
+        """Answer all requests that have arrived. RFC 27: version, request id, domain, address, identity, mechanism, key."""
         while readable(self.socket):
             version, request, domain, address, _, mechanism, *credentials = self.socket.recv_multipart(zmq.NOBLOCK)
             admit = domain == ZAP_DOMAIN and mechanism == b"CURVE" and credentials[:1] and credentials[0] in self._allowed
@@ -149,7 +149,7 @@ class Authenticator:
             self.socket.send_multipart([version, request, code, text, b"", b""])
 
     def _log_refusal(self, address: bytes, key: bytes) -> None:
-        """Its public key is what an operator would add to the list."""
+        """Log the refused public key, so that an operator can add it to the list."""
         named = z85.encode(key).decode() if len(key) == 32 else "of no such kind"
         where = address.decode(errors="replace")
         self._refusals.warning("a connection from %s is refused: its key, %s, is not in the allow-list", where, named)

@@ -1,9 +1,9 @@
 """FrontendToCore: a frontend's end of its link to the core, on asyncio (plain or uvloop). It survives the core.
 
-Each connection is a new DEALER with a new identity, which says Hello, gets its Welcome and the files it does not hold, and is
-then served until it is lost: the core's end is gone (socket monitor), or silent, or refuses us, or shuts down, or a message is
-missing. A lost connection is closed with nothing lingering, so that nothing meant for one core reaches its successor; then
-it is tried again until there is a core. The user hears of messages, loss and return by callbacks, in the event loop's thread.
+Each connection is a new DEALER with a new identity. It sends Hello, gets its Welcome and the files that it lacks, and is then
+served until it is lost: the core's end is gone (socket monitor), or silent, or refuses us, or shuts down, or a message is
+missing. A lost connection is closed without lingering, so that no message for one core reaches its successor. Then the link
+reconnects until there is a core. Messages, loss and return are reported by callbacks, in the event loop's thread.
 """
 
 import asyncio
@@ -23,11 +23,11 @@ from quire.ipc.links.sockets import readable
 from quire.ipc.messages.frontend import (
     MAX_FRONTEND_MESSAGE,
     PROTOCOL_VERSION,
-    Beat,
     CoreMessage,
     File,
     FrontendMessage,
     GetFile,
+    Heartbeat,
     Hello,
     Ping,
     PromptLogprobs,
@@ -41,8 +41,8 @@ from quire.ipc.messages.frontend import (
 from quire.ipc.messages.message import DECODE_ERRORS, IDENTITY_BYTES, MAX_CORE_MESSAGE
 
 PING_INTERVAL_S = 2.0
-SILENCE_S = 5.0  # without a message from the core, which beats every 0.5 s
-SHUTTING_DOWN = "the engine is shutting down"  # why a link is lost to a core that was told to stop
+SILENCE_S = 5.0  # without a message from the core, which sends a heartbeat every 0.5 s
+SHUTTING_DOWN = "the engine is shutting down"  # the reason when the core was told to stop
 _TICK_S = 0.25
 _SEND_HWM, _RECEIVE_HWM = 8192, 256
 _MIN_BACKOFF_S, _MAX_BACKOFF_S = 0.05, 1.0
@@ -52,7 +52,7 @@ _MONITORED = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAI
 
 
 class LinkDown(ConnectionError):
-    """There is no connection to a core now."""
+    """There is no connection to a core at present."""
 
 
 class LinkBusy(Exception):
@@ -60,9 +60,9 @@ class LinkBusy(Exception):
 
 
 class FrontendToCore:
-    """A lasting link to the core at one address. All methods in the event loop's thread.
+    """A lasting link to the core at one address. All methods must be called in the event loop's thread.
 
-    welcome: of the present or last connection, None before the first. files: what it listed, by name.
+    welcome: of the present or last connection, None before the first. files: the files it listed, by name.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class FrontendToCore:
         self._files_by_digest: dict[str, bytes] = {}
         self._connection: _Connection | None = None  # set while connected
         self._reason = "not connected yet"
-        self.refusal: str | None = None  # what the last attempt was answered with, if not welcomed
+        self.refusal: str | None = None  # the answer to the last attempt, if it was refused
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -106,11 +106,11 @@ class FrontendToCore:
         timeout_s: float | None = None,
         silence_s: float = SILENCE_S,
     ) -> "FrontendToCore":
-        """Connect, and stay connected until `close`. Returns once welcomed, with all files there and on_connected called.
+        """Connect, and stay connected until `close`. Returns once welcomed, with all files received and on_connected called.
 
-        on_message gets StepOutputs, RequestError, PromptLogprobs and Beat of the present epoch. on_lost gets a reason, once per
-        loss; every request sent before is then void. Raises LinkDown after timeout_s without a core (None: waits for ever),
-        or as soon as one refuses us; ValueError for an address that cannot be used.
+        on_message gets StepOutputs, RequestError, PromptLogprobs and Heartbeat of the present epoch. on_lost gets a reason,
+        once per loss; all requests sent before have then failed. Raises LinkDown after timeout_s without a core (None: waits
+        forever), or as soon as one refuses us; ValueError for an address that cannot be used.
         """
         link = cls(address, on_message, on_lost, on_connected, keys, silence_s)
         link._task = asyncio.get_running_loop().create_task(link._run(), name="core-link")
@@ -138,14 +138,14 @@ class FrontendToCore:
 
     @property
     def epoch(self) -> int:
-        """The connected core's epoch, for the messages to it; 0 while there is none."""
+        """The connected core's epoch, for messages to it; 0 without a connection."""
         return self._connection.epoch if self._connection is not None else 0
 
     def send(self, message: FrontendMessage) -> None:
         """Queue a message for the core; never waits.
 
         Raises LinkDown without a connection, LinkBusy if thousands of messages are queued already, ValueError for a
-        message beyond the core's limit.
+        message larger than the core's limit.
         """
         if self._connection is None:
             raise LinkDown(self._reason)
@@ -158,23 +158,25 @@ class FrontendToCore:
             raise LinkBusy("the engine does not keep up with this frontend's messages")
 
     def hold(self) -> None:
-        """Keep what is sent until the end of the event loop's next turn: then it goes together, as far as a message has room.
+        """Hold messages until the end of the event loop's next turn, then send them together, as many as a message may hold.
 
-        The core takes up together what comes together, so that its next step can be a full one.
+        The core receives them in one turn, so that its next step can start all of them.
         """
         if self._connection is not None:
             self._connection.outgoing.hold()
 
     def watch(self, seconds: float) -> None:
-        """Look for outputs or a refusal in every turn of the event loop until one comes, for so long at most.
+        """Poll for outputs or a refusal in every turn of the event loop until one comes, for at most `seconds`.
 
-        The loop, and with it a core, is busy meanwhile; to wake it from sleep takes some 0.2 ms.
+        The loop keeps a CPU core busy meanwhile; waking it from sleep would take some 0.2 ms.
         """
-        if self._connection is not None and not self._connection.outgoing.is_holding:  # or what is asked has not left yet
+        if (
+            self._connection is not None and not self._connection.outgoing.is_holding
+        ):  # if it holds, the request has not left yet
             self._connection.watch(seconds)
 
     async def close(self) -> None:
-        """End the connection without on_lost; the core aborts what runs. May be called again."""
+        """End the connection without on_lost; the core aborts running requests. May be called again."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -182,7 +184,7 @@ class FrontendToCore:
         self._context.term()
 
     async def _run(self) -> None:
-        """Connect, wait for the end, back off, again."""
+        """Connect, wait for the connection's end, back off; forever."""
         loop = asyncio.get_running_loop()
         backoff_s = _MIN_BACKOFF_S
         while True:
@@ -196,13 +198,13 @@ class FrontendToCore:
             else:
                 try:
                     await connection.ended
-                finally:  # cancelled, too, by the end of asyncio.run: maybe before tasks that still abort their requests
+                finally:  # also when asyncio.run's end cancels it, maybe before tasks that still abort their requests
                     connection.close()
                     self._connection = None
             backoff_s = _MIN_BACKOFF_S if loop.time() - started > 1.0 else min(2 * backoff_s, _MAX_BACKOFF_S)
             await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
 
-    # what a connection reports, in the order in which it happens
+    # reports of a connection, in order
     def _up(self, connection: "_Connection", welcome: Welcome, files: dict[str, bytes]) -> None:
         self.welcome, self.files, self._connection = welcome, files, connection
         self._changed.set()
@@ -218,7 +220,7 @@ class FrontendToCore:
 
 
 class _Connection:
-    """One DEALER's life: greeting, fetching files, serving, ended. Everything happens in callbacks of the event loop."""
+    """One DEALER's life: hello, fetching files, serving, ended. Everything happens in callbacks of the event loop."""
 
     def __init__(self, link: FrontendToCore) -> None:
         self._link = link
@@ -227,7 +229,7 @@ class _Connection:
         self.epoch = 0  # 0 until welcomed
         self._serving = False
         self._welcome: Welcome | None = None
-        self._missing: dict[str, str] = {}  # digest by name of files asked for
+        self._missing: dict[str, str] = {}  # name -> digest of files that were requested
         self._next_seq = 0
         self._silent_ticks = 0
         self._is_watching = False
@@ -252,10 +254,10 @@ class _Connection:
     @staticmethod
     def _make_socket(link: FrontendToCore) -> zmq.Socket:
         socket = link._context.socket(zmq.DEALER)
-        # libzmq keeps identities that begin with a zero byte to itself.
+        # Identities that begin with a zero byte are reserved by libzmq.
         socket.set(zmq.ROUTING_ID, bytes([1 + secrets.randbelow(255)]) + secrets.token_bytes(IDENTITY_BYTES - 1))
         socket.set(zmq.LINGER, 0)
-        socket.set(zmq.RECONNECT_IVL, -1)  # a new connection is a new identity, which only we can make
+        socket.set(zmq.RECONNECT_IVL, -1)  # we reconnect ourselves: a new connection needs a new identity
         socket.set(zmq.SNDHWM, _SEND_HWM)
         socket.set(zmq.RCVHWM, _RECEIVE_HWM)
         socket.set(zmq.MAXMSGSIZE, MAX_CORE_MESSAGE)
@@ -281,18 +283,18 @@ class _Connection:
             self._on_readable()
 
     def _on_stuck(self, reason: str) -> None:
-        self._on_monitor()  # it may know better why
+        self._on_monitor()  # it may know the reason
         self.end(reason)
 
     def is_going(self) -> bool:
-        """Whether the monitor knows of an end that the event loop has yet to hear of."""
+        """Whether the monitor has an end of the connection to report that the event loop has not handled yet."""
         if readable(self._monitor):
-            self._loop.call_soon(self._on_monitor)  # we may have taken the descriptor's edge
+            self._loop.call_soon(self._on_monitor)  # we may have consumed the descriptor's edge
             return True
         return False
 
     def end(self, reason: str, refused: bool = False) -> None:
-        """Close at once and say why; nothing is dispatched after this."""
+        """Close at once and report the reason; nothing is dispatched after this."""
         if not self.ended.done():
             self.close()
             self.ended.set_result(reason)
@@ -316,7 +318,7 @@ class _Connection:
             frames = self._socket.recv_multipart(zmq.NOBLOCK)
             try:
                 self._dispatch(frames)
-            except BaseException:  # of a callback, and passed on: it must not stop the messages after it
+            except BaseException:  # raised by a callback: re-raised, but it must not stop later messages
                 self._loop.call_soon(self._on_readable)
                 raise
         self._loop.call_soon(self._on_readable)
@@ -329,13 +331,13 @@ class _Connection:
             elif event in (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL):
                 self.end("the handshake failed: one side uses keys that the other does not expect")
             else:
-                # What the core still said before it went (a refusal, tokens) has arrived before this event.
+                # The core's last messages (a refusal, tokens) have arrived before this event.
                 while not self._socket.closed and readable(self._socket):
                     self._on_readable()
                 self.end("the engine has gone" if self._welcome is not None else "none listens at this address")
 
     def _tick(self) -> None:
-        # Counted in ticks, not in time: when this process itself stood still, the core was not silent.
+        # Silence is counted in ticks: time in which this process itself stood still does not count.
         self._ticker = self._loop.call_later(_TICK_S, self._tick)
         self._silent_ticks += 1
         if self._silent_ticks * _TICK_S > self._link._silence_s:
@@ -369,7 +371,7 @@ class _Connection:
             case RequestError() if self._serving and message.epoch == self.epoch:
                 self._watch_until = 0.0
                 self._link._on_message(message)
-            case PromptLogprobs() | Beat() | UtilityResult() if self._serving and message.epoch == self.epoch:
+            case PromptLogprobs() | Heartbeat() | UtilityResult() if self._serving and message.epoch == self.epoch:
                 self._link._on_message(message)
 
     def _welcomed(self, welcome: Welcome) -> None:

@@ -1,6 +1,6 @@
-"""LimitedLog: lines that a peer can cause, as often as it likes. They may not fill a disk.
+"""LimitedLog: log lines that a peer can cause at any rate, limited so that they do not fill a disk.
 
-LINES of them come at once, and one more every LINE_S; the next one says how many were left out. At most 2 MB a day.
+LINES of them may come at once, then one every LINE_S; a line says how many were left out before it. At most 2 MB a day.
 """
 
 import logging
@@ -12,7 +12,7 @@ LINE_S = 10.0
 
 
 class LimitedLog:
-    """Of one source of lines; clock: seconds."""
+    """The limit for one source of lines. clock: returns seconds."""
 
     def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
         self._log = log
@@ -21,7 +21,7 @@ class LimitedLog:
         self._num_left_out = 0
 
     def warning(self, text: str, *values: object) -> None:
-        """As a Logger's, if there may be a line now. Each value is cut at 200 characters, its line breaks escaped."""
+        """Log as Logger.warning does, if the limit allows it. Each value is cut at 200 characters, line breaks are escaped."""
         now = self._clock()
         self._left = min(float(LINES), self._left + (now - self._since) / LINE_S)
         self._since = now

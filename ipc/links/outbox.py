@@ -1,7 +1,7 @@
-"""Outbox: what one slow frontend has not taken yet, in order, with the tokens of several steps merged into one message.
+"""Outbox: messages that a slow frontend has not taken yet, in order, with the tokens of several steps merged into one.
 
-Owned by the CoreToFrontends, one per `FrontendConnection`. It counts bytes, its own and those of all; the link gives up a
-frontend that goes beyond its bound, and the one with the most where all together go beyond theirs.
+Owned by the CoreToFrontends, one per `FrontendConnection`. It counts its own bytes and those of all outboxes. The link drops a
+frontend with an outbox beyond its bound, and the frontend with the fullest outbox if all together exceed theirs.
 """
 
 from collections import deque
@@ -10,12 +10,12 @@ import msgspec
 
 from quire.ipc.messages.frontend import CoreMessage, Finished, Started, StepOutputs, TokenLogprobs
 
-_ITEM_BYTES = 64  # what a Finished or Started weighs, roughly
+_ITEM_BYTES = 64  # rough size of a Finished or Started
 _LOGPROBS_BYTES = 64
 
 
 class PendingOutputs:
-    """StepOutputs still growing; becomes a message when the socket takes it."""
+    """StepOutputs that still grow; they become a message when the socket has room."""
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
@@ -43,7 +43,7 @@ class Total:
 
 
 class Outbox:
-    """A queue of messages in sending order; neighbouring StepOutputs are one entry."""
+    """A queue of messages in sending order; adjacent StepOutputs are one entry."""
 
     def __init__(self, total: Total) -> None:
         self._entries: deque[tuple[int, PendingOutputs | bytes]] = deque()  # (weight, merged outputs or an encoded message)
@@ -83,7 +83,7 @@ class Outbox:
         self._count(-weight)
 
     def clear(self) -> None:
-        """Its frontend is lost: nothing of it will be sent."""
+        """Drop all messages: the frontend is lost."""
         self._entries.clear()
         self._count(-self.num_bytes)
 
@@ -92,7 +92,7 @@ class Outbox:
         self._total.num_bytes += num_bytes
 
     def check(self) -> None:
-        """Assert that the count of bytes is that of the entries."""
+        """Assert that num_bytes is the sum of the entries' bytes."""
         assert self.num_bytes == sum(weight for weight, _ in self._entries)
 
 
@@ -102,7 +102,7 @@ def _weight(m: StepOutputs) -> int:
 
 
 class FrontendConnection:
-    """One connection: who it is, when it was heard, what it has not taken yet."""
+    """One connection: its identity, the time of its last message, and its outbox."""
 
     __slots__ = ("files", "heard_at", "identity", "next_seq", "outbox", "welcomed")
 
@@ -111,5 +111,5 @@ class FrontendConnection:
         self.heard_at = now
         self.next_seq = 0
         self.outbox = Outbox(total)
-        self.files: set[str] = set()  # that it was sent
+        self.files: set[str] = set()  # names of files that were sent
         self.welcomed = False

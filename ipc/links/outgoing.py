@@ -1,4 +1,4 @@
-"""What a frontend sends to the core, from its event loop: at once, or held back for a turn and sent as one message."""
+"""Outgoing: a frontend's messages to the core, from its event loop: sent at once, or held for a turn and sent as one."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,8 +12,8 @@ from quire.ipc.messages.frontend import MAX_TOGETHER, TOGETHER_BYTES
 class Outgoing:
     """The sending side of one DEALER, on the running event loop.
 
-    on_readable is called, later, if there is something to receive: a ZeroMQ socket's descriptor signals edges, and sending may
-    have taken one. on_failure is told that what was held cannot be sent, which ends the connection.
+    on_readable is called, later, if there is something to receive: a ZeroMQ socket's descriptor is edge-triggered, and sending
+    may have consumed an edge. on_failure is called if held messages cannot be sent, which ends the connection.
     """
 
     def __init__(self, socket: zmq.Socket, on_readable: Callable[[], None], on_failure: Callable[[str], None]) -> None:
@@ -39,10 +39,10 @@ class Outgoing:
         return self._held is not None
 
     def hold(self) -> None:
-        """Keep what is sent until the end of the loop's next turn."""
+        """Hold messages until the end of the loop's next turn."""
         if self._held is None:
             self._held = []
-            # the next turn runs what was made ready in this one, and the inner call_soon; the turn after it releases
+            # the next turn runs the callbacks of this one, and the inner call_soon; the turn after that releases
             self._loop.call_soon(self._loop.call_soon, self._release)
 
     def _release(self) -> None:
@@ -71,6 +71,6 @@ class Outgoing:
         return sent
 
     def _look(self) -> None:
-        """To send, or to ask whether one may, can take the descriptor's edge for what has come meanwhile."""
+        """Schedule a read: sending, or asking for room, may have consumed the descriptor's edge for new messages."""
         if readable(self._socket):
             self._loop.call_soon(self._on_readable)

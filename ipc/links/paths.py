@@ -1,7 +1,7 @@
-"""Where sockets live: private directories that their process owns and removes, a user's own ipc path, and allowed addresses.
+"""Places for sockets: private directories that their process owns and removes, a user's own ipc path, and allowed addresses.
 
-A private directory (mode 0700) is held by a lock for as long as its process lives. It is removed at exit; what a killed process
-left behind is found by its free lock, and removed, by the next process that makes one.
+A private directory (mode 0700) is locked as long as its process lives, and removed at exit. If the process was killed, the next
+process that makes one finds the directory by its free lock and removes it.
 """
 
 import atexit
@@ -21,7 +21,7 @@ from pathlib import Path
 MAX_SOCKET_PATH = 107  # bytes, sockaddr_un
 _PREFIX = "quire-ipc-"
 _held: dict[str, int] = {}  # private directories of this process and the descriptors that lock them
-_removing = threading.RLock()  # an exit that finds nothing held waits for the thread that removes it
+_removing = threading.RLock()  # an exit waits for a thread that is removing directories
 
 
 def private_directory() -> str:
@@ -37,7 +37,7 @@ def private_directory() -> str:
         try:
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
-            continue  # another process swept it as a dead one's
+            continue  # another process removed it as stale
         fcntl.flock(fd, fcntl.LOCK_EX)
         with suppress(FileNotFoundError):
             if os.stat(path).st_ino == os.fstat(fd).st_ino:
@@ -45,11 +45,11 @@ def private_directory() -> str:
                     atexit.register(remove_private_directories)
                 _held[path] = fd
                 return path
-        os.close(fd)  # swept between open and our lock
+        os.close(fd)  # removed between our open and lock
 
 
 def remove_private_directory(path: str) -> None:
-    """Remove one directory of `private_directory`; nothing if it is gone already."""
+    """Remove one directory of `private_directory`, if it is not gone already."""
     with _removing:
         fd = _held.pop(path, None)
         if fd is not None:
@@ -87,12 +87,14 @@ def _remove_stale_directories(base: str) -> None:
 
 
 def _remove_directory(path: str) -> None:
-    """Remove the sockets in a directory and in its subfolders, then itself; one that holds anything else is somebody's, and
-    stays. (A subfolder: an engine's socket at an address that its launcher has chosen.)"""
+    """Remove the sockets in a directory and its subfolders, then the directory itself. If it holds anything else it stays.
+
+    A subfolder holds an engine's socket at an address that its launcher has chosen.
+    """
     with suppress(OSError):
         for name in os.listdir(path):
             file = os.path.join(path, name)
-            with suppress(FileNotFoundError):  # its owner, ending as well, was faster
+            with suppress(FileNotFoundError):  # its owner removed it first
                 mode = os.lstat(file).st_mode
                 if stat.S_ISSOCK(mode):
                     os.unlink(file)
@@ -115,9 +117,9 @@ def socket_path(address: str) -> str | None:
 
 @contextmanager
 def claim_socket_path(path: str, timeout_s: float = 5.0) -> Iterator[None]:
-    """Around bind: remove a dead process's socket file, raise FileExistsError if the path is in use or is no socket.
+    """A context around bind: removes a dead process's socket file, raises FileExistsError if the path is in use or no socket.
 
-    The lock on the folder keeps two starting daemons from both taking the path for free.
+    The lock on the folder prevents two starting daemons from both finding the path free.
     """
     with _locked_directory(str(Path(path).parent), timeout_s):
         if os.path.lexists(path):
@@ -131,7 +133,7 @@ def claim_socket_path(path: str, timeout_s: float = 5.0) -> Iterator[None]:
 
 def _is_listening(path: str) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)  # a full backlog says EAGAIN: someone is there
+        probe.setblocking(False)  # EAGAIN from a full backlog means that a process listens
         try:
             probe.connect(path)
         except (ConnectionRefusedError, FileNotFoundError):
@@ -164,7 +166,7 @@ def is_tcp(address: str | None) -> bool:
 
 
 def check_address(address: str) -> str | None:
-    """Refuse what no socket can use; returns the host of a tcp address, None for ipc. Raises ValueError, saying what to do."""
+    """Check an address; returns the host of a tcp address, None for ipc. Raises ValueError, whose text says what to do."""
     if socket_path(address) is not None:
         return None
     if not is_tcp(address):
@@ -176,7 +178,7 @@ def check_address(address: str) -> str | None:
 
 
 def check_listen_address(address: str, has_keys: bool) -> None:
-    """As check_address, and tcp without keys only on loopback."""
+    """Like check_address, and allow tcp without keys only on loopback."""
     host = check_address(address)
     if host is not None and not has_keys and not is_loopback(host):
         raise ValueError(
@@ -186,7 +188,7 @@ def check_listen_address(address: str, has_keys: bool) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Of a tcp address's host."""
+    """Whether the host of a tcp address is loopback."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:

@@ -1,4 +1,4 @@
-"""What the core's end of the socket checks of an AddRequest before anyone sees it. What depends on the engine is intake's."""
+"""Checks of an AddRequest by the core's end of the socket, before the core sees it. Intake checks bounds of the engine."""
 
 import math
 
@@ -9,7 +9,7 @@ from quire.ipc.messages.message import DECODE_ERRORS
 
 
 def problem_with(request: AddRequest) -> str | None:
-    """What is wrong with a request beyond its types, or None. What depends on the engine is checked by the core."""
+    """The problem with a request beyond its types, or None. The core checks what depends on the engine."""
     if not 0 <= request.id <= MAX_REQUEST_ID:
         return f"id must be between 0 and {MAX_REQUEST_ID}"
     token_ids = request.inputs.token_ids
@@ -28,7 +28,7 @@ _any_str = msgspec.msgpack.Decoder(str)
 
 
 def identify_request(payload: bytes, epoch: int) -> int | None:
-    """The id of an AddRequest of this epoch whose other fields do not decode, or None."""
+    """The id of an AddRequest of this epoch with other fields that do not decode, or None."""
     try:
         tag, *fields = _raw_list.decode(payload)
         if _any_str.decode(tag) == "add" and len(fields) >= 2 and _any_int.decode(fields[0]) == epoch:
@@ -40,5 +40,5 @@ def identify_request(payload: bytes, epoch: int) -> int | None:
 
 
 def may_travel_as_one(frames: list[bytes], size: int) -> bool:
-    """Whether one ZeroMQ message may hold these; what is larger would keep the loop from everybody else."""
+    """Whether one ZeroMQ message may hold these frames; a larger one would delay all other frontends."""
     return len(frames) == 1 or (1 < len(frames) <= MAX_TOGETHER and size <= TOGETHER_BYTES)

@@ -1,12 +1,12 @@
-"""What every ZeroMQ socket of ours needs: the look whether something can be received or sent, typed."""
+"""Typed tests whether a ZeroMQ socket can receive or send without waiting."""
 
 import zmq
 
-_POLLIN, _POLLOUT = int(zmq.POLLIN), int(zmq.POLLOUT)  # an enumeration's & is Python, and takes a third of the time
+_POLLIN, _POLLOUT = int(zmq.POLLIN), int(zmq.POLLOUT)  # as ints: the enumeration's & is Python code, a third of the time
 
 
 def readable(socket: zmq.Socket) -> bool:
-    """Whether a message can be received now; a microsecond, where trying and failing costs several."""
+    """Whether a message can be received now. Takes a microsecond; a failed attempt to receive takes several."""
     return bool(int(socket.getsockopt(zmq.EVENTS)) & _POLLIN)
 
 

@@ -1,4 +1,4 @@
-"""What a core's Welcome is made of: the number of its life, and the list of the files that frontends may get."""
+"""Parts of a core's Welcome: its epoch, and the list of the files that frontends may get."""
 
 import hashlib
 import secrets
@@ -7,7 +7,7 @@ from quire.ipc.messages.frontend import FileInfo
 
 
 def new_epoch() -> int:
-    """A number that no other core's life has: 62 random bits, never 0."""
+    """A number for this life of a core that no other core has: 62 random bits, never 0."""
     return secrets.randbits(62) | 1
 
 

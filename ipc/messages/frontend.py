@@ -226,7 +226,7 @@ class PromptLogprobs(Message, tag="prompt_logprobs", frozen=True):
     top_logprobs: bytes  # float32 [positions, num_top]
 
 
-class Beat(Message, tag="beat", frozen=True):
+class Heartbeat(Message, tag="heartbeat", frozen=True):
     """The core's loop is alive: sent to every frontend at least every 0.5 s, by the loop itself. Feeds /health and /metrics."""
 
     epoch: int
@@ -255,7 +255,7 @@ class ShuttingDown(Message, tag="shutting_down", frozen=True):
     epoch: int
 
 
-CoreMessage = Welcome | File | Refused | RequestError | StepOutputs | PromptLogprobs | Beat | UtilityResult | ShuttingDown
+CoreMessage = Welcome | File | Refused | RequestError | StepOutputs | PromptLogprobs | Heartbeat | UtilityResult | ShuttingDown
 
 
 def sequence_key(request_id: int, child: int) -> int:

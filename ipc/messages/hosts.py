@@ -2,15 +2,15 @@
 
 A connection is one generation of workers: it begins with HostHello and HostWelcome, in a form that stays from version to
 version, and whoever is not welcome is told why by HostRefused. Then BeginRanks says which ranks the agent starts, what these
-say comes as RankMessage, and what they are told goes as PlanRecord and RankCommand. Both sides beat twice a second. Carried by
-links/core_and_hosts.py; the core's side is enginecore/hosts/remote_host.py, the agent's enginecore/hosts/agent.py.
+say comes as RankMessage, and what they are told goes as PlanRecord and RankCommand. Both sides send a heartbeat twice a second.
+Carried by links/core_and_hosts.py; the core's side is enginecore/hosts/remote_host.py, the agent's enginecore/hosts/agent.py.
 """
 
-from quire.ipc.config import WorkerConfig
 from quire.ipc.messages.message import Message
 from quire.ipc.messages.workers import WorkerCommand, WorkerMessage
+from quire.ipc.worker_config import WorkerConfig
 
-BEAT_INTERVAL_S = 0.5
+HEARTBEAT_INTERVAL_S = 0.5
 MAX_TO_HOST = 64 << 20  # bytes: a plan ring's longest record takes 16 MiB
 MAX_FROM_HOST = 16 << 20  # a worker's profile, its answer to a control request
 MAX_ENGINE_ID = 64
@@ -63,11 +63,11 @@ class EndRanks(Message, tag="end", frozen=True):
     """Kill all ranks now. A connection that ends says the same."""
 
 
-class CoreBeat(Message, tag="core_beat", frozen=True):
+class CoreHeartbeat(Message, tag="core_heartbeat", frozen=True):
     """The core's loop turns."""
 
 
-HostCommand = HostHello | BeginRanks | PlanRecord | RankCommand | DumpRankStacks | EndRanks | CoreBeat
+HostCommand = HostHello | BeginRanks | PlanRecord | RankCommand | DumpRankStacks | EndRanks | CoreHeartbeat
 
 
 # ---------------------------------------------------------------------------------------------------- agent -> core
@@ -97,10 +97,10 @@ class RankEnded(Message, tag="ended", frozen=True):
     code: int
 
 
-class HostBeat(Message, tag="host_beat", frozen=True):
+class HostHeartbeat(Message, tag="host_heartbeat", frozen=True):
     """The agent's loop turns. stopped: ranks whose processes a signal has stopped."""
 
     stopped: list[int]
 
 
-HostMessage = HostWelcome | HostRefused | RankMessage | RankEnded | HostBeat
+HostMessage = HostWelcome | HostRefused | RankMessage | RankEnded | HostHeartbeat

@@ -1,7 +1,7 @@
-"""EngineStats: what the engine's core counts about its steps, as it travels to frontends with each Beat.
+"""EngineStats: what the engine's core counts about its steps, as it travels to frontends with each Heartbeat.
 
 The bounds of the distributions stand here, for the core that counts (enginecore/stats.py) and for the frontends that show them
-at /metrics. Totals since the engine's start, so that a Beat that is lost costs nothing.
+at /metrics. Totals since the engine's start, so that a Heartbeat that is lost costs nothing.
 """
 
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ class ExpertStats(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 class EngineStats(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Totals of one engine since its start."""
 
-    num_deferred: int  # sequences that wait for what must be ready first (a grammar), of Beat.num_waiting
+    num_deferred: int  # sequences that wait for what must be ready first (a grammar), of Heartbeat.num_waiting
     iteration_tokens: Distribution  # tokens computed in a step
     step_time: Distribution  # seconds from a step's start to its result: the interval of results while steps follow each other
     host_time: Distribution  # seconds of the core's loop that belong to one step: update, schedule, publish

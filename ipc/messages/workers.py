@@ -39,7 +39,6 @@ class WorkerProfile(Message, tag="profile", frozen=True):
     weights_bytes: int
     activation_bytes: int
     block_bytes: int
-    num_processor_rows: int  # of the pool of rare sampling state
     processors: ProcessorsInfo | None = None
     numerics: Numerics = Numerics()
 
@@ -96,7 +95,7 @@ class DumpStacks(Message, tag="dump_stacks", frozen=True):
     id: int
 
 
-class CaptureMaskedTails(Message, tag="capture_masked_tails", frozen=True):
+class CaptureMaskedSamplingGraphs(Message, tag="capture_masked_sampling_graphs", frozen=True):
     """Steps with grammar masks will come: make ready for them, a little after each step. Answered at once, by nothing."""
 
     id: int
@@ -122,7 +121,7 @@ class CheckParams(Message, tag="check_params", frozen=True):
 
 
 # What a serving worker is told between two steps, in a record of the plan ring.
-ControlRequest = DumpStacks | CaptureMaskedTails | StartProfiler | StopProfiler | CheckParams | ReportExpertLoad
+ControlRequest = DumpStacks | CaptureMaskedSamplingGraphs | StartProfiler | StopProfiler | CheckParams | ReportExpertLoad
 
 
 class AllocateKV(Message, tag="allocate_kv", frozen=True):

@@ -4,7 +4,7 @@ A child is `python -P -m module --control-fd N --parent-pid P`. Its configuratio
 other end the parent keeps open for as long as it lives. A child ends with its parent in two ways: by the parent-death signal,
 which the kernel sends when the *thread* that started the child ends (so `spawn` starts every child from a thread that never
 ends), and by the control socket's end of file, which a thread of the child watches and which also holds across a missed signal.
-That a child's loop turns shows in its beats: a counter (an eventfd) that never fills, read by whoever replaces what hangs.
+That a child's loop turns shows in its heartbeats: a counter (an eventfd) that never fills, read by whoever replaces what hangs.
 """
 
 import argparse
@@ -41,17 +41,17 @@ ConfigT = TypeVar("ConfigT", bound=msgspec.Struct)
 
 _control: list[socket.socket] = []  # a child's end of its control socket
 _own_fds: dict[int, int] = {}  # a child's: its parent's numbers -> its own
-_beat_fd: list[int] = []  # a child's counter of beats
+_heartbeat_fd: list[int] = []  # a child's counter of heartbeats
 
 
 class Child:
     """A running child. Keep it: when it is closed or dropped, the child takes it as its parent's death."""
 
-    def __init__(self, proc: subprocess.Popen[bytes], control: socket.socket, beat_fd: int) -> None:
+    def __init__(self, proc: subprocess.Popen[bytes], control: socket.socket, heartbeat_fd: int) -> None:
         self.proc = proc
         self.pid = proc.pid
         self._control = control
-        self._beat_fd = beat_fd
+        self._heartbeat_fd = heartbeat_fd
         self._pidfd = os.pidfd_open(proc.pid)
 
     def fileno(self) -> int:
@@ -97,10 +97,10 @@ class Child:
         except (OSError, ValueError):
             return None  # it is ending: poll() and fileno() tell
 
-    def beats(self) -> int:
-        """How often the child has called `beat` since this was last asked."""
+    def heartbeats(self) -> int:
+        """How often the child has called `heartbeat` since this was last asked."""
         with suppress(BlockingIOError):
-            return os.eventfd_read(self._beat_fd)
+            return os.eventfd_read(self._heartbeat_fd)
         return 0
 
     def send_signal(self, number: signal.Signals) -> None:
@@ -125,7 +125,7 @@ class Child:
         self._control.close()
         if self._pidfd >= 0:
             os.close(self._pidfd)
-            os.close(self._beat_fd)
+            os.close(self._heartbeat_fd)
             self._pidfd = -1
 
     def __repr__(self) -> str:
@@ -166,17 +166,17 @@ def _start(module: str, pass_fds: Sequence[int], arguments: Sequence[str]) -> Ch
     mine, theirs = socket.socketpair()
     with theirs, ExitStack() as on_failure:
         on_failure.enter_context(mine)
-        beats = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        on_failure.callback(os.close, beats)
-        command = [sys.executable, "-P", "-m", module, "--control-fd", str(theirs.fileno()), "--beat-fd", str(beats)]
+        heartbeats = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        on_failure.callback(os.close, heartbeats)
+        command = [sys.executable, "-P", "-m", module, "--control-fd", str(theirs.fileno()), "--heartbeat-fd", str(heartbeats)]
         command += ["--parent-pid", str(os.getpid()), *arguments]
         proc = subprocess.Popen(
             command,
-            pass_fds=[*pass_fds, theirs.fileno(), beats],
+            pass_fds=[*pass_fds, theirs.fileno(), heartbeats],
             stdin=subprocess.DEVNULL,
             process_group=0,  # a terminal's Ctrl-C is the launcher's business, which then ends its children in order
         )
-        child = Child(proc, mine, beats)
+        child = Child(proc, mine, heartbeats)
         on_failure.pop_all()
     mine.settimeout(_CONFIG_TIMEOUT_S)
     return child
@@ -248,14 +248,14 @@ def child_main_config(
     """
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--control-fd", type=int, required=True)
-    parser.add_argument("--beat-fd", type=int, required=True)
+    parser.add_argument("--heartbeat-fd", type=int, required=True)
     parser.add_argument("--parent-pid", type=int, required=True)
     args, _ = parser.parse_known_args()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until it has a handler of its own; Python's would be a traceback
     die_with_parent(args.parent_pid, death_signal)
-    for fd in (args.control_fd, args.beat_fd):
+    for fd in (args.control_fd, args.heartbeat_fd):
         os.set_inheritable(fd, False)
-    _beat_fd.append(args.beat_fd)
+    _heartbeat_fd.append(args.heartbeat_fd)
     control = socket.socket(fileno=args.control_fd)
     header, fds, _, _ = socket.recv_fds(control, 8, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
     numbers, body = _read_message(control, header), _read_message(control)
@@ -282,10 +282,10 @@ def tell_parent(message: dict[str, str]) -> None:
         _send_message(_control[0], msgspec.json.encode(message))
 
 
-def beat() -> None:
-    """Show the parent that this child's loop turns; for it to count in `Child.beats`, if it wants to."""
-    with suppress(BlockingIOError):  # nobody has read it for 2^64 beats
-        os.eventfd_write(_beat_fd[0], 1)
+def heartbeat() -> None:
+    """Show the parent that this child's loop turns; for it to count in `Child.heartbeats`, if it wants to."""
+    with suppress(BlockingIOError):  # nobody has read it for 2^64 heartbeats
+        os.eventfd_write(_heartbeat_fd[0], 1)
 
 
 def die_with_parent(parent_pid: int, death_signal: signal.Signals) -> None:

@@ -8,7 +8,7 @@ that prepare (enginecore/) and by the link to frontends.
 import time
 from collections.abc import Callable
 
-MAX_TICK_S = 1.0  # the core's loop waits for half a second at most, until the next beat
+MAX_TICK_S = 1.0  # the core's loop waits for half a second at most, until the next heartbeat
 
 
 class LoopClock:

@@ -1,6 +1,7 @@
 """What a process of this host uses, read from /proc: the numbers behind Prometheus' `process_*`.
 
-The core reads its own and its workers' for each Beat, a frontend its own and its neighbours' for each scrape: some 40 us each.
+The core reads its own and its workers' for each Heartbeat, a frontend its own and its neighbours' for each scrape: some 40 us
+each.
 """
 
 import os

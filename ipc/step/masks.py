@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from quire.ipc.step.plan_ring import RingCorrupt
-from quire.ipc.step.sections import MASK, MASKS_ALLOW, MASKS_FREE, MASKS_NONE, MASKS_PLACED, STEP_MASK
+from quire.ipc.step.sections import MASK, MASKS_ALLOW, MASKS_ANY_TOKEN, MASKS_IN_AREA, MASKS_NONE, STEP_MASK
 
 MASK_RECORD_WORDS = 1 << 20  # of one record at most: a worker copies one while the core writes the next, in buffers so large
 _STEP, _NUM_ROWS, _KIND = (MASK.at[name] for name in ("step", "num_rows", "kind"))
@@ -54,7 +54,7 @@ def mask_records(step: int, rows: np.ndarray, masks: np.ndarray, max_words: int)
         yield _header(step, len(some), MASKS_ALLOW), some, masks[first : first + at_once]
 
 
-def placed_records(step: int, rows: np.ndarray, place: int, width: int) -> Iterator[tuple[np.ndarray, ...]]:
+def area_records(step: int, rows: np.ndarray, place: int, width: int) -> Iterator[tuple[np.ndarray, ...]]:
     """The same of masks that lie in the ring's area, one behind the other from the word `place` on, `width` words each.
 
     A record names no more masks than it could carry: a worker may have to copy them into the same buffers.
@@ -62,7 +62,7 @@ def placed_records(step: int, rows: np.ndarray, place: int, width: int) -> Itera
     at_once = _masks_at_once(width, MASK_RECORD_WORDS)
     for first in range(0, len(rows), at_once):
         some = rows[first : first + at_once]
-        yield _header(step, len(some), MASKS_PLACED), some, np.asarray((place + first * width, width), np.int32)
+        yield _header(step, len(some), MASKS_IN_AREA), some, np.asarray((place + first * width, width), np.int32)
 
 
 def _masks_at_once(width: int, max_words: int) -> int:
@@ -78,9 +78,9 @@ def no_masks_record(step: int, rows: np.ndarray) -> tuple[np.ndarray, ...]:
     return _header(step, len(rows), MASKS_NONE), rows
 
 
-def free_record(step: int, rows: np.ndarray) -> tuple[np.ndarray, ...]:
+def any_token_record(step: int, rows: np.ndarray) -> tuple[np.ndarray, ...]:
     """The parts of a record that says that these rows may be any token."""
-    return _header(step, len(rows), MASKS_FREE), rows
+    return _header(step, len(rows), MASKS_ANY_TOKEN), rows
 
 
 def decode_masks(words: np.ndarray, area: np.ndarray = _NO_AREA) -> MaskRecord:
@@ -88,7 +88,7 @@ def decode_masks(words: np.ndarray, area: np.ndarray = _NO_AREA) -> MaskRecord:
     n = int(words[_NUM_ROWS])
     rows, rest = words[MASK.width : MASK.width + n], words[MASK.width + n :]
     kind = int(words[_KIND])
-    if kind == MASKS_PLACED:
+    if kind == MASKS_IN_AREA:
         place, width = rest.tolist()
         if place < 0 or width < 1 or place + n * width > area.size:
             raise RingCorrupt(f"{n} masks of {width} words from {place} on are not in an area of {area.size}")

@@ -56,7 +56,7 @@ def struct_of(record: Record) -> struct.Struct:
 
 DTYPES = {s.name: dtype_of(s.record) for s in SECTIONS}
 _NO_ROWS = {name: np.zeros(0, dtype) for name, dtype in DTYPES.items()}
-_STEP, _FLAGS, _VARIANT, _WORDS = (HEADER.at[name] for name in ("step", "flags", "variant", "words"))
+_STEP, _FLAGS, _SAMPLING_KIND, _WORDS = (HEADER.at[name] for name in ("step", "flags", "sampling_kind", "words"))
 _MAX_SEQ_LEN, _DEVICE_WORDS = HEADER.at["max_seq_len"], HEADER.at["device_words"]
 _MICRO_BATCH, _LAG = HEADER.at["micro_batch"], HEADER.at["lag"]
 _DECODE = "decode_rows"
@@ -80,7 +80,7 @@ class StepPlan:
 
     step: int
     sections: Mapping[str, np.ndarray]
-    variant: int = 0
+    sampling_kind: int = 0
     same_decode_rows: bool = False  # decode_rows is what the micro-batch's last plan held: send only their number
     max_seq_len: int = 0
     micro_batch: int = 0
@@ -119,7 +119,7 @@ class StepPlan:
         return TOKENS_PER_ROW * len(self.decode_rows) + len(self.prefill_tokens)
 
     @property
-    def late_mask(self) -> bool:
+    def has_mask_rows(self) -> bool:
         return "mask_rows" in self.sections
 
     @property
@@ -140,7 +140,7 @@ class StepPlan:
         header[_DEVICE_WORDS] = at
         if len(self.sections) > len(parts):
             at = self._place(_ELSEWHERE, at, header, parts)
-        header[_STEP], header[_VARIANT], header[_WORDS] = self.step & STEP_MASK, self.variant, at
+        header[_STEP], header[_SAMPLING_KIND], header[_WORDS] = self.step & STEP_MASK, self.sampling_kind, at
         header[_FLAGS] = FLAG_SAME_DECODE_ROWS * self.same_decode_rows
         header[_MAX_SEQ_LEN] = self.max_seq_len
         header[_MICRO_BATCH], header[_LAG] = self.micro_batch, self.lag
@@ -172,7 +172,7 @@ def decode_plan(words: np.ndarray, last_decode_rows: np.ndarray) -> StepPlan:
             sections[name] = words[at : at + count * width].view(dtype)
     if same:
         sections[_DECODE] = last_decode_rows
-    return StepPlan(h[_STEP], sections, h[_VARIANT], same, h[_MAX_SEQ_LEN], h[_MICRO_BATCH], h[_LAG])
+    return StepPlan(h[_STEP], sections, h[_SAMPLING_KIND], same, h[_MAX_SEQ_LEN], h[_MICRO_BATCH], h[_LAG])
 
 
 Ids = Sequence[int] | np.ndarray
@@ -182,7 +182,6 @@ class LogitsProcessors(NamedTuple):
     """Rare sampling state of one sequence, in the fields of sections.LOGITS_PROCESSORS, where they are explained."""
 
     slot: int
-    processor_row: int
     prompt_ids: Ids
     output_ids: Ids
     bias_ids: Ids

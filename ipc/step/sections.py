@@ -115,8 +115,8 @@ SLOT_VALUES = (
     SlotValue("frequency", "params.frequency_penalty", "float32"),
     SlotValue("repetition", "params.repetition_penalty", "float32", 1.0, low=1 / EXTREME, high=EXTREME),
     SlotValue("seed", "seed", "uint64"),
-    SlotValue("processor_row", "processor_row", default=-1),  # -1: none
-    SlotValue("min_len", "min_len"),  # a token at an index below it may not be one of the processor row's stop ids
+    SlotValue("has_processors", "has_processors"),  # 1: the slot's row of LogitsProcessorPool counts; 0: kernels skip it
+    SlotValue("min_len", "min_len"),  # a token at an index below it may not be one of the stop ids in that row
     SlotValue("num_logprobs", "params.logprobs", default=-1, none=-1),  # -1: none
 )
 
@@ -148,7 +148,7 @@ WORD = Record(Field("word"))  # of a list
 
 # rare sampling state of one sequence, sent when it gets its slot
 LOGITS_PROCESSORS = ListRecord(
-    (Field("slot"), Field("processor_row")),
+    (Field("slot"),),
     (
         ListField("prompt_ids"),  # empty without penalties
         ListField("output_ids"),  # all of them with penalties, else the last MAX_BAD_WORD_TOKENS
@@ -176,13 +176,13 @@ class Section(NamedTuple):
     """One section of a plan. A plan holds those that it needs, in the order of SECTIONS.
 
     applied: on the "device", by the step's kernels; on the "host", by the worker before the step's forward; or by the worker
-    between forward and "tail". cap: the most rows, where the section lies in a buffer of fixed size, which only those for the
-    device do.
+    after the forward and before "sampling". cap: the most rows, where the section lies in a buffer of fixed size, which only
+    those for the device do.
     """
 
     name: str
     record: Record
-    applied: Literal["device", "host", "tail"]
+    applied: Literal["device", "host", "sampling"]
     cap: Callable[[StepLimits], int] | None = None
 
 
@@ -199,13 +199,13 @@ SECTIONS = (
     Section("prefill_tokens", WORD, "device", lambda s: s.max_num_batched_tokens),  # of all prefill rows, one after the other
     Section("logits_processors", WORD, "host"),  # records of LOGITS_PROCESSORS, one after the other
     Section("custom_processors", WORD, "host"),  # records of custom_processors.py, one after the other
-    Section("mask_rows", WORD, "tail"),  # rows whose masks follow in the ring, in records of KIND_MASK
+    Section("mask_rows", WORD, "sampling"),  # rows whose masks follow in the ring, in records of KIND_MASK
 )
 
 HEADER = Record(
     Field("step"),  # counts from 1; results are tagged with it
     Field("flags"),  # FLAG_*
-    Field("variant"),  # VARIANT_*
+    Field("sampling_kind"),  # SAMPLING_*
     Field("max_seq_len"),  # upper bound over the step's rows, this step's tokens included
     Field("words"),  # length of the whole plan
     Field("device_words"),  # length of what the device reads: header and sections applied there
@@ -218,13 +218,13 @@ HEADER = Record(
 
 FLAG_SAME_DECODE_ROWS = 1  # the decode rows are those of the micro-batch's last plan that had them
 
-# variants: what the tail must be able to do in this step; more bits cost more time
-VARIANT_RANDOM = 1  # some row has a temperature
-VARIANT_FILTER = 2  # some row has top-k, top-p or min-p
-VARIANT_PROCESSORS = 4  # some row has a processor row
-VARIANT_LOGPROBS = 8  # some row wants logprobs
-VARIANT_MASK = 16  # some row has a mask
-VARIANT_CUSTOM = 32  # some row is seen by the operator's own logits processors: its tail is never captured
+# Kinds of sampling: what the sampling graph of this step must be able to do. More bits cost more time.
+SAMPLING_RANDOM = 1  # some row has a temperature
+SAMPLING_FILTER = 2  # some row has top-k, top-p or min-p
+SAMPLING_PROCESSORS = 4  # some row has logits processors
+SAMPLING_LOGPROBS = 8  # some row wants logprobs
+SAMPLING_MASK = 16  # some row has a mask
+SAMPLING_CUSTOM = 32  # some row is seen by the operator's own logits processors: its sampling is never captured
 
 
 def max_device_words(limits: StepLimits) -> int:
@@ -236,8 +236,8 @@ def max_device_words(limits: StepLimits) -> int:
 MASK = Record(Field("step"), Field("num_rows"), Field("kind"))  # then num_rows rows, then their masks if they have some
 MASKS_NONE = 0  # they get none, and no token
 MASKS_ALLOW = 1  # what their masks allow
-MASKS_FREE = 2  # they may be any token
-MASKS_PLACED = 3  # what their masks allow, which lie in the ring's area: after the rows its word and the words of a mask
+MASKS_ANY_TOKEN = 2  # they may be any token
+MASKS_IN_AREA = 3  # what their masks allow, which lie in the ring's area: after the rows its word and the words of a mask
 
 NO_TOKEN = -1  # the result of a row whose mask did not come, or leaves nothing: the core ends its request
 

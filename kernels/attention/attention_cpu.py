@@ -3,7 +3,7 @@
 Formula and masks: attention_reference.py, against which this is tested. On the CPU the caller knows lengths on the host, so a
 `CpuAttentionPlan` holds a step's gather indices and masks, built once and shared by all layers with the same window and cache
 shape. Rows with one query are batched with rows of similar length: the length they are padded to depends on the row's own
-length only, so a row's arithmetic does not depend on its neighbours. Other rows run one by one.
+length only, so a row's arithmetic does not depend on other rows. Other rows run one by one.
 Padding repeats the row's own last key, masked: nothing outside a row's visible keys is read. No Triton here.
 
 Bytes: visible keys and values are read once and written once (the gather), then read again by the product.
@@ -19,14 +19,14 @@ from torch.nn.functional import scaled_dot_product_attention
 from quire.kernels.attention.kv_entries_cpu import as_entries, as_numpy, entry_strides
 from quire.kernels.attention.score_shape import PLAIN_SCORES, ScoreShape
 
-# A chunk behind cached keys needs a mask of [queries, keys], and torch computes the masked part too: slices keep both small.
+# A prefill chunk with cached keys needs a mask of [queries, keys], and torch computes the masked part: slices keep both small.
 _QUERY_SLICE = 256
 _MASK_ELEMENTS_KEPT = 1 << 22
-_BATCH_ELEMENTS = 1 << 21  # keys gathered at once; more rows come in several batches
+_BATCH_ELEMENTS = 1 << 21  # keys gathered at once; more rows take several batches
 
 
 def _padded_length(num_keys: int) -> int:
-    """num_keys up to a step of 1/4 to 1/8 of it: few lengths, at most a quarter wasted; a function of the row alone."""
+    """Round num_keys up to a step of 1/4 to 1/8 of it: few lengths, at most a quarter wasted; depends on the row alone."""
     step = max(16, 1 << max(0, num_keys.bit_length() - 3))
     return -(-num_keys // step) * step
 
@@ -38,7 +38,7 @@ class Scratch:
         self._sides: dict[torch.dtype, list[torch.Tensor]] = {}
 
     def sides(self, num_elements: int, dtype: torch.dtype) -> list[torch.Tensor]:
-        """Two vectors of at least num_elements; what was given out before may be the same memory."""
+        """Two vectors of at least num_elements; they may share memory with those of an earlier call."""
         found = self._sides.get(dtype)
         if found is None or found[0].numel() < num_elements:
             found = self._sides[dtype] = [torch.empty(num_elements, dtype=dtype) for _ in range(2)]
@@ -47,7 +47,7 @@ class Scratch:
 
 @dataclass
 class _Gathered:
-    """Where a batch or row gathers to: all views of the plan's scratch, made once a step."""
+    """The memory that a batch or row gathers into: all views of the plan's scratch, made once a step."""
 
     index: np.ndarray  # [entries] of the cache
     k_entries: np.ndarray  # [entries, D]
@@ -56,7 +56,7 @@ class _Gathered:
     v: torch.Tensor
 
     def load(self, k_entries: np.ndarray, v_entries: np.ndarray, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        # mode "clip": the default checks the indices in a pass of its own, into a buffer
+        # mode "clip": the default would check the indices in a separate pass, into a buffer
         k_entries.take(self.index, 0, self.k_entries, "clip")
         v_entries.take(self.index, 0, self.v_entries, "clip")
         return (self.k, self.v) if self.k.dtype == dtype else (self.k.to(dtype), self.v.to(dtype))
@@ -66,7 +66,7 @@ class _Gathered:
 class _Batch:
     """Rows of one query each, padded to the same number of keys."""
 
-    tokens: torch.Tensor | slice  # their places in q
+    tokens: torch.Tensor | slice  # their positions in q
     mask: torch.Tensor  # [n, Hkv, 1, length], 0 or -inf
     first_keys: torch.Tensor  # [n]
     kv: _Gathered
@@ -81,7 +81,7 @@ class _Row:
     end: int
     first_key: int
     num_cached: int  # position of its first query
-    masks: list[torch.Tensor | None]  # a slice of queries each
+    masks: list[torch.Tensor | None]  # one for each slice of queries
     kv: _Gathered
 
 
@@ -102,8 +102,8 @@ class CpuAttentionPlan:
     ) -> None:
         """block_tables [R, max_blocks] int, by row; `k_cache` gives shape and strides (V's must be the same), dtype is q's.
 
-        query_lens are laid out in q one after another. A row of seq_len 0 is padding: its queries get zeros. A query sees its
-        last `window` keys, or with is_chunked what its chunk of so many has; 0: all.
+        q holds the rows' queries one after another, query_lens of each. A row of seq_len 0 is padding: its queries get zeros. A
+        query sees its last `window` keys, or with is_chunked those of its chunk of `window` keys; window 0: all keys before it.
         """
         _blocks, self.num_kv_heads, self.block_size, self.head_dim = k_cache.shape
         self.entry_strides = entry_strides(k_cache)
@@ -142,7 +142,7 @@ class CpuAttentionPlan:
         self.is_one_batch = not self.rows and not self.padding and len(self.batches) == 1
 
     def _first_key(self, position: int) -> int:
-        """That a query there sees."""
+        """The first key that a query at `position` sees."""
         if not self.window:
             return 0
         return position // self.window * self.window if self.is_chunked else max(0, position - self.window + 1)
@@ -165,7 +165,7 @@ class CpuAttentionPlan:
         return (blocks[:, None, :, None] + slots).reshape(len(rows), self.num_kv_heads, -1)[:, :, :length]
 
     def _gathered(self, index: np.ndarray) -> _Gathered:
-        """What is at cache entries [n, Hkv, length]."""
+        """Views of the scratch for cache entries `index` [n, Hkv, length]."""
         shape = (*index.shape, self.head_dim)
         k, v = (side[: index.size * self.head_dim].view(shape) for side in self._sides)
         k_entries, v_entries = (as_numpy(x.view(-1, self.head_dim)) for x in (k, v))
@@ -229,7 +229,7 @@ def attention_cpu(
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
 ) -> None:
-    """Causal attention of all rows of the plan: q, out [T, Hq, D], row-strided or not; caches as the plan was told."""
+    """Causal attention of all rows of the plan: q, out [T, Hq, D], row-strided or not; caches strided as the plan's k_cache."""
     for cache in (k_cache, v_cache):
         if cache.stride() != plan.strides:
             raise ValueError(f"cache strides {cache.stride()} are not the plan's, {plan.strides}")
@@ -248,7 +248,7 @@ def attend_entries(
     scale: float,
     shape: ScoreShape = PLAIN_SCORES,
 ) -> torch.Tensor:
-    """[T, Hq, D]: attention_cpu of caches given as entries (kv_entries_cpu.as_entries), which are made once for many layers."""
+    """[T, Hq, D]: attention_cpu for caches given as entries (kv_entries_cpu.as_entries), made once for many layers."""
     if not shape.is_plain:
         return _attend_shaped(q, k_entries, v_entries, plan, scale, shape)
     if plan.is_one_batch:
@@ -275,7 +275,7 @@ def _attend_batch(
 
 
 def _multiply(q: torch.Tensor, mask: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> torch.Tensor:
-    """Attention in float32 by plain products: 5 to 10% quicker than SDPA, and the result is in its place.
+    """Attention in float32 by plain products: 5 to 10% quicker than SDPA, and the result needs no transpose.
 
     q [n, Hq, D]; mask [n * Hkv, 1, length], keys [n * Hkv, D, length], values [n * Hkv, length, D].
     """
@@ -306,7 +306,7 @@ def _attend_row(
 def _attend_shaped(
     q: torch.Tensor, k_entries: np.ndarray, v_entries: np.ndarray, plan: CpuAttentionPlan, scale: float, shape: ScoreShape
 ) -> torch.Tensor:
-    """attend_entries with softcap, ALiBi or sinks, which SDPA does not know."""
+    """attend_entries with softcap, ALiBi or sinks, which SDPA does not support."""
     out = torch.empty(plan.num_tokens, *q.shape[1:], dtype=q.dtype)
     for begin, end in plan.padding:
         out[begin:end] = 0

@@ -1,15 +1,14 @@
 """Paged attention for decode rows: 1-8 query tokens a row, split over the KV length, balanced over the SMs.
 
-Formula and masks: tile.py. The KV tiles of all (row, KV head) pairs, in that order, form one line of units; the
-programs of a fixed grid take equal stretches of it, whatever the mix of row lengths. `decode_schedule`
-(decode_schedule.py) makes the cuts, on the device, once a step. A (row, head) that one program covers is written
-straight to `out`; of one that several share (split KV), each stores its partials in the workspace, and whichever arrives last
-(an atomic count) reduces them in the order of the keys. So there is no second launch, and results do not depend on timing. With
-`fixed_splits` (what fp32 gets) the cuts depend on the row's own length alone: a row's result is then the same, bit for bit,
-in any batch.
+Formula and masks: tile.py. The KV tiles of all (row, KV head) pairs, in that order, form one line of units; the programs of a
+fixed grid take equal stretches of it, whatever the mix of row lengths. `decode_schedule` (decode_schedule.py) makes the cuts on
+the device, once a step. If one program covers a (row, head), it writes straight to `out`; if several share one (split KV), each
+stores its partial sums in the workspace, and the last to arrive (an atomic count) reduces them in the order of the keys. So
+there is no second launch, and results do not depend on timing. With `fixed_splits` (used for fp32) the cuts depend on the row's
+own length alone: a row's result is then the same, bit for bit, in any batch.
 
-Bytes: every visible key and value once, 2 * Hkv * D * itemsize(cache) a token; q and out are small beside it.
-The partial sums are at most 2 a program, and stay in L2.
+Bytes: every visible key and value once, 2 * Hkv * D * itemsize(cache) a token; q and out are small in comparison. The partial
+sums are at most 2 a program, and stay in L2.
 """
 
 import torch
@@ -151,8 +150,8 @@ def _decode_kernel(
                 BLOCK_SIZE, TILE, HEAD_DIM, PREFETCH_BYTES,
             )  # fmt: skip
     if DEPENDENT_LAUNCH:
-        # The schedule and the step's lengths and block table are read before the wait, and the first tile is on its way to L2:
-        # `decode_schedule`, and what wrote those, must come before the chain's last plain launch.
+        # The schedule and the step's lengths and block table are read before the wait, and the prefetch of the first tile to L2
+        # has begun: `decode_schedule`, and the kernels that wrote those, must come before the chain's last plain launch.
         gdc_wait()
     if DEPENDENT_LAUNCH == 2:  # EARLY; later, large programs of the next kernel would crowd the SMs that happen to be free
         gdc_launch_dependents()
@@ -242,14 +241,15 @@ def _decode_kernel(
                     ROWS, GROUP, HEAD_DIM, HEAD_PAD,
                 )  # fmt: skip
             else:
-                # Partial i of this (row, head) has a slot of its own; STORED_ROWS <= ROWS leaves out what only fills the tile.
+                # Partial sum i of this (row, head) has a slot of its own; STORED_ROWS <= ROWS: rows that fill up the tile are
+                # not stored.
                 if FIXED_SPLITS > 0:
                     first_slot = pair * FIXED_SPLITS
                     later_slot = first_slot
                     slot_step = 1
                     own_slot = first_slot + first_index
                 else:
-                    # A program has at most one part that continues another's (slot 2p) and one that others go on with (2p + 1).
+                    # A program has at most one part that continues another's (slot 2p) and one that others continue (2p + 1).
                     first_program = program_of(unit - first_index, units, longer)
                     parts = program_of(unit - first_index + parts - 1, units, longer) - first_program + 1
                     first_slot = 2 * first_program + 1
@@ -308,9 +308,9 @@ def decode_attention(
 
     q, out [T, Hq, D]; k_cache, v_cache [num_blocks, Hkv, block_size, D]; block_table [num_slots, max_blocks] int32, by slot;
     row_slots [R], query_start [R + 1], seq_lens [R] int32. The row's queries are its last positions. A row of seq_len 0 gets
-    zeros. `shape`: softcap, ALiBi and sinks. k_scale, v_scale [1] fp32 multiply what the cache holds. With `rope` (see
-    `can_fuse`), q is rotated here and k and v written to the cache, as `rope_kv` would have done before; k_scale and v_scale
-    are then for 8 bits alone.
+    zeros. `shape`: softcap, ALiBi and sinks. k_scale, v_scale [1] fp32 multiply the cache's elements. With `rope` (see
+    `can_fuse`), q is rotated here and k and v are written to the cache, as `rope_kv` would have done before; k_scale and
+    v_scale are then allowed for 8-bit caches only.
     """
     num_tokens, num_heads, head_dim = q.shape
     num_blocks, num_kv_heads, block_size, _ = k_cache.shape
@@ -327,7 +327,7 @@ def decode_attention(
     config, num_programs = workspace.launch(num_rows)
     rows = triton.next_power_of_2(workspace.max_query_len * num_heads // num_kv_heads)
     head_pad = triton.next_power_of_2(head_dim)
-    prefetches = dependent_launch and not workspace.fixed_splits  # before the wait, where a program's first unit is a tile
+    prefetches = dependent_launch and not workspace.fixed_splits  # before the wait, if a program's first unit is a tile
     _decode_kernel[(num_programs,)](
         q,
         k_cache,

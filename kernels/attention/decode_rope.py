@@ -1,10 +1,10 @@
-"""What `rope_kv` does for models without QK-norm, done by decode attention itself: one launch a layer less in decode steps.
+"""The work of `rope_kv` for models without QK-norm, done inside decode attention: one launch a layer less in decode steps.
 
 A program takes the query heads of its (row, KV head) from the raw qkv, as lines of a tile. The new token's key and value are
 two more lines of that tile, for which there is room: the same instructions rotate the key. Only the program that has the row's
 last KV tile loads those two, and writes them; no other program reads them, so after a barrier it finds them in the cache like
-any other key. Attention proper knows nothing of all this, and is bit for bit what it is after `rope_kv`. To fold the new key in
-after the loop instead would save no time: the loop's first copies wait at a barrier for the query anyway.
+any other key. The attention code itself is unchanged, and its result is bit for bit that after `rope_kv`. Folding the new key
+in after the loop instead would save no time: the loop's first copies wait at a barrier for the query anyway.
 
 Query and key are rotated as in `rope_kv`, to the bit: products and sums are rounded one by one. With QK-norm before the
 rotation a call would take longer than `rope_kv` and attention do (benchmarks/LOG.md).
@@ -23,20 +23,20 @@ from quire.kernels.attention.tile import COMPILED
 
 @dataclass(frozen=True)
 class Rope:
-    """The arguments of `rope_kv` that attention does not have anyway; shapes and types as there. Positions are seq_lens - 1."""
+    """The arguments of `rope_kv` that attention lacks; shapes and types as there. Positions are seq_lens - 1."""
 
-    qkv: torch.Tensor  # [T, (Hq + 2 * Hkv) * D], not rotated; stays as it is
-    cos_sin: torch.Tensor  # float32 [max_position, D]
+    qkv: torch.Tensor  # [T, (Hq + 2 * Hkv) * D], not rotated; not modified
+    cos_sin: torch.Tensor
     slot_mapping: torch.Tensor  # int64 [T]; must be where the block table has the row's last key; negative: not written
 
 
 def tile_rows(group: int) -> int:
-    """Rows of the query tile, for `group` query rows: what the tensor cores take at once, and powers of two."""
+    """Rows of the query tile, for `group` query rows: a power of two, at least what the tensor cores take at once."""
     return max(triton.next_power_of_2(group), 16)
 
 
 def rope_lines(group: int, head_dim: int) -> int:
-    """Lines of the tile that is rotated, of which group + 2 are in use: no more than need be, the first keys wait for it."""
+    """Lines of the tile that is rotated, of which group + 2 are used: as few as possible: the first keys wait for it."""
     rows = tile_rows(group)
     return min(max(rows // 2, 1024 // head_dim, triton.next_power_of_2(group + 2)), rows)
 
@@ -57,7 +57,7 @@ def can_fuse(workspace: DecodeWorkspace, cos_sin: torch.Tensor, interleaved: boo
 
 
 def check_rope(rope: Rope, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, workspace: DecodeWorkspace) -> None:
-    """Refuse what the kernel would read or write wrongly."""
+    """Raise ValueError for arguments that the kernel would misread."""
     tokens, num_heads, head_dim = q.shape
     if not can_fuse(workspace, rope.cos_sin) or k_cache.dtype != v_cache.dtype:
         raise ValueError("rope: these shapes and types are for rope_kv; see can_fuse")
@@ -73,7 +73,7 @@ def check_rope(rope: Rope, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torc
 
 @triton.jit
 def _product(a, b):
-    """a * b in float32, rounded: the compiler must not fuse it with a sum, which would give other last bits than `rope_kv`."""
+    """a * b in float32, rounded: the compiler must not fuse it with a sum, or the last bits would differ from `rope_kv`'s."""
     if COMPILED:
         return tl.inline_asm_elementwise("mul.rn.f32 $0, $1, $2;", "=f,f,f", [a, b], dtype=tl.float32, is_pure=True, pack=1)
     else:
@@ -82,13 +82,13 @@ def _product(a, b):
 
 @triton.jit
 def _only(a, b):
-    """What reduces one element: never called."""
+    """The combining function of a reduction over one element: never called."""
     return a
 
 
 @triton.jit
 def angles(cos_sin_ptr, position, max_position, HEAD_DIM: tl.constexpr):
-    """Where a position's cos and sin are, HEAD_DIM numbers."""
+    """Pointer to a position's cos and sin, HEAD_DIM numbers."""
     return cos_sin_ptr + tl.maximum(tl.minimum(position, max_position - 1), 0).to(tl.int64) * HEAD_DIM
 
 
@@ -124,10 +124,10 @@ def rotate_group(
     GROUP: tl.constexpr, LINES: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     TOP: tl.constexpr,
 ):  # fmt: skip
-    """The queries, rotated, as a tile [ROWS, D]; the key and the value are then in the cache, if slot is in it.
+    """The queries, rotated, as a tile [ROWS, D]; also writes key and value to the cache, if slot is in it.
 
-    raw_a, raw_b, cos, sin, slot: from load_group; key_ptr, value_ptr: the head's part of block 0; TOP: the cache's largest
-    number, 0 if it has more than 8 bits. Rows from GROUP on are for nobody, but finite where qkv is.
+    raw_a, raw_b, cos, sin, slot: from load_group; key_ptr, value_ptr: the head's entries in block 0; TOP: the cache's largest
+    number, 0 if it has more than 8 bits. Rows from GROUP on are never used, but finite where qkv is.
     """
     HALF: tl.constexpr = HEAD_DIM // 2
     line = tl.arange(0, LINES)
@@ -160,6 +160,6 @@ def rotate_group(
         tile = tl.permute(tl.join(tl.join(rotated_a, zeros), tl.join(rotated_b, zeros)), (2, 0, 3, 1))
     else:
         tile = tl.permute(tl.join(rotated_a, rotated_b), (0, 2, 1))
-    # A reduction of nothing: where Triton finds a join behind an operand of a product, without a reduction in between, it reads
-    # the other operand, the keys, in pieces half as wide. That would be 100 instructions more a tile.
+    # A reduction over one element: if an operand of a product comes from a join, with no reduction in between, Triton loads the
+    # other operand, the keys, in pieces half as wide. That would be 100 instructions more a tile.
     return tl.reduce(tl.reshape(tile, (1, ROWS, HEAD_DIM)), 0, _only)

@@ -1,4 +1,4 @@
-"""What decode attention loads and stores of a row beside its keys and values: lengths, the tile asked into L2, the result."""
+"""Loads and stores of a row in decode attention, besides keys and values: lengths, prefetch of a tile to L2, the result."""
 
 import torch
 import triton
@@ -14,7 +14,7 @@ def load_row(
     unit_starts_ptr, query_start_ptr, seq_lens_ptr, row_slots_ptr, row, num_rows, num_slots, num_tokens, max_keys,
     MAX_QUERY: tl.constexpr,
 ):  # fmt: skip
-    """(units before the row, units of one head, first query token, queries, keys, slot): loads that do not wait for another."""
+    """(units before the row, units of one head, first query token, queries, keys, slot): no load waits for another."""
     row = tl.minimum(row, num_rows - 1)
     row_begin = tl.load(unit_starts_ptr + row)
     head_units = tl.load(unit_starts_ptr + row + 1) - row_begin
@@ -39,7 +39,7 @@ def store_rows(
 
 @triton.jit
 def prefetch_range(ptr, BYTES: tl.constexpr):
-    """Ask BYTES (a power of two) from ptr on into L2."""
+    """Prefetch BYTES (a power of two) from ptr on into L2."""
     if COMPILED:
         LINES: tl.constexpr = BYTES // 128 if BYTES > 128 else 1
         prefetch(ptr.to(tl.pointer_type(tl.int8)) + tl.arange(0, LINES) * 128)
@@ -50,7 +50,7 @@ def prefetch_tile(
     key_ptr, value_ptr, block_row_ptr, tile, num_blocks, stride_key_block, stride_value_block,
     BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, HEAD_DIM: tl.constexpr, BYTES: tl.constexpr,
 ):  # fmt: skip
-    """Ask a tile's keys and values into L2: `prefetch_bytes` of each. key_ptr, value_ptr: the head's part of block 0."""
+    """Prefetch `prefetch_bytes` of a tile's keys and of its values. key_ptr, value_ptr: the head's entries in block 0."""
     block = tl.load(block_row_ptr + (tile * TILE) // BLOCK_SIZE)
     block = tl.minimum(tl.maximum(block, 0), num_blocks - 1).to(tl.int64)
     token = (tile * TILE) % BLOCK_SIZE
@@ -59,7 +59,7 @@ def prefetch_tile(
 
 
 def prefetch_bytes(k_cache: torch.Tensor, v_cache: torch.Tensor, config: DecodeConfig) -> int:
-    """What of a tile lies together, in keys and in values; 0 if it does not."""
+    """Bytes of a tile of keys, and of values, if they are contiguous in the cache; else 0."""
     block_size, head_dim = k_cache.shape[2:]
     tile_bytes = config.tile * head_dim * k_cache.element_size()
     dense = k_cache.stride(2) == v_cache.stride(2) == head_dim

@@ -1,6 +1,6 @@
-"""Who computes what in decode attention: its tile sizes, its device memory, and the split of a step's work, made on the device.
+"""The division of work in decode attention: tile sizes, device memory, and the split of a step's work, made on the device.
 
-Units and programs: see decode.py. One launch of one program a step and window; the layers only read the result.
+Units and programs: see decode.py. One launch of one program per step and window; the layers only read the result.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ def row_tiles(query_len, seq_len, window, TILE: tl.constexpr, WINDOWED: tl.const
 
 @triton.jit
 def tiles_per_split(tiles, SPLIT_TILES: tl.constexpr, FIXED_SPLITS: tl.constexpr):
-    """Fixed mode: SPLIT_TILES tiles a split, more only where the row would need over FIXED_SPLITS of them."""
+    """Fixed mode: SPLIT_TILES tiles a split, more only if the row would need over FIXED_SPLITS splits."""
     return tl.maximum(tl.cdiv(tiles, FIXED_SPLITS), SPLIT_TILES)
 
 
@@ -49,7 +49,7 @@ def _load_rows(
     MAX_QUERY: tl.constexpr, TILE: tl.constexpr, SPLIT_TILES: tl.constexpr, FIXED_SPLITS: tl.constexpr,
     WINDOWED: tl.constexpr,
 ):  # fmt: skip
-    """(units of one KV head, whether a row is padded). A padded row has none: its zeros are written apart."""
+    """(units of one KV head, whether a row is padded). A padded row has no units: its zeros are written separately."""
     live = rows < limit
     safe = tl.where(live, rows, 0)
     _start, query_len, seq_len = row_lengths(query_start_ptr, seq_lens_ptr, safe, num_tokens, max_keys, MAX_QUERY)
@@ -89,7 +89,8 @@ def _schedule_kernel(
     SEARCH_STEPS: tl.constexpr,
 ):
     """One program. header = [units a program, programs with one more, all units, padded rows]; unit_starts[r] = units (of one
-    head) before row r."""
+    head) before row r.
+    """
     lanes = tl.arange(0, BLOCK)
     limit = num_rows
     if HAS_LIMIT:
@@ -110,8 +111,8 @@ def _schedule_kernel(
     if most_units <= whole_tiles:
         per_program = tl.maximum(per_program, most_units)
 
-    # Where every (row, head) can have programs of its own, round its units up to theirs: then programs have one (row, head)
-    # each, and its partials are as few as they can be.
+    # If every (row, head) can have programs of its own, round its units up to a multiple of theirs: then each program has one
+    # (row, head), and the partial sums of each are as few as possible.
     part = num_rows * 0 + 1
     if FIXED_SPLITS == 0:
         larger = per_program + tl.cdiv(per_program, 8)
@@ -142,8 +143,8 @@ def _schedule_kernel(
         total += tl.sum(units, 0)
     tl.store(unit_starts_ptr + num_rows, total)
     total = total * NUM_KV_HEADS
-    # Else stretches of one length, or, where that would leave over 1/16 of all programs idle, to within one unit. Always the
-    # latter is 1-2 % slower: where rows are equally long, ends of stretches are more often ends of rows in the former.
+    # Else cut stretches of one length, or, if that would leave over 1/16 of all programs idle, of lengths within one unit. The
+    # latter alone is 1-2 % slower: where rows are equally long, the former's stretches more often end with a row.
     longer = num_rows * 0
     if FIXED_SPLITS == 0:
         idle = per_program * num_programs - total
@@ -155,7 +156,7 @@ def _schedule_kernel(
     tl.store(header_ptr + 2, total)
     tl.store(header_ptr + 3, padded)
     tl.debug_barrier()
-    # The last row that starts at or before a program's first unit: a binary search, all programs at once.
+    # The last row that starts at or before a program's first unit: a binary search for all programs at once.
     for base in range(0, num_programs, BLOCK):
         programs = base + lanes
         target = program_start(programs, per_program, longer) // NUM_KV_HEADS
@@ -175,7 +176,7 @@ def choose_decode_configs(
 ) -> tuple[DecodeConfig, ...]:
     """The tuning table's first rule that fits; query_rows = max_query_len * group.
 
-    By programs an SM, ascending: a step gets the first that has a program for each (row, KV head), else the last.
+    In ascending order of programs an SM: a step gets the first that has a program for each (row, KV head), else the last.
     """
     shape = (dtype.itemsize, cache_dtype.itemsize, head_dim, query_rows)
     return next(rule.configs for rule in current().attention.decode if rule.fits(*shape))
@@ -183,14 +184,14 @@ def choose_decode_configs(
 
 @dataclass(frozen=True)
 class DecodeSchedule:
-    """What `decode_schedule` writes and `decode_attention` reads: one per window in the model, rewritten every step."""
+    """Written by `decode_schedule` and read by `decode_attention`: one per window in the model, rewritten every step."""
 
     header: torch.Tensor  # [4] int32: units a program, programs with one more, all units, padded rows
     unit_starts: torch.Tensor  # [max_rows + 1] int32: units of one KV head before each row
     first_rows: torch.Tensor  # [programs] int32: the row in which each program starts
     padded_rows: torch.Tensor  # [max_rows] int32: rows to be written as zeros
     window: int
-    is_chunked: bool  # a query sees what its chunk of `window` keys has, not the last so many
+    is_chunked: bool  # a query sees the keys of its chunk of `window` keys, not the last `window` keys
 
     @property
     def windowed(self) -> int:
@@ -212,8 +213,8 @@ class DecodeWorkspace:
     head_dim: int
     max_query_len: int
     dtype: torch.dtype
-    configs: tuple[tuple[DecodeConfig, int], ...]  # with their numbers of programs, ascending
-    split_tokens: int  # 0: split by load; else the keys of a split (more where a row would need over fixed_splits of them)
+    configs: tuple[tuple[DecodeConfig, int], ...]  # and their numbers of programs, ascending
+    split_tokens: int  # 0: split by load; else the keys of a split (more if a row would need over fixed_splits splits)
     fixed_splits: int  # 0: split by load
     partial_out: torch.Tensor
     partial_max: torch.Tensor
@@ -251,7 +252,7 @@ class DecodeWorkspace:
             line = 2 * triton.next_power_of_2(head_dim) * (cache_dtype or dtype).itemsize
             limit = getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 1 << 30)
             choices = tuple(c for c in choices if c.ring_bytes(line) <= limit) or choices[-1:]
-        if split_tokens:  # a row's result must not depend on how many there are
+        if split_tokens:  # a row's result must not depend on the number of rows
             choices = choices[-1:]
         if num_programs is None:
             num_sms = torch.cuda.get_device_properties(device).multi_processor_count
@@ -306,7 +307,7 @@ def decode_schedule(
     """Fill `schedule` for the R rows of `seq_lens` [R]: one launch a step and window, before the layers' attention.
 
     num_tokens = q.shape[0]; max_keys = block_table.shape[1] * block_size: clamps, which the attention call repeats.
-    num_decode_rows [1] int32 on the device: rows from there on are not decode rows and are left alone.
+    num_decode_rows [1] int32 on the device: rows from there on are not decode rows and are skipped.
     """
     num_rows = seq_lens.shape[0]
     if not 1 <= num_rows <= workspace.max_rows or query_start.shape[0] != num_rows + 1:

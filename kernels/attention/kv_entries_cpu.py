@@ -1,8 +1,8 @@
 """A KV cache on the CPU as a matrix of entries, [entries, D]: an entry is the D elements of one token and head.
 
 numpy indexes them: it copies entries 2 to 4 times as fast as torch's index_put and index_copy, and at least as fast as
-index_select (32,000 entries of 64 floats: 280 us), with a third of the call's overhead. Element types that numpy lacks travel
-as integers.
+index_select (32,000 entries of 64 floats: 280 us), with a third of the call's overhead. Element types that numpy lacks are
+Types that numpy lacks are viewed as integers.
 """
 
 from typing import NamedTuple
@@ -22,7 +22,7 @@ class Strides(NamedTuple):
 
 
 def entry_strides(cache: torch.Tensor) -> Strides:
-    """Of a cache [num_blocks, Hkv, block_size, D] whose strides are whole entries; raises ValueError if they are not."""
+    """The strides of a cache [num_blocks, Hkv, block_size, D]; raises ValueError if they are not whole entries."""
     head_dim, strides = cache.shape[3], cache.stride()
     if strides[3] != 1 or any(stride % head_dim for stride in strides[:3]):
         raise ValueError(f"cache strides {strides} are not whole entries of {head_dim}")
@@ -36,11 +36,11 @@ def as_entries(cache: torch.Tensor) -> np.ndarray:
 
 
 def as_numpy(x: torch.Tensor) -> np.ndarray:
-    """x, sharing its memory; float16, bfloat16 and 8-bit floats as integers of their size."""
+    """x, sharing its memory; float16, bfloat16 and 8-bit floats are viewed as integers of their size."""
     return (x if x.dtype == torch.float32 else x.view(_INTEGERS[x.element_size()])).numpy()
 
 
 def token_entries(slot_mapping: np.ndarray, strides: Strides, block_size: int, num_kv_heads: int) -> np.ndarray:
-    """Entries int64 [T, Hkv] of the tokens whose places in the cache are slot_mapping int64 [T], block * block_size + slot."""
+    """Entries int64 [T, Hkv] of tokens at slot_mapping int64 [T], each block * block_size + slot."""
     block, slot = np.divmod(slot_mapping, block_size)
     return (block * strides.block + slot * strides.slot)[:, None] + np.arange(num_kv_heads) * strides.head

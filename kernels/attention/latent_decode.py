@@ -1,9 +1,10 @@
-"""Latent attention of rows with one query: split over keys, and combined.
+"""Latent attention of rows with one query: split over keys (split-K), then combined.
 
-Formula and shapes: `latent_reference.latent_attention`. A program takes up to 64 heads of one row and an equal part of its
-keys, in whole tiles: all heads read the same entries, which come once where there are no more heads. How many splits depends on
-the number of rows alone, so that the grid can be captured; splits of short rows are empty and end at once. Rows from `limit` on
-(a number on the device) are others' and are left out. Moves a row's entries once for 64 heads, and partial sums of 4 L bytes.
+Formula and shapes: `latent_reference.latent_attention`. A program takes up to 64 heads of one row and an equal share of its
+keys, in whole tiles. All heads read the same entries, which are thus read once if there are at most 64 heads. The number of
+splits depends on the number of rows alone, so that the grid can be captured; empty splits of short rows end at once. Rows from
+`limit` on (a number on the device) are left out: they are not decode rows. Moves a row's entries once for 64 heads, and partial
+sums of 4 L bytes.
 """
 
 import math
@@ -17,14 +18,14 @@ from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options,
 
 MAX_HEADS = 64  # of a program
 MAX_PARTS = 32
-FEW_PARTS = 8  # up to which they are combined with room for so many
-COMBINED = 2048  # numbers that a program combines
+FEW_PARTS = 8  # up to this number of splits the kernel that combines them has room for no more
+COMBINED = 2048  # elements that a program combines
 PROGRAMS = 264  # enough to fill a GPU
 LOG2E = math.log2(math.e)
 
 
 def num_splits(rows: int, heads: int) -> int:
-    """Into which each row's keys are divided, a power of two."""
+    """The number of splits of each row's keys, a power of two."""
     programs = rows * triton.cdiv(heads, MAX_HEADS)
     return min(MAX_PARTS, triton.next_power_of_2(max(1, PROGRAMS // programs)))
 
@@ -74,7 +75,7 @@ def _combine_kernel(
     HEADS: tl.constexpr, L: tl.constexpr, BLOCK_L: tl.constexpr, PARTS_2: tl.constexpr, HAS_LIMIT: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (r, h, c): BLOCK_L numbers of a head's result, of whose parts all are under way at once."""
+    """Program (r, h, c): BLOCK_L elements of a head's result, all splits of which are loaded at once."""
     row, head = tl.program_id(0), tl.program_id(1)
     j, part = tl.program_id(2) * BLOCK_L + tl.arange(0, BLOCK_L), tl.arange(0, PARTS_2)
     wait_for_previous(PDL)
@@ -86,7 +87,7 @@ def _combine_kernel(
     at = (row.to(tl.int64) * parts + part) * HEADS + head
     lse = tl.load(lse_ptr + at, part < parts, other=float("-inf"))
     weight = tl.exp2(lse - tl.max(lse, 0))
-    # an empty part's sums were never written
+    # an empty split's sums were never written
     mask = (weight > 0)[:, None] & (j < L)[None, :]
     sums = tl.load(partial_ptr + at[:, None] * L + j[None, :], mask, other=0.0)
     out = tl.sum(weight[:, None] * sums, 0) / tl.sum(weight, 0)
@@ -107,7 +108,7 @@ def latent_decode(
     limit: torch.Tensor | None = None,
     pdl: int = PLAIN,
 ) -> None:
-    """Into out [T, Hq, L], of rows with one query, the first `limit` int32 [1] of them (None: all). See the module."""
+    """Write out [T, Hq, L] for rows with one query, the first `limit` int32 [1] of them (None: all). See the module."""
     heads, latent = out.shape[1:]
     rotary, count = q.shape[2] - latent, len(rows)
     parts = num_splits(count, heads)
@@ -128,7 +129,7 @@ def latent_decode(
         num_warps=4 if block_m <= 16 else 8, num_stages=2, **options,
     )  # fmt: skip
     if parts > 1:
-        # mixed steps, of any number of rows, run one kernel
+        # mixed steps, with any number of rows, run one kernel
         parts_2 = MAX_PARTS if has_limit or parts > FEW_PARTS else FEW_PARTS
         block_l = min(COMBINED // parts_2, latent_2)
         _combine_kernel[(count, heads, triton.cdiv(latent, block_l))](

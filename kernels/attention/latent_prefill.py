@@ -1,9 +1,9 @@
-"""Latent attention of rows with several queries: tiles of heads of some tokens against all keys before them.
+"""Latent attention of rows with several queries: tiles of some tokens' heads against all keys before them.
 
-Formula and shapes: `latent_reference.latent_attention`. As in decode the queries meet latents as they lie in the cache, no keys
-or values are made: 3.4 times the work of a model whose heads have 128 elements, and half the code. Tiles of row r begin at slot
-query_start[r] // tokens of a tile + r, which is beyond row r - 1's last, so the grid depends on tokens and rows alone; slots
-without tokens end at once. Rows before `first_row` (a number on the device) are decode's.
+Formula and shapes: `latent_reference.latent_attention`. As in decode the queries meet the latents as they lie in the cache, and
+no keys or values are made: this is 3.4 times the work for a model with heads of 128 elements, and half the code. Tiles of row r
+begin at slot query_start[r] // tokens of a tile + r, which is beyond row r - 1's last, so the grid depends on tokens and rows
+alone; slots without tokens end at once. Rows before `first_row` (a number on the device) are decode rows and are skipped.
 """
 
 import torch
@@ -13,7 +13,7 @@ import triton.language as tl
 from quire.kernels.attention.latent_decode import LOG2E
 from quire.kernels.attention.latent_tile import attend
 
-QUERIES = 64  # of a tile: heads of tokens
+QUERIES = 64  # of a tile: tokens x heads
 
 
 @triton.jit(do_not_specialize=["num_rows", "table_stride"])
@@ -65,7 +65,7 @@ def latent_prefill(
     scale: float,
     first_row: torch.Tensor | None = None,
 ) -> None:
-    """Into out [T, Hq, L], of rows from `first_row` int32 [1] on (None: of all). See the module."""
+    """Write out [T, Hq, L] for rows from `first_row` int32 [1] on (None: all rows). See the module."""
     heads, latent = out.shape[1:]
     rotary, exact = q.shape[2] - latent, q.dtype == torch.float32
     block_m = 16 if exact else QUERIES

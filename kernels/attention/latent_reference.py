@@ -1,10 +1,10 @@
 """Latent attention in plain torch: the oracle of `latent_rope_kv`, `latent_decode` and `latent_prefill`.
 
-A token's entry in the cache is rotated | latent, R + L elements, for all heads. With q of the same form,
+A token's entry in the cache is rotated | latent, R + L elements, shared by all heads. With q of the same form,
 
     out[t, h] = Σ_s softmax_s(scale · q[t, h] · entry[s]) latent[s],    s from 0 to t's position
 
-q [T, Hq, R + L], out [T, Hq, L], cache [blocks, 1, block size, R + L]. Rotated pairs lie as halves of R, whatever the model's.
+q [T, Hq, R + L], out [T, Hq, L], cache [blocks, 1, block size, R + L]. Rotated pairs are the halves of R, as in any model.
 """
 
 import torch

@@ -4,8 +4,9 @@
                                                           times q_scales[position], float32 [P], if they are given
     entry[t] = rotate(kv[t, L:]) | norm(kv[t, :L])              kv [T, L + R], to the cache at slot_mapping[t], -1: nowhere
 
-One launch; a program a token and head, and one a token for its cache entry. Interleaved pairs of q and kv lie as
-halves in out and entry, as others do: products of the two are the same. The norm is RMSNorm's, rounded before its weight.
+One launch: a program for each token and head, and one for each token's cache entry. Interleaved pairs of q and kv are stored as
+halves in out and entry, as for other models: products of the two are the same. The norm is RMSNorm's, rounded before the
+weight.
 Reference: `latent_reference.latent_rope_kv`.
 """
 

@@ -1,7 +1,7 @@
-"""The inside of latent attention's kernels: some queries of one sequence against a stretch of its cache.
+"""The inner loop of latent attention's kernels: some queries of one sequence against a range of its cache.
 
-A tile is BLOCK_M queries, of HEADS_M heads of several tokens; keys come TILE at a time. Two products make a score, of the
-rotated part and of the latent, for 576 elements would be padded to 1024; the latent's tile is then the value.
+A tile is BLOCK_M queries: HEADS_M heads of several tokens; keys come TILE at a time. A score is the sum of two products, of the
+rotated elements and of the latent, since 576 elements would be padded to 1024; the latent's tile is then also the value.
 """
 
 import triton
@@ -14,7 +14,7 @@ def attend(
     HEADS: tl.constexpr, R: tl.constexpr, L: tl.constexpr, R_2: tl.constexpr, L_2: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """(sums [BLOCK_M, L_2], greatest [BLOCK_M], norms [BLOCK_M]) over keys [first, end); scale has log2(e) in it."""
+    """(sums [BLOCK_M, L_2], greatest [BLOCK_M], norms [BLOCK_M]) over keys [first, end); scale includes log2(e)."""
     r, j = tl.arange(0, R_2), tl.arange(0, L_2)
     q_row = q_ptr + (tokens.to(tl.int64) * HEADS + heads)[:, None] * (R + L)
     q_rotated = tl.load(q_row + r[None, :], is_query[:, None] & (r < R)[None, :], other=0.0)

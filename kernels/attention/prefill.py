@@ -1,12 +1,12 @@
 """Paged attention for prefill rows: any number of query tokens a row, the last positions of its keys (chunked prefill).
 
-Formula and masks: tile.py. A unit of work is one query tile (64-128 rows: tokens x the group's heads or a part of them, so
-that Hopper's wgmma is used) of one KV head. `prefill_schedule` lists the query tiles of a step on the device, once for all
-layers, last tile of a row first, since it sees most keys. A fixed grid of programs then takes units from an atomic counter,
-so that unequal tiles and unused grid (graphs captured for more rows than there are) cost nothing. KV tiles that every query
-of the tile sees in full run in a loop without masks. Where query tiles are few and keys are many (a short prompt behind a
-long cached one), the schedule also splits the keys; whichever program is last reduces the split-KV partials, as in decode.py.
-On a Hopper GPU, what has 16 bits and no ALiBi goes to prefill_hopper.py.
+Formula and masks: tile.py. A unit of work is one query tile (64-128 rows: tokens x the group's heads or some of them, so that
+Hopper's wgmma is used) of one KV head. `prefill_schedule` lists the query tiles of a step on the device, once for all layers,
+last tile of a row first, since it sees most keys. A fixed grid of programs then takes units from an atomic counter, so that
+unequal tiles and unused grid (graphs captured for more rows than there are) cost nothing. KV tiles that every query of the tile
+sees in full run in a loop without masks. If there are few query tiles but many keys (a short prompt behind a long cached one),
+the schedule also splits the keys; the last program to finish reduces the partial sums, as in decode.py. On a Hopper GPU, 16-bit
+models without ALiBi use prefill_hopper.py.
 
 FLOPs: 4 * Hq * D a visible (query, key) pair. Bytes: q and out once; keys and values once per query tile, mostly from L2.
 """
@@ -108,7 +108,7 @@ def _prefill_kernel(
     NUM_LANES: tl.constexpr,
     MAY_SPLIT: tl.constexpr,
 ):
-    PARTS: tl.constexpr = (GROUP + HEADS - 1) // HEADS  # of a group, which query tiles share
+    PARTS: tl.constexpr = (GROUP + HEADS - 1) // HEADS  # query tiles that share a group's heads
     num_programs = tl.num_programs(0)
     splits = tl.program_id(0) * 0 + 1
     if MAY_SPLIT:
@@ -131,8 +131,9 @@ def _prefill_kernel(
         num_tokens, max_keys, NUM_KV_HEADS * PARTS, TOKENS,
     )  # fmt: skip
     while unit < num_units:
-        # Ask for the next unit now: the answer arrives while this one's queries are read. One lane asks, and adds no constant:
-        # the result of a scalar atomic is handed to all threads at once, a constant is first summed over the warp; both wait.
+        # Ask for the next unit now: the answer arrives while this one's queries are read. One lane asks, and the addend is no
+        # constant: a scalar atomic would hand its result to all threads at once, and a constant is summed over the warp; both
+        # wait.
         tickets = tl.atomic_add(counters_ptr + lanes * 0, 1 - lanes, mask=lanes == 0, sem="relaxed")
         split = unit % splits
         whole_unit = unit // splits
@@ -181,7 +182,8 @@ def _prefill_kernel(
                 stride_key_block, stride_key_token, stride_value_block, stride_value_token,
                 BLOCK_SIZE, TILE, HEAD_DIM, HEAD_PAD, True, False, WINDOWED, SOFTCAP, ALIBI, PRECISION,
             )  # fmt: skip
-        # A run-time test for the mask, in one loop over all tiles, was 7 % slower on long prompts, 5-10 % faster on short.
+        # Testing at run time whether to mask, in one loop over all tiles, was 7 % slower on long prompts, 5-10 % faster on
+        # short.
         acc, row_max, row_sum = attend_tiles(
             acc, row_max, row_sum, q, positions, key_head_ptr, value_head_ptr, block_row_ptr,
             full_begin, full_end, first_key, end_key, qk_scale, softcap, alibi_scale, slopes, window, num_blocks,
@@ -241,10 +243,9 @@ def prefill_attention(
     """Causal attention of the rows that `prefill_schedule` was given; writes their tokens of `out`, and no others.
 
     q, out [T, Hq, D]; k_cache, v_cache [num_blocks, Hkv, block_size, D]; block_table [num_slots, max_blocks] int32, by slot;
-    row_slots [R], query_start [R + 1] (offsets in q), seq_lens [R] int32, keys of this step included: query i of a row
-    stands at seq_len - query_len + i, and sees all before it, its `window` last keys, or, with is_chunked, what its chunk of
-    `window` keys has. `shape`: softcap, ALiBi and sinks. k_scale, v_scale [1] fp32 multiply what the cache
-    holds.
+    row_slots [R], query_start [R + 1] (offsets in q), seq_lens [R] int32, keys of this step included. Query i of a row is at
+    position seq_len - query_len + i, and sees all keys before it, its `window` last keys, or, with is_chunked, those of its
+    chunk of `window` keys. `shape`: softcap, ALiBi and sinks. k_scale, v_scale [1] fp32 multiply the cache's elements.
     """
     num_tokens, num_heads, head_dim = q.shape
     num_blocks, num_kv_heads, block_size, _ = k_cache.shape

@@ -1,8 +1,8 @@
-"""Prefill attention written for Hopper's TMA and wgmma (Gluon): what prefill.py computes, for long steps.
+"""Prefill attention written for Hopper's TMA and wgmma (Gluon): computes what prefill.py does, for long steps.
 
-The same units, listed by the same schedule: one query tile of one KV head. A program is a producer warp and two consumer
-warpgroups (prefill_hopper_producer.py, prefill_hopper_consumer.py) that talk through barriers in shared memory. A cache of 8
-bits is widened on its way, by a producer of four warps (prefill_hopper_widen.py).
+The units and their schedule are the same: one query tile of one KV head each. A program is a producer warp and two consumer
+warpgroups (prefill_hopper_producer.py, prefill_hopper_consumer.py), which synchronize through barriers in shared memory. An
+8-bit cache is widened on its way, by a producer of four warps (prefill_hopper_widen.py).
 FLOPs: 4 * Hq * D a visible (query, key) pair. Bytes: q and out once; keys and values once per query tile, mostly from L2.
 """
 
@@ -21,8 +21,8 @@ from quire.kernels.attention.tile import LOG2_E
 from quire.kernels.triton_support import hopper, tma
 from quire.kernels.tuning.configs import HopperPrefillConfig
 
-WIDENING_REGISTERS = 40  # of a thread of the producer's, where it widens caches of 8 bits
-MAX_REGISTERS = gl.constexpr(65536 // (3 * 128) // 8 * 8)  # a thread, before they are shared out: three warpgroups fill an SM
+WIDENING_REGISTERS = 40  # of a thread of the producer, if it widens 8-bit caches
+MAX_REGISTERS = gl.constexpr(65536 // (3 * 128) // 8 * 8)  # a thread, before redistribution: three warpgroups fill an SM
 
 
 @gluon.jit(
@@ -163,11 +163,11 @@ def launch(
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
 ) -> None:
-    """Arguments as in `prefill_attention`, for tensors of which `can_copy` is true, without ALiBi."""
+    """Arguments as in `prefill_attention`, for tensors that satisfy `can_copy`, without ALiBi."""
     num_tokens, num_heads, head_dim = q.shape
     num_blocks, num_kv_heads, block_size, _ = k_cache.shape
     num_slots, max_blocks = block_table.shape
-    head_pad = triton.next_power_of_2(head_dim)  # what is behind a line counts as 0
+    head_pad = triton.next_power_of_2(head_dim)  # elements beyond the end of a line are read as 0
     tokens = workspace.tile_tokens
 
     keys, values = (

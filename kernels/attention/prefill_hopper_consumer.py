@@ -1,12 +1,12 @@
 """The consumers of Hopper's prefill attention: two warpgroups, each with half of the rows of a query tile, online softmax.
 
 A warpgroup starts the next tile's scores and this tile's weighted sum together, and computes the softmax of the one while the
-other is under way; with PING_PONG the two take turns at the tensor cores. After Shah et al., FlashAttention-3 (2024), sections
-3.1 and 3.2. Row m of a tile is token m % TOKENS of head m // TOKENS, of HEADS of a group's heads; the rows that these do not
-fill are computed and not stored.
+other is being computed; with PING_PONG the two take turns at the tensor cores. After Shah et al., FlashAttention-3 (2024),
+sections 3.1 and 3.2. Row m of a tile is token m % TOKENS of head m // TOKENS, of HEADS of a group's heads; rows beyond HEADS *
+TOKENS are computed and not stored.
 
 The weights are an operand in registers, which the asynchronous product reads until it is waited for. `deps` of the wait cannot
-keep them there: in PTX they would stand in a comment. tests/kernels/test_wgmma_operands.py looks at the machine code.
+keep them there: in PTX they would stand in a comment. tests/kernels/test_wgmma_operands.py checks the machine code.
 """
 
 import triton.language as tl
@@ -29,7 +29,7 @@ from quire.kernels.attention.prefill_hopper_producer import (
 
 @gluon.jit
 def _reciprocal(x):
-    """Exact to a unit in the last place, without the care that a division takes of what is subnormal."""
+    """1 / x, exact to a unit in the last place, without a division's special treatment of subnormals."""
     return gl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
 
 
@@ -54,7 +54,7 @@ def _consume_tile(
     WARPGROUP: gl.constexpr, MASKED: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr, PING_PONG: gl.constexpr,
     scores_layout: gl.constexpr, weights_layout: gl.constexpr,
 ):  # fmt: skip
-    """Add tile + 1's weighted values to acc, and return tile's weights."""
+    """Add the weighted values of tile `tile + 1` to acc, and return the weights of tile `tile`."""
     stage = step % STAGES
     last = (step - 1) % STAGES
     mbarrier.wait(key_full.index(stage), step // STAGES & 1)
@@ -85,7 +85,7 @@ def _consume_tile(
 
 @gluon.jit
 def _part_offsets(slot, WARPGROUP: gl.constexpr, HEAD_PAD: gl.constexpr, layout: gl.constexpr):
-    """(lines [64] of row sums, offsets [64, HEAD_PAD] of weighted values) of a warpgroup's half of a part."""
+    """(lines [64] of row sums, offsets [64, HEAD_PAD] of weighted values) of a warpgroup's half of a split."""
     lines = (slot * 2 + WARPGROUP) * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
     columns = gl.arange(0, HEAD_PAD, layout=gl.SliceLayout(0, layout))
     return lines, lines.to(gl.int64)[:, None] * HEAD_PAD + columns[None, :]
@@ -136,8 +136,8 @@ def consume(
 ):  # fmt: skip
     """Warpgroup 0 or 1: rows 64 * WARPGROUP and on of each unit's query tile.
 
-    shared: as in `produce`. output: out and its strides, log2(e) * scale, the cache's scales. partial: header, counters and
-    the parts' memory. shaping: sinks, softcap, window, each None if there is none.
+    shared: as in `produce`. output: out and its strides, log2(e) * scale, the cache's scales. partial: header, counters and the
+    memory of partial sums. shaping: sinks, softcap, window, each None if there is none.
     """
     PARTS: gl.constexpr = (GROUP + HEADS - 1) // HEADS
     q_buffer, key_buffer, value_buffer, records, q_full, q_empty, key_full, key_empty, value_full, value_empty = shared
@@ -175,7 +175,7 @@ def consume(
         positions = gl.minimum(first_position + rows % TOKENS, end_key - 1)
         q = q_buffer.index(q_stage).slice(WARPGROUP * 64, 64)
 
-        # The last tile, in which the queries themselves may stand.
+        # The last tile, which may contain the queries' own positions.
         tile = tile_end - 1
         stage = step % STAGES
         mbarrier.wait(key_full.index(stage), step // STAGES & 1)
@@ -195,7 +195,7 @@ def consume(
         acc = gl.zeros([64, HEAD_PAD], gl.float32, out_layout)
         step += 1
         tile -= 1
-        # Tiles that some queries see in part; those that all see in full; those that are before the window of some.
+        # The loops: tiles that some queries see partly; those that all see in full; those partly before the window of some.
         full_begin = tile_begin
         if window is not None:
             full_begin = gl.maximum(gl.cdiv(gl.maximum(end_key - window, 0), TILE), tile_begin)
@@ -257,9 +257,9 @@ def consume(
             if sinks_ptr is not None:
                 head = gl.minimum(kv_head % PARTS * HEADS + out_rows // TOKENS, GROUP - 1)
                 sinks = gl.load(sinks_ptr + kv_head // PARTS * GROUP + head).to(gl.float32) * 1.4426950408889634
-                row_sum = row_sum + tl.exp2(sinks - row_max)  # infinite, where the sink has all the weight
-            # Each thread stores the pairs that it holds: wider stores would need a trip through shared memory, and what lay
-            # there for them was now and then another's when processes take turns on a GPU (benchmarks/LOG.md, 2026-11-22).
+                row_sum = row_sum + tl.exp2(sinks - row_max)  # infinite if the sink has all the weight
+            # Each thread stores the pairs that it holds: wider stores would go through shared memory, and the data there was
+            # now and then that of another process when processes take turns on a GPU (benchmarks/LOG.md, 2026-11-22).
             values = acc / gl.where(row_sum == 0.0, 1.0, row_sum)[:, None]
             if VALUE_SCALE:
                 values = values * gl.load(v_scale_ptr)

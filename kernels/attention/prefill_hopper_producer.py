@@ -1,6 +1,6 @@
-"""The producer of Hopper's prefill attention: one warp that has queries, keys and values copied by TMA, two tiles ahead.
+"""The producer of Hopper's prefill attention: one warp that has TMA copy queries, keys and values, two tiles ahead.
 
-What it hands over lies in rings in shared memory: Q in two stages, each with a record of its unit, K and V in STAGES of a tile.
+The copies go to rings in shared memory: Q has two stages, each with its unit's record; K and V have STAGES stages of a tile.
 """
 
 from triton.experimental import gluon
@@ -18,9 +18,9 @@ FIRST_POSITION = gl.constexpr(1)  # of the tile's first query
 END_KEY = gl.constexpr(2)  # keys that the tile's last query sees
 FIRST_TOKEN = gl.constexpr(3)  # of the step
 LIVE_TOKENS = gl.constexpr(4)  # the row's tokens in the tile, of TOKENS
-KV_HEAD = gl.constexpr(5)  # times the parts of its group, and the part
+KV_HEAD = gl.constexpr(5)  # the KV head's number times PARTS, plus the part of its group
 TILE_BEGIN = gl.constexpr(6)
-WHOLE_UNIT = gl.constexpr(7)  # number of the (query tile, KV head), whose keys may be in several parts
+WHOLE_UNIT = gl.constexpr(7)  # number of the (query tile, KV head), of which the keys may be split
 
 
 @gluon.jit
@@ -31,7 +31,7 @@ def read_field(records, stage, field: gl.constexpr):
 
 @gluon.jit
 def _write_field(records, stage, field: gl.constexpr, value, WARPS: gl.constexpr):
-    """By each of WARPS warps; records int32 [2 * NUM_FIELDS, 1], of the two stages of Q."""
+    """Executed by each of WARPS warps; records int32 [2 * NUM_FIELDS, 1], for the two stages of Q."""
     records.index(stage * NUM_FIELDS + field).store(gl.full([1], value, gl.int32, gl.BlockedLayout([1], [32], [WARPS], [0])))
 
 
@@ -42,7 +42,7 @@ def copy_tile(
 ):  # fmt: skip
     """Start the copy of a tile of keys or values, block by block; a block that no query sees is replaced by one that is seen.
 
-    Keys from first_key on are seen, which is None where there is no window, and before end_key.
+    The queries see keys from first_key (None: there is no window) to end_key - 1.
     """
     BOX: gl.constexpr = BLOCK_SIZE if BLOCK_SIZE < TILE else TILE
     mbarrier.expect(full, TILE * desc.block_type.shape[1] * desc.dtype.primitive_bitwidth // 8)
@@ -96,9 +96,9 @@ def write_unit(
     q_desc, q_buffer, records, q_full, q_empty, turn, fields,
     GROUP: gl.constexpr, HEADS: gl.constexpr, TOKENS: gl.constexpr, HEAD_DIM: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
-    """Hand over a unit's record, and have its queries copied, as soon as a stage of Q is free.
+    """Write a unit's record and start the copy of its queries, as soon as a stage of Q is free.
 
-    Of the last part of a group, lines of heads that are none are copied, too: they are another's, or 0.
+    In the last part of a group, lines beyond the group's heads are copied too: they hold another group's heads, or 0.
     """
     PARTS: gl.constexpr = (GROUP + HEADS - 1) // HEADS
     BOX: gl.constexpr = q_desc.block_type.shape[0]
@@ -118,7 +118,7 @@ def write_unit(
 
 @gluon.jit
 def write_last_record(records, q_full, q_empty, counters_ptr, turn, num_programs, Q_STAGES: gl.constexpr, WARPS: gl.constexpr):
-    """Say that there are no more units. The last program to finish leaves the counters at 0 for the next launch."""
+    """Write the record "no more units". The last program to finish resets the counters to 0 for the next launch."""
     q_stage = turn % Q_STAGES
     mbarrier.wait(q_empty.index(q_stage), (turn // Q_STAGES & 1) ^ 1)
     _write_field(records, q_stage, TILE_END, 0, WARPS)
@@ -137,7 +137,7 @@ def produce(
 ):  # fmt: skip
     """One warp: takes units until none are left; for each, the record and Q, then K and V from the last tile to the first.
 
-    A full barrier is passed when a stage's copy is there, an empty one when both consumers have read it.
+    A full barrier completes when a stage's copy has arrived, an empty one when both consumers have read it.
     """
     (
         block_table_ptr, row_slots_ptr, query_start_ptr, seq_lens_ptr, header_ptr, tile_rows_ptr, tile_indices_ptr,
@@ -163,7 +163,7 @@ def produce(
         if window is not None:
             first_key = gl.maximum(fields[FIRST_POSITION] - window + 1, 0)
         unit = gl.atomic_add(counters_ptr, 1, sem="relaxed") + num_programs
-        if tile_begin < tile_end:  # else the row is too short for a part of its own
+        if tile_begin < tile_end:  # else the row is too short for this split
             write_unit(q_desc, q_buffer, records, q_full, q_empty, turn, fields, GROUP, HEADS, TOKENS, HEAD_DIM, 1)
             turn += 1
             tile = tile_end - 1
@@ -207,7 +207,7 @@ def produce(
                             values = part.load(layout)
                             part.store(gl.where((i * LINES + lines < valid_keys)[:, None], values, 0.0))
                         elif window is not None and (i + 1) * LINES <= first_key - tile * TILE:
-                            # In place of blocks before the window stands its first, which may be the row's last.
+                            # Blocks before the window were replaced by its first block, which may be the row's last.
                             part = value_buffer.index(stage).slice(i * LINES, LINES)
                             part.store(gl.zeros([LINES, HEAD_PAD], value_buffer.dtype, layout))
                     fence_async_shared()

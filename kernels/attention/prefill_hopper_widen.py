@@ -1,9 +1,9 @@
-"""The producer of Hopper's prefill attention for caches of 8 bits: four warps, which also widen keys and values.
+"""The producer of Hopper's prefill attention for 8-bit caches: four warps, which also widen keys and values.
 
-TMA brings a tile as it is in the cache, one of keys and one of values at a time; the warps widen it, exactly, to the queries'
-type, into the ring from which the consumers multiply. Products stay 16-bit: Hopper's sums of 8-bit products are too short for
-long contexts. While the warps widen keys the tile of values is under way, and the other way round. Queries and records as in
-prefill_hopper_producer.py.
+TMA copies one tile of keys and one of values at a time as they lie in the cache; the warps widen it, exactly, to the queries'
+type and write it to the ring from which the consumers multiply. Products stay 16-bit: Hopper accumulates 8-bit products with
+too few bits for long contexts. While the warps widen keys, the tile of values is being copied, and vice versa. Queries and
+records are as in prefill_hopper_producer.py.
 """
 
 import triton.language as tl
@@ -19,14 +19,15 @@ from quire.kernels.attention.prefill_hopper_producer import (
     write_unit,
 )
 
-LINES = gl.constexpr(16)  # of a tile, widened at a time
+LINES = gl.constexpr(16)  # lines of a tile that are widened at a time
 
 
 @gluon.jit
 def _widen(
     raw, full, empty, ready, buffer, step, first_line, end_line, TILE: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Tile `step` of keys or values from `raw` [TILE, D], once it is there, to its stage of the ring, once that is free.
+    """Widen tile `step` of keys or values from `raw` [TILE, D], once it is there, into its stage of the ring, once that is
+    free.
 
     Lines before first_line (None: there are none) and from end_line on become 0: behind the row's last key and outside its
     window a value may be anything, NaN too.
@@ -54,7 +55,7 @@ def produce_widened(
     NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr, HEADS: gl.constexpr, TOKENS: gl.constexpr, HEAD_DIM: gl.constexpr,
     BLOCK_SIZE: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Four warps: `produce`, with raw_tiles (keys, values [TILE, D] of 8 bits, a full barrier of each) on the way."""
+    """`produce` with four warps; raw_tiles: 8-bit keys and values [TILE, D] on their way, and a full barrier for each."""
     (
         block_table_ptr, row_slots_ptr, query_start_ptr, seq_lens_ptr, header_ptr, tile_rows_ptr, tile_indices_ptr,
         counters_ptr, num_slots, num_blocks, num_tokens, max_keys, stride_table,
@@ -78,7 +79,7 @@ def produce_widened(
         if window is not None:
             first_key = gl.maximum(fields[FIRST_POSITION] - window + 1, 0)
         unit = gl.atomic_add(counters_ptr, 1, sem="relaxed") + num_programs
-        if tile_begin < tile_end:  # else the row is too short for a part of its own
+        if tile_begin < tile_end:  # else the row is too short for this split
             write_unit(q_desc, q_buffer, records, q_full, q_empty, turn, fields, GROUP, HEADS, TOKENS, HEAD_DIM, 4)
             turn += 1
             tile = tile_end - 1

@@ -1,8 +1,8 @@
-"""What prefill attention does in which order: the list of a step's query tiles, made on the device, once for all layers.
+"""The order of work in prefill attention: the list of a step's query tiles, made on the device, once for all layers.
 
-A query tile is 64-128 rows (tokens x the heads of a group or a part of them); the last tile of a row comes first, since it sees
-most keys.
-Where query tiles are few and keys are many (a short prompt behind a long cached one), the schedule also splits the keys.
+A query tile is 64-128 rows (tokens x the heads of a group or some of them); the last tile of a row comes first, since it sees
+most keys. If there are few query tiles but many keys (a short prompt behind a long cached one), the schedule also splits the
+keys.
 """
 
 from dataclasses import dataclass
@@ -70,7 +70,7 @@ def _schedule_kernel(
     tl.store(header_ptr, tl.minimum(total, num_entries))
     splits = num_rows * 0 + 1
     if MAY_SPLIT:
-        # Few query tiles, but many keys (a short prompt behind a long cached one): share out the keys, too.
+        # Few query tiles, but many keys (a short prompt behind a long cached one): split the keys, too.
         most_keys = tl.where(window > 0, tl.minimum(most_keys, window + TOKENS), most_keys)
         splits = tl.minimum(num_sms // tl.maximum(total * NUM_KV_HEADS, 1), tl.cdiv(most_keys, MIN_SPLIT_TILES * TILE))
     tl.store(header_ptr + 1, tl.maximum(splits, 1))
@@ -92,7 +92,7 @@ def _schedule_kernel(
 
 
 def choose_prefill_config(dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int, group: int) -> PrefillConfig:
-    """The tuning table's first rule that fits, with a query tile for at least a group's heads."""
+    """The tuning table's first rule that fits, with a query tile that holds at least a group's heads."""
     shape = (dtype.itemsize, cache_dtype.itemsize, head_dim)
     config = next(rule.config for rule in current().attention.prefill if rule.fits(*shape))
     return replace(config, query_rows=max(config.query_rows, triton.next_power_of_2(group)))
@@ -101,7 +101,7 @@ def choose_prefill_config(dtype: torch.dtype, cache_dtype: torch.dtype, head_dim
 def hopper_tile(group: int) -> tuple[int, int]:
     """(heads, tokens) of a query tile of Hopper's kernel: of the ways to cut a group, the one that leaves fewest rows idle.
 
-    Tokens come in eights, in which TMA swizzles lines. One head and 128 tokens would suit any group, but not the rows that
+    Tokens come in eights, since TMA swizzles lines in eights. One head and 128 tokens would suit any group, but not rows that
     have few queries.
     """
 
@@ -120,22 +120,22 @@ class PrefillWorkspace:
     num_kv_heads: int
     head_dim: int
     config: PrefillConfig
-    tile_heads: int  # of a query tile: a group's, or on a Hopper part of them
+    tile_heads: int  # of a query tile: a group's, or on a Hopper some of them
     tile_tokens: int
     hopper_rules: tuple[HopperPrefillRule, ...]
-    min_split_tiles: int  # KV tiles of `config`: what a program must save for a reduction of partials to pay
+    min_split_tiles: int  # KV tiles of `config` that a program must save for a reduction of partial sums to pay
     num_programs: int
     max_rows: int
-    hopper: bool  # prefill_hopper.py computes what the rules leave it
-    may_split: bool  # keys, where there are few queries; not for fp32: a row's result is to be the same in any batch
-    header: torch.Tensor  # [2] int32: query tiles, ranges that the keys of each are split into
+    hopper: bool  # prefill_hopper.py computes the layers that the rules assign to it
+    may_split: bool  # splits keys if there are few queries; not for fp32: a row's result must be the same in any batch
+    header: torch.Tensor  # [2] int32: number of query tiles, number of splits of the keys of each
     tile_starts: torch.Tensor  # [max_rows + 1] int32
     tile_rows: torch.Tensor  # [entries] int32
     tile_indices: torch.Tensor  # [entries] int32
-    partial_out: torch.Tensor  # [programs, query_rows, D, up to a power of two] fp32: of split keys
+    partial_out: torch.Tensor  # [programs, query_rows, D, up to a power of two] fp32: partial sums of split keys
     partial_max: torch.Tensor  # [programs, query_rows] fp32
     partial_sum: torch.Tensor  # [programs, query_rows] fp32
-    counters: torch.Tensor  # [2 + programs] int32: next unit, finished programs, parts that are done; 0 between launches
+    counters: torch.Tensor  # [2 + programs] int32: next unit, finished programs, finished splits; 0 between launches
 
     @classmethod
     def allocate(
@@ -188,11 +188,11 @@ class PrefillWorkspace:
 
     @property
     def group_parts(self) -> int:
-        """Query tiles that share a group's heads."""
+        """Number of query tiles that share a group's heads."""
         return -(-(self.num_heads // self.num_kv_heads) // self.tile_heads)
 
     def hopper_config(self, window: int, shape: ScoreShape) -> HopperPrefillConfig | None:
-        """How Hopper's kernel is cut for layers of this window and shape of scores; None: they are the portable kernel's."""
+        """How Hopper's kernel is cut for layers of this window and shape of scores; None: the portable kernel computes them."""
         if shape.slopes is not None:
             return None
         return next((rule.config for rule in self.hopper_rules if rule.fits_scores(window, shape.softcap > 0)), None)
@@ -217,8 +217,8 @@ def prefill_schedule(
     """List the query tiles of the R rows of `seq_lens` [R]: one launch a step, before the layers' attention.
 
     num_tokens = q.shape[0]; max_keys = block_table.shape[1] * block_size: clamps, which the attention call repeats.
-    num_decode_rows [1] int32 on the device: the rows before it are decode rows and are left alone. So are rows of seq_len 0.
-    `window` is the largest of the layers', 0 if one has none: more keys than that are no reason to split them.
+    num_decode_rows [1] int32 on the device: rows before it are decode rows and are skipped. Rows of seq_len 0 are skipped too.
+    `window` is the largest of the layers', 0 if one has none: keys beyond it are never seen and do not count for splitting.
     """
     num_rows = seq_lens.shape[0]
     if not 1 <= num_rows <= workspace.max_rows or query_start.shape[0] != num_rows + 1:

@@ -6,17 +6,17 @@
     q <- q * q_scales[position]                               if they are given
     k_cache[block, h, offset] <- k / k_scale, likewise v      block * block_size + offset = slot_mapping[t]
 
-qkv [T, (Hq + 2 * Hkv) * D] = q | k | v, any row stride; float32, float16 or bfloat16; q is rotated in place, k stays as it was.
-It may be q alone; then nothing is written.
+qkv [T, (Hq + 2 * Hkv) * D] = q | k | v, any row stride; float32, float16 or bfloat16; q is rotated in place, k is not modified.
+If qkv is q alone, nothing is written to the cache.
 positions int32 [T], clamped to the table;  cos_sin float32 [max_position, rotary_dim] = cos | sin, rotary_dim <= D, even,
-0 where nothing is rotated.  q_scales float32 [max_position].
+0 if nothing is rotated.  q_scales float32 [max_position].
 slot_mapping int64 [T], negative: nothing is written.
 k_cache, v_cache [num_blocks, Hkv, block_size, D], any strides (unit in D), any float dtype (8-bit saturate), 64-bit offsets.
 q_weight, k_weight [D];  k_scale, v_scale float32 [1] on the device.
 
-Moves T * (2 * Hq + 4 * Hkv) * D elements. A program takes one token and a tile of heads (`choose_tile`). Math in float32,
-rounded once (after the norm's own two roundings, as in transformers); products are not fused, so that float32 gives
-transformers' results to the bit but for the norm.
+Moves T * (2 * Hq + 4 * Hkv) * D elements. A program takes one token and a tile of heads (`choose_tile`). The math is in
+float32, rounded once (after the norm's own two roundings, as in transformers); products are not fused, so float32 results equal
+transformers' to the bit, except for the norm.
 """
 
 import torch
@@ -31,7 +31,7 @@ from quire.kernels.tuning.current import cached, current
 
 @cached
 def choose_tile(tokens: int) -> int:
-    """Elements of a program's tile of heads, by the tuning table: few tokens are quickest in many small programs."""
+    """Elements of a program's tile of heads, by the tuning table: few tokens are fastest with many small programs."""
     tiles = current().attention.rope_tiles
     return next((tile for limit, tile in tiles if tokens <= limit), tiles[-1][1])
 
@@ -65,7 +65,7 @@ def _store_part(
     x, qkv_row, k_out, v_out, heads, is_q, writes_k, writes_v, cols, first, end: tl.constexpr, k_head_stride, v_head_stride,
     k_scale, v_scale, HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, TOP: tl.constexpr,
 ):  # fmt: skip
-    """q back to its row, k and v to the cache."""
+    """Store q back to its row, and k and v to the cache."""
     x = x.to(qkv_row.dtype.element_ty)
     col = (first + cols)[None, :]
     inside = col < end
@@ -160,7 +160,7 @@ def _rope_kv_kernel(
 
 
 def largest(dtype: torch.dtype) -> float:
-    """What an 8-bit cache saturates at; 0 for others, which do not."""
+    """The number at which an 8-bit cache saturates; 0 for other types, which do not."""
     return torch.finfo(dtype).max if dtype.itemsize == 1 else 0.0
 
 

@@ -1,8 +1,8 @@
-"""QK-norm, rotary embedding and KV write on the CPU: as rope_kv_reference, with everything that layers share done once.
+"""QK-norm, rotary embedding and KV write on the CPU: as rope_kv_reference, but work that layers share is done once.
 
-Once a step: `rotations`, and the cache entries to write (kv_entries_cpu.token_entries). A layer then turns q and k together,
-(x1, x2) -> (x1, x2) * (cos, cos) + (x2, x1) * (-sin, sin), and makes two writes. In numpy, whose calls cost half of torch's:
-one token of 4 + 2 heads of 64 takes 7 us, rope_kv_reference 47. Of a long prefill this is 1% on one core, beside the products.
+Once a step: `rotations`, and the cache entries to write (kv_entries_cpu.token_entries). A layer then rotates q and k together,
+(x1, x2) -> (x1, x2) * (cos, cos) + (x2, x1) * (-sin, sin), and makes two writes. numpy's calls cost half of torch's: one token
+of 4 + 2 heads of 64 takes 7 us, rope_kv_reference 47. In a long prefill this is 1% of one core's time.
 """
 
 from typing import NamedTuple
@@ -16,22 +16,22 @@ from quire.kernels.elementwise.norm_reference import Weighs
 
 
 class Rotations(NamedTuple):
-    """Of a step's tokens, float32 [T, 1, R] each, for the first R elements of a head; R 0: nothing is rotated."""
+    """Factors for a step's tokens, float32 [T, 1, R] each, for the first R elements of a head; R 0: nothing is rotated."""
 
     cos: np.ndarray  # cos | cos
     sin: np.ndarray  # -sin | sin
-    interleaved: bool = False  # then both are by pairs of neighbours: cos0 cos0 cos1 cos1 ...
+    interleaved: bool = False  # then both are laid out by pairs: cos0 cos0 cos1 cos1 ...
 
 
 class Writes(NamedTuple):
-    """Where a step's keys and values go."""
+    """The cache entries that a step's keys and values are written to."""
 
     entries: np.ndarray  # int64 [N, Hkv], indices of cache entries
     tokens: np.ndarray | None  # int64 [N], which tokens are written; None: all
 
 
 class EightBits(NamedTuple):
-    """Of a cache of 8-bit floats: it holds k / k_scale and v / v_scale."""
+    """For a cache of 8-bit floats, which holds k / k_scale and v / v_scale."""
 
     dtype: torch.dtype
     k_scale: float
@@ -39,7 +39,7 @@ class EightBits(NamedTuple):
 
 
 def rotations(cos_sin: torch.Tensor, positions: np.ndarray, interleaved: bool = False) -> Rotations:
-    """Of positions int [T] in the table cos_sin float32 [P, R] = cos | sin."""
+    """The rotations for positions int [T], from the table cos_sin float32 [P, R] = cos | sin."""
     rows = cos_sin.numpy()[positions]
     half = rows.shape[1] // 2
     both = np.empty((2, len(rows), 1, 2 * half), np.float32)
@@ -71,8 +71,8 @@ def rope_kv(
 ) -> torch.Tensor:
     """Write k and v of qkv [T, (Hq + 2 Hkv) D] to the cache, in its dtype; returns the rotated q [T, Hq, D], strided.
 
-    `weights` are those of QK-norm by head (`head_weights`), q_scales float32 [T] the tokens'; qkv stays as it was.
-    v_entries None: there is no v in qkv. Of a layer that reads another's keys and values qkv is q alone: nothing is written.
+    `weights` are QK-norm's by head (`head_weights`), q_scales float32 [T] multiply the tokens' queries; qkv is not modified.
+    v_entries None: there is no v in qkv. In a layer that shares another's keys and values, qkv is q alone: nothing is written.
     """
     num_rotated = num_q_heads + writes.entries.shape[1]
     shape = (qkv.shape[0], -1, k_entries.shape[1])
@@ -105,7 +105,7 @@ def rope_kv(
 
 
 def to_eight_bits(x: np.ndarray, dtype: torch.dtype, to: torch.dtype, scale: float) -> np.ndarray:
-    """x of `dtype`, as as_numpy gives it -> x / scale as 8-bit floats, which saturate."""
+    """x, of `dtype` and as as_numpy returns it -> x / scale as 8-bit floats, which saturate."""
     top = torch.finfo(to).max
     return as_numpy((torch.from_numpy(x).view(dtype).float() / scale).clamp_(-top, top).to(to))
 
@@ -115,7 +115,7 @@ def _normed(x: torch.Tensor, weights: torch.Tensor | None, eps: float, weighs: W
 
 
 def _rotate(x: np.ndarray, at: Rotations) -> np.ndarray:
-    """x float32 [T, H, D]"""
+    """Rotate the first R elements of each head of x float32 [T, H, D]."""
     rotary = at.cos.shape[2]
     if rotary < x.shape[2]:
         whole = x.copy()

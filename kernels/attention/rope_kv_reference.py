@@ -52,7 +52,7 @@ def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
 
 
 def _rotate_pairs(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """The same of even elements against odd ones."""
+    """The same for pairs of even and odd elements."""
     rotary = 2 * cos.shape[-1]
     wide = x.float()
     a, b = wide[..., :rotary:2], wide[..., 1:rotary:2]

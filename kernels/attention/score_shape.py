@@ -1,7 +1,6 @@
-"""What a layer does to its attention scores beside scaling them: softcap, ALiBi and attention sinks. Formulas: tile.py.
+"""How a layer changes its attention scores besides scaling them: softcap, ALiBi and attention sinks. Formulas: tile.py.
 
-The arguments of all attention functions, on a GPU and on the CPU; kernels are compiled for what is there (`flags`). No Triton
-here.
+All attention functions, GPU and CPU, take these arguments; kernels are compiled for those in use (`flags`). No Triton here.
 """
 
 from typing import NamedTuple
@@ -10,7 +9,7 @@ import torch
 
 
 class ScoreShape(NamedTuple):
-    """`softcap` 0: none. `slopes` float32 [Hq] of ALiBi; `sinks` [Hq], any float dtype, logits that every query sees."""
+    """`softcap` 0: none. `slopes` float32 [Hq]: ALiBi's; `sinks` [Hq], any float dtype: logits that every query sees."""
 
     softcap: float = 0.0
     slopes: torch.Tensor | None = None
@@ -29,7 +28,7 @@ class ScoreShape(NamedTuple):
         return {"SOFTCAP": self.softcap > 0.0, "ALIBI": alibi, "SINKS": self.sinks is not None}
 
     def check(self, num_heads: int) -> None:
-        """Refuse what the kernels would read wrongly."""
+        """Raise ValueError for arguments that the kernels would misread."""
         for name, tensor in (("slopes", self.slopes), ("sinks", self.sinks)):
             if tensor is not None and (tensor.shape != (num_heads,) or tensor.stride(0) != 1):
                 raise ValueError(f"{name} must be dense [{num_heads}], not {tensor.shape}")

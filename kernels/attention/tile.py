@@ -8,9 +8,9 @@ Paged attention over a cache of blocks [num_blocks, Hkv, block_size, D], for one
     s      += alibi(n) - alibi(position(m))              if it has ALiBi: alibi(n) = alibi_scale * slope * n
     out[m]  = v_scale * sum_n exp(s[m, n]) * v[n] / (exp(sink) + sum_n exp(s[m, n])),   exp(sink): if it has attention sinks
 
-computed online (running maximum and sum, in fp32, in base 2 so that the scale folds into exp2). decode.py and
-prefill.py call this; it decides nothing about which rows or tiles run where. Indices that come from tables are
-clamped here, and a key outside a row's range never reaches its result, even where the cache holds NaN.
+computed online (running maximum and sum, in fp32, in base 2 so that the scale folds into exp2). decode.py and prefill.py call
+this; it does not decide which rows or tiles run where. Indices that come from tables are clamped here, and a key outside a
+row's range never reaches its result, even where the cache holds NaN.
 """
 
 import torch
@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 LOG2_E = 1.4426950408889634
-COMPILED = tl.constexpr(not triton.knobs.runtime.interpret)  # the interpreter knows no inline assembly
+COMPILED = tl.constexpr(not triton.knobs.runtime.interpret)  # the interpreter does not support inline assembly
 
 
 def check_layout(
@@ -29,7 +29,7 @@ def check_layout(
     out: torch.Tensor,
     scale: float,
 ) -> None:
-    """Refuse what the kernels would read wrongly: they take strides, but want the last dimension dense."""
+    """Raise ValueError for tensors that the kernels would misread: they take strides, but need the last dimension dense."""
     if q.stride(2) != 1 or out.stride(2) != 1 or k_cache.stride(3) != 1 or v_cache.stride(3) != 1 or block_table.stride(1) != 1:
         raise ValueError("the last dimension of q, out, k_cache, v_cache and block_table must be contiguous")
     if q.shape != out.shape or k_cache.shape != v_cache.shape or q.shape[2] != k_cache.shape[3]:
@@ -42,7 +42,7 @@ def check_layout(
 
 @triton.jit
 def compute_type(q, key_ptr):
-    """q as the products take it. An 8-bit cache is widened to fp16, in one instruction; to bf16 it takes several."""
+    """q in the products' type. An 8-bit cache is widened to fp16 in one instruction; widening to bf16 takes several."""
     if key_ptr.dtype.element_ty.primitive_bitwidth == 8 and q.dtype == tl.bfloat16:
         return tl.minimum(tl.maximum(q.to(tl.float32), -65504.0), 65504.0).to(tl.float16)
     else:
@@ -60,7 +60,7 @@ def _unpaired(pairs, HIGH: tl.constexpr, E5M2: tl.constexpr):
 
 
 def windowed(window: int, is_chunked: bool) -> int:
-    """WINDOWED of the kernels: 0, a query sees all before it; 1, the last `window` keys; 2, what its chunk of `window` has."""
+    """The kernels' WINDOWED: 0, a query sees all keys before it; 1, the last `window`; 2, its chunk of `window` keys."""
     return (2 if is_chunked else 1) if window else 0
 
 
@@ -89,7 +89,7 @@ def row_lengths(query_start_ptr, seq_lens_ptr, row, num_tokens, max_keys, MAX_QU
 
 @triton.jit
 def _tile_blocks(block_row_ptr, tile, end_key, tile_end, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr):
-    """The block id of a tile, a scalar where a block holds a whole tile, else one id a key; unclamped."""
+    """The block id of a tile: a scalar if a block holds a whole tile, else one id per key; unclamped."""
     if BLOCK_SIZE >= TILE:
         return tl.load(block_row_ptr + (tile * TILE) // BLOCK_SIZE, mask=tile < tile_end, other=0)
     elif BLOCK_SIZE * 2 == TILE:
@@ -105,7 +105,7 @@ def _tile_blocks(block_row_ptr, tile, end_key, tile_end, BLOCK_SIZE: tl.constexp
 
 @triton.jit
 def _to_bfloat16(x):
-    """float32, not NaN, rounded to a bfloat16. By its bits: in Triton's interpreter a conversion only cuts them off."""
+    """float32, not NaN, rounded to a bfloat16 by its bits: in Triton's interpreter a conversion only truncates."""
     bits = x.to(tl.int32, bitcast=True)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
 
@@ -130,7 +130,7 @@ def _shaped_scores(scores, keys, positions, qk_scale, softcap, alibi_scale, slop
 
 @triton.jit
 def row_slopes(slopes_ptr, head, ALIBI: tl.constexpr):
-    """ALiBi's slopes [M] of a tile's rows, of these heads [M]."""
+    """ALiBi's slopes [M] of a tile's rows, which are of heads `head` [M]."""
     if ALIBI > 0:
         return tl.load(slopes_ptr + head)
     else:
@@ -139,7 +139,7 @@ def row_slopes(slopes_ptr, head, ALIBI: tl.constexpr):
 
 @triton.jit
 def first_sums(sinks_ptr, head, is_first, SINKS: tl.constexpr):
-    """(row_max, row_sum) [M] before the first tile: the sinks' of these heads [M], in the range of a row's first keys."""
+    """(row_max, row_sum) [M] before the first tile: those of the heads' [M] sinks, in the range with a row's first keys."""
     row_max = tl.full([head.shape[0]], float("-inf"), tl.float32)
     row_sum = tl.zeros([head.shape[0]], tl.float32)
     if SINKS:
@@ -186,10 +186,10 @@ def attend_tiles(
 ):
     """Fold KV tiles [tile_begin, tile_end) into the running (acc [M, HEAD_PAD], row_max [M], row_sum), all fp32.
 
-    q [M, HEAD_PAD]; positions [M] int32, where each query stands; slopes [M], of ALiBi; key_ptr, value_ptr: the head's part of
-    block 0; row_max is in units of log2. Unmasked tiles must be visible in full to every row. Keys outside [first_key, end_key)
-    are seen by no row and are not read. row_sum is [M], or with SUM_LATER [M, TILE], which the caller sums: where few rows
-    are spread over all warps, that saves two barriers a tile.
+    q [M, HEAD_PAD]; positions [M] int32 of the queries; slopes [M], of ALiBi; key_ptr, value_ptr: the head's entries in block
+    0; row_max is in units of log2. Unmasked tiles must be visible in full to every row. Keys outside [first_key, end_key) are
+    seen by no row and are not read. row_sum is [M], or with SUM_LATER [M, TILE], which the caller sums: where few rows are
+    spread over all warps, that saves two barriers a tile.
     Bytes: 2 * TILE * HEAD_DIM cache elements and the block ids of a tile.
     """
     offs_n = tl.arange(0, TILE)
@@ -197,15 +197,15 @@ def attend_tiles(
     log2_scale = qk_scale
     if SOFTCAP or ALIBI > 0:
         log2_scale = 1.0  # the scores are in units of log2 already
-    # A tile's block ids are read one tile ahead. Read in the same iteration they would be a load that the loads of K and V wait
-    # for, on which Triton's pipeliner spends half of its stages.
+    # A tile's block ids are read one tile ahead. In the same iteration, the loads of K and V would wait for their load, and
+    # Triton's pipeliner would spend half of its stages on it.
     block = _tile_blocks(block_row_ptr, tile_begin, end_key, tile_end, BLOCK_SIZE, TILE)
-    # Values of 8 bits, and few rows: the tensor cores want those of two neighbouring keys in a register. Of 16 bits they are
-    # turned on their way from shared memory, of 8 bits each would be a load of its own, which takes longer than memory does.
+    # With 8-bit values and few rows, the tensor cores want the values of two neighboring keys in one register. 16-bit values
+    # are transposed on their way from shared memory; 8-bit values would each need a load, which takes longer than memory does.
     IS_8_BIT: tl.constexpr = value_ptr.dtype.element_ty.primitive_bitwidth == 8
     PAIRS: tl.constexpr = COMPILED and IS_8_BIT and q.dtype == tl.float16 and q.shape[0] < 64
     E5M2: tl.constexpr = value_ptr.dtype.element_ty == tl.float8e5
-    WORD: tl.constexpr = 2 if PAIRS else 1  # values
+    WORD: tl.constexpr = 2 if PAIRS else 1  # values in a word
     offs_v = tl.arange(0, HEAD_PAD // WORD)
     if PAIRS:
         value_ptr = value_ptr.to(tl.pointer_type(tl.int16))
@@ -215,7 +215,7 @@ def attend_tiles(
         block = tl.minimum(tl.maximum(block, 0), num_blocks - 1).to(tl.int64)
         keys = tile * TILE + offs_n
         if BLOCK_SIZE >= TILE:
-            # One block holds the whole tile: the address is a scalar plus what is the same in every tile.
+            # One block holds the whole tile: the address is a scalar plus offsets that are the same in every tile.
             token = offs_n
             if BLOCK_SIZE > TILE:
                 token += (tile * TILE) % BLOCK_SIZE
@@ -247,7 +247,7 @@ def attend_tiles(
         if SOFTCAP or ALIBI > 0:
             scores = _shaped_scores(scores, keys, positions, qk_scale, softcap, alibi_scale, slopes, SOFTCAP, ALIBI)
         if MASKED:
-            visible = keys[None, :] <= positions[:, None]  # which also leaves out keys past the row's end
+            visible = keys[None, :] <= positions[:, None]  # this also hides keys past the row's end
             if WINDOWED == 2:
                 visible = visible & (keys[None, :] >= first_visible_key(positions, window, WINDOWED)[:, None])
             elif WINDOWED:
@@ -283,9 +283,9 @@ def store_partial(
     partial_out_ptr, partial_max_ptr, partial_sum_ptr, arrival_ptr, slot, acc, row_max, row_sum,
     ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr,
 ):  # fmt: skip
-    """Store one range's sums, of the first ROWS rows, at `slot`; returns how many ranges of the same rows came before.
+    """Store the partial sums of one range, for its first ROWS rows, at `slot`; returns how many ranges came before.
 
-    The last to come may call reduce_partials, and must set the count at arrival_ptr back to 0.
+    The last to arrive may call reduce_partials, and must set the count at arrival_ptr back to 0.
     """
     offs_m = tl.arange(0, acc.shape[0])
     offs_d = tl.arange(0, HEAD_PAD)
@@ -295,7 +295,7 @@ def store_partial(
     tl.store(partial_out_ptr + line.to(tl.int64)[:, None] * HEAD_DIM + offs_d[None, :], acc, mask=mask)
     tl.store(partial_max_ptr + line, row_max, mask=stored)
     tl.store(partial_sum_ptr + line, row_sum, mask=stored)
-    # Every thread's stores, then one release; the last to arrive has acquired all partials.
+    # All threads' stores come before one release; the last range to arrive has acquired all partial sums.
     tl.debug_barrier()
     arrived = tl.atomic_add(arrival_ptr, 1, sem="acq_rel", scope="gpu")
     tl.debug_barrier()
@@ -307,7 +307,7 @@ def reduce_partials(
     partial_out_ptr, partial_max_ptr, partial_sum_ptr, first_slot, later_slot, slot_step, parts,
     ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """(acc [ROWS, HEAD_PAD], row_sum [ROWS]) of all partials: 0 is at first_slot, i at later_slot + i * slot_step.
+    """(acc [ROWS, HEAD_PAD], row_sum [ROWS]) of all partial sums: 0 is at first_slot, i at later_slot + i * slot_step.
 
     Loads go to L2 (.cg): other SMs wrote these lines in this launch.
     """
@@ -317,7 +317,7 @@ def reduce_partials(
     total_sum = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, HEAD_PAD], tl.float32)
     for begin in range(0, parts, PARTS):
-        # Unrolled, so that the loads of PARTS parts are under way at once.
+        # Unrolled, so that the loads of PARTS partial sums are in flight at once.
         for i in tl.static_range(PARTS):
             part = tl.full([ROWS], i, tl.int32) + begin
             live = part < parts

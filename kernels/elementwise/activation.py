@@ -4,10 +4,9 @@
     alone    out[t, i] = act(x[t, i])                                        x, out [T, I]
 
 act: silu(x) = x / (1 + exp(-x)), gelu exact (by erf), by tanh, or quick, x / (1 + exp(-1.702 x)), relu(x)^2, relu, sigmoid,
-tanh. Inputs have unit stride in their last dimension and any row stride; float32, float16 or bfloat16. Moves 3 * T * I
-elements, alone 2 * T * I. act is computed in float32 and rounded before the product, as torch does. `perm` int32 [I]: column i
-of the result is that of perm[i], for a product whose weight has its inputs in an order of their own; `gather` is that order
-alone. Reference: `activation_cpu`.
+tanh. Inputs have unit stride in their last dimension and any row stride; float32, float16 or bfloat16. Moves 3 * T * I elements
+(alone 2 * T * I). act is computed in float32 and rounded before the product, as torch does. `perm` int32 [I]: column i of the
+result is column perm[i], for a product with a weight of permuted inputs; `gather` only permutes. See `activation_cpu`.
 """
 
 from typing import NamedTuple
@@ -26,7 +25,7 @@ NONE = tl.constexpr(-1)
 
 @triton.jit
 def gated(gate, up, dtype: tl.constexpr):
-    """silu(gate) * up in float32, of values or of sums in float32, which are rounded to dtype first."""
+    """silu(gate) * up in float32; both are rounded to dtype first, in case they are float32 sums."""
     gate = gate.to(dtype).to(tl.float32)
     silu = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
     return silu * up.to(dtype).to(tl.float32)
@@ -34,7 +33,7 @@ def gated(gate, up, dtype: tl.constexpr):
 
 @triton.jit
 def _activate(x, ACTIVATION: tl.constexpr):
-    """Of float32."""
+    """act(x) of float32 x."""
     if ACTIVATION == 1:
         return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
     elif ACTIVATION == 2:  # 1 + tanh(u) = 2 / (1 + exp(-2 u)); where exp would overflow, the result is 0 anyway
@@ -135,10 +134,10 @@ def silu_mul(
     pdl: int = PLAIN,
     config: Config | None = None,
 ) -> torch.Tensor:
-    """silu(gate) * up, as activate_mul; with column perm[i] in place i. `config` is for tuning."""
+    """silu(gate) * up, as activate_mul; column i of the result is column perm[i]. `config` is for tuning."""
     return _launch(gate_up, out, "silu", True, pdl, config, perm)
 
 
 def gather(x: torch.Tensor, perm: torch.Tensor, *, pdl: int = PLAIN) -> torch.Tensor:
-    """x [T, I] with column perm[i] in place i."""
+    """x [T, I] permuted: column i of the result is column perm[i]."""
     return _launch(x, None, None, False, pdl, perm=perm)

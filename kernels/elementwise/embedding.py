@@ -2,8 +2,8 @@
 
 ids int32 [T], clamped to the table; weight [V, H] with unit stride in H, out [T, H], one dtype of any kind. Moves 2 * T * H
 elements. A program copies BLOCK elements of one row. torch.nn.functional.embedding is the reference; its kernel for few rows
-takes 2 us at 1 and 9 us at 16 rows of 4096, where this one takes what a launch does. A plain launch: at the head of a step's
-chain of dependents it sees to it that the step's inputs are there for all of them (`dependent_launch`).
+takes 2 us at 1 and 9 us at 16 rows of 4096, where this one takes as long as a launch. A plain launch: at the start of a step's
+chain of dependent launches, it ensures that the step's inputs are complete for all of them (`dependent_launch`).
 """
 
 import torch
@@ -27,7 +27,7 @@ def _embedding_kernel(
 
 
 def embedding(ids: torch.Tensor, weight: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
-    """The rows of weight [V, H] that ids int32 [T] name, times `scale`; [T, H]."""
+    """The rows of weight [V, H] at ids int32 [T], times `scale`; [T, H]."""
     if ids.dim() != 1 or ids.dtype != torch.int32 or ids.stride() != (1,) or weight.dim() != 2 or weight.stride(1) != 1:
         raise ValueError(f"embedding: ids {ids.dtype} {ids.shape}, weight {weight.shape} of strides {weight.stride()}")
     tokens, (vocab, hidden) = len(ids), weight.shape

@@ -1,7 +1,7 @@
-"""What some models do to their logits: softcap * tanh(scale * x / softcap), or scale * x, in place.
+"""The change that some models make to their logits: softcap * tanh(scale * x / softcap), or scale * x, in place.
 
 logits [R, V] with unit stride in V and any row stride, of any float dtype; math in float32. Moves 2 * R * V elements. A plain
-launch. The reference is what `ops.shape_logits` does on a CPU.
+launch. The reference is `ops.shape_logits` on a CPU.
 """
 
 import torch
@@ -23,7 +23,7 @@ def _shape_kernel(x_ptr, stride, width, scale, softcap, SOFTCAP: tl.constexpr, B
 
 
 def shape_logits(logits: torch.Tensor, scale: float, softcap: float) -> torch.Tensor:
-    """The same tensor. softcap 0: none."""
+    """The same tensor, changed in place. softcap 0: none."""
     rows, width = logits.shape
     if logits.stride(1) != 1:
         raise ValueError("shape_logits: the last dimension must have stride 1")

@@ -5,13 +5,13 @@
     add_rms_norm:  residual += scale * x (in place); y as above, of it    reads x and residual, writes both: 4 * T * H elements
 
 x, residual, out [T, H] with unit stride in H and any row stride; weight, bias [H]; float32, float16 or bfloat16, all of one
-dtype. x may be [T, N, H], N heads with a norm each; weight [N, H] then weighs each in its own way.
-add_rms_norm's x may also be parts of it, of which it reads all: float32 [S, T, H], or sums of int8 as `scaled_hopper` has them,
-int32 [S + 2, T, H], in the last two of which lie scales that their total is multiplied by; so may add_layer_norm's. `places`
-int32 [H]: column c of y goes to places[c], for a product whose weight has its inputs in an order of their own.
-One program a row, which fits into registers: H up to 32768. Math in float32; `weighs` says how RMSNorm's weight is applied
-(norm_reference.py, which is the reference): by default the normalised value is rounded to x's dtype before the product, as in
-transformers' LlamaRMSNorm. `pdl` is a mode of `dependent_launch`: the weights are loaded before the wait.
+dtype. x may be [T, N, H], N heads with a norm each; weight [N, H] then has a row for each.
+x of add_rms_norm and add_layer_norm may also be split-K partial sums, which are all read: float32 [S, T, H], or, of int8
+products (`scaled_hopper`), int32 [S + 2, T, H], where the last two hold the scales that the total is multiplied by. `places`
+int32 [H]: column c of y goes to places[c], for a product with a weight of permuted inputs. One program a row, which fits
+into registers: H up to 32768. Math in float32; `weighs` says how RMSNorm's weight is applied (norm_reference.py, which is the
+reference): by default the normalized value is rounded to x's dtype before the product, as in transformers' LlamaRMSNorm. `pdl`
+is a mode of `dependent_launch`: the weights are loaded before the wait.
 """
 
 import torch
@@ -29,7 +29,7 @@ LAYER_NORM = 4
 
 @triton.jit
 def weighed(normed, weight, dtype: tl.constexpr, WEIGHS: tl.constexpr):
-    """Normalised values times their weights, in float32."""
+    """Normalized values times their weights, in float32."""
     if WEIGHS == 1:
         return normed.to(dtype).to(tl.float32) * weight
     elif WEIGHS == 3:
@@ -40,19 +40,19 @@ def weighed(normed, weight, dtype: tl.constexpr, WEIGHS: tl.constexpr):
 
 @triton.jit
 def sum_of_splits(x_ptr, row, cols, mask, x_stride, part_stride, PARTS: tl.constexpr):
-    """Columns of a row of x, of its parts' total where there are several: float32, or of x's dtype."""
+    """Columns of a row of x, or of the total of its partial sums if there are several: float32, or x's dtype."""
     at = x_ptr + row * x_stride + cols
     x = tl.load(at, mask, other=0)
     for part in tl.static_range(1, PARTS):
         x += tl.load(at + part * part_stride, mask, other=0)
-    if x_ptr.dtype.element_ty == tl.int32:  # exact; float32 bits of scales begin the next two: the columns', the rows'
+    if x_ptr.dtype.element_ty == tl.int32:  # exact; the next two hold scales as float32 bits: the columns', then the rows'
         scales = (x_ptr + PARTS * part_stride).to(tl.pointer_type(tl.float32), bitcast=True)
         x = x.to(tl.float32) * tl.load(scales + part_stride + row) * tl.load(scales + cols, mask, other=0.0)
     return x
 
 
 def num_splits(x: torch.Tensor) -> int:
-    """How many partial sums x has: 1 of [T, H], else S of [S, T, H]. Raises TypeError for partial sums of another dtype."""
+    """Number of partial sums in x: 1 for [T, H], S for [S, T, H]. TypeError if x is 3-D and of another dtype."""
     if x.dim() == 3 and x.dtype not in (torch.float32, torch.int32):
         raise TypeError(f"partial sums must be float32 or int32, not {x.dtype}")
     return 1 if x.dim() == 2 else len(x) - 2 * (x.dtype == torch.int32)
@@ -130,7 +130,7 @@ def _launch(
     block = triton.next_power_of_2(width)
     num_warps = min(max(block // current().elementwise.norm_warp_elements, 1), MAX_WARPS)
     of_heads = 0 if weight is None or weight.dim() == 1 else weight.stride(0)
-    # of a part: one kernel for any number of rows, which reads parts 16 bytes at a time
+    # of the partial sums' stride: one kernel for any number of rows, which reads them 16 bytes at a time
     unit = 16 if width % 16 == 0 and part_stride % 16 == 0 else 1
     _norm_kernel[(rows, x.shape[1] if x.dim() == 3 else 1)](
         x, second, weight, bias, places, out, x.stride(0), second.stride(0), out.stride(0), part_stride // unit, of_heads,
@@ -165,7 +165,7 @@ def rms_norm(
     places: torch.Tensor | None = None,
     pdl: int = PLAIN,
 ) -> torch.Tensor:
-    """The normalised rows of x, written to `out` if given (which may be x itself)."""
+    """The normalized rows of x, written to `out` if given (which may be x itself)."""
     return _launch(x, None, weight, eps, out, pdl, weighs=WEIGHS[weighs], places=places)
 
 
@@ -181,9 +181,9 @@ def add_rms_norm(
     places: torch.Tensor | None = None,
     pdl: int = PLAIN,
 ) -> torch.Tensor:
-    """Add scale * x to the residual in place and return the norm of the sum; `out` may be x itself, unless that is in parts.
+    """Add scale * x to the residual in place and return the norm of the sum; `out` may be x itself, unless partial sums.
 
-    x may be parts whose sum, rounded to the residual's dtype, is added: float32 [S, T, H] (`split_linear`), or int32.
+    x may be partial sums; their total, rounded to the residual's dtype, is added: float32 [S, T, H] (`split_linear`), or int32.
     """
     return _launch(x, residual, weight, eps, out, pdl, scale=scale, weighs=WEIGHS[weighs], places=places)
 
@@ -211,5 +211,5 @@ def add_layer_norm(
     scale: float = 1.0,
     pdl: int = PLAIN,
 ) -> torch.Tensor:
-    """As add_rms_norm."""
+    """Add scale * x to the residual in place and return the LayerNorm of the sum; x as in add_rms_norm."""
     return _launch(x, residual, weight, eps, None, pdl, bias=bias, scale=scale, weighs=LAYER_NORM)

@@ -1,8 +1,8 @@
-"""RMSNorm and LayerNorm in plain torch: the oracle of `norm`, with the same signatures; norm_cpu gives it what is not float32.
+"""RMSNorm and LayerNorm in plain torch: the oracle of `norm`, with the same signatures; norm_cpu uses it except for float32.
 
 Formulas and roundings: norm.py.
 
-x, residual, out [T, H]; weight [H], or [N, H] where rows of x [T, N, H] have weights of their own.
+x, residual, out [T, H]; weight [H], or [N, H] if the N rows of each x [T, N, H] have weights of their own.
 """
 
 from typing import Literal
@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch.nn import functional as F
 
-# How RMSNorm's weight is applied: after the normalised value was rounded to x's dtype (LlamaRMSNorm), in float32 before it is
+# How RMSNorm's weight is applied: after the normalized value was rounded to x's dtype (LlamaRMSNorm), in float32 before it is
 # rounded (Olmo2RMSNorm), or as 1 + weight in float32 (Gemma2RMSNorm).
 Weighs = Literal["rounded", "wide", "plus_one"]
 
@@ -18,7 +18,7 @@ Weighs = Literal["rounded", "wide", "plus_one"]
 def rms_norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None = None, *, weighs: Weighs = "rounded"
 ) -> torch.Tensor:
-    """The normalised rows of x, written to `out` if given (which may be x itself)."""
+    """The normalized rows of x, written to `out` if given (which may be x itself)."""
     wide = x.float()
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     if weighs == "rounded":

@@ -1,29 +1,29 @@
-"""Sum over ranks, residual addition and RMSNorm in one kernel, over memory that the GPUs of one host see of each other.
+"""Sum over ranks, residual addition and RMSNorm in one kernel, through memory that the GPUs of one host share.
 
-    x[rank] = sum of this rank's parts, rounded to the residual's dtype
+    x[rank] = sum of this rank's partial sums, rounded to the residual's dtype
     residual += sum of x[0], x[1], ... in float32, in this order, rounded (in place);  out = weight * cast(residual / rms)
 
-x [T, H] of the residual's dtype, or parts float32 [S, T, H]; residual, out [T, H], weight [H]; one program a row.
+x [T, H] of the residual's dtype, or partial sums float32 [S, T, H]; residual, out [T, H], weight [H]; one program a row.
 
     one-shot   each rank stores its row at all others, and all add them up: (ranks - 1) * T * H elements leave a GPU
     two-shot   row r belongs to rank r % ranks: the others store theirs there, it adds them up and stores the total at all
                others: 2 * (ranks - 1) / ranks * T * H elements leave a GPU, and one wait follows another
 
-The values and their order are the same: equal bits everywhere, by either way.
+Both add the same values in the same order, so the result has equal bits on every rank and by either way.
 
-The data is its own flag: an empty place holds EMPTY, -0.0 in every element, which is never sent (a zero is sent as +0.0). What
-may arrive has three places, taken in turn by a counter of the row on the device, so that a graph may hold launches. In its turn
-n a program stores into others' places n % 3, empties its own of turn n - 1, and reads those of turn n. Nobody stores into a
-place that is not empty: who is at turn n + 2 has had, at turn n + 1, every rank's row or a total that needs it, which each
-sent after its turn n, in which it emptied the place (tests/kernels/test_exchange_protocol.py goes through all orders).
-What waits is bounded: after `limit_ns` a program traps, the process loses its device and ends; a wrong sum is never used.
+The data is its own flag: an empty place holds EMPTY, -0.0 in every element, which is never sent (a zero is sent as +0.0). Each
+row that may arrive has three places, used in turn by a per-row counter on the device, so that a graph may hold launches. In
+turn n a program stores into the others' places n % 3, empties its own of turn n - 1, and reads those of turn n. No rank stores
+into a place that is not empty: a rank at turn n + 2 received, at turn n + 1, every rank's row or a total that needs it, and
+each rank sent that after its turn n, in which it emptied the place (tests/kernels/test_exchange_protocol.py goes through all
+orders). Waits are bounded: after `limit_ns` a program traps, the process loses its device and ends; a wrong sum is never used.
 
 Stores to peers and loads of places are of system scope, but none is a release or an acquire, so CUDA's memory model alone does
-not order them; what GPUs do is relied on. When a launch is behind `wait_for_previous`, what the one before has emptied is empty
-in this GPU's L2. Peers' stores go through this L2, too, and volatile loads read there; a word, of 2 or 4 bytes, arrives whole.
+not order them; the code relies on what GPUs do. When a launch is past `wait_for_previous`, the places that the launch before
+emptied are empty in this GPU's L2. Peers' stores go through this L2, too, and volatile loads read there; a word arrives whole.
 
-A program waits for those of its row alone, and GPUs begin a launch's programs in order: the first row that is not done has been
-begun on all ranks, so any number is right.
+A program waits only for the others' data of its row, and GPUs start a launch's programs in order: the first unfinished row has
+been started on all ranks, so any number of rows works.
 """
 
 from typing import NamedTuple
@@ -44,16 +44,16 @@ _WORDS = {2: torch.int16, 4: torch.int32}
 
 
 class Buffers(NamedTuple):
-    """One rank's end of one way. Every rank makes its own, of the same sizes, before any launch."""
+    """One rank's buffers for one way. Every rank allocates its own, of the same sizes, before any launch."""
 
     rank: int
     size: int
     max_rows: int
     two_shot: bool
-    places: torch.Tensor  # integers of the dtype's size, `places_shape`, all EMPTY: this rank's, others store into it
-    peers: torch.Tensor  # int64 [size], addresses of all ranks' `places`, as this GPU sees them
-    turns: torch.Tensor  # int32 [max_rows], each row's turn modulo 3: a count of all would wrap around within days
-    limit_ns: int  # a program waits no longer
+    places: torch.Tensor  # integers of the dtype's size, `places_shape`, all EMPTY at first: this rank's, others store into it
+    peers: torch.Tensor  # int64 [size], addresses of all ranks' `places`, as mapped on this GPU
+    turns: torch.Tensor  # int32 [max_rows], each row's turn modulo 3: a full count would wrap around within days
+    limit_ns: int  # a program's longest wait
 
     @property
     def hidden_size(self) -> int:
@@ -61,9 +61,9 @@ class Buffers(NamedTuple):
 
 
 def places_shape(size: int, max_rows: int, hidden_size: int, *, two_shot: bool) -> tuple[int, int, int, int]:
-    """Of Buffers.places: in each turn a row from each rank; or rows to add up and totals, `max_rows` a multiple of size.
+    """Shape of Buffers.places: in each turn a row from each rank; two-shot: rows to add up, and totals.
 
-    Raises ValueError.
+    Raises ValueError if max_rows is not a multiple of size for two-shot.
     """
     if two_shot and max_rows % size:
         raise ValueError(f"all_reduce_norm: {max_rows} rows cannot be shared evenly by {size} ranks")
@@ -71,18 +71,18 @@ def places_shape(size: int, max_rows: int, hidden_size: int, *, two_shot: bool) 
 
 
 def word_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Of Buffers.places, for activations of this dtype."""
+    """The dtype of Buffers.places for activations of this dtype."""
     return _WORDS[dtype.itemsize]
 
 
 def empty(places: torch.Tensor) -> None:
-    """Make new places ready."""
+    """Initialize new places."""
     places.fill_(EMPTY[places.element_size()])
 
 
 @triton.jit
 def _received(at, mask, empty, limit_ns):
-    """What arrives at these places, once all of it has."""
+    """The words at these places, once all of them have arrived."""
     words = tl.load(at, mask, other=0, volatile=True)
     missing = tl.max((words == empty).to(tl.int32), 0)
     if missing > 0:
@@ -97,7 +97,7 @@ def _received(at, mask, empty, limit_ns):
 
 @triton.jit
 def _to_send(x, dtype: tl.constexpr, word: tl.constexpr, empty):
-    """x, rounded, as words of which none looks empty."""
+    """x, rounded, as words, none of which equals EMPTY."""
     words = x.to(dtype).to(word, bitcast=True)
     return tl.where(words == empty, 0, words).to(word)
 
@@ -111,7 +111,7 @@ def _store_at(peers_ptr, rank, word: tl.constexpr, at, words, mask):
 @triton.jit
 def _one_shot(mine, row, cols, mask, turn, places_ptr, peers_ptr, max_rows, H, dtype: tl.constexpr,
               RANK: tl.constexpr, SIZE: tl.constexpr, EMPTY: tl.constexpr, BLOCK: tl.constexpr, limit_ns):  # fmt: skip
-    """The sum of all ranks' rows, float32, of `mine` on this one: places [3, SIZE, max_rows, H], from each rank a row."""
+    """The float32 sum of all ranks' rows; `mine` is this rank's. places [3, SIZE, max_rows, H]: a row from each rank."""
     word: tl.constexpr = places_ptr.dtype.element_ty
     rank_stride = max_rows.to(tl.int64) * H
     now = turn * SIZE * rank_stride + row * H + cols
@@ -133,7 +133,7 @@ def _one_shot(mine, row, cols, mask, turn, places_ptr, peers_ptr, max_rows, H, d
 @triton.jit
 def _two_shot(mine, row, cols, mask, turn, places_ptr, peers_ptr, max_rows, H, dtype: tl.constexpr,
               RANK: tl.constexpr, SIZE: tl.constexpr, EMPTY: tl.constexpr, BLOCK: tl.constexpr, limit_ns):  # fmt: skip
-    """As _one_shot. Places [3, 2, max_rows, H]: in [:, 0] a row from each rank for each of our rows, in [:, 1] rows' totals."""
+    """As _one_shot. Places [3, 2, max_rows, H]: in [:, 0] a row from each rank for each of our rows, in [:, 1] the totals."""
     word: tl.constexpr = places_ptr.dtype.element_ty
     kind_stride = max_rows.to(tl.int64) * H
     now = turn * 2 * kind_stride + cols
@@ -207,10 +207,10 @@ def all_reduce_norm(
     *,
     pdl: int = PLAIN,
 ) -> torch.Tensor:
-    """residual [T, H] += the sum of all ranks' x, in place; the norm of it. Every rank launches this with an x of its own.
+    """residual [T, H] += the sum of all ranks' x, in place; returns the norm of it. Every rank launches this with its own x.
 
-    x [T, H], or parts of it as `norm.add_rms_norm` takes them; beyond buffers.max_rows it takes several launches. Raises
-    ValueError for what does not fit, TypeError for parts of another dtype.
+    x [T, H], or its partial sums as for `norm.add_rms_norm`; more than buffers.max_rows rows take several launches. Raises
+    ValueError for shapes and dtypes that do not fit, TypeError for partial sums of another dtype.
     """
     split_k = x.dim() == 3
     parts, part_stride = num_splits(x), x.stride(0) if split_k else 0

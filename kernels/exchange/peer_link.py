@@ -1,12 +1,12 @@
 """One direction between two GPUs of a host, from rank to rank: slots in the receiver's memory, which the sender writes.
 
     sender      waits until turn n - slots was taken;  copies into slot n % slots of its peer;  says there: n + 1 have arrived
-    receiver    waits until n + 1 have arrived;        copies the slot for itself;             says there: n + 1 are taken
+    receiver    waits until n + 1 have arrived;        copies the slot to its own tensor;      says there: n + 1 are taken
 
-Both count turns for themselves, so a launch is told its turn: these launches are in no graph, but between graphs. The two
-counters are int32 words, each in the memory of who waits for it, compared by their difference, for they wrap around. A counter
-is written by a launch of its own behind the copy's (release, system scope), and read by one before what needs it (acquire):
-what a launch before has stored is seen. A wait is bounded: after `limit_ns` it traps.
+Both ends count turns on the host and pass the turn to each launch: these launches run between graphs, not in one. The two
+counters are int32 words, each in the memory of the GPU that waits for it; they are compared by their difference, since they
+wrap around. A counter is written by a launch of its own after the copy's (release, system scope), and read by one before the
+launch that needs the data (acquire): stores of earlier launches are visible. A wait is bounded: after `limit_ns` it traps.
 
 Moves the words once over the link and once more in the receiver's memory.
 """
@@ -24,9 +24,9 @@ NUM_WARPS = 8
 
 
 class Sender(NamedTuple):
-    """taken: int32 [1] in this GPU's memory. Addresses are of the peer's memory, as this GPU sees it.
+    """taken: int32 [1] in this GPU's memory. Addresses are of the peer's memory, as mapped on this GPU.
 
-    unit: what is sent is of a multiple of so many words; of 4 and more they travel together.
+    unit: a message is a multiple of so many words; if 4 or more, they are stored together.
     """
 
     taken: torch.Tensor
@@ -39,7 +39,7 @@ class Sender(NamedTuple):
 
 
 class Receiver(NamedTuple):
-    """arrived: int32 [1], slots uint8 [num_slots, slot_bytes], both in this GPU's memory; the address is of the peer's."""
+    """arrived: int32 [1], slots uint8 [num_slots, slot_bytes], both in this GPU's memory; `taken` is a peer's address."""
 
     arrived: torch.Tensor
     taken: int
@@ -72,7 +72,7 @@ def _say_kernel(address, value):
 
 
 def send(x: torch.Tensor, turn: int, link: Sender) -> None:
-    """x, contiguous, of whole units and a slot's bytes at most, is the link's turn number `turn`, from 0. Raises ValueError."""
+    """Send x as the link's turn number `turn`, from 0: contiguous, whole units, at most a slot, else ValueError."""
     num_bytes = x.numel() * x.element_size()
     if not x.is_contiguous() or num_bytes % (4 * link.unit) or num_bytes > link.slot_bytes:
         raise ValueError(f"peer_link: {x.shape} of {x.dtype} does not fit a slot of {link.slot_bytes} bytes")
@@ -86,7 +86,7 @@ def send(x: torch.Tensor, turn: int, link: Sender) -> None:
 
 
 def receive(out: torch.Tensor, turn: int, link: Receiver) -> None:
-    """What was sent as turn number `turn`, as much of it as `out` holds, which is contiguous."""
+    """Receive turn number `turn` into `out`, which is contiguous: as many bytes as it holds."""
     _wait_kernel[(1,)](link.arrived, _int32(turn + 1), link.limit_ns, num_warps=1)
     num_bytes = out.numel() * out.element_size()
     out.view(-1).view(torch.uint8).copy_(link.slots[turn % len(link.slots), :num_bytes])
@@ -94,5 +94,5 @@ def receive(out: torch.Tensor, turn: int, link: Receiver) -> None:
 
 
 def _int32(n: int) -> int:
-    """Wrapped around."""
+    """n, wrapped around to the range of int32."""
     return (n + (1 << 31)) % (1 << 32) - (1 << 31)

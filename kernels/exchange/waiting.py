@@ -1,4 +1,4 @@
-"""How a kernel that waits for another GPU gives up: its process loses the device and ends, which the core sees."""
+"""How a kernel that waits for another GPU gives up: its process loses the device and ends, which the engine core notices."""
 
 import triton
 import triton.language as tl
@@ -6,5 +6,5 @@ import triton.language as tl
 
 @triton.jit
 def trap():
-    """The end of this process's use of the GPU."""
+    """End this process's use of the GPU."""
     tl.inline_asm_elementwise("trap; mov.u32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)

@@ -1,13 +1,13 @@
-"""Pairs of (row, expert) brought into order by expert, and cut into tiles of one expert's rows: all on the device.
+"""Pairs of (row, expert) sorted by expert, and cut into tiles of one expert's rows: all on the device.
 
     ids int32 [T, k]  ->  order int32 [P]            P = T k pairs; those of expert 0 first, within an expert by row
                           tiles int32 [3, slots]     expert, first place in `order`, rows (0 or less: the slot is empty)
 
-A program an expert; none waits for another, for slots are given out with room: expert e, which has `before` pairs before its
+One program an expert; none waits for another, since there are more slots than needed: expert e, with `before` pairs before its
 own, begins at slot before // tile + e, which is beyond the last of expert e - 1. So there are P // tile + E slots, as many for
-every batch of a size, and grids over them can be captured. Nothing is atomic: the order depends on the ids alone. Ids from E
-on are none of ours: they are in no tile, and `order` ends before it is full.
-Moves E reads of the ids, from L2. Reference: `align_reference`.
+every batch of a size, and grids over them can be captured. Nothing is atomic: the order depends on the ids alone. Ids from E on
+mean experts on other ranks: they are in no tile, and the end of `order` stays unwritten. Moves E reads of the ids, from L2.
+Reference: `experts_reference.align`.
 """
 
 from typing import NamedTuple
@@ -18,7 +18,7 @@ import triton.language as tl
 
 from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options, wait_for_previous
 
-SMALL, LARGE = 1024, 4096  # ids that a program looks at at once
+SMALL, LARGE = 1024, 4096  # ids that a program reads at once
 
 
 class Alignment(NamedTuple):
@@ -51,7 +51,7 @@ def _align_kernel(ids_ptr, order_ptr, tiles_ptr, pairs, slots, TILE: tl.constexp
         at += tl.sum(is_own.to(tl.int32), 0)
     first = before // TILE + expert
     end = (before + count) // TILE + expert + 1
-    if expert == tl.num_programs(0) - 1:  # pairs may be others': what is left is empty
+    if expert == tl.num_programs(0) - 1:  # there may be pairs of other ranks' experts: the remaining slots are empty
         end = slots
     for start in range(0, pairs // TILE + 1, BLOCK):
         slot = first + start + lane
@@ -63,7 +63,7 @@ def _align_kernel(ids_ptr, order_ptr, tiles_ptr, pairs, slots, TILE: tl.constexp
 
 
 def align(ids: torch.Tensor, num_experts: int, tile: int, *, pdl: int = PLAIN) -> Alignment:
-    """Of ids int32 [T, k]; `tile` rows to a tile."""
+    """Sort ids int32 [T, k] into tiles of `tile` rows."""
     if ids.dtype != torch.int32 or not ids.is_contiguous():
         raise ValueError("align: ids must be int32, row after row")
     pairs = ids.numel()

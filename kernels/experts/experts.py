@@ -1,9 +1,8 @@
-"""A layer's experts on a GPU: which way a number of rows goes, `pairs`, `tiles` or, on a Hopper, `wide`.
+"""A layer's experts on a GPU: chooses the kernels for a number of rows: `pairs`, `tiles` or, on a Hopper, `wide`.
 
-The formula is `experts_reference`'s. Every launch of a way depends on shapes alone, so a step with experts can be captured.
-What decides is the tuning table: rows, and rows an expert gets on average. float32 has one way and one configuration, so that
-a row's result is the same to the last bit in any batch. Weights of 4 and of 8 bits have kernels of their own (`four_bits`,
-`scaled`).
+The formula is `experts_reference`'s. All launches depend on shapes alone, so a step with experts can be captured. The tuning
+table decides by rows, and by rows an expert gets on average. float32 has one kernel and one configuration, so that a row's
+result is the same to the last bit in any batch. 4-bit and 8-bit weights have kernels of their own (`four_bits`, `scaled`).
 """
 
 from collections.abc import Hashable
@@ -24,7 +23,7 @@ from quire.kernels.tuning.current import cached, current
 def choose(
     rows: int, top_k: int, num_experts: int, itemsize: int = 2, on_mma: bool = False
 ) -> RowConfig | PairConfig | TilesConfig:
-    """The configuration for x [rows, H], k of E experts a row; on_mma: `pairs_row` takes them."""
+    """The configuration for x [rows, H], k of E experts a row; on_mma: `pairs_row` can compute them."""
     tuning = current().experts
     if itemsize == 4:
         return tuning.exact
@@ -38,13 +37,13 @@ def choose(
 
 @cached
 def choose_wide(rows: int, top_k: int, num_experts: int) -> WideConfig | None:
-    """The configuration of `wide`, which computes 16 bits on a Hopper; None: what `choose` says is as fast."""
+    """The configuration of `wide`, for 16 bits on a Hopper; None: that of `choose` is as fast."""
     tuning = current().experts
     return None if rows <= tuning.pair_rows else grouped.rule(tuning.wide, rows * top_k / num_experts)
 
 
 def kernel_specialization(rows: int, top_k: int, num_experts: int) -> Hashable:
-    """Steps of numbers of rows with equal answers run the same compiled kernels."""
+    """A value that is equal for numbers of rows if their steps run the same compiled kernels."""
     wide, four_bits_wide = choose_wide(rows, top_k, num_experts), four_bits.choose_wide(rows, top_k, num_experts)
     return (
         choose(rows, top_k, num_experts),
@@ -76,10 +75,10 @@ def experts(
 ) -> torch.Tensor:
     """[T, H] of x [T, H] and its experts, ids int32 [T, k] with weights float32 [T, k]; `shared` [T, H] is added.
 
-    num_routed: of how many experts these are some; ids are then numbers among these, or their number for any other. 0: all.
-    Weights of fewer bits are always all.
+    num_routed: with expert parallelism, the number of all experts, of which w holds E; ids index these, and id E means an
+    expert on another rank. 0: w holds all experts. Quantized weights always hold all.
 
-    `config`, of the weights' kernels, is for tests and tuning.
+    `config`, for the weights' kernels, is for tests and tuning.
     """
     _check(x, w, ids, weights)
     if len(x) == 0:

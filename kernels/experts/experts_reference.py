@@ -1,4 +1,4 @@
-"""A layer's experts in plain torch: the oracle of the kernels beside it, and the CPU path; and the order of pairs (`align`).
+"""A layer's experts in plain torch: the oracle of the kernels beside it, the CPU path, and the order of pairs (`align`).
 
     out[t] = Σ_j weights[t, j] · (down[e] · act(gate_up[e] · x[t] + b[e]) + b'[e]),   e = ids[t, j]
 
@@ -6,10 +6,10 @@ x [T, H], gate_up [E, 2 I, H] (gate's rows, then up's), down [E, H, I], biases [
 [T, k].
     act(g | u) = g' · sigmoid(α (g' + cubic g'³)) · (u' + offset),    g' = min(g, limit), u' between ±limit
 
-which is silu(g) · u as `SwiGLU` is by default, and gelu(g) · u, by tanh, with α √(8 / π) and cubic 0.044715. Where some of the
-experts are here alone, an id of E is any other's, who adds nothing. Products are rounded to x's dtype, as torch does; the sum
-over j is in float32, in the order of j, `shared` [T, H] first, where it is given. A row's result depends on no other row, but
-for what torch's product of an expert's rows does to last bits.
+which is silu(g) · u with `SwiGLU`'s defaults, and gelu(g) · u, by tanh, with α √(8 / π) and cubic 0.044715. With expert
+parallelism, id E means an expert on another rank and contributes zero. Products are rounded to x's dtype, as in torch; the sum
+over j is in float32, in the order of j, with `shared` [T, H] first, if given. A row's result depends on no other row, except
+for last bits of torch's product of an expert's rows.
 """
 
 from typing import NamedTuple
@@ -22,14 +22,14 @@ import torch.nn.functional as F
 class SwiGLU(msgspec.Struct, frozen=True, kw_only=True):
     """The activation between the two products."""
 
-    limit: float = 0.0  # 0: there is none
+    limit: float = 0.0  # 0: no limit
     alpha: float = 1.0
     offset: float = 0.0
     cubic: float = 0.0
 
 
 class Weights(NamedTuple):
-    """Of all experts of a layer, or what one rank holds of them: a part of each, or some of them."""
+    """All experts of a layer, or one rank's: a shard of each (tensor parallelism), or some of them (expert parallelism)."""
 
     gate_up: torch.Tensor
     down: torch.Tensor
@@ -59,7 +59,7 @@ def experts(
     *,
     num_routed: int = 0,
 ) -> torch.Tensor:
-    """[T, H] of the module's formula; num_routed: of how many experts these are some, 0: they are all."""
+    """[T, H] of the module's formula; num_routed: with expert parallelism, the number of all experts; 0: w holds them all."""
     top_k = ids.shape[1]
     new = torch.zeros if num_routed else torch.empty
     parts = new(*ids.shape, x.shape[1], dtype=torch.float32, device=x.device)
@@ -81,5 +81,5 @@ def experts(
 
 
 def align(ids: torch.Tensor) -> torch.Tensor:
-    """Pairs by expert, within an expert by row: int32 [T k]."""
+    """Pairs ordered by expert, within an expert by row: int32 [T k]."""
     return ids.flatten().sort(stable=True).indices.int()

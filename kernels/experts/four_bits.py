@@ -1,10 +1,10 @@
-"""Experts with weights of 4 bits (`four_bits_weight`): which way a number of rows goes.
+"""Experts with 4-bit weights (`four_bits_weight`): chooses the kernels for a number of rows.
 
 The formula is `experts_reference`'s on the dequantized weights, which are rounded to x's type (mxfp4's are exact in bfloat16).
-One row and few: a product a pair of row and expert, on mma where it is known (`four_bits_row`), else on plain cores
-(`four_bits_pairs`); more: tiles of one expert's rows on tensor cores (`four_bits_tiles`, on a Hopper `four_bits_wide`).
-Weights move as they are, once for a pair or a tile. float32 has one way and one configuration, so that a row's result is the
-same to the last bit in any batch.
+One row or few: a product for each pair of row and expert, on mma if it is supported (`four_bits_row`), else on plain cores
+(`four_bits_pairs`); more: tiles of one expert's rows on tensor cores (`four_bits_tiles`, on a Hopper `four_bits_wide`). Weights
+are read in 4 bits, once for a pair or a tile. float32 has one kernel and one configuration, so that a row's result is the same
+to the last bit in any batch.
 """
 
 import torch
@@ -19,13 +19,13 @@ from quire.kernels.triton_support.dependent_launch import PLAIN
 from quire.kernels.tuning.configs import RowConfig, WideConfig
 from quire.kernels.tuning.current import cached, current
 
-PAIR_ROWS = 2  # up to which a product a pair is taken
+PAIR_ROWS = 2  # up to which a product a pair is used
 PAIRS, EXACT = Pairs(2, 4, 0, 0), Tiles(16, 32, 32, 4, 2)
 
 
 @cached
 def choose(rows: int, top_k: int, num_experts: int, itemsize: int = 2, on_mma: bool = False) -> RowConfig | Pairs | Tiles:
-    """The configuration for x [rows, H], k of E experts a row; on_mma: `four_bits_row` takes them."""
+    """The configuration for x [rows, H], k of E experts a row; on_mma: `four_bits_row` can compute them."""
     if itemsize == 4:
         return EXACT
     if on_mma and rows <= current().experts.four_bits_row.max_rows:
@@ -41,19 +41,19 @@ def choose(rows: int, top_k: int, num_experts: int, itemsize: int = 2, on_mma: b
 
 @cached
 def choose_wide(rows: int, top_k: int, num_experts: int) -> WideConfig | None:
-    """The configuration of `four_bits_wide`, on a Hopper; None: what `choose` says is as fast."""
+    """The configuration of `four_bits_wide`, on a Hopper; None: that of `choose` is as fast."""
     few = max(PAIR_ROWS, current().experts.four_bits_row.max_rows)
     return None if rows <= few else grouped.rule(current().experts.wide_four_bits, rows * top_k / num_experts)
 
 
 def _supports_wide(x: torch.Tensor, w: FourBitWeights) -> bool:
-    """mxfp4 in bfloat16 alone, whose exponents hold all of its numbers."""
+    """mxfp4 needs bfloat16, as its exponents hold all mxfp4 numbers."""
     dtypes = (torch.bfloat16,) if w.gate_up.is_mx else (torch.bfloat16, torch.float16)
     return w.gate_up.is_mx == w.down.is_mx and grouped.supports(x, w.gate_up.words, w.down.words, dtypes, w.down.inputs)
 
 
 def _can_use_mma(x: torch.Tensor, w: FourBitWeights) -> bool:
-    """Whether `four_bits_row` is for these: bfloat16, rows that 16 bytes divide, a GPU and a Triton it knows."""
+    """Whether `four_bits_row` can compute these: bfloat16, 16-byte aligned rows, a known GPU and Triton."""
     fits = x.stride(0) % 8 == 0 and x.data_ptr() % 16 == 0 and w.gate_up.inputs % 8 == w.down.inputs % 8 == 0
     return x.dtype == torch.bfloat16 and fits and hopper.available(x.device)
 
@@ -69,7 +69,7 @@ def experts(
     pdl: int = PLAIN,
     config: RowConfig | Pairs | Tiles | WideConfig | None = None,
 ) -> torch.Tensor:
-    """[T, H] of x [T, H], whose experts are ids [T, k]; all that `experts.experts` has checked."""
+    """[T, H] of x [T, H], with experts ids [T, k]; arguments as checked by `experts.experts`."""
     config = config or _configuration(x, w, ids.shape[1])
     if isinstance(config, RowConfig):
         from quire.kernels.experts import four_bits_row

@@ -1,6 +1,6 @@
-"""Scales and numbers of experts' weights of 4 bits, for `four_bits_wide` (Gluon): `int4_operands` with experts, and mxfp4.
+"""Scales and numbers of experts' 4-bit weights, for `four_bits_wide` (Gluon): `int4_operands` with experts, and mxfp4.
 
-A stage's scales are asked into L2 by its producer, loaded by the consumers a stage ahead, and multiplied in registers.
+The producer prefetches a stage's scales into L2; the consumers load them a stage ahead, and apply them in registers.
 """
 
 from triton.experimental import gluon
@@ -21,7 +21,7 @@ def prefetch_scales(
     weight, expert, tile, block, N, total, k_blocks, GROUP: gl.constexpr, BLOCKS: gl.constexpr,
     STRIPES: gl.constexpr, MX: gl.constexpr, ZEROS: gl.constexpr, GATED: gl.constexpr,
 ):  # fmt: skip
-    """Ask for the scales of a stage: what the consumers will load, a warp's lane some rows apart."""
+    """Prefetch the scales of a stage, which the consumers will load; a warp's lanes take rows some distance apart."""
     s_ptr, z_ptr, _factor_ptr = weight
     WIDTH: gl.constexpr = 2 * STRIPES * STRIPE // (2 if GATED else 1)  # output columns
     SCALES: gl.constexpr = 1 if MX else scales_of_block(GROUP)
@@ -45,7 +45,7 @@ def scales_of_stage(
     BLOCKS: gl.constexpr, STRIPES: gl.constexpr, MX: gl.constexpr, ZEROS: gl.constexpr, GATED: gl.constexpr,
     layout: gl.constexpr,
 ):  # fmt: skip
-    """Scales and zeros of a warpgroup's stripes in a stage, tuples: a stripe's blocks in turn; 0 behind the last block."""
+    """Scales and zeros of a warpgroup's stripes in a stage, tuples: a stripe's chunks in turn; 0 behind the last chunk."""
     s_ptr, z_ptr, _factor_ptr = weight
     total = N * 2 if GATED else N
     groups = k_blocks if MX else gl.cdiv(k_blocks * BLOCK_K, GROUP)
@@ -67,7 +67,7 @@ def scales_of_stage(
 
 @gluon.jit
 def _times(pairs, factors):
-    """Pairs of bfloat16 times others, exactly where these are powers of two."""
+    """Pairs of bfloat16 times others, exact if those are powers of two."""
     both = gl.convert_layout(factors, gl.SliceLayout(1, pairs.type.layout), assert_trivial=True)[:, None]
     asm: gl.constexpr = "mul.rn.bf16x2 $0, $1, $2;"
     return gl.inline_asm_elementwise(asm, "=r,r,r", [pairs, both], dtype=gl.int32, is_pure=True, pack=1)
@@ -75,7 +75,7 @@ def _times(pairs, factors):
 
 @gluon.jit
 def mx_operand(words, four, dtype: gl.constexpr, layout: gl.constexpr):
-    """A block's numbers [STRIPE, 128] of codes and four scales of each row."""
+    """A chunk's numbers [STRIPE, 128], of codes and four scales of each row."""
     pairs = ()
     for t in gl.static_range(4):
         factors = ((four >> (8 * t)) & 0xFF) * 0x00800080

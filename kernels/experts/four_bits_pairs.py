@@ -1,11 +1,11 @@
-"""Experts of 4 bits for very few rows: a product for each (row, expert), on the plain cores, as `pairs` has it in 16 bits.
+"""4-bit experts for very few rows: a product for each (row, expert), on the plain cores, as in `pairs` for 16 bits.
 
     gate_up   h[t k + j] = act(x[t] @ gate_up[ids[t, j]]^T + b)        a program a pair and few of the I columns
     down      out[t] = Σ_j weights[t, j] (h[t k + j] @ down[ids[t, j]]^T + b')        a program a row and few of the H columns
 
-A thread has four words of each of a program's rows of W, so that these share the work on x: two weights take a shift and three
-masks. Products are summed over a word's pair, times its scale, in float32. Of mxfp4 x goes by 2^64 times, for a code's bits as
-they are, times 2^-126, would make products too small for float32. Reference: `experts_reference.experts` on `unpack`.
+A thread has four words of each of a program's rows of W, which thus share the work on x: two weights take a shift and three
+masks. Products are summed over a word's pair, times its scale, in float32. For mxfp4 x is multiplied by 2^64: a code's bits as
+they are mean code * 2^-126, and products would be too small for float32. Reference: `experts_reference.experts` on `unpack`.
 """
 
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ LARGE, SMALL = tl.constexpr(2.0**64), tl.constexpr(2.0**-64)
 
 
 class Pairs(NamedTuple):
-    """Output columns of a program of either product, words of a row at a time, warps."""
+    """Output columns of a program of each product, words of a row at a time, warps."""
 
     gate_up_n: int
     down_n: int
@@ -40,12 +40,12 @@ def _words(w_row, start, inside, BLOCK: tl.constexpr, WORDS: tl.constexpr):
     at = 4 * start + tl.arange(0, 4 * BLOCK)
     mask = inside[:, None] & (at < WORDS)[None, :]
     words = tl.load(w_row[:, None] + at[None, :], mask, other=0, eviction_policy="evict_first")
-    return words.reshape(inside.shape[0], BLOCK, 4)  # loaded flat: else the compiler distributes W's rows over threads
+    return words.reshape(inside.shape[0], BLOCK, 4)  # loaded flat: else the compiler would distribute W's rows over threads
 
 
 @triton.jit
 def _fours(s_ptr, at, block, total, mask, MX: tl.constexpr):
-    """mxfp4's scales of the words' block, [BLOCK_N, BLOCK]; of integers nothing."""
+    """mxfp4's scales of the words' chunk, [BLOCK_N, BLOCK]; zeros for integers."""
     fours = tl.zeros(mask.shape, tl.int32)
     if MX:
         fours = tl.load(s_ptr + block[None, :] * total + at[:, None], mask, other=0)
@@ -57,7 +57,7 @@ def _added(
     acc, words, fours, low, high, s_ptr, z_ptr, at, k, total, mask,
     t: tl.constexpr, GROUP: tl.constexpr, MX: tl.constexpr, ZEROS: tl.constexpr,
 ):  # fmt: skip
-    """acc [BLOCK_N, BLOCK] with the products of stretch t, x's [BLOCK, 4]; k [BLOCK] is the stretch's first."""
+    """acc [BLOCK_N, BLOCK] plus the products of stretch t, x's [BLOCK, 4]; k [BLOCK] is the stretch's first."""
     first, second = numbers(words, t, MX)
     part = tl.sum(first * low[None, :, :] + second * high[None, :, :], 2)
     if MX:
@@ -70,7 +70,7 @@ def _added(
 
 @triton.jit
 def _x_pair(x_row, start, t: tl.constexpr, BLOCK: tl.constexpr, K: tl.constexpr, MX: tl.constexpr):
-    """x of the columns' words and stretch t, [BLOCK, 4] of even and of odd k."""
+    """x for the columns' words and stretch t, [BLOCK, 4] of even and of odd k."""
     word = 4 * start + tl.arange(0, 4 * BLOCK)
     pair = word // 16 * 64 + 16 * t + word % 16
     low, high = inputs(x_row, pair, pair < K // 2)
@@ -161,7 +161,7 @@ def _down_kernel(
 
 
 def cut(words: int) -> tuple[int, int]:
-    """Words of a row at a time, and warps: 4 words a thread, little of the last stretch beyond the row's end."""
+    """Words of a row at a time, and warps: 4 words a thread, and little of the last round beyond the row's end."""
     fitting = [block for block in (256, 128, 64, 32) if -(-words // block) * block <= 1.1 * words]
     block = max(fitting, default=min((256, 128, 64, 32), key=lambda block: -(-words // block) * block))
     return block, max(1, block // 128)
@@ -185,7 +185,7 @@ def experts(
     *,
     pdl: int = PLAIN,
 ) -> torch.Tensor:
-    """[T, H] of x [T, H], 1 to 16 rows, whose experts are ids [T, k]; all that `experts.experts` has checked."""
+    """[T, H] of x [T, H], 1 to 16 rows, with experts ids [T, k]; arguments as checked by `experts.experts`."""
     (rows, hidden), inner, top_k = x.shape, w.down.inputs, ids.shape[1]
     if rows > MAX_ROWS:
         raise ValueError(f"experts: {rows} rows are too many for a product a pair")

@@ -1,10 +1,10 @@
-"""Experts of 4 bits for very few rows on a GPU with mma (Gluon): `four_bits_pairs` with a third of its instructions.
+"""4-bit experts for very few rows on a GPU with mma (Gluon): `four_bits_pairs` with a third of its instructions.
 
-Operands, results and formula as there; x bfloat16. Weights become bfloat16 in registers, exactly, two by two, and go to mma as
-they were loaded; mxfp4's with their scale, integers less their zero point, whose groups' sums are scaled in float32. All that a
-program reads of W is under way at once, and a row's experts side by side: one after the other they would wait for memory as
-often. `down` asks for its weights before h is there; for that it must begin after the choice of experts is complete, which
-`gate_up` sees to by never beginning EARLY.
+Operands, results and formula as there; x bfloat16. Weights become bfloat16 in registers, exactly, two by two, and go to mma in
+the layout in which they were loaded: mxfp4's with their scale, integers minus their zero point, with each group's sum scaled in
+float32. A program has all its loads of W in flight at once, and computes a row's experts in parallel: one after the other, each
+would wait for memory. `down` loads its weights before h is ready; for that it must begin after the choice of experts is
+complete, which `gate_up` ensures by never launching EARLY.
 """
 
 from typing import Any
@@ -48,7 +48,7 @@ def _multiply(
     PAIRS: gl.constexpr, MASKED: gl.constexpr, GROUP: gl.constexpr, MX: gl.constexpr, ZEROS: gl.constexpr,
     layout: gl.constexpr,
 ):  # fmt: skip
-    """Two sums [8 * streams, streams] with a block's products."""
+    """Two sums [8 * streams, streams], plus a chunk's products."""
     words, scales, zeros = loaded
     even, odd = sums
     SPAN: gl.constexpr = 1 if MX else span(GROUP)
@@ -211,7 +211,7 @@ def _down_kernel(
 
 
 def _options(w: FourBits, warps: int, pairs: int, config: RowConfig, pdl: int) -> dict[str, Any]:
-    """What either product's kernels are given by name: those of a warp to a program how many pairs of rows it has."""
+    """Keyword arguments of both products' kernels: ROW_PAIRS for one warp a program, else WARPS."""
     options = {
         "AHEAD": config.ahead, "MX": w.is_mx, "ZEROS": w.zeros is not None, "PDL": pdl, "num_warps": warps,
         **launch_options(pdl),
@@ -220,7 +220,7 @@ def _options(w: FourBits, warps: int, pairs: int, config: RowConfig, pdl: int) -
 
 
 def _gate_up(x: torch.Tensor, w: FourBitWeights, ids: torch.Tensor, act: SwiGLU, config: RowConfig, pdl: int) -> torch.Tensor:
-    """h [T k, I]"""
+    """h [T k, I] of x [T, H]."""
     inner, bias, warps = w.down.inputs, w.gate_up_bias, config.gate_up_warps
     h = x.new_empty(ids.numel(), inner)
     kernel, columns = (four_bits_warp.gate_up_kernel, config.gate_up_pairs) if warps == 1 else (_gate_up_kernel, OUTPUTS.value)
@@ -243,7 +243,7 @@ def experts(
     *,
     pdl: int = PLAIN,
 ) -> torch.Tensor:
-    """[T, H] of x [T, H], few rows of bfloat16, whose experts are ids [T, k]; all that `experts.experts` has checked."""
+    """[T, H] of x [T, H], few rows of bfloat16, with experts ids [T, k]; arguments as checked by `experts.experts`."""
     (rows, hidden), top_k, bias, warps, pdl = x.shape, ids.shape[1], w.down_bias, config.down_warps, min(pdl, LATE)
     h = _gate_up(x, w, ids, act, config, pdl)
     out = x.new_empty(rows, hidden)

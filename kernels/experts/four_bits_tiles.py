@@ -1,11 +1,11 @@
-"""Experts of 4 bits in tiles of one expert's rows (`align`), as `tiles` has them in 16 bits: any GPU, any number of rows.
+"""4-bit experts in tiles of one expert's rows (`align`), as in `tiles` for 16 bits: any GPU, any number of rows.
 
     gate_up   h[p] = act(x[row of p] @ gate_up[e]^T + b)       p: place in the order of `align`
     down      y[pair of p] = weights[pair] (h[p] @ down[e]^T + b')
 
-Then `tiles.add_up`. W's numbers are made in registers, rounded to x's type and given to the tensor cores through shared memory,
-so no wgmma reads a register that was computed (what ptxas may give away too early). x bfloat16 or float16;
-float32: exact products. Reference: `experts_reference.experts` on `four_bits_weight.unpack`.
+Then `tiles.add_up`. W's numbers are computed in registers, rounded to x's type and passed to the tensor cores through shared
+memory, so no wgmma reads a computed register (which ptxas may reuse too early). x bfloat16 or float16; float32: exact products.
+Reference: `experts_reference.experts` on `four_bits_weight.unpack`.
 """
 
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ BAND = tiles.BAND
 
 
 class Tiles(NamedTuple):
-    """Rows of an expert, output columns of gate and up each and of down, warps, stages."""
+    """Tile sizes: rows; output columns (gate and up each; down); warps; pipeline stages."""
 
     rows: int
     gate_up_n: int
@@ -39,7 +39,7 @@ class Tiles(NamedTuple):
 @triton.jit
 def _pair(words, s_ptr, z_ptr, at, four, first, total, live, t: tl.constexpr, GROUP: tl.constexpr, MX: tl.constexpr,
           ZEROS: tl.constexpr, dtype: tl.constexpr):  # fmt: skip
-    """Stretch t of a block as dtype, [BLOCK_N, 16, 2]; first: the block's first k."""
+    """Stretch t of a chunk as dtype, [BLOCK_N, 16, 2]; first: the chunk's first k."""
     if dtype == tl.bfloat16 and (MX or s_ptr.dtype.element_ty == tl.bfloat16):
         if MX:
             pairs = times(codes(words, t), (((four >> (8 * t)) & 0xFF) * 0x00800080)[:, None])
@@ -67,7 +67,7 @@ def _block(
     w_row, s_ptr, z_ptr, at, block, total, live,
     GROUP: tl.constexpr, MX: tl.constexpr, ZEROS: tl.constexpr, dtype: tl.constexpr,
 ):  # fmt: skip
-    """A block of 128 of K of W's rows, [128, BLOCK_N]; w_row points to rows' words [BLOCK_N, 16], `at` to their scales."""
+    """A chunk of 128 of K of W's rows, [128, BLOCK_N]; w_row points to rows' words [BLOCK_N, 16], `at` to their scales."""
     words = tl.load(w_row + block * 16, live[:, None], other=0, eviction_policy="evict_first")
     four = tl.zeros([words.shape[0]], tl.int32)
     if MX:
@@ -98,7 +98,7 @@ def _gate_up_kernel(
     m, k = tl.arange(0, BLOCK_M), tl.arange(0, 128)
     n = column * BLOCK_N + tl.arange(0, BLOCK_N)
     live = n < N
-    rows = tl.load(order_ptr + begin + m, m < size, other=0) // TOP_K  # rows beyond the tile are another's, computed in vain
+    rows = tl.load(order_ptr + begin + m, m < size, other=0) // TOP_K  # rows beyond the tile are another's, and not stored
     x_at = x_ptr + rows.to(tl.int64)[:, None] * x_stride + k[None, :]
     w_row = w_ptr + (expert * 2 * N + n)[:, None] * WORDS + tl.arange(0, 16)[None, :]
     up_row = w_row + N.to(tl.int64) * WORDS
@@ -158,17 +158,17 @@ def _down_kernel(
 
 
 def operands(w: FourBits) -> tuple[torch.Tensor, ...]:
-    """Words, scales, zeros and factors; what there is not is not read."""
+    """Words, scales, zeros and factors; the scales stand in for missing ones, which are not read."""
     return w.words, w.scales, w.scales if w.zeros is None else w.zeros, w.scales if w.factors is None else w.factors
 
 
 def sizes(w: FourBits) -> tuple[int, int, int, int]:
-    """K, words of a row, scales of a row (mxfp4: fours of them), group."""
+    """K, words of a row, scales of a row (mxfp4: int32 of four), group."""
     return w.inputs, w.words.shape[2], w.scales.shape[1], w.group
 
 
 def _options(w: FourBits, config: Tiles, block_n: int, pdl: int) -> tuple[int, dict[str, Any]]:
-    """Columns of a tile, and what both kernels are given by name."""
+    """Columns of a tile, and keyword arguments of both kernels."""
     n = min(block_n, max(16, triton.next_power_of_2(w.words.shape[1])))
     options = {
         "BLOCK_M": config.rows, "BLOCK_N": n, "BAND": BAND, "MX": w.is_mx, "ZEROS": w.zeros is not None, "PDL": pdl,
@@ -180,7 +180,7 @@ def _options(w: FourBits, config: Tiles, block_n: int, pdl: int) -> tuple[int, d
 def gate_up(
     x: torch.Tensor, w: FourBitWeights, act: SwiGLU, at: Alignment, top_k: int, config: Tiles, *, pdl: int = PLAIN
 ) -> torch.Tensor:
-    """h [P, I] by the order of `at`, of x [T, H]."""
+    """h [P, I] in the order of `at`, of x [T, H]."""
     inner, bias = w.gate_up.words.shape[1] // 2, w.gate_up_bias
     h = x.new_empty(len(at.order), inner)
     n, options = _options(w.gate_up, config, config.gate_up_n, pdl)
@@ -195,7 +195,7 @@ def gate_up(
 def down(
     h: torch.Tensor, w: FourBitWeights, weights: torch.Tensor, at: Alignment, config: Tiles, *, pdl: int = PLAIN
 ) -> torch.Tensor:
-    """y [P, H] by pairs, of h [P, I] by the order of `at`."""
+    """y [P, H] by pairs, of h [P, I] in the order of `at`."""
     hidden, bias = w.down.words.shape[1], w.down_bias
     y = h.new_empty(len(at.order), hidden)
     n, options = _options(w.down, config, config.down_n, pdl)
@@ -217,7 +217,7 @@ def experts(
     *,
     pdl: int = PLAIN,
 ) -> torch.Tensor:
-    """[T, H] of x [T, H], whose experts are ids [T, k]; all that `experts.experts` has checked."""
+    """[T, H] of x [T, H], with experts ids [T, k]; arguments as checked by `experts.experts`."""
     top_k = ids.shape[1]
     at = align(ids, len(w.gate_up.words), config.rows, pdl=pdl)
     h = gate_up(x, w, act, at, top_k, config, pdl=pdl)

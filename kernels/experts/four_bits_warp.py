@@ -1,9 +1,9 @@
-"""`four_bits_row` with a warp to a program, which reads 512 bytes of a row of W at once where warps of that read 64 of eight.
+"""`four_bits_row` with one warp a program, which reads 512 bytes of a row of W at once, instead of 64 bytes of eight rows.
 
-A warp has pairs of W's rows: gate and up of a column, or two columns of `down`. The eight lines of mma's tile that a row has
-are eight blocks of its K, one behind another, and so are the columns of the inputs: a line's result is in its own column, the
-row's is the sum over all. Inputs are loaded once for all of a warp's pairs; nothing goes through shared memory. Operands,
-results and what launches must keep to are `four_bits_row`'s.
+A warp has pairs of W's rows: gate and up of a column, or two columns of `down`. A row has eight lines of mma's tile, which are
+eight consecutive chunks of its K, and the columns of the inputs are the same chunks: a line's result is in its own column, and
+the row's result is the sum over the lines. Inputs are loaded once for all of a warp's pairs; nothing goes through shared
+memory. Operands, results and the requirements for launches are `four_bits_row`'s.
 """
 
 from triton.experimental import gluon
@@ -16,14 +16,14 @@ from quire.kernels.experts.row_swiglu import activated
 from quire.kernels.linear.int4_digits import plus
 from quire.kernels.triton_support import dependent_launch
 
-LINES = gl.constexpr(8)  # blocks of K that are multiplied at once
+LINES = gl.constexpr(8)  # chunks of K that are multiplied at once
 
 _wait_for_previous = gluon.jit(dependent_launch.wait_for_previous.fn)
 
 
 @gluon.jit
 def _inputs(x_ptr, x_at, step, PAIRS: gl.constexpr, MASKED: gl.constexpr, layout: gl.constexpr):
-    """Four operands [32, 8]: the stretches of eight blocks."""
+    """Four operands [32, 8]: the stretches of eight chunks."""
     block = step * LINES + gl.arange(0, LINES, layout=gl.SliceLayout(1, inputs_layout(1)))
     at = gl.zeros([LINES], gl.int64, gl.SliceLayout(1, inputs_layout(1))) + x_at
     found = ()
@@ -35,7 +35,7 @@ def _inputs(x_ptr, x_at, step, PAIRS: gl.constexpr, MASKED: gl.constexpr, layout
 
 @gluon.jit
 def _multiply(acc, loaded, x, GROUP: gl.constexpr, MX: gl.constexpr, ZEROS: gl.constexpr, layout: gl.constexpr):
-    """acc [16, 8] with the products of eight blocks of two rows."""
+    """acc [16, 8] plus the products of eight chunks of two rows."""
     words, scales, zeros = loaded
     SPAN: gl.constexpr = 1 if MX else span(GROUP)
     for u in gl.static_range(0, 4, SPAN):
@@ -130,12 +130,12 @@ def down_kernel(
     ROW_PAIRS: gl.constexpr, AHEAD: gl.constexpr, MX: gl.constexpr, ZEROS: gl.constexpr, BIAS: gl.constexpr,
     SHARED: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Program (c, t): ROW_PAIRS pairs of columns c of row t, all its experts."""
+    """Program (c, t): ROW_PAIRS pairs of columns c of row t, for all its experts."""
     layout: gl.constexpr = products_layout(1)
     BLOCKS: gl.constexpr = ROW_WORDS // WORDS
     STEPS: gl.constexpr = (BLOCKS + LINES - 1) // LINES
     MASKED: gl.constexpr = BLOCKS % LINES != 0
-    EACH: gl.constexpr = STEPS * ROW_PAIRS  # of an expert
+    EACH: gl.constexpr = STEPS * ROW_PAIRS  # steps of an expert
     ALL: gl.constexpr = TOP_K * EACH
     first_n = gl.program_id(0) * (2 * ROW_PAIRS)
     first_pair = gl.program_id(1).to(gl.int64) * TOP_K

@@ -1,16 +1,16 @@
-"""Experts' weights of 4 bits as the kernels of `four_bits` read them: integers with scales of groups, or mxfp4's small floats.
+"""Experts' 4-bit weights as the kernels of `four_bits` read them: integers with scales of groups, or mxfp4's small floats.
 
-    integers    W[e, n, k] = (q - z) * s                  as `linear/int4_weight` has them, expert by expert
+    integers    W[e, n, k] = (q - z) * s                  as in `linear/int4_weight`, expert by expert
     mxfp4       W[e, n, k] = code * 2^(exponent - 127)    code e2m1, exponent e8m0 of 32 of K
 
-Both have words of 32 bits with 8 weights of a row, 16 words to a block of 128 of K (zeros behind its end); word j has in its
-halves h the weights k = 32 t + 2 j + h, t in 0..3. An integer stands at bit 4 t of its half. A code's sign, exponent and
-fraction stand where few instructions move them to bits 15 and 8 to 6, and then the half *is* bfloat16, code * 2^-126:
+Both pack 8 weights of a row into words of 32 bits, 16 words to a chunk of 128 of K (zeros behind its end); half h of word j
+holds the weights k = 32 t + 2 j + h, for stretches t in 0..3. An integer is at bit 4 t of its half. A code's sign, exponent and
+fraction are placed so that few instructions move them to bits 15 and 8 to 6, and then the half *is* bfloat16, code * 2^-126:
 
     t = 0   bits 15, 8 7 6       t = 1   12, 5 4 3 (shifted by 3)       t = 2   9, 2 1 0 (by 6)       t = 3   14, 13 11 10
 
-mxfp4's scales are bytes s, four of a block's in an int32, that take 2^-126 off again: W = half * 2^(s - 127) * factor, factor a
-power of two a row (1, but for rows with scales above 2, which 8 bits could not hold otherwise).
+mxfp4's scales are bytes s, four of a chunk in an int32, which also cancel 2^-126: W = half * 2^(s - 127) * factor, factor a
+power of two a row (1, except for rows with scales above 2, which would not fit into 8 bits).
 """
 
 from typing import NamedTuple
@@ -21,15 +21,15 @@ from quire.kernels.linear import int4_weight
 from quire.kernels.linear.int4_weight import BLOCK, BLOCK_WORDS, SYMMETRIC_ZERO
 
 MX_GROUP = 32
-E8M0_NAN, MOST = 255, 254  # of e8m0; exponents of floats
+E8M0_NAN, MOST = 255, 254  # e8m0's NaN; a float's largest exponent
 HALF_EXPONENT = 126  # a half is the code times 2^-126
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 class FourBits(NamedTuple):
-    """words int32 [E, N, Kp / 8], Kp the next multiple of 128.
+    """words int32 [E, N, Kp / 8], Kp = K rounded up to a multiple of 128.
 
-    Integers: scales float [E, G, N], zeros uint8 [E, G, N], none where all are 8. mxfp4: scales int32 [E, Kp / 128, N], factors
+    Integers: scales float [E, G, N], zeros uint8 [E, G, N], None if all are 8. mxfp4: scales int32 [E, Kp / 128, N], factors
     float32 [E, N].
     """
 
@@ -37,7 +37,7 @@ class FourBits(NamedTuple):
     scales: torch.Tensor
     zeros: torch.Tensor | None
     factors: torch.Tensor | None
-    group: int  # of K; at least Kp if there is one
+    group: int  # along K; at least Kp if there is one group
     inputs: int  # K
 
     @property
@@ -51,7 +51,7 @@ class FourBits(NamedTuple):
 
 
 class FourBitWeights(NamedTuple):
-    """Of all experts of a layer, or what one rank holds of them; as `experts_reference.Weights`."""
+    """All experts of a layer, or one rank's; as `experts_reference.Weights`."""
 
     gate_up: FourBits
     down: FourBits
@@ -64,7 +64,7 @@ def blocks_of(inputs: int) -> int:
 
 
 def new_mx(experts: int, outputs: int, inputs: int, device: torch.device | str) -> FourBits:
-    """Without values yet."""
+    """mxfp4 weights without values yet."""
     blocks = blocks_of(inputs)
     words = torch.empty(experts, outputs, blocks * BLOCK_WORDS, dtype=torch.int32, device=device)
     scales = torch.empty(experts, blocks, outputs, dtype=torch.int32, device=device)
@@ -73,7 +73,7 @@ def new_mx(experts: int, outputs: int, inputs: int, device: torch.device | str) 
 
 
 def new_int(experts: int, outputs: int, inputs: int, group: int, dtype: torch.dtype, device: torch.device | str) -> FourBits:
-    """Without values yet; scales of this dtype, zeros for all."""
+    """Integer weights without values yet; scales of this dtype, zeros included."""
     blocks = blocks_of(inputs)
     group = blocks * BLOCK if not 0 < group < inputs else group
     words = torch.empty(experts, outputs, blocks * BLOCK_WORDS, dtype=torch.int32, device=device)
@@ -83,7 +83,7 @@ def new_int(experts: int, outputs: int, inputs: int, group: int, dtype: torch.dt
 
 
 def put_mx(into: FourBits, experts: slice, rows: slice, octets: torch.Tensor, exponents: torch.Tensor) -> None:
-    """Codes as `mx_words` has them, [E', N', K / 2], exponents uint8 [E', N', K / 32] of some rows.
+    """Store some rows of some experts: codes as for `mx_words`, [E', N', K / 2], exponents uint8 [E', N', K / 32].
 
     Raises ValueError for a NaN.
     """
@@ -91,7 +91,7 @@ def put_mx(into: FourBits, experts: slice, rows: slice, octets: torch.Tensor, ex
         raise ValueError("a scale is NaN (255)")
     blocks = into.scales.shape[1]
     into.words[experts, rows] = mx_words(octets)
-    # s <= 254, for its exponent is that of a float; what is above goes to the row's factor
+    # s <= 254, since it is the exponent of a float; the excess goes to the row's factor
     wide = exponents.to(torch.int32) + HALF_EXPONENT
     above = (wide.amax(-1) - MOST).clamp(min=0)
     into.factors[experts, rows] = torch.ldexp(torch.ones_like(above, dtype=torch.float32), above)  # type: ignore[index]
@@ -109,7 +109,7 @@ def mx_words(octets: torch.Tensor) -> torch.Tensor:
         half = torch.zeros_like(nibble)
         for bit, at in zip((3, 2, 1, 0), where, strict=True):
             half |= (nibble >> bit & 1) << at
-        both = (half[None, :] | half[:, None] << 16).flatten()  # by the byte
+        both = (half[None, :] | half[:, None] << 16).flatten()  # indexed by the byte
         part = both[_stretch(octets, t).to(torch.int32)]
         found = part if found is None else found.bitwise_or_(part)
     assert found is not None
@@ -117,7 +117,7 @@ def mx_words(octets: torch.Tensor) -> torch.Tensor:
 
 
 def int_words(octets: torch.Tensor) -> torch.Tensor:
-    """int32 [..., Kp / 8] of numbers 0 to 15, packed as codes are: as `int4_weight.pack` has them."""
+    """int32 [..., Kp / 8] of numbers 0 to 15, given like codes; packed as by `int4_weight.pack`."""
     found = None
     for t in range(4):
         octet = _stretch(octets, t).to(torch.int32)
@@ -128,7 +128,7 @@ def int_words(octets: torch.Tensor) -> torch.Tensor:
 
 
 def _stretch(octets: torch.Tensor, t: int) -> torch.Tensor:
-    """Bytes of stretch t of each block, [..., blocks, 16], with zeros behind the end of K."""
+    """Bytes of stretch t of each chunk, [..., chunks, 16], with zeros behind the end of K."""
     missing = -octets.shape[-1] % (BLOCK // 2)
     if missing:
         octets = torch.nn.functional.pad(octets, (0, missing))
@@ -143,7 +143,7 @@ def in_bytes(numbers: torch.Tensor) -> torch.Tensor:
 def put_int(
     into: FourBits, experts: slice, rows: slice, q: torch.Tensor, zeros: torch.Tensor | None, scales: torch.Tensor
 ) -> None:
-    """q uint8 [E', N', K], zeros (none: 8) and scales [E', N', G] of some experts' rows."""
+    """Store q uint8 [E', N', K], zeros (None: 8) and scales [E', N', G] for some experts' rows."""
     into.words[experts, rows] = int_words(in_bytes(q))
     given, groups = scales.shape[-1], into.scales.shape[1]
     for tensor, values in ((into.scales, scales), (into.zeros, zeros)):
@@ -153,12 +153,12 @@ def put_int(
             some.fill_(SYMMETRIC_ZERO)
         else:
             some[:, :given] = values.transpose(1, 2).to(tensor.dtype)
-            if groups > given:  # of padding alone
+            if groups > given:  # groups of padding only
                 some[:, given:] = 0
 
 
 def narrowed(weight: FourBits, dtype: torch.dtype) -> FourBits:
-    """The same numbers with less of them: no zeros where all are 8, scales in 16 bits where that changes none."""
+    """The same numbers in less memory: no zeros if all are 8, scales in 16 bits if that changes none."""
     if weight.zeros is not None and bool((weight.zeros == SYMMETRIC_ZERO).all()):
         weight = weight._replace(zeros=None)
     short = weight.scales.to(dtype)

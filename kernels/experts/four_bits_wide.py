@@ -1,15 +1,15 @@
-"""Experts of 4 bits for many rows on Hopper (Gluon): `linear/int4_wide` over tiles of one expert's rows.
+"""4-bit experts for many rows on Hopper (Gluon): `linear/int4_wide` over tiles of one expert's rows.
 
     gate_up   h[p] = act(x[row of p] @ gate_up[e]^T + b)       p: place in the order of `align`
     down      y[pair of p] = weights[pair] (h[p] @ down[e]^T + b')
 
-Operands as in `four_bits_tiles`, x bfloat16 (integers: float16, too). A program is a producer warp, which has words of W and
-rows of x (`grouped`) copied by TMA into a ring of stages of some blocks of 128 of K, and two warpgroups with some stripes of
-64 rows of W each; rows of W are wgmma's first operand, so an expert with few rows costs few columns. Numbers are made in
-registers, once for a tile of rows: mxfp4's are exact, integers rounded to x's type. wgmma is waited for before anything else
-is computed, for it reads its registers (what ptxas may give away too early). Small tiles have two programs an
-SM, which hide each other's waits; of large ones the two warpgroups take turns at the tensor cores, as in `int4_wide`. Scales
-come through L2, into which the producer asks for them. Each sum is in one order, and nothing is atomic.
+Operands as in `four_bits_tiles`, x bfloat16 (integers: float16, too). A program is a producer warp, which has TMA copy words of
+W and rows of x (`grouped`) into a ring of stages of some chunks of 128 of K, and two warpgroups with some stripes of 64 rows of
+W each; rows of W are wgmma's first operand, so an expert with few rows costs few columns. Numbers are computed in registers,
+once for a tile of rows: mxfp4's are exact, integers rounded to x's type. wgmma is waited for before anything else is computed,
+since it reads those registers (which ptxas may reuse too early). Small tiles run as two programs an SM, which hide each other's
+waits; for large ones the two warpgroups take turns at the tensor cores, as in `int4_wide`. Scales come through L2, into which
+the producer prefetches them. Each sum has a fixed order, and nothing is atomic.
 """
 
 import torch
@@ -32,7 +32,7 @@ from quire.kernels.tuning.configs import WideConfig, WideTile
 
 STRIPE = grouped_hopper.STRIPE
 TURNS = gl.constexpr(128)  # rows of a tile from which warpgroups take turns
-HALVED = gl.constexpr(64)  # rows of a tile of which one with no more than half as many costs half; others' would hardly
+HALVED = gl.constexpr(64)  # tiles of so many rows cost half if at most half are used; other sizes would save little
 
 _copy = tma.copy
 
@@ -43,7 +43,7 @@ def _produce(
     BLOCKS: gl.constexpr, STRIPES: gl.constexpr, STAGES: gl.constexpr, MX: gl.constexpr, ZEROS: gl.constexpr,
     GATED: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """One warp. `full` is passed when a stage's copies are there, `empty` when both warpgroups have read it."""
+    """One warp. `full` completes when a stage's copies have arrived, `empty` when both warpgroups have read it."""
     x_desc, w_desc = descs
     x_buffer, w_buffer, full, empty, _turns = shared
     BYTES: gl.constexpr = (BLOCK_M * BLOCK_K * 2 + 2 * STRIPES * STRIPE * WORDS * 4) * BLOCKS
@@ -82,7 +82,7 @@ def _finish(
     BIAS: gl.constexpr, GATED: gl.constexpr, LIMIT: gl.constexpr, ALPHA: gl.constexpr, OFFSET: gl.constexpr,
     CUBIC: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
-    """What follows a stripe's sums [STRIPE, BLOCK_M]: factors, biases, the activation; then its results are stored."""
+    """The end of a stripe with sums [STRIPE, BLOCK_M]: factors, biases, activation, stores."""
     WIDTH: gl.constexpr = STRIPE // 2 if GATED else STRIPE
     rows, live = rows_of(stripe, N, gl.SliceLayout(1, layout), STRIPE, GATED)
     at = expert.to(gl.int64) * (N * 2 if GATED else N) + rows
@@ -104,9 +104,9 @@ def _tile(
     STRIPES: gl.constexpr, STAGES: gl.constexpr, MX: gl.constexpr, ZEROS: gl.constexpr, BIAS: gl.constexpr,
     GATED: gl.constexpr, LIMIT: gl.constexpr, ALPHA: gl.constexpr, OFFSET: gl.constexpr, CUBIC: gl.constexpr,
 ):  # fmt: skip
-    """A warpgroup's part of a tile (expert, tile of W), of whose BLOCK_M rows of x ROWS are computed.
+    """A warpgroup's half of the tile `this` (expert, tile of W); ROWS of its BLOCK_M rows of x are computed.
 
-    `step`: the first stage of all that have been, `scales` and `zeros` those of the first; returned for the `following` tile.
+    `step`: stages so far; `scales` and `zeros`: those of the first stage. The same are returned for the `following` tile.
     """
     x_buffer, w_buffer, full, empty, turns = shared
     expert, tile = this
@@ -120,7 +120,7 @@ def _tile(
     for _ in gl.static_range(STRIPES):
         sums = sums + (gl.zeros([STRIPE, ROWS], gl.float32, layout),)  # type: ignore[assignment]
     for block in range(0, k_blocks, BLOCKS):
-        # Asked for a stage ahead, and before the barrier, behind which the compiler would leave it until they are needed.
+        # Loaded a stage ahead, and before the barrier: after it the compiler would delay the loads until the values are needed.
         ahead_scales, ahead_zeros = scales_of_stage(
             weight, expert, tile, block + BLOCKS, N, k_blocks, WARPGROUP, GROUP, BLOCKS, STRIPES, MX, ZEROS, GATED,
             scales_layout,
@@ -258,7 +258,7 @@ def _kernel(
 
 
 def stage_bytes(rows: int, tile: WideTile) -> int:
-    """Of a stage of the ring."""
+    """Bytes of a stage of the ring."""
     return (rows * BLOCK * 2 + 2 * tile.stripes * STRIPE.value * BLOCK // 2) * tile.blocks
 
 
@@ -266,7 +266,7 @@ def _launch(
     x: torch.Tensor, w: FourBits, bias: torch.Tensor | None, act: SwiGLU | None, weights: torch.Tensor | None,
     out: torch.Tensor, work: Work, tile: WideTile, pdl: int,
 ) -> None:  # fmt: skip
-    """x [P, K] in order; act: gated, out [P, N] by places; none: weights float32 by pairs, as out."""
+    """x [P, K] in order. With act: gated, out [P, N] by places; without: weights float32 and out are by pairs."""
     experts, total, words = w.words.shape
     is_gated, act = act is not None, act or SwiGLU()
     n, mode = out.shape[1], LATE if pdl else PLAIN  # EARLY is for small programs
@@ -314,8 +314,8 @@ def experts(
     *,
     pdl: int = PLAIN,
 ) -> torch.Tensor:
-    """[T, H] of x [T, H], whose experts are ids [T, k]; for what the kernels take."""
+    """[T, H] of x [T, H], with experts ids [T, k]; requires `grouped.supports`."""
     rows, work = grouped.arrange(x, ids, len(w.gate_up.words), config.rows, pdl=pdl)
     h = gate_up(rows, w, act, work, config, pdl=pdl)
-    del rows  # y takes its memory
+    del rows  # y can use its memory
     return tiles.add_up(down(h, w, weights, work, config, pdl=pdl), ids, shared, pdl=pdl)

@@ -1,14 +1,14 @@
-"""What the products of `four_bits_wide` and `wide` begin with: a list of the tiles that have rows, and rows of x in order.
+"""The first step of `four_bits_wide` and `wide`: a list of the tiles that have rows, and rows of x in order.
 
     places int32 [4, slots]     expert, first place in `order`, rows, of `align`'s tiles: those with rows first, in its order
-                                [3, 0]: how many these are; the others follow with 0 rows, of any expert that there is
+                                [3, 0]: the number of these; the others follow with 0 rows, and any valid expert
     rows   [P, H]               x[order[p] // k] at p, so that the copy engine finds a tile's rows side by side
 
-Few pairs: one launch for all of it, order and tiles too (`arrange`); many: `align`, then one for both (`gather`). The products
-are persistent programs, which walk places x tiles of columns: so that none has only empty slots to walk, they are counted on
-the device, and every launch depends on shapes alone. Rows at places behind the last pair of ours hold anything, NaN too: tiles
-read them, but each sum is of one row, and no sum of a row that is in no tile is stored. `order` is not read there.
-Moves P rows of x, from L2 (one launch: T rows), and writes them.
+For few pairs one launch does it all, order and tiles too (`arrange`); for many, `align` and another (`gather`). The products
+are persistent programs, which walk places x tiles of columns: the tiles with rows are counted on the device, so that no program
+walks empty slots only, and every launch depends on shapes alone. Rows behind the last pair of this rank's experts hold
+anything, even NaN: tiles read them, but each sum is of one row, and sums of rows that are in no tile are not stored. `order` is
+not read there. Moves P rows of x, from L2 (one launch: T rows), and writes them.
 """
 
 from typing import NamedTuple
@@ -25,8 +25,8 @@ from quire.kernels.tuning.table import WideRules
 
 LISTED = 1024  # slots at once
 MOST_COLUMNS = 4096  # at once
-# Of pairs, in one launch: each program looks at all ids, so its work grows with the square of their number. Reckoned for 132
-# SMs, 4096 pairs are 1 us of comparisons, 8192 four; a second launch takes some 2 us, whatever it does.
+# For one launch: each program compares all ids, so the work grows with the square of their number. Estimated for 132 SMs, 4096
+# pairs are 1 us of comparisons, 8192 are 4 us; a second launch takes some 2 us in any case.
 FEW_PAIRS = 4096
 LEAST_IDS = 512  # at once: fewer would take as long, and be one more kernel to compile
 
@@ -56,7 +56,7 @@ def _gather_kernel(
             size = tl.maximum(tl.load(tiles_ptr + 2 * slots + slot, inside, other=0), 0)
             is_live = size > 0
             until = found + tl.cumsum(is_live.to(tl.int32), 0)
-            place = tl.where(is_live, until - 1, slots - 1 - (slot - until))  # empty ones from the end
+            place = tl.where(is_live, until - 1, slots - 1 - (slot - until))  # empty slots from the end
             tl.store(places_ptr + place, tl.load(tiles_ptr + slot, inside, other=0), inside)
             tl.store(places_ptr + slots + place, tl.load(tiles_ptr + slots + slot, inside, other=0), inside)
             tl.store(places_ptr + 2 * slots + place, size, inside)
@@ -64,7 +64,7 @@ def _gather_kernel(
         tl.store(places_ptr + 3 * slots, found)
     else:
         pair = (tl.program_id(0) - 1).to(tl.int64)
-        row = tl.minimum(tl.maximum(tl.load(order_ptr + pair) // TOP_K, 0), rows - 1)  # behind the last pair: any
+        row = tl.minimum(tl.maximum(tl.load(order_ptr + pair) // TOP_K, 0), rows - 1)  # behind the last pair: any row
         for start in range(0, N, BLOCK):
             n = start + tl.arange(0, BLOCK)
             values = tl.load(x_ptr + row.to(tl.int64) * x_stride + n, n < N)
@@ -76,13 +76,13 @@ def _list_tiles(
     ids_ptr, places_ptr, pairs, slots, EXPERTS: tl.constexpr, BINS: tl.constexpr, TILE: tl.constexpr, IDS: tl.constexpr,
     LISTED: tl.constexpr,
 ):  # fmt: skip
-    """One program: counts each expert's pairs, and writes `places`."""
+    """One program: count each expert's pairs, and write `places`."""
     pair = tl.arange(0, IDS)
     ids = tl.load(ids_ptr + pair, pair < pairs, other=EXPERTS)
     expert = tl.arange(0, BINS)
     counts = tl.histogram(ids, BINS, mask=ids < EXPERTS)
     tiles = (counts + TILE - 1) // TILE
-    both = tl.cumsum((tiles << 16) + counts, 0)  # of tiles and of pairs in one scan: there are fewer than 2^15
+    both = tl.cumsum((tiles << 16) + counts, 0)  # tiles and pairs in one scan: both are fewer than 2^15
     begin = (both & 0xFFFF) - counts
     first = (both >> 16) - tiles
     live = tl.sum(tiles, 0)
@@ -106,7 +106,7 @@ def _arrange_kernel(
     EXPERTS: tl.constexpr, BINS: tl.constexpr, TILE: tl.constexpr, IDS: tl.constexpr, BLOCK: tl.constexpr,
     LISTED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program 0 lists the tiles; program t + 1 puts row t of x where its pairs belong. K, BINS: powers of two."""
+    """Program 0 lists the tiles; program t + 1 copies row t of x to its pairs' places. K, BINS: powers of two."""
     wait_for_previous(PDL)
     pairs = rows * TOP_K
     if tl.program_id(0) == 0:
@@ -115,13 +115,13 @@ def _arrange_kernel(
         row = tl.program_id(0) - 1
         x_ptr += row.to(tl.int64) * x_stride
         n = tl.arange(0, BLOCK)[None, :]
-        values = tl.load(x_ptr + n, n < N)  # under way while pairs are counted
+        values = tl.load(x_ptr + n, n < N)  # in flight while pairs are counted
         j = tl.arange(0, K)
         own = tl.load(ids_ptr + row * TOP_K + j, j < TOP_K, other=EXPERTS)
         is_ours = (own < EXPERTS)[:, None]
         pair = tl.arange(0, IDS)[None, :]
         ids = tl.load(ids_ptr + pair, pair < pairs, other=EXPERTS)
-        # by expert, then by row: a pair's place is the number of lesser keys
+        # by expert, then by row: a pair's place is the number of smaller keys
         own_keys = own * IDS + row * TOP_K + j
         keys = tl.minimum(ids, EXPERTS) * IDS + pair
         place = tl.sum((keys < own_keys[:, None]).to(tl.int32), 1)
@@ -134,12 +134,12 @@ def _arrange_kernel(
 
 
 def ids_at_once(pairs: int) -> int:
-    """What `arrange` is compiled for: how many ids its programs look at, a power of two; 0: it is two launches."""
+    """The constant that `arrange` is compiled for: ids that its programs compare, a power of two; 0: two launches."""
     return 0 if pairs > FEW_PAIRS else max(LEAST_IDS, triton.next_power_of_2(pairs))
 
 
 def arrange(x: torch.Tensor, ids: torch.Tensor, num_experts: int, tile: int, *, pdl: int = PLAIN) -> tuple[torch.Tensor, Work]:
-    """(rows [P, H] of x [T, H] in order, the list of tiles of `tile` rows), of ids int32 [T, k]."""
+    """(rows [P, H] of x [T, H] in order, the list of tiles of `tile` rows), for ids int32 [T, k]."""
     pairs, hidden, top_k = ids.numel(), x.shape[1], ids.shape[1]
     block = ids_at_once(pairs)
     if not block:
@@ -171,13 +171,14 @@ def gather(x: torch.Tensor, at: Alignment, top_k: int, tile: int, *, pdl: int = 
 
 
 def rule(rules: WideRules, per_expert: float) -> WideConfig | None:
-    """The configuration for so many rows an expert on average; None: others' kernels are as fast."""
+    """The configuration for so many rows an expert on average; None: other kernels are as fast."""
     return next((config for limit, config in rules if per_expert <= limit), None)
 
 
 def supports(x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, dtypes: tuple[torch.dtype, ...], inner: int) -> bool:
-    """Whether the kernels compute these experts: x [T, H] of these types, on a Hopper; weights [E, N, ...] and rows of h, of
-    `inner` columns, as the copy engine needs them."""
+    """Whether the kernels can compute these experts: x [T, H] of these types, on a Hopper; weights [E, N, ...] and rows of h,
+    of `inner` columns, must fit the copy engine.
+    """
     if x.dtype not in dtypes or x.shape[1] % 8 or inner % 8 or not hopper.available(x.device):
         return False
     return all(w.is_contiguous() and hopper.can_copy(w.flatten(0, 1)) for w in (gate_up, down))

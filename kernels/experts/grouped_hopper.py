@@ -1,7 +1,7 @@
-"""What `four_bits_wide` and `wide` have in common, for Hopper (Gluon): which tiles a program walks, and how it ends one.
+"""Code shared by `four_bits_wide` and `wide`, for Hopper (Gluon): the tiles that a program walks, and how it stores one.
 
 A program walks items p, p + programs, ... of places (`grouped`) x tiles of columns. Within a band of BAND places they go by
-columns, so that what runs at the same time shares rows of an expert's weights, and rows of x, in L2.
+columns, so that programs that run at the same time share rows of an expert's weights, and rows of x, in L2.
 """
 
 from triton.experimental import gluon
@@ -11,12 +11,12 @@ from quire.kernels.elementwise import activation
 from quire.kernels.triton_support import dependent_launch
 from quire.kernels.tuning.configs import WideTile
 
-STRIPE = gl.constexpr(64)  # rows of W of a wgmma
+STRIPE = gl.constexpr(64)  # rows of W in a wgmma
 BAND = gl.constexpr(8)  # places
 SHARED_BYTES = 224 * 1024  # of an SM, for rings
 MAX_STAGES = 8
 REGISTERS = 65536  # of an SM
-THREADS = 3 * 128  # of a program: three warpgroups, of which the producer's is a warp alone
+THREADS = 3 * 128  # of a program: three warpgroups, of which the producer's is only one warp
 PRODUCER_REGISTERS = 24
 
 _gated = gluon.jit(activation.gated.fn)
@@ -25,7 +25,7 @@ wait_for_previous = gluon.jit(dependent_launch.wait_for_previous.fn)
 
 @gluon.jit
 def place_of(item, count, columns, slots):
-    """(place, tile of columns) of an item; beyond the last one any place there is."""
+    """(place, tile of columns) of an item; beyond the last item any valid place."""
     band = item // (BAND * columns)
     size = gl.maximum(gl.minimum(count - band * BAND, BAND), 1)
     inside = item - band * (BAND * columns)
@@ -50,8 +50,9 @@ def swiglu(gate, up, dtype: gl.constexpr, LIMIT: gl.constexpr, ALPHA: gl.constex
 
 @gluon.jit
 def store(values, output, begin, size, first_column, N, GATED: gl.constexpr, BLOCK_M: gl.constexpr, WIDTH: gl.constexpr):
-    """Results [WIDTH, BLOCK_M] of output columns from first_column on, of places from `begin` on: gated at these places, else
-    times their weights and at their pairs. Each thread stores what it holds: see the end of attention/prefill_hopper_consumer.
+    """Store results [WIDTH, BLOCK_M] for output columns from first_column on and places from `begin` on: gated results at these
+    places, others times their weights and at their pairs. Each thread stores its own values: see the end of
+    attention/prefill_hopper_consumer.
     """
     out_ptr, order_ptr, weights_ptr = output
     layout: gl.constexpr = values.type.layout
@@ -68,12 +69,12 @@ def store(values, output, begin, size, first_column, N, GATED: gl.constexpr, BLO
 
 
 def stages(tile: WideTile, stage_bytes: int) -> int:
-    """As many as fit, of a ring of a program; less than two: none fits."""
+    """As many as fit for a program's ring; less than two: the kernel cannot be used."""
     return min((SHARED_BYTES // tile.sharing - 2048) // stage_bytes, MAX_STAGES)
 
 
 def registers(sharing: int) -> tuple[int, int]:
-    """Of a thread: at the start, for so many programs an SM, and what a consumer's has when the producer's have given away."""
+    """Registers a thread: at the start, for so many programs an SM, and of a consumer after the producer gave up its own."""
     most = REGISTERS // (sharing * THREADS) // 8 * 8
     return most, min(240, (3 * most - PRODUCER_REGISTERS) // 2 // 8 * 8)
 

@@ -3,9 +3,9 @@
     gate_up   h[t k + j] = act(x[t] @ gate_up[ids[t, j]]^T + b)        a program a pair and few of the I columns
     down      out[t] = Σ_j weights[t, j] (h[t k + j] @ down[ids[t, j]]^T + b')        a program a row and few of the H columns
 
-The sum over j is one program's, in float32 and in order; `shared` [T, H] goes first. Moves each pair's weights once, marked
-evict-first: rows that share an expert read it twice, from L2 at best, so from a few rows on `tiles` is faster (the tuning
-table says where). All of K lies within a program. Pairs of experts that are not here are skipped.
+One program sums over j, in float32 and in order; `shared` [T, H] comes first. Moves each pair's weights once, marked
+evict-first: rows that share an expert read it twice, from L2 at best, so from a few rows on `tiles` is faster (the tuning table
+says where). All of K lies within a program. With expert parallelism, pairs of other ranks' experts are skipped.
 Reference: `experts_reference.experts`.
 """
 
@@ -24,7 +24,7 @@ MAX_ROWS = 16
 
 @triton.jit
 def _row_times(acc, w_row, x_row, k, inside, K: tl.constexpr):
-    """Adds w · x over all of K, by lanes: acc [BLOCK_N, BLOCK_K]."""
+    """Add w · x over all of K to acc [BLOCK_N, BLOCK_K], without summing over lanes."""
     for start in tl.static_range(0, K, k.shape[0]):
         w = tl.load(
             w_row + start + k[None, :], inside[:, None] & (start + k < K)[None, :], other=0.0, eviction_policy="evict_first"
@@ -66,7 +66,7 @@ def _weighted(
     h_ptr, w_ptr, bias_ptr, weights_ptr, pair, expert, n, N, k,
     K: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
-    """One pair's part of a row's result."""
+    """One pair's contribution to a row's result."""
     w_row = w_ptr + (expert * N + n)[:, None] * K
     zeros = tl.zeros([n.shape[0], k.shape[0]], tl.float32)
     y = tl.sum(_row_times(zeros, w_row, h_ptr + pair * K, k, n < N, K), 1)
@@ -100,7 +100,7 @@ def _down_kernel(
 
 
 def can_use_mma(x: torch.Tensor, inner: int) -> bool:
-    """Whether `pairs_row` is for these: 16 bits, K in units of 32, rows that 16 bytes divide, a GPU and a Triton it knows."""
+    """Whether `pairs_row` can compute these: 16 bits, K in units of 32, 16-byte aligned rows, a known GPU and Triton."""
     fits = x.shape[1] % 32 == inner % 32 == 0 and x.stride(0) % 8 == 0 and x.data_ptr() % 16 == 0
     return x.dtype.itemsize == 2 and fits and hopper.available(x.device)
 
@@ -108,7 +108,7 @@ def can_use_mma(x: torch.Tensor, inner: int) -> bool:
 def gate_up(
     x: torch.Tensor, w: Weights, ids: torch.Tensor, act: SwiGLU, config: PairConfig, *, held: int = 0, pdl: int = PLAIN
 ) -> torch.Tensor:
-    """h [T k, I] of x [T, H]; held: how many experts are here, 0: all."""
+    """h [T k, I] of x [T, H]; held: number of experts on this rank, 0: all."""
     (_, hidden), inner, top_k = x.shape, w.down.shape[2], ids.shape[1]
     h = x.new_empty(ids.numel(), inner)
     block_k = min(config.block_k, triton.next_power_of_2(hidden))
@@ -132,7 +132,7 @@ def experts(
     are_some: bool = False,
     pdl: int = PLAIN,
 ) -> torch.Tensor:
-    """[T, H] of x [T, H], 1 to 16 rows, whose experts are ids [T, k]; all that `experts.experts` has checked."""
+    """[T, H] of x [T, H], 1 to 16 rows, with experts ids [T, k]; arguments as checked by `experts.experts`."""
     (rows, hidden), inner, top_k = x.shape, w.down.shape[2], ids.shape[1]
     if rows > MAX_ROWS:
         raise ValueError(f"experts: {rows} rows are too many for a product a pair")

@@ -1,8 +1,8 @@
-"""Experts of 16 bits for very few rows on a GPU with mma (Gluon): `pairs` with its experts side by side.
+"""16-bit experts for very few rows on a GPU with mma (Gluon): `pairs`, with a row's experts in parallel.
 
-Operands, results and formula as there. Weights go to mma as they were loaded. A row's experts have warps of a program each, not
-one turn after the other, and `down` asks for its first weights before h is there; for that it must begin after the choice of
-experts is complete, which `gate_up` sees to by never beginning EARLY.
+Operands, results and formula as there. Weights go to mma in the layout in which they were loaded. Each of a row's experts has
+its own warps of a program instead of taking turns, and `down` loads its first weights before h is ready; for that it must begin
+after the choice of experts is complete, which `gate_up` ensures by never launching EARLY.
 """
 
 import torch
@@ -41,7 +41,7 @@ _wait_for_previous = gluon.jit(dependent_launch.wait_for_previous.fn)
 def _added(
     sums, words, x_ptr, x_at, x_pair, PAIRS: gl.constexpr, MASKED: gl.constexpr, dtype: gl.constexpr, layout: gl.constexpr
 ):  # fmt: skip
-    """Two sums [8 * streams, streams] in turn: the first with the products of 32 of K."""
+    """Two sums [8 * streams, streams], swapped, after the products of 32 of K were added to the first."""
     x = load_inputs(x_ptr, x_at, x_pair, PAIRS, MASKED, sums[0].shape[0] // 16, dtype, layout)
     return sums[1], mma_v2(weights_operand(words, dtype, layout), x, sums[0])
 
@@ -158,7 +158,7 @@ def _down_kernel(
             if BIAS:
                 y += gl.load(bias_ptr + expert[:, None] * N + n[None, :], is_here, other=0.0).to(gl.float32)
             weighted = y.to(out_ptr.dtype.element_ty).to(gl.float32) * gl.load(weights_ptr + pair)[:, None]
-            if HELD:  # h of others was never written
+            if HELD:  # h of experts on other ranks was never written
                 weighted = gl.where(is_here, weighted, 0.0)
             total += gl.reduce(weighted, 0, plus)
     gl.store(out_ptr + gl.program_id(1).to(gl.int64) * N + n, total.to(out_ptr.dtype.element_ty), live)
@@ -167,7 +167,7 @@ def _down_kernel(
 def gate_up(
     x: torch.Tensor, w: Weights, ids: torch.Tensor, act: SwiGLU, warps: int, ahead: int, *, held: int = 0, pdl: int = PLAIN
 ) -> torch.Tensor:
-    """h [T k, I] of x [T, H]; held: how many experts are here, 0: all."""
+    """h [T k, I] of x [T, H]; held: number of experts on this rank, 0: all."""
     hidden, inner, bias = x.shape[1], w.down.shape[2], w.gate_up_bias
     h = x.new_empty(ids.numel(), inner)
     _gate_up_kernel[(triton.cdiv(inner, OUTPUTS.value), ids.numel())](
@@ -189,7 +189,7 @@ def down(
     held: int = 0,
     pdl: int = PLAIN,
 ) -> torch.Tensor:
-    """[T, H] of h [T k, I], behind a launch that did not begin before ids and weights were complete."""
+    """[T, H] of h [T k, I]; must follow a launch that did not begin before ids and weights were complete."""
     (rows, top_k), (_, hidden, inner), bias = ids.shape, w.down.shape, w.down_bias
     out = h.new_empty(rows, hidden)
     _down_kernel[(triton.cdiv(hidden, OUTPUTS.value), rows)](
@@ -212,7 +212,7 @@ def experts(
     are_some: bool = False,
     pdl: int = PLAIN,
 ) -> torch.Tensor:
-    """[T, H] of x [T, H], few rows, whose experts are ids [T, k]; all that `experts.experts` has checked."""
+    """[T, H] of x [T, H], few rows, with experts ids [T, k]; arguments as checked by `experts.experts`."""
     held, pdl = len(w.gate_up) if are_some else 0, min(pdl, LATE)
     if config.gate_up_warps:
         h = gate_up(x, w, ids, act, config.gate_up_warps, config.ahead, held=held, pdl=pdl)

@@ -1,13 +1,13 @@
 """The router of a layer of experts: its logits, and which experts a token goes to.
 
-    router_logits   float32 [S, T, E], whose sum over S is x @ W^T         x [T, H], W [E, H]
+    router_logits   float32 [S, T, E], partial sums over K of x @ W^T      x [T, H], W [E, H]
     route           ids int32 [T, k], weights float32 [T, k]               of these logits + bias, see `routing_reference`
-    router          both; of few rows in one launch, in which the program of a row that finishes last chooses
+    router          both; for few rows in one launch, where a row's last program to finish chooses
 
-Logits are never rounded to 16 bits: of nearly equal experts the same one is chosen for the same token, whatever its company.
-They are few columns for much reading, so K is cut into S ranges, which `route` adds up on its way; in float32 S depends on
-K alone. Moves W once for 16 (64) rows. `route` is a program a row: k times the greatest, and among equals the first. Values
-that are no numbers lose against all others, and no id is ever beyond the last expert. Reference: `routing_reference`.
+Logits are never rounded to 16 bits: of nearly equal experts the same one is chosen for the same token in any batch. W has few
+rows, so K is split into S ranges, and `route` adds up the partial sums; in float32 S depends on K alone. Moves W once for 16
+(64) rows. `route` has one program a row: k times the greatest value, and the first among equals. NaN loses against all numbers,
+and no id is ever beyond the last expert. Reference: `routing_reference`.
 """
 
 import functools
@@ -25,8 +25,8 @@ from quire.kernels.tuning.current import current
 FEW_ROWS = 64  # up to which tiles have 16 rows
 MAX_PARTS = 16
 ENOUGH_PROGRAMS = 512
-MAX_ROWS_AT_ONCE = 64  # whose logits and choice may be one launch
-ROUTER_COLUMNS = 2  # of a program of that
+MAX_ROWS_AT_ONCE = 64  # limit of rows for logits and choice in one launch
+ROUTER_COLUMNS = 2  # of a program of that launch
 LOSES = tl.constexpr(-1e30)
 
 
@@ -39,14 +39,14 @@ def _logits_kernel(
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     part = tl.program_id(2)
-    first = part * part_blocks * BLOCK_K  # in this order: else loads are of single numbers, which 16 bytes may not divide
+    first = part * part_blocks * BLOCK_K  # in this order: else loads are of single numbers, as 16 bytes may not divide
     end = tl.minimum(first + part_blocks * BLOCK_K, K)
     k = tl.arange(0, BLOCK_K)
-    even: tl.constexpr = K % BLOCK_K == 0  # stretches are whole blocks but for the last: with masks nothing is loaded ahead
+    even: tl.constexpr = K % BLOCK_K == 0  # then all tiles are whole: loads that are masked in K would not be pipelined
     w_at = w_ptr + n[None, :] * K + k[:, None]
     x_at = x_ptr + m.to(tl.int64)[:, None] * x_stride + k[None, :]
     inside, real = (n < E)[None, :], (m < T)[:, None]
-    if FIRST_W:  # before the wait: of few rows there is no second
+    if FIRST_W:  # before the wait: for few rows this is usually all of a program's W
         w = tl.load(w_at + first, inside & (first + k < K)[:, None], other=0.0)
     wait_for_previous(PDL)
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
@@ -68,7 +68,7 @@ def _logits_kernel(
 
 @triton.jit
 def _best(choice, e, E: tl.constexpr):
-    """The number of the first of the greatest. As integers in the same order, for a warp finds their greatest at once."""
+    """The number of the first greatest value. Compared as integers in the same order: a warp finds their maximum at once."""
     bits = (choice + 0.0).to(tl.int32, bitcast=True)  # -0 is 0
     keys = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     greatest = tl.max(tl.max(keys, 1), 0)
@@ -77,7 +77,7 @@ def _best(choice, e, E: tl.constexpr):
 
 @triton.jit
 def _of_best_groups(choice, e, g, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, GROUP_TOP: tl.constexpr, E: tl.constexpr):
-    """-inf for experts of other groups; choice [groups, experts of one], g [groups]."""
+    """choice with -inf for experts outside the best groups; choice [groups, experts of one], g [groups]."""
     rank = tl.max(choice, 1)
     rest = choice
     for _ in tl.static_range(1, GROUP_TOP):
@@ -99,7 +99,7 @@ def _choose(
     GROUP_TOP: tl.constexpr, IS_SIGMOID: tl.constexpr, BY_LOGITS: tl.constexpr, IS_NORMALIZED: tl.constexpr,
     HAS_CORRECTION: tl.constexpr, COUNTS: tl.constexpr,
 ):  # fmt: skip
-    """A row's experts and their weights, of logits [groups, experts of one] with numbers e."""
+    """Store a row's experts and their weights; logits [groups, experts of one], e: the experts' numbers."""
     logits = tl.where(logits == logits, tl.minimum(tl.maximum(logits, LOSES), -LOSES), LOSES)
     logits = tl.where(valid, logits, float("-inf"))
     if IS_SIGMOID:
@@ -121,7 +121,7 @@ def _choose(
     for i in tl.static_range(TOP_K):
         best = _best(choice, e, E)
         is_it = e == best
-        # scores are 0 or above: their bits have their order
+        # scores are 0 or above: their bits sort as they do
         weight = tl.max(tl.max(tl.where(is_it, scores.to(tl.int32, bitcast=True), 0), 1), 0)
         ids = tl.where(lane == i, best, ids)
         weights = tl.where(lane == i, weight, weights)
@@ -141,7 +141,7 @@ def _choose(
 
 @triton.jit
 def _numbers(E: tl.constexpr, GROUPS: tl.constexpr, GROUPS_2: tl.constexpr, SIZE_2: tl.constexpr):
-    """Experts' numbers [groups, experts of one], groups', and whether there are such."""
+    """(experts' numbers [groups, experts of one], groups' numbers, whether an expert has this place)."""
     size: tl.constexpr = E // GROUPS
     g, j = tl.arange(0, GROUPS_2), tl.arange(0, SIZE_2)
     valid = (g < GROUPS)[:, None] & (j < size)[None, :]
@@ -187,12 +187,12 @@ def _router_kernel(
     COUNTS: tl.constexpr, PDL: tl.constexpr,
     K: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Program (r, p): BLOCK_E logits of row r. The last to finish, whichever it is, chooses among all."""
+    """Program (r, p): BLOCK_E logits of row r. A row's last program to finish chooses among all of its logits."""
     row = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * BLOCK_E + tl.arange(0, BLOCK_E)
     k = tl.arange(0, BLOCK_K)
     w_at = w_ptr + n[:, None] * K + k[None, :]
-    w = tl.load(w_at, (n < E)[:, None] & (k < K)[None, :], other=0.0)  # before the wait: most of it
+    w = tl.load(w_at, (n < E)[:, None] & (k < K)[None, :], other=0.0)  # before the wait: most of W
     e, g, valid = _numbers(E, GROUPS, GROUPS_2, SIZE_2)
     bias = tl.zeros([GROUPS_2, SIZE_2], tl.float32)
     if HAS_BIAS:
@@ -205,7 +205,7 @@ def _router_kernel(
         x = tl.load(x_ptr + row * x_stride + start + k, start + k < K, other=0.0)
         acc += w.to(tl.float32) * x.to(tl.float32)[None, :]
     tl.store(logits_ptr + row * E + n, tl.sum(acc, 1), n < E)
-    tl.debug_barrier()  # a thread's release is of what all of its program have stored
+    tl.debug_barrier()  # so that the release below covers the stores of all threads
     before = tl.atomic_add(done_ptr + row, 1, sem="acq_rel")
     if before == tl.num_programs(1) - 1:
         tl.store(done_ptr + row, 0)
@@ -243,7 +243,7 @@ def router_logits(x: torch.Tensor, weight: torch.Tensor, *, pdl: int = PLAIN) ->
 
 
 class _Choice(NamedTuple):
-    """What both kernels that choose are given first and last, and what they write."""
+    """Arguments of both kernels that choose: the first, and constants; and the output tensors."""
 
     tensors: tuple[torch.Tensor, ...]
     numbers: tuple[float, ...]
@@ -266,7 +266,7 @@ def _choice(
     top_k, device = routing.top_k, logits.device
     ids = torch.empty(rows, top_k, dtype=torch.int32, device=device)
     weights = torch.empty(rows, top_k, dtype=torch.float32, device=device)
-    # all experts are one group where groups do not matter
+    # all experts are one group if groups do not matter
     groups = routing.num_groups if routing.top_groups < routing.num_groups else 1
     counts, num_rows = (ids, ids) if counting is None else counting
     given = logits if bias is None else bias, logits if correction is None else correction
@@ -291,7 +291,7 @@ def route(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(ids int32 [T, top_k], weights float32 [T, top_k]) of logits float32 [S, T, E]; bias [E], correction float32 [E].
 
-    held: the first expert that this rank has, and how many: ids are numbers among these, or as many for any other.
+    held: the first expert on this rank, and their number: ids count from the first, and that number means any other expert.
     """
     parts, rows, n = logits.shape
     if n != routing.num_experts or not logits.is_contiguous():
@@ -306,7 +306,7 @@ def route(
 
 @functools.cache
 def _done(device: torch.device, thread: int) -> torch.Tensor:
-    """Programs of each row that have finished: 0 between launches, of which a thread has one at a time on a device."""
+    """Number of finished programs of each row: 0 between launches; a thread has one launch at a time on a device."""
     return torch.zeros(MAX_ROWS_AT_ONCE, dtype=torch.int32, device=device)
 
 
@@ -321,9 +321,9 @@ def router(
     counting: Counting | None = None,
     pdl: int = PLAIN,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`route` of the `router_logits` of x [T, H], of few rows in one launch; weight [E, H]."""
+    """`route` of the `router_logits` of x [T, H], in one launch for few rows; weight [E, H]."""
     (rows, k), n = x.shape, len(weight)
-    done = _done(x.device, threading.get_ident())  # of any number of rows, so that it is there before a graph is captured
+    done = _done(x.device, threading.get_ident())  # for any number of rows, so that it exists before a graph is captured
     if not 0 < rows <= min(current().experts.router_rows, MAX_ROWS_AT_ONCE) or x.dtype == torch.float32:
         return route(router_logits(x, weight, pdl=pdl), routing, bias, correction, held=held, counting=counting, pdl=pdl)
     _check(x, weight)

@@ -1,11 +1,11 @@
-"""Routing of tokens to experts in plain torch: the oracle of `routing`, the CPU path, and what a router computes (`Routing`).
+"""Routing of tokens to experts in plain torch: the oracle of `routing`, the CPU path, and a router's parameters (`Routing`).
 
     s = softmax(l) or sigmoid(l)        l float32 [T, E], the router's logits
     c = s + correction, or l            chooses, and does not weigh
     ids = top k of c, of the experts of the best groups where there are groups
     w = s[ids],  w / (sum of w + eps) if normalized,  w · scale
 
-A group's rank is the sum of its best `group_top` values of c. Softmax over the chosen logits alone is a normalized softmax.
+A group's rank is the sum of its best `group_top` values of c. A normalized softmax equals a softmax over the chosen logits.
 """
 
 from typing import Literal, NamedTuple
@@ -20,7 +20,7 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True):
     num_experts: int
     top_k: int
     scores: Literal["softmax", "sigmoid"] = "softmax"
-    by_logits: bool = False  # l chooses: sigmoids of large ones are equal
+    by_logits: bool = False  # l chooses: sigmoids of large logits are equal
     is_normalized: bool = False
     eps: float = 0.0
     scale: float = 1.0
@@ -34,19 +34,19 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Counting(NamedTuple):
-    """Where it is counted how many rows each expert gets."""
+    """Counters of the rows that each expert gets."""
 
     counts: torch.Tensor  # int32 [E], added to
-    num_rows: torch.Tensor  # int32 [1]: the first rows that count
+    num_rows: torch.Tensor  # int32 [1]: only the first num_rows rows count
 
 
 def own_ids(ids: torch.Tensor, first: int, held: int) -> torch.Tensor:
-    """By their numbers among the `held` experts from `first` on; `held`: any other."""
+    """ids relative to `first` for the rank's `held` experts from `first` on; `held` for an expert on another rank."""
     return torch.where((ids >= first) & (ids < first + held), ids - first, held)
 
 
 def count(ids: torch.Tensor, counting: Counting) -> None:
-    """Adds the experts ids [T, k] of the rows that count."""
+    """Add the experts ids [T, k] of the rows that count to the counters."""
     real = ids[: int(counting.num_rows)].flatten()
     counting.counts.add_(torch.bincount(real, minlength=len(counting.counts)))
 

@@ -1,4 +1,4 @@
-"""Blocks of weights of 4 bits for mma (Gluon): what `four_bits_row` and `four_bits_warp` share."""
+"""Chunks of 128 of K of 4-bit weights for mma (Gluon): shared by `four_bits_row` and `four_bits_warp`."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -12,7 +12,7 @@ times = gluon.jit(four_bits_numbers.times.fn)
 
 @gluon.constexpr_function
 def span(group: int) -> int:
-    """Stretches of a block that have one scale."""
+    """Stretches of a chunk that share one scale."""
     return 4 if group % 128 == 0 else 2 if group == 64 else 1
 
 
@@ -21,7 +21,7 @@ def load_block(
     w_ptr, s_ptr, z_ptr, w_at, s_at, total, block,
     BLOCKS: gl.constexpr, MASKED: gl.constexpr, GROUP: gl.constexpr, MX: gl.constexpr, ZEROS: gl.constexpr,
 ):  # fmt: skip
-    """(words, their scales, their zero points) of a block, block [n] for each row."""
+    """(words, their scales, their zero points) of a chunk; block [n]: its number in each row."""
     inside = block < BLOCKS
     words = load_words(w_ptr, w_at + block * WORDS, inside, MASKED)
     scales = ()
@@ -39,7 +39,7 @@ def load_block(
 
 @gluon.jit
 def less(words, zero, t: gl.constexpr):
-    """q - z of stretch t, pairs of bfloat16; q with the bits of 128 in front is 128 + q."""
+    """q - z of stretch t, as pairs of bfloat16; q with the bits of 128 in front is 128 + q."""
     pairs = ((words >> (4 * t)) & 0x000F000F) | 0x43004300
     ASM: gl.constexpr = "sub.rn.bf16x2 $0, $1, $2;"
     offset = zero * 0x00010001 + 0x43004300

@@ -1,9 +1,9 @@
-"""Products of one row with some experts' rows of W on mma (Gluon): what `pairs_row` and `four_bits_row` share.
+"""Products of one row with some experts' rows of W on mma (Gluon): shared by `pairs_row` and `four_bits_row`.
 
 A program has OUTPUTS output columns and `streams` of them, two a warp: a stream is one expert's, or gate or up, or a split of
 K, with inputs of its own. Its OUTPUTS rows of W are rows of mma's first operand and its inputs a column of the second, so each
-stream's results lie in its own column; what stands in the others means nothing. A thread has four words side by side of a row,
-16 bytes, and a word holds a pair of neighbours: mma sums over K, so the operands' order of K is the words'.
+stream's results are in its own column; the other columns are meaningless. A thread has four adjacent words of a row, 16 bytes,
+and a word holds two adjacent numbers: since mma sums over K, both operands simply use the words' order of K.
 """
 
 import triton.language as tl
@@ -24,7 +24,7 @@ def bits(number: int) -> int:
 
 @gluon.constexpr_function
 def words_layout(warps: int) -> gl.DistributedLinearLayout:
-    """Of words [8 * streams, 16]."""
+    """For words [8 * streams, 16]."""
     rows_of_warps = [[16 << i, 0] for i in range(bits(warps))]
     return gl.DistributedLinearLayout(
         [[0, 1], [0, 2], [8, 0]], [[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]], rows_of_warps, [], [16 * warps, 16]
@@ -33,7 +33,7 @@ def words_layout(warps: int) -> gl.DistributedLinearLayout:
 
 @gluon.constexpr_function
 def inputs_layout(warps: int) -> gl.DistributedLinearLayout:
-    """Of inputs [columns of mma, 16], which every warp has: a column a stream, or 8."""
+    """For inputs [columns of mma, 16], which every warp holds: a column a stream, or 8."""
     columns = max(8, 2 * warps)
     more = [[8 << i, 0] for i in range(bits(columns) - 3)]
     return gl.DistributedLinearLayout(
@@ -73,7 +73,7 @@ def load_inputs(
     x_ptr, at, pair, PAIRS: gl.constexpr, MASKED: gl.constexpr, WARPS: gl.constexpr, dtype: gl.constexpr,
     layout: gl.constexpr,
 ):  # fmt: skip
-    """mma's second operand [32, n]: of each column's row, at `at` [n], 16 pairs of numbers from `pair` on."""
+    """mma's second operand [32, n]: 16 pairs of numbers from `pair` on, of each column's row at `at` [n]."""
     mine = pair[:, None] + gl.arange(0, WORDS, layout=gl.SliceLayout(0, inputs_layout(WARPS)))[None, :]
     x = x_ptr.to(gl.pointer_type(gl.int32)) + at[:, None] + mine
     pairs = gl.load(x, mine < PAIRS, other=0) if MASKED else gl.load(x)
@@ -82,7 +82,7 @@ def load_inputs(
 
 @gluon.jit
 def own(acc, layout: gl.constexpr):
-    """[8 * streams] of sums [8 * streams, streams]: each stream's column."""
+    """[8 * streams] of sums [8 * streams, streams]: each stream's own column."""
     row = gl.arange(0, acc.shape[0], layout=gl.SliceLayout(1, layout))
     column = gl.arange(0, acc.shape[1], layout=gl.SliceLayout(0, layout))
     return gl.reduce(gl.where(column[None, :] == (row // OUTPUTS)[:, None], acc, 0.0), 1, plus)
@@ -90,13 +90,13 @@ def own(acc, layout: gl.constexpr):
 
 @gluon.constexpr_function
 def results_layout(parts: int, warps: int) -> gl.BlockedLayout:
-    """Of results [parts, 8]: a thread has all parts of a column."""
+    """For results [parts, 8]: a thread has all parts of a column."""
     return gl.BlockedLayout([parts, 1], [1, 32], [1, warps], [1, 0])
 
 
 @gluon.jit
 def sum_over_splits(buffer, values, PARTS: gl.constexpr, layout: gl.constexpr):
-    """[PARTS, 8] of values [8 * streams], stream s being split s // PARTS of part s % PARTS: summed in order."""
+    """[PARTS, 8] of values [8 * streams], where stream s is split s // PARTS of part s % PARTS: splits summed in order."""
     STREAMS: gl.constexpr = values.shape[0] // OUTPUTS
     buffer.store(values)
     tl.debug_barrier()
@@ -108,5 +108,5 @@ def sum_over_splits(buffer, values, PARTS: gl.constexpr, layout: gl.constexpr):
 
 
 def experts_at_once(top_k: int, streams: int) -> int:
-    """A row's experts at a time: a power of two that divides them."""
+    """Experts of a row that are computed at a time: a power of two that divides top_k."""
     return min(top_k & -top_k, streams)

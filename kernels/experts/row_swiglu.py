@@ -12,7 +12,7 @@ _gated = gluon.jit(activation.gated.fn)
 def activated(
     gate, up, dtype: gl.constexpr, LIMIT: gl.constexpr, ALPHA: gl.constexpr, OFFSET: gl.constexpr, CUBIC: gl.constexpr
 ):  # fmt: skip
-    """In float32, of sums that are rounded to dtype first. LIMIT 0: there is none."""
+    """The activation in float32, of sums that are first rounded to dtype. LIMIT 0: no limit."""
     if LIMIT == 0.0 and ALPHA == 1.0 and OFFSET == 0.0 and CUBIC == 0.0:
         return _gated(gate, up, dtype)
     else:

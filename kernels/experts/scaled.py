@@ -1,8 +1,8 @@
-"""Experts with weights of 8 bits and 8-bit inputs (`scaled_weight`), fp8 or int8: which way a number of rows goes.
+"""Experts with 8-bit weights and 8-bit inputs (`scaled_weight`), fp8 or int8: chooses the kernels for a number of rows.
 
-The formula is `experts_reference`'s on the dequantized weights, x and h rounded to 8 bits, a scale a token or 128 of its
-numbers, never over the batch: each by a launch of `linear/quantize`. Few rows: a product a pair of row and
-expert (`scaled_pairs`, on mma `scaled_row`); more: tiles of one expert's rows on tensor cores (`scaled_tiles`). float32, of
+The formula is `experts_reference`'s on the dequantized weights; x and h are rounded to 8 bits, with a scale per token or per
+128 of its values, never over the batch: each by a launch of `linear/quantize`. Few rows: a product for each pair of row and
+expert (`scaled_pairs`, on mma `scaled_row`); more: tiles of one expert's rows on tensor cores (`scaled_tiles`). float32, for
 tests, has one configuration for all numbers of rows.
 """
 
@@ -25,9 +25,9 @@ PAIRS, EXACT = Pairs(2, 4, 1024, 2), Tiles(16, 32, 32, 4, 2)
 
 @cached
 def choose(rows: int, top_k: int, num_experts: int, itemsize: int = 2, on_mma: bool = False) -> RowConfig | Pairs | Tiles:
-    """The configuration for x [rows, H], k of E experts a row: of 16-bit experts the rows, the rest reckoned, not measured.
+    """The configuration for x [rows, H], k of E experts a row: limits of rows as for 16 bits, the rest estimated.
 
-    on_mma: `scaled_row` takes them.
+    on_mma: `scaled_row` can compute them.
     """
     tuning = current().experts
     if itemsize == 4:
@@ -44,7 +44,7 @@ def choose(rows: int, top_k: int, num_experts: int, itemsize: int = 2, on_mma: b
 
 
 def _can_use_mma(x: torch.Tensor, w: ScaledWeights) -> bool:
-    """Whether `scaled_row` is for these: K in units of 64, a GPU and a Triton it knows."""
+    """Whether `scaled_row` can compute these: K in units of 64, a known GPU and Triton."""
     return w.gate_up.shape[2] % 64 == w.down.shape[2] % 64 == 0 and hopper.available(x.device)
 
 
@@ -66,7 +66,7 @@ def _of_few_rows(
         h = scaled_row.gate_up(quantized, w, ids, act, config, x.dtype, pdl=late)
     else:
         h = scaled_pairs.gate_up(quantized, w, ids, act, PAIRS, x.dtype, pdl=late)
-    h8 = quantize.quantize(h, small, by_block=by_block, pdl=late)  # not EARLY: the next reads ids before it waits
+    h8 = quantize.quantize(h, small, by_block=by_block, pdl=late)  # not EARLY: the next kernel reads ids before it waits
     return scaled_row.down(h8, w, ids, weights, shared, config, x.dtype, pdl=late)
 
 
@@ -81,7 +81,7 @@ def experts(
     pdl: int = PLAIN,
     config: RowConfig | Pairs | Tiles | None = None,
 ) -> torch.Tensor:
-    """[T, H] of x [T, H], whose experts are ids [T, k]; all that `experts.experts` has checked."""
+    """[T, H] of x [T, H], with experts ids [T, k]; arguments as checked by `experts.experts`."""
     (num_experts, _, _), top_k, dtype = w.gate_up.shape, ids.shape[1], x.dtype
     config = config or choose(len(x), top_k, num_experts, x.element_size(), _can_use_mma(x, w))
     small, by_block = w.gate_up.data.dtype, w.gate_up.by_block

@@ -1,10 +1,10 @@
-"""Experts of 8 bits for very few rows: a product for each (row, expert), on the plain cores, as `pairs` has it in 16 bits.
+"""8-bit experts for very few rows: a product for each (row, expert), on the plain cores, as in `pairs` for 16 bits.
 
     gate_up   h[t k + j] = act(x[t] @ gate_up[ids[t, j]]^T + b)        a program a pair and few of the I columns
     down      out[t] = Σ_j weights[t, j] (h[t k + j] @ down[ids[t, j]]^T + b')        a program a row and few of the H columns
 
-Operands as in `scaled_tiles`. A thread has 16 neighbours of each of a program's rows of W: their sum takes one scale. Sums are
-in float32, int8's too. Reference: `dequantized` operands.
+Operands as in `scaled_tiles`. A thread has 16 adjacent elements of each of a program's rows of W: their sum takes one scale.
+Sums are in float32, int8's too. Reference: `dequantized` operands.
 """
 
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ NEIGHBOURS = tl.constexpr(16)
 
 
 class Pairs(NamedTuple):
-    """Output columns of a program of either product, inputs at a time, warps."""
+    """Output columns of a program of each product, inputs at a time, warps."""
 
     gate_up_n: int
     down_n: int
@@ -34,7 +34,7 @@ class Pairs(NamedTuple):
 
 @triton.jit
 def _inputs(x_row, xs_row, columns, start, K: tl.constexpr, X_BLOCKS: tl.constexpr):
-    """16 of x for each of `columns`, [BLOCK, 16] in float32, times their scale where there are several."""
+    """16 elements of x for each of `columns`, [BLOCK, 16] in float32, times their scale if there are several groups."""
     k = NEIGHBOURS * start + tl.arange(0, NEIGHBOURS * columns.shape[0])
     x = tl.load(x_row + k, k < K, other=0.0).to(tl.float32).reshape(columns.shape[0], NEIGHBOURS)
     if X_BLOCKS > 1:
@@ -44,11 +44,11 @@ def _inputs(x_row, xs_row, columns, start, K: tl.constexpr, X_BLOCKS: tl.constex
 
 @triton.jit
 def _added(acc, x, w_row, s_ptr, at, columns, start, total, live, K: tl.constexpr, BLOCKS: tl.constexpr):
-    """acc [BLOCK_N, BLOCK] with the products of these columns, from `start` on."""
+    """acc [BLOCK_N, BLOCK] plus the products of these columns, from `start` on."""
     k = NEIGHBOURS * start + tl.arange(0, NEIGHBOURS * columns.shape[0])
     mask = live[:, None] & (k < K)[None, :]
     w = tl.load(w_row[:, None] + k[None, :], mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
-    # loaded flat: else the compiler distributes W's rows over threads
+    # loaded flat: otherwise the compiler would distribute W's rows over threads
     part = tl.sum(w.reshape(live.shape[0], columns.shape[0], NEIGHBOURS) * x[None, :, :], 2)
     if BLOCKS > 1:
         inside = live[:, None] & (columns * NEIGHBOURS < K)[None, :]

@@ -1,8 +1,8 @@
-"""Experts of 8 bits for very few rows on a GPU with mma (Gluon): `scaled_pairs` with its experts side by side.
+"""8-bit experts for very few rows on a GPU with mma (Gluon): `scaled_pairs`, with a row's experts in parallel.
 
-Operands, results and formula as there. fp8 goes to mma as float16, which holds it exactly, int8 as it is, summed in int32; the
-sums of 128 of K take their scales in float32, or all of them at once. `down` asks for its first weights before h is there; for
-that it must begin after the choice of experts is complete: what is launched before it never begins EARLY.
+Operands, results and formula as there. fp8 goes to mma as float16, which holds it exactly, int8 as it is, summed in int32;
+scales are applied in float32, to the sums of each group of 128 of K, or to the total. `down` loads its first weights before h
+is ready; for that it must begin after the choice of experts is complete: the launch before it is never EARLY.
 """
 
 import torch
@@ -30,12 +30,12 @@ from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options
 from quire.kernels.tuning.configs import RowConfig
 
 _wait_for_previous = gluon.jit(dependent_launch.wait_for_previous.fn)
-UNIT = gl.constexpr(64)  # of K, a row's 64 bytes that are multiplied at once; a scale's block is two
+UNIT = gl.constexpr(64)  # of K, bytes of a row that are multiplied at once; a scale's group is two units
 
 
 @gluon.constexpr_function
 def weights_layout(warps: int) -> gl.DistributedLinearLayout:
-    """Of bytes [8 * streams, 64]: 16 side by side a thread."""
+    """For bytes [8 * streams, 64]: 16 adjacent ones a thread."""
     return gl.DistributedLinearLayout(
         [[0, 1], [0, 2], [0, 4], [0, 8], [8, 0]], [[0, 16], [0, 32], [1, 0], [2, 0], [4, 0]],
         [[16 << i, 0] for i in range(bits(warps))], [], [16 * warps, 64],
@@ -44,7 +44,7 @@ def weights_layout(warps: int) -> gl.DistributedLinearLayout:
 
 @gluon.constexpr_function
 def inputs_layout(warps: int) -> gl.DistributedLinearLayout:
-    """Of bytes [streams, 64], which every warp has."""
+    """For bytes [streams, 64], which every warp holds."""
     more = [[8 << i, 0] for i in range(bits(warps) - 2)]
     return gl.DistributedLinearLayout(
         [[0, 1], [0, 2], [0, 4], [0, 8], *more], [[0, 16], [0, 32], [1, 0], [2, 0], [4, 0]], [[0, 0]] * bits(warps), [],
@@ -64,7 +64,7 @@ def _operand(numbers):
 
 @gluon.jit
 def _load(ptr, at, unit, UNITS: gl.constexpr, MASKED: gl.constexpr, IS_WEIGHT: gl.constexpr, lines: gl.constexpr):
-    """64 bytes of each row at `at` [n], unit [n] of its units."""
+    """64 bytes of each row at `at` [n]: its unit number `unit` [n]."""
     numbers = ptr + (at + unit * UNIT)[:, None] + gl.arange(0, UNIT, layout=gl.SliceLayout(0, lines))[None, :]
     policy: gl.constexpr = "evict_first" if IS_WEIGHT else ""
     if MASKED:
@@ -75,14 +75,14 @@ def _load(ptr, at, unit, UNITS: gl.constexpr, MASKED: gl.constexpr, IS_WEIGHT: g
 
 @gluon.jit
 def _load_block(w_ptr, w_at, block, UNITS: gl.constexpr, MASKED: gl.constexpr, WARPS: gl.constexpr):
-    """128 of K, in two."""
+    """A group of 128 of K, as two units."""
     first = _load(w_ptr, w_at, 2 * block, UNITS, MASKED, True, weights_layout(WARPS))
     return first, _load(w_ptr, w_at, 2 * block + 1, UNITS, MASKED, True, weights_layout(WARPS))
 
 
 @gluon.jit
 def _scale(ptr, at, block, LIMIT: gl.constexpr, step):
-    """Of a block; of the only one, where LIMIT is 1, 1."""
+    """The scale of a group; 1 if there is only one (LIMIT 1), which is applied to the total."""
     if LIMIT > 1:
         return gl.load(ptr + at + block * step, block < LIMIT, other=0.0)
     else:
@@ -94,7 +94,7 @@ def _added(
     acc, loaded, x_ptr, x_at, x_block, scale, x_scale,
     UNITS: gl.constexpr, MASKED: gl.constexpr, BY_BLOCK: gl.constexpr, WARPS: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
-    """acc [8 * streams, streams] with the products of 128 of K, times their scales where there are several."""
+    """acc [8 * streams, streams] plus the products of 128 of K, times their scales if there are several groups."""
     WIDTH: gl.constexpr = 4 if x_ptr.dtype.element_ty == gl.int8 else 2
     part = acc
     if BY_BLOCK:
@@ -261,7 +261,7 @@ def down(
     *,
     pdl: int = PLAIN,
 ) -> torch.Tensor:
-    """[T, H] in dtype, of h [T k, I], behind a launch that did not begin before ids and weights were complete."""
+    """[T, H] in dtype, of h [T k, I]; must follow a launch that did not begin before ids and weights were complete."""
     (_, hidden, k), (rows, top_k), bias, warps = w.down.shape, ids.shape, w.down_bias, config.down_warps
     out = torch.empty(rows, hidden, dtype=dtype, device=h.data.device)
     _down_kernel[(triton.cdiv(hidden, OUTPUTS.value), rows)](

@@ -1,11 +1,11 @@
-"""Experts of 8 bits in tiles of one expert's rows (`align`), as `tiles` has them in 16 bits: any number of rows.
+"""8-bit experts in tiles of one expert's rows (`align`), as in `tiles` for 16 bits: any number of rows.
 
     gate_up   h[p] = act(x[row of p] @ gate_up[e]^T + b)       p: place in the order of `align`
     down      y[pair of p] = weights[pair] (h[p] @ down[e]^T + b')
 
-x and h are 8 bits with scales a token or 128 of its numbers (`linear/quantize`), weights as `scaled_weight` has them. Every 128
-of K the sum goes to float32 with its scales: Hopper's sums of fp8 products are short; int8's, with a scale a row and a token,
-stay int32. Operands come from shared memory: no wgmma reads a register that was computed. Reference: `dequantized` operands.
+x and h are 8 bits with a scale per token or per 128 of its values (`linear/quantize`), weights as in `scaled_weight`. Every 128
+of K the sum is converted to float32 and scaled, since Hopper accumulates fp8 products in few bits; int8's sums, with a scale a
+row and a token, stay int32. No wgmma reads a computed register. Reference: `dequantized` operands.
 """
 
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ _place = tiles.place
 
 
 class Tiles(NamedTuple):
-    """Rows of an expert, output columns of gate and up each and of down, warps, stages."""
+    """Tile sizes: rows; output columns (gate and up each; down); warps; pipeline stages."""
 
     rows: int
     gate_up_n: int
@@ -37,13 +37,13 @@ class Tiles(NamedTuple):
 
 @triton.jit
 def _added(acc, x, w_at, s_ptr, at, xs, block, total, k_left, live, INT: tl.constexpr, BLOCKS: tl.constexpr):
-    """acc [BLOCK_M, BLOCK_N] with the products of 128 of K."""
+    """acc [BLOCK_M, BLOCK_N] plus the products of 128 of K."""
     w = tl.load(w_at + block * 128, k_left[:, None] & live[None, :], other=0.0, eviction_policy="evict_first")
     if INT and BLOCKS == 1:
         acc = tl.dot(x, w, acc, out_dtype=tl.int32)
     else:
         part = tl.dot(x, w, out_dtype=tl.int32 if INT else tl.float32).to(tl.float32)
-        scale = xs[:, None]  # here, and not at the end: a bare sum would be made one with the product before
+        scale = xs[:, None]  # here, not at the end: the compiler would merge a plain sum with the product before it
         if BLOCKS > 1:
             scale = scale * tl.load(s_ptr + block * total + at, live, other=0.0)[None, :]
         acc += part * scale
@@ -137,7 +137,7 @@ def _down_kernel(
 
 
 def _options(w: ScaledExperts, x: Scaled, config: Tiles, block_n: int, pdl: int) -> tuple[int, dict[str, Any]]:
-    """Columns of a tile, and what both kernels are given by name."""
+    """Columns of a tile, and keyword arguments of both kernels."""
     n = min(block_n, max(16, triton.next_power_of_2(w.data.shape[1])))
     options = {
         "K": w.data.shape[2], "X_BLOCKS": x.scales.shape[1], "BLOCKS": w.scales.shape[1], "BLOCK_M": config.rows, "BLOCK_N": n,
@@ -150,7 +150,7 @@ def _options(w: ScaledExperts, x: Scaled, config: Tiles, block_n: int, pdl: int)
 def gate_up(
     x: Scaled, w: ScaledWeights, act: SwiGLU, at: Alignment, top_k: int, config: Tiles, dtype: torch.dtype, *, pdl: int = PLAIN
 ) -> torch.Tensor:
-    """h [P, I] by the order of `at`, in dtype, of x [T, H]."""
+    """h [P, I] in the order of `at`, in dtype, of x [T, H]."""
     inner, bias = w.gate_up.data.shape[1] // 2, w.gate_up_bias
     h = torch.empty(len(at.order), inner, dtype=dtype, device=x.data.device)
     n, options = _options(w.gate_up, x, config, config.gate_up_n, pdl)
@@ -165,7 +165,7 @@ def gate_up(
 def down(
     h: Scaled, w: ScaledWeights, weights: torch.Tensor, at: Alignment, config: Tiles, dtype: torch.dtype, *, pdl: int = PLAIN
 ) -> torch.Tensor:
-    """y [P, H] by pairs, in dtype, of h [P, I] by the order of `at`."""
+    """y [P, H] by pairs, in dtype, of h [P, I] in the order of `at`."""
     hidden, bias = w.down.data.shape[1], w.down_bias
     y = torch.empty(len(at.order), hidden, dtype=dtype, device=h.data.device)
     n, options = _options(w.down, h, config, config.down_n, pdl)

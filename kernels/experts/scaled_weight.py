@@ -1,16 +1,16 @@
-"""Experts' weights of 8 bits with 8-bit inputs, as the kernels of `scaled` read them."""
+"""Experts' 8-bit weights with 8-bit inputs, as the kernels of `scaled` read them."""
 
 from typing import NamedTuple
 
 import torch
 
-BLOCK = 128  # of K
+BLOCK = 128  # size of a scale group, along K
 
 
 class ScaledExperts(NamedTuple):
-    """data [E, N, K], float8_e4m3fn or int8; scales float32 [E, S, N], S = 1 (a row's) or ceil(K / 128).
+    """data [E, N, K], float8_e4m3fn or int8; scales float32 [E, S, N], S = 1 (one a row) or ceil(K / 128).
 
-    by_block: inputs have a scale for each 128 of K, else for each token; then S is ceil(K / 128).
+    by_block: inputs have a scale per group of 128 of K (then S is ceil(K / 128)), else one per token.
     """
 
     data: torch.Tensor
@@ -30,7 +30,7 @@ class ScaledExperts(NamedTuple):
 
 
 class ScaledWeights(NamedTuple):
-    """Of all experts of a layer, or what one rank holds of them; as `experts_reference.Weights`."""
+    """All experts of a layer, or one rank's; as `experts_reference.Weights`."""
 
     gate_up: ScaledExperts
     down: ScaledExperts

@@ -1,4 +1,4 @@
-"""The activation of experts inside a kernel: `experts_reference.activate` of sums in float32."""
+"""The activation of experts inside a kernel: `experts_reference.activate` of float32 sums."""
 
 import triton
 import triton.language as tl
@@ -8,7 +8,7 @@ from quire.kernels.elementwise.activation import gated
 
 @triton.jit
 def swiglu(gate, up, dtype: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr, OFFSET: tl.constexpr, CUBIC: tl.constexpr):
-    """In float32, of sums that are rounded to dtype first. LIMIT 0: there is none."""
+    """The activation in float32, of sums that are first rounded to dtype. LIMIT 0: no limit."""
     if LIMIT == 0.0 and ALPHA == 1.0 and OFFSET == 0.0 and CUBIC == 0.0:
         return gated(gate, up, dtype)
     gate, up = gate.to(dtype).to(tl.float32), up.to(dtype).to(tl.float32)

@@ -5,10 +5,10 @@
     add_up    out[t] = Σ_j y[t, j], in float32 and in order, `shared` [T, H] first
 
 bfloat16 or float16 (float32: exact products, one configuration for all numbers of rows, so that a row in a batch equals the row
-alone), sums in float32, h and y rounded. An empty slot's programs end at once. Pairs of experts that are not here are in no
-tile, and add nothing. Programs go by columns within bands of BAND
-slots: what runs at the same time shares columns of an expert's weights and rows of x in L2. With few rows an expert's weights
-are moved once, marked evict-first. Reference: `experts_reference.experts`.
+alone), sums in float32, h and y rounded. An empty slot's programs end at once. With expert parallelism, pairs of other ranks'
+experts are in no tile, and contribute zero. Programs go by columns within bands of BAND slots: those that run at the same time
+share columns of an expert's weights and rows of x in L2. With few rows an expert's weights are read once, marked evict-first.
+Reference: `experts_reference.experts`.
 """
 
 import torch
@@ -27,7 +27,7 @@ ADD_BLOCK = 1024
 
 @triton.jit
 def place(slots, columns, BAND: tl.constexpr):
-    """This program's slot and its number among the tiles of columns."""
+    """(this program's slot, its number among the tiles of columns)."""
     pid = tl.program_id(0)
     band = pid // (BAND * columns)
     size = tl.minimum(slots - band * BAND, BAND)
@@ -69,7 +69,7 @@ def _gate_up_kernel(
     even: tl.constexpr = K % BLOCK_K == 0
     m, k = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K)
     n = column * BLOCK_N + tl.arange(0, BLOCK_N)
-    rows = tl.load(order_ptr + begin + m, m < size, other=0) // TOP_K  # rows beyond the tile are another's, computed in vain
+    rows = tl.load(order_ptr + begin + m, m < size, other=0) // TOP_K  # rows beyond the tile are another's, and not stored
     x_at = x_ptr + rows.to(tl.int64)[:, None] * x_stride + k[None, :]
     w_at = w_ptr + (expert * 2 * N + n)[None, :] * K + k[:, None]
     up_at = w_at + N.to(tl.int64) * K
@@ -141,7 +141,7 @@ def _add_up_kernel(
 
 
 def _launched(config: TileConfig, block_m: int, n: int, k: int, slots: int, pdl: int) -> tuple[tuple[int], dict[str, int]]:
-    """Grid and options; block_k no longer than K needs."""
+    """Grid and options; block_k is no longer than K needs."""
     block_k = min(config.block_k, max(16, triton.next_power_of_2(k)))
     block_n = min(config.block_n, max(16, triton.next_power_of_2(n)))
     options = {
@@ -154,7 +154,7 @@ def _launched(config: TileConfig, block_m: int, n: int, k: int, slots: int, pdl:
 def gate_up(
     x: torch.Tensor, w: Weights, act: SwiGLU, at: Alignment, top_k: int, config: TilesConfig, *, pdl: int = PLAIN
 ) -> torch.Tensor:
-    """h [P, I] by the order of `at`, of x [T, H]."""
+    """h [P, I] in the order of `at`, of x [T, H]."""
     hidden, inner = x.shape[1], w.down.shape[2]
     h = x.new_empty(len(at.order), inner)
     grid, options = _launched(config.gate_up, config.rows, inner, hidden, at.num_slots, pdl)
@@ -169,7 +169,7 @@ def gate_up(
 def down(
     h: torch.Tensor, w: Weights, weights: torch.Tensor, at: Alignment, config: TilesConfig, *, pdl: int = PLAIN
 ) -> torch.Tensor:
-    """y [P, H] by pairs, of h [P, I] by the order of `at`."""
+    """y [P, H] by pairs, of h [P, I] in the order of `at`."""
     inner, hidden = h.shape[1], w.down.shape[1]
     y = h.new_empty(len(at.order), hidden)
     grid, options = _launched(config.down, config.rows, hidden, inner, at.num_slots, pdl)
@@ -181,7 +181,7 @@ def down(
 
 
 def add_up(y: torch.Tensor, ids: torch.Tensor, shared: torch.Tensor | None, *, held: int = 0, pdl: int = PLAIN) -> torch.Tensor:
-    """[T, H] of y [T k, H], whose experts are ids [T, k]; held: how many of these are here, 0: all."""
+    """[T, H] of y [T k, H], with experts ids [T, k]; held: number of experts on this rank, 0: all."""
     top_k = ids.shape[1]
     rows, hidden = len(y) // top_k, y.shape[1]
     out = y.new_empty(rows, hidden)
@@ -205,7 +205,7 @@ def experts(
     are_some: bool = False,
     pdl: int = PLAIN,
 ) -> torch.Tensor:
-    """[T, H] of x [T, H], whose experts are ids [T, k]; all that `experts.experts` has checked."""
+    """[T, H] of x [T, H], with experts ids [T, k]; arguments as checked by `experts.experts`."""
     top_k, held = ids.shape[1], len(w.gate_up) if are_some else 0
     at = align(ids, len(w.gate_up), config.rows, pdl=pdl)
     h = gate_up(x, w, act, at, top_k, config, pdl=pdl)

@@ -1,12 +1,12 @@
-"""Experts of 16 bits for many rows on Hopper (Gluon): what `four_bits_wide` is to 4 bits, with W in shared memory.
+"""16-bit experts for many rows on Hopper (Gluon): as `four_bits_wide` for 4 bits, but with W in shared memory.
 
     gate_up   h[p] = act(x[row of p] @ gate_up[e]^T + b)       p: place in the order of `align`
     down      y[pair of p] = weights[pair] (h[p] @ down[e]^T + b')
 
-Operands as in `tiles`. A program is a producer warp, which has rows of W and of x (`grouped`) copied by TMA into a ring of
-stages of some blocks of 64 of K, and two warpgroups with some stripes of 64 rows of W each: wgmma's first operand, x the
-second; so an expert with few rows costs few columns. Gated, every second stripe is up's for the columns of the gate's before
-it. A stage's products are waited for when the next one's are under way. Each sum is in one order, and nothing is atomic.
+Operands as in `tiles`. A program is a producer warp, which has TMA copy rows of W and of x (`grouped`) into a ring of stages of
+some chunks of 64 of K, and two warpgroups with some stripes of 64 rows of W each. W is wgmma's first operand and x the second,
+so an expert with few rows costs few columns. If gated, every second stripe holds up's rows for the gate's stripe before it. A
+stage's products are waited for when the next stage's have started. Each sum has a fixed order, and nothing is atomic.
 """
 
 import torch
@@ -34,7 +34,7 @@ def _produce(
     descs, shared, places_ptr, N, columns, slots, k_blocks, BLOCK_M: gl.constexpr, BLOCKS: gl.constexpr,
     STRIPES: gl.constexpr, STAGES: gl.constexpr, GATED: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """One warp. `full` is passed when a stage's copies are there, `empty` when both warpgroups have read it."""
+    """One warp. `full` completes when a stage's copies have arrived, `empty` when both warpgroups have read it."""
     x_desc, w_desc = descs
     x_buffer, w_buffer, full, empty = shared
     BYTES: gl.constexpr = (BLOCK_M + 2 * STRIPES * STRIPE) * BLOCK_K * BLOCKS * 2
@@ -64,7 +64,7 @@ def _produce(
 
 @gluon.jit
 def _with_bias(acc, bias_ptr, first_column, N, BIAS: gl.constexpr, layout: gl.constexpr):
-    """Sums of a stripe, whose bias begins at bias_ptr."""
+    """Sums of a stripe, plus the bias, which begins at bias_ptr."""
     if BIAS:
         columns = first_column + gl.arange(0, STRIPE, layout=gl.SliceLayout(1, layout))
         acc = acc + gl.load(bias_ptr + columns, columns < N, other=0.0).to(gl.float32)[:, None]
@@ -77,7 +77,7 @@ def _finish(
     STRIPES: gl.constexpr, BIAS: gl.constexpr, GATED: gl.constexpr, LIMIT: gl.constexpr, ALPHA: gl.constexpr,
     OFFSET: gl.constexpr, CUBIC: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
-    """What follows a warpgroup's sums [STRIPE, BLOCK_M] of a tile."""
+    """The end of a tile for a warpgroup's sums [STRIPE, BLOCK_M]: bias, activation, stores."""
     bias = bias_ptr + expert.to(gl.int64) * (N * 2 if GATED else N)
     if GATED:
         for i in gl.static_range(STRIPES // 2):
@@ -135,7 +135,7 @@ def _consume(
 
 @gluon.jit
 def _waited(sums, pending: gl.constexpr, STRIPES: gl.constexpr):
-    """The sums, when no more than so many products are under way."""
+    """The sums, once no more than `pending` products are in flight."""
     if STRIPES == 1:
         return (warpgroup_mma_wait(pending, deps=[sums[0]]),)
     elif STRIPES == 2:
@@ -192,7 +192,7 @@ def _kernel(
 
 
 def stage_bytes(rows: int, tile: WideTile) -> int:
-    """Of a stage of the ring."""
+    """Bytes of a stage of the ring."""
     return (rows + 2 * tile.stripes * STRIPE.value) * BLOCK_K.value * tile.blocks * 2
 
 
@@ -200,7 +200,7 @@ def _launch(
     x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, act: SwiGLU | None, weights: torch.Tensor | None,
     out: torch.Tensor, work: Work, tile: WideTile, pdl: int,
 ) -> None:  # fmt: skip
-    """x [P, K] in order; act: gated, out [P, N] by places; none: weights float32 by pairs, as out."""
+    """x [P, K] in order. With act: gated, out [P, N] by places; without: weights float32 and out are by pairs."""
     is_gated, act = act is not None, act or SwiGLU()
     n, mode = out.shape[1], LATE if pdl else PLAIN  # EARLY is for small programs
     columns = triton.cdiv(n, (1 if is_gated else 2) * tile.stripes * STRIPE.value)
@@ -245,10 +245,10 @@ def experts(
     are_some: bool = False,
     pdl: int = PLAIN,
 ) -> torch.Tensor:
-    """[T, H] of x [T, H], whose experts are ids [T, k]; for what the kernels take."""
+    """[T, H] of x [T, H], with experts ids [T, k]; requires `grouped.supports`."""
     held = len(w.gate_up) if are_some else 0
     rows, work = grouped.arrange(x, ids, len(w.gate_up), config.rows, pdl=pdl)
     h = gate_up(rows, w, act, work, config, pdl=pdl)
-    del rows  # y takes its memory
+    del rows  # y can use its memory
     y = down(h, w, weights, work, config, pdl=pdl)
     return tiles.add_up(y, ids, shared, held=held, pdl=pdl)

@@ -1,10 +1,10 @@
 """torch's matrix product on CUDA, by cuBLAS or by cuBLASLt: for wide 16-bit layers one is faster than the other by size.
 
-Which one is in the tuning table, measured over all of a layer's products. Both accumulate in float32. The preference is the
-process's: it is set anew whenever it changes.
+The tuning table, measured over all of a layer's products, says which. Both accumulate in float32. torch's preference is global
+to the process: it is set again whenever it changes.
 
-Where a product has too few tiles to fill the GPU, equal ranges of K computed as a batch are faster, if somebody behind it
-adds up the parts anyway (`batched_split_k`, for `split_linear`).
+If a product has too few tiles to fill the GPU, equal ranges of K computed as a batch are faster, provided that the next kernel
+adds up the partial sums anyway (`batched_split_k`, for `split_linear`).
 """
 
 import torch
@@ -24,7 +24,7 @@ def library(rows: int, n: int, k: int, itemsize: int) -> str:
 
 
 def prefer(name: str) -> None:
-    """Have torch take this library from now on."""
+    """Make torch use this library from now on."""
     global _preferred
     if name != _preferred:
         torch.backends.cuda.preferred_blas_library(name)

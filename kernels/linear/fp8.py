@@ -1,10 +1,10 @@
-"""Products of fp8 weights (e4m3) with fp8 activations: which kernel computes what, and prompts by cuBLAS.
+"""Products of fp8 weights (e4m3) with fp8 activations: the choice of kernels, and cuBLAS for prompts.
 
-Operands, scales and results as in `scaled`. On a Hopper up to 64 rows, of a small W two: its own ring (`scaled_hopper`), and
-for more `scaled_wide`, to what the tuning table says or while cuBLAS's tiles are few; one row: `scaled_row`; few rows
-elsewhere: the portable kernel; beyond: torch._scaled_mm, which takes a scale a row of W and a token, or, on a Hopper with CUDA
-12.9, squares of 128 and 1 x 128. Activations' scales are per token or block of it, never over the batch (`quantize`). Where
-cuBLAS does not take a shape, the portable kernel does.
+Operands, scales and results as in `scaled`. On a Hopper up to 64 rows (with a small W from two) use its own ring
+(`scaled_hopper`), and more use `scaled_wide`, up to the tuning table's limit or while cuBLAS has few tiles; one row:
+`scaled_row`; few rows on other GPUs: the portable kernel; beyond: torch._scaled_mm, which takes a scale a row of W and a token,
+or, on a Hopper with CUDA 12.9, groups of 128 x 128 and 1 x 128. Activations have a scale per token or group of it, never over
+the batch (`quantize`). Shapes that cuBLAS does not take go to the portable kernel.
 """
 
 import functools
@@ -33,23 +33,23 @@ def _multiplies_blocks(device: torch.device) -> bool:
 
 
 def cublas_supports(x: Scaled, weight: Scaled, *, with_blocks: bool) -> bool:
-    """Whether torch._scaled_mm computes it: sizes that cuBLAS divides, scales alike on both sides, squares of 128.
+    """Whether torch._scaled_mm computes it: sizes that cuBLAS accepts, scales alike on both sides, groups of 128 x 128.
 
-    with_blocks: as `multiplies_blocks` says of the GPU.
+    with_blocks: `multiplies_blocks` of the GPU.
     """
     n, k = weight.data.shape
     blocks = weight.scales.shape[1] > 1
     if x.scales.shape[1] != weight.scales.shape[1] or weight.rows != (BLOCK if blocks else 1) or (blocks and not with_blocks):
         return False
-    # Some versions of torch want the rows of W's scales padded to fours: four blocks of K at a time look alike to all.
+    # Some versions of torch want the rows of W's scales padded to fours: K in units of four groups is the same to all versions.
     return n % (BLOCK if blocks else 16) == 0 and k % (4 * BLOCK if blocks else 16) == 0
 
 
 def cublas(x: Scaled, weight: Scaled, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
-    """x @ W^T + bias [M, N] by torch._scaled_mm, for what `cublas_supports`."""
+    """x @ W^T + bias [M, N] by torch._scaled_mm, if `cublas_supports` it."""
     rows, data = len(x.data), x.data
     if weight.scales.shape[1] > 1:
-        # 1 x 128 scales lie with tokens side by side, a multiple of four of them, and W's as its transpose
+        # 1 x 128 scales are stored with tokens side by side, a multiple of four of them, and W's as its transpose
         missing = -rows % 4
         lying = F.pad(x.scales.t(), (0, missing)) if missing else x.scales.t().contiguous()
         scales = (lying.t(), weight.scales.t())
@@ -71,7 +71,7 @@ def fp8_linear(
 ) -> torch.Tensor:
     """x @ W^T + bias in dtype [M, N]; gated: silu(g) * u of its halves, [M, N / 2]."""
     rows, columns = len(x.data), len(weight.data)
-    # torch's product with a scale a row gives bfloat16 alone
+    # torch's product with a scale a row returns bfloat16 only
     is_ours = scaled.is_ours(rows, False, weight.scales.shape[1] > 1) or widens(x, weight, is_gated=is_gated)
     if not is_ours and dtype == torch.bfloat16 and cublas_supports(x, weight, with_blocks=_multiplies_blocks(x.data.device)):
         y = cublas(x, weight, bias, dtype)
@@ -84,18 +84,18 @@ def fp8_linear(
 def fp8_linear_split_k(
     x: Scaled, weight: Scaled, bias: torch.Tensor | None = None, *, dtype: torch.dtype, pdl: int = PLAIN
 ) -> torch.Tensor:
-    """As `fp8_linear`, or parts for a norm to add up, where one product has too few tiles for the GPU (`scaled_hopper`)."""
+    """As `fp8_linear`, or partial sums for a norm to add up, if one product has too few tiles for the GPU (`scaled_hopper`)."""
     parts = split_k(x, weight, bias, pdl=pdl)
     return fp8_linear(x, weight, bias, dtype=dtype, pdl=pdl) if parts is None else parts
 
 
 def split_k(x: Scaled, weight: Scaled, bias: torch.Tensor | None, *, pdl: int) -> torch.Tensor | None:
-    """Partial sums over K of an fp8 or int8 product, exact ones of int8; None where K is not split."""
+    """Split-K partial sums of an fp8 or int8 product, exact ones for int8; None if K is not split."""
     (rows, k), n, exact = x.data.shape, len(weight.data), scaled.is_exact(x, weight)
     is_wide = widens(x, weight, is_gated=False)
     if not (is_wide or streams(x, weight)) or is_one_row(x, weight, n, is_gated=False):
         return None
-    if exact and (bias is not None or rows > n):  # scales of rows would not fit behind the sums
+    if exact and (bias is not None or rows > n):  # scales of rows would not fit after the sums
         return None
     from quire.kernels.linear import scaled_hopper, scaled_wide
 
@@ -117,7 +117,7 @@ def streams(x: Scaled, weight: Scaled) -> bool:
 
 
 def wide_rows(weight: Scaled, *, is_gated: bool = False) -> int:
-    """Rows up to which `scaled_wide` computes products with such a weight, by the tuning table; 0: on this GPU none."""
+    """Rows up to which `scaled_wide` computes products with such a weight, by the tuning table; 0: none on this GPU."""
     tuning = current().scaled
     if not hopper.available(weight.data.device):
         return 0
@@ -129,12 +129,12 @@ def wide_rows(weight: Scaled, *, is_gated: bool = False) -> int:
 
 
 def leaves_idle(rows: int, n: int, sms: int) -> bool:
-    """Whether cuBLAS's tiles, 128 x 128, are so few that half of the SMs have none; of smaller ones there are enough."""
+    """Whether cuBLAS's tiles, 128 x 128, are so few that half of the SMs have none; smaller tiles are enough for all."""
     return rows <= MAX_BUCKET and 2 * triton.cdiv(rows, 128) * triton.cdiv(n, 128) <= sms
 
 
 def widens(x: Scaled, weight: Scaled, *, is_gated: bool) -> bool:
-    """Whether `scaled_wide` computes it: a tile of gate and up, 64 columns of each, needs its scales to be of one square."""
+    """Whether `scaled_wide` computes it: a tile of gate and up, 64 columns of each, must lie in one 2-D scale group."""
     rows, most, device = len(x.data), wide_rows(weight, is_gated=is_gated), weight.data.device
     if rows <= hopper.MAX_ROWS or not most or not (rows <= most or leaves_idle(rows, len(weight.data), hopper.num_sms(device))):
         return False
@@ -144,9 +144,9 @@ def widens(x: Scaled, weight: Scaled, *, is_gated: bool) -> bool:
 
 
 def is_one_row(x: Scaled, weight: Scaled, n: int, *, is_gated: bool) -> bool:
-    """Whether one row's own kernel computes it: Hopper's ring is faster where W is large.
+    """Whether one row's own kernel computes it: Hopper's ring is faster for a large W.
 
-    Of the 8B's gate_up it takes 31 us with squares of scales where the plain cores take 53.
+    For the 8B's gate_up with 2-D scale groups the ring takes 31 us, the plain cores 53.
     """
     is_large = weight.data.numel() >= current().scaled.ring_weight
     return scaled_row.supports(x, weight, n, is_gated=is_gated) and not (is_large and streams(x, weight))
@@ -155,7 +155,7 @@ def is_one_row(x: Scaled, weight: Scaled, n: int, *, is_gated: bool) -> bool:
 def launch_few(
     x: Scaled, weight: Scaled, bias: torch.Tensor | None, out: torch.Tensor, *, is_gated: bool = False, pdl: int = PLAIN
 ) -> None:
-    """By a kernel of ours, fp8 or int8, any number of rows: on a Hopper by its own where they can, one on the plain cores."""
+    """Run a kernel of ours, fp8 or int8, any number of rows: on a Hopper its own if they can, one row on the plain cores."""
     (rows, k), n = x.data.shape, out.shape[1]
     if is_one_row(x, weight, n, is_gated=is_gated):
         scaled_row.launch(x, weight, bias, out, scaled_row.choose(n, k), is_gated=is_gated, pdl=pdl)

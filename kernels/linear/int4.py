@@ -1,17 +1,17 @@
-"""Products with 4-bit weights and 16-bit activations: kernels for few rows, cuBLAS on the dequantized weight for many.
+"""Products of 4-bit weights with 16-bit activations: kernels for few rows, cuBLAS on the dequantized weight for many.
 
-    y = x @ W^T + bias        gated: y = silu(g) * u of g | u = x @ W^T + bias        W as `int4_weight` has it
+    y = x @ W^T + bias        gated: y = silu(g) * u of g | u = x @ W^T + bias        W as in `int4_weight`
 
 x [M, K], y [M, N], bfloat16 or float16 (float32 in tests); sums in float32, rounded where `linear` rounds. W moves once. Scales
-multiply float32 sums over a group, so nothing of W is ever rounded: its numbers, q - z, are integers.
+multiply float32 sums over a group, so W's numbers are never rounded: q - z are integers.
 
 One row: the plain cores. At the memory's full rate an SM has 3.3 issue slots a weight; a conversion alone would take four of
-them. Here bits become 128 + q by a mask, which the sum over the group of x takes off again: one shift for two weights, a mask
-and a product each. 2 to 64 rows: tensor cores, x in front and W behind. wgmma takes its second operand from shared memory
-alone and mma is synchronous, so W's numbers are in no register that an asynchronous wgmma reads (what ptxas before CUDA 13.3
-may give away too early; tests/kernels/test_wgmma_operands.py). Reference: `int4_weight.unpack`. A Hopper has kernels of its
-own for one row of much of W (`int4_row`), for 2 to 64, and one that is gated or in parts (`int4_hopper`), and for hundreds
-(`int4_wide`), in which W's numbers are such registers.
+them. Here a mask turns bits into 128 + q, and the sum of x over the group subtracts the excess: one shift for two weights, a
+mask and a product each. 2 to 64 rows: tensor cores, with x as first operand and W as second. wgmma reads its second operand
+from shared memory only and mma is synchronous, so W's numbers are in no register that an asynchronous wgmma reads (which ptxas
+before CUDA 13.3 may reuse too early; tests/kernels/test_wgmma_operands.py). Reference: `int4_weight.unpack`. A Hopper has
+kernels of its own: for one row of a large W (`int4_row`), for 2 to 64 rows, and one that is gated or split (`int4_hopper`), and
+for hundreds of rows (`int4_wide`), in which W's numbers are such registers.
 """
 
 from typing import NamedTuple
@@ -34,7 +34,7 @@ BITS_OF_128 = 0x43000000  # in float32
 
 class Config(NamedTuple):
     block_n: int  # output columns of a program
-    block_words: int  # of a row at a time, one row's kernel; the other takes a block of 128 weights
+    block_words: int  # of a row at a time, one row's kernel; the other takes a chunk of 128 weights
     num_warps: int
     num_stages: int = 1
 
@@ -60,7 +60,7 @@ def _pair(x_ptr, pair, K: tl.constexpr):
 
 @triton.jit
 def _normed(x_ptr, residual_ptr, sum_ptr, eps, K: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr):
-    """1 / rms of the row residual + x, which the first program writes."""
+    """1 / rms of the row residual + x; the first program also writes that row."""
     k = tl.arange(0, BLOCK)
     total = tl.load(residual_ptr + k, k < K, other=0.0)
     if ADD:
@@ -74,7 +74,7 @@ def _normed(x_ptr, residual_ptr, sum_ptr, eps, K: tl.constexpr, BLOCK: tl.conste
 
 @triton.jit
 def _input_pair(x_ptr, residual_ptr, norm_ptr, rms, pair, K: tl.constexpr, NORM: tl.constexpr, ADD: tl.constexpr):
-    """Two neighbours of x, or of the norm of residual + x, rounded as if it had been stored; rms is as `_normed` has it."""
+    """Two adjacent elements of x, or of the norm of residual + x, rounded as if stored; rms is from `_normed`."""
     low, high = _pair(x_ptr, pair, K)
     if NORM:
         dtype: tl.constexpr = residual_ptr.dtype.element_ty
@@ -103,7 +103,7 @@ def _add_words(
     acc, words, x_ptr, residual_ptr, norm_ptr, rms, s_ptr, z_ptr, n, total, columns, mask, magic,
     K: tl.constexpr, GROUP: tl.constexpr, ZEROS: tl.constexpr, NORM: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
-    """acc [BLOCK_N, BLOCK_WORDS] with the products of these words, of columns c of W's words; total is W's rows."""
+    """acc [BLOCK_N, BLOCK_WORDS] plus the products of these words, at `columns` of W's words; total: number of W's rows."""
     block = columns // 16
     part = tl.zeros_like(acc)
     x_sum = tl.zeros([words.shape[1]], tl.float32)
@@ -128,7 +128,7 @@ def one_row_kernel(
     BLOCK: tl.constexpr, ZEROS: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr, PDL: tl.constexpr,
     NORM: tl.constexpr = 0, ADD: tl.constexpr = False,
 ):  # fmt: skip
-    """NORM: elements of a norm's block, 0 for none."""
+    """NORM: elements of a norm's row, up to a power of two; 0: no norm."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     total = N * 2 if GATED else N
     columns = tl.arange(0, BLOCK)
@@ -175,7 +175,7 @@ def one_row_kernel(
 
 @triton.jit
 def _numbers(words, zero, t: tl.constexpr, dtype: tl.constexpr):
-    """q - z of stretch t of a block [BLOCK_N, 32], exactly; zero [BLOCK_N, 1] is z as dtype."""
+    """q - z of stretch t of a chunk [BLOCK_N, 32], exactly; zero [BLOCK_N, 1] is z as dtype."""
     bits = words >> (4 * t)
     if dtype == tl.bfloat16:
         low = ((bits & 0xF) | 0x4300).to(tl.int16).to(dtype, bitcast=True)
@@ -197,7 +197,7 @@ def _add_block(
     acc, words, x_ptr, x_mask, s_ptr, z_ptr, n, total, live, block,
     K: tl.constexpr, GROUP: tl.constexpr, ZEROS: tl.constexpr,
 ):  # fmt: skip
-    """acc [BLOCK_M, BLOCK_N] with the products of a block of 128 of K; x_ptr [BLOCK_M, 1] points to rows of x."""
+    """acc [BLOCK_M, BLOCK_N] plus the products of a chunk of 128 of K; x_ptr [BLOCK_M, 1] points to rows of x."""
     dtype: tl.constexpr = x_ptr.dtype.element_ty
     within = tl.arange(0, 32)
     part = tl.zeros_like(acc)
@@ -288,8 +288,8 @@ def dequantize(weight: Int4Weight, out: torch.Tensor) -> torch.Tensor:
 
 
 def choose(rows: int, n: int, words: int) -> Config:
-    """The configuration for n output columns and so many words a row: reckoned, not measured."""
-    if rows == 1:  # by 4 rows of W the work on x is shared: 4.9 instructions a weight at K = 4096; 6.5 by 2, 4.5 by 8
+    """The configuration for n output columns and so many words a row: estimated, not measured."""
+    if rows == 1:  # 4 rows of W share the work on x: 4.9 instructions a weight at K = 4096; with 2 rows 6.5, with 8 4.5
         block = min(max(triton.next_power_of_2(words), BLOCK_WORDS), 256)
         return Config(4 if n > 1024 else 2, block, 2)
     return Config(32 if n <= 4096 else 64, BLOCK_WORDS, 4, 5)
@@ -335,9 +335,9 @@ def launch(
 def int4_linear_split_k(
     x: torch.Tensor, weight: Int4Weight, bias: torch.Tensor | None = None, *, pdl: int = PLAIN
 ) -> torch.Tensor:
-    """As `int4_linear`, or float32 parts [S, M, N] for a norm to add up, where one product has too few tiles for the GPU.
+    """As `int4_linear`, or float32 partial sums [S, M, N] for a norm to add up, if one product has too few tiles for the GPU.
 
-    One row of little is not in parts: the norm behind it may be one kernel with the next product (`int4_norm`).
+    One row of a small W is not split: the next norm may be one kernel with the next product (`int4_norm`).
     """
     is_little = len(x) == 1 and weight.outputs * weight.inputs <= linear_tuning().norm_linear_weight
     if hopper.available(x.device) and not is_little:
@@ -362,9 +362,9 @@ def int4_linear(
     is_gated: bool = False,
     pdl: int = PLAIN,
 ) -> torch.Tensor:
-    """x @ W^T + bias, gated if so asked, columns of x in the weight's order; in `out` if given.
+    """x @ W^T + bias, gated if is_gated, columns of x in the weight's order; in `out` if given.
 
-    On a Hopper by `int4_hopper` and, for as many rows as the tuning table says, `int4_wide`. More rows than those, elsewhere
+    On a Hopper by `int4_hopper` and, up to the tuning table's limit of rows, `int4_wide`. More rows than that, or on other GPUs
     than 64, go to cuBLAS with W dequantized into scratch: 2 N K bytes while it runs.
     """
     n = weight.outputs // 2 if is_gated else weight.outputs
@@ -377,7 +377,7 @@ def int4_linear(
             return int4_row.linear(x, weight, bias, out, is_gated=is_gated, pdl=pdl)
         if int4_wide.supports(x, weight):
             return int4_wide.linear(x, weight, bias, out, is_gated=is_gated, pdl=pdl)
-        # the 8B's qkv_proj, for one row: 9.6 us by the ring, which has no parts to cut it in here, 7.6 on the plain cores
+        # the 8B's qkv_proj, for one row: 9.6 us by the ring, which is not split here, 7.6 on the plain cores
         if int4_hopper.supports(x, weight) and (len(x) > 1 or is_gated):
             return int4_hopper.linear(x, weight, bias, out, is_gated=is_gated, pdl=pdl)
     if len(x) > MAX_ROWS:

@@ -1,9 +1,9 @@
-"""A row of 16-bit numbers as integers for Hopper's tensor cores (Gluon): what `int4_row` multiplies bytes of W's by.
+"""A row of 16-bit numbers as integers for Hopper's tensor cores (Gluon): the operand that `int4_row` multiplies with W's bytes.
 
-In a block of 128 the row is a power of two times integers below 2^22, which are three signed digits of 8 bits. They lie in
-shared memory as mma's second operand reads them, a digit a column, bytes in the order of `int4_weight`'s words; beside them lie
-the block's sums, for zero points, and its power of two. What is 2^-22 of a block's largest number, or less, is lost; numbers
-that are infinite or none make all of a block so.
+In a group of 128 the row is a power of two times integers below 2^22, which are three signed digits of 8 bits. They are stored
+in shared memory in the order of mma's second operand, a digit a column, bytes in the order of `int4_weight`'s words; beside
+them are the group's sums, for zero points, and its power of two. Numbers of at most 2^-22 of a group's largest are lost; an
+infinity or a NaN makes all of its group NaN.
 """
 
 from triton.experimental import gluon
@@ -11,7 +11,7 @@ from triton.experimental.gluon import language as gl
 
 from quire.kernels.linear.int4_operands import halves
 
-DIGITS = gl.constexpr(4)  # rows of an entry: three digits and nothing
+DIGITS = gl.constexpr(4)  # rows of an entry: three digits and an empty one
 
 
 @gluon.jit
@@ -26,7 +26,7 @@ def plus(a, b):
 
 @gluon.jit
 def _digits(value):
-    """An integer as three signed digits, the lowest first; the highest may be any."""
+    """An integer as three signed digits, the lowest first; the highest may be out of range."""
     low = (value << 24) >> 24
     rest = (value - low) >> 8
     middle = (rest << 24) >> 24
@@ -50,10 +50,10 @@ def _wide(words, dtype: gl.constexpr):
 def store_row(
     pairs, x_buffer, sums_buffer, first, dtype: gl.constexpr, CHUNK: gl.constexpr, SPLIT: gl.constexpr, layout: gl.constexpr
 ):  # fmt: skip
-    """Lines `first` and on of x as digits, and their sums and steps. pairs: two [CHUNK, 32] words of x, the second 64 later.
+    """Store lines `first` and on of x as digits, and their sums and steps. pairs: two [CHUNK, 32] words of x, 64 apart.
 
-    Word 16 u + j of a block becomes word j of entry u, its bytes in the order of a word of W's: those of k = 32 u + 2 j, then
-    64 behind it, and the two that follow these. SPLIT lines, of one block in each stretch of K, lie side by side.
+    Word 16 u + j of a group becomes word j of entry u, its bytes in the order of a word of W's: those of k = 32 u + 2 j, then
+    64 behind it, and the two that follow these. SPLIT lines, one group of each range of K, are side by side.
     """
     a, c = _wide(pairs[0], dtype)
     b, d = _wide(pairs[1], dtype)
@@ -61,7 +61,7 @@ def store_row(
         gl.maximum(a.to(gl.int32, bitcast=True) & 0x7FFFFFFF, b.to(gl.int32, bitcast=True) & 0x7FFFFFFF),
         gl.maximum(c.to(gl.int32, bitcast=True) & 0x7FFFFFFF, d.to(gl.int32, bitcast=True) & 0x7FFFFFFF),
     )
-    exponent = gl.maximum(gl.reduce(bits, 1, _largest) >> 23, 64)  # of the block's largest number
+    exponent = gl.maximum(gl.reduce(bits, 1, _largest) >> 23, 64)  # of the group's largest number
     # numbers below 2^22, and the digits' weights, of sixteenths
     scale = ((275 - exponent) << 23).to(gl.float32, bitcast=True)[:, None]
     step = gl.where(exponent == 255, 0x7FC00000, (exponent - 25) << 23).to(gl.float32, bitcast=True)[:, None]
@@ -78,14 +78,14 @@ def store_row(
     # [line, 32, lower or higher digit, pair of digits] -> [block, u, stretch, digit, word]
     words = words.reshape([CHUNK // SPLIT, SPLIT, 2, 16, 2, 2]).permute((0, 2, 1, 4, 5, 3))
     three: gl.constexpr = gl.SwizzledSharedLayout(4, 2, 4, [2, 1, 0])
-    # Rows that mma reads together are rows of one entry, for where they lie depends on their numbers in it.
+    # Rows that mma reads together are rows of one entry, since the swizzle depends on a row's number in its entry.
     shape: gl.constexpr = [CHUNK * 2 // SPLIT, SPLIT * DIGITS, 16]
     x_buffer.index(first * 2)._reinterpret(gl.int32, shape, three).store(words.reshape(shape))
 
     each = a + b + c + d
     column = gl.arange(0, 32, layout=gl.SliceLayout(0, layout))[None, :]
     total = gl.reduce(each, 1, plus)[:, None]
-    upper = gl.reduce(gl.where(column >= 16, each, 0), 1, plus)[:, None]  # of the halves of words from which 8 is off
+    upper = gl.reduce(gl.where(column >= 16, each, 0), 1, plus)[:, None]  # of the halves of words from which 8 was subtracted
     t0, t1, t2 = _digits(total)
     u0, u1, u2 = _digits(upper)
     digit = column % 4

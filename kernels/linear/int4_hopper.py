@@ -1,13 +1,13 @@
-"""Products with 4-bit weights of 1 to 64 rows for Hopper (Gluon): `linear_hopper`'s ring, and mma on numbers made in registers.
+"""Products of 4-bit weights with 1 to 64 rows for Hopper (Gluon): `linear_hopper`'s ring, and mma on numbers made in registers.
 
-Operands and results as in `int4`, 16-bit; in parts as `split_linear`: float32 [S, M, N] whose sum is y.
+Operands and results as in `int4`, 16-bit; split-K partial sums as in `split_linear`: float32 [S, M, N], summing to y.
 
-A stage of the ring is the words of a tile of W and the rows of x, some blocks of 128 of K of each. W's words are where a thread
-needs them, so that a shift and a mask make two of a product's operands. Up to 16 rows mma multiplies, on 128 + q, whose excess
-comes off the sums; beyond, a difference makes q - z and wgmma multiplies, with x from shared memory and W from registers. It is
-waited for before anything else is computed, for an asynchronous product reads its registers, which ptxas may
-give away too early. A group is summed by itself and multiplied by its scales in float32; scales are asked for a stage ahead.
-Gated, a thread has a row of the gate and up's beside it: rows 8 apart in the product's tile.
+A stage of the ring is the words of a tile of W and the rows of x, some chunks of 128 of K of each. W's words are loaded where a
+thread needs them, so that a shift and a mask make two numbers of a product's operands. Up to 16 rows use mma, on 128 + q, and
+the excess is subtracted from the sums; more compute q - z and use wgmma, with x from shared memory and W from registers. It is
+waited for before anything else is computed, since an asynchronous product reads its registers, which ptxas may reuse too early.
+A group is summed by itself and multiplied by its scales in float32; scales are loaded a stage ahead. If gated, a thread has a
+row of the gate and the same row of up: rows 8 apart in the product's tile.
 """
 
 from typing import NamedTuple
@@ -44,12 +44,12 @@ from quire.kernels.triton_support import dependent_launch, hopper, tma
 from quire.kernels.triton_support.dependent_launch import LATE, PLAIN, launch_options
 from quire.kernels.tuning.current import cached
 
-FEW = gl.constexpr(16)  # rows of x up to which mma is used, beyond it wgmma
+FEW = gl.constexpr(16)  # rows of x up to which mma is used; more use wgmma
 MAX_ROWS = hopper.MAX_ROWS
 SHARED_BYTES = 220 * 1024  # of an SM, for rings
-TILE_ROWS = 64  # rows of W: of 128, half as many programs wait for one another, and twice as long
-MIN_PART = 512  # of K
-LONG_PART = 1024  # for stages of four blocks
+TILE_ROWS = 64  # rows of W: with 128, half as many programs wait for one another, and twice as long
+MIN_PART = 512  # of a split of K
+LONG_PART = 1024  # for stages of four chunks
 MAX_PARTS = 8
 MAX_STAGES = 12  # the first copies are unrolled
 
@@ -61,9 +61,9 @@ _wait_for_previous = gluon.jit(dependent_launch.wait_for_previous.fn)
 
 class Config(NamedTuple):
     warps: int  # of a program, beyond 16 rows 4 or 8; a tile is 16 rows of W for each
-    blocks: int  # of 128 of K in a stage
+    blocks: int  # chunks of 128 of K in a stage
     stages: int
-    programs: int  # at most, of all parts together
+    programs: int  # at most, of all splits together
     parts: int = 1  # splits of K
 
 
@@ -80,10 +80,10 @@ def _add_few(
     acc, words, x, scales, zeros, magic, FIRST: gl.constexpr,
     SCALES: gl.constexpr, ZEROS: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
-    """acc [TILE, BLOCK_M] with a block's products, by mma; x [BLOCK_M, 128] in shared memory, scales and zeros from FIRST on.
+    """acc [TILE, BLOCK_M] plus a chunk's products, by mma; x [BLOCK_M, 128] in shared memory, scales and zeros from FIRST on.
 
-    bfloat16 multiplies 128 + q, and what that is too much, (128 + z) times the sum of x, comes off each group: eight more mma
-    of ones for 32 differences less. Sums take turns at two accumulators: one mma waits for the other some 30 clocks.
+    bfloat16 multiplies 128 + q, and the excess, (128 + z) times the sum of x, is subtracted from each group: eight more mma of
+    ones for 32 differences less. Sums alternate between two accumulators: one mma waits for the other some 30 clocks.
     """
     dtype: gl.constexpr = x.dtype
     LESS: gl.constexpr = dtype == gl.bfloat16
@@ -183,7 +183,7 @@ def _kernel(
     for tile in range(program, tiles, programs):
         acc = gl.zeros([TILE, BLOCK_M], gl.float32, layout)
         for _ in range(K_STEPS):
-            # Asked for a stage ahead, and before the barrier, behind which the compiler would leave it until they are needed.
+            # Loaded a stage ahead, and before the barrier: after it the compiler would delay the loads until their use.
             rows, live = rows_of(program + (step + 1) // K_STEPS * programs, N, w_rows, TILE, GATED)
             block = first_block + (step + 1) % K_STEPS * BLOCKS
             ahead_scales, ahead_zeros = scales_of(s_ptr, z_ptr, rows, total, live, block, K_BLOCKS, BLOCKS, GROUP, ZEROS)
@@ -224,12 +224,12 @@ def _kernel(
 
 
 def block_rows(rows: int) -> int:
-    """What rows of x are padded to: mma takes 8."""
+    """Rows that x is padded to: mma takes 8."""
     return max(8, triton.next_power_of_2(rows))
 
 
 def supports(x: torch.Tensor, weight: Int4Weight) -> bool:
-    """Whether the kernel computes this product: 16-bit, 1 to 64 rows, laid out as TMA needs it; K even blocks or padded."""
+    """Whether the kernel can compute this product: 16-bit, 1 to 64 rows, aligned as TMA needs it; K whole chunks or padded."""
     if not 1 <= len(x) <= MAX_ROWS or x.dtype not in MAGIC or not hopper.available(x.device):
         return False
     return hopper.can_copy(x) and hopper.can_copy(weight.words)
@@ -237,9 +237,9 @@ def supports(x: torch.Tensor, weight: Int4Weight) -> bool:
 
 @cached
 def choose(rows: int, n: int, k: int, sms: int, *, is_gated: bool = False, split_k: bool = False) -> Config:
-    """The configuration for n output columns on so many SMs, by what was fastest for Llama-3.1-8B's at 1, 16 and 64 rows.
+    """The configuration for n output columns on so many SMs: the fastest for Llama-3.1-8B's products at 1, 16 and 64 rows.
 
-    Up to 16 rows a program waits for single instructions most of the time: as many an SM as there are tiles for, up to four.
+    Up to 16 rows a program mostly waits for single instructions: as many an SM as there are tiles for, up to four.
     """
     block_m, tiles = block_rows(rows), triton.cdiv(n, TILE_ROWS // 2 if is_gated else TILE_ROWS)
     parts = 1
@@ -263,7 +263,7 @@ def launch(
     is_gated: bool = False,
     pdl: int = PLAIN,
 ) -> None:
-    """Run the kernel, for what it `supports`; out [M, N], or float32 [S, M, N] if config has S > 1 parts.
+    """Run the kernel, for operands that it `supports`; out [M, N], or float32 [S, M, N] if config has S > 1 parts.
 
     Raises ValueError if shapes or types do not fit.
     """
@@ -292,7 +292,7 @@ def launch(
 def linear(
     x: torch.Tensor, weight: Int4Weight, bias: torch.Tensor | None, out: torch.Tensor | None, *, is_gated: bool, pdl: int
 ) -> torch.Tensor:
-    """x @ W^T + bias, gated if so asked; in `out` if given."""
+    """x @ W^T + bias, gated if is_gated; in `out` if given."""
     rows, n = len(x), weight.outputs // 2 if is_gated else weight.outputs
     out = x.new_empty((rows, n)) if out is None else out
     config = choose(rows, n, weight.inputs, hopper.num_sms(x.device), is_gated=is_gated)
@@ -305,12 +305,12 @@ def _choose_split_k(x: torch.Tensor, weight: Int4Weight) -> Config:
 
 
 def num_splits(x: torch.Tensor, weight: Int4Weight) -> int:
-    """Splits over K of `linear_split_k`; 1 where the product by itself has tiles enough."""
+    """Splits over K of `linear_split_k`; 1 if the product has enough tiles by itself."""
     return _choose_split_k(x, weight).parts
 
 
 def linear_split_k(x: torch.Tensor, weight: Int4Weight, bias: torch.Tensor | None, *, pdl: int) -> torch.Tensor:
-    """Float32 [S, M, N] whose sum over S is x @ W^T + bias, S = `num_splits` > 1."""
+    """Float32 [S, M, N], partial sums over K of x @ W^T + bias, S = `num_splits` > 1."""
     config = _choose_split_k(x, weight)
     out = torch.empty(config.parts, len(x), weight.outputs, dtype=torch.float32, device=x.device)
     launch(x, weight, bias, out, config, pdl=pdl)

@@ -1,7 +1,7 @@
 """One row's residual addition, RMSNorm and product with a 4-bit weight in one kernel: `norm_linear` for `int4`'s weights.
 
-Every program computes the norm of the row anew, beside its few output columns; the first also writes residual + x, to a buffer
-of its own, for the others still read the residual. References: `norm_reference`, `int4_weight.unpack`.
+Every program computes the norm of the row again, beside its few output columns; the first also writes residual + x, to a buffer
+of its own, since the others still read the residual. References: `norm_reference`, `int4_weight.unpack`.
 """
 
 import torch
@@ -12,11 +12,11 @@ from quire.kernels.linear.int4_weight import Int4Weight
 from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options
 from quire.kernels.tuning.current import linear_tuning
 
-MAX_K = 4096  # whose norm a program holds
+MAX_K = 4096  # limit of a row's norm in a program
 
 
 def pays(rows: int, weight: Int4Weight) -> bool:
-    """Whether `int4_norm_linear` is both possible and faster than a norm and a product, as `norm_linear` has it."""
+    """Whether `int4_norm_linear` is both possible and faster than a norm and a product, as in `norm_linear`."""
     is_small = weight.inputs <= MAX_K and weight.outputs * weight.inputs <= linear_tuning().norm_linear_weight
     return rows == 1 and is_small and weight.perm is None
 
@@ -32,9 +32,9 @@ def int4_norm_linear(
     is_gated: bool = False,
     pdl: int = PLAIN,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(`int4_linear` of the norm of residual + x, residual + x), of one row [1, K]; the residual itself stays as it was.
+    """(`int4_linear` of the norm of residual + x, residual + x), for one row [1, K]; the residual itself is not modified.
 
-    Every program computes the norm anew, beside its few output columns. Raises ValueError if shapes or types do not fit.
+    Every program computes the norm again, beside its few output columns. Raises ValueError if shapes or types do not fit.
     """
     k, columns, added = weight.inputs, weight.outputs, residual if x is None else x
     n = columns // 2 if is_gated else columns

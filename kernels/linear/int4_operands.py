@@ -1,8 +1,8 @@
-"""Words of a 4-bit weight as operands of Hopper's tensor cores (Gluon): what `int4_hopper` and `int4_wide` share.
+"""Words of a 4-bit weight as operands of Hopper's tensor cores (Gluon): shared by `int4_hopper` and `int4_wide`.
 
-TMA brings words to shared memory as `int4_weight` has them; a thread loads those that hold its part of an operand, so that a
-shift and a mask make two of the operand's numbers and nothing is moved between threads. Gated, a tile has rows of the gate and
-of up, those of one column 8 apart: in one thread.
+TMA copies words to shared memory as in `int4_weight`; a thread loads those that hold its part of an operand, so that a shift
+and a mask make two of the operand's numbers and nothing is moved between threads. If gated, a tile has rows of the gate and of
+up; those of one column are 8 apart: in one thread.
 """
 
 import torch
@@ -12,26 +12,26 @@ from triton.experimental.gluon import language as gl
 from quire.kernels.linear.int4_weight import BLOCK, BLOCK_WORDS
 
 BLOCK_K = gl.constexpr(BLOCK)
-WORDS = gl.constexpr(BLOCK_WORDS)  # of a row in a block
+WORDS = gl.constexpr(BLOCK_WORDS)  # of a row in a chunk
 # 128 in bfloat16, 1024 in float16, twice: with q in their last bits, 128 + q and 1024 + q
 MAGIC = {torch.bfloat16: 0x43004300, torch.float16: 0x64006400}
 
 
 @gluon.constexpr_function
 def scales_of_block(group: int) -> int:
-    """Scales of a row in a block of 128 of K."""
+    """Scales of a row in a chunk of 128 of K."""
     return max(1, BLOCK // group)
 
 
 @gluon.constexpr_function
 def rows_of_warps(warps: int, far: int) -> list[list[int]]:
-    """A layout's bases: the first row of warps 1, 2, 4, so far apart."""
+    """Bases of a layout: the first rows of warps 1, 2, 4; consecutive warps are `far` rows apart."""
     return [[far << i, 0] for i in range(warps.bit_length() - 1)]
 
 
 @gluon.jit
 def load_words(buffer, block: gl.constexpr, WARPS: gl.constexpr, GATED: gl.constexpr):
-    """A block's words [TILE, 16] as mma wants W's rows: gated, 8 of the gate's and 8 of up's in turn."""
+    """A chunk's words [TILE, 16] in mma's order of W's rows; gated: 8 of the gate's and 8 of up's alternate."""
     near: gl.constexpr = 8 if not GATED else 8 * WARPS  # from a thread's first row to its second
     far: gl.constexpr = 16 if not GATED else 8  # from warp to warp
     layout: gl.constexpr = gl.DistributedLinearLayout(
@@ -52,21 +52,21 @@ def halves(bits, dtype: gl.constexpr):
 
 @gluon.jit
 def numbers(words, magic, t: gl.constexpr):
-    """128 (float16: 1024) + q of stretch t of a block: [TILE, 16] pairs."""
+    """128 (float16: 1024) + q of stretch t of a chunk: [TILE, 16] pairs."""
     return ((words >> (4 * t)) & 0x000F000F) | magic
 
 
 @gluon.jit
 def _of_rows(values, words):
-    """Something of each row [TILE], beside its words [TILE, 16]."""
+    """A value of each row [TILE], broadcast beside its words [TILE, 16]."""
     return gl.convert_layout(values, gl.SliceLayout(1, words.type.layout), assert_trivial=True)[:, None]
 
 
 @gluon.jit
 def less_zeros(words, magic, zero, t: gl.constexpr, dtype: gl.constexpr, ZEROS: gl.constexpr):
-    """q - z of stretch t of a block, exactly: [TILE, 16] pairs; zero [TILE], without ZEROS 8.
+    """q - z of stretch t of a chunk, exactly: [TILE, 16] pairs; zero [TILE], without ZEROS 8.
 
-    In assembly, for else the compiler takes pairs apart where an offset is a row's own.
+    In assembly, since the compiler would take pairs apart if each row has its own offset.
     """
     offset = _of_rows((zero.to(gl.int32) * 0x10001) | magic, words) if ZEROS else magic + 0x00080008
     ASM: gl.constexpr = "sub.rn.bf16x2 $0, $1, $2;" if dtype == gl.bfloat16 else "sub.rn.f16x2 $0, $1, $2;"
@@ -89,7 +89,7 @@ def scaled(pairs, scale, dtype: gl.constexpr):
 
 @gluon.jit
 def joined(pairs, i: gl.constexpr, SPAN: gl.constexpr, layout: gl.constexpr):
-    """SPAN of a block's four stretches, from i * SPAN on: wgmma's first operand [TILE, 32 * SPAN], without a move."""
+    """SPAN of a chunk's four stretches, from i * SPAN on: wgmma's first operand [TILE, 32 * SPAN], without a move."""
     if SPAN == 4:
         low = gl.join(gl.join(pairs[0][0], pairs[2][0]), gl.join(pairs[1][0], pairs[3][0]))
         high = gl.join(gl.join(pairs[0][1], pairs[2][1]), gl.join(pairs[1][1], pairs[3][1]))
@@ -105,7 +105,7 @@ def joined(pairs, i: gl.constexpr, SPAN: gl.constexpr, layout: gl.constexpr):
 
 @gluon.jit
 def rows_of(tile, N, layout: gl.constexpr, TILE: gl.constexpr, GATED: gl.constexpr):
-    """Rows of W in a tile as mma has them, and whether there are such: [TILE]."""
+    """Rows of W in a tile in mma's order, and whether they exist: [TILE]."""
     i = gl.arange(0, TILE, layout=layout)
     if GATED:
         column = tile * (TILE // 2) + i // 16 * 8 + i % 8
@@ -117,9 +117,9 @@ def rows_of(tile, N, layout: gl.constexpr, TILE: gl.constexpr, GATED: gl.constex
 def scales_of(
     s_ptr, z_ptr, rows, total, live, block, limit, BLOCKS: gl.constexpr, GROUP: gl.constexpr, ZEROS: gl.constexpr
 ):  # fmt: skip
-    """Scales and zeros of BLOCKS blocks of K of some of W's `total` rows, tuples of [TILE] in order.
+    """Scales and zeros of BLOCKS chunks of K of some of W's `total` rows, tuples of [TILE] in order.
 
-    Scales are 0 from block `limit` on.
+    Scales are 0 from chunk `limit` on.
     """
     SCALES: gl.constexpr = scales_of_block(GROUP)
     scales = ()
@@ -137,7 +137,7 @@ def int_operand(
     words, magic, scales, zeros, FIRST: gl.constexpr, SCALES: gl.constexpr, dtype: gl.constexpr, ZEROS: gl.constexpr,
     layout: gl.constexpr,
 ):  # fmt: skip
-    """A block's numbers of a stripe [STRIPE, 128]; its scales and zeros are those from FIRST on."""
+    """A chunk's numbers of a stripe [STRIPE, 128]; its scales and zeros are those from FIRST on."""
     pairs = ()
     for t in gl.static_range(4):
         numbers = less_zeros(words, magic, zeros[FIRST + t * SCALES // 4], t, dtype, ZEROS)

@@ -1,12 +1,13 @@
-"""Products of one row with 4-bit weights in groups of 128 for Hopper (Gluon): the tensor cores' integers, so that bytes bind.
+"""Products of one row with 4-bit weights in groups of 128 for Hopper (Gluon): integers on the tensor cores, so that bytes bind.
 
-Operands and results as in `int4_hopper`. At the memory's full rate an SM has 3.4 issue slots a weight. Of a word of 8 weights a
-mask makes four bytes q, and another, with a flip of the highest bits, four bytes 16 (q - 8): two instructions, where 16-bit
-numbers take seven. x is made of integers, too, of three digits of 8 bits (`int4_digits`), which take three of mma's eight
-columns, where a row of 16-bit numbers takes one and leaves seven idle. Sums of a block are exact.
+Operands and results as in `int4_hopper`. At the memory's full rate an SM has 3.4 issue slots a weight. A mask makes four bytes
+q of a word of 8 weights, and another, with a flip of the highest bits, four bytes 16 (q - 8): two instructions, where 16-bit
+numbers take seven. x is converted to integers, too, of three digits of 8 bits (`int4_digits`), which take three of mma's eight
+columns, where a row of 16-bit numbers takes one and leaves seven idle. Sums of a group are exact.
 
-A program has one tile of W's rows, its scales and zero points in shared memory before the row is there, a ring of W's words,
-and the digits of the row, which it makes itself. Zero points take sums of x: (q - z) x in a block is q x less z times those.
+A program has one tile of W's rows, its scales and zero points in shared memory before the row is ready, a ring of W's words,
+and the digits of the row, which it computes itself. Zero points need sums of x: (q - z) x in a group is q x less z times the
+sum.
 """
 
 from typing import NamedTuple
@@ -26,12 +27,12 @@ from quire.kernels.triton_support import dependent_launch, hopper, tma
 from quire.kernels.triton_support.dependent_launch import LATE, PLAIN, launch_options
 from quire.kernels.tuning.current import cached
 
-BYTES_OF_BLOCK = gl.constexpr(BLOCK // 2)  # of a row of W
+BYTES_OF_BLOCK = gl.constexpr(BLOCK // 2)  # of a row of W in a group
 COLUMNS = gl.constexpr(8)  # of mma
 LITTLE = 1 << 23  # elements of W
-MAX_K = 14336  # whose row a program holds beside two stages
+MAX_K = 14336  # of a row that a program holds beside two stages
 MAX_PARTS = 4
-MIN_PART = 1024  # of K
+MIN_PART = 1024  # of a split of K
 MIN_STAGES = 2
 
 _copy = tma.copy
@@ -41,10 +42,10 @@ _wait_for_previous = gluon.jit(dependent_launch.wait_for_previous.fn)
 
 class Config(NamedTuple):
     warps: int  # of a program: a tile is 16 rows of W for each
-    blocks: int  # of 128 of K in a stage
+    blocks: int  # groups of 128 of K in a stage
     stages: int
-    parts: int = 1  # of K, a program each
-    split: int = 1  # stretches of a part, two only of what is not gated
+    parts: int = 1  # splits of K, a program each
+    split: int = 1  # ranges of a split, two only if not gated
 
 
 @gluon.constexpr_function
@@ -56,7 +57,7 @@ def _scales_of_warps(warps: int, far: int) -> list[list[int]]:
 def _load_weights(
     w_desc, buffer, ready, stage, tile, at, N, far, BYTES: gl.constexpr, TILE: gl.constexpr, TWO: gl.constexpr
 ):  # fmt: skip
-    """Start the copy of a stage: TILE of W's rows, or half as many, and below those N further down, of K `far` further on."""
+    """Start the copy of a stage: TILE of W's rows, or half as many, and below those the rows N further down, at K + `far`."""
     mbarrier.expect(ready.index(stage), BYTES)
     if TWO:
         HALF: gl.constexpr = TILE // 2
@@ -68,7 +69,7 @@ def _load_weights(
 
 @gluon.jit
 def _scales_of(s_ptr, z_ptr, row, total, live, block, limit, ZEROS: gl.constexpr):
-    """Of rows of W [1, n] and blocks [k, 1]."""
+    """Scales and zero points of rows of W [1, n] and groups [k, 1]."""
     mask = live & (block < limit)
     scales = gl.load(s_ptr + block * total + row, mask, other=0.0)
     return scales, gl.load(z_ptr + block * total + row, mask, other=0) if ZEROS else 8
@@ -76,14 +77,14 @@ def _scales_of(s_ptr, z_ptr, row, total, live, block, limit, ZEROS: gl.constexpr
 
 @gluon.jit
 def _packed(scales, ZEROS: gl.constexpr):
-    """Float32 bits of scales, which end in zeros, for they have 16, and in those the zero points."""
+    """Float32 bits of scales, which end in zeros, since scales have 16 bits, with the zero points in these."""
     bits = scales[0].to(gl.float32).to(gl.int32, bitcast=True)
     return bits | (scales[1].to(gl.int32) if ZEROS else scales[1])
 
 
 @gluon.jit
 def _add_block(acc, w, x_low, x_high, sums, s, layout: gl.constexpr):
-    """acc [TILE, 8] with a block's products. w [TILE, 64] bytes, an operand; s [TILE] as of `_packed`, sums: x's."""
+    """acc [TILE, 8] plus a group's products. w [TILE, 64] bytes, an operand; s [TILE] from `_packed`, sums: x's."""
     x_layout: gl.constexpr = gl.DotOperandLayout(1, layout, 4)
     column: gl.constexpr = gl.SliceLayout(0, layout)
     low = gl.inline_asm_elementwise("and.b32 $0, $1, 0x0F0F0F0F;", "=r,r", [w], dtype=gl.int8, is_pure=True, pack=4)
@@ -107,9 +108,9 @@ def _kernel(
     CHUNK: gl.constexpr, CHUNKS: gl.constexpr, SPLIT: gl.constexpr, ZEROS: gl.constexpr, BIAS: gl.constexpr,
     GATED: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Program (p, s): tile p of the output, part s of K, which is SPLIT stretches of K_STEPS stages.
+    """Program (p, s): tile p of the output, split s of K, which is SPLIT ranges of K_STEPS stages.
 
-    Two stretches are multiplied side by side, by half of the warps each, and share mma's columns.
+    Two ranges are multiplied side by side, by half of the warps each, and share mma's columns.
     """
     TILE: gl.constexpr = 16 * WARPS  # rows of W
     TWO: gl.constexpr = GATED or SPLIT == 2
@@ -139,7 +140,7 @@ def _kernel(
     for i in gl.static_range(STAGES):
         _load_weights(w_desc, w_buffer, ready, i, tile, first + i * WIDE, down, FAR * BYTES_OF_BLOCK, BYTES, TILE, TWO)
 
-    # Constants, before the wait, too.
+    # Constants, also before the wait.
     s_layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // WIDTH, WIDTH // 8], [WARPS, 1], [1, 0])
     s_block = first_block + gl.arange(0, KB // SPLIT, layout=gl.SliceLayout(1, s_layout))[:, None]
     column = tile * WIDTH + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, s_layout))[None, :]
@@ -156,7 +157,7 @@ def _kernel(
         first_pair = x_ptr.to(gl.pointer_type(gl.int32)) + pair
         low, high = gl.load(first_pair, pair * 2 < K, other=0), gl.load(first_pair + 32, pair * 2 + 64 < K, other=0)
         pairs = pairs + ((low, high),)  # type: ignore[assignment]
-    # Not before the row is asked for.
+    # Not before the loads of the row.
     all_scales = s_buffer.index(0)._reinterpret(gl.int32, [KB // SPLIT, TILE], plain)
     if TWO:
         all_scales.slice(0, WIDTH, dim=1).store(_packed(scales, ZEROS))
@@ -225,9 +226,9 @@ def _kernel(
 
 
 def supports(x: torch.Tensor, weight: Int4Weight) -> bool:
-    """Whether the kernel is for this product: one 16-bit row, much of W, groups of 128, scales of 16 bits, W as TMA needs it.
+    """Whether the kernel is for this product: one 16-bit row, a large W, groups of 128, scales of 16 bits, W as TMA needs it.
 
-    Of little W, to make integers of the row costs more than it saves.
+    For a small W, converting the row to integers costs more than it saves.
     """
     is_one = len(x) == 1 and x.dtype.itemsize == 2 and x.stride(1) == 1 and x.data_ptr() % 4 == 0
     is_fit = weight.group == BLOCK and weight.scales.dtype.itemsize == 2 and weight.outputs * weight.inputs > LITTLE
@@ -235,7 +236,7 @@ def supports(x: torch.Tensor, weight: Int4Weight) -> bool:
 
 
 def shared_bytes(config: Config, k: int) -> int:
-    """That a program takes, about."""
+    """Approximate shared memory of a program."""
     chunk, chunks = _chunks(config, k)
     tile, lines = 16 * config.warps, chunk * chunks
     return tile * BLOCK // 2 * config.blocks * config.stages + lines * (512 + 128 + 4 * tile // config.split) + 1024
@@ -252,7 +253,7 @@ def _steps(config: Config, k: int) -> int:
 
 
 def _chunks(config: Config, k: int) -> tuple[int, int]:
-    """Lines of x made digits at once, and how often."""
+    """Lines of x converted to digits at once, and how often."""
     lines = _steps(config, k) * config.blocks * config.split
     chunk = config.warps * min(4, triton.next_power_of_2(triton.cdiv(lines, config.warps)))
     return chunk, triton.next_power_of_2(triton.cdiv(lines, chunk))
@@ -262,8 +263,8 @@ def _chunks(config: Config, k: int) -> tuple[int, int]:
 def choose(n: int, k: int, sms: int, *, is_gated: bool = False, split_k: bool = False) -> Config:
     """The configuration for n output columns on so many SMs, as measured for an 8B's layers on an H200.
 
-    A program's warps share the work on the row, so they are eight; without parts each has half of K where there are too few of
-    them. Four blocks a stage are faster than two where a program has K for several such stages.
+    A program's warps share the work on the row, so there are eight; with at most two splits and no gate, each half takes half
+    of a split's K. Four groups a stage are faster than two if a program has K for several such stages.
     """
     tiles, parts = triton.cdiv(n, 64), 1
     while split_k and parts < MAX_PARTS and tiles * parts <= sms and k >= parts * 2 * MIN_PART:
@@ -283,7 +284,7 @@ def launch(
     is_gated: bool = False,
     pdl: int = PLAIN,
 ) -> None:
-    """Run the kernel, for what it `supports`; out [1, N], or float32 [S, 1, N] if config has S > 1 parts.
+    """Run the kernel, for operands that it `supports`; out [1, N], or float32 [S, 1, N] if config has S > 1 parts.
 
     Raises ValueError if shapes or types do not fit.
     """
@@ -311,7 +312,7 @@ def launch(
 def linear(
     x: torch.Tensor, weight: Int4Weight, bias: torch.Tensor | None, out: torch.Tensor | None, *, is_gated: bool, pdl: int
 ) -> torch.Tensor:
-    """x @ W^T + bias, gated if so asked; in `out` if given."""
+    """x @ W^T + bias, gated if is_gated; in `out` if given."""
     n = weight.outputs // 2 if is_gated else weight.outputs
     out = x.new_empty((1, n)) if out is None else out
     config = choose(n, weight.inputs, hopper.num_sms(x.device), is_gated=is_gated)
@@ -320,7 +321,7 @@ def linear(
 
 
 def linear_split_k(x: torch.Tensor, weight: Int4Weight, bias: torch.Tensor | None, *, pdl: int) -> torch.Tensor:
-    """Float32 [S, 1, N] whose sum over S is x @ W^T + bias; y [1, N] itself where the product has programs enough."""
+    """Float32 [S, 1, N], partial sums over K of x @ W^T + bias; y [1, N] itself if the product has enough programs."""
     config = choose(weight.outputs, weight.inputs, hopper.num_sms(x.device), split_k=True)
     if config.parts == 1:
         return linear(x, weight, bias, None, is_gated=False, pdl=pdl)

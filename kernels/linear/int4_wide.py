@@ -1,13 +1,13 @@
-"""Products with 4-bit weights of many rows for Hopper (Gluon): W's numbers are made in registers, once for a tile of rows.
+"""Products of 4-bit weights with many rows for Hopper (Gluon): W's numbers are computed in registers, once for a tile of rows.
 
-Operands and results as in `int4`, 16-bit; in parts as `split_linear`: float32 [S, M, N] whose sum is y. (q - z) s is rounded
-to x's type, as `int4.dequantize` has it: so the sums are those of cuBLAS on the dequantized weight, in another order.
+Operands and results as in `int4`, 16-bit; split-K partial sums as in `split_linear`: float32 [S, M, N], summing to y. (q - z)
+s is rounded to x's type, as in `int4.dequantize`: so the sums are cuBLAS's on the dequantized weight, in another order.
 
-A program is a producer warp, which has words of W and rows of x copied by TMA into a ring of stages of 128 of K, and two
-warpgroups with some stripes of 64 rows of W each; both read the same rows of x. Within a warpgroup numbers are made, wgmma
-multiplies them with x from shared memory, and is waited for before anything else is computed, for it reads its registers
-(what ptxas may give away too early). Meanwhile the other one makes its numbers: they take turns at the tensor
-cores, which would serve both at once, and then neither (2,540 clocks for a block of 128 x 256 where 2,048 are the product's).
+A program is a producer warp, which has TMA copy words of W and rows of x into a ring of stages of 128 of K, and two warpgroups
+with some stripes of 64 rows of W each; both read the same rows of x. A warpgroup computes numbers, and wgmma multiplies them
+with x from shared memory; it is waited for before anything else is computed, since it reads those registers (which ptxas may
+reuse too early). Meanwhile the other warpgroup computes its numbers: they take turns at the tensor cores, which would otherwise
+serve both at once and then neither (2,540 clocks for 128 x 256, of which the product takes 2,048).
 """
 
 import itertools
@@ -35,14 +35,14 @@ from quire.kernels.triton_support import dependent_launch, hopper, tma
 from quire.kernels.triton_support.dependent_launch import LATE, PLAIN, launch_options
 from quire.kernels.tuning.current import cached, current
 
-STRIPE = gl.constexpr(64)  # rows of W of a wgmma
+STRIPE = gl.constexpr(64)  # rows of W in a wgmma
 SHARED_BYTES = 224 * 1024  # of an SM, for rings
-MAX_REGISTERS = 65536 // (3 * 128) // 8 * 8  # a thread, before they are shared out: three warpgroups fill an SM
-MAX_SUMS = 256  # rows of x x stripes of a warpgroup, whose sums are in registers
+MAX_REGISTERS = 65536 // (3 * 128) // 8 * 8  # a thread, before redistribution: three warpgroups fill an SM
+MAX_SUMS = 256  # rows of x x stripes of a warpgroup: its sums are in registers
 MAX_STAGES = 8
-MIN_STEPS = 4  # of a part of K
-# For choices alone, of H100 and H200 alike: bytes a clock of an SM's ring, of L2 and of memory for each of all SMs; clocks in
-# which a warpgroup makes a stripe's numbers, of a turn at the tensor cores, and of a tile's begin and end.
+MIN_STEPS = 4  # of a split of K
+# Estimates for choices only, for H100 and H200 alike: bytes a clock of an SM's ring, of L2 and of memory for each of all SMs;
+# clocks of a warpgroup for a stripe's numbers, of a turn at the tensor cores, and of a tile's begin and end.
 SM_BYTES, L2_BYTES, MEMORY_BYTES, MAKING, TURN, AROUND = 50.0, 34.0, 16.0, 500, 90, 3500
 CONSUMER_REGISTERS = gl.constexpr(240)
 PRODUCER_REGISTERS = gl.constexpr(24)
@@ -54,8 +54,8 @@ _wait_for_previous = gluon.jit(dependent_launch.wait_for_previous.fn)
 
 
 class Config(NamedTuple):
-    block_m: int  # rows of x of a tile, a power of two from 16 to 256
-    stripes: int  # of W, of each warpgroup; stripes * block_m is at most 256: their sums are registers
+    block_m: int  # rows of x in a tile, a power of two from 16 to 256
+    stripes: int  # of W, for each warpgroup; stripes * block_m is at most 256: their sums are registers
     stages: int
     programs: int  # at most
     parts: int = 1  # splits of K
@@ -63,7 +63,7 @@ class Config(NamedTuple):
 
 @gluon.jit
 def _place(item, row_tiles, tiles):
-    """(row tile, tile of W, part) of an item: neighbours have the same rows of W, of which memory is asked once."""
+    """(row tile, tile of W, split) of an item: consecutive items have the same rows of W, so memory is read once."""
     return item % row_tiles, item // row_tiles % tiles, item // row_tiles // tiles
 
 
@@ -71,7 +71,7 @@ def _place(item, row_tiles, tiles):
 def _load_weights(
     w_desc, buffer, full, stage, tile, word, N, BYTES: gl.constexpr, STRIPES: gl.constexpr, GATED: gl.constexpr
 ):  # fmt: skip
-    """Start the copy of a block of W for both warpgroups; a stripe is 64 rows, or 32 of the gate's with 32 of up's below."""
+    """Start the copy of a chunk of W for both warpgroups; a stripe is 64 rows, or 32 of the gate's with 32 of up's below."""
     mbarrier.expect(full.index(stage), BYTES)
     for i in gl.static_range(2 * STRIPES):
         at = buffer.index(stage * (2 * STRIPES) + i)
@@ -83,7 +83,7 @@ def _produce(
     descs, shared, N, row_tiles, tiles, items, K_STEPS: gl.constexpr, BLOCK_M: gl.constexpr, STRIPES: gl.constexpr,
     STAGES: gl.constexpr, GATED: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """One warp. `full` is passed when a stage's copies are there, `empty` when both warpgroups have read it."""
+    """One warp. `full` completes when a stage's copies have arrived, `empty` when both warpgroups have read it."""
     x_desc, w_desc = descs
     x_buffer, w_buffer, full, empty, _turns = shared
     BYTES: gl.constexpr = BLOCK_M * BLOCK_K * 2 + 2 * STRIPES * STRIPE * WORDS * 4
@@ -113,7 +113,7 @@ def _store(
     acc, output, stripe, row_tile, part, M, N,
     BLOCK_M: gl.constexpr, BIAS: gl.constexpr, GATED: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
-    """A stripe's results. Each thread stores what it holds: see the end of attention/prefill_hopper_consumer."""
+    """Store a stripe's results. Each thread stores its own values: see the end of attention/prefill_hopper_consumer."""
     bias_ptr, out_ptr, out_stride, part_stride = output
     WIDTH: gl.constexpr = STRIPE // 2 if GATED else STRIPE
     if BIAS:
@@ -137,7 +137,7 @@ def _scales_of_tile(
     weight, N, tile, block, WARPGROUP: gl.constexpr, K_BLOCKS: gl.constexpr, GROUP: gl.constexpr,
     STRIPES: gl.constexpr, ZEROS: gl.constexpr, GATED: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
-    """Scales and zeros of a warpgroup's stripes in a block of K, tuples; scales are 0 behind the last block."""
+    """Scales and zeros of a warpgroup's stripes in a chunk of K, tuples; scales are 0 behind the last chunk."""
     s_ptr, z_ptr = weight
     scales = ()
     zeros = ()
@@ -172,7 +172,7 @@ def _consume(
         for _ in gl.static_range(STRIPES):
             sums = sums + (gl.zeros([STRIPE, BLOCK_M], gl.float32, layout),)  # type: ignore[assignment]
         for k_step in range(K_STEPS):
-            # Asked for a block ahead, and before the barrier, behind which the compiler would leave it until they are needed.
+            # Loaded a chunk ahead, and before the barrier: after it the compiler would delay the loads until their use.
             is_last = k_step == K_STEPS - 1
             block = gl.where(is_last, next_part * K_STEPS, part * K_STEPS + k_step + 1)
             ahead_scales, ahead_zeros = _scales_of_tile(
@@ -208,7 +208,7 @@ def _kernel(
     STRIPES: gl.constexpr, STAGES: gl.constexpr, ZEROS: gl.constexpr, BIAS: gl.constexpr, GATED: gl.constexpr,
     PDL: gl.constexpr,
 ):  # fmt: skip
-    """Program p: items p, p + programs, ... of row tiles x tiles of W x parts of K, which are K_STEPS blocks long."""
+    """Program p: items p, p + programs, ... of row tiles x tiles of W x splits of K, which are K_STEPS chunks long."""
     x_buffer = gl.allocate_shared_memory(x_desc.dtype, [STAGES, BLOCK_M, BLOCK_K], x_desc.layout)
     w_buffer = gl.allocate_shared_memory(gl.int32, [STAGES * 2 * STRIPES, STRIPE, WORDS], w_desc.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -254,19 +254,19 @@ def _kernel(
 
 
 def stage_bytes(block_m: int, stripes: int) -> int:
-    """Of a stage of the ring."""
+    """Bytes of a stage of the ring."""
     return block_m * BLOCK * 2 + 2 * stripes * STRIPE.value * BLOCK // 2
 
 
 def supports(x: torch.Tensor, weight: Int4Weight) -> bool:
-    """Whether the kernel computes this product, and fast: 16-bit, laid out as TMA needs it, so many rows as the table says."""
+    """Whether the kernel can compute this product, and fast: 16-bit, aligned as TMA needs it, rows within the table's limit."""
     if not hopper.MAX_ROWS < len(x) <= current().scaled.int4_rows or x.dtype not in MAGIC or not hopper.available(x.device):
         return False
     return hopper.can_copy(x) and hopper.can_copy(weight.words)
 
 
 def bucket(rows: int) -> int:
-    """Numbers of rows that get one configuration: up to 64, and to each multiple of 128."""
+    """Numbers of rows that share one configuration: up to 64, and to each multiple of 128."""
     return 64 if rows <= 64 else triton.cdiv(rows, 128) * 128
 
 
@@ -281,7 +281,7 @@ def _choose(rows: int, n: int, k: int, sms: int, is_gated: bool, split_k: bool) 
 
 
 def configs(rows: int, k: int, sms: int, *, split_k: bool) -> list[Config]:
-    """What there is to choose from; the ring is as deep as fits."""
+    """The candidates; the ring is as deep as fits."""
     found = []
     for block_m, stripes, parts in itertools.product((64, 128, 256), (1, 2, 4), (1, 2, 4, 8) if split_k else (1,)):
         is_held = block_m * stripes <= MAX_SUMS and block_m < 2 * rows
@@ -292,12 +292,12 @@ def configs(rows: int, k: int, sms: int, *, split_k: bool) -> list[Config]:
 
 
 def cycles(config: Config, rows: int, n: int, k: int, sms: int, *, is_gated: bool) -> float:
-    """About how many clocks of the GPU a product takes: reckoned, from what a block of K needs of each unit."""
+    """Approximate clocks of the GPU for a product: estimated from the work of each unit on a chunk of K."""
     block_m, stripes, _, programs, parts = config
     row_tiles, columns = triton.cdiv(rows, block_m), 2 * n if is_gated else n
     items = row_tiles * triton.cdiv(columns, 2 * stripes * STRIPE.value) * parts
     busy = min(items, programs)
-    one = block_m * 4  # of the tensor cores, for a stripe
+    one = block_m * 4  # clocks of the tensor cores, for a stripe
     copied = stage_bytes(block_m, stripes) * max(busy / sms / L2_BYTES, 1 / SM_BYTES)
     streamed = stripes * STRIPE.value * BLOCK * busy / min(row_tiles, programs) / sms / MEMORY_BYTES
     step = max(2 * stripes * (one + TURN), stripes * (one + MAKING), copied, streamed)
@@ -316,7 +316,7 @@ def launch(
     is_gated: bool = False,
     pdl: int = PLAIN,
 ) -> None:
-    """Run the kernel, for what it `supports`; out [M, N], or float32 [S, M, N] if config has S > 1 parts.
+    """Run the kernel, for operands that it `supports`; out [M, N], or float32 [S, M, N] if config has S > 1 parts.
 
     Raises ValueError if shapes or types do not fit.
     """
@@ -346,7 +346,7 @@ def launch(
 def linear(
     x: torch.Tensor, weight: Int4Weight, bias: torch.Tensor | None, out: torch.Tensor | None, *, is_gated: bool, pdl: int
 ) -> torch.Tensor:
-    """x @ W^T + bias, gated if so asked; in `out` if given."""
+    """x @ W^T + bias, gated if is_gated; in `out` if given."""
     rows, n = len(x), weight.outputs // 2 if is_gated else weight.outputs
     out = x.new_empty((rows, n)) if out is None else out
     config = choose(rows, n, weight.inputs, hopper.num_sms(x.device), is_gated=is_gated)
@@ -359,12 +359,12 @@ def _choose_split_k(x: torch.Tensor, weight: Int4Weight) -> Config:
 
 
 def num_splits(x: torch.Tensor, weight: Int4Weight) -> int:
-    """Splits over K of `linear_split_k`; 1 where the product by itself has tiles enough."""
+    """Splits over K of `linear_split_k`; 1 if the product has enough tiles by itself."""
     return _choose_split_k(x, weight).parts
 
 
 def linear_split_k(x: torch.Tensor, weight: Int4Weight, bias: torch.Tensor | None, *, pdl: int) -> torch.Tensor:
-    """Float32 [S, M, N] whose sum over S is x @ W^T + bias, S = `num_splits` > 1."""
+    """Float32 [S, M, N], partial sums over K of x @ W^T + bias, S = `num_splits` > 1."""
     config = _choose_split_k(x, weight)
     out = torch.empty(config.parts, len(x), weight.outputs, dtype=torch.float32, device=x.device)
     launch(x, weight, bias, out, config, pdl=pdl)

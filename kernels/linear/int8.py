@@ -1,8 +1,9 @@
-"""Products of int8 weights with int8 activations (w8a8): as `fp8.fp8_linear`, sums exact in int32, times the token's scale and
-then the row's.
+"""Products of int8 weights with int8 activations (w8a8): as `fp8.fp8_linear`, but sums are exact in int32, scaled by the
+token's and then the row's scale.
 
-On a Hopper by our kernels (`fp8.launch_few`), elsewhere few rows; beyond what the tuning table says: torch._int_mm, which is as
-exact, and a pass over its int32 sums. Reference: `scaled.Scaled.dequantized`. With 16-bit activations: `w8a16`.
+Our kernels compute all rows on a Hopper (`fp8.launch_few`) and few rows elsewhere; beyond the tuning table's limit it is
+torch._int_mm, which is as exact, and a pass over its int32 sums. Reference: `scaled.Scaled.dequantized`. 16-bit activations:
+`w8a16`.
 """
 
 import torch
@@ -46,7 +47,7 @@ def int8_linear(
 def int8_linear_split_k(
     x: Scaled, weight: Scaled, bias: torch.Tensor | None = None, *, dtype: torch.dtype, pdl: int = PLAIN
 ) -> torch.Tensor:
-    """As `fp8.fp8_linear_split_k`."""
+    """As `fp8.fp8_linear_split_k`, for int8."""
     parts = split_k(x, weight, bias, pdl=pdl)
     return int8_linear(x, weight, bias, dtype=dtype, pdl=pdl) if parts is None else parts
 

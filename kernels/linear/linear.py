@@ -7,11 +7,11 @@ bfloat16 or float16 (float32 in tests), accumulated in float32, rounded once (g 
 Moves every element of W once, marked evict-first: the weights of a model do not fit into L2, and x and y should stay there.
 The vector kernel (1 to 4 rows): one program per few output columns, products and sums on the plain cores, all of K within the
 program. The dot kernel (2 to 16): tensor cores on tiles of 16 rows x BLOCK_N columns. The order of summation depends on the
-shape alone, not on what other rows hold; but it differs between numbers of rows, so a row's last bits may change with M,
-as they do with cuBLAS. Which kernel a shape gets is in the tuning table (`choose`).
+shape alone, not on the content of other rows; but it differs between numbers of rows, so a row's last bits may change with M,
+as with cuBLAS. The tuning table says which kernel a shape gets (`choose`).
 
-pdl is a mode of `dependent_launch`: the vector kernel's first weights are on their way before it waits for x.
-On a Hopper, 2 to 64 rows go to `linear_hopper` instead, but for what the vector kernel is best at.
+pdl is a mode of `dependent_launch`: the vector kernel loads its first weights before it waits for x.
+On a Hopper, 2 to 64 rows go to `linear_hopper` instead, except where the vector kernel is faster.
 References: torch.nn.functional.linear, `activation_cpu`.
 """
 
@@ -27,7 +27,7 @@ from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options,
 from quire.kernels.tuning.configs import SkinnyConfig
 from quire.kernels.tuning.current import cached, linear_tuning
 
-MAX_ROWS = 16  # a tile of the kernel on tensor cores; beyond it cuBLAS is as fast, of small weights, too (benchmarks/LOG.md)
+MAX_ROWS = 16  # a tile of the kernel on tensor cores; with more cuBLAS is as fast, for small weights, too (benchmarks/LOG.md)
 WARPS_OF_SM = 64
 MAX_VECTOR_ROWS = 4  # of the kernel without tensor cores
 
@@ -53,7 +53,7 @@ def _store_row(out, gate, up, bias, up_bias, mask, GATED: tl.constexpr):
 
 @triton.jit
 def _prefetch_row(w_ptr, first, rows, w_stride, ROWS: tl.constexpr, K: tl.constexpr, LINES: tl.constexpr):
-    """Ask ROWS rows of W from `first` on into L2."""
+    """Prefetch ROWS rows of W from `first` on into L2."""
     row = tl.minimum(first + tl.arange(0, ROWS), rows - 1).to(tl.int64)
     line = tl.minimum(tl.arange(0, LINES) * 64, K - 1)
     prefetch(w_ptr + row[:, None] * w_stride + line[None, :])
@@ -75,7 +75,7 @@ def _vector_kernel(
     up = w
     if GATED:
         up = _tile(up_row, k, inside, K)
-    for turn in tl.static_range(BEHIND):  # programs that find no room yet
+    for turn in tl.static_range(BEHIND):  # for programs that have no room yet
         behind = (tl.program_id(0) + (turn + 1) * ROOM) * BLOCK_N
         if tl.program_id(0) < ROOM and behind < N:
             _prefetch_row(w_ptr, behind, N, w_stride, BLOCK_N, K, LINES)
@@ -179,9 +179,9 @@ def fit(config: SkinnyConfig, k: int) -> SkinnyConfig:
 
 
 def _behind(n: int, k: int, config: SkinnyConfig, pdl: int, device: torch.device) -> tuple[int, int]:
-    """Programs that there is room for, and how often so many come behind them.
+    """(programs that run at once, how many times as many follow them).
 
-    Those behind have their weights asked into L2 while what is before all of them computes, where they stay there; else none.
+    The followers' weights are prefetched into L2 while the kernels before this one compute, if they stay there; else 0.
     """
     room = hopper.num_sms(device) * (WARPS_OF_SM // config.num_warps)
     is_little = n * k <= linear_tuning().prefetch_weight
@@ -198,7 +198,7 @@ def launch_skinny(
     is_gated: bool = False,
     pdl: int = PLAIN,
 ) -> None:
-    """Run our kernel, whatever the shape is worth: 1 to 16 rows of a float dtype. Gated: weight [2 I, K], out [M, I]."""
+    """Run our kernel even if it does not pay for the shape: 1 to 16 rows of a float dtype. Gated: weight [2 I, K]."""
     (rows, k), n = x.shape, out.shape[1]
     columns = 2 * n if is_gated else n
     bias_fits = bias is None or bias.shape == (columns,)
@@ -223,7 +223,7 @@ def launch_skinny(
 
 
 def _choose_for(x: torch.Tensor, weight: torch.Tensor, is_gated: bool) -> SkinnyConfig | None:
-    """None: by cuBLAS."""
+    """The configuration of our kernels; None: cuBLAS computes it."""
     if not 1 <= x.shape[0] <= MAX_ROWS or x.dtype.itemsize != 2 or x.stride(1) != 1 or weight.stride(1) != 1:
         return None
     n, k = weight.shape
@@ -231,9 +231,9 @@ def _choose_for(x: torch.Tensor, weight: torch.Tensor, is_gated: bool) -> Skinny
 
 
 def streams(x: torch.Tensor, weight: torch.Tensor, *, split_k: bool = False) -> bool:
-    """Whether `linear_hopper` gets these: where it can compute them and has programs enough to keep the memory busy.
+    """Whether `linear_hopper` computes these: if it can, and has enough programs to keep the memory busy.
 
-    In parts few columns are enough, but for 2 to 4 rows, where the vector kernel is faster.
+    With split K few columns are enough, except for 2 to 4 rows, where the vector kernel is faster.
     """
     tuning = linear_tuning().stream
     least = (tuning.min_parts_columns if x.shape[0] <= MAX_VECTOR_ROWS else 1) if split_k else tuning.min_columns

@@ -1,14 +1,14 @@
 """Linear layers of 2 to 64 rows for Hopper (Gluon): weights stream through shared memory by TMA, ahead of everything else.
 
-    y = x @ W^T + bias        gated: y = silu(g) * u of g | u = x @ W^T + bias        in parts: as `split_linear`
+    y = x @ W^T + bias        gated: y = silu(g) * u of g | u = x @ W^T + bias        split K: as in `split_linear`
 
-x [M, K], W [N, K] (gated: [2 N, K]), y [M, N], bfloat16 or float16; parts float32 [S, M, N]. Accumulated in float32, rounded
-where `linear` rounds; the order of summation depends on shape and GPU alone. Moves W once, 2 N K bytes, which is the time.
+x [M, K], W [N, K] (gated: [2 N, K]), y [M, N], bfloat16 or float16; partial sums float32 [S, M, N]. Accumulated in float32,
+rounded where `linear` rounds; the order of summation depends on shape and GPU alone. Moves W once: 2 N K bytes.
 
 A program keeps a ring of tiles of W in flight, as many as shared memory holds, whatever the arithmetic does; in a dependent
-launch they are asked for before it waits for the kernel in front of it, whose result is only x. So the memory is busy while
-small kernels run. wgmma multiplies 64 rows of W with x^T, padded to BLOCK_M columns: its other side would be idle with so few
-rows. Programs take tiles of the output in turn, without a pause between one and the next.
+launch their copies start before it waits for the previous kernel, of which it needs only x. So the memory is busy while small
+kernels run. wgmma multiplies 64 rows of W with x^T, padded to BLOCK_M columns: with x as the first operand most of its rows
+would be idle. Programs take tiles of the output in turn, without a pause between one and the next.
 """
 
 from typing import NamedTuple
@@ -28,7 +28,7 @@ from quire.kernels.tuning.current import cached, linear_tuning
 
 TILE = gl.constexpr(64)  # rows of W that a wgmma takes
 SHARED_BYTES = 224 * 1024  # of an SM, for rings
-MIN_PART = 256  # of K
+MIN_PART = 256  # of a split of K
 
 _copy = tma.copy
 _copy_tile = tma.copy_tile
@@ -39,7 +39,7 @@ _wait_for_previous = gluon.jit(dependent_launch.wait_for_previous.fn)
 class Config(NamedTuple):
     block_k: int
     stages: int  # tiles in the ring
-    programs: int  # at most, of all parts together
+    programs: int  # at most, of all splits together
     parts: int = 1  # splits of K
 
 
@@ -118,9 +118,9 @@ def _kernel(
 
 @cached
 def choose(rows: int, n: int, k: int, sms: int, *, is_gated: bool = False, split_k: bool = False) -> Config:
-    """The configuration for n output columns on so many SMs, after the tuning table.
+    """The configuration for n output columns on so many SMs, by the tuning table.
 
-    A product is in parts if it may be, has tiles for half of the SMs or fewer, and parts of at least MIN_PART of K.
+    K is split if split_k, if there are tiles for half of the SMs or fewer, and into splits of at least MIN_PART.
     """
     tuning = linear_tuning().stream
     block_k, sharing = tuning.block_k, tuning.gated_sharing if is_gated else tuning.sharing
@@ -135,7 +135,7 @@ def choose(rows: int, n: int, k: int, sms: int, *, is_gated: bool = False, split
 
 
 def max_stages(rows: int, block_k: int, sharing: int, is_gated: bool) -> int:
-    """Stages that fit into a program's part of an SM; at most 16, for the first of each are unrolled."""
+    """Stages that fit into a program's share of an SM; at most 16, since the first of each are unrolled."""
     exchange = TILE.value * block_rows(rows) * 4 if is_gated else 0
     return min((SHARED_BYTES // sharing - exchange) // ((TILE.value + block_rows(rows)) * block_k * 2), 16)
 
@@ -150,7 +150,7 @@ def launch(
     is_gated: bool = False,
     pdl: int = PLAIN,
 ) -> None:
-    """Run the kernel, for 1 to 64 rows laid out as TMA needs it; out [M, N], or float32 [S, M, N] if config has S > 1 parts.
+    """Run the kernel, for 1 to 64 rows aligned as TMA needs it; out [M, N], or float32 [S, M, N] if config has S > 1 parts.
 
     Raises ValueError if shapes or types do not fit.
     """
@@ -176,7 +176,7 @@ def launch(
 def linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None, *, is_gated: bool, pdl: int
 ) -> torch.Tensor:
-    """x @ weight^T + bias, gated if so asked; in `out` if given."""
+    """x @ weight^T + bias, gated if is_gated; in `out` if given."""
     (rows, k), n = x.shape, weight.shape[0] // 2 if is_gated else weight.shape[0]
     out = x.new_empty((rows, n)) if out is None else out
     launch(x, weight, bias, out, choose(rows, n, k, num_sms(x.device), is_gated=is_gated), is_gated=is_gated, pdl=pdl)
@@ -189,12 +189,12 @@ def _choose_split_k(x: torch.Tensor, weight: torch.Tensor) -> Config:
 
 
 def num_splits(x: torch.Tensor, weight: torch.Tensor) -> int:
-    """Splits over K of `linear_split_k`; 1 where the product by itself has tiles enough."""
+    """Splits over K of `linear_split_k`; 1 if the product has enough tiles by itself."""
     return _choose_split_k(x, weight).parts
 
 
 def linear_split_k(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, pdl: int) -> torch.Tensor:
-    """Float32 [S, M, N] whose sum over S is x @ weight^T + bias, S = `num_splits` > 1."""
+    """Float32 [S, M, N], partial sums over K of x @ weight^T + bias, S = `num_splits` > 1."""
     config = _choose_split_k(x, weight)
     out = torch.empty(config.parts, len(x), len(weight), dtype=torch.float32, device=x.device)
     launch(x, weight, bias, out, config, pdl=pdl)

@@ -1,12 +1,12 @@
-"""One row's residual addition, RMSNorm and product in one kernel, where launches and not bytes are the cost.
+"""One row's residual addition, RMSNorm and product in one kernel, for when launches, not bytes, are the cost.
 
     s = residual + x;   h = norm_weight * cast(s / sqrt(mean(s^2) + eps));   y = h @ W^T + bias
     gated: y = silu(g) * u of g | u = h @ W^T + bias
 
-x, residual [1, K] (x may be none: s = residual), W [N, K], norm_weight [K], bias [N] or none; y [1, N], or [1, N / 2] if gated;
+x, residual [1, K] (x may be None: s = residual), W [N, K], norm_weight [K], bias [N] or None; y [1, N], or [1, N / 2] if gated;
 bfloat16 or float16 (float32 in tests), rounded where `norm` and `linear` round. Every program computes the norm of the row
-anew, beside its few output columns; the first also writes s, to a buffer of its own, for the others still read the residual.
-Moves W once. 0.6B: saves two launches a layer; where W is large, the norm's repetition costs more than that (`pays`).
+again, beside its few output columns; the first also writes s, to a buffer of its own, since the others still read the residual.
+Moves W once. 0.6B: saves two launches a layer; if W is large, repeating the norm costs more than that (`pays`).
 References: `norm_reference`, torch.nn.functional.linear.
 """
 
@@ -18,7 +18,7 @@ from quire.kernels.elementwise.activation import gated
 from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options, wait_for_previous
 from quire.kernels.tuning.current import linear_tuning
 
-MAX_K = 4096  # which a program holds
+MAX_K = 4096  # limit of a row in a program
 
 
 @triton.jit
@@ -82,7 +82,7 @@ def norm_linear(
     pdl: int = PLAIN,
     config: tuple[int, int] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(y, residual + x), of one row; the residual itself stays as it was. `config`, as from `choose`, is for tuning."""
+    """(y, residual + x), for one row; the residual itself is not modified. `config`, as from `choose`, is for tuning."""
     columns, k = weight.shape
     n = columns // 2 if is_gated else columns
     added = residual if x is None else x

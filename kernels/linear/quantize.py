@@ -1,13 +1,13 @@
-"""Activations in 8 bits for the product behind: by RMSNorm, by SiLU times up, or by a kernel of its own.
+"""Activations in 8 bits for the next product: by RMSNorm, by SiLU times up, or by a kernel of its own.
 
-    q = cast(y / s),  s = max |y| / largest       of a token, or of 128 of its numbers; largest: e4m3 448, int8 127
+    q = cast(y / s),  s = max |y| / largest       per token, or per 128 of its values; largest: e4m3 448, int8 127
     rms_norm_quantize      y = norm(x), or residual += x and y its norm        as `norm`
     silu_mul_quantize      y = silu(gate) * up                                 as `activation`
     quantize               y = x
 
-y is rounded to the activations' dtype first, so q is what a quantization of the stored y would give. A scale is never of more
-than its token, or a row's answer would depend on its company. A static scale (the checkpoint's input_scale) replaces s, and
-what is beyond it saturates. int8 rounds halves to even; zeros have s = 1. A row fits into a program's registers.
+y is rounded to the activations' dtype first, so q equals a quantization of the stored y. Scales are per token (or per 128
+values of one), so a result never depends on the rest of the batch. A static scale (the checkpoint's input_scale) replaces s,
+and values beyond its range saturate. int8 rounds halves to even; zeros have s = 1. A row fits into a program's registers.
 Reference: `quantize_reference`.
 """
 
@@ -31,14 +31,14 @@ MIN_SLICE = 1024
 def quantize_reference(
     y: torch.Tensor, dtype: torch.dtype, *, by_block: bool = False, static_scale: torch.Tensor | None = None
 ) -> Scaled:
-    """In plain torch: y [M, K] as 8 bits, with a scale a token or a block of 128."""
+    """In plain torch: y [M, K] in 8 bits, with a scale per token or per group of 128."""
     rows, width = y.shape
     largest, wide = LARGEST[dtype], y.float()
     size = BLOCK if by_block else width
     if static_scale is None:
         padded = torch.nn.functional.pad(wide, (0, -width % size)).view(rows, -1, size)
         amax = padded.abs().amax(-1)
-        scales = amax / torch.full_like(amax, largest)  # on a GPU torch divides by a number in Python by its reciprocal
+        scales = amax / torch.full_like(amax, largest)  # torch on a GPU divides by a Python number with its reciprocal
         scales = torch.where(scales > 0, scales, 1.0)
     else:
         scales = static_scale.float().reshape(1, 1).expand(rows, -(-width // size)).contiguous()
@@ -53,10 +53,10 @@ def scale_of(largest, LARGEST: tl.constexpr):
 
 @triton.jit
 def _quotient(y, scale, STATIC: tl.constexpr):
-    """y / scale [PIECES, 1], rounded as a division is, by the scale's reciprocal where nothing can be too small or too large.
+    """y / scale [PIECES, 1], rounded as a division is; by the scale's reciprocal if nothing can be too small or too large.
 
-    A division an element takes a third of the instructions of `quantize`. One correction makes the product with the reciprocal
-    the quotient: as numpy divides, of 42 million numbers. A static scale may be anything.
+    A division an element takes a third of the instructions of `quantize`. One correction turns the product with the reciprocal
+    into the quotient: equal to numpy's division, for 42 million numbers. A static scale may be anything.
     """
     spread = tl.broadcast_to(scale, y.shape)
     if STATIC:
@@ -85,7 +85,7 @@ def _store_quantized(
     y, q_ptr, s_ptr, static_ptr, cols, mask, first,
     WIDTH: tl.constexpr, SIZE: tl.constexpr, LARGEST: tl.constexpr, STATIC: tl.constexpr,
 ):  # fmt: skip
-    """Store y, columns `cols` from `first` on of a row, float32 and 0 where masked, as q and scales of SIZE of it each."""
+    """Store y, columns `cols` from `first` on of a row, float32 and 0 where masked, as q and one scale for each SIZE values."""
     PART: tl.constexpr = min(SIZE, y.shape[0])
     PIECES: tl.constexpr = y.shape[0] // PART
     pieces = y.reshape(PIECES, PART)
@@ -140,7 +140,7 @@ def _rows_kernel(
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, SLICE: tl.constexpr, SIZE: tl.constexpr, LARGEST: tl.constexpr,
     STATIC: tl.constexpr, GATED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (row, i): columns i * SLICE and on. Of a scale for the whole row each program finds the largest number itself."""
+    """Program (row, i): columns i * SLICE and on. For a scale of the whole row each program finds the largest number itself."""
     row = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * SLICE
     wait_for_previous(PDL)
@@ -162,7 +162,7 @@ def _rows_kernel(
 
 
 def _cut(width: int, by_block: bool) -> tuple[int, int, int]:
-    """Elements of a program, of a scale, and warps."""
+    """Elements of a program, elements of a scale, and warps."""
     block = max(triton.next_power_of_2(width), BLOCK)
     return block, BLOCK if by_block else block, min(max(block // WARP_ELEMENTS, 1), MAX_WARPS)
 
@@ -185,9 +185,9 @@ def rms_norm_quantize(
     static_scale: torch.Tensor | None = None,
     pdl: int = PLAIN,
 ) -> Scaled:
-    """The norm of residual + x [T, H] in 8 bits; the residual takes the sum in place. x none: the residual's norm.
+    """The norm of residual + x [T, H] in 8 bits; the sum is written to the residual in place. x None: the residual's norm.
 
-    x may be parts that are added up, as `add_rms_norm` has them. Raises ValueError if shapes do not fit.
+    x may be partial sums, as for `add_rms_norm`. Raises ValueError if shapes do not fit.
     """
     rows, width = residual.shape
     split_k = x is not None and x.dim() == 3
@@ -198,7 +198,7 @@ def rms_norm_quantize(
         raise ValueError("rms_norm_quantize: x needs the residual's dtype, unless it is in parts, and both unit stride")
     out = _new(rows, width, dtype, by_block, residual.device)
     block, size, warps = _cut(width, by_block)
-    if rows <= PROGRAMS:  # alone on their SMs: at one row 16 warps take 1.97 us for two parts, 8 take 2.21
+    if rows <= PROGRAMS:  # alone on their SMs: at one row 16 warps take 1.97 us for two partial sums, 8 take 2.21
         warps = min(2 * warps, MAX_WARPS)
     parts, part_stride = (num_splits(x), x.stride(0)) if x is not None and split_k else (1, 0)
     if rows:
@@ -211,7 +211,7 @@ def rms_norm_quantize(
 
 
 def _slice(rows: int, block: int) -> int:
-    """Columns of a program: of few rows so few that there is a program to an SM, for one alone takes 6 us for 14,336."""
+    """Columns of a program: for few rows so few that each SM has a program, since one alone takes 6 us for 14,336."""
     parts = max(1, PROGRAMS // triton.next_power_of_2(rows))
     return min(block, max(MIN_SLICE, triton.next_power_of_2(triton.cdiv(block, parts))))
 
@@ -251,5 +251,5 @@ def silu_mul_quantize(
 def quantize(
     x: torch.Tensor, dtype: torch.dtype, *, by_block: bool = False, static_scale: torch.Tensor | None = None, pdl: int = PLAIN
 ) -> Scaled:
-    """x [T, K] in 8 bits, for what no other kernel of ours writes."""
+    """x [T, K] in 8 bits, for tensors that no other kernel of ours quantizes."""
     return _quantize_rows(x, x.shape[1], dtype, by_block, static_scale, pdl)

@@ -1,14 +1,14 @@
 """Products of 8-bit operands with scales, float8_e4m3fn or int8 both: the weight, and our portable kernel.
 
-    y[m, n] = sum_k x[m, k] * xs[m, k // 128] * W[n, k] * ws[n // R, k // 128] + bias[n]        gated, as `linear` has it
+    y[m, n] = sum_k x[m, k] * xs[m, k // 128] * W[n, k] * ws[n // R, k // 128] + bias[n]        gated: as in `linear`
 
-xs float32 [M, 1] (a token's) or [M, ceil(K / 128)]; ws float32, R rows of W to one of its rows: a row's [N, 1 or
-ceil(K / 128)], or [ceil(N / 128), ceil(K / 128)] for squares of 128. y bfloat16 or float16 (float32 in tests), rounded once.
+xs float32 [M, 1] (per token) or [M, ceil(K / 128)]; ws float32, with one row for R rows of W: R = 1, [N, 1 or ceil(K / 128)],
+or R = 128, [ceil(N / 128), ceil(K / 128)], for 2-D groups. y bfloat16 or float16 (float32 in tests), rounded once.
 
-Hopper's tensor cores keep some 14 bits of a running sum of fp8 products, so every 128 of K the sum goes to float32. Sums of
+Hopper's tensor cores keep some 14 bits of a running sum of fp8 products, so every 128 of K the sum is added in float32. Sums of
 int8 are exact in int32: with scales per token and row y is the reference's to the bit. On a Hopper, 1 to 64 rows go to
-`scaled_hopper`, more to `scaled_wide`; `fp8` and `int8` choose. Operands stay in shared memory: no wgmma here reads a register
-that was computed.
+`scaled_hopper`, more to `scaled_wide`; `fp8` and `int8` choose. Operands stay in shared memory: no wgmma reads computed
+registers.
 """
 
 from typing import NamedTuple
@@ -22,8 +22,8 @@ from quire.kernels.triton_support import hopper
 from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options, wait_for_previous
 from quire.kernels.tuning.current import cached, current
 
-BLOCK = 128  # of K: a scale's where there are several, and a sum's before it goes to float32
-MAX_BUCKET = 512  # rows beyond which `scaled_wide` has two configurations more
+BLOCK = 128  # along K: a scale's group if there are several, and a sum's length before it is added in float32
+MAX_BUCKET = 512  # rows beyond which `scaled_wide` has two more configurations
 
 
 class Scaled(NamedTuple):
@@ -31,7 +31,7 @@ class Scaled(NamedTuple):
 
     data: torch.Tensor
     scales: torch.Tensor
-    rows: int = 1  # of data to a row of scales: 1 or 128
+    rows: int = 1  # of data for one row of scales: 1 or 128
 
     def dequantized(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """[N, K] in plain torch."""
@@ -53,13 +53,13 @@ def _step(
     acc, x, w_ptr, w_mask, xs, ws_ptr, ws_at, live, block,
     INT: tl.constexpr, W_BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """acc [BLOCK_M, BLOCK_N] with the product of a block of K."""
+    """acc [BLOCK_M, BLOCK_N] plus the products of a group of K."""
     w = tl.load(w_ptr, w_mask, other=0.0, eviction_policy="evict_first")
     if INT and W_BLOCKS == 1:
         acc = tl.dot(x, w, acc, out_dtype=tl.int32)
     else:
         part = tl.dot(x, w, out_dtype=tl.int32 if INT else tl.float32).to(tl.float32)
-        scale = xs[:, None]  # here, and not at the end: a bare sum would be made one with the product before
+        scale = xs[:, None]  # here, not at the end: the compiler would merge a plain sum with the product before it
         if W_BLOCKS > 1:
             scale = scale * tl.load(ws_ptr + ws_at + block, live, other=0.0)[None, :]
         acc += part * scale
@@ -83,7 +83,7 @@ def _scaled_kernel(
     K: tl.constexpr, X_BLOCKS: tl.constexpr, W_BLOCKS: tl.constexpr, W_ROWS: tl.constexpr, INT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)  # neighbours share columns of W
+    m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)  # adjacent programs share columns of W
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, 128)
     inside = m < M
@@ -114,7 +114,7 @@ def _scaled_kernel(
 
 
 def check(x: Scaled, weight: Scaled, bias: torch.Tensor | None, out: torch.Tensor, is_gated: bool) -> None:
-    """Raises ValueError if shapes or types do not fit; for both kernels."""
+    """Raise ValueError if shapes or types do not fit; for all kernels of scaled products."""
     (rows, k), columns = x.data.shape, weight.data.shape[0]
     n, blocks = columns // 2 if is_gated else columns, triton.cdiv(k, BLOCK)
     fits = weight.data.shape == (columns, k) and out.shape[-2:] == (rows, n) and columns == (2 * n if is_gated else n)
@@ -134,7 +134,7 @@ def is_exact(x: Scaled, weight: Scaled) -> bool:
 
 
 def choose(rows: int, n: int, *, is_gated: bool = False, shared_bytes: int = hopper.SHARED_BYTES) -> Config:
-    """The portable kernel's configuration, where a program gets so much shared memory: reckoned, not measured."""
+    """The portable kernel's configuration, if a program may have so much shared memory: estimated, not measured."""
     if rows <= 16:
         config = Config(16, 32 if n <= 4096 else 64, 4, 5)
     elif rows <= 32:
@@ -149,7 +149,7 @@ def choose(rows: int, n: int, *, is_gated: bool = False, shared_bytes: int = hop
 
 
 def _ring_bytes(config: Config, is_gated: bool) -> int:
-    """Of the stages that Triton holds: one fewer than are under way."""
+    """Bytes of the stages that Triton holds: one fewer than num_stages."""
     return (config.num_stages - 1) * BLOCK * (config.block_m + config.block_n * (2 if is_gated else 1))
 
 
@@ -161,14 +161,14 @@ def is_ours(rows: int, is_int8: bool, by_block: bool) -> bool:
 
 
 def bucket(rows: int) -> int:
-    """Numbers of rows that get one configuration of `scaled_wide`: up to 64, to each multiple of 128, to 1,024, and beyond."""
+    """Numbers of rows that share one configuration of `scaled_wide`: to 64, to each multiple of 128, to 1,024, and beyond."""
     if rows <= MAX_BUCKET:
         return 64 if rows <= 64 else triton.cdiv(rows, 128) * 128
     return 2 * MAX_BUCKET if rows <= 2 * MAX_BUCKET else 16 * MAX_BUCKET
 
 
 def kernel_specialization(rows: int) -> tuple[int, ...]:
-    """Numbers of rows beyond 64 with equal answers run the same kernels of products with quantized weights."""
+    """A value that is equal for numbers of rows beyond 64 that run the same kernels of products with quantized weights."""
     tuning = current().scaled
     wide = (tuning.fp8_wide_rows, tuning.fp8_gated_wide_rows, tuning.fp8_block_wide_rows, tuning.int8_wide_rows)
     limits = (256, tuning.fp8_rows, tuning.fp8_block_rows, tuning.int8_rows, *wide)

@@ -1,14 +1,14 @@
-"""One row's inputs, from 16 bits to 8, and their product with 8-bit weights in one kernel, where launches and not bytes are the
-cost.
+"""One row's inputs, quantized from 16 bits to 8, and their product with 8-bit weights in one kernel: for cases in which
+launches are the cost, not bytes.
 
     x                                      q = cast(x / s)                      `quantize`
     gate | up                              of silu(gate) * up                   `silu_mul_quantize`
     residual, and x if there is one        of the norm of residual + x          `rms_norm_quantize`
 
-y = (q @ W^T) as `scaled_row` has it, [1, N]. Every program makes the row anew, beside its few output columns, as `norm_linear`
-does for 16 bits; of a norm the first also writes residual + x, to a buffer of its own, for the others still read the residual.
-Moves W once. Where W is large, the repetition costs more than the launches saved (`pays`). References: `quantize_reference`,
-`scaled.Scaled.dequantized`.
+y = (q @ W^T) as in `scaled_row`, [1, N]. Every program computes the row again, beside its few output columns, as in
+`norm_linear` for 16 bits; with a norm the first also writes residual + x, to a buffer of its own, since the others still read
+the residual. Moves W once. If W is large, the repetition costs more than the launches saved (`pays`). References:
+`quantize_reference`, `scaled.Scaled.dequantized`.
 """
 
 import torch
@@ -21,7 +21,7 @@ from quire.kernels.linear.scaled import BLOCK, Scaled
 from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options, wait_for_previous
 from quire.kernels.tuning.current import current
 
-MAX_K = 4096  # which a program holds
+MAX_K = 4096  # limit of a row in a program
 MANY_COLUMNS = 4096
 
 
@@ -89,7 +89,7 @@ def _kernel(
 
 
 def pays(rows: int, weight: Scaled) -> bool:
-    """Whether this is both possible and faster than a launch for the inputs and one for the product."""
+    """Whether this is both possible and faster than one launch for the inputs and one for the product."""
     n, k = weight.data.shape
     blocks = weight.scales.shape[1] > 1
     is_small = k <= MAX_K and n * k <= current().scaled.fused_weight
@@ -97,9 +97,9 @@ def pays(rows: int, weight: Scaled) -> bool:
 
 
 def choose(n: int, k: int, is_int8: bool) -> tuple[int, int]:
-    """Output columns of a program, n in all, and its warps: few programs, for each makes the row anew.
+    """Output columns of a program, of n in all, and its warps: few programs, since each computes the row again.
 
-    Of Qwen3-0.6B's four products in fp8 a sweep found 2 % less. int8 takes twice the registers: 252 with 16 columns, at K =
+    For Qwen3-0.6B's four products in fp8 a sweep found 2 % less. int8 takes twice the registers: 252 with 16 columns, at K =
     4096, where fp8 takes 122.
     """
     return 4 if n < MANY_COLUMNS else 8 if is_int8 else 16, max(1, _block_k(k) // 512)
@@ -121,10 +121,10 @@ def fused_linear(
     norm: tuple[torch.Tensor, torch.Tensor, float] | None = None,
     pdl: int = PLAIN,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """(y [1, N] in dtype, residual + x), of one row x [1, K], or [1, 2 K] = gate | up if is_gate_up.
+    """(y [1, N] in dtype, residual + x), for one row x [1, K], or [1, 2 K] = gate | up if is_gate_up.
 
-    norm: (residual [1, K], weight [K], eps); x may be none then, and the sum is the residual itself. Without a norm there is
-    no sum. Raises ValueError if shapes or types do not fit.
+    norm: (residual [1, K], weight [K], eps); then x may be None, and the sum is the residual itself. Without a norm the sum is
+    None. Raises ValueError if shapes or types do not fit.
     """
     (n, k), blocks = weight.data.shape, weight.scales.shape[1]
     given = x if norm is None else norm[0]

@@ -1,15 +1,15 @@
 """Products of scaled 8-bit operands of 1 to 64 rows for Hopper (Gluon): `linear_hopper`'s ring, and scales.
 
-Operands, scales and results as in `scaled`; in parts as `split_linear`: float32 [S, M, N] whose sum is y. int8 with a scale a
-token and a row is exact in parts, too: int32 [S + 2, M, N], S sums, and float32 bits of what multiplies their total, ws at the
-beginning of the next, xs at that of the last (`norm.sum_of_splits`).
+Operands, scales and results as in `scaled`; split-K partial sums as in `split_linear`: float32 [S, M, N], summing to y. int8
+with a scale a token and a row is exact even if split: int32 [S + 2, M, N], S sums, then float32 bits of the factors of their
+total: ws at the beginning of the next, xs at that of the last (`norm.sum_of_splits`).
 
-A stage of the ring is TILE rows of W and the rows of x, some blocks of 128 of K of each. wgmma multiplies both from shared
-memory, x in front: it takes 64 rows of it, of which those beyond BLOCK_M are whatever lies behind in shared memory, and give
-rows of a result that nobody reads. So tiles of W may be small, which gives every SM its share of it, gate and up meet in one
-thread, and a block's scales are a number a row. A block is summed by itself, and goes to float32 with its scales: so few bits
-of Hopper's fp8 sums are lost. int8 without blocks of scales is summed in int32 over all of K. Scales of blocks are asked for
-two stages ahead, for they come from L2. No register that an asynchronous wgmma reads is ever computed.
+A stage of the ring is TILE rows of W and the rows of x, some groups of 128 of K of each. wgmma multiplies both from shared
+memory, with x as first operand: it takes 64 rows, of which those beyond BLOCK_M are whatever follows in shared memory, and give
+rows of a result that are never read. So tiles of W may be small, which gives every SM its share of it, gate and up meet in one
+thread, and a group's scales are a number a row. A group is summed by itself, and added in float32 with its scales: so few bits
+of Hopper's fp8 sums are lost. int8 without group scales is summed in int32 over all of K. Group scales are loaded two stages
+ahead, since they come from L2. No register that an asynchronous wgmma reads is ever computed.
 """
 
 from typing import NamedTuple
@@ -28,13 +28,13 @@ from quire.kernels.triton_support import dependent_launch, hopper, tma
 from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options
 from quire.kernels.tuning.current import cached
 
-ROWS = gl.constexpr(64)  # of x that a wgmma takes
+ROWS = gl.constexpr(64)  # of x in a wgmma
 BLOCK_K = gl.constexpr(BLOCK)
 MAX_ROWS = hopper.MAX_ROWS
 SHARED_BYTES = 224 * 1024  # of an SM, for rings
-MIN_STEPS = 2  # of a part of K
+MIN_STEPS = 2  # of a split of K
 MAX_PARTS = 8
-MANY_ROWS, MOST_COLUMNS = 32, 64  # beyond so many rows tiles are of up to so many columns, or as many of gate and of up
+MANY_ROWS, MOST_COLUMNS = 32, 64  # with more rows tiles have up to so many columns, or as many of gate and of up
 MAX_STAGES = 12  # the first copies are unrolled
 
 _copy = tma.copy
@@ -44,11 +44,11 @@ _wait_for_previous = gluon.jit(dependent_launch.wait_for_previous.fn)
 
 class Config(NamedTuple):
     tile: int  # rows of W: 16 to 128, a power of two
-    blocks: int  # of 128 of K in a stage
+    blocks: int  # groups of 128 of K in a stage
     stages: int  # of the ring
-    programs: int  # at most, of all parts together
+    programs: int  # at most, of all splits together
     parts: int = 1  # splits of K
-    width: int = 0  # columns of a tile, where it has fewer than TILE, or TILE / 2 gated, of which N is a multiple; 0: as many
+    width: int = 0  # columns of a tile if fewer than TILE, or TILE / 2 gated; N is a multiple of it; 0: as many as that
 
 
 @gluon.jit
@@ -57,7 +57,7 @@ def _load_weights(
     BLOCKS: gl.constexpr, GATED: gl.constexpr,
 ):  # fmt: skip
     """Start the copy of a stage of W: TILE of its rows, or half as many of the gate's with up's below; zeros below WIDTH."""
-    BOXES: gl.constexpr = 2 if GATED else 1  # a block
+    BOXES: gl.constexpr = 2 if GATED else 1  # a group
     ROWS: gl.constexpr = TILE // BOXES
     mbarrier.expect(ready.index(stage), BYTES)
     for i in gl.static_range(BLOCKS * BOXES):
@@ -79,7 +79,7 @@ def _load_x(x_desc, buffer, ready, stage, k, BLOCKS: gl.constexpr):
 
 @gluon.jit
 def _rows_of(tile, N, layout: gl.constexpr, TILE: gl.constexpr, WIDTH: gl.constexpr, GATED: gl.constexpr):
-    """Rows of W in a tile, and whether there are such: [TILE]."""
+    """Rows of W in a tile, and whether they exist: [TILE]."""
     i = gl.arange(0, TILE, layout=layout)
     ROWS: gl.constexpr = TILE // 2 if GATED else TILE
     column = tile * WIDTH + i % ROWS
@@ -90,7 +90,7 @@ def _rows_of(tile, N, layout: gl.constexpr, TILE: gl.constexpr, WIDTH: gl.conste
 def _scales(
     xs_ptr, xs_at, x_live, ws_ptr, ws_at, w_live, first, LIMIT: gl.constexpr, X_BLOCKS: gl.constexpr, BLOCKS: gl.constexpr
 ):  # fmt: skip
-    """Of BLOCKS blocks of K from `first` on, tuples: x's [ROWS], and W's as of `_of_weight`."""
+    """Scales of BLOCKS groups of K from `first` on, tuples: x's [ROWS], and W's as from `_of_weight`."""
     xs = ()
     ws = ()
     for i in gl.static_range(BLOCKS):
@@ -103,7 +103,7 @@ def _scales(
 
 @gluon.jit
 def _of_weight(ws_ptr, ws_at, w_live, block, is_there):
-    """W's scales at a block of K: [TILE], or the number of the square that a tile lies in; and of up's."""
+    """W's scales at a group of K: [TILE], or the number of the 2-D group that a tile lies in; and of up's."""
     first = gl.load(ws_ptr + ws_at[0] + block, w_live & is_there, other=0.0)
     second = gl.load(ws_ptr + ws_at[1] + block, w_live & is_there, other=0.0) if len(ws_at) > 1 else first
     return first, second
@@ -111,7 +111,7 @@ def _of_weight(ws_ptr, ws_at, w_live, block, is_there):
 
 @gluon.jit
 def _add_scaled(acc, sums, xs, ws, SQUARES: gl.constexpr, GATED: gl.constexpr, layout: gl.constexpr):
-    """acc [ROWS, TILE] with a block's sums by its scales."""
+    """acc [ROWS, TILE] plus a group's sums times its scales."""
     if not SQUARES:
         scale = xs[:, None] * ws[0][None, :]
     elif GATED:
@@ -125,7 +125,7 @@ def _add_scaled(acc, sums, xs, ws, SQUARES: gl.constexpr, GATED: gl.constexpr, l
 
 @gluon.jit
 def _products(x_buffer, w_buffer, acc, stage, BLOCKS: gl.constexpr, DEEP: gl.constexpr, layout: gl.constexpr):
-    """Sums of a stage's blocks, each by itself, a tuple; DEEP: all added to acc, whose tuple it is."""
+    """Sums of a stage's groups, each by itself, a tuple; DEEP: all are added to acc, a tuple of one."""
     rows: gl.constexpr = [ROWS, BLOCK_K]
     sums = ()  # type: tuple[gl.tensor, ...]
     for i in gl.static_range(BLOCKS):
@@ -157,11 +157,11 @@ def _kernel(
 ):  # fmt: skip
     """Program (p, s): tiles p, p + programs, ... of the output, split s of K, which is K_STEPS stages long."""
     BYTES: gl.constexpr = (TILE + BLOCK_M) * BLOCK_K * BLOCKS
-    COLUMNS: gl.constexpr = TILE // 2 if GATED else TILE  # of a tile of which WIDTH are output's
+    COLUMNS: gl.constexpr = TILE // 2 if GATED else TILE  # of a tile; WIDTH of them are the output's
     INT: gl.constexpr = w_desc.dtype == gl.int8
     BARE: gl.constexpr = out_ptr.dtype.element_ty == gl.int32  # sums, for a norm to add up and to scale
     DEEP: gl.constexpr = INT and W_BLOCKS == 1
-    # behind the last stage's rows of x as many more as make 64
+    # behind the last stage's rows of x there is room up to 64
     x_buffer = gl.allocate_shared_memory(x_desc.dtype, [STAGES * BLOCKS + ROWS // BLOCK_M - 1, BLOCK_M, BLOCK_K], x_desc.layout)
     w_layout: gl.constexpr = gl.NVMMASharedLayout(128, 8, rank=2)
     w_buffer = gl.allocate_shared_memory(w_desc.dtype, [STAGES * BLOCKS * 2, TILE // 2, BLOCK_K], w_layout)
@@ -206,7 +206,7 @@ def _kernel(
         if W_BLOCKS > 1:
             xs, ws = _scales(xs_ptr, xs_at, x_live, ws_ptr, at, are_there, first_block, K_BLOCKS, X_BLOCKS, BLOCKS)
             xs1, ws1 = _scales(xs_ptr, xs_at, x_live, ws_ptr, at, are_there, first_block + BLOCKS, K_BLOCKS, X_BLOCKS, BLOCKS)
-        else:  # asked for here, for it comes from memory, and behind the loop nothing is left to hide that
+        else:  # loaded here, since it comes from memory, and after the loop nothing is left to hide that
             xs = gl.load(xs_ptr + m, x_live, other=0.0)
             ws = gl.load(ws_ptr + ws_at, w_live, other=0.0)
         for k_step in range(K_STEPS):
@@ -259,12 +259,12 @@ def _kernel(
 
 
 def block_rows(rows: int) -> int:
-    """What rows of x are padded to in shared memory: TMA's swizzle has lines in eights."""
+    """Rows that x is padded to in shared memory: TMA swizzles lines in eights."""
     return max(8, triton.next_power_of_2(rows))
 
 
 def max_stages(rows: int, tile: int, blocks: int, sharing: int) -> int:
-    """Stages that fit into a program's part of an SM."""
+    """Stages that fit into a program's share of an SM."""
     block_m = block_rows(rows)
     room = SHARED_BYTES // sharing - (ROWS.value - block_m) * BLOCK - 1024
     return min(room // ((tile + block_m) * BLOCK * blocks), MAX_STAGES)
@@ -274,13 +274,13 @@ def max_stages(rows: int, tile: int, blocks: int, sharing: int) -> int:
 def choose(
     rows: int, n: int, k: int, sms: int, *, is_gated: bool = False, split_k: bool = False, varies: bool = False
 ) -> Config:
-    """The configuration for n output columns on so many SMs: the best, or nearly, of an 8B's layers at 1, 16 and 64 rows.
+    """The configuration for n output columns on so many SMs: the best, or nearly, for an 8B's layers at 1, 16 and 64 rows.
 
-    varies: whether a tile may have other numbers of columns than powers of two, which it may not where scales are of squares.
+    varies: whether a tile's columns may be other than a power of two, which is not possible with 2-D scale groups.
 
-    Where tiles are few, small ones have an SM each, or two, with long stages; in parts, which cost the norm behind more the
-    more they are, larger ones do, for each reads all of x. Of many tiles, one program loads while another finishes its own;
-    of many rows x is the most of what they read, so an SM has one program, of larger tiles that share the columns out evenly.
+    If tiles are few, small ones have an SM each, or two, with long stages; with split K, where each split costs the next norm
+    more, tiles are larger, since each reads all of x. If tiles are many, one program loads while another finishes its own; with
+    many rows most of what they read is x, so an SM has one program, of larger tiles of equal width.
     """
     width = 32 if is_gated else 64
     tiles, parts, blocks = triton.cdiv(n, width), 1, 4 if k >= 4096 else 2
@@ -312,7 +312,7 @@ def launch(
     is_gated: bool = False,
     pdl: int = PLAIN,
 ) -> None:
-    """Run the kernel, for 1 to 64 rows; out [M, N], or parts if config has several. Raises ValueError as `check`."""
+    """Run the kernel, for 1 to 64 rows; out [M, N], or partial sums if config has parts. Raises ValueError as `check`."""
     check(x, weight, bias, out, is_gated)
     (rows, k), n, split_k = x.data.shape, out.shape[-1], config.parts > 1
     if rows > MAX_ROWS or (split_k and (is_gated or out.shape[0] != config.parts + 2 * (out.dtype == torch.int32))):

@@ -1,9 +1,9 @@
-"""The product of one row of scaled 8-bit operands, on the plain cores: many small programs, as `linear` has for 16 bits.
+"""The product of one row of scaled 8-bit operands, on the plain cores: many small programs, as in `linear` for 16 bits.
 
-Operands, scales and results as in `scaled`, gated too; W's scales are rows' or of blocks of 128 x 128, x's the token's or of
-blocks. W moves once. At the memory's full rate an SM has 7 issue slots a weight: a conversion to float32 takes one and a half,
-the product one. The scales of a block are taken into x, which a program's rows share: all of them lie in one block of W. int8
-is summed in int32, so the result is the reference's to the bit. References: `scaled.Scaled.dequantized`.
+Operands, scales and results as in `scaled`, gated too; W's scales are per row or per group of 128 x 128, x's per token or per
+group. W moves once. At the memory's full rate an SM has 7 issue slots a weight: a conversion to float32 takes one and a half,
+the product one. A group's scales are multiplied into x, which a program's rows share: all of them lie in one 2-D group of W.
+int8 is summed in int32, so the result is the reference's to the bit. References: `scaled.Scaled.dequantized`.
 """
 
 from typing import NamedTuple
@@ -32,7 +32,7 @@ def _tile(w_row, k, inside, K: tl.constexpr):
 def _add(
     acc, w, x, xs_ptr, ws_ptr, ws_at, k, K: tl.constexpr, X_BLOCKS: tl.constexpr, W_BLOCKS: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """acc [BLOCK_N, BLOCK_K] with the products of a tile; ws_at is the block of W's rows, where it has blocks."""
+    """acc [BLOCK_N, BLOCK_K] plus the products of a tile; ws_at: the number of the 2-D group of W's rows, if it has groups."""
     if EXACT:
         acc += w.to(tl.int32) * x.to(tl.int32)[None, :]
     else:
@@ -95,7 +95,7 @@ def _kernel(
 
 
 def supports(x: Scaled, weight: Scaled, n: int, *, is_gated: bool) -> bool:
-    """Whether these are one row, and W's scales are its rows' or of blocks of 128 x 128; gate and up in blocks of their own."""
+    """Whether x is one row, and W's scales are per row or per group of 128 x 128; gate and up in groups of their own."""
     if len(x.data) != 1 or weight.data.stride(1) != 1:
         return False
     blocks = weight.scales.shape[1] > 1
@@ -103,7 +103,7 @@ def supports(x: Scaled, weight: Scaled, n: int, *, is_gated: bool) -> bool:
 
 
 def choose(n: int, k: int) -> Config:
-    """The configuration for n output columns: reckoned, not measured; 32 weights a thread at a time."""
+    """The configuration for n output columns: estimated, not measured; 32 weights a thread at a time."""
     block_k = max(128, min(1024 if k >= 2048 else 512, triton.next_power_of_2(k)))
     block_n = 4 if n >= 1024 else 2
     return Config(block_n, block_k, max(1, block_n * block_k // 1024))
@@ -119,7 +119,7 @@ def launch(
     is_gated: bool = False,
     pdl: int = PLAIN,
 ) -> None:
-    """Run the kernel for what it `supports`; out [1, N], gated [1, N / 2]. Raises ValueError as `check`."""
+    """Run the kernel for operands that it `supports`; out [1, N], gated [1, N / 2]. Raises ValueError as `check`."""
     check(x, weight, bias, out, is_gated)
     k, n = x.data.shape[1], out.shape[1]
     if not supports(x, weight, n, is_gated=is_gated) or BLOCK % config.block_n:

@@ -1,15 +1,15 @@
-"""Products of scaled 8-bit operands of many rows for Hopper: 65 to 512, where cuBLAS's tiles do not fill the GPU,
-and of int8 all, for which cuBLAS gives int32 sums that are still to be scaled.
+"""Products of scaled 8-bit operands of many rows for Hopper: 65 to 512, where cuBLAS's tiles do not fill the GPU, and all
+numbers of rows of int8, for which cuBLAS returns int32 sums that must still be scaled.
 
-Operands, scales, results and parts as in `scaled_hopper`; scales of W are of rows, or of squares of 128 in which a tile's
-pieces lie (`fp8.widens`). Tiles and parts are chosen for the GPU's SMs (`choose`).
+Operands, scales, results and partial sums as in `scaled_hopper`; scales of W are per row, or per 2-D group (128 x 128) that
+holds whole pieces of a tile (`fp8.widens`). Tiles and splits are chosen for the GPU's SMs (`choose`).
 
-A program is a producer warp, which has rows of x and of W copied by TMA into a ring of stages of 128 of K, and two warpgroups,
-each with every other stripe of 64 rows of x, and pieces of up to 128 rows of W, which both read; of one stripe, each with every
-other piece. wgmma multiplies them from shared memory. A stage's product is summed by itself and then added to float32, where
-there are registers for two while the next one is under way; else while the other warpgroup's is. int8 without blocks of scales
-is summed in int32 over all of K. W's rows are the tensor core's columns: gate and up meet in a thread, and of blocks of scales
-there is one number to a piece. No register that an asynchronous wgmma reads is ever computed.
+A program is a producer warp, which has TMA copy rows of x and of W into a ring of stages of 128 of K, and two warpgroups. Each
+has every other stripe of 64 rows of x, and pieces of up to 128 rows of W, which both read; with one stripe, every other piece.
+wgmma multiplies them from shared memory. A stage's product is summed by itself and then added in float32, while the next one is
+computed if there are registers for two, else while the other warpgroup's is. int8 without group scales is summed in int32 over
+all of K. W's rows are the tensor core's columns: gate and up meet in a thread, and a 2-D group is one number for a piece. No
+register that an asynchronous wgmma reads is ever computed.
 """
 
 import itertools
@@ -27,20 +27,21 @@ from quire.kernels.triton_support import dependent_launch, tma
 from quire.kernels.triton_support.dependent_launch import LATE, PLAIN, launch_options
 from quire.kernels.tuning.current import cached
 
-PIECE = 128  # rows of W of a wgmma, at most
+PIECE = 128  # rows of W in a wgmma, at most
 SHARED_BYTES = 224 * 1024  # of an SM, for rings
 FEW_TILES = ((64, 128), (64, 256))  # rows of x, of W
 SMALL_TILES, LARGE_TILES = ((128, 64), (128, 128)), ((128, 256), (256, 128))
-MAX_REGISTERS = 65536 // (3 * 128) // 8 * 8  # a thread, before they are shared out: three warpgroups fill an SM
+MAX_REGISTERS = 65536 // (3 * 128) // 8 * 8  # a thread, before redistribution: three warpgroups fill an SM
 MAX_STAGES = 8
-MIN_STEPS = 4  # of a part of K
-# For choices alone, of H100 and H200 alike: bytes a clock of an SM's ring, of L2 and of memory for each of all SMs; clocks of
-# the tensor cores for 64 x 128 x 128, and where products have to wait for each other; of a tile's begin and end. Of fp8, bytes
-# into the ring that cost a clock more: sustained, its products are bounded by power (LOG.md), which small tiles' copies take.
+MIN_STEPS = 4  # of a split of K
+# Estimates for choices only, for H100 and H200 alike: bytes a clock of an SM's ring, of L2 and of memory for each of all SMs;
+# clocks of the tensor cores for 64 x 128 x 128, and if products wait for each other; of a tile's begin and end. For fp8, bytes
+# into the ring that cost one more clock: its sustained products are bounded by power (LOG.md), also used by small tiles'
+# copies.
 SM_BYTES, L2_BYTES, MEMORY_BYTES, PRODUCT, ALONE, AROUND = 62.0, 62.0, 16.0, 340, 350, 4000
 POWER_BYTES = 300.0
 
-STRIPE = gl.constexpr(64)  # rows of x of a wgmma
+STRIPE = gl.constexpr(64)  # rows of x in a wgmma
 BLOCK_K = gl.constexpr(BLOCK)
 CONSUMER_REGISTERS = gl.constexpr(240)
 PRODUCER_REGISTERS = gl.constexpr(24)
@@ -52,22 +53,22 @@ _wait_for_previous = gluon.jit(dependent_launch.wait_for_previous.fn)
 
 
 class Config(NamedTuple):
-    block_m: int  # rows of x of a tile: 64, 128 or 256
-    block_n: int  # rows of W of a tile, 64 to 256; block_m * block_n is 64 x 128 to 128 x 256: sums are registers
+    block_m: int  # rows of x in a tile: 64, 128 or 256
+    block_n: int  # rows of W in a tile, 64 to 256; block_m * block_n is 64 x 128 to 128 x 256: sums are registers
     stages: int
     programs: int  # at most
     parts: int = 1  # splits of K
 
 
 def piece_of(config: Config) -> int:
-    """Rows of W of a wgmma."""
+    """Rows of W in a wgmma."""
     return min(config.block_n if config.block_m > STRIPE.value else config.block_n // 2, PIECE)
 
 
 def k_blocks(k: int, config: Config, exact: bool) -> tuple[int, int]:
-    """Blocks of a part of K, beyond which are zeros; and of how many one is added while the next is under way.
+    """(groups of 128 in a split of K, beyond which are zeros; of how many one is added while the next is computed).
 
-    1: there are not the registers for two. More of float32 would be more registers, too.
+    1: there are no registers for two. More float32 sums would take more registers, too.
     """
     blocks = triton.cdiv(k, BLOCK * config.parts)
     if not exact and config.block_m * config.block_n > 128 * 128:
@@ -77,7 +78,7 @@ def k_blocks(k: int, config: Config, exact: bool) -> tuple[int, int]:
 
 
 def stage_bytes(block_m: int, block_n: int) -> int:
-    """Of a stage of the ring."""
+    """Bytes of a stage of the ring."""
     return (block_m + block_n) * BLOCK
 
 
@@ -94,7 +95,7 @@ def choose(
 ) -> Config:
     """The configuration for n output columns on so many SMs: that of least `cycles`.
 
-    by_block: W's scales are of blocks; exact: as `scaled.is_exact` says.
+    by_block: W has 2-D scale groups; exact: `scaled.is_exact`.
     """
     return _choose(bucket(rows), n, k, sms, is_gated, split_k, by_block, exact)
 
@@ -106,10 +107,10 @@ def _choose(rows: int, n: int, k: int, sms: int, is_gated: bool, split_k: bool, 
 
 
 def configs(rows: int, k: int, sms: int, *, split_k: bool, by_block: bool = False) -> list[Config]:
-    """What there is to choose from; the ring is as deep as fits.
+    """The candidates; the ring is as deep as fits.
 
-    Of blocks of scales only tiles whose sums are half of the registers: of larger ones the compiler spills. Of prompts' rows no
-    parts: they have tiles enough.
+    With scale groups only tiles with sums in half of the registers: with larger ones the compiler spills. With prompts' rows
+    K is not split: there are enough tiles.
     """
     found, split_k = [], split_k and rows <= MAX_BUCKET
     shapes: tuple[tuple[int, int], ...]
@@ -117,7 +118,7 @@ def configs(rows: int, k: int, sms: int, *, split_k: bool, by_block: bool = Fals
         shapes = FEW_TILES
     elif by_block:
         shapes = SMALL_TILES
-    else:  # of prompts, small tiles wait for L2; of equals the first is chosen: 256 x 128 was faster, with fp8 at 256 rows
+    else:  # for prompts, small tiles wait for L2; of equals the first is chosen: 256 x 128 was faster, with fp8 at 256 rows
         shapes = LARGE_TILES if rows > 2 * MAX_BUCKET else SMALL_TILES + LARGE_TILES[::-1]
     for (block_m, block_n), parts in itertools.product(shapes, (1, 2, 4, 8) if split_k else (1,)):
         if block_m < 2 * rows and (parts == 1 or k >= parts * MIN_STEPS * BLOCK):
@@ -129,7 +130,7 @@ def configs(rows: int, k: int, sms: int, *, split_k: bool, by_block: bool = Fals
 def cycles(
     config: Config, rows: int, n: int, k: int, sms: int, *, is_gated: bool, by_block: bool = False, exact: bool = False
 ) -> float:
-    """About how many clocks of the GPU a product takes: reckoned, from what a block of K needs of each unit."""
+    """Approximate clocks of the GPU for a product: estimated from the work of each unit on a group of K."""
     block_m, block_n, _, programs, parts = config
     row_tiles, columns = triton.cdiv(rows, block_m), 2 * n if is_gated else n
     items = row_tiles * triton.cdiv(columns, block_n) * parts
@@ -139,7 +140,7 @@ def cycles(
     copied = stage_bytes(block_m, block_n) * max(busy / sms / L2_BYTES, 1 / SM_BYTES)
     streamed = block_n * BLOCK * busy / min(row_tiles, programs) / sms / MEMORY_BYTES
     step = max(product, copied, streamed)
-    limited = 0.0 if exact or by_block else stage_bytes(block_m, block_n) / POWER_BYTES  # of those neither was measured
+    limited = 0.0 if exact or by_block else stage_bytes(block_m, block_n) / POWER_BYTES  # neither of those was measured
     moved = 24 * parts * rows * n / sms / SM_BYTES if parts > 1 else 0.0  # float32, written, read and added up by a norm
     stored = block_m * block_n / 16
     return triton.cdiv(items, programs) * (steps * (step + limited) + stored) + AROUND + moved
@@ -155,9 +156,9 @@ def launch(
     is_gated: bool = False,
     pdl: int = PLAIN,
 ) -> None:
-    """Run the kernel, for what `fp8.widens` says, of any number of rows; out [M, N], or parts if config has several.
+    """Run the kernel, for operands that satisfy `fp8.widens`, any number of rows; out [M, N], or partial sums.
 
-    Raises ValueError as `check`, and for scales that it does not take.
+    Raises ValueError as `check`, and for scales that it does not support.
     """
     check(x, weight, bias, out, is_gated)
     (rows, k), n, split_k = x.data.shape, out.shape[-1], config.parts > 1
@@ -185,7 +186,7 @@ def launch(
 
 @gluon.jit
 def _place(item, row_tiles, tiles):
-    """(row tile, tile of W, part) of an item: neighbours have the same rows of W, of which memory is asked once."""
+    """(row tile, tile of W, split) of an item: consecutive items have the same rows of W, so memory is read once."""
     return item % row_tiles, item // row_tiles % tiles, item // row_tiles // tiles
 
 
@@ -211,11 +212,11 @@ def _produce(
     descs, shared, N, row_tiles, tiles, items, K_STEPS: gl.constexpr, X_STRIPES: gl.constexpr, ROWS: gl.constexpr,
     PIECES: gl.constexpr, STAGES: gl.constexpr, GATED: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """One warp. `full` is passed when a stage's copies are there, `empty` when both warpgroups have read it."""
+    """One warp. `full` completes when a stage's copies have arrived, `empty` when both warpgroups have read it."""
     x_desc, w_desc = descs
     x_buffer, w_buffer, full, empty = shared
     BYTES: gl.constexpr = (X_STRIPES * STRIPE + PIECES * ROWS) * BLOCK_K
-    EARLY: gl.constexpr = STAGES if STAGES < K_STEPS else K_STEPS  # stages of the first tile, whose weights need not wait
+    EARLY: gl.constexpr = STAGES if STAGES < K_STEPS else K_STEPS  # stages of the first tile: their weights need not wait
     program = gl.program_id(0)
     _, tile, part = _place(program, row_tiles, tiles)
     for step in range(EARLY):
@@ -224,7 +225,7 @@ def _produce(
     _wait_for_previous(PDL)
     step = 0
     for item in range(program, items, gl.num_programs(0)):
-        row_tile, tile, part = _place(item, row_tiles, tiles)  # once a tile: a division takes as long as a block's product
+        row_tile, tile, part = _place(item, row_tiles, tiles)  # once a tile: a division takes as long as a group's product
         for k_step in range(K_STEPS):
             k = (part * K_STEPS + k_step) * BLOCK_K
             stage = step % STAGES
@@ -237,7 +238,7 @@ def _produce(
 
 @gluon.jit
 def _halves(values, HALF: gl.constexpr):
-    """Gate's columns and up's, which a thread has both of."""
+    """Gate's columns and up's; a thread has both."""
     return gl.split(values.reshape([STRIPE, 2, HALF]).permute((0, 2, 1)))
 
 
@@ -252,7 +253,9 @@ def _scales_of_block(
     x_scales, w_scales, row_tile, tile, block, M, N, WARPGROUP: gl.constexpr, LIMIT: gl.constexpr, X_STRIPES: gl.constexpr,
     PIECES: gl.constexpr, WIDTH: gl.constexpr, GATED: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
-    """Of a block of K and a warpgroup, tuples: x's [STRIPE] for each stripe; the gate's square's, and up's, for each piece."""
+    """Scales of a group of K for a warpgroup, tuples: x's [STRIPE] for each stripe; the gate's and up's 2-D groups', a
+    piece.
+    """
     xs_ptr, X_BLOCKS = x_scales
     ws_ptr, W_BLOCKS = w_scales
     xs = ()
@@ -272,7 +275,7 @@ def _scales_of_block(
 
 @gluon.jit
 def _add_scaled(acc, sums, xs, ws, HALF: gl.constexpr, GATED: gl.constexpr, layout: gl.constexpr):
-    """acc [STRIPE, ROWS] with a block's sums by its scales."""
+    """acc [STRIPE, ROWS] plus a group's sums times its scales."""
     scale = (xs * ws[0])[:, None]
     if GATED:
         is_up = gl.arange(0, 2 * HALF, layout=gl.SliceLayout(0, layout)) >= HALF
@@ -284,7 +287,7 @@ def _add_scaled(acc, sums, xs, ws, HALF: gl.constexpr, GATED: gl.constexpr, layo
 
 @gluon.jit
 def _add(acc, sums):
-    """acc + sums, here and now: the compiler would put sums of several blocks off to the last one's, and have no registers."""
+    """acc + sums, here and now: the compiler would delay several groups' sums to the last, and lack registers."""
     return gl.inline_asm_elementwise(
         "add.rn.f32 $0, $1, $2;", "=f,f,f", [acc, sums.to(gl.float32)], dtype=gl.float32, is_pure=False, pack=1
     )
@@ -292,7 +295,7 @@ def _add(acc, sums):
 
 @gluon.jit
 def _operands(x_buffer, w_buffer, stage, c, WARPGROUP: gl.constexpr, X_STRIPES: gl.constexpr, PIECES: gl.constexpr):
-    """Of a warpgroup's product c within a stage."""
+    """(x's stripe, W's piece) of a warpgroup's product c within a stage."""
     STRIPES: gl.constexpr = max(X_STRIPES // 2, 1)
     stripe = c % STRIPES * 2 + WARPGROUP if X_STRIPES > 1 else 0
     piece = c // STRIPES if X_STRIPES > 1 else c * 2 + WARPGROUP
@@ -304,7 +307,7 @@ def _add_exact(
     shared, accs, step, WARPGROUP: gl.constexpr, X_STRIPES: gl.constexpr, PIECES: gl.constexpr, STAGES: gl.constexpr,
     BLOCKS: gl.constexpr,
 ):  # fmt: skip
-    """accs with the products of BLOCKS blocks of K, in int32; a block's are under way while the next one's begin."""
+    """accs plus the products of BLOCKS groups of K, in int32; a group's are computed while the next one's begin."""
     x_buffer, w_buffer, full, empty = shared
     COUNT: gl.constexpr = X_STRIPES * PIECES // 2
     for u in gl.static_range(BLOCKS):
@@ -334,7 +337,7 @@ def _add_products(
     X_STRIPES: gl.constexpr, ROWS: gl.constexpr, PIECES: gl.constexpr, STAGES: gl.constexpr, BLOCKS: gl.constexpr,
     SQUARES: gl.constexpr, GATED: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
-    """accs with the products of BLOCKS blocks of K, each summed by itself, and added while the next is under way."""
+    """accs plus the products of BLOCKS groups of K, each summed by itself, and added while the next is computed."""
     x_buffer, w_buffer, full, empty = shared
     STRIPES: gl.constexpr = max(X_STRIPES // 2, 1)
     COUNT: gl.constexpr = X_STRIPES * PIECES // 2
@@ -348,7 +351,7 @@ def _add_products(
         if t < TASKS:
             stage = (step + t // COUNT) % STAGES
             if t % COUNT == 0:
-                if SQUARES:  # asked for before the barrier, behind which the compiler would leave it until it is needed
+                if SQUARES:  # before the barrier: after it the compiler would delay them until they are needed
                     scales = scales + (
                         _scales_of_block(
                             x_scales, w_scales, row_tile, tile, first_block + t // COUNT, M, N, WARPGROUP, K_BLOCKS,
@@ -383,7 +386,7 @@ def _store(
     acc, x_scales, w_scales, output, lines, piece, part, M, N, ROWS: gl.constexpr, PARTS: gl.constexpr, SQUARES: gl.constexpr,
     BIAS: gl.constexpr, GATED: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
-    """A stripe's results of a piece. Each thread stores what it holds."""
+    """Store a stripe's results of a piece. Each thread stores its own values."""
     bias_ptr, out_ptr, out_stride, part_stride = output
     WIDTH: gl.constexpr = ROWS // 2 if GATED else ROWS
     BARE: gl.constexpr = out_ptr.dtype.element_ty == gl.int32  # sums, for a norm to add up and to scale
@@ -420,7 +423,7 @@ def _consume(
     STAGES: gl.constexpr, PARTS: gl.constexpr, SQUARES: gl.constexpr, BIAS: gl.constexpr, GATED: gl.constexpr,
     PDL: gl.constexpr,
 ):  # fmt: skip
-    """Warpgroup 0 or 1: the even or the odd stripes of each tile's rows of x; of one stripe the even or the odd pieces of W."""
+    """Warpgroup 0 or 1: the even or the odd stripes of each tile's rows of x; with one stripe the even or odd pieces of W."""
     INT: gl.constexpr = shared[0].dtype == gl.int8
     DEEP: gl.constexpr = INT and not SQUARES
     STRIPES: gl.constexpr = max(X_STRIPES // 2, 1)  # of this warpgroup
@@ -455,7 +458,7 @@ def wide_kernel(
     BLOCK_M: gl.constexpr, ROWS: gl.constexpr, PIECES: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr,
     BIAS: gl.constexpr, GATED: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Program p: items p, p + programs, ... of row tiles x tiles of W x parts of K, which are K_STEPS blocks long."""
+    """Program p: items p, p + programs, ... of row tiles x tiles of W x splits of K, which are K_STEPS groups long."""
     X_STRIPES: gl.constexpr = BLOCK_M // STRIPE
     SQUARES: gl.constexpr = W_BLOCKS > 1
     x_buffer = gl.allocate_shared_memory(x_desc.dtype, [STAGES * X_STRIPES, STRIPE, BLOCK_K], x_desc.layout)

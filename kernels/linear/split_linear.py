@@ -1,11 +1,11 @@
-"""A linear layer whose result is left in parts, for the norm behind it to add up: one kernel less where launches are the cost.
+"""A linear layer that leaves split-K partial sums for the next norm to add up: a kernel less if launches are the cost.
 
     parts[s] = x[:, K_s] @ W[:, K_s]^T    (+ bias in part 0)          x [M, K], W [N, K], parts float32 [S, M, N]
 
 Products with few output columns (o_proj, down_proj) have too few tiles to fill the GPU unless K is split, and a kernel that
-sums the parts, as cuBLAS has, takes a third of a small product's time. K_s are equal stretches; which program computes what
-depends on the shape alone. 17 to 64 rows of small weights go to a kernel of our own (on a Hopper to `linear_hopper`, 2 to 64
-rows of any weight), more rows to a batched product of cuBLAS. Moves W once. `norm.add_rms_norm` takes the parts as its x.
+sums the parts, as in cuBLAS, takes a third of a small product's time. K_s are equal ranges; the division into programs depends
+on the shape alone. 17 to 64 rows of small weights go to a kernel of our own (on a Hopper to `linear_hopper`, 2 to 64 rows of
+any weight), more rows to a batched product of cuBLAS. Moves W once. `norm.add_rms_norm` takes the parts as its x.
 """
 
 import torch
@@ -20,7 +20,7 @@ from quire.kernels.tuning.current import cached, linear_tuning
 
 MIN_ROWS = linear.MAX_ROWS + 1
 MAX_ROWS = 64  # of our own kernel
-MIN_K = 256  # whose multiples are divided into stretches of a batch
+MIN_K = 256  # a batch's ranges of K are divided from multiples of this
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -44,7 +44,7 @@ def _split_kernel(
         w = tl.load(w_at + (start + k)[:, None], inside[:, None] & (n < N)[None, :], other=0.0, eviction_policy="evict_first")
         acc = tl.dot(x, w, acc, input_precision="ieee")
     if PDL:
-        tl.extra.cuda.gdc_launch_dependents()  # launched plainly itself; the norm may come near its end
+        tl.extra.cuda.gdc_launch_dependents()  # it is launched plainly itself; the norm may start near its end
     if BIAS:
         bias = tl.load(bias_ptr + n, n < N, other=0.0).to(tl.float32)
         acc += tl.where(part == 0, bias, 0.0)[None, :]
@@ -54,7 +54,7 @@ def _split_kernel(
 
 @cached
 def batched_splits(rows: int, n: int, k: int) -> int:
-    """Stretches of K to compute as a batch, 0 where one product is as fast, by the tuning table."""
+    """Splits of K to compute as a batch, 0 if one product is as fast, by the tuning table."""
     tuning = linear_tuning().split
     if n > tuning.max_columns or k % MIN_K or rows <= MAX_ROWS:
         return 0
@@ -68,7 +68,7 @@ def _is_small(n: int, k: int) -> bool:
 
 
 def kernel_specialization(rows: int) -> tuple[int, int, int]:
-    """Steps of numbers of rows with equal answers run the same kernels for a product in parts and its norm."""
+    """A value that is equal for numbers of rows if they run the same kernels for a split product and its norm."""
     tuning = linear_tuning().split
     small, large = (batched_splits(rows, columns, MIN_K) for columns in (tuning.small_columns, tuning.max_columns))
     few = max(MAX_ROWS, hopper.MAX_ROWS) + 1
@@ -76,7 +76,7 @@ def kernel_specialization(rows: int) -> tuple[int, int, int]:
 
 
 def pays(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether parts for the norm are faster to be had than the product."""
+    """Whether partial sums for the norm are faster than the product."""
     (rows, k), n = x.shape, weight.shape[0]
     if linear.streams(x, weight, split_k=True):
         from quire.kernels.linear import linear_hopper
@@ -95,10 +95,10 @@ def split_linear(
     *,
     dependents: bool,
 ) -> torch.Tensor:
-    """The parts, float32 [S, M, N]; dependents: the next kernel is launched dependently (and Hopper's is itself).
+    """The partial sums, float32 [S, M, N]; dependents: the next kernel is launched dependently (and Hopper's is itself).
 
-    1 to 64 rows of a float dtype; more if `batched_splits` says so, of a 16-bit dtype. Raises ValueError for others.
-    `config` is for tests and tuning of our portable kernel.
+    1 to 64 rows of a float dtype; more if `batched_splits` says so, of a 16-bit dtype. Raises ValueError for others. `config`
+    is for tests and tuning of our portable kernel.
     """
     (rows, k), (n, columns) = x.shape, weight.shape
     batches = batched_splits(rows, n, k) if rows > MAX_ROWS else 0

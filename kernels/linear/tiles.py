@@ -1,16 +1,16 @@
-"""How many columns a tile of a product has, where all programs are to have as much to do."""
+"""The width of a product's tiles that gives all programs equal work."""
 
 import triton
 
 from quire.kernels.tuning.current import cached
 
 LEAST_WIDTH = 16
-TILE_COST = 2  # columns: what a tile by itself takes
+TILE_COST = 2  # columns: the fixed cost of a tile
 
 
 @cached
 def even_width(columns: int, most: int, programs: int, multiple: int = 1) -> int:
-    """Columns of a tile, `most` at most and a `multiple`, that leave the program with the most to do the least.
+    """Columns of a tile, at most `most` and a `multiple`, that give the busiest program the least work.
 
     A product ends when the last program has done its tiles: 448 of 32 columns on 132 programs take as long as 528 would.
     """

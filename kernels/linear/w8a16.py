@@ -4,10 +4,10 @@ elsewhere by a portable kernel; cuBLAS on the dequantized weight beyond. One row
     y = x @ W^T + bias        gated: y = silu(g) * u of g | u = x @ W^T + bias
     W[n, k] = (q[n, k] - z[n, k // g]) * s[n, k // g]        group g of K: 32, 64, a multiple of 128, or all of it
 
-x [M, K], y [M, N], bfloat16 or float16 (float32 in tests); sums in float32. Scales multiply sums over a group, so nothing of W
-is rounded: q - z is at most 256, which 16 bits hold exactly. An int8 is converted by its bits: with 128 added it is the end of
-2^23 in float32, from which 2^23 + 128 is taken off. The product's second operand goes to shared memory or to a synchronous mma,
-so no wgmma under way reads a computed register. In parts as `split_linear`: float32 [S, M, N] whose sum is y.
+x [M, K], y [M, N], bfloat16 or float16 (float32 in tests); sums in float32. Scales multiply sums over a group, so W is not
+rounded: q - z is at most 256, which 16 bits hold exactly. An int8 is converted by its bits: with 128 added it is the low byte
+of 2^23 in float32, from which 2^23 + 128 is subtracted. The product's second operand goes to shared memory or to a synchronous
+mma, so no wgmma in flight reads a computed register. Split-K partial sums as in `split_linear`: float32 [S, M, N].
 Reference: `Weight8.dequantized`, torch.nn.functional.linear.
 """
 
@@ -26,7 +26,7 @@ from quire.kernels.triton_support.hopper import block_rows
 from quire.kernels.tuning.current import current
 
 MAX_ROWS = 64
-MAX_PARTS, MIN_PART = 8, 1024  # of K, and of K in one
+MAX_PARTS, MIN_PART = 8, 1024  # splits of K, and K of one split
 
 
 @triton.jit
@@ -45,7 +45,7 @@ def _numbers(w, zero, dtype: tl.constexpr, ZEROS: tl.constexpr):
 def _add_block(
     acc, x, w_ptr, w_mask, s_ptr, z_ptr, at, live, dtype: tl.constexpr, GROUPS: tl.constexpr, ZEROS: tl.constexpr,
 ):  # fmt: skip
-    """acc [BLOCK_M, BLOCK_N] with the product of a block of K, all of one group; `at` its scales [BLOCK_N]."""
+    """acc [BLOCK_M, BLOCK_N] plus the products of a tile of K, all of one group; `at`: its scales [BLOCK_N]."""
     w = tl.load(w_ptr, w_mask, other=0.0, eviction_policy="evict_first")
     zero = tl.zeros([w.shape[1]], tl.float32)
     if ZEROS:
@@ -92,7 +92,7 @@ def _kernel(
         start = first + step
         x = tl.load(x_at + start, inside & (k < K - start)[None, :], other=0.0)
         mask = (k < K - start)[:, None] & live[None, :]
-        group = tl.minimum(start // GROUP, GROUPS - 1)  # of what is behind K, in the last part
+        group = tl.minimum(start // GROUP, GROUPS - 1)  # tiles behind K, in the last split, use the last group
         acc = _add_block(acc, x, w_at + start, mask, s_ptr, z_ptr, s_at + group, live, dtype, GROUPS, ZEROS)
         if GATED:
             up = _add_block(up, x, up_at + start, mask, s_ptr, z_ptr, us_at + group, live, dtype, GROUPS, ZEROS)
@@ -141,7 +141,7 @@ def launch(
     is_gated: bool = False,
     pdl: int = PLAIN,
 ) -> None:
-    """Run the kernel for 1 to 64 rows of x, columns in the weight's order; out [M, N], gated [M, N / 2], or parts [S, M, N].
+    """Run the kernel for 1 to 64 rows of x, columns in the weight's order; out [M, N], gated [M, N / 2], or sums [S, M, N].
 
     Raises ValueError if shapes or types do not fit.
     """
@@ -168,7 +168,7 @@ def launch(
 
 
 def choose(x: torch.Tensor, n: int, *, is_gated: bool) -> Config:
-    """The configuration for n output columns: `scaled`'s, with fewer stages where two programs fit an SM with them."""
+    """The configuration for n output columns: `scaled`'s, with fewer stages if then two programs fit an SM."""
     config = scaled.choose(len(x), n)
     if config.block_m > 32 and is_gated:
         config = config._replace(num_stages=3)
@@ -178,7 +178,7 @@ def choose(x: torch.Tensor, n: int, *, is_gated: bool) -> Config:
 
 
 def num_splits(rows: int, n: int, k: int, block_n: int, sms: int) -> int:
-    """Stretches of K for as many programs as two an SM; 1 of many rows."""
+    """Splits of K that give as many programs as two an SM; 1 for many rows."""
     tiles, parts = triton.cdiv(n, block_n), 1
     while 1 <= rows <= MAX_ROWS and parts < MAX_PARTS and tiles * parts <= sms and k >= parts * 2 * MIN_PART:
         parts *= 2
@@ -186,7 +186,7 @@ def num_splits(rows: int, n: int, k: int, block_n: int, sms: int) -> int:
 
 
 def _is_one_row(x: torch.Tensor, weight: Weight8) -> bool:
-    """Whether one row's own kernel computes it: Hopper's ring does where W is large."""
+    """Whether one row's own kernel computes it: for a large W Hopper's ring does."""
     is_large = weight.data.numel() >= current().scaled.ring_weight and hopper.available(x.device)
     return w8a16_row.supports(x, weight.data) and not is_large
 
@@ -211,7 +211,7 @@ def w8a16_linear(
 ) -> torch.Tensor:
     """x @ W^T + bias [M, N]; gated: silu(g) * u of its halves, [M, N / 2]; columns of x in the weight's order.
 
-    Beyond 64 rows by cuBLAS, of W dequantized into scratch: 2 N K bytes while it runs.
+    More than 64 rows use cuBLAS, on W dequantized into scratch: 2 N K bytes while it runs.
     """
     rows, n = len(x), weight.outputs // 2 if is_gated else weight.outputs
     if rows > MAX_ROWS:
@@ -234,7 +234,7 @@ def w8a16_linear(
 def w8a16_linear_split_k(
     x: torch.Tensor, weight: Weight8, bias: torch.Tensor | None = None, *, pdl: int = PLAIN
 ) -> torch.Tensor:
-    """As `w8a16_linear`, or float32 parts [S, M, N] for a norm to add up, where one product has too few tiles for the GPU."""
+    """As `w8a16_linear`, or float32 partial sums [S, M, N] for a norm, if one product has too few tiles for the GPU."""
     if _streams(x, weight):
         from quire.kernels.linear import w8a16_hopper
 

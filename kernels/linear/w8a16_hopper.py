@@ -1,14 +1,14 @@
-"""Products with 8-bit weights and 16-bit activations of 1 to 64 rows for Hopper (Gluon): `linear_hopper`'s ring, with numbers
-made in registers.
+"""Products of 8-bit weights with 1 to 64 16-bit rows for Hopper (Gluon): `linear_hopper`'s ring, with numbers made in
+registers.
 
-Operands and results as in `w8a16`; in parts as `split_linear`: float32 [S, M, N] whose sum is y.
+Operands and results as in `w8a16`; split-K partial sums as in `split_linear`: float32 [S, M, N], summing to y.
 
-A stage of the ring is a tile of W and the rows of x, some blocks of 128 of K of each. W's bytes are loaded as the product wants
-its first operand, and become 16-bit numbers in a few integer instructions: of an int8 by a difference from 2^23 + 128, of an
-e4m3 by its bits in a bfloat16's places, times 2^120. Up to 16 rows mma multiplies, which is synchronous; beyond, wgmma, with x
-from shared memory and W from registers. It is waited for before anything else is computed, for an asynchronous product reads
-its registers, which ptxas may give away too early. A group is summed by itself and multiplied by its scales in
-float32; scales are asked for a block ahead. Gated, a thread has a row of the gate and up's beside it: rows 8 apart in the tile.
+A stage of the ring is a tile of W and the rows of x, some chunks of 128 of K of each. W's bytes are loaded in the order of the
+product's first operand, and become 16-bit numbers in a few integer instructions: an int8 as a difference from 2^23 + 128, an
+e4m3 by its bits in a bfloat16's places, times 2^120. Up to 16 rows use mma, which is synchronous; more use wgmma, with x from
+shared memory and W from registers. It is waited for before anything else is computed, since an asynchronous product reads its
+registers, which ptxas may reuse too early. A group is summed by itself and multiplied by its scales in float32; scales are
+loaded a chunk ahead. If gated, a thread has a row of the gate and the same row of up: rows 8 apart in the tile.
 """
 
 from typing import NamedTuple
@@ -35,14 +35,14 @@ from quire.kernels.triton_support.dependent_launch import LATE, PLAIN, launch_op
 from quire.kernels.tuning.current import cached
 
 BLOCK_K = gl.constexpr(BLOCK)
-FEW = gl.constexpr(16)  # rows of x up to which mma is used, beyond it wgmma
+FEW = gl.constexpr(16)  # rows of x up to which mma is used; more use wgmma
 MAX_ROWS = hopper.MAX_ROWS
 SHARED_BYTES = 220 * 1024  # of an SM, for rings
-MIN_STEPS = 4  # of a part of K
+MIN_STEPS = 4  # of a split of K
 MAX_PARTS = 8
 MAX_STAGES = 12  # the first copies are unrolled
 
-# Four bytes, int8, to bfloat16: each with 128 added is the end of 2^23 in float32.
+# Four bytes, int8, to bfloat16: each with 128 added is the low byte of 2^23 in float32.
 _FROM_INT8 = gl.constexpr("""{
 .reg .b32 u, a, b, c, d;
 xor.b32 u, $2, 0x80808080;
@@ -57,7 +57,7 @@ sub.rn.f32 d, d, 0f4B000080;
 cvt.rn.bf16x2.f32 $0, b, a;
 cvt.rn.bf16x2.f32 $1, d, c;
 }""")
-# Four bytes, e4m3, to bfloat16: exponent and mantissa in its places are 2^-120 of the number, subnormals as well.
+# Four bytes, e4m3, to bfloat16: exponent and mantissa in its places are 2^-120 of the number, subnormals too.
 _FROM_E4M3 = gl.constexpr("""{
 .reg .b32 a, b, s, t, p;
 mov.b32 p, 0x7B807B80;
@@ -81,9 +81,9 @@ _wait_for_previous = gluon.jit(dependent_launch.wait_for_previous.fn)
 
 class Config(NamedTuple):
     warps: int  # of a program: 4 or 8; a tile is 16 rows of W for each
-    blocks: int  # of 128 of K in a stage
+    blocks: int  # chunks of 128 of K in a stage
     stages: int
-    programs: int  # at most, of all parts together
+    programs: int  # at most, of all splits together
     parts: int = 1  # splits of K
 
 
@@ -107,7 +107,7 @@ def _load_numbers(
     buffer, start: gl.constexpr, zero, dtype: gl.constexpr, layout: gl.constexpr,
     SPAN: gl.constexpr, WARPS: gl.constexpr, K_WIDTH: gl.constexpr, ZEROS: gl.constexpr, GATED: gl.constexpr,
 ):  # fmt: skip
-    """W's numbers [TILE, SPAN], k from `start` on, as first operand: gated, 8 rows of the gate and 8 of up's in turn."""
+    """W's numbers [TILE, SPAN], k from `start` on, as first operand; gated: 8 rows of the gate and 8 of up alternate."""
     near: gl.constexpr = 8 if not GATED else 8 * WARPS  # from a thread's first row to its second
     far: gl.constexpr = 16 if not GATED else 8  # from warp to warp
     warps: gl.constexpr = [[far, 0], [far * 2, 0]] if WARPS == 4 else [[far, 0], [far * 2, 0], [far * 4, 0]]
@@ -118,7 +118,7 @@ def _load_numbers(
     w = buffer.slice(start, SPAN, dim=1).load(loaded)
     spread = 0.0
     if ZEROS:
-        # of the rows as they are in the product's tile
+        # zero points of the rows in the order of the product's tile
         spread = gl.convert_layout(zero, gl.SliceLayout(1, layout), assert_trivial=True)[:, None]
     if GATED:
         w = w.reshape([2, WARPS, 8, SPAN]).permute((1, 0, 2, 3)).reshape([16 * WARPS, SPAN])
@@ -131,7 +131,7 @@ def _add_block(
     acc, w, x, scales, zeros, start: gl.constexpr, SCALES: gl.constexpr, GROUPS: gl.constexpr, ZEROS: gl.constexpr,
     WARPS: gl.constexpr, MANY: gl.constexpr, GATED: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
-    """acc [TILE, BLOCK_M] with the products of a block of K, from `start` on in a stage's w and x."""
+    """acc [TILE, BLOCK_M] plus the products of a chunk of K, from `start` on in a stage's w and x."""
     SPAN: gl.constexpr = BLOCK_K // SCALES
     K_WIDTH: gl.constexpr = 2 if MANY else 4
     dtype: gl.constexpr = x.dtype
@@ -154,7 +154,7 @@ def _add_block(
 def _scales(
     s_ptr, z_ptr, at, live, block, SCALES: gl.constexpr, GROUP: gl.constexpr, GROUPS: gl.constexpr, ZEROS: gl.constexpr
 ):  # fmt: skip
-    """Scales and zeros of a block of K, tuples of SCALES of [TILE]; 0 behind the last group."""
+    """Scales and zeros of a chunk of K, tuples of SCALES of [TILE]; 0 behind the last group."""
     scales = ()
     zeros = ()
     for i in gl.static_range(SCALES):
@@ -176,7 +176,7 @@ def _kernel(
     TILE: gl.constexpr = 16 * WARPS  # rows of W
     WIDTH: gl.constexpr = TILE // 2 if GATED else TILE  # output columns of a tile
     BYTES: gl.constexpr = (TILE + BLOCK_M * 2) * BLOCK_K * BLOCKS
-    SCALES: gl.constexpr = 1 if GROUP >= BLOCK_K else BLOCK_K // GROUP  # of a block
+    SCALES: gl.constexpr = 1 if GROUP >= BLOCK_K else BLOCK_K // GROUP  # of a chunk
     w_buffer = gl.allocate_shared_memory(w_desc.dtype, [STAGES, TILE, BLOCK_K * BLOCKS], w_desc.layout)
     x_buffer = gl.allocate_shared_memory(x_desc.dtype, [STAGES, BLOCK_M, BLOCK_K * BLOCKS], x_desc.layout)
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -247,12 +247,12 @@ def _kernel(
 
 
 def block_rows(rows: int) -> int:
-    """What rows of x are padded to: mma takes 8."""
+    """Rows that x is padded to: mma takes 8."""
     return max(8, triton.next_power_of_2(rows))
 
 
 def supports(x: torch.Tensor, weight: Weight8) -> bool:
-    """Whether the kernel computes this product: 16-bit, 1 to 64 rows, laid out as TMA needs it."""
+    """Whether the kernel can compute this product: 16-bit, 1 to 64 rows, aligned as TMA needs it."""
     if not 1 <= len(x) <= MAX_ROWS or x.dtype.itemsize != 2 or not hopper.available(x.device):
         return False
     return hopper.can_copy(x) and hopper.can_copy(weight.data)
@@ -260,7 +260,7 @@ def supports(x: torch.Tensor, weight: Weight8) -> bool:
 
 @cached
 def choose(rows: int, n: int, k: int, sms: int, *, is_gated: bool = False, split_k: bool = False) -> Config:
-    """The configuration for n output columns on so many SMs: of an 8B's layers the best, or nearly, at 1, 16 and 64 rows."""
+    """The configuration for n output columns on so many SMs: the best, or nearly, for an 8B's layers at 1, 16 and 64 rows."""
     block_m = block_rows(rows)
     warps, blocks, sharing = 4, 2 if block_m <= 32 else 1, 3 if block_m > 32 and not split_k else 2
     width = 16 * warps // (2 if is_gated else 1)
@@ -274,7 +274,7 @@ def choose(rows: int, n: int, k: int, sms: int, *, is_gated: bool = False, split
 
 
 def max_stages(rows: int, warps: int, blocks: int, sharing: int) -> int:
-    """Stages that fit into a program's part of an SM."""
+    """Stages that fit into a program's share of an SM."""
     return min(SHARED_BYTES // sharing // ((16 * warps + block_rows(rows) * 2) * BLOCK * blocks), MAX_STAGES)
 
 
@@ -288,7 +288,7 @@ def launch(
     is_gated: bool = False,
     pdl: int = PLAIN,
 ) -> None:
-    """Run the kernel, for what it `supports`; out [M, N], or float32 [S, M, N] if config has S > 1 parts.
+    """Run the kernel, for operands that it `supports`; out [M, N], or float32 [S, M, N] if config has S > 1 parts.
 
     Raises ValueError if shapes or types do not fit.
     """
@@ -319,7 +319,7 @@ def launch(
 def linear(
     x: torch.Tensor, weight: Weight8, bias: torch.Tensor | None, out: torch.Tensor | None, *, is_gated: bool, pdl: int
 ) -> torch.Tensor:
-    """x @ W^T + bias, gated if so asked; in `out` if given."""
+    """x @ W^T + bias, gated if is_gated; in `out` if given."""
     rows, n = len(x), weight.outputs // 2 if is_gated else weight.outputs
     out = x.new_empty((rows, n)) if out is None else out
     config = choose(rows, n, x.shape[1], hopper.num_sms(x.device), is_gated=is_gated)
@@ -328,7 +328,7 @@ def linear(
 
 
 def linear_split_k(x: torch.Tensor, weight: Weight8, bias: torch.Tensor | None, *, pdl: int) -> torch.Tensor:
-    """As `linear`, or float32 [S, M, N] whose sum over S it is, where the product by itself has too few tiles for the GPU."""
+    """As `linear`, or its partial sums over K, float32 [S, M, N], if one product has too few tiles for the GPU."""
     config = choose(len(x), weight.outputs, x.shape[1], hopper.num_sms(x.device), split_k=True)
     if config.parts == 1:
         return linear(x, weight, bias, None, is_gated=False, pdl=pdl)

@@ -1,8 +1,8 @@
-"""The product of one 16-bit row with int8 weights, on the plain cores: many small programs, as `scaled_row` has for 8-bit rows.
+"""The product of one 16-bit row with int8 weights, on the plain cores: many small programs, as in `scaled_row` for 8-bit rows.
 
 Operands and results as in `w8a16`, gated too. W moves once, as words of four. A conversion would take as many instructions as
-all else: with 128 added, a byte is moved to where it makes 256 + q of the bits of 256 in float32, and what that is too much,
-(384 + z) times the sum of x, comes off each word's product: a shift and a mask a weight, and the product.
+everything else. Instead 128 is added to a byte, and it is moved so that with the bits of 256 it makes 256 + q in float32; the
+excess, (384 + z) times the sum of x, is subtracted from each word's product: a shift and a mask a weight, and the product.
 Reference: `w8a16.Weight8.dequantized`.
 """
 
@@ -50,7 +50,7 @@ def _add(
     acc, words, x_ptr, s_ptr, z_ptr, n, columns, N, magic,
     WORDS: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, ZEROS: tl.constexpr,
 ):  # fmt: skip
-    """acc [BLOCK_N, BLOCK_WORDS] with the products of these words; without their scale where a row has one for all."""
+    """acc [BLOCK_N, BLOCK_WORDS] plus the products of these words; without their scale if a row has only one."""
     words = words ^ -2139062144  # 0x80808080
     four = x_ptr + 4 * columns[:, None] + tl.arange(0, 4)[None, :]
     x = tl.load(four, (columns < WORDS)[:, None], other=0.0).to(tl.float32).reshape(words.shape[1], 2, 2)
@@ -117,14 +117,14 @@ def _kernel(
 
 
 def supports(x: torch.Tensor, data: torch.Tensor) -> bool:
-    """Whether this is one row, and W int8 in whole words."""
+    """Whether x is one row, and W int8 in whole words."""
     return len(x) == 1 and x.stride(1) == 1 and data.dtype == torch.int8 and data.shape[1] % WORD == 0 and data.is_contiguous()
 
 
 def choose(n: int, words: int) -> Config:
-    """The configuration for n output columns and so many words a row: reckoned, not measured.
+    """The configuration for n output columns and so many words a row: estimated, not measured.
 
-    64 weights a thread at a time share the work on x: 5.5 instructions each, 6.4 with scales of groups; 7.4 by 32.
+    64 weights a thread at a time share the work on x: 5.5 instructions each, 6.4 with scales of groups; with 32 weights 7.4.
     """
     block, block_n = min(max(triton.next_power_of_2(words), 32), 256), 8 if n >= 4096 else 4 if n >= 1024 else 2
     return Config(block_n, block, max(1, block_n * block // 512))
@@ -143,7 +143,7 @@ def launch(
     is_gated: bool = False,
     pdl: int = PLAIN,
 ) -> None:
-    """Run the kernel for what it `supports`; a weight as `w8a16.Weight8` has it; out [1, N], gated [1, N / 2].
+    """Run the kernel for operands that it `supports`; a weight as in `w8a16.Weight8`; out [1, N], gated [1, N / 2].
 
     Raises ValueError if shapes or types do not fit.
     """

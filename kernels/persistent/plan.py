@@ -1,4 +1,4 @@
-"""What `scaled_block` computes, and how it is cut: without Gluon, so that any Triton can import it."""
+"""The operands and the tiling of `scaled_block`: without Gluon, so that any Triton version can import it."""
 
 from typing import NamedTuple
 
@@ -10,13 +10,13 @@ from quire.kernels.linear.tiles import even_width
 from quire.kernels.triton_support import hopper
 from quire.kernels.tuning.current import cached
 
-ROWS = 8  # of x that wgmma takes, and that lie together in shared memory: the first is the row, and others mean nothing
-OTHER_SHARED_BYTES = 6 * 1024  # than the ring's and the row's: scales and barriers
+ROWS = 8  # of x that wgmma takes, together in shared memory: the first is the row, the others are unused
+OTHER_SHARED_BYTES = 6 * 1024  # besides the ring and the row: scales and barriers
 TILE = 64  # rows of W
 MAX_STAGES = 12
 MIN_STAGES = 3
-MAX_ROW = 76 * 128  # numbers of a part of down's row, for which shared memory has room beside a ring
-BUSY = 0.85  # programs that have something to do, of all
+MAX_ROW = 76 * 128  # elements of a split of down's row, for which shared memory has room beside a ring
+BUSY = 0.85  # fraction of the programs that have a unit
 MUCH_BUSIER = 1.25
 LEAST_BUSY = 0.8
 LARGE = 1 << 23  # weights
@@ -25,32 +25,32 @@ LEAST_OF_PARTS = 40
 
 class Config(NamedTuple):
     tile: int  # rows of W
-    blocks: int  # of 128 of K in a stage: 2 or 4
+    blocks: int  # groups of 128 along K in a stage: 2 or 4
     stages: int  # of the ring
     programs: int
     o_parts: int  # splits of K
     down_parts: int
     o_width: int = TILE  # columns of its tiles
     down_width: int = TILE
-    varies: bool = False  # how many columns tiles of gate, up, q, k and v have
+    varies: bool = False  # whether the width of tiles of gate, up, q, k and v varies
 
 
 class Weight(NamedTuple):
-    """Of a product, and the static scale of its inputs, float32 [1], if they have one."""
+    """The weight of a product, and the static scale of its inputs, float32 [1], if they have one."""
 
     scaled: Scaled
     input_scale: torch.Tensor | None = None
 
 
 class Block(NamedTuple):
-    """What follows attention: o_proj, the norm's weight [H] and its eps, gate and up, down."""
+    """The part of a decoder block behind attention: o_proj, the norm's weight [H] and its eps, gate and up, down."""
 
     o: Weight
     gate_up: Weight
     down: Weight
     norm: torch.Tensor
     eps: float
-    by_block: bool  # whether dynamic scales of inputs are of 128 numbers each
+    by_block: bool  # whether dynamic scales of inputs are per group of 128
 
 
 class Next(NamedTuple):
@@ -63,17 +63,17 @@ class Next(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Of one product."""
+    """The tiling of one product."""
 
     tiles: int  # of its output
     parts: int  # splits of K
-    steps: int  # stages of a part
-    blocks: int  # of 128 of all of K
+    steps: int  # stages of a split
+    blocks: int  # groups of 128 in all of K
     width: int  # columns of a tile
 
 
 def row_blocks(hidden: int, attended: int, inner: int, down_parts: int, warps: int) -> int:
-    """Blocks of 128 of a row that lie in shared memory at once, in whole tuples of `row.store_row`."""
+    """Groups of 128 of a row that are in shared memory at once, rounded up to whole tuples of `row.store_row`."""
     return triton.cdiv(max(hidden, attended, inner // down_parts) // BLOCK, warps) * warps
 
 
@@ -83,19 +83,19 @@ def tile_width(columns: int, most: int, config: Config) -> int:
 
 
 def _busy(units: int, programs: int) -> float:
-    """The part of the programs that has a unit, on average over as many rounds as units need."""
+    """The fraction of programs that have a unit, averaged over as many rounds as the units need."""
     return units / (triton.cdiv(units, programs) * programs)
 
 
 def _parts(tiles: int, steps: int, programs: int, least: int = 1) -> int | None:
-    """Splits of K, of so many stages: as few as keep most programs busy, or those that keep the most; None: none fit."""
+    """Number of splits of K (`steps` stages): the fewest that keep most programs busy, or the busiest; None: none fit."""
     found = [parts for parts in (1, 2, 4, 8) if steps % parts == 0 and parts >= least and (parts < 8 or tiles * 8 <= programs)]
     enough = [parts for parts in found if _busy(tiles * parts, programs) >= BUSY]
     return enough[0] if enough else max(found, key=lambda parts: _busy(tiles * parts, programs), default=None)
 
 
 def _split(hidden: int, k_steps: int, programs: int, varies: bool, least: int = 1) -> tuple[float, int, int] | None:
-    """(how busy programs are, width, parts) of o or down: the widest tile that keeps most busy, or what keeps the most."""
+    """(how busy programs are, width, splits) of o or down: the widest tile that keeps most busy, or the busiest."""
     found = []
     for width in range(TILE, LEAST_OF_PARTS - 1 if varies else TILE - 1, -1):
         if hidden % width == 0 and (parts := _parts(hidden // width, k_steps, programs, least)) is not None:
@@ -105,7 +105,7 @@ def _split(hidden: int, k_steps: int, programs: int, varies: bool, least: int = 
 
 
 def _config(hidden: int, attended: int, inner: int, sms: int, blocks: int, varies: bool) -> tuple[float, Config] | None:
-    """As `fitting`, with stages of so many blocks."""
+    """As `fitting`, for stages of `blocks` groups."""
     if any(k % (BLOCK * blocks) for k in (hidden, attended, inner)):
         return None
     stage = BLOCK * blocks
@@ -124,8 +124,8 @@ def _config(hidden: int, attended: int, inner: int, sms: int, blocks: int, varie
 def fitting(hidden: int, attended: int, inner: int, sms: int, in_squares: bool = False) -> tuple[float, Config] | None:
     """How busy programs are with o or down, and the configuration for a block of these sizes on so many SMs; None: none fits.
 
-    Long stages have less to do a byte; short ones can be shared out more evenly, which pays where there are many bytes. So do
-    tiles of other numbers of columns than TILE, where no square of scales (in_squares) ends within one.
+    Long stages cost less work per byte; short ones divide more evenly among programs, which pays if there are many bytes. So do
+    tiles of other widths than TILE, which need that there are no 2-D scale groups (in_squares): one would end within a tile.
     """
     configs = [_config(hidden, attended, inner, sms, blocks, not in_squares) for blocks in (4, 2)]
     found = [config for config in configs if config is not None]
@@ -135,13 +135,13 @@ def fitting(hidden: int, attended: int, inner: int, sms: int, in_squares: bool =
 
 
 def choose(hidden: int, attended: int, inner: int, sms: int, in_squares: bool = False) -> Config | None:
-    """What is `fitting`, if it pays: not where it leaves many programs idle; and for small blocks products that make their
-    8-bit inputs themselves (`scaled_fused`) are faster.
+    """The configuration of `fitting`, if it pays: not if it leaves many programs idle; and for small blocks products that
+    quantize their inputs to 8 bits themselves (`scaled_fused`) are faster.
     """
     found = None if hidden * inner < LARGE else fitting(hidden, attended, inner, sms, in_squares)
     return found[1] if found is not None and found[0] >= LEAST_BUSY else None
 
 
 def new_state(device: torch.device) -> torch.Tensor:
-    """What the programs of a launch meet by; for launches one after the other, all of one Config.programs."""
+    """The counter by which the programs of a launch meet; for consecutive launches, all with the same Config.programs."""
     return torch.zeros(1, dtype=torch.int64, device=device)

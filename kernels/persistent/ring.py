@@ -1,12 +1,12 @@
 """A ring of weights in shared memory that several products of one launch share, and how programs of a launch wait for each
-other (Gluon, for Hopper): what `scaled_block` is made of.
+other (Gluon, for Hopper): the building blocks of `scaled_block`.
 
-A program has units of every product, tiles of its output by parts of K, and goes through them in order. One warp copies
-their weights, as far ahead as the ring holds them: across the end of a product, too, while others wait.
+A program has units of every product (a tile of its output and a split of K) and goes through them in order. One warp copies
+their weights, as far ahead as the ring holds them: past the end of a product, too, while the other warps wait.
 
-RING: (TILE rows of W in a unit, BLOCKS of 128 of K in a stage, STAGES, PROGRAMS).
-SIZES: five numbers a product, as `plan.Sizes`. Its units may have fewer rows than TILE, so that all programs have as much to
-do: in shared memory zeros lie below them, which cost memory nothing.
+RING: (TILE rows of W in a unit, BLOCKS groups of 128 of K in a stage, STAGES, PROGRAMS). SIZES: five numbers a product, as
+`plan.Sizes`. Its units may have fewer rows than TILE, so that all programs have equal work: in shared memory zeros lie below
+them, which take no memory traffic.
 """
 
 import triton.language as tl
@@ -24,14 +24,14 @@ _copy = tma.copy
 
 @gluon.jit
 def meet(state_ptr, PROGRAMS: gl.constexpr):
-    """All programs of the launch have come here, and see what each had stored. state: int64, how often a program has come.
+    """Wait until all programs of the launch are here; then each sees what all had stored. state: int64, the count of arrivals.
 
-    Who waits for longer than any launch takes traps: the process loses the device and ends, where it would hang otherwise.
+    A program that waits longer than any launch takes traps: the process loses the device and ends, instead of hanging.
     """
     tl.debug_barrier()
     come = gl.atomic_add(state_ptr, 1, sem="release", scope="gpu")
     awaited = (come // PROGRAMS + 1) * PROGRAMS
-    # by one thread: if all asked, they would keep others from coming
+    # one thread polls: if all did, they would slow down the programs that still arrive
     ASM: gl.constexpr = """{
         .reg .pred again;
         .reg .b32 thread;
@@ -56,7 +56,7 @@ def meet(state_ptr, PROGRAMS: gl.constexpr):
 
 @gluon.jit
 def produce(descs, ring, SIZES: gl.constexpr, RING: gl.constexpr, GATED: gl.constexpr):
-    """One warp: the copies of this program's weights, product after product; GATED is the number of the one that is."""
+    """One warp: the copies of this program's weights, product after product; GATED is the number of the gated product."""
     step = gl.program_id(0) * 0
     for i in gl.static_range(len(descs)):
         step = _copy_product(descs[i], ring, step, SIZES, i, RING, i == GATED)
@@ -68,7 +68,7 @@ def _copy_product(desc, ring, step, SIZES: gl.constexpr, P: gl.constexpr, RING: 
     STEPS: gl.constexpr = SIZES[5 * P + 2]
     TILE: gl.constexpr = RING[0]
     BLOCKS: gl.constexpr = RING[1]
-    BOXES: gl.constexpr = 2 if GATED else 1  # a block: the gate's rows, and up's below them
+    BOXES: gl.constexpr = 2 if GATED else 1  # per group: the gate's rows, and up's below them
     ROWS: gl.constexpr = TILE // BOXES
     buffer, full, empty = ring
     for unit in range(gl.program_id(0), TILES * SIZES[5 * P + 1], RING[3]):
@@ -93,7 +93,7 @@ def _copy_product(desc, ring, step, SIZES: gl.constexpr, P: gl.constexpr, RING: 
 
 @gluon.jit
 def _pairs(x_buffer, w_buffer, acc, x_block, stage, PAIRS: gl.constexpr, EXACT: gl.constexpr, layout: gl.constexpr):
-    """Sums of a stage's pairs of blocks, each by itself, a tuple; EXACT: all added to acc, whose tuple it is."""
+    """Sums of a stage's pairs of groups, a tuple of one for each pair; EXACT: all are added to acc, a tuple of one."""
     rows: gl.constexpr = acc.shape[0]
     sum_dtype: gl.constexpr = gl.int32 if x_buffer.dtype == gl.int8 else gl.float32
     sums = ()  # type: tuple[gl.tensor, ...]
@@ -116,7 +116,7 @@ def _pairs(x_buffer, w_buffer, acc, x_block, stage, PAIRS: gl.constexpr, EXACT: 
 
 @gluon.jit
 def _scale_of_rows(scales, first, is_odd, is_up, UP: gl.constexpr, GATED: gl.constexpr):
-    """Of a pair's rows of W, [2 TILE, 1]: those of the first block, and of the second; of up's, UP further on, if GATED."""
+    """Scales [2 TILE, 1] of W's rows for a pair of groups: first the even group's, then the odd's; if GATED, up's at UP."""
     even = scales[first][:, None]
     odd = scales[first + 1][:, None]
     if GATED:
@@ -131,10 +131,10 @@ def product(
     STEPS: gl.constexpr, RING: gl.constexpr, UP: gl.constexpr, GATED: gl.constexpr, EXACT: gl.constexpr,
     out_layout: gl.constexpr,
 ):  # fmt: skip
-    """(sums [TILE] over a part of K, of x from x_block on; the next step). EXACT: int32.
+    """(sums [TILE] over a split of K, of x from x_block on; the next step). EXACT: int32.
 
-    UP > 0: sums of blocks are multiplied by scale_buffer, [UP] of the tile's rows, or of the gate's, and [UP] of up's.
-    A pair of blocks is multiplied at once: W's second lies below its first, x's is eight columns further on.
+    UP > 0: sums of groups are multiplied by scale_buffer: [UP] for the tile's rows, or for the gate's, and [UP] for up's. A
+    pair of groups is multiplied at once: W's second lies below its first, x's is eight columns further on.
     """
     TILE: gl.constexpr = RING[0]
     BLOCKS: gl.constexpr = RING[1]

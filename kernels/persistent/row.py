@@ -1,8 +1,8 @@
-"""One row between products of a launch, as every program makes it for itself (Gluon): the sum of a product's parts, its norm,
-and the row in 8 bits, in shared memory, for `ring.product`. Values are as by kernels of their own (`quantize`, `norm`), to
-the bit, but for the order of a norm's sum.
+"""One row between products of a launch, which every program computes for itself (Gluon): the sum of a product's splits, its
+norm, and the row in 8 bits in shared memory, for `ring.product`. Values equal those of the separate kernels (`quantize`,
+`norm`) to the bit, except for the order of a norm's sum.
 
-A row is a tuple of blocks, float32 [WARPS, 128] each: a warp has 128 numbers of each.
+A row is a tuple of chunks, float32 [WARPS, 128] each: each warp holds a group of 128 of every chunk.
 """
 
 import triton.language as tl
@@ -24,13 +24,13 @@ def _cast(y, scale, LARGEST: gl.constexpr, dtype: gl.constexpr, STATIC: gl.const
     if STATIC:
         q = gl.div_rn(y, gl.zeros_like(y) + scale)  # y may be infinite, and saturates
     else:
-        up = gl.where(scale < 2.0**-60, 2.0**64, 1.0)  # exact, and the reciprocal is a number
+        up = gl.where(scale < 2.0**-60, 2.0**64, 1.0)  # exact; and the reciprocal is then finite
         scale = scale * up
         y = y * up
         inverse = gl.div_rn(scale * 0 + 1.0, scale)
         q = y * inverse
         q = gl.fma(gl.fma(-q, y * 0 + scale, y), y * 0 + inverse, q)
-    q = gl.where(q > LARGEST, LARGEST, gl.where(q < -LARGEST, -LARGEST, q))  # and NaN stays
+    q = gl.where(q > LARGEST, LARGEST, gl.where(q < -LARGEST, -LARGEST, q))  # NaN stays
     if dtype == gl.int8:
         q = (q + 12582912.0).to(gl.int32, bitcast=True)  # as `quantize.cast`
     return q.to(dtype)
@@ -41,7 +41,7 @@ def store_row(
     row, buffers, scale, LARGEST: gl.constexpr, STATIC: gl.constexpr, BY_BLOCK: gl.constexpr, KEEP: gl.constexpr,
     WARPS: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
-    """Quantize a row to shared memory, by `scale` or, BY_BLOCK, each block by its own. KEEP: scales, too."""
+    """Quantize a row to shared memory, by `scale` or, with BY_BLOCK, each group by its own. KEEP: store the scales, too."""
     x_buffer, xs_buffer, _scale_buffer = buffers
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     line: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
@@ -60,7 +60,7 @@ def store_row(
 
 @gluon.jit
 def largest_of(row):
-    """Of |y|."""
+    """The largest |y| of a row."""
     most = gl.abs(row[0])
     for i in gl.static_range(1, len(row)):
         most = gl.maximum(most, gl.abs(row[i]))
@@ -69,14 +69,14 @@ def largest_of(row):
 
 @gluon.jit
 def _columns(i, WARPS: gl.constexpr, layout: gl.constexpr):
-    """Of block i of a row."""
+    """Columns of chunk i of a row."""
     block = gl.arange(0, WARPS, layout=gl.SliceLayout(1, layout))[:, None]
     return (i * WARPS + block) * 128 + gl.arange(0, 128, layout=gl.SliceLayout(0, layout))[None, :]
 
 
 @gluon.jit
 def load_row(ptr, WIDTH: gl.constexpr, WARPS: gl.constexpr, layout: gl.constexpr):
-    """WIDTH numbers, which other programs of the launch may have stored."""
+    """WIDTH elements, which other programs of the launch may have stored."""
     row = ()  # type: tuple[gl.tensor, ...]
     for i in gl.static_range((WIDTH + WARPS * 128 - 1) // (WARPS * 128)):
         column = _columns(i, WARPS, layout)
@@ -89,7 +89,7 @@ def load_row(ptr, WIDTH: gl.constexpr, WARPS: gl.constexpr, layout: gl.constexpr
 def load_norm(
     residual_ptr, norm_ptr, ws_ptr, WIDTH: gl.constexpr, EXACT: gl.constexpr, WARPS: gl.constexpr, layout: gl.constexpr
 ):
-    """What a norm needs besides sums: tuples of blocks of the residual, of its weight, and of scales of exact sums."""
+    """A norm's operands besides the sums: tuples of chunks of the residual, of its weight, and of the scales of exact sums."""
     residuals = ()  # type: tuple[gl.tensor, ...]
     weights = ()  # type: tuple[gl.tensor, ...]
     scales = ()  # type: tuple[gl.tensor, ...]
@@ -108,9 +108,9 @@ def norm_row(
     sums_ptr, x_scale, loaded, total_ptr, eps,
     WIDTH: gl.constexpr, PARTS: gl.constexpr, EXACT: gl.constexpr, WARPS: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
-    """The norm of residual + the sum of a product's parts [PARTS, WIDTH], rounded as if stored; that sum goes to `total`.
+    """The norm of residual + the sum of a product's splits [PARTS, WIDTH], rounded as if stored; that sum goes to `total`.
 
-    EXACT: the parts are int32, to be multiplied by x_scale and by scales of columns.
+    EXACT: the partial sums are int32, to be multiplied by x_scale and by the columns' scales.
     """
     residuals, weights, scales = loaded
     dtype: gl.constexpr = total_ptr.dtype.element_ty
@@ -146,9 +146,9 @@ def store_scales(
     buffers, ws_ptr, square, up_square, x_block, first_block,
     BLOCKS: gl.constexpr, W_BLOCKS: gl.constexpr, UP: gl.constexpr, GATED: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
-    """What a tile's blocks of K are multiplied by: x's scales times those of W's squares; of up's, UP further on."""
+    """Store the factors of a tile's groups of K: x's scales times those of W's 2-D groups; up's are UP further on."""
     _x_buffer, xs_buffer, scale_buffer = buffers
-    # pairs, for x_block is even: one number a thread would be read by ldmatrix, which wants x_block to be a multiple of four
+    # pairs, as x_block is even: one number a thread would be read by ldmatrix, for which x_block must be a multiple of four
     layout: gl.constexpr = gl.BlockedLayout([2], [32], [WARPS], [0])
     line: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     i = gl.arange(0, UP, layout=layout)

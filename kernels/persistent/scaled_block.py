@@ -3,15 +3,15 @@ weights: o_proj, norm, gate and up, down, the next layer's norm, and its q, k an
 
     r1 = r + x Wo^T;   h = silu(g) * u, g | u = norm(r1) Wgu^T;   r2 = r1 + h Wd^T;   y = norm'(r2) Wqkv^T + b
 
-At the end of the model there is no next layer: the result is h Wd^T in parts over K, for a norm's `add`, and r1.
+At the end of the model there is no next layer: the result is h Wd^T as split-K partial sums, for a norm's `add`, and r1.
 
-As launches of their own, products of one row leave memory idle between them: a program's ring (`scaled_hopper`) is empty when
-it begins, and what lies between (norms, scales of 8-bit inputs) needs all of a row. Here a program an SM has one ring for all
-products (`ring.py`), which fills while programs wait for each other, three times a launch. What is between products every
-program makes for itself (`row.py`), from what all have stored.
+As separate launches, products of one row leave memory idle between them: a program's ring (`scaled_hopper`) is empty when it
+begins, and the steps in between (norms, scales of 8-bit inputs) need all of a row. Here one program an SM has one ring for all
+products (`ring.py`), which fills while programs wait for each other, three times a launch. Every program computes the steps in
+between for itself (`row.py`), from the sums that all have stored.
 
-Operands, scales and results as in `scaled`; parts float32 [S, 1, H], or sums of int8 as `scaled_hopper` has them. A program an
-SM or fewer, so all of them run at once, as they must.
+Operands, scales and results as in `scaled`; partial sums float32 [S, 1, H], or int32 as in `scaled_hopper`. At most one program
+an SM, so all of them run at once, as they must.
 """
 
 from typing import NamedTuple
@@ -33,7 +33,7 @@ from quire.kernels.persistent.row import largest_of, load_norm, load_row, norm_r
 from quire.kernels.triton_support import dependent_launch, tma
 from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options
 
-GATE_UP = gl.constexpr(1)  # of the products
+GATE_UP = gl.constexpr(1)  # number of the product
 PRODUCER_REGISTERS = gl.constexpr(24)
 
 _gated = gluon.jit(activation.gated.fn)
@@ -42,15 +42,15 @@ _wait_for_previous = gluon.jit(dependent_launch.wait_for_previous.fn)
 
 
 # ---------------------------------------------------------------------------------------------------------- the kernel
-# SCALES: (whether W's are squares, whether x's are of blocks, the largest number, room for scales of a part's blocks).
+# SCALES: (whether W's are 2-D groups', whether x's are groups', the largest 8-bit number, room for a split's group scales).
 @gluon.jit
 def _unit(
     ring, buffers, ws_ptr, step, unit, x_block, UP_ROWS: gl.constexpr,
     SIZES: gl.constexpr, P: gl.constexpr, RING: gl.constexpr, SCALES: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
-    """(sums [TILE] of a tile and a part of product P; scales of W's rows, if they have; the next step).
+    """(sums [TILE] of a tile and a split of product P; scales of W's rows, if it has them; the next step).
 
-    x_block: where the part's begin in shared memory. UP_ROWS: of the gate, where up's begin.
+    x_block: the split's first group in shared memory. UP_ROWS: rows of the gate, after which up's begin.
     """
     TILES: gl.constexpr = SIZES[5 * P]
     WIDTH: gl.constexpr = SIZES[5 * P + 4]
@@ -63,12 +63,12 @@ def _unit(
     at = unit % TILES * WIDTH
     i = gl.arange(0, TILE, layout=layout)
     scales = i
-    if SCALES[0]:  # and tiles of TILE rows
+    if SCALES[0]:  # then tiles have TILE rows
         first = unit // TILES * BLOCKS
         store_scales(
             buffers, ws_ptr, at // 128, (UP_ROWS + at) // 128, x_block, first, BLOCKS, SIZES[5 * P + 3], UP, GATED, TILE // 8
         )
-    else:  # asked for here, for they come from memory
+    else:  # loaded here, ahead of their use, since they come from memory
         row = i % ROWS
         scales = gl.load(ws_ptr + at + row + i // ROWS * UP_ROWS, row < WIDTH, other=0.0)
     sums, step = product(ring, buffers[0], buffers[2], step, x_block, SIZES[5 * P + 2], RING, UP, GATED, EXACT, layout)
@@ -91,9 +91,9 @@ def _in_parts(
     SIZES: gl.constexpr, P: gl.constexpr, RING: gl.constexpr, SCALES: gl.constexpr, row_layout: gl.constexpr,
     layout: gl.constexpr,
 ):  # fmt: skip
-    """o_proj, whose row is in shared memory, or down, whose parts are brought there from h: sums [PARTS, H] are stored."""
+    """o_proj, with its row in shared memory, or down, for which each split of h is loaded there: stores the sums [PARTS, H]."""
     WARPS: gl.constexpr = RING[0] // 8
-    WIDTH: gl.constexpr = SIZES[5 * P + 2] * RING[1] * 128  # of a part
+    WIDTH: gl.constexpr = SIZES[5 * P + 2] * RING[1] * 128  # of a split
     EXACT: gl.constexpr = buffers[0].dtype == gl.int8 and not SCALES[0]
     for unit in range(gl.program_id(0), SIZES[5 * P] * SIZES[5 * P + 1], RING[3]):
         part = unit // SIZES[5 * P]
@@ -115,7 +115,7 @@ def _gate_up(
     ring, buffers, ws_ptr, x_scale, h_ptr, step,
     SIZES: gl.constexpr, RING: gl.constexpr, SCALES: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
-    """h is stored; (the largest |h| of this program, the next step)."""
+    """Store h; returns (the largest |h| of this program, the next step)."""
     HALF: gl.constexpr = RING[0] // 2
     pairs: gl.constexpr = gl.BlockedLayout([1, 2], [32, 1], [RING[0] // 8, 1], [1, 0])
     h_layout: gl.constexpr = gl.SliceLayout(1, pairs)
@@ -155,7 +155,7 @@ def _qkv(
 def _ask_for_constants(
     scales, norms, SIZES: gl.constexpr, H: gl.constexpr, RING: gl.constexpr, SCALES: gl.constexpr, layout: gl.constexpr
 ):
-    """Into L2, before the ring's copies stand in line for memory: scales of W's rows, and norms' weights."""
+    """Prefetch scales of W's rows and norms' weights into L2, before the ring's copies queue for memory."""
     i = gl.arange(0, RING[0], layout=layout)
     HALF: gl.constexpr = RING[0] // 2
     for p in gl.static_range(len(scales)):
@@ -177,7 +177,7 @@ def _consume(
     SIZES: gl.constexpr, RING: gl.constexpr, SCALES: gl.constexpr, STATIC: gl.constexpr, BIAS: gl.constexpr,
     MANY: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """The products, and what is between them. STATIC: of each product's inputs, whether their scale is."""
+    """The products, and the steps between them. STATIC: for each product, whether its inputs' scale is static."""
     x_ptr, residual_ptr, bias_ptr = inputs
     sums_ptr, total_ptr, h_ptr, largest_ptr = scratch
     parts_ptr, last_ptr, qkv_ptr = outputs
@@ -223,7 +223,7 @@ def _consume(
         x_scale = _input_scale(final, statics[3], STATIC[3], SCALES)
         store_row(final, buffers, x_scale, SCALES[2], STATIC[3], SCALES[1], SCALES[0], WARPS, row_layout)
         _qkv(ring, buffers, scales[3], x_scale, bias_ptr, qkv_ptr, step, SIZES, RING, SCALES, BIAS, layout)
-    elif EXACT:  # what the norm behind multiplies the parts by
+    elif EXACT:  # the scales by which the next norm multiplies the partial sums
         row = gl.arange(0, RING[0], layout=layout)
         for tile in range(program, SIZES[10], RING[3]):
             at = tile * SIZES[14] + row
@@ -240,7 +240,7 @@ def _kernel(
     SIZES: gl.constexpr, RING: gl.constexpr, SCALES: gl.constexpr, STATIC: gl.constexpr, BIAS: gl.constexpr,
     X_BLOCKS: gl.constexpr, MANY: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """SIZES are of three products, or of four, with what is the next layer's."""
+    """SIZES are of three products, or of four with the next layer's qkv."""
     inputs = (x_ptr, residual_ptr, bias_ptr)
     descs = (o_desc, gate_up_desc, down_desc)
     scales = (os_ptr, gs_ptr, ds_ptr)
@@ -303,14 +303,14 @@ def _sizes(block: Block, after: Next | None, config: Config) -> tuple[Sizes, ...
 
 
 def _tiles(w: torch.Tensor, width: int, rows: int) -> TensorDescriptor:
-    """Of W, to be copied in boxes of `rows` lines, tiles of `width`."""
+    """Descriptor of W, to be copied in boxes of `rows` lines, in tiles of `width`."""
     n, k = w.shape
     return tma.lines(w, n, k, w.stride(0), (rows, BLOCK)) if width == rows else tma.tiles(w, width, rows)
 
 
 class Result(NamedTuple):
-    residual: torch.Tensor  # [1, H]: with all that was added, or all but the parts
-    parts: torch.Tensor  # of down, for a norm's `add`: [S, 1, H]
+    residual: torch.Tensor  # [1, H]: r2 if there is a next layer, else r1, without the partial sums
+    parts: torch.Tensor  # of down, for a norm's `add`: [S, 1, H] partial sums
     qkv: torch.Tensor | None  # the next layer's: [1, N]
 
 
@@ -318,7 +318,7 @@ def launch(
     x: torch.Tensor, residual: torch.Tensor, block: Block, after: Next | None, state: torch.Tensor, config: Config,
     *, pdl: int = PLAIN,
 ) -> Result:  # fmt: skip
-    """x [1, K], a row of what attention gives, and the residual [1, H], which is left as it is."""
+    """x [1, K], a row of attention's output, and the residual [1, H], which is not modified."""
     (hidden, attended), inner = block.o.scaled.data.shape, block.down.scaled.data.shape[1]
     products = [block.o, block.gate_up, block.down, *([] if after is None else [after.qkv])]
     dtype, in_squares = block.o.scaled.data.dtype, block.o.scaled.rows == BLOCK
@@ -334,7 +334,7 @@ def launch(
     parts = new(config.down_parts + 2 * exact, 1, hidden, dtype=of_sums)
     last = scratch[1] if after is None else torch.empty_like(residual)
     qkv = None if after is None else new(1, len(after.qkv.scaled.data), dtype=x.dtype)
-    last_of = [*products, products[0]][:4]  # where there is no next layer, anything
+    last_of = [*products, products[0]][:4]  # if there is no next layer, any product
     widths = [size.width for size in (*sizes, sizes[0])]
     descs = [
         _tiles(w.data, width, config.tile // (2 if i == 1 else 1))

@@ -1,7 +1,7 @@
-"""Logits processors: filling rows of the pool (any device), and what a row does to logits (CPU path and oracle).
+"""Logits processors: filling rows of the pool (any device), and their effect on logits (CPU path and oracle).
 
 `apply_logits_processors` runs eagerly, before the step in which sequences get their slots, for all of them at once. The
-sampler's kernels keep the rows up to date from then on. What a row does, in order: bias and allowed ids, bad words, stop ids
+sampler's kernels keep the rows up to date from then on. A row applies, in order: bias and allowed ids, bad words, stop ids
 below the minimum length, repetition penalty (over prompt and output), frequency and presence penalties (over the output).
 """
 
@@ -22,17 +22,15 @@ from quire.kernels.step.tables import (
 from quire.kernels.step.token_counts_cpu import entries_of_row, new_entries
 
 S_PRESENCE, S_FREQUENCY, S_REPETITION = (SLOT.at[name] for name in ("presence", "frequency", "repetition"))
-S_PROCESSOR_ROW, S_MIN_LEN = SLOT.at["processor_row"], SLOT.at["min_len"]
+S_MIN_LEN = SLOT.at["min_len"]
 Ids = Sequence[int] | np.ndarray
 
 
 class SequenceProcessors(Protocol):
-    """What a sequence with logits processors brings along: LogitsProcessors of the step plan."""
+    """A sequence with logits processors: LogitsProcessors of the step plan."""
 
     @property
     def slot(self) -> int: ...
-    @property
-    def processor_row(self) -> int: ...
     @property
     def prompt_ids(self) -> Ids: ...
     @property
@@ -57,11 +55,11 @@ def apply_logits_processors(tables: SlotTables, pool: LogitsProcessorPool, seque
     for s in sequences:
         _check_caps(s)
     x = _on_device({**_lists(pool, sequences), **_counted(pool, sequences)}, pool.counts.device)
-    rows, counts = x["rows"], pool.counts.view(-1)
-    tables.history.index_copy_(0, x["slots"], x["history"])
-    pool.stop_ids.index_copy_(0, rows, x["stop_ids"])
+    slots, counts = x["slots"], pool.counts.view(-1)
+    tables.history.index_copy_(0, slots, x["history"])
+    pool.stop_ids.index_copy_(0, slots, x["stop_ids"])
     for tensor, empty in ((pool.counts, 0), (pool.entries, 0), (pool.allowed, -1), (pool.bad_words, -1)):
-        _fill_rows(tensor, rows, empty)
+        _fill_rows(tensor, slots, empty)
     if len(x["allowed_rows"]):
         pool.allowed.index_copy_(0, x["allowed_rows"], x["allowed"])
     if len(x["bad_rows"]):
@@ -85,7 +83,7 @@ def _check_caps(sequence: SequenceProcessors) -> None:
 
 
 def _fill_rows(tensor: torch.Tensor, rows: torch.Tensor, value: int) -> None:
-    """tensor[rows] = value; on a CPU by numpy, where torch takes 50 times as long for bytes."""
+    """tensor[rows] = value; on a CPU by numpy, as torch takes 50 times as long for bytes."""
     if tensor.is_cpu:
         tensor.numpy()[rows.numpy()] = value
     else:
@@ -93,7 +91,7 @@ def _fill_rows(tensor: torch.Tensor, rows: torch.Tensor, value: int) -> None:
 
 
 def _lists(pool: LogitsProcessorPool, sequences: Sequence[SequenceProcessors]) -> dict[str, np.ndarray]:
-    """What is copied as it is: rows of stop ids, bad words, masks of allowed ids, history."""
+    """Arrays that are copied unchanged: rows of stop ids, bad words, masks of allowed ids, history."""
     history = np.full((len(sequences), HISTORY), -1, np.int32)
     stop_ids = np.full((len(sequences), MAX_MASKED_STOPS), -1, np.int32)
     with_allowed = [s for s in sequences if len(s.allowed_ids)]
@@ -109,12 +107,11 @@ def _lists(pool: LogitsProcessorPool, sequences: Sequence[SequenceProcessors]) -
     allowed = [_bits(s.allowed_ids, pool.counts.shape[1]) for s in with_allowed]
     return {
         "slots": np.array([s.slot for s in sequences], np.int64),
-        "rows": np.array([s.processor_row for s in sequences], np.int64),
         "history": history,
         "stop_ids": stop_ids,
-        "bad_rows": np.array([s.processor_row for s in with_bad], np.int64),
+        "bad_rows": np.array([s.slot for s in with_bad], np.int64),
         "bad_words": bad_words,
-        "allowed_rows": np.array([s.processor_row for s in with_allowed], np.int64),
+        "allowed_rows": np.array([s.slot for s in with_allowed], np.int64),
         "allowed": np.concatenate(allowed) if allowed else np.zeros(0, np.int32),
     }
 
@@ -130,9 +127,9 @@ def _bits(ids: Ids, vocab: int) -> np.ndarray:
 def _counted(pool: LogitsProcessorPool, sequences: Sequence[SequenceProcessors]) -> dict[str, np.ndarray]:
     """Prompts, outputs and biases: tokens as indices of pool.counts flattened.
 
-    A prompt is sent with its repetitions: they write the same byte, and to sort them here would take longer.
+    A prompt is sent with its repetitions: they write the same byte, and sorting them here would take longer.
     """
-    rows, vocab = [s.processor_row for s in sequences], pool.counts.shape[1]
+    rows, vocab = [s.slot for s in sequences], pool.counts.shape[1]
     prompt_at, _ = _flat_ids(rows, (s.prompt_ids for s in sequences), vocab)
     output_at, output_counts = np.unique(_flat_ids(rows, (s.output_ids for s in sequences), vocab)[0], return_counts=True)
     bias_at, inside = _flat_ids(rows, (s.bias_ids for s in sequences), vocab)
@@ -172,21 +169,27 @@ def _on_device(arrays: dict[str, np.ndarray], device: torch.device) -> dict[str,
     }
 
 
-def processed_row(
-    logits: np.ndarray, params: np.ndarray, position: int, history: np.ndarray, pool: LogitsProcessorPool
-) -> np.ndarray:
-    """One row's logits (float32 [V]) after its processors; params int32 [SLOT.width], history int32 [HISTORY] of its slot."""
-    row, floats = int(params[S_PROCESSOR_ROW]), params.view(np.float32)
-    x = logits.copy()
-    words = pool.counts[row].numpy()
+def processed_row(logits: np.ndarray, slot: int, position: int, tables: SlotTables, pool: LogitsProcessorPool) -> np.ndarray:
+    """The logits (float32 [V]) of one row after its slot's processors; position: of the token that is to be sampled."""
+    params = tables.host["params"][slot]
+    floats, x = params.view(np.float32), logits.copy()
+    words = pool.counts[slot].numpy()
     seen = np.flatnonzero(words != 0)  # penalties and biases touch nothing else
     words = words[seen]
     count = (words & IN_TABLE).astype(np.int32)
     if (count == IN_TABLE).any():
-        tokens, extra, bias = entries_of_row(pool, row)
+        tokens, extra, bias = entries_of_row(pool, slot)
         count[np.searchsorted(seen, tokens)] += extra
         x[tokens] += bias
-    _ban(x, params, position, history, pool)
+    allowed = pool.allowed[slot].numpy()
+    if not (allowed == -1).all():
+        x[np.unpackbits(allowed.view(np.uint8), bitorder="little", count=len(x)) == 0] = -np.inf
+    banned = banned_ids(pool.bad_words[slot].numpy(), tables.host["history"][slot])
+    if position < params[S_MIN_LEN]:
+        banned += pool.stop_ids[slot].tolist()
+    if banned:
+        ids = np.array(banned)
+        x[ids[(ids >= 0) & (ids < len(x))]] = -np.inf
     y = x[seen]
     penalised = np.where(y > 0, y / floats[S_REPETITION], y * floats[S_REPETITION])
     y = np.where((count > 0) | (words >= PROMPT_BIT), penalised, y)
@@ -194,22 +197,8 @@ def processed_row(
     return x
 
 
-def _ban(x: np.ndarray, params: np.ndarray, position: int, history: np.ndarray, pool: LogitsProcessorPool) -> None:
-    """-inf at what is not allowed, at last tokens of bad words, and at stop ids below the minimum length."""
-    row = int(params[S_PROCESSOR_ROW])
-    allowed = pool.allowed[row].numpy()
-    if not (allowed == -1).all():
-        x[np.unpackbits(allowed.view(np.uint8), bitorder="little", count=len(x)) == 0] = -np.inf
-    banned = banned_ids(pool.bad_words[row].numpy(), history)
-    if position < params[S_MIN_LEN]:
-        banned += pool.stop_ids[row].tolist()
-    if banned:
-        ids = np.array(banned)
-        x[ids[(ids >= 0) & (ids < len(x))]] = -np.inf
-
-
 def banned_ids(bad_words: np.ndarray, history: np.ndarray) -> list[int]:
-    """Last tokens of the bad words [n, HISTORY] whose other tokens end the history [HISTORY]."""
+    """Last tokens of those bad words [n, HISTORY] of which the other tokens end the history [HISTORY]."""
     prefix = bad_words[:, :-1]
     matches = ((prefix == -1) | (prefix == history[1:])).all(1)
     return [x for x in bad_words[matches, -1].tolist() if x >= 0]

@@ -8,11 +8,11 @@
 
 logits [R, V] bfloat16, float16 or float32, any row stride; row_slots, positions int32 [R] (position: index in its sequence of
 the token to be sampled = seq_lens); bitmask int32 [R, V / 32 or more], bit set = allowed (optional). V up to 2^18 = 512 blocks.
-x are the logits in float32. Those of a row with processors are penalised and masked whenever they are read: a byte and two bits
-more a token, where a float32 copy would be 622 MB of 1,024 rows. Bytes: R * V of these, plus one block a row.
+x are the logits in float32. Rows with processors are penalized and masked whenever they are read: a byte and two bits more per
+token, where a float32 copy would take 622 MB for 1,024 rows. Bytes: R * V of these, plus one block a row.
 
 Products and sums are rounded one by one (no fused multiply-add), so that a row's logits are the same bits in every kernel, with
-every combination of flags, and on the CPU. `sampler_cpu` states the semantics, and where it may differ from this. Launches,
+every combination of flags, and on the CPU. `sampler_cpu` defines the semantics, and the differences that are allowed. Launches,
 grids and arguments depend on shapes and flags alone, so a graph may hold them.
 """
 
@@ -30,11 +30,11 @@ from quire.kernels.sampling.sampler_logits import (
     PURPOSE_BLOCK,
     PURPOSE_TOKEN,
     S_MIN_LEN,
-    S_PROCESSOR_ROW,
     S_SEED_HI,
     S_SEED_LO,
     S_TEMPERATURE,
     float_param,
+    has_processors,
     is_filtered,
     leaves_nothing,
     load_logits,
@@ -62,22 +62,21 @@ def _token_mask_kernel(
     row_slots, positions, slot_params, history, allowed, bad_words, stop_ids, pool_rows, token_mask, token_mask_stride, V,
     num_words, num_slots, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Allowed ids less the last token of bad words whose other tokens end the history, and stop ids below the least length."""
+    """Allowed ids minus the last token of bad words that match the history's end, and stop ids below the minimum length."""
     row = tl.program_id(0)
     param_row, position, slot = row_state(row, row_slots, positions, slot_params, num_slots)
-    pool_row = tl.load(param_row + S_PROCESSOR_ROW)
-    if (pool_row >= 0) & (pool_row < pool_rows):
+    if has_processors(slot, param_row, pool_rows):
         out = token_mask + row.to(tl.int64) * token_mask_stride
         for start in range(0, num_words, TILE):
             at = start + tl.arange(0, TILE)
-            tl.store(out + at, tl.load(allowed + pool_row.to(tl.int64) * num_words + at, at < num_words), at < num_words)
+            tl.store(out + at, tl.load(allowed + slot.to(tl.int64) * num_words + at, at < num_words), at < num_words)
         tl.debug_barrier()  # words stored above are changed below by other threads
         if position < tl.load(param_row + S_MIN_LEN):
-            stop = tl.load(stop_ids + pool_row * MAX_MASKED_STOPS + tl.arange(0, MAX_MASKED_STOPS))
+            stop = tl.load(stop_ids + slot * MAX_MASKED_STOPS + tl.arange(0, MAX_MASKED_STOPS))
             _ban(out, stop, (stop >= 0) & (stop < V))
         word = tl.arange(0, MAX_BAD_WORDS)
         place = tl.arange(0, HISTORY)
-        at = bad_words + (pool_row * MAX_BAD_WORDS + word) * HISTORY
+        at = bad_words + (slot * MAX_BAD_WORDS + word) * HISTORY
         tokens = tl.load(at[:, None] + place[None, :])
         recent = tl.load(history + slot * HISTORY + place + 1, place < HISTORY - 1, other=-1)
         fits = (tokens == -1) | (tokens == recent[None, :]) | (place == HISTORY - 1)[None, :]
@@ -95,9 +94,9 @@ def _partial_kernel(
     row = tl.program_id(0).to(tl.int64)
     blocks = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)
     cols = blocks[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
-    param_row, _, _ = row_state(row, row_slots, row_slots, slot_params, num_slots)
+    param_row, _, slot = row_state(row, row_slots, row_slots, slot_params, num_slots)
     processors = processors_of_row(
-        row, param_row, counts, counts_stride, entries, multiplier, pool_rows, token_mask, token_mask_stride, PROCESSORS
+        row, slot, param_row, counts, counts_stride, entries, multiplier, pool_rows, token_mask, token_mask_stride, PROCESSORS
     )
     x = load_logits(logits + row * stride, processors, bitmask + row * mask_stride, cols, V, PROCESSORS, MASK)
     top = tl.max(x, 1)
@@ -117,7 +116,7 @@ def _combine_kernel(
     BLOCKS: tl.constexpr, RANDOM: tl.constexpr, FILTER: tl.constexpr, PROCESSORS: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    param_row, position, _ = row_state(row, row_slots, positions, slot_params, num_slots)
+    param_row, position, slot = row_state(row, row_slots, positions, slot_params, num_slots)
     blocks = tl.arange(0, BLOCKS)
     maxima = tl.load(block_max + row * num_blocks + blocks, blocks < num_blocks, other=-float("inf"))
     key = maxima
@@ -135,7 +134,7 @@ def _combine_kernel(
     first = tl.argmax(key, 0) * BLOCK
     cols = first + tl.arange(0, BLOCK)
     processors = processors_of_row(
-        row, param_row, counts, counts_stride, entries, multiplier, pool_rows, token_mask, token_mask_stride, PROCESSORS
+        row, slot, param_row, counts, counts_stride, entries, multiplier, pool_rows, token_mask, token_mask_stride, PROCESSORS
     )
     x = load_logits(logits + row * stride, processors, bitmask + row * mask_stride, cols, V, PROCESSORS, MASK)
     if RANDOM:
@@ -154,7 +153,7 @@ def _combine_kernel(
 def _logprob_partial_kernel(
     logits, stride, sampled, part_max, part_sum, part_greater, V, num_parts, TILE: tl.constexpr, CHUNK: tl.constexpr
 ):
-    """Of one tile of raw logits: maximum, sum of exponentials, number above the sampled token's."""
+    """For one tile of raw logits: maximum, sum of exponentials, number of logits above the sampled token's."""
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     token = tl.minimum(tl.maximum(tl.load(sampled + row), 0), V - 1)
@@ -216,10 +215,10 @@ def sample(
     processors: bool = False,
     bitmask: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """int32 [R] tokens, a view of the workspace. The flags say what some row of the step may need.
+    """int32 [R] tokens, a view of the workspace. The flags say what any row of the step may need.
 
-    A flag too many only costs time. A row that needs what no flag offers is sampled without it. Every result is a valid token
-    id, whatever the logits hold, but for a row of whose tokens its processors (and mask) leave none: NO_TOKEN.
+    A superfluous flag only costs time. A row that needs a flag that is not set is sampled without it. Every result is a valid
+    token id, whatever the logits, except for a row with processors (and mask) that allow no token: NO_TOKEN.
     """
     _check(logits, workspace, bitmask)
     rows, vocab = logits.shape
@@ -257,10 +256,9 @@ def sample(
 def sampled_logprobs(
     logits: torch.Tensor, sampled: torch.Tensor, workspace: SamplerWorkspace
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of the raw logits: (log-probability of the sampled token f32 [R], its rank i32 [R], top ids i32 [R, NUM_TOP], theirs).
+    """For raw logits: (log-probability of the sampled token f32 [R], its rank i32 [R], top ids i32 [R, NUM_TOP], theirs).
 
-    rank = 1 + number of larger logits. Reads the logits twice. Which of equal logits is the last of the top is torch.topk's
-    choice.
+    rank = 1 + number of larger logits. Reads the logits twice. If the last of the top has equals, torch.topk chooses.
     """
     _check(logits, workspace, None)
     rows, vocab = logits.shape

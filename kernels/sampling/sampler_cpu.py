@@ -1,17 +1,17 @@
 """The sampler on the CPU: its noise, the CPU worker's path, and the oracle of the kernels in `sampler`; same signatures.
 
-Noise is stateless: a 32-bit hash of (seed, position, purpose, index), so a row draws the same whatever runs beside it. It
-becomes an exponential variable E; the token with the least E / p wins, which is a draw from p (exponential race; Gumbel-max in
-other words). The race has two levels, so that few tokens need noise: over blocks of SAMPLER_BLOCK tokens by their summed
-weight, then within the block that won. A row with a filter races flat, over the tokens that pass. Both are exact draws.
+Noise is stateless: a 32-bit hash of (seed, position, purpose, index), so a row draws the same in any batch. It becomes an
+exponential variable E; the token with the least E / p wins, which is a draw from p (exponential race; in other words
+Gumbel-max). The race has two levels, so that few tokens need noise: over blocks of SAMPLER_BLOCK tokens by their summed weight,
+then within the winning block. A row with a filter races over all tokens that pass, without blocks. Both are exact draws.
 
-Filters act in vLLM's order after the temperature: min-p (relative to the largest probability), top-k, top-p over what top-k
-left. Each is a threshold on the logit: tokens that tie with the last one kept are kept too. Greedy takes the lowest index
-among equals. NaN counts as -inf; a row without any finite logit gives token 0, or NO_TOKEN if it has processors: they (and the
-mask) may leave nothing, and its request is to hear of that.
+Filters act in vLLM's order after the temperature: min-p (relative to the largest probability), top-k, then top-p over the rest.
+Each is a threshold on the logit: tokens that tie with the last one kept are kept too. Greedy takes the lowest index among
+equals. NaN counts as -inf; a row without any finite logit gives token 0, or NO_TOKEN if it has processors: they (and the mask)
+may leave no token, and the request must then be told.
 
-CPU and GPU agree bit for bit on the hash; E, sums and exponentials differ in the last bits. So their tokens may differ where
-two scores, or a nucleus' mass and top_p, are equal within float32 rounding.
+CPU and GPU agree bit for bit on the hash; E, sums and exponentials differ in the last bits. So their tokens may differ if two
+scores, or a nucleus' mass and top_p, are equal within float32 rounding.
 """
 
 import numpy as np
@@ -22,7 +22,7 @@ from quire.kernels.sampling.logits_processors import processed_row
 from quire.kernels.step.tables import NUM_TOP, SAMPLER_BLOCK, LogitsProcessorPool, SamplerWorkspace, SlotTables
 
 S_TEMPERATURE, S_TOP_K, S_TOP_P, S_MIN_P = (SLOT.at[name] for name in ("temperature", "top_k", "top_p", "min_p"))
-S_SEED_LO, S_SEED_HI, S_PROCESSOR_ROW = SLOT.at["seed"], SLOT.at["seed"] + 1, SLOT.at["processor_row"]
+S_SEED_LO, S_SEED_HI, S_HAS_PROCESSORS = SLOT.at["seed"], SLOT.at["seed"] + 1, SLOT.at["has_processors"]
 PURPOSE_BLOCK, PURPOSE_TOKEN = 0, 1
 LARGEST = np.float32(3e38)  # +inf counts as this
 _OFFSETS = np.arange(SAMPLER_BLOCK, dtype=np.uint32)
@@ -30,13 +30,13 @@ PROMPT_LOGPROB_ROWS = RACE_ROWS = 32  # rows in float32 at a time
 
 
 def noise_bits(seed_lo: int, seed_hi: int, position: int, purpose: int, index: np.ndarray) -> np.ndarray:
-    """uint32 hash per index (uint32): two rounds of a mixing function keyed with 64 bits made of the rest."""
+    """uint32 hash per index (uint32): two rounds of a mixing function, keyed with 64 bits derived from the other arguments."""
     first, second = noise_key(seed_lo, seed_hi, position, purpose)
     return _keyed(np.uint32(first), np.uint32(second), index)
 
 
 def noise_key(seed_lo: int, seed_hi: int, position: int, purpose: int) -> tuple[int, int]:
-    """What the two rounds are keyed with. In plain integers: an array operation on one element takes ten times as long."""
+    """The keys of the two rounds. In plain integers: an array operation on one element takes ten times as long."""
     lo, hi, at = seed_lo & 0xFFFFFFFF, seed_hi & 0xFFFFFFFF, position & 0xFFFFFFFF
     first = _mix_int(_mix_int(_mix_int(lo + purpose + 0x9E3779B9) ^ hi) + at)
     second = _mix_int(_mix_int(_mix_int(hi + purpose + 0x7F4A7C15) ^ at) + lo)
@@ -98,9 +98,9 @@ def sample(
     racing, processed = [], []
     for row, slot in enumerate(slots):
         x = raw = values[row]
-        is_processed = processors and 0 <= params[slot, S_PROCESSOR_ROW] < pool.num_rows
+        is_processed = processors and params[slot, S_HAS_PROCESSORS] != 0
         if is_processed:
-            x = processed_row(x, params[slot], at[row], tables.host["history"][slot], pool)
+            x = processed_row(x, slot, at[row], tables, pool)
         if bitmask is not None and not bool((bitmask[row] == -1).all()):
             x = _masked(x, bitmask[row])
         if is_processed:
@@ -120,7 +120,7 @@ def sample(
         x = values if len(some) == rows else values[some]
         out[some], _ = race(x, params[[slots[row] for row in some]], [at[row] for row in some])
     for row, x in processed:
-        if not x[out[row]] > -np.inf:  # so no token is more
+        if not x[out[row]] > -np.inf:  # so no other token is higher
             out[row] = NO_TOKEN
     return torch.from_numpy(out)
 
@@ -131,21 +131,21 @@ def _masked(x: np.ndarray, words: torch.Tensor) -> np.ndarray:
 
 
 def _argmax(x: np.ndarray) -> int:
-    """Lowest index of the largest value; by numpy, which takes 15 µs for 152k values where torch took 500 in bfloat16."""
+    """Lowest index of the largest value; by numpy, which takes 15 µs for 152k values, where torch took 500 in bfloat16."""
     best = int(x.argmax())
     return int(finite(x).argmax()) if np.isnan(x[best]) else best
 
 
 def finite(x: np.ndarray) -> np.ndarray:
-    """With -inf for NaN, and LARGEST for +inf."""
+    """x with -inf for NaN, and LARGEST for +inf."""
     return np.minimum(np.where(np.isnan(x), np.float32(-np.inf), x), LARGEST)
 
 
 def race(x: np.ndarray, params: np.ndarray, positions: list[int], first: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """A random token of each row of x, int64 [R], and its block's score, float32 [R]; x float32 [R, V], none filtered.
 
-    params: [R, words] of their slots. first: of the whole vocabulary's tokens, whose numbers the noise has, x begins with this
-    one, at a block's start.
+    params: [R, words] of their slots. first: the number of x's first token in the whole vocabulary, by which the noise is
+    indexed; it is a block's first.
     """
     top = x.max(1, keepdims=True)
     if not (top <= LARGEST).all():  # +inf or NaN
@@ -159,7 +159,7 @@ def race(x: np.ndarray, params: np.ndarray, positions: list[int], first: int = 0
     shown = scores.numpy()
     np.multiply(np.subtract(x, np.where(empty, 0, top), out=shown[:, :vocab]), scale, out=shown[:, :vocab])
     by_block = scores.view(rows, blocks, SAMPLER_BLOCK)
-    sums = by_block.exp().sum(2).log_().numpy()  # -inf of an empty block
+    sums = by_block.exp().sum(2).log_().numpy()  # -inf for an empty block
     seeds = params[:, [S_SEED_LO, S_SEED_HI]].tolist()
     numbers = np.arange(blocks, dtype=np.uint32) + np.uint32(first // SAMPLER_BLOCK)
     block_scores = sums - _log_e(seeds, positions, PURPOSE_BLOCK, numbers)
@@ -170,7 +170,7 @@ def race(x: np.ndarray, params: np.ndarray, positions: list[int], first: int = 0
 
 
 def _log_e(seeds: list[list[int]], positions: list[int], purpose: int, index: np.ndarray) -> np.ndarray:
-    """log(E) [R, index's last size] of each row; index: of all rows, or [R, n]."""
+    """log(E) [R, index's last size] for each row; index: shared by all rows, or [R, n]."""
     keys = np.array([noise_key(lo, hi, at, purpose) for (lo, hi), at in zip(seeds, positions, strict=True)], np.uint32)
     return log_exponential(_keyed(keys[:, :1], keys[:, 1:], index))
 
@@ -212,7 +212,7 @@ def _nucleus_end(x: np.ndarray, top: np.float32, temperature: np.float32, top_p:
     """The last value, from the largest down, above which there is less than top_p of the mass."""
     weights = torch.from_numpy(x).sub(float(top)).div_(float(temperature)).exp_()
     total = float(weights.sum(dtype=torch.float64))
-    # tokens of less than this have less than 1 - top_p together: no need to sort them
+    # tokens below this have less than 1 - top_p together: they need no sorting
     large = weights.numpy() >= 0.99 * (1 - top_p) * total / len(x)
     order = np.argsort(-x[large])
     sorted_weights = weights.numpy()[large][order].astype(np.float64)
@@ -221,7 +221,7 @@ def _nucleus_end(x: np.ndarray, top: np.float32, temperature: np.float32, top_p:
 
 
 def _at_least_kth(x: np.ndarray, k: int) -> np.ndarray:
-    """The values of x that are not below its k-th largest. The k-th largest maximum of blocks bounds it from below."""
+    """The values of x that are at least its k-th largest; the k-th largest maximum of blocks is a lower bound of it."""
     blocks = len(x) // SAMPLER_BLOCK
     if k <= blocks:
         maxima = x[: blocks * SAMPLER_BLOCK].reshape(blocks, SAMPLER_BLOCK).max(1)
@@ -241,8 +241,8 @@ def prompt_logprobs(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Raw log-probabilities on any device: (of the target f32 [N], its rank i32 [N], top ids i32 [N, num_top], theirs f32).
 
-    logits [N, V], targets int [N] (those outside the vocabulary are clamped). rank = 1 + number of larger logits.
-    num_top is capped by the vocabulary; columns beyond it hold id 0 at -inf.
+    logits [N, V], targets int [N] (those outside the vocabulary are clamped). rank = 1 + number of larger logits. num_top is
+    limited by the vocabulary; columns beyond it hold id 0 at -inf.
     """
     parts = [
         _logprobs(logits[i : i + PROMPT_LOGPROB_ROWS].float(), targets[i : i + PROMPT_LOGPROB_ROWS].long(), num_top)

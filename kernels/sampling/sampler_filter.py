@@ -1,14 +1,14 @@
-"""Top-k, top-p and min-p by threshold search: one program a row that has one of them, after the sampler's first pass.
+"""Top-k, top-p and min-p by threshold search: one program for each row with such a filter, after the sampler's first pass.
 
-1. A lower bound on the threshold from what the first pass left: the k-th largest block maximum, the min-p bound, or, for top-p
+1. A lower bound on the threshold from the first pass's results: the k-th largest block maximum, the min-p bound, or, for top-p
    alone, (1 - p) * mass / V: tokens below it have less than 1 - p together.
-2. Tokens above the bound go into a list of CANDIDATES, in order, from the blocks whose maximum reaches it. If they are more,
-   the searches run over the whole row instead (read from L2).
+2. Tokens above the bound go into a list of CANDIDATES, in order, from the blocks with a maximum that reaches it. If they are
+   more, the searches run over the whole row instead (read from L2).
 3. The largest t with #{x >= t} >= k, then the largest t with mass{x >= t} >= p * mass{x kept so far}: searches on the
    order-preserving integer of the float, three pivots a pass, in as many bits as the logits' dtype has.
 4. Exponential race over the tokens at or above t.
 
-A count is exact. A mass is a float32 sum, so a token whose rank falls within its rounding of p may be kept or not.
+A count is exact. A mass is a float32 sum, so a token at a rank within its rounding of p may be kept or not.
 """
 
 from typing import Any
@@ -40,20 +40,20 @@ from quire.kernels.step import tables as words
 from quire.kernels.step.tables import SamplerWorkspace, SlotTables
 
 TILE_BLOCKS = 8
-MAX_REGISTERS = 128  # of a thread: two programs an SM, next to no spills; the compiler alone takes 209
-KEY_SHIFT = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}  # low bits of a float32 that the dtype leaves empty
+MAX_REGISTERS = 128  # of a thread: two programs an SM, almost no spills; the compiler alone takes 209
+KEY_SHIFT = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}  # low bits of a float32 that are always 0 for the dtype
 
 
 @triton.jit
 def _key(x, SHIFT: tl.constexpr):
-    """An int32 that orders as x does; the low bits that carry nothing are dropped."""
+    """An int32 that orders as x does; low bits that carry nothing are dropped."""
     bits = x.to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> SHIFT
 
 
 @triton.jit
 def _key_of_bound(x, SHIFT: tl.constexpr):
-    """The least key of a value that is at least x, where x need not be a value of the logits' dtype."""
+    """The least key of a value that is at least x, if x need not be a value of the logits' dtype."""
     full = _key(x, 0).to(tl.int64)
     return tl.where(full >= 0, full + ((1 << SHIFT) - 1), full) >> SHIFT
 
@@ -76,14 +76,14 @@ def _weight_above(
     compact, candidates_row, logits_row, processors, mask_row, n,
     TILE: tl.constexpr, SHIFT: tl.constexpr, PROCESSORS: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
-    """Number (or mass) of the values with key >= q, for three q."""
+    """Number (or mass) of the values with key >= q, for each of three q."""
     f1 = tl.zeros([TILE], tl.float32)
     f2 = tl.zeros([TILE], tl.float32)
     f3 = tl.zeros([TILE], tl.float32)
     for start in range(0, n, TILE):
         cols = start + tl.arange(0, TILE)
         x = _load_source(compact, candidates_row, logits_row, processors, mask_row, cols, n, PROCESSORS, MASK)
-        weight = tl.where(by_mass == 1, tl.exp((x - top) * scale), 1.0)  # what lies beyond n has no key of interest
+        weight = tl.where(by_mass == 1, tl.exp((x - top) * scale), 1.0)  # values beyond n have no key of interest
         key = _key(x, SHIFT)
         f1 += tl.where(key >= q1, weight, 0.0)
         f2 += tl.where(key >= q2, weight, 0.0)
@@ -120,10 +120,20 @@ def _filter_kernel(
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     TILE: tl.constexpr = TILE_BLOCKS * BLOCK
-    param_row, position, _slot = row_state(row, row_slots, positions, slot_params, num_slots)
+    param_row, position, slot = row_state(row, row_slots, positions, slot_params, num_slots)
     if is_filtered(param_row, V):
         processors = processors_of_row(
-            row, param_row, counts, counts_stride, entries, multiplier, pool_rows, token_mask, token_mask_stride, PROCESSORS
+            row,
+            slot,
+            param_row,
+            counts,
+            counts_stride,
+            entries,
+            multiplier,
+            pool_rows,
+            token_mask,
+            token_mask_stride,
+            PROCESSORS,
         )
         scale = 1.0 / float_param(param_row, S_TEMPERATURE)
         temperature = float_param(param_row, S_TEMPERATURE)
@@ -155,12 +165,12 @@ def _filter_kernel(
             bound = _key(least, SHIFT).to(tl.int64)
         bound = tl.minimum(bound, highest)
 
-        # 2. candidates: of the blocks that reach the bound
+        # 2. candidates: from the blocks that reach the bound
         near = (_key(maxima, SHIFT).to(tl.int64) >= bound) & (blocks < num_blocks)
         near_row = near_blocks + row * num_blocks
         tl.store(near_row + tl.cumsum(near.to(tl.int32), 0) - 1, blocks, near)
         num_near = tl.sum(near.to(tl.int32), 0)
-        tl.debug_barrier()  # what is stored here and below is read by other threads
+        tl.debug_barrier()  # other threads read the values stored here and below
         n = 0
         start = 0
         while (start < num_near) & (n <= CAP):
@@ -180,11 +190,11 @@ def _filter_kernel(
         length = tl.where(compact, n, V)
 
         # 3. threshold: the largest key t of [threshold, highest] with weight{key >= t} >= target, first by count, then by mass.
-        # One loop for both, for all that it calls is compiled once for each place that calls it.
+        # One loop for both: functions that it calls are compiled once for each place that calls them.
         threshold = bound
         for by_mass in range(1 - by_count.to(tl.int32), 1 + (top_p < 1.0).to(tl.int32)):
             lo, hi = threshold, highest
-            unsummed = (by_mass == 1) & (alone == 0)  # what is left of the mass must be known first
+            unsummed = (by_mass == 1) & (alone == 0)  # then the remaining mass must be computed first
             while unsummed | (lo < hi):
                 step = (hi - lo + 3) // 4
                 q1 = tl.where(unsummed, lo, lo + step)
@@ -238,7 +248,9 @@ def launch_filter(
     processors: int,
     masked: bool,
 ) -> None:
-    """Sample the rows that have a filter; `source` is what the sampler's kernels take first, `processors` their PROCESSORS."""
+    """Sample the rows that have a filter; `source`: first arguments of the sampler's kernels, `processors`: their
+    PROCESSORS.
+    """
     shift = 0 if processors else KEY_SHIFT[source[0].dtype]
     num_blocks = triton.cdiv(vocab, words.SAMPLER_BLOCK)
     padded_blocks = triton.next_power_of_2(num_blocks)

@@ -1,7 +1,7 @@
-"""What the sampler's kernels share: a row's parameters, its logits as they are sampled from, and the noise.
+"""Code shared by the sampler's kernels: a row's parameters, its logits as they are sampled from, and the noise.
 
-A row's logits are read through `load_logits` by every kernel: float32, penalised and masked for rows with processors, so that
-no copy of them is kept. `sampler` and `sampler_filter` are the kernels; sampler_cpu has the same noise, bit for bit.
+Every kernel reads a row's logits through `load_logits`: float32, penalized and masked for rows with processors, so that no copy
+of them is kept. `sampler` and `sampler_filter` are the kernels; sampler_cpu has the same noise, bit for bit.
 """
 
 import triton
@@ -16,7 +16,7 @@ SLOT_WORDS = tl.constexpr(SLOT.width)
 S_TEMPERATURE, S_TOP_K = tl.constexpr(SLOT.at["temperature"]), tl.constexpr(SLOT.at["top_k"])
 S_TOP_P, S_MIN_P = tl.constexpr(SLOT.at["top_p"]), tl.constexpr(SLOT.at["min_p"])
 S_PRESENCE, S_FREQUENCY = tl.constexpr(SLOT.at["presence"]), tl.constexpr(SLOT.at["frequency"])
-S_REPETITION, S_PROCESSOR_ROW = tl.constexpr(SLOT.at["repetition"]), tl.constexpr(SLOT.at["processor_row"])
+S_REPETITION, S_HAS_PROCESSORS = tl.constexpr(SLOT.at["repetition"]), tl.constexpr(SLOT.at["has_processors"])
 S_SEED_LO, S_SEED_HI = tl.constexpr(SLOT.at["seed"]), tl.constexpr(SLOT.at["seed"] + 1)
 S_MIN_LEN = tl.constexpr(SLOT.at["min_len"])
 ENTRY_PLANES = tl.constexpr(words.ENTRY_PLANES)
@@ -75,8 +75,14 @@ def float_param(param_row, word: tl.constexpr):
 
 
 @triton.jit
+def has_processors(slot, param_row, pool_rows):
+    """Whether the slot's row of the pool counts; the dummy slot has none there."""
+    return (tl.load(param_row + S_HAS_PROCESSORS) != 0) & (slot < pool_rows)
+
+
+@triton.jit
 def is_filtered(param_row, V):
-    """Whether the row takes the filter kernel's result: as an integer, for use beside blocks of masks."""
+    """Whether the row takes the filter kernel's result: as an integer, to be combined with blocks of masks."""
     random = float_param(param_row, S_TEMPERATURE) > 0.0
     k = tl.load(param_row + S_TOP_K)
     narrow = ((k > 0) & (k < V)) | (float_param(param_row, S_TOP_P) < 1.0) | (float_param(param_row, S_MIN_P) > 0.0)
@@ -85,14 +91,13 @@ def is_filtered(param_row, V):
 
 @triton.jit
 def processors_of_row(
-    row, param_row, counts, counts_stride, entries, multiplier, pool_rows, token_mask, token_mask_stride,
+    row, slot, param_row, counts, counts_stride, entries, multiplier, pool_rows, token_mask, token_mask_stride,
     PROCESSORS: tl.constexpr,
 ):  # fmt: skip
     """What load_logits must know of a row's processors. PROCESSORS: bits of the pool's table size, 0 without processors."""
-    pool_row = tl.load(param_row + S_PROCESSOR_ROW)
-    at = pool_row.to(tl.int64)
+    at = slot.to(tl.int64)
     return (
-        (pool_row >= 0) & (pool_row < pool_rows),
+        has_processors(slot, param_row, pool_rows),
         counts + at * counts_stride,
         entries + at * (ENTRY_PLANES << PROCESSORS),
         multiplier,
@@ -129,7 +134,7 @@ def load_logits(logits_row, processors, mask_row, cols, V, PROCESSORS: tl.conste
     """Logits at cols in float32, processed if the row has processors; -inf beyond V, where masked, for NaN. No +inf, -0."""
     inside = cols < V
     x = tl.load(logits_row + cols, inside, other=-float("inf")).to(tl.float32)
-    if PROCESSORS:  # noqa: SIM102 (compiled away; the other is asked on the device)
+    if PROCESSORS:  # noqa: SIM102 (compiled away; the inner test runs on the device)
         if processors[0]:
             x = _processed(x, cols, inside, processors, PROCESSORS)
     if MASK:

@@ -1,12 +1,12 @@
-"""Sampling of greedy and plain random rows over a sharded vocabulary: three words a row travel between GPUs, and no logits.
+"""Sampling of greedy and plain random rows over a sharded vocabulary: GPUs exchange three words a row, and no logits.
 
     best_of_shard    of this rank's logits: their maximum, the score of the block that wins among its own, the token in it
-    choose           of all ranks' words: the token of the rank whose block wins among all
+    choose           of all ranks' words: the token of the rank with the block that wins among all
 
-A rank's shard is whole SAMPLER_BLOCKs, and blocks and tokens keep their numbers in the whole for the noise: the race is that of
+A rank's shard is whole SAMPLER_BLOCKs, and blocks and tokens have their global numbers for the noise: the race is that of
 `sampler.sample` over the whole row. Its score is relative to the rank's own maximum; `choose` sees all of them, and takes the
-first of equals. Rows with filters, processors or masks need all logits, and are `sampler`'s. `sampler_sharded_cpu` is the same
-in torch. Bytes: R * V / ranks of logits, plus one block a row.
+first of equals. Rows with filters, processors or masks need all logits, and go to `sampler`. `sampler_sharded_cpu` does the
+same in torch. Bytes: R * V / ranks of logits, plus one block a row.
 """
 
 import torch
@@ -29,7 +29,7 @@ from quire.kernels.sampling.sampler_logits import (
 from quire.kernels.step import tables as words
 from quire.kernels.step.tables import LogitsProcessorPool, ShardedWorkspace, SlotTables
 
-TOP, SCORE, TOKEN = (tl.constexpr(at) for at in range(words.SHARD_WORDS))  # planes of what travels, int32, floats as bits
+TOP, SCORE, TOKEN = (tl.constexpr(at) for at in range(words.SHARD_WORDS))  # planes of exchanged words, int32, floats as bits
 
 
 @triton.jit
@@ -100,7 +100,7 @@ def best_of_shard(
     *,
     random: bool,
 ) -> torch.Tensor:
-    """int32 [SHARD_WORDS, R], of this rank's logits [R, n], of the tokens from `first` on."""
+    """int32 [SHARD_WORDS, R], for this rank's logits [R, n] of the tokens from `first` on."""
     rows, vocab = logits.shape
     num_blocks, num_slots = triton.cdiv(vocab, words.SAMPLER_BLOCK), tables.max_num_seqs + 1
     if logits.stride(1) != 1 or rows > len(workspace.block_max) or workspace.block_max.shape[1] != num_blocks:
@@ -121,7 +121,7 @@ def best_of_shard(
 
 
 def choose(everyone: torch.Tensor, row_slots: torch.Tensor, tables: SlotTables, *, random: bool) -> torch.Tensor:
-    """int32 [R] tokens, of all ranks' words int32 [ranks, SHARD_WORDS, R]: the same on every rank."""
+    """int32 [R] tokens, from all ranks' words int32 [ranks, SHARD_WORDS, R]: the same on every rank."""
     size, _, rows = everyone.shape
     sampled = torch.empty(rows, dtype=torch.int32, device=everyone.device)
     if rows:

@@ -1,4 +1,4 @@
-"""`sampler_sharded` on a CPU, with the same signatures, by what `sampler_cpu` is made of."""
+"""`sampler_sharded` on a CPU, with the same signatures, built from `sampler_cpu`."""
 
 import numpy as np
 import torch

@@ -1,4 +1,4 @@
-"""What surrounds a step's forward on the device: apply the plan, build the inputs; then record the tokens, write the results.
+"""The device work around a step's forward: apply the plan and build the inputs; then record the tokens and write the results.
 
     prepare_step  1. slot updates, block updates and decode rows of the plan go into the tables (`SlotTables`)
                   2. ids, positions, slot mapping, row offsets, lengths (`StepBuffers`), padded to num_tokens and num_rows:
@@ -8,13 +8,13 @@
     finish_step   seq_len, last_token, history and counts of the rows, then one 64-bit word a row: step << 32 | token. With
                   log-probabilities, at word max_rows + row * LOGPROB_WORDS: the token's, its rank, NUM_TOP ids, theirs.
 
-prepare_step is two launches, of 1 and 3 us: every entry of the tables must be there before the first input is made of one, and
-the programs of a kernel can wait for one another only at its end.
+prepare_step is two launches, of 1 and 3 us: every entry of the tables must be written before the first input is made from one,
+and the programs of a kernel can wait for one another only at its end.
 
 The plan is an int32 buffer of fixed size (see ipc/step/sections.py). Grids and arguments depend on padded sizes alone; counts
 are read from the plan's header on the device, so a captured launch serves every step. Indices from the plan are clamped to
-their tables. Two updates of one entry in one plan leave either. Moves about 30 bytes a token and 100 a row. `step_inputs_cpu`
-is the reference.
+their tables. If a plan updates an entry twice, either value may remain. Moves about 30 bytes a token and 100 a row.
+`step_inputs_cpu` is the reference.
 """
 
 import torch
@@ -36,7 +36,7 @@ H_NUM_PREFILL_TOKENS = tl.constexpr(HEADER.at["num_prefill_tokens"])
 H_PREFILL_TOKENS, H_MICRO_BATCH = tl.constexpr(HEADER.at["prefill_tokens"]), tl.constexpr(HEADER.at["micro_batch"])
 FLAG_SAME_DECODE_ROWS = tl.constexpr(sections.FLAG_SAME_DECODE_ROWS)
 SLOT_WORDS, BLOCK_WORDS, PREFILL_WORDS = tl.constexpr(SLOT.width), tl.constexpr(BLOCK_UPDATE.width), tl.constexpr(PREFILL.width)
-S_SLOT, S_PROCESSOR_ROW = tl.constexpr(SLOT.at["slot"]), tl.constexpr(SLOT.at["processor_row"])
+S_SLOT, S_HAS_PROCESSORS = tl.constexpr(SLOT.at["slot"]), tl.constexpr(SLOT.at["has_processors"])
 B_TABLE, B_INDEX, B_BLOCK = (tl.constexpr(BLOCK_UPDATE.at[name]) for name in ("table", "index", "block"))
 P_SLOT, P_START = tl.constexpr(PREFILL.at["slot"]), tl.constexpr(PREFILL.at["start"])
 P_LENGTH, P_FLAGS = tl.constexpr(PREFILL.at["length"]), tl.constexpr(PREFILL.at["flags"])
@@ -48,9 +48,9 @@ NUM_TOP, LOGPROB_WORDS = tl.constexpr(sections.MAX_LOGPROBS), tl.constexpr(LOGPR
 HISTORY = tl.constexpr(sections.MAX_BAD_WORD_TOKENS)
 
 APPLY_PROGRAMS = 16
-APPLY_BLOCK = 64  # updates a program takes at once
+APPLY_BLOCK = 64  # updates that a program applies at once
 BUILD_BLOCK = 128  # tokens and rows of one program
-BUILD_CHUNK = 32  # prefill rows it looks at at once
+BUILD_CHUNK = 32  # prefill rows that it reads at once
 FINISH_BLOCK = 16
 
 
@@ -62,7 +62,7 @@ def _clamp(x, most):
 
 @triton.jit
 def _slots_of_micro_batch(plan, decode_slots, num_slots, MICRO_BATCHES: tl.constexpr):
-    """The decode rows of the plan's micro-batch; of a model in one piece there is one."""
+    """The decode rows of the plan's micro-batch; without pipeline parallelism there is only one."""
     if MICRO_BATCHES > 1:
         decode_slots += _clamp(tl.load(plan + H_MICRO_BATCH), MICRO_BATCHES - 1) * num_slots
     return decode_slots
@@ -70,7 +70,7 @@ def _slots_of_micro_batch(plan, decode_slots, num_slots, MICRO_BATCHES: tl.const
 
 @triton.jit
 def _section(plan, count_word: tl.constexpr, at_word: tl.constexpr, width: tl.constexpr, plan_len):
-    """(count, offset) of a section, kept inside the plan."""
+    """(count, offset) of a section, clamped to the plan."""
     at = _clamp(tl.load(plan + at_word), plan_len)
     return _clamp(tl.load(plan + count_word), (plan_len - at) // width), at
 
@@ -201,14 +201,14 @@ def _finish_kernel(
     tl.store(seq_len + slot, new_len, real)
     tl.store(last_token + slot, token, writes)
 
-    processor_row = tl.load(slot_params + slot * SLOT_WORDS + S_PROCESSOR_ROW, writes, other=-1)
-    processed = (processor_row >= 0) & (processor_row < pool_rows)
-    count_tokens(counts, counts_stride, entries, multiplier, processor_row, token, processed, TABLE_BITS)
+    has_processors = tl.load(slot_params + slot * SLOT_WORDS + S_HAS_PROCESSORS, writes, other=0)
+    processed = (has_processors != 0) & (slot < pool_rows)
+    count_tokens(counts, counts_stride, entries, multiplier, slot, token, processed, TABLE_BITS)
     place = tl.arange(0, HISTORY)[None, :]
     at = history + slot[:, None] * HISTORY + place
     older = tl.load(at + 1, processed[:, None] & (place < HISTORY - 1), other=0)
     shifted = tl.where(place < HISTORY - 1, older, token[:, None])
-    tl.debug_barrier()  # every thread has read before one writes
+    tl.debug_barrier()  # every thread must have read before one writes
     tl.store(at, shifted, processed[:, None] & (place < HISTORY))
 
     step = tl.load(plan + H_STEP).to(tl.int64)
@@ -279,10 +279,10 @@ def finish_step(
 ) -> None:
     """Record the sampled tokens in the tables and write the step's result words.
 
-    sampled int32 [num_rows]: NO_TOKEN is told as it is, and counts as token 0. results int64 [depth, words], on the device or
-    in host memory registered with CUDA, the record is row step % depth. logprobs: (log-probability f32 [R], rank i32 [R], ids
-    i32 [R, NUM_TOP], log-probabilities f32 [R, NUM_TOP]). Every word carries the step, and is one 64-bit store: a reader polls
-    the word itself.
+    sampled int32 [num_rows]: NO_TOKEN is reported as it is, and counts as token 0. results int64 [depth, words], on the device
+    or in host memory registered with CUDA; the record is row step % depth. logprobs: (log-probability f32 [R], rank i32 [R],
+    ids i32 [R, NUM_TOP], log-probabilities f32 [R, NUM_TOP]). Every word carries the step, and is one 64-bit store: a reader
+    polls the word itself.
     """
     if results.dtype != torch.int64 or results.dim() != 2 or results.stride(1) != 1 or sampled.dtype != torch.int32:
         raise ValueError("finish_step: results must be int64 [depth, words], sampled int32")

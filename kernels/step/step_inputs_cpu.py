@@ -1,7 +1,7 @@
 """Applying a plan and building a step's inputs on the CPU: the CPU worker's path and the oracle of `step_inputs`.
 
-numpy over memory that the tables share with it: a dozen operations a step, where torch would take 5 µs each. An index outside
-its table raises IndexError here; on the device it is clamped.
+numpy on memory shared with the tables: a dozen operations a step, where torch would take 5 µs each. An index outside its table
+raises IndexError here; on the device it is clamped.
 """
 
 import numpy as np
@@ -29,7 +29,7 @@ def prepare_step(
     num_blocks: int,
     vocab: int,
 ) -> None:
-    """Apply the plan's changes to the tables and write the inputs of a step padded to num_tokens and num_rows."""
+    """Apply the plan's changes to the tables, and write the inputs of a step padded to num_tokens and num_rows."""
     words = plan.numpy()
     h = words[: HEADER.width].tolist()
     state = tables.host
@@ -67,7 +67,7 @@ def prepare_step(
 
 
 def _rows(words: np.ndarray, h: list[int], section: str, width: int) -> np.ndarray:
-    """[n, width], a section of the plan whose header is h."""
+    """[n, width]: a section of the plan with header h."""
     n, at = h[HEADER.at[f"num_{section}"]], h[HEADER.at[section]]
     return words[at : at + n * width].reshape(n, width)
 
@@ -120,12 +120,11 @@ def finish_step(
     state["seq_len"][slots] = out["seq_lens"][:rows]
     sampling, new = slots[samples], np.maximum(tokens[samples], 0)
     state["last_token"][sampling] = new
-    processor_rows = state["params"][sampling, SLOT.at["processor_row"]]
-    if (processed := processor_rows >= 0).any():
+    if (processed := state["params"][sampling, SLOT.at["has_processors"]] != 0).any():
         history, slots_f, new_f = state["history"], sampling[processed], new[processed]
         history[slots_f, :-1] = history[slots_f, 1:]
         history[slots_f, -1] = new_f
-        count_tokens(pool, processor_rows[processed], new_f)
+        count_tokens(pool, slots_f, new_f)
     if logprobs is not None:
         columns = record[max_rows : max_rows + rows * LOGPROBS.width].reshape(rows, LOGPROBS.width)
         logprob, rank, top_ids, top_logprobs = (x[:rows].numpy() for x in logprobs)

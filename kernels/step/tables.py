@@ -1,9 +1,9 @@
 """Device state of the sequences, by slot, and the buffers of one step.
 
 `SlotTables`, `LogitsProcessorPool` and `StepBuffers` only hold tensors: allocated once by the worker, changed in place by the
-step kernels (`step_inputs`), by `apply_logits_processors`, and read by the sampler. The last slot (`max_num_seqs`) is the dummy
-slot of padded rows. `params` holds a slot update of a plan as it is, so applying one is a copy of its words; what they are is
-declared in ipc/step/sections.py, whose constants the kernels share. No triton here: CPU machines use these too.
+step kernels (`step_inputs`) and by `apply_logits_processors`, and read by the sampler. The last slot (`max_num_seqs`) is the
+dummy slot of padded rows. `params` holds a plan's slot updates unchanged, so applying one is a copy of its words;
+ipc/step/sections.py declares them, and the kernels share its constants. No triton here: CPU machines use these too.
 """
 
 import secrets
@@ -26,7 +26,7 @@ from quire.ipc.step.sections import (
 
 HISTORY = MAX_BAD_WORD_TOKENS  # last output tokens kept for bad words
 PROMPT_BIT = 1 << 7  # in LogitsProcessorPool.counts: the token occurs in the prompt
-IN_TABLE = PROMPT_BIT - 1  # the bits below: its occurrences in the output, or this: they are in LogitsProcessorPool.entries
+IN_TABLE = PROMPT_BIT - 1  # the bits below: occurrences in the output; if all are set, they are in LogitsProcessorPool.entries
 ENTRY_KEY, ENTRY_EXTRA, ENTRY_BIAS = range(3)
 ENTRY_PLANES = 3
 NUM_TOP = MAX_LOGPROBS
@@ -36,20 +36,20 @@ _VALUES = {v.name: v for v in SLOT_VALUES}
 
 @dataclass
 class SlotTables:
-    """What is known of each slot's sequence; S = max_num_seqs + 1."""
+    """The state of each slot's sequence; S = max_num_seqs + 1."""
 
     block_table: torch.Tensor  # int32 [num_groups, S, max_blocks]
     last_token: torch.Tensor  # int32 [S]
-    seq_len: torch.Tensor  # int32 [S], tokens whose KV is computed
+    seq_len: torch.Tensor  # int32 [S], tokens with computed KV
     params: torch.Tensor  # int32 [S, SLOT.width], rows of SLOT; float32 values as bits
-    history: torch.Tensor  # int32 [S, HISTORY], last output tokens of slots with a processor row, newest last, -1 padded
+    history: torch.Tensor  # int32 [S, HISTORY], last output tokens of slots with logits processors, newest last, -1 padded
     decode_slots: torch.Tensor  # int32 [micro-batches, S], the decode rows of each one's last plan that had them
 
     @classmethod
     def allocate(
         cls, max_num_seqs: int, num_groups: int, max_blocks: int, device: torch.device | str, num_micro_batches: int = 1
     ) -> "SlotTables":
-        """Empty tables: every slot samples greedily and has no processor row."""
+        """Empty tables: every slot samples greedily and has no logits processors."""
         s = max_num_seqs + 1
 
         def ints(*shape: int) -> torch.Tensor:
@@ -66,7 +66,7 @@ class SlotTables:
         return self.seq_len.shape[0] - 1
 
     def column(self, name: str) -> torch.Tensor:
-        """A value of SLOT_VALUES of every slot: a view [S], float32 or int32; int32 [S, 2], low word first, of a uint64."""
+        """A value of SLOT_VALUES for every slot: a view [S], float32 or int32; for a uint64 int32 [S, 2], low word first."""
         at, dtype = SLOT.at[name], _VALUES[name].dtype
         if dtype == "uint64":
             return self.params[:, at : at + 2]
@@ -74,16 +74,16 @@ class SlotTables:
 
     @cached_property
     def host(self) -> dict[str, np.ndarray]:
-        """numpy views of tables on the CPU, made once: a view costs a microsecond, a step wants a dozen."""
+        """numpy views of tables on the CPU, made once: a view costs a microsecond, and a step needs a dozen."""
         names = ("block_table", "last_token", "seq_len", "params", "history", "decode_slots")
         return {name: getattr(self, name).numpy() for name in names}
 
 
 @dataclass
 class LogitsProcessorPool:
-    """State of sequences with logits processors, one row each; P rows, V tokens: V * 9 / 8 bytes a row and about 42 KB.
+    """State of sequences with logits processors: a slot's row has its number. V tokens: V * 9 / 8 bytes a row and about 42 KB.
 
-    Every sequence that runs may have a row: at 1,024 rows of 151,936 tokens this is 218 MB. An int32 count and a bias of each
+    P rows, as many as sequences can run: at 1,024 rows of 151,936 tokens this is 218 MB. An int32 count and a bias of each
     token, at hand for the kernels, would be 1.2 GB. But a count beyond a byte's is rare, and a bias is one of few: both are in
     a hash table of the row, with linear probing, where a token's byte is IN_TABLE. Without an entry such a token has occurred
     IN_TABLE times and has no bias. Prompt tokens that were never sampled are seen, not counted.
@@ -102,13 +102,14 @@ class LogitsProcessorPool:
     ) -> "LogitsProcessorPool":
         """For sequences of at most max_len tokens, with empty rows.
 
-        The multiplier is drawn unless given: who chose biases for tokens that collide would make every row of a step wait.
+        The multiplier is random unless given: otherwise a client could choose biases for tokens that collide, and slow all
+        steps.
         """
 
         def ints(*shape: int) -> torch.Tensor:
             return torch.full(shape, -1, dtype=torch.int32, device=device)
 
-        entries = MAX_LOGIT_BIAS + max(max_len - 1, 0) // (IN_TABLE + 1)  # at most: and one place stays empty
+        entries = MAX_LOGIT_BIAS + max(max_len - 1, 0) // (IN_TABLE + 1)  # at most; one place stays empty
         size = 1 << entries.bit_length()
         return cls(
             counts=torch.zeros((rows, vocab), dtype=torch.uint8, device=device),
@@ -135,7 +136,7 @@ class LogitsProcessorPool:
 
 @dataclass
 class StepBuffers:
-    """Inputs of one step, at their largest; a step of T padded tokens and R padded rows uses the first T or R entries."""
+    """Inputs of one step at the largest size; a step of T padded tokens and R padded rows uses the first T or R entries."""
 
     input_ids: torch.Tensor  # int32 [T]
     positions: torch.Tensor  # int32 [T]
@@ -166,14 +167,14 @@ class StepBuffers:
         return {name: getattr(self, name).numpy() for name in (*names, "num_decode_rows", "num_rows")}
 
 
-SAMPLER_BLOCK = 512  # tokens of one block of the sampler's two-level race; changing it changes what a seed gives
-CANDIDATES = 4096  # tokens that the filter kernel holds apart; a row with more of them above its bounds is searched in place
+SAMPLER_BLOCK = 512  # tokens in a block of the sampler's two-level race; changing it changes the tokens of a given seed
+CANDIDATES = 4096  # that the filter kernel lists; a row with more of them above its bounds is searched in place
 LOGPROB_TILE = 8192
 
 
 @dataclass
 class SamplerWorkspace:
-    """What the sampler's kernels hand to each other; NB = ceil(V / SAMPLER_BLOCK). The CPU path needs none of it."""
+    """Intermediate results of the sampler's kernels; NB = ceil(V / SAMPLER_BLOCK). The CPU path needs none of it."""
 
     sampled: torch.Tensor  # int32 [R], the result
     block_max: torch.Tensor  # float32 [R, NB]
@@ -181,7 +182,9 @@ class SamplerWorkspace:
     near_blocks: torch.Tensor  # int32 [R, NB], those with candidates
     candidates: torch.Tensor  # float32 [R, CANDIDATES]
     candidate_ids: torch.Tensor  # int32 [R, CANDIDATES]
-    token_mask: torch.Tensor  # int32 [R, ceil(V / 32)], of processor rows: what is allowed and not banned in this step
+    token_mask: (
+        torch.Tensor
+    )  # int32 [R, ceil(V / 32)], of rows with logits processors: what is allowed and not banned in this step
     part_max: torch.Tensor  # float32 [R, ceil(V / LOGPROB_TILE)]
     part_sum: torch.Tensor
     part_greater: torch.Tensor  # int32
@@ -191,7 +194,7 @@ class SamplerWorkspace:
 
     @classmethod
     def allocate(cls, max_rows: int, vocab: int, device: torch.device | str) -> "SamplerWorkspace":
-        """For the largest padded number of rows; at 1024 rows 33 MB of candidates, and of 152k tokens a mask of 19 MB."""
+        """For the largest padded number of rows; for 1024 rows 33 MB of candidates, and with 152k tokens a mask of 19 MB."""
 
         def new(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -214,12 +217,12 @@ class SamplerWorkspace:
         )
 
 
-SHARD_WORDS = 3  # of a row that travel between ranks: see kernels/sampling/sampler_sharded.py
+SHARD_WORDS = 3  # exchanged between ranks for each row: see kernels/sampling/sampler_sharded.py
 
 
 @dataclass
 class ShardedWorkspace:
-    """What the kernels of a rank's part of the vocabulary hand to each other; the CPU path needs none of it."""
+    """Intermediate results of the kernels for a rank's shard of the vocabulary; the CPU path needs none of it."""
 
     block_max: torch.Tensor  # float32 [R, NB], of the rank's own blocks
     block_sum: torch.Tensor

@@ -1,8 +1,8 @@
-"""Counting tokens on the device: what a row's byte of a token says, and the hash table behind bytes that do not suffice.
+"""Counting tokens on the device: a row's byte for each token, and the hash table for counts that a byte cannot hold.
 
-`LogitsProcessorPool` states the layout. The sampler looks up blocks of tokens, `step_inputs` counts the tokens of a step;
-`token_counts_cpu` does both on the CPU and fills tables. Both loops below run only where some token's byte is IN_TABLE, as
-often as that token's probe is long, and at most once around: a full table ends them, too.
+`LogitsProcessorPool` defines the layout. The sampler looks up blocks of tokens, `step_inputs` counts the tokens of a step;
+`token_counts_cpu` does both on the CPU and fills tables. Both loops below run only if some token's byte is IN_TABLE, as many
+times as that token's probe is long, and at most once around: a full table ends them, too.
 """
 
 import triton
@@ -23,7 +23,7 @@ def _home(token, multiplier, TABLE_BITS: tl.constexpr):
 
 @triton.jit
 def look_up(x, count, token, entries_row, multiplier, TABLE_BITS: tl.constexpr):
-    """(x + bias, count + occurrences beyond IN_TABLE) of the tokens whose count is IN_TABLE; blocks of any shape."""
+    """(x + bias, count + occurrences beyond IN_TABLE) for tokens with count IN_TABLE, others unchanged; blocks of any shape."""
     size: tl.constexpr = 1 << TABLE_BITS
     sought = count == IN_TABLE
     probes = 0
@@ -41,10 +41,10 @@ def look_up(x, count, token, entries_row, multiplier, TABLE_BITS: tl.constexpr):
 
 
 @triton.jit
-def count_tokens(counts, counts_stride, entries, multiplier, pool_row, token, counted, TABLE_BITS: tl.constexpr):
-    """Count one token in each of some pool rows, all different: [BLOCK] each, `counted` says which."""
+def count_tokens(counts, counts_stride, entries, multiplier, slot, token, counted, TABLE_BITS: tl.constexpr):
+    """Count one token in the pool's rows of some slots, all different: [BLOCK] each, `counted` says which."""
     size: tl.constexpr = 1 << TABLE_BITS
-    row = pool_row.to(tl.int64)
+    row = slot.to(tl.int64)
     byte = counts + row * counts_stride + token
     word = tl.load(byte, counted, other=0)
     full = counted & ((word & IN_TABLE) == IN_TABLE)

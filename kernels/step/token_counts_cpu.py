@@ -1,6 +1,6 @@
 """Counting tokens on the CPU: filling, reading and increasing the counts of `LogitsProcessorPool`, in numpy.
 
-Tables are filled here for every device, all sequences of a step at once, since many may begin in one. `count_tokens` and
+Tables are filled here for every device, for all sequences of a step at once, since many may begin in one. `count_tokens` and
 `entries_of_row` are the CPU worker's path and the oracle of `token_counts`.
 """
 
@@ -12,9 +12,9 @@ from quire.kernels.step.tables import ENTRY_BIAS, ENTRY_EXTRA, ENTRY_KEY, ENTRY_
 
 
 class Entries(NamedTuple):
-    """New entries of some pool rows, which had none: what to write where in the flattened tensors of the pool."""
+    """New entries of some pool rows that had none: what to write at which place in the flattened tensors of the pool."""
 
-    counts_at: np.ndarray  # int64 [n], whose bytes become IN_TABLE
+    counts_at: np.ndarray  # int64 [n]: bytes that become IN_TABLE
     entries_at: np.ndarray  # int64 [ENTRY_PLANES * n]
     values: np.ndarray  # int32 [ENTRY_PLANES * n]
 
@@ -30,7 +30,7 @@ def new_entries(
     """Entries for tokens with a bias and for those that occur more than IN_TABLE times in the output.
 
     Tokens are given as indices of pool.counts flattened: output_at int64 [n] ascending and unique, with output_counts int [n];
-    bias_at int64 [m] with biases float32 [m], which add up where a token is named twice. ValueError if a table is too small.
+    bias_at int64 [m] with biases float32 [m], which add up if a token is named twice. ValueError if a table is too small.
     """
     vocab, size = pool.counts.shape[1], pool.table_size
     at = np.union1d(bias_at, output_at[output_counts > IN_TABLE])
@@ -58,7 +58,7 @@ def _free_places(rows: np.ndarray, home: np.ndarray, size: int) -> np.ndarray:
     while len(left):
         at = table[left] * size + places[left]
         free = owner[at] < 0
-        owner[at[free]] = left[free]  # of several the last
+        owner[at[free]] = left[free]  # the last of several for one place
         left = left[owner[at] != left]
         places[left] = (places[left] + 1) % size
     return places

@@ -1,4 +1,4 @@
-"""Compile Triton kernels side by side before they are needed: one after the other they take most of a first start."""
+"""Compile Triton kernels in parallel before they are needed: one after the other they take most of a first start."""
 
 import hashlib
 import logging
@@ -26,12 +26,12 @@ MAX_PROCESSES = 8  # each takes some 300 MB while it runs
 
 
 class _Mode(triton.AsyncCompileMode):
-    """Triton's own way to compile in threads; a kernel that is not in its cache is compiled in another process first."""
+    """Triton's own mode of compiling in threads; a kernel that is not in its cache is compiled in another process first."""
 
     def __init__(self, pool: ThreadPoolExecutor, processes: CompileProcesses | None) -> None:
         super().__init__(pool, ignore_errors=True)
         self.processes = processes
-        self.job: Job | None = None  # what `submit`, called next, is about
+        self.job: Job | None = None  # the kernel for which `submit` is called next
 
     def submit(self, key: str, compile_fn: Any, finalize_fn: Any) -> Any:
         job, processes = self.job, self.processes
@@ -46,12 +46,12 @@ class _Mode(triton.AsyncCompileMode):
 def compile_only(num_threads: int = MAX_THREADS) -> Iterator[None]:
     """Within, a kernel that is called is compiled by another thread and not run; leaving waits for all of them.
 
-    What would have been computed is left as it was: results mean nothing. What cannot be compiled is said when it is called
-    outside. Not for several threads at once.
+    Outputs are left unwritten, so results mean nothing. A kernel that cannot be compiled raises its error when it is called
+    outside. Must not be used by several threads at once.
     """
     read_triton()
     run, kernels = JITFunction.run, []
-    describe: Any = getattr(JITFunction, "_do_compile", None)  # of a Triton that is known
+    describe: Any = getattr(JITFunction, "_do_compile", None)  # for a known Triton
     threads = max(1, min(MAX_THREADS, num_threads))
     pool = ThreadPoolExecutor(threads, initializer=torch.cuda.set_device, initargs=(torch.cuda.current_device(),))
     processes = CompileProcesses(min(MAX_PROCESSES, num_threads // 2)) if hopper.is_known_triton() else None
@@ -87,10 +87,10 @@ def compile_only(num_threads: int = MAX_THREADS) -> Iterator[None]:
 
 @contextmanager
 def own_modules() -> Iterator[bool]:
-    """Within, Triton's compiled launchers may be loaded by several threads; False if that cannot be had from this Triton.
+    """Within, several threads may load Triton's compiled launchers; False if this Triton does not allow that.
 
-    All are extension modules of one name. A file that was loaded before is not loaded again: Python gives the newest module of
-    that name, with the file's functions put in, so that a thread would find another thread's launcher there.
+    All are extension modules of one name. Python does not load a file again that was loaded before: it returns the newest
+    module of that name, with the file's functions put in, so that a thread would find another thread's launcher there.
     """
     load, lock = getattr(build, "_load_module_from_path", None), threading.Lock()
     if load is None:
@@ -109,25 +109,25 @@ def own_modules() -> Iterator[bool]:
 
 
 def _is_cached(key: str, name: str) -> bool:
-    """Whether Triton has compiled this before, for which it looks at the same file; also if it has no use for its cache."""
+    """Whether Triton has compiled this before, by the file that it looks for itself; True also if it does not use its cache."""
     if triton.knobs.compilation.always_compile:
         return True
     try:
         return get_cache_manager(hashlib.sha256(key.encode()).hexdigest()).get_group(f"{name[:150]}.json") is not None
-    except OSError:  # it cannot be had: said when the kernel is compiled
+    except OSError:  # the cache is unusable: reported when the kernel is compiled
         return True
 
 
 def _take_result(kernel: Any) -> None:
-    """From now on Triton finds the kernel at once, if it is compiled."""
+    """Take the kernel's result if it is compiled, so that Triton finds it at once."""
     future = kernel.future  # None once Triton 3.9 has taken its result
     if future is not None and future.done() and future.exception() is None:
         kernel.result()
 
 
 def _make_launcher(kernel: Any) -> None:
-    """What launches a kernel is compiled as well, in C, when it is first asked for."""
+    """Make the kernel's launcher, which is compiled, too, in C, when it is first used."""
     try:
         kernel.run  # noqa: B018
-    except Exception:  # the compiler's, the linker's, the driver's: said again, to whom it concerns, by the kernel's launch
+    except Exception:  # of compiler, linker or driver: raised again by the kernel's launch
         log.debug("a kernel's launcher cannot be made", exc_info=True)

@@ -1,9 +1,9 @@
-"""Processes that compile kernels into Triton's cache: threads of one process wait for one another, much of it being Python.
+"""Processes that compile kernels into Triton's cache: threads of one process wait for one another, in Python.
 
     python -m quire.kernels.triton_support.compile_process     reads jobs, a line each; answers each with a byte
 
-A process ends when its standard input does, so none outlives whoever started it, and makes no context on the GPU. What fails
-in one is of no consequence: whoever asked compiles the kernel himself then, and is told what is wrong with it.
+A process ends when its standard input does, so none outlives its parent, and it makes no context on the GPU. A failure in one
+has no consequence: the parent then compiles the kernel itself and gets the error.
 """
 
 import ast
@@ -20,8 +20,8 @@ from typing import Any, NamedTuple, Self, TypeVar
 T = TypeVar("T")
 
 COMMAND = [sys.executable, "-P", "-m", "quire.kernels.triton_support.compile_process"]
-FEW = 8  # kernels are compiled by this process alone in the 2 to 4 s that another takes to load torch
-JOB_TIMEOUT_S = 120.0  # without an answer: a kernel takes some tenths of a second
+FEW = 8  # up to this many kernels the parent compiles alone in the 2 to 4 s that a process takes to load torch
+JOB_TIMEOUT_S = 120.0  # limit for an answer: a kernel takes some tenths of a second
 
 _TRIED = b"."
 
@@ -38,7 +38,7 @@ class Job(NamedTuple):
     target: tuple[str, int, int]
 
     def line(self) -> bytes:
-        """Itself as a literal of Python. Raises ValueError if it holds what has none."""
+        """The job as a Python literal. Raises ValueError if some of its values have none."""
         text = repr(tuple(self))
         if ast.literal_eval(text) != tuple(self):
             raise ValueError(f"{self.name}: not all of its description is a literal")
@@ -46,7 +46,7 @@ class Job(NamedTuple):
 
 
 class CompileProcesses:
-    """So many processes, each started when it is wanted; a context manager. For any number of threads."""
+    """Up to `count` processes, each started when it is first needed; a context manager, safe for any number of threads."""
 
     def __init__(self, count: int) -> None:
         self._processes = [_Process() for _ in range(count)]
@@ -63,10 +63,10 @@ class CompileProcesses:
             self._changed.notify_all()
 
     def compile(self, job: Job, compile_here: Callable[[], T]) -> T:
-        """compile_here(), of a kernel that was announced: when a process has compiled it, or when it is this one's turn."""
+        """compile_here() for an announced kernel: after a process has compiled it, or if this process is free."""
         with self._changed:
             self._changed.wait_for(lambda: self._free and (self._are_many or None in self._free))
-            turn = self._free.pop()  # this process's own, if that is free
+            turn = self._free.pop()  # None, this process, if that is free
         try:
             if turn is not None:
                 turn.compile(job)
@@ -93,12 +93,12 @@ class _Process:
         self._is_lost = False
 
     def compile(self, job: Job) -> None:
-        """Returns when it has been tried; at once if the process cannot do it."""
+        """Have the process try the job, and wait for its answer; returns at once if the process cannot do it."""
         if self._is_lost:
             return
         try:
             line = job.line()
-        except (ValueError, SyntaxError):  # such a job is for this process
+        except (ValueError, SyntaxError):  # the parent must compile such a job
             return
         try:
             self._is_lost = self._answer(line) != _TRIED
@@ -107,7 +107,7 @@ class _Process:
 
     def _answer(self, line: bytes) -> bytes:
         if self._process is None:
-            # an error is told by whoever compiles the kernel again
+            # errors are reported when the parent compiles the kernel again
             pipe, null = subprocess.PIPE, subprocess.DEVNULL
             self._process = subprocess.Popen(COMMAND, stdin=pipe, stdout=pipe, stderr=null, process_group=0)
         stdin, stdout = self._process.stdin, self._process.stdout
@@ -121,13 +121,13 @@ class _Process:
         self._is_lost = True
         if self._process is not None:
             self._process.kill()
-            with contextlib.suppress(OSError):  # of what was not flushed to a process that was lost
+            with contextlib.suppress(OSError):  # from data that was not flushed to a lost process
                 self._process.communicate()
 
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # what a compiler prints is no answer
+    os.dup2(2, 1)  # a compiler's output must not be taken for an answer
     for line in sys.stdin.buffer:
         with contextlib.suppress(Exception):
             _compile(Job(*ast.literal_eval(line.decode())))
@@ -144,7 +144,7 @@ def _compile(job: Job) -> None:
     target = GPUTarget(*job.target)
     driver.set_active(SimpleNamespace(get_current_target=lambda: target))  # type: ignore[arg-type]
     kernel = compiled_kernels()[job.module, job.name]
-    kernel.create_binder()  # which chooses its language
+    kernel.create_binder()  # which sets the kernel's language
     source = kernel.ASTSource(kernel, job.signature, job.constexprs, job.attrs)
     triton.compile(source, target=target, options=dict(job.options))
 

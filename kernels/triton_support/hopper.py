@@ -1,7 +1,7 @@
-"""Whether what is written for Hopper in Gluon can be used here: `linear_hopper` and `prefill_hopper`.
+"""Whether the kernels written for Hopper in Gluon can be used here: `linear_hopper`, `prefill_hopper` and others.
 
-Gluon is an experimental part of Triton whose names change. Another Triton than the ones below takes the portable kernels, and
-a line in the log says so. Imports no Gluon itself.
+Gluon is an experimental part of Triton, and its names change. With Triton versions other than those below, the portable kernels
+are used, and a line in the log says so. Does not import Gluon itself.
 """
 
 import functools
@@ -14,15 +14,15 @@ from quire.kernels.tuning.current import linear_tuning
 
 log = logging.getLogger("quire.kernels")
 
-# 3.6 has run them, 3.7 compiles them (tests/kernels/test_gluon.py), 3.9 has other names for what they call.
+# 3.6 has run the kernels, 3.7 compiles them (tests/kernels/test_gluon.py), 3.9 has renamed functions that they call.
 FIRST_TRITON, END_TRITON = (3, 6), (3, 8)
-SHARED_BYTES = 227 * 1024  # that a program may have on a Hopper
-MAX_ROWS = 64  # that linear_hopper computes; where it pays for fewer only, the tuning table says so
+SHARED_BYTES = 227 * 1024  # limit of a program on a Hopper
+MAX_ROWS = 64  # limit of linear_hopper; if it pays only for fewer, the tuning table says so
 
 
 @functools.cache
 def available(device: torch.device) -> bool:
-    """Whether the GPU is a Hopper and Triton one of those known."""
+    """Whether the GPU is a Hopper and Triton's version is known."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
         return False
     if is_known_triton():
@@ -34,17 +34,17 @@ def available(device: torch.device) -> bool:
 
 
 def is_known_triton() -> bool:
-    """Whether Triton's version is one whose inner parts we know."""
+    """Whether we know the internals of this version of Triton."""
     return FIRST_TRITON <= tuple(int(part) for part in triton.__version__.split(".")[:2]) < END_TRITON
 
 
 def max_rows() -> int:
-    """Rows of the largest step whose linear layers linear_hopper computes."""
+    """Rows of the largest step in which linear_hopper computes the linear layers."""
     return min(MAX_ROWS, linear_tuning().stream.max_rows)
 
 
 def supports_linear(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether `linear_hopper` computes x @ weight^T: 2 to 64 rows, 16-bit, as TMA needs them; x [M, K], weight [N, K]."""
+    """Whether `linear_hopper` can compute x @ weight^T: 2 to 64 rows, 16-bit, as TMA needs them; x [M, K], weight [N, K]."""
     if not 2 <= x.shape[0] <= max_rows() or x.dtype.itemsize != 2 or x.dtype != weight.dtype or not available(x.device):
         return False
     return can_copy(x) and can_copy(weight)
@@ -57,13 +57,13 @@ def can_copy(lines: torch.Tensor) -> bool:
 
 
 def block_rows(rows: int) -> int:
-    """What the kernels of few rows pad them to: what tensor cores take at once, and powers of two."""
+    """Rows that kernels for few rows pad to: at least what tensor cores take at once, and a power of two."""
     return max(16, triton.next_power_of_2(rows))
 
 
 @functools.cache
 def shared_bytes(device: torch.device) -> int:
-    """That a program may have on this GPU, a Hopper or not."""
+    """Shared memory that a program may have on this GPU, a Hopper or not."""
     if device.type != "cuda":
         return SHARED_BYTES
     return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)  # type: ignore[attr-defined]

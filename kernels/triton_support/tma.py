@@ -1,4 +1,4 @@
-"""Boxes of a matrix copied to shared memory by Hopper's Tensor Memory Accelerator: what our Gluon kernels share."""
+"""Boxes of a matrix copied to shared memory by Hopper's Tensor Memory Accelerator: shared by our Gluon kernels."""
 
 import torch
 from triton.experimental import gluon
@@ -28,7 +28,7 @@ def lines(tensor: torch.Tensor, count: int, width: int, stride: int, box: tuple[
 
 
 def tiles(tensor: torch.Tensor, width: int, rows: int) -> TensorDescriptor:
-    """An 8-bit matrix [n, k] as n / width tiles [width, k], to be copied in boxes of `rows` lines: below a tile are zeros."""
+    """An 8-bit matrix [n, k] as n / width tiles [width, k], to be copied in boxes of `rows` lines: lines below a tile are 0."""
     (n, k), stride = tensor.shape, tensor.stride(0)
     layout = gl.NVMMASharedLayout(128, 8, rank=3)
     return TensorDescriptor(tensor, [n // width, width, k], [width * stride, stride, 1], [1, rows, 128], layout)

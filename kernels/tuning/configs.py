@@ -1,6 +1,6 @@
-"""How one kernel is cut for a GPU: tiles, warps, stages. Values only, which a tuning table holds and a JSON file can say.
+"""How one kernel is tiled for a GPU: tiles, warps, stages. Values only, which a tuning table holds and a JSON file can express.
 
-The kernels' own modules say what the fields do to them; nothing here imports Triton or a kernel.
+The kernels' own modules describe the fields; nothing here imports Triton or a kernel.
 """
 
 import msgspec
@@ -9,7 +9,7 @@ REGISTERS = 65536  # of an SM, 32-bit
 
 
 class SkinnyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of `linear`'s kernels for 1 to 16 rows. block_k is cut to the power of two that holds K."""
+    """For `linear`'s kernels for 1 to 16 rows. block_k is reduced to the power of two that holds K."""
 
     dot: bool  # on tensor cores
     block_n: int  # output columns of a program
@@ -19,7 +19,7 @@ class SkinnyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SplitConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of `split_linear`'s own kernel, for 17 to 64 rows of small weights."""
+    """For `split_linear`'s own kernel, for 17 to 64 rows of small weights."""
 
     splits: int  # of K
     block_n: int
@@ -29,7 +29,7 @@ class SplitConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DecodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How decode is cut: keys a tile, warps and stages a program, programs an SM; rows of up to whole_tiles stay whole."""
+    """For decode attention: keys a tile, warps and stages a program, programs an SM; rows of up to whole_tiles stay whole."""
 
     tile: int
     num_warps: int
@@ -38,17 +38,17 @@ class DecodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     whole_tiles: int = 3
 
     def ring_bytes(self, line_bytes: int) -> int:
-        """Shared memory of a program, about, if a key and its value take line_bytes."""
+        """Approximate shared memory of a program, if a key and its value take line_bytes."""
         return (self.num_stages - 1) * self.tile * line_bytes + 8192
 
     @property
     def max_registers(self) -> int:
-        """What a thread may have for `programs_per_sm` programs to fit; the compiler alone takes 250, for the rare combine."""
+        """Registers of a thread that let `programs_per_sm` programs fit; the compiler alone takes 250, for the rare combine."""
         return _max_registers(self.programs_per_sm, self.num_warps)
 
 
 class PrefillConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Rows of a query tile (tokens x group), keys of a KV tile, warps and pipeline stages a program, programs an SM."""
+    """For prefill: rows of a query tile (tokens x group), keys of a KV tile, warps and stages a program, programs an SM."""
 
     query_rows: int
     tile: int
@@ -58,13 +58,14 @@ class PrefillConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def max_registers(self) -> int:
-        """What a thread may have for `programs_per_sm` programs to fit."""
+        """Registers of a thread that let `programs_per_sm` programs fit."""
         return _max_registers(self.programs_per_sm, self.num_warps)
 
 
 class HopperPrefillConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of `prefill_hopper`: keys of a tile, tiles of keys and of values in shared memory, whether consumers take turns at the
-    tensor cores, registers of a producer's thread (the consumers have what it leaves)."""
+    """For `prefill_hopper`: keys of a tile, tiles of keys and of values in shared memory, whether consumers take turns at the
+    tensor cores, registers of a producer's thread (the consumers have the others).
+    """
 
     tile: int
     stages: int
@@ -73,7 +74,7 @@ class HopperPrefillConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
 
 
 class PairConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of experts' kernels for very few rows: output columns of a program of either product, and how K is cut."""
+    """For experts' kernels for very few rows: output columns of a program of each product, and how K is tiled."""
 
     gate_up_n: int
     down_n: int
@@ -82,10 +83,10 @@ class PairConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RowConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of experts' kernels on mma, for at most max_rows rows: warps of a program of either product, and how many of its pieces
-    of weights, 1 KB a warp, it asks for ahead. max_rows 0: all is `pairs`'s; gate_up_warps 0: gate and up are.
+    """For experts' kernels on mma, for at most max_rows rows: warps of a program of each product, and the pieces of weights, 1
+    KB a warp, that it loads ahead. max_rows 0: `pairs` computes all products; gate_up_warps 0: it computes gate and up.
 
-    warps: 4 or 8; of 4 bits 1, too, where a program has so many pairs of W's rows of either product.
+    warps: 4 or 8; with 4 bits also 1, and then a program has gate_up_pairs or down_pairs pairs of W's rows.
     """
 
     max_rows: int
@@ -97,7 +98,7 @@ class RowConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TileConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of one of experts' products on tensor cores. Gate and up have block_n columns each."""
+    """For one of experts' products on tensor cores. Gate and up have block_n columns each."""
 
     block_n: int
     block_k: int
@@ -106,7 +107,7 @@ class TileConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TilesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of experts' products in tiles of `rows` rows of one expert; streams: each weight is read once, about."""
+    """For experts' products in tiles of `rows` rows of one expert; streams: each weight is read about once."""
 
     rows: int
     streams: bool
@@ -115,8 +116,9 @@ class TilesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WideTile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of one of experts' products on Hopper: stripes of 64 rows of W of each of a program's two warpgroups, blocks of 128 of K
-    in a stage of its ring, programs that share an SM."""
+    """For one of experts' products on Hopper: stripes of 64 rows of W of each of a program's two warpgroups, chunks of K in a
+    stage of its ring (64 in `wide`, 128 in `four_bits_wide`), programs that share an SM.
+    """
 
     stripes: int
     blocks: int
@@ -124,7 +126,7 @@ class WideTile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WideConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of experts' products on Hopper in tiles of `rows` rows of one expert: 16 to 256, a power of two."""
+    """For experts' products on Hopper in tiles of `rows` rows of one expert: 16 to 256, a power of two."""
 
     rows: int
     gate_up: WideTile

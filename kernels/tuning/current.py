@@ -1,7 +1,7 @@
-"""Which tuning table is in force: that of the process's GPU, chosen when it is first asked for.
+"""The tuning table in force: that of the process's GPU, chosen when it is first needed.
 
-An operator's own, made by `python benchmarks/tuning/tune.py`, is a JSON file in this folder, named after the GPU; it comes
-before the tables that Quire has. A process without a GPU, and a GPU without a table, gets `default.py`.
+An operator's own table, made by `python benchmarks/tuning/tune.py`, is a JSON file in this folder, named after the GPU; it
+takes precedence over Quire's tables. A process without a GPU, and a GPU without a table, gets `default.py`.
 """
 
 import functools
@@ -24,7 +24,7 @@ R = TypeVar("R")
 
 TABLES = (H200, H100)
 FOLDER = Path(__file__).parent
-MAX_KEPT = 4096  # choices of a kind: numbers of rows of eager steps, which may be any
+MAX_KEPT = 4096  # limit of each cache of choices: eager steps may have any number of rows
 
 _current: Tuning | None = None
 _choices: list[Callable[[], None]] = []
@@ -43,7 +43,7 @@ def current() -> Tuning:
 
 
 def linear_tuning() -> LinearTuning:
-    """Its part for products with weights of 16 bits."""
+    """The table's part for products with 16-bit weights."""
     return current().linear[BF16]
 
 
@@ -56,12 +56,12 @@ def for_device(name: str, folder: Path = FOLDER) -> Tuning:
 
 
 def table_path(name: str, folder: Path = FOLDER) -> Path:
-    """Where an operator's table for a GPU of this name is looked for."""
+    """Path of an operator's table for a GPU of this name."""
     return folder / (re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_").lower() + ".json")
 
 
 def read_table(path: Path) -> Tuning:
-    """A table from a file. Raises TuningError, which names it, if it is not one."""
+    """A table from a file. Raises TuningError, which names the file, if it is not a table."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Tuning)
     except msgspec.MsgspecError as error:
@@ -69,9 +69,9 @@ def read_table(path: Path) -> Tuning:
 
 
 def cached(choice: Callable[P, R]) -> Callable[P, R]:
-    """functools.lru_cache for what is chosen from the table: forgotten when another comes into force.
+    """functools.lru_cache for choices made from the table: cleared when another table comes into force.
 
-    A step's layers ask the same again and again, eagerly launched: 0.06 us where reading the rules takes 0.5 to 2.
+    A step's layers, launched eagerly, ask the same again and again: 0.06 us instead of 0.5 to 2 for reading the rules.
     """
     kept = functools.lru_cache(MAX_KEPT)(choice)
     _choices.append(kept.cache_clear)

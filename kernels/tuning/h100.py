@@ -1,7 +1,7 @@
-"""NVIDIA H100 SXM: the H200's die with less memory, 132 SMs, 80 GB at 3.35 TB/s. Made by `benchmarks/tuning/tune.py` with
-torch 2.11 and Triton 3.6 (benchmarks/LOG.md); what is not named here was measured, too, and is the H200's.
+"""NVIDIA H100 SXM: the H200's die with less memory, 132 SMs, 80 GB at 3.35 TB/s. Made by `benchmarks/tuning/tune.py` with torch
+2.11 and Triton 3.6 (benchmarks/LOG.md); values that are not named here were measured, too, and equal the H200's.
 
-A slower memory wants more of a weight under way at one row, and fewer parts of a product: a part costs a write and a read.
+With slower memory, one row needs more of a weight in flight, and products fewer splits: each costs a write and a read.
 """
 
 from msgspec.structs import replace

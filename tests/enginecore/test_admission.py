@@ -19,66 +19,6 @@ def run_until(h, done, limit=2000):
     raise AssertionError("it never came about")
 
 
-# ------------------------------------------------------------------------------------------ processor rows are short
-def test_plain_requests_pass_those_that_wait_for_a_processor_row():
-    """A thousand requests with a penalty held twenty plain ones up for 2,005 steps."""
-    h = Harness(num_blocks=2000, max_num_seqs=64, budget=256, max_model_len=64, num_processor_rows=4)
-    penalized = [h.add([n % 50, n // 50], 5, repetition_penalty=1.5) for n in range(1000)]
-    plain = [h.add([n, 7], 5) for n in range(20)]
-    assert run_until(h, lambda: all(h.outputs[n] for n in plain)) == 1
-    assert sum(bool(h.outputs[n]) for n in penalized) == 4
-    h.run()
-    assert set(h.finished) == {*penalized, *plain}
-    h.assert_right()
-
-
-def test_processor_rows_go_to_those_that_wait_in_order_as_they_come_free():
-    h = Harness(num_blocks=400, max_num_seqs=8, budget=64, num_processor_rows=2)
-    penalized = [h.add([n, 1], 3 + n % 4, presence_penalty=1.0) for n in range(12)]
-    begun = []
-    while h.turn():
-        h.add([40], 2)  # plain ones come all the time, and take slots
-        begun += [n for n in penalized if h.outputs[n] and n not in begun]
-        assert sum(h.sequences[n].processor_row >= 0 for n in penalized) <= 2
-        if len(h.finished.keys() & set(penalized)) == len(penalized):
-            break
-    assert begun == penalized
-    h.run()
-    h.assert_right()
-
-
-def test_who_waits_for_a_row_is_first_when_slots_are_short_and_it_is_free():
-    h = Harness(num_blocks=400, max_num_seqs=2, budget=64, num_processor_rows=1)
-    first, second = (h.add([n], 8, presence_penalty=1.0) for n in range(2))
-    plain = [h.add([9 + n], 20) for n in range(4)]
-    run_until(h, lambda: first in h.finished)
-    run_until(h, lambda: h.outputs[second])
-    assert not any(h.outputs[n] for n in plain[1:])  # one went past it; then it was its turn
-    h.run()
-    h.assert_right()
-
-
-def test_under_priority_the_urgent_one_gets_the_row():
-    h = Harness(num_blocks=400, max_num_seqs=8, budget=64, num_processor_rows=1, policy="priority")
-    h.add([1], 6, presence_penalty=1.0)
-    h.turn()
-    late = h.add([2], 3, presence_penalty=1.0, priority=5)
-    urgent = h.add([3], 3, presence_penalty=1.0, priority=-5)
-    run_until(h, lambda: h.outputs[urgent])
-    assert not h.outputs[late]
-    h.run()
-    h.assert_right()
-
-
-def test_one_that_waits_for_a_row_can_be_aborted():
-    h = Harness(num_processor_rows=1)
-    names = [h.add([n], 6, presence_penalty=1.0) for n in range(3)]
-    h.turn()
-    assert h.scheduler.abort(0, names[1]) == 1
-    h.run()
-    assert set(h.finished) == {names[0], names[2]}
-
-
 # --------------------------------------------------------------------------------------------------- shared prefixes
 def count_calls(monkeypatch, owner, name):
     calls, real = [], getattr(owner, name)

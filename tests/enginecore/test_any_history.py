@@ -27,7 +27,7 @@ events = st.lists(
         st.tuples(st.just("finish"), st.integers(0, 30)),
         st.tuples(st.just("schedule"), st.none()),
         st.tuples(st.just("collect"), st.none()),
-        st.tuples(st.sampled_from(["hold", "set_aside", "release"]), st.integers(0, 30)),
+        st.tuples(st.sampled_from(["defer", "drop_row", "release"]), st.integers(0, 30)),
     ),
     max_size=60,
 )
@@ -42,14 +42,13 @@ events = st.lists(
     seqs=st.integers(1, 6),
     caching=st.booleans(),
     policy=st.sampled_from(["fcfs", "priority"]),
-    processors=st.integers(1, 2),
     eos=st.booleans(),
     look_ahead=st.booleans(),
     target=st.sampled_from([MIXED_STEP_TOKENS, 4]),
     micro_batches=st.sampled_from([1, 1, 2, 3]),
 )
 def test_any_history_ends_every_request_once_with_its_own_tokens(
-    events, blocks, windows, budget, seqs, caching, policy, processors, eos, look_ahead, target, micro_batches
+    events, blocks, windows, budget, seqs, caching, policy, eos, look_ahead, target, micro_batches
 ):
     h = Harness(
         num_blocks=blocks * len(windows),
@@ -58,7 +57,6 @@ def test_any_history_ends_every_request_once_with_its_own_tokens(
         max_num_seqs=seqs,
         enable_prefix_caching=caching,
         policy=policy,
-        num_processor_rows=processors,
         look_ahead=look_ahead,
         eos=range(0, VOCAB, 11) if eos else (),
         mixed_step_tokens=target,
@@ -87,8 +85,8 @@ def test_any_history_ends_every_request_once_with_its_own_tokens(
             h.schedule()
         elif what == "collect" and h.in_flight:
             h.collect()
-        elif what in ("hold", "set_aside") and h.in_flight:
-            h.hold(arg, from_this_step_on=what == "set_aside")
+        elif what in ("defer", "drop_row") and h.in_flight:
+            h.defer(arg, from_this_step_on=what == "drop_row")
         elif what == "release":
             h.release(arg)
     for _ in range(h.count):

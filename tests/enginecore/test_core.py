@@ -18,7 +18,7 @@ from quire.enginecore.core import AWAKE_S, LATE_S
 from quire.enginecore.step_times import Expected
 from quire.enginecore.workers import WorkersFailed
 from quire.ipc.links.core_and_workers import WorkerToCore
-from quire.ipc.messages.frontend import Abort, Beat, PromptLogprobs, RequestError, StepOutputs
+from quire.ipc.messages.frontend import Abort, Heartbeat, PromptLogprobs, RequestError, StepOutputs
 from quire.ipc.messages.workers import PromptLogprobsOfRow, SideResults
 
 
@@ -43,24 +43,24 @@ def test_a_ring_that_comes_after_the_result_was_seen_does_not_keep_an_idle_core_
     assert ring.arm(1, 1)
     ring.ring_doorbell()
     ring.disarm()
-    by_hand.core._beat()
+    by_hand.core._heartbeat()
     by_hand.core._wait()
-    by_hand.core._next_beat = time.monotonic() + 0.15
+    by_hand.core._next_heartbeat = time.monotonic() + 0.15
     by_hand.core._wait()
-    assert time.monotonic() > by_hand.core._next_beat - 0.05
+    assert time.monotonic() > by_hand.core._next_heartbeat - 0.05
 
 
 def test_a_core_that_spins_is_awake_for_a_while_after_a_result_and_then_sleeps(by_hand):
     core = by_hand.core
     core.config = dataclasses.replace(core.config, spins=True)
-    core._beat()
-    core._next_beat = time.monotonic() + 60.0
+    core._heartbeat()
+    core._next_heartbeat = time.monotonic() + 60.0
     core._last_result = began = time.monotonic()
     core._wait()
-    assert time.monotonic() - began < 30.0  # not to the next beat
+    assert time.monotonic() - began < 30.0  # not to the next heartbeat
     core._last_result -= AWAKE_S
     began = time.monotonic()
-    core._next_beat = began + 0.15
+    core._next_heartbeat = began + 0.15
     core._wait()
     assert time.monotonic() - began > 0.1
 
@@ -75,7 +75,7 @@ def test_a_core_that_spins_sleeps_only_for_a_step_that_is_very_late(by_hand, mon
     core._last_result = 0.0
     monkeypatch.setattr(core._expected, "seconds", lambda step: 1.0)
     core._in_flight[0].sent_at = 99.0 - late_s
-    core._next_beat = 100.2
+    core._next_heartbeat = 100.2
     timeouts = []
     monkeypatch.setattr(core, "_poll", timeouts.append)
     with monkeypatch.context() as still:
@@ -111,15 +111,15 @@ def test_few_rows_are_published_before_the_next_step_is_planned(by_hand, monkeyp
     assert order == (["_publish", "_fill"] if few else ["_fill", "_publish"])
 
 
-def test_a_beat_says_what_every_step_was_like(by_hand):
+def test_a_heartbeat_says_what_every_step_was_like(by_hand):
     frontend, core = by_hand.frontend(), by_hand.core
     frontend.send(add(1, num_tokens=4, max_tokens=3))
     by_hand.until(lambda: core.scheduler.counters.generation_tokens == 3 and not core._in_flight)
     core.stats.masks(0.002)
-    core._next_beat = 0.0
+    core._next_heartbeat = 0.0
     stats = None
     while stats is None or not sum(stats.mask_time.counts):
-        stats = by_hand.answer(frontend, Beat).stats
+        stats = by_hand.answer(frontend, Heartbeat).stats
     num_steps = sum(stats.iteration_tokens.counts)
     assert num_steps >= 3 and stats.iteration_tokens.sum == 4 + num_steps - 1
     for distribution in (stats.step_time, stats.host_time, stats.batch_fill):
@@ -133,9 +133,9 @@ def test_the_core_sleeps_while_prompt_logprobs_are_on_their_way(by_hand):
     frontend, core = by_hand.frontend(), by_hand.core
     frontend.send(add(1, max_tokens=1, prompt_logprobs=0))
     by_hand.until(lambda: core._in_flight)  # its tokens are there
-    core._next_beat = time.monotonic() + 0.2
+    core._next_heartbeat = time.monotonic() + 0.2
     core._wait()
-    assert time.monotonic() >= core._next_beat - 0.01
+    assert time.monotonic() >= core._next_heartbeat - 0.01
     worker = WorkerToCore(by_hand.workers._link.address, 0, by_hand.workers.generation)
     row = PromptLogprobsOfRow(0, bytes(12), bytes(12), b"", b"")
     worker.send(SideResults(0, core._in_flight[0].scheduled.step, [row]))
@@ -285,7 +285,7 @@ def test_a_machine_that_has_no_descriptors_ends_a_start_in_a_line(monkeypatch, i
 
 def test_a_stop_that_was_dropped_while_the_workers_start_is_not_lost(by_hand, caplog, monkeypatch):
     monkeypatch.setattr(stop_signals, "on_stop_signals", lambda handler: None)
-    monkeypatch.setattr(daemon, "BEAT_INTERVAL_S", 0.0)
+    monkeypatch.setattr(daemon, "HEARTBEAT_INTERVAL_S", 0.0)
     early = stop_signals.EarlyStop()
     early.check()
     Dropped(early)
@@ -295,7 +295,7 @@ def test_a_stop_that_was_dropped_while_the_workers_start_is_not_lost(by_hand, ca
 
 def test_workers_that_take_long_to_start_are_spoken_of(by_hand, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("quire"), "propagate", True)
-    monkeypatch.setattr(daemon, "BEAT_INTERVAL_S", 0.0)
+    monkeypatch.setattr(daemon, "HEARTBEAT_INTERVAL_S", 0.0)
     with caplog.at_level(logging.INFO, "quire"):
         early = stop_signals.EarlyStop()
         assert daemon._wait_until_ready(SlowWorkers(caplog), by_hand.link, early, say_every_s=0.1) == "a profile"

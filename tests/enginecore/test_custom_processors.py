@@ -11,7 +11,7 @@ from quire.enginecore.params_check import ParamsCheck
 from quire.ipc.messages.frontend import RequestError, StepOutputs
 from quire.ipc.messages.workers import CheckParams, ControlReply, ProcessorsInfo
 from quire.ipc.step.control import decode_control, encode_control
-from quire.ipc.step.sections import NO_TOKEN, VARIANT_CUSTOM
+from quire.ipc.step.sections import NO_TOKEN, SAMPLING_CUSTOM
 
 ARGS = {"only": 3}
 
@@ -39,11 +39,11 @@ def test_only_those_that_are_seen_say_so_in_the_plan(by_hand, all_requests):
     frontend = by_hand.frontend()
     frontend.send(add(1, max_tokens=2))
     by_hand.until(lambda: plans and by_hand.core.scheduler.is_idle)
-    assert all(bool(plan[2] & VARIANT_CUSTOM) is all_requests for plan in plans)
+    assert all(bool(plan[2] & SAMPLING_CUSTOM) is all_requests for plan in plans)
     plans.clear()
     frontend.send(add(2, max_tokens=2, extra_args=ARGS))
     by_hand.until(lambda: plans and by_hand.core.scheduler.is_idle)
-    assert all(plan[2] & VARIANT_CUSTOM for plan in plans)
+    assert all(plan[2] & SAMPLING_CUSTOM for plan in plans)
 
 
 def test_a_row_without_a_token_ends_its_request_alone(by_hand):
@@ -53,7 +53,7 @@ def test_a_row_without_a_token_ends_its_request_alone(by_hand):
 
     def fails(plan):
         tokens = run(plan)
-        if plan.variant & VARIANT_CUSTOM:
+        if plan.sampling_kind & SAMPLING_CUSTOM:
             row = next(i for i, slot in enumerate(slots(plan)) if by_hand.core.scheduler.slots.sequence(slot).request_id == 1)
             tokens[row] = NO_TOKEN
         return tokens

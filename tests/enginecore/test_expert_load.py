@@ -14,7 +14,8 @@ class Workers:
 
     def __init__(self, num_stages: int, enabled: bool = True) -> None:
         self.world_size, self.is_ready = 2 * num_stages, True
-        self.template = SimpleNamespace(pipeline_parallel_size=num_stages, enable_expert_parallel=enabled)
+        engine = SimpleNamespace(pipeline_parallel_size=num_stages, enable_expert_parallel=enabled)
+        self.template = SimpleNamespace(engine=engine)
         self.asked: list = []
 
     def send_control(self, make, on_reply) -> None:

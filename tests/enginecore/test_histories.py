@@ -59,7 +59,7 @@ def test_many_histories(windows, look):
 
 @pytest.mark.parametrize("prompt_len,num_blocks,budget", [(8, 5, 1), (3, 4, 1), (3, 4, 2), (9, 5, 2)])
 def test_a_row_that_is_preempted_in_its_turn_leaves_the_step_to_the_next(prompt_len, num_blocks, budget):
-    """More rows than budget: the one whose turn it was made room for nobody, and the core slept until its next beat."""
+    """More rows than budget: the one whose turn it was made room for nobody, and the core slept until its next heartbeat."""
     h = Harness(num_blocks=num_blocks, block_size=8, max_num_seqs=3, budget=budget, max_model_len=32, look_ahead=False)
     for _ in range(3):
         h.add([*range(prompt_len)], max_tokens=8 * (num_blocks - 1) - prompt_len)

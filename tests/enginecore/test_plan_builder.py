@@ -15,8 +15,8 @@ from quire.ipc.step.sections import (
     MAX_BAD_WORD_TOKENS,
     PREFILL_PROMPT_LOGPROBS,
     PREFILL_SAMPLE,
-    VARIANT_LOGPROBS,
-    VARIANT_RANDOM,
+    SAMPLING_LOGPROBS,
+    SAMPLING_RANDOM,
 )
 
 NO_ROWS = np.zeros(0, np.int32)
@@ -56,18 +56,18 @@ def sent(plan: StepPlan, last_decode_rows: np.ndarray = NO_ROWS) -> StepPlan:
 
 
 def finished(
-    build: PlanBuilder, decode: Iterable[int] = (), lengths: Iterable[int] = (), variants: Iterable[int] = ()
+    build: PlanBuilder, decode: Iterable[int] = (), lengths: Iterable[int] = (), kinds: Iterable[int] = ()
 ) -> StepPlan:
-    """lengths: of all rows, as the scheduler gives them; variants: of those that sample."""
-    rows, variants_of, lengths_of = (np.fromiter(x, np.int32) for x in (decode, variants, lengths))
-    return build.finish(rows, False, variants_of, lengths_of)
+    """lengths: of all rows, as the scheduler gives them; kinds: of those that sample."""
+    rows, kinds_of, lengths_of = (np.fromiter(x, np.int32) for x in (decode, kinds, lengths))
+    return build.finish(rows, False, kinds_of, lengths_of)
 
 
 def test_a_step_of_decode_rows_holds_nothing_else():
-    plan = sent(finished(PlanBuilder(9, 0.0), [3, 1], [12, 17], [VARIANT_RANDOM, VARIANT_LOGPROBS]))
+    plan = sent(finished(PlanBuilder(9, 0.0), [3, 1], [12, 17], [SAMPLING_RANDOM, SAMPLING_LOGPROBS]))
     assert plan.sections.keys() == {"decode_rows"} and plan.decode_rows.tolist() == [3, 1]
-    assert (plan.step, plan.max_seq_len, plan.variant) == (9, 17, VARIANT_RANDOM | VARIANT_LOGPROBS)
-    assert (plan.num_rows, plan.num_tokens, plan.late_mask, plan.wants_prompt_logprobs) == (2, 2, False, False)
+    assert (plan.step, plan.max_seq_len, plan.sampling_kind) == (9, 17, SAMPLING_RANDOM | SAMPLING_LOGPROBS)
+    assert (plan.num_rows, plan.num_tokens, plan.has_mask_rows, plan.wants_prompt_logprobs) == (2, 2, False, False)
 
 
 def test_decode_rows_that_the_workers_hold_are_only_counted():
@@ -82,7 +82,7 @@ def test_chunks_are_rows_with_their_tokens_one_after_the_other():
     build, first, second = PlanBuilder(2, 0.0), sequence(1, slot=4), sequence(2, slot=0)
     chunk(build, first, 2, 7, next_token=27, num_top=3)
     chunk(build, second, 8, 10, PREFILL_SAMPLE)
-    plan = sent(finished(build, [1], [30, 11, 12], [VARIANT_RANDOM]))
+    plan = sent(finished(build, [1], [30, 11, 12], [SAMPLING_RANDOM]))
     rows = plan.prefill_rows
     assert plan.prefill_tokens.tolist() == [22, 23, 24, 25, 26, 28, 29]
     assert [rows[name].tolist() for name in ("slot", "start", "length")] == [[4, 0], [2, 8], [5, 2]]
@@ -124,13 +124,12 @@ def test_slots_and_blocks_come_by_name():
 def test_processors_come_one_after_the_other_and_their_words_are_counted():
     build = PlanBuilder(1, 0.0)
     some = [sequence(1, slot=3, logit_bias={5: 1.5, 9: -2.0}), sequence(2, slot=1, bad_words_token_ids=[[4], [1, 2, 3]])]
-    for row, seq in enumerate(some):
-        seq.processor_row = row
+    for seq in some:
         build.add_processors(logits_processors_of(seq, PROMPT))
     words = sent(finished(build, [0], [1])).section("logits_processors")
     first, second = decode_logits_processors(words)
     assert len(words) == build.processor_words
-    assert (first.slot, first.processor_row, second.slot, second.processor_row) == (3, 0, 1, 1)
+    assert (first.slot, second.slot) == (3, 1)
     assert list(first.bias_ids) == [5, 9] and list(first.bias_values) == [1.5, -2.0] and second.bad_words == [[4], [1, 2, 3]]
     assert not len(first.bad_words) and not len(second.bias_ids)
 

@@ -71,35 +71,25 @@ def test_a_prompt_beside_decode_rows_is_spread_over_steps():
 
 
 def test_only_what_can_start_counts_as_waiting():
-    def first_chunk(max_num_seqs=8, processors=8, more=(), **params):
+    def first_chunk(max_num_seqs=8, more=(), **params):
         """Prefill tokens of the step after a prompt of 60, and `more` behind it, came beside one decode row."""
-        h = Harness(
-            num_blocks=400,
-            budget=64,
-            max_model_len=200,
-            max_num_seqs=max_num_seqs,
-            num_processor_rows=processors,
-            mixed_step_tokens=12,
-        )
-        h.add([1], 40, presence_penalty=1.0)
+        h = Harness(num_blocks=400, budget=64, max_model_len=200, max_num_seqs=max_num_seqs, mixed_step_tokens=12)
+        h.add([1], 40)
         while not h.outputs[1]:
             h.turn(depth=1)
         h.add([2] * 60, 5, **params)
-        for prompt, other in more:
-            h.add(prompt, 5, **other)
+        for prompt in more:
+            h.add(prompt, 5)
         plan, _ = h.schedule()
         h.run()
         h.assert_right()
         return plan.num_tokens - len(plan.decode_rows)
 
-    others = [([3 + n] * 60, {}) for n in range(4)]
+    others = [[3 + n] * 60 for n in range(4)]
     assert first_chunk() == 30
     assert first_chunk(more=others[:1]) == 63  # more than there are decode rows: all that the step has room for
     assert first_chunk(more=others, max_num_seqs=2) == 30  # they have no slot
     assert first_chunk(n=4) == 30  # one computes the prompt for all
-    for_row = [([9 + n] * 60, {"presence_penalty": 1.0}) for n in range(4)]
-    assert first_chunk(more=for_row, processors=1) == 30  # they wait for a row
-    assert first_chunk(more=[*for_row, *others], processors=1) == 63  # but hold up nobody
 
 
 @pytest.mark.parametrize(("length", "expected"), [(9, [9]), (12, [12]), (13, [7, 6]), (22, [11, 11])])

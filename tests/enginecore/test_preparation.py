@@ -10,7 +10,7 @@ from core_by_hand import MAX_NUM_SEQS, CoreByHand, add
 from ipc_cores import RawFrontend
 
 from quire.enginecore.preparation import PreparationFailed, PreparingRequests
-from quire.ipc.messages.frontend import Abort, AddRequest, Beat, Finish, RequestError, StepOutputs
+from quire.ipc.messages.frontend import Abort, AddRequest, Finish, Heartbeat, RequestError, StepOutputs
 
 
 class SlowPreparer:
@@ -58,7 +58,7 @@ def ends(by_hand: CoreByHand, frontend: RawFrontend, request_id: int) -> None:
 
 def waiting_ids(by_hand: CoreByHand) -> list[int]:
     """In the order in which they are to start."""
-    return [seq.request_id for seq in by_hand.core.scheduler.waiting.could_start(0)]
+    return [seq.request_id for seq in by_hand.core.scheduler.waiting.could_start()]
 
 
 def test_only_the_request_that_must_be_prepared_waits(by_hand, slow):
@@ -198,7 +198,7 @@ def test_it_counts_among_those_that_wait(by_hand):
     prepares(by_hand, frontend, add(1, n=60))
     frontend.send(add(2, n=60))
     assert by_hand.answer(frontend, RequestError).code == "overloaded"  # 100 may wait
-    while by_hand.answer(frontend, Beat).num_waiting != 60:
+    while by_hand.answer(frontend, Heartbeat).num_waiting != 60:
         pass
 
 
@@ -234,18 +234,18 @@ def test_the_loop_sleeps_until_it_is_ready():
         by_hand = CoreByHand(preparers=[lambda request, sequences: executor.submit(release.wait)])
         core, frontend = by_hand.core, by_hand.frontend()
         prepares(by_hand, frontend, add(1, max_tokens=2))
-        core._next_beat = time.monotonic() + 0.2
+        core._next_heartbeat = time.monotonic() + 0.2
         core._wait()
-        assert time.monotonic() >= core._next_beat - 0.01  # nothing wakes it
-        core._next_beat = time.monotonic() + 60.0
+        assert time.monotonic() >= core._next_heartbeat - 0.01  # nothing wakes it
+        core._next_heartbeat = time.monotonic() + 60.0
         release.set()
         began = time.monotonic()
         core._wait()
         assert time.monotonic() - began < 30.0
         ends(by_hand, frontend, 1)
-        core._next_beat = time.monotonic() + 0.2
+        core._next_heartbeat = time.monotonic() + 0.2
         core._wait()
-        assert time.monotonic() >= core._next_beat - 0.01  # and asleep again
+        assert time.monotonic() >= core._next_heartbeat - 0.01  # and asleep again
         by_hand.close()
 
 

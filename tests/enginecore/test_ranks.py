@@ -122,24 +122,16 @@ def test_gpus_that_cannot_hold_stages_are_named():
     assert str(unfit_for_ranks([h200, h100], 1, 2)).startswith("--pipeline-parallel-size 2: these GPUs differ")
 
 
-def test_the_output_ranks_rows_of_processors_count():
-    """Other stages have none."""
-    first = WorkerProfile(0, 70, 16, [KVGroup(0, [0, 1])], 512, "CPU, float32", 10, 5, 100, 0)
-    last = msgspec.structs.replace(first, rank=1, num_processor_rows=8, block_bytes=150)
-    both = profile_of_all([first, last], output_rank=1)
-    assert (both.num_processor_rows, both.block_bytes) == (8, 150)
-
-
 @pytest.mark.parametrize(("stages", "depth"), [(1, 8), (2, 8), (3, 16), (4, 16), (5, 32), (64, 256)])
 def test_the_ring_of_results_remembers_twice_what_is_in_flight(stages, depth):
     assert result_depth(stages) == depth >= 2 * STEPS_OF_STAGE * stages
 
 
 def test_blocks_are_the_least_and_bytes_the_most_of_all_ranks():
-    first = WorkerProfile(0, 70, 16, [KVGroup(0, [0, 1])], 512, "NVIDIA H200, bfloat16", 10, 5, 100, 8)
-    second = msgspec.structs.replace(first, rank=1, num_blocks=60, weights_bytes=12, activation_bytes=4)
+    first = WorkerProfile(0, 70, 16, [KVGroup(0, [0, 1])], 512, "NVIDIA H200, bfloat16", 10, 5, 100)
+    second = msgspec.structs.replace(first, rank=1, num_blocks=60, weights_bytes=12, activation_bytes=4, block_bytes=150)
     both = profile_of_all([first, second])
-    assert (both.num_blocks, both.weights_bytes, both.activation_bytes) == (60, 12, 5)
+    assert (both.num_blocks, both.weights_bytes, both.activation_bytes, both.block_bytes) == (60, 12, 5, 150)
     assert both.device == "2 x NVIDIA H200, bfloat16" and profile_of_all([first]) == first
     with pytest.raises(WorkersFailed, match="worker 1 has other KV groups than worker 0"):
         profile_of_all([first, msgspec.structs.replace(second, kv_groups=[KVGroup(8, [0, 1])])])

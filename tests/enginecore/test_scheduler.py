@@ -43,7 +43,7 @@ def test_who_waits_for_a_mask_takes_no_tokens_of_others_and_is_no_work():
     while h.scheduler.num_decode_rows < 9:
         h.turn(depth=1)
     h.schedule()
-    h.hold(0, from_this_step_on=True)
+    h.defer(0, from_this_step_on=True)
     h.collect()
     assert len(h.scheduler.waiting) == 1 and h.scheduler.num_decode_rows == 8
     for _ in range(3):
@@ -158,14 +158,17 @@ def test_own_stop_ids_count_only_for_their_request():
     assert len(h.outputs[1]) == 10 and h.outputs[stopper] == h.outputs[1][: h.outputs[1].index(token) + 1]
 
 
-def test_processor_rows_are_a_resource_that_requests_wait_for():
-    h = Harness(num_processor_rows=1, num_blocks=60)
+def test_every_slot_may_have_a_sequence_with_processors():
+    h = Harness(num_blocks=60, max_num_seqs=3)
     for n in range(3):
         h.add([n + 1] * 3, max_tokens=5, presence_penalty=1.0)
     h.add([9, 9], max_tokens=5)
+    h.turn()
+    assert h.plans[0].section("slot_updates")["has_processors"].tolist() == [1, 1, 1]
     h.run()
     assert len(h.finished) == 4
-    assert sum("logits_processors" in p.sections for p in h.plans) == 3
+    assert sum("logits_processors" in p.sections for p in h.plans) == 1
+    assert h.plans[-1].section("slot_updates")["has_processors"].tolist() in ([0], [])
 
 
 def test_what_cannot_fit_is_known_beforehand():

@@ -16,14 +16,14 @@ PARAMS = {v.source.removeprefix("params."): v for v in SLOT_VALUES if v.source.s
 
 
 def written(seed: int = 1, **params: Any) -> np.ndarray:
-    sequence = types.SimpleNamespace(params=SamplingParams(**params), slot=3, seed=seed, processor_row=-1, min_len=17)
+    sequence = types.SimpleNamespace(params=SamplingParams(**params), slot=3, seed=seed, has_processors=True, min_len=17)
     (row,) = np.frombuffer(slot_words(sequence), DTYPES["slot_updates"])
     return row
 
 
 def test_the_state_of_a_sequence_is_written_by_name():
     row = written(temperature=0.75, top_k=40, repetition_penalty=1.25, logprobs=3)
-    assert (row["slot"], row["seed"], row["processor_row"], row["min_len"]) == (3, 1, -1, 17)
+    assert (row["slot"], row["seed"], row["has_processors"], row["min_len"]) == (3, 1, 1, 17)
     assert (row["temperature"], row["top_k"], row["repetition"], row["num_logprobs"]) == (0.75, 40, 1.25, 3)
     assert written()["num_logprobs"] == -1 and written(top_k=-1)["top_k"] == 0
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from quire.enginecore.stats import INTERVAL_S, Counted, StatsLine
-from quire.ipc.messages.frontend import Beat
+from quire.ipc.messages.frontend import Heartbeat
 
 
-def beat(tokens: int) -> Beat:
-    return Beat(1, 0.0, 3, 4, 0.25, 2 * tokens, tokens, tokens, tokens // 100, 0, True)
+def heartbeat(tokens: int) -> Heartbeat:
+    return Heartbeat(1, 0.0, 3, 4, 0.25, 2 * tokens, tokens, tokens, tokens // 100, 0, True)
 
 
 @pytest.fixture
@@ -23,12 +23,12 @@ def lines(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_rates_since_the_last_line(lines: pytest.LogCaptureFixture) -> None:
     stats = StatsLine(True)
-    stats.beat(beat(1000), 100.0)
+    stats.heartbeat(heartbeat(1000), 100.0)
     for _ in range(20):
         stats.step(8, 16)
-    stats.beat(beat(1500), 100.0 + INTERVAL_S - 0.1)
+    stats.heartbeat(heartbeat(1500), 100.0 + INTERVAL_S - 0.1)
     assert lines.messages == []
-    stats.beat(beat(2000), 100.0 + INTERVAL_S)
+    stats.heartbeat(heartbeat(2000), 100.0 + INTERVAL_S)
     (line,) = lines.messages
     for part in (
         "prompt 200.0 tok/s", "generation 100.0 tok/s", "running 3", "waiting 4", "KV cache 25.0%", "prefix hits 50.0%",
@@ -40,7 +40,7 @@ def test_rates_since_the_last_line(lines: pytest.LogCaptureFixture) -> None:
 def test_nothing_to_say_while_idle_or_turned_off(lines: pytest.LogCaptureFixture) -> None:
     for stats, num_steps in ((StatsLine(True), 0), (StatsLine(False), 5)):
         for i in range(5):
-            stats.beat(beat(i), 100.0 + INTERVAL_S * i)
+            stats.heartbeat(heartbeat(i), 100.0 + INTERVAL_S * i)
             for _ in range(num_steps):
                 stats.step(1, 1)
     assert lines.messages == []

@@ -11,17 +11,17 @@ from quire.enginecore.scheduling.waiting import WaitingQueue
 from quire.ipc.sampling import SamplingParams
 
 
-def sequence(arrival, priority=0, penalty=False):
-    params = SamplingParams(presence_penalty=1.0 if penalty else 0.0)
+def sequence(arrival, priority=0):
+    params = SamplingParams()
     prompt = np.zeros(1, np.int32)
     return Sequence(
         0, arrival, arrival, 0, params, prompt, 2, 0, (priority, arrival), 0.0, frozenset(), blocks=SequenceBlocks(b"", False)
     )
 
 
-def drain(queue, has_row=True):
+def drain(queue):
     order = []
-    while (seq := queue.first(has_row)) is not None:
+    while (seq := queue.first()) is not None:
         queue.remove(seq)
         queue.check()
         order.append(seq.order[1])
@@ -34,7 +34,7 @@ def test_order(policy, expected):
     sequences = {arrival: sequence(arrival, priority) for arrival, priority in ((1, 3), (2, 1), (3, 1), (4, 0))}
     for arrival in (2, 1, 4, 3):  # as preempted ones come back
         queue.push(sequences[arrival])
-    assert [s.order[1] for s in queue.could_start(0)] == expected
+    assert [s.order[1] for s in queue.could_start()] == expected
     assert len(queue) == 4 and set(queue) == set(sequences.values())
     assert drain(queue) == expected and not queue
 
@@ -44,31 +44,20 @@ def test_an_unknown_policy_is_refused():
         WaitingQueue("lifo")
 
 
-def test_who_needs_a_row_is_passed_by_while_none_is_free():
-    queue = WaitingQueue("fcfs")
-    for arrival in range(6):
-        queue.push(sequence(arrival, penalty=arrival < 3))
-    assert [s.order[1] for s in queue.could_start(0)] == [3, 4, 5]
-    assert [s.order[1] for s in queue.could_start(2)] == [0, 1, 3, 4, 5]
-    assert queue.first(True).order[1] == 0 and queue.first(False).order[1] == 3
-    assert drain(queue, has_row=False) == [3, 4, 5]
-    assert len(queue) == 3 and drain(queue) == [0, 1, 2]
-
-
 def test_who_waits_for_a_prefix_comes_back_to_its_place():
     queue = WaitingQueue("fcfs")
-    sequences = [sequence(arrival, penalty=arrival % 2 == 1) for arrival in range(8)]
+    sequences = [sequence(arrival) for arrival in range(8)]
     for seq in sequences:
         queue.push(seq)
     for arrival, block_hash in ((0, b"a"), (1, b"a"), (4, b"a"), (2, b"b")):
         queue.wait_for_prefix(sequences[arrival], block_hash)
         queue.check()
-    assert [s.order[1] for s in queue.could_start(8)] == [3, 5, 6, 7] and len(queue) == 8
+    assert [s.order[1] for s in queue.could_start()] == [3, 5, 6, 7] and len(queue) == 8
     queue.remove(sequences[4])
     queue.prefix_resolved(b"a")
     queue.prefix_resolved(b"of nobody")
     queue.check()
-    assert [s.order[1] for s in queue.could_start(8)] == [0, 1, 3, 5, 6, 7]
+    assert [s.order[1] for s in queue.could_start()] == [0, 1, 3, 5, 6, 7]
     queue.prefix_resolved(b"b")
     assert drain(queue) == [0, 1, 2, 3, 5, 6, 7]
 
@@ -92,7 +81,7 @@ def test_as_a_plain_list_would(policy):
     for arrival in range(2000):
         what = r.random()
         if what < 0.5:
-            waiting.append(sequence(arrival, r.randint(0, 3), r.random() < 0.4))
+            waiting.append(sequence(arrival, r.randint(0, 3)))
             queue.push(waiting[-1])
         elif what < 0.6 and waiting:
             seq = waiting.pop(r.randrange(len(waiting)))
@@ -103,10 +92,9 @@ def test_as_a_plain_list_would(policy):
             queue.prefix_resolved(block_hash)
             held = {s: h for s, h in held.items() if h != block_hash}
         else:
-            row = r.random() < 0.5
-            able = [s for s in waiting if s not in held and (row or not s.needs_processor_row)]
+            able = [s for s in waiting if s not in held]
             expected = min(able, key=lambda s: s.order if policy == "priority" else s.order[1], default=None)
-            assert queue.first(row) is expected
+            assert queue.first() is expected
             if expected is not None and what < 0.8:
                 held[expected] = bytes([r.randrange(3)])
                 queue.wait_for_prefix(expected, held[expected])

@@ -13,7 +13,7 @@ from core_by_hand import add, worker_template
 from quire.enginecore import workers as group_module
 from quire.enginecore.worker_supervisor import DYING_LIMIT_S, DYING_LOOK_S, SAY_EVERY_S, WorkerSupervisor
 from quire.enginecore.workers import WorkerGroup, WorkersFailed
-from quire.ipc.messages.frontend import Beat, RequestError, StepOutputs
+from quire.ipc.messages.frontend import Heartbeat, RequestError, StepOutputs
 from quire.ipc.process.loop_clock import MAX_TICK_S
 from quire.ipc.process.restarts import LIVED_WELL_S, MAX_FAILED_STARTS, MAX_SHORT_LIVES, START_LIMIT_S
 
@@ -283,16 +283,16 @@ def test_after_a_freeze_a_healthy_worker_goes_on_in_the_core(by_hand, monkeypatc
 
 
 # ------------------------------------------------------------------------------------------------- the loop meanwhile
-def test_the_core_beats_and_takes_requests_while_its_workers_wait_for_their_next_start(by_hand):
+def test_the_core_heartbeats_and_takes_requests_while_its_workers_wait_for_their_next_start(by_hand):
     core, clock = by_hand.core, Clock()
     core.supervisor = WorkerSupervisor(by_hand.workers, STEP_TIMEOUT_S, clock)
     for why in ("one", "two"):  # the second time before the successors were seen to be ready
         core._replace_workers(why)
-    core._next_beat = time.monotonic() + 0.1
-    core._wait()  # for the next beat, and nothing else
+    core._next_heartbeat = time.monotonic() + 0.1
+    core._wait()  # for the next heartbeat, and nothing else
     frontend = by_hand.frontend()
     frontend.send(add(1, max_tokens=5))
-    assert by_hand.answer(frontend, Beat).ready is False
+    assert by_hand.answer(frontend, Heartbeat).ready is False
     by_hand.until(lambda: len(core.scheduler.waiting) == 1)
     assert by_hand.workers.generation == 1
     clock.now += 0.9
@@ -313,7 +313,7 @@ def test_a_stop_does_not_wait_for_steps_that_nobody_waits_for(by_hand, monkeypat
         frontend.socket.close(linger=0)
         by_hand.until(lambda: not core.owners)
     assert not core.scheduler.is_idle
-    core._next_beat = time.monotonic() + 0.3
+    core._next_heartbeat = time.monotonic() + 0.3
     began = time.monotonic()
     core.stop(0.3 if waits else 60.0)
     core.run()

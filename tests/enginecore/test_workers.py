@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 from core_by_hand import MAX_NUM_SEQS, VOCAB_SIZE, CoreByHand, add, worker_template
+from deadlines import DEADLINE_S
 from fake_worker import log_of, solo_output
 
 from quire.enginecore import workers as group
@@ -27,7 +28,7 @@ from quire.ipc.step.result_ring import ResultRing
 from quire.ipc.step.sections import HEADER
 from quire.workers.worker import Worker
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = DEADLINE_S
 
 
 class TwoWorkers(CoreByHand):
@@ -88,7 +89,7 @@ def alone(num_tokens: int, max_tokens: int) -> list[int]:
 
 def test_both_ranks_get_each_plan_and_rank_0_answers(two):
     assert two.workers.profile.num_blocks == 60  # the least of both; successors must have as many
-    assert [two.workers._config(rank).num_gpu_blocks_override for rank in (0, 1)] == [60, 60]
+    assert [two.workers._config(rank).engine.num_gpu_blocks_override for rank in (0, 1)] == [60, 60]
     assert two.run_request(1, 20, 9) == alone(20, 9)
     steps = two.core.scheduler._step
     two.wait_until(lambda: len(two.plans_of(0)) == len(two.plans_of(1)) == steps)

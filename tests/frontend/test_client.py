@@ -250,7 +250,7 @@ async def test_many_requests_run_side_by_side(core: FakeCore, client: AsyncClien
 
 
 @with_core()
-async def test_the_latest_beat_is_kept_and_tells_the_engines_health(core: FakeCore, client: AsyncClient) -> None:
+async def test_the_latest_heartbeat_is_kept_and_tells_the_engines_health(core: FakeCore, client: AsyncClient) -> None:
     assert client.health() is None
     for changed, problem in (
         ({"oldest_step_s": 61.0}, "stuck"),
@@ -258,10 +258,10 @@ async def test_the_latest_beat_is_kept_and_tells_the_engines_health(core: FakeCo
         ({"ready": True, "num_running": 7}, None),
     ):
         core.announce(**changed)
-        await until(lambda: client.beat is not None and client.beat == core.beat)
+        await until(lambda: client.heartbeat is not None and client.heartbeat == core.heartbeat)
         health = client.health()
         assert health is None if problem is None else problem in (health or "")
-    client.beat_time -= 2.1
+    client.heartbeat_time -= 2.1
     assert "does not answer" in (client.health() or "")
 
 

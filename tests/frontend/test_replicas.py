@@ -11,8 +11,8 @@ from replica_cases import CACHE, CAT, ENDLESS, THE, WORLD, ended, engine_of, ref
 from quire.frontend.client import client as client_module
 from quire.frontend.client.beam_search import BeamSearchParams, search_all
 from quire.frontend.client.stream import EngineDown, InvalidRequest, Overloaded
+from quire.frontend.replicas import replicas as module
 from quire.frontend.replicas.replicas import Replicas
-from quire.frontend.replicas.replicas import replicas as module
 from quire.frontend.replicas.router import ROW_TOKENS
 from quire.ipc.links.frontend_to_core import LinkBusy, LinkDown
 from quire.ipc.messages.frontend import Abort, AddRequest, Candidates, Finish, RequestError, ShuttingDown, Started

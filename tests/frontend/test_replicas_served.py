@@ -17,8 +17,8 @@ from replica_cases import CAT, ENDLESS, THE, engine_of, refuse, with_cores
 from quire.frontend import launcher
 from quire.frontend.client.async_client import AsyncClient
 from quire.frontend.client.stream import EngineDown, InvalidRequest
+from quire.frontend.replicas import replicas as module
 from quire.frontend.replicas.replicas import Replicas, client_of
-from quire.frontend.replicas.replicas import replicas as module
 from quire.ipc.links.curve import FrontendKeys, make_keys
 from quire.ipc.messages.frontend import EngineLimits, Utility, UtilityResult
 from quire.ipc.messages.utilities import (
@@ -246,9 +246,9 @@ async def test_what_holds_for_all_is_what_clients_are_told(cores: list[FakeCore]
     assert client.tokenizer is client.engines[0].tokenizer is client.engines[1].tokenizer
     for core in cores:
         core.announce(num_running=3, num_waiting=1)
-    await until(lambda: client.beat is not None and (client.beat.num_running, client.beat.num_waiting) == (6, 2))
+    await until(lambda: client.heartbeat is not None and (client.heartbeat.num_running, client.heartbeat.num_waiting) == (6, 2))
     cores[0].stop()
-    await until(lambda: (client.beat.num_running, client.beat.num_waiting) == (3, 1))
+    await until(lambda: (client.heartbeat.num_running, client.heartbeat.num_waiting) == (3, 1))
 
 
 @with_cores({}, {})
@@ -284,8 +284,8 @@ async def test_routes_need_not_know(cores: list[FakeCore], client: Replicas) -> 
     assert (status, body["usage"]["completion_tokens"]) == (200, 3)
     for core in cores:
         core.announce(num_running=int(core is cores[0]))
-    await until(lambda: all(engine.beat for engine in client.engines))
-    await until(lambda: client.engines[0].beat.num_running == 1)
+    await until(lambda: all(engine.heartbeat for engine in client.engines))
+    await until(lambda: client.engines[0].heartbeat.num_running == 1)
     text = (await api.ask("GET", "/metrics")).body.decode()
     for engine in (0, 1):
         assert f'vllm:num_requests_running{{model_name="toy",engine="{engine}"}} {1.0 - engine}' in text

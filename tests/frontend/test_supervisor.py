@@ -1,6 +1,6 @@
 """`quire serve`'s own engine: killed, hung, or unable to start for a while, for good, and while we stand still ourselves.
 
-The engine's process is tests/support/fake_engine.py: the end of it, its socket and its beats are real.
+The engine's process is tests/support/fake_engine.py: the end of it, its socket and its heartbeats are real.
 """
 
 import asyncio
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import fake_engine
 import pytest
+from deadlines import DEADLINE_S
 
 from quire.frontend import supervisor as supervisor_module
 from quire.frontend.cli.engines import Engine
@@ -27,8 +28,6 @@ from quire.ipc.messages.frontend import Welcome
 from quire.ipc.process.restarts import MAX_FAILED_STARTS, MAX_SHORT_LIVES
 
 pytestmark = pytest.mark.slow
-
-DEADLINE_S = 100.0
 
 
 class Client(AsyncClient):
@@ -199,14 +198,14 @@ def test_an_engine_that_hangs_is_replaced(kept):
 def test_while_we_stand_still_ourselves_nobody_hangs(kept, monkeypatch):
     async def test(kept: Kept) -> None:
         child, heard = kept.engine.child, asyncio.Queue[int]()
-        beats = child.beats
+        heartbeats = child.heartbeats
 
         def look() -> int:
-            """The supervisor counts beats."""
-            heard.put_nowait(count := beats())
+            """The supervisor counts heartbeats."""
+            heard.put_nowait(count := heartbeats())
             return count
 
-        monkeypatch.setattr(child, "beats", look)
+        monkeypatch.setattr(child, "heartbeats", look)
         child.send_signal(signal.SIGSTOP)  # the whole machine, say
         resumed = time.monotonic() + 2.0
         while time.monotonic() < resumed:

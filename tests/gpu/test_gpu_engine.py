@@ -11,7 +11,7 @@ from test_greedy_equality import is_behind_tie
 from tiny_models import GPU_MODELS, WIDE_MODELS, reference, tiny_model
 
 from quire.ipc.sampling import SamplingParams
-from quire.ipc.step.sections import HEADER, NO_TOKEN, VARIANT_MASK
+from quire.ipc.step.sections import HEADER, NO_TOKEN, SAMPLING_MASK
 
 pytestmark = pytest.mark.gpu
 
@@ -223,16 +223,16 @@ def test_nothing_is_compiled_while_serving(name, monkeypatch):
 
 
 @pytest.mark.parametrize("delayed", [False, True])
-def test_late_masks_on_the_device(delayed):
-    from workers.test_runner import with_late_masks
+def test_masks_on_the_device(delayed):
+    from workers.test_runner import with_masks
 
     params = SamplingParams(temperature=0.8, seed=3, max_tokens=12, ignore_eos=True)
     want = InlineEngine(tiny_model("gpu-llama"), device="cuda", graphs=True).generate(prompts(), params)
     engine = InlineEngine(tiny_model("gpu-llama"), device="cuda", graphs=True)
-    came = with_late_masks(engine, delayed=delayed)
+    came = with_masks(engine, delayed=delayed)
     assert engine.generate(prompts(), params) == want and len(came) >= 12
     engine = InlineEngine(tiny_model("gpu-llama"), device="cuda", graphs=True)
-    with_late_masks(engine, allowed=[17, 400], delayed=delayed)
+    with_masks(engine, allowed=[17, 400], delayed=delayed)
     assert {t for out in engine.generate(prompts(), params) for t in out} <= {17, 400}
 
 
@@ -250,15 +250,15 @@ def without_waiting(call):
 
 
 def test_a_row_without_its_mask_has_no_token_on_the_device():
-    from workers.test_runner import with_late_masks
+    from workers.test_runner import with_masks
 
     params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
     want = InlineEngine(tiny_model("gpu-llama"), device="cuda", graphs=True).generate(prompts()[:4], params)
     for graphs in (False, True):
         engine = InlineEngine(tiny_model("gpu-llama"), device="cuda", graphs=graphs)
-        with_late_masks(engine, rows=lambda plan: [1, 2] if len(plan.decode_rows) else [], missing=(2,))
+        with_masks(engine, rows=lambda plan: [1, 2] if len(plan.decode_rows) else [], missing=(2,))
         device = engine.runner.device
-        device.tail_without_masks = without_waiting(device.tail_without_masks)
+        device.sample_without_masks = without_waiting(device.sample_without_masks)
         outs = engine.generate(prompts()[:4], params)
         assert [out[0] for out in outs] == [out[0] for out in want]
         rows = [i for i, out in enumerate(outs) if out[1] == NO_TOKEN]
@@ -266,33 +266,33 @@ def test_a_row_without_its_mask_has_no_token_on_the_device():
 
 
 def test_masks_are_loaded_without_waiting_for_the_device():
-    from workers.test_runner import with_late_masks
+    from workers.test_runner import with_masks
 
     engine = InlineEngine(tiny_model("gpu-llama"), device="cuda", graphs=True)
-    with_late_masks(engine, allowed=[17, 400])
+    with_masks(engine, allowed=[17, 400])
     load, loaded = without_waiting(engine.runner.device.masks.load), []
     engine.runner.device.masks.load = lambda *args: loaded.append(1) or load(*args)
     outs = engine.generate(prompts(), SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True))
     assert loaded and {t for out in outs for t in out} <= {17, 400}
 
 
-def test_tails_with_masks_are_captured_before_they_are_met():
-    from workers.test_runner import with_late_masks
+def test_sampling_graphs_with_masks_are_captured_before_they_are_met():
+    from workers.test_runner import with_masks
 
     engine = InlineEngine(tiny_model("gpu-llama"), device="cuda", graphs=True)
     graphs = engine.runner.graphs
-    before = set(graphs._tail)
-    assert not any(variant & VARIANT_MASK for _, variant in before)
+    before = set(graphs._sampling)
+    assert not any(kind & SAMPLING_MASK for _, kind in before)
     engine.runner.expect_masks()
     with engine.runner.device.stream():
         for _ in range(200):
-            at = len(graphs._tail)
-            engine.runner.capture_masked_tail()
-            assert len(graphs._tail) <= at + 1  # one between two steps
-    captured = set(graphs._tail)
-    assert captured - before and all(variant & VARIANT_MASK for _, variant in captured - before) and not graphs._masked
-    with_late_masks(engine, allowed=[17, 400])
+            at = len(graphs._sampling)
+            engine.runner.capture_masked_sampling_graph()
+            assert len(graphs._sampling) <= at + 1  # one between two steps
+    captured = set(graphs._sampling)
+    assert captured - before and all(kind & SAMPLING_MASK for _, kind in captured - before) and not graphs._masked
+    with_masks(engine, allowed=[17, 400])
     for temperature in (0.0, 0.8):
         outs = engine.generate(prompts(), SamplingParams(temperature=temperature, seed=1, max_tokens=8, ignore_eos=True))
         assert {t for out in outs for t in out} <= {17, 400}
-    assert {tail for tail in graphs._tail if tail[1] & VARIANT_MASK} == captured - before
+    assert {key for key in graphs._sampling if key[1] & SAMPLING_MASK} == captured - before

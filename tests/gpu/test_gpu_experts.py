@@ -88,7 +88,8 @@ def test_dummy_experts_take_no_more_than_they_do_in_the_end():
     from quire.workers.layers.linear import Placement
     from quire.workers.loading.quantized.config import read_quantization
     from quire.workers.models.families.gpt_oss import NAMES
-    from quire.workers.parallel import Parallel, whole
+    from quire.workers.parallel import Parallel
+    from quire.workers.shard import whole
 
     parallel = Parallel(device=torch.device("cuda"))
     place = Placement(torch.bfloat16, parallel, read_quantization(QUANTIZED), "model.layers.0.mlp.experts.")

@@ -18,7 +18,7 @@ from tiny_models import tiny_model
 
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.step.sections import HEADER
-from quire.workers.loading.weights import checkpoint_targets, load_weights
+from quire.workers.loading.weights import load_weights, weight_loaders
 from quire.workers.models.build import build_model
 from quire.workers.models.family_table import read_model_config
 from quire.workers.parallel import Parallel
@@ -200,7 +200,7 @@ def test_a_file_takes_little_more_to_load_than_its_weights_do_in_the_end(tmp_pat
     def build():
         return build_model(read_model_config(tmp_path), torch.bfloat16, Parallel(device=torch.device("cuda")))
 
-    targets = checkpoint_targets(build())
+    targets = weight_loaders(build())
     tensors = {name: drawn(target) for name, target in targets.items() if not target.is_optional}
     save_file(tensors, tmp_path / "model.safetensors")
     del targets, tensors

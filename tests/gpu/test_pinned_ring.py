@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from quire.ipc.step.masks import mask_records, placed_records
+from quire.ipc.step.masks import area_records, mask_records
 from quire.ipc.step.plan import StepPlan
 from quire.ipc.step.plan_ring import KIND_MASK, PlanReader, PlanRing
 from quire.workers.devices.masks import CudaMasks
@@ -52,7 +52,7 @@ class Core(threading.Thread):
     def place(self, step: int, rows: np.ndarray, masks: np.ndarray) -> None:
         masks[:] = masks_of(step, rows)
         place = self.ring.area.place_of(masks)
-        for parts in placed_records(step, rows, place, WORDS):
+        for parts in area_records(step, rows, place, WORDS):
             self.ring.write_parts(KIND_MASK, parts, 20.0)
         self.ring.area.named(place, self.ring.position)
         self.num_placed += 1

@@ -6,6 +6,7 @@ import socket
 
 import pytest
 import zmq
+from deadlines import DEADLINE_S
 from ipc_cores import CoreThread
 
 from quire.ipc.links.core_to_frontends import CoreToFrontends
@@ -91,10 +92,14 @@ def test_allowed_key_connects_over_tcp_and_others_do_not(identities, caplog, mon
     public = core_keys.own.public
 
     async def main() -> None:
-        link = await FrontendToCore.connect(core.address, on_message=print, keys=FrontendKeys(friend, public), timeout_s=20)
+        link = await FrontendToCore.connect(
+            core.address, on_message=print, keys=FrontendKeys(friend, public), timeout_s=DEADLINE_S
+        )
         assert link.welcome.served_model_names == ["tiny"]
         with pytest.raises(LinkDown, match="does not admit"):
-            await FrontendToCore.connect(core.address, on_message=print, keys=FrontendKeys(stranger, public), timeout_s=20)
+            await FrontendToCore.connect(
+                core.address, on_message=print, keys=FrontendKeys(stranger, public), timeout_s=DEADLINE_S
+            )
         for keys in (None, FrontendKeys(friend, stranger.public)):
             with pytest.raises(LinkDown):
                 await FrontendToCore.connect(core.address, on_message=print, keys=keys, timeout_s=0.3)
@@ -127,7 +132,7 @@ def test_loopback_tcp_needs_no_keys():
     core = CoreThread(lambda *_: None, "tcp://127.0.0.1:*")
 
     async def main() -> None:
-        link = await FrontendToCore.connect(core.address, on_message=print, timeout_s=20)
+        link = await FrontendToCore.connect(core.address, on_message=print, timeout_s=DEADLINE_S)
         await link.close()
 
     try:

@@ -2,12 +2,14 @@
 
 import itertools
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.ipc.config import EngineConfig, WorkerConfig
+from quire.ipc.config import EngineConfig
 from quire.ipc.layout import split_layers
+from quire.ipc.worker_config import ResolvedEngineConfig, WorkerConfig, resolved
 
 
 @pytest.mark.parametrize(
@@ -41,7 +43,21 @@ def test_experts_are_distributed_over_ranks_of_each_engine():
 
 def test_workers_of_an_engine():
     assert EngineConfig(tensor_parallel_size=2, pipeline_parallel_size=3).world_size == 6
-    assert "tensor_parallel_size" not in WorkerConfig.__struct_fields__  # it follows from the others
+    assert EngineConfig(tensor_parallel_size=2, pipeline_parallel_size=3).output_rank == 4
+    assert not {*WorkerConfig.__struct_fields__} & {*EngineConfig.__struct_fields__}  # a flag is said once
+
+
+def test_workers_get_the_engines_flags_without_secrets():
+    hidden = {name: f"private {name}" for name in ("hf_token", "listen", "curve_secret_key_file", "curve_allow_file")}
+    config = EngineConfig(hosts="private hosts", hosts_key_file="private key", tensor_parallel_size=4, seed=3, **hidden)
+    sizes = {"max_model_len": 100, "max_num_seqs": 8, "max_num_batched_tokens": 64, "block_size": 16}
+    engine = resolved(config, device="cpu", **sizes)
+    assert (engine.world_size, engine.seed, engine.device, engine.block_size) == (4, 3, "cpu", 16)
+    encoded = msgspec.json.encode(engine)
+    assert b"private" not in encoded
+    assert msgspec.json.decode(encoded, type=ResolvedEngineConfig) == engine
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.json.decode(msgspec.json.encode(EngineConfig()), type=ResolvedEngineConfig)
 
 
 def test_stages_have_about_equal_bytes_with_embedding_and_head():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from quire.ipc.step.mask_area import MaskArea
-from quire.ipc.step.masks import decode_masks, placed_records
+from quire.ipc.step.masks import area_records, decode_masks
 from quire.ipc.step.plan_ring import KIND_MASK, PlanReader, PlanRing, RingCorrupt
 
 WIDTH = 8
@@ -99,7 +99,7 @@ def test_what_readers_see_does_not_change_before_they_have_read_on():
                 sent, num_placed = sent + 1, num_placed + 1
                 masks[:] = sent
                 place = ring.area.place_of(masks)
-                for parts in placed_records(sent, np.arange(n, dtype=np.int32), place, WIDTH):
+                for parts in area_records(sent, np.arange(n, dtype=np.int32), place, WIDTH):
                     ring.write_parts(KIND_MASK, parts, 0.0)
                 ring.area.named(place, ring.position)
                 unread.append((sent, n))
@@ -118,7 +118,7 @@ def test_what_readers_see_does_not_change_before_they_have_read_on():
 
 @pytest.mark.parametrize("place,width", [(-1, 4), (0, 0), (5, 4), (2**31 - 1, 4)])
 def test_masks_that_are_not_all_there_are_no_masks(place, width):
-    (parts,) = placed_records(1, np.arange(2, dtype=np.int32), place, width)
+    (parts,) = area_records(1, np.arange(2, dtype=np.int32), place, width)
     words = np.concatenate([part.reshape(-1) for part in parts])
     with pytest.raises(RingCorrupt, match="not in an area of 12"):
         decode_masks(words, np.zeros(12, np.int32))

@@ -8,6 +8,7 @@ import tempfile
 import threading
 
 import pytest
+from deadlines import DEADLINE_S
 
 from quire.ipc.links import paths
 
@@ -40,19 +41,19 @@ def test_who_is_about_to_exit_waits_for_a_thread_that_removes_a_directory(base, 
 
     def slowly(path: str) -> None:
         removing.set()
-        assert go_on.wait(20)
+        assert go_on.wait(DEADLINE_S)
         remove(path)
 
     monkeypatch.setattr(paths, "_remove_directory", slowly)
     first = threading.Thread(target=paths.remove_private_directories)
     first.start()
-    assert removing.wait(20)
+    assert removing.wait(DEADLINE_S)
     second = threading.Thread(target=paths.remove_private_directories)
     second.start()
     second.join(0.1)
     assert second.is_alive() and os.path.exists(path)
     go_on.set()
-    first.join(20), second.join(20)
+    first.join(DEADLINE_S), second.join(DEADLINE_S)
     assert not os.path.exists(path)
 
 

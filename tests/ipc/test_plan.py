@@ -51,7 +51,7 @@ def assert_same(a: StepPlan, b: StepPlan) -> None:
     for name in a.sections:
         x, y = a.section(name), b.section(name)
         assert x.dtype == y.dtype == DTYPES[name] and x.shape == y.shape and (x == y).all(), name
-    for name in ("step", "variant", "same_decode_rows", "max_seq_len", "num_rows", "num_tokens", "late_mask"):
+    for name in ("step", "sampling_kind", "same_decode_rows", "max_seq_len", "num_rows", "num_tokens", "has_mask_rows"):
         assert getattr(a, name) == getattr(b, name), name
 
 
@@ -62,15 +62,15 @@ def assert_same(a: StepPlan, b: StepPlan) -> None:
     st.integers(1, 2**31 - 1),
     st.integers(0, 2**31 - 1),
 )
-def test_plan_comes_back_as_it_went(counts, variant, step, max_seq_len):
-    before = make_plan(counts, step, variant=variant, max_seq_len=max_seq_len)
+def test_plan_comes_back_as_it_went(counts, sampling_kind, step, max_seq_len):
+    before = make_plan(counts, step, sampling_kind=sampling_kind, max_seq_len=max_seq_len)
     words = before.encode()
     assert words.dtype == np.int32 and len(words) == words[HEADER.at["words"]]
     after = decode_plan(words, NO_ROWS)
     assert_same(before, after)
     assert after.num_rows == counts["decode_rows"] + counts["prefill_rows"]
     assert after.num_tokens == counts["decode_rows"] + counts["prefill_tokens"]
-    assert after.late_mask == (counts["mask_rows"] > 0) and len(after.mask_rows) == counts["mask_rows"]
+    assert after.has_mask_rows == (counts["mask_rows"] > 0) and len(after.mask_rows) == counts["mask_rows"]
 
 
 @settings(max_examples=50, deadline=None)
@@ -168,7 +168,6 @@ def processor_records(draw) -> LogitsProcessors:
     bias = draw(st.dictionaries(st.integers(0, 2**31 - 1), float32s, max_size=4))
     return LogitsProcessors(
         slot=draw(st.integers(0, 1000)),
-        processor_row=draw(st.integers(0, 100)),
         prompt_ids=np.asarray(draw(tokens), np.int32),
         output_ids=np.asarray(draw(tokens), np.int32),
         bias_ids=list(bias),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from deadlines import DEADLINE_S
 from ipc_children import Role
 from ipc_cores import Reports
 
@@ -42,7 +43,7 @@ def test_child_gets_its_configuration_however_long(reports):
     said = reports.next()
     assert (said["text"], said["pid"], said["parent"]) == (text[:1000], child.pid, os.getpid())
     assert os.getcwd() not in said["path"] and "" not in said["path"]
-    assert child.wait(20.0) == 0 == child.poll()
+    assert child.wait(DEADLINE_S) == 0 == child.poll()
     child.close()
     child = spawn("ipc_children", Role(name="idle", report_fd=reports.fd, text=text), [reports.fd])
     assert reports.next()["pid"] == child.pid
@@ -53,11 +54,11 @@ def test_prespawned_child_waits_for_its_configuration_or_its_parents_end(reports
     child = prespawn("ipc_children", [reports.fd])
     child.configure(Role(name="echo", report_fd=reports.fd, text="at last"))
     assert reports.next()["text"] == "at last"
-    assert child.wait(20.0) == 0
+    assert child.wait(DEADLINE_S) == 0
     child.close()
     child = prespawn("ipc_children", [reports.fd])
     child._control.close()
-    assert child.wait(20.0) == 70
+    assert child.wait(DEADLINE_S) == 70
     child.close()
 
 
@@ -66,7 +67,7 @@ def test_child_tells_its_parent(reports):
     child = start(reports, "teller", text=text)
     assert child.receive(20.0) == {"text": text}
     assert child.receive(20.0) is None  # it has ended
-    assert child.wait(20.0) == 0
+    assert child.wait(DEADLINE_S) == 0
     child.close()
     child = start(reports, "idle")
     assert child.receive(0.0) is None
@@ -100,7 +101,7 @@ def test_child_that_cannot_be_killed_is_not_waited_for_for_ever(reports, monkeyp
         uninterruptible.setattr(child.proc, "kill", lambda: None)
         code = child.terminate(0.0)
     assert code is None and "does not end" in how_it_ended(code)
-    assert child.wait(20.0) == 70  # its parent let go of it
+    assert child.wait(DEADLINE_S) == 70  # its parent let go of it
     assert child.terminate(0.0) == 70
 
 
@@ -110,7 +111,7 @@ def test_several_children_are_waited_for_together(reports, monkeypatch):
     for _ in range(3):
         reports.next()
     goes.send_signal(signal.SIGKILL)
-    assert goes.wait(20.0) == -signal.SIGKILL
+    assert goes.wait(DEADLINE_S) == -signal.SIGKILL
     goes.send_signal(signal.SIGKILL)  # nobody is there any more
     wait, patience = Child.wait, []
     with monkeypatch.context() as watched:
@@ -121,10 +122,10 @@ def test_several_children_are_waited_for_together(reports, monkeypatch):
         child.terminate(20.0)
 
 
-def test_beats_are_counted_whether_they_are_looked_at_or_not(reports):
-    child = start(reports, "beater")
+def test_heartbeats_are_counted_whether_they_are_looked_at_or_not(reports):
+    child = start(reports, "sends_heartbeats")
     reports.next()
-    assert (child.beats(), child.beats()) == (3, 0)
+    assert (child.heartbeats(), child.heartbeats()) == (3, 0)
     child.terminate(20.0)
 
 
@@ -164,7 +165,7 @@ def test_failure_to_start_is_raised_where_it_was_asked_for(monkeypatch, in_threa
 
 def test_child_that_cannot_start_is_an_ended_child(capfd):
     child = spawn("no_such_module_anywhere", Role(name="idle"))
-    assert child.wait(20.0) == 1
+    assert child.wait(DEADLINE_S) == 1
     child.close()
     assert "no_such_module_anywhere" in capfd.readouterr().err
 
@@ -173,7 +174,7 @@ def test_an_interrupted_child_has_nothing_to_say(reports, capfd):
     child = start(reports, "busy")
     reports.next()
     child.send_signal(signal.SIGINT)
-    assert child.wait(20.0) == -signal.SIGINT
+    assert child.wait(DEADLINE_S) == -signal.SIGINT
     child.close()
     assert "Traceback" not in capfd.readouterr().err
 
@@ -183,7 +184,7 @@ def test_child_ends_when_the_parent_closes_the_control_socket(reports, name):
     child = start(reports, name)
     reports.next()
     child._control.shutdown(socket.SHUT_RDWR)
-    assert child.wait(20.0) == 70
+    assert child.wait(DEADLINE_S) == 70
     child.close()
 
 

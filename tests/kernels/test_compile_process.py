@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from deadlines import DEADLINE_S
 
 from quire.kernels.triton_support.compile_process import COMMAND, FEW, CompileProcesses, Job, _Process
 
@@ -74,7 +75,7 @@ def compile_all(processes, jobs, work=lambda: None):
     for _ in jobs:
         processes.announce()
     with ThreadPoolExecutor(len(jobs)) as pool:
-        return [future.result(60) for future in [pool.submit(processes.compile, job, work) for job in jobs]]
+        return [future.result(DEADLINE_S) for future in [pool.submit(processes.compile, job, work) for job in jobs]]
 
 
 def helpers():
@@ -93,15 +94,15 @@ def test_few_are_compiled_by_this_process_alone_one_at_a_time():
     def work():
         assert alone.acquire(blocking=False)
         begun.set()
-        assert go_on.wait(30)
+        assert go_on.wait(DEADLINE_S)
         alone.release()
         return 7
 
     with CompileProcesses(3) as processes, ThreadPoolExecutor(1) as pool:
         results = pool.submit(compile_all, processes, [NOWHERE] * FEW, work)
-        assert begun.wait(30) and len(processes._free) == 3 and None not in processes._free
+        assert begun.wait(DEADLINE_S) and len(processes._free) == 3 and None not in processes._free
         go_on.set()
-        assert results.result(60) == [7] * FEW
+        assert results.result(DEADLINE_S) == [7] * FEW
         assert compile_all(processes, [NOWHERE] * FEW, work) == [7] * FEW
         assert helpers() == []
 
@@ -133,7 +134,7 @@ def test_an_error_is_told_and_the_turn_given_back():
 def test_processes_are_started_for_many_and_done_without_when_they_die():
     barrier = threading.Barrier(3)  # two processes and this one are at work at once
     with CompileProcesses(2) as processes:
-        compile_all(processes, [NOWHERE] * 12, lambda: barrier.wait(30))
+        compile_all(processes, [NOWHERE] * 12, lambda: barrier.wait(DEADLINE_S))
         assert len(helpers()) == 2
         for child in helpers():
             child.kill()

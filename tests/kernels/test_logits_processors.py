@@ -17,8 +17,8 @@ from quire.kernels.step.tables import HISTORY, IN_TABLE, PROMPT_BIT, LogitsProce
 MIB = 1 << 20
 
 
-def record(row, prompt=(), output=(), bias=(), allowed=(), stop=(), bad=()):
-    return LogitsProcessors(row, row, prompt, output, [b[0] for b in bias], [b[1] for b in bias], allowed, stop, bad)
+def record(slot, prompt=(), output=(), bias=(), allowed=(), stop=(), bad=()):
+    return LogitsProcessors(slot, prompt, output, [b[0] for b in bias], [b[1] for b in bias], allowed, stop, bad)
 
 
 def expected_row(logits, prompt=(), output=(), bias=(), allowed=(), banned=(), presence=0.0, frequency=0.0, repetition=1.0):
@@ -42,8 +42,7 @@ def rows_as_sampled(h, logits):
     """Each token's logit as the sampler sees it, of slot 0: rows with all other tokens masked, and their block maxima."""
     vocab = len(logits)
     if not h.kernels:
-        host = h.tables.host
-        return processed_row(logits, host["params"][0], 50, host["history"][0], h.pool)
+        return processed_row(logits, 0, 50, h.tables, h.pool)
     mask = torch.zeros(vocab, -(-vocab // 32), dtype=torch.int32)
     for token in range(vocab):
         mask[token, token // 32] = 1 << (token % 32) if token % 32 < 31 else -(2**31)
@@ -75,8 +74,8 @@ def test_logits_are_processed_as_documented_to_the_bit(make, name):
     h, values = make(44), SEQUENCES[name]
     logits = np.random.default_rng(1).normal(size=44).astype(np.float32) * 3
     settings = {"presence": 0.3, "frequency": 0.017, "repetition": 1.3}
-    h.set(temperature=0.0, processor_row=3, min_len=51, **settings)
-    h.processors(row=3, **values, stop=[4, 999], bad=[[11]])
+    h.set(temperature=0.0, has_processors=True, min_len=51, **settings)
+    h.processors(**values, stop=[4, 999], bad=[[11]])
     got = rows_as_sampled(h, logits)
     want = expected_row(logits, **values, banned=(4, 11), **settings) + np.float32(0)
     assert (got + np.float32(0)).view(np.int32).tolist() == want.view(np.int32).tolist()
@@ -191,7 +190,7 @@ def test_entries_collide_and_are_found(size):
 def look_up(make, size, biases):
     h = make(40)
     h.pool.entries = torch.zeros(SLOTS, t.ENTRY_PLANES, size, dtype=torch.int32, device=h.device)
-    h.set(temperature=0.0, processor_row=0)
+    h.set(temperature=0.0, has_processors=True)
     h.processors(bias=biases, output=[1])
     logits = np.arange(40, dtype=np.float32) / 8
     return rows_as_sampled(h, logits), expected_row(logits, bias=biases, output=[1])

@@ -22,23 +22,23 @@ from quire.kernels.elementwise import activation_cpu, norm_reference
 from quire.kernels.linear import int4 as int4_kernels
 from quire.kernels.linear import quantize
 from quire.workers.layers import linear
-from quire.workers.layers.formats import choice, int4
+from quire.workers.layers.formats import choose_format, int4
 from quire.workers.layers.formats.dense import Dense
-from quire.workers.layers.formats.format import Partition
-from quire.workers.layers.formats.int8 import Int8
+from quire.workers.layers.formats.format import WeightShard
 from quire.workers.layers.formats.quantized import Quantized, SideBySide
+from quire.workers.layers.formats.scaled import ScaledFormat
 from quire.workers.layers.formats.w8a16 import W8A16
 from quire.workers.layers.norm import RMSNorm
-from quire.workers.loading.quantized import layouts
-from quire.workers.loading.quantized.layouts import ScaledLayout
-from quire.workers.loading.quantized.layouts_packed import PackQuantizedLayout
+from quire.workers.loading.quantized import packing
+from quire.workers.loading.quantized.packing import ScaledPacking
+from quire.workers.loading.quantized.packing_words import PackQuantizedPacking
 from quire.workers.loading.quantized.schemes import Activations, PackQuantized, Scaled
-from quire.workers.loading.quantized.stored import Source
-from quire.workers.loading.target import WeightsError
+from quire.workers.loading.weight_loader import WeightsError
 from quire.workers.loading.weights import dummy_weights, load_weights
 from quire.workers.models.build import build_model
 from quire.workers.models.family_table import read_model_config
-from quire.workers.parallel import Parallel, Part, whole
+from quire.workers.parallel import Parallel
+from quire.workers.shard import Shard, whole
 
 STORED = ["gptq", "awq", "auto-round", "w8a8", "fp8-tensor", "bnb-int8", "mxfp4", *GPU_FORMATS]
 KEPT = [*STORED, *WHILE_LOADING]
@@ -106,9 +106,9 @@ def test_products_are_those_of_the_dequantized_weights(form, rows, tmp_path, on_
     for name, theirs in list(linears(plain).items())[:4]:
         layer = linears(ours)[name]
         assert isinstance(layer.format, Quantized), name
-        k = theirs.format.partition.columns.size
+        k = theirs.format.shard.columns.size
         x, residual = (torch.randn(rows, k, generator=generator) for _ in range(2))
-        out = torch.empty(rows, theirs.format.partition.shape[0])
+        out = torch.empty(rows, theirs.format.shard.shape[0])
         close(layer(x), theirs(x))
         assert layer(x, out) is out
         close(out, theirs(x))
@@ -142,7 +142,7 @@ def test_one_row_of_16_bits_is_one_kernel_with_what_is_before(form, tmp_path, on
     plain_norm.weight.data.copy_(norm.weight)
     qkv, o, _, down = list(linears(ours).values())[:4]
     qkv_plain, o_plain, _, down_plain = list(linears(plain).values())[:4]
-    x, residual, inner = (torch.randn(1, n, generator=g).bfloat16() for n in (64, 64, 2 * down.format.partition.columns.size))
+    x, residual, inner = (torch.randn(1, n, generator=g).bfloat16() for n in (64, 64, 2 * down.format.shard.columns.size))
     near = {"rtol": 0.05, "atol": 0.1}  # an input that bfloat16 rounds to another of 8 bits
     if form == "w8a8":
         torch.testing.assert_close(o.split_k(x).float(), o_plain(x.float()), **near)
@@ -218,7 +218,7 @@ def test_layers_in_different_formats_lie_side_by_side(tmp_path, on_gpu):
     assert isinstance(qkv.format, SideBySide) and isinstance(gate_up.format, SideBySide)
     assert [type(form).__name__ for form in qkv.format.formats] == ["Int4", "W8A16"]
     assert [type(form).__name__ for form in gate_up.format.formats] == ["Int4", "Dense"]
-    names = {name for name, _ in gate_up.format.formats[1].targets("model.layers.0.mlp.gate_up_proj.format.formats.1")}
+    names = {name for name, _ in gate_up.format.formats[1].loaders("model.layers.0.mlp.gate_up_proj.format.formats.1")}
     assert names == {"model.layers.0.mlp.up_proj.weight"}
     dummy_weights(model, 0)
     x = torch.randn(2, 64)
@@ -323,7 +323,7 @@ def test_what_cannot_be_unpacked_names_its_layer_once(tmp_path, on_gpu):
 
 
 def test_gpus_without_fp8_take_integers_alone(tmp_path, on_gpu, monkeypatch, caplog):
-    monkeypatch.setattr(choice, "capability_of", lambda device: (8, 6))
+    monkeypatch.setattr(choose_format, "capability_of", lambda device: (8, 6))
     for form in ("fp8-row", "fp8-weight-only", "w8a8", "bnb-int8", "awq"):
         quantized("llama", form, tmp_path / form)
         with caplog.at_level("WARNING"):
@@ -335,19 +335,18 @@ def test_gpus_without_fp8_take_integers_alone(tmp_path, on_gpu, monkeypatch, cap
 def test_scales_of_whole_layers_are_stacked():
     """q, k and v with a scale each, of 16-bit inputs."""
     kinds = {
-        choice.choose(Source(ScaledLayout(Scaled(dtype="int8", block=(0, 0)), n, 64), None), whole(64), (9, 0))
-        for n in (64, 32)
+        choose_format.choose(ScaledPacking(Scaled(dtype="int8", block=(0, 0)), n, 64), whole(64), (9, 0)) for n in (64, 32)
     }
-    assert kinds == {choice.Choice(W8A16, ("int8", 64))}
+    assert kinds == {choose_format.ChosenFormat(W8A16, ("int8", 64))}
 
 
 @pytest.mark.parametrize(("size", "by_block"), [(128, True), (256, False)])
 def test_groups_of_inputs_that_are_all_of_a_ranks(size, by_block):
     scheme = Scaled(dtype="int8", block=(1, size), activations=Activations(dtype="int8", group_size=size))
-    source = Source(ScaledLayout(scheme, 16, 512), scheme.activations)
-    partition = Partition(Part(512, 256, 512), {"down_proj": whole(16)}, True, {"down_proj": source})
-    assert choice.choose(source, partition.columns, (9, 0)).kind is Int8
-    assert Int8(partition, False, torch.bfloat16, torch.device("cpu")).by_block == by_block
+    packing = ScaledPacking(scheme, 16, 512)
+    shard = WeightShard(Shard(512, 256, 512), {"down_proj": whole(16)}, True, {"down_proj": packing})
+    assert choose_format.choose(packing, shard.columns, (9, 0)).kind is ScaledFormat
+    assert ScaledFormat(shard, False, torch.bfloat16, torch.device("cpu")).by_block == by_block
 
 
 # ------------------------------------------------------------------------------------------------------------- loading
@@ -356,7 +355,7 @@ def test_readers_unpack_some_outputs_at_a_time(form, tmp_path, on_gpu, monkeypat
     """As much memory as a chunk takes, as many of them as there are readers."""
     quantized("llama-mqa-bias", form, tmp_path / "model")
     want = {name: p.clone() for name, p in built(tmp_path / "model", form).named_parameters()}
-    monkeypatch.setattr(layouts, "CPU_STRETCH", 16 * 64)
+    monkeypatch.setattr(packing, "CPU_STRETCH", 16 * 64)
     seen = []
     for kind in (int4.Int4, W8A16):
         monkeypatch.setattr(kind, "_weight_of", watched_unpacking(kind._weight_of, seen))
@@ -367,23 +366,23 @@ def test_readers_unpack_some_outputs_at_a_time(form, tmp_path, on_gpu, monkeypat
 
 
 def watched_unpacking(unpack, seen):
-    def call(self, integers, stored):
-        seen.append((integers.q.numel(), threading.current_thread().name))
-        return unpack(self, integers, stored)
+    def call(self, quantized, stored):
+        seen.append((quantized.q.numel(), threading.current_thread().name))
+        return unpack(self, quantized, stored)
 
     return call
 
 
 def test_a_ranks_outputs_may_begin_within_a_word(tmp_path, on_gpu, monkeypatch):
-    monkeypatch.setattr(layouts, "CPU_STRETCH", 16 * 64)
+    monkeypatch.setattr(packing, "CPU_STRETCH", 16 * 64)
     quantized("llama", "pack-quantized-symmetric", tmp_path / "model")
     tensors = load_file(tmp_path / "model" / "model.safetensors")
     layer = "model.layers.0.mlp.up_proj"
     stored = {name: tensors[f"{layer}.{name}"] for name in ("weight_packed", "weight_scale")}
-    layout = PackQuantizedLayout(PackQuantized(bits=4, group_size=64), layer, 128, 64)
-    plain = layout.unpacked(stored)
+    made = PackQuantizedPacking(PackQuantized(bits=4, group_size=64), layer, 128, 64)
+    plain = made.unpacked(stored)
     for rows in (slice(0, 128), slice(3, 101), slice(64, 128), slice(60, 61)):
-        parts = list(layout.chunks(stored, rows, slice(0, 64)))
+        parts = list(made.chunks(stored, rows, slice(0, 64)))
         assert torch.equal(torch.cat([p.q for p in parts]), plain.q[rows])
         assert torch.equal(torch.cat([p.scales for p in parts]), plain.scales[rows])
 

@@ -97,8 +97,8 @@ def test_draws_with_bias_bans_and_masks(make):
     logits = np.random.default_rng(5).normal(size=vocab).astype(np.float32)
     h = make(vocab, make.draws)
     allowed = list(range(0, 60, 2))
-    h.set(processor_row=1, min_len=make.draws)  # beyond the positions that are drawn: the stop id stays banned
-    h.processors(row=1, bias=[(2, 3.0), (4, -3.0), (5, 100.0)], allowed=allowed, stop=[6], bad=[[8]])
+    h.set(has_processors=True, min_len=make.draws)  # beyond the positions that are drawn: the stop id stays banned
+    h.processors(bias=[(2, 3.0), (4, -3.0), (5, 100.0)], allowed=allowed, stop=[6], bad=[[8]])
     mask = torch.full((make.draws, 3), -1, dtype=torch.int32)
     mask[:, 0] &= ~(1 << 10)
     mask[:, 1] = -(2**31)  # of tokens 32 to 63 only the last
@@ -123,18 +123,18 @@ def test_draws_with_penalties(make):
     logits = np.random.default_rng(6).normal(size=40).astype(np.float32) * 2
     prompt, output = [1, 2, 3, 3, 39], [3, 4, 4, 4, 5]
     h = make(40, make.draws)
-    h.set(processor_row=0, presence=0.5, frequency=0.3, repetition=1.4)
+    h.set(has_processors=True, presence=0.5, frequency=0.3, repetition=1.4)
     h.processors(prompt=prompt, output=output)
     check_draws(draw(h, logits, make.draws), distribution(penalised(logits, prompt, output, 0.5, 0.3, 1.4)))
 
 
-def test_penalties_without_processors_flag_or_row_do_nothing(make):
+def test_penalties_do_nothing_unless_the_step_and_the_slot_have_processors(make):
     h = make(4)
     h.set(temperature=0.0, presence=2.0)
     h.processors(output=[1, 1])
     logits = torch.tensor([[0.0, 1.0, 0.5, 0.2]])
-    assert h.sample(logits, [0], [0]).item() == 1  # the slot has no row
-    h.set(temperature=0.0, presence=2.0, processor_row=0)
+    assert h.sample(logits, [0], [0]).item() == 1  # the slot has no processors
+    h.set(temperature=0.0, presence=2.0, has_processors=True)
     assert h.sample(logits, [0], [0], processors=False).item() == 1
     assert h.sample(logits, [0], [0]).item() == 2
 
@@ -142,7 +142,7 @@ def test_penalties_without_processors_flag_or_row_do_nothing(make):
 def test_bad_words_match_the_end_of_the_output(make):
     h = make(32)
     logits = torch.arange(32.0)[None]  # greedy would take 31, then 30, ...
-    h.set(temperature=0.0, processor_row=0)
+    h.set(temperature=0.0, has_processors=True)
     words = [[31], [7, 30], [8, 7, 29], [9, 7, 28], [*range(1, HISTORY), 27]]
     h.processors(output=[5, 8, 7], bad=words)
     assert h.sample(logits, [0], [3]).item() == 28
@@ -157,7 +157,7 @@ def test_bad_words_match_the_end_of_the_output(make):
 def test_stop_ids_wait_for_the_minimum_length(make):
     h = make(8)
     logits = torch.arange(8.0)[None]
-    h.set(temperature=0.0, processor_row=0, min_len=5)
+    h.set(temperature=0.0, has_processors=True, min_len=5)
     h.processors(stop=[7, 6])
     assert [h.sample(logits, [0], [at]).item() for at in (3, 4, 5, 6)] == [5, 5, 7, 7]
 
@@ -236,7 +236,7 @@ def random_case(h, vocab, rows, seed, dtype=torch.float32):
             presence=float(rng.normal()),
             frequency=float(rng.normal()),
             repetition=float(rng.uniform(0.5, 2)),
-            processor_row={0: 5, 1: 1, 2: 0}.get(slot, -1),
+            has_processors=slot < 3,
             min_len=int(rng.integers(0, 100)),
         )
     for slot in (0, 1, 2):
@@ -244,7 +244,7 @@ def random_case(h, vocab, rows, seed, dtype=torch.float32):
         bias = list(zip(sorted(set(ids[2])), rng.normal(size=20).tolist(), strict=False))
         output = ids[1] + [ids[2][0]] * 130 * slot  # more than a byte counts
         allowed, bad = ids[3] if slot == 1 else (), [[output[-1], ids[0][0]], [ids[3][5]]]
-        h.processors(slot, int(h.tables.column("processor_row")[slot]), ids[0], output, bias, allowed, ids[3][:3], bad)
+        h.processors(slot, ids[0], output, bias, allowed, ids[3][:3], bad)
     logits = torch.from_numpy(rng.normal(size=(rows, vocab)).astype(np.float32) * rng.choice([0.5, 2, 4], size=(rows, 1)))
     slots = [i % SLOTS for i in range(rows)]
     words = rng.integers(-(2**31), 2**31, (rows, -(-vocab // 32)), dtype=np.int64).astype(np.int32)

@@ -15,11 +15,11 @@ def make(request):
 @pytest.mark.parametrize("settings", [{"temperature": 0.0}, {}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.5}], ids=str)
 def test_a_row_whose_processors_leave_nothing_gives_no_token(make, settings):
     h = make(600)
-    h.set(processor_row=0, min_len=5, **settings)
-    h.set(slot=1, processor_row=1, **settings)
+    h.set(has_processors=True, min_len=5, **settings)
+    h.set(slot=1, has_processors=True, **settings)
     h.set(slot=2, **settings)
-    h.processors(0, 0, allowed=[7, 599], stop=[7, 599])
-    h.processors(1, 1, allowed=[7, 599], bad=[[7]])
+    h.processors(0, allowed=[7, 599], stop=[7, 599])
+    h.processors(1, allowed=[7, 599], bad=[[7]])
     logits = torch.zeros(4, 600)
     tokens = h.sample(logits, [0, 0, 1, 2], [3, 5, 1, 1]).tolist()
     assert tokens[0] == NO_TOKEN and tokens[1] in (7, 599) and tokens[2] == 599 and 0 <= tokens[3] < 600

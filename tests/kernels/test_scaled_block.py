@@ -6,6 +6,7 @@ import threading
 
 import pytest
 import torch
+from deadlines import DEADLINE_S
 from gluon_emulator import Emulator, copy, tensor
 
 triton = pytest.importorskip("triton")
@@ -18,11 +19,10 @@ from quire.kernels.persistent import plan, scaled_block  # noqa: E402
 from quire.kernels.persistent.plan import Block, Config, Next, Weight  # noqa: E402
 from quire.kernels.triton_support import hopper  # noqa: E402
 from quire.kernels.triton_support.dependent_launch import LATE, PLAIN  # noqa: E402
-from quire.workers.layers.formats import row_block  # noqa: E402
 from quire.workers.layers.formats import scaled as formats  # noqa: E402
-from quire.workers.layers.formats.fp8 import Fp8  # noqa: E402
-from quire.workers.layers.formats.int8 import Int8  # noqa: E402
 from quire.workers.layers.norm import LayerNorm, RMSNorm  # noqa: E402
+from quire.workers.models import fusion  # noqa: E402
+from quire.workers.models.fusion import find_kernel  # noqa: E402
 
 EPS = 1e-5
 E4M3 = torch.float8_e4m3fn
@@ -107,7 +107,7 @@ def close(found, wanted, tolerance):
 # ------------------------------------------------------------------------------------------------------------- emulated
 def emulator(config):
     barrier = threading.Barrier(config.programs)
-    replaced = {"copy": copy, "meet": lambda state, programs: barrier.wait(60.0), "_prefetch": lambda lines: None}
+    replaced = {"copy": copy, "meet": lambda state, programs: barrier.wait(DEADLINE_S), "_prefetch": lambda lines: None}
     replaced |= {"_wait_for_previous": lambda pdl: None, "_gated": silu_times}
     return Emulator(scaled_block._kernel, replaced)
 
@@ -143,12 +143,10 @@ def test_source_on_the_cpu(hidden, width, scaling, follows, monkeypatch):
 
 def format_of(weight, bias, by_block):
     """A format that has this weight."""
-    kind = Int8 if weight.scaled.data.dtype == torch.int8 else Fp8
-    made = kind.__new__(kind)
+    made = formats.ScaledFormat.__new__(formats.ScaledFormat)
     torch.nn.Module.__init__(made)
     made.dtype, made.device, made.by_block = torch.bfloat16, torch.device("cpu"), by_block
     made.weights = [(formats.Weight(*weight.scaled, weight.input_scale), bias)]
-    made._state = plan.new_state(made.device)
     return made
 
 
@@ -156,7 +154,7 @@ def format_of(weight, bias, by_block):
 def test_formats_have_it_of_what_it_takes(scaling, monkeypatch):
     monkeypatch.setattr(hopper, "available", lambda device: True)
     monkeypatch.setattr(hopper, "num_sms", lambda device: 11)
-    monkeypatch.setattr(row_block, "mode_for", lambda rows: PLAIN)
+    monkeypatch.setattr(fusion, "mode_for", lambda rows: PLAIN)
     monkeypatch.setattr(plan, "LARGE", 0)
     monkeypatch.setattr(plan, "LEAST_BUSY", 0)
     case = Case(256, 512, 768, 192, scaling, has_bias=True)
@@ -166,7 +164,8 @@ def test_formats_have_it_of_what_it_takes(scaling, monkeypatch):
     norm, next_norm = (RMSNorm(256, EPS, torch.bfloat16, o.device) for _ in range(2))
     norm.weight.copy_(block.norm)
     next_norm.weight.copy_(after.norm)
-    made = o.row_block(norm, gate_up, down, (next_norm, qkv))
+    state = plan.new_state(o.device)
+    made = find_kernel(o, norm, gate_up, down, (next_norm, qkv), state)
     kernel = emulator(made.config)
     monkeypatch.setattr(scaled_block, "_kernel", kernel)
     projected, residual = made(case.x, case.residual)
@@ -174,12 +173,14 @@ def test_formats_have_it_of_what_it_takes(scaling, monkeypatch):
     close(residual, last, 0.01)
     close(projected.qkv, wanted, 0.02)
     others = format_of(block.gate_up, None, not by_block)
-    assert o.row_block(norm, others, down, None) is None
-    assert o.row_block(norm, gate_up, down, (next_norm, others)).following is None
-    assert format_of(block.o, torch.zeros(256), by_block).row_block(norm, gate_up, down, None) is None
-    assert o.row_block(LayerNorm(256, EPS, torch.bfloat16, o.device), gate_up, down, None) is None
+    assert find_kernel(o, norm, others, down, None, state) is None
+    assert find_kernel(o, norm, None, down, None, state) is None
+    assert find_kernel(o, norm, gate_up, down, (next_norm, others), state).following is None
+    assert find_kernel(o, norm, gate_up, down, (next_norm, None), state).following is None
+    assert find_kernel(format_of(block.o, torch.zeros(256), by_block), norm, gate_up, down, None, state) is None
+    assert find_kernel(o, LayerNorm(256, EPS, torch.bfloat16, o.device), gate_up, down, None, state) is None
     monkeypatch.setattr(plan, "LARGE", 256 * 768 + 1)
-    assert o.row_block(norm, gate_up, down, None) is None
+    assert find_kernel(o, norm, gate_up, down, None, state) is None
 
 
 @pytest.mark.parametrize("dtype", [E4M3, torch.int8], ids=str)

@@ -43,7 +43,7 @@ def make_plan(step, slot_updates=(), block_updates=(), decode_rows=(), prefill=(
 
 def make_state(device="cpu"):
     state = SlotTables.allocate(MAX_SEQS, GROUPS, MAX_BLOCKS, device)
-    pool = LogitsProcessorPool.allocate(2, VOCAB, 1000, device, multiplier=1)
+    pool = LogitsProcessorPool.allocate(MAX_SEQS, VOCAB, 1000, device, multiplier=1)
     return state, pool, StepBuffers.allocate(40, MAX_SEQS, GROUPS, device)
 
 
@@ -52,21 +52,17 @@ def random_steps(seed, count):
     rng = np.random.default_rng(seed)
     running: dict[int, int] = {}  # slot -> tokens computed
     previous: list[int] = []
-    processor_rows: dict[int, int] = {}
     for step in range(1, count + 1):
         for slot in [s for s in running if running[s] > 18 or rng.random() < 0.05]:
             del running[slot]
-            processor_rows.pop(slot, None)
         decode = [s for s in running if rng.random() < 0.9]
         if rng.random() < 0.5 and previous and all(s in running for s in previous):
             decode = list(previous)
         free = [s for s in range(MAX_SEQS) if s not in running][: rng.integers(0, 4)]
         slot_updates, prefill, blocks = [], [], []
         for slot in free:
-            row = next((p for p in range(2) if p not in processor_rows.values() and rng.random() < 0.5), -1)
-            if row >= 0:
-                processor_rows[slot] = row
-            slot_updates.append({"slot": slot, "temperature": float(rng.random()), "top_k": 3, "processor_row": row})
+            values = {"temperature": float(rng.random()), "top_k": 3, "has_processors": int(rng.random() < 0.5)}
+            slot_updates.append({"slot": slot, **values})
             start = int(rng.integers(0, 5))
             ids = rng.integers(0, VOCAB, rng.integers(1, 9)).tolist()
             prefill.append((slot, start, ids, int(rng.random() < 0.7)))
@@ -173,8 +169,8 @@ def test_steps_on_the_cpu_agree_with_plain_python():
             assert state.seq_len[slot] == want["seq_lens"][row]
             if want["samples"][row]:
                 before_last[slot] = sampled[row]
-                if (f := int(state.column("processor_row")[slot])) >= 0:
-                    before_counts[f, sampled[row]] += 1  # none occurs more often than a byte tells
+                if state.column("has_processors")[slot]:
+                    before_counts[slot, sampled[row]] += 1  # none occurs more often than a byte tells
                     before_history[slot] = torch.cat([before_history[slot, 1:], sampled[row : row + 1]])
             word = results[number % 3, row].item()
             assert (word >> 32, word & 0xFFFFFFFF) == (number, results_of[row] & 0xFFFFFFFF)
@@ -305,7 +301,7 @@ def check_wild_plan(device):
     wild = 2**30
     plan = make_plan(
         1,
-        [{"slot": wild, "processor_row": wild}],
+        [{"slot": wild, "has_processors": wild}],
         [(wild, wild, wild), (-5, -5, -5)],
         [wild, -3],
         [(wild, wild, [wild, -wild], 1)],

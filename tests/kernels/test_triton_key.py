@@ -5,6 +5,7 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+from deadlines import DEADLINE_S
 
 from quire.kernels.triton_support.triton_key import read_triton, read_triton_in_background
 
@@ -16,21 +17,21 @@ def test_who_comes_second_waits_and_computes_nothing(monkeypatch):
         if not order:
             order.append("computed")
             begun.set()
-            assert go_on.wait(30)
+            assert go_on.wait(DEADLINE_S)
             order.append("known")
 
     monkeypatch.setitem(sys.modules, "triton.runtime.cache", SimpleNamespace(triton_key=triton_key))
     monkeypatch.setitem(sys.modules, "triton.runtime", SimpleNamespace())
     monkeypatch.setitem(sys.modules, "triton", SimpleNamespace())
     first = read_triton_in_background()
-    assert begun.wait(30)
+    assert begun.wait(DEADLINE_S)
     second = threading.Thread(target=lambda: order.append(read_triton()))
     second.start()
     second.join(0.2)
     assert second.is_alive() and order == ["computed"]
     go_on.set()
-    first.join(30)
-    second.join(30)
+    first.join(DEADLINE_S)
+    second.join(DEADLINE_S)
     assert order == ["computed", "known", None]
 
 

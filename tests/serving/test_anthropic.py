@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
-from serving import DEADLINE_S, SMALL, Served
+from deadlines import DEADLINE_S
+from serving import SMALL, Served
 
 anthropic = pytest.importorskip("anthropic")
 pydantic = pytest.importorskip("pydantic")

@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+from deadlines import DEADLINE_S
 from serving import SMALL, SOON_S, Background, EventStream, Served, error_of, until
 
 from quire.enginecore.loading.model_files import BUNDLED
@@ -83,7 +84,7 @@ def test_a_worker_killed_while_idle_is_replaced_and_a_request_meanwhile_waits(se
     text, before = served.text(PROMPT, max_tokens=10), served.metric("worker_restarts_total")
     worker = psutil.Process(served.pid_of(WORKER))
     worker.kill()
-    worker.wait(10)  # its parent has noticed
+    worker.wait(DEADLINE_S)  # its parent has noticed
     assert served.text(PROMPT, max_tokens=10) == text
     until(lambda: served.metric("worker_restarts_total") == before + 1 and served.health() == 200)
 
@@ -135,7 +136,7 @@ def test_a_core_killed_leaves_no_worker_and_is_started_again(served: Served) -> 
     assert error_of(stream)["code"] == "engine_down"
     answer = served.ask("POST", "/v1/completions", {"prompt": PROMPT})
     assert answer.status == 503 and int(answer.headers["retry-after"]) > 0
-    worker.wait(10)
+    worker.wait(DEADLINE_S)
     until(lambda: served.health() == 200)
     assert served.pid_of(CORE) != core and served.pid_of(WORKER) != worker.pid
     assert served.engine_address(2) == epoch_line

@@ -29,7 +29,7 @@ def by_rank(served: Served) -> list[float]:
 
 
 def test_the_tokens_of_one_process_and_how_evenly_experts_were_asked(served: Served) -> None:
-    until(lambda: by_rank(served) == [0, 0])  # there is a first Beat
+    until(lambda: by_rank(served) == [0, 0])  # there is a first Heartbeat
     assert served.metric("expert_parallel_imbalance") == 1.0
     ids, asked = [5, 60, 7, 190, 200, 40], ({"temperature": 0.0}, {"temperature": 0.9, "seed": 3})
     engine = InlineEngine(tiny_model("qwen3-moe"))

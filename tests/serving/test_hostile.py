@@ -159,7 +159,7 @@ def peer(served: Served) -> Iterator[RawFrontend]:
 
 
 def answer(peer: RawFrontend, kind: Any) -> Any:
-    """The next message of this kind; others, like beats, are passed over."""
+    """The next message of this kind; others, like heartbeats, are passed over."""
     while peer.socket.poll(20_000):
         data = b"".join(peer.socket.recv_multipart())
         with contextlib.suppress(msgspec.ValidationError):

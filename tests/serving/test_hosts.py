@@ -48,7 +48,7 @@ def spread(keys: Keys) -> Iterator[Spread]:
         flags = keys.flags(other)
         with Served(*SMALL, "-tp", "2", "--collective-timeout-s", str(TIMEOUT_S), *flags) as served:
             spread = Spread(keys, other, served.ready())
-            until(lambda: served.metric("worker_restarts_total") == 0)  # the engine's numbers come with its first beat
+            until(lambda: served.metric("worker_restarts_total") == 0)  # the engine's numbers come with its first heartbeat
             yield spread
             assert served.end() == 0
         until(lambda: not spread.other.pids(WORKER))

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import pytest
-from serving import DEADLINE_S, SMALL, Served
+from deadlines import DEADLINE_S
+from serving import SMALL, Served
 
 openai = pytest.importorskip("openai")
 pydantic = pytest.importorskip("pydantic")

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 import serving
+from deadlines import DEADLINE_S
 from hosts import AGENT, WORKER
 from serving import SMALL, Served, until
 
@@ -42,7 +43,7 @@ def cluster() -> Iterator[dict[str, str]]:
         assert said.startswith("Ray cluster at "), said
         yield {"RAY_ADDRESS": said.split()[-1]}
         ray.stdin.close()
-        assert ray.wait(60.0) == 0
+        assert ray.wait(DEADLINE_S) == 0
 
 
 @pytest.mark.ray

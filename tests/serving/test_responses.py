@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 import pydantic
 import pytest
-from serving import DEADLINE_S, SMALL, Served
+from deadlines import DEADLINE_S
+from serving import SMALL, Served
 
 openai = pytest.importorskip("openai")
 

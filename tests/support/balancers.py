@@ -1,6 +1,6 @@
-"""HAProxy and nginx as deploy/ configures them, before servers of the test's, on free ports; and a load through them.
+"""HAProxy and nginx with deploy/'s configurations, in front of a test's servers, on free ports; and a load through them.
 
-Only places are changed in the files: addresses, certificates, where things are written.
+Only addresses, certificates and output paths are changed in the files.
 """
 
 import contextlib
@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from certificates import authority, certified
-from serving import DEADLINE_S, until
+from deadlines import DEADLINE_S
+from serving import until
 
 ROOT = Path(__file__).parents[2]
 

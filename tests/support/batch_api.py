@@ -1,4 +1,4 @@
-"""The HTTP application with a store and runners of batches, over a FakeClient; the clock is moved by the test."""
+"""The HTTP application with a store and batch runners, over a FakeClient; the test moves the clock."""
 
 import asyncio
 import contextlib
@@ -38,13 +38,13 @@ class NotifyingStorage(Storage):
 
 
 class Kept(http.Api):
-    """An Api with a store, and runners of batches. FakeClient's engine is full by its beat: here it is idle."""
+    """An Api with a store, and runners of batches. FakeClient's engine is full by its heartbeat: here it is idle."""
 
     def __init__(self, folder, client=None, **options) -> None:
         self.clock = Clock()
         self.storage = NotifyingStorage(str(folder), clock=self.clock, **options)
         super().__init__(client, storage=self.storage)
-        self.client.beat = None
+        self.client.heartbeat = None
         self.storage.on_change = self.client.news.set
         self.runners: list[asyncio.Task] = []
 

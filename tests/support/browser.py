@@ -1,4 +1,4 @@
-"""A headless Chromium for tests of the page: Playwright's own, or one that is installed; None where there is none."""
+"""A headless Chromium for tests of the page: Playwright's own, or an installed one; None if there is none."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Certificates for tests of TLS: an authority made on the spot, and what it signs, as PEM files."""
+"""Certificates for tests of TLS: a new authority, and certificates that it signs, as PEM files."""
 
 import datetime
 import functools

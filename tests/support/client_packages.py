@@ -1,4 +1,4 @@
-"""What the tests of client packages share: the server's address, key and model, a function to call, a shape to fill."""
+"""Shared by the tests of client packages: the server's address, key and model, a function to call, a schema to fill."""
 
 import json
 from typing import Any, NamedTuple

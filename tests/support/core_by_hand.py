@@ -1,4 +1,4 @@
-"""An EngineCore whose worker is tests/support/fake_worker.py and whose loop is turned by hand; frontends are RawFrontends."""
+"""An EngineCore with fake_worker.py as its worker; tests turn its loop by hand, and frontends are RawFrontends."""
 
 import os
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from quire.enginecore.core import CoreConfig, EngineCore
 from quire.enginecore.preparation import Preparer
 from quire.enginecore.scheduling.config import SchedulerConfig
 from quire.enginecore.workers import WorkerGroup
-from quire.ipc.config import WorkerConfig
+from quire.ipc.config import EngineConfig
 from quire.ipc.links.core_and_workers import CoreToWorkers
 from quire.ipc.links.core_to_frontends import CoreToFrontends
 from quire.ipc.messages.frontend import (
@@ -32,6 +32,7 @@ from quire.ipc.step.plan import StepPlan, decode_plan
 from quire.ipc.step.plan_ring import KIND_MASK, KIND_PLAN, PlanReader, PlanRing
 from quire.ipc.step.result_ring import ResultRing
 from quire.ipc.step.sections import MASKS_NONE, NO_TOKEN
+from quire.ipc.worker_config import WorkerConfig, resolved
 
 EPOCH = 77
 MAX_MODEL_LEN, MAX_NUM_SEQS, BLOCK_SIZE, NUM_BLOCKS = 64, 4, 4, 60
@@ -87,12 +88,17 @@ class FakeWorkers(WorkerGroup):
 
 
 def worker_template(world_size: int = 1, model_dir: str = "") -> WorkerConfig:
+    engine = EngineConfig(load_format="dummy", cpu_kv_cache_gib=1.0, tensor_parallel_size=world_size)
+    numbers = {"max_model_len": MAX_MODEL_LEN, "max_num_seqs": MAX_NUM_SEQS, "max_num_batched_tokens": 16}
     return WorkerConfig(
-        rank=0, world_size=world_size, generation=1, model_dir=model_dir, control_address="", plan_ring_fds=[],
-        result_ring_fds=[], output_rank=0, device="cpu", dtype="auto", load_format="dummy", max_model_len=MAX_MODEL_LEN,
-        max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=16, block_size=BLOCK_SIZE, gpu_memory_utilization=0.9,
-        cpu_kv_cache_gib=1.0, num_gpu_blocks_override=None, enforce_eager=False, max_logprobs=20, seed=0,
-    )  # fmt: skip
+        engine=resolved(engine, device="cpu", block_size=BLOCK_SIZE, **numbers),
+        rank=0,
+        generation=1,
+        model_dir=model_dir,
+        control_address="",
+        plan_ring_fds=[],
+        result_ring_fds=[],
+    )
 
 
 class CoreByHand:
@@ -117,7 +123,7 @@ class CoreByHand:
         if isinstance(self.workers, FakeWorkers):
             self.workers.answer()
         self.core._collect()
-        self.core._beat()
+        self.core._heartbeat()
         self.link.check()
         self.core.check()
 

@@ -1,4 +1,4 @@
-"""What tests of CoreToFrontends send and expect."""
+"""Messages that tests of CoreToFrontends send and expect."""
 
 import msgspec
 import numpy as np

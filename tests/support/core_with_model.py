@@ -1,6 +1,6 @@
-"""An EngineCore whose worker is a real ModelRunner on the CPU, both in the test's process and turned by hand.
+"""An EngineCore with a real ModelRunner on the CPU as its worker, both in the test's process and turned by hand.
 
-It shows what a request with a grammar gives, from its message to its tokens. The model is the bundled one in float32.
+It runs a request with a grammar from its message to its tokens. The model is the bundled one in float32.
 """
 
 import json
@@ -50,7 +50,7 @@ class ModelWorkers(WorkerGroup):
         self.engine = engine
         self.controls = 0
         self.mask_rows = 0  # of all plans
-        self.free_rows = 0
+        self.any_token_rows = 0
 
     def start(self) -> None:
         self.generation += 1
@@ -82,7 +82,7 @@ class ModelWorkers(WorkerGroup):
             come = decode_masks(words, self._reader.area)
             assert self._plan is not None and come.step == self._plan[0].step and set(come.rows.tolist()) <= self._due
             self._due -= set(come.rows.tolist())
-            self.free_rows += len(come.rows) * (come.kind != MASKS_NONE and come.masks is None)
+            self.any_token_rows += len(come.rows) * (come.kind != MASKS_NONE and come.masks is None)
             if come.kind != MASKS_NONE:
                 self._masks.append((come.rows, come.masks))
         else:
@@ -153,9 +153,9 @@ class CoreWithModel:
         core._watch_workers()
         core._fill()
         answered = self.workers.answer()
-        if not (core._collect() or answered) and (core.preparing or core._masks or core._grammar._held):
+        if not (core._collect() or answered) and (core.preparing or core._masks or core._grammar._deferred):
             core._poll(0.02)
-        core._beat()
+        core._heartbeat()
         core.check()
         while self.frontend.ready():
             self._hear(decode(self.frontend.socket.recv()))

@@ -1,4 +1,4 @@
-"""What is in deploy/, read: its YAML, its systemd units, its Dockerfile, and each command line of ours in them."""
+"""Reads deploy/: its YAML, its systemd units, its Dockerfile, and each of our command lines in them."""
 
 import json
 import re

@@ -1,7 +1,8 @@
 """Commands and code on the pages for users: fenced blocks of README.md, docs/ and deploy/, and commands within lines.
 
-Everything in a block belongs to a kind, which says how tests/docs/test_commands.py treats it; what belongs to none fails there,
-so that nothing on a page escapes. `Place` is a folder in which what the pages name is there: a model, a file of flags, keys.
+Everything in a fenced block has a kind, which determines how tests/docs/test_commands.py treats it; text without a kind fails
+there, so that everything on a page is tested. `Place` is a folder with the files that the pages name: a model, a file of flags,
+keys.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What tests of `quire estimate` have in common: a published config, a folder of one, what is read of it."""
+"""Shared by tests of `quire estimate`: a published config, a folder with one, and what is read from it."""
 
 import json
 

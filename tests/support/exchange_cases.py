@@ -1,4 +1,4 @@
-"""Ranks that sum and normalise rows together, all in one memory: what each brings, and their buffers."""
+"""Ranks that sum and normalize rows together, all in one memory: each rank's inputs, and their buffers."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""What tests of experts' kernels have in common: activations, tolerances by dtype, and shapes of real models."""
+"""Shared by tests of experts' kernels: activations, tolerances by dtype, and shapes of real models."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""The engine as HTTP routes see it: a client by hand, and requests to the real application over a fake wire."""
+"""The engine as HTTP routes see it: a client driven by the test, and requests to the real application over a fake wire."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ from quire.frontend.client.stream import InvalidRequest, TooLong
 from quire.frontend.http.api.app import App
 from quire.frontend.http.api.services import Services
 from quire.frontend.text.tokenizer import Tokenizer
-from quire.ipc.messages.frontend import Beat, EngineLimits, Welcome
+from quire.ipc.messages.frontend import EngineLimits, Heartbeat, Welcome
 from quire.ipc.messages.utilities import (
     GetServerInfo,
     ProfileDone,
@@ -126,8 +126,8 @@ class FakeClient:
             epoch=1, protocol=1, served_model_names=["tiny", "org/tiny"], limits=limits, files=[], eos_token_ids=[257],
             version="0.1.0", created=1700000000, step_timeout_s=60.0,
         )  # fmt: skip
-        self.beat = Beat(1, 0.0, 3, 4, 0.25, 100, 40, 50, 2, 1, True)
-        self.beat_time = time.monotonic()
+        self.heartbeat = Heartbeat(1, 0.0, 3, 4, 0.25, 100, 40, 50, 2, 1, True)
+        self.heartbeat_time = time.monotonic()
         self.is_connected = True
         self.engines = (self,)
         self.problem: str | None = None

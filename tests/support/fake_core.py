@@ -1,7 +1,7 @@
-"""A core without an engine, in a thread, for tests of frontends: its sequences say what a script says, a token a turn.
+"""A core without an engine, in a thread, for tests of frontends: its sequences return a script's tokens, one per turn.
 
-`FakeCore(script=...)` plays a whole engine: eos and stop tokens, max_tokens, abort. Without a script it only records what comes
-(`next`) and says what the test tells it to (`say`). Every method may be called from any thread.
+`FakeCore(script=...)` simulates a whole engine: eos and stop tokens, max_tokens, abort. Without a script it only records
+messages (`next`) and sends what the test asks for (`say`). Every method may be called from any thread.
 """
 
 import os
@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import toy_tokenizers
 import zmq
+from deadlines import DEADLINE_S
 
 from quire.ipc.links.core_to_frontends import CoreToFrontends
 from quire.ipc.links.welcome import file_infos, new_epoch
@@ -23,13 +24,13 @@ from quire.ipc.messages.frontend import (
     PROTOCOL_VERSION,
     Abort,
     AddRequest,
-    Beat,
     CoreMessage,
     EngineLimits,
     Finish,
     Finished,
     FinishReason,
     FrontendMessage,
+    Heartbeat,
     ShuttingDown,
     Started,
     StepOutputs,
@@ -38,7 +39,7 @@ from quire.ipc.messages.frontend import (
 )
 from quire.ipc.messages.stats import CacheInfo
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = DEADLINE_S
 LIMITS = EngineLimits(max_model_len=64, vocab_size=400, max_num_seqs=4, max_logprobs=20)
 
 Script = Callable[[AddRequest, int], list[int] | None]  # a request and a child's index -> its tokens; None: it never starts
@@ -74,7 +75,7 @@ class FakeCore:
     ) -> None:
         """more: fields of its Welcome."""
         self.epoch = new_epoch()
-        self.beat = Beat(self.epoch, 0.0, 0, 0, 0.0, 0, 0, 0, 0, 0, True)
+        self.heartbeat = Heartbeat(self.epoch, 0.0, 0, 0, 0.0, 0, 0, 0, 0, 0, True)
         self._files = toy_tokenizers.files() if files is None else files
         infos = file_infos(self._files)
         welcome = Welcome(self.epoch, PROTOCOL_VERSION, [name], limits, infos, list(eos), "0", 1, 60.0, spins, cache, model)
@@ -111,9 +112,9 @@ class FakeCore:
         self._do(lambda: self._unsaid.extend(messages))
 
     def announce(self, **fields: object) -> None:
-        """Change the Beat, and send it now."""
-        self.beat = Beat(**{**{n: getattr(self.beat, n) for n in Beat.__struct_fields__}, **fields})
-        self._do(lambda: self._link.broadcast(self.beat))
+        """Change the Heartbeat, and send it now."""
+        self.heartbeat = Heartbeat(**{**{n: getattr(self.heartbeat, n) for n in Heartbeat.__struct_fields__}, **fields})
+        self._do(lambda: self._link.broadcast(self.heartbeat))
 
     def say_that_it_stops(self) -> None:
         self._do(lambda: self._link.broadcast(ShuttingDown(self.epoch)))
@@ -135,7 +136,7 @@ class FakeCore:
         poller = zmq.Poller()
         for source in (*self._link.sockets(), self._wake_fd):
             poller.register(source, zmq.POLLIN)
-        next_beat = 0.0
+        next_heartbeat = 0.0
         while self._running:
             for source, _ in poller.poll(0 if self._playing else 100):
                 if source == self._wake_fd:
@@ -150,9 +151,9 @@ class FakeCore:
                 self._link.send(self._owner, self._unsaid.popleft())
             self._play()
             self._link.flush()
-            if time.monotonic() >= next_beat:
-                next_beat = time.monotonic() + 0.5
-                self._link.broadcast(self.beat)
+            if time.monotonic() >= next_heartbeat:
+                next_heartbeat = time.monotonic() + 0.5
+                self._link.broadcast(self.heartbeat)
             if self._link.lost():
                 self._playing.clear()
         self._link.close(linger_s=0.0)

@@ -1,8 +1,8 @@
-"""An engine process without an engine, which misbehaves on order: `python -m fake_engine` in the place of the core.
+"""An engine process without an engine, which fails in ways that the test chooses: `python -m fake_engine` instead of the core.
 
-What it does depends on the model's name: "cannot-start" says why, "dies" ends without a word, "mute" never becomes ready; the
-name of a file says that the engine cannot start for the reason in it, or, if it is empty, never becomes ready. Any other is
-served by a FakeCore that repeats each prompt. A prompt that begins with token 7 is never answered.
+Its behavior depends on the model's name: "cannot-start" reports an error, "dies" ends without a message, "mute" never becomes
+ready. With the name of a file, it reports the file's text as the error, or never becomes ready if the file is empty. Any other
+model is served by a FakeCore that repeats each prompt. A prompt that begins with token 7 is never answered.
 """
 
 import select
@@ -14,7 +14,7 @@ from fake_core import FakeCore, echo
 
 from quire.ipc.config import EngineConfig
 from quire.ipc.messages.frontend import AddRequest
-from quire.ipc.process.children import beat, child_main_config, tell_parent
+from quire.ipc.process.children import child_main_config, heartbeat, tell_parent
 
 
 def script(request: AddRequest, child: int) -> list[int] | None:
@@ -46,7 +46,7 @@ def main() -> None:
             with FakeCore(script, address=config.listen) as core:
                 tell_parent({"ready": core.address})
                 while not told:
-                    beat()
+                    heartbeat()
                     select.select([], [], [], 0.02)
 
 

@@ -1,4 +1,4 @@
-"""The HTTP side by hand: a transport that keeps bytes, a clock that is moved, an application that echoes, answers parsed."""
+"""Fakes for HTTP: a transport that records bytes, a clock that tests move, an application that echoes, and parsed answers."""
 
 import asyncio
 from dataclasses import dataclass, field

@@ -1,10 +1,10 @@
-"""A worker by hand: runs plans against a KV cache whose entries say which token of which prefix they hold.
+"""A fake worker: runs plans against a KV cache with entries that name the token and prefix that they stand for.
 
 Every read is checked: a row must find, at each position its window sees, exactly its own prefix. The token it samples depends
 on the whole prefix, so wrong sharing, a lost update or a wrong position changes a sequence's output.
 
-As a process, `python -m fake_worker` in the place of a worker, it takes plans from its ring and writes what it was sent to the
-folder `model_dir`: a file for each generation and rank, one digest a line.
+As a process, `python -m fake_worker` instead of a worker, it takes plans from its ring and writes what it was sent to the
+folder `model_dir`: a file for each generation and rank, one digest per line.
 """
 
 import hashlib
@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 
-from quire.ipc.config import WorkerConfig
 from quire.ipc.links.core_and_workers import WorkerToCore
 from quire.ipc.messages.workers import AllocateKV, ControlReply, KVGroup, WorkerProfile, WorkerReady
 from quire.ipc.process.children import child_main_config, own_fds
@@ -21,6 +20,7 @@ from quire.ipc.step.plan import StepPlan, decode_plan
 from quire.ipc.step.plan_ring import KIND_CONTROL, KIND_SHUTDOWN, PlanReader
 from quire.ipc.step.result_ring import ResultRing
 from quire.ipc.step.sections import HEADER, PREFILL_SAMPLE
+from quire.ipc.worker_config import WorkerConfig
 
 VOCAB_SIZE = 50
 
@@ -124,13 +124,15 @@ def main() -> None:
     ring = ResultRing.attach(own_fds(c.result_ring_fds)) if c.result_ring_fds else None
     link = WorkerToCore(c.control_address, c.rank, c.generation)
     num_blocks = 60 + c.rank  # the least counts
-    link.send(WorkerProfile(c.rank, num_blocks, c.block_size, [KVGroup(0, [0])], VOCAB_SIZE, "fake", 0, 0, 0, 64))
+    link.send(WorkerProfile(c.rank, num_blocks, c.engine.block_size, [KVGroup(0, [0])], VOCAB_SIZE, "fake", 0, 0, 0))
     command = link.receive(60.0)
     assert command == AllocateKV(60)
     if ring is not None:
         ring.generation = c.generation
     link.send(WorkerReady(c.rank))
-    worker = FakeWorker(c.max_num_seqs + 1, c.max_model_len // c.block_size + 1, c.block_size, (0,), VOCAB_SIZE)
+    worker = FakeWorker(
+        c.engine.max_num_seqs + 1, c.engine.max_model_len // c.engine.block_size + 1, c.engine.block_size, (0,), VOCAB_SIZE
+    )
     decode_rows = np.zeros(0, np.int32)
     with log_of(c.model_dir, c.generation, c.rank).open("a", buffering=1) as log:
         while (record := reader.read(60.0)) is not None and record[0] != KIND_SHUTDOWN:
@@ -138,7 +140,7 @@ def main() -> None:
             if record[0] == KIND_CONTROL:
                 link.send(ControlReply(c.rank, decode_control(words).id, "", f"rank {c.rank} is well".encode()))
                 continue
-            assert words[HEADER.at["world_size"]] == c.world_size
+            assert words[HEADER.at["world_size"]] == c.engine.world_size
             plan = decode_plan(words, decode_rows)
             decode_rows = plan.decode_rows.copy()
             tokens = worker.run(plan)

@@ -1,4 +1,4 @@
-"""What tests of FrontendToCore share: a listener, cores that answer or do as the test says, and how a connection is lost."""
+"""Shared by tests of FrontendToCore: a listener, cores that answer or act as the test says, and ways to lose a connection."""
 
 import asyncio
 import time
@@ -10,11 +10,11 @@ from ipc_cores import LoopingCore
 from quire.ipc.links.frontend_to_core import FrontendToCore
 from quire.ipc.messages.frontend import (
     AddRequest,
-    Beat,
     CoreMessage,
     Finished,
     FrontendMessage,
     Generate,
+    Heartbeat,
     StepOutputs,
     TokenInputs,
     Welcome,
@@ -34,7 +34,7 @@ class Listener:
         return {"on_message": self.on_message, "on_lost": self.on_lost, "on_connected": self.on_connected}
 
     def on_message(self, message: CoreMessage) -> None:
-        if not isinstance(message, Beat):
+        if not isinstance(message, Heartbeat):
             self.messages.append(message)
         self.changed.set()
 
@@ -95,11 +95,11 @@ def loses(run, provoke: Callable[[ScriptedCore, FrontendToCore], None], reason: 
         link = connecting.result()
         first = scripted.core.link.frontends
         provoke(scripted, link)
-        await heard.until(lambda: len(heard.log) >= 2) if not scripted.core.beats else await scripted.until(
+        await heard.until(lambda: len(heard.log) >= 2) if not scripted.core.heartbeats else await scripted.until(
             lambda: len(heard.log) >= 2
         )
         assert reason in heard.log[1]
-        scripted.core.beats = True
+        scripted.core.heartbeats = True
         await scripted.until(lambda: link.connected)
         await scripted.until(lambda: len(scripted.core.link.frontends) == 1)
         assert heard.log[2:] == [9] and scripted.core.link.frontends != first  # a new identity

@@ -1,8 +1,8 @@
-"""Gluon kernels run by Python threads on the CPU: what a kernel's source says, without what its compiler makes of it.
+"""Runs Gluon kernels by Python threads on the CPU: it tests a kernel's source, but not its compiled code.
 
-A kernel's functions are run as they stand, with `gl`, `tl`, barriers and copies replaced: partitions of a program are threads,
+A kernel's functions run unchanged, with `gl`, `tl`, barriers and copies replaced: partitions of a program are threads,
 mbarriers count arrivals and bytes, TMA copies boxes at once and fills with zeros, asynchronous products are computed when they
-are begun. Shared memory is NaN at first. What is slower, races within a warpgroup, or is the machine's alone is not seen.
+begin. Shared memory is NaN at first. It does not show speed, races within a warpgroup, or effects of the hardware.
 """
 
 import itertools
@@ -14,7 +14,7 @@ import types
 import torch
 from triton.runtime.jit import JITFunction
 
-TIMEOUT_S = 10.0  # that a barrier is waited for: longer is a deadlock
+TIMEOUT_S = 100.0  # that a barrier is waited for: longer is a deadlock
 
 
 class Tensor(torch.Tensor):

@@ -1,6 +1,6 @@
-"""A Hopper GPU for Triton where there is none: kernels are compiled for it, or only looked up; tensors have no memory.
+"""A simulated Hopper GPU for Triton: kernels are compiled for it, or only looked up; tensors have no memory.
 
-To be imported in a process of its own, before quire: it replaces Triton's driver and what torch says of the GPU.
+Import it in a process of its own, before quire: it replaces Triton's driver and torch's properties of the GPU.
 """
 
 import types

@@ -1,4 +1,4 @@
-"""HTTP servers of the standard library as other parties of a test: a collector, a hub, somebody else's server."""
+"""HTTP servers of the standard library as other parties in tests: a trace collector, a hub, a foreign server."""
 
 import contextlib
 import http.server

@@ -1,4 +1,4 @@
-"""Scheduler and runner in one process, without wires: what a model produces under given scheduling, step by step."""
+"""Scheduler and runner in one process, without links: a model's outputs under given scheduling, step by step."""
 
 from collections import deque
 from types import MappingProxyType
@@ -73,7 +73,6 @@ class InlineEngine:
                 block_size=block_size,
                 num_blocks=num_blocks,
                 windows=cache.windows,
-                num_processor_rows=max_num_seqs,
                 num_micro_batches=parallel.stage.count,
                 eos_token_ids=tuple(eos),
                 vocab_size=config.vocab_size,

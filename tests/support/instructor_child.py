@@ -1,7 +1,7 @@
-"""What tests/clients/test_instructor.py runs in an environment of its own: `python instructor_child.py BASE_URL KEY`.
+"""Run by tests/clients/test_instructor.py in an environment of its own: `python instructor_child.py BASE_URL KEY`.
 
-Each mode that the server enforces must fill a class at its first try, whole, streamed in parts, and with the completion beside
-it. Prints a line of JSON: mode -> the fields.
+Each mode that the server enforces must fill a class at the first try: at once, streamed in parts, and with the completion. It
+prints a line of JSON: mode -> the fields.
 """
 
 import json

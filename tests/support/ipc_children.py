@@ -1,4 +1,4 @@
-"""What child processes do in the tests of ipc/: started with `spawn("ipc_children", Role(...))`, they report lines of JSON."""
+"""Child processes in tests of ipc/: started with `spawn("ipc_children", Role(...))`, they report lines of JSON."""
 
 import asyncio
 import os
@@ -10,8 +10,8 @@ import numpy as np
 
 from quire.ipc.links.core_to_frontends import CoreToFrontends
 from quire.ipc.links.frontend_to_core import FrontendToCore
-from quire.ipc.messages.frontend import AddRequest, Beat, Generate, StepOutputs, TokenInputs
-from quire.ipc.process.children import beat, child_main_config, spawn, tell_parent
+from quire.ipc.messages.frontend import AddRequest, Generate, Heartbeat, StepOutputs, TokenInputs
+from quire.ipc.process.children import child_main_config, heartbeat, spawn, tell_parent
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.step.plan_ring import PlanReader, PlanRing
 
@@ -45,10 +45,10 @@ def teller(role: Role) -> None:
     tell_parent({"text": role.text})
 
 
-def beater(role: Role) -> None:
-    """Beats three times, and then hangs."""
+def sends_heartbeats(role: Role) -> None:
+    """Sends three heartbeats, and then hangs."""
     for _ in range(3):
-        beat()
+        heartbeat()
     idle(role)
 
 
@@ -108,7 +108,7 @@ async def _ask(role: Role) -> None:
     finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def on_message(message: object) -> None:
-        if isinstance(message, Beat):
+        if isinstance(message, Heartbeat):
             return
         assert isinstance(message, StepOutputs)
         for key, token in zip(
@@ -136,7 +136,7 @@ async def _ask(role: Role) -> None:
 ROLES = {
     "echo": echo,
     "teller": teller,
-    "beater": beater,
+    "sends_heartbeats": sends_heartbeats,
     "idle": idle,
     "busy": busy,
     "reader": reader,

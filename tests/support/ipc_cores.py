@@ -1,4 +1,4 @@
-"""Both ends by hand for tests of ipc/: a core's loop around a link, a raw frontend, and the reports of child processes."""
+"""Both ends of links for tests of ipc/: a core's loop around a link, a raw frontend, and the reports of child processes."""
 
 import os
 import select
@@ -8,12 +8,13 @@ from collections.abc import Callable
 
 import msgspec
 import zmq
+from deadlines import DEADLINE_S
 
 from quire.ipc.links.core_to_frontends import CoreToFrontends
 from quire.ipc.links.welcome import file_infos
-from quire.ipc.messages.frontend import PROTOCOL_VERSION, Beat, EngineLimits, FrontendMessage, Welcome
+from quire.ipc.messages.frontend import PROTOCOL_VERSION, EngineLimits, FrontendMessage, Heartbeat, Welcome
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = DEADLINE_S
 FILES = {"tokenizer.json": b"{}" * 1000, "chat_template.jinja": b"{{ messages }}"}
 
 
@@ -44,32 +45,32 @@ def make_welcome(epoch: int, files: dict[str, bytes] = FILES) -> Welcome:
     return Welcome(epoch, PROTOCOL_VERSION, ["tiny"], limits, file_infos(files), [0], "0", 1, 60.0)
 
 
-def make_beat(epoch: int) -> Beat:
-    return Beat(epoch, 0.0, 0, 0, 0.0, 0, 0, 0, 0, 0, True)
+def make_heartbeat(epoch: int) -> Heartbeat:
+    return Heartbeat(epoch, 0.0, 0, 0, 0.0, 0, 0, 0, 0, 0, True)
 
 
 class LoopingCore:
     """A core's loop around a link: `turn` until something is so. Requests and losses are kept in lists."""
 
-    def __init__(self, address: str | None = None, epoch: int = 1, beats: bool = True, **options) -> None:
+    def __init__(self, address: str | None = None, epoch: int = 1, heartbeats: bool = True, **options) -> None:
         self.link = CoreToFrontends(address, epoch=epoch, welcome=make_welcome(epoch), files=FILES, **options)
         self.epoch = epoch
-        self.beats = beats
+        self.heartbeats = heartbeats
         self.requests: list[tuple[bytes, FrontendMessage]] = []
         self.lost: list[bytes] = []
         self._poller = zmq.Poller()
         for socket in self.link.sockets():
             self._poller.register(socket, zmq.POLLIN)
-        self._next_beat = 0.0
+        self._next_heartbeat = 0.0
 
     def turn(self, wait_ms: int = 50) -> list[tuple[bytes, FrontendMessage]]:
         self._poller.poll(wait_ms)
         new = self.link.receive()
         self.requests += new
         self.link.flush()
-        if self.beats and time.monotonic() >= self._next_beat:
-            self._next_beat = time.monotonic() + 0.25
-            self.link.broadcast(make_beat(self.epoch))
+        if self.heartbeats and time.monotonic() >= self._next_heartbeat:
+            self._next_heartbeat = time.monotonic() + 0.25
+            self.link.broadcast(make_heartbeat(self.epoch))
         self.lost += self.link.lost()
         self.link.check()
         return new

@@ -1,16 +1,16 @@
-"""Quantized weights as a GPU keeps them, on a CPU: models that are built so, and the numbers that their layers stand for."""
+"""Quantized weights in a GPU's formats, on a CPU: models built with them, and the values that their layers represent."""
 
 from quire.kernels.linear.int4_weight import unpack
 from quire.workers.layers import linear
-from quire.workers.layers.formats import choice, int4, scaled
+from quire.workers.layers.formats import choose_format, int4, scaled
 from quire.workers.layers.formats.dense import Dense
 from quire.workers.layers.linear import Linear
 
 
 def keep_quantized(monkeypatch):
     """Formats are chosen as on a Hopper."""
-    monkeypatch.setattr(linear, "choose_format", lambda place: choice.quantized_format)
-    monkeypatch.setattr(choice, "capability_of", lambda device: (9, 0))
+    monkeypatch.setattr(linear, "choose_format", lambda place: choose_format.quantized_format)
+    monkeypatch.setattr(choose_format, "capability_of", lambda device: (9, 0))
 
 
 def linears(model):

@@ -1,4 +1,4 @@
-"""Launch lines of `quire serve`, parsed as it would run with them, without running anything."""
+"""Launch lines of `quire serve`, parsed as the command does, without running anything."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""The longest that anything kept an event loop from its next turn."""
+"""The longest time that an event loop was blocked."""
 
 import asyncio
 import gc

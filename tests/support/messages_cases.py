@@ -1,4 +1,4 @@
-"""The Messages API over the real application: requests, and answers and streams as the anthropic package reads them."""
+"""The Messages API over the real application: requests, and answers and streams parsed as by the anthropic package."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""An engine that says everything about itself, for tests of /metrics, and the samples of its text."""
+"""An engine with values for all statistics, for tests of /metrics, and the samples of its text."""
 
 import os
 import time
@@ -6,7 +6,7 @@ import time
 import fake_client as http
 from prometheus_client.parser import text_string_to_metric_families
 
-from quire.ipc.messages.frontend import Beat, Welcome
+from quire.ipc.messages.frontend import Heartbeat, Welcome
 from quire.ipc.messages.stats import (
     BATCH_FILL,
     HOST_SECONDS,
@@ -49,11 +49,11 @@ class FullClient(http.FakeClient):
         super().__init__()
         fields = {name: getattr(self.welcome, name) for name in Welcome.__struct_fields__}
         self.welcome = Welcome(**{**fields, "cache": CacheInfo(16, 1000, True, 0.9, "auto")})
-        self.set_beat()
+        self.set_heartbeat()
 
-    def set_beat(self, **stats) -> None:
-        self.beat = Beat(1, 0.0, 3, 4, 0.25, 100, 40, 50, 2, 1, True, engine_stats(**stats))
-        self.beat_time = time.monotonic()
+    def set_heartbeat(self, **stats) -> None:
+        self.heartbeat = Heartbeat(1, 0.0, 3, 4, 0.25, 100, 40, 50, 2, 1, True, engine_stats(**stats))
+        self.heartbeat_time = time.monotonic()
 
 
 def samples(text: str) -> dict[str, float]:

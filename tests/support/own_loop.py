@@ -1,4 +1,4 @@
-"""Async tests of frontend clients: a loop of its own for each, and turns of it until something is so."""
+"""Async tests of frontend clients: a loop of its own for each test, and turns of it until a condition holds."""
 
 import asyncio
 import functools

@@ -1,11 +1,12 @@
-"""Tiny models as quantized checkpoints: the folder, and transformers' model with the weights that it stands for.
+"""Tiny models as quantized checkpoints: the folder, and transformers' model with the weights that it represents.
 
-Packed here with shifts and loops, apart from what reads them; the real packers' files are tests/workers/goldens. Every Linear
-of the blocks is quantized by rounding to nearest, head and embedding stay. Activations are quantized by hooks, by formula.
+Weights are packed here with shifts and loops, independently of the code that reads them; the real packers' files are
+tests/workers/goldens. Every Linear of the decoder blocks is quantized by rounding to nearest; LM head and embedding stay plain.
+Hooks quantize activations by formula.
 
-Where inputs are rounded, two programs whose sums differ in the last bit may round one of some 10,000 inputs to different sides,
-and then go apart by a whole step. So a hook of transformers' model takes our input where the two agree up to that last bit,
-which it asserts, and rounds it itself: then outputs are equal token for token, and a wrong rounding shows in the next layer.
+If inputs are rounded, two programs with sums that differ in the last bit may round one of some 10,000 inputs to different
+sides, and then differ by a whole step. So a hook of transformers' model asserts that its input equals ours up to the last bit,
+takes ours, and rounds it itself: then outputs are equal token for token, and a wrong rounding shows in the next layer.
 """
 
 import copy
@@ -307,7 +308,7 @@ def inputs_recorded(model: Any) -> Iterator[dict[str, torch.Tensor]]:
     found: dict[str, torch.Tensor] = {}
     multiply = RoundedInputs.product
     names = {
-        id(module._products): [f"{name.rpartition('.')[0]}.{layer}" for layer in module.format.partition.rows]
+        id(module._outer): [f"{name.rpartition('.')[0]}.{layer}" for layer in module.format.shard.rows]
         for name, module in model.named_modules()
         if isinstance(module, Linear)
     }

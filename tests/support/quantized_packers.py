@@ -1,6 +1,6 @@
-"""One layer's weight as packers store it: its tensors, and the values that they stand for. For quantized_models.py.
+"""One layer's weight as packers store it: its tensors, and the values that they represent. For quantized_models.py.
 
-With shifts and loops, apart from what reads them; the real packers' files are tests/workers/goldens.
+It packs with shifts and loops, independently of the code that reads; the real packers' files are tests/workers/goldens.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""`python ray_cluster.py CPUS CPUS`: a Ray cluster of two nodes on this machine, until its input ends. Says its address."""
+"""`python ray_cluster.py CPUS CPUS`: runs a Ray cluster of two nodes here until its input ends, and prints its address."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A client whose streams are real ones, that all have arrived: large answers for tests of what becomes of them."""
+"""A client with real streams that have arrived completely, to test how large answers are handled."""
 
 import fake_client as http
 import msgspec

@@ -1,4 +1,4 @@
-"""Tests of Replicas: cores in threads, a client of all of them, and what a test asks of both."""
+"""For tests of Replicas: cores in threads, a client of all of them, and helpers for both."""
 
 import asyncio
 import tempfile

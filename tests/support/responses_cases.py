@@ -1,4 +1,4 @@
-"""/v1/responses as tests ask it: an Api with a store that is closed, and events read as the openai package reads them."""
+"""For tests of /v1/responses: an Api with a store that is closed after the test, and events parsed as by the openai package."""
 
 import contextlib
 import json

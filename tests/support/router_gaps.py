@@ -1,7 +1,7 @@
-"""How near a tie a tiny model's routers are, token by token: where rounding may choose another expert, and so another text.
+"""How close to a tie a tiny model's expert routers are, token by token: near one, rounding may change the expert and the text.
 
-The gap is between the last expert that is chosen and the first that is not, of groups of experts likewise, in float64 of what
-the router gets. Of random models some token of hundreds is always near; there the tie decides (`tie_at`), and nowhere else.
+The gap is between the last chosen expert and the first one not chosen (likewise for groups of experts), computed in float64
+from the router's input. With random models some token in hundreds is always near a tie; only there the tie decides (`tie_at`).
 """
 
 import functools

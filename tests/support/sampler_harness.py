@@ -1,4 +1,4 @@
-"""A sampler to test: tables, pool and workspace on a device, and either implementation over them."""
+"""A sampler to test: tables, pool and workspace on a device, and either implementation on top."""
 
 import pytest
 import torch
@@ -20,15 +20,15 @@ class SamplerHarness:
         self.workspace = SamplerWorkspace.allocate(rows, vocab, device) if kernels else None
 
     def set(self, slot=0, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=(1, 2), presence=0.0, frequency=0.0,
-            repetition=1.0, processor_row=-1, min_len=0):  # fmt: skip
+            repetition=1.0, has_processors=False, min_len=0):  # fmt: skip
         for name, value in locals().items():
             if name not in ("self", "slot", "seed"):
                 self.tables.column(name)[slot] = value
         self.tables.column("seed")[slot] = torch.tensor(seed, dtype=torch.int32)
 
-    def processors(self, slot=0, row=0, prompt=(), output=(), bias=(), allowed=(), stop=(), bad=()):
+    def processors(self, slot=0, prompt=(), output=(), bias=(), allowed=(), stop=(), bad=()):
         ids, values = [b[0] for b in bias], [b[1] for b in bias]
-        record = LogitsProcessors(slot, row, prompt, output, ids, values, allowed, stop, bad)
+        record = LogitsProcessors(slot, prompt, output, ids, values, allowed, stop, bad)
         logits_processors.apply_logits_processors(self.tables, self.pool, [record])
 
     def sample(self, logits, slots, positions, **flags):

@@ -1,8 +1,8 @@
-"""Machine code of a kernel for Hopper, read for one mistake: a register written that an unfinished wgmma still reads.
+"""Checks a Hopper kernel's machine code for one mistake: writing a register that an unfinished wgmma still reads.
 
-A wgmma (HGMMA, of 8-bit operands IGMMA or QGMMA) is asynchronous: its operand A, where it lies in registers, and its
-accumulators are its own until a WARPGROUP.DEPBAR has waited for its group (`gsb0` ends one). Instructions are followed along
-every branch, with the groups that are under way.
+A wgmma (HGMMA, of 8-bit operands IGMMA or QGMMA) is asynchronous: it owns its operand A, if that is in registers, and its
+accumulators until a WARPGROUP.DEPBAR has waited for its group (`gsb0` ends one). Instructions are followed along every branch,
+with the unfinished groups.
 """
 
 import re

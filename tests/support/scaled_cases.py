@@ -1,4 +1,4 @@
-"""Scaled 8-bit operands drawn at random, and what their products must be."""
+"""Random scaled 8-bit operands, and their expected products."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Scheduler and fake worker joined as the core joins them, and what every request must get in the end."""
+"""Scheduler and fake worker, connected as in the core, and the result that every request must get."""
 
 from collections import deque
 
@@ -107,8 +107,8 @@ class Harness:
             assert self.names[f.key] not in self.finished, "ended twice"
             self.finished[self.names[f.key]] = f.reason
 
-    def hold(self, number, from_this_step_on):
-        """A sequence of the last step waits for its next mask; or for that step's, which comes no more."""
+    def defer(self, number, from_this_step_on):
+        """Defer a sequence of the last step until its next mask; or, from_this_step_on, drop its row from that step, too."""
         step, t = self.in_flight[-1][0], self.scheduler.slots
         rows = (step.samples & t.alive[step.slots]).nonzero()[0].tolist()
         if from_this_step_on:  # masks are made when all tokens before are known
@@ -116,14 +116,14 @@ class Harness:
         if rows:
             row = rows[number % len(rows)]
             if from_this_step_on:
-                self.scheduler.set_aside(step, row)
+                self.scheduler.drop_row(step, row)
             else:
-                self.scheduler.hold(t.sequence(step.slots[row]))
+                self.scheduler.defer(t.sequence(step.slots[row]))
             self.scheduler.check()
 
     def release(self, number):
-        if held := [seq for seq in self.sequences.values() if seq.is_held]:
-            self.scheduler.release(held[number % len(held)])
+        if deferred := [seq for seq in self.sequences.values() if seq.is_held]:
+            self.scheduler.release(deferred[number % len(deferred)])
             self.scheduler.check()
 
     def turn(self, depth=None):

@@ -1,4 +1,4 @@
-"""`schemathesis run` against a server that runs: all of its checks and phases, with a seed that is said.
+"""`schemathesis run` against a running server: all of its checks and phases, with a seed that is printed.
 
 By hand: python tests/support/schemathesis_run.py URL [--api-key KEY] [--seed N] [--max-examples N]. A failure repeats with the
 same seed, schemathesis' version and /openapi.json.

@@ -1,4 +1,4 @@
-"""`quire serve` as a process of its own, attached to a FakeCore; what tests ask of it over HTTP, and what the core says."""
+"""`quire serve` as a process of its own, attached to a FakeCore; its requests over HTTP, and the core's answers."""
 
 import contextlib
 import http.client
@@ -11,13 +11,13 @@ import subprocess
 import sys
 import time
 
+from deadlines import DEADLINE_S
 from fake_core import FakeCore, outputs
 from serving import until
 from toy_tokenizers import byte_level
 
 from quire.ipc.messages.frontend import AddRequest, EngineLimits
 
-DEADLINE_S = 100.0  # for what must happen, on however busy a machine
 ROOMY = EngineLimits(max_model_len=4096, vocab_size=400, max_num_seqs=4, max_logprobs=20)
 
 

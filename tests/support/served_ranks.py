@@ -1,4 +1,4 @@
-"""Workers of a served model as processes: which is which rank, a stream that they are amid, and that all have been replaced."""
+"""Worker processes of a served model: their ranks, a stream in progress, and a check that all have been replaced."""
 
 import math
 
@@ -30,7 +30,7 @@ def running(served: Served) -> EventStream:
 
 
 def restarts_of(served: Served) -> float:
-    """How often all ranks have been replaced, known from the engine's first Beat on."""
+    """How often all ranks have been replaced, known from the engine's first Heartbeat on."""
     until(lambda: not math.isnan(served.metric("worker_restarts_total")))
     return served.metric("worker_restarts_total")
 

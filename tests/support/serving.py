@@ -1,7 +1,7 @@
-"""Whole processes for tests/serving: `quire serve` and `enginecore` as a user starts them, and what a test asks of them.
+"""Whole processes for tests/serving: `quire serve` and `enginecore` as a user starts them, and requests to them.
 
-Every process of a launched tree holds the pipe that the launched one writes to, so the pipe's end of file is the end of the
-whole tree: `tree_has_ended` waits for that and not for a list of processes that might have missed one.
+Every process of a launched tree holds the pipe to which the launched process writes, so the pipe's end of file is the end of
+the whole tree: `tree_has_ended` waits for that, as a list of processes might miss one.
 """
 
 import contextlib
@@ -22,9 +22,9 @@ from typing import Any, NamedTuple, Self
 
 import psutil
 import with_parent
+from deadlines import DEADLINE_S
 
-DEADLINE_S = 100.0  # for what must happen, on however busy a machine
-SOON_S = 2.0  # "within a second": and half of one until the Beat that tells of it, and the rest for a busy machine
+SOON_S = 2.0  # "within a second": and half of one until the Heartbeat that tells of it, and the rest for a busy machine
 LOOK_S = 0.01  # between two looks at what nobody announces
 SMALL = ("--device", "cpu", "--dtype", "float32", "--max-num-seqs", "8", "--cpu-kv-cache-gib", "0.05")
 
@@ -188,7 +188,7 @@ class Served(Launched):
         return self.ask("GET", "/health").status
 
     def metric(self, name: str) -> float:
-        """A metric without labels of its own, by its name without the prefix; NaN before the engine's first Beat."""
+        """A metric without labels of its own, by its name without the prefix; NaN before the engine's first Heartbeat."""
         text = self.ask("GET", "/metrics").body.decode()
         found = re.search(rf'^(?:vllm|quire):{name}{{model_name="[^"]*",engine="0"}} (\S+)$', text, re.M)
         return float(found[1]) if found else math.nan

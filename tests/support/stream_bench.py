@@ -1,4 +1,4 @@
-"""A Dispatcher and its streams without sockets, for tests of what consumers get of the messages that arrive."""
+"""A Dispatcher and its streams without sockets, to test what consumers get from arriving messages."""
 
 import asyncio
 import inspect

@@ -1,16 +1,17 @@
-"""A model's ranks as threads of the test's process: what they exchange, and an engine whose every step all of them run."""
+"""A model's ranks as threads of the test's process: their exchange, and an engine that runs every step on all of them."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
+from deadlines import DEADLINE_S
 from inline_engine import InlineEngine
 
 from quire.kernels.elementwise import norm_reference
 from quire.workers.expert_load import ExpertLoad
 from quire.workers.parallel import Parallel
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = DEADLINE_S
 
 
 class Threads:

@@ -1,7 +1,7 @@
-"""A model's stages as threads of the test's process, each at work on another step; and an engine that gives them plans.
+"""A model's pipeline stages as threads of the test's process, each working on another step; and an engine with plans for them.
 
-As in workers, a rank takes one plan after the other and waits for nothing but what it receives. Ranks of a stage exchange as in
-thread_ranks.py, whose tokens are compared there; here the last stage's first rank's count.
+As in workers, a rank takes one plan after the other and waits only for its inputs. A stage's ranks exchange as in
+thread_ranks.py, where their tokens are compared; here only those of the last stage's first rank count.
 """
 
 import queue

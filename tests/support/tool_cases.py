@@ -1,4 +1,4 @@
-"""Tool calls in every format: what parsers must make of which text, and the check that no cut of it matters."""
+"""Tool calls in every format: texts with the parsers' expected results, and a check that splits do not matter."""
 
 from quire.frontend.text.output_events import Arguments, CallBegun, Content, Markup, merged, source_of
 from quire.frontend.text.tool_parsers.choice import TOOL_PARSERS

@@ -1,4 +1,4 @@
-"""Small tokenizers of every common kind, built with `tokenizers`, and the files a core would hand out for them."""
+"""Small tokenizers of every common kind, built with `tokenizers`, and the files that a core would send for them."""
 
 import functools
 import json

@@ -1,8 +1,8 @@
-"""A tiny random model of each entry of transformers' causal language models, and what Quire makes of it.
+"""A tiny random model for each of transformers' causal language models, and Quire's result with it.
 
-`outcome` saves one as a checkpoint, reads it by --model-impl transformers and compares with transformers without any cache:
-tokens of a batch, its prompts cut into chunks, and log-probabilities of a prompt. A model is equal, refused (with the reason),
-or wrong, which it must never be.
+`outcome` saves a model as a checkpoint, reads it with --model-impl transformers and compares it with transformers without any
+cache: tokens of a batch, with prompts in chunks, and log-probabilities of a prompt. A model is equal, refused (with the
+reason), or wrong, which must never happen.
 """
 
 import json

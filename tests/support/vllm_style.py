@@ -1,4 +1,4 @@
-"""Logits processors as people write them for vLLM, imports included: loaded by name in workers, which have no vLLM."""
+"""Logits processors as users write them for vLLM, with its imports: loaded by name in workers, which have no vLLM."""
 
 import torch
 from vllm import SamplingParams as SameParams

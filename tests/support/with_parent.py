@@ -1,4 +1,4 @@
-"""`python -P with_parent.py PARENT_PID MODULE ARGUMENTS`: `python -m MODULE ARGUMENTS` that is killed when its parent dies."""
+"""`python -P with_parent.py PARENT_PID MODULE ARGUMENTS`: runs `python -m MODULE ARGUMENTS`; it dies with its parent."""
 
 import runpy
 import signal

@@ -6,7 +6,8 @@ import torch
 from quire.workers.layers.formats.activations import rounded
 from quire.workers.layers.linear import Linear, Placement
 from quire.workers.loading.quantized.schemes import Activations, Quantization, Scaled
-from quire.workers.parallel import Parallel, whole
+from quire.workers.parallel import Parallel
+from quire.workers.shard import whole
 
 FP8, INT8 = Activations(dtype="fp8"), Activations(dtype="int8")
 ASYMMETRIC = Activations(dtype="int8", is_symmetric=False)
@@ -55,14 +56,14 @@ def test_layers_side_by_side_keep_what_they_are():
         values[f"{name}.bias"] = torch.randn(size)
         values[f"{name}.weight"] = q if schemes[name] else weights[name]
         values |= {f"{name}.weight_scale": s, f"{name}.input_scale": torch.tensor(inputs[name])} if schemes[name] else {}
-    targets = dict(layer.format.targets("qkv_proj.format"))
+    loaders = dict(layer.format.loaders("qkv_proj.format"))
     others = {f"{name}.activation_scale" for name in ("q_proj", "v_proj")}  # transformers' name, where the other is missing
-    assert targets.keys() == values.keys() | others
-    targets = {name: target for name, target in targets.items() if name not in others}
-    for name, target in targets.items():
-        assert target.fits(tuple(values[name].shape))
-        target.write(values[name], 0)
-    for then in {target.then for target in targets.values()} - {None}:
+    assert loaders.keys() == values.keys() | others
+    loaders = {name: loader for name, loader in loaders.items() if name not in others}
+    for name, loader in loaders.items():
+        assert loader.fits(tuple(values[name].shape))
+        loader.write(values[name], 0)
+    for then in {loader.then for loader in loaders.values()} - {None}:
         then()
     layer.format.finish()
     x = torch.randn(3, 16)

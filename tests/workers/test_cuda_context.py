@@ -5,12 +5,13 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+from deadlines import DEADLINE_S
 
 from quire.workers.devices.cuda_context import make_context_in_background
 
 
 def wait_for(thread: threading.Thread) -> None:
-    thread.join(10)
+    thread.join(DEADLINE_S)
     assert not thread.is_alive()
 
 

@@ -18,13 +18,14 @@ from quire.ipc.messages.stats import ExpertTokens
 from quire.kernels.experts import routing_reference
 from quire.workers.expert_load import ExpertLoad
 from quire.workers.layers.experts import Experts, Router
-from quire.workers.loading.target import WeightsError
+from quire.workers.loading.weight_loader import WeightsError
 from quire.workers.loading.weights import dummy_weights, load_weights
 from quire.workers.models import build
 from quire.workers.models.build import build_model
 from quire.workers.models.config import ModelConfigError
 from quire.workers.models.family_table import read_model_config
-from quire.workers.parallel import Parallel, Part
+from quire.workers.parallel import Parallel
+from quire.workers.shard import Shard
 
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 
@@ -118,7 +119,7 @@ def test_ranks_hold_whole_experts_of_every_way_to_store_them(size, tmp_path):
 
 def build_experts_alone(config, parallel, folder):
     """The model of a rank, whose attention is whole: three ranks cannot share four heads."""
-    parallel.split = parallel.kv_heads = lambda n: Part(n, 0, n)
+    parallel.split = parallel.kv_heads = lambda n: Shard(n, 0, n)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "_check_size", lambda *_: None)
         model = build_model(config, torch.float32, parallel)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from workers.test_experts import fp8
 from workers.test_models import PROMPT, DenseAttention
 
-from quire.workers.loading.target import WeightsError
+from quire.workers.loading.weight_loader import WeightsError
 from quire.workers.loading.weights import load_weights
 from quire.workers.models import mla
 from quire.workers.models.build import build_model

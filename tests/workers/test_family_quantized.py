@@ -11,7 +11,7 @@ from workers.test_parallel import on_every_rank
 
 from quire.workers.layers import linear
 from quire.workers.layers.formats.dense import Dense
-from quire.workers.loading.quantized.layouts import Integers, joined
+from quire.workers.loading.quantized.packing import QuantizedWeight, joined
 from quire.workers.loading.weights import load_weights
 from quire.workers.models.build import build_model
 from quire.workers.models.family_table import read_model_config
@@ -105,7 +105,7 @@ def test_pieces_that_are_joined_are_the_rows_of_the_whole(block, ranges):
     gen = torch.Generator().manual_seed(0)
     grid = (-(-12 // block[0]), -(-16 // block[1]))
     q, scales = torch.randint(0, 16, (12, 16), dtype=torch.uint8, generator=gen), torch.rand(grid, generator=gen)
-    whole = Integers(q, scales, block, torch.randint(0, 9, grid, dtype=torch.int32, generator=gen))
+    whole = QuantizedWeight(q, scales, block, torch.randint(0, 9, grid, dtype=torch.int32, generator=gen))
     want = torch.empty(12, 16)
     whole.dequantize_into(want)
     pieces = joined([whole.part(slice(*range_), slice(0, 16)) for range_ in ranges])

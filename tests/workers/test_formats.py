@@ -16,17 +16,18 @@ from quire.kernels.linear.linear_cpu import can_pack
 from quire.workers.layers import linear, ops
 from quire.workers.layers.formats import packed_cpu
 from quire.workers.layers.formats.dense import Dense
-from quire.workers.layers.formats.format import Format, Partition, checkpoint_prefix
+from quire.workers.layers.formats.format import WeightFormat, WeightShard, checkpoint_prefix
 from quire.workers.layers.formats.packed_cpu import PackedCpu, padded_rows
 from quire.workers.layers.linear import Linear, Placement
 from quire.workers.layers.module import WeightOwner, new_parameter
 from quire.workers.layers.norm import RMSNorm
 from quire.workers.loading import weights
-from quire.workers.loading.target import Target, WeightsError, copied
-from quire.workers.loading.weights import checkpoint_targets, dummy_weights, load_weights
+from quire.workers.loading.weight_loader import WeightLoader, WeightsError, copied
+from quire.workers.loading.weights import dummy_weights, load_weights, weight_loaders
 from quire.workers.models.build import build_model
 from quire.workers.models.family_table import read_model_config
-from quire.workers.parallel import Parallel, whole
+from quire.workers.parallel import Parallel
+from quire.workers.shard import whole
 
 CPU = Placement(torch.float32, Parallel())
 
@@ -35,8 +36,8 @@ def made_linear(inputs=8, outputs=6):
     layer = Linear(whole(inputs), {"o_proj": whole(outputs)}, True, CPU)
     for parameter in layer.parameters():
         parameter.normal_()
-    targets = dict(layer.format.targets("o_proj.format"))
-    weight, bias = (target.write.args[0].clone() for target in targets.values())
+    loaders = dict(layer.format.loaders("o_proj.format"))
+    weight, bias = (loader.write.args[0].clone() for loader in loaders.values())
     layer.format.finish()
     return layer, weight, bias
 
@@ -82,7 +83,7 @@ class Doubled:
 
 def test_parts_of_one_row_are_added_by_a_norm_of_its_own(monkeypatch):
     """A quantized product may be in parts at one row, which the norm within a plain product does not add up."""
-    dense = Dense(Partition(whole(8), {"q_proj": whole(4)}), False, torch.float32, torch.device("cpu"))
+    dense = Dense(WeightShard(whole(8), {"q_proj": whole(4)}), False, torch.float32, torch.device("cpu"))
     dense.weight.data.normal_()
     norm, residual, parts = RMSNorm(8, 1e-5, torch.float32, torch.device("cpu")), torch.randn(1, 8), torch.randn(3, 1, 8)
     norm.weight.data.fill_(1)
@@ -140,7 +141,8 @@ from quire.workers.__main__ import ENVIRONMENT
 os.environ.update(ENVIRONMENT)
 import torch
 from quire.workers.layers.linear import Linear, Placement
-from quire.workers.parallel import Parallel, whole
+from quire.workers.parallel import Parallel
+from quire.workers.shard import whole
 
 def rss():
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -156,7 +158,7 @@ before = rss()
 with torch.inference_mode():
     for rows in range(2, 350):
         for layer in layers:
-            layer(torch.empty(rows, layer.format.partition.columns.size))
+            layer(torch.empty(rows, layer.format.shard.columns.size))
 print(rss() - before)
 """
 
@@ -174,27 +176,30 @@ def test_without_a_packed_layout_the_format_is_plain(dtype, device):
 
 
 # --------------------------------------------------------------------------------------------- formats of their own
-class Nibbles(Format):
+class Nibbles(WeightFormat):
     """Eight values of 4 bits in an int32, [out, in / 8], with a scale a row: unpacked while they come in."""
 
-    def __init__(self, partition, has_bias, dtype, device, tied_to=None):
+    def __init__(self, shard, has_bias, dtype, device, tied_to=None):
         super().__init__()
         assert not has_bias and tied_to is None
-        self.partition, self.finished = partition, 0
-        self.values = new_parameter(partition.shape, torch.float32, device)
-        self.scales = new_parameter(partition.shape[:1], torch.float32, device)
+        self.shard, self.finished = shard, 0
+        self.values = new_parameter(shard.shape, torch.float32, device)
+        self.scales = new_parameter(shard.shape[:1], torch.float32, device)
 
     def product(self, x, out=None):
         return torch.nn.functional.linear(x, self.values)
 
-    def targets(self, name):
-        start, columns = 0, self.partition.columns
+    def loaders(self, name):
+        start, columns = 0, self.shard.columns
         packed_columns = slice(columns.start // 8, columns.stop // 8)
-        for layer, rows in self.partition.rows.items():
+        for layer, rows in self.shard.rows.items():
             stop = start + rows.size
             write = partial(self.unpack, self.values[start:stop])
             prefix = f"{checkpoint_prefix(name)}{layer}"
-            yield f"{prefix}.qweight", Target((rows.full, columns.full // 8), (rows.slice, packed_columns), ("I32",), write)
+            yield (
+                f"{prefix}.qweight",
+                WeightLoader((rows.full, columns.full // 8), (rows.slice, packed_columns), ("I32",), write),
+            )
             yield f"{prefix}.scales", copied(self.scales[start:stop], (rows,))
             start = stop
 
@@ -236,8 +241,8 @@ def nibbles(monkeypatch):
     plain = linear.choose_format
 
     def choose(place):
-        def make(partition, *rest):
-            return (Nibbles if "lm_head" not in partition.rows else plain(place))(partition, *rest)
+        def make(shard, *rest):
+            return (Nibbles if "lm_head" not in shard.rows else plain(place))(shard, *rest)
 
         return make
 
@@ -283,11 +288,11 @@ class Stacked(WeightOwner):
         self.scale = new_parameter((), torch.float32, torch.device("cpu"))
         self.seen = []
 
-    def targets(self, name):
+    def loaders(self, name):
         for i in range(3):
             parts = (slice(None), slice(None))
-            yield f"{name}.experts.{i}.weight", Target((6, 4), parts, ("F32", "BF16"), partial(self.write, i))
-        yield f"{name}.scale", Target((), (), ("F32",), lambda piece, row: self.scale.copy_(piece))
+            yield f"{name}.experts.{i}.weight", WeightLoader((6, 4), parts, ("F32", "BF16"), partial(self.write, i))
+        yield f"{name}.scale", WeightLoader((), (), ("F32",), lambda piece, row: self.scale.copy_(piece))
 
     def write(self, i, piece, row):
         self.weight[i, :, row : row + len(piece)] = piece.t()
@@ -326,7 +331,7 @@ def test_owners_finish_once_each_whether_loaded_or_made_up(folder, monkeypatch):
         ):
             finished.clear()
             model = build_model(read_model_config(tiny_models.tiny_model(name)), torch.float32, Parallel())
-            assert len(checkpoint_targets(model)) == 3 * 9 + 2 + (name == "llama")
+            assert len(weight_loaders(model)) == 3 * 9 + 2 + (name == "llama")
             fill(model)
             assert len(finished) == len(set(map(id, finished))) == 3 * (4 + 2) + 1 + 1
             if name == "llama-tied":

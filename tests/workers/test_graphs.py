@@ -14,7 +14,7 @@ import torch
 pytest.importorskip("triton")
 
 from quire.ipc.step.plan import DTYPES, StepPlan
-from quire.ipc.step.sections import VARIANT_FILTER, VARIANT_PROCESSORS, VARIANT_RANDOM
+from quire.ipc.step.sections import SAMPLING_FILTER, SAMPLING_PROCESSORS, SAMPLING_RANDOM
 from quire.kernels.attention.decode_schedule import DecodeWorkspace
 from quire.kernels.triton_support import dependent_launch
 from quire.kernels.tuning.configs import DecodeConfig
@@ -38,7 +38,7 @@ from quire.workers.graph_sizes import (
     most_tokens,
     unmixed_batches,
 )
-from quire.workers.graphs import COMMON_VARIANTS, WARM_VARIANTS, StepGraphs
+from quire.workers.graphs import COMMON_KINDS, WARM_KINDS, StepGraphs
 from quire.workers.parallel import Parallel
 
 MAX_TOKENS = H200.step.captured_tokens
@@ -90,18 +90,18 @@ def test_decode_sizes_take_any_number_of_rows_with_little_padding(max_rows):
 
 
 def test_every_kind_of_sampling_is_compiled_before_serving():
-    def kernels(variant):  # as `sampler.sample` chooses them, without masks
-        random, processors = bool(variant & VARIANT_RANDOM), bool(variant & VARIANT_PROCESSORS)
-        filtered = random and bool(variant & VARIANT_FILTER)
+    def kernels(kind):  # as `sampler.sample` chooses them, without masks
+        random, processors = bool(kind & SAMPLING_RANDOM), bool(kind & SAMPLING_PROCESSORS)
+        filtered = random and bool(kind & SAMPLING_FILTER)
         return {
             ("partial", random, processors),
             ("combine", random, filtered, processors),
             ("filter", filtered and processors, filtered),
         }
 
-    warm = set().union(*map(kernels, WARM_VARIANTS))
-    for variant in range((VARIANT_RANDOM | VARIANT_FILTER | VARIANT_PROCESSORS) + 1):
-        assert kernels(variant) <= warm
+    warm = set().union(*map(kernels, WARM_KINDS))
+    for kind in range((SAMPLING_RANDOM | SAMPLING_FILTER | SAMPLING_PROCESSORS) + 1):
+        assert kernels(kind) <= warm
 
 
 def test_before_serving_the_largest_step_decode_and_a_few_prompts_are_captured():
@@ -213,13 +213,13 @@ def graphs(monkeypatch):
         made.is_short = False
 
     made._runner = SimpleNamespace(model=SimpleNamespace(short=short), attention=attention, samples=True)
-    made._forward, made._tail = {}, {}
+    made._forward, made._sampling = {}, {}
     made._pool, made.pools, made.failed = "first pool", [], None
 
     def captured(self, run):
         assert made.failed is None or made.failed() is None, "the failed capture holds memory that this one needs"
         self.pools.append(self._pool)
-        if len(self._forward) + len(self._tail) >= self.room:
+        if len(self._forward) + len(self._sampling) >= self.room:
             graph = Graph()
             made.failed = weakref.ref(graph)
             raise torch.OutOfMemoryError("none is left")
@@ -228,14 +228,12 @@ def graphs(monkeypatch):
 
     monkeypatch.setattr(StepGraphs, "_captured", captured)
     monkeypatch.setattr(StepGraphs, "_run_forward", lambda self, batch: self.ran.append((batch, made.is_short)))
-    monkeypatch.setattr(StepGraphs, "_run_tail", lambda self, rows, variant: None)
+    monkeypatch.setattr(StepGraphs, "_run_sampling", lambda self, rows, kind: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: made.captured.append("synchronized"))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "new pool")
     real = StepGraphs.capture
-    monkeypatch.setattr(
-        StepGraphs, "capture", lambda self, b, variant: [self.captured.append((b, variant)), real(self, b, variant)]
-    )
+    monkeypatch.setattr(StepGraphs, "capture", lambda self, b, kind: [self.captured.append((b, kind)), real(self, b, kind)])
     return made
 
 
@@ -245,14 +243,14 @@ def test_steps_are_captured_ahead_while_the_device_is_idle(graphs):
     assert graphs.capture_ahead() and not graphs.captured
     graphs.idle = True
     assert [graphs.capture_ahead() for _ in range(4)] == [True, True, False, False]
-    assert graphs.captured == [(batch, variant) for batch in batches for variant in COMMON_VARIANTS]
+    assert graphs.captured == [(batch, kind) for batch in batches for kind in COMMON_KINDS]
 
 
 def test_at_start_the_largest_step_then_decode_and_prompts_of_few_rows_are_captured(graphs):
     graphs.warm_up()
     decode = [BatchDescriptor(8, 8, False), BatchDescriptor(2, 2, False), BatchDescriptor(1, 1, False)]
     batches = [BatchDescriptor(64, 16, True), *decode, BatchDescriptor(64, 4, True, True), BatchDescriptor(16, 4, True, True)]
-    assert graphs.captured == [(batch, variant) for batch in batches for variant in COMMON_VARIANTS]
+    assert graphs.captured == [(batch, kind) for batch in batches for kind in COMMON_KINDS]
     assert len(graphs._ahead) == 3
     ran = [
         BatchDescriptor(16, 16, True),
@@ -289,7 +287,7 @@ def test_a_step_runs_as_a_graph_whatever_memory_this_rank_has_left(graphs):
     for plan, batch in ((mixed, BatchDescriptor(64, 16, True)), (decode, BatchDescriptor(2, 2, False))):
         assert graphs.run(plan, pytest.fail)
         assert list(graphs._forward) == [batch] and graphs._forward[batch].replays == 1
-        assert [tail.replays for tail in graphs._tail.values()] == [1]
+        assert [graph.replays for graph in graphs._sampling.values()] == [1]
     assert graphs.captured.count("synchronized") == 1  # the first was dropped, when nothing could be replaying it
     assert graphs.pools == ["first pool"] * 3 + ["new pool"] * 2  # a pool ends with its last graph
     assert not graphs._ahead
@@ -340,11 +338,11 @@ def test_a_capture_that_fails_is_ended_and_its_own_error_told(monkeypatch):
 def test_of_a_stage_that_does_not_sample_the_forward_is_all(graphs, monkeypatch):
     graphs._runner.samples = False
     graphs.warm_up()
-    assert graphs._forward and not graphs._tail
+    assert graphs._forward and not graphs._sampling
     graphs.expect_masks()
     assert not graphs._masked
     batch = BatchDescriptor(8, 8, False)
     replayed = []
     graphs._forward[batch] = SimpleNamespace(replay=lambda: replayed.append(batch))
-    plan = SimpleNamespace(num_tokens=7, num_rows=7, prefill_rows=[], variant=0, late_mask=True)
+    plan = SimpleNamespace(num_tokens=7, num_rows=7, prefill_rows=[], sampling_kind=0, has_mask_rows=True)
     assert graphs.run(plan, None) and replayed == [batch]

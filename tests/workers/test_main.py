@@ -19,7 +19,7 @@ def steps(monkeypatch) -> list[str]:
         return SimpleNamespace(start=lambda: found.append(target.__name__))
 
     def load():
-        return lambda config: SimpleNamespace(run=lambda: found.append(f"run on {config.device}"))
+        return lambda config: SimpleNamespace(run=lambda: found.append(f"run on {config.engine.device}"))
 
     for name in (*worker_main.ENVIRONMENT, "GOMP_SPINCOUNT"):
         monkeypatch.setenv(name, "")
@@ -37,7 +37,7 @@ def test_all_is_loaded_with_its_variables_while_the_configuration_is_waited_for(
     def config(_):
         assert all(os.environ[name] == value for name, value in worker_main.ENVIRONMENT.items())
         steps.append("config")
-        return SimpleNamespace(device=device, rank=0, device_index=0, log_level="info", log_format="text")
+        return SimpleNamespace(engine=SimpleNamespace(device=device, log_level="info", log_format="text"), gpu_index=0)
 
     monkeypatch.setattr(worker_main, "child_main_config", config)
     worker_main.main()
@@ -49,7 +49,7 @@ def test_all_is_loaded_with_its_variables_while_the_configuration_is_waited_for(
 def test_variables_that_are_set_are_left_alone(steps, monkeypatch):
     monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", "0")
     monkeypatch.setenv("OMP_WAIT_POLICY", "active")
-    config = SimpleNamespace(device="cpu", log_level="info", log_format="text")
+    config = SimpleNamespace(engine=SimpleNamespace(device="cpu", log_level="info", log_format="text"))
     monkeypatch.setattr(worker_main, "child_main_config", lambda _: config)
     worker_main.main()
     assert os.environ["THP_MEM_ALLOC_ENABLE"] == "0" and "GOMP_SPINCOUNT" not in os.environ

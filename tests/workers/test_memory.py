@@ -54,7 +54,12 @@ def resolved(monkeypatch, gpus=(), model="llama", **flags):
     """The workers' configuration on a machine with these GPUs."""
     monkeypatch.setattr(daemon, "find_gpus", lambda: list(gpus))
     folder = tiny_model(model)
-    return daemon.worker_config(EngineConfig(model=str(folder), **flags), folder, model_summary(folder))
+    config = EngineConfig(model=str(folder), **flags)
+    return daemon.worker_config(config, folder, model_summary(folder))
+
+
+def resolved_engine(monkeypatch, gpus=(), **flags):
+    return resolved(monkeypatch, gpus, **flags).engine
 
 
 def cache_of(model):
@@ -65,21 +70,21 @@ def cache_of(model):
 def test_a_cpu_has_the_blocks_that_its_gib_hold(monkeypatch):
     cache = cache_of("llama")
     assert cache.block_bytes == LLAMA_BLOCK_BYTES
-    config = resolved(monkeypatch, cpu_kv_cache_gib=1000.5 * LLAMA_BLOCK_BYTES / GIB)
+    config = resolved_engine(monkeypatch, cpu_kv_cache_gib=1000.5 * LLAMA_BLOCK_BYTES / GIB)
     budget = cpu_budget(config, cache, activation_bytes=7)
     assert (budget.num_blocks, budget.activation_bytes) == (1000, 7)
 
 
 @pytest.mark.parametrize(("model", "num_groups"), [("llama", 1), ("qwen2-mixed", 2)])
 def test_a_cpu_takes_no_more_than_a_full_house_of_longest_requests(monkeypatch, model, num_groups):
-    config = resolved(monkeypatch, model=model, cpu_kv_cache_gib=4.0, max_num_seqs=8, max_model_len=100)
+    config = resolved_engine(monkeypatch, model=model, cpu_kv_cache_gib=4.0, max_num_seqs=8, max_model_len=100)
     assert (
         cpu_budget(config, cache_of(model), 0).num_blocks == num_groups * 8 * 7 + 1
     )  # 7 blocks of 16 hold 100; the null block
 
 
 def test_a_cpu_cache_of_less_than_two_blocks_is_refused(monkeypatch):
-    config = resolved(monkeypatch, cpu_kv_cache_gib=1.9 * LLAMA_BLOCK_BYTES / GIB)
+    config = resolved_engine(monkeypatch, cpu_kv_cache_gib=1.9 * LLAMA_BLOCK_BYTES / GIB)
     with pytest.raises(OutOfMemory, match=f"^--cpu-kv-cache-gib .* no room for two blocks of {LLAMA_BLOCK_BYTES} bytes: raise"):
         cpu_budget(config, cache_of("llama"), 0)
 
@@ -93,14 +98,14 @@ def test_what_a_step_takes_on_a_cpu_is_counted():
 
 
 def test_a_number_of_blocks_that_was_asked_for_is_taken(monkeypatch):
-    config = resolved(monkeypatch, cpu_kv_cache_gib=1e-9, num_gpu_blocks_override=26)
+    config = resolved_engine(monkeypatch, cpu_kv_cache_gib=1e-9, num_gpu_blocks_override=26)
     assert cpu_budget(config, cache_of("llama"), 0).num_blocks == 26
 
 
 def test_every_sequence_that_runs_can_have_logits_processors(monkeypatch):
     """Of a model with a large vocabulary, whose generation_config may have a repetition penalty for all of them."""
     worker = Worker.__new__(Worker)
-    worker.config, worker.device = resolved(monkeypatch, max_num_seqs=300), torch.device("cpu")
+    worker.engine, worker.device = resolved_engine(monkeypatch, max_num_seqs=300), torch.device("cpu")
     worker.parallel = Parallel()
     model = msgspec.structs.replace(read_model_config(tiny_model("llama")), vocab_size=151_936)
     ctx = worker._context(model, cache_of("llama"), torch.float32)
@@ -121,7 +126,7 @@ def gpu_memory(monkeypatch):
 
 def test_a_gpu_has_what_its_share_leaves_after_all_in_use_a_step_and_graphs(monkeypatch, gpu_memory):
     gpu_memory(free=100 * GIB, total=140 * GIB)
-    config = resolved(monkeypatch, [Gpu("fake", 140 * GIB)], gpu_memory_utilization=0.75)
+    config = resolved_engine(monkeypatch, [Gpu("fake", 140 * GIB)], gpu_memory_utilization=0.75)
     budget = gpu_budget(config, cache_of("llama"), weights_bytes=30 * GIB, activation_bytes=2 * GIB, graphs_bytes=3 * GIB)
     room = 105 * GIB - 40 * GIB - 2 * GIB - 3 * GIB - GRAPHS_BYTES  # weights are among what is in use
     assert (budget.num_blocks, budget.activation_bytes) == (room // LLAMA_BLOCK_BYTES, 2 * GIB)
@@ -131,13 +136,13 @@ def test_a_gpu_has_what_its_share_leaves_after_all_in_use_a_step_and_graphs(monk
     ("weights", "eager", "expected"), [(GIB, False, 100 + 4000), (16 * 10**9, False, 100 + 1000), (GIB, True, 0)]
 )
 def test_graphs_take_their_logits_and_the_largest_captured_step(monkeypatch, weights, eager, expected):
-    config = resolved(monkeypatch, [Gpu("fake", 140 * GIB)], enforce_eager=eager, max_num_batched_tokens=8192)
+    config = resolved_engine(monkeypatch, [Gpu("fake", 140 * GIB)], enforce_eager=eager, max_num_batched_tokens=8192)
     assert graphs_bytes(config, weights, activation_bytes=4000, logits_bytes=100) == expected
 
 
 def test_a_gpu_without_room_is_refused_with_what_was_found(monkeypatch, gpu_memory):
     gpu_memory(free=9 * GIB, total=80 * GIB)
-    config = resolved(monkeypatch, [Gpu("fake", 80 * GIB)], gpu_memory_utilization=0.9)
+    config = resolved_engine(monkeypatch, [Gpu("fake", 80 * GIB)], gpu_memory_utilization=0.9)
     with pytest.raises(OutOfMemory) as error:
         gpu_budget(config, cache_of("llama"), weights_bytes=65 * GIB, activation_bytes=3 * GIB, graphs_bytes=GIB)
     assert str(error.value) == (
@@ -161,7 +166,7 @@ def test_a_gpu_without_room_is_refused_with_what_was_found(monkeypatch, gpu_memo
     ],
 )
 def test_rows_of_a_step_by_default(monkeypatch, gpus, flags, max_num_seqs):
-    assert resolved(monkeypatch, gpus, **flags).max_num_seqs == max_num_seqs
+    assert resolved_engine(monkeypatch, gpus, **flags).max_num_seqs == max_num_seqs
 
 
 # ------------------------------------------------------------------------------------------------------------ the line
@@ -176,16 +181,14 @@ def profile(**changes):
         weights_bytes=3 * GIB // 2,
         activation_bytes=GIB // 4,
         block_bytes=GIB // 1000,
-        num_processor_rows=64,
     )
     return msgspec.structs.replace(made, **changes)
 
 
 def lines(monkeypatch, caplog, found, **flags):
     folder = tiny_model("llama")
-    config = EngineConfig(model=str(folder), **flags)
     with caplog.at_level(logging.INFO, "quire.enginecore"):
-        daemon.core_config_of(config, model_summary(folder), resolved(monkeypatch, **flags), found)
+        daemon.core_config_of(model_summary(folder), resolved(monkeypatch, **flags), found)
     return caplog.messages
 
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from quire.workers.attention.latent import Latents
 from quire.workers.attention.rope import cos_sin_table, query_scales
-from quire.workers.loading.weights import checkpoint_targets, load_weights
+from quire.workers.loading.weights import load_weights, weight_loaders
 from quire.workers.models.build import build_model
 from quire.workers.models.config import ModelConfigError, RopeConfig
 from quire.workers.models.decoder import two_of_each
@@ -276,7 +276,7 @@ def test_the_tokens_of_logits_alone_are_what_they_are_among_all(name):
 
 def test_a_tied_head_owns_no_weight():
     model, _ = loaded("qwen2-tied")
-    assert [name for name, _ in model.lm_head.format.targets("lm_head.format")] == []
+    assert [name for name, _ in model.lm_head.format.loaders("lm_head.format")] == []
     assert model.lm_head.format.weight is model.model.embed_tokens.weight  # small, so that both are kept
 
 
@@ -292,7 +292,7 @@ def test_a_bar_over_bytes_is_shown_on_a_terminal_unless_it_is_not_wanted(monkeyp
     folder = tiny_models.tiny_model("llama")
     model = build_model(read_model_config(folder), torch.float32, Parallel())
     monkeypatch.setattr(sys, "stderr", stream())
-    expected = sum(4 * math.prod(target.shape) for target in checkpoint_targets(model).values())
+    expected = sum(4 * math.prod(loader.shape) for loader in weight_loaders(model).values())
     num_bytes = load_weights(model, folder, "cpu", progress=wanted)
     text = sys.stderr.getvalue()
     assert num_bytes == expected

@@ -15,7 +15,7 @@ from quire.workers.numerics import numerics_of
 
 
 def numerics(model: Any = BUNDLED, dtype: torch.dtype = torch.float32, *, read: dict[str, Any] | None = None, **config: Any):
-    worker = msgspec.structs.replace(core_by_hand.worker_template(), **config)
+    worker = msgspec.structs.replace(core_by_hand.worker_template().engine, **config)
     return numerics_of(worker, read_model_config(model, **(read or {})), dtype)
 
 

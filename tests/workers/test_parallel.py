@@ -11,12 +11,13 @@ from quire.workers.loading.weights import dummy_weights, load_weights
 from quire.workers.models.build import build_model
 from quire.workers.models.config import ModelConfigError
 from quire.workers.models.family_table import read_model_config
-from quire.workers.parallel import Parallel, Part, even_split, whole
+from quire.workers.parallel import Parallel
+from quire.workers.shard import Shard, even_split, whole
 
 
 def test_parts_of_a_dimension():
-    assert [Parallel(rank, 3).split(12) for rank in range(3)] == [Part(12, 0, 4), Part(12, 4, 8), Part(12, 8, 12)]
-    assert Part(4, 1, 3).times(16) == Part(64, 16, 48) and not Part(4, 1, 3).is_whole and whole(4).is_whole
+    assert [Parallel(rank, 3).split(12) for rank in range(3)] == [Shard(12, 0, 4), Shard(12, 4, 8), Shard(12, 8, 12)]
+    assert Shard(4, 1, 3).times(16) == Shard(64, 16, 48) and not Shard(4, 1, 3).is_whole and whole(4).is_whole
     assert [Parallel(rank, 4).kv_heads(8).slice for rank in range(4)] == [slice(2 * r, 2 * r + 2) for r in range(4)]
     assert [Parallel(rank, 4).kv_heads(2).slice for rank in range(4)] == [slice(0, 1), slice(0, 1), slice(1, 2), slice(1, 2)]
     assert [even_split(11, rank, 4)[1:] for rank in range(4)] == [(0, 3), (3, 6), (6, 9), (9, 11)]
@@ -73,7 +74,7 @@ def test_one_rank_exchanges_nothing_and_its_layers_know_nothing_of_it():
     assert alone.all_reduce(x) is x and alone.all_logits(x, 3) is x
     place = Placement(torch.float32, alone)
     layer = Linear(alone.split(8), {"o_proj": whole(8)}, True, place)
-    assert layer._products is layer.format
+    assert layer._outer is layer.format
 
 
 def test_ranks_without_an_exchange_can_be_built_and_loaded_but_not_run():

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import tiny_model
 
 from quire.enginecore.loading.model_files import resolve_model
-from quire.workers.loading.target import WeightsError
+from quire.workers.loading.weight_loader import WeightsError
 from quire.workers.loading.weights import load_weights
 from quire.workers.models.build import build_model
 from quire.workers.models.config import ModelConfigError

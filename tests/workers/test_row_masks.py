@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from quire.ipc.step.masks import mask_records, placed_records
+from quire.ipc.step.masks import area_records, mask_records
 from quire.ipc.step.plan import StepPlan
 from quire.ipc.step.plan_ring import KIND_MASK, PlanReader, PlanRing, RingFull
 from quire.workers.devices.masks import CpuMasks, CudaMasks, PinnedRing, Staging
@@ -48,7 +48,7 @@ def test_a_row_has_its_mask_for_one_step(masks):
         rows = [int(r) for some, _ in step for r in some]
         assert masks.load(np.asarray(rows, np.int32), step).tolist() == rows
         assert masks.tensor.tolist() == expected(*rows)
-    assert masks.tensor.data_ptr() == address  # captured tails hold it
+    assert masks.tensor.data_ptr() == address  # captured sampling graphs hold it
 
 
 def test_rows_in_any_order_and_with_others_between_them(masks):
@@ -161,7 +161,7 @@ def test_masks_are_copied_from_where_they_lie_in_the_ring(pinned, order):
 def test_masks_in_the_area_are_copied_from_there_whatever_their_rows(pinned):
     masks = pinned.ring.area.take(3, WORDS)
     rows, masks[:] = record(6, 2, 4)
-    for parts in placed_records(3, rows, pinned.ring.area.place_of(masks), WORDS):
+    for parts in area_records(3, rows, pinned.ring.area.place_of(masks), WORDS):
         pinned.ring.write_parts(KIND_MASK, parts, 0.0)
     pinned.load(3, 6, 2, 4)
     assert pinned.masks.tensor.tolist() == expected(6, 2, 4)

@@ -16,7 +16,7 @@ from quire.ipc.step.sections import NO_TOKEN, SECTIONS
 PROMPTS = [[5, 6, 7], list(range(4, 44)), [9] * 17, [100, 200, 300, 400]]
 
 
-def with_late_masks(engine, allowed=None, delayed=False, rows=lambda plan: range(plan.num_rows), missing=()):
+def with_masks(engine, allowed=None, delayed=False, rows=lambda plan: range(plan.num_rows), missing=()):
     """Make rows of every step wait for masks, and give them in two parts; returns the steps that they came for.
 
     allowed: the only ids in them, None for all. rows(plan): which rows have one. missing: of rows whose mask never comes.
@@ -66,14 +66,14 @@ def test_masks_that_allow_everything_change_nothing_however_late(delayed):
     params = SamplingParams(temperature=0.8, seed=3, max_tokens=12, ignore_eos=True)
     want = InlineEngine(tiny_model("llama")).generate(PROMPTS, params)
     engine = InlineEngine(tiny_model("llama"))
-    came = with_late_masks(engine, delayed=delayed)
+    came = with_masks(engine, delayed=delayed)
     assert engine.generate(PROMPTS, params) == want
     assert len(came) >= 12
 
 
-def test_a_late_mask_binds():
+def test_a_mask_binds():
     engine = InlineEngine(tiny_model("llama"))
-    with_late_masks(engine, allowed=[17, 400])
+    with_masks(engine, allowed=[17, 400])
     outs = engine.generate(PROMPTS, SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True))
     assert {t for out in outs for t in out} <= {17, 400}
 
@@ -82,11 +82,11 @@ def test_a_mask_binds_its_own_row_in_its_own_step():
     """In turns one row of the batch has a mask: all others, and itself in the next step, go on as they would without."""
     params = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True)
     engine = InlineEngine(tiny_model("llama"))
-    with_late_masks(engine, allowed=range(engine.runner.ctx.config.vocab_size), rows=lambda plan: [plan.step % plan.num_rows])
+    with_masks(engine, allowed=range(engine.runner.ctx.config.vocab_size), rows=lambda plan: [plan.step % plan.num_rows])
     want = InlineEngine(tiny_model("llama")).generate(PROMPTS, params)
     assert engine.generate(PROMPTS, params) == want
     engine = InlineEngine(tiny_model("llama"))
-    with_late_masks(engine, allowed=[17], rows=lambda plan: [1] if plan.step == 3 else [])
+    with_masks(engine, allowed=[17], rows=lambda plan: [1] if plan.step == 3 else [])
     outs = engine.generate(PROMPTS, params)
     assert [out[:2] for out in outs] == [out[:2] for out in want] and outs[1][2] == 17
     assert [outs[i] for i in (0, 2, 3)] == [want[i] for i in (0, 2, 3)]
@@ -96,7 +96,7 @@ def test_a_row_without_its_mask_has_no_token_and_the_others_theirs():
     params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
     want = InlineEngine(tiny_model("llama")).generate(PROMPTS, params)
     engine = InlineEngine(tiny_model("llama"))
-    with_late_masks(engine, rows=lambda plan: [1, 2], missing=(2,))
+    with_masks(engine, rows=lambda plan: [1, 2], missing=(2,))
     assert engine.generate(PROMPTS, params) == [*want[:2], [NO_TOKEN], want[3]]
 
 

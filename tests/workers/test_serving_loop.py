@@ -42,7 +42,7 @@ class Loop:
         loop.reader = SimpleNamespace(read=self._read)
         self.signals = 0
         device = SimpleNamespace(signal=self._signal, waited_s=lambda: waits_s)
-        captures = {"capture_ahead": self._capture, "capture_masked_tail": lambda: None}
+        captures = {"capture_ahead": self._capture, "capture_masked_sampling_graph": lambda: None}
         runner = SimpleNamespace(step=self._step, device=device, pipeline=pipeline, **captures)
         loop._serve(runner)
 

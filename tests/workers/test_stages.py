@@ -15,7 +15,7 @@ from tiny_models import tiny_model
 from quire.ipc.messages.stats import ExpertTokens
 from quire.ipc.sampling import SamplingParams
 from quire.workers.attention.kv_cache import KVCache
-from quire.workers.loading.target import WeightsError
+from quire.workers.loading.weight_loader import WeightsError
 from quire.workers.loading.weights import load_weights
 from quire.workers.models.build import build_model
 from quire.workers.models.config import ModelConfigError

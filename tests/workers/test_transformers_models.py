@@ -20,7 +20,7 @@ from quire.ipc.config import add_engine_arguments
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.text_config import text_fields
 from quire.workers.layers.experts import Experts
-from quire.workers.loading.target import WeightsError
+from quire.workers.loading.weight_loader import WeightsError
 from quire.workers.loading.weights import dummy_weights
 from quire.workers.models.build import build_model
 from quire.workers.models.config import ModelConfigError

@@ -15,7 +15,7 @@ from transformers_tiny import MODEL_OPTIONS, NEW_TOKENS, prompts, tiny_config
 from transformers_tiny import tiny_model as tiny_random
 
 from quire.ipc.sampling import SamplingParams
-from quire.workers.loading.target import WeightsError
+from quire.workers.loading.weight_loader import WeightsError
 from quire.workers.loading.weights import load_weights
 from quire.workers.models.build import build_model
 from quire.workers.models.config import ModelConfigError

@@ -9,6 +9,7 @@ from threading import Event
 import pytest
 import tiny_models
 import torch
+from deadlines import DEADLINE_S
 from safetensors.torch import load_file, save_file
 
 from quire.workers.layers import linear
@@ -16,8 +17,8 @@ from quire.workers.layers.formats import packed_cpu
 from quire.workers.layers.formats.packed_cpu import PackedCpu
 from quire.workers.layers.norm import RMSNorm
 from quire.workers.loading import files, weights
-from quire.workers.loading.target import WeightsError
-from quire.workers.loading.weights import checkpoint_targets, dummy_weights, load_weights
+from quire.workers.loading.weight_loader import WeightsError
+from quire.workers.loading.weights import dummy_weights, load_weights, weight_loaders
 from quire.workers.models.build import build_model
 from quire.workers.models.family_table import read_model_config
 from quire.workers.parallel import Parallel
@@ -34,7 +35,7 @@ def load(folder, dtype=torch.float32, parallel=None):
 
 
 def tensors_of(model):
-    return {name: target.write.args[0] for name, target in checkpoint_targets(model).items()}
+    return {name: loader.write.args[0] for name, loader in weight_loaders(model).items()}
 
 
 @pytest.fixture
@@ -256,7 +257,7 @@ def test_a_tied_head_with_a_bias_is_finished_behind_the_embedding(monkeypatch):
 
     def late(tensors, name, *more):
         if "wte" in name:
-            assert bias_is_there.wait(20)
+            assert bias_is_there.wait(DEADLINE_S)
         return copy(tensors, name, *more)
 
     def seen(self, owner, copied):

@@ -1,8 +1,8 @@
-"""Attention as the runner sees it: `begin` once a step, then `attend` once a layer. cuda.py and cpu.py are the two there are.
+"""Attention as the runner sees it: `begin` once a step, then `attend` once a layer. cuda.py and cpu.py implement it.
 
-Below it is one object for each distinct attention spec of the model (heads, sizes, scale, window, rotary table, QK-norm); what
-specs have in common they share: rotary tables, workspaces of a shape, a schedule of a shape and window. Keys and values are in
-the KVCache, which is allocated anew after the measuring; nobody keeps its tensors over that.
+Inside there is one object for each distinct attention spec of the model (heads, sizes, scale, window, rotary table, QK-norm).
+Specs share what they can: rotary tables, the workspaces of a shape, the schedule of a shape and window. Keys and values are in
+the KVCache, which is allocated anew after memory has been measured, so its tensors must not be kept across that.
 """
 
 from abc import ABC, abstractmethod
@@ -23,9 +23,9 @@ class ModelAttention(ABC):
 
     @abstractmethod
     def begin(self, tables: SlotTables, step: StepBuffers, num_tokens: int, num_rows: int, num_decode_rows: int | None) -> None:
-        """What the layers share in this step. Rows: decode rows, then prefill rows, then padding.
+        """Prepare what the layers share in this step. Rows: decode rows, then prefill rows, then padding.
 
-        num_decode_rows None: only the device knows how many there are (step.num_decode_rows), in a captured mixed step.
+        num_decode_rows None: a captured mixed step; their number is on the device only (step.num_decode_rows).
         """
 
     @abstractmethod
@@ -37,18 +37,18 @@ class ModelAttention(ABC):
         k_norm: torch.Tensor | None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Rotate, write KV, attend: qkv [T, (Hq + 2 Hkv) D] -> [T, Hq D].
+        """Rotate, write KV, attend: qkv [T, (Hq + 2 Hkv) D] -> [T, Hq D]; Latents -> [T, Hq, L].
 
-        Norm weights [D] where the spec has QK-norm, sinks [Hq] where it has them. Latents -> [T, Hq, L].
+        q_norm, k_norm: weights [D] if the spec has QK-norm; sinks: [Hq] if the spec has some.
         """
 
     def kernel_specialization(self, num_tokens: int, num_rows: int) -> Hashable:
-        """Mixed steps of padded sizes with equal answers run the same compiled kernels, where kernels are compiled."""
+        """Mixed steps of padded sizes with equal values here run the same compiled kernels; () if none are compiled."""
         return ()
 
 
 def score_shape(spec: AttentionSpec, device: torch.device) -> ScoreShape:
-    """What the layers of a spec do to their scores, but for their sinks."""
+    """The changes that the layers of a spec make to their scores, without their sinks."""
     if spec.alibi is None:
         return ScoreShape(softcap=spec.softcap)
     slopes = torch.tensor(spec.alibi.slopes, device=device)
@@ -56,7 +56,7 @@ def score_shape(spec: AttentionSpec, device: torch.device) -> ScoreShape:
 
 
 class RotaryTables:
-    """A cos|sin table float32 [max_positions, rotary_dim] for each rotary embedding that a model has, and one of none."""
+    """A cos|sin table, float32 [max_positions, rotary_dim], for each rotary embedding of a model; [.., 0] for none."""
 
     def __init__(self, cache: KVCache, max_positions: int, device: torch.device):
         self._tables: dict[tuple[RopeConfig | None, int], torch.Tensor] = {}

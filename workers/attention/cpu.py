@@ -1,6 +1,6 @@
-"""Attention on the CPU, in torch and numpy. What layers share is made once a step, on the host.
+"""Attention on the CPU, in torch and numpy. Everything that layers share is computed once a step.
 
-Rotations are shared by the layers of one rotary table; the cache entries to write and to read, by the layers of a KV group.
+Layers with the same rotary table share rotations; layers of the same KV group share the cache entries to write and to read.
 """
 
 from itertools import pairwise
@@ -30,9 +30,9 @@ class CpuModelAttention(ModelAttention):
         self._kinds = {spec: CpuAttention(spec, cache, rotary[spec], ctx.max_model_len) for spec in specs}
         self._layers = {i: self._kinds[cache.specs[i]] for i in cache.layers}
         places = {i: cache.places[i] for i in cache.layers}
-        # one of each group and dtype: all of these have the same shape and strides
+        # one tensor of each group and dtype, since all of these have the same shape and strides
         self._tensors = {(place.group, cache.dtype_of(cache.specs[i])): place.tensor for i, place in places.items()}
-        self._of_group = {place.group: place.tensor for place in places.values()}  # those that have layers here
+        self._of_group = {place.group: place.tensor for place in places.values()}  # groups with layers in this stage
 
     def begin(self, tables: SlotTables, step: StepBuffers, num_tokens: int, num_rows: int, num_decode_rows: int | None) -> None:
         cache, host = self._cache, step.host
@@ -55,7 +55,7 @@ class CpuModelAttention(ModelAttention):
             for (g, dtype), tensor in self._tensors.items()
         }
         positions = host["positions"][:num_tokens]
-        turned: dict[tuple[int, bool], Rotations] = {}  # by the table's identity
+        turned: dict[tuple[int, bool], Rotations] = {}  # by the table's id
         for kind in self._kinds.values():
             table = id(kind.cos_sin), kind.interleaved
             if table not in turned:
@@ -75,7 +75,7 @@ class CpuModelAttention(ModelAttention):
         return self._layers[layer].attend(layer, qkv, q_norm, k_norm, sinks)
 
     def _first_keys(self, group: int) -> torch.Tensor:
-        """A tensor of the group's, of which all have the same shape and strides, whatever their dtypes."""
+        """One of the group's key tensors. All have the same shape and strides, whatever their dtypes."""
         return self._cache.k[self._of_group[group]]
 
     def _writes(self, group: int, mapping: np.ndarray) -> Writes:
@@ -102,7 +102,7 @@ class CpuAttention:
         self._spec = spec
         self._cache = cache
         self._head_weights: dict[int, torch.Tensor] = {}  # of QK-norm, by layer
-        # of the cache as it is allocated now
+        # of the cache as currently allocated
         self._cached: list[torch.Tensor] = []
         self._entries: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # of k and v, by layer
 
@@ -136,7 +136,7 @@ class CpuAttention:
         return attend_entries(q, k_entries, v_entries, self._plan, spec.scale, shape).reshape(qkv.shape[0], -1)
 
     def attend_latents(self, layer: int, latents: Latents) -> torch.Tensor:
-        """[T, Hq, L]. Whole entries are the keys and the values: of the output, the part that is of no value is cut off."""
+        """[T, Hq, L]. Whole entries are used as keys and as values; the rotated elements of the output are then cut off."""
         spec, qk = self._spec, latents.queries_and_keys()
         entries, _ = self._entries_of(layer)
         q = rope_kv(qk, self._rotations, self._writes, entries, None, spec.num_heads, q_scales=self._q_scales)
@@ -160,7 +160,7 @@ class CpuAttention:
         return out.reshape(qkv.shape[0], -1).mul_(v_scale)
 
     def _entries_of(self, layer: int) -> tuple[np.ndarray, np.ndarray]:
-        """Of its k and v caches; made once."""
+        """The entries of the layer's k and v caches; made once."""
         found = self._entries.get(layer)
         if found is None:
             tensor = self._cache.places[layer].tensor

@@ -1,7 +1,7 @@
 """Attention on a GPU: our Triton kernels, scheduled once a step on the device.
 
-Layers of one shape (heads and head size) share workspaces and the list of prefill tiles; of one shape and window, the decode
-schedule too. A step launches one schedule for each of these, whatever the number of layers. Nothing here waits for the device.
+Layers of one shape (heads and head size) share workspaces and the list of prefill tiles; layers of one shape and window share
+the decode schedule, too. A step launches one schedule for each, whatever the number of layers. Nothing waits for the device.
 """
 
 from collections.abc import Hashable
@@ -28,7 +28,7 @@ from quire.workers.attention.rope import query_scales
 from quire.workers.devices.device import DeviceContext
 from quire.workers.models.config import AttentionSpec
 
-NO_SCALES = (None, None)  # of a cache that is not of 8 bits
+NO_SCALES = (None, None)  # of a cache that does not have 8 bits
 
 
 class HeadShape(NamedTuple):
@@ -38,21 +38,21 @@ class HeadShape(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """What a workspace depends on."""
+    """The properties that a workspace depends on."""
 
     shape: HeadShape
     cache_dtype: torch.dtype
 
 
 class Window(NamedTuple):
-    """What a decode schedule depends on beside them."""
+    """The further properties that a decode schedule depends on."""
 
     keys: int
     is_chunked: bool
 
 
 class Workspace:
-    """Of all layers of one shape and dtype: device memory, and a decode schedule for each of their windows."""
+    """Device memory of all layers of one shape and dtype, and a decode schedule for each of their windows."""
 
     def __init__(self, kind: Kind, windows: list[Window], ctx: DeviceContext):
         rows, device, dtype = ctx.max_rows, ctx.device, ctx.dtype
@@ -65,7 +65,7 @@ class Workspace:
 
 
 class Step(NamedTuple):
-    """The step at work, as all layers see it."""
+    """The current step, as all layers see it."""
 
     buffers: StepBuffers
     block_table: torch.Tensor  # int32 [groups, slots, blocks]
@@ -73,7 +73,7 @@ class Step(NamedTuple):
     lengths: tuple[torch.Tensor, torch.Tensor]  # query_start [R + 1], seq_lens [R]
     has_decode: bool
     has_prefill: bool
-    limit: torch.Tensor | None  # int32 [1], number of decode rows, where only the device knows it
+    limit: torch.Tensor | None  # int32 [1], number of decode rows, if the host does not know it
 
 
 class CudaModelAttention(ModelAttention):
@@ -105,8 +105,8 @@ class CudaModelAttention(ModelAttention):
         return choose_tile(num_tokens), *(space.decode.launch(num_rows) for space in self.workspaces.values()), *latents
 
     def begin(self, tables: SlotTables, step: StepBuffers, num_tokens: int, num_rows: int, num_decode_rows: int | None) -> None:
-        # a mixed step gives all rows to both kernels, and they part them by what the device says: a graph must not depend on
-        # the mix, and a slice from an odd row on would be another alignment, for which Triton compiles anew
+        # A mixed step gives all rows to both kernels, which skip the other's rows by a count on the device: a graph must not
+        # depend on the mix, and for a slice from an odd row, which is aligned differently, Triton would compile anew.
         mixed = num_decode_rows is None or 0 < num_decode_rows < num_rows
         limit = step.num_decode_rows if mixed else None
         lengths = (step.query_start[: num_rows + 1], step.seq_lens[:num_rows])
@@ -191,7 +191,7 @@ class CudaAttention:
         mapping = buffers.slot_mapping[place.group, :t]
         cos_sin, rope, interleaved = self._cos_sin, None, self._interleaved
         shape = self._shape if sinks is None else self._shape._replace(sinks=sinks)
-        # one row, and QK-norm, take less time with rotation and KV write in a kernel of their own (benchmarks/LOG.md)
+        # one row, or QK-norm, is faster with rotation and KV write in a kernel of their own (benchmarks/LOG.md)
         is_plain = q_norm is None and self._q_scales is None and spec.shares is None
         if not step.has_prefill and t > 1 and is_plain and can_fuse(space.decode, cos_sin, interleaved):
             rope = Rope(qkv, cos_sin, mapping)

@@ -1,11 +1,11 @@
-"""KVCache: the device memory that KV blocks stand for, and where each layer keeps its part. Block ids are the core's business.
+"""KVCache: the device memory of KV blocks, and the tensor of each layer's keys and values. The core assigns block ids.
 
-Layers whose cache spec is equal (window and shape) are a group and share a block table. Of chunked layers a sequence keeps what
-it would behind a window of the chunk's size, which is never less than they see. All groups draw block ids from one
-pool, and a block belongs to one group at a time, so the i-th layers of all groups of one shape share one tensor: there are as
-many tensors of a shape as its largest group has layers. Layers that are left out of an 8-bit cache have
-tensors of their own, and share the table all the same. A layer that reads another's keys and values has that one's place. A
-stage has tensors for its own layers alone, but the groups of the whole model: all stages get the same block tables.
+Layers of equal cache spec (window and shape) are a group and share a block table. For chunked layers a sequence keeps as many
+tokens as for a window of the chunk's size, which is never less than they see. All groups draw block ids from one pool, and a
+block belongs to one group at a time, so the i-th layers of all groups of one shape share one tensor: a shape has as many
+tensors as its largest group has layers. Layers that are left out of an 8-bit cache have tensors of their own but share the
+block table. A layer that reads another layer's keys and values has the other's place. A stage has tensors for its own layers
+only, but the groups of the whole model: all stages get the same block tables.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,12 +30,12 @@ class Place(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """What layers agree in that may share a tensor."""
+    """Layers of equal kind may share a tensor."""
 
     num_kv_heads: int
     head_dim: int
     dtype: torch.dtype
-    has_values: bool = True  # entries of their own
+    has_values: bool = True  # values are stored apart from keys
 
     def block_bytes(self, block_size: int) -> int:
         pair = block_bytes([(self.num_kv_heads, block_size, self.head_dim, self.dtype.itemsize)])
@@ -49,9 +49,9 @@ NO_SCALES: Mapping[int, KVScales] = MappingProxyType({})
 class KVCache:
     """k, v: tensors [num_blocks, Hkv, block_size, D], one for each layer of a kind's largest group, once allocated.
 
-    Where keys hold the values (latent attention), v is k. `specs` are the attention of all of the model's layers, with the
-    heads of this rank; `layers` those that it has. An 8-bit cache holds k / k_scale and v / v_scale; `scales` are the
-    checkpoint's, by layer, 1.0 where it has none.
+    If keys contain the values (latent attention), v is k. specs: attention of all layers of the model, with the heads of this
+    rank. layers: those of this stage. An 8-bit cache holds k / k_scale and v / v_scale; `scales` are the checkpoint's, by
+    layer, 1.0 for those it does not have.
     """
 
     def __init__(
@@ -83,13 +83,13 @@ class KVCache:
             self.places[layer] = self.places[maker]
             if maker in self.scales:
                 self.scales[layer] = self.scales[maker]
-        self.scale_tensors: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # float32 [1], of the same, for kernels
+        self.scale_tensors: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # the same for kernels, float32 [1]
         self.num_blocks = 0
         self.k: list[torch.Tensor] = []
         self.v: list[torch.Tensor] = []
 
     def _all_kinds(self) -> dict[Kind, None]:
-        """In the order of the groups."""
+        """The kinds of this stage's layers, in the order of the groups."""
         own = set(self.layers)
         return dict.fromkeys(self._kind(self.specs[i]) for group in self.groups for i in group.layers if i in own)
 
@@ -98,16 +98,16 @@ class KVCache:
 
     @property
     def own_specs(self) -> list[AttentionSpec]:
-        """Of the layers that are here, each once."""
+        """The distinct specs of this stage's layers."""
         return list(dict.fromkeys(self.specs[i] for i in self.layers))
 
     def dtype_of(self, spec: AttentionSpec) -> torch.dtype:
-        """Of the keys and values of layers with this spec."""
+        """The dtype of keys and values of layers with this spec."""
         return self.dtype if spec.cache_dtype is None else DTYPES[spec.cache_dtype]
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """Of each group."""
+        """The window of each group."""
         return tuple(group.spec.window for group in self.groups)
 
     @property
@@ -115,7 +115,7 @@ class KVCache:
         return sum(kind.block_bytes(self.block_size) for kind in self._kinds)
 
     def allocate(self, num_blocks: int, device: torch.device) -> None:
-        """Replace the tensors; the null block is zeroed, so that nothing it holds is NaN."""
+        """Replace the tensors; the null block is zeroed, so that it contains no NaN."""
         self.release()
         self.num_blocks = num_blocks
         for kind in self._kinds:
@@ -124,16 +124,16 @@ class KVCache:
                 is_shared = side is self.v and not kind.has_values
                 side.append(self.k[-1] if is_shared else torch.empty(shape, dtype=kind.dtype, device=device))
                 side[-1][0].zero_()
-        if not self.scale_tensors:  # captured graphs may know them
+        if not self.scale_tensors:  # kept, since captured graphs may have their addresses
             for layer, (k, v) in self.scales.items():
                 self.scale_tensors[layer] = torch.tensor([k], device=device), torch.tensor([v], device=device)
 
     def release(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self.k, self.v, self.num_blocks = [], [], 0
 
 
 def cache_groups(specs: list[AttentionSpec]) -> list[CacheGroup]:
-    """Layers that share a block table and write it, full attention (window 0) first where there is any."""
+    """Groups of the layers that write KV: each shares a block table. Full attention (window 0), if any, comes first."""
     makers = {i: spec.cache for i, spec in enumerate(specs) if spec.shares is None}
     return [CacheGroup(kind, [i for i, cache in makers.items() if cache == kind]) for kind in sorted(set(makers.values()))]

@@ -1,11 +1,10 @@
-"""Rotary position embeddings: the cos|sin table that the attention's QK-rotation reads, one row a position.
+"""Rotary position embeddings: the cos|sin table, one row per position, by which attention rotates queries and keys.
 
-Computed once at start, in float32 on the CPU, in the order of operations of transformers, so that both agree to the last bit.
+Computed once at start, in float32 on the CPU, with transformers' order of operations, so that both agree to the last bit.
 Types: default (RoFormer, arXiv:2104.09864), linear (position interpolation, arXiv:2306.15595), llama3 (Llama 3.1's
-wavelength-wise interpolation), proportional (Gemma 4's: a part of the pairs, as they would be in a whole head), yarn
-(arXiv:2309.00071, section 3.4), longrope (arXiv:2402.13753): factors of short or of long sequences, by the length that is
-served. `dynamic` depends on the length of the sequence that is being run, and models/fields.py refuses it. Attention owns the
-tables; the models never see them.
+interpolation by wavelength), proportional (Gemma 4's: it rotates some of the pairs, with the frequencies of a whole head), yarn
+(arXiv:2309.00071, section 3.4), longrope (arXiv:2402.13753: factors for short or long sequences, chosen by the length served).
+`dynamic` depends on the length of the sequence being run, and models/fields.py refuses it. Only attention sees the tables.
 """
 
 import math
@@ -16,9 +15,9 @@ from quire.workers.models.config import AttentionSpec, RopeConfig
 
 
 def cos_sin_table(spec: AttentionSpec, max_positions: int, device: torch.device | str = "cpu") -> torch.Tensor:
-    """float32 [max_positions, R], R elements being rotated: cosines of R/2 pairs, then sines, attention factor included.
+    """float32 [max_positions, R] for R rotated elements: cosines of R/2 pairs, then sines, times the attention factor.
 
-    A pair (x1, x2) = (x[i], x[i + R/2]) turns to (x1 cos - x2 sin, x2 cos + x1 sin). If nothing is rotated, R is 0.
+    A pair (x1, x2) = (x[i], x[i + R/2]) becomes (x1 cos - x2 sin, x2 cos + x1 sin). R is 0 if nothing is rotated.
     """
     if spec.rope is None:
         return torch.zeros(max_positions, 0, device=device)
@@ -28,7 +27,7 @@ def cos_sin_table(spec: AttentionSpec, max_positions: int, device: torch.device 
 
 
 def query_scales(spec: AttentionSpec, max_positions: int, device: torch.device | str = "cpu") -> torch.Tensor | None:
-    """float32 [max_positions]: what queries are multiplied with by their positions, None: nothing."""
+    """float32 [max_positions]: factors of queries by position; None for no factors."""
     if spec.temperature is None:
         return None
     t = spec.temperature
@@ -37,9 +36,9 @@ def query_scales(spec: AttentionSpec, max_positions: int, device: torch.device |
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int, max_positions: int = 0) -> torch.Tensor:
-    """float32 [head_dim/2]: radians per position of each pair of dimensions, scaled as rope.type says.
+    """float32 [head_dim/2]: radians per position of each pair of dimensions, scaled by rope.type.
 
-    head_dim: of what is rotated. max_positions chooses longrope's factors: of a length that is served.
+    head_dim: the number of rotated elements. max_positions, the length served, chooses longrope's factors.
     """
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     powers = rope.theta**exponents
@@ -61,7 +60,7 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int, max_positions: int = 0)
 
 
 def attention_factor(rope: RopeConfig) -> float:
-    """What cos and sin are multiplied with: yarn's and longrope's temperature, 1.0 for the other types."""
+    """The factor of cos and sin: yarn's and longrope's temperature, 1.0 for the other types."""
     if rope.type not in ("yarn", "longrope"):
         return 1.0
     if rope.attention_factor is not None:
@@ -80,7 +79,7 @@ def _yarn_scale(factor: float, mscale: float) -> float:
 
 
 def _llama3(frequencies: torch.Tensor, rope: RopeConfig) -> torch.Tensor:
-    """Short wavelengths stay, long ones are interpolated, those between are blended."""
+    """Keep short wavelengths, interpolate long ones, and blend the two for those in between."""
     low, high, original = rope.low_freq_factor, rope.high_freq_factor, rope.original_max_position_embeddings
     wavelengths = 2 * math.pi / frequencies
     long = wavelengths > original / low
@@ -92,9 +91,9 @@ def _llama3(frequencies: torch.Tensor, rope: RopeConfig) -> torch.Tensor:
 
 
 def _yarn(powers: torch.Tensor, rope: RopeConfig, head_dim: int) -> torch.Tensor:
-    """A ramp over the dimensions, from frequencies that stay (many rotations in the context) to interpolated ones."""
+    """A ramp over the dimensions, from unchanged frequencies (many rotations in the context) to interpolated ones."""
 
-    def dimension(rotations: float) -> float:  # the dimension that turns `rotations` times in the original context
+    def dimension(rotations: float) -> float:  # the dimension that makes `rotations` rotations in the original context
         turns = rope.original_max_position_embeddings / (rotations * 2 * math.pi)
         return (head_dim * math.log(turns)) / (2 * math.log(rope.theta))
 

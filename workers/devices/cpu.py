@@ -1,6 +1,6 @@
 """The CPU as a device, in torch and numpy. Everything is synchronous; nothing is captured.
 
-At one row a step of a small model is a few hundred calls into torch, and their number is what it costs.
+A step of one row of a small model is a few hundred calls into torch, and their number decides how long it takes.
 """
 
 from contextlib import AbstractContextManager, nullcontext

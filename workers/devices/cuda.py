@@ -1,8 +1,7 @@
 """A GPU as a device: Triton kernels, pinned staging, results in mapped memory, and a completion thread.
 
-Nothing on the decode path waits for the GPU: a plan is one asynchronous copy, the sampled ids are written by the GPU itself
-into the result ring's memory, which is registered with CUDA. The completion thread waits for each step's event and rings the
-core, if it sleeps.
+Nothing on the decode path waits for the GPU: a plan is one asynchronous copy, and the GPU itself writes the sampled ids into
+the result ring's memory, which is registered with CUDA. A completion thread waits for each step's event and wakes the core.
 """
 
 import logging
@@ -41,25 +40,25 @@ class CudaDevice(Device):
         self._ring = ring
         self._stream = torch.cuda.Stream(ctx.device)
         self.plan = torch.zeros(ctx.max_device_words, dtype=torch.int32, device=ctx.device)
-        depth = 2 * max_in_flight(ctx.parallel.stage.count)  # plans whose copy may be under way are half of that
+        depth = 2 * max_in_flight(ctx.parallel.stage.count)  # at most half of these plans are being copied
         self._staging = [torch.zeros(ctx.max_device_words, dtype=torch.int32).pin_memory() for _ in range(depth)]
         self._staging_views = [s.numpy() for s in self._staging]
         self._turn = 0
         self.results = _mapped_results(ring) if ring is not None else _private_results(ctx)
-        self._waiting_since: float | None = None  # the completion thread, for the oldest step
+        self._waiting_since: float | None = None  # since when the completion thread has waited for the oldest step
         self._events: queue.SimpleQueue[torch.cuda.Event | None] = queue.SimpleQueue()
         self._completion = threading.Thread(target=self._complete, name="completion", daemon=True)
         self._completion.start()
 
     def load_plan(self, words: np.ndarray) -> torch.Tensor:
         """One asynchronous copy to the plan's place on the device, the same every step."""
-        n, self._turn = int(words[DEVICE_WORDS]), (self._turn + 1) % len(self._staging)  # the other sections stay here
+        n, self._turn = int(words[DEVICE_WORDS]), (self._turn + 1) % len(self._staging)  # the other sections stay on the host
         self._staging_views[self._turn][:n] = words[:n]
         self.plan[:n].copy_(self._staging[self._turn][:n], non_blocking=True)
         return self.plan
 
     def kernel_specialization(self, num_tokens: int) -> Hashable:
-        """Steps of so many tokens with equal answers run the same compiled kernels, but for attention."""
+        """Numbers of tokens with equal values here run the same compiled kernels, attention left aside."""
         ranks = self.ctx.parallel.size
         exchange = current().exchange.kernel(ranks, num_tokens) if ranks > 1 else None
         specs = {layer.experts for layer in self.ctx.config.layers if layer.experts is not None}
@@ -85,8 +84,8 @@ class CudaDevice(Device):
             try:
                 event.synchronize()
             except RuntimeError:
-                # The device is lost to this process. Its main thread waits for the next plan, the core for this step's result:
-                # only our end tells them before the step's time is up.
+                # This process cannot use the device any more. Its main thread waits for the next plan and the core for this
+                # step's result: if the process ends, the core learns of it before the step's time limit.
                 log.exception("a step failed on the GPU")
                 os._exit(1)
             self._waiting_since = None
@@ -98,14 +97,14 @@ class CudaDevice(Device):
         return 0.0 if since is None else time.monotonic() - since
 
     def is_idle(self) -> bool:
-        """Whether all that was given to the device is done."""
+        """Whether the device has done all work given to it."""
         return self._stream.query()
 
     def stream(self) -> AbstractContextManager[object]:
         return torch.cuda.stream(self._stream)
 
     def close(self) -> None:
-        if self.is_idle():  # else copies are under way, and the process's end does it
+        if self.is_idle():  # else copies are under way, and the memory is released when the process ends
             self.masks.close()
         self._events.put(None)
 
@@ -123,5 +122,5 @@ def _mapped_results(ring: ResultRing) -> torch.Tensor:
 
 
 def _private_results(ctx: DeviceContext) -> torch.Tensor:
-    """Where ranks other than the output rank write: nobody reads it."""
+    """A buffer for the results of ranks other than the output rank; it is never read."""
     return torch.zeros((RESULT_DEPTH, result_words(ctx.max_rows)), dtype=torch.int64, device=ctx.device)

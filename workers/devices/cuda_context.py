@@ -1,6 +1,6 @@
-"""The GPU made ready while Python loads torch: neither needs the other, and both take their time.
+"""Makes the GPU's context while Python loads torch: neither needs the other, and both take long.
 
-Asked of the driver itself, in a thread: what it does there does not hold the interpreter. torch finds the context and uses it.
+A thread calls the driver itself through ctypes, which releases the interpreter lock. torch finds the context and uses it.
 """
 
 import ctypes
@@ -8,7 +8,7 @@ import threading
 
 
 def make_context_in_background(index: int) -> threading.Thread:
-    """Begin to make a device's primary context. Whatever fails is left for torch to find and to tell."""
+    """Begin to make a device's primary context. Failures are ignored: torch meets them again and reports them."""
     thread = threading.Thread(target=_make_context, args=(index,), name="cuda-context", daemon=True)
     thread.start()
     return thread

@@ -1,8 +1,8 @@
-"""Device: what the runner asks of the machine below it. cpu.py and cuda.py are the two there are.
+"""Device: the interface between the runner and the hardware. cpu.py and cuda.py implement it.
 
-`DeviceContext` is what both are given: the model's shape, the limits of a step, the memory that stays for the worker's life.
-The step's kernels exist twice with the same signatures, in Triton and in torch: a device names the modules, and adds what
-differs: how a plan gets there, how results get back. Attention is an object of its own (attention/), which a device makes.
+Both are given a `DeviceContext`: the model's shape, the limits of a step, and the memory that lives as long as the worker. The
+step's kernels exist twice with the same signatures, in Triton and in torch. A device names the modules and adds what differs:
+how a plan gets to the device and how results get back. A device also makes the attention object (attention/).
 """
 
 from abc import ABC, abstractmethod
@@ -13,7 +13,14 @@ from types import ModuleType
 import numpy as np
 import torch
 
-from quire.ipc.step.sections import NO_TOKEN, VARIANT_FILTER, VARIANT_LOGPROBS, VARIANT_MASK, VARIANT_PROCESSORS, VARIANT_RANDOM
+from quire.ipc.step.sections import (
+    NO_TOKEN,
+    SAMPLING_FILTER,
+    SAMPLING_LOGPROBS,
+    SAMPLING_MASK,
+    SAMPLING_PROCESSORS,
+    SAMPLING_RANDOM,
+)
 from quire.kernels.step.tables import LogitsProcessorPool, SamplerWorkspace, ShardedWorkspace, SlotTables, StepBuffers
 from quire.workers.attention.attention import ModelAttention
 from quire.workers.attention.kv_cache import KVCache
@@ -38,7 +45,7 @@ class DeviceContext:
 
     @property
     def sampled_rows(self) -> int:
-        """Most rows of a step that are sampled here: none in stages but the last."""
+        """The most rows of a step that are sampled here: 0 in all stages but the last."""
         return self.max_rows if self.parallel.stage.is_last else 0
 
 
@@ -76,38 +83,38 @@ class Device(ABC):
             vocab=self.ctx.config.vocab_size,
         )
 
-    def tail(
+    def sample(
         self,
         plan: torch.Tensor,
         logits: torch.Tensor,
         tables: SlotTables,
         step: StepBuffers,
-        variant: int,
+        kind: int,
         results: torch.Tensor | None = None,
         processed: torch.Tensor | None = None,
     ) -> None:
-        """Sample from logits [rows, V], update the tables, write the results, to `results` if these are given.
+        """Sample from logits [rows, V], update the tables, and write the results, to `results` if it is given.
 
-        The logits may be those of this rank's part of the vocabulary alone. processed: what to sample from instead, [rows, V];
-        log-probabilities are those of `logits`."""
+        The logits may be those of this rank's shard of the vocabulary. kind: SAMPLING_*. processed [rows, V]: logits to sample
+        from instead; log-probabilities are still those of `logits`."""
         rows, vocab = len(logits), self.ctx.config.vocab_size
-        if logits.shape[1] == vocab or processed is not None or variant & ~VARIANT_RANDOM:
+        if logits.shape[1] == vocab or processed is not None or kind & ~SAMPLING_RANDOM:
             logits = self.ctx.parallel.all_logits(logits, vocab)
-            sampled, logprobs = self._sample(logits, tables, step, variant, processed)
+            sampled, logprobs = self._sample_unsharded(logits, tables, step, kind, processed)
         else:
-            sampled, logprobs = self._sample_sharded(logits, tables, step, bool(variant & VARIANT_RANDOM)), None
+            sampled, logprobs = self._sample_sharded(logits, tables, step, bool(kind & SAMPLING_RANDOM)), None
         pool, max_rows, out = self.ctx.pool, self.ctx.max_rows, self.results if results is None else results
         self._step_inputs.finish_step(plan, tables, pool, step, sampled, out, rows, max_rows=max_rows, logprobs=logprobs)
 
-    def _sample(
+    def _sample_unsharded(
         self,
         logits: torch.Tensor,
         tables: SlotTables,
         step: StepBuffers,
-        variant: int,
+        kind: int,
         processed: torch.Tensor | None,
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...] | None]:
-        """Tokens, and what the sampler says of their log-probabilities if the variant wants these."""
+        """Tokens, and the sampler's tensors of their log-probabilities if SAMPLING_LOGPROBS is in `kind`."""
         rows = len(logits)
         sampled = self._sampler.sample(
             logits if processed is None else processed,
@@ -116,69 +123,69 @@ class Device(ABC):
             tables,
             self.ctx.pool,
             self._workspace,
-            random=bool(variant & VARIANT_RANDOM),
-            filtered=bool(variant & VARIANT_FILTER),
-            processors=bool(variant & VARIANT_PROCESSORS),
-            bitmask=self.masks.tensor[:rows] if variant & VARIANT_MASK else None,
+            random=bool(kind & SAMPLING_RANDOM),
+            filtered=bool(kind & SAMPLING_FILTER),
+            processors=bool(kind & SAMPLING_PROCESSORS),
+            bitmask=self.masks.tensor[:rows] if kind & SAMPLING_MASK else None,
         )
-        if processed is not None:  # by the operator's own code, which may differ between ranks: the first one's counts
+        if processed is not None:  # the operator's own code made these, and may differ between ranks: rank 0's tokens count
             sampled = self.ctx.parallel.all_gather(sampled)[0]
-        has_logprobs = bool(variant & VARIANT_LOGPROBS)
+        has_logprobs = bool(kind & SAMPLING_LOGPROBS)
         return sampled, self._sampler.sampled_logprobs(logits, sampled, self._workspace) if has_logprobs else None
 
     def _sample_sharded(self, logits: torch.Tensor, tables: SlotTables, step: StepBuffers, random: bool) -> torch.Tensor:
-        """Tokens of greedy and plain random rows of logits sharded over the vocabulary: three words a row are exchanged."""
+        """Tokens of greedy and plain random rows, from logits sharded over the vocabulary: ranks exchange three words a row."""
         slots, positions = step.row_slots[: len(logits)], step.seq_lens[: len(logits)]
         pool, sampler, first = self.ctx.pool, self._sampler_sharded, self._own.start
         best = sampler.best_of_shard(logits, first, slots, positions, tables, pool, self._sharded_workspace, random=random)
         sampled: torch.Tensor = sampler.choose(self.ctx.parallel.all_gather(best), slots, tables, random=random)
         return sampled
 
-    def tail_without_masks(
+    def sample_without_masks(
         self,
         plan: torch.Tensor,
         logits: torch.Tensor,
         tables: SlotTables,
         step: StepBuffers,
-        variant: int,
+        kind: int,
         number: int,
         without: np.ndarray,
         processed: torch.Tensor | None = None,
     ) -> None:
-        """The tail of step `number` in which these rows lack their masks, or failed: their result is NO_TOKEN.
+        """`sample` for step `number` in which the rows `without` lack their masks, or failed: their result is NO_TOKEN.
 
-        The results are made elsewhere and copied, for the core must never see a token of such a row. Rare, so never captured.
+        The results go to a scratch buffer and are copied, for the core must never see a token of such a row. Never captured.
         """
-        scratch = torch.full_like(self.results, -1, device=self.ctx.device)  # as large as theirs: no kernel is compiled anew
-        self.tail(plan, logits, tables, step, variant, scratch, processed)
+        scratch = torch.full_like(self.results, -1, device=self.ctx.device)  # of the same size: no kernel is compiled anew
+        self.sample(plan, logits, tables, step, kind, scratch, processed)
         entry = number % len(scratch)
         rows = torch.from_numpy(without.astype(np.int64))
         if scratch.is_cuda:
-            rows = rows.pin_memory().to(scratch.device, non_blocking=True)  # a copy from elsewhere would wait for the GPU
+            rows = rows.pin_memory().to(scratch.device, non_blocking=True)  # a copy from pageable memory would wait for the GPU
         scratch[entry].index_fill_(0, rows, number << 32 | NO_TOKEN & 0xFFFFFFFF)
         self.results[entry].copy_(scratch[entry], non_blocking=True)
 
     # --------------------------------------------------------------------------------------------------- what differs
     @abstractmethod
     def load_plan(self, words: np.ndarray) -> torch.Tensor:
-        """A plan's words as a tensor that `prepare` and `tail` can read."""
+        """A plan's words as a tensor that `prepare` and `sample` can read."""
 
     @abstractmethod
     def new_attention(self) -> ModelAttention:
-        """Attention of the model's layers in this device's kernels."""
+        """The attention of the model's layers, with this device's kernels."""
 
     @abstractmethod
     def signal(self) -> None:
-        """A step has been given to the device: see that the core, if it sleeps, is woken when the results are there."""
+        """A step has been given to the device: arrange that the core, if it sleeps, is woken when the results are there."""
 
     def waited_s(self) -> float:
-        """For how long the device has been at the step that it is at; 0 where steps end before `signal`."""
+        """Seconds that the device has worked on its current step; 0 where steps end before `signal`."""
         return 0.0
 
     @abstractmethod
     def stream(self) -> AbstractContextManager[object]:
-        """All of a worker's work happens within this."""
+        """A context in which all of a worker's steps run."""
 
     @abstractmethod
     def close(self) -> None:
-        """End what the device has running."""
+        """End the device's threads and release its memory."""

@@ -1,10 +1,10 @@
-"""RowMasks: the grammar masks of a step's rows on a device, as the sampler's tail reads them: all ones where a row has none.
+"""RowMasks: the grammar masks of a step's rows on a device, as the sampling graph reads them: all ones where a row has none.
 
-The tensor stays, since captured tails hold its address. A row that a step expects a mask for is overwritten or set back by what
-comes for it; those that had one before and expect none are set back first, so that rows that always have one cost nothing more.
-A GPU copies records from where they lie in the plan ring, whose memory is page-locked and which keeps them until then; where it
-cannot be, they are staged in pinned buffers that are used again. Nothing waits for the device. Owned by a Device, filled by the
-runner between a step's forward and its tail.
+The tensor is never replaced, since sampling graphs hold its address. A row that expects a mask in this step is overwritten by
+the record that comes for it. A row that had a mask before and expects none is reset to ones before that; so rows that always
+have a mask are never reset. A GPU copies records directly from the plan ring, if that can be page-locked; the ring keeps them
+until then. Otherwise they are staged in pinned buffers, which are reused. Nothing waits for the device. Owned by a Device,
+filled by the runner between a step's forward and its sampling.
 """
 
 import logging
@@ -24,7 +24,7 @@ from quire.ipc.step.plan_ring import PlanReader
 log = logging.getLogger("quire.workers")
 
 _READ_ONLY = 8  # cudaHostRegisterReadOnly: a worker cannot map the ring otherwise
-ReadMasks = Callable[[StepPlan], Iterable[RowsAndMasks]]  # the masks that a plan says will follow, as they come
+ReadMasks = Callable[[StepPlan], Iterable[RowsAndMasks]]  # yields the masks that follow a plan, as they come
 
 
 class RowMasks(ABC):
@@ -33,17 +33,17 @@ class RowMasks(ABC):
         self.tensor = torch.full((max_rows, mask_words(vocab_size)), -1, dtype=torch.int32, device=device)
         self._has_mask = np.zeros(max_rows, bool)
 
-    def read_from(self, reader: PlanReader) -> None:  # noqa: B027 - nothing need be made of it
-        """Records will be views of this ring, each the one last read."""
+    def read_from(self, reader: PlanReader) -> None:  # noqa: B027 - optional
+        """Records will be views of this ring's memory, each of the record last read."""
 
-    def close(self) -> None:  # noqa: B027 - nor here
-        """No more masks come."""
+    def close(self) -> None:  # noqa: B027 - optional
+        """No more masks will come."""
 
     def load(self, expected: np.ndarray, records: Iterable[RowsAndMasks]) -> np.ndarray:
-        """Take a step's masks as they come, each record read before the next; expected: the rows that are to get one, int32.
+        """Load a step's masks as they come, each record before the next is read. expected: the rows that wait for one, int32.
 
-        Returns the rows that were named, int32: with a mask, or with None because they may be any token. What the others hold
-        is not to be used.
+        Returns the rows of all records, int32: those that got a mask, and those that may be any token (their record has None).
+        The masks of other expected rows must not be used.
         """
         stale = self._has_mask.copy()
         stale[expected] = False
@@ -69,7 +69,7 @@ class RowMasks(ABC):
 
     @abstractmethod
     def _copy(self, rows: np.ndarray, masks: np.ndarray) -> None:
-        """Set these rows, int32 [n], to masks, int32 [n, words]; both are valid for this call alone."""
+        """Set these rows, int32 [n], to masks, int32 [n, words]; both arrays are valid during this call only."""
 
 
 class CpuMasks(RowMasks):
@@ -85,14 +85,14 @@ class CpuMasks(RowMasks):
 
 
 class Staging:
-    """Host buffers for asynchronous copies, each used again once the copy from it is done."""
+    """Host buffers for asynchronous copies; a buffer is reused once the copy from it is done."""
 
     def __init__(self, make: Callable[[], torch.Tensor], make_event: Callable[[], torch.cuda.Event]) -> None:
         self._make, self._make_event = make, make_event
         self._used: deque[tuple[torch.Tensor, torch.cuda.Event]] = deque()  # in the order of their copies
 
     def take(self) -> torch.Tensor:
-        """A buffer that no copy reads from any more."""
+        """A buffer from which no copy is under way."""
         return self._used.popleft()[0] if self._used and self._used[0][1].query() else self._make()
 
     def copying(self, buffer: torch.Tensor) -> None:
@@ -103,16 +103,16 @@ class Staging:
 
 
 class PinnedRing:
-    """A plan ring's memory, page-locked: records are copied from where they lie, and held until they are."""
+    """A plan ring's memory, page-locked: records are copied directly from it, and held until the copy is done."""
 
     def __init__(self, reader: PlanReader, make_event: Callable[[], torch.cuda.Event]) -> None:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that it cannot be written to, which nobody does
+            warnings.simplefilter("ignore")  # torch warns that it is read-only; it is never written to
             self.tensor = torch.from_numpy(reader.memory)
         self._hold, self._make_event = reader.hold, make_event
 
     def find(self, words: np.ndarray) -> torch.Tensor | None:
-        """These as a view of the ring's memory, if they lie there, one behind the other; else None."""
+        """The words as a view of the ring's memory, if they are contiguous there; else None."""
         at = (_address(words) - self.tensor.data_ptr()) // 4
         if not words.flags.c_contiguous or not 0 <= at < len(self.tensor):
             return None
@@ -135,7 +135,7 @@ def page_lock(reader: PlanReader, device: torch.device) -> PinnedRing | None:
     error = torch.cuda.cudart().cudaHostRegister(_address(memory), memory.nbytes, _READ_ONLY)
     if int(error) == 0:
         return PinnedRing(reader, torch.cuda.Event)
-    with suppress(RuntimeError):  # CUDA tells the next launch of this error once more
+    with suppress(RuntimeError):  # CUDA reports this error once more, at the next launch
         torch.ones(1, device=device)
     log.info("the plan ring cannot be page-locked (CUDA error %d): masks are copied once more", int(error))
     return None
@@ -155,7 +155,7 @@ class CudaMasks(RowMasks):
         self._ring = page_lock(reader, self.tensor.device)
 
     def close(self) -> None:
-        """Copies are done."""
+        """To be called when all copies are done."""
         if self._ring is not None:
             torch.cuda.cudart().cudaHostUnregister(self._ring.tensor.data_ptr())
             self._ring = None
@@ -164,9 +164,9 @@ class CudaMasks(RowMasks):
         self.tensor.index_fill_(0, self._to_device(rows).long(), -1)
 
     def _copy(self, rows: np.ndarray, masks: np.ndarray) -> None:
-        """Copied to where they belong if their rows follow each other; else to other memory of the device, and moved there."""
+        """Copy masks to their rows directly if these are consecutive; else to a temporary tensor and on from there."""
         n, first = len(rows), int(rows[0])
-        if int(rows[-1]) - first + 1 == n and (rows[1:] > rows[:-1]).all():  # so they mostly come
+        if int(rows[-1]) - first + 1 == n and (rows[1:] > rows[:-1]).all():  # the usual case
             self._copy_to(self.tensor[first : first + n], masks)
         else:
             self.tensor.index_copy_(0, self._to_device(rows).long(), self._to_device(masks))
@@ -177,7 +177,7 @@ class CudaMasks(RowMasks):
         return there
 
     def _copy_to(self, there: torch.Tensor, words: np.ndarray) -> None:
-        """Give the current stream a copy of these, from where they lie in the ring or from a buffer."""
+        """Launch a copy on the current stream, from the ring if the words lie there, else from a staging buffer."""
         if self._ring is not None and (found := self._ring.find(words)) is not None:
             there.copy_(found, non_blocking=True)
             self._ring.copying()

@@ -1,4 +1,4 @@
-"""How many threads a CPU worker computes with."""
+"""The number of threads that a CPU worker computes with."""
 
 import os
 from pathlib import Path
@@ -12,12 +12,12 @@ CPUS = Path("/sys/devices/system/cpu")
 
 
 def choose_num_threads(weights_bytes: int, ranks: int = 1) -> int:
-    """Threads for a model of so many bytes: one for a small one, else as many as OMP_NUM_THREADS or MKL_NUM_THREADS says, else
-    all physical cores that this process may use, as far as its container's share of the CPU goes, shared by all ranks.
+    """Threads for a model of this many bytes: one for a small model, else as many as OMP_NUM_THREADS or MKL_NUM_THREADS says,
+    else the physical cores that this process may use, within its container's share of the CPU, divided by the ranks.
 
-    A small model's step is a few hundred operations of microseconds each: to split them over threads costs more than it gains,
-    and each split waits for the slowest thread. Where another process takes a core for a moment, that is milliseconds: with two
-    threads on two busy cores a step of 1.4 ms took 25 to 48.
+    A step of a small model is a few hundred operations of microseconds each: splitting them over threads costs more than it
+    gains, since each split waits for the slowest thread. If another process takes a core for a moment, that is milliseconds:
+    with two threads on two busy cores a step of 1.4 ms took 25 to 48.
     """
     if weights_bytes < SMALL_WEIGHTS_BYTES:
         return 1
@@ -27,7 +27,7 @@ def choose_num_threads(weights_bytes: int, ranks: int = 1) -> int:
 
 
 def num_physical_cores() -> int:
-    """Cores that this process may run on, hyper-threads of one counted once."""
+    """Physical cores that this process may run on: hyper-threads of one core count once."""
     allowed = os.sched_getaffinity(0)
     cores = {(_topology(cpu, "physical_package_id"), _topology(cpu, "core_id") or str(cpu)) for cpu in allowed}
     return len(cores)

@@ -1,4 +1,4 @@
-"""What ranks on CPUs exchange: by gloo, over TCP. Its sockets know no keys: they are bound to loopback, or to `--interface`."""
+"""Exchanges of ranks on CPUs: by gloo over TCP. Its sockets do not authenticate, so they bind to loopback or `--interface`."""
 
 from collections import deque
 from datetime import timedelta
@@ -8,11 +8,11 @@ from torch._C._distributed_c10d import ProcessGroupGloo, Store, Work
 
 from quire.workers.group.place import ExchangeFailed, Place, first_sentence
 
-HIDDEN, TOKENS = 0, 1  # tags: what differs in them may overtake
+HIDDEN, TOKENS = 0, 1  # tags: messages of different tags may overtake each other
 
 
 def _meet(store: Store, place: Place) -> ProcessGroupGloo:
-    """Returns when all are there. Raises ExchangeFailed."""
+    """Return when all ranks have come. Raises ExchangeFailed."""
     options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [ProcessGroupGloo.create_device(hostname=place.interface_address)]
     options._timeout = timedelta(seconds=place.timeout_s)
@@ -23,10 +23,10 @@ def _meet(store: Store, place: Place) -> ProcessGroupGloo:
 
 
 class GlooExchange:
-    """Tensors between processes on CPUs, over TCP. One thread.
+    """Collectives between processes on CPUs, over TCP. To be used from one thread.
 
-    A sum is formed by every rank from all parts, in float32 and in the order of the ranks: all have the same bits. At two ranks
-    on two cores this takes 0.44 ms, gloo's own all-reduce 1.7.
+    Each rank gathers all partial sums and adds them in float32, in the order of the ranks, so all get the same bits. With two
+    ranks on two cores this takes 0.44 ms, gloo's own all-reduce 1.7.
     """
 
     def __init__(self, store: Store, place: Place) -> None:
@@ -52,11 +52,11 @@ class GlooExchange:
 
 
 class GlooLinks:
-    """Links of a pipeline between processes on CPUs. What is sent is copied, and goes when its receiver asks for it."""
+    """Pipeline links between processes on CPUs. A sent tensor is copied, and travels when its receiver asks for it."""
 
     def __init__(self, store: Store, place: Place) -> None:
         self._gloo, self._place = _meet(store, place), place
-        self._sent: deque[tuple[Work, torch.Tensor]] = deque()  # under way
+        self._sent: deque[tuple[Work, torch.Tensor]] = deque()  # not completed yet
 
     def send_hidden(self, x: torch.Tensor) -> None:
         self._send(x.clone(), self._place.stage + 1, HIDDEN)

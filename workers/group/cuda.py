@@ -1,9 +1,9 @@
-"""What GPUs exchange: by NCCL through torch.distributed, and on one host by our own kernel over symmetric memory.
+"""Exchanges of ranks on GPUs: by NCCL through torch.distributed, and on one host by our own kernel over symmetric memory.
 
-Where each GPU can reach the others' memory, sums are formed together with the norm behind them, one-shot or two-shot by the
-number of rows and the tuning table, so all ranks agree (kernels/exchange/all_reduce_norm.py). All else is NCCL's, and over
-several hosts everything. Nothing here decides that a peer is lost: NCCL's own watchdog is off, a worker's loop looks at its
-device (`Device.waited_s`) and the core decides. NVLink multicast stays off: it can put a host's GPUs out of service for others.
+If each GPU can access the others' memory, one kernel computes sums together with the norm that follows, one-shot or two-shot by
+the number of rows and the tuning table, so that all ranks agree (kernels/exchange/all_reduce_norm.py). NCCL does everything
+else, and everything across hosts. Nothing here decides that a peer is lost: NCCL's own watchdog is off, a worker's loop watches
+its device (`Device.waited_s`), and the core decides. NVLink multicast stays off: it can put a host's GPUs out of service.
 """
 
 import logging
@@ -30,30 +30,30 @@ from quire.workers.group.place import ExchangeFailed, Place, first_sentence
 
 log = logging.getLogger("quire.workers")
 
-ENVIRONMENT = {  # read when NCCL and symmetric memory are first used; whatever it says elsewhere
-    "NCCL_NVLS_ENABLE": "0",  # no multicast, here and in the next two
+ENVIRONMENT = {  # read when NCCL and symmetric memory are first used; it overrides the operator's values
+    "NCCL_NVLS_ENABLE": "0",  # no multicast; so do the next two
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
     "NVSHMEM_DISABLE_NVLS": "1",
-    "NCCL_RUNTIME_CONNECT": "0",  # all connections at the start: a capture may make none
-    "NCCL_GRAPH_REGISTER": "0",  # ranks would talk while one of them captures
+    "NCCL_RUNTIME_CONNECT": "0",  # connect everything at start: no connection can be made during a capture
+    "NCCL_GRAPH_REGISTER": "0",  # registration would need other ranks while one of them captures
     "TORCH_NCCL_USE_COMM_NONBLOCKING": "0",
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # the watchdog decides nothing
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # the watchdog must not end the process
     "TORCH_NCCL_ENABLE_MONITORING": "0",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
     "TORCH_NCCL_PROPAGATE_ERROR": "0",
 }
 _all_gather = dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor  # before torch 2.13
 NEVER = timedelta(days=30)
-PATIENCE = 3  # times the timeout: so long our kernel waits before it traps; the core has ended this process by then
+PATIENCE = 3  # times the timeout: how long our kernel waits before it traps; by then the core has ended this process
 
 
 class NcclExchange:
-    """Tensors between GPUs; launched on the current stream, and captured with it."""
+    """Collectives between GPUs, launched on the current stream and captured with it."""
 
     def __init__(self, store: Store, place: Place) -> None:
-        """All ranks meet; then those of a stage exchange, if they are several. Raises ExchangeFailed."""
+        """Meet all ranks; the later collectives are among the ranks of this stage. Raises ExchangeFailed."""
         os.environ.update(ENVIRONMENT)
-        os.environ["NCCL_SOCKET_IFNAME"] = f"={place.interface}"  # where ranks meet: unauthenticated
+        os.environ["NCCL_SOCKET_IFNAME"] = f"={place.interface}"  # where ranks meet, unauthenticated
         self._size = place.stage_size
         try:
             dist.init_process_group(
@@ -75,7 +75,7 @@ class NcclExchange:
         return out
 
     def close(self) -> None:
-        """End the process: NCCL would wait for peers that are gone, or for graphs that hold its kernels."""
+        """End the process at once: a normal exit would let NCCL wait for lost peers, or for graphs that contain its kernels."""
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -86,7 +86,7 @@ class PeerNormExchange:
     """Sum and norm in one kernel; see all_reduce_norm."""
 
     def __init__(self, ways: Sequence[Buffers], handles: Sequence[object] = ()) -> None:
-        """ways: ascending by their rows. handles: of the symmetric memory, which lives as long as they."""
+        """ways: one-shot and two-shot buffers, ascending by max_rows. handles: keep their symmetric memory alive."""
         self.ways = ways
         self._handles = handles
 
@@ -99,9 +99,9 @@ class PeerNormExchange:
 def make_norm_exchange(
     place: Place, hidden_size: int, dtype: torch.dtype, group: dist.ProcessGroup | None = None
 ) -> PeerNormExchange | None:
-    """The same answer on all ranks of the group; None, and a line in the log, where one GPU cannot reach another's memory.
+    """The exchange that norms use; None, with a log line, if a GPU cannot access another's memory. All ranks agree.
 
-    group: of the stage's ranks, None: all of them. place: of this rank in it.
+    group: the stage's ranks; None: all ranks. place: this rank's place in the group.
     """
     one_shot, two_shot = current().exchange.max_rows(place.size)
     if one_shot == two_shot == 0:
@@ -110,16 +110,16 @@ def make_norm_exchange(
         if place.rank == 0:
             log.warning("the GPUs cannot reach each other's memory: NCCL carries all exchanges, which is slower")
         return None
-    rows = {False: one_shot, True: two_shot}  # by whether two-shot
+    rows = {False: one_shot, True: two_shot}  # keys: whether two-shot
     made = [new_buffers(place, most, hidden_size, dtype, group, two_shot=two) for two, most in rows.items() if most]
-    all_agree(True, place.device, group)  # whoever stores first finds all places empty
+    all_agree(True, place.device, group)  # so that all places are empty before a rank stores into them
     return PeerNormExchange(*zip(*made, strict=True))
 
 
 def new_buffers(
     place: Place, max_rows: int, hidden_size: int, dtype: torch.dtype, group: dist.ProcessGroup | None, *, two_shot: bool
 ) -> tuple[Buffers, object]:
-    """And the handle of their shared memory. Every rank calls this; then all meet once more before the first launch."""
+    """Buffers, and the handle of their shared memory. Every rank calls this; all must meet again before the first launch."""
     shape = places_shape(place.size, max_rows, hidden_size, two_shot=two_shot)
     places = new_shared(shape, word_dtype(dtype), place.device)
     empty(places)
@@ -132,14 +132,14 @@ def new_buffers(
 
 
 def new_shared(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Memory that other GPUs can reach, once all have met by it (symm_mem.rendezvous)."""
-    if symm_mem.get_backend(device) != "CUDA":  # whatever a newer torch prefers: this one gives addresses
+    """Memory that other GPUs can access after symm_mem.rendezvous."""
+    if symm_mem.get_backend(device) != "CUDA":  # newer versions of torch may prefer another, but this one gives addresses
         symm_mem.set_backend("CUDA")
     return symm_mem.empty(shape, dtype=dtype, device=device)
 
 
 def reaches_all(place: Place, group: dist.ProcessGroup | None = None) -> bool:
-    """Whether this GPU can reach the memory of all others of the group."""
+    """Whether this GPU can access the memory of all others in the group."""
     mine = torch.tensor([place.device.index], device=place.device)
     everyone = mine.new_empty(place.size)
     _all_gather(everyone, mine, group=group)
@@ -148,14 +148,14 @@ def reaches_all(place: Place, group: dist.ProcessGroup | None = None) -> bool:
 
 
 def all_agree(mine: bool, device: torch.device, group: dist.ProcessGroup | None = None) -> bool:
-    """Whether it is so on all ranks of the group."""
+    """Whether `mine` is true on all ranks of the group."""
     flag = torch.tensor([int(mine)], device=device)
     dist.all_reduce(flag, op=dist.ReduceOp.MIN, group=group)
     return bool(flag.item())
 
 
 def _group_of_stage(place: Place) -> dist.ProcessGroup | None:
-    """Of the ranks of this one's stage; None if these are all, or this one alone. All ranks make all groups, in one order."""
+    """The ranks of this stage; None if these are all ranks, or one. Every rank creates all groups, in the same order."""
     if place.stages == 1 or place.stage_size == 1:
         return None
     own = None

@@ -1,6 +1,6 @@
-"""Exchanges of a rank whose others are not there (--emulate-world-size): its share of the work, and sums that cost nothing.
+"""Exchanges of one rank without the others (--emulate-world-size): it does its share of the work, and sums cost nothing.
 
-To measure what a rank of a larger group takes on the one GPU at hand. What it computes means nothing.
+This measures the time of a rank of a larger group on a single GPU. The results are meaningless.
 """
 
 import torch
@@ -9,7 +9,7 @@ from quire.workers.layers import ops
 
 
 class EmulatedExchange:
-    """An Exchange and a NormExchange of `size` ranks that all say what this one says; sums are its own part."""
+    """An Exchange and a NormExchange of `size` ranks: gathers repeat this rank's tensor, sums are this rank's partial sum."""
 
     def __init__(self, size: int) -> None:
         self._size = size

@@ -1,10 +1,10 @@
-"""Links of a pipeline between GPUs of several hosts, or that cannot reach each other's memory: NCCL's sends and receives.
+"""Pipeline links between GPUs of several hosts, or without access to each other's memory: NCCL's sends and receives.
 
-NCCL's send ends when its receiver has come, and who computes is not to wait for that: so what is sent is copied into a slot,
-and leaves it on a stream of its own. Two slots of hidden states are enough for a stage to compute while the next one has not
-begun; of tokens there are as many as steps can be in flight. What one communicator does, it does in the order of its calls:
-hidden states, which go from stage to stage, and tokens, which go back, have one each, and neither waits for the other. Every
-wait is looked at by the worker's loop (`Device.waited_s`), as of other exchanges.
+NCCL's send ends only when its receiver has come, and computing must not wait for that: so a sent tensor is copied into a slot,
+and sent from there on a stream of its own. Two slots of hidden states are enough for a stage to compute while the next one has
+not begun; tokens have as many slots as steps can be in flight. A communicator works in the order of its calls: hidden states,
+which go from stage to stage, and tokens, which go back, have one each, so that neither waits for the other. The worker's loop
+watches every wait (`Device.waited_s`), as in other exchanges.
 """
 
 import torch
@@ -18,7 +18,7 @@ HIDDEN_SLOTS = 2
 
 class NcclLinks:
     def __init__(self, place: Place, max_tokens: int, hidden_size: int, dtype: torch.dtype, max_rows: int) -> None:
-        """All ranks together, for steps of this size. Raises ExchangeFailed."""
+        """All ranks call this together, for steps up to this size. Raises ExchangeFailed."""
         self._device = place.device
         behind, before = place.in_stage(place.stage + 1), place.in_stage(place.stage - 1)
         first, last = place.in_stage(0), place.in_stage(-1)
@@ -32,7 +32,7 @@ class NcclLinks:
             raise ExchangeFailed(f"NCCL cannot connect the stages: {first_sentence(error)}") from error
 
     def _connect(self, place: Place) -> None:
-        """NCCL connects two ranks at their first use: now, from the first stage on, and not in a step."""
+        """Connect the ranks now, one stage after the other: NCCL would otherwise connect two ranks in the first step."""
         word = torch.zeros(1, dtype=torch.int32, device=place.device)
         for link, sends, receives in (
             (self._hidden, place.stage < place.stages - 1, place.stage > 0),
@@ -60,7 +60,7 @@ class NcclLinks:
 
 
 class _Link:
-    """One direction, on a communicator of its own, which all ranks make. slots: [num_slots, most elements of a message]."""
+    """One direction, on its own communicator, which all ranks create. slots: [num_slots, most elements of a message]."""
 
     def __init__(self, slots: torch.Tensor, to: int, by: int) -> None:
         self.dtype = slots.dtype
@@ -71,11 +71,11 @@ class _Link:
         self._turn = 0
 
     def send(self, x: torch.Tensor) -> None:
-        """x, contiguous, may be overwritten by what is launched next."""
+        """Send x, contiguous; kernels launched after this may overwrite it."""
         number = self._turn % len(self._slots)
         self._turn += 1
         slot, here = self._slots[number, : x.numel()], torch.cuda.current_stream(x.device)
-        here.wait_event(self._left[number])  # of its last message; nothing, before the first
+        here.wait_event(self._left[number])  # the slot's last message was sent; returns at once before the first
         slot.copy_(x.reshape(-1))
         self._stream.wait_stream(here)
         with torch.cuda.stream(self._stream):

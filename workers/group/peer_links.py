@@ -1,7 +1,7 @@
-"""Links of a pipeline between the GPUs of one host: each reaches into the others' memory (kernels/exchange/peer_link.py).
+"""Pipeline links between the GPUs of one host: each accesses the others' memory (kernels/exchange/peer_link.py).
 
-One piece of memory on each rank, alike on all: counters, slots for hidden states, slots for sampled tokens. Two slots of hidden
-states are enough for a stage to compute while the next one has not begun; of tokens there are as many as steps can be in
+Each rank has one allocation of the same layout: counters, slots for hidden states, slots for sampled tokens. Two slots of
+hidden states are enough for a stage to compute while the next one has not begun; tokens have as many slots as steps can be in
 flight, so the last stage never waits for the first.
 """
 
@@ -14,16 +14,16 @@ from quire.workers.group.cuda import PATIENCE, all_agree, new_shared
 from quire.workers.group.place import Place
 from quire.workers.pipeline import max_in_flight
 
-LINE = 128  # bytes: a counter has one for itself, and what follows is aligned to it
+LINE = 128  # bytes: each counter has a line of its own; the slots are aligned to it
 HIDDEN_SLOTS = 2
-# lines of the counters, in the memory of who waits for them
+# lines of the counters; each counter is in the memory of the rank that waits for it
 HIDDEN_ARRIVED, HIDDEN_TAKEN, TOKENS_ARRIVED, TOKENS_TAKEN = range(4)
 COUNTERS_BYTES = 4 * LINE
 
 
 class PeerLinks:
     def __init__(self, place: Place, max_tokens: int, token_bytes: int, max_rows: int) -> None:
-        """All ranks together, whose GPUs reach each other, for steps of this size; token_bytes: of a token's hidden state."""
+        """All ranks call this together, for steps up to this size. token_bytes: size of a token's hidden state."""
         hidden_bytes, tokens_bytes = _aligned(max_tokens * token_bytes), _aligned(2 * 4 * max_rows)
         unit = 4 if token_bytes % 16 == 0 else 1
         token_slots = max_in_flight(place.stages)
@@ -33,7 +33,7 @@ class PeerLinks:
         torch.cuda.synchronize(place.device)
         self._handle = symm_mem.rendezvous(self._memory, dist.group.WORLD)  # type: ignore[arg-type]
         bases = list(self._handle.buffer_ptrs)
-        all_agree(True, place.device)  # whoever counts first finds all counters at zero
+        all_agree(True, place.device)  # so that all counters are zero before a rank counts
         before, behind = bases[place.in_stage(place.stage - 1)], bases[place.in_stage(place.stage + 1)]
         first, last = bases[place.in_stage(0)], bases[place.in_stage(-1)]
         hidden_at, tokens_at = sizes[0], sizes[0] + sizes[1]
@@ -51,7 +51,7 @@ class PeerLinks:
         self._tokens_in = Receiver(
             line(TOKENS_ARRIVED), last + TOKENS_TAKEN * LINE, tokens.view(token_slots, tokens_bytes), limit_ns
         )
-        self._turns = [0, 0, 0, 0]  # of what is sent and received, hidden states and tokens
+        self._turns = [0, 0, 0, 0]  # hidden states sent and received, tokens sent and received
 
     def send_hidden(self, x: torch.Tensor) -> None:
         send(x, self._turn(0), self._hidden_out)

@@ -1,4 +1,4 @@
-"""Where a rank stands among the others, and how an exchange with them fails."""
+"""A rank's place among the others, and the error of a failed exchange with them."""
 
 from typing import NamedTuple
 
@@ -10,11 +10,10 @@ class ExchangeFailed(Exception):
 
 
 class Place(NamedTuple):
-    """Of a rank among the others; exchanges that take longer than timeout_s have failed.
+    """A rank's place among the others. Exchanges that take longer than timeout_s have failed.
 
-    Ranks are numbered stage by stage: of `size` there are `stages` times as many as share a stage's layers. interface,
-    interface_address: what sockets are bound to. stage_on_one_host, one_host: all ranks of the stage, or all, are on one host,
-    by the engine's layout.
+    Ranks are numbered stage by stage, and each of the `stages` has size / stages ranks. interface, interface_address: the
+    address that sockets bind to. stage_on_one_host, one_host: the layout has all ranks of the stage, or all, on one host.
     """
 
     rank: int
@@ -37,14 +36,14 @@ class Place(NamedTuple):
 
     @property
     def within_stage(self) -> "Place":
-        """Among those that share the stage."""
+        """This rank's place among those of its stage."""
         return self._replace(rank=self.rank % self.stage_size, size=self.stage_size, stages=1)
 
     def in_stage(self, stage: int) -> int:
-        """The rank of another stage that this one is linked to; stages go around."""
+        """The rank in another stage that this one is linked to; the number of the stage wraps around."""
         return stage % self.stages * self.stage_size + self.rank % self.stage_size
 
 
 def first_sentence(error: RuntimeError) -> str:
-    """Of torch.distributed's error, which may begin with a place in the source."""
+    """The first sentence of torch.distributed's error, without the place in the source that it may begin with."""
     return str(error).strip().splitlines()[0].rpartition("] ")[2].partition(". ")[0]

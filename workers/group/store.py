@@ -1,5 +1,5 @@
-"""ChannelStore: where the ranks of a model meet. Keys and values that the core keeps (enginecore/group_store.py) travel on the
-worker channel, which nobody but the core's own workers can reach: there is no port for strangers to come to.
+"""ChannelStore: where the ranks of a model meet. The core keeps its keys and values (enginecore/group_store.py). They travel on
+the worker channel, which only the core's own workers can reach: no port is open to strangers.
 """
 
 import threading
@@ -14,9 +14,9 @@ LOOK_S = 1.0
 
 
 class ChannelStore(Store):
-    """torch.distributed's rendezvous over a worker's channel to the core. Of the thread that made it: the channel is its own.
+    """torch.distributed's rendezvous over a worker's channel to the core. Only the thread that made it may use it.
 
-    What is not there yet is waited for without a limit: the core sees who dies, and how long a start takes.
+    Waits for missing keys have no limit: the core notices ranks that die, and starts that take too long.
     """
 
     def __init__(self, link: WorkerToCore, rank: int) -> None:

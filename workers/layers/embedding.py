@@ -1,4 +1,4 @@
-"""Embedding: rows of a table by token id. An LM head tied to it shares its weight (see Linear's `tied_to`)."""
+"""Embedding: rows of a table by token id. An LM head that is tied to it shares its weight (Linear's `tied_to`)."""
 
 from collections.abc import Iterator
 
@@ -6,12 +6,12 @@ import torch
 
 from quire.workers.layers import ops
 from quire.workers.layers.module import WeightOwner, new_parameter
-from quire.workers.loading.target import Target, copied
-from quire.workers.parallel import whole
+from quire.workers.loading.weight_loader import WeightLoader, copied
+from quire.workers.shard import whole
 
 
 class Embedding(WeightOwner):
-    """scale * rows of weight [vocab, H] by token id; ids int32 [T] -> [T, H]. Not split: a lookup is cheap."""
+    """scale * rows of weight [vocab, H] by token id; ids int32 [T] -> [T, H]. All ranks have all of it: a lookup is cheap."""
 
     def __init__(self, vocab_size: int, hidden_size: int, dtype: torch.dtype, device: torch.device, scale: float = 1.0):
         super().__init__()
@@ -21,6 +21,6 @@ class Embedding(WeightOwner):
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         return ops.embedding(ids, self.weight, self._scale)
 
-    def targets(self, name: str) -> Iterator[tuple[str, Target]]:
+    def loaders(self, name: str) -> Iterator[tuple[str, WeightLoader]]:
         vocab_size, hidden_size = self.weight.shape
         yield f"{name}.weight", copied(self.weight, (whole(vocab_size), whole(hidden_size)))

@@ -1,10 +1,10 @@
-"""A layer's experts and their router: what owns the weights of all experts, stacked, and the choice among them.
+"""A layer's experts and their router: the owners of all experts' stacked weights, and of the weights that choose among them.
 
-The checkpoint has a tensor for each expert, or all of a kind in one. Both become gate_up [E, 2 I, H] and down [E, H, I] in the
-dtype of the activations. What the checkpoint has quantized is kept so on a GPU where a kernel computes with it
-(formats/experts.py), else dequantized while it is loaded. Ranks hold a part of each expert's intermediate dimension, or whole
-experts (--enable-expert-parallel), and sum what they get. The router is every rank's own, and all choose alike. Arithmetic is
-in ops.py, families' mixtures are made of these in models/moe.py.
+The checkpoint has a tensor for each expert, or one for all. Both become gate_up [E, 2 I, H] and down [E, H, I] in the dtype of
+the activations. Quantized experts stay quantized on a GPU if a kernel computes with them (formats/experts.py); otherwise they
+are dequantized while loading. A rank holds a shard of each expert's intermediate dimension, or whole experts
+(--enable-expert-parallel), and results are summed over the ranks. Every rank has the whole router, and all choose alike.
+Arithmetic is in ops.py; models/moe.py makes families' mixtures of these.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,24 +17,24 @@ from quire.kernels.experts.experts_reference import SwiGLU, Weights
 from quire.kernels.experts.routing_reference import Counting, Routing
 from quire.workers.layers import ops
 from quire.workers.layers.formats.activations import rounded_for
-from quire.workers.layers.formats.experts import KeptExperts, Place, Sizes, capability_of, choose
+from quire.workers.layers.formats.experts import ExpertRows, QuantizedExperts, Sizes, capability_of, choose
 from quire.workers.layers.linear import Placement
 from quire.workers.layers.module import WeightOwner, fill_cut, new_parameter
 from quire.workers.layers.rounded_experts import ExpertInputs, experts_of_rounded_inputs
 from quire.workers.layers.stacked_experts import Names, StackedFloats
-from quire.workers.loading.quantized.layouts_experts import StackedMxFp4Layout, halves
-from quire.workers.loading.quantized.layouts_floats import FloatsLayout
-from quire.workers.loading.quantized.schemes import MxFp4, PackQuantized, QuantizationError, Scaled, Scheme
-from quire.workers.loading.quantized.stored import Source, StoredLayer, source_of
-from quire.workers.loading.target import FLOATS, Target, copied
-from quire.workers.parallel import Part, whole
+from quire.workers.loading.quantized.packed_weight import PackedWeight, packing_of
+from quire.workers.loading.quantized.packing_experts import StackedMxFp4Packing, halves
+from quire.workers.loading.quantized.packing_floats import FloatsPacking
+from quire.workers.loading.quantized.schemes import MxFp4, PackQuantized, QuantizationError, QuantizationScheme, Scaled
+from quire.workers.loading.weight_loader import FLOATS, WeightLoader, copied
+from quire.workers.shard import Shard, whole
 
 
 class Router(WeightOwner):
-    """h [T, H] -> the experts of each row and their weights. `correction` is the name of its tensor beside the router's.
+    """h [T, H] -> the experts of each row and their weights. correction: the name of its tensor, beside the router's.
 
-    Where whole experts are distributed over ranks, ids are numbers among this rank's, or their number for any other.
-    On a CPU its weight is float32: logits are never rounded to 16 bits (kernels/experts/routing.py).
+    If whole experts are distributed over ranks, ids are numbers among this rank's E experts, and E is an expert of another
+    rank. On a CPU the weight is float32: logits are never rounded to 16 bits (kernels/experts/routing.py).
     """
 
     def __init__(
@@ -47,11 +47,11 @@ class Router(WeightOwner):
         has_bias: bool = False,
         correction: str | None = None,
     ):
-        """layer: its own name in the place."""
+        """layer: the router's own name within `place`."""
         super().__init__()
         self.routing, self._correction_name = routing, correction
         experts, dtype = routing.num_experts, torch.float32 if place.device.type == "cpu" else place.dtype
-        self._stored = _stored_router(layer, whole(experts), whole(hidden_size), place)
+        self._packed = _packed_router(layer, whole(experts), whole(hidden_size), place)
         self.weight = new_parameter((experts, hidden_size), dtype, place.device)
         self.bias = new_parameter((experts,), dtype, place.device) if has_bias else None
         self.correction = new_parameter((experts,), torch.float32, place.device) if correction else None
@@ -61,20 +61,20 @@ class Router(WeightOwner):
 
     def forward(self, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(ids int32 [T, k], weights float32 [T, k])"""
-        if self._stored is not None:
-            h = rounded_for(h, self._stored)
+        if self._packed is not None:
+            h = rounded_for(h, self._packed)
         counting = None
         if self._load is not None and self._counts is not None:
             counting = Counting(self._counts, self._load.real_rows(len(h)))
         return ops.route(h, self.weight, self.bias, self.correction, self.routing, self._held, counting)
 
-    def targets(self, name: str) -> Iterator[tuple[str, Target]]:
+    def loaders(self, name: str) -> Iterator[tuple[str, WeightLoader]]:
         experts, hidden_size = map(whole, self.weight.shape)
-        if self._stored is None:
+        if self._packed is None:
             yield f"{name}.weight", copied(self.weight, (experts, hidden_size))
         else:
-            then = partial(self._stored.dequantize_into, self.weight, name)
-            yield from self._stored.targets(name, self.bias is not None, then)
+            then = partial(self._packed.dequantize_into, self.weight, name)
+            yield from self._packed.loaders(name, self.bias is not None, then)
         if self.bias is not None:
             yield f"{name}.bias", copied(self.bias, (experts,))
         if self.correction is not None:
@@ -86,26 +86,26 @@ class Router(WeightOwner):
             self.correction.zero_()
 
 
-def _stored_router(layer: str, experts: Part, hidden_size: Part, place: Placement) -> StoredLayer | None:
-    """Of a router that the checkpoint's files hold quantized: to some packers it is a linear layer like any other."""
-    source = place.of_router().sources(hidden_size, {layer: experts}).get(layer)
-    return None if source is None else StoredLayer(source, experts, hidden_size, place.device)
+def _packed_router(layer: str, experts: Shard, hidden_size: Shard, place: Placement) -> PackedWeight | None:
+    """A router's packed weight if the checkpoint's files hold it quantized: some packers treat it as any linear layer."""
+    packing = place.of_router().packings(hidden_size, {layer: experts}).get(layer)
+    return None if packing is None else PackedWeight(packing, experts, hidden_size, place.device)
 
 
 def _lie_apart(place: Placement, names: Names) -> bool:
-    """Whether the files of a quantized checkpoint have tensors of each expert, as packers write them, of whatever family."""
+    """Whether a quantized checkpoint has tensors of each expert; packers write them so for any family."""
     holds = None if place.quantization is None else place.quantization.holds
     return holds is not None and holds(f"{place.prefix}0.{names.gate}")
 
 
 class Experts(WeightOwner):
-    """h [T, H], its experts and their weights -> this rank's part of their sum [T, H], `shared` [T, H] added where given."""
+    """h [T, H], its experts and their weights -> this rank's share of their sum [T, H], plus `shared` [T, H] if given."""
 
     def __init__(
         self,
-        experts: Part,
+        experts: Shard,
         hidden_size: int,
-        inner: Part,
+        inner: Shard,
         place: Placement,
         *,
         act: SwiGLU,
@@ -121,7 +121,7 @@ class Experts(WeightOwner):
         self._dtype = dtype
         self._device, self._sizes = device, Sizes(experts.full, hidden_size, inner)
         self._are_stacked = names.are_stacked and not _lie_apart(place, names)
-        self._stored = self._quantized(place)
+        self._packed = self._quantized(place)
         self._inputs = self._rounded_inputs()
         self._kept, self.not_computed = self._keeps()
         if self._kept is None:
@@ -143,8 +143,8 @@ class Experts(WeightOwner):
             return self._kept.weights(self.gate_up_bias, self.down_bias)
         return Weights(self.gate_up, self.down, self.gate_up_bias, self.down_bias)
 
-    def _quantized(self, place: Placement) -> dict[str, StoredLayer]:
-        """The layers that the checkpoint has quantized, all or some, by name behind our own. Raises QuantizationError."""
+    def _quantized(self, place: Placement) -> dict[str, PackedWeight]:
+        """The layers that the checkpoint has quantized, all or some, by their names after our own. Raises QuantizationError."""
         if place.quantization is None:
             return {}
         hidden_size, names = whole(self._sizes.hidden), self._names
@@ -164,80 +164,82 @@ class Experts(WeightOwner):
             for kind, rows, columns in kinds:
                 layer = f"{place.prefix}{expert}.{kind}"
                 if (scheme := place.quantization.scheme_of(layer)) is not None:
-                    source = source_of(scheme, layer, rows.full, columns.full)
-                    found[f"{expert}.{kind}"] = StoredLayer(source, rows, columns, self._device)
+                    packing = packing_of(scheme, layer, rows.full, columns.full)
+                    found[f"{expert}.{kind}"] = PackedWeight(packing, rows, columns, self._device)
         return found
 
-    def _stacked_mxfp4(self, scheme: Scheme, layer: str) -> dict[str, StoredLayer]:
+    def _stacked_mxfp4(self, scheme: QuantizationScheme, layer: str) -> dict[str, PackedWeight]:
         if not isinstance(scheme, MxFp4):
             raise QuantizationError(f"quantization_config: {layer} holds all experts: only mxfp4 is supported there")
         experts, hidden_size, inner = self._sizes
         interleaved = self._names.are_interleaved
-        gate_up = StackedMxFp4Layout("gate_up_proj", experts, 2 * inner.full, hidden_size, parts=2, are_interleaved=interleaved)
-        down = StackedMxFp4Layout("down_proj", experts, hidden_size, inner.full)
+        gate_up = StackedMxFp4Packing(
+            "gate_up_proj", experts, 2 * inner.full, hidden_size, parts=2, are_interleaved=interleaved
+        )
+        down = StackedMxFp4Packing("down_proj", experts, hidden_size, inner.full)
         own = (self._experts.slice,)
         return {
-            "gate_up_proj": StoredLayer(Source(gate_up, None), inner, whole(hidden_size), self._device, own),
-            "down_proj": StoredLayer(Source(down, None), whole(hidden_size), inner, self._device, own),
+            "gate_up_proj": PackedWeight(gate_up, inner, whole(hidden_size), self._device, own),
+            "down_proj": PackedWeight(down, whole(hidden_size), inner, self._device, own),
         }
 
     def _rounded_inputs(self) -> list[ExpertInputs]:
-        """Of the experts here, on a CPU; none where all inputs are taken as they are."""
-        if self._device.type != "cpu" or not any(stored.activations for stored in self._stored.values()):
+        """How inputs of this rank's experts are rounded, on a CPU; empty if none are."""
+        if self._device.type != "cpu" or not any(packed.activations for packed in self._packed.values()):
             return []
         own, names = self._experts, self._names
         kinds = (names.gate, names.up, names.down)
         return [
-            ExpertInputs(*(self._stored.get(f"{expert}.{kind}") for kind in kinds)) for expert in range(own.start, own.stop)
+            ExpertInputs(*(self._packed.get(f"{expert}.{kind}") for kind in kinds)) for expert in range(own.start, own.stop)
         ]
 
     @property
     def _has_plain(self) -> bool:
-        """Beside quantized layers, as rules may leave some of an expert's out."""
-        return 0 < len(self._stored) < 3 * self._sizes.experts and all(layer[0].isdecimal() for layer in self._stored)
+        """Whether some layers are plain and others quantized: rules may leave some of an expert's layers out."""
+        return 0 < len(self._packed) < 3 * self._sizes.experts and all(layer[0].isdecimal() for layer in self._packed)
 
-    def _keeps(self) -> tuple[KeptExperts | None, dict[str, str]]:
-        """What keeps the weights quantized, on a GPU; None: nothing does, and why, by the layers that are dequantized."""
-        if not self._stored or (capability := capability_of(self._device)) is None:
+    def _keeps(self) -> tuple[QuantizedExperts | None, dict[str, str]]:
+        """The module that keeps the weights quantized, on a GPU; or None, and the reason for each dequantized layer."""
+        if not self._packed or (capability := capability_of(self._device)) is None:
             return None, {}
-        is_down = {layer: layer.rpartition(".")[2] in (self._names.down, "down_proj") for layer in self._stored}
-        gate_up, down = ([s for layer, s in self._stored.items() if is_down[layer] == kind] for kind in (False, True))
+        is_down = {layer: layer.rpartition(".")[2] in (self._names.down, "down_proj") for layer in self._packed}
+        gate_up, down = ([s for layer, s in self._packed.items() if is_down[layer] == kind] for kind in (False, True))
         if not self._experts.is_whole:
-            return None, dict.fromkeys(self._stored, "of some of all experts")
+            return None, dict.fromkeys(self._packed, "of some of all experts")
         if self._has_plain:
-            return None, dict.fromkeys(self._stored, "experts of which some layers are plain")
+            return None, dict.fromkeys(self._packed, "experts of which some layers are plain")
         found = choose(gate_up, down, self._sizes, capability)
         if isinstance(found, str):
-            return None, dict.fromkeys(self._stored, found)
+            return None, dict.fromkeys(self._packed, found)
         return found.make(self._sizes, self._dtype, self._device), {}
 
     # ------------------------------------------------------------------------------------------------------ loading
-    def targets(self, name: str) -> Iterator[tuple[str, Target]]:
-        if self._stored:
-            yield from self._quantized_targets(name)
+    def loaders(self, name: str) -> Iterator[tuple[str, WeightLoader]]:
+        if self._packed:
+            yield from self._quantized_loaders(name)
         elif self._are_stacked:
-            yield from self._stacked_targets(name)
+            yield from self._stacked_loaders(name)
         else:
-            for tensor, target in self._targets_of_each(name, self.gate_up, self.down, "weight"):
+            for tensor, loader in self._loaders_of_each(name, self.gate_up, self.down, "weight"):
                 kind = "down_proj" if f".{self._names.down}." in tensor else "gate_up_proj"
-                yield tensor, target._replace(instead=(f"{name}.{kind}",))
-            for tensor, target in self._stacked_targets(name):
-                yield tensor, target._replace(is_optional=True)
+                yield tensor, loader._replace(instead=(f"{name}.{kind}",))
+            for tensor, loader in self._stacked_loaders(name):
+                yield tensor, loader._replace(is_optional=True)
         if self.gate_up_bias is not None and self.down_bias is not None:
-            yield from self._bias_targets(name, self.gate_up_bias, self.down_bias)
+            yield from self._bias_loaders(name, self.gate_up_bias, self.down_bias)
 
-    def _bias_targets(self, name: str, gate_up: torch.Tensor, down: torch.Tensor) -> Iterator[tuple[str, Target]]:
+    def _bias_loaders(self, name: str, gate_up: torch.Tensor, down: torch.Tensor) -> Iterator[tuple[str, WeightLoader]]:
         if self._names.are_stacked and not self._are_stacked:
-            yield from self._targets_of_each(name, gate_up, down, "bias")
+            yield from self._loaders_of_each(name, gate_up, down, "bias")
             return
         experts, inner, hidden_size = self._experts, self._inner, whole(self._sizes.hidden)
-        yield f"{name}.gate_up_proj_bias", self._target((experts.full, 2 * inner.full), self._take_gate_up_bias)
+        yield f"{name}.gate_up_proj_bias", self._loader((experts.full, 2 * inner.full), self._take_gate_up_bias)
         yield f"{name}.down_proj_bias", copied(down, (experts, hidden_size))
 
-    def _targets_of_each(
+    def _loaders_of_each(
         self, name: str, gate_up: torch.Tensor, down: torch.Tensor, tensor: str
-    ) -> Iterator[tuple[str, Target]]:  # fmt: skip
-        """Of weights or biases, a tensor for each expert's layer."""
+    ) -> Iterator[tuple[str, WeightLoader]]:  # fmt: skip
+        """Loaders of weights or biases, for a tensor of each expert's layer."""
         names, inner, hidden_size = self._names, self._inner, whole(self._sizes.hidden)
         for expert in range(self._experts.full):
             own = self._own(expert)
@@ -250,60 +252,60 @@ class Experts(WeightOwner):
                 yield f"{name}.{expert}.{kind}.{tensor}", copied(part, sizes[: part.dim()])._replace(is_read=own is not None)
 
     def _own(self, expert: int) -> int | None:
-        """The number here of one of all experts; None: it is another rank's."""
+        """The number on this rank of one of all experts; None: it is another rank's."""
         experts = self._experts
         return expert - experts.start if experts.start <= expert < experts.stop else None
 
-    def _stacked_targets(self, name: str) -> Iterator[tuple[str, Target]]:
+    def _stacked_loaders(self, name: str) -> Iterator[tuple[str, WeightLoader]]:
         experts, hidden_size, inner = self._experts.full, self.gate_up.shape[2], self._inner.full
         gate_up, down = (experts, 2 * inner, hidden_size), (experts, hidden_size, inner)
         if self._names.are_stacked:
             gate_up, down = (experts, hidden_size, 2 * inner), (experts, inner, hidden_size)
-        yield f"{name}.gate_up_proj", self._target(gate_up, self._take_gate_up)
-        yield f"{name}.down_proj", self._target(down, self._take_down)
+        yield f"{name}.gate_up_proj", self._loader(gate_up, self._take_gate_up)
+        yield f"{name}.down_proj", self._loader(down, self._take_down)
 
-    def _quantized_targets(self, name: str) -> Iterator[tuple[str, Target]]:
+    def _quantized_loaders(self, name: str) -> Iterator[tuple[str, WeightLoader]]:
         has_bias = self.gate_up_bias is not None
-        thens = {layer: self._then(name, layer) for layer in self._stored}
-        of_floats = any(isinstance(stored.layout, FloatsLayout) for stored in self._stored.values())
+        thens = {layer: self._then(name, layer) for layer in self._packed}
+        of_floats = any(isinstance(packed.packing, FloatsPacking) for packed in self._packed.values())
         if of_floats:
-            feed = StackedFloats(self._stored, thens, self._names, self._experts, self._sizes)
-            for tensor, target in feed.targets(name):
-                yield tensor, target._replace(is_optional=not self._names.are_stacked)
-        for layer, stored in self._stored.items() if not (of_floats and self._names.are_stacked) else ():
+            feed = StackedFloats(self._packed, thens, self._names, self._experts, self._sizes)
+            for tensor, loader in feed.loaders(name):
+                yield tensor, loader._replace(is_optional=not self._names.are_stacked)
+        for layer, packed in self._packed.items() if not (of_floats and self._names.are_stacked) else ():
             expert, _, kind = layer.rpartition(".")
             own = self._own(int(expert)) if expert else 0
             stacked = (f"{name}.{'down' if kind == self._names.down else 'gate_up'}_proj",) if of_floats else ()
             where = f"{name}.{layer}" if expert else name
-            for tensor, target in stored.targets(where, has_bias or not expert, thens[layer]):
-                yield tensor, target._replace(is_read=own is not None, instead=(*target.instead, *stacked))
-        for tensor, target in self._targets_of_each(name, self.gate_up, self.down, "weight") if self._has_plain else ():
-            if tensor.removeprefix(f"{name}.").removesuffix(".weight") not in self._stored:
-                yield tensor, target
+            for tensor, loader in packed.loaders(where, has_bias or not expert, thens[layer]):
+                yield tensor, loader._replace(is_read=own is not None, instead=(*loader.instead, *stacked))
+        for tensor, loader in self._loaders_of_each(name, self.gate_up, self.down, "weight") if self._has_plain else ():
+            if tensor.removeprefix(f"{name}.").removesuffix(".weight") not in self._packed:
+                yield tensor, loader
 
     def _then(self, name: str, layer: str) -> Callable[[], None]:
-        """What becomes of a quantized layer whose tensors are all there."""
-        (expert, _, kind), stored, size = layer.rpartition("."), self._stored[layer], self._inner.size
+        """The function to call for a quantized layer when all its tensors are there."""
+        (expert, _, kind), packed, size = layer.rpartition("."), self._packed[layer], self._inner.size
         if self._kept is not None:
-            return partial(self._kept.put, stored, f"{name}.{layer}", self._place(expert, kind))
+            return partial(self._kept.put, packed, f"{name}.{layer}", self._place(expert, kind))
         into: torch.Tensor = self.down if kind == self._names.down else self.gate_up
         if expert:
             part = {self._names.gate: slice(size), self._names.up: slice(size, None)}.get(kind, slice(None))
             into = into[self._own(int(expert)) or 0, part]
-        return partial(stored.dequantize_into, into, f"{name}.{layer}" if expert else name)
+        return partial(packed.dequantize_into, into, f"{name}.{layer}" if expert else name)
 
-    def _place(self, expert: str, kind: str) -> Place:
-        """Where a quantized layer is kept; without an expert's number all experts'."""
+    def _place(self, expert: str, kind: str) -> ExpertRows:
+        """The rows where a quantized layer is kept; expert "": all experts'."""
         size, hidden = self._inner.size, self._sizes.hidden
         experts = slice(int(expert), int(expert) + 1) if expert else slice(0, self._sizes.experts)
         if kind in (self._names.down, "down_proj"):
-            return Place(True, experts, slice(0, hidden))
+            return ExpertRows(True, experts, slice(0, hidden))
         rows = {self._names.gate: slice(0, size), self._names.up: slice(size, 2 * size)}
-        return Place(False, experts, rows.get(kind, slice(0, 2 * size)))
+        return ExpertRows(False, experts, rows.get(kind, slice(0, 2 * size)))
 
-    def _target(self, shape: tuple[int, ...], write: Callable[[torch.Tensor, int], None]) -> Target:
-        """Of a tensor with all experts, whose rows are experts: those of this rank are cut by `write`."""
-        return Target(shape, (self._experts.slice,), FLOATS, write)
+    def _loader(self, shape: tuple[int, ...], write: Callable[[torch.Tensor, int], None]) -> WeightLoader:
+        """A loader of a tensor that has a row for each expert. It reads this rank's; `write` cuts their shards."""
+        return WeightLoader(shape, (self._experts.slice,), FLOATS, write)
 
     def _take_gate_up(self, piece: torch.Tensor, row: int) -> None:
         piece = piece.to(self._device)
@@ -314,7 +316,7 @@ class Experts(WeightOwner):
         self._put(self.gate_up_bias, piece.to(self._device), row)
 
     def _put(self, into: torch.Tensor, gate_up: torch.Tensor, row: int) -> None:
-        """Of some experts, [n, 2 I, ...] in the checkpoint's order."""
+        """Copy gate and up of some experts, [n, 2 I, ...] in the checkpoint's order."""
         size, some = self._inner.size, into[row : row + len(gate_up)]
         for number, half in enumerate(halves(gate_up, self._names.are_interleaved)):
             some[:, number * size : (number + 1) * size].copy_(half[:, self._inner.slice])
@@ -343,7 +345,7 @@ class Experts(WeightOwner):
         return None
 
     def finish(self) -> None:
-        """As a Linear's: of ranks whose results are summed, one adds the bias."""
+        """As for a Linear: if results are summed over ranks, only one rank adds the bias."""
         if self._kept is not None:
             self._kept.finish()
         if self.down_bias is not None and not self._adds_bias:

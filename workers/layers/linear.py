@@ -1,8 +1,8 @@
-"""Linear: one product with one or several of the checkpoint's layers side by side, the LM head's included.
+"""Linear: one product with one of the checkpoint's layers or with several side by side; the LM head is one, too.
 
-A Linear keeps its weight in a format (formats/), which owns the parameters and computes. Around it there may lie an adapter
-(LoRA), then what ranks exchange. Where there is neither, which is decided when the layer is made, the layer's products are the
-format's own methods: an empty slot costs nothing.
+A Linear keeps its weight in a format (formats/), which owns the parameters and computes. Around the format there may be an
+adapter (LoRA), then a sum over ranks. If there is neither, which is known when the layer is made, the layer's products are the
+format's own methods, so an empty adapter slot costs nothing.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,39 +13,40 @@ from torch import nn
 
 from quire.kernels.linear.linear_cpu import can_pack
 from quire.workers.layers.formats.dense import Dense
-from quire.workers.layers.formats.format import Format, Partition, Products, RowBlock
+from quire.workers.layers.formats.format import Format, WeightFormat, WeightShard
 from quire.workers.layers.formats.packed_cpu import PackedCpu
 from quire.workers.layers.module import Module
 from quire.workers.layers.norm import Norm
-from quire.workers.layers.row_ranges import Rows
+from quire.workers.loading.quantized.packed_weight import packing_of
+from quire.workers.loading.quantized.packing import Packing
 from quire.workers.loading.quantized.schemes import Quantization, QuantizationError
-from quire.workers.loading.quantized.stored import Source, source_of
-from quire.workers.parallel import Parallel, Part, Partial
+from quire.workers.parallel import Parallel, Partial
+from quire.workers.shard import RowShard, Shard
 
 
 class Placement(NamedTuple):
-    """Dtype of a model's activations, and where it lives: rank, ranks, device, and its place in the checkpoint."""
+    """Where a layer is made: the dtype of activations, the ranks and device, and its place in the checkpoint."""
 
     dtype: torch.dtype
     parallel: Parallel
     quantization: Quantization | None = None
-    prefix: str = ""  # of what is made there, in the checkpoint: "", "model.layers.3.", "model.layers.3.mlp."
+    prefix: str = ""  # of names in the checkpoint: "", "model.layers.3.", "model.layers.3.mlp."
 
     @property
     def device(self) -> torch.device:
         return self.parallel.device
 
     def at(self, name: str) -> "Placement":
-        """Of what lies within the child of this name."""
+        """The placement within the child of this name."""
         return self._replace(prefix=f"{self.prefix}{name}.")
 
     def of_router(self) -> "Placement":
-        """Of a layer that few packers touch: plain, unless the checkpoint's files say that it is not."""
+        """For a router, which few packers quantize: it is plain unless the checkpoint's files say that it is not."""
         knows = self.quantization is not None and self.quantization.holds is not None
         return self if knows else self._replace(quantization=None)
 
-    def sources(self, inputs: Part, outputs: Mapping[str, Rows], is_tied: bool = False) -> dict[str, Source]:
-        """How the checkpoint holds those of a Linear's layers that are quantized. Raises QuantizationError.
+    def packings(self, inputs: Shard, outputs: Mapping[str, RowShard], is_tied: bool = False) -> dict[str, Packing]:
+        """The packings of those of a Linear's layers that are quantized. Raises QuantizationError.
 
         A tied layer that the files do not hold is not quantized, whatever the rules say: packers seldom list such a head.
         """
@@ -55,20 +56,20 @@ class Placement(NamedTuple):
         held = [layer for layer in outputs if holds is None or holds(f"{self.prefix}{layer}")]
         schemes = {layer: self.quantization.scheme_of(f"{self.prefix}{layer}") for layer in held}
         return {
-            layer: source_of(scheme, f"{self.prefix}{layer}", outputs[layer].full, inputs.full)
+            layer: packing_of(scheme, f"{self.prefix}{layer}", outputs[layer].full, inputs.full)
             for layer, scheme in schemes.items()
             if scheme is not None
         }
 
 
 class Adapter(Protocol):
-    """What may sit in a Linear's adapter slot: adds its own product to the layer's output, in place or not."""
+    """It fills a Linear's adapter slot, and adds its own product to the layer's output, in place or not."""
 
     def apply(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor: ...
 
 
 class Normed(Protocol):
-    """`Products.normed`, as a layer's attribute."""
+    """`Format.normed`, as a layer's attribute."""
 
     def __call__(
         self, x: torch.Tensor | None, residual: torch.Tensor, norm: Norm, is_gated: bool = False
@@ -76,13 +77,14 @@ class Normed(Protocol):
 
 
 class Linear(Module):
-    """y = x Wᵀ + b, x [T, in] -> y [T, out], in the ways of `Products`.
+    """y = x Wᵀ + b, x [T, in] -> y [T, out], in the ways of `Format`.
 
-    `inputs` is this rank's part of the input dimension, `outputs` of the checkpoint's layers by name, in the order of y:
-    {"q_proj": ..., "k_proj": ..., "v_proj": ...}. If the input is split, y is summed over the ranks, unless it `is_partial`.
+    `inputs` is this rank's shard of the input dimension; `outputs` are its shards of the checkpoint's layers by name, in the
+    order of y: {"q_proj": ..., "k_proj": ..., "v_proj": ...}. If the input is split, y is summed over the ranks, unless
+    `is_partial`.
     """
 
-    _products: Products
+    _outer: Format
     gated: Callable[[torch.Tensor], torch.Tensor]
     split_k: Callable[[torch.Tensor], torch.Tensor]
     behind_silu: Callable[[torch.Tensor], torch.Tensor]
@@ -90,8 +92,8 @@ class Linear(Module):
 
     def __init__(
         self,
-        inputs: Part,
-        outputs: Mapping[str, Rows],
+        inputs: Shard,
+        outputs: Mapping[str, RowShard],
         has_bias: bool,
         place: Placement,
         *,
@@ -101,48 +103,48 @@ class Linear(Module):
         super().__init__()
         self._parallel = place.parallel
         self._sums = not inputs.is_whole and not is_partial
-        sources = place.sources(inputs, outputs, tied_to is not None)
-        if tied_to is not None and sources:
+        packings = place.packings(inputs, outputs, tied_to is not None)
+        if tied_to is not None and packings:
             raise QuantizationError(
-                f"quantization_config: {', '.join(sources)} is quantized, but tied to the embedding, which is not: "
+                f"quantization_config: {', '.join(packings)} is quantized, but tied to the embedding, which is not: "
                 "set tie_word_embeddings to false"
             )
-        partition = Partition(inputs, outputs, inputs.is_whole or place.parallel.rank == 0, sources)
-        self.format = choose_format(place)(partition, has_bias, place.dtype, place.device, tied_to)
+        shard = WeightShard(inputs, outputs, inputs.is_whole or place.parallel.rank == 0, packings)
+        self.format = choose_format(place)(shard, has_bias, place.dtype, place.device, tied_to)
         self.set_adapter(None)
 
     def forward(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        return self._products.product(x, out)
+        return self._outer.product(x, out)
 
-    def row_block(self, norm: Norm, gate_up: "Linear", down: "Linear", after: "tuple[Norm, Linear] | None") -> RowBlock | None:
-        """`Products.row_block` with this as o_proj, where neither ranks nor adapters come between."""
-        following = None if after is None else (after[0], after[1]._products)
-        return self._products.row_block(norm, gate_up._products, down._products, following)
+    @property
+    def bare_format(self) -> WeightFormat | None:
+        """The format, if its own methods are the layer's products: neither an adapter nor a sum over ranks is around it."""
+        return self.format if self._outer is self.format else None
 
     def set_adapter(self, adapter: Adapter | None) -> None:
-        """Fill or empty the adapter slot, before the first step: blocks keep what they make of their layers' products.
+        """Fill or empty the adapter slot, before the first step, since blocks keep what they make of their layers' products.
 
-        What ranks sum, they sum with their parts of the adapter's product.
+        A sum over ranks includes their shards of the adapter's product.
         """
-        products = self.format.products()
+        outer = self.format.wrapped()
         if adapter is not None:
-            products = Adapted(products, adapter)
+            outer = Adapted(outer, adapter)
         if self._sums:
-            products = Summed(products, self._parallel)
+            outer = Summed(outer, self._parallel)
         if self._parallel.norm_exchange is not None:
-            products = BehindSums(products)
-        methods = {name: getattr(products, name) for name in ("gated", "split_k", "behind_silu", "normed")}
-        self.__dict__.update(_products=products, **methods)  # past nn.Module, which would take a format for a second child
+            outer = BehindSums(outer)
+        methods = {name: getattr(outer, name) for name in ("gated", "split_k", "behind_silu", "normed")}
+        self.__dict__.update(_outer=outer, **methods)  # past nn.Module, which would take a format for a second child
 
     def fuses_silu(self, rows: int) -> bool:
-        """Whether for so many rows `behind_silu` is to be called, with what is not gated."""
-        return self._products.fuses_silu(rows)
+        """Whether to call `behind_silu` for so many rows, with gate|up."""
+        return self._outer.fuses_silu(rows)
 
 
-class Adapted(Products):
-    """A format's products with an adapter's added: none is fused, for the adapter comes between."""
+class Adapted(Format):
+    """A format's products plus an adapter's. None of them is fused, because the adapter comes between."""
 
-    def __init__(self, inner: Products, adapter: Adapter):
+    def __init__(self, inner: Format, adapter: Adapter):
         self._inner, self._adapter = inner, adapter
 
     def product(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -150,10 +152,10 @@ class Adapted(Products):
         return y if out is None else out.copy_(y)
 
 
-class Summed(Products):
-    """Partial products summed over the ranks."""
+class Summed(Format):
+    """A format's products, summed over the ranks."""
 
-    def __init__(self, inner: Products, parallel: Parallel):
+    def __init__(self, inner: Format, parallel: Parallel):
         self._inner, self._parallel = inner, parallel
 
     def product(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -167,10 +169,10 @@ class Summed(Products):
         return cast(torch.Tensor, Partial(self._inner.split_k(x), exchange))  # only a norm's `add` looks at it
 
 
-class BehindSums(Products):
-    """Products whose norm may have to form a sum over the ranks first: none of their kernels can."""
+class BehindSums(Format):
+    """A format behind a norm that may have to form a sum over the ranks first, which no kernel of a product can."""
 
-    def __init__(self, inner: Products):
+    def __init__(self, inner: Format):
         self._inner = inner
         self.__dict__.update(product=inner.product, gated=inner.gated, split_k=inner.split_k)
 
@@ -182,10 +184,10 @@ class BehindSums(Products):
         return self._inner.normed(x, residual, norm, is_gated)
 
 
-def choose_format(place: Placement) -> Callable[..., Format]:
-    """The format of a model's linear layers, in its dtype on its device; called as `Format` says."""
+def choose_format(place: Placement) -> Callable[..., WeightFormat]:
+    """The class of a model's weight formats, for its dtype and device; it is called as `WeightFormat` says."""
     if place.quantization is not None and place.device.type == "cuda":
-        from quire.workers.layers.formats.choice import quantized_format  # imports Triton, which a CPU may not have
+        from quire.workers.layers.formats.choose_format import quantized_format  # imports Triton, which a CPU may not have
 
         return quantized_format
     is_packed = place.device.type == "cpu" and can_pack(torch.empty(0, dtype=place.dtype, device=place.device))

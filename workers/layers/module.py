@@ -1,7 +1,7 @@
 """The base classes of layers: a Module that is called without hooks, and the WeightOwner, which owns parameters.
 
-A weight owner is asked three things by loading/: where the checkpoint's tensors go, what its dummy values are, and to `finish`
-once all its values are there. Parameters live nowhere else.
+loading/ asks a weight owner for three things: loaders of the checkpoint's tensors, dummy values, and to `finish` once all its
+values are there. Nothing else has parameters.
 """
 
 from collections.abc import Callable, Iterator
@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import nn
 
-from quire.workers.loading.target import Target
+from quire.workers.loading.weight_loader import WeightLoader
 
 
 class Module(nn.Module):
-    """nn.Module whose call is its `forward` and nothing else: no hooks, nor the microsecond that looking for them takes."""
+    """An nn.Module that is called as its `forward` directly: without hooks, and without the microsecond of looking for them."""
 
     def __init_subclass__(cls, **more: object) -> None:
         super().__init_subclass__(**more)
@@ -24,19 +24,19 @@ class Module(nn.Module):
 class WeightOwner(Module):
     """A module with parameters of its own."""
 
-    is_tied = False  # to another owner's, which must be there before it is finished
+    is_tied = False  # its weight is another owner's, which must be loaded before this one is finished
 
-    def targets(self, name: str) -> Iterator[tuple[str, Target]]:
-        """(checkpoint name, target) of every tensor this owner takes; `name` is its own in the model."""
+    def loaders(self, name: str) -> Iterator[tuple[str, WeightLoader]]:
+        """(checkpoint name, weight loader) of every tensor that this owner takes; `name` is its own in the model."""
         raise NotImplementedError
 
     def fill_dummy(self, limit: float, generator: torch.Generator) -> None:
-        """Values for --load-format dummy: each parameter uniform on ±limit, in the order in which they were made."""
+        """Values for --load-format dummy: each parameter is uniform on ±limit, drawn in the order in which they were made."""
         for parameter in self.parameters(recurse=False):
             parameter.uniform_(-limit, limit, generator=generator)
 
     def finish(self) -> None:
-        """All values are there: repack, derive, release. Called once, on the main thread, before the first product."""
+        """Repack, derive and release, once all values are there. Called once, on the main thread, before the first product."""
 
 
 def fill_cut(
@@ -46,7 +46,7 @@ def fill_cut(
     limit: float,
     generator: torch.Generator,
 ) -> None:
-    """Dummy values of a parameter: this rank's part of the checkpoint's tensor of `shape`, which all ranks draw alike."""
+    """Dummy values of a parameter: `cut` takes this rank's shard out of a tensor of `shape`, which all ranks draw alike."""
     parameter.copy_(cut(parameter.new_empty(shape).uniform_(-limit, limit, generator=generator)))
 
 

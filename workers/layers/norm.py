@@ -1,4 +1,4 @@
-"""RMSNorm and LayerNorm, alone or with the addition to the residual stream before them; arithmetic is in ops.py."""
+"""RMSNorm and LayerNorm, alone or after an addition to the residual stream; the arithmetic is in ops.py."""
 
 from collections.abc import Iterator
 from typing import Literal
@@ -9,8 +9,8 @@ import torch
 from quire.kernels.elementwise.norm_reference import Weighs
 from quire.workers.layers import ops
 from quire.workers.layers.module import WeightOwner, new_parameter
-from quire.workers.loading.target import Target, copied
-from quire.workers.parallel import whole
+from quire.workers.loading.weight_loader import WeightLoader, copied
+from quire.workers.shard import whole
 
 
 class NormSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,18 +20,18 @@ class NormSpec(msgspec.Struct, frozen=True, kw_only=True):
     type: Literal["rms", "layer"] = "rms"
     weighs: Weighs = "rounded"  # rms: how the weight is applied
     has_bias: bool = False  # layer
-    residual_scale: float = 1.0  # of what `add` adds to the residual
+    residual_scale: float = 1.0  # a factor of x in `add`
 
     @property
     def is_plain(self) -> bool:
-        """Whether norms made of it are (`Norm.is_plain`)."""
+        """`Norm.is_plain` of norms that are made of it."""
         return self.type == "rms" and self.weighs == "rounded" and self.residual_scale == 1.0
 
 
 class Norm(WeightOwner):
     """`forward` normalises x [T, size]; `add` first adds x to the residual stream, in place."""
 
-    is_plain = False  # an RMSNorm as kernels of products and sums have it built in: `weight`, `eps`, and nothing else
+    is_plain = False  # an RMSNorm of `weight` and `eps` alone, as it is built into kernels of products and of sums
     weight: torch.Tensor
     eps: float
 
@@ -41,7 +41,7 @@ class Norm(WeightOwner):
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         raise NotImplementedError
 
-    def targets(self, name: str) -> Iterator[tuple[str, Target]]:
+    def loaders(self, name: str) -> Iterator[tuple[str, WeightLoader]]:
         for parameter, tensor in self.named_parameters(recurse=False):
             yield f"{name}.{parameter}", copied(tensor, (whole(len(tensor)),))
 
@@ -76,21 +76,21 @@ class RMSNorm(Norm):
 
 
 class UnweightedRMSNorm(RMSNorm):
-    """RMSNorm without a weight: kernels get ones, and the checkpoint has none."""
+    """RMSNorm without a weight: the checkpoint has none, and kernels get ones."""
 
     def __init__(self, size: int, eps: float, dtype: torch.dtype, device: torch.device, *, weighs: Weighs = "rounded"):
         super().__init__(size, eps, dtype, device)
         self.weight.fill_(1.0)
 
-    def targets(self, name: str) -> Iterator[tuple[str, Target]]:
+    def loaders(self, name: str) -> Iterator[tuple[str, WeightLoader]]:
         yield from ()
 
     def fill_dummy(self, limit: float, generator: torch.Generator) -> None:
-        """It has its values."""
+        """Keep the ones."""
 
 
 class LayerNorm(Norm):
-    """LayerNorm with a weight [size] and, maybe, a bias."""
+    """LayerNorm with a weight [size] and an optional bias."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class LayerNorm(Norm):
 
 
 class NoNorm(Norm):
-    """Where a block has none before a product: x as it is."""
+    """For a block without a norm before a product: x as it is."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x

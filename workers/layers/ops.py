@@ -1,7 +1,7 @@
-"""The functions that layers are made of, dispatched by where the tensor lives: our Triton kernels on CUDA, torch on the CPU.
+"""The functions that layers are made of, dispatched by the tensor's device: our Triton kernels on CUDA, torch on the CPU.
 
-Triton is imported when the first CUDA tensor is met, so a CPU worker never imports it. No function here synchronises with
-the device or branches on data: a forward pass made of them can be captured in a CUDA graph.
+Triton is imported for the first CUDA tensor, so a CPU worker never imports it. No function here synchronizes with the device
+or branches on data, so a forward pass made of them can be captured in a CUDA graph.
 """
 
 import functools
@@ -60,7 +60,7 @@ def rms_norm(
 ) -> torch.Tensor:
     """x / sqrt(mean(x²) + eps) · weight over the last dimension, computed in float32; x [T, H], weight [H].
 
-    `out` takes the result, and may be x itself.
+    `out` receives the result and may be x itself.
     """
     if x.is_cuda:
         return _kernels().norm.rms_norm(x, weight, eps, out, weighs=weighs, pdl=_launch_mode(x))
@@ -68,7 +68,7 @@ def rms_norm(
 
 
 def _pdl_of_add(x: torch.Tensor) -> int:
-    """x may be parts of `linear_split_k`."""
+    """The launch mode of an addition; x may be the partial sums of `linear_split_k`."""
     return _kernels().dependent_launch.mode_for_split_k(x.shape[1]) if x.dim() == 3 else _launch_mode(x)
 
 
@@ -83,7 +83,7 @@ def add_rms_norm(
 ) -> torch.Tensor:
     """residual += scale · x in place; returns the norm of the new residual.
 
-    x, residual [T, H]; x may be parts of `linear_split_k`, or a Partial, whose sum over the ranks is added.
+    x, residual [T, H]; x may be partial sums of `linear_split_k`, or a Partial, and then its sum over the ranks is added.
     """
     if isinstance(x, Partial):
         assert scale == 1.0 and weighs == "rounded", "only plain norms exchange"
@@ -111,7 +111,7 @@ def add_layer_norm(
     *,
     scale: float = 1.0,
 ) -> torch.Tensor:
-    """As add_rms_norm."""
+    """Like add_rms_norm, with a LayerNorm."""
     if x.is_cuda:
         return _kernels().norm.add_layer_norm(x, residual, weight, eps, bias=bias, scale=scale, pdl=_pdl_of_add(x))
     return norm_cpu.layer_norm(norm_reference.add(x, residual, scale), weight, eps, bias=bias)
@@ -130,14 +130,14 @@ def activate_mul(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
 
 
 def activate(x: torch.Tensor, activation: Activation) -> torch.Tensor:
-    """activation(x) of x [T, I], maybe in place."""
+    """activation(x) for x [T, I], possibly in place."""
     if x.is_cuda:
         return _kernels().activation.activate(x, x, activation=activation, pdl=_launch_mode(x))
     return activation_cpu.activate(x, activation=activation)
 
 
 def shape_logits(logits: torch.Tensor, scale: float, softcap: float) -> torch.Tensor:
-    """softcap · tanh(scale · logits / softcap) in place, 0: no cap; logits [R, V]."""
+    """softcap · tanh(scale · logits / softcap) in place; softcap 0: no cap; logits [R, V]."""
     if logits.is_cuda:
         return _kernels().logits.shape_logits(logits, scale, softcap)
     if scale != 1.0:
@@ -146,9 +146,9 @@ def shape_logits(logits: torch.Tensor, scale: float, softcap: float) -> torch.Te
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None = None) -> torch.Tensor:
-    """x Wᵀ + bias; x [T, in], weight [out, in], bias [out]. On CUDA few rows go to our kernels, many to cuBLAS (it decides).
+    """x Wᵀ + bias; x [T, in], weight [out, in], bias [out]. On CUDA few rows run on our kernels, more on cuBLAS.
 
-    `out` [T, out] takes the result.
+    `out` [T, out] receives the result.
     """
     if x.is_cuda:
         return _kernels().linear.skinny_linear(x, weight, bias, out, pdl=_launch_mode(x))
@@ -157,12 +157,12 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out
 
 
 def splits(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether `linear_split_k` is there for these and faster than `linear`: some rows, few columns, on CUDA."""
+    """Whether `linear_split_k` supports these and is faster than `linear`: some rows, few columns, on CUDA."""
     return x.is_cuda and _kernels().split_linear.pays(x, weight)
 
 
 def linear_split_k(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """float32 [S, T, out]: what `linear` gives is their sum, which `add_rms_norm` forms on the way."""
+    """float32 partial sums [S, T, out]; `add_rms_norm` adds them up to what `linear` returns."""
     return _kernels().split_linear.split_linear(x, weight, bias, dependents=_kernels().dependent_launch.supported())
 
 
@@ -174,7 +174,7 @@ def gated_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
 
 
 def fuses_norm(residual: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether `norm_linear` is there for these and faster than its parts: one row, a small weight, on CUDA."""
+    """Whether `norm_linear` supports these and is faster than a norm and a product: one row, a small weight, on CUDA."""
     return residual.is_cuda and _kernels().norm_linear.pays(residual, weight)
 
 
@@ -187,7 +187,7 @@ def norm_linear(
     bias: torch.Tensor | None,
     is_gated: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(linear(norm(residual + x)), residual + x), the first gated if so asked; the residual itself stays as it was."""
+    """(linear(norm(residual + x)), residual + x), the first gated if is_gated; the residual is not changed in place."""
     mode = _launch_mode(residual)
     return _kernels().norm_linear.norm_linear(x, residual, norm_weight, eps, weight, bias, is_gated=is_gated, pdl=mode)
 
@@ -201,9 +201,9 @@ def route(
     held: tuple[int, int] | None = None,
     counting: Counting | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Experts of x [T, H], ids int32 [T, k] and their weights float32 [T, k], by a router's weight [E, H] and bias [E].
+    """The experts for x [T, H], ids int32 [T, k] and weights float32 [T, k], by a router's weight [E, H] and bias [E].
 
-    held: the first expert that this rank has, and how many: ids are numbers among these, or as many for any other.
+    held: (first, count) of this rank's experts. Ids are then numbers among these, and `count` is an expert of another rank.
     """
     if x.is_cuda:
         kernels, mode = _kernels().routing, _launch_mode(x)
@@ -223,9 +223,9 @@ def experts(
     shared: torch.Tensor | None,
     num_routed: int = 0,
 ) -> torch.Tensor:
-    """The weighted sum of the experts' results [T, H], `shared` added; x [T, H], ids and weights of `route`.
+    """The weighted sum of the experts' results [T, H], plus `shared`; x [T, H], ids and weights of `route`.
 
-    num_routed: of how many experts these are some, 0: they are all.
+    num_routed: the number of all experts if w has some of them, 0 if it has all.
     """
     if x.is_cuda:
         mode = _launch_mode(x)

@@ -1,7 +1,7 @@
-"""Experts whose inputs the checkpoint wants quantized, on a CPU: experts_reference's formula, inputs rounded before products.
+"""Experts with quantized inputs, on a CPU: experts_reference's formula, with inputs rounded before each product.
 
-They are rounded as those of a Linear (formats/activations.py). Gate, up and down of each expert may have static scales of
-their own; where those of gate and up are alike, they are one product. Called by experts.py; a GPU's kernels round themselves.
+Inputs are rounded like a Linear's (formats/activations.py). Gate, up and down of each expert may have their own static scales;
+if gate's and up's are equal, they are one product. Called by experts.py; a GPU's kernels quantize inputs themselves.
 """
 
 from collections.abc import Sequence
@@ -12,15 +12,15 @@ import torch.nn.functional as F
 
 from quire.kernels.experts.experts_reference import SwiGLU, Weights, activate
 from quire.workers.layers.formats.activations import rounded_for, rounds_alike
-from quire.workers.loading.quantized.stored import StoredLayer
+from quire.workers.loading.quantized.packed_weight import PackedWeight
 
 
 class ExpertInputs(NamedTuple):
-    """How the inputs of an expert's layers are rounded; None: of a plain one, not at all."""
+    """How the inputs of an expert's layers are rounded; None: not at all, for a plain layer."""
 
-    gate: StoredLayer | None
-    up: StoredLayer | None
-    down: StoredLayer | None
+    gate: PackedWeight | None
+    up: PackedWeight | None
+    down: PackedWeight | None
 
 
 def experts_of_rounded_inputs(
@@ -32,7 +32,7 @@ def experts_of_rounded_inputs(
     shared: torch.Tensor | None,
     inputs: Sequence[ExpertInputs],
 ) -> torch.Tensor:
-    """[T, H] of `experts_reference.experts`; inputs: of the experts that are here, an id beyond them is another rank's."""
+    """As `experts_reference.experts`, [T, H]. inputs: one for each of this rank's experts; a greater id is another rank's."""
     top_k = ids.shape[1]
     parts = torch.zeros(*ids.shape, x.shape[1], dtype=torch.float32, device=x.device)
     flat, order = ids.flatten().sort(stable=True)

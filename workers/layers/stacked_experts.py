@@ -1,7 +1,7 @@
-"""How checkpoints call and stack experts' tensors, and floats of all experts in one tensor that are quantized while they load.
+"""How checkpoints name and stack experts' tensors; and tensors of all experts' floats, which are quantized while loading.
 
-Each expert's part of such a tensor is given to the layer that it is (`StoredLayer`), which is then unpacked at once, as one
-that came in a tensor of its own: device memory holds some experts' floats, never all. Called by experts.py.
+Each expert's slice of such a tensor is given to that expert's layer (`PackedWeight`), which is then unpacked at once, like a
+layer that has a tensor of its own: device memory holds a few experts' floats, never all. Called by experts.py.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -11,44 +11,47 @@ from typing import NamedTuple
 import torch
 
 from quire.workers.layers.formats.experts import Sizes
-from quire.workers.loading.quantized.layouts_experts import halves
-from quire.workers.loading.quantized.stored import StoredLayer
-from quire.workers.loading.target import FLOATS, Target
-from quire.workers.parallel import Part
+from quire.workers.loading.quantized.packed_weight import PackedWeight
+from quire.workers.loading.quantized.packing_experts import halves
+from quire.workers.loading.weight_loader import FLOATS, WeightLoader
+from quire.workers.shard import Shard
 
 
 class Names(NamedTuple):
-    """How a checkpoint calls its experts' tensors, and how it stacks them."""
+    """How a checkpoint names its experts' tensors, and how it stacks them."""
 
-    gate: str = "gate_proj"  # of each expert; all in one are gate_up_proj and down_proj
+    gate: str = "gate_proj"  # of each expert; tensors of all experts are gate_up_proj and down_proj
     up: str = "up_proj"
     down: str = "down_proj"
-    are_stacked: bool = False  # always: [E, in, out], not [E, out, in]
-    are_interleaved: bool = False  # row 2i of gate and up is gate's, row 2i + 1 up's
+    are_stacked: bool = False  # always, as [E, in, out]; otherwise a stacked tensor is [E, out, in]
+    are_interleaved: bool = False  # gate|up: row 2i is gate's, row 2i + 1 is up's
 
 
 class StackedFloats:
-    """<name>.gate_up_proj and .down_proj for layers "<expert>.<kind>"; `thens` are called as each has its weight."""
+    """<name>.gate_up_proj and .down_proj for layers "<expert>.<kind>"; a layer's `then` is called when it has its weight."""
 
     def __init__(
         self,
-        layers: Mapping[str, StoredLayer],
+        layers: Mapping[str, PackedWeight],
         thens: Mapping[str, Callable[[], None]],
         names: Names,
-        experts: Part,
+        experts: Shard,
         sizes: Sizes,
     ):
         self._layers, self._thens, self._names, self._experts, self._sizes = layers, thens, names, experts, sizes
 
-    def targets(self, name: str) -> Iterator[tuple[str, Target]]:
+    def loaders(self, name: str) -> Iterator[tuple[str, WeightLoader]]:
         _, hidden, inner = self._sizes
         shapes = {"gate_up_proj": (2 * inner.full, hidden), "down_proj": (hidden, inner.full)}
         for kind, (n, k) in shapes.items():
             shape = (self._experts.full, k, n) if self._names.are_stacked else (self._experts.full, n, k)
-            yield f"{name}.{kind}", Target(shape, (self._experts.slice,), FLOATS, partial(self._take, kind == "down_proj"))
+            yield (
+                f"{name}.{kind}",
+                WeightLoader(shape, (self._experts.slice,), FLOATS, partial(self._take, kind == "down_proj")),
+            )
 
     def _take(self, is_down: bool, piece: torch.Tensor, row: int) -> None:
-        """Of some experts of this rank."""
+        """Take some of this rank's experts, from number `row` on."""
         names = self._names
         for expert, one in enumerate(piece, self._experts.start + row):
             weight = one.t() if names.are_stacked else one

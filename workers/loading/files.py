@@ -1,6 +1,6 @@
-"""The files of a checkpoint and the tensors in them, from their headers: not a value is read here.
+"""The files of a checkpoint and the tensors in them, from the files' headers; no values are read here.
 
-Pickled checkpoints (.bin, .pt) are refused: reading one runs code of whoever wrote it. weights.py reads values, stages.py
+Pickled checkpoints (.bin, .pt) are refused, because reading one runs its author's code. weights.py reads values, stages.py
 counts bytes, and models/family_table.py asks which layers of a quantized checkpoint are plain.
 """
 
@@ -13,16 +13,16 @@ from typing import Any
 import safetensors
 
 from quire.ipc.weights_file import weights_file
+from quire.workers.loading.checkpoint_tensor import CheckpointTensor
 from quire.workers.loading.names import CheckpointNames
-from quire.workers.loading.source import Source
-from quire.workers.loading.target import FLOATS, WeightsError
+from quire.workers.loading.weight_loader import FLOATS, WeightsError
 
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 SCALES_OF_ALL = (".experts.gate_up_proj_scale_inv", ".experts.down_proj_scale_inv")
 
 
 def checkpoint_files(model_dir: Path) -> list[Path]:
-    """The safetensors files of a folder: those that its index names, or the one there is. Raises WeightsError."""
+    """The safetensors files of a folder: those that its index names, or the single one. Raises WeightsError."""
     index = model_dir / "model.safetensors.index.json"
     if index.exists():
         return _indexed_files(index)
@@ -45,7 +45,7 @@ def _indexed_files(index: Path) -> list[Path]:
     for name in names:
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
             raise WeightsError(f"{index} names {name!r}, which is not a safetensors file of the same folder")
-        if not os.path.exists(index.parent / name):  # False also for a name that no file can have
+        if not os.path.exists(index.parent / name):  # False also for a name that is not valid for a file
             raise WeightsError(f"{index} names {name}, which is not there: the download may be incomplete")
     return [index.parent / name for name in names]
 
@@ -57,50 +57,50 @@ def open_file(file: Path) -> Any:
         raise WeightsError(f"{file} cannot be read as safetensors: {error}") from None
 
 
-def checkpoint_sources(model_dir: Path, names: CheckpointNames) -> dict[str, Source]:
-    """Tensors of a folder's files by their names in the model. Raises WeightsError."""
-    sources: dict[str, Source] = {}
+def checkpoint_tensors(model_dir: Path, names: CheckpointNames) -> dict[str, CheckpointTensor]:
+    """The tensors in a folder's files, by their names in the model. Raises WeightsError."""
+    tensors: dict[str, CheckpointTensor] = {}
     for file in checkpoint_files(model_dir):
-        with open_file(file) as tensors:
-            for theirs in tensors.keys():  # noqa: SIM118 - not a dict
+        with open_file(file) as opened:
+            for theirs in opened.keys():  # noqa: SIM118 - not a dict
                 if names.is_ignored(theirs):
                     continue
-                part, name = tensors.get_slice(theirs), names.in_model(theirs)
-                if name in sources:
-                    raise WeightsError(f"tensor {name} is in {sources[name].file.name} and in {file.name}")
-                sources[name] = Source(file, theirs, tuple(part.get_shape()), part.get_dtype())
-    return _with_scales_apart(sources, names)
+                values, name = opened.get_slice(theirs), names.in_model(theirs)
+                if name in tensors:
+                    raise WeightsError(f"tensor {name} is in {tensors[name].file.name} and in {file.name}")
+                tensors[name] = CheckpointTensor(file, theirs, tuple(values.get_shape()), values.get_dtype())
+    return _with_scales_apart(tensors, names)
 
 
-def _with_scales_apart(sources: dict[str, Source], names: CheckpointNames) -> dict[str, Source]:
-    """transformers saves experts in fp8 one by one, and the scales of their blocks as all of gate and up, and of down."""
-    found = dict(sources)
-    for name, source in sources.items():
-        if not name.endswith(SCALES_OF_ALL) or name.removesuffix("_scale_inv") in sources or len(source.shape) != 3:
+def _with_scales_apart(tensors: dict[str, CheckpointTensor], names: CheckpointNames) -> dict[str, CheckpointTensor]:
+    """Split the scales of fp8 experts: transformers saves experts one by one, but their scales as gate_up's and down's."""
+    found = dict(tensors)
+    for name, tensor in tensors.items():
+        if not name.endswith(SCALES_OF_ALL) or name.removesuffix("_scale_inv") in tensors or len(tensor.shape) != 3:
             continue
         experts = name.rpartition(".")[0]
         kinds = ("down_proj",) if name.endswith(SCALES_OF_ALL[1]) else ("gate_proj", "up_proj")
-        height, rest = divmod(source.shape[1], len(kinds))
+        height, rest = divmod(tensor.shape[1], len(kinds))
         if rest:
             continue
         del found[name]
-        for expert, (i, kind) in itertools.product(range(source.shape[0]), enumerate(kinds)):
-            one = source._replace(shape=(height, source.shape[2]), part=(expert, slice(i * height, (i + 1) * height)))
+        for expert, (i, kind) in itertools.product(range(tensor.shape[0]), enumerate(kinds)):
+            one = tensor._replace(shape=(height, tensor.shape[2]), within=(expert, slice(i * height, (i + 1) * height)))
             found[names.in_model(f"{experts}.{expert}.{kind}.weight_scale_inv")] = one
     return found
 
 
-class StoredLayers:
-    """Which layers a folder holds, and which of them as floats; they are asked for by any of their names.
+class CheckpointLayers:
+    """The layers that a folder holds, and which of them are floats. A layer may be given by any of its names.
 
     Raises WeightsError for files that cannot be read.
     """
 
     def __init__(self, model_dir: Path, names: CheckpointNames):
-        sources, self._names = checkpoint_sources(model_dir, names), names
-        self._count = len(sources)
-        self._layers = {name.rpartition(".")[0] for name in sources}
-        self._floats = {name for name, source in sources.items() if source.dtype in FLOATS}
+        tensors, self._names = checkpoint_tensors(model_dir, names), names
+        self._count = len(tensors)
+        self._layers = {name.rpartition(".")[0] for name in tensors}
+        self._floats = {name for name, tensor in tensors.items() if tensor.dtype in FLOATS}
 
     @property
     def are_all_plain(self) -> bool:
@@ -110,7 +110,7 @@ class StoredLayers:
         return self._names.in_model(f"{layer}.").removesuffix(".") in self._layers
 
     def is_plain(self, layer: str) -> bool:
-        """Whether its weight is floats, alone or in a tensor of all experts."""
+        """Whether the layer's weight is floats, in its own tensor or in one of all experts."""
         experts, _, number = layer.rpartition(".")[0].rpartition(".")
         stacked = f"{experts}.gate_up_proj" if number.isdecimal() else layer
         return any(self._names.in_model(tensor) in self._floats for tensor in (f"{layer}.weight", stacked))

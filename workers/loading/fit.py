@@ -1,37 +1,40 @@
-"""Whether a checkpoint's tensors are those that a model takes, by their names, shapes and dtypes: not a value is read here.
+"""Checks that a checkpoint's tensors are those that a model takes, by names, shapes and dtypes; no values are read here.
 
-What is missing, surplus, misshapen or of another kind is named at once; of a quantized layer among them also what
-quantization_config says of it, for then the rules or the files are wrong. Called by weights.py.
+One error names all tensors that are missing, surplus, of a wrong shape or of a wrong dtype. If one of them is of a quantized
+layer, the error also says what quantization_config says of that layer: either the rules or the files are wrong. Called by
+weights.py.
 """
 
+from quire.workers.loading.checkpoint_tensor import CheckpointTensor
 from quire.workers.loading.quantized.schemes import PackQuantized, Quantization, Scaled, described
-from quire.workers.loading.source import Source
-from quire.workers.loading.target import FLOATS, Target, WeightsError
+from quire.workers.loading.weight_loader import FLOATS, WeightLoader, WeightsError
 
 INERT_SUFFIXES = (".rotary_emb.inv_freq", ".self_attn.masked_bias", ".attn.masked_bias")  # buffers of old transformers
-# of quantized keys and values, which a cache of 16 bits does not use
+# scales of quantized keys and values, which a 16-bit cache does not use
 KV_SCALES = (".k_scale", ".v_scale", ".kv_scale", ".q_scale", ".k_proj.output_scale", ".v_proj.output_scale")
-MAX_NAMES = 12  # shown of each kind of problem
+MAX_NAMES = 12  # shown for each kind of problem
 
 
-def check_fit(sources: dict[str, Source], targets: dict[str, Target], quantization: Quantization | None) -> None:
+def check_fit(
+    tensors: dict[str, CheckpointTensor], loaders: dict[str, WeightLoader], quantization: Quantization | None
+) -> None:
     """Raise one WeightsError that names every tensor that is missing, surplus, of another shape or of another kind."""
     known = (*INERT_SUFFIXES, *KV_SCALES)
     missing = [
         name
-        for name, target in targets.items()
-        if not target.is_optional and name not in sources and not any(other in sources for other in target.instead)
+        for name, loader in loaders.items()
+        if not loader.is_optional and name not in tensors and not any(other in tensors for other in loader.instead)
     ]
-    surplus = [name for name in sources if name not in targets and not name.endswith(known) and not _is_idle(name, sources)]
+    surplus = [name for name in tensors if name not in loaders and not name.endswith(known) and not _is_idle(name, tensors)]
     misshapen = [
-        f"{name} is {list(sources[name].shape)}, expected {list(target.shape)}"
-        for name, target in targets.items()
-        if name in sources and not target.fits(sources[name].shape)
+        f"{name} is {list(tensors[name].shape)}, expected {list(loader.shape)}"
+        for name, loader in loaders.items()
+        if name in tensors and not loader.fits(tensors[name].shape)
     ]
     foreign = [
-        f"{name} is {sources[name].dtype}, expected {' or '.join(target.dtypes)}"
-        for name, target in targets.items()
-        if name in sources and sources[name].dtype not in target.dtypes
+        f"{name} is {tensors[name].dtype}, expected {' or '.join(loader.dtypes)}"
+        for name, loader in loaders.items()
+        if name in tensors and tensors[name].dtype not in loader.dtypes
     ]
     problems = [
         f"{what}: {_listed(names)}"
@@ -47,13 +50,13 @@ def check_fit(sources: dict[str, Source], targets: dict[str, Target], quantizati
         named = [*missing, *(text.split()[0] for text in (*misshapen, *foreign)), *surplus]
         raise WeightsError(
             "the checkpoint does not fit the model that config.json describes"
-            f"{_as_configured(named, {*sources, *targets}, quantization)}. Tensors {'; '.join(problems)}"
+            f"{_as_configured(named, {*tensors, *loaders}, quantization)}. Tensors {'; '.join(problems)}"
         )
 
 
-def _is_idle(name: str, sources: dict[str, Source]) -> bool:
-    """A scale of a weight that is floats: transformers keeps one where a weight is no whole number of fp8's blocks."""
-    weight = sources.get(name.removesuffix("_scale_inv"))
+def _is_idle(name: str, tensors: dict[str, CheckpointTensor]) -> bool:
+    """Whether it is the scale of a float weight: transformers keeps one if a weight is not a whole number of fp8's groups."""
+    weight = tensors.get(name.removesuffix("_scale_inv"))
     return name.endswith(".weight_scale_inv") and weight is not None and weight.dtype in FLOATS
 
 
@@ -63,7 +66,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _as_configured(named: list[str], tensors: set[str], quantization: Quantization | None) -> str:
-    """What config.json says of the first quantized layer that these tensors are of."""
+    """A note of what config.json says of the first quantized layer that one of these tensors belongs to."""
     quantized = {_layer_of(name) for name in tensors if not name.endswith((".weight", ".bias", *KV_SCALES))}
     layer = next((layer for layer in map(_layer_of, named) if layer in quantized), None)
     if layer is None:
@@ -77,5 +80,5 @@ def _as_configured(named: list[str], tensors: set[str], quantization: Quantizati
 
 
 def _layer_of(tensor: str) -> str:
-    """bitsandbytes has parts behind a weight's name."""
+    """The tensor's layer; bitsandbytes appends names of further tensors to `.weight`."""
     return tensor.partition(".weight.")[0] if ".weight." in tensor else tensor.rpartition(".")[0]

@@ -1,21 +1,21 @@
-"""The names of a family's tensors in its checkpoints, where they are not those of the model: `CheckpointNames`.
+"""The names of a family's tensors in its checkpoints, if they differ from the model's: `CheckpointNames`.
 
-Within a layer, modules bear the checkpoint's names (models/); here are the few around the layers, several spellings of them,
-and what a checkpoint holds that is not served: vision towers, buffers of old. weights.py renames what it reads,
-models/family_table.py asks of a layer's quantization by both names.
+Within a layer, modules have the checkpoint's names (models/). This file has the few names around the layers, with their
+spellings, and the tensors that are not served: vision towers, old buffers. files.py renames the tensors that it finds;
+models/family_table.py looks up a layer's quantization by both names.
 """
 
 from collections.abc import Iterable
 from typing import NamedTuple
 
-BARE = ("embed_tokens.", "layers.", "norm.")  # of a decoder that was saved without the model around it
+BARE = ("embed_tokens.", "layers.", "norm.")  # in a decoder that was saved without the model around it
 
 
 class CheckpointNames(NamedTuple):
     """`prefixes`: (in the checkpoint, in the model), all applied in this order.
 
-    `ignored`: prefixes, or suffixes if they begin with a dot, of names in the checkpoint. `bare`: beginnings of names that
-    the model has behind `model.`. `inner`: as prefixes, of a part within a name.
+    `ignored`: prefixes, or suffixes if they begin with a dot, of names in the checkpoint. `bare`: beginnings of names to which
+    the model prepends `model.`. `inner`: like prefixes, but anywhere within a name.
     """
 
     prefixes: tuple[tuple[str, str], ...] = ()
@@ -27,7 +27,7 @@ class CheckpointNames(NamedTuple):
         return any(name.endswith(part) if part.startswith(".") else name.startswith(part) for part in self.ignored)
 
     def in_model(self, name: str) -> str:
-        """Of a tensor in the checkpoint."""
+        """The name in the model of a tensor in the checkpoint."""
         for theirs, ours in self.prefixes:
             if name.startswith(theirs):
                 name = ours + name.removeprefix(theirs)
@@ -36,8 +36,8 @@ class CheckpointNames(NamedTuple):
         return f"model.{name}" if name.startswith(self.bare) else name
 
     def in_checkpoint(self, name: str) -> Iterable[str]:
-        """What a layer of this name in the model may be called there, the name itself first."""
-        names = {f"{name}.": None}  # as its tensors begin: a prefix may be all of it
+        """Names that a layer of this name in the model may have in the checkpoint, the name itself first."""
+        names = {f"{name}.": None}  # with the dot, since a prefix may be the whole name
         for theirs, ours in self.inner:
             names |= {other.replace(ours, theirs): None for other in names}
         for theirs, ours in reversed(self.prefixes):

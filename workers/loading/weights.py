@@ -1,10 +1,9 @@
 """Fills a model's parameters: from safetensors files, or with random numbers (`--load-format dummy`).
 
-Every checkpoint tensor has one target (target.py), which a weight owner of the model gave. Files are memory-mapped, and slices
-go from the map to the target, most straight to the device, where they are converted to the parameter's dtype: the host never
-holds a second copy. Several threads do it side by side, each a tensor at a time; an owner whose last tensor is in is finished
-meanwhile. Names, dtypes and shapes are all checked before the first byte is copied; what is missing, surplus or misshapen is
-named at once. Pickled checkpoints (.bin, .pt) are refused: reading one runs code of whoever wrote it.
+Every checkpoint tensor has one weight loader (weight_loader.py), which a weight owner of the model made. Files are mapped into
+memory, and slices go from the map to the loader, mostly straight to the device, where they are converted to the parameter's
+dtype: the host never holds a second copy. Several threads copy concurrently, each one tensor at a time; meanwhile, owners that
+have all their tensors are finished. Names, dtypes and shapes are all checked before the first byte is copied (fit.py).
 """
 
 import hashlib
@@ -21,17 +20,17 @@ import torch
 from tqdm import tqdm
 
 from quire.workers.layers.module import WeightOwner
-from quire.workers.loading.files import checkpoint_sources, open_file
+from quire.workers.loading.checkpoint_tensor import CheckpointTensor
+from quire.workers.loading.files import checkpoint_tensors, open_file
 from quire.workers.loading.fit import check_fit
-from quire.workers.loading.source import Source
-from quire.workers.loading.target import Target, WeightsError
+from quire.workers.loading.weight_loader import WeightLoader, WeightsError
 from quire.workers.models.language_model import Fit, LanguageModel
 from quire.workers.models.stage_boundary import MissingLayer
 
-READERS = 4  # threads, each of which reads and copies by turns
-SLICE_BYTES = 64 << 20  # of a tensor, copied at once by a reader: bounds the temporary of a dtype conversion
+READERS = 4  # threads, each of which alternates between reading and copying
+SLICE_BYTES = 64 << 20  # copied at once by a reader: bounds the temporary of a dtype conversion
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-_of_reader = local()  # threads end with their load
+_of_reader = local()  # readers' threads end with the load
 
 
 class Copy(NamedTuple):
@@ -43,25 +42,25 @@ class Copy(NamedTuple):
 
 
 def load_weights(model: LanguageModel, model_dir: str | Path, device: torch.device | str, progress: bool = True) -> int:
-    """Fill and finish all parameters of `model`, which live on `device`, from the folder's safetensors. Returns the bytes read.
+    """Fill and finish all parameters of `model`, which are on `device`, from the folder's safetensors. Returns the bytes read.
 
-    Progress over bytes is shown on standard error where that is a terminal. Raises WeightsError.
+    Progress in bytes is shown on standard error if that is a terminal. Raises WeightsError.
     """
-    device, sources = torch.device(device), checkpoint_sources(Path(model_dir), model.config.names)
-    sources, targets, owners = model.converted(Fit(sources, checkpoint_targets(model), _owners(model)))
-    if model.config.tie_word_embeddings and HEAD in sources:
-        if EMBED in sources:
-            _check_tied(sources)
-            del sources[HEAD]
-        elif EMBED in targets:
-            targets[HEAD], owners[HEAD] = targets.pop(EMBED), owners.pop(EMBED)
-    for name in [name for name in sources if name not in targets and name.startswith(_elsewhere(model))]:
-        del sources[name]
-    check_fit(sources, targets, model.config.quantization)
-    targets = {name: target for name, target in targets.items() if target.is_read}
-    owners = {name: owner for name, owner in owners.items() if name in targets}
-    loading = _Loading({name: owner for name, owner in owners.items() if name in sources}, device)
-    num_bytes = sum(source.num_bytes for name, source in sources.items() if name in targets)
+    device, tensors = torch.device(device), checkpoint_tensors(Path(model_dir), model.config.names)
+    tensors, loaders, owners = model.converted(Fit(tensors, weight_loaders(model), _owners(model)))
+    if model.config.tie_word_embeddings and HEAD in tensors:
+        if EMBED in tensors:
+            _check_tied(tensors)
+            del tensors[HEAD]
+        elif EMBED in loaders:
+            loaders[HEAD], owners[HEAD] = loaders.pop(EMBED), owners.pop(EMBED)
+    for name in [name for name in tensors if name not in loaders and name.startswith(_elsewhere(model))]:
+        del tensors[name]
+    check_fit(tensors, loaders, model.config.quantization)
+    loaders = {name: loader for name, loader in loaders.items() if loader.is_read}
+    owners = {name: owner for name, owner in owners.items() if name in loaders}
+    loading = _Loading({name: owner for name, owner in owners.items() if name in tensors}, device)
+    num_bytes = sum(tensor.num_bytes for name, tensor in tensors.items() if name in loaders)
     with (
         tqdm(
             total=num_bytes, unit="B", unit_scale=True, desc="Loading weights",
@@ -70,40 +69,40 @@ def load_weights(model: LanguageModel, model_dir: str | Path, device: torch.devi
         ExitStack() as opened,
         ThreadPoolExecutor(READERS, "weights") as readers,
     ):  # fmt: skip
-        files = {source.file for name, source in sources.items() if name in targets}
+        files = {tensor.file for name, tensor in tensors.items() if name in loaders}
         maps = {file: opened.enter_context(open_file(file)) for file in files}
-        group = _TargetGroup([targets[name] for name in sources if name in targets])
+        group = _LoaderGroup([loaders[name] for name in tensors if name in loaders])
         copies: dict[Future[Any], Copy] = {
-            readers.submit(_copy, maps[source.file], source, targets[name], group, device): Copy(
-                name, owners[name], source.num_bytes
+            readers.submit(_copy, maps[tensor.file], tensor, loaders[name], group, device): Copy(
+                name, owners[name], tensor.num_bytes
             )
-            for name, source in sources.items()
-            if name in targets
+            for name, tensor in tensors.items()
+            if name in loaders
         }
         try:
             for copy in as_completed(copies):
-                del targets[copies[copy].name]  # a target holds a view of its owner's weight, which a CPU's packs and lets go
-                loading.arrived(copies[copy].owner, copy.result())  # raises what it failed with
+                del loaders[copies[copy].name]  # it holds a view of a weight, which a CPU's owner packs and frees
+                loading.arrived(copies[copy].owner, copy.result())  # raises the copy's exception
                 bar.update(copies[copy].num_bytes)
         finally:
             readers.shutdown(cancel_futures=True)
             if device.type == "cuda":
-                torch.cuda.synchronize(device)  # before the maps are closed, every copy must have left them
-                torch.cuda.empty_cache()  # conversions' temporaries, which belong to the readers' streams
+                torch.cuda.synchronize(device)  # copies must be finished before the maps are closed
+                torch.cuda.empty_cache()  # frees conversions' temporaries, which belong to the readers' streams
     loading.finish_others(model)
     return num_bytes
 
 
-class _TargetGroup:
-    """Targets that are done together (Target.then): how many are missing, and when the others were copied."""
+class _LoaderGroup:
+    """Loaders with the same `then`: how many of them still miss their tensor, and when the others were copied."""
 
-    def __init__(self, targets: list[Target]):
+    def __init__(self, loaders: list[WeightLoader]):
         self._lock = Lock()
-        self._missing = Counter(target.then for target in targets)
+        self._missing = Counter(loader.then for loader in loaders)
         self._copied: dict[Callable[[], None], list[torch.cuda.Event]] = {}
 
     def written(self, then: Callable[[], None], copied: torch.cuda.Event | None) -> None:
-        """One more is; the last one's reader goes on with `then`, on its stream, behind the others' copies."""
+        """Note that a loader is written. The last one's reader calls `then` on its stream, ordered after the others' copies."""
         with self._lock:
             events = self._copied.setdefault(then, [])
             if copied is not None:
@@ -111,14 +110,14 @@ class _TargetGroup:
             self._missing[then] -= 1
             if self._missing[then]:
                 return
-            del self._missing[then], self._copied[then]  # which hold what they write to
+            del self._missing[then], self._copied[then]  # these hold the memory that they write to
         for event in events:
             torch.cuda.current_stream().wait_event(event)
         then()
 
 
 class _Loading:
-    """Who waits for how many tensors. An owner is finished on the main thread, whose settings its products will run under."""
+    """How many tensors each owner waits for. Owners are finished on the main thread, which later runs their products."""
 
     def __init__(self, owners: dict[str, WeightOwner], device: torch.device):
         self._device = device
@@ -128,7 +127,7 @@ class _Loading:
 
     @torch.no_grad()
     def arrived(self, owner: WeightOwner, copied: torch.cuda.Event | None) -> None:
-        """A tensor of the owner's has been given to the device, which is done with it at `copied` (None: is done)."""
+        """Note that one of the owner's tensors has been copied; on CUDA it has once `copied` is reached."""
         if copied is not None:
             torch.cuda.current_stream(self._device).wait_event(copied)
         self._missing[owner] -= 1
@@ -137,38 +136,38 @@ class _Loading:
 
     @torch.no_grad()
     def finish_others(self, model: LanguageModel) -> None:
-        """An LM head that is tied to the embedding, which may have a bias of its own, and owners that take no tensor."""
+        """Finish an LM head that is tied to the embedding (it may have its own bias), and owners that take no tensors."""
         for _, owner in weight_owners(model):
             if owner not in self._missing or owner.is_tied:
                 owner.finish()
 
 
 def weight_owners(model: LanguageModel) -> Iterator[tuple[str, WeightOwner]]:
-    """Everything that owns parameters, by its name in the model."""
+    """All modules that own parameters, by their names in the model."""
     return ((name, module) for name, module in model.named_modules() if isinstance(module, WeightOwner))
 
 
 def _elsewhere(model: LanguageModel) -> tuple[str, ...]:
-    """How the names of tensors begin that other stages have."""
+    """Prefixes of the names of tensors that other stages have."""
     return tuple(f"{name}." for name, module in model.named_modules() if isinstance(module, MissingLayer))
 
 
-def checkpoint_targets(model: LanguageModel) -> dict[str, Target]:
-    """Checkpoint tensor name -> where it goes, for all tensors that a checkpoint of this model holds."""
-    return {tensor: target for name, owner in weight_owners(model) for tensor, target in owner.targets(name)}
+def weight_loaders(model: LanguageModel) -> dict[str, WeightLoader]:
+    """Checkpoint tensor name -> its loader, for all tensors of a checkpoint of this model."""
+    return {tensor: loader for name, owner in weight_owners(model) for tensor, loader in owner.loaders(name)}
 
 
 def _owners(model: LanguageModel) -> dict[str, WeightOwner]:
-    """Checkpoint tensor name -> whose it is."""
-    return {tensor: owner for name, owner in weight_owners(model) for tensor, _ in owner.targets(name)}
+    """Checkpoint tensor name -> its owner."""
+    return {tensor: owner for name, owner in weight_owners(model) for tensor, _ in owner.loaders(name)}
 
 
 @torch.no_grad()
 def dummy_weights(model: LanguageModel, seed: int) -> None:
-    """Random parameters, made on the device and finished, the same for the same seed and device: norms 1, others uniform.
+    """Fill and finish all parameters with random values, drawn on the device: norms with 1, others uniformly.
 
-    Their standard deviation is config.initializer_range. Each owner's follow from the seed and its name, so that they do not
-    depend on what else is on this rank.
+    The standard deviation is config.initializer_range. An owner's values depend on the seed, its name and the device alone, not
+    on what else is on this rank.
     """
     limit = model.config.initializer_range * 3**0.5  # uniform on ±limit: much faster than normal on a CPU
     owners = dict(weight_owners(model))
@@ -180,10 +179,10 @@ def dummy_weights(model: LanguageModel, seed: int) -> None:
         owner.finish()
 
 
-def _check_tied(sources: dict[str, Source]) -> None:
-    """A tied checkpoint may hold both names, with equal values: else it is not tied, whatever its config.json says."""
-    with open_file(sources[EMBED].file) as a, open_file(sources[HEAD].file) as b:
-        if not torch.equal(a.get_tensor(sources[EMBED].name), b.get_tensor(sources[HEAD].name)):
+def _check_tied(tensors: dict[str, CheckpointTensor]) -> None:
+    """A tied checkpoint may contain both tensors if they are equal; otherwise it is not tied, whatever config.json says."""
+    with open_file(tensors[EMBED].file) as a, open_file(tensors[HEAD].file) as b:
+        if not torch.equal(a.get_tensor(tensors[EMBED].name), b.get_tensor(tensors[HEAD].name)):
             raise WeightsError(
                 "config.json ties the word embeddings, but the checkpoint holds an lm_head.weight of its own that differs: "
                 "set tie_word_embeddings to false"
@@ -192,35 +191,35 @@ def _check_tied(sources: dict[str, Source]) -> None:
 
 @torch.no_grad()
 def _copy(
-    tensors: Any, source: Source, target: Target, group: _TargetGroup, device: torch.device
+    file: Any, tensor: CheckpointTensor, loader: WeightLoader, group: _LoaderGroup, device: torch.device
 ) -> torch.cuda.Event | None:  # fmt: skip
-    """Feed this rank's part of a memory-mapped tensor to its target, slice by slice; on CUDA, returns when that is done."""
+    """Feed this rank's shard of a mapped tensor to its loader, slice by slice. Returns, on CUDA, the event of its end."""
     if device.type != "cuda":
-        _write(tensors, source, target)
-        if target.then is not None:
-            group.written(target.then, None)
+        _write(file, tensor, loader)
+        if loader.then is not None:
+            group.written(loader.then, None)
         return None
     with torch.cuda.device(device), torch.cuda.stream(_stream(device)):
-        _write(tensors, source, target)
+        _write(file, tensor, loader)
         copied = torch.cuda.current_stream().record_event()
-        if target.then is not None:
-            group.written(target.then, copied)
+        if loader.then is not None:
+            group.written(loader.then, copied)
             copied = torch.cuda.current_stream().record_event()
         return copied
 
 
 def _stream(device: torch.device) -> torch.cuda.Stream:
-    """The reader's: one, for what is freed on a stream is there again for this stream alone."""
+    """The reader's only stream: memory that is freed on a stream can be reused on that stream alone."""
     if not hasattr(_of_reader, "stream"):
         _of_reader.stream = torch.cuda.Stream(device)
     return _of_reader.stream  # type: ignore[no-any-return]
 
 
-def _write(tensors: Any, source: Source, target: Target) -> None:
-    part = tensors.get_tensor(source.name)[source.part][target.part]
-    if not part.dim():
-        return target.write(part, 0)
-    row_bytes = max(1, part[:1].numel() * part.element_size())
+def _write(file: Any, tensor: CheckpointTensor, loader: WeightLoader) -> None:
+    shard = file.get_tensor(tensor.name)[tensor.within][loader.shard]
+    if not shard.dim():
+        return loader.write(shard, 0)
+    row_bytes = max(1, shard[:1].numel() * shard.element_size())
     rows = max(1, SLICE_BYTES // row_bytes)
-    for start in range(0, part.shape[0], rows):
-        target.write(part[start : start + rows], start)
+    for start in range(0, shard.shape[0], rows):
+        loader.write(shard[start : start + rows], start)

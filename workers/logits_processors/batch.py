@@ -1,12 +1,12 @@
-"""CustomProcessors: the operator's logits processors at work: what they see of a step, and what becomes of one that fails.
+"""CustomProcessors: runs the operator's logits processors: the batch that they see, and what happens if one fails.
 
-They see a batch of their own: the rows of a step that sample and belong to requests that take part, in an order that stays from
-step to step, as vLLM's do; who leaves or returns is told by a BatchUpdate. They get the model's logits as float32, before
-penalties, temperature and masks, and hand back theirs; reported log-probabilities are of the model's own. Such a step waits for
-the device, since a request's list of output ids must hold the last one.
+They see a batch of their own: those rows of a step that sample and belong to requests that take part. As in vLLM, its order
+stays from step to step, and a BatchUpdate reports which requests left or came. Processors get the model's logits as float32,
+before penalties, temperature, and masks, and return changed ones; reported log-probabilities are those of the model. Such a
+step waits for the device, since a request's list of output ids must contain the last one.
 
-What they raise is a request's failure: the batch is gone through once more, each request alone, with a new instance of the
-class, and who fails again gets no token. An instance that has raised is never used again. Called by the runner.
+If a processor raises, each request of the batch is run again alone, with a new instance of the class; a request that fails
+again gets no token. An instance that has raised is never used again. Called by the runner.
 """
 
 import logging
@@ -26,12 +26,12 @@ from quire.workers.logits_processors.load import ProcessorError, interface_in_us
 
 log = logging.getLogger("quire.workers")
 
-MAX_TRIED_ALONE = 64  # requests of one batch; the others fail with it
-FAILURES = (Exception, SystemExit)  # of somebody else's code
+MAX_TRIED_ALONE = 64  # requests of one batch; the rest fail
+FAILURES = (Exception, SystemExit)  # of the operator's code
 
 
 class ProcessedSequence:
-    """One sequence that the processors see; its lists are theirs to read."""
+    """One sequence that the processors see; they may read its lists."""
 
     __slots__ = ("output_ids", "params", "prompt_ids")
 
@@ -42,7 +42,7 @@ class ProcessedSequence:
 
 
 class Processor:
-    """One class, and the instance of it that is in use; None after a failure, until the next step makes another."""
+    """One class and its current instance, which is None after a failure until the next step makes another."""
 
     def __init__(self, kind: type, make: Callable[[], Any]) -> None:
         self.name = f"{kind.__module__}:{kind.__qualname__}"
@@ -55,7 +55,7 @@ class Processor:
             raise ProcessorError(f"--logits-processors {self.name}: it cannot be made: {reason(error)}") from error
 
     def check(self, params: SamplingParams) -> str:
-        """What is wrong with a request's params, "" if nothing is."""
+        """Why a request's params are refused; "" if they are not."""
         validate = getattr(self.kind, "validate_params", None)
         try:
             if validate is not None:
@@ -69,14 +69,14 @@ class Processor:
 
 
 class CustomProcessors:
-    """Of one worker. vllm_config: what instances are made with. Raises ProcessorError."""
+    """All processors of one worker. vllm_config: passed to their constructors. Raises ProcessorError."""
 
     def __init__(self, kinds: Sequence[type], vllm_config: Any, device: torch.device) -> None:
         pins = device.type == "cuda"
         made = [Processor(kind, lambda kind=kind: kind(vllm_config, device, pins)) for kind in kinds]  # type: ignore[misc]
-        self._processors = sorted(made, key=lambda p: p.is_argmax_invariant)  # those see the temperature: last
+        self._processors = sorted(made, key=lambda p: p.is_argmax_invariant)  # these run last: they see the temperature
         self._known: dict[int, ProcessedSequence] = {}  # by slot
-        self._batch: list[ProcessedSequence] = []  # of the last step that had one
+        self._batch: list[ProcessedSequence] = []  # of the last step that had a batch
 
     @property
     def info(self) -> ProcessorsInfo:
@@ -88,24 +88,24 @@ class CustomProcessors:
         )
 
     def check(self, params: SamplingParams) -> str:
-        """What the classes have against a request, "" if nothing."""
+        """Why one of the classes refuses a request; "" if none does."""
         return next(filter(None, (processor.check(params) for processor in self._processors)), "")
 
     def begin_step(self, plan: StepPlan) -> None:
-        """Forget whose slot is another's now."""
+        """Forget the sequences of slots that the plan gives to others."""
         if self._known:
             for slot in plan.section("slot_updates")["slot"].tolist():
                 self._known.pop(slot, None)
 
     def take_in(self, words: np.ndarray) -> None:
-        """Who takes part from now on: the section's records."""
+        """Add the sequences of the plan section's records."""
         for record in decode_records(words):
             sequence = ProcessedSequence(record.params, record.prompt_ids.tolist(), record.output_ids.tolist())
             self._known[record.slot] = sequence
 
     # ------------------------------------------------------------------------------------------------------- a step
     def process(self, plan: StepPlan, logits: torch.Tensor, input_ids: torch.Tensor) -> tuple[torch.Tensor, np.ndarray]:
-        """Logits [rows, V] to sample from, and the rows that get no token, int32. input_ids: the step's."""
+        """Logits [rows, V] to sample from, and the rows that get no token, int32. input_ids: those of the step."""
         row_of, slot_of = self._rows(plan, input_ids)
         update = self._move_batch(list(row_of))
         if not self._batch:
@@ -120,7 +120,7 @@ class CustomProcessors:
     def _rows(
         self, plan: StepPlan, input_ids: torch.Tensor
     ) -> tuple[dict[ProcessedSequence, int], dict[ProcessedSequence, int]]:
-        """Row and slot of who takes part and samples. A decode row's input is the token that it has sampled last."""
+        """Row and slot of each sequence that takes part and samples. A decode row's input is the token that it sampled last."""
         decode, prefill = plan.decode_rows.tolist(), plan.prefill_rows
         slots = [(row, slot) for row, slot in enumerate(decode) if slot in self._known]
         if slots:
@@ -133,9 +133,9 @@ class CustomProcessors:
         return {self._known[slot]: row for row, slot in slots}, {self._known[slot]: slot for _, slot in slots}
 
     def _move_batch(self, present: list[ProcessedSequence]) -> Any:
-        """Bring the batch in step with who is present; returns the BatchUpdate, None if nothing has changed.
+        """Update the batch to the sequences that are present; returns the BatchUpdate, None if nothing has changed.
 
-        New ones fill gaps first; the last ones move into those that are left.
+        New sequences fill gaps first; then the last ones move into the gaps that are left.
         """
         batch, kinds = self._batch, interface_in_use()
         stays, was = set(present), set(batch)
@@ -160,12 +160,12 @@ class CustomProcessors:
         return kinds.BatchUpdate(batch_size=len(batch), removed=removed, added=added, moved=moved)
 
     def _whole_batch(self, members: Sequence[ProcessedSequence]) -> Any:
-        """For an instance that has seen nobody."""
+        """The BatchUpdate that adds all of them, for a new instance."""
         added = [(i, m.params, m.prompt_ids, m.output_ids) for i, m in enumerate(members)]
         return interface_in_use().BatchUpdate(batch_size=len(members), removed=[], added=added, moved=[])
 
     def _apply_all(self, logits: torch.Tensor, update: Any) -> tuple[torch.Tensor, set[int]]:
-        """Every processor's turn on logits float32 [batch, V]; and who failed, by index."""
+        """Apply every processor to logits float32 [batch, V]; also returns the indices of requests that failed."""
         failed: set[int] = set()
         temperatures = [member.params.temperature or 1.0 for member in self._batch]
         scale = torch.tensor(temperatures, device=logits.device).unsqueeze(1)
@@ -184,7 +184,7 @@ class CustomProcessors:
         return logits, failed
 
     def _alone(self, processor: Processor, before: torch.Tensor) -> tuple[torch.Tensor, set[int]]:
-        """Each request by itself: what comes of those that the processor can deal with, and who they are not."""
+        """Apply a processor to each request alone; returns the logits and the indices of requests that failed."""
         after, failing = before.clone(), set(range(MAX_TRIED_ALONE, len(self._batch)))
         for i, member in enumerate(self._batch[:MAX_TRIED_ALONE]):
             try:

@@ -1,7 +1,7 @@
-"""The interface of custom logits processors: vLLM's V1 class, its batch updates, and what its classes are given of the engine.
+"""The interface of custom logits processors: vLLM's V1 class, its batch updates, and the engine's settings that classes get.
 
-Names and meanings are vLLM's (vllm.v1.sample.logits_processor), so that a class written for it runs here as it is; load.py lets
-it import them under vLLM's module names where vLLM is not installed. The implementation is ours, and knows no engine.
+Names and meanings are vLLM's (vllm.v1.sample.logits_processor), so that a class written for vLLM runs here unchanged; load.py
+lets it import them under vLLM's module names if vLLM is not installed. The implementation is our own.
 """
 
 import inspect
@@ -20,11 +20,11 @@ S = TypeVar("S")
 
 
 class MoveDirectionality(Enum):
-    UNIDIRECTIONAL = auto()  # the request at the first index now is at the second
+    UNIDIRECTIONAL = auto()  # the request at the first index is now at the second
     SWAP = auto()  # the two have changed places
 
 
-# (index, params, prompt's ids, output's ids): the last list grows as tokens are sampled
+# (index, params, prompt ids, output ids): the last list grows as tokens are sampled
 AddedRequest = tuple[int, SamplingParams, list[int] | None, list[int]]
 MovedRequest = tuple[int, int, MoveDirectionality]
 
@@ -33,7 +33,7 @@ MovedRequest = tuple[int, int, MoveDirectionality]
 class BatchUpdate:
     """How the batch has changed since the last step; indices are rows of the logits that `apply` gets.
 
-    An added request may take the index of one that has gone, which is not in `removed` then; so may a moved one.
+    An added or moved request may take the index of one that has left, which then is not in `removed`.
     """
 
     batch_size: int
@@ -43,8 +43,8 @@ class BatchUpdate:
 
 
 class VllmConfig:
-    """What a processor may ask of the engine, under vLLM's names: model_config, scheduler_config, cache_config, device_config,
-    parallel_config, additional_config. Raises AttributeError, naming these, for anything else."""
+    """The engine's settings for processors, under vLLM's names: model_config, scheduler_config, cache_config, device_config,
+    parallel_config, additional_config. Raises AttributeError, with a text that lists these, for any other name."""
 
     def __init__(self, **parts: Any) -> None:
         self.__dict__.update(parts)
@@ -64,21 +64,21 @@ class ModelConfig(SimpleNamespace):
 class LogitsProcessor:
     """Changes the logits of the requests in a batch.
 
-    Here a batch holds the requests with SamplingParams.extra_args; with the class attribute `all_requests = True`, or if
-    another class has it, every request.
+    Here a batch contains the requests with SamplingParams.extra_args. If this or another class has the attribute `all_requests
+    = True`, it contains every request.
     """
 
     all_requests = False
 
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
-        """Raise ValueError for a request that cannot be run: its text is the request's 400."""
+        """Raise ValueError for a request that cannot be run: the request gets a 400 with its text."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
         raise NotImplementedError
 
     def is_argmax_invariant(self) -> bool:
-        """Whether the most likely token always stays so; such a processor sees logits divided by the temperature."""
+        """Whether the most likely token always stays the same; such a processor sees logits divided by the temperature."""
         raise NotImplementedError
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
@@ -86,7 +86,7 @@ class LogitsProcessor:
         raise NotImplementedError
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        """logits: float32 [batch, vocabulary], which may be changed in place; returns those to go on with."""
+        """logits: float32 [batch, vocabulary], which may be changed in place; returns the logits to continue with."""
         raise NotImplementedError
 
 
@@ -95,9 +95,9 @@ def process_dict_updates(
     batch_update: BatchUpdate | None,
     new_state: Callable[[SamplingParams, list[int] | None, list[int]], S | None],
 ) -> bool:
-    """Keep `entries`, state by index of the requests that have some, in step with the batch; returns whether it changed.
+    """Update `entries`, the state of requests by index, to the batch; returns whether it changed.
 
-    new_state: of an added request; None if the processor has nothing to do with it.
+    new_state: makes the state of an added request, or None if the processor does not act on it.
     """
     if batch_update is None:
         return False
@@ -118,7 +118,7 @@ def process_dict_updates(
     return changed
 
 
-RequestLogitsProcessor = Callable[..., torch.Tensor]  # (output's ids, logits) or (prompt's ids, output's ids, logits)
+RequestLogitsProcessor = Callable[..., torch.Tensor]  # takes (output ids, logits) or (prompt ids, output ids, logits)
 
 
 class AdapterLogitsProcessor(LogitsProcessor):

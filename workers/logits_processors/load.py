@@ -1,7 +1,7 @@
-"""Load the classes that the operator names with --logits-processors: the one place of this tree that runs code by its name.
+"""Load the classes that the operator names with --logits-processors: the only place in the tree that runs code by its name.
 
 A name is module:Class, module.Class or path/to/file.py:Class. It comes from the command line or from `LLM(...)`, never from a
-request. Modules are looked for where Python looks, then in the current folder, and, for `LLM`, where its program looks.
+request. Modules are searched on Python's path, then in the current folder and, for `LLM`, on the path of its program.
 """
 
 import importlib
@@ -19,7 +19,7 @@ from quire.workers.logits_processors import interface
 
 log = logging.getLogger("quire.workers")
 
-LOADED = "_quire_"  # how the name of a file's module begins; LLM knows by it that it is not in a program of its own
+LOADED = "_quire_"  # prefix of modules made from files: LLM refuses to start in one (frontend/client/processor_names.py)
 _METHODS = ("apply", "update_state", "is_argmax_invariant")
 _INTERFACE = {
     "BatchUpdate": interface.BatchUpdate,
@@ -28,7 +28,7 @@ _INTERFACE = {
     "AdapterLogitsProcessor": interface.AdapterLogitsProcessor,
     "process_dict_updates": interface.process_dict_updates,
 }
-# What a class written for vLLM imports from it, by module.
+# Stand-ins, by module, for the names that a class written for vLLM imports from it.
 _STAND_INS: dict[str, dict[str, Any]] = {
     "vllm": {"SamplingParams": SamplingParams},
     "vllm.config": {"VllmConfig": interface.VllmConfig},
@@ -48,7 +48,7 @@ class ProcessorError(Exception):
 
 
 def load_classes(names: Sequence[str], folders: Sequence[str]) -> list[type]:
-    """The classes of these names. folders: where modules are looked for besides. Raises ProcessorError."""
+    """The classes of these names. folders: further folders to search for modules. Raises ProcessorError."""
     if not names:
         return []
     sys.path += [folder for folder in (os.getcwd(), *folders) if folder not in sys.path]
@@ -58,7 +58,7 @@ def load_classes(names: Sequence[str], folders: Sequence[str]) -> list[type]:
 
 
 def interface_in_use() -> Any:
-    """Where the loaded classes have their BatchUpdate and MoveDirectionality from: vLLM's, if it is installed and was used."""
+    """The module of BatchUpdate and MoveDirectionality that the loaded classes use: vLLM's if they imported it."""
     return sys.modules.get("vllm.v1.sample.logits_processor", interface)
 
 
@@ -70,7 +70,7 @@ def _load(name: str) -> type:
         found: Any = _module(module_name)
         for part in class_name.split("."):
             found = getattr(found, part)
-    except (Exception, SystemExit) as error:  # whatever the operator's module does while it is loaded
+    except (Exception, SystemExit) as error:  # the operator's module may raise anything while it is loaded
         raise ProcessorError(f"--logits-processors {name}: {reason(error)}") from error
     lacks = [method for method in _METHODS if not callable(getattr(found, method, None))]
     if not isinstance(found, type) or lacks:
@@ -82,7 +82,7 @@ def _load(name: str) -> type:
 def _module(name: str) -> ModuleType:
     if not name.endswith(".py"):
         return importlib.import_module(name)
-    own_name = f"{LOADED}{os.path.basename(name)[:-3]}"  # not __main__: what a script does is not done again
+    own_name = f"{LOADED}{os.path.basename(name)[:-3]}"  # not __main__, so that a script's main part does not run again
     spec = importlib.util.spec_from_file_location(own_name, name)
     if spec is None or spec.loader is None:
         raise ImportError(f"{name} cannot be loaded")
@@ -92,7 +92,7 @@ def _module(name: str) -> ModuleType:
 
 
 def reason(error: BaseException) -> str:
-    """An exception in a line."""
+    """An exception in one line."""
     lines = str(error).splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 

@@ -4,7 +4,7 @@ import math
 
 
 def alibi_slopes(num_heads: int) -> tuple[float, ...]:
-    """Of each head. Where heads are no power of two, those beyond take every second slope of twice as many."""
+    """The slope of each head. If num_heads is not a power of two, further heads take every second slope of twice as many."""
     power = 2 ** math.floor(math.log2(num_heads))
     base = 2.0 ** -(2.0 ** -(math.log2(power) - 3))
     slopes = [base ** (i + 1) for i in range(power)]

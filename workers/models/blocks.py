@@ -1,9 +1,9 @@
-"""The modules that families make their blocks of: attention with its projections, and the MLP, gated or not.
+"""The modules that families build their blocks from: attention with its projections, and the MLP, gated or not.
 
-A module gets the residual stream and the norm before it, for addition, norm and the first product may be one kernel; it returns
-its output, not yet added, and the residual. Where a block norms for several modules, their `of` takes what is normed already.
-Order and norms are the family's business. Rotary embedding, KV write and attention itself come as one callable (`Attend`), for
-they need the cache and the step's metadata. Nothing here depends on data: forward can be captured in a graph.
+A module gets the residual stream and the norm before it, since addition, norm and the first product may be one kernel; it
+returns its output, not yet added, and the residual. If a block norms once for several modules, their `of` takes the normed
+input. The family decides about order and norms. Rotary embedding, KV write and attention itself are one callable (`Attend`),
+since they need the cache and the step's metadata. Nothing here depends on data: forward can be captured in a graph.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,23 +14,22 @@ import torch
 from quire.kernels.elementwise.activation_cpu import Activation
 from quire.workers.attention.latent import Latents
 from quire.workers.layers import ops
-from quire.workers.layers.formats.format import Projected
 from quire.workers.layers.kv_scales import KVScales
 from quire.workers.layers.linear import Linear, Placement
 from quire.workers.layers.module import Module, WeightOwner, fill_cut, new_parameter
 from quire.workers.layers.norm import Norm, RMSNorm, UnweightedRMSNorm
-from quire.workers.loading.target import Target, copied
+from quire.workers.loading.weight_loader import WeightLoader, copied
 from quire.workers.models.config import AttentionSpec
 from quire.workers.models.fused import HeadRows, RowsByName, RowsOf, pair, separate
-from quire.workers.parallel import Part, whole
+from quire.workers.shard import Shard, whole
 
 
 class Attend(Protocol):
     """Attention of `layer`: qkv [T, (Hq + 2 Hkv) D] = q|k|v -> [T, Hq D], keys and values written to the cache.
 
-    Of a layer that reads the keys and values of another (`shares`) qkv is q alone. Norm weights [D] are those of QK-norm
-    (applied to each head before the rotation), sinks [Hq] those of attention sinks, None where the model has none. Latent
-    attention (mla.py) gives `Latents` and gets [T, Hq, L].
+    For a layer that reads the keys and values of another (`shares`), qkv is q only. q_norm, k_norm: weights [D] of QK-norm
+    (applied to each head before the rotation); sinks [Hq]: attention sinks; None if the model has none. Latent attention
+    (mla.py) passes `Latents` and gets [T, Hq, L].
     """
 
     def __call__(
@@ -44,14 +43,14 @@ class Attend(Protocol):
 
 
 class Sinks(WeightOwner):
-    """A learned logit for each query head of this rank. In the checkpoint it is a tensor of its own name."""
+    """A learned logit for each query head of this rank. In the checkpoint it is a tensor under its own name."""
 
-    def __init__(self, heads: Part, place: Placement):
+    def __init__(self, heads: Shard, place: Placement):
         super().__init__()
         self._heads = heads
         self.weight = new_parameter((heads.size,), place.dtype, place.device)
 
-    def targets(self, name: str) -> Iterator[tuple[str, Target]]:
+    def loaders(self, name: str) -> Iterator[tuple[str, WeightLoader]]:
         yield name, copied(self.weight, (self._heads,))
 
     def fill_dummy(self, limit: float, generator: torch.Generator) -> None:
@@ -59,7 +58,7 @@ class Sinks(WeightOwner):
 
 
 class Names(NamedTuple):
-    """Of attention's modules in the checkpoint."""
+    """Names of attention's modules in the checkpoint."""
 
     attention: str = "self_attn"
     o_proj: str = "o_proj"
@@ -74,11 +73,11 @@ def of_heads(spec: AttentionSpec) -> type[RMSNorm]:
 
 
 class SelfAttention(Module):
-    """The projections around attention; q, k and v are one matrix product. Ranks have heads of their own.
+    """The projections around attention; q, k and v are one matrix product. Heads are split over the ranks.
 
-    `qkv` says how the checkpoint holds the three. `make_qk_norm` makes a norm of all queries, or keys, of a rank's heads, where
-    the spec's is not it: it changes x [T, H D] in place. v_norm_eps: of an RMSNorm of each head's values, without weights.
-    is_added: the output goes to a norm's `add` and nowhere else, which may take it in parts.
+    qkv: how the checkpoint stores the three. make_qk_norm: makes a norm, other than the spec's, over the queries or keys of a
+    rank's heads; it changes x [T, H D] in place. v_norm_eps: of an RMSNorm of each head's values, without weights.
+    feeds_add_norm: the output is only ever passed to `Norm.add`, so it may be left as split-K partial sums.
     """
 
     def __init__(
@@ -92,9 +91,9 @@ class SelfAttention(Module):
         o_bias: bool = False,
         qkv: RowsOf = separate,
         names: Names = LLAMA,
-        make_qk_norm: Callable[[Part, Placement], Norm] | None = None,
+        make_qk_norm: Callable[[Shard, Placement], Norm] | None = None,
         v_norm_eps: float | None = None,
-        is_added: bool = True,
+        feeds_add_norm: bool = True,
     ):
         super().__init__()
         self.layer, place = layer, place.at(names.attention)
@@ -117,7 +116,7 @@ class SelfAttention(Module):
         self.has_qk_norm, self.has_sinks = spec.qk_norm_eps is not None, spec.has_sinks
         self._norms_all = make_qk_norm is not None and not self.has_qk_norm
         self._q_end, self._k_end = heads.size * spec.head_dim, (heads.size + kv_heads.size) * spec.head_dim
-        self._is_added, self._shares, self._norms_values = is_added, spec.shares is not None, v_norm_eps is not None
+        self._feeds_add_norm, self._shares, self._norms_values = feeds_add_norm, spec.shares is not None, v_norm_eps is not None
 
     def forward(
         self,
@@ -128,26 +127,25 @@ class SelfAttention(Module):
         logits_indices: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """With logits_indices, of these tokens only: keys and values are there for all, the rest is computed for some."""
-        heads, residual = self.heads(x, residual, norm, attend, logits_indices)
-        return self.projected(heads), residual
+        qkv, residual = self.qkv_proj.normed(x, residual, norm)
+        heads, residual = self.heads(qkv, residual, attend, logits_indices)
+        return self.output(heads), residual
 
     def heads(
         self,
-        x: torch.Tensor | Projected | None,
+        qkv: torch.Tensor,
         residual: torch.Tensor,
-        norm: Norm,
         attend: Attend,
         logits_indices: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As forward, before o_proj: [T, Hq D]."""
-        qkv, residual = (x.qkv, residual) if isinstance(x, Projected) else self.qkv_proj.normed(x, residual, norm)
+        """As forward, between qkv_proj and o_proj: qkv [T, N] -> [T, Hq D]."""
         if logits_indices is not None:
             residual = residual.index_select(0, logits_indices)
         return self._attended(qkv, attend, logits_indices), residual
 
     def of(self, h: torch.Tensor, attend: Attend, logits_indices: torch.Tensor | None) -> torch.Tensor:
-        """The output for normed h [T, H]; with logits_indices, of these tokens."""
-        return self.projected(self._attended(self.qkv_proj(h), attend, logits_indices))
+        """The output for normed h [T, H]; with logits_indices, only for these tokens."""
+        return self.output(self._attended(self.qkv_proj(h), attend, logits_indices))
 
     def _attended(self, qkv: torch.Tensor, attend: Attend, logits_indices: torch.Tensor | None) -> torch.Tensor:
         q_norm = self.q_norm.weight if self.has_qk_norm else None
@@ -164,24 +162,15 @@ class SelfAttention(Module):
             out = attend(self.layer, qkv, q_norm, k_norm)
         return out if logits_indices is None else out.index_select(0, logits_indices)
 
-    def projected(self, heads: torch.Tensor) -> torch.Tensor:
-        """The output of heads [T, Hq D]."""
-        return self.o_proj.split_k(heads) if self._is_added else self.o_proj(heads)
-
-
-class Followed(Module):
-    """A block that knows the one behind it: its output may be `Projected`, which that one's `SelfAttention.heads` takes."""
-
-    after: Module | None = None
-
-    def follow_with(self, after: Module | None) -> None:
-        self.__dict__["after"] = after  # past nn.Module, for which it would be a child
+    def output(self, heads: torch.Tensor) -> torch.Tensor:
+        """The output projection of heads [T, Hq D]."""
+        return self.o_proj.split_k(heads) if self._feeds_add_norm else self.o_proj(heads)
 
 
 class GatedMLP(Module):
-    """down(activation(gate(x)) · up(x)); gate and up are one matrix product. In a block, and in the checkpoint, it is `name`.
+    """down(activation(gate(x)) · up(x)); gate and up are one matrix product. name: in the block and in the checkpoint.
 
-    `gate_up` says how the checkpoint holds the two; is_added as in SelfAttention.
+    gate_up: how the checkpoint stores the two. feeds_add_norm: see SelfAttention.
     """
 
     def __init__(
@@ -193,24 +182,24 @@ class GatedMLP(Module):
         name: str = "mlp",
         has_bias: bool = False,
         activation: Activation = "silu",
-        gate_up: Callable[[Part], RowsByName] = pair,
-        is_added: bool = True,
+        gate_up: Callable[[Shard], RowsByName] = pair,
+        feeds_add_norm: bool = True,
     ):
         super().__init__()
         place = place.at(name)
         hidden, inner = whole(hidden_size), place.parallel.split(intermediate_size)
         self.gate_up_proj = Linear(hidden, gate_up(inner), has_bias, place)
         self.down_proj = Linear(inner, {"down_proj": hidden}, has_bias, place)
-        self._activation, self.is_silu, self._is_added = activation, activation == "silu", is_added
+        self._activation, self.is_silu, self._feeds_add_norm = activation, activation == "silu", feeds_add_norm
 
     def forward(self, x: torch.Tensor | None, residual: torch.Tensor, norm: Norm) -> tuple[torch.Tensor, torch.Tensor]:
-        if self.is_silu and self._is_added and self.down_proj.fuses_silu(len(residual)):
+        if self.is_silu and self._feeds_add_norm and self.down_proj.fuses_silu(len(residual)):
             gate_up, residual = self.gate_up_proj.normed(x, residual, norm)
             return self.down_proj.behind_silu(gate_up), residual
         h, residual = self.gate_up_proj.normed(x, residual, norm, self.is_silu)
         if not self.is_silu:
             h = ops.activate_mul(h, self._activation)
-        return self.down_proj.split_k(h) if self._is_added else self.down_proj(h), residual
+        return self.down_proj.split_k(h) if self._feeds_add_norm else self.down_proj(h), residual
 
     def of(self, h: torch.Tensor) -> torch.Tensor:
         """The output for normed h [T, H]."""
@@ -219,7 +208,7 @@ class GatedMLP(Module):
 
 
 class MLP(Module):
-    """down(activation(up(x))), its two layers by the names that they have in the checkpoint."""
+    """down(activation(up(x))). up, down: names of the two layers in the checkpoint."""
 
     def __init__(
         self,
@@ -248,6 +237,15 @@ class MLP(Module):
         return self.down_proj(ops.activate(self.up_proj(h), self._activation))
 
 
+class PreNormBlock(Module):
+    """x += self_attn(input_layernorm(x)); x += mlp(post_attention_layernorm(x)), and nothing else: fusion.py relies on it."""
+
+    input_layernorm: Norm
+    self_attn: SelfAttention
+    post_attention_layernorm: Norm
+    mlp: GatedMLP
+
+
 def parallel_residual(
     attention: SelfAttention,
     mlp: GatedMLP | MLP,
@@ -258,9 +256,9 @@ def parallel_residual(
     attend: Attend,
     logits_indices: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(attention(norm(x)) + mlp(mlp_norm(x)), the residual): a block whose two modules see the same input.
+    """(attention(norm(x)) + mlp(mlp_norm(x)), the residual): a block in which both modules have the same input.
 
-    mlp_norm None: both see one norm's output. The attention must not be `is_added`.
+    mlp_norm None: both get the output of `norm`. The attention must not be `feeds_add_norm`.
     """
     h = norm(residual) if x is None else norm.add(x, residual)
     out = attention.of(h, attend, logits_indices)

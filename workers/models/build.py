@@ -1,4 +1,4 @@
-"""ModelConfig -> model: the construction of one rank's part with empty parameters on its device."""
+"""ModelConfig -> model: builds one rank's shard with empty parameters on its device."""
 
 import logging
 
@@ -6,7 +6,7 @@ import torch
 
 from quire.ipc.layout import MAX_RANKS
 from quire.workers.layers.experts import Experts
-from quire.workers.layers.formats.format import Format, checkpoint_prefix
+from quire.workers.layers.formats.format import WeightFormat, checkpoint_prefix
 from quire.workers.layers.linear import Placement
 from quire.workers.loading.quantized.schemes import QuantizationError
 from quire.workers.models.config import ModelConfig, ModelConfigError
@@ -17,14 +17,14 @@ from quire.workers.parallel import Parallel
 
 log = logging.getLogger("quire.workers")
 
-GPU_HEAD_DIMS = (64, 80, 96, 112, 128, 192, 256, 512)  # what the GPU kernels are built for; a CPU takes any even size
+GPU_HEAD_DIMS = (64, 80, 96, 112, 128, 192, 256, 512)  # supported by the GPU kernels; a CPU takes any even size
 
 
 def build_model(config: ModelConfig, dtype: torch.dtype, parallel: Parallel) -> LanguageModel:
-    """The rank's part with uninitialised parameters; fill them with weights.load_weights or weights.dummy_weights.
+    """The rank's shard with uninitialized parameters; fill them with weights.load_weights or weights.dummy_weights.
 
-    Raises ModelConfigError for a head size that the device's kernels are not built for, for a number of ranks that cannot
-    share the model, and for a layer that its quantization cannot hold.
+    Raises ModelConfigError for a head size that the device's kernels do not support, for a number of ranks over which the model
+    cannot be split, and for a layer that does not fit its quantization scheme.
     """
     head_dims = {layer.attention.head_dim for layer in config.layers if not layer.latent}
     if parallel.device.type == "cuda" and (other := sorted(head_dims.difference(GPU_HEAD_DIMS))):
@@ -50,10 +50,10 @@ def build_model(config: ModelConfig, dtype: torch.dtype, parallel: Parallel) -> 
 
 
 def _say_what_is_dequantized(model: LanguageModel, dtype: torch.dtype) -> None:
-    """A line for each reason why layers that the checkpoint holds quantized take a plain weight's memory and time."""
+    """Log why quantized layers of the checkpoint are dequantized, and so cost as much as plain ones: a line per reason."""
     layers: dict[str, list[str]] = {}
     for name, module in model.named_modules():
-        if isinstance(module, Format | Experts):
+        if isinstance(module, WeightFormat | Experts):
             prefix = f"{name}." if isinstance(module, Experts) else checkpoint_prefix(name)
             for layer, why in module.not_computed.items():
                 layers.setdefault(why, []).append(f"{prefix}{layer}")
@@ -65,7 +65,7 @@ def _say_what_is_dequantized(model: LanguageModel, dtype: torch.dtype) -> None:
 
 
 def _check_pieces(config: ModelConfig) -> None:
-    """What hands more than hidden states from layer to layer stays in one piece."""
+    """Refuse pipeline stages for models that pass more than hidden states from layer to layer."""
     one = "--pipeline-parallel-size 1"
     if config.transformers_config is not None:
         raise ModelConfigError(f"--model-impl transformers runs a model in one piece: {one}")
@@ -74,7 +74,8 @@ def _check_pieces(config: ModelConfig) -> None:
 
 
 def _check_size(config: ModelConfig, parallel: Parallel) -> None:
-    """Query heads and MLPs are split evenly; KV heads, too, or each is held by several ranks; whole experts are distributed."""
+    """Refuse ranks that cannot split the model. Query heads and MLPs are split evenly; KV heads are split evenly or each is on
+    several ranks; under expert parallelism whole experts are distributed."""
     size, expert_parallel = parallel.size, parallel.expert_parallel
     if size > 1 and config.transformers_config is not None:
         raise ModelConfigError("--model-impl transformers runs on one GPU: --tensor-parallel-size 1")
@@ -91,7 +92,7 @@ def _check_size(config: ModelConfig, parallel: Parallel) -> None:
 
 
 def _misfit(config: ModelConfig, size: int, expert_parallel: bool) -> str | None:
-    """What of the model cannot be split so."""
+    """The first size of the model that cannot be split over `size` ranks, as text; None if all can."""
     for layer in dict.fromkeys(config.layers):
         heads, kv_heads = layer.attention.num_heads, layer.attention.num_kv_heads
         if heads % size:
@@ -111,7 +112,7 @@ def _misfit(config: ModelConfig, size: int, expert_parallel: bool) -> str | None
 
 
 def _check_e4m3(device: torch.device) -> None:
-    """Triton converts e4m3 from Ada on."""
+    """Refuse GPUs older than Ada: Triton cannot convert e4m3 there."""
     major, minor = torch.cuda.get_device_capability(device)
     if (major, minor) < (8, 9):
         raise ModelConfigError(

@@ -1,7 +1,7 @@
 """--kv-cache-dtype and --kv-cache-dtype-skip-layers: which layers keep keys and values in 8 bits.
 
-`auto` is what the checkpoint says (compressed-tensors' kv_cache_scheme), else the activations' type. Called by families.py; the
-answer stands in each layer's AttentionSpec, for the cache and its kernels.
+`auto` takes the checkpoint's type (compressed-tensors' kv_cache_scheme), else that of the activations. Called by
+family_table.py; the result is in each layer's AttentionSpec, for the cache and its kernels.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ SLIDING = "sliding_window"
 def with_cache_dtype(
     layers: tuple[LayerSpec, ...], asked: str, skipped: Sequence[str], quantization: Quantization | None
 ) -> tuple[LayerSpec, ...]:
-    """The layers with the dtype of their cache. Raises ModelConfigError for what cannot be had, or would change nothing."""
+    """The layers with their cache's dtype. Raises ModelConfigError for flags that are impossible or have no effect."""
     dtype = quantization.kv_cache_dtype if asked == "auto" and quantization is not None else DTYPES.get(asked)
     indices = {int(name) for name in skipped if name != SLIDING}
     if absent := sorted(index for index in indices if index >= len(layers)):

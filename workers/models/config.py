@@ -1,7 +1,7 @@
-"""ModelConfig: the frozen description of a model that its blocks, the KV cache, attention and the runner are built from.
+"""ModelConfig: the frozen description of a model, from which its blocks, KV cache, attention and runner are built.
 
-It says what each layer computes (`LayerSpec`), not which family it is of: a family's file reads config.json into it
-(families.py). Layers with equal specs are of one kind: they run the same kernels, and their attention shares its workspace.
+It describes what each layer computes (`LayerSpec`), not its family: the family's file reads config.json into it
+(family_table.py). Layers with equal specs are of one kind: they run the same kernels, and their attention shares a workspace.
 """
 
 from typing import Literal, NamedTuple
@@ -22,15 +22,15 @@ CacheDtype = Literal["fp8_e4m3", "fp8_e5m2"]
 
 
 class ModelConfigError(ValueError):
-    """The model cannot be served; the text names the field and is meant for the user."""
+    """The model cannot be served; the text, for the user, names the field."""
 
 
 class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Rotary position embedding. Fields that `type` does not use are ignored, as transformers ignores them."""
 
     type: RopeType = "default"
-    rotary_dim: int = 0  # the first elements of a head, which are rotated; 0: all
-    interleaved: bool = False  # pairs are neighbours (x[2i], x[2i + 1]); otherwise (x[i], x[i + rotary_dim / 2])
+    rotary_dim: int = 0  # number of elements, the first of a head, that are rotated; 0: all
+    interleaved: bool = False  # pairs are neighbors (x[2i], x[2i + 1]); otherwise (x[i], x[i + rotary_dim / 2])
     theta: float = 10000.0
     factor: float = 1.0
     original_max_position_embeddings: int = 0  # llama3, yarn, longrope
@@ -42,13 +42,13 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
     mscale: float | None = None  # yarn
     mscale_all_dim: float | None = None  # yarn
     truncate: bool = True  # yarn
-    short_factor: tuple[float, ...] = ()  # longrope, where no sequence may be longer than the original positions
+    short_factor: tuple[float, ...] = ()  # longrope, if no sequence may be longer than the original positions
     long_factor: tuple[float, ...] = ()  # longrope otherwise
-    proportion: float = 1.0  # proportional: of a head's pairs, the first, are rotated, with frequencies of the whole head
+    proportion: float = 1.0  # proportional: share of a head's pairs that rotate, the first ones; frequencies of the whole head
 
 
 class AlibiConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Attention with linear biases: slope * (key's position - query's) is added to a score. Press et al., arXiv:2108.12409."""
+    """Attention with linear biases: adds slope * (key position - query position) to scores. Press et al., arXiv:2108.12409."""
 
     slopes: tuple[float, ...]  # of the query heads
     scale: float = 1.0  # of the biases
@@ -64,37 +64,37 @@ class TemperatureConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CacheSpec(NamedTuple):
-    """What layers must agree in to share a block table: what they keep of a token, and for how long."""
+    """The properties that layers must share to share a block table: what they store for a token, and for how long."""
 
     window: int
     num_kv_heads: int
     head_dim: int
     is_chunked: bool = False  # see AttentionSpec
-    latent_dim: int = 0  # not 0: of a line of head_dim, values are the last so many, and no line of values is kept
+    latent_dim: int = 0  # not 0: values are the last latent_dim of an entry's head_dim elements, and none are stored apart
 
 
 class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A layer's attention: everything its kernels, its rotary table and its cache depend on.
 
-    Norms over all heads and learned values, as attention sinks, belong to the block (blocks.SelfAttention).
+    Norms over all heads, and learned tensors such as attention sinks, belong to the block (blocks.SelfAttention).
     """
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    scale: float  # of the products q·k
+    scale: float  # factor of the products q·k
     window: int  # 0 sees everything, otherwise the last `window` tokens, the token itself included
-    is_chunked: bool = False  # then a token sees what its chunk of `window` tokens has up to itself
+    is_chunked: bool = False  # a token sees its chunk of `window` tokens up to itself
     rope: RopeConfig | None  # None: nothing is rotated
     qk_norm_eps: float | None = None  # of an RMSNorm of each head of q and k before the rotation; None: there is none
     qk_norm_weighs: Weighs = "rounded"  # how that norm's weights are applied
-    has_qk_weights: bool = True  # that norm has any
+    has_qk_weights: bool = True  # whether that norm has weights
     softcap: float = 0.0  # scores are softcap * tanh(score / softcap); 0: none
     alibi: AlibiConfig | None = None
     temperature: TemperatureConfig | None = None  # of queries, by their positions, after the rotation
     has_sinks: bool = False  # a learned logit for each head, which every query sees
-    latent_dim: int = 0  # of latent attention (mla.py): values are the last so many elements of keys; 0: it is none
-    shares: int | None = None  # the layer whose keys and values are read; there are none of its own then
+    latent_dim: int = 0  # latent attention (mla.py): values are the last latent_dim elements of keys; 0: not latent
+    shares: int | None = None  # the layer that it reads keys and values from; None: it has its own
     cache_dtype: CacheDtype | None = None  # of keys and values in the cache; None: the activations'
 
     @property
@@ -110,7 +110,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
         return CacheSpec(self.window, self.num_kv_heads, self.head_dim, self.is_chunked, self.latent_dim)
 
     def on_rank(self, parallel: Parallel) -> "AttentionSpec":
-        """The same with the heads that this rank holds."""
+        """The same spec with the heads of this rank."""
         heads, kv_heads = parallel.split(self.num_heads), parallel.kv_heads(self.num_kv_heads)
         alibi = self.alibi and msgspec.structs.replace(self.alibi, slopes=self.alibi.slopes[heads.slice])
         return msgspec.structs.replace(self, num_heads=heads.size, num_kv_heads=kv_heads.size, alibi=alibi)
@@ -120,10 +120,10 @@ class LatentSizes(msgspec.Struct, frozen=True, kw_only=True):
     """Elements in latent attention (mla.py)."""
 
     nope: int  # of a head's query and key, not rotated
-    rotary: int  # of them, rotated
+    rotary: int  # of a head's query and key, rotated
     value: int  # of a head's value
-    latent: int  # that a token's keys and values are made of
-    q_latent: int  # that queries are made of; 0: of the hidden state itself
+    latent: int  # of the latent that a token's keys and values are made of
+    q_latent: int  # of the latent that queries are made of; 0: they are made of the hidden state
 
 
 class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,30 +131,30 @@ class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     routing: Routing
     intermediate_size: int  # of each expert
-    shared_size: int = 0  # of the experts that every token passes, together
+    shared_size: int = 0  # of the shared experts, which every token passes, together
     act: SwiGLU = SwiGLU()
-    weighs_input: bool = False  # of each expert, not its output
+    weighs_input: bool = False  # weights multiply an expert's input, not its output
 
 
 class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A layer, as its family's block is to build it."""
+    """A layer, as its family's block builds it."""
 
     attention: AttentionSpec
     intermediate_size: int
     experts: ExpertsSpec | None = None  # in place of the MLP
     latent: LatentSizes | None = None  # of the projections around latent attention
-    attention_bias: bool = False  # of which projections, the block says
+    attention_bias: bool = False  # the block decides of which projections
     output_bias: bool | None = None  # of attention's output projection in LlamaBlock; None: as attention_bias
     mlp_bias: bool = False
     activation: Activation = "silu"  # of the MLP
-    norms_qk: bool = False  # by a norm of the block's, where the attention's spec says none
+    norms_qk: bool = False  # by a norm of the block, if the attention's spec has none
     keys_are_values: bool = False  # before QK-norm and rotation
     is_parallel: bool = False  # attention and MLP see the same input
-    has_mlp_norm: bool = True  # the MLP's own; without it a parallel block norms once for both
+    has_mlp_norm: bool = True  # without one, a parallel block norms once for both
 
     def mlp_width(self, hidden_size: int, parallel: Parallel) -> int:
-        """Of an MLP that takes as much memory for a token on this rank, about: of experts, what is computed of each of the
-        token's, which may all be here."""
+        """Width of a plain MLP that takes about as much memory per token on this rank. For a mixture, this assumes that all
+        experts of a token are here."""
         if self.experts is None:
             return self.intermediate_size // parallel.size
         e = self.experts
@@ -163,14 +163,14 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PerLayerSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Inputs of each layer beside the residual stream (per_layer_inputs.py)."""
+    """Inputs of each layer besides the residual stream (per_layer_inputs.py)."""
 
-    size: int  # of a layer's
+    size: int  # elements for one layer
     vocab_size: int
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What surrounds the layers, and the norms within them: as its family's file reads it."""
+    """The modules around the layers, and the norms within them, as the family's file reads them."""
 
     norm: NormSpec
     embedding_scale: float = 1.0
@@ -185,7 +185,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A decoder-only transformer as its checkpoint describes it."""
 
-    architecture: str  # key of families.FAMILIES, if transformers_config is None
+    architecture: str  # key of family_table.FAMILIES, if transformers_config is None
     vocab_size: int
     hidden_size: int
     layers: tuple[LayerSpec, ...]
@@ -196,13 +196,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     initializer_range: float
     dtype: str | None  # float32, bfloat16, float16; None: config.json does not say
     quantization: Quantization | None = None  # of the weights
-    transformers_config: str | None = None  # config.json, where transformers' model is run
-    longest: int | None = None  # tokens of a sequence that the model can number, where that is less than its config says
+    transformers_config: str | None = None  # the text of config.json, if transformers' model is run
+    longest: int | None = None  # most positions that the model has, if fewer than its config says
 
     @property
     def rms_norm_eps(self) -> float:
         return self.model.norm.eps
 
     def attention_specs(self, parallel: Parallel) -> list[AttentionSpec]:
-        """Of each layer, with the heads of this rank."""
+        """Each layer's spec, with the heads of this rank."""
         return [layer.attention.on_rank(parallel) for layer in self.layers]

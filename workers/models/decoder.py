@@ -1,12 +1,13 @@
-"""The decoder-only transformer around a family's blocks: embedding, final norm, LM head. What a family is (`Family`).
+"""The decoder-only transformer around a family's blocks: embedding, final norm, LM head. Also the definition of a `Family`.
 
-Module names are the checkpoint's. Rotary embedding, KV write and attention come as one callable (blocks.Attend). The runner
-and loading/ use `CausalLM`, whatever the family.
+Module names are the checkpoint's. Rotary embedding, KV write and attention are one callable (blocks.Attend). The runner and
+loading/ use `CausalLM` for every family.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol, cast
+from functools import partial
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import nn
@@ -18,21 +19,22 @@ from quire.workers.layers.linear import Linear, Placement
 from quire.workers.layers.module import Module
 from quire.workers.layers.norm import Norm, NormSpec, make_norm
 from quire.workers.loading.names import CheckpointNames
-from quire.workers.models.blocks import Attend, Followed, SelfAttention
+from quire.workers.models.blocks import Attend, SelfAttention
 from quire.workers.models.config import LayerSpec, ModelConfig, ModelSpec
 from quire.workers.models.fields import SILU, Json, rms_norm_eps
 from quire.workers.models.language_model import LanguageModel
 from quire.workers.models.per_layer_inputs import PerLayerInputs
 from quire.workers.models.stage_boundary import MissingLayer, StageBuffer, StageInput, StageOutput
-from quire.workers.parallel import whole
+from quire.workers.parallel import Parallel
+from quire.workers.shard import whole
 
 
 class MakeBlock(Protocol):
-    """Makes layer number `layer`: a module whose forward is
+    """Makes layer number `layer`: a module with the forward
 
-    (output of the last sublayer or None, residual without it [T, H], attend, logits_indices=None) -> the same of this block.
-    Where the model has inputs of each layer (PerLayerInputs), they come last.
-    The residual may change in place. With logits_indices int32 [R], both are of these tokens only, [R, H].
+    (output of the last sublayer or None, residual without it [T, H], attend, logits_indices=None) -> (output, residual).
+    If the model has inputs of each layer (PerLayerInputs), they are the last argument.
+    The residual may change in place. With logits_indices int32 [R], both results are of these tokens only, [R, H].
     """
 
     def __call__(self, config: ModelConfig, spec: LayerSpec, place: Placement, layer: int) -> Module: ...
@@ -44,23 +46,23 @@ def read_rms_model(fields: Json) -> ModelSpec:
 
 
 class Family(NamedTuple):
-    """What a family's file says of it."""
+    """A family's readers and block, as its file defines them."""
 
     name: str  # as in messages to users
-    fields: frozenset[str]  # of config.json, read by this family besides those that all read
+    fields: frozenset[str]  # of config.json, read by this family besides those that all families read
     read_layers: Callable[[Json], tuple[LayerSpec, ...]]
     make_block: MakeBlock
     read_model: Callable[[Json], ModelSpec] = read_rms_model
-    plain_fields: Callable[[Json], Json] = dict  # config.json -> the same in the names and with the defaults of fields.py
+    plain_fields: Callable[[Json], Json] = dict  # config.json -> the same with the names and defaults of fields.py
     names: CheckpointNames = CheckpointNames()
-    activations: frozenset[str] = SILU  # values of hidden_act, "" is none
+    activations: frozenset[str] = SILU  # values of hidden_act
     ignored: Callable[[Json], tuple[str, ...]] = lambda fields: ()  # names in the checkpoint besides those of `names`
 
 
 class Decoder(Module):
     """Embedding, blocks, final norm: token ids int32 [T] -> hidden states [T, H], or [R, H] of logits_indices.
 
-    A pipeline stage has some of these; what it gets from the stage before and hands to the next one is in `stage_buffer`.
+    A pipeline stage has some of these; `stage_buffer` has its input from the stage before and its output to the next.
     """
 
     _begin: Module
@@ -84,26 +86,21 @@ class Decoder(Module):
             make_block(config, spec, place.at(f"model.layers.{i}"), i) if i in stage.layers else MissingLayer()
             for i, spec in enumerate(config.layers)
         )
-        self.link()
+        self.fuse = choose_fusion(config, place.parallel)
+        self.blocks = self.fuse(self.layers)  # as they are run; a graph may hold what belongs to them
         norm = make_norm(model.norm, *on_device)
         self.norm: Norm | StageOutput = norm if stage.is_last else StageOutput(norm, stage_buffer)
-        # past nn.Module, for which it would be a child by two names
+        # not by nn.Module's __setattr__, or it would be a child under two names
         self.__dict__["_begin"] = self.embed_tokens if stage.is_first else StageInput(stage_buffer)
-
-    def link(self) -> None:
-        """Say to each block which one follows: whenever `layers` are others."""
-        for block, after in zip(self.layers, [*self.layers[1:], None], strict=True):
-            if isinstance(block, Followed):
-                block.follow_with(after)
 
     def forward(self, input_ids: torch.Tensor, attend: Attend, logits_indices: torch.Tensor | None) -> torch.Tensor:
         x, residual = None, self._begin(input_ids)
         if self._has_embed_norm:
             residual = self.embed_norm(residual)
         inputs = (self.per_layer_inputs(input_ids, residual),) if self._has_inputs else ()
-        *layers, last = self.layers
-        for layer in layers:
-            x, residual = layer(x, residual, attend, None, *inputs)
+        *blocks, last = self.blocks
+        for block in blocks:
+            x, residual = block(x, residual, attend, None, *inputs)
         x, residual = last(x, residual, attend, logits_indices, *inputs)
         if x is None and isinstance(self.norm, Norm):
             return self.norm(residual)
@@ -136,7 +133,7 @@ class CausalLM(LanguageModel):
         logits_indices: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """input_ids, positions int32 [T] -> hidden [T, H] after the final norm; with logits_indices int32 [R], [R, H] of these.
-        Of a stage that is not the last, [T, H] as it goes to the next.
+        A stage before the last returns [T, H] for the next stage.
 
         After the last layer's attention the other tokens are not needed: that saves a prompt most of a layer, 3 % of 28 layers.
         Rotary families leave `positions` to `attention`; a family with learned positions would read them here.
@@ -144,31 +141,29 @@ class CausalLM(LanguageModel):
         return self.model(input_ids, attention, logits_indices)
 
     def kv_scales(self) -> dict[int, KVScales]:
-        """By layer, of those whose cache has 8 bits."""
+        """KV scales of the layers that have an 8-bit cache, by layer."""
         modules = (module for module in self.modules() if isinstance(module, SelfAttention))
         return {module.layer: module.kv_scales for module in modules if module.kv_scales is not None}
 
     @contextmanager
     def short(self) -> Iterator[None]:
-        """Within, forward goes through two layers of each kind (equal LayerSpecs): to see each kernel, not to compute.
+        """A context in which forward runs two layers of each kind (equal LayerSpecs): to run every kernel, not for results.
 
-        The first of all has nothing to add to its residual; the last goes on with a step's last tokens alone.
+        Two, since the first layer has nothing to add to its residual, and the last continues with the rows' last tokens only.
         """
-        whole_model, specs = self.model.layers, self.config.layers
+        decoder, specs = self.model, self.config.layers
         own = [i for i in range(len(specs)) if i in self._parallel.stage.layers]
         kept = [own[i] for i in two_of_each([specs[i] for i in own])]
-        self.model.layers = nn.ModuleList(whole_model[i] for i in kept)
-        self.model.link()
+        all_blocks, decoder.blocks = decoder.blocks, decoder.fuse([decoder.layers[i] for i in kept])
         try:
             yield
         finally:
-            self.model.layers = whole_model
-            self.model.link()
+            decoder.blocks = all_blocks
 
     def compute_logits(self, hidden_rows: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """hidden_rows [R, H] -> logits of this rank's part of the vocabulary, [R, V] of one rank, in the model's dtype.
+        """hidden_rows [R, H] -> logits of this rank's shard of the vocabulary, [R, V] on a single rank, in the model's dtype.
 
-        Into `out` if it is given (on a GPU).
+        They are written to `out` if it is given (on a GPU).
         """
         logits = self.lm_head(hidden_rows, out)
         return logits if self._logits == (1.0, 0.0) else ops.shape_logits(logits, *self._logits)
@@ -176,6 +171,15 @@ class CausalLM(LanguageModel):
     def compute_all_logits(self, hidden_rows: torch.Tensor) -> torch.Tensor:
         """hidden_rows [R, H] -> logits [R, V] on every rank."""
         return self._parallel.all_logits(self.compute_logits(hidden_rows), self.config.vocab_size)
+
+
+def choose_fusion(config: ModelConfig, parallel: Parallel) -> Callable[[Iterable[nn.Module]], list[Any]]:
+    """What is given a model's blocks and returns those to run: fused ones where kernels may compute several products."""
+    if config.quantization is None or parallel.device.type == "cpu":
+        return list
+    from quire.workers.models.fusion import fuse_blocks  # imports Triton, which a CPU may not have
+
+    return partial(fuse_blocks, parallel=parallel)
 
 
 def two_of_each(specs: Sequence[LayerSpec]) -> list[int]:

@@ -1,6 +1,6 @@
-"""The families that can be served, by architecture, and config.json read by them.
+"""The families that can be served, by architecture, and the reading of config.json by them.
 
-A family is one file and one line of this table. Does not read generation_config.json or tokenizer files; that is
+A family is one file and one line of this table. generation_config.json and tokenizer files are read by
 `quire.enginecore.loading.model_files`.
 """
 
@@ -13,12 +13,12 @@ from typing import Any
 import msgspec
 
 from quire.ipc.quantization import WHILE_LOADING
-from quire.workers.loading.files import StoredLayers
+from quire.workers.loading.files import CheckpointLayers
 from quire.workers.loading.names import CheckpointNames
 from quire.workers.loading.quantized.config import read_quantization
 from quire.workers.loading.quantized.config_floats import quantization_while_loading
-from quire.workers.loading.quantized.schemes import Quantization, QuantizationError, Scheme
-from quire.workers.loading.target import WeightsError
+from quire.workers.loading.quantized.schemes import Quantization, QuantizationError, QuantizationScheme
+from quire.workers.loading.weight_loader import WeightsError
 from quire.workers.models.cache_dtype import with_cache_dtype
 from quire.workers.models.config import ModelConfig, ModelConfigError
 from quire.workers.models.decoder import Family
@@ -103,10 +103,10 @@ FAMILIES: dict[str, Family] = {
     "SmolLM3ForCausalLM": smollm3.FAMILY,
 }
 
-# Of a multimodal model's architecture and its text_config's model_type, where the latter decides.
+# By a multimodal model's architecture and its text_config's model_type, if the latter decides.
 BY_TEXT = {("Mistral3ForConditionalGeneration", mistral4.KIND): "Mistral4ForCausalLM"}
 
-# Families with layers that keep a state instead of keys and values, all or some of them.
+# Families with recurrent layers: all or some of their layers keep a state instead of keys and values.
 RECURRENT = words(
     "MambaForCausalLM Mamba2ForCausalLM FalconMambaForCausalLM RecurrentGemmaForCausalLM RwkvForCausalLM xLSTMForCausalLM",
     "JambaForCausalLM BambaForCausalLM ZambaForCausalLM Zamba2ForCausalLM NemotronHForCausalLM FalconH1ForCausalLM",
@@ -115,14 +115,14 @@ RECURRENT = words(
     "MiniMaxForCausalLM MiniMaxText01ForCausalLM OlmoHybridForCausalLM Phi4FlashForCausalLM Plamo2ForCausalLM",
 )
 
-# Those whose layers choose, by a small model of their own, which tokens they see.
+# Families with sparse attention: their layers choose, by a small model of their own, which tokens they see.
 SPARSE = words("DeepseekV32ForCausalLM GlmMoeDsaForCausalLM")
 
 BESIDE = ("quantize_config.json", "quant_config.json")  # AutoGPTQ's, and AutoAWQ's first name
 
 
 def read_model_config(model_dir: str | Path, overrides: Json | None = None, **options: Any) -> ModelConfig:
-    """ModelConfig of the folder's config.json, `overrides` in place of its fields; options are those of parse_model_config.
+    """ModelConfig of the folder's config.json, with `overrides` replacing fields. options: those of parse_model_config.
 
     Raises ModelConfigError for a model that cannot be served.
     """
@@ -144,12 +144,12 @@ def read_model_config(model_dir: str | Path, overrides: Json | None = None, **op
     fields = tied_as_stored(_overridden(fields, overrides or {}), Path(model_dir))
     config = parse_model_config(fields, quantization_file=(beside or path).name, **options)
     if config.quantization is None or own is None or quantization_config_of(fields) is not own:
-        return config  # what a flag says of all layers is not the files' to say
+        return config  # a flag counts for all layers, whatever the files hold
     return msgspec.structs.replace(config, quantization=_as_stored(config.quantization, Path(model_dir), config.names))
 
 
 def _overridden(fields: Json, overrides: Json) -> Json:
-    """Null takes a field out of text_config, too."""
+    """The fields with `overrides`; an override of null also removes the field from text_config."""
     found, text = {**fields, **overrides}, fields.get("text_config")
     if isinstance(text, dict) and "text_config" not in overrides:
         found["text_config"] = {name: v for name, v in text.items() if name not in overrides or overrides[name] is not None}
@@ -157,22 +157,22 @@ def _overridden(fields: Json, overrides: Json) -> Json:
 
 
 def _as_stored(quantized: Quantization, model_dir: Path, names: CheckpointNames) -> Quantization:
-    """A layer of floats is taken as it is, whatever quantization_config says: few packers list all that they leave out."""
+    """Treat layers stored as floats as not quantized, whatever quantization_config says: it often fails to list them all."""
     try:
-        stored = StoredLayers(model_dir, names)
+        stored = CheckpointLayers(model_dir, names)
     except (WeightsError, OSError):
-        return quantized  # there are no files, or those that load will speak of them
+        return quantized  # without files, or with bad ones: loading reports them
     if stored.are_all_plain and quantized.kv_cache_dtype is None:
         log.warning("quantization_config says %s, but all tensors are floats: they are taken as they are", quantized.method)
 
-    def scheme_of(*layer: str) -> Scheme | None:
+    def scheme_of(*layer: str) -> QuantizationScheme | None:
         return None if any(map(stored.is_plain, layer)) else quantized.scheme_of(*layer)
 
     return quantized._replace(scheme_of=scheme_of, holds=stored.holds)
 
 
 def _beside(path: Path) -> Json:
-    """Of old checkpoints, which have no quantization_config: AutoGPTQ's file says neither that it is GPTQ, AutoAWQ's does."""
+    """The quantization config in a file of its own, of old checkpoints. AutoGPTQ's file lacks the method, AutoAWQ's has it."""
     try:
         config = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
@@ -194,8 +194,7 @@ def parse_model_config(
 ) -> ModelConfig:
     """ModelConfig from config.json's fields, and from the flags of these names.
 
-    quantization_file: where quantization_config was found, for errors. Raises ModelConfigError, naming the field, for what is
-    not supported.
+    quantization_file: where quantization_config was found, for errors. Raises ModelConfigError, naming the unsupported field.
     """
     quantized = _quantization(quantization_config_of(fields), quantization, quantization_file)
     config = _by_impl(fields, quantized, model_impl)
@@ -204,9 +203,9 @@ def parse_model_config(
 
 
 def _by_impl(fields: Json, quantized: Quantization | None, model_impl: str) -> ModelConfig:
-    """By a family's file, or by transformers' own model: `auto` is that of models without a family.
+    """Read the fields by a family's file, or for transformers' own model: `auto` does so for models without a family.
 
-    What a family refuses is refused: transformers would pass over a field that it does not know.
+    A model that its family refuses is refused: transformers would ignore a field that it does not know.
     """
     reason = ""
     if model_impl != "transformers":
@@ -254,16 +253,16 @@ def _of_family(fields: Json, architecture: str, quantized: Quantization | None) 
 
 
 def _by_all_names(quantized: Quantization, names: CheckpointNames) -> Quantization:
-    """Rules may say a layer's name in the model or any that it may have in the checkpoint."""
+    """Rules may use a layer's name in the model or any of its names in checkpoints."""
 
-    def scheme_of(*layer: str) -> Scheme | None:
+    def scheme_of(*layer: str) -> QuantizationScheme | None:
         return quantized.scheme_of(*(spelled for name in layer for spelled in names.in_checkpoint(name)))
 
     return quantized._replace(scheme_of=scheme_of)
 
 
 def quantization_config_of(fields: Json) -> object:
-    """compressed-tensors' first versions called it compression_config; of a multimodal model it may be the text's."""
+    """The quantization config, also under compressed-tensors' old name compression_config, and in a multimodal text_config."""
     text = fields.get("text_config")
     places = (fields, text) if isinstance(text, dict) else (fields,)
     found = (place.get(name) for place in places for name in ("quantization_config", "compression_config"))
@@ -271,7 +270,7 @@ def quantization_config_of(fields: Json) -> object:
 
 
 def _quantization(config: object, asked: str | None, file: str) -> Quantization | None:
-    """What the checkpoint says in this file, or what --quantization asks of one that says nothing."""
+    """The quantization of the checkpoint by this file; without one, that which --quantization asks for."""
     if config is None:
         if asked is not None and asked not in WHILE_LOADING:
             names = ", ".join(WHILE_LOADING)

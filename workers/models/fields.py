@@ -1,9 +1,9 @@
 """Readers of config.json's fields, which the families call: sizes, flags, windows, rotary embedding, dtype.
 
-Spellings of transformers 4 (`rope_theta`, `rope_scaling`, `torch_dtype`) and 5 (`rope_parameters`, `dtype`, `layer_types`) are
-read alike, and a field that is absent has the value that transformers gives it; where that differs by family, the family says
-it. Every field is used, known to be irrelevant (`IRRELEVANT`), or refused by name: a model that would run wrong does not run.
-All raise ModelConfigError. Plain JSON: no transformers, no torch.
+The spellings of transformers 4 (`rope_theta`, `rope_scaling`, `torch_dtype`) and 5 (`rope_parameters`, `dtype`, `layer_types`)
+are read alike. An absent field has transformers' default; if that differs by family, the family passes it. Every field is used,
+known to be irrelevant (`IRRELEVANT`), or refused by name: a model that would run wrong does not run. All functions raise
+ModelConfigError. Plain JSON: no transformers, no torch.
 """
 
 import json
@@ -20,7 +20,7 @@ def words(*lines: str) -> frozenset[str]:
     return frozenset(name for line in lines for name in line.split())
 
 
-# Fields that cannot change what a served model computes.
+# Fields that do not change what a served model computes.
 IRRELEVANT = words(
     # provenance and bookkeeping
     "_name_or_path name_or_path model_type transformers_version _commit_hash auto_map finetuning_task task_specific_params",
@@ -34,18 +34,17 @@ IRRELEVANT = words(
     "use_bfloat16 tf_legacy_loss chunk_size_feed_forward _attn_implementation _attn_implementation_internal",
     "attn_implementation _attn_implementation_autoset _experts_implementation use_return_dict _flash_attn_2_enabled",
     "tie_encoder_decoder is_decoder onnx_export",
-    # the core and the frontend read the tokens that matter from here; the model does not
+    # token ids: read by the core and the frontend, not by the model
     "bos_token_id eos_token_id pad_token_id unk_token_id sep_token_id cls_token_id mask_token_id decoder_start_token_id",
     "forced_bos_token_id forced_eos_token_id prefix tokenizer_class add_bos_token add_eos_token",
-    # generation settings of old: generation_config.json is where they count
+    # old generation settings: only those in generation_config.json count
     "max_length min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p",
     "typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids",
     "num_return_sequences remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens",
     "max_new_tokens min_new_tokens",
 )
 
-# Fields that are read, but only one value of each is implemented (None, that is absent or null, always is), but by families
-# whose own they are.
+# Fields of which only these values are implemented (and None: absent or null), except in families that list them as their own.
 ONLY: dict[str, tuple[Any, ...]] = {
     "is_encoder_decoder": (False,),
     "add_cross_attention": (False,),
@@ -64,11 +63,11 @@ USED = words(
 )
 
 SILU = frozenset({"silu", "swish"})  # names of hidden_act
-ACTIVATION_FIELDS = ("hidden_act", "hidden_activation", "activation", "activation_function")  # its names, by family
+ACTIVATION_FIELDS = ("hidden_act", "hidden_activation", "activation", "activation_function")  # names of it, by family
 
 DTYPES = ("float32", "bfloat16", "float16")
 
-MAX_LAYERS = 10_000  # each is described by itself
+MAX_LAYERS = 10_000  # each layer has a spec
 
 ROPE_FIELDS = words(
     "rope_theta factor original_max_position_embeddings attention_factor beta_fast beta_slow mscale mscale_all_dim truncate",
@@ -87,9 +86,9 @@ ROPE_NEEDS: dict[RopeType, tuple[str, ...]] = {
 def refuse_unknown(
     fields: Json, family: str, used: frozenset[str], activations: frozenset[str] = SILU, given: Json | None = None
 ) -> None:
-    """Raise for fields that neither all families nor this one knows (`used`), and for values that are not implemented.
+    """Raise for fields that are unknown to all families and to this one (`used`), and for values that are not implemented.
 
-    `activations` are the family's of hidden_act; `given`: the fields by the names that config.json has.
+    activations: the family's values of hidden_act. given: the fields by their names in config.json.
     """
     given = fields if given is None else given
     known = USED | used | IRRELEVANT | ONLY.keys()
@@ -114,7 +113,7 @@ def _short(value: Any) -> str:
 
 
 def size(fields: Json, name: str, default: int | None = None) -> int:
-    """A positive integer; of num_hidden_layers one within bounds."""
+    """A positive integer; num_hidden_layers must also be at most MAX_LAYERS."""
     value = fields.get(name)
     if value is None:
         value = default
@@ -153,11 +152,11 @@ def read_attention(
     partial: float | None = None,
     theta: float = 10000.0,
 ) -> AttentionSpec:
-    """Attention with rotary embedding over everything (window 0) and without QK-norm; families add these.
+    """Full attention (window 0) with rotary embedding and without QK-norm; families add windows and norms.
 
-    default_kv_heads: of an absent num_key_value_heads; None: num_attention_heads. default_head_dim: of an absent head_dim;
-    None: hidden_size / heads. partial: of an absent partial_rotary_factor; None: this family rotates whole heads. theta: of
-    an absent rope_theta.
+    Arguments are defaults of absent fields: default_kv_heads of num_key_value_heads (None: num_attention_heads),
+    default_head_dim of head_dim (None: hidden_size / heads), partial of partial_rotary_factor (None: only 1.0 is allowed),
+    theta of rope_theta.
     """
     num_heads = size(fields, "num_attention_heads")
     head_dim = _head_dim(fields, num_heads, default_head_dim)
@@ -172,12 +171,12 @@ def read_attention(
 
 
 def with_windows(attention: AttentionSpec, windows: tuple[int, ...]) -> list[AttentionSpec]:
-    """The same attention for each layer, but for its window."""
+    """The attention of each layer, with that layer's window."""
     return [msgspec.structs.replace(attention, window=window) for window in windows]
 
 
 def _num_kv_heads(fields: Json, num_heads: int, default: int) -> int:
-    is_absent = "num_key_value_heads" not in fields  # null is num_attention_heads, whatever the default is
+    is_absent = "num_key_value_heads" not in fields  # null means num_attention_heads, whatever the default is
     num_kv_heads = default if is_absent else size(fields, "num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
         of = "the default of an absent num_key_value_heads," if is_absent else "num_key_value_heads"
@@ -215,9 +214,9 @@ def read_dtype(fields: Json) -> str | None:
 
 
 def qwen_windows(fields: Json) -> tuple[int, ...]:
-    """Sliding window of each layer, 0 for none, as Qwen2 and Qwen3 spell it: `use_sliding_window` from `max_window_layers` on.
+    """Sliding window of each layer, 0 for none, as in Qwen2 and Qwen3: `use_sliding_window` from `max_window_layers` on.
 
-    `layer_types` goes first where it is there.
+    `layer_types`, if present, takes precedence.
     """
     num_layers = size(fields, "num_hidden_layers")
     window = sliding_window(fields) if flag(fields, "use_sliding_window") else 0
@@ -230,7 +229,7 @@ def qwen_windows(fields: Json) -> tuple[int, ...]:
 
 
 def uniform_windows(fields: Json, family: str, window: int) -> tuple[int, ...]:
-    """One window for all layers. transformers ignores layer_types for such families: they must say what the window says."""
+    """One window for all layers. transformers ignores layer_types for such families, so they must agree with the window."""
     windows = (window,) * size(fields, "num_hidden_layers")
     if windows_by_type(fields, window) not in (None, windows):
         raise ModelConfigError(f"config.json: layer_types of a {family} model contradicts sliding_window")
@@ -245,7 +244,7 @@ def sliding_window(fields: Json) -> int:
 
 
 def windows_by_type(fields: Json, window: int) -> tuple[int, ...] | None:
-    """Each layer's window by layer_types, None where they are absent."""
+    """Each layer's window by layer_types; None without layer_types."""
     types, num_layers = fields.get("layer_types"), size(fields, "num_hidden_layers")
     if types is None:
         return None
@@ -260,7 +259,7 @@ def windows_by_type(fields: Json, window: int) -> tuple[int, ...] | None:
 
 
 def rope_parameters(fields: Json) -> tuple[str, Json]:
-    """(its name, rope_scaling (transformers 4) or rope_parameters (5), whichever is there)."""
+    """The name and value of rope_scaling (transformers 4) or rope_parameters (5), whichever is present."""
     where = "rope_scaling" if fields.get("rope_scaling") else "rope_parameters"
     params = fields.get(where) or {}
     if not isinstance(params, dict):
@@ -271,7 +270,7 @@ def rope_parameters(fields: Json) -> tuple[str, Json]:
 def read_rope(
     fields: Json, head_dim: int, *, params: Json | None = None, partial: float | None = None, theta: float = 10000.0
 ) -> RopeConfig:
-    """Rotary embedding of heads of head_dim; `params` in place of the model's, where layers differ. See read_attention."""
+    """Rotary embedding of heads of head_dim. params: replaces the model's parameters, if layers differ. See read_attention."""
     max_positions = size(fields, "max_position_embeddings")
     where, found = rope_parameters(fields)
     params = found if params is None else params
@@ -309,14 +308,14 @@ def read_rope(
         attention_factor=maybe("attention_factor"),
         beta_fast=param("beta_fast", 32.0),
         beta_slow=param("beta_slow", 1.0),
-        mscale=maybe("mscale") if params.get("mscale") else None,  # 0 is none
+        mscale=maybe("mscale") if params.get("mscale") else None,  # 0 means none
         mscale_all_dim=maybe("mscale_all_dim") if params.get("mscale_all_dim") else None,
         truncate=flag(params, "truncate", True),
     )
 
 
 def _rotary_dim(fields: Json, where: str, params: Json, head_dim: int, partial: float | None) -> int:
-    """0: all of head_dim. Raises for a part of it where the family rotates whole heads."""
+    """Rotated elements of a head; 0: all. Raises if only some are rotated and the family rotates whole heads."""
     name = "partial_rotary_factor"
     factor = number(params, name, number(fields, name, 1.0 if partial is None else partial), where)
     if factor > 1.0 or (partial is None and factor != 1.0):
@@ -328,7 +327,7 @@ def _rotary_dim(fields: Json, where: str, params: Json, head_dim: int, partial: 
 
 
 def _factors(params: Json, where: str, name: str, count: int) -> tuple[float, ...]:
-    """longrope's, one for each pair."""
+    """longrope's factors, one for each pair."""
     values = params.get(name)
     if values is None:
         return ()
@@ -338,7 +337,7 @@ def _factors(params: Json, where: str, name: str, count: int) -> tuple[float, ..
 
 
 def _original_positions(fields: Json, params: Json, max_positions: int) -> int:
-    """Context length before scaling. A top-level field goes first, as in transformers."""
+    """Context length before scaling. A top-level field takes precedence, as in transformers."""
     for source in (fields, params):
         if source.get("original_max_position_embeddings") is not None:
             return size(source, "original_max_position_embeddings")

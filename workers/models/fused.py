@@ -1,29 +1,28 @@
-"""How checkpoints hold q, k and v, and gate and up: apart, one after another in one tensor, or interleaved by head.
+"""How checkpoints store q, k and v, and gate and up: separately, one after another in one tensor, or interleaved by head.
 
-A rank's rows of each of the checkpoint's layers, in the order q|k|v (or gate|up) that the modules of blocks.py compute in.
+Each function returns a rank's rows of the checkpoint's layers, in the order q|k|v (or gate|up) in which blocks.py computes.
 """
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from quire.workers.layers.row_ranges import RowRanges, Rows
-from quire.workers.parallel import Part
+from quire.workers.shard import RowRanges, RowShard, Shard
 
-RowsByName = Mapping[str, Rows]
+RowsByName = Mapping[str, RowShard]
 
 
 class HeadRows(NamedTuple):
     """The query and KV heads of this rank."""
 
-    heads: Part
-    kv_heads: Part
+    heads: Shard
+    kv_heads: Shard
     head_dim: int
 
-    def rows(self, heads: Part, first: int = 0) -> tuple[int, int]:
-        """Of these heads, the rows of head 0 beginning at `first`."""
+    def rows(self, heads: Shard, first: int = 0) -> tuple[int, int]:
+        """The rows [start, stop) of these heads, if head 0 begins at row `first`."""
         return first + heads.start * self.head_dim, first + heads.stop * self.head_dim
 
-    def each(self, heads: Part) -> list[int]:
+    def each(self, heads: Shard) -> list[int]:
         return list(range(heads.start, heads.stop))
 
 
@@ -37,13 +36,13 @@ def separate(of: HeadRows) -> RowsByName:
 
 
 def keys_twice(of: HeadRows) -> RowsByName:
-    """q_proj and k_proj, whose keys are the values, too."""
+    """q_proj and k_proj; the keys are used as values, too."""
     kv = of.kv_heads.times(of.head_dim)
     return {"q_proj": of.heads.times(of.head_dim), "k_proj": RowRanges(kv.full, ((kv.start, kv.stop), (kv.start, kv.stop)))}
 
 
 def queries_alone(of: HeadRows) -> RowsByName:
-    """Of a layer that reads the keys and values of another."""
+    """q_proj only, for a layer that reads the keys and values of another."""
     return {"q_proj": of.heads.times(of.head_dim)}
 
 
@@ -59,7 +58,7 @@ def stacked(name: str) -> RowsOf:
 
 
 def by_group(name: str) -> RowsOf:
-    """For each KV head its queries, its key and its value; with as many KV heads as heads that is by head."""
+    """For each KV head its queries, its key and its value; this is head by head if there are as many KV heads as heads."""
 
     def rows(of: HeadRows) -> RowsByName:
         group = of.heads.full // of.kv_heads.full
@@ -75,15 +74,15 @@ def by_group(name: str) -> RowsOf:
     return rows
 
 
-def pair(inner: Part) -> RowsByName:
+def pair(inner: Shard) -> RowsByName:
     """gate_proj and up_proj."""
     return {"gate_proj": inner, "up_proj": inner}
 
 
-def stacked_pair(name: str) -> Callable[[Part], RowsByName]:
+def stacked_pair(name: str) -> Callable[[Shard], RowsByName]:
     """gate, then up."""
 
-    def rows(inner: Part) -> RowsByName:
+    def rows(inner: Shard) -> RowsByName:
         up = inner.full + inner.start, inner.full + inner.stop
         return {name: RowRanges.of(2 * inner.full, [(inner.start, inner.stop), up])}
 

@@ -1,6 +1,6 @@
-"""LanguageModel: what the runner, its graphs and loading/ know of a model, whether its layers are ours or transformers'.
+"""LanguageModel: the interface of a model to the runner, its graphs and loading/, whether its layers are ours or transformers'.
 
-decoder.py has those of a family's blocks, transformers/model.py any other.
+decoder.py implements it with a family's blocks, transformers/model.py for any other model.
 """
 
 from contextlib import AbstractContextManager
@@ -10,18 +10,18 @@ import torch
 
 from quire.workers.layers.kv_scales import KVScales
 from quire.workers.layers.module import Module, WeightOwner
-from quire.workers.loading.source import Source
-from quire.workers.loading.target import Target
+from quire.workers.loading.checkpoint_tensor import CheckpointTensor
+from quire.workers.loading.weight_loader import WeightLoader
 from quire.workers.models.blocks import Attend
 from quire.workers.models.config import ModelConfig
 from quire.workers.models.stage_boundary import StageBuffer
 
 
 class Fit(NamedTuple):
-    """A checkpoint's tensors, where they go, and whose they are, by the same names."""
+    """A checkpoint's tensors, the parameters that they go to, and the modules that own these, by the same names."""
 
-    sources: dict[str, Source]
-    targets: dict[str, Target]
+    tensors: dict[str, CheckpointTensor]
+    loaders: dict[str, WeightLoader]
     owners: dict[str, WeightOwner]
 
 
@@ -29,7 +29,7 @@ class LanguageModel(Module):
     """A decoder and its language-model head."""
 
     config: ModelConfig
-    stage_buffer: StageBuffer  # of a model that may be in stages
+    stage_buffer: StageBuffer  # only in models that can be split into stages
 
     def forward(
         self,
@@ -42,9 +42,9 @@ class LanguageModel(Module):
         raise NotImplementedError
 
     def compute_logits(self, hidden_rows: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """hidden_rows [R, H] -> logits of this rank's part of the vocabulary, in the model's dtype.
+        """hidden_rows [R, H] -> logits of this rank's shard of the vocabulary, in the model's dtype.
 
-        Into `out` if it is given (on a GPU).
+        They are written to `out` if it is given (on a GPU).
         """
         raise NotImplementedError
 
@@ -53,15 +53,15 @@ class LanguageModel(Module):
         return self.compute_logits(hidden_rows)
 
     def kv_scales(self) -> dict[int, KVScales]:
-        """By layer, of those whose cache has 8 bits."""
+        """KV scales of the layers that have an 8-bit cache, by layer."""
         raise NotImplementedError
 
     def short(self) -> AbstractContextManager[None]:
-        """Within, forward goes through two layers of each kind: to see each kernel, not to compute."""
+        """A context in which forward runs only two layers of each kind: to run every kernel, not for results."""
         raise NotImplementedError
 
     def converted(self, fit: Fit) -> Fit:
-        """The same in the names of the checkpoint, where they are others than the owners'. Raises WeightsError."""
+        """The same fit under the checkpoint's names, if these differ from the owners' names. Raises WeightsError."""
         return fit
 
     @property

@@ -1,9 +1,9 @@
-"""A mixture of experts as families' blocks have it: a router, experts, and what every token passes besides.
+"""A mixture of experts for families' blocks: a router, experts, and optionally a shared expert that every token passes.
 
     y = Σ_j w_j expert_j(h) [ + s · shared(h) ],   h = norm(residual + x),   s = 1 or sigmoid(gate · h)
 
-or expert_j(w_j h), where the spec says so. It is called as blocks.GatedMLP is. Modules have the checkpoint's names: a family
-says how it calls them. Ranks sum once, in the end. `MoEBlock` is Llama's block with a mixture in the layers that have one.
+or expert_j(w_j h), if the spec says so. It has the interface of blocks.GatedMLP. Modules have the checkpoint's names, which the
+family passes. The ranks' partial sums are added once, at the end. `MoEBlock` is Llama's block with mixtures.
 """
 
 import torch
@@ -15,11 +15,11 @@ from quire.workers.layers.norm import Norm, make_norm
 from quire.workers.layers.stacked_experts import Names
 from quire.workers.models.blocks import Attend, GatedMLP, SelfAttention
 from quire.workers.models.config import ExpertsSpec, LayerSpec, ModelConfig
-from quire.workers.parallel import whole
+from quire.workers.shard import whole
 
 
 class SharedExpert(Module):
-    """down(silu(gate(h)) · up(h)) of this rank's part, not yet summed; h is the norm's output."""
+    """down(silu(gate(h)) · up(h)) of this rank's shard, not yet summed over the ranks; h is the norm's output."""
 
     def __init__(self, hidden_size: int, intermediate_size: int, place: Placement):
         super().__init__()
@@ -32,9 +32,9 @@ class SharedExpert(Module):
 
 
 class MoE(Module):
-    """`name` is the mixture's own in a block and the checkpoint; its children: router, experts, and `shared`, if there is one.
+    """name: the mixture's name in a block and the checkpoint. Its children are router, experts, and `shared`, if given.
 
-    With `shared_gate` the shared expert is weighed by the sigmoid of a product of this name with h.
+    With `shared_gate`, the name of a product, the shared expert is weighed by the sigmoid of that product of h.
     """
 
     _router: Router
@@ -65,7 +65,7 @@ class MoE(Module):
             self.add_module(shared, SharedExpert(hidden_size, spec.shared_size, place.at(shared)))
             if shared_gate:
                 self.add_module(shared_gate, Linear(whole(hidden_size), {shared_gate: whole(1)}, False, place.of_router()))
-        # past nn.Module, which knows them by the checkpoint's names
+        # not by nn.Module's __setattr__: there they are children under the checkpoint's names
         children = self._modules.get(router), self._modules.get(shared or ""), self._modules.get(shared_gate or "")
         self.__dict__.update(zip(("_router", "_shared", "_shared_gate"), children, strict=True))
 
@@ -83,7 +83,7 @@ class MoE(Module):
     def _of_weighted(
         self, h: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, shared: torch.Tensor | None
     ) -> torch.Tensor:
-        """Σ_j expert_j(w_j h), w_j rounded to h's dtype: each pair is a row of its own, weighed by 1."""
+        """Σ_j expert_j(w_j h), w_j rounded to h's dtype: each (token, expert) pair is a row of its own with weight 1."""
         pairs = (h[:, None] * weights.to(h.dtype)[:, :, None]).flatten(0, 1)
         one, top_k = torch.ones_like(weights).view(-1, 1), ids.shape[1]
         if top_k == 1:
@@ -93,9 +93,9 @@ class MoE(Module):
 
 
 class MoEBlock(Module):
-    """x += attention(norm(x)); x += mlp(norm(x)), the MLP a mixture of experts where the layer's spec has them.
+    """x += attention(norm(x)); x += mlp(norm(x)). The MLP is a mixture of experts if the layer's spec has them.
 
-    o_bias: whether attention's output projection has a bias where q, k and v have. correction, shared, shared_gate: MoE's.
+    o_bias: attention's output projection has a bias if q, k and v have one. correction, shared, shared_gate: see MoE.
     """
 
     def __init__(

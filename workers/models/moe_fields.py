@@ -1,6 +1,6 @@
-"""Readers of config.json's fields of mixtures of experts, beside those of fields.py: how many, where, and how routed.
+"""Readers of config.json's fields of mixtures of experts: the number of experts, the layers that have them, and the routing.
 
-Called by the families that have them. All raise ModelConfigError.
+Called by the families with experts, besides those of fields.py. All raise ModelConfigError.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ MAX_EXPERTS = 1024
 # Read by every family with experts.
 MOE_FIELDS = frozenset({*EXPERT_COUNTS, "num_experts_per_tok"})
 
-# By those with DeepSeek V3's router and layers.
+# Read by families with DeepSeek V3's router and layers.
 GROUP_FIELDS = frozenset({
     "moe_intermediate_size", "n_shared_experts", "first_k_dense_replace", "n_group", "topk_group", "norm_topk_prob",
     "routed_scaling_factor",
@@ -24,7 +24,7 @@ MTP_FIELDS = frozenset({"num_nextn_predict_layers", "num_mtp_layers"})
 
 
 def read_routing(fields: Json, **changes: Any) -> Routing:
-    """Experts and how many a token gets; `changes` are the family's. Raises ModelConfigError for numbers that do not fit."""
+    """The routing by config.json's numbers. changes: the family's fields of Routing. Raises ModelConfigError."""
     counts = {name: size(fields, name) for name in EXPERT_COUNTS if fields.get(name) is not None}
     if not counts:
         raise ModelConfigError(f"config.json lacks {EXPERT_COUNTS[1]}")
@@ -48,7 +48,7 @@ def read_routing(fields: Json, **changes: Any) -> Routing:
 
 
 def read_group_routing(fields: Json) -> Routing:
-    """DeepSeek V3's: sigmoids, a correction that chooses, groups ranked by their best two."""
+    """DeepSeek V3's routing: sigmoid scores, a correction used for choosing only, groups ranked by their best two experts."""
     return read_routing(
         fields,
         scores="sigmoid",
@@ -71,20 +71,20 @@ def count(fields: Json, name: str, default: int) -> int:
 
 
 def check_only(fields: Json, **values: object) -> None:
-    """Raises ModelConfigError where a field has another value than the one that is implemented."""
+    """Raise ModelConfigError if a field has another value than the one that is implemented."""
     for name, value in values.items():
         if fields.get(name) not in (None, value):
             raise ModelConfigError(f"config.json sets {name} to {fields[name]!r:.80}: only {value!r} is supported")
 
 
 def mtp_layers(fields: Json) -> tuple[str, ...]:
-    """Names of the checkpoint's layers behind the last, which predict further tokens."""
+    """Names of the checkpoint's layers after the last, which predict further tokens."""
     first, many = size(fields, "num_hidden_layers"), max(count(fields, name, 0) for name in MTP_FIELDS)
     return tuple(f"model.layers.{i}." for i in range(first, first + many))
 
 
 def sparse_layers(fields: Json) -> tuple[bool, ...]:
-    """Which layers have experts, by decoder_sparse_step (every so many) and mlp_only_layers (but for these)."""
+    """Which layers have experts: every decoder_sparse_step-th layer, except for those in mlp_only_layers."""
     step, num_layers = size(fields, "decoder_sparse_step", 1), size(fields, "num_hidden_layers")
     dense = fields.get("mlp_only_layers") or []
     if not isinstance(dense, list) or not all(type(layer) is int for layer in dense):

@@ -1,9 +1,9 @@
-"""Inputs of each layer beside the residual stream (Gemma 3n, Gemma 4): of a token by its id and by its embedding.
+"""Inputs of each layer besides the residual stream (Gemma 3n, Gemma 4), computed from a token's id and its embedding.
 
     inputs[t, l] = (norm(W e[t] / √H)[l] + √P · table[id[t]][l]) / √2          e [T, H] embeddings, inputs [T, layers, P]
 
-The table is as large as many layers together; every rank has it whole. The decoder calls it once a step, where the model's spec
-has it, and hands the result to all blocks.
+The table is as large as many layers together; every rank has the whole table. The decoder calls this once a step, if the
+model's spec has it, and passes the result to all blocks.
 """
 
 import torch
@@ -14,7 +14,7 @@ from quire.workers.layers.linear import Linear, Placement
 from quire.workers.layers.module import Module
 from quire.workers.layers.norm import RMSNorm
 from quire.workers.models.config import ModelConfig, PerLayerSpec
-from quire.workers.parallel import whole
+from quire.workers.shard import whole
 
 NAME = "per_layer_inputs"  # of the module, in the decoder
 CHILDREN = ("embed_tokens_per_layer", "per_layer_model_projection", "per_layer_projection_norm")  # in the checkpoint, too
@@ -28,13 +28,13 @@ class PerLayerInputs(Module):
         self.embed_tokens_per_layer = Embedding(spec.vocab_size, width, place.dtype, place.device, scale)
         outputs = {"per_layer_model_projection": whole(width)}
         self.per_layer_model_projection = Linear(whole(hidden), outputs, False, place.at("model"))
-        # a norm of x / √H is that of x with an eps of so much more
+        # the norm of x / √H equals the norm of x with eps · H
         norm = (spec.size, config.rms_norm_eps * hidden, place.dtype, place.device)
         self.per_layer_projection_norm = RMSNorm(*norm, weighs="wide")
 
     def forward(self, input_ids: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
         """[T, layers, P] of input_ids int32 [T] and embedded [T, H]."""
-        projected = self.per_layer_model_projection(embedded).unflatten(1, self._shape)
+        output = self.per_layer_model_projection(embedded).unflatten(1, self._shape)
         norm = self.per_layer_projection_norm
-        inputs = ops.rms_norm(projected, norm.weight, norm.eps, projected, weighs="wide")
+        inputs = ops.rms_norm(output, norm.weight, norm.eps, output, weighs="wide")
         return inputs.add_(self.embed_tokens_per_layer(input_ids).view_as(inputs)).mul_(0.5**0.5)

@@ -1,5 +1,5 @@
-"""Norms of queries and keys that attention's own, an RMSNorm of each head with one weight, is not: `make_qk_norm` of a
-SelfAttention. They change x [T, H D], this rank's heads, in place.
+"""Norms of queries and keys for `make_qk_norm` of SelfAttention, other than attention's own, an RMSNorm of each head with one
+weight. They change x [T, H D], this rank's heads, in place.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,31 +11,31 @@ from quire.workers.layers import ops
 from quire.workers.layers.linear import Placement
 from quire.workers.layers.module import new_parameter
 from quire.workers.layers.norm import Norm
-from quire.workers.loading.target import Target, copied
-from quire.workers.parallel import Part, whole
+from quire.workers.loading.weight_loader import WeightLoader, copied
+from quire.workers.shard import Shard, whole
 
-MakeQKNorm = Callable[[Part, Placement], Norm]
+MakeQKNorm = Callable[[Shard, Placement], Norm]
 
 
 class AllHeadsNorm(Norm):
     """RMSNorm over all of a token's heads, those of other ranks included."""
 
-    def __init__(self, heads: Part, head_dim: int, eps: float, weighs: Weighs, place: Placement):
+    def __init__(self, heads: Shard, head_dim: int, eps: float, weighs: Weighs, place: Placement):
         super().__init__()
         self.eps, self._weighs, self._parallel = eps, weighs, place.parallel
-        self._part = heads.times(head_dim)
-        self.weight = new_parameter((self._part.size,), place.dtype, place.device)
+        self._shard = heads.times(head_dim)
+        self.weight = new_parameter((self._shard.size,), place.dtype, place.device)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self._part.is_whole:
+        if self._shard.is_whole:
             return ops.rms_norm(x, self.weight, self.eps, x, weighs=self._weighs)
-        # ranks may hold the same KV head: then each is counted as often
+        # ranks may hold the same KV head: then every head is counted equally often
         squares = self._parallel.all_reduce(x.float().square().sum(-1, keepdim=True))
         normed = x.float() * torch.rsqrt(squares / (x.shape[1] * self._parallel.size) + self.eps)
         return x.copy_(self.weight * (normed.to(x.dtype) if self._weighs == "rounded" else normed))
 
-    def targets(self, name: str) -> Iterator[tuple[str, Target]]:
-        yield f"{name}.weight", copied(self.weight, (self._part,))
+    def loaders(self, name: str) -> Iterator[tuple[str, WeightLoader]]:
+        yield f"{name}.weight", copied(self.weight, (self._shard,))
 
     def fill_dummy(self, limit: float, generator: torch.Generator) -> None:
         self.weight.fill_(1.0)
@@ -44,7 +44,7 @@ class AllHeadsNorm(Norm):
 class HeadLayerNorms(Norm):
     """LayerNorm of each head with a weight of its own."""
 
-    def __init__(self, heads: Part, head_dim: int, eps: float, place: Placement):
+    def __init__(self, heads: Shard, head_dim: int, eps: float, place: Placement):
         super().__init__()
         self.eps, self._heads = eps, heads
         self.weight = new_parameter((heads.size, head_dim), place.dtype, place.device)
@@ -54,7 +54,7 @@ class HeadLayerNorms(Norm):
         ops.layer_norm(heads, self.weight, None, self.eps, heads)
         return x
 
-    def targets(self, name: str) -> Iterator[tuple[str, Target]]:
+    def loaders(self, name: str) -> Iterator[tuple[str, WeightLoader]]:
         yield f"{name}.weight", copied(self.weight, (self._heads, whole(self.weight.shape[1])))
 
     def fill_dummy(self, limit: float, generator: torch.Generator) -> None:

@@ -1,6 +1,6 @@
-"""config.json in a family's own spelling -> the names and defaults that fields.py reads: a family's `plain_fields`.
+"""config.json in a family's own spelling -> the names and defaults that fields.py reads, for a family's `plain_fields`.
 
-Also what families name alike: activations, and which layers see a window where a pattern says it.
+Also readers that several families share: activations, and windows that follow a pattern.
 """
 
 from collections.abc import Collection, Mapping
@@ -29,20 +29,20 @@ ACTIVATIONS: dict[str, Activation] = {
 
 
 def activation(fields: Json, default: str = "silu") -> Activation:
-    """Of hidden_act, whose values refuse_unknown has seen."""
+    """The activation of hidden_act, which refuse_unknown has checked."""
     return ACTIVATIONS[fields.get("hidden_act") or default]
 
 
 def renamed(fields: Json, names: Mapping[str, str], defaults: Mapping[str, Any]) -> Json:
-    """Fields by other names, and transformers' defaults of absent ones; a field by the name that fields.py reads goes first."""
+    """Fields renamed by `names`, with `defaults` of absent ones. A field under the name that fields.py reads has precedence."""
     others = {names[name]: value for name, value in fields.items() if name in names}
     return {**defaults, **others, **{name: value for name, value in fields.items() if name not in names}}
 
 
 def text_config(fields: Json, ignored: Collection[str]) -> Json:
-    """The text part of a multimodal model's config, with what stands beside it, but for the `ignored`, which are of images.
+    """text_config of a multimodal model, together with the fields around it. ignored: fields that concern images only.
 
-    A field that both have is the text's, and `architectures` the whole model's.
+    text_config takes precedence; `architectures` is that of the whole model.
     """
     text = fields.get("text_config")
     if not isinstance(text, dict):
@@ -52,7 +52,7 @@ def text_config(fields: Json, ignored: Collection[str]) -> Json:
 
 
 def windows_but_every(fields: Json, window: int, every: int) -> tuple[int, ...]:
-    """Windows by layer_types; without them, every layer whose number is a multiple of `every`, counted from 1, sees all."""
+    """Windows by layer_types; without them, layers with a number, from 1, that is a multiple of `every` have full attention."""
     num_layers = size(fields, "num_hidden_layers")
     if fields.get("layer_types") is None:
         types = ["sliding_attention" if (i + 1) % every else "full_attention" for i in range(num_layers)]
@@ -61,7 +61,7 @@ def windows_but_every(fields: Json, window: int, every: int) -> tuple[int, ...]:
 
 
 def only(fields: Json, family: str, **allowed: Any) -> None:
-    """Raise for a field of the family's that is set to anything else than this, which is all that is implemented."""
+    """Raise ModelConfigError if one of these fields is set to another value than the one that is implemented."""
     for name, value in allowed.items():
         found = fields.get(name)
         if found is not None and found != value:

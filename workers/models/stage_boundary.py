@@ -1,9 +1,9 @@
-"""Where a model is cut into pipeline stages: what stands for modules of other stages, and how hidden states come in and go out.
+"""The boundaries of pipeline stages: stand-ins for modules of other stages, and how hidden states enter and leave a stage.
 
 A stage begins with the hidden states that it has received (`StageInput`, in the embedding's place), skips the layers of other
-stages (`MissingLayer`), and ends with the last sublayer's output added to the residual stream (`StageOutput`, in the final
-norm's place): that alone goes on, so the next stage's first norm has nothing to add. In and out go through one buffer on the
-device, which decoder.py's modules, graphs and the pipeline (workers/pipeline.py) all know. A whole model has none of this.
+stages (`MissingLayer`), and adds the last sublayer's output to the residual stream (`StageOutput`, in the final norm's place).
+Only the residual stream goes on, so the next stage's first norm has nothing to add. Input and output use one buffer on the
+device, which decoder.py's modules, graphs and the pipeline (workers/pipeline.py) share. A model in one stage has none of this.
 """
 
 import torch
@@ -13,13 +13,13 @@ from quire.workers.layers.norm import Norm
 
 
 class StageBuffer:
-    """Hidden states on their way through a stage: [most tokens, H], once whoever runs the model has allocated them."""
+    """Hidden states at a stage's input and output: [most tokens, H]; the runner allocates them."""
 
     hidden: torch.Tensor
 
 
 class MissingLayer(Module):
-    """In the place of a module that another stage has, with its tensors. As a layer it changes nothing."""
+    """Replaces a module that another stage has, so it has no tensors. Called as a layer, it changes nothing."""
 
     def forward(
         self, x: torch.Tensor | None, residual: torch.Tensor, attend: object, logits_indices: torch.Tensor | None = None
@@ -28,7 +28,7 @@ class MissingLayer(Module):
 
 
 class StageInput(Module):
-    """ids [T] -> hidden states [T, H] that the stage before has left."""
+    """ids [T] -> hidden states [T, H] received from the stage before."""
 
     def __init__(self, stage_buffer: StageBuffer) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class StageInput(Module):
 
 
 class StageOutput(MissingLayer):
-    """Leaves hidden states for the next stage. norm: a model's, whose `add` says how outputs are added, and of no other use."""
+    """Leaves hidden states for the next stage. norm: one of the model's kind, used only for how its `add` adds outputs."""
 
     _norm: Norm
 
@@ -47,11 +47,11 @@ class StageOutput(MissingLayer):
         super().__init__()
         for parameter in norm.parameters():
             parameter.fill_(1.0)
-        self.__dict__["_norm"] = norm  # past nn.Module: nothing is loaded into it
+        self.__dict__["_norm"] = norm  # not a child of the module: nothing is loaded into it
         self._buffer = stage_buffer
 
     def add(self, x: torch.Tensor | None, residual: torch.Tensor) -> torch.Tensor:
-        """The residual stream with x, [T, H]."""
+        """The residual stream plus x, [T, H], in the buffer."""
         if x is not None:
             self._norm.add(x, residual)
         hidden = self._buffer.hidden[: len(residual)]

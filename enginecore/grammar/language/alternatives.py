@@ -1,9 +1,9 @@
-"""Whether the alternatives of a JSON Schema's oneOf exclude each other, references looked through: then it means anyOf.
+"""Finds out whether the alternatives of a JSON Schema's oneOf exclude each other, through references: then it means anyOf.
 
-llguidance looks at alternatives that are written where they stand, but not behind a `$ref`, which is how schemas made from
-types write unions. What is said here is sound and not complete: no value can match two alternatives of which this says that
-they are apart, by their types, their const or enum, a property that both require, or one that an alternative requires and
-another forbids. Older drafts' rules do not matter: next to a `$ref` nothing is looked at.
+llguidance compares alternatives that are written in place, but not behind a `$ref`, and schemas made from types write unions
+so. The answer is sound but not complete: if it is yes, no value matches two alternatives. They are compared by their types,
+their const or enum, properties that both require, and properties that one requires and the other forbids. Keywords next to a
+`$ref` are ignored, so it does not matter that older drafts ignore them, too.
 
 Used by lark.py, in the process that tries grammars.
 """
@@ -15,22 +15,22 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 _TYPES = frozenset(("null", "boolean", "number", "string", "array", "object"))
-_MAX_WAYS = 64  # that a schema can be matched in; with more, less is known of it
-_MAX_ALTERNATIVES = 256  # their ways together
-_MAX_DEPTH = 12  # of references and lists of alternatives within each other
-_MAX_PROPERTIES = 3  # within each other
-_MAX_COMPARED = 100_000  # ways, two by two
-_DEEP, _MAX_LOOKED = 2, 2_000  # schemas that are looked at deeper than this: references in all directions grow without end
+_MAX_WAYS = 64  # ways to match one schema; if there are more, some of what it says is ignored
+_MAX_ALTERNATIVES = 256  # ways of all alternatives together
+_MAX_DEPTH = 12  # nesting of references and lists of alternatives
+_MAX_PROPERTIES = 3  # nesting of properties that are compared
+_MAX_COMPARED = 100_000  # pairs of ways
+_DEEP, _MAX_LOOKED = 2, 2_000  # this depth; schemas looked at below it: references in all directions would grow without end
 
 
 class Way(NamedTuple):
-    """What every value that matches a schema in one way has: less is known where less is said."""
+    """Facts that hold for every value that matches a schema in one way; the defaults say nothing."""
 
     types: frozenset[str] = _TYPES  # integers are numbers
-    values: frozenset[str] | None = None  # all that there are, encoded
+    values: frozenset[str] | None = None  # all possible values, as JSON; None: any
     required: frozenset[str] = frozenset()
-    properties: tuple[tuple[str, Any], ...] = ()  # names and their schemas; a name may come twice
-    closed: tuple[frozenset[str], ...] = ()  # sets of names: an object has none beside one of them
+    properties: tuple[tuple[str, Any], ...] = ()  # names and their schemas; a name may occur twice
+    closed: tuple[frozenset[str], ...] = ()  # sets of names: an object has no property outside any of them
 
     def and_(self, other: "Way") -> "Way":
         values = other.values if self.values is None else self.values if other.values is None else self.values & other.values
@@ -44,7 +44,7 @@ class Way(NamedTuple):
 
 
 def exclude_each_other(schema: Mapping[str, Any], resolve: Callable[[str], Any]) -> bool:
-    """Whether no value matches two of a schema's oneOf, as far as can be seen. resolve: what a `$ref` names, or None."""
+    """Whether no value matches two of a schema's oneOf, as far as can be told. resolve: finds what a `$ref` names, or None."""
     looked = _Looked(resolve)
     beside = looked.ways({key: value for key, value in schema.items() if key not in ("oneOf", "$ref")}, 0)
     alternatives = [looked.product(beside, looked.ways(part, 1)) for part in schema["oneOf"]]
@@ -54,13 +54,13 @@ def exclude_each_other(schema: Mapping[str, Any], resolve: Callable[[str], Any])
 
 
 def types_of(schema: Mapping[str, Any], resolve: Callable[[str], Any]) -> frozenset[str]:
-    """The types that a value of a schema may have, as far as can be seen; integers are numbers."""
+    """The types that a value of a schema may have, as far as can be told; integers are numbers."""
     return frozenset[str]().union(*(way.types for way in _Looked(resolve).ways(schema, 0)))
 
 
 def resolver(root: Mapping[str, Any]) -> Callable[[str], Any]:
-    """What a JSON pointer like #/$defs/name finds in a schema; None for other references, and for all of them where a part has
-    an $id of its own, at which pointers in it begin."""
+    """A function that finds what a JSON pointer like #/$defs/name names in a schema. It returns None for other references, and
+    for all of them if a part of the schema has an $id of its own, because pointers in that part are relative to it."""
     if json.dumps(root).count('"$id"') > ("$id" in root):
         return lambda ref: None
 
@@ -99,7 +99,7 @@ class _Looked:
 
     def product(self, some: list[Way], others: list[Way]) -> list[Way]:
         if len(some) * len(others) > _MAX_WAYS:
-            return some or others  # what the others say is left out
+            return some or others  # too many: `others` are ignored
         return [one.and_(other) for one in some for other in others]
 
     def are_apart(self, some: list[Way], others: list[Way], depth: int) -> bool:
@@ -120,7 +120,7 @@ class _Looked:
 
 
 def _own(schema: Mapping[str, Any]) -> Way:
-    """What a schema says by itself, without references and lists of alternatives."""
+    """The way that a schema itself describes, without references and lists of alternatives."""
     types, values, required = _TYPES, None, frozenset[str]()
     properties: tuple[tuple[str, Any], ...] = ()
     closed: tuple[frozenset[str], ...] = ()
@@ -147,7 +147,7 @@ def _type_of(value: Any) -> str:
 
 
 def _pairs(one: Way, other: Way) -> Iterator[tuple[Any, Any]]:
-    """Schemas of the same property, which both require."""
+    """Pairs of schemas of the same property, for properties that both ways require."""
     for name, mine in one.properties:
         if name in one.required and name in other.required:
             yield from ((mine, theirs) for theirs_name, theirs in other.properties if theirs_name == name)

@@ -1,14 +1,14 @@
-"""Arguments of a call, by the JSON Schema of its function, in syntaxes that are not JSON: each as the body of a rule.
+"""Arguments of a function call, by the function's JSON Schema, in syntaxes that are not JSON: each as the body of a rule.
 
-qwen_xml    <parameter=KEY>VALUE</parameter>, one after the other. A text stands there as it is, anything else as JSON.
-pythonic    KEY=VALUE, KEY=VALUE. Values are JSON, which Python's readers of such calls take, too.
+qwen_xml    <parameter=KEY>VALUE</parameter>, one after the other. A string is written as it is, anything else as JSON.
+pythonic    KEY=VALUE, KEY=VALUE. Values are JSON, which parsers of such Python-like calls accept, too.
 
-A parameter list has names and no more: the schema must name them at its top, in `properties`; what bounds an object otherwise
-(anyOf, dependentRequired, ...) is refused there, and free inside of values. Names that are not listed cannot be written, but
-where no property is listed and others are allowed: then any can be.
+A parameter list has names and nothing else, so the schema must list them at its top, in `properties`. Other constraints on an
+object (anyOf, dependentRequired, ...) are refused at the top, and allowed inside values. Names that are not listed cannot be
+written, unless no property is listed and others are allowed: then any name can be.
 
-What these admit, frontend/text/tool_parsers (qwen3_coder, pythonic) read back as values that are valid by the schema. Called by
-structural_tag.py.
+The parsers in frontend/text/tool_parsers (qwen3_coder, pythonic) read what these rules admit back as values that are valid by
+the schema. Called by structural_tag.py.
 """
 
 import json
@@ -24,7 +24,7 @@ _BEYOND_NAMES = (
     "maxProperties", "propertyNames", "enum", "const",
 )  # fmt: skip
 _END = "</parameter>"
-_VALUE = f"({ANY} {quoted(_END)}) & ~({ANY} {quoted(_END)} {SOME})"  # any text, up to the first end
+_VALUE = f"({ANY} {quoted(_END)}) & ~({ANY} {quoted(_END)} {SOME})"  # any text, up to the first end tag
 _ANY_PARAMETER = rf"/<parameter=[^<>\n]+>/ ({_VALUE})"
 _LINE_BREAK = r"/\n?/"
 _PYTHON_NAME = re.compile(r"[\w.-]+")
@@ -45,7 +45,7 @@ def qwen_xml_arguments(schema: Any, writer: Writer) -> str:
 
 
 def _qwen_value(name: str, value: Any, root: dict[str, Any], writer: Writer) -> str:
-    """A value, and the end of its parameter. A reader takes it for a text where its schema says `string`, and only there."""
+    """A value and its end tag. The parser takes the value for a string if, and only if, its schema says `string`."""
     kinds = _kinds(value, root)
     if "string" not in kinds:
         line_break = writer.token(_LINE_BREAK)
@@ -58,7 +58,7 @@ def _qwen_value(name: str, value: Any, root: dict[str, Any], writer: Writer) -> 
 
 
 def _string_options(schema: Any, root: dict[str, Any]) -> list[dict[str, Any]]:
-    """The alternatives of a schema that may be a text."""
+    """The alternatives of a schema that may be a string."""
     schema = _resolved(schema, root)
     options = [o for key in ("anyOf", "oneOf") for o in schema.get(key, ()) if "string" in _kinds(o, root)]
     if not options:
@@ -69,7 +69,7 @@ def _string_options(schema: Any, root: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _text(schema: dict[str, Any]) -> str | None:
-    """The body of a token for a text that stands as it is; None for any. `format` is a remark, as the standard has it."""
+    """The body of a token for a string written as it is; None if any will do. `format` only annotates, as in the standard."""
     if beyond := schema.keys() & {"allOf", "not", "if"}:
         raise ValueError(f"{sorted(beyond)[0]} cannot be followed for a text that is not written as JSON")
     if "const" in schema or "enum" in schema:
@@ -93,7 +93,7 @@ def python_arguments(schema: Any, writer: Writer) -> str:
     if not names and root.get("additionalProperties") is not False:
         pair = f'{writer.token(_PYTHON_KEY)} "=" {_python_value(writer)}'
         return writer.rule(f'({pair} (", " {pair})*)?')
-    first, rest = '""', '""'  # of the properties that follow: where none is written yet, and where one is
+    first, rest = '""', '""'  # rules of the properties that follow: if none is written yet, and if one is
     for name, (value, required) in reversed(names.items()):
         if not _PYTHON_NAME.fullmatch(name) or name[0].isdigit():
             raise ValueError(f"a parameter of the name {name!r} cannot be written as a Python keyword")
@@ -106,7 +106,7 @@ def python_arguments(schema: Any, writer: Writer) -> str:
 
 
 def _python_value(writer: Writer) -> str:
-    """The name of a rule: a Python literal, of those that the parser reads."""
+    """The name of a rule for the Python literals that the parser reads."""
     word = r"""/-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?|True|False|None|true|false|null/"""
     text = r"""/"([^"\\\n]|\\[nrtbf"'\\])*"|'([^'\\\n]|\\[nrtbf"'\\])*'/"""
     name = "python_value"
@@ -120,7 +120,7 @@ def _python_value(writer: Writer) -> str:
 
 # ------------------------------------------------------------------------------------------------------------ schemas
 def _parameters(schema: Any) -> tuple[dict[str, Any], dict[str, tuple[Any, bool]]]:
-    """The schema of the object, and of each of its properties, with whether it must be there."""
+    """The object's schema, and each property's schema by name, with whether the property is required."""
     whole = {} if schema is True else schema
     if not isinstance(whole, dict):
         raise ValueError("a JSON Schema must be an object")
@@ -138,7 +138,7 @@ def _parameters(schema: Any) -> tuple[dict[str, Any], dict[str, tuple[Any, bool]
 
 
 def _resolved(schema: Any, root: dict[str, Any]) -> dict[str, Any]:
-    """A schema without `$ref` at its top; {} for what leads nowhere, which the JSON Schema compiler complains of."""
+    """A schema without `$ref` at its top; {} if the reference leads nowhere, which the JSON Schema compiler reports."""
     seen = 0
     while isinstance(schema, dict) and isinstance(ref := schema.get("$ref"), str) and ref.startswith("#") and seen < 64:
         target: Any = root
@@ -150,7 +150,7 @@ def _resolved(schema: Any, root: dict[str, Any]) -> dict[str, Any]:
 
 
 def _kinds(schema: Any, root: dict[str, Any], depth: int = 0) -> frozenset[str]:
-    """JSON Schema's types of a value as far as they are said: its own, and those of its alternatives."""
+    """The JSON Schema types of a value as far as they are stated: its own, and those of its alternatives."""
     found = _resolved(schema, root)
     kind = found.get("type")
     kinds = set(kind if isinstance(kind, list) else [kind] if kind is not None else [])
@@ -161,12 +161,12 @@ def _kinds(schema: Any, root: dict[str, Any], depth: int = 0) -> frozenset[str]:
 
 
 def _json(name: str, value: Any, root: Mapping[str, Any]) -> str:
-    """A rule's body for the value of a property, written as JSON."""
+    """The body of a rule for the value of a property, written as JSON."""
     return json_schema(_alone(value, root), START.inner("properties").inner(name))
 
 
 def _alone(schema: Any, root: Mapping[str, Any]) -> Any:
-    """A part of a schema as one of its own: what it refers to comes with it."""
+    """A part of a schema as a schema of its own, with the definitions that it may refer to."""
     if not isinstance(schema, dict) or '"$ref"' not in json.dumps(schema):
         return schema
     return {**schema, **{key: root[key] for key in ("$defs", "definitions") if key in root}}

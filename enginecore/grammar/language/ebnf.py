@@ -1,9 +1,9 @@
-"""EBNF to Lark, so that what llguidance admits is what the grammar says, character by character.
+"""Translates EBNF to Lark, so that llguidance admits exactly what the grammar says, character by character.
 
-llguidance cuts a text into tokens first, each as long as it can be, and EBNF knows none: in `root ::= word "end"`, `word ::=
-[a-z]*`, a token of `word` would eat the end. A grammar without recursion is one token, a regular expression: right, and fast.
-Of another one tokens are at first the largest parts without recursion. Where a token that could end here would run on into what
-another wants, the longer one is made of smaller parts (ebnf_places.py says which), down to characters, until none does.
+llguidance first cuts a text into tokens, each as long as it can be, but EBNF has no tokens: in `root ::= word "end"`, `word ::=
+[a-z]*`, a token for `word` would eat the end. A grammar without recursion becomes one token, a regular expression: exact, and
+fast. In others the largest parts without recursion become tokens at first. If a token could end, but would run on into text
+that another token needs, the longer one is split (ebnf_places.py says which), down to characters, until none does.
 
 Used by texts.py and structural_tag.py, in the process that tries grammars.
 """
@@ -20,12 +20,12 @@ _EBNF_RULE = re.compile(r"^[ \t]*[\w.-]+[ \t]*::=", re.M)
 
 
 def is_ebnf(grammar: str) -> bool:
-    """Or else it is Lark."""
+    """Whether a grammar is EBNF; else it is Lark."""
     return _EBNF_RULE.search(grammar) is not None
 
 
 def lark_of(grammar: str) -> str:
-    """Lark of a grammar in Lark or EBNF. Raises ValueError with what is wrong, and where."""
+    """A grammar in Lark or EBNF as Lark. Raises ValueError that says what is wrong, and where."""
     if not is_ebnf(grammar):
         return grammar
     try:
@@ -42,7 +42,7 @@ class _Grammar:
                     raise ValueError(f"the EBNF cannot be read: there is no rule {name!r}")
         self._rules = rules = {name: _unrolled(name, node) for name, node in rules.items()}
         self._endless = _recursive(rules)
-        self._in_parts: set[Node] = set()  # what is no token
+        self._in_parts: set[Node] = set()  # nodes that must not be one token
         self._places = Places(rules)
         self._names: dict[Node, str] = {}
 
@@ -60,7 +60,7 @@ class _Grammar:
 
     # -------------------------------------------------------------------------------------------------------- parts
     def _split(self) -> dict[str, Part]:
-        """The rules that are left, from root on, by name."""
+        """The rules that are needed beside tokens, from root on, by name."""
         parts: dict[str, Part] = {}
         waiting = ["root"]
         while waiting:
@@ -97,7 +97,7 @@ class _Grammar:
         raise AssertionError(node)
 
     def _runs(self, nodes: tuple[Node, ...]) -> Iterator[Node]:
-        """What stands side by side and can be one token, as one."""
+        """A sequence's nodes, with neighbors that can be one token joined into one node."""
         run: list[Node] = []
         for node in (*nodes, None):
             if node is not None and self._is_regular(node):
@@ -113,7 +113,7 @@ class _Grammar:
     def _token_lines(self, tokens: Iterable[Node]) -> list[str]:
         lines: list[str] = []
         waiting = list(tokens)
-        for node in waiting:  # it grows: rules that tokens name are tokens, too
+        for node in waiting:  # it grows: rules that tokens refer to become tokens, too
             if node not in self._names:
                 self._names[node] = f"T{len(self._names)}"
                 body = self._rules[node.name] if isinstance(node, Ref) else node
@@ -153,14 +153,14 @@ class _Grammar:
 
 
 def _one_char(chars: Chars) -> str:
-    """In Lark."""
+    """One of these characters, in Lark."""
     if len(chars) == 1 and chars[0][0] == chars[0][1]:
         return quoted(chr(chars[0][0]))
     return "/[" + "".join(f"\\x{{{low:x}}}-\\x{{{high:x}}}" for low, high in chars) + "]/"
 
 
 def _names(node: Node) -> Iterator[str]:
-    """Of the rules that a node names."""
+    """Names of the rules that a node refers to."""
     match node:
         case Ref(name):
             yield name
@@ -172,7 +172,7 @@ def _names(node: Node) -> Iterator[str]:
 
 
 def _unrolled(name: str, node: Node) -> Node:
-    """A rule that names itself at the end of alternatives only, or at their beginning, as a repetition: x = a x | b is a* b."""
+    """A rule that refers to itself only at the end of alternatives, or at their start, as a repetition: x = a x | b is a* b."""
     for own_place in (-1, 0):
         again: list[Node] = []
         once: list[Node] = []
@@ -192,7 +192,7 @@ def _unrolled(name: str, node: Node) -> Node:
 
 
 def _recursive(rules: dict[str, Node]) -> set[str]:
-    """Rules that lead back to themselves, or to one that does."""
+    """Rules that lead back to themselves, or to a rule that does."""
     named_by: dict[str, set[str]] = {name: set() for name in rules}
     left = {name: set(_names(node)) for name, node in rules.items()}
     for name, names in left.items():

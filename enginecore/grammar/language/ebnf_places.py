@@ -1,8 +1,8 @@
-"""Which tokens of a grammar would run on into what another part of it wants: for ebnf.py, which then takes them apart.
+"""Finds the tokens of a grammar that would run on into text that another token needs; ebnf.py then splits them.
 
-A token is seen as an automaton of places, one for each character as the grammar writes it. A short token is lost to a long one
-where both may begin, and a word of the short one and a character that may follow it begin a word of the long one: looked for in
-both at once.
+A token is an automaton of places, one for each character as the grammar writes it (Glushkov's construction). A short token is
+lost to a long one if both may begin at the same point, and if a word of the short one plus a character that may follow it is
+the beginning of a word of the long one. The search walks through both automata at once.
 """
 
 from collections.abc import Iterator
@@ -12,13 +12,13 @@ from itertools import islice, product
 
 from quire.enginecore.grammar.language.ebnf_text import ANY_CHAR, Alt, Chars, Node, OneOf, Ref, Repeat, Seq, Text, normal
 
-MAX_PLACES = 1000  # of a token; a longer one is taken apart
-MAX_VISITS = 20 * MAX_PLACES  # of parts of a token, those of no character, too
-MAX_LOOKS = 300_000  # at pairs of places, a round; 0.2 s. What is not looked at stays as it is, and admits less
+MAX_PLACES = 1000  # of a token; a longer one is split
+MAX_VISITS = 20 * MAX_PLACES  # of nodes of a token, including those without a character
+MAX_LOOKS = 300_000  # at pairs of places, in a round; 0.2 s. Tokens not looked at stay whole, so that the grammar admits less
 _NONE = frozenset[int]()
 
 
-# What is left of a grammar when its tokens are chosen.
+# A grammar's rules, once its tokens are chosen, consist of these.
 @dataclass(frozen=True)
 class Token:
     node: Node
@@ -43,7 +43,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Several:
-    """kind: seq, alt, or repeat, which has one part and times."""
+    """kind: "seq", "alt", or "repeat", which has one part and `times`."""
 
     kind: str
     parts: "tuple[Part, ...]"
@@ -62,8 +62,8 @@ Part = Token | Rule | Several
 
 
 def running_on(parts: dict[str, Part], places: "Places") -> set[Node]:
-    """Tokens of these rules that must be taken apart."""
-    _meet.cache_clear()  # it holds the grammar that was before
+    """Tokens of these rules that must be split."""
+    _meet.cache_clear()  # it holds the characters of an earlier grammar
     following = _Following(parts, places)
     found = {node for node in following.tokens if places.of(node) is None}
     after = {
@@ -79,7 +79,7 @@ def running_on(parts: dict[str, Part], places: "Places") -> set[Node]:
         looks += looked
         if runs_on:
             found.add(long)
-        elif are_same and short != long:  # who comes after the one may begin where who comes after the other does
+        elif are_same and short != long:  # after a common word, tokens that follow either one may begin at the same point
             more = set(product(following.tokens[short], following.tokens[long])) - seen
             seen |= more
             waiting += more
@@ -87,7 +87,7 @@ def running_on(parts: dict[str, Part], places: "Places") -> set[Node]:
 
 
 def _compared(short: "Automaton | None", after: Chars, long: "Automaton | None") -> tuple[bool, bool, int]:
-    """Whether the short one is lost to the long one, whether they have a word in common, and how many pairs were looked at."""
+    """Whether the short token is lost to the long one, whether they have a common word, and how many pairs were looked at."""
     assert short is not None and long is not None
     waiting = [(i, j) for i in short.first for j in long.first if _meet(short.chars[i], long.chars[j])]
     seen, are_same = set(waiting), False
@@ -111,8 +111,8 @@ def _meet(some: Chars, others: Chars) -> bool:
 # ------------------------------------------------------------------------------------------------------------- automata
 @dataclass
 class Automaton:
-    """chars: of each place. following: which places may come after it. first, last: where a word begins and may end. visits:
-    of parts, while it was made."""
+    """chars: those of each place. following: the places that may come after each. first, last: the places where a word may
+    begin and end. visits: how many nodes were visited to make it."""
 
     chars: list[Chars] = field(default_factory=list)
     following: list[set[int]] = field(default_factory=list)
@@ -123,14 +123,14 @@ class Automaton:
 
 
 class Places:
-    """Automata of nodes without recursion. A repetition is taken for one without bound: that is careful."""
+    """Automata of nodes without recursion. Bounded repetitions count as unbounded: that may split too much, not too little."""
 
     def __init__(self, rules: dict[str, Node]) -> None:
         self._rules = rules
         self._made: dict[Node, Automaton | None] = {}
 
     def of(self, node: Node) -> Automaton | None:
-        """None for one that is too long."""
+        """A node's automaton; None if it is too long."""
         if node not in self._made:
             made = Automaton()
             try:
@@ -185,7 +185,7 @@ class Places:
 
 
 class _Following:
-    """tokens: which may follow each token, directly."""
+    """tokens: for each token those that may follow it directly."""
 
     def __init__(self, parts: dict[str, Part], places: Places) -> None:
         self._places = places
@@ -201,12 +201,12 @@ class _Following:
                 self._walk(part, self._after[name])
 
     def together(self) -> list[tuple[Node, Node]]:
-        """Pairs of tokens that may begin at the same place of a text: after the same token, or at its beginning."""
+        """Pairs of tokens that may begin at the same point of a text: after the same token, or at its beginning."""
         groups = {self._firsts["root"][0], *self.tokens.values()}
         return list(set(islice((pair for group in groups for pair in product(group, group)), MAX_LOOKS)))
 
     def _first(self, part: Part) -> tuple[frozenset[Node], bool]:
-        """Tokens that it may begin with, and whether it may be empty."""
+        """Tokens that a part may begin with, and whether it may be empty."""
         match part:
             case Token(node):
                 made = self._places.of(node)

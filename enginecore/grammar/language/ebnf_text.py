@@ -1,10 +1,10 @@
-"""Reads EBNF as llama.cpp's GBNF and xgrammar write it: a text to rules of nodes, or the place where it is wrong.
+"""Reads EBNF as llama.cpp's GBNF and xgrammar write it: turns a text into rules of nodes, or says where it is wrong.
 
     root ::= "[" item ("," item)* "]"   # a comment
     item ::= [a-z_]+
            | "\\u00e9"{2,3}
 
-A rule goes on until the next one begins, over as many lines as it likes. Who makes Lark of it is ebnf.py.
+A rule goes on until the next one begins, over any number of lines. ebnf.py makes Lark of the nodes.
 """
 
 import re
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NoReturn
 
-Chars = tuple[tuple[int, int], ...]  # ranges of code points, both ends in, in order and apart
+Chars = tuple[tuple[int, int], ...]  # ranges of code points, both ends included, in order, with gaps between them
 
 LAST = 0x10FFFF
 MAX_TIMES = 100_000
@@ -27,7 +27,7 @@ _ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "v": "\v", "a
 
 @dataclass(frozen=True)
 class OneOf:
-    """One character."""
+    """One character out of a set."""
 
     chars: Chars
 
@@ -65,7 +65,7 @@ Node = OneOf | Text | Ref | Seq | Alt | Repeat
 
 
 def normal(ranges: Iterable[tuple[int, int]]) -> Chars:
-    """Ranges in order, apart, and without surrogates, which are no characters."""
+    """Ranges in order, merged where they touch, and without surrogates, which are not characters."""
     merged: list[tuple[int, int]] = []
     for low, high in sorted(ranges):
         if merged and low <= merged[-1][1] + 1:
@@ -82,7 +82,7 @@ def all_but(chars: Chars) -> Chars:
 
 
 def rules_of(text: str) -> dict[str, Node]:
-    """Raises ValueError with the place."""
+    """The rules of a grammar by name. Raises ValueError that says where it is wrong."""
     return _Reader(text).rules()
 
 
@@ -189,7 +189,7 @@ class _Reader:
         return OneOf(chars)
 
     def _escaped(self, begin: int) -> str:
-        """A character of a text or a class."""
+        """The next character of a text or a class, which may be escaped."""
         char = self._char(begin, "what begins here")
         self._at += 1
         if char != "\\":

@@ -1,8 +1,8 @@
-"""Lark as llguidance reads it, piece by piece: literals, schemas, regexes, and a writer that names rules and tokens.
+"""Writes Lark as llguidance reads it: literals, schemas, regexes, and a Writer that names rules and tokens.
 
-A token (a lexeme) is matched as far as it can be, and the parser looks at it when it has ended: so what is regular should be
-one token, in which all ways to go on are kept open, and only what is not should be a rule of several. A `[lazy]` one ends
-where it matches first, and wins against those that would go on.
+A token (a lexeme) is matched as far as possible, and the parser sees it when it has ended. So whatever is regular should be one
+token, which keeps all continuations open; only what is not regular should be a rule of several tokens. A `[lazy]` token ends at
+its first match, and wins against tokens that would go on.
 
 Used by texts.py and structural_tag.py, in the process that tries grammars.
 """
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import llguidance
 
 from quire.enginecore.grammar.language.alternatives import exclude_each_other, resolver
+from quire.enginecore.grammar.language.regex_text import on_one_line
 from quire.enginecore.grammar.language.schema_keywords import in_known_words, with_discriminator
 from quire.enginecore.grammar.language.schema_values import (
     COUNTS,
@@ -31,26 +32,26 @@ from quire.enginecore.grammar.language.tag_formats import field_of
 OPTIONS = '%llguidance {"no_forcing": true}'
 WHITESPACE = r"(?: |\r?\n[ \t]{0,32})"
 FORMATS = frozenset(("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"))
-_DATA = frozenset(("const", "enum", "default", "examples", "x-guidance"))  # keywords whose values are no schemas
+_DATA = frozenset(("const", "enum", "default", "examples", "x-guidance"))  # keywords with values that are not schemas
 _LITERALS = frozenset(("const", "enum"))
 _DEFINITIONS = ("$defs", "definitions")
-_NAMED = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))  # keys are names
-_MADE = "x-guidance:"  # what the names of definitions that are made here begin with
+_NAMED = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))  # maps of names to schemas
+_MADE = "x-guidance:"  # prefix of the names of definitions that are made here
 ANY, SOME = r"/(.|\n)*/", r"/(.|\n)+/"
 
 
 def quoted(text: str) -> str:
-    """A text in Lark."""
+    """A text as a literal of Lark."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\x7f")
 
 
 def one_of(texts: Iterable[str]) -> str:
-    """Any of these texts, within a token."""
+    """The body of a token that is one of these texts."""
     return f"({' | '.join(map(quoted, texts))})"
 
 
 class Place(NamedTuple):
-    """Of a part of a schema: a JSON pointer, and the field that this begins in, where a frontend's grammar holds several."""
+    """Where a part of a schema is: a JSON pointer, and the field that it starts from if a frontend's grammar has several."""
 
     field: str = ""
     pointer: str = ""
@@ -59,7 +60,7 @@ class Place(NamedTuple):
         return self._replace(pointer=f"{self.pointer}/{str(key).replace('~', '~0').replace('/', '~1')}")
 
     def checked(self, check: Callable[..., Any], *arguments: Any) -> Any:
-        """What `check` returns; its ValueError says the place."""
+        """Return what `check` returns; if it raises ValueError, add this place to the text."""
         try:
             return check(*arguments)
         except ValueError as error:
@@ -70,8 +71,8 @@ START = Place()
 
 
 def json_schema(schema: Any, place: Place = START, **options: Any) -> str:
-    """A JSON Schema as a rule's body. place: of it in the one that its definitions are of. options: of llguidance, beside the
-    schema's own. Raises ValueError for what is none, with the place."""
+    """A JSON Schema as the body of a rule. place: where it is in the schema that has its definitions. options: llguidance's,
+    beside the schema's own. Raises ValueError, with the place, for what is not a schema."""
     if schema is True:
         schema = {}
     if not isinstance(schema, dict):
@@ -89,7 +90,7 @@ def json_schema(schema: Any, place: Place = START, **options: Any) -> str:
 
 
 class _How:
-    """lenient: what cannot be kept is passed over. Definitions that are made beside those of the whole schema."""
+    """How a schema is rewritten, and definitions that this adds to it. lenient: drop what llguidance cannot keep."""
 
     def __init__(self, lenient: bool, schema: Any) -> None:
         self.lenient = lenient
@@ -98,31 +99,31 @@ class _How:
         self._names: dict[str, str] = {}
 
     def resolve(self, ref: str) -> Any:
-        """What a reference names."""
+        """The schema that a reference names."""
         name = ref.removeprefix("#/$defs/")
         return self._made[name] if name in self._made else self._resolve(ref)
 
     def define(self, what: str, schema: Any) -> str:
-        """Returns the reference. what: a key, to make it once."""
+        """Add a definition; returns the reference to it. what: a key, for which it is added once."""
         name = self._names.setdefault(what, f"{_MADE}{len(self._names)}")
         self._made.setdefault(name, schema)
         return f"#/$defs/{name}"
 
     def kept_definitions(self) -> dict[str, Any]:
         kept: dict[str, Any] = {}
-        while len(kept) < len(self._made):  # more may be made of one
+        while len(kept) < len(self._made):  # rewriting one may add others
             name = list(self._made)[len(kept)]
             kept[name] = _kept(self._made[name], self, START)
         return kept
 
 
 def _kept(schema: Any, how: _How, place: Place) -> Any:
-    """A schema as llguidance keeps it: without formats that it does not know, which it would refuse (to JSON Schema they are
-    remarks), in keywords that it knows (schema_keywords.py), with values that it keeps (schema_values.py), and with anyOf for a
-    oneOf that says the same (alternatives.py). Raises ValueError for other values.
+    """A schema as llguidance keeps it: without formats that it does not know and would refuse (JSON Schema's only annotate), in
+    keywords that it knows (schema_keywords.py), with values that it keeps (schema_values.py), and with anyOf for a oneOf that
+    means the same (alternatives.py). Raises ValueError for other values.
 
-    lenient: without types that there are not, and patterns that are no regular expressions to it (look-around, references
-    back, other dialects), too, which its option of this name does not pass over, nor values that it does not keep.
+    lenient: also without types that do not exist, and without patterns that it cannot compile (look-around, back references,
+    other dialects), which its own option of this name does not drop; a literal or minProperties that it would not keep passes.
     """
     if isinstance(schema, list):
         return [_kept(item, how, place.inner(i)) for i, item in enumerate(schema)]
@@ -157,7 +158,7 @@ def _kept(schema: Any, how: _How, place: Place) -> Any:
 
 @lru_cache(maxsize=1024)
 def _can_be_followed(schema: str) -> bool:
-    """Of one keyword: 0.1 ms."""
+    """Whether llguidance can compile a schema of one keyword; takes 0.1 ms."""
     return not llguidance.LLMatcher.validate_grammar(llguidance.grammar_from("json_schema", schema))
 
 
@@ -169,15 +170,15 @@ def _as_any_of(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def regex_body(pattern: str) -> str:
-    """A regex as a token's body, of the whole of a text. Raises ValueError."""
+    """A regex for a whole text, as the body of a token. Raises ValueError."""
     if not pattern:
         raise ValueError("a regex must not be empty")
-    escaped = _without_anchors(pattern).replace("\n", "\\n").replace("\r", "\\r")
+    escaped = _without_anchors(on_one_line(pattern)) or "(?:)"
     return f"/{llguidance.regex_to_lark(escaped, 'dws')}/"  # type: ignore[attr-defined]
 
 
 def _without_anchors(text: str) -> str:
-    """A regex is matched against the whole output: anchors around all of it say nothing."""
+    """A regex without anchors around all of it: it is matched against the whole output anyway."""
     if "|" in text:  # they may belong to one alternative
         return text
     text = text.removeprefix("^")
@@ -185,7 +186,7 @@ def _without_anchors(text: str) -> str:
 
 
 class Writer:
-    """special: tokens that are no text, by name: what a grammar says of them may be written as the token, or spelled."""
+    """special: ids of tokens that are not text, by name. Where a grammar has such a name, the token or its text may stand."""
 
     def __init__(self, special: Mapping[str, int]) -> None:
         self._special = special
@@ -194,18 +195,18 @@ class Writer:
         self._defined: dict[str, str] = {}
 
     def token(self, body: str) -> str:
-        """The name of a token of this body."""
+        """The name of a token with this body."""
         return self._name("T", body)
 
     def lazy(self, body: str) -> str:
-        """The name of what ends where this body of a token matches first."""
+        """The name of a token that ends at the first match of this body."""
         return self._name("lazy", body)
 
     def rule(self, body: str) -> str:
         return self._name("r", body)
 
     def define(self, name: str, body: str) -> None:
-        """A rule of this name, which may name itself."""
+        """Add a rule of this name; it may refer to itself."""
         self._defined[name] = body
 
     def _name(self, kind: str, body: str) -> str:
@@ -221,7 +222,7 @@ class Writer:
         return self._is_special.search(text) is not None
 
     def literal(self, text: str) -> str:
-        """A text in a rule's body; '' for none."""
+        """A text in the body of a rule; '' for an empty one."""
         parts, at = [], 0
         for found in self._is_special.finditer(text):
             parts += [quoted(text[at : found.start()])] if found.start() > at else []
@@ -231,7 +232,7 @@ class Writer:
         return " ".join(parts)
 
     def text_up_to(self, marker: str, text: str = ANY) -> list[str]:
-        """Bodies of rules: text up to a marker's first place, and that. text: a token's body, of what may stand before."""
+        """Bodies of rules for text up to and with the first marker. text: the body of a token, for what may stand before it."""
         ways = [self.lazy(f"({text}) {quoted(marker)}")]
         if found := self._is_special.match(marker):
             rest = self.literal(marker[found.end() :])

@@ -1,7 +1,7 @@
-"""Where a grammar is wrong, as the user wrote it: llguidance says what it cannot do, but seldom in which part.
+"""Finds the place in a user's grammar that is wrong: llguidance says what it cannot do, but seldom in which part.
 
-So the parts are tried by themselves, outer ones first: of a structural tag its schemas, regexes and grammars, of a JSON Schema
-the schemas in it. Runs in the process that tries grammars (trial.py), after one has failed.
+So the parts are tried by themselves, outer ones first: the schemas, regexes and grammars in a structural tag, and the schemas
+in a JSON Schema. Runs in the process that tries grammars (trial.py), after one has failed.
 """
 
 import json
@@ -13,8 +13,8 @@ from typing import Any
 from quire.enginecore.grammar.language.tag_formats import field_of, parts_of
 from quire.ipc.structured_outputs import StructuredOutputs
 
-_KEYWORD = re.compile(r" for '(\w+)', got ")  # in llguidance's words
-LOOK_S = 0.5  # for the place: after that, what is known by then
+_KEYWORD = re.compile(r" for '(\w+)', got ")  # as llguidance's errors name it
+LOOK_S = 0.5  # to find the place; after that, what is known by then is used
 _LISTS = ("prefixItems", "allOf", "anyOf", "oneOf")
 _ONES = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
 _MAPS = ("properties", "patternProperties", "dependentSchemas")
@@ -22,7 +22,7 @@ _DEFINITIONS = ("$defs", "definitions")
 
 
 def with_place(wanted: StructuredOutputs, error: str, error_of: Callable[[StructuredOutputs], str]) -> str:
-    """The error of a grammar with the place it comes from, if that is found. error_of: "" for a grammar that is right."""
+    """The error of a grammar, with the place that it comes from if that is found. error_of: returns "" for a valid grammar."""
     deadline = time.monotonic() + LOOK_S
 
     def failing(parts: Iterator[tuple[str, StructuredOutputs]], same: bool) -> tuple[str, StructuredOutputs, str] | None:
@@ -50,20 +50,20 @@ def with_place(wanted: StructuredOutputs, error: str, error_of: Callable[[Struct
 
 
 def _joined(places: list[str], error: str) -> str:
-    """tools[0].function.parameters: at /properties/a/items: ..."""
+    """As in `tools[0].function.parameters: at #/properties/a/items: ...`."""
     whole = [place for place in places if not place.startswith("/")]
     pointer = "".join(place for place in places if place.startswith("/"))
     return ": ".join([*whole, *([f"at #{pointer}"] if pointer else []), error])
 
 
 def _leads_out(schema: dict[str, Any]) -> bool:
-    """Whether it refers to what is no definition, which it has not with it."""
+    """Whether it refers to something other than a definition, which it lacks when it stands alone."""
     ref = schema.get("$ref")
     return isinstance(ref, str) and ref.startswith("#") and not ref.startswith(tuple(f"#/{key}/" for key in _DEFINITIONS))
 
 
 def _inner(schema: dict[str, Any], root: Mapping[str, Any]) -> Iterator[tuple[str, StructuredOutputs]]:
-    """The schemas directly in one, each by itself but for what it refers to, by the pointer to it."""
+    """The schemas directly in one, as (pointer, schema); each stands alone, with the definitions that it may refer to."""
     pairs: list[tuple[str, Any]] = []
     for key in (*_DEFINITIONS, *_MAPS) if schema is root else _MAPS:
         if isinstance(schema.get(key), dict):

@@ -1,11 +1,11 @@
-"""Keywords of a JSON Schema that llguidance does not know, said in those that it knows, where that is the same.
+"""Replaces keywords of a JSON Schema that llguidance does not know by ones that it knows, where that means the same.
 
-Schemas made from types are full of them: a dict whose keys are an enum (`propertyNames`), an intersection
-(`unevaluatedProperties` beside allOf), a keyword that bounds nothing (`"uniqueItems": false`), metaschemas under other
-addresses. What cannot be said exactly stays as it is, and is refused by its name.
+Schemas made from types are full of them: a dict with keys from an enum (`propertyNames`), an intersection
+(`unevaluatedProperties` beside allOf), a keyword that constrains nothing (`"uniqueItems": false`), metaschemas under other
+addresses. A keyword that cannot be replaced exactly stays, and llguidance refuses it by its name.
 
-A `discriminator`'s property tells the alternatives of a oneOf apart, and whoever reads the value needs it there: alternatives
-require it, though types with a default for it do not say so. That is narrower than the schema, and what follows is valid.
+The property of a `discriminator` says which alternative of a oneOf a value is, and readers of the value need it. So
+alternatives are made to require it, even where a type has a default for it. That admits less than the schema, all of it valid.
 
 Used by lark.py, in the process that tries grammars.
 """
@@ -21,7 +21,7 @@ Resolve = Callable[[str], Any]  # what a `$ref` names, or None
 _DRAFTS = re.compile(r"https?://json-schema\.org/(draft-0[467]/schema|draft/(?:2019-09|2020-12)/schema)#?")
 _REMARKS = frozenset(("title", "description", "$comment", "default", "examples", "deprecated", "readOnly", "writeOnly"))
 _IN_PLACE = ("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "dependentSchemas")
-_MERGED = frozenset(("type", "properties", "required", "$ref", "allOf")) | _REMARKS  # what may name properties, and no more
+_MERGED = frozenset(("type", "properties", "required", "$ref", "allOf")) | _REMARKS  # these at most name properties
 _ALTERNATIVES = frozenset(("$ref", "anyOf", "oneOf", "allOf", "discriminator")) | _REMARKS
 _KNOWN = frozenset((
     "$schema", "$id", "$ref", "$anchor", "$dynamicRef", "$dynamicAnchor", "$defs", "definitions", "allOf", "anyOf",
@@ -33,11 +33,11 @@ _KNOWN = frozenset((
     "discriminator", "title", "description", "$comment", "default", "examples", "readOnly", "writeOnly",
 ))  # fmt: skip
 _OF_ROOTS = {"$schema", "$id", "$defs", "definitions"}
-_MAX_DEPTH = 4  # of references and lists within each other
+_MAX_DEPTH = 4  # nesting of references and lists
 
 
 def in_known_words(schema: dict[str, Any], resolve: Resolve, is_inner: bool) -> dict[str, Any]:
-    """A schema's own keywords; those of schemas in it are left. is_inner: nothing refers to what its unknown keywords hold."""
+    """Replace a schema's own keywords, not those of schemas in it. is_inner: no reference leads into its unknown keywords."""
     made = dict(schema)
     for word in [word for word in made if _bounds_nothing(word, made)]:
         del made[word]
@@ -74,7 +74,7 @@ def _bounds_nothing(word: str, schema: Mapping[str, Any]) -> bool:
 
 
 def _dialect(address: Any) -> str | None:
-    """Of a metaschema, as llguidance knows it. None for others: they are read as the newest."""
+    """The address of a metaschema as llguidance knows it. None for unknown ones: those schemas are read as the newest draft."""
     found = _DRAFTS.fullmatch(address) if isinstance(address, str) else None
     if found is None:
         return None
@@ -82,8 +82,8 @@ def _dialect(address: Any) -> str | None:
 
 
 def _alone(schema: dict[str, Any], resolve: Resolve) -> dict[str, Any]:
-    """A reference or a list of alternatives without what says nothing beside it: it may lead back to itself, and then
-    llguidance takes little more than a title beside it."""
+    """A reference or a list of alternatives, without keywords beside it that add nothing: it may be recursive, and then
+    llguidance accepts little more than a title beside it."""
     made = {word: value for word, value in schema.items() if word in _KNOWN}
     kinds = made.get("type")
     if kinds is not None and made.keys() - {"type"} <= _ALTERNATIVES:
@@ -95,11 +95,11 @@ def _alone(schema: dict[str, Any], resolve: Resolve) -> dict[str, Any]:
 
 # --------------------------------------------------------------------------------------------------------- unevaluated
 def _evaluated(schema: dict[str, Any], resolve: Resolve) -> dict[str, Any]:
-    """unevaluatedProperties as additionalProperties, where all that could evaluate one stands beside it or in an allOf."""
+    """unevaluatedProperties as additionalProperties, if all that could evaluate a property is beside it or in an allOf."""
     if "unevaluatedProperties" not in schema:
         return schema
     value, made = schema["unevaluatedProperties"], _without(schema, "unevaluatedProperties")
-    if "additionalProperties" in made:  # which evaluates all that there are
+    if "additionalProperties" in made:  # it evaluates all properties
         return made
     if not any(word in made for word in _IN_PLACE):
         return {**made, "additionalProperties": value}
@@ -111,7 +111,7 @@ def _evaluated(schema: dict[str, Any], resolve: Resolve) -> dict[str, Any]:
 
 
 def _evaluated_names(schema: Any, resolve: Resolve, depth: int) -> list[str] | None:
-    """The properties that a schema names, and those of its allOf and reference; None if it says anything else of some."""
+    """The properties that a schema, its allOf and its reference name; None if another keyword may evaluate properties."""
     if not isinstance(schema, dict) or depth > _MAX_DEPTH or schema.keys() - _MERGED - (set() if depth else _OF_ROOTS):
         return None
     parts = [resolve(schema["$ref"])] if isinstance(schema.get("$ref"), str) else []
@@ -126,7 +126,7 @@ def _evaluated_names(schema: Any, resolve: Resolve, depth: int) -> list[str] | N
 
 # ------------------------------------------------------------------------------------------------------------- names
 def _names_bound(schema: dict[str, Any], resolve: Resolve) -> dict[str, Any]:
-    """propertyNames as properties, where it lists names, or as patternProperties."""
+    """propertyNames as properties, if it lists names, or as patternProperties."""
     if "propertyNames" not in schema:
         return schema
     made, others = _without(schema, "propertyNames"), schema.get("additionalProperties", True)
@@ -143,7 +143,7 @@ def _names_bound(schema: dict[str, Any], resolve: Resolve) -> dict[str, Any]:
 
 
 def _names(schema: Any, resolve: Resolve, depth: int) -> Literal[True] | list[str] | str | None:
-    """What names may be: a list of them, a pattern, or True for any. None for what cannot be said so."""
+    """The names that are allowed: a list of them, a pattern, or True for any. None if they cannot be expressed so."""
     if isinstance(schema, bool):
         return True if schema else []
     if not isinstance(schema, dict) or depth > _MAX_DEPTH:
@@ -171,8 +171,8 @@ def _names(schema: Any, resolve: Resolve, depth: int) -> Literal[True] | list[st
 
 # ----------------------------------------------------------------------------------------------------- discriminators
 def with_discriminator(schema: dict[str, Any], resolve: Resolve, define: Callable[[str, Any], str]) -> dict[str, Any]:
-    """A schema whose oneOf's alternatives require the property that its discriminator names, where they list it. define: makes
-    a definition, of what a reference names, and returns a reference to it."""
+    """A schema in which the alternatives of oneOf require the property that the discriminator names, if they list it. define:
+    adds a definition, for an alternative that is a reference, and returns the reference to it."""
     parts, told_by = schema.get("oneOf"), schema.get("discriminator")
     name = told_by.get("propertyName") if isinstance(told_by, dict) else None
     if not isinstance(parts, list) or not isinstance(name, str):
@@ -186,7 +186,7 @@ def with_discriminator(schema: dict[str, Any], resolve: Resolve, define: Callabl
 
 
 def _requiring(schema: Any, name: str) -> dict[str, Any] | None:
-    """A schema that lists a property and does not require it, made so that it does. None for others."""
+    """A schema that lists a property and does not require it, changed to require it. None for other schemas."""
     if not isinstance(schema, dict) or not isinstance(schema.get("properties"), dict) or name not in schema["properties"]:
         return None
     required = schema.get("required", [])

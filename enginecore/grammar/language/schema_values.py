@@ -1,8 +1,8 @@
-"""What of a JSON Schema llguidance takes and does not keep: made so that it is kept, or refused, by the keyword's name.
+"""Values in a JSON Schema that llguidance accepts but does not keep: they are adjusted so that it does, or refused by keyword.
 
-Numbers are doubles to it, and bounds of integers 64 bits. A bound that is no double goes to the next one inward, and one beyond
-64 bits, as schemas made from types have them (the least int64, the largest double), to the last that it can count with: what
-comes out is within the bounds that were asked for. A const that is no double would come out as its neighbour.
+To llguidance numbers are doubles, and bounds of integers have 64 bits. A bound that is not a double becomes the next double
+inward. One beyond 64 bits, as in schemas made from types (the least int64, the largest double), becomes the last that it can
+count with: all output is within the bounds that were asked for. A const that is not a double would come out as its neighbor.
 
 Used by lark.py, in the process that tries grammars.
 """
@@ -20,9 +20,9 @@ _MAX_SHOWN = 40  # characters
 
 
 def kept_bound(key: str, value: Any) -> Any:
-    """A bound as llguidance keeps it, no wider than it was. Raises ValueError for one beyond which it can count no more."""
+    """A bound as llguidance keeps it, no wider than it was. Raises ValueError if all that it allows is beyond 64 bits."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        return value  # not JSON Schema's: llguidance says so
+        return value  # not valid JSON Schema: llguidance reports it
     is_lower = key in LOWER_BOUNDS
     if (value > MAX_BOUND) if is_lower else (value < -MAX_BOUND):
         raise ValueError(f"{key} {_shown(value)}: a bound beyond 64 bits is not supported")
@@ -37,17 +37,17 @@ def kept_bound(key: str, value: Any) -> Any:
 
 
 def _readings(number: float) -> tuple[int, int]:
-    """A double beyond _EXACT as an integer, and as it is written: with the fewest digits that tell it, and noughts."""
+    """A double beyond _EXACT as an integer, and as it is written: with the fewest digits that identify it, then zeros."""
     return int(number), int(Decimal(repr(number)))
 
 
 def kept_count(value: Any) -> Any:
-    """A number of things: 2.0 is 2 to JSON Schema, and a wrong type to llguidance."""
+    """A count: 2.0 is 2 to JSON Schema, and a wrong type to llguidance."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def check_literal(value: Any) -> None:
-    """Raises ValueError for a const, or one of an enum, with an integer that would come out as another."""
+    """Raises ValueError for a const, or a value of an enum, with an integer that would come out as another."""
     if isinstance(value, list | dict):
         for part in value.values() if isinstance(value, dict) else value:
             check_literal(part)
@@ -68,7 +68,7 @@ def _shown(value: float) -> str:
 
 
 def check_min_properties(schema: Mapping[str, Any]) -> None:
-    """Raises ValueError where names that are given twice could make up the number: only those that are listed come once."""
+    """Raises ValueError where repeated names could make up the number: only names that are listed cannot be repeated."""
     least, required = kept_count(schema.get("minProperties")), schema.get("required")
     num_required = len(required) if isinstance(required, list) else 0
     is_open = schema.get("additionalProperties") is not False or schema.get("patternProperties")

@@ -1,13 +1,13 @@
-"""Structural tags: free text in which some places follow schemas; vLLM's two shapes of them, made into Lark.
+"""Structural tags: free text with parts that follow schemas. Translates vLLM's two shapes of them to Lark.
 
-    {"structures": [{"begin", "schema", "end"}], "triggers": [...]}      the older one
-    {"type": "structural_tag", "format": {"type": ..., ...}}             formats within formats, as xgrammar has them
+    {"structures": [{"begin", "schema", "end"}], "triggers": [...]}      the older shape
+    {"type": "structural_tag", "format": {"type": ..., ...}}             nested formats, as xgrammar has them
 
 Formats: const_string, json_schema (style "json", "qwen_xml" or "pythonic"), qwen_xml_parameter, regex, grammar, any_text,
-sequence, or, optional, star, plus, repeat, tag, triggered_tags, tags_with_separator. Any other, and any other field, is refused
-with its place. any_text and triggered_tags go on up to the end of the tag that they end, or of the output; so, as with
-xgrammar, nothing may follow them in a sequence. Ours beside xgrammar's: `excludes_start`, a regex that such a text must not
-begin with; and `definitions` beside `format`, each a format by its name, which {"type": "ref", "name": ...} stands for.
+sequence, or, optional, star, plus, repeat, tag, triggered_tags, tags_with_separator. Any other type or field is refused with
+its place. any_text and triggered_tags go on to the end of the tag that they are in, or of the output; so, as with xgrammar,
+nothing may follow them in a sequence. Additions to xgrammar's: `excludes_start`, a regex that such a text must not begin with;
+and `definitions` beside `format`: formats by name, to which {"type": "ref", "name": ...} refers.
 
 Called by texts.py.
 """
@@ -50,18 +50,18 @@ def structural_tag(given: Any, special: Mapping[str, int]) -> str:
 
 
 class _Formats:
-    """Formats as bodies of rules. `ends`: where a text that has no end of its own must stop; none at the end of the output."""
+    """Formats as bodies of rules. `ends`: texts that end a format without an end of its own; none: the output's end does."""
 
     def __init__(self, special: Mapping[str, int], definitions: Mapping[str, Format]) -> None:
         self._w = Writer(special)
         self._definitions = definitions
-        self._defined: dict[str, str | None] = {}  # bodies; None while one is made
+        self._defined: dict[str, str | None] = {}  # bodies by name; None while one is being made
 
     def lark(self, whole: Format, path: str) -> str:
         return self._w.lark(self._body(whole, path, []))
 
     def _body(self, f: Format, path: str, ends: Sequence[str]) -> str:
-        """With one of the ends behind it, if there are any."""
+        """The body of a format, followed by one of the ends if there are any."""
         if _goes_on(f):
             return self._endless(f, path, ends)
         if not ends or ends == [""]:
@@ -70,7 +70,7 @@ class _Formats:
             return self._w.token(f"{regular} {one_of(ends)}" if isinstance(f, ConstStringFormat) else _up_to(regular, ends))
         return f"{self._limited(f, path)} {_either([self._w.literal(end) for end in ends])}"
 
-    # ------------------------------------------------------------------------------------------- what has an end of its own
+    # -------------------------------------------------------------------------------------- formats with an end of their own
     def _limited(self, f: Format, path: str) -> str:
         if (regular := self._regular(f, path)) is not None:
             return self._w.token(regular)
@@ -87,7 +87,7 @@ class _Formats:
                 return _either([self._body(e, inner(path, f"elements[{i}]"), []) for i, e in enumerate(f.elements)])
             case TagFormat():
                 return self._tag(f, path, f.begin)
-            case TriggeredTagsFormat():  # at least one and no more
+            case TriggeredTagsFormat():  # exactly one tag: else it has no end of its own
                 return self._tags(f.tags, path)
             case TagsWithSeparatorFormat():
                 return self._separated(f, path)
@@ -110,7 +110,7 @@ class _Formats:
         return body
 
     def _sequence(self, elements: list[Format], path: str) -> list[str]:
-        """Bodies of what may follow each other; neighbours that are regular are one token."""
+        """The bodies of a sequence's elements; neighbors that are regular become one token."""
         bodies: list[str] = []
         run: list[str] = []
         for i, element in enumerate(elements):
@@ -131,7 +131,7 @@ class _Formats:
         return with_place(qwen_xml_arguments if style == "qwen_xml" else python_arguments, f.json_schema, self._w)
 
     def _tag(self, f: TagFormat, path: str, begin: str) -> str:
-        """Where all of `begin` is still to come."""
+        """The body of a tag. begin: what is not written yet of its beginning."""
         if not f.ends:
             raise ValueError(f"structural_tag: {path}.end must not be empty")
         return self._w.rule(f"{self._w.literal(begin)} {self._body(f.content, inner(path, 'content'), f.ends)}".strip())
@@ -146,9 +146,9 @@ class _Formats:
         body = tag if f.stop_after_first else f"{tag} ({self._w.literal(f.separator)} {tag})*"
         return self._w.rule(body) if f.at_least_one else f"({body})?"
 
-    # --------------------------------------------------------------------------------------------------- what is regular
+    # --------------------------------------------------------------------------------------------------- regular formats
     def _regular(self, f: Format, path: str) -> str | None:
-        """As the body of a token, if it is one, with no token that is no text."""
+        """A format as the body of a token; None if it is not regular, or may have special tokens."""
         match f:
             case ConstStringFormat():
                 return None if self._w.has_special(f.value) else quoted(f.value)
@@ -167,7 +167,7 @@ class _Formats:
                 return None if part is None else f"({part}){times}"
         return None
 
-    # ------------------------------------------------------------------------------------------------------ what goes on
+    # ----------------------------------------------------------------------------------- formats without an end of their own
     def _endless(self, f: Format, path: str, ends: Sequence[str]) -> str:
         match f:
             case AnyTextFormat():
@@ -175,7 +175,7 @@ class _Formats:
             case TriggeredTagsFormat():
                 return self._triggered(f, path, ends)
             case SequenceFormat():
-                self._regular(f, path)  # what is wrong with it
+                self._regular(f, path)  # only to check it
                 last = len(f.elements) - 1
                 before = self._sequence(f.elements[:last], path)
                 return " ".join([*before, self._body(f.elements[last], inner(path, f"elements[{last}]"), ends)])
@@ -183,7 +183,7 @@ class _Formats:
         return _either([self._body(e, inner(path, f"elements[{i}]"), ends) for i, e in enumerate(f.elements)])
 
     def _text(self, f: AnyTextFormat | TriggeredTagsFormat, path: str, start: bool = True) -> str:
-        """The body of a token."""
+        """The body of a token: free text without what is excluded. start: whether excludes_start applies."""
         text = ANY
         for i, excluded in enumerate(f.excludes):
             if not excluded:
@@ -217,7 +217,7 @@ class _Formats:
         return on if first == later else f"(({headed(first)}) {on} | {self._rest(first, ends)})"
 
     def _by_trigger(self, f: TriggeredTagsFormat, path: str) -> list[tuple[str, str]]:
-        """Triggers, and the body of what must stand behind each."""
+        """Triggers, each with the body of what must follow it."""
         if not f.triggers or not all(f.triggers):
             raise ValueError(f"structural_tag: {inner(path, 'triggers')} must not be empty, nor hold an empty text")
         bodies: dict[str, list[str]] = {}
@@ -247,7 +247,7 @@ def _goes_on(f: Format) -> bool:
 
 
 def _repeated(f: Format, path: str) -> tuple[Format, str]:
-    """What is repeated, and how often, as Lark writes it."""
+    """The format that is repeated, and how often, as Lark writes it."""
     match f:
         case OptionalFormat():
             content, times = f.content, "?"
@@ -267,7 +267,7 @@ def _repeated(f: Format, path: str) -> tuple[Format, str]:
 
 
 def _up_to(regular: str, ends: Sequence[str]) -> str:
-    """A token's body: what is regular, up to the first end where it is complete."""
+    """The body of a token: `regular` and an end, the first one before which `regular` is complete."""
     return f"(({regular}) {one_of(ends)}) & ~(({regular}) {one_of(ends)} {SOME})"
 
 
@@ -280,7 +280,7 @@ def _nested(grammar: str, path: str) -> str:
 
 
 def _at(path: str, field: str | None = None) -> Callable[..., str]:
-    """Call something whose ValueError is to say its place, or the field."""
+    """A wrapper for calls: it adds the place, or the field, to the text of a ValueError."""
 
     def call(function: Callable[..., str], *arguments: Any) -> str:
         try:

@@ -1,6 +1,6 @@
-"""Formats of structural tags as structs: what JSON may say, and what in it is wrong, by its place.
+"""The formats of structural tags as structs: reads them from JSON, and reports what is wrong with its place.
 
-Their meaning is structural_tag.py's. Here is how the two shapes of a tag are read, and which grammars stand where in one.
+structural_tag.py gives them their meaning. Here the two shapes of a tag are read, and the grammars in a tag are listed.
 """
 
 from collections.abc import Iterator
@@ -115,7 +115,7 @@ class Structure(msgspec.Struct):
     end: str = ""
 
 
-_OLDER = "structures"  # the type that a tag of the older shape is given
+_OLDER = "structures"  # the type given to a tag of the older shape
 
 
 class Structures(msgspec.Struct):
@@ -131,7 +131,7 @@ class StructuralTag(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def parts_of(given: Any) -> Iterator[tuple[str, StructuredOutputs]]:
-    """The schemas, regexes and grammars in a structural tag, each as one by itself, and where it stands."""
+    """The schemas, regexes and grammars in a structural tag, as (place, grammar of its own)."""
     tag = read(given)
     todo = [*((f, f"definitions.{name}") for name, f in reversed(tag.definitions.items())), (tag.format, place_of(tag))]
     while todo:
@@ -152,7 +152,7 @@ def parts_of(given: Any) -> Iterator[tuple[str, StructuredOutputs]]:
 
 
 def read(given: Any) -> StructuralTag:
-    """Of either shape."""
+    """Read a tag of either shape. Raises ValueError, with the place."""
     try:
         if isinstance(given, dict) and "format" in given:
             return msgspec.convert(given, StructuralTag)
@@ -172,7 +172,7 @@ def place_of(tag: StructuralTag) -> str:
 
 
 def inner(path: str, part: str) -> str:
-    """A place within another, as the user wrote it: `structures[0].schema` in the older shape, whose outermost place is ""."""
+    """The place of a part, as the user wrote it: `structures[0].schema` in the older shape, where the outermost place is ""."""
     if not path:
         return part.replace("tags[", "structures[")
     if path.startswith("structures["):
@@ -181,7 +181,7 @@ def inner(path: str, part: str) -> str:
 
 
 def _in_words(error: msgspec.ValidationError) -> str:
-    """With the place first, and the types that there are where one is unknown."""
+    """The error with its place first; for an unknown type, with the types that are known."""
     what, _, place = str(error).partition(" - at ")
     place = place.strip("`").removeprefix("$").removeprefix(".")
     if place.endswith("type") and "Invalid value" in what:
@@ -189,10 +189,10 @@ def _in_words(error: msgspec.ValidationError) -> str:
     return f"structural_tag: {place}{': ' * bool(place)}{what}"
 
 
-FIELDS = ("tools[", "response_format.")  # what the names of such fields begin with
+FIELDS = ("tools[", "response_format.")  # how the names of request fields with schemas begin
 
 
 def field_of(schema: Any) -> str | None:
-    """A frontend's own tag holds schemas of a request, each with the field that it comes from as a comment: that one's name."""
+    """The request field that a schema comes from, or None: tags made by a frontend note it as a comment in each schema."""
     comment = schema.get("$comment") if isinstance(schema, dict) else None
     return comment if isinstance(comment, str) and comment.startswith(FIELDS) else None

@@ -1,11 +1,10 @@
-"""From what a user asks for to a grammar as llguidance reads it: Lark with `no_forcing`, whatever the kind was.
+"""Turns what a user asks for into a grammar as llguidance reads it: Lark with `no_forcing`, for all kinds.
 
-no_forcing leaves the choice among the tokenizations of a text to the model, as it had it when it was trained. White space in
-JSON is bounded: nothing, a space, or a line break with an indentation; left to itself, a model that should write the next
-key can write line breaks to the end of its tokens, so that all engines bound it in some way (`x-guidance` in the schema
-changes it).
+no_forcing leaves the choice among the tokenizations of a text to the model, as it was in training. White space in JSON is
+limited to nothing, a space, or a line break with an indentation (`x-guidance` in the schema changes it). Without a limit a
+model that should write the next key may write line breaks until its tokens are used up, so all engines have one.
 
-Runs in the process that tries grammars (trial.py): it is as fast as its input is small, and raises ValueError for the user.
+Runs in the process that tries grammars (trial.py): its time grows with its input. Raises ValueError, with a text for the user.
 """
 
 import re
@@ -27,18 +26,18 @@ _ONE_OF = re.compile(r"oneOf constraints are not supported\. Enable 'coerce_one_
 _ONE_OF_IN_WORDS = (
     "oneOf with alternatives that may overlap is not supported; use anyOf, or a required property that tells them apart"
 )
-_EXCERPT = re.compile(r"^ +\d+ \| ", re.M)  # how lines of the grammar begin, with what points into them
+_EXCERPT = re.compile(r"^ +\d+ \| ", re.M)  # how llguidance begins the lines in which it quotes the grammar
 
 
 def to_lark(wanted: StructuredOutputs, special_names: Mapping[str, int] = MappingProxyType({})) -> str:
-    """special_names: of tokens that are no text, to their ids. Raises ValueError: what is wrong with it, and where."""
+    """special_names: of tokens that are not text, to their ids. Raises ValueError that says what is wrong, and where."""
     if wanted.kind == "structural_tag":
         return structural_tag(_decoded(wanted.text), special_names)
     return _KINDS[wanted.kind](wanted.text)
 
 
 def in_words(wanted: StructuredOutputs, error: str) -> str:
-    """llguidance's error, for the user: without what we wrote around it and places in that. Of Lark: as it came."""
+    """llguidance's error for the user, without our own text and places in it. In a user's Lark its places stay."""
     if "NoExtension" in error:
         return "there is no text that it allows"
     error = error.partition("; following special tokens")[0].replace("<non-verbose/>", "")

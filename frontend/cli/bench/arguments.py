@@ -1,4 +1,4 @@
-"""The flags of `quire bench`: those of `vllm bench`, as far as there is something behind them. Only argparse is needed."""
+"""The flags of `quire bench`: those of `vllm bench` that apply to Quire. It needs only argparse."""
 
 import argparse
 import sys
@@ -59,15 +59,14 @@ def _add_serve(parser: CommandParser) -> None:
     load.add_argument("--ready-check-timeout-sec", type=float, default=0.0, help="seconds to wait for a server (default: 0)")
     load.add_argument("--timeout-s", type=_positive, default=6 * 3600.0, help="for one request (default: 6 hours)")
     load.add_argument("--seed", type=_natural, default=0, help="of prompts and times (default: 0)")
-    sampling = _add_sampling(load)
+    _add_sampling(load)
     for name in ("--min-p", "--presence-penalty", "--frequency-penalty", "--repetition-penalty"):
-        sampling.append(load.add_argument(name, type=float, help="as in a request (default: the server's)"))
-    sampling.append(load.add_argument("--logprobs", type=int, help="number of logprobs (default: none)"))
+        load.add_argument(name, type=float, help="as in a request (default: the server's)")
+    load.add_argument("--logprobs", type=int, help="number of logprobs (default: none)")
     load.add_argument("--ignore-eos", action="store_true", help="go on to the output's length")
     load.add_argument("--extra-body", action=JsonObject, default={}, metavar="JSON", help="of bodies, too (default: none)")
     _add_results(parser.add_argument_group("results"))
-    names = [action.dest for action in sampling]  # of fields that a request's body takes from flags
-    parser.set_defaults(run=_serve, parser=parser, prepare=without_vllms, notes=(), sampling=names)
+    parser.set_defaults(run=_serve, parser=parser, prepare=without_vllms, notes=())
 
 
 def _add_dataset(group: Any) -> None:
@@ -97,12 +96,10 @@ def _add_dataset(group: Any) -> None:
     group.add_argument("--random-prefix-len", type=_natural, default=0, help="tokens that all prompts begin with (default: 0)")
 
 
-def _add_sampling(group: Any) -> list[argparse.Action]:
-    return [
-        group.add_argument("--temperature", type=float, help="as in a request (default: the server's; of an engine: 1)"),
-        group.add_argument("--top-p", type=float, help="as in a request (default: the server's)"),
-        group.add_argument("--top-k", type=int, help="as in a request (default: the server's)"),
-    ]
+def _add_sampling(group: Any) -> None:
+    group.add_argument("--temperature", type=float, help="as in a request (default: the server's; of an engine: 1)")
+    group.add_argument("--top-p", type=float, help="as in a request (default: the server's)")
+    group.add_argument("--top-k", type=int, help="as in a request (default: the server's)")
 
 
 def _add_results(group: Any) -> None:
@@ -211,7 +208,7 @@ def _natural(text: str) -> int:
 
 
 def _positive(text: str) -> float:
-    if not (value := _number(text)) > 0:  # nor is nan
+    if not (value := _number(text)) > 0:  # excludes nan, too
         raise argparse.ArgumentTypeError(f"{text!r} is no number greater than 0")
     return value
 

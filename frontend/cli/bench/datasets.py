@@ -1,7 +1,7 @@
-"""What `quire bench` asks: random prompts of given lengths, conversations of a ShareGPT file, or prompts of a JSON-lines file.
+"""Prompts for `quire bench`: random ones of given lengths, conversations of a ShareGPT file, or prompts of a JSON-lines file.
 
-Prompts follow from the seed alone. With a tokenizer they are texts of so many tokens; without one, token ids for completions
-and as many short words for chats, whose real length the server's usage tells.
+Prompts depend only on the seed. With a tokenizer they are texts of the given number of tokens. Without one they are token ids
+for completions, and as many short words for chats; their real length is in the server's usage.
 """
 
 import json
@@ -12,7 +12,7 @@ import numpy as np
 
 FIRST_ID, END_ID = 10, 1000  # token ids that every vocabulary has
 WORDS = ("the", "of", "and", "to", "in", "is", "that", "it", "was", "for", "on", "are", "as", "with", "his", "they", "at", "be")
-MIN_TOKENS, MAX_PROMPT, MAX_TOTAL = 4, 1024, 2048  # of a conversation that is taken from a ShareGPT file, as vLLM does
+MIN_TOKENS, MAX_PROMPT, MAX_TOTAL = 4, 1024, 2048  # limits for conversations of a ShareGPT file, as in vLLM
 
 
 class DatasetError(ValueError):
@@ -26,7 +26,7 @@ class Request(NamedTuple):
 
 
 def load_tokenizer(name: str | None) -> Any:
-    """A `tokenizers.Tokenizer` of a folder or a hub id; None for None. Raises DatasetError."""
+    """The `tokenizers.Tokenizer` of a folder or a hub id; None for None. Raises DatasetError."""
     if name is None:
         return None
     import tokenizers
@@ -38,7 +38,7 @@ def load_tokenizer(name: str | None) -> Any:
         import huggingface_hub
 
         return tokenizers.Tokenizer.from_file(huggingface_hub.hf_hub_download(name, "tokenizer.json"))
-    except Exception as error:  # of the hub's answers, or `tokenizers`' bare Exception
+    except Exception as error:  # the hub's errors, or `tokenizers`' bare Exception
         raise DatasetError(f"--tokenizer {name}: {(str(error).splitlines() or [''])[0]}") from None
 
 
@@ -75,7 +75,7 @@ def _request(ids: list[int], output_len: int, tokenizer: Any, as_words: bool) ->
 
 
 def _text_of(tokenizer: Any, ids: list[int]) -> str:
-    """A text of as many tokens: ids that make one are not always those it is made of, so a few rounds may be needed."""
+    """A text of as many tokens. Decoding and encoding may change the number of ids, so a few rounds may be needed."""
     wanted = len(ids)
     for _ in range(4):
         text = tokenizer.decode(ids, skip_special_tokens=True)
@@ -131,7 +131,7 @@ def custom_requests(path: str, count: int, output_len: int, tokenizer: Any) -> l
 
 
 def repeated(found: list[Request], count: int, path: str) -> list[Request]:
-    """As many as were asked for, from the beginning again where there are fewer."""
+    """`count` requests, repeating those found if there are fewer."""
     if not found:
         raise DatasetError(f"{path} has no prompt that can be used")
     return [found[i % len(found)] for i in range(count)]

@@ -94,7 +94,7 @@ def _is_good(result: Result, goodput: dict[str, float]) -> bool:
 
 
 def _peaks(good: Sequence[Result]) -> tuple[float, int]:
-    """Most output chunks' tokens of one second, and most requests at once."""
+    """The most output tokens in one second, and the most requests at once."""
     if not good:
         return 0.0, 0
     begin = min(r.sent for r in good)
@@ -108,7 +108,7 @@ def _peaks(good: Sequence[Result]) -> tuple[float, int]:
 
 
 def report(found: dict[str, Any], metrics: Sequence[str], percentiles: Sequence[float]) -> str:
-    """The figures as lines for people, under vLLM's names."""
+    """The figures as text, under vLLM's names."""
     rows: list[tuple[str, Any]] = [
         ("Successful requests:", found["completed"]),
         ("Failed requests:", found["failed"]),

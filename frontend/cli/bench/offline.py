@@ -1,6 +1,6 @@
-"""`quire bench throughput`, `latency` and `startup`: an engine of our own, asked from Python, with the names of `vllm bench`.
+"""`quire bench throughput`, `latency` and `startup`: measure an engine of their own, with the names of `vllm bench`.
 
-Each prints a line or two, and writes what it measured with --output-json, under vLLM's keys.
+Each prints a line or two, and with --output-json writes the figures, under vLLM's keys.
 """
 
 import argparse
@@ -26,10 +26,10 @@ TRITON_CACHE = "TRITON_CACHE_DIR"
 
 
 def run(args: argparse.Namespace) -> int:
-    """One of the three, by args.measure. Returns the exit code."""
+    """Run one of the three, by args.measure. Returns the exit code."""
     try:
         if args.output_json:
-            check_writable(Path(args.output_json))  # before minutes are spent on the figures
+            check_writable(Path(args.output_json))  # before minutes of measuring
         config = engine_config_from(args, disable_log_stats=True)
         found = {"throughput": throughput, "latency": latency, "startup": startup}[args.measure](args, config)
     except (DatasetError, EngineStartError, ValueError) as error:
@@ -98,7 +98,7 @@ def _percentiles(values: Sequence[float]) -> dict[str, float]:
 
 
 def startup(args: argparse.Namespace, config: EngineConfig) -> dict[str, Any]:
-    """From nothing to an engine that is ready, and to its first token. Cold: with no kernel compiled before."""
+    """Measure the time until an engine is ready, and until its first token. Cold: no kernel was compiled before."""
     found: dict[str, Any] = {}
     for kind, count in (("cold", args.num_iters_cold), ("warm", args.num_iters_warm)):
         if not count:
@@ -116,7 +116,7 @@ def startup(args: argparse.Namespace, config: EngineConfig) -> dict[str, Any]:
 
 
 def _start(config: EngineConfig, cold: bool) -> tuple[float, float]:
-    """Seconds until it is ready, and until it has made a token."""
+    """Seconds until the engine is ready, and until it has generated a token."""
     before = os.environ.get(TRITON_CACHE)
     with tempfile.TemporaryDirectory() as folder:
         if cold:

@@ -1,7 +1,7 @@
 """`quire bench serve`: a load on any OpenAI-compatible server, with the flags and the result file of `vllm bench serve`.
 
-Requests are due at times that follow from the seed (Poisson, or burstier or more even), or all at once; at most
---max-concurrency run. One process and one event loop: some 50,000 streamed tokens a second on a fast core.
+Requests are due at times that depend on the seed (Poisson, or burstier or more even), or all at once; at most --max-concurrency
+run. One process with one event loop handles some 50,000 streamed tokens a second on a fast core.
 """
 
 import argparse
@@ -25,15 +25,17 @@ from quire.frontend.cli.bench import datasets
 from quire.frontend.cli.bench.datasets import DatasetError, Request
 from quire.frontend.cli.bench.metrics import Result, report, summary
 from quire.frontend.cli.bench.sse_client import Connections, Target, clock
+from quire.ipc.sampling import BOUNDS
 
 CHAT = "openai-chat"
-ASK_AGAIN_S = 1.0  # a server that is not ready yet
+ASK_AGAIN_S = 1.0  # while a server is not ready yet
 _DATE = "%Y%m%d-%H%M%S"
+_SAMPLING = [name for name in BOUNDS if name != "seed"]  # those with a flag are sent; --seed is that of prompts and times
 PATHS = {"openai": "/v1/completions", "vllm": "/v1/completions", "quire": "/v1/completions", CHAT: "/v1/chat/completions"}
 
 
 class Load:
-    """Requests on their way to a server, and what came of them."""
+    """Sends requests to a server, and collects their results."""
 
     def __init__(self, target: Target, args: argparse.Namespace, model: str, bar: Any) -> None:
         self._target = target
@@ -45,7 +47,7 @@ class Load:
         self.interrupted = False
 
     async def run(self, requests: Sequence[Request], due: Sequence[float]) -> tuple[list[Result], float]:
-        """Results in the requests' order, and the seconds that all took. Cancelled, by Ctrl-C: those that there are by then."""
+        """Results in the requests' order, and the total seconds. When cancelled (Ctrl-C), the results so far."""
         begin, tasks = clock(), list[asyncio.Task[Result]]()
         try:
             for request, when in zip(requests, due, strict=True):
@@ -61,7 +63,7 @@ class Load:
         return [task.result() for task in tasks if not task.cancelled()], clock() - begin
 
     async def close(self) -> None:
-        """Give up what is kept alive, and let the loop do it: one that ends with open connections may wait for them."""
+        """Abort kept-alive connections, and give the loop a turn for it: its end might wait for open connections."""
         self._connections.abort()
         await asyncio.sleep(0)
 
@@ -83,7 +85,7 @@ class Load:
 
     def _body(self, request: Request) -> bytes:
         args = self._args
-        sampling = {name: getattr(args, name) for name in args.sampling}
+        sampling = {name: getattr(args, name, None) for name in _SAMPLING}
         body: dict[str, Any] = {
             "model": self._model,
             "stream": True,
@@ -102,7 +104,7 @@ class Load:
 
 
 def due_times(count: int, rate: float, burstiness: float, seed: int) -> list[float]:
-    """Seconds from the start: gamma-distributed gaps of mean 1 / rate; burstiness 1 is Poisson, less is burstier."""
+    """Seconds from the start, with gamma-distributed gaps of mean 1 / rate; burstiness 1 is Poisson, less is burstier."""
     if rate == float("inf"):
         return [0.0] * count
     gaps = np.random.default_rng((seed, 2)).gamma(burstiness, 1 / (rate * burstiness), count)
@@ -110,7 +112,7 @@ def due_times(count: int, rate: float, burstiness: float, seed: int) -> list[flo
 
 
 def requests_of(args: argparse.Namespace, as_words: bool = False) -> list[Request]:
-    """The prompts that flags ask for. Raises DatasetError."""
+    """The prompts that the flags ask for. Raises DatasetError."""
     tokenizer = datasets.load_tokenizer(args.tokenizer)
     match args.dataset_name:
         case "sharegpt":
@@ -131,7 +133,7 @@ def requests_of(args: argparse.Namespace, as_words: bool = False) -> list[Reques
 
 
 def bench_serve(args: argparse.Namespace) -> int:
-    """Returns the exit code: 1 if the server cannot be asked, or a request failed; 130 interrupted."""
+    """Returns the exit code: 1 if the server cannot be reached or a request failed; 130 interrupted."""
     url = args.base_url or f"http://{f'[{args.host}]' if ':' in args.host else args.host}:{args.port}"
     ready_by = clock() + args.ready_check_timeout_sec
     begin = datetime.now()
@@ -152,7 +154,7 @@ def bench_serve(args: argparse.Namespace) -> int:
 
 
 def _tell(args: argparse.Namespace, measured: "Measured", model: str, begin: datetime, file: Path | None) -> int:
-    """Print the figures, and write them unless they are of a part; the exit code."""
+    """Print the figures, and save them unless interrupted; returns the exit code."""
     results = measured.results
     found = summary(results, measured.seconds, args.percentile_metrics, args.metric_percentiles, args.goodput)
     print(report(found, args.percentile_metrics, args.metric_percentiles))
@@ -181,7 +183,7 @@ def _first_model(args: argparse.Namespace, url: str, ready_by: float) -> str:
 
 
 class Measured(NamedTuple):
-    """problem: why nothing was measured. interrupted: results are of the requests that had ended by then."""
+    """problem: why nothing was measured. interrupted: the results are only of requests that had ended by then."""
 
     results: list[Result]
     seconds: float
@@ -192,7 +194,7 @@ class Measured(NamedTuple):
 async def _measure(
     args: argparse.Namespace, target: Target, model: str, requests: Sequence[Request], ready_by: float
 ) -> Measured:
-    """After a request by itself, whose failure is that of all, and warm-ups."""
+    """Send one request first, which must succeed, then the warm-ups, then the load."""
     warm = Load(target, args, model, None)
     first = await _first(warm, requests[0], ready_by)
     if not first.error:
@@ -211,7 +213,7 @@ async def _measure(
 
 
 async def _first(load: Load, request: Request, ready_by: float) -> Result:
-    """A server that is not up yet, or whose proxy says so, is asked again until ready_by."""
+    """The first request; repeated until ready_by if the server, or its proxy, is not up yet."""
     while True:
         result = await load.ask(request)
         if not re.match(r"cannot connect|5\d\d:", result.error) or clock() > ready_by:
@@ -220,7 +222,7 @@ async def _first(load: Load, request: Request, ready_by: float) -> Result:
 
 
 def result_path(args: argparse.Namespace, model: str, begin: datetime) -> Path:
-    """Where the figures will be written, found out before they are measured. Raises ValueError if they cannot be."""
+    """The file for the figures, checked before they are measured. Raises ValueError if it cannot be written."""
     limit = f"-concurrency{args.max_concurrency}" if args.max_concurrency else ""
     default = f"{args.label or args.backend}-{_rate(args)}qps{limit}-{model.split('/')[-1]}-{begin:{_DATE}}.json"
     path = Path(args.result_dir or ".") / (args.result_filename or default)
@@ -229,7 +231,7 @@ def result_path(args: argparse.Namespace, model: str, begin: datetime) -> Path:
 
 
 def _rate(args: argparse.Namespace) -> float | str:
-    """As JSON has it."""
+    """The request rate for JSON."""
     return "inf" if args.request_rate == float("inf") else args.request_rate
 
 
@@ -247,7 +249,7 @@ def check_writable(path: Path, make_folder: bool = False) -> None:
 def _contents(
     args: argparse.Namespace, begin: datetime, model: str, found: dict[str, Any], results: Sequence[Result]
 ) -> dict[str, Any]:
-    """What the file of results says, under vLLM's keys."""
+    """The contents of the result file, under vLLM's keys."""
     data: dict[str, Any] = {
         "date": f"{begin:{_DATE}}",
         "backend": args.backend,
@@ -277,7 +279,7 @@ def _contents(
 
 
 def timed(work: Any) -> tuple[Any, float]:
-    """What `work` returns, and the seconds it took."""
+    """The result of `work`, and the seconds it took."""
     begin = time.perf_counter()
     result = work()
     return result, time.perf_counter() - begin

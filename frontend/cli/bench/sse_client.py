@@ -1,11 +1,11 @@
-"""HTTP/1.1 and server-sent events for `quire bench serve` and benchmarks/: one connection, one request at a time, some 5 us a
+"""HTTP/1.1 and server-sent events for `quire bench serve` and benchmarks/: one request at a time per connection, some 5 us per
 streamed token.
 
-`Connection` is an asyncio protocol over a plain socket; no HTTP library, for aiohttp tops out near 20k tokens/s a process. It
-reads any OpenAI-compatible stream of /v1/completions or /v1/chat/completions: bodies chunked, sized or ended by the
-connection's end, events split anywhere. A chunk counts as output if it carries text (or, where no text came before, a finish
-reason); its time is that of the read that completed it. `Answer` is what one request came to; nothing is raised for what a
-server does wrong: `Answer.error` names it.
+`Connection` is an asyncio protocol over a plain socket, without an HTTP library, as aiohttp reaches only 20k tokens/s per
+process. It reads any OpenAI-compatible stream of /v1/completions or /v1/chat/completions: bodies chunked, sized or ended by the
+connection's end, events split anywhere. A chunk counts as output if it has text (or, before any text, a finish reason); its
+time is that of the read that completed it. `Answer` is the result of one request; a server's error is not raised, but noted in
+`Answer.error`.
 """
 
 import asyncio
@@ -54,8 +54,8 @@ class Event(msgspec.Struct):
 
 
 class Answer:
-    """One response, as far as it has come. Times are of `clock`: first and last output, and `gaps` between them in seconds;
-    `end` is the last output or finish reason."""
+    """One response, as far as it has arrived. Times are of `clock`: first and last output, and `gaps` between outputs in
+    seconds; `end` is the last output or finish reason."""
 
     __slots__ = (
         "body",
@@ -78,10 +78,10 @@ class Answer:
         self.first = self.last = self.end = 0.0
         self.gaps: list[float] = []
         self.status = self.prompt_tokens = self.output_tokens = 0
-        self.finished = 0  # choices that said why they ended
+        self.finished = 0  # choices with a finish reason
         self.error = ""
-        self.body = b""  # of an answer that is no stream
-        self.texts: list[str] | None = None  # the pieces of its text, if somebody wants them
+        self.body = b""  # of an answer that is not a stream
+        self.texts: list[str] | None = None  # its text in pieces, if asked for
         self.on_chunk: Callable[[], None] | None = None  # called at every chunk with text
 
 
@@ -115,17 +115,17 @@ class Target(NamedTuple):
 
 
 class Body:
-    """A response's body from its pieces: Transfer-Encoding chunked, Content-Length, or up to the connection's end."""
+    """Reads a response's body: with Transfer-Encoding chunked, Content-Length, or up to the connection's end."""
 
     def __init__(self, chunked: bool, length: int | None) -> None:
         self.done = length == 0 and not chunked
         self._chunked = chunked
-        self._left = 0 if chunked else length  # bytes still due of this chunk, or of the body; None: up to the end
-        self._rest = b""  # a chunk's line that has not come whole
+        self._left = 0 if chunked else length  # bytes missing from this chunk, or from the body; None: up to the end
+        self._rest = b""  # an incomplete line of a chunk
         self._trailer = False
 
     def feed(self, data: bytes) -> bytes:
-        """What of `data` belongs to the body."""
+        """The part of `data` that belongs to the body."""
         if not self._chunked:
             if self._left is not None:
                 data = data[: self._left]
@@ -149,14 +149,14 @@ class Body:
             line, at = data[at:stop], stop + 2
             if self._trailer:
                 self.done = not line
-            elif line:  # an empty one ends the chunk before
+            elif line:  # an empty line ends the previous chunk
                 self._left = int(line.split(b";")[0], 16)
                 self._trailer = self._left == 0
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 class Events:
-    """The data of server-sent events from their pieces, one `data:` line an event. JSON holds no raw line break."""
+    """Reads the data of server-sent events, one `data:` line per event. JSON has no raw line break."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -172,7 +172,7 @@ _decode = msgspec.json.Decoder(Event).decode
 
 
 class Connection(asyncio.Protocol):
-    """One connection, kept alive between requests where the server does."""
+    """One connection, kept alive between requests if the server does so."""
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
@@ -194,7 +194,7 @@ class Connection(asyncio.Protocol):
         return self.transport is not None and self._answer is None and not self.transport.is_closing()
 
     def send(self, data: bytes) -> tuple[Answer, "asyncio.Future[Answer]"]:
-        """Send one request; the answer so far, and a future of the whole."""
+        """Send one request; returns the answer so far, and a future for the complete one."""
         assert self.usable and self.transport is not None
         self._head, self._body, self._events = b"", None, None
         self._answer = Answer(clock())
@@ -203,7 +203,7 @@ class Connection(asyncio.Protocol):
         return self._answer, self._done
 
     def abort(self, why: str = "aborted") -> None:
-        """Give the request up, and the connection with it."""
+        """Abort the request and the connection."""
         if self.transport is not None:
             self.transport.abort()
         self._finish(why)
@@ -297,18 +297,18 @@ class Connection(asyncio.Protocol):
 
 
 class Connections:
-    """Connections to one server, each used again once its answer has ended."""
+    """Connections to one server, each reused after its answer has ended."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
         self._idle: list[Connection] = []
 
     async def open(self) -> None:
-        """One more, for a later request. Raises OSError."""
+        """Open another connection, for a later request. Raises OSError."""
         self._idle.append(await Connection.open(self._target))
 
     async def ask(self, data: bytes, timeout_s: float, *, keep_texts: bool = False) -> Answer:
-        """The answer to a request (Target.request); what goes wrong is its `error`."""
+        """The answer to a request (Target.request); a failure is in its `error`."""
         answer, connection = Answer(clock()), None
         try:
             async with asyncio.timeout(timeout_s):

@@ -22,7 +22,7 @@ async def ready(services: Services, request: Request, response: Response) -> Non
 
 
 async def health(services: Services, request: Request, response: Response) -> None:
-    """200 while the core's loop beats and no step is stuck."""
+    """200 while the core sends heartbeats and no step is stuck."""
     problem = services.client.health()
     if problem is not None:
         raise ApiError(503, problem, code="unhealthy", retry_after_s=2)

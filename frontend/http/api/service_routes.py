@@ -41,5 +41,7 @@ async def version(services: Services, request: Request, response: Response) -> N
 
 async def metrics(services: Services, request: Request, response: Response) -> None:
     client = services.client
-    engines = [EngineState(n, e.cache, e.beat if e.is_connected else None, e.beat_time) for n, e in enumerate(client.engines)]
+    engines = [
+        EngineState(n, e.cache, e.heartbeat if e.is_connected else None, e.heartbeat_time) for n, e in enumerate(client.engines)
+    ]
     response.send(200, metrics_text(services.metrics, client.welcome, engines), CONTENT_TYPE)

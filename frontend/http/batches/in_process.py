@@ -1,7 +1,7 @@
-"""A request to the application from inside its own process: the same routes, checks and answers, without a connection.
+"""Requests to the application from inside its own process: the same routes, checks and answers, without a connection.
 
-For batches, in the server (runner.py) and without one (cli/run_batch.py). `RetryingApp` asks again where the server only
-says that it has no room or no engine now: a batch has time.
+Batches use this, in the server (runner.py) and without one (cli/run_batch.py). `RetryingApp` repeats a request while the server
+is full or has no engine: a batch can wait.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.http.protocol.exchange import Request, Response
 
 _BUSY = (429, 503)
-_MAX_FAILURES = 2  # of the engine, that one request is repeated after
+_MAX_FAILURES = 2  # of the engine, after which a request is still repeated
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.1, 10.0
 
 
@@ -27,7 +27,7 @@ class Reply(NamedTuple):
 
 
 class _Bytes:
-    """An answer's bytes, gathered: what a connection is to a Response."""
+    """The output of a Response, in place of a connection: gathers an answer's bytes."""
 
     write_paused = False
 
@@ -47,7 +47,7 @@ class _Bytes:
         return False
 
     def is_gone(self) -> bool:
-        """Whether nobody wants the answer any more: its batch has ended, which is no failure of the server."""
+        """Whether the answer is not wanted any more: its batch has ended, which is no failure of the server."""
         task = asyncio.current_task()
         return task is not None and task.cancelling() > 0
 
@@ -59,7 +59,7 @@ async def ask(app: App, line: Line, owner: str = "") -> Reply:
         return _not_found()
     request, output, request_id = Request(), _Bytes(), new_request_id()
     request.method, request.path, request.route, request.owner = "POST", line.url.encode(), route, owner
-    request.version = "1.0"  # whose answers are not cut into chunks
+    request.version = "1.0"  # answers in HTTP/1.0 are not chunked
     request.headers = {b"content-type": b"application/json", b"x-request-id": request_id.encode()}
     request.body = bytearray(line.body)
     request.complete = True
@@ -73,9 +73,9 @@ def _not_found() -> Reply:
 
 
 class RetryingApp:
-    """`ask`, until there is an answer that would not be another a moment later.
+    """`ask`, repeated until the answer does not come from a temporary condition.
 
-    What an engine fails at is asked again, but not for ever: it may be this request that kills it.
+    A request at which the engine failed is repeated at most _MAX_FAILURES times: it may be the cause.
     """
 
     def __init__(self, app: App, client: Client) -> None:
@@ -91,5 +91,5 @@ class RetryingApp:
             failures += reply.status >= 500 and has_failed
             if failures > _MAX_FAILURES or (reply.status not in _BUSY and not (reply.status == 500 and has_failed)):
                 return reply
-            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # not all at once again
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # spreads the retries
             pause_s = min(2 * pause_s, _MAX_PAUSE_S)

@@ -1,6 +1,6 @@
-"""InputFile: a batch's input on the disk: where its lines are, and what is wrong with any. Read in threads, a line at a time.
+"""InputFile: a batch's input on the disk: where its lines are, and their errors. It is read in threads, a line at a time.
 
-Only places are kept in memory, not bodies: a file may have 200 MiB. All calls block.
+Only offsets are kept in memory, not bodies: a file may have 200 MiB. All calls block.
 """
 
 import os
@@ -12,10 +12,10 @@ _PIECE = 1 << 20
 
 
 class InputFile:
-    """fd: closed by `close`. Lines have numbers from 1; blank ones are none, but counted."""
+    """fd: closed by `close`. Lines are numbered from 1; blank lines are skipped, but counted."""
 
     def __init__(self, fd: int, max_lines: int | None = None) -> None:
-        """max_lines: blank ones included; of a file that has more, no more are known."""
+        """max_lines: how many lines to index, blank ones included; `has_more` is set if the file has more."""
         self._fd = fd
         self._places: dict[int, tuple[int, int]] = {}  # line -> offset, size
         self.has_more = False
@@ -46,7 +46,7 @@ class InputFile:
 
     @property
     def numbers(self) -> list[int]:
-        """Of the lines that are not blank."""
+        """Numbers of the lines that are not blank."""
         return list(self._places)
 
     def read(self, number: int) -> Line:
@@ -57,7 +57,7 @@ class InputFile:
         return parse_line(os.pread(self._fd, size, offset).removeprefix(b"\xef\xbb\xbf"))
 
     def check(self) -> Iterator[tuple[int, Line | BadLine]]:
-        """Every line or what is wrong with it: also one whose custom_id an earlier one has."""
+        """Yield every line or its error; a custom_id that an earlier line has is an error, too."""
         first: dict[str, int] = {}
         for number in self._places:
             try:

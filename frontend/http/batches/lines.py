@@ -1,7 +1,7 @@
-"""Lines of batch files, in OpenAI's format: what a line of the input asks for, and the line of the output that answers it.
+"""Lines of batch files, in OpenAI's format: a line of the input is a request, a line of the output its answer.
 
-Shared by /v1/batches (runner.py) and `quire run-batch` (cli/run_batch.py). Nothing is read or written here but bytes in memory.
-A body stays as it was written: the route that answers it decodes it, as if it had come over HTTP.
+Shared by /v1/batches (runner.py) and `quire run-batch` (cli/run_batch.py). This file only converts bytes in memory. Bodies are
+not decoded here: the route that answers them does, as if they had come over HTTP.
 """
 
 import re
@@ -12,15 +12,15 @@ import msgspec
 
 from quire.frontend.http.store.bounds import MAX_CUSTOM_ID_CHARS
 
-# Routes that a line may name: each answers a POST of JSON with JSON.
+# Routes that a line may name; each answers a POST of JSON with JSON.
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/inference/v1/generate")
 
-MAX_LINE_BYTES = 8 << 20  # as of a body over HTTP
+MAX_LINE_BYTES = 8 << 20  # as for a body over HTTP
 _PATH = re.compile(r" - at `\$\.?(?P<path>.*)`$")
 
 
 class BadLine(Exception):
-    """What is wrong with a line. code, param: OpenAI's. custom_id: if it could be read."""
+    """An error in a line of the input. code, param: as OpenAI's. custom_id: if it could be read."""
 
     def __init__(self, code: str, message: str, param: str | None = None, custom_id: str | None = None) -> None:
         super().__init__(message)
@@ -48,7 +48,7 @@ class _CustomId(msgspec.Struct):
 
 
 class _Flags(msgspec.Struct):
-    """Of a body: what a file of answers cannot hold."""
+    """Fields of a body that ask for answers which a batch cannot give."""
 
     stream: Any = None
     background: Any = None
@@ -86,7 +86,7 @@ def parse_line(data: bytes) -> Line:
 
 
 def _wrong(data: bytes, text: str) -> BadLine:
-    """What the decoder says, in words for the user, with the custom_id if there is one."""
+    """The decoder's error in words for the user, with the custom_id if there is one."""
     custom_id = None
     try:
         custom_id = _custom_id_decoder.decode(data).custom_id
@@ -129,12 +129,12 @@ def new_request_id() -> str:
 
 
 def answer_line(custom_id: str, request_id: str, status: int, body: bytes) -> bytes:
-    """Without a newline; a body with some in it would break the file, and no JSON of ours has any."""
+    """A line without its newline. Newlines in the body would break the file; our JSON has none."""
     response = Response(status, request_id, msgspec.Raw(body.replace(b"\n", b"")))
     return msgspec.json.encode(AnswerLine(id=request_id, custom_id=custom_id, response=response, error=None))
 
 
 def error_line(custom_id: str | None, code: str, message: str, line: int | None = None) -> bytes:
-    """Of a request that was not made. line: its number in the input, from 1."""
+    """The answer to a request that was not made. line: its number in the input, from 1."""
     error = LineError(code, message, line)
     return msgspec.json.encode(AnswerLine(id=new_request_id(), custom_id=custom_id, response=None, error=error))

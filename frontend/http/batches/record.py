@@ -1,4 +1,4 @@
-"""A batch as clients see it, which is how it is stored: OpenAI's object, and what may become of it.
+"""A batch as clients see it and as it is stored: OpenAI's object, and its status changes.
 
     validating -> in_progress -> finalizing -> completed        failed: its input cannot be read, or the store is full
              \\________ cancelling -> cancelled                 expired: its completion_window is over
@@ -73,7 +73,7 @@ def changed(body: bytes, **fields: object) -> bytes:
 
 
 def to_status(status: str, now: int, **fields: object) -> Callable[[bytes], bytes]:
-    """A change to another status, with its time. One that is being cancelled becomes nothing but ended."""
+    """A change to another status, with its time. A batch that is being cancelled changes only to an ended status."""
 
     def change(body: bytes) -> bytes:
         if decode(body).status == "cancelling" and status not in ENDED:
@@ -84,7 +84,7 @@ def to_status(status: str, now: int, **fields: object) -> Callable[[bytes], byte
 
 
 def cancelling(now: int) -> Callable[[bytes], bytes]:
-    """What a client's cancel does: nothing to a batch that has ended or is being cancelled already."""
+    """The change for a client's cancel; it leaves a batch alone that has ended or is being cancelled already."""
 
     def change(body: bytes) -> bytes:
         return changed(body, status="cancelling", cancelling_at=now) if decode(body).status in RUNNING else body

@@ -1,7 +1,7 @@
-"""BatchRun: one batch in the hands of one frontend, from its input to its output files, or from where another left off.
+"""BatchRun: one frontend runs one batch, from its input to its output files, or from where another frontend stopped.
 
-Two tasks: `_feed` starts lines as the window lets them and gathers answers, `_keep` writes what has been gathered, which renews
-the lease, and learns that the batch is cancelled, expired or no longer ours. Whichever ends first says how the batch ends.
+Two tasks: `_feed` starts lines as the window permits and gathers answers; `_keep` writes the gathered answers, which renews the
+lease, and learns whether the batch is cancelled, expired or no longer ours. The first task to end decides how the batch ends.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from quire.frontend.http.store.database import Record
 from quire.frontend.http.store.storage import Storage
 
 _RENEW_S = LEASE_S / 3
-_RETRY_S = 1.0  # to write
+_RETRY_S = 1.0  # between attempts to write
 _EXPIRED = "This request could not be executed before the completion window expired."
 
 
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class _Ends(Exception):
-    """The batch ends before all of it is answered. status None: it is another frontend's now."""
+    """The batch ends before all lines are answered. status None: another frontend has its lease now."""
 
     def __init__(self, status: str | None, errors: list[BatchError] | None = None) -> None:
         super().__init__(status)
@@ -63,7 +63,7 @@ class BatchRun:
         self._news = asyncio.Event()
 
     def look(self) -> None:
-        """Something may have happened to the batch's record."""
+        """Check the batch's record for changes soon."""
         self._news.set()
 
     async def run(self) -> None:
@@ -77,7 +77,7 @@ class BatchRun:
                     raise
                 status, errors = end.status, end.errors
             await beside(self._finish(status, errors), self._renew())
-        except _Ends:  # another frontend's now
+        except _Ends:  # another frontend has the lease
             return
         finally:
             if self._input is not None:
@@ -85,7 +85,7 @@ class BatchRun:
 
     # ------------------------------------------------------------------------------------------------------- validating
     async def _prepare(self) -> None:
-        """Read the input through. Raises _Ends for one that is not right: then none of it runs."""
+        """Read the whole input. Raises _Ends if it has errors; then none of its lines runs."""
         errors = await beside(self._read_input(), self._renew())
         if errors:
             raise _Ends("failed", errors)
@@ -94,7 +94,7 @@ class BatchRun:
         self._check_end()
 
     async def _count_again(self) -> None:
-        """What is answered, by what is written."""
+        """Count the answered lines by the answers in the store."""
         self._done = await self._storage.queue(lambda queue: queue.answered(self._id))
         num_ok = sum(self._done.values())
         self._counts = RequestCounts(len(self._ids), num_ok, len(self._done) - num_ok)
@@ -108,7 +108,7 @@ class BatchRun:
         return await asyncio.to_thread(self._check, self._input)
 
     def _check(self, file: InputFile) -> list[BatchError]:
-        """In a thread: the faults of an input, and in self._ids what is in order."""
+        """In a thread: returns the input's errors, and enters the valid lines in self._ids."""
         if file.has_more or len(file.numbers) > MAX_BATCH_LINES:
             return [BatchError("too_many_lines", f"The input file has more than {MAX_BATCH_LINES} lines.")]
         if not file.numbers:
@@ -123,7 +123,7 @@ class BatchRun:
 
     # -------------------------------------------------------------------------------------------------------- answering
     async def _feed(self) -> None:
-        """One line after another, with a turn of the loop between: preparing one takes it for milliseconds."""
+        """Start one line after another, with a turn of the event loop between: preparing a line blocks it for milliseconds."""
         assert self._input is not None
         async with asyncio.TaskGroup() as group:
             for number in self._ids:
@@ -148,7 +148,7 @@ class BatchRun:
 
     # ---------------------------------------------------------------------------------------------------------- keeping
     async def _keep(self) -> None:
-        """Write answers until all are there. Raises _Ends."""
+        """Write answers until all are written. Raises _Ends."""
         while not self._fed or self._answers:
             self._news.clear()
             await self._save()
@@ -171,7 +171,7 @@ class BatchRun:
             await asyncio.sleep(_RENEW_S)
 
     async def _save(self, change: Callable[[bytes], bytes] = bytes) -> None:
-        """Write what has been gathered, and a change of the record; the lease is renewed. Raises _Ends."""
+        """Write the gathered answers and a change of the record; this renews the lease. Raises _Ends."""
         answers, self._answers, counts = self._answers, [], self._counts
         try:
             body = await self._storage.queue(
@@ -182,7 +182,7 @@ class BatchRun:
         except ApiError as error:
             if error.code == "storage_full":
                 raise _Ends("failed", [BatchError("storage_full", error.message)]) from None
-            self._answers = answers + self._answers  # the disk cannot be written now: for as long as the lease is ours, we try
+            self._answers = answers + self._answers  # the disk cannot be written now: try again while we have the lease
             return
         if body is None:
             raise _Ends(None)
@@ -194,7 +194,7 @@ class BatchRun:
 
     # ------------------------------------------------------------------------------------------------------- finalizing
     async def _finish(self, status: str, errors: list[BatchError]) -> None:
-        """Answers become files, the record ends."""
+        """Turn the answers into files and end the record."""
         try:
             if status == "completed":
                 await self._save(to_status("finalizing", self._now))
@@ -203,7 +203,7 @@ class BatchRun:
             while self._answers:
                 await self._save()
                 await asyncio.sleep(_RETRY_S if self._answers else 0.0)
-        except _Ends as end:  # the store is full: what is there is what there is
+        except _Ends as end:  # the store is full: keep the answers written so far
             if end.status is None:
                 raise
             status, errors = end.status, errors + end.errors
@@ -227,7 +227,7 @@ class BatchRun:
                 self._add(number, False, error_line(custom_id, "batch_expired", _EXPIRED))
 
     async def _write(self, ok: bool) -> Result | None:
-        """The answers of one kind as a content; None if there are none."""
+        """Write the answers of one kind as a content; None if there are none."""
         id = new_file_id()
         await self._storage.reserve(self._owner, id, 0)
         size = await self._storage.write_answers(self._id, ok, id)
@@ -245,7 +245,7 @@ def _fault(line: Line | BadLine, number: int, endpoint: str) -> BatchError:
 
 
 async def beside(work: Coroutine[Any, Any, T], keeper: Coroutine[Any, Any, None]) -> T | None:
-    """Both side by side until one ends or fails, as which this does; the other is cancelled."""
+    """Run both until one ends or fails, and return or raise its outcome; the other is cancelled."""
     tasks = [asyncio.create_task(work), asyncio.create_task(keeper)]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -256,4 +256,4 @@ async def beside(work: Coroutine[Any, Any, T], keeper: Coroutine[Any, Any, None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        del task, tasks  # what they raised refers to this frame, which would wait for the garbage collector
+        del task, tasks  # their exceptions refer to this frame: avoid a reference cycle

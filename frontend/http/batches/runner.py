@@ -1,8 +1,8 @@
-"""BatchRunner: a frontend's part in running the batches of its server. Who runs which is the queue's (store/batch_queue.py).
+"""BatchRunner: runs a frontend's share of its server's batches; store/batch_queue.py assigns batches to frontends.
 
-It looks for work now and then, and when a batch is made here. A frontend that is killed loses its leases, another goes on with
-what is unanswered; one that stops in order gives them back at once. Requests go through the application's own routes
-(in_process.py), as many at once as leave room for others (window.py).
+It looks for work periodically, and when a batch is made here. A killed frontend loses its leases when they expire, and another
+continues with the unanswered lines; an orderly shutdown gives them back at once. Requests go through the application's own
+routes (in_process.py), as many at once as leave room for interactive requests (window.py).
 """
 
 import asyncio
@@ -36,7 +36,7 @@ class BatchRunner:
         self._running: dict[BatchRun, asyncio.Task[None]] = {}
 
     async def run_forever(self) -> None:
-        """Until cancelled; then everything that runs is given up, and given back."""
+        """Run batches until cancelled; then stop them and give back their leases."""
         purging = asyncio.create_task(self._purge_forever())
         try:
             while True:
@@ -70,7 +70,7 @@ class BatchRunner:
     async def _run(self, run: BatchRun, record: Record) -> None:
         try:
             await run.run()
-        except Exception:  # a batch's edge: what is wrong with one stops no other; its lease runs out, and it is tried again
+        except Exception:  # an error in one batch stops no other; its lease expires, and it is tried again
             log.exception("%s was given up", record.id)
         finally:
             del self._running[run]

@@ -1,8 +1,8 @@
 """Window: how many lines of batches run at once, so that interactive requests go first.
 
-A line starts while at least a quarter of the engine's slots is free, for what comes over HTTP meanwhile, and not while anybody
-else's request is there and some wait. The engine says how it is doing twice a second (`Beat`): what it has beyond our own lines
-is others'. One line may always run: a batch beside a server that is always full ends some day.
+A line starts only while at least a quarter of the engine's slots is free, for requests that arrive over HTTP, and not while the
+engine has requests of others and some of its requests wait. The engine reports its counts twice a second (`Heartbeat`):
+requests beyond our own lines are others'. One line may always run, so that a batch ends even if the server is always full.
 """
 
 import asyncio
@@ -14,13 +14,13 @@ _LOOK_S = 0.25
 
 
 class Window:
-    """Of one frontend, for all batches that it runs."""
+    """One window per frontend, for all batches that it runs."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._running = 0
-        self._running_at_beat = 0
-        self._beat_time = 0.0
+        self._running_at_heartbeat = 0
+        self._heartbeat_time = 0.0
         self._ended = asyncio.Event()
 
     async def enter(self) -> None:
@@ -33,21 +33,21 @@ class Window:
         self._running += 1
 
     def leave(self) -> None:
-        self._look_at_beat()
+        self._look_at_heartbeat()
         self._running -= 1
         self._ended.set()
 
-    def _look_at_beat(self) -> None:
-        if self._client.beat_time != self._beat_time:
-            self._beat_time, self._running_at_beat = self._client.beat_time, self._running
+    def _look_at_heartbeat(self) -> None:
+        if self._client.heartbeat_time != self._heartbeat_time:
+            self._heartbeat_time, self._running_at_heartbeat = self._client.heartbeat_time, self._running
 
     def _has_room(self) -> bool:
-        self._look_at_beat()
+        self._look_at_heartbeat()
         if self._running == 0:
             return True
-        most, beat, others = max(1, 3 * self._client.welcome.limits.max_num_seqs // 4), self._client.beat, 0
-        if beat is not None:
-            others = max(0, beat.num_running + beat.num_waiting - self._running_at_beat)
-            if others and beat.num_waiting:
+        most, heartbeat, others = max(1, 3 * self._client.welcome.limits.max_num_seqs // 4), self._client.heartbeat, 0
+        if heartbeat is not None:
+            others = max(0, heartbeat.num_running + heartbeat.num_waiting - self._running_at_heartbeat)
+            if others and heartbeat.num_waiting:
                 return False
         return others + self._running < most

@@ -1,4 +1,4 @@
-// A small line chart as SVG: a history of one or two series, with its last values in words beside it.
+// A small line chart as SVG: a history of one or two series, with its last values as text beside it.
 
 const NS = "http://www.w3.org/2000/svg";
 const WIDTH = 300, HEIGHT = 100;
@@ -37,7 +37,7 @@ export function lines(values, top, length) {
 }
 
 export class Chart {
-  // series: [{label, format: number => text}]; top: of the scale, null for what fits; length: points kept.
+  // series: [{label, format: number => text}]; top: of the scale, null to fit the values; length: points kept.
   constructor(parent, { title, series, top = null, length = 90 }) {
     this.title = title;
     this.series = series;
@@ -59,7 +59,7 @@ export class Chart {
     });
   }
 
-  // values: a number or null (nothing to say) for each series.
+  // values: a number or null (unknown) for each series.
   add(values) {
     values.forEach((value, i) => {
       this.values[i].push(value);
@@ -69,7 +69,7 @@ export class Chart {
     this.draw();
   }
 
-  // A moment of which nothing is known.
+  // Adds a point without a value to each series.
   addGap() {
     this.add(this.series.map(() => null));
   }

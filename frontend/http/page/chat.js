@@ -1,9 +1,9 @@
-// The conversation: its messages, on the screen and as they are sent, one answer under way at a time, and calls of tools.
+// The conversation: its messages, on the screen and as they are sent, one answer at a time, and tool calls.
 
 import { Answer } from "./client.js";
 import { answer as answerCall } from "./demos.js";
 
-const MAX_ROUNDS = 5; // of tool calls that the page answers by itself
+const MAX_ROUNDS = 5; // rounds of tool calls that the page answers by itself
 const WHO = { user: "You", assistant: "Model", tool: "Result" };
 
 export class Chat {
@@ -32,13 +32,13 @@ export class Chat {
     const prompt = this.get("prompt"), text = prompt.value.trim();
     if (!text || this.running) return;
     prompt.value = "";
-    this.log.querySelector("form")?.parentElement.remove(); // the results that it asked for are not coming
+    this.log.querySelector("form")?.parentElement.remove(); // a form for tool results, which the user has skipped
     this.say({ role: "user", content: text });
     this.log.scrollTop = this.log.scrollHeight;
     this.answer();
   }
 
-  // Drop what came after the user's last message, and ask again.
+  // Drops everything after the user's last message, and asks again.
   retry() {
     const last = this.messages.findLastIndex((message) => message.role === "user");
     if (last < 0 || this.running) return;
@@ -84,11 +84,11 @@ export class Chat {
     }
   }
 
-  // Returns the calls of tools that the answer makes.
+  // Returns the answer's tool calls.
   async oneAnswer(signal) {
     const messages = this.messages, answer = new Answer();
     const body = { ...this.settings.body(), messages: [...this.settings.system(), ...messages] };
-    if (body.tool_choice === "required" && messages.at(-1).role === "tool") body.tool_choice = "auto"; // or it would call for ever
+    if (body.tool_choice === "required" && messages.at(-1).role === "tool") body.tool_choice = "auto"; // else endless calls
     const view = new MessageView(this.log, "assistant"), figures = new Figures();
     try {
       await this.client.chat(body, signal, (chunk) => {
@@ -100,13 +100,13 @@ export class Chat {
       view.showNow(answer);
       view.end(figures.text(signal.aborted ? "stopped" : answer.finishReason));
       if (answer.isEmpty && answer.finishReason === null) view.remove();
-      if (signal.aborted || answer.finishReason === null) answer.calls = []; // perhaps not whole
+      if (signal.aborted || answer.finishReason === null) answer.calls = []; // they may be incomplete
       if (answer.content || answer.calls.length) messages.push(answer.message());
     }
     return answer.calls;
   }
 
-  // Whether all calls were answered, so that the model can go on.
+  // Returns whether all calls were answered, so that the model can go on.
   answerCalls(calls) {
     const results = calls.map((call) => answerCall(call.name, call.arguments));
     if (results.includes(null)) {
@@ -117,7 +117,7 @@ export class Chat {
     return true;
   }
 
-  // A form for the results that only the user knows.
+  // Shows a form for the results that the page cannot compute.
   askUser(calls, known) {
     const form = element("form", { class: "message call" });
     const fields = calls.map((call, i) => {
@@ -166,7 +166,7 @@ class MessageView {
     this.follow(() => log.append(this.item));
   }
 
-  // Changes the log, and shows its end if that was in sight.
+  // Changes the log, and scrolls to its end if that was visible.
   follow(change) {
     const atEnd = this.log.scrollHeight - this.log.scrollTop - this.log.clientHeight < 60;
     change();
@@ -181,7 +181,7 @@ class MessageView {
     });
   }
 
-  // What an answer has become when the next frame is drawn: each change lays all of its text out anew.
+  // Shows the answer once per drawn frame: each change lays all of its text out anew.
   showSoon(answer) {
     this.frame ??= requestAnimationFrame(() => this.showNow(answer));
   }
@@ -220,7 +220,7 @@ class MessageView {
   }
 }
 
-// Tokens and times of one answer, as this page has seen them.
+// Tokens and times of one answer, as this page has measured them.
 class Figures {
   began = performance.now();
   first = 0;

@@ -58,7 +58,7 @@ async function nextPiece(reader) {
     return await reader.read();
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Error(BROKEN_OFF); // the browsers' own words are "network error", "Error in input stream", "Load failed"
+    throw new Error(BROKEN_OFF); // browsers say "network error", "Error in input stream", "Load failed"
   }
 }
 
@@ -68,7 +68,7 @@ async function problem(response) {
   try {
     message = JSON.parse(text).error.message;
   } catch {
-    // not our JSON: a proxy's page
+    // not our JSON, but perhaps a proxy's page
   }
   if (response.status === 401) message = "This server needs an API key: enter it under Settings.";
   return `${message || response.statusText} (HTTP ${response.status})`;

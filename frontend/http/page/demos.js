@@ -1,4 +1,4 @@
-// What the tool and JSON demos start with, and the functions that this page can answer by itself.
+// Initial values of the tool and JSON demos, and the functions that this page can answer by itself.
 
 export const TOOLS = [
   tool("multiply", "Multiply two numbers.", { a: "integer", b: "integer" }),
@@ -31,7 +31,7 @@ function tool(name, description, types) {
 export function answer(name, argumentsText) {
   let given;
   try {
-    given = JSON.parse(argumentsText || "{}") ?? {}; // a model may say null
+    given = JSON.parse(argumentsText || "{}") ?? {}; // a model may write null
   } catch {
     return "error: the arguments are not JSON";
   }

@@ -1,4 +1,4 @@
-// The charts: /metrics every two seconds while somebody looks, as rates and means between two scrapes.
+// The charts: /metrics every two seconds while the page is visible, as rates and means between two scrapes.
 
 import { Chart } from "./charts.js";
 import { mean, parseMetrics, rate } from "./prometheus.js";
@@ -10,7 +10,7 @@ const milliseconds = (value) => (value >= 1 ? `${value.toFixed(2)} s` : `${(valu
 const percent = (value) => `${(value * 100).toFixed(1)} %`;
 
 export class Live {
-  // fetchText: (path) => Promise of the body's text, rejected with an Error whose message may be shown.
+  // fetchText: (path) => Promise of the body's text, rejected with an Error for the user.
   constructor({ charts, error, engine, polling }, fetchText) {
     this.fetchText = fetchText;
     this.error = error;

@@ -1,4 +1,4 @@
-// Prometheus' text format: samples by name, and what changed between two scrapes. Pure: no network, no DOM.
+// Prometheus' text format: samples by name, and changes between two scrapes. Pure functions: no network, no DOM.
 
 const SAMPLE = /^([A-Za-z_:][\w:]*)(\{[^\n]*\})?\s+(\S+)/;
 
@@ -15,13 +15,13 @@ export function parseMetrics(text) {
   return found;
 }
 
-// Growth a second of a counter; null where there is none, or where it began anew.
+// Growth per second of a counter; null if it is missing or was reset.
 export function rate(before, after, name, seconds) {
   const a = before?.get(name), b = after.get(name);
   return a === undefined || b === undefined || b < a || !(seconds > 0) ? null : (b - a) / seconds;
 }
 
-// Mean of what a histogram has observed between two scrapes; null if nothing.
+// Mean of a histogram's observations between two scrapes; null if there are none.
 export function mean(before, after, name) {
   const count = (after.get(`${name}_count`) ?? 0) - (before?.get(`${name}_count`) ?? 0);
   const sum = (after.get(`${name}_sum`) ?? 0) - (before?.get(`${name}_sum`) ?? 0);

@@ -1,4 +1,4 @@
-// The form of settings: what a request's body takes from it, and the key. Nothing is stored but the key, if that is wanted.
+// The settings form: fields of a request's body, and the API key. Only the key is stored, if the user wants it.
 
 import { HINTS, SCHEMA, TOOLS } from "./demos.js";
 
@@ -36,7 +36,7 @@ export class Settings {
     this.get("demo-hint").textContent = HINTS[this.demo];
   }
 
-  // What goes into a request beside its messages. Throws an Error for what cannot be sent.
+  // The fields of a request's body besides its messages. Throws an Error for values that cannot be sent.
   body() {
     const body = { model: this.get("model").value, stream: this.get("stream").checked };
     if (body.stream) body.stream_options = { include_usage: true };
@@ -61,7 +61,7 @@ export class Settings {
   }
 }
 
-// The step of a fraction is what the arrow keys go by, no bound: 0.75 is a temperature.
+// A fraction's step is only for the arrow keys: 0.75 is a valid temperature.
 function mayBeSent(field) {
   return field.validity.valid || (field.validity.stepMismatch && field.step < 1 && !field.validity.rangeUnderflow && !field.validity.rangeOverflow);
 }

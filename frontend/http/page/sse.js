@@ -1,4 +1,4 @@
-// Server-sent events from the pieces of a response's body, however they are cut. Pure: no network, no DOM.
+// Server-sent events from the chunks of a response's body, however it is cut. Pure: no network, no DOM.
 
 export class EventDecoder {
   #decoder = new TextDecoder();

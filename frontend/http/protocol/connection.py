@@ -1,7 +1,7 @@
-"""HTTP/1.1 on asyncio: bytes in, bytes out. One `Connection` per socket; no route is known here.
+"""HTTP/1.1 on asyncio: bytes in, bytes out. One `Connection` per socket; routes are not known here.
 
-State is grouped by lifetime: process (server_state.py), connection (`Connection`), what is being read (reader.py), request and
-response (exchange.py). Requests of one connection are answered in order, one at a time. Back-pressure both ways: reading
+State is grouped by lifetime: process (server_state.py), connection (`Connection`), the message being read (reader.py), request
+and response (exchange.py). Requests of one connection are answered in order, one at a time. Back-pressure both ways: reading
 pauses when a client sends far ahead of its answers; no answer begins, and no stream goes on, while the client does not read.
 Every state has a deadline, which `check_deadlines` enforces. Tests feed bytes to `data_received`.
 """
@@ -18,7 +18,7 @@ from quire.frontend.http.server_state import ServerState
 logger = logging.getLogger("quire.http")
 
 _READ_AHEAD = 64 << 10  # bytes that may arrive beyond the request being answered before reading pauses
-_DISCARD_BYTES = 64 << 20  # of input that nobody wants, so that the client sees our answer and not a reset; and
+_DISCARD_BYTES = 64 << 20  # of unwanted input that are read, so that the client sees our answer and not a reset; and
 _LINGER_S = 5.0  # how long we wait for it
 
 
@@ -34,7 +34,7 @@ class Connection(asyncio.Protocol):
         self._reader = RequestReader(server)
         self._read_ahead = 0
         self._read_paused = False
-        self._idle_deadline: float | None = None  # of a connection without a request, or of the end in two steps
+        self._idle_deadline: float | None = None  # of a connection without a request, or of one in `_close`
         # answering
         self._task: asyncio.Task[None] | None = None
         # writing
@@ -54,7 +54,7 @@ class Connection(asyncio.Protocol):
         if self._server.closing:
             self._refuse(shutting_down())
         elif len(self._server.connections) > 2 * self._limits.max_connections:
-            self._transport.abort()  # too many even to be told so
+            self._transport.abort()  # too many even for an error answer
         elif len(self._server.connections) > self._limits.max_connections:
             self._refuse(ApiError(503, "Too many connections.", code="too_many_connections", retry_after_s=1))
 
@@ -64,7 +64,7 @@ class Connection(asyncio.Protocol):
         self._server.forget(self)
 
     def eof_received(self) -> bool:
-        """A client that closes its sending side is taken to be gone: that is how one stops an answer it no longer wants."""
+        """A client that closes its sending side is taken to be gone: many clients cancel an answer this way."""
         self._client_gone()
         return False  # the transport closes itself
 
@@ -99,7 +99,7 @@ class Connection(asyncio.Protocol):
     def _pause_reading(self) -> None:
         if not self._read_paused:
             self._read_paused = True
-            self._reader.deadline = None  # it is us who make the client wait
+            self._reader.deadline = None  # the client waits for us now
             self._transport.pause_reading()
 
     def _resume_reading(self) -> None:
@@ -120,7 +120,7 @@ class Connection(asyncio.Protocol):
 
     # ------------------------------------------------------------------------------------------------------- answering
     def _advance(self) -> None:
-        """Start the next request, if it has arrived in full, the last one is answered and the client takes what we write."""
+        """Start the next request, if it has arrived in full, the last one is answered and the client reads what we write."""
         queue = self._reader.queue
         if self._task is not None or not queue or self._write_paused or self._closing or self._gone:
             return
@@ -145,7 +145,7 @@ class Connection(asyncio.Protocol):
         except asyncio.CancelledError:
             if not self._gone:
                 self._fail_response(response, shutting_down())
-        except Exception:  # a request's edge: what is wrong with our own code fails this one request, and is logged
+        except Exception:  # a bug of ours fails only this request, and is logged
             logger.exception("%s %s failed", request.method, request.path.decode("latin-1"))
             self._fail_response(response, internal_error())
         finally:
@@ -156,7 +156,7 @@ class Connection(asyncio.Protocol):
             self._answered(response)
 
     def _fail_response(self, response: Response, error: ApiError) -> None:
-        """An error where it still can be told; a stream that breaks off ends without its last chunk, so that it shows."""
+        """Send the error if nothing was sent yet; otherwise end the stream without its last chunk, which shows the failure."""
         if response.state is ResponseState.WAITING:
             response.send_error(error)
         elif response.state is ResponseState.STREAMING:
@@ -168,11 +168,11 @@ class Connection(asyncio.Protocol):
             self._close()
             return
         self._resume_reading()
-        self._loop.call_soon(self._advance)  # not a call: a long pipeline would be a deep recursion
+        self._loop.call_soon(self._advance)  # a direct call would recurse deeply for a long pipeline
 
     def _close(self) -> None:
-        """Close once everything is written. Unread input would turn a close into a reset, and the client might never see
-        the answer: so say that we are done, and throw away what still comes, for a moment."""
+        """Close once everything is written. With unread input, a close would become a reset, and the client might never see the
+        answer: so end our side of the connection, and discard what still arrives for _LINGER_S."""
         self._closing = True
         now = self._server.clock()
         if self._reader.refused and self._transport.can_write_eof():
@@ -241,7 +241,7 @@ class Connection(asyncio.Protocol):
             self._close()
 
     def cancel(self) -> None:
-        """End the answer in progress; the client is told if it still can be."""
+        """Cancel the answer in progress; the client gets an error if nothing was sent yet."""
         self._reader.drop()
         if self._task is not None:
             self._task.cancel()

@@ -1,8 +1,8 @@
 """CORS: which web pages' scripts may read our answers (https://fetch.spec.whatwg.org/#http-cors-protocol).
 
-Nothing here lets anyone in: a browser asks before it lets a page see an answer, or send JSON or a key, and this is what it is
-told. Everyone else ignores it. Cookies are not known here: credentials are for a proxy before the server that knows some, and
-are never allowed unless asked for; keys are a header like others.
+This is no access control: a browser asks before it lets a page read an answer, or send JSON or a key, and the answers to that
+are made here. Other clients ignore them. Quire uses no cookies: credentials are for a proxy in front of the server that uses
+some, and are allowed only by a flag; API keys are a header like any other.
 """
 
 import re
@@ -15,10 +15,10 @@ _METHODS = ("GET", "HEAD", "POST", "DELETE")
 
 
 class Cors:
-    """allowed_origins: like "https://example.org"; "*" is all of them, none is no page at all.
+    """allowed_origins: like "https://example.org"; "*" allows all, an empty list no page at all.
 
-    allowed_methods, allowed_headers: what pages may send; "*" is what there is, and whatever they ask for. allow_credentials:
-    cookies, too.
+    allowed_methods, allowed_headers: what pages may send; "*" means all methods of the API, and any header that they ask for.
+    allow_credentials: whether pages may send cookies.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Cors:
         if origin is None:
             return b""
         asks = self._answer_to_preflight(request) if is_preflight(request) else b""
-        if b"*" in self._origins and not self._credentials:  # with credentials, browsers want the very origin
+        if b"*" in self._origins and not self._credentials:  # with credentials, browsers accept no "*"
             return b"access-control-allow-origin: *\r\n" + asks
         if b"*" not in self._origins and origin not in self._origins:
             return b"vary: origin\r\n" + asks
@@ -54,8 +54,8 @@ class Cors:
         return b"access-control-allow-methods: %b\r\n" % self._methods + allow + b"access-control-max-age: 600\r\n"
 
     def allows(self, request: Mapping[bytes, bytes]) -> bool:
-        """Whether a request with these headers comes from no page, or from one of an allowed origin: for what a browser sends
-        without asking first, as it does forms."""
+        """Whether a request with these headers comes from no page, or from a page of an allowed origin: for requests that a
+        browser sends without a preflight, such as forms."""
         origin = request.get(b"origin")
         return origin is None or b"*" in self._origins or origin in self._origins
 
@@ -64,5 +64,5 @@ EVERYONE = Cors()
 
 
 def is_preflight(request: Request) -> bool:
-    """A browser's question whether a page may send something. It carries no key: browsers send none with it."""
+    """Whether a browser asks if a page may send a request. Such a question carries no API key."""
     return request.method == "OPTIONS" and b"origin" in request.headers and b"access-control-request-method" in request.headers

@@ -1,8 +1,8 @@
 """Every error a client can see: one exception class, OpenAI's JSON shape, fixed texts.
 
 `ApiError` is raised by routes and by the protocol alike and becomes `{"error": {"message", "type", "param", "code"}}`. The
-texts say what to do; they never hold a stack trace, a path or a prompt. What the engine's client raises becomes one in
-api/errors.py: nothing here knows an engine.
+texts say what to do; they never contain a stack trace, a path or a prompt. Exceptions of the engine's client are turned into
+ApiErrors in api/errors.py: the engine is not known here.
 """
 
 from collections.abc import Iterable
@@ -26,7 +26,7 @@ class ErrorResponse(msgspec.Struct, frozen=True):
 class ApiError(Exception):
     """An HTTP error answer. `retry_after_s` and `allow` become the headers of those names."""
 
-    event = b""  # the line that names it in a stream of named events
+    event = b""  # the line that names the error event, for streams with named events
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class ApiError(Exception):
 
 
 def internal_error() -> ApiError:
-    """What a client sees of a bug of ours; the details are in the server's log."""
+    """The answer for a bug of ours; the details are in the server's log."""
     return ApiError(500, "The server had an error while processing the request.", code="internal_error")
 
 

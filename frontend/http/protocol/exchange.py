@@ -1,8 +1,8 @@
-"""One request and its response: what lives from a request's first header to its response's last byte.
+"""One request and its response: the state that lives from a request's first header to its response's last byte.
 
-`Request` is what the parser has gathered. `Response` is an explicit state machine, WAITING -> (STREAMING ->) DONE, that turns
-calls into bytes; a call in the wrong state is a bug of the caller and raises RuntimeError. Neither knows any route. Written
-to a client that has gone, bytes vanish silently: the connection has cancelled the handler already.
+The parser fills a `Request`. `Response` is an explicit state machine, WAITING -> (STREAMING ->) DONE, that turns calls into
+bytes; a call in the wrong state is a bug of the caller and raises RuntimeError. Neither knows any route. Bytes for a client
+that has gone are dropped silently: the connection has cancelled the handler already.
 """
 
 import enum
@@ -15,7 +15,7 @@ from quire.frontend.http.protocol.errors import ApiError
 JSON = b"application/json"
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 
-_PHRASES = {**{s.value: s.phrase for s in HTTPStatus}, 529: "Overloaded"}  # the last: Anthropic's own
+_PHRASES = {**{s.value: s.phrase for s in HTTPStatus}, 529: "Overloaded"}  # 529 is Anthropic's own
 _STATUS_LINES = {status: f"HTTP/1.1 {status} {phrase}\r\nserver: quire\r\n".encode() for status, phrase in _PHRASES.items()}
 
 Headers = Iterable[tuple[bytes, bytes]]
@@ -48,7 +48,7 @@ class Request:
     def __init__(self) -> None:
         self.method = ""
         self.target = b""
-        self.path = b""  # raw, up to the first "?" and without the root path: never decoded, or two spellings name one route
+        self.path = b""  # raw, up to "?", without the root path; not decoded, so that one spelling names one route
         self.query = b""
         self.version = "1.1"
         self.headers: dict[bytes, bytes] = {}
@@ -58,16 +58,16 @@ class Request:
         self.body = bytearray()
         self.complete = False
         self.peer: object = None  # the client's address, as the transport names it
-        self.refusal: ApiError | None = None  # decided before the body was read
+        self.refusal: ApiError | None = None  # an error decided before the body was read
         # set by the application's `admit`
         self.route: object = None
-        self.owner = ""  # a digest of the API key that came with it: whose the things are that it makes and sees
+        self.owner = ""  # a digest of its API key: the owner of the records that it makes and may see
         self.path_parameters: dict[str, str] = {}
-        self.error_as: Callable[[ApiError], ApiError] | None = None  # errors in another shape than OpenAI's
-        self.answer_headers = b""  # header lines that go with the answer, whatever it will be
+        self.error_as: Callable[[ApiError], ApiError] | None = None  # turns errors into another shape than OpenAI's
+        self.answer_headers = b""  # header lines for any answer
 
     def take_body(self) -> bytearray:
-        """The body, given up by the request: it is not needed once decoded, and an answer may take minutes."""
+        """The body, which the request keeps no longer: it is not needed once decoded, and an answer may take minutes."""
         body, self.body = self.body, bytearray()
         return body
 
@@ -99,13 +99,13 @@ class Response:
         self._request = request
         self._output = output
         self._chunked = False
-        self.is_sized = False  # begun with start_sized: nothing but the body announced can follow
+        self.is_sized = False  # begun with start_sized: only the announced body can follow
         self.state = ResponseState.WAITING
         self.status = 0
         self.close = not request.keep_alive  # the connection ends with this response
 
     def send(self, status: int, body: bytes = b"", content_type: bytes = JSON, headers: Headers = ()) -> None:
-        """The whole response at once. HEAD and 304: the head alone, with the length that the body has."""
+        """Send the whole response at once. For HEAD and 304 only the head is sent, with the body's length."""
         self._expect(ResponseState.WAITING)
         head = self._head(status, headers, b"content-type: %b\r\ncontent-length: %d\r\n" % (content_type, len(body)))
         self._output.write(head if self._request.method == "HEAD" or status == 304 else head + body)
@@ -116,7 +116,7 @@ class Response:
         self.send(error.status, error.body(), headers=error.headers())
 
     def error_for_client(self, error: ApiError) -> ApiError:
-        """The error in the shape that this request's API has for errors."""
+        """The error in the shape that this request's API uses."""
         return error if self._request.error_as is None else self._request.error_as(error)
 
     def start(self, content_type: bytes = EVENT_STREAM, first: bytes = b"") -> None:
@@ -124,14 +124,14 @@ class Response:
         self._expect(ResponseState.WAITING)
         self._chunked = self._request.version == "1.1"
         if not self._chunked:
-            self.close = True  # HTTP/1.0 knows the end of such a body by the end of the connection
+            self.close = True  # in HTTP/1.0, such a body ends with the connection
         framing = b"transfer-encoding: chunked\r\n" if self._chunked else b""
         head = self._head(200, (), b"content-type: %b\r\ncache-control: no-cache\r\n%b" % (content_type, framing))
         self.state = ResponseState.STREAMING
         self._output.write(head + self._frame(first) if first else head)
 
     def start_sized(self, num_bytes: int, content_type: bytes = JSON, headers: Headers = ()) -> bool:
-        """Begin a body of this length, to be written in pieces; False, and nothing to write, if only the head is wanted."""
+        """Begin a body of this length, to be written in pieces. Returns False if the client wants no body."""
         self._expect(ResponseState.WAITING)
         framing = b"content-type: %b\r\ncontent-length: %d\r\n" % (content_type, num_bytes)
         self._output.write(self._head(200, headers, framing))
@@ -140,7 +140,7 @@ class Response:
         return wants_body
 
     def write(self, data: bytes) -> None:
-        """One piece of a streamed body; nothing at all for b"", which would end a chunked body."""
+        """Write a piece of a streamed body. b"" writes nothing, since an empty chunk would end a chunked body."""
         if self.state is not ResponseState.STREAMING:
             self._expect(ResponseState.STREAMING)
         if data:

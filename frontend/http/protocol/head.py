@@ -1,4 +1,4 @@
-"""Checks of a request's head, made before its body is read: what llhttp lets pass and we do not, and sizes."""
+"""Checks of a request's head, made before its body is read: rules that llhttp does not enforce, and sizes."""
 
 import re
 
@@ -12,7 +12,7 @@ _ORIGIN = re.compile(rb"https?://[^/?#@]+(?=[/?]|$)", re.IGNORECASE)
 
 
 def split_target(target: bytes) -> tuple[bytes, bytes]:
-    """(path, query), raw. The absolute form, which every server must take (RFC 9112, 3.2.2), is a scheme and a host more."""
+    """(path, query), raw. Servers must also accept the absolute form, with scheme and host (RFC 9112, 3.2.2)."""
     if not target.startswith(b"/") and (origin := _ORIGIN.match(target)):
         target = target[origin.end() :]
         target = target if target.startswith(b"/") else b"/" + target
@@ -21,7 +21,7 @@ def split_target(target: bytes) -> tuple[bytes, bytes]:
 
 
 def check_head(request: Request) -> ApiError | None:
-    """What llhttp lets pass and we do not. Sets expects_continue."""
+    """Check what llhttp does not; returns an error or None. Sets expects_continue."""
     headers = request.headers
     if request.version not in ("1.0", "1.1"):
         return ApiError(505, "Only HTTP/1.1 and HTTP/1.0 are spoken here.", code="bad_request")

@@ -1,9 +1,9 @@
-"""RequestReader: bytes of one connection in, requests out, on httptools (llhttp). It owns what has arrived and is not answered.
+"""RequestReader: bytes of one connection in, requests out, on httptools (llhttp). It owns requests until they are taken.
 
-llhttp refuses malformed and smuggling shapes; what it lets pass and we do not is in head.py. Nothing grows without a limit:
-target, head, header count, body, requests in the queue, bodies held by all connections together. The first thing wrong ends
-the reading: `feed` puts the refusal into the queue, as this connection's last answer, in its turn after the requests before.
-The reader knows no transport: pausing, answering and closing are the connection's (connection.py).
+llhttp refuses malformed requests and request smuggling; stricter rules are in head.py. Everything that grows has a limit:
+target, head, header count, body, requests in the queue, bodies held by all connections together. The first error ends the
+reading: `feed` puts it into the queue, as this connection's last answer, after the requests that came before. The reader knows
+no transport: the connection pauses, answers and closes (connection.py).
 """
 
 from collections import deque
@@ -39,14 +39,14 @@ class _Incoming:
         self.head_complete = False
         self.head_bytes = 0  # of names, values and target, as the parser hands them out
         self.num_headers = 0
-        self.unseen_bytes = 0  # fed since the parser last handed out anything: part of one unfinished token
+        self.unseen_bytes = 0  # fed since the parser's last callback: part of one unfinished token
 
 
 class RequestReader:
-    """queue: requests whose heads are complete, oldest first; only the last may still lack its body.
+    """queue: requests with complete heads, oldest first; only the last may still lack its body.
 
-    ended: what still arrives is not for us, after a fault or a "Connection: close". refused: it ended with a fault.
-    deadline: until when the message being read must have gone on; None while none is being read.
+    ended: input that still arrives is ignored, after an error or a "Connection: close". refused: it ended with an error.
+    deadline: by when the message being read must make progress; None while none is being read.
     """
 
     def __init__(self, server: ServerState) -> None:
@@ -54,7 +54,7 @@ class RequestReader:
         self.ended = False
         self.refused = False
         self.deadline: float | None = None
-        self.held_bytes = 0  # of bodies that nobody has taken yet
+        self.held_bytes = 0  # of bodies that no handler has taken yet
         self.peer: object = None  # the client's address
         self._server = server
         self._limits = server.limits
@@ -82,7 +82,7 @@ class RequestReader:
             self.refuse(self._fault)
 
     def take(self) -> Request:
-        """The oldest request, with its body; whoever takes it answers it."""
+        """Remove the oldest request, with its body; the caller answers it."""
         request = self.queue.popleft()
         self._release(len(request.body))
         return request
@@ -112,16 +112,16 @@ class RequestReader:
         self.end()
         self.queue.clear()
         self._release(self.held_bytes)
-        self._parser = cast(httptools.HttpRequestParser, None)  # it refers to us: both would wait for the garbage collector
+        self._parser = cast(httptools.HttpRequestParser, None)  # breaks a reference cycle
 
     def restart_deadline(self) -> None:
-        """We have made the client wait; from now on it counts again."""
+        """Start the client's time anew, after we have made it wait."""
         if self._incoming is not None:
             head_complete = self._incoming.head_complete
             self.deadline = self._body_deadline() if head_complete else self._server.clock() + self._limits.head_timeout_s
 
     def _body_deadline(self) -> float:
-        """A route that takes larger bodies than others lets them come for longer."""
+        """A route that accepts larger bodies gives them proportionally more time."""
         assert self._incoming is not None
         limits, most = self._limits, self._incoming.request.max_body
         factor = most / limits.max_body_bytes if most > limits.max_body_bytes else 1.0
@@ -132,20 +132,20 @@ class RequestReader:
         self._server.held_bytes -= num_bytes
 
     def _fail(self, error: ApiError) -> None:
-        """The message being read cannot be served; the first fault counts. Raising through the parser would gain nothing."""
+        """The message being read cannot be served; the first error counts. Raising through the parser would gain nothing."""
         if self._fault is None and not self.ended:
             self._fault = error
             if self._incoming is not None:
-                self._note_method(self._incoming.request)  # now: the parser goes on, to the next one's
+                self._note_method(self._incoming.request)  # now, as the parser goes on to the next message
 
     def _note_method(self, request: Request) -> None:
-        """A HEAD's answer has no body, whatever came of it."""
+        """Keep the method also for errors: the answer to HEAD has no body."""
         request.method = request.method or self._parser.get_method().decode()
 
     def _parse(self, data: bytes) -> None:
-        """Feed the parser. It stops at the head of a request that offers an upgrade ("h2c": Java's client does, on every POST),
-        and would leave the body unread. We decline by answering in HTTP/1.1: a new parser, fed a head of the same framing
-        without the offer, reads the body and what comes after."""
+        """Feed the parser. It stops after the head of a request that offers an upgrade ("h2c", as Java's client does on every
+        POST) and leaves the body unread. We decline by answering in HTTP/1.1: a new parser, fed a head of the same framing
+        without the offer, reads the body and everything after it."""
         while True:
             try:
                 self._parser.feed_data(data)
@@ -243,7 +243,7 @@ class RequestReader:
             self.end()
 
     def _reading(self) -> _Incoming | None:
-        """The message that a callback belongs to; None if nothing more of it is wanted. The parser has handed out something."""
+        """The message that a callback belongs to; None if the rest of it is to be ignored. Every callback calls this."""
         if self._incoming is None or self._fault is not None:
             return None
         self._incoming.unseen_bytes = 0

@@ -1,8 +1,9 @@
-"""BatchQueue: which frontend runs which batch, and what it has answered so far. On the tables of database.py, same thread.
+"""BatchQueue: which frontend runs which batch, and its answers so far. It uses database.py's tables and its thread.
 
-A lease, which its holder renews, says who runs a batch; when it has run out another frontend takes it. Answers are rows, one
-for each line of the input, written in a transaction that looks at the lease: so one who was stopped for a while and comes back
-adds nothing, no line is answered twice, none is torn, and a successor knows what is left. At the end rows become files at once.
+A frontend that runs a batch holds a lease and renews it; when the lease expires, another frontend takes the batch. Answers are
+rows, one for each line of the input, written in a transaction that checks the lease: a frontend that was stopped for a while
+adds nothing, no line is answered twice, none is torn, and a successor knows what is left. In the end all rows become files at
+once.
 """
 
 import sqlite3
@@ -18,7 +19,7 @@ ACTIVE, DONE = "active", "done"  # tags of batches
 
 
 class Answer(NamedTuple):
-    """One line of an output file. ok: it goes to the output, else to the errors. body: without its newline."""
+    """One line of an output file. ok: it goes to the output file, else to the error file. body: without its newline."""
 
     line: int
     ok: bool
@@ -26,10 +27,10 @@ class Answer(NamedTuple):
 
 
 class Result(NamedTuple):
-    """A content that is written and becomes a file."""
+    """A file with its contents already written; `commit_file` adds its record."""
 
     id: str
-    body: bytes  # of its record
+    body: bytes  # the file's record
     size: int
     expires_at: float
     purpose: str
@@ -40,10 +41,10 @@ class BatchQueue:
         self._db = database
 
     def take(self, holder: str) -> Record | None:
-        """The oldest batch that nobody runs; it is the holder's for LEASE_S."""
+        """Lease the oldest batch that no frontend runs to the holder for LEASE_S."""
         now = self._db.clock()
         with self._db.transaction() as connection:
-            # a lease that ends later than any can: the clock was set back
+            # a lease that ends too late to be possible: the clock was set back
             row = connection.execute(
                 "SELECT records.id, owner, body FROM records LEFT JOIN leases ON leases.id = records.id"
                 " WHERE kind = 'batch' AND tag = ? AND (holder IS NULL OR until <= ? OR until > ?) ORDER BY seq LIMIT 1",
@@ -55,7 +56,7 @@ class BatchQueue:
         return Record(*row)
 
     def give_back(self, holder: str) -> None:
-        """Let others have what the holder runs, at once."""
+        """End the holder's leases, so that other frontends can take its batches at once."""
         self._db.connection.execute("DELETE FROM leases WHERE holder = ?", (holder,))
 
     def answered(self, id: str) -> dict[int, bool]:
@@ -63,9 +64,9 @@ class BatchQueue:
         return dict(self._db.connection.execute("SELECT line, ok FROM answers WHERE batch = ?", (id,)).fetchall())
 
     def save(self, id: str, holder: str, answers: Sequence[Answer], change: Callable[[bytes], bytes]) -> bytes | None:
-        """Add answers, change the batch's record and renew the lease; the record, or None if it is another's now.
+        """Add answers, change the batch's record and renew the lease. None if the lease is another's now.
 
-        Raises StoreFull, and nothing is changed.
+        Raises StoreFull; then nothing is changed.
         """
         with self._db.transaction() as connection:
             record = self._held(id, holder)
@@ -83,7 +84,7 @@ class BatchQueue:
     def finish(
         self, id: str, holder: str, results: Sequence[Result], change: Callable[[bytes], bytes], expires_at: float
     ) -> bool:
-        """The answers' rows become files, the batch is done, kept until expires_at. False if it is another's now."""
+        """Turn the answers' rows into files; the batch is done, kept until expires_at. False if the lease is another's now."""
         with self._db.transaction() as connection:
             record = self._held(id, holder)
             if record is None:
@@ -110,7 +111,7 @@ class BatchQueue:
 
 
 def commit_file(database: Database, owner: str, result: Result, *, check_room: bool = True) -> None:
-    """Inside a transaction: what was an upload is a file from now on. Raises StoreFull, LookupError if it took too long."""
+    """Inside a transaction: turn an upload into a file. Raises StoreFull, or LookupError if the upload has expired."""
     gone = database.connection.execute("DELETE FROM records WHERE kind = 'upload' AND id = ?", (result.id,))
     if gone.rowcount != 1:
         raise LookupError("the upload was given up")
@@ -127,7 +128,7 @@ def commit_file(database: Database, owner: str, result: Result, *, check_room: b
 
 
 def read_answers(database: Path, batch: str, ok: bool) -> Iterator[bytes]:
-    """The answers of one kind, as lines, in the order of the input. On a connection of its own, in any thread."""
+    """The answers of one kind, as lines, in the order of the input. Any thread may call this."""
     with closing(sqlite3.connect(database)) as connection:
         query = "SELECT body FROM answers WHERE batch = ? AND ok = ? ORDER BY line"
         for (body,) in connection.execute(query, (batch, ok)):

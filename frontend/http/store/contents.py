@@ -1,9 +1,9 @@
-"""Contents: the bytes of files, in a folder beside the database, under names that we make ourselves; and the folder itself.
+"""Contents: the bytes of files, in a folder beside the database, under names that we generate; and the folder itself.
 
-A content's name is the id of its record, 32 random hex digits, never anything from a request: an id from the wire is looked up
-in the database first. A record is written before its content and removed before it, so a content without a record is garbage of
-a process that was killed, and is removed at the next start. Without --files-dir the folder is a private one that goes with the
-server; what a killed server left is found by its free lock. All calls block (storage.py calls them in threads).
+A content is named by the id of its record, 32 random hex digits, never by anything from a request: an id from the wire is
+looked up in the database first. A record is written before its content and removed before it, so a content without a record was
+left by a killed process, and is removed at the next start. Without --files-dir the folder is private and removed with the
+server; a folder left by a killed server is recognized by its free lock. All calls block (storage.py calls them in threads).
 """
 
 import fcntl
@@ -18,14 +18,14 @@ from typing import BinaryIO
 
 _PREFIX = "quire-files-"
 _LOCK = "server.lock"
-_PIECE = 1 << 20  # bytes of one write: Python's other threads run between two
+_PIECE = 1 << 20  # bytes of one write: other Python threads run between two writes
 
 
 class FilesFolder:
-    """The folder of one server, held by a lock while the server lives. path None: a private one, removed by `close`."""
+    """The folder of one server, locked while the server lives. path None: a private folder, removed by `close`."""
 
     def __init__(self, path: Path | None) -> None:
-        """Raises OSError, ValueError if another server has it."""
+        """Raises OSError, or ValueError if another server uses the folder."""
         self._is_private = path is None
         if path is None:
             _remove_stale_folders(Path(tempfile.gettempdir()))
@@ -49,7 +49,7 @@ class FilesFolder:
 
 
 def _remove_stale_folders(base: Path) -> None:
-    """Private folders of servers that were killed."""
+    """Remove the private folders of servers that were killed."""
     for path in base.glob(f"{_PREFIX}*"):
         with suppress(OSError):  # gone, not ours, or its server lives (BlockingIOError)
             info = path.lstat()
@@ -64,15 +64,15 @@ def _remove_stale_folders(base: Path) -> None:
 
 
 class Contents:
-    """The folder of contents. An id is one of ours: a record's."""
+    """The folder of contents. Every id is a record's id."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "contents"
         self._folder.mkdir(mode=0o700, exist_ok=True)
 
     def write(self, id: str, pieces: Iterable[bytes | memoryview]) -> int:
-        """Write a content whose record is there already; its size. On the disk when this returns. Raises OSError, and then
-        nothing of it is left: where the disk is full, even its record could not be removed before it is."""
+        """Write a content that has a record already, and sync it to disk; returns its size in bytes. Raises OSError and leaves
+        nothing: on a full disk, its record could not be removed before the content is."""
         with open(self._path(id), "xb", opener=_private) as file, ExitStack() as on_failure:
             on_failure.callback(self.remove, [id])
             size = _write(file, pieces)
@@ -88,7 +88,7 @@ class Contents:
 
     def remove(self, ids: Iterable[str]) -> None:
         for id in ids:
-            with suppress(OSError):  # gone already; what stays is removed at the next start
+            with suppress(OSError):  # removed already; else it is removed at the next start
                 os.unlink(self._path(id))
 
     def ids(self) -> list[str]:

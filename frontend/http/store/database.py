@@ -1,9 +1,9 @@
 """Database: small records by kind and owner, in one SQLite file that all frontends of a server share and that outlives them.
 
-SQLite in WAL mode, from the standard library: a transaction is there or is not, wherever a process is killed, and a bound, a
-page of a list or a lease is one statement under its lock. Files and fcntl locks would need a journal of our own for the same.
-Synchronous is NORMAL: a power cut may take back the last transactions, never tear one. The contents of files lie beside it
-(contents.py): a record is what makes a content exist. All calls block, and belong to one thread (storage.py).
+SQLite in WAL mode, from the standard library: a transaction is atomic, wherever a process is killed, and a bound, a page of a
+list or a lease is one statement under its lock. With files and fcntl locks we would need a journal of our own. Synchronous is
+NORMAL: a power cut may undo the last transactions, but never leaves half of one. The contents of files lie beside it
+(contents.py): a content exists only if it has a record. All calls block and are made in one thread (storage.py).
 """
 
 import fcntl
@@ -49,14 +49,14 @@ class Page(NamedTuple):
 
 
 class Database:
-    """max_bytes: of files and batches together, contents included. clock: seconds since the epoch."""
+    """max_bytes: limit of files and batches together, contents included. clock: seconds since the epoch."""
 
     def __init__(self, path: Path, max_bytes: int, clock: Callable[[], float] = time.time) -> None:
-        """Raises sqlite3.Error, OSError, ValueError for a file that is not ours."""
+        """Raises sqlite3.Error, OSError, or ValueError for a file of another version."""
         self.clock = clock
         self.path = path
         self._pools = {"files": max_bytes, "responses": MAX_RESPONSES_BYTES}
-        with _locked(path.with_suffix(".lock")):  # two that make the same file would meet half of it
+        with _locked(path.with_suffix(".lock")):  # of two processes that make the file, one would open it half made
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             self.connection = sqlite3.connect(path, timeout=_LOCK_TIMEOUT_S, isolation_level=None)
             self._prepare(path)
@@ -76,22 +76,22 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Alone in the file: what is read inside holds until the end."""
+        """A transaction with the write lock: no other process writes before it ends."""
         self.connection.execute("BEGIN IMMEDIATE")
         try:
             yield self.connection
-        except BaseException:  # passed on, whatever it is
+        except BaseException:  # always raised again
             self.connection.execute("ROLLBACK")
             raise
         self.connection.execute("COMMIT")
 
-    # ---------------------------------------------------------------------------------------------------- for everybody
+    # ------------------------------------------------------------------------------------------------------ for callers
     def put(
         self, kind: Kind, owner: str, id: str, body: bytes, *, size: int = 0, tag: str = "", expires_at: float | None = None
     ) -> None:
-        """Add a record, or replace the owner's one of this id, which keeps its place in lists.
+        """Add a record, or replace the owner's record with this id, which keeps its place in lists.
 
-        size: bytes that it stands for beyond its body. tag: what lists may select by. expires_at: None for its kind's time.
+        size: bytes to count beyond its body. tag: a label that `page` can select by. expires_at: None for the kind's lifetime.
         Raises StoreFull.
         """
         with self.transaction():
@@ -105,7 +105,7 @@ class Database:
         return None if row is None else row[0]
 
     def delete(self, kind: Kind, owner: str, id: str) -> bool:
-        """Whether there was one."""
+        """Returns whether there was one."""
         with self.transaction() as connection:
             row = connection.execute("DELETE FROM records WHERE kind = ? AND id = ? AND owner = ?", (kind, id, owner))
             return row.rowcount == 1
@@ -113,7 +113,7 @@ class Database:
     def page(
         self, kind: Kind, owner: str, *, after: str | None = None, limit: int, descending: bool = True, tag: str | None = None
     ) -> Page | None:
-        """The next `limit` records behind the one with the id `after`, by their making; None if there is no such one."""
+        """The next `limit` records after the one with the id `after`, in order of creation; None if there is no such record."""
         run, step, order = self.connection.execute, ("<" if descending else ">"), ("DESC" if descending else "ASC")
         where, values = "kind = ? AND owner = ? AND (expires IS NULL OR expires > ?)", [kind, owner, self.clock()]
         if after is not None:
@@ -127,7 +127,7 @@ class Database:
         return Page([body for (body,) in rows[:limit]], len(rows) > limit)
 
     def edit(self, kind: Kind, owner: str, id: str, change: Callable[[bytes], bytes], tag: str | None = None) -> bytes | None:
-        """Replace a body by what `change` makes of it, with nobody between, and the tag, unless None; the new body, None if
+        """Replace a body by change(body), in one transaction, and the tag, unless it is None. Returns the new body, or None if
         there is no such record."""
         with self.transaction() as connection:
             body = self.get(kind, owner, id)
@@ -139,15 +139,14 @@ class Database:
         return body
 
     def renew(self, kind: Kind, owner: str, id: str, tag: str, until: float) -> bool:
-        """Renew the lease of the owner's record of this id and tag, which costs the same however long its body is. Whether
-        there is one."""
+        """Renew the lease of the owner's record with this id and tag, without reading its body. False if there is none."""
         with self.transaction():
             if found := self.has(kind, owner, id, tag):
                 self.lease(id, until)
         return found
 
     def leased_until(self, id: str) -> float:
-        """0 for what nobody has."""
+        """When the lease ends; 0 if there is none."""
         row = self.connection.execute("SELECT until FROM leases WHERE id = ?", (id,)).fetchone()
         return 0.0 if row is None else row[0]
 
@@ -164,11 +163,11 @@ class Database:
         expires_at: float | None = None,
         check_room: bool = True,
     ) -> None:
-        """`put`, as a part of the caller's transaction."""
+        """`put`, in the caller's transaction."""
         bound = KINDS[kind]
         if expires_at is None and bound.ttl_s is not None:
             expires_at = self.clock() + bound.ttl_s
-        if bound.evicts and size + len(body) > self._pools[bound.pool] // 8:  # it would push out everything, itself as well
+        if bound.evicts and size + len(body) > self._pools[bound.pool] // 8:  # it would evict everything, itself included
             raise StoreFull(f"this {kind} is too large to be kept")
         row = (kind, id, owner, tag, size + len(body), expires_at, body)
         done = self.connection.execute(
@@ -189,11 +188,11 @@ class Database:
         return row.fetchone() is not None
 
     def lease(self, id: str, until: float) -> None:
-        """Of a record that has no other holder than whoever made it."""
+        """Lease a record without naming a holder: only its maker renews it."""
         self.connection.execute("INSERT OR REPLACE INTO leases VALUES (?, '', ?)", (id, until))
 
     def check_room(self, kind: Kind) -> None:
-        """Within the bounds again after something was added, or StoreFull, which takes it back."""
+        """Evict until the bounds hold again, after something was added; for kinds that do not evict, raise StoreFull."""
         bound = KINDS[kind]
         while excess := self._excess(kind):
             if not bound.evicts:
@@ -213,7 +212,7 @@ class Database:
         return None
 
     def _evict(self, kind: Kind) -> None:
-        """The oldest of the owner who has most: nobody pushes out a modest neighbour's."""
+        """Delete the oldest record of the owner with the most bytes, so that an owner with few keeps them."""
         run = self.connection.execute
         (owner,) = run(
             "SELECT owner FROM records WHERE kind = ? GROUP BY owner ORDER BY sum(size) DESC LIMIT 1", (kind,)
@@ -225,22 +224,22 @@ class Database:
 
     # -------------------------------------------------------------------------------------------------------- tidying up
     def purge(self) -> list[str]:
-        """Remove what has expired; the ids of those whose contents must follow."""
+        """Remove expired records; returns the ids of those that have contents to remove."""
         with self.transaction() as connection:
             rows = connection.execute(
                 "DELETE FROM records WHERE expires IS NOT NULL AND expires <= ? RETURNING kind, id", (self.clock(),)
             ).fetchall()
-            connection.execute("DELETE FROM leases WHERE until <= ?", (self.clock() - DAY_S,))  # of what is gone
+            connection.execute("DELETE FROM leases WHERE until <= ?", (self.clock() - DAY_S,))  # of removed records
         if rows:
             self.shrink()
         return [id for kind, id in rows if kind in ("file", "upload")]
 
     def shrink(self) -> None:
-        """Give the disk back what deleted records took."""
+        """Return the space of deleted records to the file system."""
         self.connection.execute("PRAGMA incremental_vacuum").fetchall()
 
     def without_record(self, ids: list[str]) -> list[str]:
-        """Those of these contents that no record speaks of. A record is there before its content is: they are garbage."""
+        """The ids among these that no record has. Records are made before their contents, so such contents are garbage."""
         known = {id for (id,) in self.connection.execute("SELECT id FROM records WHERE kind IN ('file', 'upload')")}
         return [id for id in ids if id not in known]
 

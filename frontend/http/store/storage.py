@@ -1,8 +1,8 @@
-"""Storage: what the routes and the runner of batches keep, for asyncio: every call on the disk is made in a thread.
+"""Storage: the records and files of the routes and the batch runner, for asyncio: every disk access is made in a thread.
 
-One thread has the database, four have contents; what waits for them waits in order. Opened at the first call: a server that
-keeps nothing has no file. `put`, `get`, `delete` and `list` of JSON records are all that a route needs that keeps something of
-its own, as /v1/responses does: owner is the digest of the request's API key (`Request.owner`), and nobody sees another's.
+One thread accesses the database, four access contents; calls wait for them in order. The store is opened at the first call, so
+a server that stores nothing has no file. A route that stores JSON records, such as /v1/responses, needs only `put`, `get`,
+`delete` and `list`. Their owner is the digest of the request's API key (`Request.owner`); no owner sees another's records.
 """
 
 import asyncio
@@ -27,10 +27,10 @@ from quire.frontend.http.store.database import Database, Page, StoreFull
 log = logging.getLogger("quire.http")
 
 T = TypeVar("T")
-_LOG_AGAIN_S = 60.0  # that a disk is full
+_LOG_AGAIN_S = 60.0  # for the same error
 RECORDS = "records.sqlite3"
 _NUM_FILE_THREADS = 4
-_PIECE = 256 << 10  # of a content that is read; some 100 us
+_PIECE = 256 << 10  # bytes of one read of a content; some 100 us
 
 
 def new_record_id(prefix: str) -> str:
@@ -38,7 +38,7 @@ def new_record_id(prefix: str) -> str:
 
 
 def check_folder(folder: Path) -> None:
-    """Open what is there as a server does, or make it: what is wrong with a folder is for its operator, at the start.
+    """Open or make the store in the folder as a server would, so that its operator sees an error at the start.
 
     Raises OSError, ValueError.
     """
@@ -51,17 +51,17 @@ def check_folder(folder: Path) -> None:
 
 
 class Storage:
-    """folder: shared by all frontends of a server; None: a private one, of this object. max_bytes: of files and batches."""
+    """folder: shared by all frontends of a server; None: private to this object. max_bytes: limit of files and batches."""
 
     def __init__(
         self, folder: str | None = None, max_bytes: int = DEFAULT_FILES_MIB << 20, clock: Callable[[], float] = time.time
     ) -> None:
         self.clock = clock
-        self.batch_made = asyncio.Event()  # or cancelled, here: this frontend's runner need not wait until it looks again
+        self.batch_made = asyncio.Event()  # or cancelled, by this frontend: wakes its batch runner
         self._folder = folder
         self._max_bytes = max_bytes
         self._num_uploads = 0
-        self._logged_error, self._log_again_at = "", 0.0  # why a call failed, for the log
+        self._logged_error, self._log_again_at = "", 0.0  # the last error logged
         self._private: FilesFolder | None = None
         self._open: tuple[Database, Contents, BatchQueue] | None = None
         self._database_thread = ThreadPoolExecutor(1, "quire-store")
@@ -83,14 +83,15 @@ class Storage:
     async def put(
         self, kind: Kind, owner: str, id: str, body: bytes, *, tag: str = "", expires_at: float | None = None
     ) -> None:
-        """Keep a record, or replace the owner's one of this id. expires_at: None for its kind's time. Raises ApiError."""
+        """Store a record, or replace the owner's record with this id. expires_at: None for the kind's lifetime. Raises
+        ApiError."""
         await self.database(lambda db: db.put(kind, owner, id, body, tag=tag, expires_at=expires_at))
 
     async def get(self, kind: Kind, owner: str, id: str) -> bytes | None:
         return await self.database(lambda db: db.get(kind, owner, id))
 
     async def delete(self, kind: Kind, owner: str, id: str) -> bool:
-        """Whether there was one. A file's content goes with it."""
+        """Returns whether there was one. A file's content is removed with it."""
         found = await self.database(lambda db: db.delete(kind, owner, id))
         if found and kind == "file":
             await self.files(lambda contents: contents.remove([id]))
@@ -99,18 +100,18 @@ class Storage:
     async def list(
         self, kind: Kind, owner: str, *, after: str | None = None, limit: int, descending: bool = True, tag: str | None = None
     ) -> Page | None:
-        """A page of records, the latest first; None if there is none with the id `after`."""
+        """A page of records, the latest first; None if no record has the id `after`."""
         return await self.database(lambda db: db.page(kind, owner, after=after, limit=limit, descending=descending, tag=tag))
 
     async def edit(
         self, kind: Kind, owner: str, id: str, change: Callable[[bytes], bytes], tag: str | None = None
     ) -> bytes | None:
-        """Replace a record by what `change` makes of it, and its tag, unless None; the new one, None if there is none. `change`
-        runs in a thread."""
+        """Replace a record by change(record), and its tag, unless it is None; returns the new one, or None if there is no
+        record. `change` runs in a thread."""
         return await self.database(lambda db: db.edit(kind, owner, id, change, tag))
 
     async def purge(self) -> None:
-        """Remove what has expired."""
+        """Remove expired records and their contents."""
         ids = await self.database(lambda db: db.purge())
         if ids:
             await self.files(lambda contents: contents.remove(ids))
@@ -118,7 +119,7 @@ class Storage:
     # ------------------------------------------------------------------------------------------------------------ files
     @contextmanager
     def upload_slot(self) -> Iterator[None]:
-        """Around an upload whose body is in memory. Raises ApiError 503 if there are many."""
+        """Hold one of MAX_UPLOADS slots during an upload, which has its body in memory. Raises ApiError 503 if none is free."""
         if self._num_uploads >= MAX_UPLOADS:
             raise ApiError(503, "Too many files are being uploaded at once.", code="overloaded", retry_after_s=1)
         self._num_uploads += 1
@@ -128,40 +129,40 @@ class Storage:
             self._num_uploads -= 1
 
     async def upload(self, owner: str, result: Result, pieces: Iterable[bytes | memoryview]) -> None:
-        """Write a content and make it the owner's file. Raises ApiError; then nothing is left of it."""
+        """Write a content and make it the owner's file. Raises ApiError; then nothing of it is stored."""
         await self.reserve(owner, result.id, result.size)
         try:
             await self.files(lambda contents: contents.write(result.id, pieces))
             await self.database(lambda db: _commit(db, owner, result))
-        except BaseException:  # the client has gone, too: passed on
+        except BaseException:  # includes cancellation, as the client has gone
             await asyncio.shield(self.forget(owner, result.id))
             raise
 
     async def reserve(self, owner: str, id: str, size: int) -> None:
-        """Room for a content that is about to be written: for an hour, if its writer should be killed."""
+        """Reserve room for a content that is about to be written. The reservation of a killed writer expires after an hour."""
         await self.database(lambda db: db.put("upload", owner, id, b"", size=size))
 
     async def forget(self, owner: str, id: str) -> None:
-        """Give up what was reserved, and what of it was written."""
-        if await self.database(lambda db: db.delete("upload", owner, id)):  # else it is a file already: then it stays
+        """Remove a reservation and what was written for it."""
+        if await self.database(lambda db: db.delete("upload", owner, id)):  # else it is a file already, and stays
             await self.files(lambda contents: contents.remove([id]))
 
     async def open_content(self, id: str) -> int:
-        """A descriptor, the caller's to close. Raises FileNotFoundError."""
+        """A file descriptor, which the caller closes. Raises FileNotFoundError."""
         fd = await self._in(self._file_threads, lambda: self._opened()[1].open(id))
         if fd is None:
             raise FileNotFoundError(id)
         return fd
 
     async def pieces(self, fd: int, size: int) -> AsyncIterator[bytes]:
-        """A content, piece by piece as they are taken."""
+        """Yield a content in pieces, each read when it is asked for."""
         offset = 0
         while offset < size and (piece := await self._in(self._file_threads, partial(os.pread, fd, _PIECE, offset))):
             offset += len(piece)
             yield piece
 
     async def write_answers(self, batch: str, ok: bool, id: str) -> int:
-        """The answers of a batch as a content, for which there is room reserved; its size."""
+        """Write the answers of a batch as a content, for which room is reserved; returns its size in bytes."""
 
         def write() -> int:
             database, contents, _ = self._opened()
@@ -173,14 +174,14 @@ class Storage:
 
     # ---------------------------------------------------------------------------------------------------------- threads
     async def database(self, work: Callable[[Database], T]) -> T:
-        """Something of one transaction, in the database's thread. Raises ApiError."""
+        """Run `work` in the database's thread. Raises ApiError."""
         return await self._in(self._database_thread, lambda: work(self._opened()[0]))
 
     async def queue(self, work: Callable[[BatchQueue], T]) -> T:
         return await self._in(self._database_thread, lambda: work(self._opened()[2]))
 
     async def files(self, work: Callable[[Contents], T]) -> T:
-        """Something with contents. The database must have been asked before."""
+        """Run `work` in a thread for contents. The database must have been used before."""
         return await self._in(self._file_threads, lambda: work(self._opened()[1]))
 
     async def _in(self, threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
@@ -194,14 +195,14 @@ class Storage:
         return done
 
     def _log_error(self, error: sqlite3.Error | OSError) -> None:
-        """Once a minute: a full disk fails every call, for whichever file."""
+        """Log the same error at most once a minute: a full disk fails every call."""
         why, now = getattr(error, "strerror", None) or str(error), time.monotonic()
         if why != self._logged_error or now >= self._log_again_at:
             self._logged_error, self._log_again_at = why, now + _LOG_AGAIN_S
             log.error("the store cannot be used (%s): %s", self._folder or "in the folder for temporary files", why)
 
     def _opened(self) -> tuple[Database, Contents, BatchQueue]:
-        """First in the database's thread: its connection is that thread's."""
+        """The open store. The database's thread must call this first, as the connection belongs to that thread."""
         if self._open is None:
             if self._folder is None and self._private is None:
                 self._private = FilesFolder(None)

@@ -1,6 +1,6 @@
-"""`quire.engine.arg_utils`: vLLM's path to an engine's options, for scripts whose imports name it.
+"""`quire.engine.arg_utils`: vLLM's path to an engine's options, for scripts that import from it.
 
-Nothing of ours imports from here: each name comes from the file that defines it.
+Our own code does not import from here, but from the files that define the names.
 """
 
 from quire.frontend.client.engine_args import AsyncEngineArgs, EngineArgs

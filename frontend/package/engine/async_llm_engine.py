@@ -1,6 +1,6 @@
-"""`quire.engine.async_llm_engine`: vLLM's path to the engine behind asyncio, older name, for scripts whose imports name it.
+"""`quire.engine.async_llm_engine`: vLLM's older path to the engine behind asyncio, for scripts that import from it.
 
-Nothing of ours imports from here: each name comes from the file that defines it.
+Our own code does not import from here, but from the files that define the names.
 """
 
 from quire.frontend.client.async_llm import AsyncLLMEngine

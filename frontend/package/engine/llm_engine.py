@@ -1,6 +1,6 @@
-"""`quire.engine.llm_engine`: vLLM's path to the engine that is stepped, for scripts whose imports name it.
+"""`quire.engine.llm_engine`: vLLM's path to the engine that a script steps, for scripts that import from it.
 
-Nothing of ours imports from here: each name comes from the file that defines it.
+Our own code does not import from here, but from the files that define the names.
 """
 
 from quire.frontend.client.llm_engine import LLMEngine

@@ -1,6 +1,6 @@
-"""`quire.entrypoints.llm`: vLLM's path to the engine for a script's prompts, for scripts whose imports name it.
+"""`quire.entrypoints.llm`: vLLM's path to LLM, for scripts that import from it.
 
-Nothing of ours imports from here: each name comes from the file that defines it.
+Our own code does not import from here, but from the files that define the names.
 """
 
 from quire.frontend.client.llm import LLM

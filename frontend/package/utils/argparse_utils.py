@@ -1,6 +1,6 @@
-"""`quire.utils.argparse_utils`: vLLM's path to the parser of its examples, for scripts whose imports name it.
+"""`quire.utils.argparse_utils`: vLLM's path to the parser of its examples, for scripts that import from it.
 
-Nothing of ours imports from here: each name comes from the file that defines it.
+Our own code does not import from here, but from the files that define the names.
 """
 
 from quire.frontend.cli.flexible_parser import FlexibleArgumentParser

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from deadlines import DEADLINE_S
 from toy_tokenizers import byte_level, gemma_like, llama2_like, unigram_metaspace
 
 from quire.enginecore.grammar import compiler as compiler_module
@@ -58,7 +59,7 @@ def prepare(compiler: GrammarCompiler, *args, **kwargs):
     future = compiler.prepare(asked, sequences)
     if future is not None:
         assert isinstance(future, Future)
-        future.result(30)
+        future.result(DEADLINE_S)
     return sequences
 
 
@@ -256,7 +257,7 @@ def test_what_ends_the_process_that_tries_ends_its_request_alone():
         assert trial.run(slow, timeout_s=0.02).error == TOO_LONG
         assert trial.run(wanted("choice", ["b"])).error == "" and trial._child._child.pid != pid
         os.kill(trial._child._child.pid, signal.SIGKILL)  # as the kernel does, short of memory: the next is not to blame
-        assert trial._child._child.wait(60.0) == -signal.SIGKILL
+        assert trial._child._child.wait(DEADLINE_S) == -signal.SIGKILL
         assert trial.run(wanted("choice", ["b"])).error == ""
     finally:
         trial.close()
@@ -266,7 +267,7 @@ def wait_for_compilers(compiler):
     """Until they have done what they were given before: each takes one of these, and none leaves before the other has come."""
     together = threading.Barrier(NUM_COMPILERS)
     for arrived in [compiler._executor.submit(together.wait, 30) for _ in range(NUM_COMPILERS)]:
-        arrived.result(30)
+        arrived.result(DEADLINE_S)
 
 
 def test_a_grammar_is_compiled_once_for_each_thread_that_may_use_it(compiler):

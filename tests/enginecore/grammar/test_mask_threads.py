@@ -56,8 +56,8 @@ def texts(mask: np.ndarray) -> set[str]:
 
 def test_each_gets_what_it_asked_for(threads):
     works = [work(i % 2, tokens, row=i) for i, tokens in enumerate(["", "a", "ab", "b", ""])]
-    works.append(work(0, "a", row=-1))  # nobody waits for its mask
-    works.append(work(1, row=7, state=SequenceState.FINISHED))  # aborted since
+    works.append(work(0, "a", row=-1))  # no row waits for its mask
+    works.append(work(1, row=7, state=SequenceState.FINISHED))  # aborted meanwhile
     threads.submit(works)
     found = all_of(threads)
     masks = {w.row: texts(mask) for done in found for w, mask in zip(done.masked, done.masks, strict=True)}
@@ -85,7 +85,7 @@ def test_several_tokens_at_once_and_an_end_under_ignore_eos(threads):
     threads.submit([whole, beyond, ended])
     [done] = all_of(threads)
     assert done.ended == [whole, beyond, ended] and done.masked == [] and len(done.masks) == 0
-    assert [w.has_ended and w.failure is None for w in done.ended] == [True] * 3  # what comes behind an end is nobody's
+    assert [w.has_ended and w.failure is None for w in done.ended] == [True] * 3  # tokens after an end are ignored
 
 
 def test_the_descriptor_is_readable_while_there_is_something(threads):
@@ -131,11 +131,11 @@ def test_many_come_in_pieces_and_a_slow_one_is_found(threads, monkeypatch):
     monkeypatch.setattr(module, "MAX_WAIT_S", 0.0)
     again = [Work(w.seq, w.constraint, [], step=2, row=i) for i, w in enumerate(works)]
     threads.submit(again)
-    assert [len(done.works) for done in all_of(threads)] == [1] * 20  # whose fault it is is seen alone
+    assert [len(done.works) for done in all_of(threads)] == [1] * 20  # alone, each shows whether it is slow
     assert [w.failure for w in again] == [TOO_SLOW] * 20 and not any(w.failure for w in works)
 
 
-def test_who_was_quick_alone_is_back_among_the_others(threads, monkeypatch):
+def test_a_sequence_that_was_quick_alone_is_back_among_the_others(threads, monkeypatch):
     monkeypatch.setattr(module, "SLOW_S", 60.0)
     works = [work(i) for i in range(3)]
     for each in works:
@@ -146,7 +146,7 @@ def test_who_was_quick_alone_is_back_among_the_others(threads, monkeypatch):
     assert [len(done.works) for done in all_of(threads)] == [3]
 
 
-def test_a_matcher_is_in_one_threads_hands_at_a_time(threads):
+def test_a_matcher_is_used_by_one_thread_at_a_time(threads):
     first = work()
     threads.submit([first])
     first.constraint.slow_for = 1  # found slow while it has work: the next goes where that is
@@ -155,7 +155,7 @@ def test_a_matcher_is_in_one_threads_hands_at_a_time(threads):
     assert sum(len(done.works) for done in all_of(threads)) == 2 and first.constraint.num_works == 0
 
 
-def test_works_begin_at_once_and_nobody_waits_long_for_that(threads, monkeypatch):
+def test_works_begin_at_once_and_the_loop_waits_no_longer(threads, monkeypatch):
     monkeypatch.setattr(module, "YIELD_S", 20.0)
     for tokens, is_slow in [("a", False), ("", False), ("a", True)] * 5:  # the last waits for no thread of its kind
         each = work(tokens=tokens)
@@ -168,7 +168,7 @@ def test_works_begin_at_once_and_nobody_waits_long_for_that(threads, monkeypatch
     threads.let_begin()
 
 
-def test_parts_come_in_the_order_of_their_rows_and_who_gets_none_with_the_first(threads, monkeypatch):
+def test_parts_come_in_the_order_of_their_rows_and_works_without_masks_first(threads, monkeypatch):
     monkeypatch.setattr(module, "LONG_S", 60.0)
     works = [work(lexer=i % 3, row=i) for i in range(40)]
     works += [work(0, "ab", row=-1), work(0, row=41, state=SequenceState.FINISHED)]

@@ -1,6 +1,6 @@
-"""Grammar masks from the core's side: what waits for them, and that one that does not come ends its request alone.
+"""Grammar masks from the core's side: steps wait for them, and one that does not come ends only its own request.
 
-The grammar is the test: it makes rows of one request wait, and sends masks, or does not. The worker is core_by_hand's.
+The test plays the grammar: it makes rows of one request wait, and sends masks, or does not. The worker is core_by_hand's.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ class Grammar:
         return plan, step
 
     def send(self) -> None:
-        """Unless they come too late, as GrammarSteps."""
+        """Like GrammarSteps: masks that come too late are not sent."""
         core = self.by_hand.core
         if core._masks.send(self.steps[-1], self.row):
             core.workers.send_masks(self.steps[-1], self.row, MASK)
@@ -121,9 +121,9 @@ def test_a_mask_that_does_not_come_for_an_aborted_request_leaves_its_ids_next_on
     frontend, grammar = by_hand.frontend(), Grammar(by_hand, 1)
     frontend.send(add(1, 5, max_tokens=30))
     by_hand.until(lambda: grammar.steps)
-    grammar.request_id = -1  # what comes has none
+    grammar.request_id = -1  # later steps have no masks
     frontend.send(Abort(EPOCH, [1]))
-    frontend.send(add(1, 7, max_tokens=3))  # goes on at once: the row that nobody waits for is given up
+    frontend.send(add(1, 7, max_tokens=3))  # goes on at once: the aborted request's row is given up
     tokens: list[int] = []
     while len(tokens) < 3:
         message = by_hand.answer(frontend, StepOutputs | RequestError)
@@ -133,7 +133,7 @@ def test_a_mask_that_does_not_come_for_an_aborted_request_leaves_its_ids_next_on
 
 
 @pytest.mark.parametrize("leave", ["abort", "finish", "vanish"])
-def test_who_leaves_while_its_mask_is_late_holds_up_nobody(by_hand, monkeypatch, leave):
+def test_a_request_that_ends_while_its_mask_is_late_delays_no_other(by_hand, monkeypatch, leave):
     monkeypatch.setattr(masks_module, "MASK_TIMEOUT_S", 1e9)
     ours, others = by_hand.frontend(), by_hand.frontend()
     others.send(add(2, 5, max_tokens=30))
@@ -195,7 +195,7 @@ def test_masks_are_counted_row_by_row():
 
 
 def test_masks_are_late_only_once_they_can_be_made(by_hand, monkeypatch):
-    """A step's masks are made of the tokens of the step before it, which may take as long as it likes, until just now."""
+    """A step's masks need the tokens of the step before it, which may take any time and has just returned."""
     frontend, grammar = by_hand.frontend(), Grammar(by_hand, 1)
     frontend.send(add(1, 5, max_tokens=8))
     by_hand.until(lambda: grammar.steps)

@@ -122,14 +122,14 @@ def test_a_last_token_that_ends_the_grammar_is_a_stop_and_not_a_length(engine, m
     length = len(one(engine.run("Say it", params(YES_NO))).ids)
     assert one(engine.run("Say it", params(YES_NO, max_tokens=length))).finished.reason == "stop"
     assert one(engine.run("Say it", params(StructuredOutputs("regex", "a+"), max_tokens=3))).finished.reason == "length"
-    assert not engine.core._grammar._unsure
+    assert not engine.core._grammar._ambiguous
 
 
 def test_an_end_of_which_a_slow_grammar_says_nothing_is_a_length_in_time(engine, monkeypatch):
     monkeypatch.setattr(steps, "INLINE_S", 0.0)
-    monkeypatch.setattr(steps, "UNSURE_S", 0.0)
+    monkeypatch.setattr(steps, "AMBIGUOUS_S", 0.0)
     grammar, take = engine.core._grammar, engine.core._grammar._apply
-    monkeypatch.setattr(grammar, "_apply", lambda *of: None if grammar._unsure else take(*of))
+    monkeypatch.setattr(grammar, "_apply", lambda *of: None if grammar._ambiguous else take(*of))
     output = one(engine.run("Say it", params(StructuredOutputs("regex", "a+"), max_tokens=1)))
     assert output.finished.reason == "length"
 
@@ -204,7 +204,7 @@ def test_scheduling_does_not_change_what_comes_out(engine, sizes):
 
 
 def test_masks_are_asked_for_before_the_scheduler_has_the_tokens(engine, monkeypatch):
-    """Of those that wait for nothing else; who ends with such a token, by length or a stop id, ends as before."""
+    """If they depend on nothing else; a sequence that ends with such a token, by length or a stop id, ends as before."""
     update, threads, asked = engine.core.scheduler.update, engine.core._grammar._threads, []
 
     def spy(*args):
@@ -229,28 +229,28 @@ def test_masks_are_asked_for_before_the_scheduler_has_the_tokens(engine, monkeyp
     assert not any(asked[2:])  # what is bad depends on the tokens; the first mask on none
 
 
-# ------------------------------------------------------------------------------------------------------- thinking
-END = [50]  # of thinking: any token will do
+# ------------------------------------------------------------------------------------------------------- reasoning
+END = [50]  # of reasoning: any token will do
 
 
-def test_nothing_is_bounded_before_the_end_of_thinking(engine):
+def test_nothing_is_bounded_before_the_end_of_reasoning(engine):
     free = one(engine.run("Think", SamplingParams(max_tokens=4, temperature=0.0))).ids
-    before = engine.workers.free_rows
+    before = engine.workers.any_token_rows
     fields = {"reasoning_end_token_ids": END, "thinking_token_budget": 4, "max_tokens": 120}
     output = one(engine.run("Think", params(**fields)))
-    assert output.ids[:4] == free and output.ids[4] == END[0] and engine.workers.free_rows > before
+    assert output.ids[:4] == free and output.ids[4] == END[0] and engine.workers.any_token_rows > before
     answer = Output()
     answer.ids, answer.finished = output.ids[5:], output.finished
     assert is_a_person(engine, answer)
 
 
-def test_without_a_budget_thinking_may_take_all_tokens(engine):
+def test_without_a_budget_reasoning_may_take_all_tokens(engine):
     output = one(engine.run("Think", params(reasoning_end_token_ids=[49], max_tokens=6)))
     assert output.ids == one(engine.run("Think", SamplingParams(max_tokens=6, temperature=0.0))).ids
 
 
 @pytest.mark.parametrize("closed", [True, False])
-def test_thinking_that_ended_in_the_prompts_last_turn_is_over(engine, closed):
+def test_reasoning_that_ended_in_the_prompts_last_turn_is_over(engine, closed):
     old_turn = [*engine.encode("hm"), *END, engine.eos[-1]]
     prompt = [*old_turn, *engine.encode("Who?"), *(END if closed else [])]
     output = one(engine.run(prompt, params(reasoning_end_token_ids=END)))
@@ -270,7 +270,7 @@ def test_a_budget_forces_the_end_without_a_grammar_too(engine, ends, budget):
     assert len(output.ids) == 20 and engine.workers.mask_rows - rows <= len(ends) + 1
 
 
-def test_a_budget_is_one_of_a_thought_and_none_without(engine):
+def test_a_budget_counts_for_reasoning_and_is_ignored_without(engine):
     free = one(engine.run("Think", SamplingParams(max_tokens=12, temperature=0.0))).ids
     fields = {"reasoning_end_token_ids": END, "thinking_token_budget": 2, "max_tokens": 12, "temperature": 0.0}
     missing = next(i for i in range(300, 400) if i not in free)
@@ -280,18 +280,18 @@ def test_a_budget_is_one_of_a_thought_and_none_without(engine):
     assert begun[:at] == free[:at] and begun[at] == END[0]
 
 
-def test_a_grammar_waits_for_a_thought_that_begins_and_for_no_other(engine):
+def test_a_grammar_waits_for_reasoning_only_if_it_begins(engine):
     fields = {"reasoning_end_token_ids": END, "reasoning_start_token_ids": [49], "thinking_token_budget": 3}
     assert is_a_person(engine, one(engine.run("Who?", params(**fields))))
-    thinking = one(engine.run("Who?", params(**fields, logit_bias={49: 100.0, 50: -100.0}, max_tokens=20)))
-    assert thinking.ids == [49, 49, 49, 49, *END, *thinking.ids[5:]]
+    reasoning = one(engine.run("Who?", params(**fields, logit_bias={49: 100.0, 50: -100.0}, max_tokens=20)))
+    assert reasoning.ids == [49, 49, 49, 49, *END, *reasoning.ids[5:]]
     answer = Output()
-    answer.ids = thinking.ids[5:]
+    answer.ids = reasoning.ids[5:]
     assert begins_one(engine, answer)
 
 
 def test_a_start_of_several_tokens_is_no_way_around_a_grammar(engine):
-    """A model that does not think would never end its thought, and its answer would be free."""
+    """A model that does not reason would never end its reasoning, and its answer would be free."""
     fields = {"reasoning_end_token_ids": END, "reasoning_start_token_ids": [49, 60]}
     for budget in (None, 0, 3):
         assert is_a_person(engine, one(engine.run("Who?", params(**fields, thinking_token_budget=budget))))
@@ -312,15 +312,15 @@ def test_a_matcher_in_error_ends_its_own_request(engine):
     assert is_a_person(engine, engine.outputs[good << 8])
 
 
-def test_a_mask_that_is_late_ends_its_request_and_holds_nobody_once_it_is_aborted(engine, monkeypatch):
+def test_a_late_mask_delays_no_other_request_once_its_own_is_aborted(engine, monkeypatch):
     threads = engine.core._grammar._threads
-    held: list = []
+    kept: list = []
     submit = threads.submit
     late = engine.submit("Who is it?", params())
     engine.until(lambda: len(engine.outputs.get(late << 8, Output()).ids) > 2)
-    monkeypatch.setattr(threads, "submit", held.extend)  # a grammar that takes for ever
+    monkeypatch.setattr(threads, "submit", kept.extend)  # a grammar that takes for ever
     other = engine.submit("Hello", SamplingParams(max_tokens=8, temperature=0.0))
-    engine.until(lambda: held and engine.core._masks)
+    engine.until(lambda: kept and engine.core._masks)
     engine.frontend.send(Abort(EPOCH, [late]))
     engine.until(lambda: engine.has_ended(other))
     assert late not in engine.errors and engine.outputs[other << 8].finished.reason

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 import zmq
 from core_by_hand import worker_template
+from deadlines import DEADLINE_S
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,9 +22,9 @@ from quire.ipc.links.core_and_hosts import CoreToHost, HostLost, HostToCore
 from quire.ipc.links.curve import CoreKeys, KeyPair, make_keys
 from quire.ipc.messages.hosts import (
     BeginRanks,
-    CoreBeat,
+    CoreHeartbeat,
     EndRanks,
-    HostBeat,
+    HostHeartbeat,
     HostHello,
     HostMessage,
     HostRefused,
@@ -31,8 +32,9 @@ from quire.ipc.messages.hosts import (
     PlanRecord,
 )
 from quire.ipc.version import VERSION
+from quire.ipc.worker_config import WorkerConfig
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = DEADLINE_S
 MODEL = model_files(EngineConfig(), BUNDLED)
 
 
@@ -90,11 +92,11 @@ def wait_for(look: Callable[[], object]):
 
 
 def answer(engine: CoreToHost, kind: type[HostMessage]):
-    """The next message of a kind; beats are passed over."""
+    """The next message of a kind; heartbeats are passed over."""
 
     def look():
         for message in engine.receive(1):
-            if isinstance(message, HostBeat) and kind is not HostBeat:
+            if isinstance(message, HostHeartbeat) and kind is not HostHeartbeat:
                 continue
             assert isinstance(message, kind), message
             return message
@@ -183,8 +185,8 @@ def test_an_agent_that_is_told_to_stop_says_so(host: Host) -> None:
 def test_an_engines_next_connection_takes_the_place_of_its_last(host: Host) -> None:
     host.welcomed("first")
     again = host.welcomed("first")
-    tell(again, CoreBeat())
-    answer(again, HostBeat)
+    tell(again, CoreHeartbeat())
+    answer(again, HostHeartbeat)
 
 
 def test_bytes_that_are_no_message_are_refused_and_the_agent_goes_on(host: Host) -> None:
@@ -198,15 +200,17 @@ def test_bytes_that_are_no_message_are_refused_and_the_agent_goes_on(host: Host)
     host.welcomed()
 
 
+def on_gpu(config: WorkerConfig, index: int) -> WorkerConfig:
+    engine = msgspec.structs.replace(config.engine, device="cuda")
+    return msgspec.structs.replace(config, engine=engine, gpu_index=index)
+
+
 @pytest.mark.parametrize(
     ("begin", "why"),
     [
         (BeginRanks(MODEL, []), "no ranks"),
         (BeginRanks(MODEL, [worker_template(2)] * 2), "one twice"),
-        (
-            BeginRanks(MODEL, [msgspec.structs.replace(worker_template(2), device="cuda", device_index=70)]),
-            "71 GPUs are wanted",
-        ),
+        (BeginRanks(MODEL, [on_gpu(worker_template(2), 70)]), "71 GPUs are wanted"),
         (BeginRanks(msgspec.structs.replace(MODEL, name="/nowhere"), [worker_template(2)]), "/nowhere is not there"),
         (BeginRanks(msgspec.structs.replace(MODEL, files={"config.json": "0"}), [worker_template(2)]), "another model is in"),
     ],
@@ -219,9 +223,9 @@ def test_ranks_that_cannot_be_are_refused(host: Host, begin: BeginRanks, why: st
 
 def test_what_comes_without_ranks_is_passed_over(host: Host) -> None:
     engine = host.welcomed()
-    for command in (PlanRecord(1, b"abc"), EndRanks(), CoreBeat()):
+    for command in (PlanRecord(1, b"abc"), EndRanks(), CoreHeartbeat()):
         tell(engine, command)
-    answer(engine, HostBeat)
+    answer(engine, HostHeartbeat)
 
 
 def test_no_bytes_end_the_agent(host: Host) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import zmq
 from core_by_hand import worker_template
+from deadlines import DEADLINE_S
 
 from quire.enginecore.hosts import remote_ranks as module
 from quire.enginecore.hosts.placement import HostEntry, place
@@ -20,8 +21,8 @@ from quire.ipc.links.curve import CoreKeys, make_keys
 from quire.ipc.messages.hosts import (
     BeginRanks,
     EndRanks,
-    HostBeat,
     HostCommand,
+    HostHeartbeat,
     HostHello,
     HostMessage,
     HostRefused,
@@ -36,7 +37,7 @@ from quire.ipc.messages.workers import AllocateKV, SideResults, WorkerReady
 from quire.ipc.step.plan_ring import KIND_PLAN
 from quire.ipc.version import VERSION
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = DEADLINE_S
 MODEL = ModelFiles(None, None, None, True, {})
 WELCOME = HostWelcome(VERSION, ["GPU"] * 2)
 
@@ -103,8 +104,8 @@ class Other:
 
 
 @pytest.fixture(autouse=True)
-def no_beats(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BEAT_INTERVAL_S", 1e9)  # but for the first
+def no_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HEARTBEAT_INTERVAL_S", 1e9)  # but for the first
 
 
 @pytest.fixture
@@ -143,7 +144,7 @@ def test_commands_and_records_go_there_and_messages_come(other: Other) -> None:
     assert np.frombuffer(other.next(PlanRecord).words, np.int32).tolist() == [0, 1, 2, 7, 8]
     other.say(RankMessage(WorkerReady(1)))
     assert other.turn_until(lambda: False) == [WorkerReady(1)]
-    other.say(HostBeat([2, 0]))
+    other.say(HostHeartbeat([2, 0]))
     other.turn_until(lambda: other.ranks.is_stopped(2))
     assert not other.ranks.is_stopped(0) and not other.ranks.is_stopped(1)
     assert (other.ranks.where(0), other.ranks.where(1)) == (" on this host", f" on host {other.link.address}")

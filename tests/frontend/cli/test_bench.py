@@ -10,8 +10,8 @@ import threading
 
 import numpy as np
 import pytest
+from deadlines import DEADLINE_S
 from http_servers import answering, url_of
-from served import DEADLINE_S
 from toy_tokenizers import byte_level
 
 from quire.enginecore.loading.model_files import BUNDLED

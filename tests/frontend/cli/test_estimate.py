@@ -59,7 +59,7 @@ def test_an_8_bit_cache_is_counted_as_an_engine_does(skipped):
     worker_config = read_model_config(folder, kv_cache_dtype="fp8", kv_cache_dtype_skip_layers=skipped)
     cache = KVCache(worker_config.attention_specs(Parallel()), 16, torch.float32)
     found = estimate(read(folder), config, 0)
-    worker = daemon.worker_config(config, folder, model_summary(folder))
+    worker = daemon.worker_config(config, folder, model_summary(folder)).engine
     assert (worker.kv_cache_dtype, worker.kv_cache_dtype_skip_layers) == ("fp8", skipped)
     assert (found.num_blocks, found.kv_cache_bytes) == (n := cpu_budget(worker, cache, 0).num_blocks, n * cache.block_bytes)
 
@@ -74,7 +74,7 @@ def test_a_cpu_engine_counts_the_same(name):
     model = read(folder)
     assert model.sizes == workers_sizes_of(worker_config)
     found = estimate(model, config, 0)
-    worker = daemon.worker_config(config, folder, model_summary(folder))
+    worker = daemon.worker_config(config, folder, model_summary(folder)).engine
     cache = KVCache(worker_config.attention_specs(Parallel()), worker.block_size, torch.float32)
     rows, tokens = worker.max_num_seqs, max(worker.max_num_batched_tokens, worker.max_num_seqs)
     step = cpu_step_bytes(worker_config, tokens, rows, torch.float32)

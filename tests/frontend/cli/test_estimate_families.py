@@ -44,7 +44,7 @@ def test_a_cpu_engine_of_any_family_counts_the_same(name, asked_here):
     """Weights, those that are packed twice too, KV blocks and the longest sequence to the byte."""
     folder, config = tiny_model(name), EngineConfig(device="cpu", cpu_kv_cache_gib=0.01)
     found, worker_config = estimate(read(folder), config, 0), read_model_config(folder)
-    worker = daemon.worker_config(config, folder, model_summary(folder))
+    worker = daemon.worker_config(config, folder, model_summary(folder)).engine
     cache = KVCache(worker_config.attention_specs(Parallel()), worker.block_size, torch.float32)
     assert (found.num_blocks, found.kv_cache_bytes) == (n := cpu_budget(worker, cache, 0).num_blocks, n * cache.block_bytes)
     rows, tokens = worker.max_num_seqs, max(worker.max_num_batched_tokens, worker.max_num_seqs)

@@ -5,6 +5,7 @@ import os
 import socket
 
 import pytest
+from deadlines import DEADLINE_S
 
 from quire.frontend.cli import frontends as frontends_module
 from quire.frontend.cli.frontends import Frontends
@@ -21,7 +22,7 @@ def test_connections_that_wait_for_a_frontend_are_kept_up_to_a_limit(monkeypatch
     frontends = Frontends(FrontendConfig(engine_addresses=[], listen_fd=-1), sockets, logs_engine_changes=False)
     other, down = frontends._all
     sockets[1].listen(16)  # as its process did
-    clients = [socket.create_connection(address, timeout=10.0) for _ in range(5)]
+    clients = [socket.create_connection(address, timeout=DEADLINE_S) for _ in range(5)]
     other.is_up = True
     down.on_down()
     for connection in down._waiting:
@@ -35,7 +36,7 @@ def test_connections_that_wait_for_a_frontend_are_kept_up_to_a_limit(monkeypatch
         client.close()
     assert said == [b"x"] * 3 + [b""] * 2
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(address, timeout=10.0)
+        socket.create_connection(address, timeout=DEADLINE_S)
     for kept in (sockets[0], *down._waiting):
         kept.close()
 

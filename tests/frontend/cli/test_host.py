@@ -4,6 +4,7 @@ import select
 import signal
 
 import pytest
+from deadlines import DEADLINE_S
 
 from quire.frontend.cli import host
 from quire.ipc.host_config import HostConfig
@@ -24,5 +25,5 @@ def test_an_agent_that_is_stopped_is_ended(
     assert host._watch(agent) == 1
     out, err = capsys.readouterr()
     assert err == "quire host: the agent was stopped by a signal 0 s ago\n" and out.startswith("Quire host ready") == is_ready
-    assert agent.wait(20.0) == -signal.SIGKILL
+    assert agent.wait(DEADLINE_S) == -signal.SIGKILL
     agent.close()

@@ -12,9 +12,10 @@ import subprocess
 import sys
 
 import pytest
+from deadlines import DEADLINE_S
 from fake_core import FakeCore
 from http_servers import answering, url_of
-from served import DEADLINE_S, ROOMY, say_hi
+from served import ROOMY, say_hi
 from serving import until
 
 from quire.frontend.cli import main as cli

@@ -7,8 +7,9 @@ import subprocess
 import sys
 
 import pytest
+from deadlines import DEADLINE_S
 from fake_core import FakeCore
-from served import DEADLINE_S, ROOMY, Served, say_hi
+from served import ROOMY, Served, say_hi
 
 from quire.frontend.cli import main as cli
 from quire.frontend.cli import models

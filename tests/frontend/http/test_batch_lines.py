@@ -15,7 +15,7 @@ from quire.frontend.http.batches.in_process import RetryingApp, ask
 from quire.frontend.http.batches.lines import ENDPOINTS, MAX_LINE_BYTES, BadLine, Line, answer_line, parse_line
 from quire.frontend.http.batches.runner import BatchRunner
 from quire.frontend.http.batches.window import Window
-from quire.ipc.messages.frontend import Beat
+from quire.ipc.messages.frontend import Heartbeat
 
 CHAT = "/v1/chat/completions"
 
@@ -73,9 +73,9 @@ def test_interactive_requests_find_room():
         client = http.FakeClient()  # 8 slots: 6 are for batches if nobody else wants them
         window = Window(client)
 
-        def beat(running, waiting):
-            client.beat = Beat(1, 0.0, running, waiting, 0.25, 100, 40, 50, 2, 1, True)
-            client.beat_time += 1.0
+        def heartbeat(running, waiting):
+            client.heartbeat = Heartbeat(1, 0.0, running, waiting, 0.25, 100, 40, 50, 2, 1, True)
+            client.heartbeat_time += 1.0
 
         async def enter_while_there_is_room() -> int:
             count = 0
@@ -87,23 +87,23 @@ def test_interactive_requests_find_room():
                     return count
                 count += 1
 
-        beat(0, 0)
+        heartbeat(0, 0)
         assert await enter_while_there_is_room() == 6
         for _ in range(6):
             window.leave()
-        beat(4, 0)  # others'
+        heartbeat(4, 0)  # others'
         assert await enter_while_there_is_room() == 2
-        beat(6, 0)
+        heartbeat(6, 0)
         assert await enter_while_there_is_room() == 0
         window.leave()
-        beat(5, 3)
+        heartbeat(5, 3)
         assert await enter_while_there_is_room() == 0
         window.leave()
-        beat(8, 3)
+        heartbeat(8, 3)
         assert await enter_while_there_is_room() == 1  # one always
-        beat(1, 0)
+        heartbeat(1, 0)
         assert await enter_while_there_is_room() == 5
-        beat(2, 4)  # all that waits is ours
+        heartbeat(2, 4)  # all that waits is ours
         window.leave()
         assert await enter_while_there_is_room() == 1
 

@@ -6,8 +6,9 @@ import signal
 import psutil
 import pytest
 import served as one
+from deadlines import DEADLINE_S
 from fake_core import FakeCore
-from served import DEADLINE_S, ROOMY, say_hi
+from served import ROOMY, say_hi
 from serving import Served, until
 
 CHAT = "/v1/chat/completions"

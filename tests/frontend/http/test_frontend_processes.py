@@ -10,6 +10,7 @@ import time
 
 import psutil
 import pytest
+from deadlines import DEADLINE_S
 from fake_core import FakeCore, echo
 from serving import LOOK_S, Background, Served, until
 
@@ -54,7 +55,7 @@ def test_connections_that_waited_for_a_frontend_are_served_by_its_next_process()
         hangs = psutil.Process(served.pids(FRONTEND)[0])
         hangs.suspend()
         until(lambda: hangs.status() == psutil.STATUS_STOPPED)
-        connections = [http.client.HTTPConnection(*served.address, timeout=60.0) for _ in range(24)]
+        connections = [http.client.HTTPConnection(*served.address, timeout=DEADLINE_S) for _ in range(24)]
         for connection in connections:
             connection.request("GET", "/health")
         answers = [Background(lambda c=connection: c.getresponse().status) for connection in connections]
@@ -116,5 +117,5 @@ sys.exit(main.main(sys.argv[1:]))
 def test_a_stop_just_as_the_event_loop_begins(tmp_path):
     arguments = ["serve", "--port", "0", "--engine", f"ipc://{tmp_path}/nobody.sock"]
     command = [sys.executable, "-P", "-c", STOPPED_AS_THE_LOOP_BEGINS, *arguments]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=25.0)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
     assert run.returncode == 0 and "Traceback" not in run.stderr, run.stderr

@@ -18,7 +18,7 @@ from quire.frontend.client.stream import EngineError
 from quire.frontend.http.api.generate import count_request
 from quire.frontend.http.api.metrics import metric_names
 from quire.frontend.http.api.metrics.metrics import MAX_HANDLERS, Metrics, block_bytes
-from quire.frontend.http.api.metrics.metrics_text import CONTENT_TYPE, MAX_BEAT_AGE_S, EngineState, metrics_text
+from quire.frontend.http.api.metrics.metrics_text import CONTENT_TYPE, MAX_HEARTBEAT_AGE_S, EngineState, metrics_text
 from quire.frontend.http.loop_lag import INTERVAL_S, watch_lag
 from quire.ipc.messages.stats import (
     Distribution,
@@ -43,7 +43,7 @@ def test_a_clock_that_is_set_back_takes_nothing_away_from_a_sum():
 
 
 def scrape(client, metrics: Metrics | None = None) -> str:
-    engines = [EngineState(n, e.cache, e.beat, e.beat_time) for n, e in enumerate(client.engines)]
+    engines = [EngineState(n, e.cache, e.heartbeat, e.heartbeat_time) for n, e in enumerate(client.engines)]
     return metrics_text(metrics or Metrics(), client.welcome, engines).decode()
 
 
@@ -176,7 +176,7 @@ def test_frontends_are_added_up_and_the_engine_is_not():
 
 def test_every_process_is_shown_by_name():
     client = FullClient()
-    client.set_beat(processes=[process_usage(os.getpid(), "engine"), process_usage(os.getppid(), "worker-0")])
+    client.set_heartbeat(processes=[process_usage(os.getpid(), "engine"), process_usage(os.getppid(), "worker-0")])
     found = samples(scrape(client))
     for name in ("frontend-0", "engine", "worker-0"):
         assert found[f"process_resident_memory_bytes,process={name}"] > 1 << 20
@@ -202,9 +202,9 @@ def test_a_client_cannot_make_labels():
 def test_what_the_engine_said_long_ago_is_not_shown(gone):
     client = FullClient()
     if gone == "stale":
-        client.beat_time -= MAX_BEAT_AGE_S + 0.1
+        client.heartbeat_time -= MAX_HEARTBEAT_AGE_S + 0.1
     else:
-        client.beat = None
+        client.heartbeat = None
     text = scrape(client)
     assert f"quire:engine_up{{{TINY}}} 0.0" in text
     assert "num_requests_running" not in text and "vllm:request_success_total" in text
@@ -213,7 +213,7 @@ def test_what_the_engine_said_long_ago_is_not_shown(gone):
 
 def test_an_engine_with_other_buckets_is_shown_without_them():
     client = FullClient()
-    client.set_beat(step_time=Distribution([1, 2], 3.0))
+    client.set_heartbeat(step_time=Distribution([1, 2], 3.0))
     text = scrape(client)
     assert "quire:step_time_seconds_bucket" not in text and "quire:host_time_seconds_bucket" in text
 

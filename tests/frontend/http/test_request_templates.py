@@ -7,6 +7,7 @@ import fake_client as http
 import msgspec
 import psutil
 import pytest
+from deadlines import DEADLINE_S
 
 from quire.frontend.text import request_templates
 from quire.frontend.text.chat_template import ChatTemplate, ChatTemplateError
@@ -159,7 +160,7 @@ def test_others_go_on_meanwhile(monkeypatch):
 
     def held(wanted, timeout_s):
         begun.set()
-        assert may_end.wait(60.0)
+        assert may_end.wait(DEADLINE_S)
         return render(wanted, timeout_s)
 
     monkeypatch.setattr(request_templates._process, "render", held)

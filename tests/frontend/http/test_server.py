@@ -122,7 +122,7 @@ def test_it_outlives_the_core_and_finds_the_next_one(tmp_path):
             assert served.end(signal.SIGINT)[0] == 0
 
 
-def test_health_follows_the_beat():
+def test_health_follows_the_heartbeat():
     with FakeCore(say_hi) as core, Served("--engine", core.address) as served:
         url = served.url()
         core.announce(oldest_step_s=61.0)

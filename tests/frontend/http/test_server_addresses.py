@@ -9,8 +9,9 @@ import stat
 
 import pytest
 from certificates import authority, certified
+from deadlines import DEADLINE_S
 from fake_core import FakeCore
-from served import DEADLINE_S, ROOMY, Served, request, say_hi
+from served import ROOMY, Served, request, say_hi
 from serving import until
 
 

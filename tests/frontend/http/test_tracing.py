@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import fake_client as http_api
 import pytest
+from deadlines import DEADLINE_S
 from fake_client import CHAT, COMPLETIONS, HELLO, NUM_TOKENS
 from fake_core import FakeCore
 from http_servers import answering, url_of
@@ -201,7 +202,7 @@ def threads_end() -> Iterator[None]:
     before = set(threading.enumerate())
     yield
     for thread in set(threading.enumerate()) - before:
-        thread.join(20)
+        thread.join(DEADLINE_S)
         assert not thread.is_alive(), thread
 
 

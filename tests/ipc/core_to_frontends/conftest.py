@@ -1,4 +1,4 @@
-"""Cores whose link is turned by the test, without beats, and frontends made by hand."""
+"""Cores whose link is turned by the test, without heartbeats, and frontends made by hand."""
 
 import pytest
 from core_to_frontends_cases import EPOCH, answer
@@ -12,7 +12,7 @@ def make_core():
     cores = []
 
     def make(**options) -> LoopingCore:
-        cores.append(LoopingCore(epoch=EPOCH, beats=False, **options))
+        cores.append(LoopingCore(epoch=EPOCH, heartbeats=False, **options))
         return cores[-1]
 
     yield make

@@ -5,7 +5,7 @@ import pytest
 from core_to_frontends_cases import EPOCH, add, answer
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from ipc_cores import RawFrontend, make_beat
+from ipc_cores import RawFrontend, make_heartbeat
 
 from quire.ipc.links import core_to_frontends
 from quire.ipc.messages.frontend import (
@@ -162,7 +162,7 @@ def test_oversized_message_costs_the_sender_its_connection(core, make_frontend):
     frontend.send(bytes(MAX_FRONTEND_MESSAGE + 1))
 
     def probe() -> bool:
-        core.link.broadcast(make_beat(EPOCH))
+        core.link.broadcast(make_heartbeat(EPOCH))
         return bool(core.lost)
 
     core.until(probe)

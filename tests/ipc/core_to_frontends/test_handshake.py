@@ -5,7 +5,7 @@ import time
 
 import pytest
 from core_to_frontends_cases import EPOCH, add, answer, outputs
-from ipc_cores import FILES, make_beat, make_welcome
+from ipc_cores import FILES, make_heartbeat, make_welcome
 
 from quire.ipc.links import core_to_frontends
 from quire.ipc.links.core_to_frontends import name_of
@@ -15,11 +15,11 @@ from quire.ipc.messages.frontend import (
     PROTOCOL_VERSION,
     Abort,
     AddRequest,
-    Beat,
     File,
     Finish,
     Generate,
     GetFile,
+    Heartbeat,
     Hello,
     Ping,
     Refused,
@@ -57,8 +57,8 @@ def test_frontend_that_comes_early_waits_for_its_welcome(make_core, make_fronten
     frontend.send(Ping(0))
     core.until(lambda: core.link._frontends)
     assert core.link.frontends == []
-    core.link.broadcast(make_beat(EPOCH))
-    assert isinstance(answer(core, frontend), Beat)  # so that it knows that somebody is there
+    core.link.broadcast(make_heartbeat(EPOCH))
+    assert isinstance(answer(core, frontend), Heartbeat)  # so that it knows that somebody is there
     core.link.set_welcome(make_welcome(EPOCH), FILES)
     assert isinstance(answer(core, frontend), Welcome)
     assert core.link.frontends == [frontend.identity]
@@ -200,7 +200,7 @@ def test_a_file_is_sent_once_a_connection_and_few_files_a_turn(make_core, make_f
 
 def test_send_to_nobody_is_harmless(core):
     assert not core.link.send(b"\1" * 16, outputs(1))
-    core.link.broadcast(make_beat(EPOCH))
+    core.link.broadcast(make_heartbeat(EPOCH))
     assert core.link.lost() == []
 
 

@@ -2,7 +2,8 @@
 
 import numpy as np
 from core_to_frontends_cases import EPOCH, answer, decode, outputs
-from ipc_cores import make_beat
+from deadlines import DEADLINE_S
+from ipc_cores import make_heartbeat
 
 from quire.ipc.messages.frontend import Finished, Ping, Refused, RequestError, Started, StepOutputs, TokenLogprobs
 
@@ -86,29 +87,29 @@ def test_of_many_slow_frontends_the_slowest_is_lost(make_core, make_frontend):
     core.link.check()
 
 
-def test_beats_do_not_wait_for_a_slow_frontend(make_core, make_frontend):
+def test_heartbeats_do_not_wait_for_a_slow_frontend(make_core, make_frontend):
     slow = SlowFrontend(make_core, make_frontend)
     slow.fill()
     held = slow.core.link._slow[slow.frontend.identity].outbox.num_bytes
     for _ in range(1000):
-        slow.core.link.broadcast(make_beat(EPOCH))
+        slow.core.link.broadcast(make_heartbeat(EPOCH))
     assert slow.core.link._slow[slow.frontend.identity].outbox.num_bytes == held
 
 
 def test_gone_frontend_is_lost_at_the_next_send(core, make_frontend):
     frontend, other = make_frontend(), make_frontend()
     frontend.socket.close()
-    core.until(lambda: not core.link.send(frontend.identity, outputs(1)), timeout_s=15.0)
+    core.until(lambda: not core.link.send(frontend.identity, outputs(1)), timeout_s=DEADLINE_S)
     core.turn(0)
     assert core.lost == [frontend.identity]
     assert core.link.frontends == [other.identity]
 
 
-def test_gone_frontend_without_outputs_is_lost_at_the_next_beat(core, make_frontend):
+def test_gone_frontend_without_outputs_is_lost_at_the_next_heartbeat(core, make_frontend):
     frontend = make_frontend()
     frontend.socket.close()
-    core.beats = True
-    core.until(lambda: core.lost, timeout_s=15.0)
+    core.heartbeats = True
+    core.until(lambda: core.lost, timeout_s=DEADLINE_S)
     assert core.lost == [frontend.identity]
 
 
@@ -116,7 +117,7 @@ def test_gone_frontend_is_lost_while_its_outbox_waits(make_core, make_frontend):
     slow = SlowFrontend(make_core, make_frontend)
     slow.fill()
     slow.frontend.socket.close()
-    slow.core.until(lambda: slow.core.lost, timeout_s=15.0)
+    slow.core.until(lambda: slow.core.lost, timeout_s=DEADLINE_S)
 
 
 def test_silent_frontend_is_lost_and_one_that_pings_is_not(make_core, make_frontend):

@@ -192,7 +192,7 @@ def test_waits_for_a_core_that_starts_later(run, tmp_path, make_core):
 
 
 def test_waits_patiently_for_a_core_that_still_loads(run):
-    """No Welcome yet, only Beats: longer than the silence that would make it give up."""
+    """No Welcome yet, only Heartbeats: longer than the silence that would make it give up."""
     core = LoopingCore(epoch=6)
     core.link._welcome = None
 

@@ -6,7 +6,7 @@ import resource
 import numpy as np
 import pytest
 from frontend_to_core_cases import Listener, ScriptedCore, add, echo, loses, outputs
-from ipc_cores import FILES, LoopingCore, make_beat
+from ipc_cores import FILES, LoopingCore, make_heartbeat
 
 from quire.ipc.links.frontend_to_core import FrontendToCore, LinkDown
 from quire.ipc.messages.frontend import AddRequest, FrontendMessage, Ping, ShuttingDown
@@ -25,7 +25,7 @@ def test_missing_outputs_lose_the_connection(run):
 
 def test_silent_core_is_lost(run):
     def provoke(scripted: ScriptedCore, link: FrontendToCore) -> None:
-        scripted.core.beats = False
+        scripted.core.heartbeats = False
 
     loses(run, provoke, "silent", silence_s=0.5)
 
@@ -82,7 +82,7 @@ def test_messages_of_another_epoch_are_dropped(run):
         (identity,) = core_link.frontends
         core_link._transmit(identity, core_link._encoder.encode(outputs(8, 0, 666)))
         core_link._transmit(identity, core_link._encoder.encode(ShuttingDown(8)))
-        core_link._transmit(identity, core_link._encoder.encode(make_beat(8)))
+        core_link._transmit(identity, core_link._encoder.encode(make_heartbeat(8)))
         core_link.send(identity, outputs(9, 0, 1))
         await scripted.until(lambda: heard.messages)
         assert heard.tokens() == [1] and heard.log == [9]

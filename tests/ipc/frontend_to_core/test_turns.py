@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 import zmq
+from deadlines import DEADLINE_S
 from frontend_to_core_cases import Listener, ScriptedCore, add, loses
 from ipc_cores import CoreThread, LoopingCore
 
@@ -28,7 +29,7 @@ def taken(core: CoreThread, monkeypatch: pytest.MonkeyPatch) -> tuple[list[list[
         news.put(found[-1][-1])
 
     async def until_taken(wanted: int) -> None:
-        while await asyncio.to_thread(news.get, timeout=60.0) != wanted:
+        while await asyncio.to_thread(news.get, timeout=DEADLINE_S) != wanted:
             pass
 
     receive = core.core.link.receive

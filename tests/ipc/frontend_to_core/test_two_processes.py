@@ -5,6 +5,7 @@ import signal
 
 import psutil
 import pytest
+from deadlines import DEADLINE_S
 from frontend_to_core_cases import outputs
 from ipc_children import Role
 from ipc_cores import LoopingCore
@@ -69,7 +70,7 @@ def test_killed_frontend_is_lost_long_before_it_has_been_silent_for_long(core, m
     core.until(lambda: len(core.requests) == 2)
     reports.next(), reports.next()
     children[0].proc.kill()
-    core.until(lambda: core.lost, timeout_s=15.0)
+    core.until(lambda: core.lost, timeout_s=DEADLINE_S)
     assert len(core.lost) == 1 == len(core.link.frontends)
 
 
@@ -80,7 +81,7 @@ def test_stopped_and_killed_frontend_is_lost_too(core, make_frontend, reports):
     while not core.link._slow:
         core.link.send(core.requests[0][0], outputs(core.epoch, 0, *range(500)))
     child.proc.kill()
-    core.until(lambda: core.lost, timeout_s=15.0)
+    core.until(lambda: core.lost, timeout_s=DEADLINE_S)
 
 
 def test_address_in_use_by_a_live_core_is_refused_and_that_of_a_dead_one_taken(tmp_path, make_core):

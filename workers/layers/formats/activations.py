@@ -1,24 +1,24 @@
-"""Inputs quantized as the checkpoint says, by formula: the values that a product of 8 bits would see, in the inputs' dtype.
+"""Inputs rounded as the checkpoint says, by formula: the values that an 8-bit product would see, in the inputs' dtype.
 
     fp8 dynamic     s = max |x| / 448,        x -> e4m3(x / s) s
     int8 dynamic    s = max |x| / 127,        x -> round(x / s) s, half to even
-    int8, not symmetric     s = (max - min) / 255, z = round(-128 - min / s), 0 among the values
-    static          s and z are the checkpoint's; what lies beyond saturates
+    int8, not symmetric     s = (max - min) / 255, z = round(-128 - min / s), with min <= 0 <= max
+    static          s and z are the checkpoint's; greater values saturate
 
-A dynamic scale is of one token, or of each group of its inputs, never of a batch: a row's answer depends on no other. Kernels
+Dynamic scales are per token, or per group of a token's inputs, so a result never depends on the rest of the batch. Kernels
 quantize by the same formulas.
 """
 
 import torch
 
-from quire.workers.layers.formats.format import Products
-from quire.workers.loading.quantized.layouts_floats import no_zeros
+from quire.workers.layers.formats.format import Format
+from quire.workers.loading.quantized.packed_weight import PackedWeight
+from quire.workers.loading.quantized.packing_floats import no_zeros
 from quire.workers.loading.quantized.schemes import FP8_MAX, INT8_MAX, Activations
-from quire.workers.loading.quantized.stored import StoredLayer
 
 
 def rounded(x: torch.Tensor, how: Activations, scale: float | None = None, zero_point: float | None = None) -> torch.Tensor:
-    """x [T, K] -> what its quantized values stand for. scale, zero_point: of a static quantization."""
+    """x [T, K] -> the values that its quantized values represent. scale, zero_point: of a static quantization."""
     values = x.to(torch.float32)
     if how.is_static:
         if scale is None:
@@ -33,13 +33,13 @@ def rounded(x: torch.Tensor, how: Activations, scale: float | None = None, zero_
 
 
 def _dynamic(x: torch.Tensor, how: Activations) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Scale and zero point over the last dimension; zeros alone have scale 1."""
+    """Scale and zero point over the last dimension; the scale of zeros is 1."""
     if how.dtype == "int8" and not how.is_symmetric:
         low, high = x.amin(-1, keepdim=True).clamp(max=0), x.amax(-1, keepdim=True).clamp(min=0)
         scale = no_zeros((high - low) / 255)
         return scale, (-128 - low / scale).round().clamp(-128, 127)
     largest = x.abs().amax(-1, keepdim=True)
-    # on a GPU torch divides by a number in Python by its reciprocal, and rounds twice
+    # divided by a tensor: on a GPU torch would multiply by the reciprocal of a Python number, and round twice
     return no_zeros(largest / torch.full_like(largest, FP8_MAX if how.dtype == "fp8" else INT8_MAX)), None
 
 
@@ -52,11 +52,11 @@ def _round_to(
     return (((x / scale).round() + zero).clamp(-128, 127) - zero) * scale
 
 
-class RoundedInputs(Products):
-    """A format's products of rounded inputs. Layers side by side may have static scales of their own: each gets its product."""
+class RoundedInputs(Format):
+    """A format's products of rounded inputs. Layers side by side with different static scales are a product each."""
 
-    def __init__(self, inner: Products, layers: list[tuple[int, StoredLayer | None]]):
-        """layers: (outputs, how they are stored) in the order of y."""
+    def __init__(self, inner: Format, layers: list[tuple[int, PackedWeight | None]]):
+        """layers: (outputs, packed weight) in the order of y."""
         self._inner, self._layers = inner, layers
 
     def product(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -72,20 +72,20 @@ class RoundedInputs(Products):
         return y if out is None else out.copy_(y)
 
 
-def _key(layer: StoredLayer | None) -> object:
-    """The same for layers whose inputs are rounded alike."""
+def _key(layer: PackedWeight | None) -> object:
+    """An equal key for layers with equally rounded inputs."""
     if layer is None or layer.activations is None:
         return None
     return layer.activations, layer.input_scale, layer.input_zero_point
 
 
-def rounds_alike(one: StoredLayer | None, other: StoredLayer | None) -> bool:
+def rounds_alike(one: PackedWeight | None, other: PackedWeight | None) -> bool:
     """Whether both layers' inputs are rounded to the same values."""
     return _key(one) == _key(other)
 
 
-def rounded_for(x: torch.Tensor, layer: StoredLayer | None) -> torch.Tensor:
-    """x [T, K] as the layer wants its inputs."""
+def rounded_for(x: torch.Tensor, layer: PackedWeight | None) -> torch.Tensor:
+    """x [T, K], rounded as the layer wants its inputs."""
     if layer is None or layer.activations is None:
         return x
     return rounded(x, layer.activations, layer.input_scale, layer.input_zero_point)

@@ -1,4 +1,4 @@
-"""The plain weight: [out, in] and bias [out] in the dtype of the activations, and the format that computes with it as it is."""
+"""The plain weight [out, in] and bias [out], in the activations' dtype, and the format that computes with them as they are."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -8,59 +8,57 @@ from torch import nn
 
 from quire.workers.layers import ops
 from quire.workers.layers.formats.activations import RoundedInputs
-from quire.workers.layers.formats.format import Format, Partition, Products, checkpoint_prefix, fill_part
+from quire.workers.layers.formats.format import Format, WeightFormat, WeightShard, checkpoint_prefix, fill_shard
 from quire.workers.layers.module import new_parameter
 from quire.workers.layers.norm import Norm
-from quire.workers.layers.row_ranges import copied_rows
-from quire.workers.loading.quantized.stored import StoredLayer
-from quire.workers.loading.target import Target
-from quire.workers.parallel import Part
+from quire.workers.loading.quantized.packed_weight import PackedWeight
+from quire.workers.loading.weight_loader import WeightLoader, copied_rows
+from quire.workers.shard import Shard
 
 
-class Unquantized(Format):
-    """Owns weight and bias as plain values, whatever the checkpoint has; products are the subclass's."""
+class Unquantized(WeightFormat):
+    """Owns weight and bias as plain values, whatever the checkpoint has. The subclass has the products."""
 
     weight: torch.Tensor | None
     bias: nn.Parameter | None
 
     def __init__(
         self,
-        partition: Partition,
+        shard: WeightShard,
         has_bias: bool,
         dtype: torch.dtype,
         device: torch.device,
         tied_to: nn.Parameter | None = None,
     ):
         super().__init__()
-        self.partition = partition
+        self.shard = shard
         self.is_tied = tied_to is not None
-        self.weight = new_parameter(partition.shape, dtype, device) if tied_to is None else shared_rows(tied_to, partition)
-        self.bias = new_parameter(partition.shape[:1], dtype, device) if has_bias else None
-        self.stored = {
-            layer: StoredLayer(source, partition.rows[layer], partition.columns, device)
-            for layer, source in partition.sources.items()
+        self.weight = new_parameter(shard.shape, dtype, device) if tied_to is None else shared_rows(tied_to, shard)
+        self.bias = new_parameter(shard.shape[:1], dtype, device) if has_bias else None
+        self.packed_layers = {
+            layer: PackedWeight(packing, shard.rows[layer], shard.columns, device) for layer, packing in shard.packings.items()
         }
 
-    def products(self) -> Products:
-        if not any(layer.activations for layer in self.stored.values()):
+    def wrapped(self) -> Format:
+        if not any(layer.activations for layer in self.packed_layers.values()):
             return self
-        return RoundedInputs(self, [(rows.size, self.stored.get(layer)) for layer, rows in self.partition.rows.items()])
+        return RoundedInputs(self, [(rows.size, self.packed_layers.get(layer)) for layer, rows in self.shard.rows.items()])
 
     @property
     def _owned(self) -> torch.Tensor | None:
         return None if self.is_tied else self.weight
 
-    def targets(self, name: str) -> Iterator[tuple[str, Target]]:
-        """Each of the checkpoint's layers goes straight to its rows of the fused weight and bias, unless it is quantized."""
+    def loaders(self, name: str) -> Iterator[tuple[str, WeightLoader]]:
+        """Each layer of the checkpoint is copied to its rows of the fused weight and bias, unless it is quantized."""
         prefix, start, weight = checkpoint_prefix(name), 0, self._owned
-        for layer, rows in self.partition.rows.items():
+        for layer, rows in self.shard.rows.items():
             stop = start + rows.size
-            if layer in self.stored:
+            if layer in self.packed_layers:
                 assert weight is not None, "what is tied is not quantized"
-                then = partial(self.stored[layer].dequantize_into, weight[start:stop], f"{prefix}{layer}")
-                yield from self.stored[layer].targets(f"{prefix}{layer}", self.bias is not None, then)
+                then = partial(self.packed_layers[layer].dequantize_into, weight[start:stop], f"{prefix}{layer}")
+                yield from self.packed_layers[layer].loaders(f"{prefix}{layer}", self.bias is not None, then)
             elif weight is not None:
-                yield f"{prefix}{layer}.weight", copied_rows(weight[start:stop], rows, self.partition.columns)
+                yield f"{prefix}{layer}.weight", copied_rows(weight[start:stop], rows, self.shard.columns)
             if self.bias is not None:
                 yield f"{prefix}{layer}.bias", copied_rows(self.bias[start:stop], rows, None)
             start = stop
@@ -68,23 +66,23 @@ class Unquantized(Format):
     def fill_dummy(self, limit: float, generator: torch.Generator) -> None:
         for parameter in (self._owned, self.bias):
             if parameter is not None:
-                fill_part(parameter, self.partition, limit, generator)
+                fill_shard(parameter, self.shard, limit, generator)
 
     def finish(self) -> None:
-        """All ranks load a bias, and dummy values are drawn alike on all; of ranks whose results are summed one adds it."""
-        if self.bias is not None and not self.partition.adds_bias:
+        """Keep the bias on one rank only if results are summed over ranks. All ranks have loaded it, or drawn it alike."""
+        if self.bias is not None and not self.shard.adds_bias:
             self.bias.zero_()
 
 
-def shared_rows(weight: nn.Parameter, partition: Partition) -> torch.Tensor:
-    """The rows of another owner's weight that a partition of one part holds."""
-    [rows] = partition.rows.values()
-    assert isinstance(rows, Part), "of a table of tokens"
+def shared_rows(weight: nn.Parameter, shard: WeightShard) -> torch.Tensor:
+    """The rows of another owner's weight that a shard of one layer holds."""
+    [rows] = shard.rows.values()
+    assert isinstance(rows, Shard), "of a table of tokens"
     return weight if rows.is_whole else weight[rows.slice]
 
 
 class Dense(Unquantized):
-    """Products by our kernels on CUDA, fused where that pays; by torch elsewhere."""
+    """Products by our kernels on CUDA, fused where that is faster; by torch elsewhere."""
 
     weight: torch.Tensor
 
@@ -102,7 +100,7 @@ class Dense(Unquantized):
     def normed(
         self, x: torch.Tensor | None, residual: torch.Tensor, norm: Norm, is_gated: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        is_split_k = x is not None and x.dim() == 3  # of a quantized product, which may be in parts at one row, too
+        is_split_k = x is not None and x.dim() == 3  # a quantized product may be partial sums for one row, too
         if norm.is_plain and not is_split_k and ops.fuses_norm(residual, self.weight):
             return ops.norm_linear(x, residual, norm.weight, norm.eps, self.weight, self.bias, is_gated)
         return super().normed(x, residual, norm, is_gated)

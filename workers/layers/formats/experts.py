@@ -1,8 +1,8 @@
-"""Experts' weights kept quantized on a GPU: what owns them, and which of the checkpoint's formats they are kept in.
+"""Experts' weights that stay quantized on a GPU: their owners, and the choice among them.
 
-As `Quantized` has linear layers, for all experts of a layer stacked: parameters have their final size from the start, a reader
-that brings an expert's last tensor unpacks and packs just that, and dummy values are drawn in the kept form. What no kernel
-takes is dequantized (layers/experts.py).
+They are like `QuantizedFormat`, for all experts of a layer, stacked. Parameters have their final size from the start. The
+reader that brings an expert's last tensor unpacks and packs just that expert. Dummy values are drawn in the quantized form.
+Experts that no kernel computes with are dequantized (layers/experts.py).
 """
 
 import math
@@ -26,37 +26,37 @@ from quire.kernels.experts.four_bits_weight import (
 from quire.kernels.experts.scaled_weight import BLOCK, ScaledExperts, ScaledWeights
 from quire.kernels.linear import int4_weight
 from quire.workers.layers.module import Module
-from quire.workers.loading.quantized.layouts import Form
-from quire.workers.loading.quantized.layouts_codes import MxFp4Layout
-from quire.workers.loading.quantized.layouts_experts import StackedMxFp4Layout
+from quire.workers.loading.quantized.packed_weight import PackedWeight
+from quire.workers.loading.quantized.packing import QuantizedSpec
+from quire.workers.loading.quantized.packing_codes import MxFp4Packing
+from quire.workers.loading.quantized.packing_experts import StackedMxFp4Packing
 from quire.workers.loading.quantized.schemes import FP8_MAX, INT8_MAX, Activations
-from quire.workers.loading.quantized.stored import StoredLayer
-from quire.workers.loading.target import WeightsError
-from quire.workers.parallel import Part
+from quire.workers.loading.weight_loader import WeightsError
+from quire.workers.shard import Shard
 
-CODE_DEVIATION = 2.93  # of random codes of e2m1
+CODE_DEVIATION = 2.93  # standard deviation of random e2m1 codes
 FIRST_FP8 = (8, 9)  # compute capability
-Forms = tuple[Form | None, Form | None]  # of gate|up and of down
-MIDDLE = 8.0  # about, the largest number that a 4-bit scale multiplies
+QuantizedSpecs = tuple[QuantizedSpec | None, QuantizedSpec | None]  # gate|up's and down's
+MIDDLE = 8.0  # about the largest number that a 4-bit scale multiplies
 
 
 class Sizes(NamedTuple):
-    """Of a layer of experts; `inner` is this rank's part of their intermediate dimension."""
+    """The sizes of a layer of experts; `inner` is this rank's shard of their intermediate dimension."""
 
     experts: int
     hidden: int
-    inner: Part
+    inner: Shard
 
 
-class Place(NamedTuple):
-    """Where a layer of the checkpoint lies: some experts' rows of gate|up, or of down."""
+class ExpertRows(NamedTuple):
+    """The rows of a layer of the checkpoint: some experts', within gate|up or down."""
 
     is_down: bool
     experts: slice
     rows: slice
 
 
-class KeptExperts(Module):
+class QuantizedExperts(Module):
     """Parameters of gate|up [E, 2 I, H] and down [E, H, I] as kernels take them; the subclass fills them.
 
     `kept` are named tuples of tensors, which are this module's parameters.
@@ -64,26 +64,26 @@ class KeptExperts(Module):
 
     kept: list[Any]  # gate|up's, down's
 
-    def put(self, stored: StoredLayer, layer: str, place: Place) -> None:
-        """A layer whose tensors are all there, on a reader's thread and stream. Raises WeightsError."""
-        tensors = stored.taken(layer)
+    def put(self, packed: PackedWeight, layer: str, place: ExpertRows) -> None:
+        """Store a layer when all its tensors are there, on a reader's thread and stream. Raises WeightsError."""
+        tensors = packed.taken(layer)
         try:
-            self._put(self.kept[place.is_down], stored, tensors, place)
+            self._put(self.kept[place.is_down], packed, tensors, place)
         except (ValueError, RuntimeError) as error:
             raise WeightsError(f"{layer}: {error}") from None
 
-    def _put(self, into: Any, stored: StoredLayer, tensors: dict[str, torch.Tensor], place: Place) -> None:
+    def _put(self, into: Any, packed: PackedWeight, tensors: dict[str, torch.Tensor], place: ExpertRows) -> None:
         raise NotImplementedError
 
     def fill_dummy(self, limit: float, generator: torch.Generator) -> None:
-        """Numbers of all sizes, and scales by which values are about as wide as uniform ones on ±limit."""
+        """Draw random codes, and scales that make values about as wide as uniform ones on ±limit."""
         raise NotImplementedError
 
     def finish(self) -> None:
-        """All values are there."""
+        """Called when all values are there."""
 
     def weights(self, gate_up_bias: torch.Tensor | None, down_bias: torch.Tensor | None) -> Any:
-        """What ops.experts takes."""
+        """The weights as ops.experts takes them."""
         raise NotImplementedError
 
     def _own(self, kept: list[Any]) -> None:
@@ -98,7 +98,7 @@ class KeptExperts(Module):
             self.kept.append(weight._replace(**parts))
 
 
-class FourBitExperts(KeptExperts):
+class FourBitExperts(QuantizedExperts):
     kept: list[FourBits]
 
     def weights(self, gate_up_bias: torch.Tensor | None, down_bias: torch.Tensor | None) -> FourBitWeights:
@@ -110,23 +110,23 @@ class FourBitExperts(KeptExperts):
 
 
 class MxFp4Experts(FourBitExperts):
-    """Codes of e2m1 with a power of two for 32 of them."""
+    """e2m1 codes with a power of two as the scale of 32 of them."""
 
-    def __init__(self, sizes: Sizes, forms: Forms, dtype: torch.dtype, device: torch.device):
+    def __init__(self, sizes: Sizes, forms: QuantizedSpecs, dtype: torch.dtype, device: torch.device):
         super().__init__()
         experts, hidden, inner = sizes
         self._own([new_mx(experts, 2 * inner.size, hidden, device), new_mx(experts, hidden, inner.size, device)])
 
-    def _put(self, into: FourBits, stored: StoredLayer, tensors: dict[str, torch.Tensor], place: Place) -> None:
-        layout, (rows, columns) = stored.layout, stored.slices
+    def _put(self, into: FourBits, packed: PackedWeight, tensors: dict[str, torch.Tensor], place: ExpertRows) -> None:
+        packing, (rows, columns) = packed.packing, packed.slices
         octets, groups = (slice(columns.start // per, columns.stop // per) for per in (2, MX_GROUP))
-        if isinstance(layout, MxFp4Layout):
-            codes, exponents = layout.codes(tensors)
+        if isinstance(packing, MxFp4Packing):
+            codes, exponents = packing.codes(tensors)
             put_mx(into, place.experts, place.rows, codes[None, rows, octets], exponents[None, rows, groups])
             return
-        assert isinstance(layout, StackedMxFp4Layout)
-        for expert in range(layout.experts):
-            parts = zip(*(layout.of_expert(tensor, expert) for tensor in layout.codes(tensors)), strict=True)
+        assert isinstance(packing, StackedMxFp4Packing)
+        for expert in range(packing.experts):
+            parts = zip(*(packing.of_expert(tensor, expert) for tensor in packing.codes(tensors)), strict=True)
             for number, (codes, exponents) in enumerate(parts):
                 start, one = number * (rows.stop - rows.start), slice(expert, expert + 1)
                 some = slice(start, start + rows.stop - rows.start)
@@ -142,23 +142,23 @@ class MxFp4Experts(FourBitExperts):
 
 
 class Int4Experts(FourBitExperts):
-    """Integers with scales of groups, and zero points or none."""
+    """4-bit integers with a scale per group, and zero points or none."""
 
-    def __init__(self, sizes: Sizes, forms: Forms, dtype: torch.dtype, device: torch.device):
+    def __init__(self, sizes: Sizes, forms: QuantizedSpecs, dtype: torch.dtype, device: torch.device):
         super().__init__()
         (experts, hidden, inner), self._dtype = sizes, dtype
         kinds = ((2 * inner.size, hidden), (hidden, inner.size))
-        groups = [form.block[1] for form in forms if form is not None]
+        groups = [spec.block[1] for spec in forms if spec is not None]
         self._own([
             new_int(experts, n, k, group, torch.float32, device) for (n, k), group in zip(kinds, groups, strict=True)
         ])  # fmt: skip
 
-    def _put(self, into: FourBits, stored: StoredLayer, tensors: dict[str, torch.Tensor], place: Place) -> None:
-        start, (rows, columns) = place.rows.start, stored.slices
-        for integers in stored.layout.chunks(tensors, rows, columns):
-            if integers.order is not None:
+    def _put(self, into: FourBits, packed: PackedWeight, tensors: dict[str, torch.Tensor], place: ExpertRows) -> None:
+        start, (rows, columns) = place.rows.start, packed.slices
+        for quantized in packed.packing.chunks(tensors, rows, columns):
+            if quantized.order is not None:
                 raise ValueError("inputs are in an order of their own, which quantization_config does not say")
-            q, full = integers.q, integers.with_all_scales()
+            q, full = quantized.q, quantized.with_all_scales()
             some = slice(start, start + len(q))
             zeros = None if full.zeros is None else full.zeros[None]
             put_int(into, place.experts, some, q[None], zeros, full.scales[None])
@@ -175,28 +175,28 @@ class Int4Experts(FourBitExperts):
         self._own([narrowed(weight, self._dtype) for weight in self.kept])
 
 
-class ScaledExpertsFormat(KeptExperts):
-    """fp8 or int8 with scales of rows or of 128 inputs, and inputs of the same 8 bits, with scales of tokens or of 128."""
+class ScaledExpertsFormat(QuantizedExperts):
+    """fp8 or int8 weights with a scale per row or per 128 inputs; inputs in the same dtype, scaled per token or per 128."""
 
-    def __init__(self, sizes: Sizes, forms: Forms, dtype: torch.dtype, device: torch.device, activations: Activations):
+    def __init__(self, sizes: Sizes, forms: QuantizedSpecs, dtype: torch.dtype, device: torch.device, activations: Activations):
         super().__init__()
         experts, hidden, inner = sizes
         small = torch.float8_e4m3fn if activations.dtype == "fp8" else torch.int8
         kinds, made = ((2 * inner.size, hidden, hidden), (hidden, inner.size, inner.full)), []
         by_block = any(0 < activations.group_size < full for _, _, full in kinds)
-        for (n, k, full), form in zip(kinds, forms, strict=True):
-            assert form is not None
-            blocks = -(-k // BLOCK) if by_block or form.block[1] < full else 1
+        for (n, k, full), spec in zip(kinds, forms, strict=True):
+            assert spec is not None
+            blocks = -(-k // BLOCK) if by_block or spec.block[1] < full else 1
             data = torch.empty(experts, n, k, dtype=small, device=device)
             made.append(ScaledExperts(data, torch.empty(experts, blocks, n, device=device), by_block))
         self._own(made)
 
-    def _put(self, into: ScaledExperts, stored: StoredLayer, tensors: dict[str, torch.Tensor], place: Place) -> None:
+    def _put(self, into: ScaledExperts, packed: PackedWeight, tensors: dict[str, torch.Tensor], place: ExpertRows) -> None:
         start, blocks = place.rows.start, into.scales.shape[1]
-        for integers in stored.layout.chunks(tensors, *stored.slices):
-            if integers.zeros is not None and bool(integers.zeros.any()):
+        for quantized in packed.packing.chunks(tensors, *packed.slices):
+            if quantized.zeros is not None and bool(quantized.zeros.any()):
                 raise ValueError("zero points, of what quantization_config calls symmetric")
-            (q, scales, (_, width), _, _), some = integers.by_rows(), slice(start, start + len(integers.q))
+            (q, scales, (_, width), _, _), some = quantized.by_rows(), slice(start, start + len(quantized.q))
             if width < q.shape[1]:
                 scales = scales.repeat_interleave(width // BLOCK, 1)[:, :blocks]
             into.data[place.experts, some] = q
@@ -219,63 +219,66 @@ class ScaledExpertsFormat(KeptExperts):
         return ScaledWeights(self.kept[0], self.kept[1], gate_up_bias, down_bias)
 
 
-class Choice(NamedTuple):
-    """Who keeps the experts, and the forms of gate|up and of down."""
+class ChosenFormat(NamedTuple):
+    """The class that keeps the experts, and the specs of gate|up and of down."""
 
     kind: type[MxFp4Experts] | type[Int4Experts] | type[ScaledExpertsFormat]
-    forms: Forms
+    forms: QuantizedSpecs
     activations: Activations | None = None
 
-    def make(self, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> KeptExperts:
+    def make(self, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> QuantizedExperts:
         if self.activations is None:
             return self.kind(sizes, self.forms, dtype, device)  # type: ignore[call-arg]
         return ScaledExpertsFormat(sizes, self.forms, dtype, device, self.activations)
 
 
 def capability_of(device: torch.device) -> tuple[int, int] | None:
-    """Of a GPU; None: a CPU, which keeps nothing quantized."""
+    """A GPU's compute capability; None for a CPU, which keeps nothing quantized."""
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
 
 
 def choose(
-    gate_up: Iterable[StoredLayer], down: Iterable[StoredLayer], sizes: Sizes, capability: tuple[int, int]
-) -> Choice | str:
-    """Who keeps experts whose layers are stored so, on such a GPU; or why they are dequantized."""
-    inner, kinds = sizes.inner, [{(type(s.layout), s.layout.form, s.activations) for s in layers} for layers in (gate_up, down)]
+    gate_up: Iterable[PackedWeight], down: Iterable[PackedWeight], sizes: Sizes, capability: tuple[int, int]
+) -> ChosenFormat | str:
+    """The class that keeps experts of these packed weights on such a GPU; or the reason why they are dequantized."""
+    inner, kinds = (
+        sizes.inner,
+        [{(type(s.packing), s.packing.spec, s.activations) for s in layers} for layers in (gate_up, down)],
+    )
     if any(len(kind) > 1 for kind in kinds):
         return "experts of one layer in several formats"
-    [(layout, form, activations)], [(_, down_form, down_activations)] = kinds
-    if issubclass(layout, MxFp4Layout | StackedMxFp4Layout):
+    [(packing, spec, activations)], [(_, down_form, down_activations)] = kinds
+    if issubclass(packing, MxFp4Packing | StackedMxFp4Packing):
         if _is_within(inner, MX_GROUP):
             return f"inputs split among GPUs within groups of {MX_GROUP}"
-        return Choice(MxFp4Experts, (None, None))
-    if form is None or down_form is None:
+        return ChosenFormat(MxFp4Experts, (None, None))
+    if spec is None or down_form is None:
         return "experts of 4-bit codes (kernels take integers and mxfp4)"
-    if activations != down_activations or form.values != down_form.values:
+    if activations != down_activations or spec.values != down_form.values:
         return "experts of one layer in several formats"
     width = down_form.block[1]
-    if form.has_order or down_form.has_order or (width < inner.full and _is_within(inner, width)):
+    if spec.has_order or down_form.has_order or (width < inner.full and _is_within(inner, width)):
         return f"inputs split among GPUs within groups of {width}, or in an order of their own"
-    if form.values == "uint4" and activations is None:
-        for each, inputs in ((form, sizes.hidden), (down_form, inner.size)):
+    if spec.values == "uint4" and activations is None:
+        for each, inputs in ((spec, sizes.hidden), (down_form, inner.size)):
             if not int4_weight.supports(each.block[1], inputs):
                 return f"4-bit weights in groups of {each.block[1]} (kernels take {int4_weight.GROUPS}, of an even number)"
-        return Choice(Int4Experts, (form, down_form))
-    if form.values == "fp8" and capability < FIRST_FP8:
+        return ChosenFormat(Int4Experts, (spec, down_form))
+    if spec.values == "fp8" and capability < FIRST_FP8:
         return "fp8 values on this GPU (one of compute capability 8.9 or later has kernels; they take integers on all)"
-    if activations is None or activations.dtype != form.values:
+    if activations is None or activations.dtype != spec.values:
         how = "16-bit" if activations is None else activations.dtype
-        return f"experts of {form.values} values with {how} activations (kernels take 4-bit integers, mxfp4, fp8 and int8)"
-    return _scaled(form, down_form, activations, sizes) or Choice(ScaledExpertsFormat, (form, down_form), activations)
+        return f"experts of {spec.values} values with {how} activations (kernels take 4-bit integers, mxfp4, fp8 and int8)"
+    return _scaled(spec, down_form, activations, sizes) or ChosenFormat(ScaledExpertsFormat, (spec, down_form), activations)
 
 
-def _scaled(form: Form, down_form: Form, activations: Activations, sizes: Sizes) -> str | None:
-    """Why 8-bit experts with 8-bit inputs are not computed; None: they are."""
+def _scaled(spec: QuantizedSpec, down_form: QuantizedSpec, activations: Activations, sizes: Sizes) -> str | None:
+    """The reason why no kernel computes 8-bit experts with 8-bit inputs; None: one does."""
     if activations.is_static:
         return "8-bit experts whose inputs have static scales (kernels take dynamic ones)"
-    if form.has_zeros or not activations.is_symmetric:
+    if spec.has_zeros or not activations.is_symmetric:
         return "8-bit values with zero points (kernels take symmetric ones)"
-    for each, inputs in ((form, sizes.hidden), (down_form, sizes.inner.full)):
+    for each, inputs in ((spec, sizes.hidden), (down_form, sizes.inner.full)):
         if activations.group_size not in (0, BLOCK) and activations.group_size < inputs:
             return f"activations in groups of {activations.group_size} (kernels take a token's and {BLOCK})"
         if each.block[1] < inputs and each.block[1] % BLOCK:
@@ -283,6 +286,6 @@ def _scaled(form: Form, down_form: Form, activations: Activations, sizes: Sizes)
     return None
 
 
-def _is_within(inner: Part, width: int) -> bool:
-    """Whether ranks' parts do not end where groups do."""
+def _is_within(inner: Shard, width: int) -> bool:
+    """Whether this rank's shard begins or ends within a group."""
     return not inner.is_whole and bool(inner.start % width or inner.size % width)

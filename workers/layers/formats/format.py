@@ -1,16 +1,16 @@
-"""What a weight format is: the owner of a linear layer's parameters, and the products that the layer offers with them.
+"""Weight formats: a format owns a linear layer's parameters and computes the layer's products with them.
 
     product    y = x Wᵀ + b
     gated      silu(first half of y) · second half of y
-    split_k    y for a norm's `add` alone: where it is faster, S partial sums over K, [S, T, out], which the norm adds up
+    split_k    y, only to be passed to a norm's `add`: S partial sums over K, [S, T, out], where that is faster
     normed     y of norm(residual + x), and residual + x
     behind_silu    split_k of silu(first half of x) · second half, for formats that fuse just that
 
-A format implements `product`, and of the others those that it can fuse: here they are made of `product`. What lies around the
-format, an adapter or a sum over ranks, has the same products (layers/linear.py). Nobody asks which format a layer has.
+A format implements `product`, and those of the others that it can fuse; the base class makes them of `product`. An adapter or a
+sum over ranks around a format offers the same products (layers/linear.py). Callers do not ask which format a layer has.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -19,22 +19,12 @@ import torch
 from quire.workers.layers import ops
 from quire.workers.layers.module import WeightOwner, fill_cut
 from quire.workers.layers.norm import Norm
-from quire.workers.layers.row_ranges import Rows, cut
-from quire.workers.loading.quantized.stored import NOT_QUANTIZED, Source
-from quire.workers.parallel import Part
+from quire.workers.loading.quantized.packed_weight import NOT_QUANTIZED
+from quire.workers.loading.quantized.packing import Packing
+from quire.workers.shard import RowShard, Shard, cut
 
 
-class Projected(NamedTuple):
-    """What stands for a block's output where a kernel goes on to the next one's q, k and v: these, [1, N]."""
-
-    qkv: torch.Tensor
-
-
-# (what attention gives [1, K], residual) -> a block's output, or Projected, and the residual without it, or with it
-RowBlock = Callable[[torch.Tensor, torch.Tensor], tuple["torch.Tensor | Projected", torch.Tensor]]
-
-
-class Products:
+class Format:
     """x [T, in] -> y [T, out] in several ways, each made of `product` unless there is a faster one."""
 
     def product(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -46,53 +36,45 @@ class Products:
         return ops.silu_mul(self.product(x))
 
     def split_k(self, x: torch.Tensor) -> torch.Tensor:
-        """y [T, out], or its partial sums [S, T, out], as kernels/elementwise/norm has them: `RMSNorm.add` takes both."""
+        """y [T, out], or its partial sums [S, T, out] as in kernels/elementwise/norm; `RMSNorm.add` takes both."""
         return self.product(x)
 
     def fuses_silu(self, rows: int) -> bool:
-        """Whether for so many rows `behind_silu` is faster than a `gated` product in front."""
+        """Whether `behind_silu` is faster, for so many rows, than a `gated` product in front."""
         return False
 
     def behind_silu(self, gate_up: torch.Tensor) -> torch.Tensor:
         """`split_k` of silu(gate) · up; gate_up [T, 2 in] = gate|up."""
         return self.split_k(ops.silu_mul(gate_up))
 
-    def row_block(
-        self, norm: Norm, gate_up: "Products", down: "Products", after: "tuple[Norm, Products] | None"
-    ) -> RowBlock | None:
-        """One kernel for one row: these products, o_proj's, then `norm` and a gated MLP, and, if it can, `after`: the next
-        block's norm and its q, k and v. None: there is none.
-        """
-        return None
-
     def normed(
         self, x: torch.Tensor | None, residual: torch.Tensor, norm: Norm, is_gated: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(y of norm(residual + x), gated if so asked; residual + x). x None: no addition. The residual may change in place."""
+        """(y of norm(residual + x), gated if is_gated; residual + x). x None: no addition. The residual may change in place."""
         h = norm(residual) if x is None else norm.add(x, residual)
         return self.gated(h) if is_gated else self.product(h), residual
 
 
-class Partition(NamedTuple):
-    """Which part of the checkpoint's layers lies in one weight of this rank, [rows, columns]."""
+class WeightShard(NamedTuple):
+    """The part of the checkpoint's layers that one weight of this rank holds, [rows, columns]."""
 
-    columns: Part  # of the input
-    rows: Mapping[str, Rows]  # of the output, by the names of the checkpoint's layers, in the order of y
-    adds_bias: bool = True  # of ranks whose results are summed only the first
-    sources: Mapping[str, Source] = NOT_QUANTIZED  # of the layers that the checkpoint holds quantized
+    columns: Shard  # of the input
+    rows: Mapping[str, RowShard]  # of the output, by the names of the checkpoint's layers, in the order of y
+    adds_bias: bool = True  # False on all ranks but the first if results are summed over ranks
+    packings: Mapping[str, Packing] = NOT_QUANTIZED  # for the layers that the checkpoint holds quantized
 
     @property
     def shape(self) -> tuple[int, int]:
         return sum(part.size for part in self.rows.values()), self.columns.size
 
 
-def fill_part(parameter: torch.Tensor, partition: Partition, limit: float, generator: torch.Generator) -> None:
-    """Dummy values, uniform on ±limit, of a weight [rows, columns] or bias [rows] of the partition.
+def fill_shard(parameter: torch.Tensor, shard: WeightShard, limit: float, generator: torch.Generator) -> None:
+    """Fill a weight [rows, columns] or bias [rows] with dummy values, uniform on ±limit.
 
-    A rank's are cut out of those that one rank alone would have, so that a model is the same on any number of them.
+    A rank's values are cut out of those that a single rank would have, so a model is the same on any number of ranks.
     """
-    rows, columns = partition.rows.values(), partition.columns
-    if all(isinstance(part, Part) and part.is_whole for part in (*rows, columns)):
+    rows, columns = shard.rows.values(), shard.columns
+    if all(isinstance(part, Shard) and part.is_whole for part in (*rows, columns)):
         parameter.uniform_(-limit, limit, generator=generator)  # without a second copy
         return
     fulls = [part.full for part in rows]
@@ -104,21 +86,21 @@ def fill_part(parameter: torch.Tensor, partition: Partition, limit: float, gener
     fill_cut(parameter, (sum(fulls), columns.full)[: parameter.dim()], ours, limit, generator)
 
 
-class Format(WeightOwner, Products):
-    """A weight in memory. What makes one takes (partition, has_bias, dtype, device, tied_to).
+class WeightFormat(WeightOwner, Format):
+    """A weight in memory. It is made with (shard, has_bias, dtype, device, tied_to).
 
-    `tied_to` is another owner's weight [out, in] to share, None to own one. Its name ends in `.<layer>.format`: the
-    checkpoint's layers are the siblings of that layer; so are those of a format within a format.
+    `tied_to` is another owner's weight [out, in] to share, None to own one. A format's name ends in `.<layer>.format`: the
+    checkpoint's layers are the siblings of that layer, also for a format within a format.
     """
 
-    not_computed: Mapping[str, str] = MappingProxyType({})  # layer -> why no kernel computes it as the checkpoint has it
+    not_computed: Mapping[str, str] = MappingProxyType({})  # layer -> why no kernel computes with it as it is stored
 
-    def products(self) -> Products:
-        """What the layer offers: the format itself, or what must lie around it."""
+    def wrapped(self) -> Format:
+        """The format that the layer uses: this one, or one around it."""
         return self
 
 
 def checkpoint_prefix(name: str) -> str:
-    """Of a format's own name in the model, what precedes the names of the checkpoint's layers: "" or "…self_attn."."""
+    """The prefix of the checkpoint's layers, by a format's own name in the model: "" or "…self_attn."."""
     words = name.split(".")
     return "".join(f"{word}." for word in words[: words.index("format") - 1])

@@ -1,6 +1,6 @@
 """4-bit weights with 16-bit activations, as kernels/linear/int4 computes them: GPTQ, AWQ, auto-round, pack-quantized.
 
-(q - z) s with groups of 32, 64, multiples of 128, or all inputs; scales in the checkpoint's own dtype.
+Values are (q - z) s, with groups of 32, 64, multiples of 128, or all inputs; scales keep the checkpoint's dtype.
 """
 
 import torch
@@ -11,14 +11,14 @@ from quire.kernels.linear.int4_weight import GROUPS, SYMMETRIC_ZERO, Int4Weight,
 from quire.kernels.triton_support.dependent_launch import mode_for
 from quire.workers.layers.formats.ordered import OrderedFormat
 from quire.workers.layers.norm import Norm
-from quire.workers.loading.quantized.layouts import Form, Integers
+from quire.workers.loading.quantized.packed_weight import PackedWeight
+from quire.workers.loading.quantized.packing import QuantizedSpec, QuantizedWeight
 from quire.workers.loading.quantized.schemes import Activations
-from quire.workers.loading.quantized.stored import StoredLayer
 
 
-def refusal(form: Form, activations: Activations | None, inputs: int) -> str | None:
-    """Why a layer of 4-bit values is not computed; None: it is."""
-    height, width = form.block
+def refusal(spec: QuantizedSpec, activations: Activations | None, inputs: int) -> str | None:
+    """The reason why no kernel computes a layer of 4-bit values; None: one does."""
+    height, width = spec.block
     if activations is not None:
         return f"4-bit weights with {activations.dtype} activations (kernels take 16-bit ones)"
     if height > 1 or not supports(width, inputs):
@@ -27,14 +27,14 @@ def refusal(form: Form, activations: Activations | None, inputs: int) -> str | N
 
 
 def narrowed(scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """float32 scales in 16 bits, where that changes none."""
+    """float32 scales in 16 bits if that changes none of them."""
     short = scales.to(dtype)
     return short if scales.dtype == torch.float32 and torch.equal(short.float(), scales) else scales
 
 
 class Int4(OrderedFormat[Int4Weight]):
-    def _weight_of(self, integers: Integers, stored: StoredLayer) -> Int4Weight:
-        q, scales, (_, group), zeros, order = integers
+    def _weight_of(self, quantized: QuantizedWeight, packed: PackedWeight) -> Int4Weight:
+        q, scales, (_, group), zeros, order = quantized
         n = len(q)
         scales = narrowed(scales, self.dtype).expand(n, -1)
         zeros = torch.zeros_like(scales, dtype=torch.int32) if zeros is None else zeros.expand(n, -1)

@@ -1,7 +1,7 @@
-"""Weights with 16-bit activations whose inputs may be in an order of their own (desc_act): what their formats share.
+"""The base of formats with 16-bit activations in which a weight's inputs may be in an order of their own (desc_act).
 
-Columns of such a weight stay in the checkpoint's order: a norm in front writes its result in it, SiLU times up does, and other
-inputs are gathered by a launch. Layers with the same inputs share an order, and so one weight; where they do not, each is one.
+Columns of such a weight stay in the checkpoint's order. A norm in front writes its result in that order, and so does SiLU times
+up; other inputs are gathered by a launch of its own. Layers with the same order share one weight; others are a weight each.
 int4.py and w8a16.py have the formats.
 """
 
@@ -12,12 +12,12 @@ import torch
 from quire.kernels.elementwise import activation
 from quire.kernels.elementwise import norm as norms
 from quire.kernels.triton_support.dependent_launch import mode_for, mode_for_split_k
-from quire.workers.layers.formats.quantized import Quantized
+from quire.workers.layers.formats.quantized import QuantizedFormat
 from quire.workers.layers.norm import Norm
 
 
 class Ordered(Protocol):
-    """A weight: column i is for input perm[i], places is perm's inverse; None: they are in order."""
+    """A weight: column i multiplies input perm[i], and places is perm's inverse; None: inputs are in order."""
 
     @property
     def perm(self) -> torch.Tensor | None: ...
@@ -32,17 +32,17 @@ class Ordered(Protocol):
 W = TypeVar("W", bound=Ordered)
 
 
-class OrderedFormat(Quantized[W]):
-    """The subclass makes weights, joins those of one order, and multiplies."""
+class OrderedFormat(QuantizedFormat[W]):
+    """The subclass makes weights, joins weights of equal order, and multiplies."""
 
     def _linear(
         self, x: torch.Tensor, weight: W, bias: torch.Tensor | None, out: torch.Tensor | None, is_gated: bool, pdl: int
     ) -> torch.Tensor:
-        """y, columns of x in the weight's order."""
+        """y, for x with its columns in the weight's order."""
         raise NotImplementedError
 
     def _linear_split_k(self, x: torch.Tensor, weight: W, bias: torch.Tensor | None, pdl: int) -> torch.Tensor:
-        """y, or parts of it for a norm."""
+        """y, or its partial sums for a norm."""
         return self._linear(x, weight, bias, None, False, pdl)
 
     def _joined(self, above: W, below: W) -> W:
@@ -68,7 +68,7 @@ class OrderedFormat(Quantized[W]):
         return self._linear(x, weight, bias, out, is_gated, pdl)
 
     def fuses_silu(self, rows: int) -> bool:
-        """Whether SiLU times up is to bring its result into the weight's order."""
+        """Whether SiLU times up must write its result in the weight's order."""
         return len(self.weights) == 1 and self.weights[0][0].perm is not None
 
     def behind_silu(self, gate_up: torch.Tensor) -> torch.Tensor:

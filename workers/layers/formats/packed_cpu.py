@@ -1,13 +1,14 @@
-"""The plain weight format on a CPU: once its values are there, the weight is brought into oneDNN's layout.
+"""The plain weight format on a CPU: when its values are there, the weight is packed into oneDNN's layout.
 
-The layout (kernels/linear/linear_cpu.py) is read fastest and cannot be read as a tensor any more; it takes the plain weight's
-place. Both are kept where one row of a small float32 weight goes faster through the plain one, and where an embedding shares
-the weight, for it looks up rows: the one place where packing takes memory that counts, vocabulary x hidden size. It pays: at
-one row the head of a 0.5B model takes 13 ms packed and 28 plain.
+This layout (kernels/linear/linear_cpu.py) is the fastest to read, but it is no longer readable as a tensor. It replaces the
+plain weight. Both are kept in two cases: a small float32 weight, with which one row is faster plain; and a weight that an
+embedding shares, because it looks up rows. Only the second takes memory that counts, vocabulary x hidden size. It is worth it:
+with one row, the head of a 0.5B model takes 13 ms packed and 28 plain.
 
-oneDNN makes and keeps code for every number of rows that it meets, 0.4 MB a weight's shape: rows are padded to a few numbers.
-Five shapes at 1 to 512 rows took 1,203 MB unpadded, padded 165, and 147 with oneDNN's caches bounded (workers/__main__.py; to
-bound them alone makes code anew at every step). A worker of the bundled model grew from 275 to 1,207 MB, now to 411.
+oneDNN compiles and keeps code for every number of rows, 0.4 MB for each weight's shape, so rows are padded to a few numbers.
+Five shapes at 1 to 512 rows took 1,203 MB unpadded, 165 padded, and 147 with oneDNN's caches bounded as well
+(workers/__main__.py; with bounds alone, code would be compiled anew at every step). A worker of the bundled model grew from 275
+to 1,207 MB; now it grows to 411.
 """
 
 import torch
@@ -17,14 +18,14 @@ from torch.nn import functional as F
 from quire.kernels.linear.linear_cpu import pack, packed_linear
 from quire.workers.layers.formats.dense import Unquantized
 
-# float32 weights up to here take one row faster by the plain product: 1 MB 15 us and 18 packed, 0.1 MB 5 and 12
+# up to this size of a float32 weight, one row is faster by the plain product: 1 MB 15 us and 18 packed, 0.1 MB 5 and 12
 SMALL_BYTES = 2 << 20
 
-EXACT_ROWS = 16  # are few enough to have code each; padding would take 1 to 4 us a product, of decode steps of 1 to 3 ms
+EXACT_ROWS = 16  # up to here each number has its own code; padding would take 1 to 4 us a product, in decode steps of 1 to 3 ms
 
 
 def padded_rows(rows: int) -> int:
-    """The number of rows that a product is computed with: all up to 16, then eight to each doubling, 0 to 12 % more."""
+    """The number of rows that a product is computed with: exact up to 16, then eight steps to a doubling, 0 to 12 % more."""
     if rows <= EXACT_ROWS:
         return rows
     step = 1 << (rows - 1).bit_length() - 4
@@ -32,7 +33,7 @@ def padded_rows(rows: int) -> int:
 
 
 class PackedCpu(Unquantized):
-    """Loaded as a plain weight [out, in], packed by `finish`, after which only small weights have their plain one, too."""
+    """Loaded as a plain weight [out, in], and packed by `finish`; after that only small weights have the plain one, too."""
 
     packed: nn.Parameter
 

@@ -1,34 +1,33 @@
-"""8-bit weights with 8-bit activations, fp8 or int8: what both formats share. Operands are as kernels/linear/scaled has them.
+"""8-bit weights with 8-bit activations: fp8 (e4m3) with fp8, int8 with int8. Operands are as kernels/linear/scaled has them.
 
-Scales of a whole layer become its rows', so layers stack without a change of any value. Inputs are quantized as the checkpoint
-says, a dynamic scale to a token or to 128 of its numbers, at every number of rows: by the norm in front, by SiLU times up, or,
-for what attention gives, by a launch of its own. Layers side by side with static scales that differ are a product each.
+A scale of a whole layer becomes a scale of each of its rows, so layers stack without changing a value. Inputs are quantized as
+the checkpoint says, for any number of rows; a dynamic scale is for a token or for 128 of its numbers. The norm in front
+quantizes them, or SiLU times up, or, after attention, a launch of its own. Layers with different static scales are a product
+each.
 """
 
 from typing import Any, NamedTuple
 
 import torch
 
-from quire.kernels.linear import quantize, scaled_fused
+from quire.kernels.linear import fp8, int8, quantize, scaled_fused
 from quire.kernels.linear.fp8 import wide_rows
 from quire.kernels.linear.scaled import BLOCK, Scaled
-from quire.kernels.persistent import plan
 from quire.kernels.triton_support.dependent_launch import mode_for, mode_for_split_k
-from quire.workers.layers.formats.format import Partition, Products
-from quire.workers.layers.formats.quantized import Quantized
-from quire.workers.layers.formats.row_block import RowBlock, row_block
+from quire.workers.layers.formats.format import WeightShard
+from quire.workers.layers.formats.quantized import QuantizedFormat
 from quire.workers.layers.norm import Norm
-from quire.workers.loading.quantized.layouts import Form, Integers
+from quire.workers.loading.quantized.packed_weight import PackedWeight
+from quire.workers.loading.quantized.packing import QuantizedSpec, QuantizedWeight
 from quire.workers.loading.quantized.schemes import Activations
-from quire.workers.loading.quantized.stored import StoredLayer
 
 
-def refusal(form: Form, activations: Activations, inputs: int) -> str | None:
-    """Why a layer of 8-bit values with such activations is not computed; None: it is."""
-    _, width = form.block
-    if form.values != activations.dtype:
-        return f"{form.values} weights with {activations.dtype} activations (kernels take both alike)"
-    if form.has_zeros or not activations.is_symmetric:
+def refusal(spec: QuantizedSpec, activations: Activations, inputs: int) -> str | None:
+    """The reason why no kernel computes 8-bit values with such activations; None: one does."""
+    _, width = spec.block
+    if spec.values != activations.dtype:
+        return f"{spec.values} weights with {activations.dtype} activations (kernels take both alike)"
+    if spec.has_zeros or not activations.is_symmetric:
         return "8-bit values with zero points (kernels take symmetric ones)"
     if activations.group_size not in (0, BLOCK) and activations.group_size < inputs:
         return f"activations in groups of {activations.group_size} (kernels take a token's and {BLOCK})"
@@ -37,11 +36,11 @@ def refusal(form: Form, activations: Activations, inputs: int) -> str | None:
     return None
 
 
-MAX_GATED_ROWS = 64  # of products that gate for nothing, the memory being what they wait for
+MAX_GATED_ROWS = 64  # up to here a product is bound by memory, so that gating in it costs nothing
 
 
 class Weight(NamedTuple):
-    """A `Scaled`, taken apart so that its tensors can be parameters, and the scale of its inputs if that is static."""
+    """The fields of a `Scaled`, so that its tensors can be parameters, and the scale of its inputs if that is static."""
 
     data: torch.Tensor
     scales: torch.Tensor
@@ -54,40 +53,44 @@ class Weight(NamedTuple):
 
 
 def spread(weight: Weight) -> Weight:
-    """The same with a scale to each row."""
+    """The same weight with a scale for each row."""
     if weight.rows == 1:
         return weight
     return weight._replace(scales=weight.scales.repeat_interleave(weight.rows, 0)[: len(weight.data)].contiguous(), rows=1)
 
 
-class ScaledFormat(Quantized[Weight]):
-    """The subclass names the dtype and the product."""
+class ScaledFormat(QuantizedFormat[Weight]):
+    """`kind` is the dtype of weights and of quantized inputs."""
 
-    kind: torch.dtype
-
-    def __init__(self, partition: Partition, has_bias: bool, dtype: torch.dtype, device: torch.device):
-        super().__init__(partition, has_bias, dtype, device)
-        sizes = {source.activations.group_size for source in partition.sources.values() if source.activations}
-        self.by_block = any(0 < size < partition.columns.size for size in sizes)
+    def __init__(self, shard: WeightShard, has_bias: bool, dtype: torch.dtype, device: torch.device):
+        super().__init__(shard, has_bias, dtype, device)
+        activations = [packing.activations for packing in shard.packings.values() if packing.activations]
+        self.by_block = any(0 < how.group_size < shard.columns.size for how in activations)
+        self.kind = torch.int8 if activations[0].dtype == "int8" else torch.float8_e4m3fn
 
     def _linear(
         self, x: Scaled, weight: Weight, bias: torch.Tensor | None, is_gated: bool = False, *, split_k: bool = False
     ) -> torch.Tensor:
-        raise NotImplementedError
+        pdl, is_int8 = mode_for(len(x.data)), self.kind == torch.int8
+        if split_k:
+            product = int8.int8_linear_split_k if is_int8 else fp8.fp8_linear_split_k
+            return product(x, weight.scaled, bias, dtype=self.dtype, pdl=pdl)
+        linear = int8.int8_linear if is_int8 else fp8.fp8_linear
+        return linear(x, weight.scaled, bias, dtype=self.dtype, is_gated=is_gated, pdl=pdl)
 
     # -------------------------------------------------------------------------------------------------------- loading
-    def _weight_of(self, integers: Integers, stored: StoredLayer) -> Weight:
-        (n, k), (height, width) = integers.q.shape, integers.block
-        if (integers.zeros is not None and bool(integers.zeros.any())) or stored.input_zero_point:
+    def _weight_of(self, quantized: QuantizedWeight, packed: PackedWeight) -> Weight:
+        (n, k), (height, width) = quantized.q.shape, quantized.block
+        if (quantized.zeros is not None and bool(quantized.zeros.any())) or packed.input_zero_point:
             raise ValueError("zero points, of what quantization_config calls symmetric")
-        blocks, scales = -(-k // BLOCK), integers.scales.to(torch.float32)
+        blocks, scales = -(-k // BLOCK), quantized.scales.to(torch.float32)
         scales = scales.expand(-(-n // height), -1)
         if width < k:
             scales = scales.repeat_interleave(width // BLOCK, 1)[:, :blocks]
         elif self.by_block:
             scales = scales.expand(-1, blocks)
-        scale = None if stored.input_scale is None else torch.tensor([stored.input_scale], device=integers.q.device)
-        weight = Weight(integers.q.contiguous(), scales.contiguous(), height, scale)
+        scale = None if packed.input_scale is None else torch.tensor([packed.input_scale], device=quantized.q.device)
+        weight = Weight(quantized.q.contiguous(), scales.contiguous(), height, scale)
         return weight if height == BLOCK and weight.scales.shape[1] > 1 else spread(weight)
 
     def _stacked(self, above: Weight, below: Weight) -> Weight | None:
@@ -105,10 +108,6 @@ class ScaledFormat(Quantized[Weight]):
     def _outputs(self, weight: Weight) -> int:
         return len(weight.data)
 
-    def finish(self) -> None:
-        super().finish()
-        self._state = plan.new_state(self.device)  # before any graph is captured
-
     # ------------------------------------------------------------------------------------------------------- products
     def _multiplied(
         self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, out: torch.Tensor | None, is_gated: bool
@@ -120,12 +119,12 @@ class ScaledFormat(Quantized[Weight]):
         return y if out is None else out.copy_(y)
 
     def _quantized(self, x: torch.Tensor, weight: Weight) -> Scaled:
-        # LATE where other kernels of the step are PLAIN: behind it `scaled_wide` begins with its weights
+        # LATE even where other kernels of the step are PLAIN: `scaled_wide`, which follows, begins with its weights
         pdl = mode_for_split_k(len(x))
         return quantize.quantize(x, self.kind, by_block=self.by_block, static_scale=weight.input_scale, pdl=pdl)
 
     def _fuses(self, rows: int, weight: Weight) -> bool:
-        """Whether one kernel quantizes inputs, SiLU times up too, and multiplies them."""
+        """Whether one kernel quantizes inputs (or SiLU times up) and multiplies them."""
         return self.dtype.itemsize == 2 and scaled_fused.pays(rows, weight.scaled)
 
     def _fused(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, *, is_gate_up: bool = False) -> torch.Tensor:
@@ -144,7 +143,7 @@ class ScaledFormat(Quantized[Weight]):
         return self._linear(self._quantized(x, weight), weight, bias, split_k=True)
 
     def fuses_silu(self, rows: int) -> bool:
-        """Not of few rows: a product gates itself, and 8 bits of that take less time. Of one, where a kernel does all of it."""
+        """Not for few rows: then a product gates its result, and quantizing that takes less time. For one row, if fused."""
         return rows > max(MAX_GATED_ROWS, wide_rows(self.weights[0][0].scaled, is_gated=True)) or (
             len(self.weights) == 1 and self._fuses(rows, self.weights[0][0])
         )
@@ -157,25 +156,6 @@ class ScaledFormat(Quantized[Weight]):
             return self._fused(gate_up, weight, bias, is_gate_up=True)
         h = quantize.silu_mul_quantize(gate_up, self.kind, by_block=self.by_block, static_scale=weight.input_scale, pdl=pdl)
         return self._linear(h, weight, bias, split_k=True)
-
-    def row_block(self, norm: Norm, gate_up: Products, down: Products, after: tuple[Norm, Products] | None) -> RowBlock | None:
-        first, second, third = (self._multiplied_alike(products) for products in (self, gate_up, down))
-        if first is None or second is None or third is None or not norm.is_plain:
-            return None
-        if any(bias is not None for _weight, bias in (first, second, third)):
-            return None
-        following = None
-        if after is not None and after[0].is_plain and (qkv := self._multiplied_alike(after[1])) is not None:
-            following = plan.Next(*qkv, after[0].weight, after[0].eps)
-        block = plan.Block(first[0], second[0], third[0], norm.weight, norm.eps, self.by_block)
-        return row_block(block, following, self._state, self.dtype)
-
-    def _multiplied_alike(self, other: Products) -> tuple[plan.Weight, torch.Tensor | None] | None:
-        """Another format's weight and bias, if it has one weight, and inputs are quantized and multiplied as here."""
-        if not isinstance(other, type(self)) or len(other.weights) > 1 or other.by_block != self.by_block:
-            return None
-        weight, bias = other.weights[0]
-        return plan.Weight(weight.scaled, weight.input_scale), bias
 
     def normed(
         self, x: torch.Tensor | None, residual: torch.Tensor, norm: Norm, is_gated: bool = False

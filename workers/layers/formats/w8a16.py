@@ -1,7 +1,7 @@
-"""8-bit weights with 16-bit activations, as kernels/linear/w8a16 computes them: GPTQ of 8 bits, pack-quantized, bitsandbytes'
-int8, and int8 or fp8 whose activations the checkpoint leaves alone.
+"""8-bit weights with 16-bit activations, as kernels/linear/w8a16 computes them: 8-bit GPTQ, pack-quantized, bitsandbytes'
+int8, and int8 or fp8 checkpoints that do not quantize activations.
 
-Unsigned values become signed ones, less 128, and so do their zero points.
+Unsigned values and their zero points become signed: 128 is subtracted from both.
 """
 
 import torch
@@ -9,29 +9,29 @@ import torch
 from quire.kernels.linear.w8a16 import w8a16_linear, w8a16_linear_split_k
 from quire.kernels.linear.w8a16_weight import GROUPS, Weight8, stacked, supports
 from quire.workers.layers.formats.ordered import OrderedFormat
-from quire.workers.loading.quantized.layouts import Form, Integers
-from quire.workers.loading.quantized.stored import StoredLayer
+from quire.workers.loading.quantized.packed_weight import PackedWeight
+from quire.workers.loading.quantized.packing import QuantizedSpec, QuantizedWeight
 
 MIDDLE = 128
 
 
-def refusal(form: Form, inputs: int) -> str | None:
-    """Why a layer of 8-bit values is not computed; None: it is."""
-    width = form.block[1]
+def refusal(spec: QuantizedSpec, inputs: int) -> str | None:
+    """The reason why no kernel computes a layer of 8-bit values; None: one does."""
+    width = spec.block[1]
     if not supports(width, inputs):
         return f"8-bit weights in groups of {width} (kernels take {GROUPS})"
     return None
 
 
 def _to_rows(grid: torch.Tensor, height: int, n: int) -> torch.Tensor:
-    """[N, G] of a row for each `height` outputs."""
+    """[N, G] from a grid that has a row for each `height` outputs."""
     grid = grid.expand(-(-n // height), -1)
     return grid if height == 1 else grid.repeat_interleave(height, 0)[:n]
 
 
 class W8A16(OrderedFormat[Weight8]):
-    def _weight_of(self, integers: Integers, stored: StoredLayer) -> Weight8:
-        q, scales, (height, width), zeros, order = integers
+    def _weight_of(self, quantized: QuantizedWeight, packed: PackedWeight) -> Weight8:
+        q, scales, (height, width), zeros, order = quantized
         n, k = q.shape
         scales = _to_rows(scales, height, n)
         zeros = None if zeros is None else _to_rows(zeros, height, n)

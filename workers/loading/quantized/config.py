@@ -1,8 +1,8 @@
-"""quantization_config -> the format of each linear layer, by its name.
+"""quantization_config -> the quantization scheme of each linear layer, by its name.
 
-Reads config.json's field, or the file beside it where that is absent (GPTQ and AWQ of old). Methods have files: here are
-those that a few lines read. What is not supported raises QuantizationError, before a weight is looked at. Called by
-models/family_table.py; the answer goes to the layers with their placement (layers/linear.py).
+It is config.json's field, or the file beside it if that is absent (older GPTQ and AWQ). Larger methods have files of their own;
+this one reads the small ones. An unsupported config raises QuantizationError before any weight is read. Called by
+models/family_table.py; the result goes to the layers with their placement (layers/linear.py).
 """
 
 from collections.abc import Callable
@@ -18,9 +18,9 @@ from quire.workers.loading.quantized.schemes import (
     MxFp4,
     Quantization,
     QuantizationError,
+    QuantizationScheme,
     RowInt8,
     Scaled,
-    Scheme,
     SchemeOf,
     field,
     given,
@@ -31,7 +31,7 @@ DIVISORS = "GPTQModel's scales of fp8 divide; llm-compressor writes fp8 whose sc
 
 
 def read_quantization(config: object) -> Quantization:
-    """Of the object in config.json's quantization_config. Raises QuantizationError."""
+    """Read the object in config.json's quantization_config. Raises QuantizationError."""
     if not isinstance(config, dict):
         raise QuantizationError(f"quantization_config must be an object, not {config!r:.80}")
     method = config.get("quant_method")
@@ -56,7 +56,7 @@ def read_quantization(config: object) -> Quantization:
 
 
 def read_fp8(config: Json) -> SchemeOf:
-    """DeepSeek's and transformers' blocks of 128 by 128, and one scale a tensor. The head is never quantized."""
+    """DeepSeek's and transformers' groups of 128 x 128, and one scale per tensor. The head is never quantized."""
     one_of(given(config, "fmt", "e4m3"), ("e4m3", "float8_e4m3fn"), "quantization_config: fmt")
     one_of(given(config, "scale_fmt", "ue8m0"), ("ue8m0", "float"), "quantization_config: scale_fmt")
     one_of(given(config, "expert_dtype", "fp8"), ("fp8",), "quantization_config: expert_dtype")
@@ -83,12 +83,12 @@ def read_fp8(config: Json) -> SchemeOf:
 
 
 def read_bitsandbytes(config: Json) -> SchemeOf:
-    """Four-bit codes or int8, as transformers saves them: without a list of what it skips, it skips the head."""
+    """4-bit codes or int8, as transformers saves them: without a list of skipped modules, it skips the head."""
     skipped = [HEAD] if config.get("llm_int8_skip_modules") is None else patterns_of(config, "llm_int8_skip_modules")
     in_4_bits, in_8_bits = (
         any(field(config, f"{start}load_in_{bits}bit", bool, False) for start in ("", "_")) for bits in (4, 8)
     )
-    scheme: Scheme
+    scheme: QuantizationScheme
     if in_4_bits and in_8_bits:
         raise QuantizationError("quantization_config of bitsandbytes sets load_in_4bit and load_in_8bit: one of them is true")
     if in_8_bits:
@@ -103,6 +103,6 @@ def read_bitsandbytes(config: Json) -> SchemeOf:
 
 
 def read_mxfp4(config: Json) -> SchemeOf:
-    """As gpt-oss says it. The head is never quantized."""
+    """mxfp4 as in gpt-oss's config. The head is never quantized."""
     skipped = patterns_of(config, "modules_to_not_convert")
     return lambda *names: None if HEAD in names or is_skipped(names, skipped) else MxFp4()

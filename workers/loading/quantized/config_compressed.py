@@ -1,6 +1,6 @@
-"""quantization_config of compressed-tensors: groups of layers by name, regex or class, each with a scheme of its own.
+"""quantization_config of compressed-tensors: groups of layers by name, regex or class, each with its own scheme.
 
-A name goes before a regex, and that before a class, as compressed-tensors ranks them; among equals the first group counts.
+A name takes precedence over a regex, and a regex over a class, as in compressed-tensors; among equals the first group counts.
 """
 
 import re
@@ -15,8 +15,8 @@ from quire.workers.loading.quantized.schemes import (
     MxFp4,
     PackQuantized,
     QuantizationError,
+    QuantizationScheme,
     Scaled,
-    Scheme,
     SchemeOf,
     field,
     given,
@@ -26,7 +26,7 @@ from quire.workers.loading.quantized.schemes import (
 
 WHERE = "quantization_config"
 FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mxfp4-pack-quantized")
-ARGUMENTS = (  # of weights and of activations; the last four were for the packer
+ARGUMENTS = (  # of weights and of activations; the last four matter to the packer only
     "num_bits", "type", "symmetric", "group_size", "strategy", "block_structure", "dynamic", "actorder",
     "scale_dtype", "zp_dtype", "observer", "observer_kwargs",
 )  # fmt: skip
@@ -39,9 +39,9 @@ def read_compressed(config: Json) -> SchemeOf:
     if field(config, "transform_config", dict, {}).get("config_groups"):
         raise QuantizationError(f"{WHERE}: transform_config is set: rotated weights are not supported, plain ones are")
     groups = field(config, "config_groups", dict, {})
-    if not groups and not config.get("kv_cache_scheme"):  # of a checkpoint for an 8-bit KV cache alone there are none
+    if not groups and not config.get("kv_cache_scheme"):  # a checkpoint that has only an 8-bit KV cache has no groups
         raise QuantizationError(f"{WHERE}: config_groups must have at least one group")
-    ranked: list[tuple[str, Scheme | None]] = []
+    ranked: list[tuple[str, QuantizationScheme | None]] = []
     for name, entry in groups.items():
         if not isinstance(entry, dict):
             raise QuantizationError(f"{WHERE}: config_groups.{name} must be an object, not {entry!r:.60}")
@@ -52,7 +52,7 @@ def read_compressed(config: Json) -> SchemeOf:
     ranked.sort(key=lambda found: _rank(found[0]))
     ignored = _targets(config, "ignore", "ignore")
 
-    def scheme_of(*names: str) -> Scheme | None:
+    def scheme_of(*names: str) -> QuantizationScheme | None:
         if any(_matches(pattern, names) for pattern in ignored):
             return None
         return next((scheme for target, scheme in ranked if _matches(target, names)), None)
@@ -78,7 +78,7 @@ def _matches(target: str, names: Sequence[str]) -> bool:
     return target in names or target in LINEAR
 
 
-def _scheme(entry: Json, format_name: object, where: str) -> Scheme | None:
+def _scheme(entry: Json, format_name: object, where: str) -> QuantizationScheme | None:
     weights = field(entry, "weights", dict, None, where)
     if weights is None:
         one_of(entry.get("input_activations"), (None,), f"{where}.input_activations of a group without weights")
@@ -121,13 +121,13 @@ def _scheme(entry: Json, format_name: object, where: str) -> Scheme | None:
 
 
 def _refuse_unknown(arguments: Json, where: str) -> None:
-    """compressed-tensors takes no others, either; what is null changes nothing."""
+    """compressed-tensors does not take others, either; a null changes nothing."""
     if other := sorted(name for name, value in arguments.items() if name not in ARGUMENTS and value is not None):
         raise QuantizationError(f"{where}.{other[0]} is not known: supported are {', '.join(ARGUMENTS)}")
 
 
 def read_kv_cache_scheme(config: Json) -> Literal["fp8_e4m3"] | None:
-    """8-bit floats with a scale a tensor, or nothing. Raises QuantizationError."""
+    """8-bit floats with one scale per tensor, or None. Raises QuantizationError."""
     scheme, where = field(config, "kv_cache_scheme", dict, None), f"{WHERE}: kv_cache_scheme"
     if scheme is None:
         return None

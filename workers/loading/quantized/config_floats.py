@@ -1,15 +1,15 @@
-"""--quantization of a checkpoint of floats: the scheme that its linear layers are rounded to while they are loaded.
+"""--quantization of a float checkpoint: the scheme to which its linear layers are rounded while they are loaded.
 
-The LM head and the embedding stay as they are. Where inputs are quantized, too, each token has a scale of its own: in vLLM's
-fp8 the whole batch has one, and a row's answer depends on its company. Called by models/family_table.py.
+The LM head and the embedding stay as they are. If inputs are quantized, too, each token has its own scale; in vLLM's fp8 the
+whole batch has one, so that a result depends on the rest of the batch. Called by models/family_table.py.
 """
 
 from quire.workers.loading.quantized.names import HEAD
-from quire.workers.loading.quantized.schemes import Activations, PackQuantized, Quantization, Scaled, Scheme
+from quire.workers.loading.quantized.schemes import Activations, PackQuantized, Quantization, QuantizationScheme, Scaled
 
 BLOCK, GROUP = 128, 128
 
-SCHEMES: dict[str, Scheme] = {
+SCHEMES: dict[str, QuantizationScheme] = {
     "fp8_per_tensor": Scaled(dtype="fp8", block=(0, 0), activations=Activations(dtype="fp8"), from_floats=True),
     "fp8_per_channel": Scaled(dtype="fp8", block=(1, 0), activations=Activations(dtype="fp8"), from_floats=True),
     "fp8_per_block": Scaled(
@@ -23,6 +23,6 @@ SCHEMES["fp8"] = SCHEMES["fp8_per_tensor"]
 
 
 def quantization_while_loading(name: str) -> Quantization:
-    """Of a name in ipc.quantization.WHILE_LOADING."""
+    """The quantization of this name, one of ipc.quantization.WHILE_LOADING."""
     scheme = SCHEMES[name]
     return Quantization(name, lambda *names: None if HEAD in names else scheme)

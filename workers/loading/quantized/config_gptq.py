@@ -1,6 +1,6 @@
-"""quantization_config of GPTQ, AWQ and auto-round: integers of 4 or 8 bits with a scale and a zero point for each group.
+"""quantization_config of GPTQ, AWQ and auto-round: 4-bit or 8-bit integers with a scale and a zero point for each group.
 
-auto-round writes in the layouts of the others; what differs is how it says which layer has which bits.
+auto-round uses the packings of the others; its config differs in how it says which layer has which bits.
 """
 
 import re
@@ -14,8 +14,8 @@ from quire.workers.loading.quantized.schemes import (
     Gptq,
     Json,
     QuantizationError,
+    QuantizationScheme,
     Scaled,
-    Scheme,
     SchemeOf,
     field,
     given,
@@ -29,7 +29,7 @@ ROTATIONS = ("rotation", "rotation_config", "spinquant_config", "hadamard_config
 
 # ------------------------------------------------------------------------------------------------------------- GPTQ
 def read_gptq(config: Json) -> SchemeOf:
-    """Layers of the blocks, of those that are listed; `dynamic` goes before everything else."""
+    """Layers of the decoder blocks, all or those that are listed; `dynamic` takes precedence over everything else."""
     has_head, inside = field(config, "lm_head", bool, False), _inside_blocks(config)
     skipped = patterns_of(config, "modules_to_not_convert")
 
@@ -55,8 +55,10 @@ def _gptq(merged: Json, where: str) -> Gptq:
     )
 
 
-def _by_rules(config: Json, read: Callable[[Json, str], Scheme], takes: Callable[[Sequence[str]], bool]) -> SchemeOf:
-    """GPTQModel's `dynamic`: its first rule that matches a layer, else one scheme for the layers that are taken."""
+def _by_rules(
+    config: Json, read: Callable[[Json, str], QuantizationScheme], takes: Callable[[Sequence[str]], bool]
+) -> SchemeOf:
+    """GPTQModel's `dynamic`: the first rule that matches a layer counts; otherwise all layers that `takes` share a scheme."""
     _check_packing(config)
     base = read(config, WHERE)
     rules = [
@@ -64,7 +66,7 @@ def _by_rules(config: Json, read: Callable[[Json, str], Scheme], takes: Callable
         for pattern, changes in _rules(field(config, "dynamic", dict, {}))
     ]
 
-    def scheme_of(*names: str) -> Scheme | None:
+    def scheme_of(*names: str) -> QuantizationScheme | None:
         for pattern, scheme in rules:
             if any(map(pattern.match, names)):
                 return scheme
@@ -74,7 +76,7 @@ def _by_rules(config: Json, read: Callable[[Json, str], Scheme], takes: Callable
 
 
 def _check_packing(config: Json) -> None:
-    """What GPTQModel says of words, and of inputs that are rotated or rounded before a product."""
+    """Refuse GPTQModel's other words, and inputs that are rotated or rounded before a product."""
     one_of(given(config, "pack_dtype", "int32"), ("int32",), f"{WHERE}: pack_dtype")
     _refuse_rotated(config, WHERE)
     if config.get("activation"):
@@ -88,7 +90,7 @@ def _refuse_rotated(config: Json, where: str) -> None:
 
 
 def _rules(dynamic: Json) -> list[tuple[re.Pattern[str], Json | None]]:
-    """Pattern and changes, None for layers that stay as they are: of these rules all are asked first, as GPTQModel does."""
+    """(pattern, changes), with None for layers that stay plain. Rules with None come first, as in GPTQModel."""
     rules: list[tuple[re.Pattern[str], Json | None]] = []
     for key, changes in sorted(dynamic.items(), key=lambda rule: not rule[0].startswith("-")):
         [text] = checked([key.removeprefix("-:").removeprefix("+:")], "dynamic")
@@ -99,7 +101,7 @@ def _rules(dynamic: Json) -> list[tuple[re.Pattern[str], Json | None]]:
 
 
 def _inside_blocks(config: Json) -> Callable[[Sequence[str]], bool]:
-    """transformers' modules_in_block_to_quantize: lists of names within a block; absent, all."""
+    """transformers' modules_in_block_to_quantize: lists of names within a decoder block; all if it is absent."""
     listed = field(config, "modules_in_block_to_quantize", list, None)
     if listed is None:
         return lambda names: True
@@ -111,7 +113,7 @@ def _inside_blocks(config: Json) -> Callable[[Sequence[str]], bool]:
 
 # -------------------------------------------------------------------------------------------------------------- AWQ
 def read_awq(config: Json) -> SchemeOf:
-    """`modules_to_not_convert` matches anywhere in a layer's name; the head is quantized where GPTQModel says so."""
+    """`modules_to_not_convert` matches anywhere in a layer's name; the head is quantized only if GPTQModel's lm_head is set."""
     skipped, has_head = names_of(config, "modules_to_not_convert"), field(config, "lm_head", bool, False)
 
     def takes(names: Sequence[str]) -> bool:
@@ -121,7 +123,7 @@ def read_awq(config: Json) -> SchemeOf:
 
 
 def _awq(merged: Json, where: str) -> Awq:
-    """Without zero_point, as GPTQModel and auto-round say of symmetric weights, there are zeros all the same."""
+    """The tensors have zeros even without zero_point, as GPTQModel and auto-round write symmetric weights."""
     version = str(given(merged, "version", given(merged, "checkpoint_format", given(merged, "format", "gemm")))).lower()
     one_of(version, ("gemm",), f"{where}: version", "AutoAWQ's version gemm packs the same weights")
     one_of(merged.get("bits", merged.get("w_bit")), (4,), f"{where}: bits")
@@ -134,16 +136,16 @@ PACKINGS = ("auto_round:auto_gptq", "auto_round:gptq", "auto_round:auto_awq", "a
 
 
 def read_auto_round(config: Json) -> SchemeOf:
-    """Layers of the blocks to quantize, and those that extra_config names; what it says of a layer goes before the rest."""
+    """Layers of the blocks to quantize, and those that extra_config names, which takes precedence for a layer."""
     extra = field(config, "extra_config", dict, {})
     for name, changes in extra.items():
         if not isinstance(changes, dict):
             raise QuantizationError(f"{WHERE}: extra_config {name!r:.60} must have an object, not {changes!r:.60}")
     patterns = [(re.compile(name), extra[name]) for name in extra if _is_regex(name)]
     blocks, skipped = _blocks(config), patterns_of(config, "modules_to_not_convert")
-    _auto_round(config, {}, WHERE)  # what cannot be served is said once, of the whole
+    _auto_round(config, {}, WHERE)  # refuse what is unsupported for the whole config first
 
-    def scheme_of(*names: str) -> Scheme | None:
+    def scheme_of(*names: str) -> QuantizationScheme | None:
         changes = next((extra[name] for name in names if name in extra), None)
         if changes is None:
             if any(re.search(pattern, name) for pattern in skipped for name in names):
@@ -176,7 +178,7 @@ def _blocks(config: Json) -> list[str]:
     return [name.strip() for name in flat]
 
 
-def _auto_round(config: Json, changes: Json, where: str) -> Scheme | None:
+def _auto_round(config: Json, changes: Json, where: str) -> QuantizationScheme | None:
     merged = {**config, **changes}
     _refuse_rotated(merged, where)
     bits = merged.get("bits")
@@ -199,12 +201,12 @@ def _auto_round(config: Json, changes: Json, where: str) -> Scheme | None:
 
 
 def _of_backend(config: Json) -> str:
-    """Before there was a packing_format, `backend` said it: auto_round:awq:gemm, auto_round:gptq:exllamav2."""
+    """The packing format of older configs, by `backend`: auto_round:awq:gemm, auto_round:gptq:exllamav2."""
     return "auto_round:awq" if ":awq" in str(config.get("backend")) else "auto_round:auto_gptq"
 
 
 def _auto_round_fp8(merged: Json, where: str) -> Scaled:
-    """Scales a tensor, a channel (group_size -1) or a block (a pair); activations as act_dynamic says."""
+    """One scale per tensor, per channel (group_size -1) or per 2-D group (a pair); activations as act_dynamic says."""
     one_of(merged.get("bits"), (8,), f"{where}: bits")
     size = merged.get("group_size", -1)
     if isinstance(size, list) and len(size) == 2 and all(type(x) is int and x > 0 for x in size):

@@ -1,4 +1,4 @@
-"""Names of layers in a quantization_config: lists of them, and the patterns that transformers and auto-round match them by."""
+"""Names of layers in a quantization_config: lists, and the patterns by which transformers and auto-round match layers."""
 
 import re
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ HEAD = "lm_head"
 
 
 def names_of(config: Json, *names: str) -> list[str]:
-    """The first of these lists of names that is there."""
+    """The list of names in the first of these fields that is present."""
     for name in names:
         found = field(config, name, list, None)
         if found is not None:
@@ -20,18 +20,18 @@ def names_of(config: Json, *names: str) -> list[str]:
 
 
 def patterns_of(config: Json, *names: str) -> list[str]:
-    """The same of a list for `is_skipped`, all of which compile."""
+    """Like names_of, for `is_skipped`: all of the list's patterns compile."""
     name = next((name for name in names if config.get(name) is not None), names[0])
     return checked(names_of(config, name), name)
 
 
 def is_skipped(names: Sequence[str], patterns: list[str]) -> bool:
-    """Whether one of transformers' module names or regexes covers a layer of these names: one, a parent's or the end of one."""
+    """Whether one of transformers' names or regexes covers a layer of these names: its name, a parent's, or a name's end."""
     return any(name.endswith(p) or re.match(rf"(?:{p})(?:(?<=\.)|(?=\.|$))", name) for p in patterns for name in names)
 
 
 def checked(patterns: list[str], where: str) -> list[str]:
-    """The same, if all of them compile."""
+    """The patterns, if all of them compile. Raises QuantizationError."""
     for pattern in patterns:
         try:
             re.compile(pattern)

@@ -1,7 +1,7 @@
-"""How a checkpoint stores one linear layer: plain descriptions, which config.py reads and layouts.py turns into tensors.
+"""Quantization schemes: how a checkpoint stores one linear layer. config.py reads them; packing.py unpacks tensors by them.
 
-K are a layer's inputs, N its outputs; a group is a number of consecutive inputs (0: all of them) that share a scale. Plain
-values without torch, so that what cannot be served is refused before anything is loaded.
+K is the number of a layer's inputs, N of its outputs. A group is a number of consecutive inputs (0: all) that share a scale; a
+2-D group is several outputs as well. Plain values without torch, so an unsupported scheme is refused before anything is loaded.
 """
 
 from collections.abc import Callable
@@ -10,28 +10,28 @@ from typing import Any, Literal, NamedTuple, Protocol
 import msgspec
 
 Json = dict[str, Any]
-MX_GROUP = 32  # inputs to a scale of mxfp4
-FP8_MAX, INT8_MAX = 448.0, 127.0  # the greatest values, e4m3's and that of int8 on both sides of 0
+MX_GROUP = 32  # inputs per scale of mxfp4
+FP8_MAX, INT8_MAX = 448.0, 127.0  # the greatest value of e4m3, and the greatest of int8 that is symmetric
 
 
 class QuantizationError(ValueError):
-    """The checkpoint's quantization cannot be served; one line that names field, layer and what would work."""
+    """The checkpoint's quantization cannot be served. One line names the field, the layer and values that would work."""
 
     def __init__(self, text: str):
-        super().__init__(text.replace("\n", "\\n"))  # of a name in the configuration
+        super().__init__(text.replace("\n", "\\n"))  # a name in the config may have newlines
 
 
 class Activations(msgspec.Struct, frozen=True, kw_only=True):
-    """How a layer's inputs are quantized before its product. Dynamic scales are each token's own, never the batch's."""
+    """How a layer's inputs are quantized before its product. Dynamic scales are per token, never of the whole batch."""
 
     dtype: Literal["fp8", "int8"]
-    is_static: bool = False  # one scale of the checkpoint, `input_scale`
+    is_static: bool = False  # the checkpoint has one scale, `input_scale`
     is_symmetric: bool = True
     group_size: int = 0
 
 
 class Gptq(msgspec.Struct, frozen=True, kw_only=True):
-    """Packed along K (qweight) and N (qzeros), (q - z) s."""
+    """Values (q - z) s, packed along K (qweight) and N (qzeros)."""
 
     bits: int
     group_size: int
@@ -40,13 +40,13 @@ class Gptq(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Awq(msgspec.Struct, frozen=True, kw_only=True):
-    """Packed along N in AWQ's order of nibbles, (q - z) s."""
+    """Values (q - z) s, packed along N in AWQ's order of nibbles."""
 
     group_size: int
 
 
 class PackQuantized(msgspec.Struct, frozen=True, kw_only=True):
-    """compressed-tensors' integers packed along K, stored + 2^(bits - 1)."""
+    """compressed-tensors' integers, packed along K and stored as q + 2^(bits - 1)."""
 
     bits: int
     group_size: int
@@ -57,18 +57,18 @@ class PackQuantized(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Scaled(msgspec.Struct, frozen=True, kw_only=True):
-    """One value an element, int8 or e4m3, with a scale for each block of (outputs, inputs); 0: all of them."""
+    """int8 or e4m3 elements with a scale for each group of `block` (outputs, inputs); 0: all of them."""
 
     dtype: Literal["fp8", "int8"]
     block: tuple[int, int]
     scale_names: tuple[str, ...] = ("weight_scale",)  # any of them
     is_symmetric: bool = True
     activations: Activations | None = None
-    from_floats: bool = False  # as of PackQuantized
+    from_floats: bool = False  # see PackQuantized
 
 
 class FourBitCodes(msgspec.Struct, frozen=True, kw_only=True):
-    """bitsandbytes' nf4 or fp4: a table of 16 values, a scale for each block of the flattened weight."""
+    """bitsandbytes' nf4 or fp4: a table of 16 values, and a scale for each group of the flattened weight."""
 
     quant_type: Literal["nf4", "fp4"]
     is_nested: bool  # the scales are quantized, too
@@ -79,17 +79,17 @@ class RowInt8(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MxFp4(msgspec.Struct, frozen=True, kw_only=True):
-    """e2m1, two a byte, with a power of two (e8m0) for 32 inputs."""
+    """e2m1, two per byte, with a power of two (e8m0) as the scale of 32 inputs."""
 
     codes_name: str = "weight_blocks"
     scales_name: str = "weight_scales"
 
 
-Scheme = Gptq | Awq | PackQuantized | Scaled | FourBitCodes | RowInt8 | MxFp4
+QuantizationScheme = Gptq | Awq | PackQuantized | Scaled | FourBitCodes | RowInt8 | MxFp4
 
 
-def described(scheme: Scheme | None) -> str:
-    """What a configuration says of a layer, for messages."""
+def described(scheme: QuantizationScheme | None) -> str:
+    """A layer's scheme in words, for messages."""
     match scheme:
         case None:
             return "not quantized"
@@ -112,23 +112,23 @@ def described(scheme: Scheme | None) -> str:
 
 
 class SchemeOf(Protocol):
-    """The scheme of a linear layer, None: it is not quantized. A rule is for a layer if it is for any of the layer's names."""
+    """The scheme of a linear layer; None: it is not quantized. A rule applies to a layer if it applies to any of its names."""
 
-    def __call__(self, *names: str) -> Scheme | None: ...
+    def __call__(self, *names: str) -> QuantizationScheme | None: ...
 
 
 class Quantization(NamedTuple):
-    """What a checkpoint says of its weights."""
+    """A checkpoint's quantization: the method, and the scheme of each layer."""
 
     method: str  # quant_method
     scheme_of: SchemeOf
-    kv_cache_dtype: Literal["fp8_e4m3"] | None = None  # of the KV cache that the checkpoint was made for; None: it does not say
-    # whether the checkpoint's files have a layer; None: scheme_of has not seen them, and knows no plain ones
+    kv_cache_dtype: Literal["fp8_e4m3"] | None = None  # that the checkpoint was made for; None: it does not say
+    # whether the checkpoint's files have a layer; None: scheme_of has not seen the files, and does not know plain layers
     holds: Callable[[str], bool] | None = None
 
 
 def field(config: Json, name: str, kind: type | tuple[type, ...], default: Any, where: str = "quantization_config") -> Any:
-    """A field of one of these types; absent or null gives the default. Raises QuantizationError."""
+    """A field of one of these types, or the default if it is absent or null. Raises QuantizationError."""
     value = config.get(name)
     if value is None:
         return default
@@ -139,13 +139,13 @@ def field(config: Json, name: str, kind: type | tuple[type, ...], default: Any, 
 
 
 def given(config: Json, name: str, default: Any) -> Any:
-    """A field of any type; absent or null gives the default."""
+    """A field of any type, or the default if it is absent or null."""
     value = config.get(name)
     return default if value is None else value
 
 
 def one_of(value: Any, allowed: tuple[Any, ...], what: str, instead: str = "") -> Any:
-    """`value` if it is allowed, and of that type: 4.0 is not 4.
+    """`value`, if it is one of `allowed` and of the same type: 4.0 is not 4.
 
     Raises QuantizationError that names `what` and what would work.
     """
@@ -157,7 +157,7 @@ def one_of(value: Any, allowed: tuple[Any, ...], what: str, instead: str = "") -
 
 
 def group(config: Json, name: str = "group_size", where: str = "quantization_config") -> int:
-    """A group's inputs, 0 for all (-1, absent). Raises QuantizationError."""
+    """The number of a group's inputs, 0 for all (-1 or absent). Raises QuantizationError."""
     value = field(config, name, int, -1, where)
     if value != -1 and not 8 <= value <= 1 << 20:
         raise QuantizationError(

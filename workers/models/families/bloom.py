@@ -1,5 +1,5 @@
-"""BLOOM: ALiBi instead of a rotation, a LayerNorm behind the embedding, LayerNorms and products with biases, q, k and v
-interleaved by head in one tensor, an MLP of GELU by tanh that is not gated. x += attention(norm(x)); x += mlp(norm(x)).
+"""BLOOM: ALiBi instead of rotation, a LayerNorm after the embedding, LayerNorms and products with biases, q, k and v
+interleaved by head in one tensor, an ungated MLP with tanh-approximated GELU. x += attention(norm(x)); x += mlp(norm(x)).
 """
 
 import msgspec
@@ -24,7 +24,7 @@ FIELDS = words(
 RENAMED = {"n_embed": "hidden_size", "n_head": "num_attention_heads", "n_layer": "num_hidden_layers"}
 NAMES = CheckpointNames(
     prefixes=(
-        ("transformer.", ""),  # which some checkpoints have, and some have not
+        ("transformer.", ""),  # a prefix in some checkpoints
         ("word_embeddings_layernorm.", "model.embed_norm."),
         ("word_embeddings.", "model.embed_tokens."),
         ("ln_f.", "model.norm."),
@@ -53,7 +53,7 @@ class BloomBlock(Module):
 
 
 def plain_fields(fields: Json) -> Json:
-    """There is no limit of positions; `seq_length` is what the model was trained with."""
+    """Positions have no limit; `seq_length` is the length that the model was trained with."""
     found = renamed(fields, RENAMED, {"tie_word_embeddings": True})
     if type(found.get("hidden_size")) is int:
         found.setdefault("intermediate_size", 4 * found["hidden_size"])

@@ -1,7 +1,7 @@
-"""Cohere's Command R (1) and Command R7B, Command A (2): attention and MLP side by side, x += attention(h) + mlp(h) with
-h = norm(x), a LayerNorm without bias; rotation of neighbouring elements; scaled logits. Command R+ has a LayerNorm of each head
-of q and k, with a weight a head. In the second generation three of four layers see a window, and the fourth everything, without
-rotation.
+"""Cohere's Command R (generation 1) and Command R7B, Command A (2): parallel attention and MLP, x += attention(h) + mlp(h) with
+h = norm(x), a LayerNorm without bias; rotation of neighboring elements; scaled logits. Command R+ has a LayerNorm of each head
+of q and k, with its own weight. In generation 2 three of four layers have a sliding window; the fourth has full attention
+without rotation.
 """
 
 import msgspec
@@ -42,7 +42,7 @@ class CohereBlock(Module):
         qk_norm = layer_norm_of_each_head(spec.attention.head_dim, norm.eps) if spec.norms_qk else None
         self.input_layernorm = make_norm(norm, hidden_size, place.dtype, place.device)
         self.self_attn = SelfAttention(
-            spec.attention, hidden_size, place, layer, qkv_bias=bias, o_bias=bias, make_qk_norm=qk_norm, is_added=False
+            spec.attention, hidden_size, place, layer, qkv_bias=bias, o_bias=bias, make_qk_norm=qk_norm, feeds_add_norm=False
         )
         self.mlp = GatedMLP(hidden_size, spec.intermediate_size, place, activation=spec.activation)
 
@@ -77,7 +77,7 @@ def read_layers_2(fields: Json) -> tuple[LayerSpec, ...]:
         position_embedding_type="rope_gptj", order_of_interleaved_layers="local_attn_first",
     )  # fmt: skip
     layer, replace = _layer(fields), msgspec.structs.replace
-    every = size(fields, "sliding_window_pattern", 4)  # transformers passes over _sliding_window_pattern
+    every = size(fields, "sliding_window_pattern", 4)  # transformers ignores _sliding_window_pattern
     attentions = with_windows(layer.attention, windows_but_every(fields, sliding_window(fields), every))
     return tuple(replace(layer, attention=a if a.window else replace(a, rope=None)) for a in attentions)
 

@@ -1,10 +1,10 @@
 """DeepSeek V2 (and V2-Lite), V3 and R1: pre-norm blocks, x += attention(norm(x)); x += mlp(norm(x)), with latent attention, and
 from `first_k_dense_replace` on a mixture of experts, with shared ones, in place of the MLP.
 
-Rotated pairs are neighbours; with yarn the scale of q·k has mscale² in it. V2 routes by a softmax, greedily or among the best
-groups, without normalizing; V3 by sigmoids, of which a correction chooses and does not weigh, among the groups with the best
-two. The chosen ones' weights are times routed_scaling_factor. Layers behind the last, which predict further tokens (MTP), are
-passed over.
+Rotated pairs are neighbors; with yarn the scale of q·k includes mscale². V2 routes by a softmax, greedily or among the best
+groups, without normalizing. V3 routes by sigmoids plus a correction, which affects the choice but not the weights, among the
+groups with the best two experts. Weights are multiplied by routed_scaling_factor. Layers after the last, which predict further
+tokens (MTP), are ignored.
 """
 
 import math
@@ -96,7 +96,7 @@ def read_attention(fields: Json, sizes: LatentSizes) -> AttentionSpec:
 
 
 def mscale(rope: RopeConfig) -> float:
-    """What queries and keys are each multiplied with for the sake of longer contexts, beside their rotation."""
+    """The factor of queries and of keys for longer contexts, besides their rotation."""
     if rope.type == "default" or not rope.mscale_all_dim or rope.factor <= 1:
         return 1.0
     return 0.1 * rope.mscale_all_dim * math.log(rope.factor) + 1.0
@@ -136,7 +136,7 @@ def read_v3_layers(fields: Json) -> tuple[LayerSpec, ...]:
 
 
 def plain_v2_fields(fields: Json) -> Json:
-    """With transformers' defaults; a q_lora_rank of null is none."""
+    """The fields with transformers' defaults; a q_lora_rank of null means no q latent."""
     return {"n_shared_experts": 2, "q_lora_rank": 1536, **fields}
 
 

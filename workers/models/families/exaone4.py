@@ -1,6 +1,6 @@
-"""EXAONE 4: norms after the sublayers, x += norm(attention(x)); x += norm(mlp(x)), and an RMSNorm of each head of q and k. The
-32B's layers see a window and rotate, but for every fourth, which sees everything and does not rotate; where there is no window,
-all rotate. The block is OLMo 2's (olmo2.py).
+"""EXAONE 4: norms after the sublayers, x += norm(attention(x)); x += norm(mlp(x)), and an RMSNorm of each head of q and k. In
+the 32B model layers have a sliding window and rotation, except for every fourth, which has full attention without rotation.
+Without windows all layers rotate. The block is OLMo 2's (olmo2.py).
 """
 
 import msgspec
@@ -16,7 +16,7 @@ FIELDS = frozenset({"sliding_window_pattern", "attn_reorder_and_upcast"})
 
 
 def _windows(fields: Json, window: int) -> tuple[int, ...]:
-    """By layer_types, or by sliding_window_pattern: a number, of which multiples see everything, or letters, L and G."""
+    """Windows by layer_types, or by sliding_window_pattern: a number (multiples have full attention), or letters L and G."""
     num_layers, pattern = size(fields, "num_hidden_layers"), fields.get("sliding_window_pattern", 4)
     if (by_type := windows_by_type(fields, window)) is not None:
         return by_type

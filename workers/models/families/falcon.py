@@ -1,6 +1,6 @@
-"""Falcon: rw (heads of their own, ALiBi, attention before the MLP, biases), 7b (one KV head for all, attention and MLP side by
-side behind one norm), 40b and 180b (KV heads for groups, a norm for each of the two), 11B (one norm again). LayerNorms have
-biases, q, k and v are one tensor, group by group. ALiBi is rounded to bfloat16 and added before the scores are scaled.
+"""Falcon: rw (multi-head attention with ALiBi, then the MLP, biases), 7b (one KV head, attention and MLP in parallel after one
+norm), 40b and 180b (grouped KV heads, a norm for each of the two), 11B (one norm again). LayerNorms have biases; q, k and v are
+one tensor, group by group. ALiBi is rounded to bfloat16 and added before the scores are scaled.
 """
 
 import msgspec
@@ -51,7 +51,7 @@ class FalconBlock(Module):
             o_bias=bias,
             qkv=by_group("query_key_value"),
             names=Names("self_attention", "dense"),
-            is_added=not spec.is_parallel,
+            feeds_add_norm=not spec.is_parallel,
         )
         self.mlp = MLP(
             hidden_size,
@@ -66,7 +66,7 @@ class FalconBlock(Module):
         self._make_norms(spec, make_norm(*norm), make_norm(*norm) if spec.has_mlp_norm else None)
 
     def _make_norms(self, spec: LayerSpec, norm: Norm, mlp_norm: Norm | None) -> None:
-        """By the names that they have in the checkpoint."""
+        """Add the norms under their names in the checkpoint."""
         first, second = ("ln_attn", "ln_mlp") if spec.is_parallel else ("input_layernorm", "post_attention_layernorm")
         self._norm = "input_layernorm" if mlp_norm is None else first
         self._mlp_norm = None if mlp_norm is None else second
@@ -86,7 +86,7 @@ class FalconBlock(Module):
 
 
 def plain_fields(fields: Json) -> Json:
-    """num_kv_heads counts in the new architecture alone; before it, there is one or, without multi_query, one a head."""
+    """num_kv_heads counts only in the new architecture; the old one has one KV head or, without multi_query, one per head."""
     found = renamed(renamed(fields, {"n_head_kv": "num_kv_heads"}, {}), RENAMED, DEFAULTS)
     if not found.get("new_decoder_architecture"):
         multi_query = found.get("multi_query", True)

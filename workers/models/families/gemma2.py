@@ -1,6 +1,6 @@
 """Gemma 2: sandwich norms, x += norm(attention(norm(x))); x += norm(mlp(norm(x))), all of them RMSNorm by 1 + w in float32.
-Every second layer sees a window. Scores and logits are capped, the embedding is scaled by the root of the hidden size, the
-scale of attention is a field of its own, and the MLP's activation is GELU by tanh. gemma3.py builds on the same block.
+Every second layer has a sliding window. Scores and logits are capped, the embedding is scaled by the root of the hidden size,
+config.json has the scale of attention, and the MLP has tanh-approximated GELU. gemma3.py uses the same block.
 """
 
 import msgspec
@@ -39,10 +39,12 @@ class GemmaBlock(Module):
         hidden_size, norm = config.hidden_size, (config.model.norm, config.hidden_size, place.dtype, place.device)
         bias = spec.attention_bias
         self.input_layernorm = make_norm(*norm)
-        self.self_attn = SelfAttention(spec.attention, hidden_size, place, layer, qkv_bias=bias, o_bias=bias, is_added=False)
+        self.self_attn = SelfAttention(
+            spec.attention, hidden_size, place, layer, qkv_bias=bias, o_bias=bias, feeds_add_norm=False
+        )
         self.post_attention_layernorm = make_norm(*norm)
         self.pre_feedforward_layernorm = make_norm(*norm)
-        self.mlp = GatedMLP(hidden_size, spec.intermediate_size, place, activation=spec.activation, is_added=False)
+        self.mlp = GatedMLP(hidden_size, spec.intermediate_size, place, activation=spec.activation, feeds_add_norm=False)
         self.post_feedforward_layernorm = make_norm(*norm)
 
     def forward(
@@ -55,7 +57,7 @@ class GemmaBlock(Module):
 
 
 def plain_fields(fields: Json) -> Json:
-    """`hidden_activation` is what counts of the two names that configs have."""
+    """Configs have two names for the activation; `hidden_activation` counts."""
     found = {name: value for name, value in fields.items() if name != "hidden_act"}
     return renamed({**DEFAULTS, **found}, {"hidden_activation": "hidden_act"}, {})
 
@@ -71,7 +73,7 @@ def read_gemma_attention(fields: Json) -> AttentionSpec:
 
 
 def softcap(fields: Json, name: str) -> float:
-    """0: null."""
+    """The field's value; 0 for null."""
     return 0.0 if fields.get(name) is None else number(fields, name, 0.0)
 
 

@@ -1,6 +1,6 @@
-"""Gemma 3: Gemma 2's block with QK-norm (by 1 + w), five layers of a window to one that sees everything, and a rotary table
-for each of the two kinds; scaling is of the layers that see everything. The text part of the multimodal model is served as
-well: its config is nested, what it leaves out has Gemma3TextConfig's defaults, and the tensors of images are ignored.
+"""Gemma 3: Gemma 2's block with QK-norm (by 1 + w), five layers with a sliding window to one with full attention, and a rotary
+table for each of the two kinds; rotary scaling applies to full attention only. The text model of the multimodal model is
+served, too: its config is nested, absent fields have Gemma3TextConfig's defaults, and tensors for images are ignored.
 """
 
 import msgspec
@@ -21,8 +21,8 @@ from quire.workers.models.fields import (
 )
 from quire.workers.models.spellings import ACTIVATIONS, text_config, windows_but_every
 
-# transformers' model passes over attn_logit_softcapping and _sliding_window_pattern, the multimodal one over
-# final_logit_softcapping, too
+# transformers' model ignores attn_logit_softcapping and _sliding_window_pattern, the multimodal one also
+# final_logit_softcapping
 FIELDS = GEMMA_FIELDS | {"rope_local_base_freq", "sliding_window_pattern", "_sliding_window_pattern"}
 TYPES = frozenset({"full_attention", "sliding_attention"})
 OF_ALL_TYPES = frozenset({"rope_parameters", "rope_scaling", "original_max_position_embeddings"})
@@ -45,11 +45,11 @@ NAMES = CheckpointNames(
 
 
 def by_layer_type(fields: Json, head_dim: int, local: Json, theta: float) -> dict[bool, RopeConfig]:
-    """Rotary embedding of layers that see everything (False) and of those with a window (True).
+    """Rotary embedding of layers with full attention (False) and with a sliding window (True).
 
-    transformers 5 says both in rope_parameters; before it, rope_scaling and rope_theta are of the former, and the latter have
-    `local`. theta: of an absent rope_theta. Raises for what transformers passes over: parameters of no layer type, a kind that
-    rope_scaling calls `type` alone, and a truncate of false.
+    transformers 5 has both in rope_parameters; in older configs rope_scaling and rope_theta are for full attention, and layers
+    with a window have `local`. theta: the default of rope_theta. Raises for fields that transformers ignores: parameters of no
+    layer type, a `type` in rope_scaling without rope_type, and a truncate of false.
     """
     given, scaling = fields.get("rope_parameters") or {}, fields.get("rope_scaling") or {}
     if not isinstance(given, dict) or not isinstance(scaling, dict):
@@ -70,8 +70,8 @@ def by_layer_type(fields: Json, head_dim: int, local: Json, theta: float) -> dic
 
 
 def rope_of_type(fields: Json, head_dim: int, params: Json, theta: float = 10000.0) -> RopeConfig:
-    """Rotary embedding by the parameters of a layer type, in which transformers reads no truncate, and beside which it reads
-    no original_max_position_embeddings."""
+    """Rotary embedding by the parameters of a layer type. transformers reads no truncate there, and no
+    original_max_position_embeddings outside of them."""
     if params.get("truncate") not in (None, True):
         raise ModelConfigError("config.json: rope_parameters of a layer type sets truncate to false: only true is supported")
     plain = {name: value for name, value in fields.items() if name not in OF_ALL_TYPES}
@@ -92,7 +92,7 @@ def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
 
 
 def text_fields(fields: Json) -> Json:
-    """Of either config: with text_config it is the multimodal one."""
+    """The text model's fields, of either config: with text_config it is that of the multimodal model."""
     if "text_config" in fields:
         fields = {**DEFAULTS, **text_config(fields, OF_IMAGES), "final_logit_softcapping": None}
     return plain_fields(fields)

@@ -1,12 +1,12 @@
-"""Gemma 4: sandwich norms by w in float32, x += norm(attention(norm(x))); x += norm(mlp(norm(x))); values are normed, too, each
-head without weights, and q·k is not scaled. Layers that see everything have heads of their own size and number, of which a
-part is rotated; their values may be their keys. The last layers may make no keys and values: they read those of the last layer
-of their kind that does, and their MLP may be twice as wide. There may be an input of each layer beside the residual stream,
+"""Gemma 4: sandwich norms by w in float32, x += norm(attention(norm(x))); x += norm(mlp(norm(x))). Values are normed, too, each
+head without weights, and q·k is not scaled. Layers with full attention have another size and number of heads, which are partly
+rotated, and may use their keys as values. The last layers may have no keys and values: they read those of the last layer of
+their kind that has, and their MLP may be twice as wide. Each layer may have an input besides the residual stream,
 
-    x += norm(W' (gelu(W x) · input of this layer)),      and x is multiplied with a scalar of the layer in the end,
+    x += norm(W' (gelu(W x) · input of this layer)),      and x is multiplied with a scalar of the layer at the end,
 
-and experts beside the MLP: norm(norm(mlp(..)) + norm(experts(norm(x)))), whose router sees x normed by its own scale. The text
-part of the multimodal model is served as well: its config is nested, and the tensors of images and sounds are ignored.
+and experts besides the MLP: norm(norm(mlp(..)) + norm(experts(norm(x)))), with a router that gets x normed by its own scale.
+The text model of the multimodal model is served, too: its config is nested, and tensors for images and audio are ignored.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from quire.workers.layers.linear import Linear, Placement
 from quire.workers.layers.module import Module, WeightOwner, new_parameter
 from quire.workers.layers.norm import make_norm
 from quire.workers.layers.stacked_experts import Names
-from quire.workers.loading.target import Target, copied
+from quire.workers.loading.weight_loader import WeightLoader, copied
 from quire.workers.models.blocks import Attend, GatedMLP, SelfAttention
 from quire.workers.models.config import LayerSpec, ModelConfig
 from quire.workers.models.decoder import Family
@@ -34,17 +34,17 @@ from quire.workers.models.families.gemma4_fields import (
     text_fields,
 )
 from quire.workers.models.fused import keys_twice, queries_alone, separate
-from quire.workers.parallel import Part, whole
+from quire.workers.shard import Shard, whole
 
 
 class Scalar(WeightOwner):
-    """One number, a tensor of its own name in the checkpoint."""
+    """One number, a tensor under its own name in the checkpoint."""
 
     def __init__(self, place: Placement):
         super().__init__()
         self.weight = new_parameter((1,), place.dtype, place.device)
 
-    def targets(self, name: str) -> Iterator[tuple[str, Target]]:
+    def loaders(self, name: str) -> Iterator[tuple[str, WeightLoader]]:
         yield name, copied(self.weight, (whole(1),))
 
     def fill_dummy(self, limit: float, generator: torch.Generator) -> None:
@@ -52,16 +52,16 @@ class Scalar(WeightOwner):
 
 
 class Scales(WeightOwner):
-    """Of a router: what its input is multiplied with, and each expert's weight; by their own names in the checkpoint."""
+    """A router's scale of its input and of each expert's weight, under their own names in the checkpoint."""
 
-    def __init__(self, hidden_size: int, experts: Part, place: Placement):
+    def __init__(self, hidden_size: int, experts: Shard, place: Placement):
         super().__init__()
         self._experts = experts
         self.scale = new_parameter((hidden_size,), place.dtype, place.device)
-        self.per_expert = new_parameter((experts.size + 1,), torch.float32, place.device)  # the last: of other ranks'
+        self.per_expert = new_parameter((experts.size + 1,), torch.float32, place.device)  # the last: for other ranks
         self.per_expert.fill_(1.0)
 
-    def targets(self, name: str) -> Iterator[tuple[str, Target]]:
+    def loaders(self, name: str) -> Iterator[tuple[str, WeightLoader]]:
         router = name.rpartition(".")[0]
         yield f"{router}.scale", copied(self.scale, (whole(len(self.scale)),))
         yield f"{router}.per_expert_scale", copied(self.per_expert[: self._experts.size], (self._experts,))
@@ -71,16 +71,16 @@ class Scales(WeightOwner):
 
 
 class Gemma4Router(Module):
-    """Experts of x [T, H] by norm(x) · scale / √H, their weights normalized and times a scale of each expert."""
+    """Routes x [T, H] by norm(x) · scale / √H; weights are normalized and multiplied by a scale of each expert."""
 
-    def __init__(self, routing: Routing, experts: Part, config: ModelConfig, place: Placement):
+    def __init__(self, routing: Routing, experts: Shard, config: ModelConfig, place: Placement):
         super().__init__()
         self._eps, self._root = config.rms_norm_eps, config.hidden_size**-0.5
         self.scales = Scales(config.hidden_size, experts, place)
         self.proj = Router("router.proj", routing, config.hidden_size, place)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """As layers.experts.Router."""
+        """Ids and weights, as from layers.experts.Router."""
         ids, weights = self.proj(ops.rms_norm(x, self.scales.scale, self._eps).mul_(self._root))
         return ids, weights.mul_(self.scales.per_expert[ids.long()])
 
@@ -95,12 +95,12 @@ class Gemma4Block(Module):
         rows = queries_alone if shares else keys_twice if spec.keys_are_values else separate
         self.input_layernorm = make_norm(*norm)
         self.self_attn = SelfAttention(
-            spec.attention, hidden_size, place, layer, qkv_bias=bias, o_bias=bias, qkv=rows, is_added=False,
+            spec.attention, hidden_size, place, layer, qkv_bias=bias, o_bias=bias, qkv=rows, feeds_add_norm=False,
             v_norm_eps=None if shares else config.rms_norm_eps,
         )  # fmt: skip
         self.post_attention_layernorm = make_norm(*norm)
         self.pre_feedforward_layernorm = make_norm(*norm)
-        self.mlp = GatedMLP(hidden_size, spec.intermediate_size, place, activation=spec.activation, is_added=False)
+        self.mlp = GatedMLP(hidden_size, spec.intermediate_size, place, activation=spec.activation, feeds_add_norm=False)
         self.post_feedforward_layernorm = make_norm(*norm)
         self.layer_scalar = Scalar(place)
         if config.model.per_layer is not None:
@@ -124,7 +124,7 @@ class Gemma4Block(Module):
         logits_indices: torch.Tensor | None = None,
         inputs: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor | None, torch.Tensor]:
-        """inputs [T, layers, P]: of PerLayerInputs."""
+        """inputs [T, layers, P]: from PerLayerInputs."""
         x, residual = self.self_attn(x, residual, self.input_layernorm, attend, logits_indices)
         x, residual = self.mlp(self.post_attention_layernorm(x), residual, self.pre_feedforward_layernorm)
         if self._has_experts:
@@ -142,7 +142,7 @@ class Gemma4Block(Module):
         return self.post_feedforward_layernorm_1(of_mlp).add_(self.post_feedforward_layernorm_2(out))
 
     def _of_input(self, x: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-        """[R, H] of x [R, H] and the layer's inputs [R, P]."""
+        """[R, H], from x [R, H] and the layer's inputs [R, P]."""
         h = ops.activate(self.per_layer_input_gate(x), self._activation)
         return self.post_per_layer_input_norm(self.per_layer_projection(h.mul_(own)))
 

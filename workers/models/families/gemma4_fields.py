@@ -1,7 +1,7 @@
-"""Gemma 4's config.json: which layers have which heads, windows and rotations, and whose keys and values they read.
+"""Gemma 4's config.json: each layer's heads, window and rotation, and the layer that it reads keys and values from.
 
-Called by gemma4.py. Heads of the layers that see everything are said by `global_head_dim` and `num_global_key_value_heads`,
-or, as transformers 5.23 writes it, by `per_layer_config`. What a nested text_config leaves out has Gemma4TextConfig's defaults.
+Called by gemma4.py. The heads of layers with full attention are in `global_head_dim` and `num_global_key_value_heads` or, as
+transformers 5.23 writes them, in `per_layer_config`. Absent fields of a nested text_config have Gemma4TextConfig's defaults.
 Raises ModelConfigError.
 """
 
@@ -72,12 +72,12 @@ NAMES = CheckpointNames(
         for part in ("vision_tower", "audio_tower", "embed_vision", "embed_audio")
     ),
 )
-ACTS: dict[Activation, SwiGLU] = {"silu": SwiGLU(), "gelu_tanh": SwiGLU(alpha=1.5957691216057308, cubic=0.044715)}  # of experts
+ACTS: dict[Activation, SwiGLU] = {"silu": SwiGLU(), "gelu_tanh": SwiGLU(alpha=1.5957691216057308, cubic=0.044715)}  # in experts
 OVERRIDES = frozenset({"head_dim", "num_key_value_heads"})  # of per_layer_config
 
 
 def text_fields(fields: Json) -> Json:
-    """Of either config, with transformers' defaults and each layer's type: with text_config it is the multimodal one."""
+    """The text model's fields, of either config (text_config: the multimodal one), with defaults and each layer's type."""
     if "text_config" in fields:
         fields = text_config(fields, OF_IMAGES)
     found = {**DEFAULTS, **{name: value for name, value in fields.items() if name != "hidden_act"}}
@@ -85,12 +85,12 @@ def text_fields(fields: Json) -> Json:
     num_layers = size(found, "num_hidden_layers")
     types = found.get("layer_types") or [FULL if (i + 1) % 6 == 0 else LOCAL for i in range(num_layers)]
     if isinstance(types, list) and types:
-        types = [*types[:-1], FULL]  # as transformers forces it to be
+        types = [*types[:-1], FULL]  # transformers forces this
     return {**found, "layer_types": types}
 
 
 def read_overrides(fields: Json) -> list[Json]:
-    """Of each layer, what it has in place of the model's own head_dim and num_key_value_heads."""
+    """Each layer's fields that replace the model's head_dim and num_key_value_heads."""
     found, types = fields.get("per_layer_config"), fields["layer_types"]
     if found is None:
         ours: Json = {"head_dim": size(fields, "global_head_dim", 512)}
@@ -106,7 +106,7 @@ def read_overrides(fields: Json) -> list[Json]:
 
 
 def read_ropes(fields: Json, name: str, head_dim: int) -> RopeConfig:
-    """Of layers of a type."""
+    """Rotary embedding of layers of type `name`."""
     by_type = fields.get("rope_parameters") or DEFAULT_ROPE
     params = by_type.get(name) if isinstance(by_type, dict) else None
     if not isinstance(params, dict):
@@ -124,7 +124,7 @@ def read_ropes(fields: Json, name: str, head_dim: int) -> RopeConfig:
 
 
 def read_shares(fields: Json) -> list[int | None]:
-    """Of each layer, whose keys and values it reads, None if it makes its own: the last of its type that makes any."""
+    """For each layer, the layer that it reads keys and values from, the last of its type that has some; None: its own."""
     types = fields["layer_types"]
     first = len(types) - count(fields, "num_kv_shared_layers", 0)
     if first < 1 or not set(types) <= set(types[:first]):
@@ -134,7 +134,7 @@ def read_shares(fields: Json) -> list[int | None]:
 
 
 def read_attentions(fields: Json) -> list[AttentionSpec]:
-    only(fields, "gemma4", use_bidirectional_attention="vision")  # of images' tokens alone
+    only(fields, "gemma4", use_bidirectional_attention="vision")  # only image tokens attend both ways
     windows = windows_by_type(fields, size(fields, "sliding_window"))
     assert windows is not None
     plain = {key: value for key, value in fields.items() if key not in ("rope_parameters", "rope_scaling", "layer_types")}
@@ -198,7 +198,7 @@ def read_model(fields: Json) -> ModelSpec:
 
 
 def shared_tensors(fields: Json) -> tuple[str, ...]:
-    """Of layers that make no keys and values: checkpoints may have them."""
+    """Tensors of keys and values that checkpoints may have for layers that do not use them."""
     parts = ("k_proj.", "v_proj.", "k_norm.", "v_norm.")
     layers = [i for i, shares in enumerate(read_shares(fields)) if shares is not None]
     heads = ("model.layers", "model.language_model.layers", "language_model.model.layers")

@@ -1,5 +1,6 @@
-"""GLM-4: half of each head is rotated, by neighbouring elements; biases of q, k and v; gate and up are one tensor. Before 0414
-(`glm`) blocks are Llama's; since (`glm4`) there are sandwich norms, x += norm(attention(norm(x))); x += norm(mlp(norm(x))).
+"""GLM-4: half of each head is rotated, neighboring elements as pairs; q, k and v have biases; gate and up are one tensor.
+Versions before 0414 (`glm`) have Llama's block, later ones (`glm4`) sandwich norms, x += norm(attention(norm(x))); x +=
+norm(mlp(norm(x))).
 """
 
 import msgspec
@@ -41,11 +42,11 @@ class Glm4Block(Module):
         hidden_size, norm = config.hidden_size, (config.model.norm, config.hidden_size, place.dtype, place.device)
         bias, act, inner = spec.attention_bias, spec.activation, spec.intermediate_size
         self.input_layernorm = make_norm(*norm)
-        self.self_attn = SelfAttention(spec.attention, hidden_size, place, layer, qkv_bias=bias, is_added=False)
+        self.self_attn = SelfAttention(spec.attention, hidden_size, place, layer, qkv_bias=bias, feeds_add_norm=False)
         self.post_self_attn_layernorm = make_norm(*norm)
         self.post_attention_layernorm = make_norm(*norm)
         gate_up = stacked_pair("gate_up_proj")
-        self.mlp = GatedMLP(hidden_size, inner, place, activation=act, gate_up=gate_up, is_added=False)
+        self.mlp = GatedMLP(hidden_size, inner, place, activation=act, gate_up=gate_up, feeds_add_norm=False)
         self.post_mlp_layernorm = make_norm(*norm)
 
     def forward(

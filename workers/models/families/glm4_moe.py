@@ -1,9 +1,9 @@
-"""GLM-4.5, 4.6 and their Air: pre-norm blocks, x += attention(norm(x)); x += mlp(norm(x)); in all but the first there is a
-mixture of experts in place of the MLP, with a shared one that every token passes. Half of each head is rotated; q, k and v have
-biases with `attention_bias`, and each head of q and k an RMSNorm with `use_qk_norm`.
+"""GLM-4.5, 4.6 and their Air: pre-norm blocks, x += attention(norm(x)); x += mlp(norm(x)). All but the first have a mixture of
+experts in place of the MLP, with a shared expert that every token passes. Half of each head is rotated; with `attention_bias`
+q, k and v have biases, and with `use_qk_norm` each head of q and k has an RMSNorm.
 
-The router's sigmoids, plus a correction that chooses and does not weigh; the chosen ones' normalized, times
-routed_scaling_factor. The layer behind the last, which predicts a second token (MTP), is passed over.
+The router's scores are sigmoids; a correction is added for the choice only. The chosen scores are normalized and multiplied by
+routed_scaling_factor. The layer after the last, which predicts a second token (MTP), is ignored.
 """
 
 from functools import partial
@@ -36,7 +36,7 @@ def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
 
 
 def plain_fields(fields: Json) -> Json:
-    """With transformers' defaults."""
+    """The fields with transformers' defaults."""
     return {"rms_norm_eps": 1e-5, "norm_topk_prob": True, "num_nextn_predict_layers": 1, **fields}
 
 

@@ -1,6 +1,6 @@
-"""GPT-NeoX and Pythia: LayerNorms with biases, q, k and v interleaved by head in one tensor, a quarter of each head rotated,
-an MLP that is not gated. Attention and MLP stand side by side, x += attention(norm(x)) + mlp(norm(x)) with a norm each, or,
-without use_parallel_residual, one after the other.
+"""GPT-NeoX and Pythia: LayerNorms with biases, q, k and v interleaved by head in one tensor, a quarter of each head rotated, an
+ungated MLP. Attention and MLP are parallel, x += attention(norm(x)) + mlp(norm(x)) with a norm each, or, without
+use_parallel_residual, one after the other.
 """
 
 import torch
@@ -47,7 +47,7 @@ class GPTNeoXBlock(Module):
             o_bias=bias,
             qkv=by_group("query_key_value"),
             names=Names("attention", "dense"),
-            is_added=not spec.is_parallel,
+            feeds_add_norm=not spec.is_parallel,
         )
         self.mlp = MLP(hidden_size, spec.intermediate_size, place, "dense_h_to_4h", "dense_4h_to_h", activation=spec.activation)
         self._is_parallel = spec.is_parallel
@@ -63,7 +63,7 @@ class GPTNeoXBlock(Module):
 
 
 def plain_fields(fields: Json) -> Json:
-    """transformers does not read the other families' names of the two, which its version 4 wrote beside these."""
+    """transformers does not read the two fields under other families' names, which its version 4 wrote, too."""
     names = {"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"}
     own = {name: value for name, value in fields.items() if name not in names.values()}
     return renamed(own, names, {"hidden_act": "gelu", "attention_bias": True})

@@ -1,7 +1,7 @@
-"""gpt-oss: pre-norm blocks, x += attention(norm(x)); x += experts(norm(x)), with biases everywhere, of experts and router, too.
+"""gpt-oss: pre-norm blocks, x += attention(norm(x)); x += experts(norm(x)), with biases everywhere, also in experts and router.
 
-Every other layer, from the first on, sees the last 128 tokens, and each head has a learned logit more in its softmax (a sink).
-The router's softmax is over the chosen experts alone. Gate and up of an expert lie in turn, are clamped, and meet as
+Every other layer, from the first on, sees the last 128 tokens, and each head has an additional learned logit in its softmax (a
+sink). The router's softmax is over the chosen experts only. An expert's gate and up are interleaved, clamped, and combined as
 gate · sigmoid(1.702 gate) · (up + 1). Published experts are mxfp4, all of a layer in one tensor. yarn's ramp is not rounded to
 whole dimensions.
 """
@@ -76,7 +76,7 @@ def read_model(fields: Json) -> ModelSpec:
 
 
 def plain_fields(fields: Json) -> Json:
-    """With transformers' defaults. `experts_per_token` and `initial_context_length` repeat other fields."""
+    """The fields with transformers' defaults. `experts_per_token` and `initial_context_length` repeat other fields."""
     found = {"head_dim": 64, "sliding_window": 128, "rms_norm_eps": 1e-5, "rope_theta": 150000.0, **fields}
     per_token = found.pop("experts_per_token", None)
     if per_token not in (None, found.get("num_experts_per_tok")):

@@ -1,5 +1,5 @@
-"""GPT-J: attention and MLP side by side, x += attention(h) + mlp(h) with h = norm(x), a LayerNorm with bias; neighbouring
-elements of a part of each head are rotated; attention has no biases, the MLP, which is not gated, and the head have.
+"""GPT-J: parallel attention and MLP, x += attention(h) + mlp(h) with h = norm(x), a LayerNorm with bias; the first elements of
+each head are rotated, neighbors as pairs. Attention has no biases; the MLP, which is ungated, and the LM head have some.
 """
 
 import msgspec
@@ -39,7 +39,7 @@ class GPTJBlock(Module):
         hidden_size, inner = config.hidden_size, spec.intermediate_size
         self.ln_1 = make_norm(config.model.norm, hidden_size, place.dtype, place.device)
         names = Names("attn", "out_proj")
-        self.attn = SelfAttention(spec.attention, hidden_size, place, layer, names=names, is_added=False)
+        self.attn = SelfAttention(spec.attention, hidden_size, place, layer, names=names, feeds_add_norm=False)
         self.mlp = MLP(hidden_size, inner, place, "fc_in", "fc_out", activation=spec.activation)
 
     def forward(

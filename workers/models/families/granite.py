@@ -1,5 +1,5 @@
-"""Granite 3: Llama's block and four multipliers, of the embedding, of the attention's scores, of what each sublayer adds to the
-residual, and (a divisor) of the logits.
+"""Granite 3: Llama's block and four multipliers: of the embedding, of attention scores, of each sublayer's output before it is
+added to the residual, and (a divisor) of the logits.
 """
 
 import msgspec

@@ -1,10 +1,10 @@
-"""Llama 4: pre-norm blocks, x += attention(norm(x)); x += feed_forward(norm(x)). Layers that rotate see their chunk alone, and
-norm each head of q and k, without weights; the others, every fourth, see everything, and their queries grow with their
-positions. Every so many layers have experts in place of the MLP, and a shared one.
+"""Llama 4: pre-norm blocks, x += attention(norm(x)); x += feed_forward(norm(x)). Layers with rotation see their chunk only, and
+norm each head of q and k, without weights; the others, every fourth, have full attention, with queries scaled by position.
+Every n-th layer has experts in place of the MLP, and a shared expert.
 
-The router's choice is weighed by its sigmoid, what goes into the expert and not what comes out. As in transformers the norm of
-q and k comes behind the rotation; here it comes before, which leaves lengths as they are. The text part of the multimodal model
-is served as well: its config is nested, what it leaves out has Llama4TextConfig's defaults, the tensors of images are ignored.
+The router's sigmoid multiplies an expert's input, not its output. In transformers the norm of q and k comes after the rotation;
+here it comes before, which is equivalent, since a rotation keeps lengths. The text model of the multimodal model is served,
+too: its config is nested, absent fields have Llama4TextConfig's defaults, and tensors for images are ignored.
 """
 
 from typing import Any
@@ -52,7 +52,7 @@ CHECKPOINT = CheckpointNames(
     ),
     ignored=("vision_model.", "multi_modal_projector.", "model.vision_model.", "model.multi_modal_projector."),
 )
-KEEPS_LENGTHS = ("default", "linear", "llama3")  # of rotations
+KEEPS_LENGTHS = ("default", "linear", "llama3")  # rotations that do
 
 
 class Llama4Block(Module):
@@ -78,12 +78,12 @@ class Llama4Block(Module):
 
 
 def text_fields(fields: Json) -> Json:
-    """Of either config, with transformers' defaults: with text_config it is the multimodal one."""
+    """The text model's fields with transformers' defaults, of either config (text_config: the multimodal one)."""
     return {**DEFAULTS, **(text_config(fields, OF_IMAGES) if "text_config" in fields else fields)}
 
 
 def read_rotates(fields: Json) -> tuple[bool, ...]:
-    """Of each layer, whether it does."""
+    """Whether each layer rotates."""
     num_layers, flags = size(fields, "num_hidden_layers"), fields.get("no_rope_layers")
     if not flags:
         every = size(fields, "no_rope_layer_interval", 4)
@@ -94,7 +94,7 @@ def read_rotates(fields: Json) -> tuple[bool, ...]:
 
 
 def read_chunks(fields: Json, rotates: tuple[bool, ...]) -> tuple[int, ...]:
-    """Of each layer, the size of its chunks, 0 where it sees everything."""
+    """Each layer's chunk size; 0 for full attention."""
     types, names = fields.get("layer_types"), ("full_attention", "chunked_attention")
     if types is None:
         types = [names[yes] for yes in rotates]
@@ -106,7 +106,7 @@ def read_chunks(fields: Json, rotates: tuple[bool, ...]) -> tuple[int, ...]:
 
 
 def read_sparse(fields: Json) -> tuple[bool, ...]:
-    """Of each layer, whether it has experts."""
+    """Whether each layer has experts."""
     num_layers, listed = size(fields, "num_hidden_layers"), fields.get("moe_layers")
     if listed is None:
         step = size(fields, "interleave_moe_layer_step", 1)
@@ -117,7 +117,7 @@ def read_sparse(fields: Json) -> tuple[bool, ...]:
 
 
 def read_temperature(fields: Json) -> TemperatureConfig | None:
-    """attn_temperature_tuning was a number once."""
+    """The temperature, if tuned. attn_temperature_tuning was a number in older configs."""
     tuned = fields.get("attn_temperature_tuning")
     if type(tuned) not in (bool, int):
         raise ModelConfigError(f"config.json: attn_temperature_tuning must be true or false, not {tuned!r:.80}")
@@ -155,7 +155,7 @@ def read_experts(fields: Json) -> ExpertsSpec:
 
 
 def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
-    """Where no layer has experts, as in MobileLLM-R1, their numbers may be 0."""
+    """If no layer has experts, as in MobileLLM-R1, the fields of experts may be 0."""
     width, bias, sparse = size(fields, "intermediate_size_mlp"), flag(fields, "attention_bias"), read_sparse(fields)
     experts = read_experts(fields) if any(sparse) else None
     return tuple(

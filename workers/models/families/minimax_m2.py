@@ -1,8 +1,8 @@
 """MiniMax-M2: pre-norm blocks, x += attention(norm(x)); x += experts(norm(x)), with an RMSNorm over all heads of q, and of k,
-before the rotation, which turns `rotary_dim` elements of a head. No biases, no shared expert.
+before the rotation of `rotary_dim` elements of a head. No biases, no shared expert.
 
-The router's sigmoids, plus a correction that chooses and does not weigh; the chosen ones' normalized. Experts' layers are w1
-(gate), w3 (up) and w2 (down). Layers behind the last, which predict further tokens (MTP), are passed over.
+The router's scores are sigmoids; a correction is added for the choice only, and the chosen scores are normalized. Experts'
+layers are w1 (gate), w3 (up) and w2 (down). Layers after the last, which predict further tokens (MTP), are ignored.
 """
 
 import torch
@@ -22,7 +22,7 @@ from quire.workers.models.qk_norms import over_all_heads
 
 NAMES = Names("w1", "w3", "w2")
 MTP = frozenset({"use_mtp", "num_mtp_modules", "mtp_transformer_layers", "num_mtp_layers"})
-# of its predecessor, in which they said something
+# left over from its predecessor, where they had a meaning
 INERT = frozenset({
     "layernorm_full_attention_beta", "layernorm_linear_attention_beta", "layernorm_mlp_beta", "mlp_intermediate_size",
     "shared_moe_mode",
@@ -62,7 +62,7 @@ def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
 
 
 def plain_fields(fields: Json) -> Json:
-    """With transformers' defaults, `rotary_dim` as a part of a head, as others have it."""
+    """The fields with transformers' defaults, and with `rotary_dim` as partial_rotary_factor."""
     found = {"head_dim": 128, "rope_theta": 5000000.0, **fields}
     rotary = found.pop("rotary_dim", None)
     if rotary is not None:

@@ -1,6 +1,6 @@
-"""Ministral 3: Llama's block, yarn, and queries that grow with their positions beyond the original length. It comes as the text
-part of a multimodal model, whose config is nested; the tensors of images are ignored. The same wrapper holds Mistral Small 3.1
-and later, whose text part is Mistral.
+"""Ministral 3: Llama's block, yarn, and queries scaled by position beyond the original length. It is the text model of a
+multimodal model with a nested config; tensors for images are ignored. Mistral Small 3.1 and later have the same wrapper around
+a Mistral text model.
 """
 
 from typing import Any
@@ -41,12 +41,12 @@ DEFAULT_ROPE: dict[str, Any] = {  # of Ministral 3
     "rope_type": "yarn", "rope_theta": 1000000.0, "factor": 16.0, "original_max_position_embeddings": 16384, "beta_fast": 32.0,
     "beta_slow": 1.0, "mscale_all_dim": 1.0, "mscale": 1.0, BETA: 0.1,
 }  # fmt: skip
-KINDS = ("ministral3", "mistral")  # of a nested text_config
-STRETCHING = ("yarn", "llama3", "longrope")  # rotations that have original positions, all if config.json does not say
+KINDS = ("ministral3", "mistral")  # model_type of a nested text_config
+STRETCHING = ("yarn", "llama3", "longrope")  # rotations with original positions; absent ones are all positions
 
 
 def text_fields(fields: Json) -> Json:
-    """Of either config: with text_config it is the multimodal one, whose model_type says which text model there is."""
+    """The text model's fields, of either config; text_config's model_type tells which text model a multimodal one has."""
     if "text_config" in fields:
         fields = text_config(fields, OF_IMAGES)
         if fields.get("model_type") not in KINDS:
@@ -54,7 +54,7 @@ def text_fields(fields: Json) -> Json:
                 f"config.json: a text_config of model_type {fields.get('model_type')!r:.40} is not supported"
             )
     where, params = rope_parameters(fields)
-    inert = ("max_position_embeddings",)  # beside the model's own
+    inert = ("max_position_embeddings",)  # in parameters: repeats the model's own
     own = {"rms_norm_eps": 1e-5, "sliding_window": None} if _is_ministral(fields) else {}
     params = params or (DEFAULT_ROPE if _is_ministral(fields) else {})
     found = {**own, **fields}
@@ -66,7 +66,7 @@ def _is_ministral(fields: Json) -> bool:
 
 
 def read_temperature(fields: Json) -> TemperatureConfig | None:
-    """By rotary parameters, Mistral 4's, too. 0 is none, as null is."""
+    """The temperature in the rotary parameters, also Mistral 4's. 0 and null mean none."""
     where, params = rope_parameters(fields)
     if params.get(BETA) in (None, 0):
         return None

@@ -1,6 +1,4 @@
-"""Mistral: Llama's block without biases. All layers see the last `sliding_window` tokens (Mistral 7B v0.1), or everything
-(later ones).
-"""
+"""Mistral: Llama's block without biases. All layers have a sliding window (Mistral 7B v0.1) or full attention (later ones)."""
 
 from quire.workers.models.config import LayerSpec
 from quire.workers.models.decoder import Family

@@ -1,8 +1,8 @@
-"""Mistral 4: DeepSeek's blocks with latent attention, yarn, and queries that grow with their positions beyond the original
-length; experts, with shared ones, from `first_k_dense_replace` on.
+"""Mistral 4: DeepSeek's blocks with latent attention, yarn, and queries scaled by position beyond the original length; experts,
+with shared ones, from `first_k_dense_replace` on.
 
-A softmax routes, among the groups with the best two; the chosen ones' weights are normalized, times routed_scaling_factor. It
-comes as the text part of a multimodal model, too, whose config is nested; the tensors of images are ignored.
+Routing is by a softmax, among the groups with the best two experts; weights are normalized and multiplied by
+routed_scaling_factor. It may be the text model of a multimodal model with a nested config; tensors for images are ignored.
 """
 
 from typing import Any
@@ -30,11 +30,11 @@ DEFAULT_ROPE: dict[str, Any] = {
     "rope_type": "yarn", "rope_theta": 10000.0, "factor": 128.0, "original_max_position_embeddings": 8192, "beta_fast": 32.0,
     "beta_slow": 1.0, "mscale_all_dim": 1.0, "mscale": 1.0, BETA: 0.1,
 }  # fmt: skip
-INERT = ("max_position_embeddings",)  # beside the model's own
+INERT = ("max_position_embeddings",)  # in parameters: repeats the model's own
 
 
 def text_fields(fields: Json) -> Json:
-    """Of either config, with transformers' defaults: with text_config it is the multimodal one."""
+    """The text model's fields with transformers' defaults, of either config (text_config: the multimodal one)."""
     if "text_config" in fields:
         fields = text_config(fields, OF_IMAGES)
     counted = {} if fields.get("num_local_experts") is None else {"n_routed_experts": fields["num_local_experts"]}
@@ -46,7 +46,7 @@ def text_fields(fields: Json) -> Json:
 
 
 def _check_rotary(fields: Json, params: Json) -> None:
-    """partial_rotary_factor repeats what the sizes say."""
+    """partial_rotary_factor must agree with the sizes, and is removed."""
     sizes = deepseek.read_sizes(fields)
     part = sizes.rotary / (sizes.rotary + sizes.nope)
     for source in (fields, params):

@@ -1,7 +1,7 @@
-"""Mixtral: Mistral's blocks with a mixture of experts in place of the MLP, x += experts(norm(x)), of which each token gets two.
+"""Mixtral: Mistral's blocks with a mixture of experts in place of the MLP, x += experts(norm(x)); each token gets two experts.
 
-Softmax over all experts, the chosen ones' weights normalized. Experts' layers are w1 (gate), w3 (up) and w2 (down). A window,
-if there is one, is every layer's.
+Routing is by a softmax over all experts, and the chosen weights are normalized. Experts' layers are w1 (gate), w3 (up) and w2
+(down). A sliding window, if set, applies to every layer.
 """
 
 import torch
@@ -19,7 +19,7 @@ from quire.workers.models.moe import MoE
 from quire.workers.models.moe_fields import MOE_FIELDS, read_routing
 
 NAMES = Names("w1", "w3", "w2")
-# as transformers 5 calls them, which may save so, and llm-compressor, which then quantizes one expert after the other
+# names of transformers 5, and of checkpoints that llm-compressor quantized expert by expert
 CHECKPOINT = CheckpointNames(
     inner=((".mlp.", ".block_sparse_moe."), (".gate_proj.", ".w1."), (".up_proj.", ".w3."), (".down_proj.", ".w2."))
 )
@@ -51,7 +51,7 @@ def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
 
 
 def plain_fields(fields: Json) -> Json:
-    """With transformers' defaults, where they are not Mistral's."""
+    """The fields with those of transformers' defaults that differ from Mistral's."""
     return {"sliding_window": None, "rms_norm_eps": 1e-5, **fields}
 
 

@@ -1,6 +1,6 @@
 """OLMo 2 and OLMo 3: norms after the sublayers, x += norm(attention(x)); x += norm(mlp(x)), and an RMSNorm over all heads of q,
-and of k, before the rotation. Weights of norms are applied in float32. In OLMo 3 every fourth layer sees everything, with its
-own rotary scaling, and the others a window.
+and of k, before the rotation. Weights of norms are applied in float32. In OLMo 3 every fourth layer has full attention, with
+its own rotary scaling, and the others have a sliding window.
 """
 
 import msgspec
@@ -30,8 +30,8 @@ OLMO3_THETA = 500000.0
 
 
 class OlmoBlock(Module):
-    """Norms after the sublayers. q and k are normed over all their heads, or each head by itself where the attention's spec
-    says so (exaone4.py)."""
+    """Norms after the sublayers. q and k are normed over all their heads, or each head by itself if the attention's spec says
+    so (exaone4.py)."""
 
     def __init__(self, config: ModelConfig, spec: LayerSpec, place: Placement, layer: int):
         super().__init__()
@@ -46,10 +46,10 @@ class OlmoBlock(Module):
             qkv_bias=bias,
             o_bias=bias,
             make_qk_norm=over_all_heads(spec.attention.head_dim, rms.eps, rms.weighs),
-            is_added=False,
+            feeds_add_norm=False,
         )
         self.post_attention_layernorm = make_norm(*norm)
-        self.mlp = GatedMLP(hidden_size, spec.intermediate_size, place, activation=spec.activation, is_added=False)
+        self.mlp = GatedMLP(hidden_size, spec.intermediate_size, place, activation=spec.activation, feeds_add_norm=False)
         self.post_feedforward_layernorm = make_norm(*norm)
 
     def forward(

@@ -1,5 +1,5 @@
 """OLMoE: pre-norm blocks, x += attention(norm(x)); x += experts(norm(x)), with an RMSNorm over all heads of q, and of k, before
-the rotation, and optional biases of attention. Softmax over all experts; weights are normalized with `norm_topk_prob`.
+the rotation, and optional biases of attention. Routing is by a softmax over all experts, normalized if `norm_topk_prob`.
 """
 
 import torch
@@ -51,7 +51,7 @@ def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
 
 
 def plain_fields(fields: Json) -> Json:
-    """With transformers' defaults."""
+    """The fields with transformers' defaults."""
     return {"rms_norm_eps": 1e-5, **fields}
 
 

@@ -1,5 +1,5 @@
-"""Phi-1, Phi-1.5 and Phi-2: attention and MLP side by side, x += attention(h) + mlp(h) with h = norm(x), a LayerNorm with bias;
-biases everywhere, the head's included; a part of each head is rotated; the MLP is not gated.
+"""Phi-1, Phi-1.5 and Phi-2: parallel attention and MLP, x += attention(h) + mlp(h) with h = norm(x), a LayerNorm with bias;
+biases everywhere, also in the LM head; the first elements of each head are rotated; the MLP is ungated.
 """
 
 import torch
@@ -31,7 +31,7 @@ class PhiBlock(Module):
             qkv_bias=True,
             o_bias=True,
             names=Names(o_proj="dense"),
-            is_added=False,
+            feeds_add_norm=False,
         )
         self.mlp = MLP(hidden_size, inner, place, "fc1", "fc2", activation=spec.activation)
 

@@ -1,6 +1,6 @@
-"""Phi-3, Phi-3.5 and Phi-4, -mini: Llama's block with q, k and v in one tensor of the checkpoint, and gate and up in another.
-Long models have longrope (`su` and `yarn` in old configs), which rope.py makes for the length that is served; Phi-4-mini
-rotates three quarters of a head, and ties its head.
+"""Phi-3, Phi-3.5, Phi-4 and Phi-4-mini: Llama's block with q, k and v in one tensor of the checkpoint, and gate and up in
+another. Long-context models have longrope (`su` and `yarn` in old configs), for which rope.py chooses factors by the length
+served. Phi-4-mini rotates three quarters of each head, and ties its LM head.
 """
 
 import torch
@@ -37,7 +37,7 @@ class Phi3Block(Module):
 
 
 def plain_fields(fields: Json) -> Json:
-    """transformers takes `su` and `yarn` for longrope, and no window for an absent one."""
+    """As in transformers, `su` and `yarn` mean longrope, and an absent sliding_window means none."""
     found = {"sliding_window": None, "rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096, **fields}
     for name in ("rope_scaling", "rope_parameters"):
         params = found.get(name)

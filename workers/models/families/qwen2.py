@@ -1,5 +1,5 @@
-"""Qwen2 and Qwen2.5: Llama's block with biases of q, k and v, and none of o. With `use_sliding_window`, layers from
-`max_window_layers` on see a window and those before see everything: two KV groups.
+"""Qwen2 and Qwen2.5: Llama's block with biases of q, k and v, but not of o. With `use_sliding_window`, layers from
+`max_window_layers` on have a sliding window, and those before have full attention: two KV groups.
 """
 
 import msgspec

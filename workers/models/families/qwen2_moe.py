@@ -1,9 +1,9 @@
-"""Qwen1.5-MoE and Qwen2-MoE: Qwen2's blocks, in which most layers have a mixture of experts in place of the MLP, and beside it
-a shared expert, times the sigmoid of a gate: x += experts(h) + σ(g·h) shared(h), h = norm(x).
+"""Qwen1.5-MoE and Qwen2-MoE: Qwen2's blocks; most layers have a mixture of experts in place of the MLP, and a shared expert,
+times the sigmoid of a gate: x += experts(h) + σ(g·h) shared(h), h = norm(x).
 
-Softmax over all experts; the chosen ones' weights are normalized with `norm_topk_prob`. `decoder_sparse_step` and
-`mlp_only_layers` say which layers have an MLP. With `use_sliding_window` every other layer below `max_window_layers`, from the
-first on, sees a window: unlike Qwen2, where those above do.
+Routing is by a softmax over all experts, normalized if `norm_topk_prob`. `decoder_sparse_step` and `mlp_only_layers` tell which
+layers have an MLP. With `use_sliding_window` every other layer below `max_window_layers`, from the first on, has a sliding
+window; in Qwen2 the layers above have one.
 """
 
 from functools import partial
@@ -16,7 +16,7 @@ from quire.workers.models.moe_fields import MOE_FIELDS, count, read_routing, spa
 
 
 def windows(fields: Json) -> tuple[int, ...]:
-    """Of each layer, 0 for none. `layer_types` goes first where it is there."""
+    """Each layer's window, 0 for none. `layer_types`, if present, takes precedence."""
     window = sliding_window(fields) if flag(fields, "use_sliding_window") else 0
     below = count(fields, "max_window_layers", 28)
     by_type = windows_by_type(fields, window)

@@ -1,8 +1,8 @@
-"""Qwen3-MoE: Qwen3's blocks (an RMSNorm on each head of q and k), in which most layers have a mixture of experts in place of
-the MLP, x += experts(norm(x)); there is no shared expert.
+"""Qwen3-MoE: Qwen3's blocks (an RMSNorm on each head of q and k); most layers have a mixture of experts in place of the MLP, x
++= experts(norm(x)). There is no shared expert.
 
-Softmax over all experts; the chosen ones' weights are normalized with `norm_topk_prob`, which all published checkpoints set.
-`decoder_sparse_step` and `mlp_only_layers` say which layers have an MLP. A window, if there is one, is every layer's.
+Routing is by a softmax over all experts, normalized if `norm_topk_prob`, which all published checkpoints set.
+`decoder_sparse_step` and `mlp_only_layers` tell which layers have an MLP. A sliding window, if set, applies to every layer.
 """
 
 from functools import partial
@@ -26,7 +26,7 @@ from quire.workers.models.moe_fields import MOE_FIELDS, check_only, read_routing
 
 
 def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
-    check_only(fields, qkv_bias=False, shared_expert_intermediate_size=0, use_qk_norm=True)  # Qwen3-Coder says so
+    check_only(fields, qkv_bias=False, shared_expert_intermediate_size=0, use_qk_norm=True)  # Qwen3-Coder sets these
     routing = read_routing(fields, is_normalized=flag(fields, "norm_topk_prob"))
     experts = ExpertsSpec(routing=routing, intermediate_size=size(fields, "moe_intermediate_size"))
     inner, bias = size(fields, "intermediate_size"), flag(fields, "attention_bias")

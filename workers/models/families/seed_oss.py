@@ -1,4 +1,4 @@
-"""Seed-OSS: Llama's block, with biases of q, k and v by one field and of the output by another."""
+"""Seed-OSS: Llama's block, with one field for biases of q, k and v, and another for that of the output projection."""
 
 from quire.workers.models.config import LayerSpec
 from quire.workers.models.decoder import Family

@@ -1,4 +1,4 @@
-"""SmolLM3: Llama's block; every fourth layer does not rotate, and may see a window."""
+"""SmolLM3: Llama's block; every fourth layer does not rotate, and may have a sliding window."""
 
 import msgspec
 
@@ -18,7 +18,7 @@ def plain_fields(fields: Json) -> Json:
 
 
 def _rotates(fields: Json) -> tuple[bool, ...]:
-    """Of each layer, whether it does."""
+    """Whether each layer rotates."""
     num_layers, flags = size(fields, "num_hidden_layers"), fields.get("no_rope_layers")
     if flags is None:
         every = size(fields, "no_rope_layer_interval", 4)

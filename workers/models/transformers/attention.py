@@ -1,7 +1,7 @@
-"""Attention of a layer of transformers: what its attention module calls becomes one call of ours (blocks.Attend).
+"""Attention of a layer of transformers: its attention module's call becomes one call of ours (blocks.Attend).
 
-Queries and keys are rotated already, unless the rotation was recognised and left to us (rotary.py). Where values are of another
-size than keys, the smaller is padded with zeros, which add nothing to a product; what they give is cut off again.
+Queries and keys are rotated already, unless the rotation was recognized and left to us (rotary.py). If values and keys differ
+in size, the smaller is padded with zeros, which add nothing to products; the padding's columns of the output are cut off.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from quire.workers.models.transformers.recorder import AttentionCall
 
 
 def spec_of(call: AttentionCall) -> AttentionSpec:
-    """What the kernels and the cache need to know of a recorded call."""
+    """The spec of a recorded call, for the kernels and the cache."""
     rope, head_dim = call.rope, max(call.qk_dim, call.v_dim)
     if rope is not None and not rope.rotary_dim and call.qk_dim < head_dim:
         rope = msgspec.structs.replace(rope, rotary_dim=call.qk_dim)
@@ -34,13 +34,13 @@ def spec_of(call: AttentionCall) -> AttentionSpec:
 
 
 class Step:
-    """The attention of the step at work, which all layers share."""
+    """The attention of the current step, which all layers share."""
 
     attend: Attend
 
 
 class LayerAttention:
-    """What stands at an attention module (interface.ATTENTION)."""
+    """The attribute interface.ATTENTION of an attention module: computes its attention by ours."""
 
     def __init__(self, layer: int, call: AttentionCall, step: Step):
         self._layer, self._step = layer, step
@@ -75,7 +75,7 @@ class LayerAttention:
 
 
 def _side_by_side(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor | None:
-    """[T, (Hq + 2 Hkv) D], where the three are its columns in memory: a joined product that nobody has touched."""
+    """[T, (Hq + 2 Hkv) D], if the three are its columns in memory: the unchanged result of a joined product; else None."""
     _, heads, tokens, head_dim = query.shape
     q_size, kv_size = heads * head_dim, key.shape[1] * head_dim
     row, first = q_size + 2 * kv_size, query.storage_offset()
@@ -95,5 +95,5 @@ def _side_by_side(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -
 
 
 def _rows(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """[1, heads, T, D] -> [T, heads · D], a view where memory allows it."""
+    """[1, heads, T, D] -> [T, heads · D], a view if the memory layout allows it."""
     return x[0].transpose(0, 1).flatten(1).to(dtype)

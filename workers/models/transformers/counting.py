@@ -1,7 +1,7 @@
-"""Positions that a model counts itself, by torch.arange(tokens), where it takes no position_ids: it gets the step's instead.
+"""Positions that a model without position_ids counts itself, by torch.arange(tokens): it gets the step's positions instead.
 
-`Counting` sees the calls of torch.arange while a model is recorded (recorder.py); `counted` answers the one that counted tokens
-while the model runs (model.py).
+`Counting` watches the calls of torch.arange while a model is recorded (recorder.py); `counted` replaces the result of the call
+that counted tokens while the model runs (model.py).
 """
 
 import contextlib
@@ -14,19 +14,19 @@ from quire.workers.models.config import ModelConfigError
 
 
 class Counting:
-    """Calls of torch.arange since `begin`, and which of them counted `length` tokens from 0."""
+    """Numbers the calls of torch.arange since `begin`, and finds those that count `length` tokens from 0."""
 
     def __init__(self, length: int):
-        self.is_counting = False  # just now
+        self.is_counting = False  # during such a call
         self._length, self._calls = length, 0
         self._found: list[int] = []
 
     def begin(self) -> None:
-        """The body is entered."""
+        """To be called when the body begins."""
         self._calls, self._found = 0, []
 
     def place(self, takes_positions: bool) -> int | None:
-        """The number of the call that counts, None if there is none. Raises ModelConfigError for what is not understood."""
+        """The number of the call that counts; None if there is none. Raises ModelConfigError if this is ambiguous."""
         if not self._found:
             return None
         if takes_positions or len(self._found) > 1:
@@ -51,7 +51,7 @@ class Counting:
 
 @contextlib.contextmanager
 def counted(place: int, positions: torch.Tensor) -> Iterator[None]:
-    """Within, call number `place` of torch.arange gives `positions` int64 [T]."""
+    """A context in which call number `place` of torch.arange returns `positions`, int64 [T]."""
     calls = 0
 
     def counting(arange: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:

@@ -1,6 +1,6 @@
-"""Mixtures of experts of transformers' models: recognised ones run on our kernels, others as transformers computes them.
+"""Mixtures of experts of transformers' models: recognized ones run on our kernels, others as transformers computes them.
 
-A mixture is recognised by what its gate computes on random values, not by its name. Routing stays the model's own.
+A mixture is recognized by its gate's output for random values, not by its name. Routing stays the model's own.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,13 +13,13 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from quire.kernels.experts.experts_reference import SwiGLU, Weights, activate
 from quire.workers.layers import ops
 from quire.workers.layers.module import WeightOwner, new_parameter
-from quire.workers.loading.target import FLOATS, Target
+from quire.workers.loading.weight_loader import FLOATS, WeightLoader
 
 TRIAL = 16  # elements of a gate
 
 
 class StackedExperts(WeightOwner):
-    """The weights of all experts as our kernels take them; the child `stacked` of transformers' module."""
+    """The weights of all experts in our kernels' layout; the child `stacked` of transformers' module."""
 
     def __init__(self, module: Any, act: SwiGLU, dtype: torch.dtype, device: torch.device):
         super().__init__()
@@ -36,15 +36,21 @@ class StackedExperts(WeightOwner):
         stacked = Weights(self.gate_up, self.down, self.gate_up_bias, self.down_bias)
         return ops.experts(x.contiguous(), stacked, ids.int(), weights.float(), self._act, None)
 
-    def targets(self, name: str) -> Iterator[tuple[str, Target]]:
+    def loaders(self, name: str) -> Iterator[tuple[str, WeightLoader]]:
         prefix = name.removesuffix("stacked")
         for own, tensor in (("gate_up_proj", self.gate_up), ("down_proj", self.down)):
             shape = tuple(tensor.shape)
             stored = (shape[0], shape[2], shape[1]) if self._is_transposed else shape
-            yield prefix + own, Target(stored, (), FLOATS, self._writer(tensor, own == "gate_up_proj", self._is_transposed))
+            yield (
+                prefix + own,
+                WeightLoader(stored, (), FLOATS, self._writer(tensor, own == "gate_up_proj", self._is_transposed)),
+            )
         for own, bias in (("gate_up_proj_bias", self.gate_up_bias), ("down_proj_bias", self.down_bias)):
             if bias is not None:
-                yield prefix + own, Target(tuple(bias.shape), (), FLOATS, self._writer(bias, own.startswith("gate"), False))
+                yield (
+                    prefix + own,
+                    WeightLoader(tuple(bias.shape), (), FLOATS, self._writer(bias, own.startswith("gate"), False)),
+                )
 
     def _writer(self, tensor: torch.Tensor, is_pair: bool, is_transposed: bool) -> Callable[[torch.Tensor, int], None]:
         def write(piece: torch.Tensor, row: int) -> None:
@@ -59,7 +65,7 @@ class StackedExperts(WeightOwner):
 
 
 def recognised(module: Any) -> SwiGLU | None:
-    """What the mixture's gate computes, where our kernels compute the same; None: something else."""
+    """The function of the mixture's gate; None if our kernels do not have it."""
     names = {"gate_up_proj", "down_proj"} | ({"gate_up_proj_bias", "down_proj_bias"} if module.has_bias else set())
     if not module.has_gate or module.has_post_expert_norm or set(module._parameters) != names:
         return None
@@ -78,7 +84,7 @@ def recognised(module: Any) -> SwiGLU | None:
 
 
 def transformers_own(module: Any, device: torch.device) -> Callable[..., torch.Tensor]:
-    """transformers' computation of a mixture; on a GPU the one that does not look at data."""
+    """transformers' computation of a mixture; on a GPU the one that does not depend on data."""
     if device.type == "cuda":
         return ALL_EXPERTS_FUNCTIONS["grouped_mm"]  # type: ignore[no-any-return]
     forward = type(module).forward

@@ -1,7 +1,7 @@
-"""What transformers' models call in place of their own: attention and experts, registered in its interfaces as "quire".
+"""The attention and experts that transformers' models call, registered in transformers' interfaces as "quire".
 
-A module of a model is asked what to do by an attribute of its own, which recorder.py or model.py has put there: nothing here
-knows which model runs. There is no function for masks: without one, transformers makes none, and attention sees its row's past.
+Both call an attribute of the model's module, which recorder.py or model.py has set, so nothing here depends on the model that
+runs. No function for masks is registered: then transformers makes no mask, and our attention is causal within each row.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ ATTENTION, EXPERTS = "quire_attention", "quire_experts"  # attributes of modules
 
 
 def register() -> None:
-    """May be called again."""
+    """Register both; it may be called again."""
     AttentionInterface.register(NAME, _attention)
     ALL_EXPERTS_FUNCTIONS.register(NAME, _experts)
 

@@ -1,6 +1,6 @@
-"""Modules that take the place of a transformers model's: its linear layers, alone or side by side, and what is left of it.
+"""Modules that replace those of a transformers model: its linear layers, alone or joined, and the parameters that are left.
 
-Module names stay those of transformers, so names of tensors do, too. Tensors come as [1, T, ...] and go so.
+Modules, and so tensors, keep transformers' names. Inputs and outputs are [1, T, ...].
 """
 
 from collections.abc import Iterator
@@ -15,8 +15,8 @@ from quire.workers.layers.embedding import Embedding
 from quire.workers.layers.linear import Linear
 from quire.workers.layers.module import Module, WeightOwner
 from quire.workers.layers.norm import LayerNorm, RMSNorm
-from quire.workers.loading.target import FLOATS, Target, copied
-from quire.workers.parallel import whole
+from quire.workers.loading.weight_loader import FLOATS, WeightLoader, copied
+from quire.workers.shard import whole
 
 INTEGERS = ("I64", "I32", "I16", "I8", "U8", "BOOL")
 
@@ -25,18 +25,18 @@ class FlatLinear(Linear):
     """A Linear for [..., in] -> [..., out]."""
 
     def forward(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        y = self._products.product(x.reshape(-1, x.shape[-1]), out)
+        y = self._outer.product(x.reshape(-1, x.shape[-1]), out)
         return y.view(*x.shape[:-1], y.shape[-1])
 
 
 class JoinedLinear(FlatLinear):
-    """Several layers of the same input as one product: its `parts` stand in their places and hand out their columns.
+    """Several layers of the same input as one product. Its `PartOfJoined` replace the layers, and return their columns.
 
-    Whichever is called first computes; what is given the same tensor then gets its slice.
+    The layer called first computes all; the others then get their slices, if they are called with the same tensor.
     """
 
     def share(self, sizes: list[int]) -> list["PartOfJoined"]:
-        """The parts, in the order of the product's columns."""
+        """The modules that replace the layers, in the order of the product's columns."""
         self._input: torch.Tensor | None = None
         self._columns: tuple[torch.Tensor, ...] = ()
         self._sizes, self._missing = sizes, 0
@@ -54,11 +54,11 @@ class JoinedLinear(FlatLinear):
 
 
 class PartOfJoined(Module):
-    """A layer of a JoinedLinear."""
+    """Replaces one layer of a JoinedLinear."""
 
     def __init__(self, joined: JoinedLinear, index: int):
         super().__init__()
-        self.__dict__["_joined"] = joined  # past nn.Module: it is its parent's child
+        self.__dict__["_joined"] = joined  # not a child of this module: it is one of the parent's
         self._index = index
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -80,7 +80,7 @@ class FlatLayerNorm(LayerNorm):
 
 
 class FlatEmbedding(Embedding):
-    """Rows for ids [...]; transformers' models ask it for the sizes and the padding of the module whose place it takes."""
+    """Rows for ids [...]. It has the sizes and the padding_idx of the module that it replaces, since models read them."""
 
     def __init__(self, module: nn.Embedding, dtype: torch.dtype, device: torch.device):
         super().__init__(module.num_embeddings, module.embedding_dim, dtype, device)
@@ -110,7 +110,7 @@ class Rest(WeightOwner):
     """Parameters and buffers of a module that stays transformers' own; it is a child of that module, named `rest`."""
 
     def __init__(self, module: nn.Module, device: torch.device, dtypes: dict[str, torch.dtype], shared: set[str]):
-        """`dtypes` of its parameters; `shared` are those that another module owns."""
+        """dtypes: of its parameters. shared: those that another module owns."""
         super().__init__()
         self._names = []
         for name, dtype in dtypes.items():
@@ -126,25 +126,25 @@ class Rest(WeightOwner):
                 if name not in module._non_persistent_buffers_set:
                     self._buffers_kept[name] = buffer
 
-    def targets(self, name: str) -> Iterator[tuple[str, Target]]:
+    def loaders(self, name: str) -> Iterator[tuple[str, WeightLoader]]:
         prefix = name.removesuffix("rest")
         for own in self._names:
             tensor: Any = getattr(self, f"of_{own}")
-            yield prefix + own, _target(tensor)
+            yield prefix + own, _loader(tensor)
         for own, buffer in self._buffers_kept.items():
             is_float = buffer.is_floating_point()
-            yield prefix + own, _target(buffer)._replace(dtypes=FLOATS if is_float else INTEGERS, is_optional=not is_float)
+            yield prefix + own, _loader(buffer)._replace(dtypes=FLOATS if is_float else INTEGERS, is_optional=not is_float)
 
     def fill_dummy(self, limit: float, generator: torch.Generator) -> None:
         for name in self._names:
             parameter = getattr(self, f"of_{name}")
-            if parameter.dim() == 1 and name == "weight":  # of a norm, most likely
+            if parameter.dim() == 1 and name == "weight":  # most likely a norm's
                 parameter.fill_(1.0)
             else:
                 parameter.uniform_(-limit, limit, generator=generator)
 
 
-def _target(tensor: torch.Tensor) -> Target:
+def _loader(tensor: torch.Tensor) -> WeightLoader:
     if tensor.dim():
         return copied(tensor, tuple(map(whole, tensor.shape)))
-    return Target((), (), FLOATS, lambda piece, row: tensor.copy_(piece.reshape(())), or_shapes=((1,),))  # type: ignore[arg-type, func-returns-value]
+    return WeightLoader((), (), FLOATS, lambda piece, row: tensor.copy_(piece.reshape(())), or_shapes=((1,),))  # type: ignore[arg-type, func-returns-value]

@@ -1,8 +1,8 @@
-"""Whether tokens meet anywhere but in attention: a convolution, a scan, a recurrence, positions that a model counts itself.
+"""Whether a model mixes tokens outside attention: by a convolution, a scan, a recurrence, or positions that it counts itself.
 
-A step has tokens of many sequences side by side, so whatever mixes neighbours would mix strangers, and what it carries from
-token to token has no place to be kept. `OnlyAttentionMixes` looks at each operation of a forward pass over T tokens, where T is
-a number that no other dimension has: an operation that reduces, shifts, cuts or multiplies along it is refused.
+A step has tokens of many sequences side by side, so an operation that mixes neighbors would mix sequences, and there is no
+place to keep a state between steps. `OnlyAttentionMixes` checks each operation of a forward pass over T tokens, where T is a
+number that no other dimension has: an operation that reduces, shifts, cuts or multiplies along it is refused.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,7 @@ from quire.workers.models.config import ModelConfigError
 from quire.workers.models.transformers.counting import Counting
 
 PRIMES = (37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97, 101, 103, 107, 109, 113, 127, 131, 137, 139, 149)
-NEIGHBOURS = 4  # of T: what a convolution's padding may make of it
+NEIGHBOURS = 4  # sizes near T, which a convolution's padding may produce
 ALONG = ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "flip", "roll", "sort", "topk", "diff", "fft", "unfold")
 REDUCTIONS = (
     "sum",
@@ -40,7 +40,7 @@ CUTS = ("slice", "select", "split", "constant_pad_nd", "narrow", "chunk", "unbin
 
 
 def choose_length(dimensions: Iterable[int]) -> int:
-    """A number of tokens that is none of these, nor near one."""
+    """A number of tokens that is not equal to one of these dimensions, nor near one."""
     taken = set(dimensions)
     for prime in PRIMES:
         if not any(prime + i in taken for i in range(-NEIGHBOURS, NEIGHBOURS + 1)):
@@ -49,7 +49,7 @@ def choose_length(dimensions: Iterable[int]) -> int:
 
 
 class OnlyAttentionMixes(TorchDispatchMode):
-    """Raises ModelConfigError from the operation that mixes tokens, of which there are `length`."""
+    """Raises ModelConfigError in an operation that mixes tokens, of which there are `length`."""
 
     def __init__(self, length: int, counting: Counting | None = None):
         super().__init__()
@@ -90,12 +90,12 @@ class OnlyAttentionMixes(TorchDispatchMode):
         return ""
 
     def _along(self, args: Sequence[Any], kwargs: Any, default: int | None) -> bool:
-        """Whether the operation's dimensions include that of the tokens. Without any: those of `default`, None is all."""
+        """Whether the operation's dimensions include that of the tokens. If it names none: `default`, where None means all."""
         x = args[0]
         if not isinstance(x, torch.Tensor) or (len(args) > 1 and isinstance(args[1], torch.Tensor)):
             return False
         dims = kwargs.get("dim", args[1] if len(args) > 1 else default)
-        if isinstance(dims, float):  # of a norm, which comes first
+        if isinstance(dims, float):  # a norm's exponent, which comes first
             dims = kwargs.get("dim", args[2] if len(args) > 2 else None)
         if dims is None or dims == []:
             return self._length in x.shape

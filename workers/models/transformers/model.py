@@ -1,8 +1,8 @@
-"""TransformersLM: a causal language model of transformers, its layers ours where they are recognised, as a LanguageModel.
+"""TransformersLM: a causal language model of transformers as a LanguageModel, with our layers where they are recognized.
 
-The body (what lies between token ids and the head's input) runs over the step's tokens as one sequence [1, T] with their
-positions; attention parts them (attention.py). For logits the causal model runs as it is, with a stand-in for its body: scales,
-caps and biases of logits are its own. build.py makes it, of one rank's whole model: it refuses several ranks.
+The body (the modules between token ids and the head's input) runs over the step's tokens as one sequence [1, T] with their
+positions; attention separates the sequences (attention.py). For logits the causal model runs unchanged, with a stand-in for its
+body, since it may scale, cap or bias its logits. build.py makes it, always for a whole model: it refuses several ranks.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ from quire.workers.models.transformers.skeleton import build_skeleton
 
 
 class TransformersLM(LanguageModel):
-    """Of a config with `transformers_config`."""
+    """The model of a config with `transformers_config`."""
 
     def __init__(self, config: ModelConfig, place: Placement):
         super().__init__()
@@ -85,7 +85,7 @@ class TransformersLM(LanguageModel):
 
     @contextmanager
     def short(self) -> Iterator[None]:
-        """Within, forward goes through two layers of each kind, where layers are one list; else through all."""
+        """A context in which forward runs two layers of each kind, if layers are one list; else all layers."""
         if self._layers is None:
             yield
             return
@@ -100,20 +100,20 @@ class TransformersLM(LanguageModel):
 
     def converted(self, fit: Fit) -> Fit:
         ours = Fit(
-            fit.sources,
-            {self._in_transformers(name): target for name, target in fit.targets.items()},
+            fit.tensors,
+            {self._in_transformers(name): loader for name, loader in fit.loaders.items()},
             {self._in_transformers(name): owner for name, owner in fit.owners.items()},
         )
         return self._names.converted(ours, self._replacement.tied, self._replacement.transposed)
 
     def _in_transformers(self, name: str) -> str:
-        """Of a tensor by its name here."""
+        """transformers' name of a tensor, from its name here."""
         of, _, rest = name.partition(".")
         return rest if of == "root" else f"{self._body_name}.{rest}"
 
 
 class _StandIn(nn.Module):
-    """In the body's place while logits are computed: gives the hidden states that are there already."""
+    """Replaces the body while logits are computed: returns the hidden states computed before."""
 
     hidden: torch.Tensor
 
@@ -122,7 +122,7 @@ class _StandIn(nn.Module):
 
 
 class _Output:
-    """A body's output, of which all but the last hidden state is None."""
+    """A body's output; everything but the last hidden state is None."""
 
     def __init__(self, hidden: torch.Tensor):
         self.last_hidden_state = hidden

@@ -1,6 +1,6 @@
-"""config.json of a model that has no family of ours -> ModelConfig, by a recording of what transformers' model does.
+"""config.json of a model without a family of ours -> ModelConfig, by a recording of transformers' model.
 
-Called by families.py. Layers are described as far as kernels and cache need it; what they compute is transformers' own code.
+Called by family_table.py. Layers are described only as far as kernels and cache need it; transformers' own code computes them.
 """
 
 import json
@@ -19,11 +19,11 @@ from quire.workers.models.transformers.attention import spec_of
 from quire.workers.models.transformers.recorder import Recording, record
 from quire.workers.models.transformers.skeleton import build_skeleton, read_config, text_config
 
-NO_LIMIT = 1 << 20  # positions, of a model whose config names no limit
+NO_LIMIT = 1 << 20  # positions, if the config has no limit
 
 
 def read_transformers_config(fields: Json, quantization: Quantization | None) -> ModelConfig:
-    """ModelConfig of config.json's fields. Raises ModelConfigError with the reason for which the model cannot be run so."""
+    """ModelConfig of config.json's fields. Raises ModelConfigError with the reason why the model cannot be run this way."""
     text = json.dumps(fields, sort_keys=True)
     config = read_config(fields)
     inner = text_config(config)
@@ -42,7 +42,7 @@ def read_transformers_config(fields: Json, quantization: Quantization | None) ->
         layers=tuple(LayerSpec(attention=spec_of(call), intermediate_size=mlp) for call in recording.attention),
         model=ModelSpec(norm=NormSpec(eps=1e-5)),
         names=CheckpointNames(bare=()),
-        tie_word_embeddings=False,  # what is tied, the model itself says
+        tie_word_embeddings=False,  # the model itself has the tied weights
         max_position_embeddings=_positions(inner),
         initializer_range=number(fields, "initializer_range", 0.02),
         dtype=read_dtype(fields),
@@ -54,7 +54,7 @@ def read_transformers_config(fields: Json, quantization: Quantization | None) ->
 
 @lru_cache(1)
 def recorded(config_json: str) -> Recording:
-    """Of the model of a config.json: read once for its config, and once more for its construction."""
+    """The recording of a config.json's model. Cached, since it is needed for the config and for the construction."""
     return record(build_skeleton(config_json, torch.float32))
 
 
@@ -72,7 +72,7 @@ def _positions(config: Any) -> int:
 
 
 def _longest(config: Any, first_position: int) -> int | None:
-    """Phi-MoE's long factors are its authors': beyond the original length transformers computes with the short ones."""
+    """The most positions, if limited. Phi-MoE's are the original length: beyond it transformers ignores the long factors."""
     rope = getattr(config, "rope_parameters", None) or {}
     if "long_mscale" in rope and isinstance(original := rope.get("original_max_position_embeddings"), int):
         return original
@@ -80,7 +80,7 @@ def _longest(config: Any, first_position: int) -> int | None:
 
 
 def _rope_kinds(config: Any) -> set[str]:
-    """Types of its rotary embeddings, which may be one for each type of layers."""
+    """Types of its rotary embeddings; there may be one for each type of layers."""
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     if not isinstance(rope, dict):
         return set()

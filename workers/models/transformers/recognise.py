@@ -1,7 +1,7 @@
-"""Which modules of a transformers model compute what modules of ours do: found by trying them on random numbers.
+"""Finds modules of a transformers model that compute the same as modules of ours, by trying them on random numbers.
 
-A module is never taken for something by its name. It is copied with random parameters, small where it can be, and
-what it gives is compared with what ours would. A module that cannot be tried (other arguments, other parts) stays as it is.
+A module is never recognized by its name. It is copied with random parameters, smaller if possible, and its output is compared
+with that of our module. A module that cannot be tried (other arguments, other children) stays as it is.
 """
 
 import copy
@@ -16,8 +16,8 @@ from quire.kernels.elementwise import activation_cpu, norm_reference
 from quire.kernels.elementwise.activation_cpu import Activation
 from quire.kernels.elementwise.norm_reference import Weighs
 
-SIZE, INNER = 8, 12  # of an MLP that is tried
-LAST_BITS = {torch.float32: 1e-5, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}  # a LayerNorm's sums go in another order
+SIZE, INNER = 8, 12  # of a tried MLP
+LAST_BITS = {torch.float32: 1e-5, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}  # tolerances: a LayerNorm adds in another order
 WEIGHS: tuple[Weighs, ...] = ("rounded", "wide", "plus_one")
 
 
@@ -34,7 +34,7 @@ class LayerNormFound(NamedTuple):
 
 
 class GatedMLPFound(NamedTuple):
-    """down(activation(gate(x)) * up(x)); one name in gate_up: that layer gives gate, then up."""
+    """down(activation(gate(x)) * up(x)). gate_up: two names, or the name of one layer with gate's, then up's outputs."""
 
     gate_up: tuple[str, ...]
     down: str
@@ -42,7 +42,7 @@ class GatedMLPFound(NamedTuple):
 
 
 def rms_norm_of(module: nn.Module, dtype: torch.dtype) -> RMSNormFound | None:
-    """An RMSNorm with a weight, as it rounds in this dtype."""
+    """The RMSNorm, with a weight, that the module is; `weighs` is how it rounds in this dtype. None: it is none."""
     weight = module._parameters.get("weight")
     if weight is None or weight.dim() != 1 or len(module._parameters) > 1 or not _is_leaf(module) or not _takes_one(module):
         return None
@@ -60,7 +60,7 @@ def rms_norm_of(module: nn.Module, dtype: torch.dtype) -> RMSNormFound | None:
 
 
 def layer_norm_of(module: nn.Module, dtype: torch.dtype) -> LayerNormFound | None:
-    """A LayerNorm over the last dimension with a weight, and a bias or none."""
+    """The LayerNorm over the last dimension that the module is, with a weight and maybe a bias. None: it is none."""
     own = {name: p for name, p in module._parameters.items() if p is not None}
     weight = own.get("weight")
     if weight is None or weight.dim() != 1 or not set(own) <= {"weight", "bias"} or not _is_leaf(module):
@@ -81,7 +81,7 @@ def layer_norm_of(module: nn.Module, dtype: torch.dtype) -> LayerNormFound | Non
 
 
 def gated_mlp_of(module: nn.Module) -> GatedMLPFound | None:
-    """An MLP of two or three linear layers and nothing else, all with biases or none."""
+    """The MLP that the module is: of two or three linear layers only, all with biases or all without. None: it is none."""
     names = [name for name, child in module.named_children() if type(child) is nn.Linear]
     others = [child for child in module.children() if type(child) is not nn.Linear]
     if len(names) not in (2, 3) or module._parameters or not _takes_one(module) or any(list(c.parameters()) for c in others):
@@ -103,7 +103,7 @@ def gated_mlp_of(module: nn.Module) -> GatedMLPFound | None:
 
 
 def _small_mlp(module: nn.Module, gate_up: list[str], down: str) -> nn.Module | None:
-    """A copy with small layers, if those of the module have the shapes of an MLP's."""
+    """A copy with small layers, if the module's layers have the shapes of an MLP; else None."""
     shapes = {name: tuple(module.get_submodule(name).weight.shape) for name in (*gate_up, down)}  # type: ignore[arg-type, operator]
     inner, outputs = shapes[down][1], shapes[down][0]
     if any(shapes[name] != (2 * inner // len(gate_up), outputs) for name in gate_up):
@@ -132,13 +132,13 @@ def _called(module: nn.Module, x: torch.Tensor) -> torch.Tensor | None:
     try:
         with torch.inference_mode():
             out: Any = module(x)
-    except Exception:  # of transformers' code on what it may not expect: then it is something else
+    except Exception:  # transformers' code may raise anything on unexpected input: then the module is something else
         return None
     return out if isinstance(out, torch.Tensor) else None
 
 
 def _is_close(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """To the last bit in 16 bits, where it shows at which point a product is rounded."""
+    """In 16 bits equal to the last bit, which shows at which point a product is rounded."""
     return torch.equal(a, b) if a.dtype != torch.float32 else torch.allclose(a, b, rtol=1e-5, atol=1e-6)
 
 

@@ -1,9 +1,9 @@
-"""What a model of transformers does in a forward pass, written down: run once on the meta device, where nothing is computed.
+"""Records a forward pass of a transformers model: it runs once on the meta device, where nothing is computed.
 
-Seen are the attention calls (one a layer: heads, sizes, scale, mask), how the causal model calls its body, which linear layers
-take which tensors. What a step of mixed sequences cannot do is refused by its reason (ModelConfigError): recurrences, cross
-attention, masks other than causal ones, arguments of attention that are not known, branches on data. Called by read.py for the
-model's config, and by model.py for its construction.
+The recording has the attention calls (one a layer: heads, sizes, scale, mask), the causal model's call of its body, and the
+input tensors of linear layers. A model that cannot run a step of mixed sequences is refused with the reason (ModelConfigError):
+recurrences, cross attention, masks that are not causal, unknown arguments of attention, branches on data. Called by read.py for
+the model's config, and by model.py for its construction.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from quire.workers.models.transformers.rotary import RotaryWatch
 from quire.workers.models.transformers.skeleton import Model, one_line, text_config
 
 IDS, POSITIONS = "input_ids", "position_ids"
-# arguments of attention that change nothing: what is known from elsewhere, or asks for outputs that nobody reads
+# arguments of attention without effect: known from elsewhere, or asking for outputs that are not read
 INERT = frozenset(
     [
         "position_ids",
@@ -43,11 +43,11 @@ INERT = frozenset(
         "layer_idx",
     ]
 )
-FAR = 1 << 17  # a position, at which a mask is looked at: no window is so wide
+FAR = 1 << 17  # a position at which masks are checked: no window is that wide
 
 
 class AttentionCall(NamedTuple):
-    """One layer's."""
+    """The attention call of one layer."""
 
     module: str  # the name of the attention module
     num_heads: int
@@ -58,11 +58,11 @@ class AttentionCall(NamedTuple):
     window: int  # 0: there is none
     softcap: float
     has_sinks: bool
-    rope: RopeConfig | None = None  # of queries and keys that our attention may rotate (rotary.py)
+    rope: RopeConfig | None = None  # if our attention rotates queries and keys (rotary.py)
 
 
 class LinearCall(NamedTuple):
-    """Of a linear layer: which tensor it took, by a number."""
+    """A linear layer's call; `input` numbers the tensor that it took."""
 
     module: str
     input: int
@@ -72,24 +72,24 @@ class Recording(NamedTuple):
     attention: tuple[AttentionCall, ...]
     body: str  # the name of the module between embedding and head
     body_arguments: dict[str, Any]  # constants, and IDS or POSITIONS for these tensors
-    linears: tuple[LinearCall, ...]  # those that may be ours, in the order of their calls
+    linears: tuple[LinearCall, ...]  # those that ours may replace, in the order of their calls
     experts: tuple[str, ...]
     hidden_size: int
     vocab_size: int
     first_position: int  # the number of a sequence's first position
-    counting: int | None  # which call of torch.arange counts positions (counting.py)
-    rotations: tuple[str, ...]  # modules of transformers whose apply_rotary_pos_emb does nothing: our attention rotates
+    counting: int | None  # number of the torch.arange call that counts positions (counting.py)
+    rotations: tuple[str, ...]  # Python modules in which apply_rotary_pos_emb must do nothing: our attention rotates
 
 
 class _Mask(NamedTuple):
-    """What transformers asked a mask for; the tensor stands for it on its way to attention."""
+    """A mask that transformers asked for; the tensor stands for it until attention is called."""
 
     tensor: torch.Tensor
-    function: Any  # of (batch, head, query, key): whether the key is seen
+    function: Any  # (batch, head, query, key) -> whether the key is seen
 
 
 def record(model: Model) -> Recording:
-    """Run `model`, whose parameters are on the meta device, over a few tokens. Raises ModelConfigError with the reason."""
+    """Run `model`, with parameters on the meta device, over a few tokens. Raises ModelConfigError with the reason."""
     if getattr(model.config, "is_encoder_decoder", False):
         raise ModelConfigError("it is an encoder and a decoder: cross attention is not supported")
     recorder = _Recorder(model)
@@ -98,7 +98,7 @@ def record(model: Model) -> Recording:
             logits = recorder.run()
     except ModelConfigError:
         raise
-    except Exception as error:  # of two hundred models' code, run as it never was: whatever it raises, it cannot be served
+    except Exception as error:  # any model's code may raise anything when run like this: then it cannot be served
         raise ModelConfigError(f"its forward pass depends on data, or takes other inputs: {one_line(error)}") from None
     return recorder.recording(logits)
 
@@ -168,7 +168,7 @@ class _Recorder:
         for module in self._names:
             module.__dict__.update({ATTENTION: self._attention, EXPERTS: self._mixture})
         ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, self._mask)
-        masking_utils.find_packed_sequence_indices = lambda position_ids: None  # would look at values
+        masking_utils.find_packed_sequence_indices = lambda position_ids: None  # the original reads values
         try:
             with (
                 OnlyAttentionMixes(self._length, self._counting),
@@ -266,12 +266,12 @@ class _Recorder:
 
 
 class _Linears:
-    """Linear layers that are called, and whose weights nobody else touches."""
+    """Linear layers that are called, with weights that no other code reads."""
 
     def __init__(self, names: dict[nn.Module, str]):
         self._names: dict[nn.Module, str] = {m: name for m, name in names.items() if type(m) is nn.Linear}
         self._calls: list[LinearCall] = []
-        self._inputs: list[torch.Tensor] = []  # kept, so that identities stay
+        self._inputs: list[torch.Tensor] = []  # kept alive, so that ids stay unique
         self._touched: set[str] = set()
         self._is_called = False
 
@@ -314,7 +314,7 @@ class _Linears:
 
 
 def _first_position(model: Model) -> int:
-    """0, but of models that count positions from behind the padding token's number (RoBERTa's kin)."""
+    """0, except in models that count positions from after the padding token's id (such as RoBERTa)."""
     for module in model.modules():
         if (count := getattr(module, "create_position_ids_from_input_ids", None)) is not None:
             padding = int(module.padding_idx)  # type: ignore[arg-type]
@@ -326,7 +326,7 @@ def _first_position(model: Model) -> int:
 
 
 def _window(mask_function: Any) -> int:
-    """The window of a causal mask, 0: it has none. Raises ModelConfigError for what is no such mask."""
+    """The window of a causal mask; 0 for none. Raises ModelConfigError for any other mask."""
     counts = set()
     for query in (FAR, FAR + 1):
         seen = mask_function(0, 0, torch.tensor(query), torch.arange(FAR + 64))

@@ -1,7 +1,7 @@
-"""Gives a skeleton its layers, linear ones and experts of ours where a recording says that they may be, and memory to the rest.
+"""Gives a skeleton its layers: linear layers and experts of ours where the recording allows it, and memory for the rest.
 
-Norms that compute what ours do, and embeddings, are ours; linear layers that take the same tensor side by side become one
-product. What is not recognised stays transformers' own.
+Embeddings, and norms that compute the same as ours, are replaced by ours; sibling linear layers that take the same tensor
+become one product. Modules that are not recognized stay transformers' own.
 """
 
 import re
@@ -13,7 +13,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from quire.workers.layers.linear import Linear, Placement
-from quire.workers.loading.quantized.schemes import PackQuantized, QuantizationError, Scaled, Scheme
+from quire.workers.loading.quantized.schemes import PackQuantized, QuantizationError, QuantizationScheme, Scaled
 from quire.workers.models.transformers.experts import StackedExperts, recognised, transformers_own
 from quire.workers.models.transformers.interface import EXPERTS
 from quire.workers.models.transformers.layers import (
@@ -28,18 +28,18 @@ from quire.workers.models.transformers.layers import (
 from quire.workers.models.transformers.recognise import gated_mlp_of, layer_norm_of, rms_norm_of
 from quire.workers.models.transformers.recorder import Recording
 from quire.workers.models.transformers.skeleton import Model
-from quire.workers.parallel import Part, whole
+from quire.workers.shard import Shard, whole
 
 
 class Replacement(NamedTuple):
-    """What loading must know."""
+    """The information that loading needs."""
 
-    tied: dict[str, str]  # a tensor -> the one whose values it has
-    transposed: set[str]  # tensors that a checkpoint holds the other way
+    tied: dict[str, str]  # a tensor -> the tensor that it shares values with
+    transposed: set[str]  # tensors that a checkpoint holds transposed
 
 
 class Shape(NamedTuple):
-    """A linear layer's."""
+    """The shape of a linear layer."""
 
     inputs: int
     outputs: int
@@ -47,7 +47,7 @@ class Shape(NamedTuple):
 
 
 def replace_layers(model: Model, recording: Recording, place: Placement) -> Replacement:
-    """Changes `model`, whose parameters are on the meta device, in place. Raises QuantizationError."""
+    """Change `model`, with parameters on the meta device, in place. Raises QuantizationError."""
     place = _with_plain_head(model, place)
     tied = {name: other for name, other in model.get_expanded_tied_weights_keys(all_submodels=True).items() if name != other}
     transposed: set[str] = set()
@@ -77,7 +77,7 @@ def replace_layers(model: Model, recording: Recording, place: Placement) -> Repl
 
 
 def _replace_layer_norms_and_embeddings(model: Model, fixed: set[str], tied: set[str], place: Placement) -> None:
-    """An embedding that owns a weight which others share stays its owner."""
+    """Replace LayerNorms and embeddings. An embedding that owns a shared weight stays its owner."""
     exact = _kept_in_float32(model, place.dtype)
     for name, module in list(model.named_modules()):
         if exact.search(f"{name}.weight"):
@@ -95,7 +95,7 @@ def _shape(module: nn.Module) -> Shape:
 
 
 def _replace_mlp(model: Model, name: str, module: nn.Module, inputs: dict[str, int], place: Placement) -> None:
-    """If it is one: a FusedMLP then, and its layers are out of `inputs`."""
+    """Replace the module by a FusedMLP if it is an MLP, and remove its layers from `inputs`."""
     found = gated_mlp_of(module)
     if found is None:
         return
@@ -112,12 +112,12 @@ def _replace_mlp(model: Model, name: str, module: nn.Module, inputs: dict[str, i
         del inputs[own]
 
 
-def _outputs(names: Sequence[str], shapes: Sequence[Shape]) -> dict[str, Part]:
+def _outputs(names: Sequence[str], shapes: Sequence[Shape]) -> dict[str, Shard]:
     return {name.rpartition(".")[2]: whole(shape.outputs) for name, shape in zip(names, shapes, strict=True)}
 
 
 def _replace_linears(model: Model, parent: str, names: list[str], place: Placement) -> None:
-    """Of layers beside one another which take the same tensor: those that are held alike become one."""
+    """Replace sibling layers that take the same tensor: those of equal bias and quantization become one product."""
     alike: dict[tuple[bool, bool], list[str]] = {}
     for name in names:
         is_quantized = place.quantization is not None and place.quantization.scheme_of(name) is not None
@@ -146,26 +146,26 @@ def _set(model: Model, name: str, module: nn.Module) -> None:
 
 
 def _with_plain_head(model: Model, place: Placement) -> Placement:
-    """--quantization leaves the head as it is, whatever its name; of a stored one the files say what it is."""
+    """Exempt the head from --quantization, whatever its name; a head that is stored quantized stays quantized."""
     quantization, head = place.quantization, model.get_output_embeddings()
     names = {name for name, module in model.named_modules() if module is head}
     if quantization is None:
         return place
 
-    def scheme_of(*layer: str) -> Scheme | None:
+    def scheme_of(*layer: str) -> QuantizationScheme | None:
         scheme = quantization.scheme_of(*layer)
         return None if names.intersection(layer) and _rounds(scheme) else scheme
 
     return place._replace(quantization=quantization._replace(scheme_of=scheme_of))
 
 
-def _rounds(scheme: Scheme | None) -> bool:
-    """Whether it is --quantization's, of weights that the checkpoint has as floats."""
+def _rounds(scheme: QuantizationScheme | None) -> bool:
+    """Whether the scheme is that of --quantization: it rounds weights that the checkpoint has as floats."""
     return isinstance(scheme, PackQuantized | Scaled) and scheme.from_floats
 
 
 def _check_experts(name: str, place: Placement) -> None:
-    """Raises QuantizationError where they would have to be rounded while they are loaded; of stored ones checkpoint.py does."""
+    """Raise QuantizationError for experts that would be quantized while loading; checkpoint.py refuses stored ones."""
     quantization = place.quantization
     if quantization is not None and _rounds(quantization.scheme_of(f"{name}.0")):
         raise QuantizationError(
@@ -187,7 +187,7 @@ def _replace_experts(module: nn.Module, place: Placement) -> None:
 
 
 def _make_rest(model: Model, tied: dict[str, str], place: Placement) -> None:
-    """Memory for the parameters that are left, and their owners; buffers go to the device."""
+    """Allocate the parameters that are left, with owners; move buffers to the device."""
     exact = _kept_in_float32(model, place.dtype)
     for name, module in list(model.named_modules()):
         own = {key: p for key, p in module._parameters.items() if p is not None and p.device.type == "meta"}
@@ -203,7 +203,7 @@ def _make_rest(model: Model, tied: dict[str, str], place: Placement) -> None:
 
 
 def _replace_tied_head(model: Model, recording: Recording, tied: dict[str, str], place: Placement) -> None:
-    """A head that is tied to an embedding is a Linear with the embedding's weight."""
+    """Replace a head that is tied to an embedding by a Linear with the embedding's weight."""
     for call in recording.linears:
         weight = f"{call.module}.weight"
         if weight not in tied or f"{call.module}.bias" in tied:

@@ -1,13 +1,13 @@
-"""Rotary embedding of a transformers model, left to our attention where that computes the same.
+"""Rotary embedding of a transformers model, left to our attention if that computes the same.
 
-While a model is recorded, RotaryWatch sees which cosines and sines its modules' apply_rotary_pos_emb was given, and whether its
-results went to attention as they were. Then both are tried on real numbers: the table against ours for each scaling that the
-config may mean, the rotation in its two layouts. In a module of transformers where all of that agrees for every call, the
-function does nothing while our model runs (`unrotated`), and the layers' specs say how attention is to rotate.
+While a model is recorded, RotaryWatch sees which cosines and sines are passed to apply_rotary_pos_emb in the model's Python
+modules, and whether its results reach attention unchanged. Then both are tried on real numbers: the table against ours for each
+scaling that the config may mean, the rotation in its two layouts. If all calls in a Python module agree, the function does
+nothing there while our model runs (`unrotated`), and the layers' specs tell attention how to rotate.
 
-transformers' longrope looks at the longest position of a step, and changes factors by it. `still_longrope` leaves it the short
-ones; attention takes those or the long ones by the length that is served (attention/rope.py), so it has to be attention that
-rotates: what keeps its own rotation is refused (read.py).
+transformers' longrope changes its factors by the longest position of a step. `still_longrope` makes it use the short ones;
+attention uses the short or the long ones by the length that is served (attention/rope.py), so attention has to rotate: a model
+that rotates by itself is refused (read.py).
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from quire.workers.models.config import AttentionSpec, ModelConfigError, RopeCon
 APPLY = "apply_rotary_pos_emb"
 TRIED = 600  # positions
 TYPES = ("default", "linear", "llama3", "yarn", "longrope")
-ASKS_BY_ITSELF = "PhimoeRotaryEmbedding"  # for the longest position, whatever its type
+ASKS_BY_ITSELF = "PhimoeRotaryEmbedding"  # reads the longest position, whatever its type
 OTHER_NAMES = {"rope_type": "type", "rope_theta": "theta"}
 
 
@@ -102,13 +102,13 @@ class RotaryWatch:
         return watched
 
     def attended(self, layer: str, query: torch.Tensor, key: torch.Tensor) -> None:
-        """A layer's attention was called with these."""
+        """Note that a layer's attention was called with these tensors."""
         for rotation in self._rotations:
             if rotation.results[0] is query and rotation.results[1] is key:
                 self._layers[layer] = rotation
 
     def found(self) -> Ropes:
-        """To be asked when buffers have their values."""
+        """The rotations that our attention can do; to be called when buffers have their values."""
         tried: dict[tuple[int, str], RopeConfig | None] = {}
         ropes: dict[str, RopeConfig] = {}
         for layer, rotation in self._layers.items():
@@ -136,7 +136,7 @@ class RotaryWatch:
             with torch.inference_mode():
                 cos, sin = table.module(**arguments)
                 theirs, k = rotation.apply(q, q.clone(), cos, sin, **rotation.more)
-        except Exception:  # of transformers' code on what it may not expect: attention gets what is rotated then
+        except Exception:  # transformers' code may raise anything on unexpected input: then it rotates itself
             return None
         if not torch.equal(theirs, k) or theirs.shape != q.shape:
             return None
@@ -148,7 +148,7 @@ class RotaryWatch:
 
 
 def refuse_dynamic(model: nn.Module) -> None:
-    """Raises ModelConfigError. What counts is the module's type: Hunyuan's configs say dynamic, and its alpha is fixed."""
+    """Raise ModelConfigError by the modules' types, not by the config: Hunyuan's says dynamic, but its alpha is fixed."""
     for module in model.modules():
         kind = getattr(module, "rope_type", None)
         if any("dynamic" in str(own) for own in (kind.values() if isinstance(kind, dict) else (kind,))):
@@ -158,19 +158,19 @@ def refuse_dynamic(model: nn.Module) -> None:
 
 
 def still_longrope(model: nn.Module) -> None:
-    """Within `model`, modules of longrope compute as modules of a constant table do, with the short factors."""
+    """Make the model's longrope modules compute a constant table, with the short factors."""
     for module in model.modules():
         kind = getattr(module, "rope_type", None)
         if kind == "longrope":
             module.rope_type = "default"  # type: ignore[assignment]
-        elif isinstance(kind, dict):  # by types of layers
+        elif isinstance(kind, dict):  # by type of layer
             module.rope_type = {of: "default" if own == "longrope" else own for of, own in kind.items()}  # type: ignore[assignment]
         if type(module).__name__ == ASKS_BY_ITSELF:
             module.forward = partial(_of_short, module)
 
 
 def _of_short(module: Any, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines of Phi-MoE's module, whatever the longest position."""
+    """Cosines and sines of Phi-MoE's module with the short factors, whatever the longest position."""
     scale = module.config.rope_parameters.get("short_mscale", module.attention_scaling)
     angles = position_ids[..., None].float() * module.inv_freq.float()
     angles = torch.cat((angles, angles), -1)
@@ -179,7 +179,7 @@ def _of_short(module: Any, x: torch.Tensor, position_ids: torch.Tensor) -> tuple
 
 @contextlib.contextmanager
 def unrotated(python_modules: tuple[str, ...]) -> Iterator[None]:
-    """Within, apply_rotary_pos_emb of these gives back what it was given."""
+    """A context in which apply_rotary_pos_emb of these Python modules returns queries and keys unchanged."""
     modules = [sys.modules[name] for name in python_modules]
     kept = [vars(module)[APPLY] for module in modules]
     for module in modules:
@@ -196,7 +196,7 @@ def _as_it_is(q: torch.Tensor, k: torch.Tensor, *others: Any, **more: Any) -> tu
 
 
 def _candidates(module: nn.Module, head_dim: int, columns: int) -> Iterator[RopeConfig]:
-    """What the config of a rotary module may mean, each scaling of it in both layouts."""
+    """The rotary embeddings that a rotary module's config may mean: each of its scalings in both layouts."""
     config = getattr(module, "config", None)
     parameters = getattr(config, "rope_parameters", None)
     if not isinstance(parameters, dict):
@@ -226,7 +226,7 @@ def _candidates(module: nn.Module, head_dim: int, columns: int) -> Iterator[Rope
 
 
 def _rotated(x: torch.Tensor, rope: RopeConfig) -> torch.Tensor:
-    """x [1, heads, T, D], at positions 0 to T - 1, as attention rotates it."""
+    """x [1, heads, T, D], rotated as attention does for positions 0 to T - 1."""
     spec = AttentionSpec(num_heads=1, num_kv_heads=1, head_dim=x.shape[-1], scale=1.0, window=0, rope=rope)
     cos, sin = cos_sin_table(spec, x.shape[2]).chunk(2, -1)
     turned, rest = x[..., : 2 * cos.shape[-1]], x[..., 2 * cos.shape[-1] :]

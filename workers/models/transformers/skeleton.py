@@ -1,7 +1,7 @@
 """config.json's fields -> a model of transformers without weights: parameters on the meta device, buffers computed.
 
-Buffers (rotary frequencies, tables of positions) are what the model's own constructor makes of them, on the CPU. Nothing is
-initialised, and no code of a checkpoint's is run. Attention and experts are asked of the interfaces where interface.py is.
+The model's own constructor computes its buffers (rotary frequencies, tables of positions) on the CPU. Parameters are not
+initialized, and no code from a checkpoint is run. The model calls attention and experts through interface.py.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from quire.workers.models.transformers.rotary import refuse_dynamic, still_longr
 
 Model = transformers.PreTrainedModel
 LARGE = 1 << 28  # elements
-QUANTIZATION = ("quantization_config", "compression_config")  # ours to read: a model that knew of it would change its layers
+QUANTIZATION = ("quantization_config", "compression_config")  # not passed on: transformers would change layers by them
 
 
 def read_config(fields: dict[str, Any]) -> Any:
@@ -40,12 +40,12 @@ def read_config(fields: dict[str, Any]) -> Any:
     cls = CONFIG_MAPPING[model_type]
     try:
         return cls.from_dict(cls._decode_special_floats(plain))  # as from a file
-    except Exception as error:  # of validators and constructors of two hundred models: whatever they raise is about config.json
+    except Exception as error:  # whatever the validators and constructors of any model raise is about config.json
         raise ModelConfigError(f"transformers cannot read config.json: {one_line(error)}") from None
 
 
 def model_class(config: Any, architectures: object) -> type[Model]:
-    """The causal language model of a config, if config.json asks for no other. Raises ModelConfigError."""
+    """The causal language model of a config. Raises ModelConfigError, also if config.json asks for another class."""
     if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ModelConfigError(f"transformers has no causal language model of model_type {config.model_type}")
     found: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
@@ -57,7 +57,7 @@ def model_class(config: Any, architectures: object) -> type[Model]:
         if _plain(cls.__name__) in asked:
             return cls
     if _plain(f"{config.model_type}ForCausalLM") in asked:
-        return classes[0]  # published before transformers had it, by another class: InternLM 3 by Llama's
+        return classes[0]  # published before transformers had it, with another class (InternLM 3 with Llama's)
     raise ModelConfigError(
         f"architecture {architectures[0]!s:.80} is not the causal language model of its model_type, which is "
         f"{classes[0].__name__}"
@@ -65,7 +65,7 @@ def model_class(config: Any, architectures: object) -> type[Model]:
 
 
 def _plain(architecture: object) -> str:
-    """Some published names are spelt otherwise than transformers' classes: Phi-3.5-MoE's is PhiMoEForCausalLM."""
+    """The name without case and underscores, in which published names may differ from classes: PhiMoEForCausalLM."""
     return str(architecture).replace("_", "").casefold()
 
 
@@ -87,7 +87,7 @@ def build_skeleton(config_json: str, dtype: torch.dtype) -> Model:
     if empty := next((name for name, parameter in model.named_parameters() if not parameter.numel()), None):
         raise ModelConfigError(f"{empty} has no elements")
     for module in model.modules():
-        if isinstance(module, Model):  # would look at the ids to warn of padding, of which there is none
+        if isinstance(module, Model):  # this reads the ids, to warn of padding; there is none
             module.warn_if_padding_and_no_attention_mask = _nothing  # type: ignore[assignment]
     refuse_dynamic(model)
     still_longrope(model)
@@ -95,7 +95,7 @@ def build_skeleton(config_json: str, dtype: torch.dtype) -> Model:
 
 
 def text_config(config: Any) -> Any:
-    """The config of the text model, where it is nested. Raises ModelConfigError."""
+    """The config of the text model, which may be nested. Raises ModelConfigError."""
     try:
         return config.get_text_config(decoder=True)
     except ValueError as error:
@@ -107,7 +107,7 @@ def _nothing(*args: object, **kwargs: object) -> None:
 
 
 class _LargeOnMeta(TorchFunctionMode):
-    """What is so large is a parameter, and gets no memory from the start: one layer's experts may be more than there is."""
+    """Tensors this large are parameters, and are made on the meta device: one layer's experts may not fit into memory."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -120,7 +120,7 @@ class _LargeOnMeta(TorchFunctionMode):
 
 @contextlib.contextmanager
 def _parameters_on_meta() -> Iterator[None]:
-    """Within, what a module registers as a parameter has no values, and what its constructor made of them is dropped."""
+    """A context in which registered parameters go to the meta device, and the values made by constructors are dropped."""
     register_parameter = nn.Module.register_parameter
 
     def on_meta(module: nn.Module, name: str, param: nn.Parameter | None) -> None:

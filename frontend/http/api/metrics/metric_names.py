@@ -7,7 +7,7 @@ all, with those of vLLM's that are not here. Who counts is in metrics.py, how it
 
 from collections.abc import Callable, Sequence
 
-from quire.ipc.messages.frontend import Beat
+from quire.ipc.messages.frontend import Heartbeat
 from quire.ipc.messages.stats import (
     BATCH_FILL,
     HOST_SECONDS,
@@ -61,14 +61,14 @@ REQUEST_SUCCESS = ("vllm:request_success", "Sequences that ended, by reason.")
 HTTP_REQUESTS = ("http_requests", "Requests by handler, method and status.")
 HTTP_DURATION = ("http_request_duration_seconds", "From a complete request to the end of its answer, by handler and method.")
 
-# What the engine counts: name, help, and its value in the last Beat.
-GAUGES: tuple[tuple[str, str, Callable[[Beat], float]], ...] = (
+# What the engine counts: name, help, and its value in the last Heartbeat.
+GAUGES: tuple[tuple[str, str, Callable[[Heartbeat], float]], ...] = (
     ("vllm:num_requests_running", "Sequences in the running batch.", lambda b: b.num_running),
     ("vllm:num_requests_waiting", "Sequences that wait to run.", lambda b: b.num_waiting),
     ("vllm:kv_cache_usage_perc", "Used part of the KV cache, 0 to 1.", lambda b: b.kv_usage),
     ("quire:oldest_step_seconds", "Age of the oldest step in flight.", lambda b: b.oldest_step_s),
 )
-COUNTERS: tuple[tuple[str, str, Callable[[Beat], float]], ...] = (
+COUNTERS: tuple[tuple[str, str, Callable[[Heartbeat], float]], ...] = (
     ("vllm:prompt_tokens", "Prompt tokens processed, those found in the prefix cache included.", lambda b: b.prompt_tokens),
     ("vllm:prompt_tokens_cached", "Prompt tokens found in the prefix cache.", lambda b: b.cached_tokens),
     ("vllm:generation_tokens", "Tokens generated.", lambda b: b.generation_tokens),
@@ -88,13 +88,13 @@ OPTIONAL_GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float | None]], .
      lambda s: None if s.experts is None else s.experts.imbalance),
 )  # fmt: skip
 # With one more label: name, help, label, and values by label value
-LABELLED_GAUGES: tuple[tuple[str, str, str, Callable[[Beat], dict[str, float]]], ...] = (
+LABELLED_GAUGES: tuple[tuple[str, str, str, Callable[[Heartbeat], dict[str, float]]], ...] = (
     ("vllm:num_requests_waiting_by_reason", "Sequences that wait: for room, or for what must be ready first.", "reason",
      lambda b: _waiting(b.num_waiting, b.stats)),
     ("vllm:engine_sleep_state", "The engine is always awake.", "sleep_state",
      lambda b: {"awake": 1, "weights_offloaded": 0, "discard_all": 0}),
 )  # fmt: skip
-LABELLED_COUNTERS: tuple[tuple[str, str, str, Callable[[Beat], dict[str, float]]], ...] = (
+LABELLED_COUNTERS: tuple[tuple[str, str, str, Callable[[Heartbeat], dict[str, float]]], ...] = (
     ("vllm:prompt_tokens_by_source", "Prompt tokens by where their KV comes from.", "source",
      lambda b: {"local_compute": b.prompt_tokens - b.cached_tokens, "local_cache_hit": b.cached_tokens,
                 "external_kv_transfer": 0}),

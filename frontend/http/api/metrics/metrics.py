@@ -1,8 +1,8 @@
 """What a frontend counts for /metrics: latencies, finished requests, HTTP answers. Text is made of it in metrics_text.py.
 
-What the engine counts comes with the core's last Beat and is never added up. What only a frontend sees it counts itself, in a
-block of doubles: fixed slots, so a count costs an index and an addition (0.15 us), and frontends that share a port share one
-memory file, each the only writer of its own block, so that a scrape that reaches any of them sees them all, and those of a
+What the engine counts comes with the core's last Heartbeat and is never added up. What only a frontend sees it counts itself,
+in a block of doubles: fixed slots, so a count costs an index and an addition (0.15 us), and frontends that share a port share
+one memory file, each the only writer of its own block, so that a scrape that reaches any of them sees them all, and those of a
 frontend that died: its successor counts on in the same block. Label sets are closed: finish reasons, our routes, methods and
 statuses; nothing a client sends becomes a label.
 """

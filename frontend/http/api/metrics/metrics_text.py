@@ -1,8 +1,8 @@
-"""/metrics as text: what all frontends have counted and the engine's last Beat, in Prometheus' text format.
+"""/metrics as text: what all frontends have counted and the engine's last Heartbeat, in Prometheus' text format.
 
 prometheus-client took 4 ms to write some 600 lines, in which no stream of this frontend goes on; this takes 0.7 ms. Label sets
-without a count are left out where there are many (handlers). A Beat that is too old is left out: better no number than a wrong
-one.
+without a count are left out where there are many (handlers). A Heartbeat that is too old is left out: better no number than a
+wrong one.
 """
 
 import time
@@ -12,14 +12,14 @@ from typing import NamedTuple
 
 from quire.frontend.http.api.metrics import metric_names as names
 from quire.frontend.http.api.metrics.metrics import MAX_HANDLERS, Metrics, http_slot
-from quire.ipc.messages.frontend import Beat, Welcome
+from quire.ipc.messages.frontend import Heartbeat, Welcome
 from quire.ipc.messages.stats import CacheInfo, Distribution
 from quire.ipc.process.usage import ProcessUsage
 from quire.ipc.version import VERSION
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 ALL_ENGINES = "all"  # the label `engine` of what frontends count where there are several
-MAX_BEAT_AGE_S = 2.0  # they come every 0.5 s
+MAX_HEARTBEAT_AGE_S = 2.0  # they come every 0.5 s
 
 _PROCESS: tuple[tuple[str, str, str, Callable[[ProcessUsage], float]], ...] = (
     ("process_cpu_seconds_total", "counter", "User and system CPU time.", lambda p: p.cpu_s),
@@ -32,61 +32,63 @@ _PROCESS: tuple[tuple[str, str, str, Callable[[ProcessUsage], float]], ...] = (
 
 
 class EngineState(NamedTuple):
-    """What is known of an engine. beat, which came at beat_time (time.monotonic()): the last one, None if there was none since
-    the engine was found."""
+    """What is known about one engine. heartbeat: the last one, None if there was none since the engine was found; it came at
+    heartbeat_time (time.monotonic())."""
 
     number: int
     cache: CacheInfo | None
-    beat: Beat | None
-    beat_time: float
+    heartbeat: Heartbeat | None
+    heartbeat_time: float
 
 
-class _Beating(NamedTuple):
-    """An engine that beats. labels: as from `labels`."""
+class _LiveEngine(NamedTuple):
+    """An engine with a recent heartbeat. labels: as from `labels`."""
 
     number: int
     labels: str
     cache: CacheInfo | None
-    beat: Beat
+    heartbeat: Heartbeat
 
 
 def metrics_text(metrics: Metrics, welcome: Welcome, engines: Sequence[EngineState]) -> bytes:
     """welcome: what holds for all engines, of which each is there with its number, whether it answers or not."""
     text, model, now = Text(), welcome.served_model_names[0], time.monotonic()
-    beating = [
-        _Beating(e.number, labels(model_name=model, engine=str(e.number)), e.cache, e.beat)
+    live = [
+        _LiveEngine(e.number, labels(model_name=model, engine=str(e.number)), e.cache, e.heartbeat)
         for e in engines
-        if e.beat is not None and now - e.beat_time <= MAX_BEAT_AGE_S
+        if e.heartbeat is not None and now - e.heartbeat_time <= MAX_HEARTBEAT_AGE_S
     ]
-    ready = {e.number for e in beating if e.beat.ready}
+    ready = {e.number for e in live if e.heartbeat.ready}
     text.family("quire:build_info", "gauge", "The version.", [(labels(version=VERSION), 1)])
     text.family("quire:engine_up", "gauge", "Whether the engine's loop turns and its workers are ready.",
                 [(labels(model_name=model, engine=str(e.number)), int(e.number in ready)) for e in engines])  # fmt: skip
-    if beating:
-        _engines(text, beating)
+    if live:
+        _engines(text, live)
     everyone = labels(model_name=model, engine="0" if len(engines) == 1 else ALL_ENGINES)
     _frontends(text, metrics.totals(), metrics, everyone, welcome.limits.max_model_len)
     processes = [(labels(process=p.name), p) for p in metrics.processes()]
-    for e in beating:
+    for e in live:
         of_engine = {} if len(engines) == 1 else {"engine": str(e.number)}
-        processes += [(labels(process=p.name, **of_engine), p) for p in (e.beat.stats.processes if e.beat.stats else [])]
+        processes += [
+            (labels(process=p.name, **of_engine), p) for p in (e.heartbeat.stats.processes if e.heartbeat.stats else [])
+        ]
     for name, kind, help_text, of in _PROCESS:
         text.family(name, kind, help_text, [(who, of(p)) for who, p in processes])
     return text.encoded()
 
 
-def _engines(text: "Text", engines: Sequence[_Beating]) -> None:
+def _engines(text: "Text", engines: Sequence[_LiveEngine]) -> None:
     for name, help_text, of in names.GAUGES:
-        text.family(name, "gauge", help_text, [(e.labels, of(e.beat)) for e in engines])
+        text.family(name, "gauge", help_text, [(e.labels, of(e.heartbeat)) for e in engines])
     for name, help_text, of in names.COUNTERS:
-        values = [(e.labels, of(e.beat) if name != "vllm:prefix_cache_queries" or _caches(e) else 0) for e in engines]
+        values = [(e.labels, of(e.heartbeat) if name != "vllm:prefix_cache_queries" or _caches(e) else 0) for e in engines]
         text.family(f"{name}_total", "counter", help_text, values)
     for name, help_text, label, by_label in names.LABELLED_GAUGES:
-        text.family(name, "gauge", help_text, [s for e in engines for s in _by_label(e.labels, label, by_label(e.beat))])
+        text.family(name, "gauge", help_text, [s for e in engines for s in _by_label(e.labels, label, by_label(e.heartbeat))])
     for name, help_text, label, by_label in names.LABELLED_COUNTERS:
-        samples = [s for e in engines for s in _by_label(e.labels, label, by_label(e.beat))]
+        samples = [s for e in engines for s in _by_label(e.labels, label, by_label(e.heartbeat))]
         text.family(f"{name}_total", "counter", help_text, samples)
-    counted = [(e.labels, e.beat.stats) for e in engines if e.beat.stats is not None]
+    counted = [(e.labels, e.heartbeat.stats) for e in engines if e.heartbeat.stats is not None]
     for name, help_text, of_optional in names.OPTIONAL_GAUGES:
         found_values = [(who, value) for who, stats in counted if (value := of_optional(stats)) is not None]
         text.family(name, "gauge", help_text, found_values)
@@ -100,7 +102,7 @@ def _engines(text: "Text", engines: Sequence[_Beating]) -> None:
         text.family("vllm:cache_config_info", "gauge", "The KV cache.", [(labels(engine=str(n), **of), 1) for n, of in shown])
 
 
-def _caches(engine: _Beating) -> bool:
+def _caches(engine: _LiveEngine) -> bool:
     return engine.cache is None or engine.cache.enable_prefix_caching
 
 

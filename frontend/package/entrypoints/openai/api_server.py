@@ -1,6 +1,6 @@
 """`python -m quire.entrypoints.openai.api_server FLAGS` is `quire serve FLAGS`: vLLM's older way to start a server.
 
-Nothing of ours imports from here.
+Our own code does not import from here.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Source: a tensor in a checkpoint file. weights.py finds them; a model may know them by other names (language_model.py)."""
+"""CheckpointTensor: a tensor in a checkpoint file. files.py finds them; models may know them by other names."""
 
 import math
 from pathlib import Path
@@ -10,14 +10,14 @@ DTYPE_BYTES = {
 }  # fmt: skip
 
 
-class Source(NamedTuple):
+class CheckpointTensor(NamedTuple):
     """A tensor in a checkpoint file."""
 
     file: Path
-    name: str  # there
+    name: str  # in the file
     shape: tuple[int, ...]
     dtype: str
-    part: tuple[int | slice, ...] = ()  # of a tensor there that is several here
+    within: tuple[int | slice, ...] = ()  # an index, if the file has several of our tensors in one
 
     @property
     def num_bytes(self) -> int:

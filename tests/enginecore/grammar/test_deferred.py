@@ -1,4 +1,4 @@
-"""A grammar whose masks take long holds up its own sequence: what runs beside it goes on, and its output is the same."""
+"""A grammar with slow masks delays only its own sequence: others run on beside it, and its output is the same."""
 
 import json
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ import pytest
 from core_by_hand import EPOCH
 from core_with_model import CoreWithModel, Output
 
-from quire.enginecore.grammar import held, mask_threads, masks
+from quire.enginecore.grammar import deferred, mask_threads, masks
 from quire.enginecore.scheduling.step import ScheduledStep, StepOutput
 from quire.ipc.messages.frontend import Abort, Finish, Finished, RequestError
 from quire.ipc.process.loop_clock import LoopClock
@@ -45,7 +45,7 @@ class Withheld:
         self.works: list = []
         self.request_id, self._submit = request_id, self.threads.submit
         monkeypatch.setattr(self.threads, "submit", self._sort)
-        monkeypatch.setattr(held, "MASK_TIMEOUT_S", 3600.0)
+        monkeypatch.setattr(deferred, "MASK_TIMEOUT_S", 3600.0)
 
     def _sort(self, works) -> None:
         self.works += [w for w in works if w.seq.request_id == self.request_id]
@@ -96,16 +96,16 @@ def test_a_late_mask_is_waited_for_by_its_own_sequence_alone(engine, monkeypatch
     third = engine.submit(PROMPT, params(**fields))
     engine.until(lambda: engine.has_ended(other) and engine.has_ended(third))
     had = num_tokens(engine, late)
-    assert had < len(alone) and not engine.has_ended(late) and engine.core._grammar._held
+    assert had < len(alone) and not engine.has_ended(late) and engine.core._grammar._deferred
     assert engine.outputs[other << 8].ids == other_alone and engine.outputs[third << 8].ids == alone
     withheld.let_go()
     engine.until(lambda: engine.has_ended(late))
     assert engine.outputs[late << 8].ids == alone
-    engine.until(lambda: engine.core.scheduler.is_idle and not engine.core._grammar._held)
+    engine.until(lambda: engine.core.scheduler.is_idle and not engine.core._grammar._deferred)
 
 
 def test_masks_are_not_late_because_the_step_before_took_long(engine, monkeypatch):
-    """They are asked for when it returns, and are made a turn later."""
+    """They are requested when it returns, and are made a turn later."""
     alone, preemptions, clock = plain(engine), engine.core.scheduler.counters.preemptions, [0.0]
     run, threads, asked = engine.workers._run, engine.core._grammar._threads, []
     monkeypatch.setattr(engine.core.supervisor, "_clock", LoopClock(lambda: clock[0]))
@@ -115,14 +115,14 @@ def test_masks_are_not_late_because_the_step_before_took_long(engine, monkeypatc
     while not engine.has_ended(request_id):
         before, asked[:] = asked[:], []
         engine.turn()
-        assert not engine.core._grammar._held
+        assert not engine.core._grammar._deferred
         submit(before)
     assert engine.outputs[request_id << 8].ids == alone and engine.core.scheduler.counters.preemptions == preemptions
 
 
 @pytest.mark.parametrize("fields", FIELDS)
 def test_a_slow_grammars_tokens_are_scheduled_when_their_masks_are_there(engine, monkeypatch, fields):
-    """But the first two: with one it is found out, and the other is scheduled by then."""
+    """Except the first two: the first shows that the grammar is slow, and the second is scheduled by then."""
     alone, grammar = plain(engine, **fields), engine.core._grammar
     monkeypatch.setattr(mask_threads, "SLOW_S", -1.0)  # every mask is slow
     waited, scheduled, expect = [], [], grammar.expect
@@ -136,31 +136,31 @@ def test_a_slow_grammars_tokens_are_scheduled_when_their_masks_are_there(engine,
     requests = [(PROMPT, params(**fields))] * 3
     assert [ids_of(result) for result in engine.run_all(requests)] == [alone] * 3
     assert 3 <= len(waited) <= 6 < 3 * len(alone) <= len(scheduled)
-    engine.until(lambda: not grammar._held)
+    engine.until(lambda: not grammar._deferred)
     engine.run(PROMPT, params(None, max_tokens=2))
-    assert not grammar._held._slow, "sequences are kept, with their grammars, as long as no other has one"
+    assert not grammar._deferred._slow, "sequences are kept, with their grammars, as long as no other has one"
 
 
 @pytest.mark.parametrize("is_aborted", [False, True])
 def test_a_grammar_counts_as_slow_until_it_is_quick_again_or_has_ended(engine, monkeypatch, is_aborted):
-    """From then on steps look at nobody's."""
+    """From then on no sequence is looked at in each step."""
     monkeypatch.setattr(mask_threads, "SLOW_S", 60.0)
-    alone, held_ones = plain(engine), engine.core._grammar._held
-    assert not held_ones._slow
+    alone, deferred_ones = plain(engine), engine.core._grammar._deferred
+    assert not deferred_ones._slow
     monkeypatch.setattr(mask_threads, "SLOW_FOR", 3)
     monkeypatch.setattr(mask_threads, "SLOW_S", -1.0)
     slow = begun(engine, 2)
-    assert [seq.request_id for seq in held_ones._slow] == [slow]
+    assert [seq.request_id for seq in deferred_ones._slow] == [slow]
     monkeypatch.setattr(mask_threads, "SLOW_S", 60.0)
     if is_aborted:
         engine.frontend.send(Abort(EPOCH, [slow]))
         assert plain(engine) == alone
     else:
-        engine.until(lambda: not held_ones._slow)
+        engine.until(lambda: not deferred_ones._slow)
         assert not engine.has_ended(slow)
         engine.until(lambda: engine.has_ended(slow))
         assert engine.outputs[slow << 8].ids == alone
-    assert not held_ones._slow
+    assert not deferred_ones._slow
 
 
 def test_a_mask_that_never_comes_ends_its_request_and_no_other(engine, monkeypatch):
@@ -168,10 +168,10 @@ def test_a_mask_that_never_comes_ends_its_request_and_no_other(engine, monkeypat
     late = begun(engine, 2)
     withheld = Withheld(engine, late, monkeypatch)
     monkeypatch.setattr(masks, "MASKS_LATE_S", 0.0)
-    engine.until(lambda: engine.core._grammar._held)
+    engine.until(lambda: engine.core._grammar._deferred)
     assert ids_of(engine.run(PROMPT, params())) == alone and late not in engine.errors
     with monkeypatch.context() as at_once:
-        at_once.setattr(held, "MASK_TIMEOUT_S", 0.0)
+        at_once.setattr(deferred, "MASK_TIMEOUT_S", 0.0)
         engine.until(lambda: late in engine.errors)
     assert engine.errors[late].code == "engine_error" and "in time" in engine.errors[late].message
     withheld.let_go()
@@ -180,20 +180,20 @@ def test_a_mask_that_never_comes_ends_its_request_and_no_other(engine, monkeypat
 
 
 @pytest.mark.parametrize("leave", ["abort", "finish"])
-def test_who_leaves_while_it_is_held_leaves_nothing(engine, monkeypatch, leave):
+def test_a_request_that_ends_while_it_is_deferred_leaves_nothing(engine, monkeypatch, leave):
     alone, late = plain(engine), begun(engine, 2)
     withheld = Withheld(engine, late, monkeypatch)
     monkeypatch.setattr(masks, "MASKS_LATE_S", 0.0)
-    engine.until(lambda: engine.core._grammar._held)
+    engine.until(lambda: engine.core._grammar._deferred)
     engine.frontend.send(Abort(EPOCH, [late]) if leave == "abort" else Finish(EPOCH, late << 8))
     engine.until(lambda: engine.core.scheduler.is_idle)
     withheld.let_go()
     assert plain(engine) == alone and late not in engine.errors
-    engine.until(lambda: not engine.core._grammar._held)
+    engine.until(lambda: not engine.core._grammar._deferred)
 
 
-def test_held_sequences_give_their_blocks_to_who_needs_them(monkeypatch):
-    """A cache for less than two of four sequences: who is preempted while it is held goes on, too."""
+def test_deferred_sequences_give_their_blocks_to_others(monkeypatch):
+    """A cache for less than two of four sequences: one that is preempted while it is deferred goes on, too."""
     engine = CoreWithModel(num_blocks=12, max_model_len=160, look_ahead=False)
     try:
         wide = {"max_tokens": 70, "ignore_eos": True}
@@ -209,7 +209,7 @@ def test_held_sequences_give_their_blocks_to_who_needs_them(monkeypatch):
 
 
 def test_an_end_that_is_found_late_is_told_to_its_own_frontend(engine):
-    """By then a step's tokens are another frontend's, or there are none."""
+    """By then a step's tokens are for another frontend, or there are none."""
     for owners in ([99], []):
         late = begun(engine, 2)
         none = np.zeros(len(owners), np.int32)
@@ -222,10 +222,10 @@ def test_an_end_that_is_found_late_is_told_to_its_own_frontend(engine):
 
 
 def test_a_grammar_that_becomes_slow_is_found_out(engine, monkeypatch):
-    """Beside it, others go on; and it has as many tokens as it may."""
+    """Others go on beside it, and it gets as many tokens as it may have."""
     monkeypatch.setattr(mask_threads, "SLOW_S", 5e-4)
     slow = engine.submit("aaaa", params(AMBIGUOUS, max_tokens=150, ignore_eos=True))
-    engine.until(lambda: engine.core._grammar._held)
+    engine.until(lambda: engine.core._grammar._deferred)
     assert not engine.has_ended(slow)
     assert len(ids_of(engine.run("Say yes", params(None, max_tokens=30, ignore_eos=True)))) == 30
     engine.until(lambda: engine.has_ended(slow))

@@ -1,8 +1,8 @@
-"""Layouts of codes: bitsandbytes' four bits into a table of 16 values and int8 with a scale a row, and mxfp4's small floats.
+"""Packings of codes: bitsandbytes' 4-bit indices into a table of 16 values, its int8 with a scale per row, and mxfp4's floats.
 
-bitsandbytes' codes run along the flattened weight, two a byte, the *high* nibble first, with a scale (absmax) for each block
-of `blocksize` elements, whatever the rows. Nested, the scales are codes themselves: absmax = nested_quant_map[code] *
-nested_absmax + offset. Offset and sizes stand in a JSON of their own, quant_state.
+bitsandbytes' codes run along the flattened weight, two per byte, the *high* nibble first, with a scale (absmax) for each group
+of `blocksize` elements, across rows. Nested scales are codes themselves: absmax = nested_quant_map[code] * nested_absmax +
+offset. The offset and the sizes are in a JSON tensor, quant_state.
 """
 
 import json
@@ -11,48 +11,49 @@ from collections.abc import Iterator
 
 import torch
 
-from quire.workers.loading.quantized.layouts import (
+from quire.workers.loading.quantized.packing import (
     ANY,
     E8M0_NAN,
     SCALES,
-    Form,
-    IntegerLayout,
-    Integers,
-    Stored,
+    IntegerPacking,
+    QuantizedSpec,
+    QuantizedWeight,
     Tensors,
+    TensorSpec,
     refuse,
     row_chunks,
 )
 from quire.workers.loading.quantized.schemes import MX_GROUP, FourBitCodes, MxFp4
 
 INT8_RANGE = 127.0
-E2M1_HALVES = (0, 1, 2, 3, 4, 6, 8, 12)  # of 1/2: the values of e2m1 from 0 up; the codes' highest bit is the sign
+E2M1_HALVES = (0, 1, 2, 3, 4, 6, 8, 12)  # twice the values of e2m1, from 0 up; the highest bit of a code is the sign
 E8M0_BIAS = 127
 
 
-class FourBitLayout:
+class FourBitPacking:
     """weight uint8 [⌈N·K/2⌉, 1], weight.absmax, weight.quant_map, weight.nested_*, weight.quant_state.bitsandbytes__*."""
 
-    form = None
+    spec = None
+    activations = None
 
     def __init__(self, scheme: FourBitCodes, n: int, k: int):
         self.scheme, self.n, self.k = scheme, n, k
         self.state = f"weight.quant_state.bitsandbytes__{scheme.quant_type}"
 
-    def stored(self) -> dict[str, Stored]:
+    def tensor_specs(self) -> dict[str, TensorSpec]:
         num_bytes = -(-self.n * self.k // 2)
         found = {
-            "weight": Stored(((num_bytes, 1), (1, num_bytes)), ("U8",)),
-            "weight.absmax": Stored(((ANY,),), ("U8",) if self.scheme.is_nested else ("F32",)),
-            "weight.quant_map": Stored(((16,),), ("F32",)),
-            self.state: Stored(((ANY,),), ("U8",)),
+            "weight": TensorSpec(((num_bytes, 1), (1, num_bytes)), ("U8",)),
+            "weight.absmax": TensorSpec(((ANY,),), ("U8",) if self.scheme.is_nested else ("F32",)),
+            "weight.quant_map": TensorSpec(((16,),), ("F32",)),
+            self.state: TensorSpec(((ANY,),), ("U8",)),
         }
         if self.scheme.is_nested:
-            found["weight.nested_absmax"] = Stored(((ANY,),), ("F32",))
-            found["weight.nested_quant_map"] = Stored(((256,),), ("F32",))
+            found["weight.nested_absmax"] = TensorSpec(((ANY,),), ("F32",))
+            found["weight.nested_quant_map"] = TensorSpec(((256,),), ("F32",))
         return found
 
-    def chunks(self, tensors: Tensors, rows: slice, columns: slice) -> Iterator[Integers]:
+    def chunks(self, tensors: Tensors, rows: slice, columns: slice) -> Iterator[QuantizedWeight]:
         raise NotImplementedError("codes are no integers")
 
     def dequantize_into(self, tensors: Tensors, out: torch.Tensor, rows: slice, columns: slice) -> None:
@@ -101,7 +102,7 @@ def _number(state: dict[str, object], name: str) -> float:
 
 
 def _times_blocks(values: torch.Tensor, scales: torch.Tensor, size: int) -> torch.Tensor:
-    """Flat values, each block of `size` times its scale; the last may be short. Raises ValueError."""
+    """Flat values, each group of `size` times its scale; the last group may be short. Raises ValueError."""
     blocks = -(-len(values) // size)
     if len(scales) != blocks:
         raise ValueError(f"{len(values)} values in blocks of {size} need {blocks} scales, not {len(scales)}")
@@ -110,49 +111,49 @@ def _times_blocks(values: torch.Tensor, scales: torch.Tensor, size: int) -> torc
     return values * scales.repeat_interleave(size)[: len(values)]
 
 
-class RowInt8Layout(IntegerLayout):
-    """weight int8 [N, K], SCB [N]; weight_format is 0, row by row."""
+class RowInt8Packing(IntegerPacking):
+    """weight int8 [N, K], SCB [N]; weight_format is 0: row-major."""
 
     def __init__(self, n: int, k: int):
         self.n, self.k = n, k
-        self.form = Form("int8", (1, k))
+        self.spec = QuantizedSpec("int8", (1, k))
 
-    def stored(self) -> dict[str, Stored]:
+    def tensor_specs(self) -> dict[str, TensorSpec]:
         return {
-            "weight": Stored(((self.n, self.k),), ("I8",)),
-            "SCB": Stored(((self.n,),), SCALES),
-            "weight_format": Stored(((), (1,)), ("U8", "I8", "I32", "I64"), is_optional=True),
+            "weight": TensorSpec(((self.n, self.k),), ("I8",)),
+            "SCB": TensorSpec(((self.n,),), SCALES),
+            "weight_format": TensorSpec(((), (1,)), ("U8", "I8", "I32", "I64"), is_optional=True),
         }
 
-    def unpacked(self, tensors: Tensors) -> Integers:
+    def unpacked(self, tensors: Tensors) -> QuantizedWeight:
         """Raises ValueError for a weight that is tiled."""
         if "weight_format" in tensors and int(tensors["weight_format"]):
             raise ValueError("weight_format must be 0 (row)")
-        return Integers(tensors["weight"], (tensors["SCB"].to(torch.float32) / INT8_RANGE)[:, None], (1, self.k))
+        return QuantizedWeight(tensors["weight"], (tensors["SCB"].to(torch.float32) / INT8_RANGE)[:, None], (1, self.k))
 
 
-class MxFp4Layout(IntegerLayout):
-    """codes uint8 [N, K / 32, 16] or [N, K / 2], low nibble first; scales e8m0 [N, K / 32], the exponent and 127."""
+class MxFp4Packing(IntegerPacking):
+    """codes uint8 [N, K / 32, 16] or [N, K / 2], low nibble first; scales e8m0 [N, K / 32], the exponent plus 127."""
 
     def __init__(self, scheme: MxFp4, layer: str, n: int, k: int):
         self.scheme, self.n, self.k = scheme, n, k
-        self.form = Form("int8", (1, MX_GROUP))
+        self.spec = QuantizedSpec("int8", (1, MX_GROUP))
         if k % MX_GROUP:
             raise refuse(layer, f"has {k} inputs", f"mxfp4 needs a multiple of {MX_GROUP}")
 
-    def stored(self) -> dict[str, Stored]:
+    def tensor_specs(self) -> dict[str, TensorSpec]:
         n, groups = self.n, self.k // MX_GROUP
         return {
-            self.scheme.codes_name: Stored(((n, groups, MX_GROUP // 2), (n, self.k // 2)), ("U8",)),
-            self.scheme.scales_name: Stored(((n, groups),), ("U8", "F8_E8M0")),
+            self.scheme.codes_name: TensorSpec(((n, groups, MX_GROUP // 2), (n, self.k // 2)), ("U8",)),
+            self.scheme.scales_name: TensorSpec(((n, groups),), ("U8", "F8_E8M0")),
         }
 
     def codes(self, tensors: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
-        """As they are: two codes a byte uint8 [N, K / 2], exponents uint8 [N, K / 32]."""
+        """Codes and exponents as stored: uint8 [N, K / 2], two codes per byte, and uint8 [N, K / 32]."""
         return tensors[self.scheme.codes_name].reshape(self.n, -1), tensors[self.scheme.scales_name].view(torch.uint8)
 
-    def unpacked(self, tensors: Tensors) -> Integers:
-        """Values are whole halves: q has twice them, scales half. Raises ValueError for a scale that is NaN."""
+    def unpacked(self, tensors: Tensors) -> QuantizedWeight:
+        """q holds twice the values, which are multiples of 1/2, and scales are halved. Raises ValueError for a NaN scale."""
         octets, exponents = self.codes(tensors)
         if (exponents == E8M0_NAN).any():
             raise ValueError(f"{self.scheme.scales_name} has a NaN (255)")
@@ -162,4 +163,4 @@ class MxFp4Layout(IntegerLayout):
             codes = torch.stack((octets[part] & 15, octets[part] >> 4), -1).flatten(1)
             q[part] = table[codes.to(torch.int32)]
         scales = torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents.to(torch.int32) - E8M0_BIAS - 1)
-        return Integers(q, scales, (1, MX_GROUP))
+        return QuantizedWeight(q, scales, (1, MX_GROUP))

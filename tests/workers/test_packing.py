@@ -8,9 +8,10 @@ import torch
 from quantized_packers import words
 from safetensors.torch import load_file
 
-from quire.workers.loading.quantized import layouts
-from quire.workers.loading.quantized.layouts import ANY
-from quire.workers.loading.quantized.layouts_packed import GptqLayout, PackQuantizedLayout, unpack_words
+from quire.workers.loading.quantized import packing
+from quire.workers.loading.quantized.packed_weight import packing_of
+from quire.workers.loading.quantized.packing import ANY
+from quire.workers.loading.quantized.packing_words import GptqPacking, PackQuantizedPacking, unpack_words
 from quire.workers.loading.quantized.schemes import (
     Awq,
     FourBitCodes,
@@ -21,7 +22,6 @@ from quire.workers.loading.quantized.schemes import (
     RowInt8,
     Scaled,
 )
-from quire.workers.loading.quantized.stored import layout_of
 
 GOLDENS = Path(__file__).parent / "goldens"
 DTYPES = {
@@ -86,8 +86,8 @@ def golden(packer, case):
     return tensors, tensors.pop("expected")
 
 
-def layout(packer, case, expected):
-    return layout_of(CASES[packer][case], "layer", *expected.shape)
+def golden_packing(packer, case, expected):
+    return packing_of(CASES[packer][case], "layer", *expected.shape)
 
 
 def dequantized(found, tensors, rows=slice(None), columns=slice(None)):
@@ -103,7 +103,7 @@ def fits(shape, expected):
 @pytest.mark.parametrize(("packer", "case"), ALL)
 def test_a_golden_has_the_tensors_that_its_layout_asks_for(packer, case):
     tensors, expected = golden(packer, case)
-    stored = layout(packer, case, expected).stored()
+    stored = golden_packing(packer, case, expected).tensor_specs()
     assert tensors.keys() <= stored.keys()
     for name, wanted in stored.items():
         if name in tensors:
@@ -116,7 +116,7 @@ def test_a_golden_has_the_tensors_that_its_layout_asks_for(packer, case):
 @pytest.mark.parametrize(("packer", "case"), ALL)
 def test_values_are_the_packers_own(packer, case):
     tensors, expected = golden(packer, case)
-    got = dequantized(layout(packer, case, expected), tensors)
+    got = dequantized(golden_packing(packer, case, expected), tensors)
     if case == "int8":  # bitsandbytes multiplies by a rounded 1 / 127
         torch.testing.assert_close(got, expected, rtol=2e-7, atol=0)
     else:
@@ -127,10 +127,10 @@ def test_values_are_the_packers_own(packer, case):
 def test_a_part_is_the_same_as_of_the_whole(packer, case, monkeypatch):
     """Whatever rows are worked on at once; blocks of rows end elsewhere."""
     tensors, expected = golden(packer, case)
-    whole = dequantized(layout(packer, case, expected), tensors)
-    monkeypatch.setattr(layouts, "CPU_STRETCH", 3 * expected.shape[1])
+    whole = dequantized(golden_packing(packer, case, expected), tensors)
+    monkeypatch.setattr(packing, "CPU_STRETCH", 3 * expected.shape[1])
     rows, columns = slice(2, expected.shape[0] - 1), slice(5, expected.shape[1] - 3)
-    part = dequantized(layout(packer, case, expected), tensors, rows, columns)
+    part = dequantized(golden_packing(packer, case, expected), tensors, rows, columns)
     assert torch.equal(part, whole[rows, columns])
 
 
@@ -149,23 +149,23 @@ def test_a_zero_point_of_zero_borrows_from_no_other():
         "qzeros": torch.tensor([[word]], dtype=torch.int64).to(torch.int32),
         "scales": torch.ones(1, 8),
     }
-    found = GptqLayout(Gptq(bits=4, group_size=0), "layer", 8, 8).unpacked(tensors)
+    found = GptqPacking(Gptq(bits=4, group_size=0), "layer", 8, 8).unpacked(tensors)
     assert torch.equal(found.zeros[:, 0], z.to(torch.int32))
 
 
 def test_an_order_of_zeros_is_none_where_inputs_have_none():
     tensors, expected = golden("gptqmodel", "gptq-g32-ragged")
     tensors["g_idx"] = torch.zeros_like(tensors["g_idx"])
-    assert torch.equal(dequantized(layout("gptqmodel", "gptq-g32-ragged", expected), tensors), expected)
+    assert torch.equal(dequantized(golden_packing("gptqmodel", "gptq-g32-ragged", expected), tensors), expected)
     del tensors["g_idx"]
-    assert torch.equal(dequantized(layout("gptqmodel", "gptq-g32-ragged", expected), tensors), expected)
+    assert torch.equal(dequantized(golden_packing("gptqmodel", "gptq-g32-ragged", expected), tensors), expected)
 
 
 def test_groups_of_other_sizes_are_refused():
     tensors, expected = golden("gptqmodel", "gptq-g16-order")
     tensors["g_idx"][:] = 1
     with pytest.raises(ValueError, match="16 inputs"):
-        dequantized(layout("gptqmodel", "gptq-g16-order", expected), tensors)
+        dequantized(golden_packing("gptqmodel", "gptq-g16-order", expected), tensors)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_a_quant_state_that_contradicts_its_layer_is_refused(change, said):
     tensors, expected = golden("bitsandbytes", "nf4")
     tensors["weight.quant_state.bitsandbytes__nf4"] = torch.tensor(list(change), dtype=torch.uint8)
     with pytest.raises(ValueError, match=said):
-        dequantized(layout("bitsandbytes", "nf4", expected), tensors)
+        dequantized(golden_packing("bitsandbytes", "nf4", expected), tensors)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_a_quant_state_that_contradicts_its_layer_is_refused(change, said):
 )  # fmt: skip
 def test_sizes_that_a_layout_cannot_hold(scheme, n, k, said):
     with pytest.raises(QuantizationError, match=said):
-        layout_of(scheme, "layer", n, k)
+        packing_of(scheme, "layer", n, k)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float8_e8m0fnu])
@@ -196,20 +196,20 @@ def test_scales_of_blocks_in_every_dtype(dtype):
     """Powers of two, which all of them hold; as DeepSeek's ue8m0. The last blocks are short."""
     scales = 2.0 ** torch.arange(-3, 3).reshape(2, 3)
     q = torch.randn(5, 10).to(torch.float8_e4m3fn)
-    found = layout_of(Scaled(dtype="fp8", block=(4, 4)), "layer", 5, 10)
+    found = packing_of(Scaled(dtype="fp8", block=(4, 4)), "layer", 5, 10)
     got = dequantized(found, {"weight": q, "weight_scale": scales.to(dtype)})
     assert torch.equal(got, q.float() * scales.repeat_interleave(4, 0).repeat_interleave(4, 1)[:5, :10])
-    assert DTYPES.get(dtype, "F8_E8M0") in found.stored()["weight_scale"].dtypes
+    assert DTYPES.get(dtype, "F8_E8M0") in found.tensor_specs()["weight_scale"].dtypes
 
 
 def test_scales_may_be_bytes_of_exponents():
     """As transformers takes them where scale_fmt is ue8m0; of integers they would be surprising, and are none."""
-    q, found = torch.randn(5, 10).to(torch.float8_e4m3fn), layout_of(Scaled(dtype="fp8", block=(4, 4)), "layer", 5, 10)
+    q, found = torch.randn(5, 10).to(torch.float8_e4m3fn), packing_of(Scaled(dtype="fp8", block=(4, 4)), "layer", 5, 10)
     octets = torch.arange(122, 128, dtype=torch.uint8).reshape(2, 3)
     scales = (2.0 ** (octets.float() - 127)).repeat_interleave(4, 0).repeat_interleave(4, 1)[:5, :10]
     assert torch.equal(dequantized(found, {"weight": q, "weight_scale": octets}), q.float() * scales)
-    assert "U8" in found.stored()["weight_scale"].dtypes
-    assert "U8" not in layout_of(Scaled(dtype="int8", block=(4, 4)), "layer", 5, 10).stored()["weight_scale"].dtypes
+    assert "U8" in found.tensor_specs()["weight_scale"].dtypes
+    assert "U8" not in packing_of(Scaled(dtype="int8", block=(4, 4)), "layer", 5, 10).tensor_specs()["weight_scale"].dtypes
     with pytest.raises(ValueError, match="NaN"):
         dequantized(found, {"weight": q, "weight_scale": octets.index_fill(0, torch.tensor(0), 255)})
 
@@ -224,28 +224,28 @@ def test_words_are_unpacked_as_shifts_do(bits):
 
 
 def test_one_zero_point_of_a_whole_packed_tensor_is_not_packed():
-    layout = PackQuantizedLayout(PackQuantized(bits=4, group_size=0, is_symmetric=False), "layer", 8, 16)
+    found = PackQuantizedPacking(PackQuantized(bits=4, group_size=0, is_symmetric=False), "layer", 8, 16)
     q = torch.randint(0, 16, (8, 16), generator=torch.Generator().manual_seed(0))
     tensors = {
         "weight_packed": words(q, 4),
         "weight_scale": torch.tensor([0.5]),
         "weight_zero_point": torch.tensor([-3], dtype=torch.int8),
     }
-    assert layout.stored()["weight_zero_point"].shapes == ((1, 1), (1,))
+    assert found.tensor_specs()["weight_zero_point"].shapes == ((1, 1), (1,))
     out = torch.empty(8, 16)
-    layout.dequantize_into(tensors, out, slice(0, 8), slice(0, 16))
+    found.dequantize_into(tensors, out, slice(0, 8), slice(0, 16))
     assert torch.equal(out, (q - 8 + 3) * 0.5)
-    whole = layouts.joined(list(layout.chunks(tensors, slice(0, 8), slice(0, 16))))
+    whole = packing.joined(list(found.chunks(tensors, slice(0, 8), slice(0, 16))))
     assert torch.equal(whole.zeros.expand(8, 1), torch.full((8, 1), 5))
 
 
 def test_an_order_that_was_never_made_is_none():
-    layout = PackQuantizedLayout(PackQuantized(bits=4, group_size=8, has_order=True), "layer", 8, 16)
+    packed = PackQuantizedPacking(PackQuantized(bits=4, group_size=8, has_order=True), "layer", 8, 16)
     q = torch.randint(0, 16, (8, 16), generator=torch.Generator().manual_seed(0))
     tensors = {
         "weight_packed": words(q, 4),
         "weight_scale": torch.full((8, 2), 0.5),
         "weight_g_idx": torch.full((16,), -1, dtype=torch.int32),
     }
-    [found] = layout.chunks(tensors, slice(0, 8), slice(0, 16))
-    assert found.order is None and torch.equal(found.q, q.to(torch.uint8))
+    [quantized] = packed.chunks(tensors, slice(0, 8), slice(0, 16))
+    assert quantized.order is None and torch.equal(quantized.q, q.to(torch.uint8))

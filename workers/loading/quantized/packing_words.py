@@ -1,7 +1,7 @@
-"""Layouts of packed integers: GPTQ's, AWQ's and compressed-tensors' pack-quantized, unpacked into `Integers`.
+"""Packings of integers in words: GPTQ's, AWQ's and compressed-tensors' pack-quantized, unpacked into `QuantizedWeight`.
 
-Words are int32, little-endian; of a byte the low nibble comes first. Nothing loops over columns: a word is seen as four bytes,
-a byte as two nibbles, and AWQ's places are eight.
+Words are int32, little-endian; the low nibble of a byte comes first. No code loops over columns: a word is viewed as four bytes
+and a byte as two nibbles; for AWQ it loops over eight places.
 """
 
 from collections.abc import Iterator
@@ -9,15 +9,15 @@ from typing import Literal
 
 import torch
 
-from quire.workers.loading.quantized.layouts import (
+from quire.workers.loading.quantized.packing import (
     SCALES,
-    Form,
-    IntegerLayout,
-    Integers,
-    Stored,
+    IntegerPacking,
+    QuantizedSpec,
+    QuantizedWeight,
     Tensors,
+    TensorSpec,
     input_tensors,
-    parts,
+    num_groups,
     refuse,
     refuse_groups,
     row_chunks,
@@ -25,8 +25,8 @@ from quire.workers.loading.quantized.layouts import (
 from quire.workers.loading.quantized.schemes import Awq, Gptq, PackQuantized
 
 I32 = ("I32",)
-WORD = 8  # values of four bits in a word, a multiple of those of eight
-AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # where, counted from the low end of a word, columns 0 to 7 lie
+WORD = 8  # 4-bit values in a word; a multiple of the number of 8-bit values
+AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # the places of columns 0 to 7 in a word, from its low end
 
 
 def unpack_words(words: torch.Tensor, bits: int) -> torch.Tensor:
@@ -38,30 +38,30 @@ def unpack_words(words: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def ones_per_value(bits: int) -> int:
-    """A word with 1 in each of its values."""
+    """A word in which each value is 1."""
     return 0x11111111 if bits == 4 else 0x01010101
 
 
-class PackedLayout(IntegerLayout):
-    """A layout whose outputs can be unpacked some at a time: whole words of them, where they are packed along N."""
+class WordPacking(IntegerPacking):
+    """A packing that can unpack some outputs at a time: whole words of outputs if it packs along N."""
 
     n: int
     k: int
 
     def outputs(self, tensors: Tensors, start: int, stop: int) -> Tensors:
-        """The tensors of these outputs alone, from a multiple of eight to one, or beyond the last."""
+        """The tensors of these outputs alone. start and stop are multiples of eight; stop may be beyond the last output."""
         raise NotImplementedError
 
-    def chunks(self, tensors: Tensors, rows: slice, columns: slice) -> Iterator[Integers]:
+    def chunks(self, tensors: Tensors, rows: slice, columns: slice) -> Iterator[QuantizedWeight]:
         device = next(iter(tensors.values())).device
         first = rows.start // WORD * WORD
-        for part in row_chunks(parts(rows.stop - first, WORD), WORD * self.k, device):
+        for part in row_chunks(num_groups(rows.stop - first, WORD), WORD * self.k, device):
             start, stop = first + part.start * WORD, first + part.stop * WORD
-            integers = self.unpacked(self.outputs(tensors, start, stop))
-            yield integers.part(slice(max(start, rows.start) - start, min(stop, rows.stop) - start), columns)
+            quantized = self.unpacked(self.outputs(tensors, start, stop))
+            yield quantized.shard(slice(max(start, rows.start) - start, min(stop, rows.stop) - start), columns)
 
 
-class GptqLayout(PackedLayout):
+class GptqPacking(WordPacking):
     """qweight [⌈K·b/32⌉, N], qzeros [G, N·b/32], scales [G, N], g_idx [K]."""
 
     def __init__(self, scheme: Gptq, layer: str, n: int, k: int):
@@ -70,15 +70,15 @@ class GptqLayout(PackedLayout):
         if n % self.per_word:
             raise refuse(layer, f"has {n} outputs", f"GPTQ of {scheme.bits} bits needs a multiple of {self.per_word}")
         self.group_size = scheme.group_size or k
-        self.form = Form("uint4" if scheme.bits == 4 else "uint8", (1, self.group_size), True, scheme.desc_act)
+        self.spec = QuantizedSpec("uint4" if scheme.bits == 4 else "uint8", (1, self.group_size), True, scheme.desc_act)
 
-    def stored(self) -> dict[str, Stored]:
-        groups = parts(self.k, self.group_size)
+    def tensor_specs(self) -> dict[str, TensorSpec]:
+        groups = num_groups(self.k, self.group_size)
         return {
-            "qweight": Stored(((parts(self.k, self.per_word), self.n),), I32),
-            "qzeros": Stored(((groups, self.n // self.per_word),), I32),
-            "scales": Stored(((groups, self.n),), SCALES),
-            "g_idx": Stored(((self.k,),), I32, is_optional=not self.scheme.desc_act),
+            "qweight": TensorSpec(((num_groups(self.k, self.per_word), self.n),), I32),
+            "qzeros": TensorSpec(((groups, self.n // self.per_word),), I32),
+            "scales": TensorSpec(((groups, self.n),), SCALES),
+            "g_idx": TensorSpec(((self.k,),), I32, is_optional=not self.scheme.desc_act),
         }
 
     def outputs(self, tensors: Tensors, start: int, stop: int) -> Tensors:
@@ -86,8 +86,8 @@ class GptqLayout(PackedLayout):
         cut = {"qweight": slice(start, stop), "qzeros": of_words, "scales": slice(start, stop)}
         return {name: tensor[:, cut[name]] if name in cut else tensor for name, tensor in tensors.items()}
 
-    def unpacked(self, tensors: Tensors) -> Integers:
-        """z = stored + 1 is added to whole words, as GPTQModel subtracts it: a zero point of 0 borrows from its neighbour."""
+    def unpacked(self, tensors: Tensors) -> QuantizedWeight:
+        """If z = stored + 1, 1s are added to whole words, as GPTQModel subtracts them: a 0 there borrows from the next one."""
         q = unpack_words(tensors["qweight"].t(), self.scheme.bits)[:, : self.k]
         words = tensors["qzeros"]
         if self.scheme.zeros_less_one:
@@ -95,17 +95,17 @@ class GptqLayout(PackedLayout):
         zeros = unpack_words(words, self.scheme.bits).t().to(torch.int32)
         g_idx = tensors.get("g_idx")
         if g_idx is not None and not self.scheme.desc_act and not g_idx.any():
-            g_idx = None  # as some packers write it where inputs have no order
+            g_idx = None  # some packers write zeros if inputs are in order
         order = group_order(g_idx, self.group_size)
-        return Integers(
+        return QuantizedWeight(
             q if order is None else q.index_select(1, order), tensors["scales"].t(), (1, self.group_size), zeros, order
         )
 
 
 def group_order(g_idx: torch.Tensor | None, group_size: int) -> torch.Tensor | None:
-    """The order of inputs that makes groups consecutive, None where they are.
+    """The order of inputs that makes groups consecutive; None if they already are.
 
-    Raises ValueError where groups are not all of `group_size`, but for the last.
+    Raises ValueError if a group other than the last does not have `group_size` inputs.
     """
     if g_idx is None:
         return None
@@ -118,36 +118,36 @@ def group_order(g_idx: torch.Tensor | None, group_size: int) -> torch.Tensor | N
     return order
 
 
-class AwqLayout(PackedLayout):
-    """qweight [K, N/8], qzeros [K/g, N/8], scales [K/g, N], all along N."""
+class AwqPacking(WordPacking):
+    """qweight [K, N/8], qzeros [K/g, N/8], scales [K/g, N]; words are packed along N."""
 
     def __init__(self, scheme: Awq, layer: str, n: int, k: int):
         self.n, self.k, self.group_size = n, k, scheme.group_size or k
-        self.form = Form("uint4", (1, self.group_size), True)
+        self.spec = QuantizedSpec("uint4", (1, self.group_size), True)
         if n % 8:
             raise refuse(layer, f"has {n} outputs", "AWQ needs a multiple of 8")
         if k % self.group_size:
             raise refuse_groups(layer, k, self.group_size, "AWQ")
 
-    def stored(self) -> dict[str, Stored]:
+    def tensor_specs(self) -> dict[str, TensorSpec]:
         groups = self.k // self.group_size
         return {
-            "qweight": Stored(((self.k, self.n // 8),), I32),
-            "qzeros": Stored(((groups, self.n // 8),), I32),
-            "scales": Stored(((groups, self.n),), SCALES),
+            "qweight": TensorSpec(((self.k, self.n // 8),), I32),
+            "qzeros": TensorSpec(((groups, self.n // 8),), I32),
+            "scales": TensorSpec(((groups, self.n),), SCALES),
         }
 
     def outputs(self, tensors: Tensors, start: int, stop: int) -> Tensors:
         words = slice(start // 8, stop // 8)
         return {name: tensor[:, slice(start, stop) if name == "scales" else words] for name, tensor in tensors.items()}
 
-    def unpacked(self, tensors: Tensors) -> Integers:
+    def unpacked(self, tensors: Tensors) -> QuantizedWeight:
         q, zeros = (_awq_values(tensors[name]) for name in ("qweight", "qzeros"))
-        return Integers(q, tensors["scales"].t(), (1, self.group_size), zeros.to(torch.int32))
+        return QuantizedWeight(q, tensors["scales"].t(), (1, self.group_size), zeros.to(torch.int32))
 
 
 def _awq_values(words: torch.Tensor) -> torch.Tensor:
-    """[R, W] -> uint8 [8 W, R]. Words are transposed first, which are eight times fewer; then one pass for each place."""
+    """[R, W] -> uint8 [8 W, R]. Words are transposed first, being eight times fewer than values; then one pass per place."""
     words = words.t().contiguous()
     values = torch.empty(len(words), 8, words.shape[1], dtype=torch.uint8, device=words.device)
     for column, place in enumerate(AWQ_PLACES):
@@ -155,31 +155,31 @@ def _awq_values(words: torch.Tensor) -> torch.Tensor:
     return values.flatten(0, 1)
 
 
-class PackQuantizedLayout(PackedLayout):
+class PackQuantizedPacking(WordPacking):
     """weight_packed [N, ⌈K·b/32⌉] along K, weight_zero_point [⌈N·b/32⌉, G] along N, both plus 2^(b-1), weight_scale [N, G]."""
 
     def __init__(self, scheme: PackQuantized, layer: str, n: int, k: int):
-        self.scheme, self.n, self.k = scheme, n, k
+        self.scheme, self.activations, self.n, self.k = scheme, scheme.activations, n, k
         self.group_size = scheme.group_size or k
         self.per_word = 32 // scheme.bits
         values: Literal["uint4", "uint8"] = "uint4" if scheme.bits == 4 else "uint8"
-        self.form = Form(values, (1, self.group_size), not scheme.is_symmetric, scheme.has_order)
+        self.spec = QuantizedSpec(values, (1, self.group_size), not scheme.is_symmetric, scheme.has_order)
         if k % self.group_size:
             raise refuse_groups(layer, k, self.group_size, "compressed-tensors")
 
-    def stored(self) -> dict[str, Stored]:
+    def tensor_specs(self) -> dict[str, TensorSpec]:
         groups, s = self.k // self.group_size, self.scheme
         scale_shapes = ((self.n, groups), (self.n,), (1,), ()) if groups == 1 else ((self.n, groups),)
         found = {
-            "weight_packed": Stored(((self.n, parts(self.k, self.per_word)),), I32),
-            "weight_scale": Stored(scale_shapes, SCALES),
-            "weight_shape": Stored(((2,),), ("I64", "I32"), is_optional=True),
+            "weight_packed": TensorSpec(((self.n, num_groups(self.k, self.per_word)),), I32),
+            "weight_scale": TensorSpec(scale_shapes, SCALES),
+            "weight_shape": TensorSpec(((2,),), ("I64", "I32"), is_optional=True),
         }
         if not s.is_symmetric:
-            packed = (parts(self.n, self.per_word), groups)
-            found["weight_zero_point"] = Stored((packed, (1,)) if groups == 1 else (packed,), (*I32, "I8"))
+            packed = (num_groups(self.n, self.per_word), groups)
+            found["weight_zero_point"] = TensorSpec((packed, (1,)) if groups == 1 else (packed,), (*I32, "I8"))
         if s.has_order:
-            found["weight_g_idx"] = Stored(((self.k,),), ("I32", "I64"), is_optional=True)  # left out of what is in order
+            found["weight_g_idx"] = TensorSpec(((self.k,),), ("I32", "I64"), is_optional=True)  # absent if inputs are in order
         return found | input_tensors(s.activations)
 
     def outputs(self, tensors: Tensors, start: int, stop: int) -> Tensors:
@@ -193,7 +193,7 @@ class PackQuantizedLayout(PackedLayout):
             else found | {"weight_zero_point": zeros[start // self.per_word : stop // self.per_word]}
         )
 
-    def unpacked(self, tensors: Tensors) -> Integers:
+    def unpacked(self, tensors: Tensors) -> QuantizedWeight:
         bits, groups = self.scheme.bits, self.k // self.group_size
         if "weight_shape" in tensors and (shape := tensors["weight_shape"].tolist()) != [self.n, self.k]:
             raise ValueError(f"weight_shape says {shape}, expected {[self.n, self.k]}")
@@ -202,12 +202,12 @@ class PackQuantizedLayout(PackedLayout):
         scales = scales.reshape(-1, groups) if groups == 1 else scales
         if self.scheme.is_symmetric:
             zeros = torch.full_like(scales, 1 << bits - 1, dtype=torch.int32)
-        elif tensors["weight_zero_point"].dtype == torch.int8:  # of the whole tensor there is one, which is not packed
+        elif tensors["weight_zero_point"].dtype == torch.int8:  # one for the whole tensor, not packed
             zeros = (tensors["weight_zero_point"].to(torch.int32) + (1 << bits - 1)).view(1, 1)
         else:
             zeros = unpack_words(tensors["weight_zero_point"].t(), bits)[:, : len(q)].t().to(torch.int32)
         g_idx = tensors.get("weight_g_idx")
         if g_idx is not None and (g_idx == -1).all():
-            g_idx = None  # as llm-compressor has what it has not ordered
+            g_idx = None  # llm-compressor writes -1 for inputs that it has not ordered
         order = group_order(g_idx, self.group_size)
-        return Integers(q if order is None else q.index_select(1, order), scales, (1, self.group_size), zeros, order)
+        return QuantizedWeight(q if order is None else q.index_select(1, order), scales, (1, self.group_size), zeros, order)

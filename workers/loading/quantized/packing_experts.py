@@ -1,59 +1,60 @@
-"""Tensors that hold all experts of a layer: mxfp4's, as gpt-oss has them, and rows of gate and up in turn."""
+"""Tensors with all experts of a layer: gpt-oss's mxfp4, and gate and up with interleaved rows."""
 
 from collections.abc import Iterator
 
 import torch
 
-from quire.workers.loading.quantized.layouts import Integers, Stored, Tensors
-from quire.workers.loading.quantized.layouts_codes import MxFp4Layout
+from quire.workers.loading.quantized.packing import QuantizedWeight, Tensors, TensorSpec
+from quire.workers.loading.quantized.packing_codes import MxFp4Packing
 from quire.workers.loading.quantized.schemes import MX_GROUP, MxFp4
 
 
 def halves(gate_up: torch.Tensor, are_interleaved: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gate's rows and up's of gate_up [E, 2 I, ...]: one after the other, or in turn."""
+    """Gate's rows and up's of gate_up [E, 2 I, ...], which are one after the other or interleaved."""
     if are_interleaved:
         return gate_up[:, 0::2], gate_up[:, 1::2]
     gate, up = gate_up.chunk(2, 1)
     return gate, up
 
 
-class StackedMxFp4Layout:
-    """<name>_blocks uint8 [E, N, K / 32, 16], <name>_scales e8m0 [E, N, K / 32], of weights [E, N, K]; see `MxFp4Layout`.
+class StackedMxFp4Packing:
+    """<name>_blocks uint8 [E, N, K / 32, 16], <name>_scales e8m0 [E, N, K / 32], of weights [E, N, K]; see `MxFp4Packing`.
 
-    `parts` is 2 where N is gate's rows and up's, in turn or not: of each half the same part is taken.
+    `parts` is 2 if N is gate's rows and up's, interleaved or not: the same rows are taken of both.
     """
 
-    form = None
+    spec = None
+    activations = None
 
     def __init__(self, name: str, experts: int, n: int, k: int, *, parts: int = 1, are_interleaved: bool = False):
         self.name, self.experts, self.n, self.k = name, experts, n, k
         self._parts, self._are_interleaved = parts, are_interleaved
-        self._one = MxFp4Layout(MxFp4(), name, n, k)
+        self._one = MxFp4Packing(MxFp4(), name, n, k)
 
-    def stored(self) -> dict[str, Stored]:
+    def tensor_specs(self) -> dict[str, TensorSpec]:
         shape = (self.experts, self.n, self.k // MX_GROUP)
         return {
-            f"{self.name}_blocks": Stored(((*shape, MX_GROUP // 2), (self.experts, self.n, self.k // 2)), ("U8",)),
-            f"{self.name}_scales": Stored((shape,), ("U8", "F8_E8M0")),
+            f"{self.name}_blocks": TensorSpec(((*shape, MX_GROUP // 2), (self.experts, self.n, self.k // 2)), ("U8",)),
+            f"{self.name}_scales": TensorSpec((shape,), ("U8", "F8_E8M0")),
         }
 
-    def chunks(self, tensors: Tensors, rows: slice, columns: slice) -> Iterator[Integers]:
+    def chunks(self, tensors: Tensors, rows: slice, columns: slice) -> Iterator[QuantizedWeight]:
         raise NotImplementedError("several weights are not one")
 
     def codes(self, tensors: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
-        """As they are: two codes a byte uint8 [E, N, K / 2], exponents uint8 [E, N, K / 32]."""
+        """Codes and exponents as stored: uint8 [E, N, K / 2], two codes per byte, and uint8 [E, N, K / 32]."""
         blocks, scales = tensors[f"{self.name}_blocks"], tensors[f"{self.name}_scales"]
         return blocks.reshape(self.experts, self.n, -1), scales.view(torch.uint8)
 
     def of_expert(self, tensor: torch.Tensor, expert: int) -> tuple[torch.Tensor, ...]:
-        """An expert's rows of a tensor [E, N, ...], in parts."""
+        """An expert's rows of a tensor [E, N, ...]: all, or gate's and up's."""
         if self._parts == 1:
             return (tensor[expert],)
         gate, up = halves(tensor[expert : expert + 1], self._are_interleaved)
         return gate[0], up[0]
 
     def dequantize_into(self, tensors: Tensors, out: torch.Tensor, rows: slice, columns: slice) -> None:
-        """Into out [E, parts of the rows, columns]; raises ValueError as MxFp4Layout."""
+        """Write the rows (of gate and of up) and columns to out [E, rows, columns]. Raises ValueError as MxFp4Packing."""
         blocks, scales = tensors[f"{self.name}_blocks"], tensors[f"{self.name}_scales"]
         whole = torch.empty(1, self.n, self.k, dtype=out.dtype, device=out.device)
         for expert, into in enumerate(out):
