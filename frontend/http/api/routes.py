@@ -1,6 +1,6 @@
-"""ROUTES: every route of the server, one line each. A new one is a line here, and nothing else.
+"""ROUTES: every route of the server, one line each. A new route needs a line here, and nothing else.
 
-app.py serves them, and lets in without a key whom `is_open` allows; openapi.py describes them.
+app.py serves them, and asks for a key unless a route `is_open`; openapi.py describes them.
 """
 
 import asyncio
@@ -59,11 +59,11 @@ def _document(root_path: str) -> bytes:
 
 
 async def openapi(services: Services, request: Request, response: Response) -> None:
-    response.send(200, await asyncio.to_thread(_document, services.root_path))  # the first time it takes a while
+    response.send(200, await asyncio.to_thread(_document, services.root_path))  # the first call takes a while
 
 
 async def _nothing(services: Services, request: Request, response: Response) -> None:
-    """Of a route that is missing: app.py answers for it."""
+    """The handler of a missing route; app.py answers before it is called."""
 
 
 def _missing(path: str, what: str, tag: str, media_type: str = "application/json") -> Route:
