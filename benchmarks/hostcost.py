@@ -90,7 +90,7 @@ class FakeWorkers(WorkerGroup):
         self.plan_ring = PlanRing.create(RING_WORDS, 1)
         self.result_ring = ResultRing.create(self.template.engine.max_num_seqs)
         self._link = CoreToWorkers(1)
-        self._silent = SilentRanks(self.template.collective_timeout_s, 1, self._ranks.where)
+        self._silent = SilentRanks(self.template.engine.collective_timeout_s, 1, self._ranks.where)
         plan_fds, result_fds = self.plan_ring.fds(0), self.result_ring.fds()
         idle = [sys.executable, "-S", "-c", "import sys; sys.stdin.read()"]
         command = self._command(plan_fds, result_fds) if self._command else idle
