@@ -29,7 +29,7 @@ def chat(server: Served, body: dict[str, Any]) -> str:
     return text
 
 
-LEAST_IDLE_S = 3.0  # what is done every second or two is seen
+LEAST_IDLE_S = 6.0  # batches are looked for every 5 s
 
 
 class Phases:
