@@ -1,8 +1,8 @@
 """Whether a tokenizer keeps every character of a text: then the number of characters bounds the number of tokens from below.
 
-It does not where a token takes the blanks around it (lstrip, rstrip), where a normalizer can make a text shorter, where words
-are split at blanks that are dropped, or where characters that the vocabulary lacks are dropped or joined to one unknown token.
-Only what is known to keep all is said to: any other tokenizer's texts are counted in tokens before they are refused.
+It does not if a token absorbs the blanks around it (lstrip, rstrip), if a normalizer can make a text shorter, if words are
+split at blanks that are dropped, or if characters that the vocabulary lacks are dropped or joined to one unknown token. Only
+tokenizers that are known to keep all characters count: with any other, texts are counted in tokens before they are refused.
 """
 
 import json
@@ -26,7 +26,7 @@ def keeps_characters(backend: tokenizers.Tokenizer) -> bool:
 
 
 def _only_lengthens(step: dict[str, Any]) -> bool:
-    """A normalizer after which a text has no fewer characters."""
+    """Whether a normalizer never makes a text shorter."""
     match step["type"]:
         case "Prepend" | "ByteLevel":
             return True
