@@ -23,8 +23,11 @@ from quire.frontend.supervisor import in_daemon_thread
 from quire.ipc.version import VERSION
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from opentelemetry.context import Context
-    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+    from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 log = logging.getLogger("quire.http")
 
@@ -167,7 +170,7 @@ def _parent(request: Request) -> "Context":
 
 
 # ------------------------------------------------------------------------------------------------------- the SDK
-def _exporter(endpoint: str):  # type: ignore[no-untyped-def]  # a type that is there only with the extra
+def _exporter(endpoint: str) -> "SpanExporter":
     url = urlsplit(endpoint)
     if url.scheme not in ("http", "https") or not url.hostname:
         raise TracingError(
@@ -192,7 +195,7 @@ def _provider(endpoint: str) -> "TracerProvider":
 
         works = True
 
-        def export(self, spans):  # type: ignore[no-untyped-def]
+        def export(self, spans: "Sequence[ReadableSpan]") -> "SpanExportResult":
             result = exporter.export(spans)
             if (works := result.name == "SUCCESS") != self.works:
                 self.works = works
