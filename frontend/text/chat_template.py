@@ -1,8 +1,8 @@
-"""Chat templates: messages to prompt text, with jinja2's immutable sandbox and what Hugging Face templates expect to find.
+"""Chat templates: messages to prompt text, with jinja2's immutable sandbox and the environment of Hugging Face templates.
 
 Globals, filters and extensions are those that `transformers` documents for templates: raise_exception, strftime_now, tojson
 without HTML escapes, loop controls, and the `generation` tag (which marks text for training and is ignored here). A template
-sees plain JSON data only. Whatever goes wrong inside one belongs to the request: `ChatTemplateError`, a ValueError.
+sees plain JSON data only. Any failure in a template is the request's error: `ChatTemplateError`, a ValueError.
 """
 
 import json
@@ -19,11 +19,11 @@ import msgspec
 from jinja2 import nodes
 
 MAX_RENDERED_CHARS = 64 << 20
-MAX_ARGUMENT_MARKS = 1 << 17  # commas and brackets in the arguments of one tool call: each may be a value to be made
+MAX_ARGUMENT_MARKS = 1 << 17  # commas and brackets in the arguments of one tool call: each may stand for a value
 _LARGE_VALUE = 10_000
-_CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "  # with a trailing space, so that a template that trims is seen to do so
+_CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "  # a trailing space shows whether the template trims
 
-_REASONING = ("reasoning_content", "thinking", "reasoning")  # clients and templates disagree about the name
+_REASONING = ("reasoning_content", "thinking", "reasoning")  # names that clients and templates use
 _INSTEAD_OF_CONTENT = ("tool_calls", "function_call", "refusal", *_REASONING)
 
 Message = dict[str, Any]
@@ -31,14 +31,14 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class ChatTemplateError(ValueError):
-    """The template cannot render this conversation; the text is for whoever sent it."""
+    """The template cannot render this conversation; the text is for the client."""
 
 
 class ChatTemplate:
     """One compiled template. `special_tokens`: bos_token, eos_token, ... as its variables.
 
-    content_format: how it wants a message's content: "string", or "openai" where it loops over a list of parts. It is seen in
-    the template's source, unless it is given.
+    content_format: the form of a message's content: "string", or "openai" for a template that loops over a list of parts. If it
+    is not given, the template's source determines it.
     """
 
     def __init__(self, source: str, special_tokens: dict[str, str], content_format: str | None = None) -> None:
@@ -58,10 +58,10 @@ class ChatTemplate:
         continue_final_message: bool = False,
         variables: Mapping[str, Any] = _NOTHING,
     ) -> str:
-        """The prompt text. `variables` (chat_template_kwargs) go before special tokens of the same name.
+        """The prompt text. `variables` (chat_template_kwargs) override special tokens of the same name.
 
-        continue_final_message leaves the last message open, so that the model goes on with it; add_generation_prompt, which
-        opens the assistant's turn, excludes it. Raises ChatTemplateError.
+        continue_final_message leaves the last message open, so the model continues it. add_generation_prompt opens the
+        assistant's turn; the two exclude each other. Raises ChatTemplateError.
         """
         if continue_final_message and add_generation_prompt:
             raise ChatTemplateError("continue_final_message and add_generation_prompt exclude each other")
@@ -92,9 +92,9 @@ class ChatTemplate:
                 size += len(part)
                 if size > MAX_RENDERED_CHARS:
                     break
-        except jinja2.TemplateError as error:  # raise_exception, or an undefined name, or the sandbox refused
+        except jinja2.TemplateError as error:  # from raise_exception, an undefined name, or the sandbox
             raise ChatTemplateError(f"the chat template refused the conversation: {error}") from error
-        except Exception as error:  # any error of the template's own expressions on this request's data
+        except Exception as error:  # the template's expressions may raise anything
             raise ChatTemplateError(f"the chat template failed on the conversation: {type(error).__name__}: {error}") from error
         if size > MAX_RENDERED_CHARS:
             raise ChatTemplateError(f"the rendered chat template is longer than {MAX_RENDERED_CHARS} characters")
@@ -111,12 +111,12 @@ class ChatTemplate:
             raise ChatTemplateError("each message must be an object with a role")
         prepared = {**message}
         if not message.get("tool_calls"):
-            prepared.pop("tool_calls", None)  # answers have an empty list or null, which templates take for calls
+            prepared.pop("tool_calls", None)  # answers have an empty list or null, which some templates treat as calls
         if message.get("content") is None:
             if message["role"] != "assistant":
                 raise ChatTemplateError("each message must have a content, but for an assistant's")
             if not any(message.get(name) for name in _INSTEAD_OF_CONTENT):
-                prepared["content"] = ""  # an answer that was cut off before it began, sent back
+                prepared["content"] = ""  # an answer that was cut off before its first token, sent back
         if "content" in prepared:
             prepared["content"] = self._content(prepared["content"])
         reasoning = next((message[k] for k in _REASONING if message.get(k)), None)
@@ -140,7 +140,7 @@ class ChatTemplate:
 
 
 def _plain(value: Any, what: str) -> Any:
-    """A fresh copy made of JSON types only: objects with methods of their own have no place in a sandbox."""
+    """A copy with JSON types only: a sandbox must not see objects with methods of their own."""
     try:
         return msgspec.to_builtins(value)
     except (TypeError, ValueError, RecursionError) as error:
@@ -166,10 +166,10 @@ def _calls(calls: Any, as_text: bool) -> list[Any]:
 
 
 def _with_arguments(call: dict[str, Any], as_text: bool) -> Any:
-    """OpenAI sends a call's arguments as a JSON string; templates want the object, but for those that join it to a text.
+    """OpenAI sends a call's arguments as a JSON string; most templates want the object, some concatenate the string.
 
-    A model may have written what is no JSON object. Agents send that back with a tool's complaint, turn after turn: as vLLM
-    does, it becomes an empty object.
+    Arguments that are not a JSON object become an empty one, as in vLLM: a model may have written them, and agents send them
+    back in every turn, with the tool's error.
     """
     function = call.get("function")
     if not isinstance(function, dict):
@@ -193,7 +193,7 @@ def _with_arguments(call: dict[str, Any], as_text: bool) -> Any:
 
 
 def _tag_final_message(messages: list[Message]) -> str:
-    """Put a mark at the end of the last message's text; returns the text without it."""
+    """Append a tag to the last message's text. Returns the text without it."""
     content = messages[-1].get("content") if messages else None
     if isinstance(content, str):
         messages[-1]["content"] = content + _CONTINUE_TAG
@@ -215,7 +215,7 @@ def _cut_at_tag(text: str, final_text: str) -> str:
 
 # -------------------------------------------------------------------------------------------------- the environment
 class _IgnoreGeneration(jinja2.ext.Extension):
-    """{% generation %} ... {% endgeneration %} renders its body."""
+    """The tag {% generation %} ... {% endgeneration %}, which renders its body."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -225,7 +225,7 @@ class _IgnoreGeneration(jinja2.ext.Extension):
 
 
 class _SafeNamespace(jinja2.utils.Namespace):
-    """jinja's namespace(), without names that begin with an underscore."""
+    """jinja's namespace() without names that begin with an underscore."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         values = dict(*args[1:], **kwargs)
@@ -244,7 +244,7 @@ def _check_name(name: object) -> None:
 
 
 class _Dict:
-    """`dict` for templates: a call, and fromkeys; nothing else of the class."""
+    """`dict` for templates: only a call and `fromkeys`."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -255,12 +255,12 @@ class _Dict:
 
 def _tojson(value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False) -> str:
     encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-    # what `encode` does in C, and holds the interpreter for (100 ms for 10 MB), `iterencode` does in Python, four times as slow
+    # `encode` runs in C and blocks the interpreter (100 ms for 10 MB); `iterencode` runs in Python and takes four times as long
     return "".join(encoder.iterencode(value)) if _is_large(value) else encoder.encode(value)
 
 
 def _is_large(value: Any) -> bool:
-    """Whether JSON data holds more than _LARGE_VALUE values."""
+    """Whether JSON data has more than _LARGE_VALUE values."""
     todo, count = [value], 0
     while todo and count <= _LARGE_VALUE:
         item = todo.pop()
@@ -293,15 +293,15 @@ def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
 
 @lru_cache(maxsize=32)
 def _compile(source: str) -> tuple[jinja2.Template, str, bool, bool]:
-    """The template, the format of content it wants, whether it tells a string from a list itself, and whether it joins a call's
-    arguments to a text, as they are."""
+    """The template, its content format, whether it distinguishes a string from a list itself, and whether it concatenates a
+    call's arguments as a string."""
     env = _environment()
     try:
         tree = env.parse(source)
         template = env.from_string(source)
-    except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError) as error:  # the latter two are Python's
+    except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError) as error:  # Python raises the last two
         raise ChatTemplateError(f"the chat template is not valid: {error}") from error
-    # jinja2 copies them for every rendering; of its own chain of mappings that took 5 us of a short request's 60
+    # jinja2 copies the globals for every rendering; copying its own chain of mappings took 5 us of a short request's 60
     template.globals = dict(template.globals)
     loops = any(_is_called("content", loop.iter) for loop in tree.find_all(nodes.For))
     joins = any(_is_called("arguments", side, False) for add in tree.find_all(nodes.Add) for side in (add.left, add.right))
@@ -311,7 +311,7 @@ def _compile(source: str) -> tuple[jinja2.Template, str, bool, bool]:
 
 
 def _is_called(name: str, node: nodes.Node, with_filters: bool = True) -> bool:
-    """Whether an expression is something of this name: message.content, message['content'], content, perhaps with filters."""
+    """Whether an expression has this name: message.content, message['content'] or content, perhaps with filters."""
     while with_filters and isinstance(node, nodes.Filter) and node.node is not None:
         node = node.node
     match node:

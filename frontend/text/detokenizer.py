@@ -1,15 +1,15 @@
 """Token ids to text as they come: incremental decoding, stop strings, and both together for one sequence.
 
-`IncrementalDetokenizer` gives each push's new text, never half a character; all its text together is what decoding prompt
-and output at once gives, less the prompt's text (so the space between prompt and output is kept, as in vLLM).
-`StopChecker` finds the stop string that is complete first and holds back only what may still become one. `OutputText` is
-what the client keeps per sequence. Tokenizers with local pieces (token_bytes.py) cost a table look-up and a UTF-8 decode
-per push, O(1) a token; any other decodes a short window of tokens again. `tokenizers.decoders.DecodeStream` is as fast (0.5 us
-a token) but raises on one in seven random sequences with byte fallback, and holds invalid bytes back for ever, at growing cost
-(195 us a token over 2,000 of them).
+`IncrementalDetokenizer` returns each push's new text, never half a character. All its text together is the text of prompt and
+output decoded at once, without the prompt's text (so the space between prompt and output is kept, as in vLLM). `StopChecker`
+finds the stop string that is complete first, and holds back only text that may still become one. `OutputText` combines both;
+the client has one for each sequence. With local pieces (token_bytes.py), a push costs a table look-up and a UTF-8 decode, O(1)
+a token; other tokenizers decode a short window of tokens again. `tokenizers.decoders.DecodeStream` is as fast (0.5 us a token)
+but raises on one in seven random sequences with byte fallback, and holds invalid bytes back for ever, at growing cost (195 us a
+token over 2,000 of them).
 
-One difference to `tokenizers`, on purpose: with byte fallback, a run of byte tokens that ends in an incomplete character
-keeps its complete ones, where `tokenizers` replaces every byte of the run. What has been streamed cannot be taken back.
+One difference from `tokenizers` is deliberate: with byte fallback, a run of byte tokens that ends in an incomplete character
+keeps its complete characters, where `tokenizers` replaces every byte of the run. Streamed text cannot be taken back.
 """
 
 import codecs
@@ -22,8 +22,8 @@ import tokenizers
 from quire.frontend.text.token_bytes import Pieces
 from quire.ipc.sampling import SamplingParams
 
-PROMPT_TAIL = 16  # prompt tokens a detokenizer is given, at most: enough to know what stands before the output
-MAX_WINDOW = 16  # tokens without a complete character after which a window is given up as not UTF-8
+PROMPT_TAIL = 16  # most prompt tokens that a detokenizer gets: enough to know the text before the output
+MAX_WINDOW = 16  # after so many tokens without a complete character, a window is treated as not UTF-8
 
 REPLACEMENT = "\ufffd"
 
@@ -37,7 +37,7 @@ codecs.register_error("quire.each_byte", _replace_each_byte)
 
 
 class Vocabulary(Protocol):
-    """What decoding asks of a Tokenizer (tokenizer.py)."""
+    """The parts of a Tokenizer (tokenizer.py) that decoding uses."""
 
     backend: tokenizers.Tokenizer
     pieces: Pieces
@@ -46,7 +46,7 @@ class Vocabulary(Protocol):
 
 
 class TextParams(Protocol):
-    """SamplingParams' fields that say how ids become text."""
+    """The fields of SamplingParams that affect decoding."""
 
     @property
     def skip_special_tokens(self) -> bool: ...
@@ -57,7 +57,7 @@ class TextParams(Protocol):
 
 
 class IncrementalDetokenizer:
-    """Text of one sequence from its token ids. `prompt_tail_ids`: the last few ids of the prompt."""
+    """Makes one sequence's text of its token ids. `prompt_tail_ids`: the last few ids of the prompt."""
 
     def __init__(self, tokenizer: Vocabulary, params: TextParams, prompt_tail_ids: Sequence[int] = ()) -> None:
         pieces = tokenizer.pieces
@@ -65,28 +65,28 @@ class IncrementalDetokenizer:
         self._table = pieces.visible if params.skip_special_tokens else pieces.all
         self._errors = "quire.each_byte" if pieces.byte_fallback else "replace"
         self._pending = b""  # bytes of an incomplete character
-        self._at_start = pieces.first_differs  # nothing visible so far
-        # Only for decoders that join words with spaces: added tokens beside each other may be wanted without a space between.
+        self._at_start = pieces.first_differs  # no visible text so far
+        # Only for decoders that join words with spaces: requests may want adjacent added tokens without a space between them.
         keep_apart = params.skip_special_tokens or params.spaces_between_special_tokens or not pieces.joined
         self._added = frozenset() if keep_apart else tokenizer.added_ids
         self._last_added = False
-        self._leaves_out = params.structured_outputs is not None  # what ends early is a prefix of what was asked for
+        self._leaves_out = params.structured_outputs is not None  # so that an output that ends early is a valid prefix
         self._window = None if pieces.local else _Window(tokenizer, params.skip_special_tokens)
-        self._from_prompt = False  # whether _pending is the prompt's
+        self._from_prompt = False  # whether _pending comes from the prompt
         if prompt_tail_ids:
             self.push(prompt_tail_ids)
             self._from_prompt = bool(self._pending)
 
     def show(self, tokenizer: Vocabulary, special_ids: frozenset[int]) -> None:
-        """From now on these special tokens are text, whatever skip_special_tokens says of others."""
+        """From now on include these special tokens in the text, even with skip_special_tokens."""
         if self._window is not None:
             self._window.show(special_ids)
         elif self._table is tokenizer.pieces.visible:
             self._table = tokenizer.pieces.visible_with(special_ids)
 
     def push(self, token_ids: Sequence[int], finished: bool = False) -> str:
-        """The text that these tokens complete. With `finished`, bytes of a character that never came become U+FFFD; in
-        structured output they are left out."""
+        """The text that these tokens complete. With `finished`, bytes of an incomplete character become U+FFFD; in structured
+        output they are left out."""
         cut = finished and self._leaves_out
         if self._window is not None:
             text = self._window.push(token_ids, finished)
@@ -101,7 +101,7 @@ class IncrementalDetokenizer:
         return text
 
     def _careful(self, token_ids: Sequence[int]) -> bytes:
-        """The bytes of these tokens where the first token, or neighbours, matter."""
+        """The bytes of these tokens, where a piece depends on its place at the start or on its neighbour."""
         parts = []
         for i in token_ids:
             piece = self._table[i]
@@ -112,25 +112,25 @@ class IncrementalDetokenizer:
             self._last_added = i in self._added
             if piece and self._from_prompt:
                 self._from_prompt = False
-                if piece[0] & 0xC0 != 0x80:  # does not go on with the prompt's character: that is not our text
+                if piece[0] & 0xC0 != 0x80:  # does not continue the prompt's character: drop that
                     self._pending = b""
             parts.append(piece)
         return self._pending + b"".join(parts)
 
 
 class _Window:
-    """Incremental decoding for any decoder: decode the last few tokens with and without the new ones."""
+    """Incremental decoding for any decoder: decodes the last few tokens with and without the new ones."""
 
     def __init__(self, tokenizer: Vocabulary, skip_special_tokens: bool) -> None:
         self._decode = tokenizer.backend.decode
         self._skip = skip_special_tokens
         self._hidden = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
-        self._ids: list[int] = []  # [0, read) gave text already   [read, end) waits for a complete character
+        self._ids: list[int] = []  # [0, read) became text already   [read, end) waits for a complete character
         self._read = 0
 
     def show(self, special_ids: frozenset[int]) -> None:
         self._hidden -= special_ids
-        self._skip = False  # those that are still hidden never get so far
+        self._skip = False  # `push` removes those that are still hidden
 
     def push(self, token_ids: Sequence[int], finished: bool) -> str:
         new = [i for i in token_ids if i not in self._hidden]
@@ -150,10 +150,10 @@ class _Window:
 class StopChecker:
     """Finds the first of several stop strings in a text that comes in parts.
 
-    The match that is complete first wins, of several that end together the longest, however the text is cut into parts.
-    `feed` returns what can be shown for certain; what may be the beginning of a stop string waits for `flush`. Cost: one
-    search of the new text for a first character of a stop string, and one step per character and string while one matches
-    (Knuth, Morris and Pratt: no stop string makes it slower than that).
+    The match that is complete first wins; if several end together, the longest. The result does not depend on how the text is
+    cut into parts. `feed` returns text that cannot be part of a stop string; the possible beginning of one waits for `flush`.
+    Cost: one search of the new text for a first character of a stop string, and one step for each character and string while
+    one matches (Knuth, Morris and Pratt: no stop string makes it slower).
     """
 
     def __init__(self, stop: Sequence[str], include_in_output: bool = False) -> None:
@@ -166,7 +166,7 @@ class StopChecker:
         self.found: str | None = None
 
     def feed(self, text: str, armed: bool = True) -> str:
-        """Text that is surely not part of a stop string; with a match, up to it (or through it). Not armed: never match."""
+        """Text that cannot be part of a stop string; with a match, text up to it, or through it. armed: False never matches."""
         if not self._held and self._firsts.isdisjoint(text):
             return text
         end = self._scan(text, armed)
@@ -182,12 +182,12 @@ class StopChecker:
         return shown
 
     def flush(self) -> str:
-        """What was held back, when the text has ended without a stop string."""
+        """The text that was held back, when the text has ended without a stop string."""
         held, self._held = self._held, ""
         return held
 
     def _scan(self, text: str, armed: bool) -> int | None:
-        """Advance over `text`. Where a stop string is complete: set `found` and return the index after it."""
+        """Advance over `text`. If a stop string is complete, set `found` and return the index after it."""
         best: int | None = None
         for n, (stop, failure) in enumerate(zip(self._stop, self._failure, strict=True)):
             matched = self._matched[n]
@@ -207,9 +207,9 @@ class StopChecker:
         return best
 
 
-@lru_cache(maxsize=1024)  # all sequences of a request have the same: 64 strings of 1,024 characters take 10 ms
+@lru_cache(maxsize=1024)  # a request's sequences share the strings; 64 of 1,024 characters take 10 ms
 def _failure_table(pattern: str) -> list[int]:
-    """Of each prefix, the length of its longest proper suffix that is a prefix too."""
+    """For each prefix, the length of its longest proper suffix that is a prefix too."""
     table, matched = [0] * len(pattern), 0
     for i in range(1, len(pattern)):
         while matched and pattern[matched] != pattern[i]:
@@ -221,11 +221,11 @@ def _failure_table(pattern: str) -> list[int]:
 
 
 class OutputText:
-    """Text of one sequence, stop strings applied.
+    """Text of one sequence, with stop strings.
 
-    stop_string: the one that ended it. kept_tokens: tokens that belong to the output, through the one that completed the
-    stop string (or all so far). A stop token's own text is left out unless include_stop_str_in_output; no stop string is
-    looked for within the first min_tokens tokens.
+    stop_string: the one that ended it. kept_tokens: tokens that belong to the output, up to and including the one that
+    completed the stop string (all so far without one). A stop token's own text is left out unless include_stop_str_in_output;
+    stop strings within the first min_tokens tokens do not count.
     """
 
     def __init__(self, tokenizer: Vocabulary, params: SamplingParams, prompt_tail_ids: Sequence[int] = ()) -> None:
@@ -238,11 +238,11 @@ class OutputText:
         self._tokenizer = tokenizer
 
     def show(self, special_ids: frozenset[int]) -> None:
-        """Before any token: these special tokens are text, for whoever reads them there."""
+        """Include these special tokens in the text, for a parser. To be called before any token."""
         self._detokenizer.show(self._tokenizer, special_ids)
 
     def push(self, token_ids: Sequence[int], finished: bool = False, stop_token: bool = False) -> str:
-        """New text. finished: these are the sequence's last tokens; stop_token: the very last of them ended it."""
+        """New text. finished: these are the sequence's last tokens; stop_token: the last one ended it."""
         if self._checker is None and not stop_token:
             self.kept_tokens += len(token_ids)
             return self._detokenizer.push(token_ids, finished)

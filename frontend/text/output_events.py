@@ -1,8 +1,8 @@
-"""What parsers of a model's output yield: content, reasoning and tool calls, piece by piece.
+"""Events that parsers of a model's output yield: content, reasoning and tool calls, piece by piece.
 
-Every character of the output stands in exactly one event: shown as it is (Content, Reasoning), as the source of a call's
-arguments, or as Markup, which belongs to the format alone and is shown to nobody. So the sources of all events, joined, are the
-output; the tests of every parser hold it to that. Yielded by tool_parsers/ and reasoning_parsers/, read by the routes.
+Every character of the output is in exactly one event: shown as it is (Content, Reasoning), as the source of a call's arguments,
+or as Markup, which is part of the format and never shown. So the sources of all events, joined, are the output; every parser's
+tests check that. tool_parsers/ and reasoning_parsers/ yield events, routes read them.
 """
 
 import msgspec
@@ -17,7 +17,7 @@ class Reasoning(msgspec.Struct, frozen=True):
 
 
 class CallBegun(msgspec.Struct, frozen=True):
-    """index counts the calls of one output from 0."""
+    """A call begins. index: its number in the output, from 0."""
 
     index: int
     id: str
@@ -25,7 +25,7 @@ class CallBegun(msgspec.Struct, frozen=True):
 
 
 class Arguments(msgspec.Struct, frozen=True):
-    """More of a call's arguments, as JSON text; source: what it was in the output."""
+    """More of a call's arguments, as JSON text. source: the same part as it is in the output."""
 
     index: int
     text: str
@@ -40,7 +40,7 @@ Event = Content | Reasoning | CallBegun | Arguments | Markup
 
 
 def source_of(event: Event) -> str:
-    """The characters of the output that an event stands for."""
+    """The characters of the output that are in this event."""
     match event:
         case Content() | Reasoning():
             return event.text
@@ -50,7 +50,7 @@ def source_of(event: Event) -> str:
 
 
 def merged(events: list[Event]) -> list[Event]:
-    """The same with neighbours of a kind joined, in linear time."""
+    """The events with neighbours of a kind joined, in linear time."""
     if len(events) < 2:
         return events
     result: list[Event] = []

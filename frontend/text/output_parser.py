@@ -1,13 +1,14 @@
-"""OutputParser: the text of one output as events: thoughts first, then content and tool calls.
+"""OutputParser: the text of one output as events: reasoning first, then content and tool calls.
 
-The two parsers behind each other; either may be missing. One for each sequence, made by a route, fed what its stream yields.
+It chains a reasoning parser and a tool parser; either may be missing. A route makes one for each sequence and feeds it the
+stream's text.
 """
 
 from quire.frontend.text.output_events import Content, Event, merged
 from quire.frontend.text.reasoning_parsers.base import ReasoningParser
 from quire.frontend.text.tool_parsers.base import ToolParser
 
-PIECE = 4096  # characters that cost well under 5 ms
+PIECE = 4096  # characters; parsing them takes well under 5 ms
 
 
 class OutputParser:
@@ -16,22 +17,22 @@ class OutputParser:
         self._tools = tools
 
     @property
-    def never_thought(self) -> bool:
-        """Whether the output has begun without a thought."""
-        return self._reasoning is None or self._reasoning.never_thought
+    def never_reasoned(self) -> bool:
+        """Whether the output has begun without reasoning."""
+        return self._reasoning is None or self._reasoning.never_reasoned
 
     def feed(self, text: str) -> list[Event]:
-        """What this piece of the output adds."""
+        """The events of this piece of the output."""
         if self._reasoning is None:
-            return self._without_thoughts(text)
+            return self._without_reasoning(text)
         return self._through_tools(self._reasoning.feed(text))
 
     def finish(self) -> list[Event]:
-        """The rest, when the output has ended."""
+        """The remaining events, when the output has ended."""
         events = self._through_tools(self._reasoning.finish()) if self._reasoning is not None else []
         return merged(events + (self._tools.finish() if self._tools is not None else []))
 
-    def _without_thoughts(self, text: str) -> list[Event]:
+    def _without_reasoning(self, text: str) -> list[Event]:
         if self._tools is not None:
             return self._tools.feed(text)
         return [Content(text)] if text else []

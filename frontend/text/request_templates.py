@@ -1,10 +1,10 @@
-"""Chat templates that requests bring are rendered in a process of its own, which they may keep busy, swell or crash.
+"""Render the chat templates that requests bring, in a separate process, for they may take long, use much memory, or crash it.
 
-jinja's sandbox keeps a template from what is not its business, and bounds nothing: not loops, not `**`, not a comparison of
-lists that hold the same list twice, and so on down (945 bytes of template: 4 s in C, in which no other thread runs). A trace
-function that looks at the clock ends Python code only, and is lost where jinja catches what it raises. So there is a child,
-with little memory, which is killed when it is late. It costs a short request 0.03 ms, the first one, and one after a kill,
-0.2 s. What is to be rendered waits in line: whoever sends such templates can hold up others that do.
+jinja's sandbox restricts what a template can access, and bounds nothing: not loops, not `**`, not a comparison of lists that
+contain the same list twice, and so on down (945 bytes of template take 4 s in C, in which no other thread runs). A trace
+function that looks at the clock can end Python code only, and jinja may catch its exception. So a child process with little
+memory renders, and is killed when it takes too long. That costs a short request 0.03 ms, and 0.2 s for the first one and for
+one after a kill. Templates are rendered one after the other, so requests that bring templates can delay each other.
 
 `render_apart` is the server's side, `main` the child's.
 """
@@ -25,12 +25,12 @@ from quire.ipc.process.framing import data_bytes, limit_this_process, receive, s
 MODULE = "quire.frontend.text.request_templates"
 TIMEOUT_S = 2.0  # to read a template, compile it and render a conversation; others wait for it
 MAX_BYTES = 512 << 20
-MAX_KEPT_BYTES = MAX_BYTES // 4  # by a child, of templates that it has compiled: beyond, the next one gets another child
+MAX_KEPT_BYTES = MAX_BYTES // 4  # a child that keeps more, in compiled templates, is replaced before the next one
 _READY = b"ready"
 
 
 class ToRender(msgspec.Struct, frozen=True):
-    """What ChatTemplate and its `render` are given."""
+    """The arguments of ChatTemplate and its `render`."""
 
     source: str
     special_tokens: dict[str, str]
@@ -44,7 +44,7 @@ class ToRender(msgspec.Struct, frozen=True):
 
 
 class Rendered(msgspec.Struct, frozen=True):
-    """error: why there is no text, for the user. is_last: the child keeps so much that it is to render no more."""
+    """error: why there is no text, for the user. is_last: the child uses too much memory to render more."""
 
     text: str
     error: str = ""
@@ -62,14 +62,14 @@ _decode_rendered = msgspec.json.Decoder(Rendered).decode
 
 
 class TemplateProcess:
-    """One child, started at the first template, and anew after one that ended it. Not for several threads at once."""
+    """One child, started for the first template, and again after a template that ended it. Not for concurrent threads."""
 
     def __init__(self, max_kept_bytes: int = MAX_KEPT_BYTES) -> None:
         self._max_kept_bytes = max_kept_bytes
         self._child = AskedChild(MODULE)
 
     def render(self, wanted: ToRender, timeout_s: float) -> str:
-        """The prompt text. Raises ChatTemplateError; OSError if no process can be had."""
+        """The prompt text. Raises ChatTemplateError; OSError if no process can be started."""
         try:
             request = _encode(wanted)
         except (TypeError, ValueError, RecursionError) as error:
@@ -102,7 +102,7 @@ atexit.register(_process.close)  # the thread has ended by then
 
 
 async def render_apart(wanted: ToRender) -> str:
-    """The prompt text, TIMEOUT_S later at most when its turn has come. Raises ChatTemplateError."""
+    """The prompt text, at most TIMEOUT_S after earlier templates are done. Raises ChatTemplateError."""
     return await asyncio.get_running_loop().run_in_executor(_thread, lambda: _process.render(wanted, TIMEOUT_S))
 
 

@@ -1,10 +1,10 @@
-"""What each token contributes to a text: the bytes of one token id, for decoders that join tokens one by one.
+"""The bytes that each token adds to a text, for decoders that join tokens one by one.
 
-Most tokenizers decode locally: the text is the concatenation of pieces, each of which depends on its token alone and on
-whether it is the first. That holds for byte-level BPE, for SentencePiece models as converted to tokenizer.json (Replace or
-Metaspace, ByteFallback, Fuse, Strip), for WordPiece, and for no decoder at all (words joined with spaces). `Pieces` says
-whether a tokenizer is of that kind and computes pieces on demand, by asking the real decoder about one token; the
-detokenizer then is a table look-up. For other decoders `local` is False and only `Tokenizer`'s slow paths are used.
+Most tokenizers decode locally: the text is the concatenation of pieces, each of which depends only on its token and on whether
+it is the first. That holds for byte-level BPE, for SentencePiece models as converted to tokenizer.json (Replace or Metaspace,
+ByteFallback, Fuse, Strip), for WordPiece, and without a decoder (words joined with spaces). `Pieces` tells whether a tokenizer
+is of that kind, and computes pieces on demand by asking the real decoder about one token; detokenizing then is a table look-up.
+For other decoders `local` is False and only `Tokenizer`'s slow paths are used.
 """
 
 import json
@@ -51,7 +51,7 @@ class Pieces:
         self._visible_with: dict[frozenset[int], PieceTable] = {}
 
     def visible_with(self, shown: frozenset[int]) -> PieceTable:
-        """`visible`, but for these special tokens, which are not empty. One table for each of a server's few sets."""
+        """`visible`, except that these special tokens are not empty. There is one table for each of a server's few sets."""
         if not shown & self._special_ids:
             return self.visible
         if shown not in self._visible_with:
@@ -72,7 +72,7 @@ class Pieces:
         return self._decode(["a", token])[1:].encode()
 
     def first(self, token_id: int) -> bytes:
-        """The piece at the start of a text: without the space that would separate it from what is before."""
+        """The piece at the start of a text, without the space that separates it from a token before."""
         token = self._backend.id_to_token(token_id)
         if token is None or self.byte_level or not self.local:
             return self.all[token_id]
@@ -100,7 +100,7 @@ def _decoder_steps(backend: tokenizers.Tokenizer) -> list[dict]:
 
 
 def _is_sentencepiece_like(steps: list[dict]) -> bool:
-    """(Replace | Metaspace)* ByteFallback? Fuse? Strip?, where Strip takes at most one leading character of the whole."""
+    """Whether steps are (Replace | Metaspace)* ByteFallback? Fuse? Strip?, and Strip removes at most one leading character."""
     order = {"Replace": 0, "Metaspace": 0, "ByteFallback": 1, "Fuse": 2, "Strip": 3}
     ranks = [order.get(step["type"], -1) for step in steps]
     if not steps or -1 in ranks or ranks != sorted(ranks) or len([r for r in ranks if r]) != len({r for r in ranks if r}):
@@ -111,7 +111,7 @@ def _is_sentencepiece_like(steps: list[dict]) -> bool:
 
 
 def _byte_of_char() -> dict[str, int]:
-    """GPT-2's map of bytes to printable characters, inverted: bytes that print stand for themselves."""
+    """GPT-2's map of bytes to printable characters, inverted. Printable bytes map to themselves."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [b for b in range(256) if b not in set(printable)]
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
@@ -121,7 +121,7 @@ BYTE_OF_CHAR = _byte_of_char()
 
 
 def _byte_level_bytes(token: str) -> bytes:
-    """A token with any character outside the map (an added token) stands for itself."""
+    """A token's bytes. A token with a character outside the map (an added token) is its own text."""
     try:
         return bytes([BYTE_OF_CHAR[c] for c in token])
     except KeyError:

@@ -1,8 +1,8 @@
-"""Tokenizer: text to ids, ids to text, chats to prompts, from the files that the core hands out, without transformers.
+"""Tokenizer: text to ids, ids to text, chats to prompts, from the files that the core sends, without transformers.
 
-`Tokenizer.from_files` takes file names and bytes: tokenizer.json (needed), tokenizer_config.json, special_tokens_map.json,
-chat_template.jinja, generation_config.json. Immutable once made, so threads may share it. What it does not do: download or
-convert anything (the core does), keep state per request (detokenizer.py), or guess a chat template where there is none.
+`Tokenizer.from_files` takes file names and bytes: tokenizer.json (required), tokenizer_config.json, special_tokens_map.json,
+chat_template.jinja, generation_config.json. A Tokenizer is immutable, so threads may share it. It does not download or convert
+anything (the core does), keep state for a request (detokenizer.py), or guess a missing chat template.
 """
 
 import json
@@ -19,21 +19,21 @@ from quire.ipc.generation_config import generation_defaults
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.step.sections import MAX_BAD_WORD_TOKENS
 
-LONG_TEXT = 2 << 10  # characters: some 4 ms
+LONG_TEXT = 2 << 10  # characters; tokenizing them takes some 4 ms
 _DECODED_AT_ONCE = 4096  # tokens
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 class TooManyTokens(ValueError):
-    """A text has more tokens than whoever asked can use."""
+    """A text has more tokens than the caller allows."""
 
 
-# arguments of transformers' apply_chat_template that are no variables of a template
+# arguments of transformers' apply_chat_template that are not variables of a template
 _OF_TENSORS = ("return_tensors", "return_dict", "return_assistant_tokens_mask", "padding", "truncation", "max_length")
 
 
 class ChatPrompt(NamedTuple):
-    """A conversation as a prompt. template: the source of its chat template. token_ids: None while they are not made."""
+    """A conversation as a prompt. template: its chat template's source. token_ids: None if the text is not tokenized yet."""
 
     text: str
     template: str
@@ -43,7 +43,7 @@ class ChatPrompt(NamedTuple):
 class Tokenizer:
     """A model's tokenizer. `backend` is the `tokenizers` object behind it.
 
-    special_tokens: name -> text ("eos_token": "</s>"); special_ids: what skip_special_tokens leaves out; added_ids: all
+    special_tokens: name -> text ("eos_token": "</s>"); special_ids: those that skip_special_tokens leaves out; added_ids: all
     tokens added to the model's own vocabulary, special or not; vocab_size: highest id + 1 (a model's may be larger).
     max_token_chars: length of the longest token; a text of more than n times as many characters has more than n tokens.
     generation_defaults: SamplingParams fields set by generation_config.json. config: tokenizer_config.json's fields.
@@ -71,12 +71,12 @@ class Tokenizer:
         self.pieces = Pieces(backend, self.special_ids)
         self.generation_defaults = generation_defaults(generation_config or {})
         self._templates = dict(chat_templates or {})
-        self._content_format = config.get("chat_template_content_format")  # the engine's operator may have set it
+        self._content_format = config.get("chat_template_content_format")  # set by the engine's operator
         self._add_bos = _bos_to_add(backend, config, self.bos_token_id)
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes]) -> Self:
-        """Raises ValueError, naming the file, for one that is missing or cannot be read."""
+        """Raises ValueError, naming the file, if one is missing or cannot be read."""
         if "tokenizer.json" not in files:
             raise ValueError("tokenizer.json is missing")
         try:
@@ -107,7 +107,7 @@ class Tokenizer:
         return self.special_tokens.get("eos_token")
 
     def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> int | list[int | None] | None:
-        """Of tokens as the vocabulary writes them, `<|eot_id|>` say; None for what it lacks."""
+        """Ids of tokens in the vocabulary's spelling, e.g. `<|eot_id|>`; None for a token that it lacks."""
         if isinstance(tokens, str):
             return self.backend.token_to_id(tokens)
         return [self.backend.token_to_id(token) for token in tokens]
@@ -116,9 +116,9 @@ class Tokenizer:
         return self.backend.token_to_id(self.special_tokens[name]) if name in self.special_tokens else None
 
     def encode(self, text: str, add_special_tokens: bool = True, most: int | None = None) -> list[int]:
-        """Token ids of a text. Special tokens written out in it are recognised, as everywhere.
+        """Token ids of a text. Special tokens that are spelled out in it are recognized.
 
-        Long texts are tokenized without the interpreter's lock. Raises TooManyTokens for more than `most`.
+        Long texts are tokenized without the interpreter's lock. Raises TooManyTokens for more than `most` tokens.
         """
         text = _encodable(text)
         if len(text) <= LONG_TEXT:
@@ -131,40 +131,40 @@ class Tokenizer:
         return [*self._add_bos, *ids] if self._add_bos and add_special_tokens else ids
 
     def count(self, text: str) -> int:
-        """Tokens of a text, without special ones around it."""
+        """The number of a text's tokens, without special tokens around it."""
         (encoding,) = self.backend.encode_batch_fast([_encodable(text)], add_special_tokens=False)
         return len(encoding)
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
-        """The same for many texts, on all cores."""
+        """As `encode`, for many texts, on all cores."""
         rows = self.backend.encode_batch_fast([_encodable(t) for t in texts], add_special_tokens=add_special_tokens)
         prefix = self._add_bos if add_special_tokens else []
         return [[*prefix, *row.ids] for row in rows]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True, spaces_between_special_tokens: bool = True) -> str:
-        """The text of these ids on their own; equal to pushing them through an IncrementalDetokenizer in any portions."""
+        """The text of these ids; the same as an IncrementalDetokenizer makes of them in any portions."""
         text, parts = IncrementalDetokenizer(self, _TextParams(skip_special_tokens, spaces_between_special_tokens)), []
-        for start in range(0, len(ids), _DECODED_AT_ONCE):  # at once would hold the interpreter for as long as it takes
+        for start in range(0, len(ids), _DECODED_AT_ONCE):  # all at once would block the interpreter
             parts.append(text.push(ids[start : start + _DECODED_AT_ONCE]))
         return "".join([*parts, text.push((), finished=True)])
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The exact bytes that a token contributes after another one, be they a character, half of one or many."""
+        """The exact bytes that a token adds after another one: part of a character, one, or many."""
         return self.pieces.all[token_id]
 
     def token_str(self, token_id: int) -> str:
-        """The same as text, for logprobs: U+FFFD stands for bytes that are no character by themselves."""
+        """`token_bytes` as text, for logprobs, with U+FFFD for incomplete characters."""
         return self.pieces.all[token_id].decode(errors="replace")
 
     def token_piece(self, token_id: int) -> str:
-        """As the vocabulary writes it, "Ġthe" say; empty for an id that it lacks."""
+        """The token in the vocabulary's spelling, e.g. "Ġthe"; empty for an id that it lacks."""
         return self.backend.id_to_token(token_id) or ""
 
     # ----------------------------------------------------------------------------------------------------------- chats
     def template_source(self, override: str | None = None, with_tools: bool = False) -> str:
-        """The model's template ("tool_use" where there is one and tools are given), or `override`: a name or a template.
+        """The source of the model's template ("tool_use" with tools, if it has one), or of `override`: a name or a template.
 
-        Raises ChatTemplateError where there is none.
+        Raises ChatTemplateError if there is none.
         """
         if override is not None:
             return self._templates.get(override, override)
@@ -177,7 +177,7 @@ class Tokenizer:
         raise ChatTemplateError("the model has no chat template; give one with the request or at launch, or use completions")
 
     def content_format(self, wanted: str = "auto") -> str | None:
-        """How messages' contents are given to templates (see ChatTemplate); auto: as the operator says, None if nothing."""
+        """The content format of a ChatTemplate. auto: the operator's choice; None if there is none."""
         return self._content_format if wanted == "auto" else wanted
 
     def render_chat(
@@ -192,8 +192,8 @@ class Tokenizer:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         chat_template_content_format: str = "auto",
     ) -> str:
-        """A conversation as prompt text (see ChatTemplate.render). Encode it with add_special_tokens=False: a template writes
-        its own BOS. Raises ChatTemplateError."""
+        """A conversation as prompt text (see ChatTemplate.render). Encode it with add_special_tokens=False, because templates
+        write BOS themselves. Raises ChatTemplateError."""
         source, form = self.template_source(chat_template, bool(tools)), self.content_format(chat_template_content_format)
         return ChatTemplate(source, self.special_tokens, form).render(
             messages,
@@ -207,7 +207,7 @@ class Tokenizer:
     def chat_prompt(
         self, messages: list[Message], *, add_special_tokens: bool = False, encodes: bool = True, **options: Any
     ) -> ChatPrompt:
-        """A conversation as a prompt by the model's own template, with its token ids if `encodes` and the text is short.
+        """A conversation as a prompt, by the model's own template. It has token ids if `encodes` is set and the text is short.
 
         options: as for `render_chat`. Raises ChatTemplateError.
         """
@@ -225,9 +225,9 @@ class Tokenizer:
         tokenize: bool = True,
         **variables: Any,
     ) -> str | list[int]:
-        """`render_chat` in the shape of transformers' tokenizers: the prompt's token ids, its text with tokenize=False.
+        """`render_chat` with the signature of transformers: returns the prompt's token ids, or its text with tokenize=False.
 
-        variables: the template's. Raises ChatTemplateError, TypeError for what asks for tensors.
+        variables: the template's. Raises ChatTemplateError; TypeError for options that ask for tensors.
         """
         if tensors := [name for name in _OF_TENSORS if variables.pop(name, None)]:
             raise TypeError(f"{tensors[0]} is not supported: apply_chat_template returns a text or a list of token ids")
@@ -244,7 +244,7 @@ class Tokenizer:
 
     # ---------------------------------------------------------------------------------------------------------- params
     def with_bad_words(self, params: SamplingParams) -> SamplingParams:
-        """Fill in bad_words_token_ids. Raises ValueError for too many or too long words."""
+        """The params with bad_words_token_ids. Raises ValueError for too many or too long words."""
         if not params.bad_words:
             return params
         return msgspec.structs.replace(params, bad_words_token_ids=self.bad_word_ids(params.bad_words))
@@ -252,7 +252,7 @@ class Tokenizer:
     def bad_word_ids(self, bad_words: Sequence[str]) -> list[list[int]]:
         """The tokens of each word at the beginning of a text, and of the word after a space unless they end in the same tokens.
 
-        vLLM leaves out a spaced form of another length, and so lets " there" pass where "there" is two tokens. Raises
+        vLLM omits the form after a space if it has another length, and so allows " there" if "there" is two tokens. Raises
         ValueError for a word that is too long or has no tokens.
         """
         words, rows = [word.lstrip() for word in bad_words], list[list[int]]()
@@ -272,7 +272,7 @@ class Tokenizer:
 
 
 class _TextParams(NamedTuple):
-    """How `decode` makes text (detokenizer.TextParams)."""
+    """The params of `decode` (detokenizer.TextParams)."""
 
     skip_special_tokens: bool
     spaces_between_special_tokens: bool
@@ -292,7 +292,7 @@ def _json(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
 
 
 def _templates_of(value: Any) -> dict[str, str]:
-    """tokenizer_config.json holds one template, or a list of named ones."""
+    """Templates by name: tokenizer_config.json has one template, or a list of named ones."""
     if isinstance(value, str):
         return {"default": value}
     if isinstance(value, list):
@@ -307,14 +307,14 @@ def _token_text(value: Any) -> str | None:
 
 
 def _bos_to_add(backend: tokenizers.Tokenizer, config: Mapping[str, Any], bos_id: int | None) -> list[int]:
-    """Some models say add_bos_token in tokenizer_config.json and leave it out of tokenizer.json."""
+    """The BOS to add: some models have add_bos_token in tokenizer_config.json, and no BOS in tokenizer.json."""
     if config.get("add_bos_token") is not True or bos_id is None:
         return []
     return [] if bos_id in backend.encode("", add_special_tokens=True).ids else [bos_id]
 
 
 def _encodable(text: str) -> str:
-    """JSON can smuggle in lone surrogates, which are no text; they become U+FFFD."""
+    """The text with U+FFFD for lone surrogates, which JSON may contain and UTF-8 cannot encode."""
     try:
         text.encode()
     except UnicodeEncodeError:

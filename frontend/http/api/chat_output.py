@@ -67,7 +67,7 @@ class ChatOutput:
         events = parser.feed(delta.text) if delta.text else []
         if delta.finish_reason is not None:
             events = events + parser.finish()
-        self._reasoning.add(run, delta, parser.never_thought)
+        self._reasoning.add(run, delta, parser.never_reasoned)
         return events
 
     def _fields(self, index: int, event: Event) -> dict[str, Any] | None:
@@ -99,11 +99,11 @@ class ChatOutput:
         events = await self.all_events(run, delta)
         calls = self._calls(events)
         self._num_calls[delta.index] = len(calls)
-        thought: str | msgspec.UnsetType | None = msgspec.UNSET
+        reasoning: str | msgspec.UnsetType | None = msgspec.UNSET
         if self._plan.has_reasoning and self._include_reasoning:
-            thought = "".join([e.text for e in events if isinstance(e, Reasoning)]) or None
+            reasoning = "".join([e.text for e in events if isinstance(e, Reasoning)]) or None
         content = "".join([e.text for e in events if isinstance(e, Content)]) or None
-        return ChatMessage("assistant", content, tool_calls=calls, reasoning=thought, reasoning_content=thought)
+        return ChatMessage("assistant", content, tool_calls=calls, reasoning=reasoning, reasoning_content=reasoning)
 
     async def all_events(self, run: PromptRun, delta: Delta) -> list[Event]:
         """The events of a whole output. A long text is parsed in pieces, between which other requests have their turns."""
@@ -113,7 +113,7 @@ class ChatOutput:
                 await asyncio.sleep(0)
             events += parser.feed(delta.text[start : start + PIECE])
         events += parser.finish()
-        self._reasoning.add(run, delta, parser.never_thought)
+        self._reasoning.add(run, delta, parser.never_reasoned)
         return events
 
     def _calls(self, events: Sequence[Event]) -> list[ToolCall]:

@@ -72,11 +72,11 @@ class OutputPlan:
                 code="unsupported_value",
             )
         self._opened: bool | None = False
-        self._always_thinks = False  # unless the prompt says otherwise
+        self._always_reasons = False  # unless the prompt says otherwise
         if self._reasoning is not None:
             self._opened = opened_by(thinking.prompt, thinking.variables, thinking.continued)
             named = names.reasoning != "auto"
-            self._always_thinks = named or not self._reasoning.needs_start or "enable_thinking" in template
+            self._always_reasons = named or not self._reasoning.needs_start or "enable_thinking" in template
 
     def _find_tool_parser(self, names: ParserNames, template: str) -> type[ToolParser] | None:
         assert self._tools is not None
@@ -112,7 +112,7 @@ class OutputPlan:
         """
         grammar = self._grammar_beside(own)
         budget = self._budget if self.may_think else None
-        thinks = budget is not None or (grammar is not None and self._thinks_first())
+        thinks = budget is not None or (grammar is not None and self._reasons_first())
         ends, starts = (self._end_ids(), self._start_ids()) if thinks else (None, None)
         return {
             "structured_outputs": grammar,
@@ -121,13 +121,13 @@ class OutputPlan:
             "reasoning_start_token_ids": starts,
         }
 
-    def _thinks_first(self) -> bool:
+    def _reasons_first(self) -> bool:
         """Whether a grammar starts only when reasoning has ended. Without reasoning it would wait for ever, so it waits only if
         the prompt opens reasoning, one token tells that it begins, or the operator has named the parser. The engine does not
         recognize a start of several tokens."""
         if self._reasoning is None or self._opened is not None:
             return bool(self._opened)
-        return self._always_thinks or len(self._start_ids() or ()) == 1
+        return self._always_reasons or len(self._start_ids() or ()) == 1
 
     def _grammar_beside(self, own: StructuredOutputs | None) -> StructuredOutputs | None:
         if own is None:

@@ -154,14 +154,14 @@ class ReasoningCount:
         self._end = end_token_id
         self._over: set[int] = set()  # choices in which that token has ended the reasoning
 
-    def add(self, run: PromptRun, delta: Delta, never_thought: bool) -> None:
-        """Count a delta's tokens of reasoning, including the one that ends it. never_thought: the output began without any."""
+    def add(self, run: PromptRun, delta: Delta, never_reasoned: bool) -> None:
+        """Count a delta's tokens of reasoning, including the one that ends it. never_reasoned: the output began without any."""
         end, i, ids = self._end, delta.index, delta.token_ids
         if end is None:
             return
         if run.num_reasoning_tokens is None:
             run.num_reasoning_tokens = [0] * len(run.num_tokens)
-        if never_thought:
+        if never_reasoned:
             run.num_reasoning_tokens[i] = 0
         elif i not in self._over:
             run.num_reasoning_tokens[i] += ids.index(end) + 1 if end in ids else len(ids)

@@ -1,7 +1,7 @@
-"""ReasoningParser: a reasoning model's output in two: what it thinks, up to `</think>`, and what it says after that.
+"""ReasoningParser: splits a reasoning model's output into reasoning, up to `</think>`, and content after that.
 
-A pure state machine over pieces of text; what may be the beginning of a tag is held back. The tags are markup, and so is a
-thought of nothing but spaces. Content is passed on as it is, for a tool parser or the client.
+It is a pure state machine over pieces of text; the possible beginning of a tag is held back. The tags are markup, and so is
+reasoning of white space alone. Content is passed on as it is, to a tool parser or the client.
 """
 
 from enum import Enum
@@ -21,9 +21,9 @@ class State(Enum):
 
 
 class ReasoningParser:
-    """opened: whether the prompt ends within a thought (True) or behind one (False); None if it does not say.
+    """opened: whether the prompt ends within reasoning (True) or after it (False); None if it does not say.
 
-    needs_start: without a start tag, there is no thought.
+    needs_start: without a start tag, there is no reasoning.
     """
 
     needs_start: ClassVar[bool]
@@ -32,16 +32,16 @@ class ReasoningParser:
     def __init__(self, opened: bool | None = None) -> None:
         self.state = State.CONTENT if opened is False else State.OPENING
         self._needs_start = self.needs_start and opened is None
-        self._blank: list[str] = []  # spaces that may be all there is before a tag
-        self.never_thought = opened is False
-        self._thinks = False  # whether there was more than spaces
-        self._partial = ""  # the beginning of a tag, perhaps
+        self._blank: list[str] = []  # white space that may be followed by a tag
+        self.never_reasoned = opened is False
+        self._reasons = False  # whether there was more than white space
+        self._partial = ""  # the possible beginning of a tag
 
     def feed(self, text: str) -> list[Event]:
         return self._read(text, False)
 
     def finish(self) -> list[Event]:
-        """The rest, when the text has ended."""
+        """The remaining events, when the text has ended."""
         return self._read("", True)
 
     def _read(self, piece: str, ended: bool) -> list[Event]:
@@ -58,7 +58,7 @@ class ReasoningParser:
         return merged(events)
 
     def _opening(self, text: str, ended: bool, events: list[Event]) -> str:
-        """Returns what is left of the text."""
+        """Read up to a start tag or the first other text. Returns the rest of the text."""
         bare = text.lstrip()
         if len(bare) < len(text):
             self._blank.append(text[: len(text) - len(bare)])
@@ -69,13 +69,13 @@ class ReasoningParser:
             self.state = State.REASONING
             return bare[len(START) :]
         self.state = State.CONTENT if self._needs_start else State.REASONING
-        self.never_thought = self._needs_start
+        self.never_reasoned = self._needs_start
         return bare if self.state is State.REASONING else self._take_blank() + bare
 
     def _reasoning(self, text: str, ended: bool, events: list[Event]) -> str:
         at, found = _ENDS.find(text, 0)
         at = len(text) if ended and found is None else at
-        self._think(text[:at], events)
+        self._reason(text[:at], events)
         if found is None:
             if ended and self._blank:
                 events.append(Reasoning(self._take_blank()))
@@ -84,11 +84,11 @@ class ReasoningParser:
         self.state = State.CONTENT
         return text[at + len(END) :]
 
-    def _think(self, text: str, events: list[Event]) -> None:
-        if not text or (text.isspace() and not self._thinks):
+    def _reason(self, text: str, events: list[Event]) -> None:
+        if not text or (text.isspace() and not self._reasons):
             self._blank += [text] if text else []
             return
-        self._thinks = True
+        self._reasons = True
         events.append(Reasoning(self._take_blank() + text))
 
     def _take_blank(self) -> str:

@@ -1,6 +1,6 @@
-"""Which parser reads a model's reasoning, and whether a prompt leaves the model thinking.
+"""Chooses the parser of a model's reasoning, and tells whether a prompt ends within reasoning.
 
-By vLLM's names, or by the tags that the model's chat template shows.
+A parser is chosen by vLLM's names, or by the tags in the model's chat template.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ _SWITCHES = ("enable_thinking", "thinking")  # chat_template_kwargs
 
 @lru_cache(maxsize=32)
 def reasoning_parser_of(template: str) -> type[ReasoningParser] | None:
-    """The parser of the format that a chat template shows; None if it shows no thoughts."""
+    """The parser for the tags in a chat template; None if it has none."""
     if END not in template:
         return None
     if "<｜Assistant｜>" in template:
@@ -35,10 +35,10 @@ def reasoning_parser_of(template: str) -> type[ReasoningParser] | None:
 
 
 def opened_by(prompt: str, variables: Mapping[str, Any], continued: str | None = None) -> bool | None:
-    """Whether the model thinks when it begins (True) or has done with it (False); None if the prompt does not say.
+    """Whether the output begins within reasoning (True) or after it (False); None if the prompt does not say.
 
-    prompt: as rendered by the template with these variables; continued: the final message's text, where the model goes on with
-    that. Only the prompt's end counts: what a user has written does not.
+    prompt: rendered by the template with these variables. continued: the final message's text, if the model continues it. Only
+    the prompt's end counts, and not what a user has written.
     """
     if continued is not None:
         return continued.rfind(START) > continued.rfind(END)

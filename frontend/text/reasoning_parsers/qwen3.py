@@ -1,4 +1,4 @@
-"""Qwen3, QwQ and others that think at will: a thought begins with `<think>`, which the model writes or the prompt ends with."""
+"""Qwen3, QwQ and others with optional reasoning: it begins with `<think>`, which the model writes or the prompt ends with."""
 
 from quire.frontend.text.reasoning_parsers.base import ReasoningParser
 

@@ -1,7 +1,7 @@
-"""ToolParser: what all formats of tool calls have in common, from a text in pieces to events.
+"""ToolParser: the base of all formats of tool calls; it turns a text that comes in pieces into events.
 
-A format is a subclass with its markers and a generator over a Reader, `_call`, which takes one call (or several in one frame)
-from its first marker on and raises Malformed where it is none. A parser belongs to one output and is fed once.
+A format is a subclass with its markers and a generator over a Reader, `_call`, which takes one call, or several in one frame,
+from its first marker on. It raises Malformed if the text is not a call. A parser belongs to one output.
 """
 
 import secrets
@@ -19,9 +19,10 @@ def new_call_id() -> str:
 
 
 class ToolParser:
-    """tools: name -> JSON Schema of its parameters, for formats that do not say a value's type.
+    """tools: name -> JSON Schema of its parameters, for formats in which values have no type.
 
-    starts: what a call begins with, anywhere in a text. special: markers that may be special tokens, which must be in the text.
+    starts: markers with which a call begins, anywhere in a text. special: markers that may be special tokens; these have to be
+    kept in the text.
     """
 
     starts: ClassVar[Markers]
@@ -35,13 +36,13 @@ class ToolParser:
         self._started = self._done = False
 
     def feed(self, text: str) -> list[Event]:
-        """What this piece adds; what may still become one thing or another is held back."""
+        """The events of this piece; text that is still ambiguous is held back."""
         self._reader.append(text)
         self._go_on()
         return self._reader.take_events()
 
     def finish(self) -> list[Event]:
-        """The rest, when the text has ended."""
+        """The remaining events, when the text has ended."""
         self._reader.ended = True
         self._go_on()
         self._reader.finish()
@@ -58,7 +59,7 @@ class ToolParser:
             yield from self._try(reader, self._call(reader))
 
     def _opening(self, reader: Reader) -> Waits[None]:
-        """For formats that may begin with the text itself."""
+        """Read the beginning of the text, for formats in which it may be a call."""
         yield from ()
 
     def _try(self, reader: Reader, call: Waits[None]) -> Waits[None]:

@@ -1,4 +1,4 @@
-"""Which parser reads a model's tool calls: by vLLM's names, or by the markers that the model's chat template shows."""
+"""Chooses the parser of a model's tool calls, by vLLM's names, or by the markers in the model's chat template."""
 
 from functools import lru_cache
 
@@ -27,8 +27,8 @@ TOOL_PARSERS: dict[str, type[ToolParser]] = {
     "seed_oss": Qwen3Coder,
 }
 
-# Of the first line whose texts a template all holds. Several formats write <tool_call>: what tells them apart comes first.
-# None: what is written there, none of these parsers reads.
+# The first line with all its texts in the template applies. Several formats use <tool_call>: those with more texts come first.
+# None: a format that no parser here reads.
 _SHOWN: tuple[tuple[type[ToolParser] | None, tuple[str, ...]], ...] = (
     (Mistral, ("[TOOL_CALLS]",)),
     (DeepSeekV3, (CALLS,)),
@@ -48,5 +48,5 @@ _SHOWN: tuple[tuple[type[ToolParser] | None, tuple[str, ...]], ...] = (
 
 @lru_cache(maxsize=32)
 def tool_parser_of(template: str) -> type[ToolParser] | None:
-    """The parser of the format that a chat template shows; None if it shows none that is known."""
+    """The parser for the markers in a chat template; None if they are not known."""
     return next((parser for parser, texts in _SHOWN if all(text in template for text in texts)), None)

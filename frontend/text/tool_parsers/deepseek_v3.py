@@ -1,6 +1,6 @@
 """DeepSeek V3 and R1 (`function<sep>NAME`, arguments in a fenced block) and V3.1 (`NAME<sep>{...}`).
 
-Each call stands within its tokens, and all of them within a pair of their own, which may be missing.
+Each call is enclosed in a pair of tokens, and all calls together in another pair, which may be missing.
 """
 
 from quire.frontend.text.tool_parsers.base import ToolParser

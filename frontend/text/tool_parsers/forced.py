@@ -1,6 +1,6 @@
-"""Calls that a grammar has made sure of: tool_choice "required" (a JSON list of calls) and a named function (its arguments).
+"""Parse calls that a grammar guarantees: tool_choice "required" (a JSON list of calls) and a named function (its arguments).
 
-The schemas that they follow are made in http/api/tools/tool_grammar.py.
+http/api/tools/tool_grammar.py makes their schemas.
 """
 
 import re
@@ -23,7 +23,7 @@ class RequiredCalls(ToolParser):
         try:
             yield from json_calls(reader)
         except Malformed:
-            if reader.ended and reader.at >= len(reader.text):  # cut off: the head of a call that nobody can use
+            if reader.ended and reader.at >= len(reader.text):  # cut off within the head of a call
                 reader.settle()
             raise
         reader.close()

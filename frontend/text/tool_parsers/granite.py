@@ -1,6 +1,6 @@
 """Granite 3: `<|tool_call|>` (3.1: `<tool_call>`) and a list of calls, `[{"name": ..., "arguments": {...}}, ...]`.
 
-Granite 4 writes as Hermes does, which is understood as well.
+Granite 4 uses Hermes' format, which is accepted as well.
 """
 
 from quire.frontend.text.tool_parsers.base import ToolParser

@@ -1,6 +1,6 @@
-"""Hermes, Qwen2.5, Qwen3 and the bundled model: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any number.
+"""Hermes, Qwen2.5, Qwen3 and the bundled model: any number of `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
 
-Text may stand before, between and behind the calls.
+There may be text before, between and after the calls.
 """
 
 from quire.frontend.text.tool_parsers.base import ToolParser

@@ -1,8 +1,8 @@
-"""JSON as it comes: values, and calls written as {"name": ..., "arguments": {...}}, alone or in a list.
+"""Parse JSON as it comes: values, and calls written as {"name": ..., "arguments": {...}}, alone or in a list.
 
-Strict JSON, checked character by character: what has been taken is always the beginning of a valid value, and Malformed is
-raised at the first character that cannot go on with it. Only bare line breaks and tabs in texts of arguments become what they
-should be. Values may be nested as deep as memory allows. Used by most formats.
+JSON is checked strictly, character by character: the text taken is always the beginning of a valid value, and Malformed is
+raised at the first character that cannot continue it. The one exception: bare line breaks and tabs in strings of arguments
+become escapes. Values may be nested as deep as memory allows. Most formats use this.
 """
 
 import json
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from quire.frontend.text.tool_parsers.reader import MAX_NAME, Malformed, Reader, Waits
 
 _STRING_BODY = re.compile(r'[^"\\\x00-\x1f]*')
-_BARE = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}  # what models write in texts of arguments, and JSON wants as escapes
+_BARE = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}  # models write them in strings of arguments; JSON needs escapes
 _DIGITS = re.compile(r"[0-9]*")
 _LITERALS = {"t": "true", "f": "false", "n": "null"}
 _CLOSING = {"{": "}", "[": "]"}
 
 
 def json_value(reader: Reader) -> Waits[None]:
-    """Take one value, spaces before it included."""
+    """Take one value, with the white space before it."""
     char = yield from reader.skip_space()
     if char not in _CLOSING:
         yield from _scalar(reader, char)
@@ -29,7 +29,7 @@ def json_value(reader: Reader) -> Waits[None]:
 
 
 def json_arguments(reader: Reader, name: str, call_id: str | None = None) -> Waits[None]:
-    """Take an object, as the arguments of a call of this name. The call begins when more of it than a bracket is right."""
+    """Take an object as the arguments of a call of this name. The call begins when the character after the bracket is valid."""
     place = reader.held
     yield from reader.expect("{")
     if (yield from reader.skip_space()) not in ('"', "}"):
@@ -40,8 +40,8 @@ def json_arguments(reader: Reader, name: str, call_id: str | None = None) -> Wai
 
 
 def _rest_of(reader: Reader, bracket: str) -> Waits[None]:
-    """Take the rest of a list or an object, which this bracket will close."""
-    closing, is_first = [bracket], True  # just behind an opening bracket
+    """Take the rest of a list or an object that this bracket closes."""
+    closing, is_first = [bracket], True  # is_first: right after an opening bracket
     while True:
         char = yield from reader.skip_space()
         if not (is_first and char == closing[-1]):
@@ -139,8 +139,8 @@ def json_string(reader: Reader) -> Waits[None]:
 
 @dataclass(frozen=True)
 class CallShape:
-    """How a format writes a call. others: the further keys that it may have; None for any. needs_arguments: without them, an
-    object is no call, where a format has nothing else to tell a call by."""
+    """How a format writes a call. others: further keys that it may have; None for any. needs_arguments: an object without
+    arguments is not a call, in a format without other marks of a call."""
 
     arguments: tuple[str, ...] = ("arguments", "parameters")
     others: frozenset[str] | None = None
@@ -151,7 +151,7 @@ ANY_CALL = CallShape()
 
 
 def json_call(reader: Reader, shape: CallShape = ANY_CALL) -> Waits[None]:
-    """Take one call. Its arguments are passed on as they come, if its name has come before them."""
+    """Take one call. Its arguments are passed on as they come if its name comes before them."""
     yield from reader.skip_space()
     yield from reader.expect("{")
     reader.head()
@@ -167,7 +167,7 @@ def json_call(reader: Reader, shape: CallShape = ANY_CALL) -> Waits[None]:
             if not name:
                 raise Malformed
         elif key in shape.arguments and not done and not early:
-            if (yield from reader.peek()) == "n":  # of a function without parameters
+            if (yield from reader.peek()) == "n":  # for a function without parameters
                 yield from reader.expect("null")
                 early = "{}"
             elif name:
@@ -185,7 +185,7 @@ def json_call(reader: Reader, shape: CallShape = ANY_CALL) -> Waits[None]:
         reader.take()
     if char == "}":
         reader.take()
-    elif not done:  # a bracket that is missing behind the arguments is forgiven
+    elif not done:  # a missing bracket after the arguments is accepted
         raise Malformed
     if not done:
         if not name or (shape.needs_arguments and not early):
@@ -197,7 +197,7 @@ def json_call(reader: Reader, shape: CallShape = ANY_CALL) -> Waits[None]:
 
 
 def _early_arguments(reader: Reader) -> Waits[str]:
-    """Take an object, and return it."""
+    """Take an object and return it."""
     place = reader.held
     if (yield from reader.peek()) != "{":
         raise Malformed
@@ -206,7 +206,7 @@ def _early_arguments(reader: Reader) -> Waits[str]:
 
 
 def _short_string(reader: Reader) -> Waits[str]:
-    """Take a string and return it: "" for one that is too long for a name, or no text."""
+    """Take a string and return it; "" if it is too long for a name or has lone surrogates."""
     place = reader.held
     yield from json_string(reader)
     text = reader.held_since(place)

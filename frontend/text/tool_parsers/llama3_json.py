@@ -1,7 +1,7 @@
-"""Llama 3 and 4: the answer is `{"name": ..., "parameters": {...}}`, or several, `;` or spaces between them.
+"""Llama 3 and 4: the answer is `{"name": ..., "parameters": {...}}`, or several of them, separated by `;` or white space.
 
-All may stand behind `<|python_tag|>`.
-Without the tag, only an answer that begins with such an object is a call; any other key than a call's makes content of it.
+They may come after `<|python_tag|>`. Without the tag, only an answer that begins with such an object is a call, and an object
+with any other key than a call's is content.
 """
 
 from quire.frontend.text.tool_parsers.base import ToolParser
@@ -32,4 +32,4 @@ class Llama3Json(ToolParser):
             if char == ";":
                 reader.take()
             yield from json_call(reader, _SHAPE)
-        reader.give_back()  # spaces: of a text behind, if there is one
+        reader.give_back()  # white space, which belongs to the text that follows, if any

@@ -1,6 +1,7 @@
-"""Mistral: `[TOOL_CALLS]` and a list of calls, or (tokenizer v11 on) `[TOOL_CALLS]name{...}`, with `[CALL_ID]id` and `[ARGS]`.
+"""Mistral: `[TOOL_CALLS]` and a list of calls, or (from tokenizer v11) `[TOOL_CALLS]name{...}`, with `[CALL_ID]id` and
+`[ARGS]`.
 
-Its chat templates want ids of nine letters and digits.
+Its chat templates need ids of nine letters and digits.
 """
 
 import re

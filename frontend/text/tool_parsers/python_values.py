@@ -1,8 +1,8 @@
-"""Python literals as they come, written as JSON: what models put into `f(a='x', b=[1, None])`.
+"""Translate Python literals into JSON as they come: the values in `f(a='x', b=[1, None])`.
 
-Numbers, strings with Python's escapes (in three quotes or several behind each other, too), True, False, None (and JSON's own),
-lists, tuples, dicts with strings as keys. What has been taken is always the beginning of a valid value; Malformed is raised at
-the first character (or word) that is none. A value in brackets of its own, `(1)`, is taken for a tuple of one.
+These are numbers, strings with Python's escapes (also triple-quoted, or several in a row), True, False, None (and JSON's
+names), lists, tuples, and dicts with strings as keys. The text taken is always the beginning of a valid value; Malformed is
+raised at the first character or word that cannot continue it. A value in parentheses, `(1)`, counts as a tuple of one.
 """
 
 import json
@@ -15,7 +15,7 @@ from quire.frontend.text.tool_parsers.reader import Malformed, Reader, Waits
 _WORD = re.compile(r"[\w.+-]*", re.ASCII)
 _JSON_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _PYTHON_NUMBER = re.compile(r"[+-]?([0-9]+(_[0-9]+)*)?\.?([0-9]+(_[0-9]+)*)?([eE][+-]?[0-9]+)?")
-_MAX_WORD = 4096  # characters; a number is held until it has ended
+_MAX_WORD = 4096  # characters; a number is held back until it has ended
 _NAMES = {"True": "true", "true": "true", "False": "false", "false": "false", "None": "null", "null": "null"}
 _CLOSING = {"{": "}", "[": "]", "(": ")"}
 _BODY = {'"': re.compile(r'[^"\\]*'), "'": re.compile(r"[^'\\]*")}
@@ -41,7 +41,7 @@ def begins_value(char: str) -> bool:
 
 
 def python_value(reader: Reader) -> Waits[None]:
-    """Take one value, spaces before it included, and write it as JSON."""
+    """Take one value, with the white space before it, and write it as JSON."""
     closing: list[str] = []
     while True:
         char = yield from reader.skip_space()
@@ -63,7 +63,7 @@ def python_value(reader: Reader) -> Waits[None]:
             if more:
                 reader.take()
                 char = yield from reader.skip_space()
-            if char == closing[-1]:  # also behind a last comma
+            if char == closing[-1]:  # also after a trailing comma
                 reader.take()
                 reader.write("}" if closing.pop() == "}" else "]")
                 continue
@@ -78,14 +78,14 @@ def python_value(reader: Reader) -> Waits[None]:
 
 
 def literal_as_json(text: str) -> str | None:
-    """A whole text that is one such literal, as JSON; None if it is none."""
+    """A text that is one such literal, as JSON; None if it is not one."""
     reader = Reader(str)
     reader.append(text)
     reader.ended = True
     reader.begin("", verbatim=False)
     try:
         for _ in python_value(reader):
-            pass  # it waits for nothing: all of the text is there
+            pass  # it never waits, because the text is complete
     except Malformed:
         return None
     if reader.text[reader.at :].strip():
@@ -125,7 +125,7 @@ def _number(word: str) -> str:
 
 
 def _string(reader: Reader) -> Waits[None]:
-    """Strings behind each other are one, as in Python."""
+    """Take strings in a row, which are one string, as in Python."""
     reader.write('"')
     char = yield from reader.peek()
     while char in _BODY:
@@ -135,7 +135,7 @@ def _string(reader: Reader) -> Waits[None]:
 
 
 def _quoted(reader: Reader, quote: str) -> Waits[None]:
-    """In one quote or three of this kind."""
+    """Take a string in single or triple quotes of this kind."""
     reader.take()
     end = quote
     if (yield from reader.looks_like(quote * 2)):
@@ -172,7 +172,7 @@ def _escape(reader: Reader) -> Waits[None]:
     elif char in _ESCAPES:
         reader.take()
         reader.write(json_escaped(_ESCAPES[char]))
-    else:  # as in Python, no escape at all
+    else:  # not an escape, as in Python
         reader.write(json_escaped("\\"))
 
 
@@ -201,7 +201,7 @@ def _octal(reader: Reader) -> Waits[int]:
 
 
 def json_escaped(text: str) -> str:
-    """As within a JSON string. Halves of surrogate pairs, which are no text, stay escapes."""
+    """The text as it is within a JSON string. Lone surrogates, which UTF-8 cannot encode, become escapes."""
     escaped = json.dumps(text, ensure_ascii=False)[1:-1]
     try:
         escaped.encode()

@@ -1,7 +1,7 @@
 """Llama 3.2 and 4, ToolACE, Olmo: the answer is a Python list of calls, `[f(a=1, b='x'), g()]`.
 
-Only an answer that begins with one is a call, or what stands behind Llama 4's `<|python_start|>` (and before `<|python_end|>`).
-Arguments are written as JSON as they come. A call begins with its first value, so that prose in brackets stays content.
+Such a list is a call only at the beginning of an answer, or after Llama 4's `<|python_start|>` (and before `<|python_end|>`).
+Arguments are translated into JSON as they come. A call begins with its first value, so prose in brackets stays content.
 """
 
 import re
@@ -45,7 +45,7 @@ class Pythonic(ToolParser):
             if (yield from reader.skip_space()) != ",":
                 break
             reader.take()
-            if (yield from reader.skip_space()) == "]":  # behind a last comma
+            if (yield from reader.skip_space()) == "]":  # after a trailing comma
                 break
         yield from reader.expect("]")
 
@@ -74,7 +74,7 @@ class Pythonic(ToolParser):
         reader.end_arguments()
 
     def _key(self, reader: Reader) -> Waits[str]:
-        """Take `key=`, up to where its value begins."""
+        """Take `key=`, up to the beginning of its value."""
         key = yield from self._name(reader)
         yield from reader.skip_space()
         yield from reader.expect("=")

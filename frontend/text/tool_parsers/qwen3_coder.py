@@ -1,10 +1,10 @@
 """Qwen3-Coder's XML: `<tool_call><function=NAME><parameter=KEY>VALUE</parameter>...</function></tool_call>`.
 
-Values are bare text: their types come from the function's schema. A text is passed on as it comes, without the line breaks
-around it; anything else when it is complete, as what its type says if it can be read as that, else as a text. Some models leave
-the outer tags out, or a value's end: the beginning of a parameter that the function has and the call does not have yet, or the
-call's own end, ends a value, too. Other parameters' beginnings are quotations, a part of the value; so is an end behind which
-the call does not go on. Seed-OSS has other outer tags.
+Values are bare text: their types come from the function's schema. A string is passed on as it comes, without the line breaks
+around it. Any other value is passed on when it is complete, with its type if it can be parsed as that, else as a string. Some
+models omit the outer tags, or a value's end tag. So a value also ends at the beginning of a parameter that the function has and
+the call does not have yet, and at the end of the call. The beginning of any other parameter is part of the value, and so is an
+end tag after which the call does not continue. Seed-OSS has other outer tags.
 """
 
 import json
@@ -26,12 +26,12 @@ FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
 _NAME_ENDS = Markers(">")
 _VALUE_ENDS = ("\n" + PARAMETER_END, PARAMETER_END, *(f"\n{FUNCTION_END}\n{end}" for end in ENDS))
-_BEHIND_VALUES = (PARAMETER, FUNCTION_END, *ENDS, *STARTS, FUNCTION)  # what may come behind a value's end marker
+_BEHIND_VALUES = (PARAMETER, FUNCTION_END, *ENDS, *STARTS, FUNCTION)  # a value's end marker is followed by one of these
 _NO_TEXTS = {"number", "integer", "boolean", "null"}
-_MAX_LOOKS = 32  # at what stands before a marker, of one value: each takes as long as the value is
-_MAX_OPTIONS = 64  # of a parameter's schema that are looked at
+_MAX_LOOKS = 32  # checks whether a marker is within a string, for one value: each takes time linear in its length
+_MAX_OPTIONS = 64  # options of a parameter's schema that are read
 _MAX_ENDS = 256  # parameters of a function that may end another's value
-_LONGEST_LITERAL = 1 << 16  # characters of a Python list or dict, which some models write in place of JSON
+_LONGEST_LITERAL = 1 << 16  # characters of a Python list or dict, which some models write instead of JSON
 _SCALARS = {"True": True, "False": False, "None": None}
 
 
@@ -42,7 +42,7 @@ class Qwen3Coder(ToolParser):
     def __init__(self, tools: Mapping[str, Parameters] | None = None, new_id: Callable[[], str] | None = None) -> None:
         super().__init__(tools, new_id)
         self._value_ends: dict[str, Markers] = {}
-        self._begun: set[str] = set()  # how the parameters that the call has begin
+        self._begun: set[str] = set()  # the beginnings of the parameters that the call has so far
 
     def _call(self, reader: Reader) -> Waits[None]:
         for start in STARTS:
@@ -103,14 +103,14 @@ class Qwen3Coder(ToolParser):
             yield from reader.expect(PARAMETER_END)
 
     def _ends(self, function: str) -> Markers:
-        """Of the function's values."""
+        """The markers that may end a value of the function's parameters."""
         if function not in self._value_ends:
             names = islice(_properties(self._tools.get(function, {})), _MAX_ENDS)
             self._value_ends[function] = Markers(*_VALUE_ENDS, *(_beginning(name) for name in names if ">" not in name))
         return self._value_ends[function]
 
     def _pieces(self, reader: Reader, ends: Markers, write: Callable[[str], None]) -> Waits[None]:
-        """Take a value up to its end, telling `write` of each piece."""
+        """Take a value up to its end, and pass each piece to `write`."""
         while True:
             found = yield from reader.pieces_up_to(ends, write)
             is_value_end = found.endswith(PARAMETER_END)
@@ -119,7 +119,7 @@ class Qwen3Coder(ToolParser):
             write(reader.take())
 
     def _value(self, reader: Reader, ends: Markers, is_json: bool) -> Waits[str]:
-        """Take a value up to its end: a marker within a text of JSON is none."""
+        """Take a value up to its end, and return it. A marker within a JSON string does not count."""
         parts: list[str] = []
         yield from self._pieces(reader, ends, parts.append)
         for _ in range(_MAX_LOOKS if is_json else 0):
@@ -131,14 +131,14 @@ class Qwen3Coder(ToolParser):
 
 
 def _beginning(key: str) -> str:
-    """What a parameter begins with, behind another one's value."""
+    """The beginning of a parameter, after another one's value."""
     return f"\n{PARAMETER}{key}>"
 
 
 def _is_in_text(value: str) -> bool:
-    """Whether this is the beginning of JSON, up to within a text."""
+    """Whether this is the beginning of JSON that ends within a string."""
     try:
-        json.loads(value + " ")  # an escape at the very end, "\\u00e9, is said to be wrong
+        json.loads(value + " ")  # without the space, json would call an escape at the very end, "\\u00e9, invalid
     except json.JSONDecodeError as error:
         return error.msg.startswith("Unterminated string")
     except RecursionError:
@@ -147,7 +147,7 @@ def _is_in_text(value: str) -> bool:
 
 
 def _types(schema: Mapping[str, Any], key: str) -> frozenset[str]:
-    """JSON Schema's types of one parameter; a text's if it is not known."""
+    """JSON Schema's types of one parameter; a string's if the parameter is not known."""
     root = {**schema, **(_resolved(schema, schema) or {})}
     parameter = _properties(schema).get(key)
     if not isinstance(parameter, dict):
@@ -168,7 +168,7 @@ def _properties(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """A schema without a reference at its top; None where there is none."""
+    """The schema that a reference at the top of a schema leads to; None if there is no schema."""
     for _ in range(_MAX_OPTIONS):
         ref = schema.get("$ref") if isinstance(schema, Mapping) else None
         if not isinstance(ref, str) or not ref.startswith("#"):

@@ -1,10 +1,11 @@
-"""Reader: a text that comes in pieces, for parsers written as generators, and where each of its characters goes.
+"""Reader: a text that comes in pieces, for parsers written as generators; it makes each character part of an event.
 
-A parser reads as if the whole text were there; where it is not yet, it yields, and goes on with the next piece. So it behaves
-the same however the text is cut. What it takes is held until it is known what it is: `begin` makes markup of it, and what comes
-then is arguments; `give_back` makes content of a call that is none. Nothing taken is looked at again: time is linear.
+A parser reads as if the whole text were there. Where the text is not there yet, the parser yields, and continues with the next
+piece, so its result does not depend on how the text is cut. Characters that it takes are held until their kind is known:
+`begin` makes them markup, and arguments follow; `give_back` makes them content, for they are not a call. Nothing taken is
+looked at again, so time is linear.
 
-Spaces alone beside calls are markup; a text keeps its own.
+White space alone beside calls is markup; a text keeps its own.
 """
 
 import re
@@ -17,12 +18,12 @@ T = TypeVar("T")
 Waits = Generator[None, None, T]
 
 MAX_NAME = 256  # characters of a function's name
-_MAX_SPACES = 128  # characters looked at behind a marker; more spaces than half of them are as good as what may follow
+_MAX_SPACES = 128  # characters read after a marker; if more than half are white space, an allowed text counts as following
 SPACE = re.compile(r"[ \t\r\n]*")
 
 
 class Malformed(Exception):
-    """What was read cannot be a call: from the character at hand on, the text is no longer one."""
+    """The text cannot be a call: the next character cannot continue one."""
 
 
 class Markers:
@@ -35,7 +36,7 @@ class Markers:
         self._longest = max(map(len, texts))
 
     def find(self, text: str, at: int) -> tuple[int, str | None]:
-        """Where the first marker begins and which, or None with where one may begin that is not complete."""
+        """Where the first marker begins, and the marker; it is None if one may begin there that is not complete."""
         if found := self._regex.search(text, at):
             return found.start(), found[0]
         if self._firsts.isdisjoint(text):
@@ -47,21 +48,21 @@ class Markers:
 
 
 class Reader:
-    """new_id: makes the id of a call."""
+    """new_id: makes the id of a new call."""
 
     def __init__(self, new_id: Callable[[], str]) -> None:
         self.text = ""
-        self.at = 0  # [0, at) was taken   [at, end) is to be read
+        self.at = 0  # [0, at) is taken   [at, end) is not read yet
         self.ended = False
         self.num_calls = 0
         self._new_id = new_id
         self._events: list[Event] = []
-        self._held: list[str] = []  # taken, and not known what it is
-        self._blank: list[str] = []  # spaces with no text before them since the last call
+        self._held: list[str] = []  # taken text of unknown kind
+        self._blank: list[str] = []  # white space with no text before it since the last call
         self._in_text = False
-        self._in_call = False  # from the beginning of a call to the end of what surrounds it
-        self._writes = False  # arguments are being taken
-        self._verbatim = False  # they are their own source
+        self._in_call = False  # from the beginning of a call to the end of its frame
+        self._writes = False  # text that is taken belongs to arguments
+        self._verbatim = False  # arguments are the output's text, unchanged
         self._sources: list[str] = []
         self._texts: list[str] = []
 
@@ -95,7 +96,7 @@ class Reader:
         return piece
 
     def take_as(self, text: str) -> None:
-        """Take a character of verbatim arguments, which is this text there. Malformed elsewhere, with nothing taken."""
+        """Take a character of verbatim arguments, and write this text for it. Elsewhere raises Malformed and takes nothing."""
         if not (self._writes and self._verbatim):
             raise Malformed
         self._sources.append(self.text[self.at])
@@ -103,7 +104,7 @@ class Reader:
         self.at += 1
 
     def run(self, pattern: re.Pattern[str]) -> Waits[None]:
-        """Take characters as long as they match; `pattern` is of the form [...]*."""
+        """Take characters while they match; `pattern` has the form [...]*."""
         while True:
             match = pattern.match(self.text, self.at)
             assert match is not None
@@ -113,7 +114,7 @@ class Reader:
                 return
 
     def skip_space(self) -> Waits[str]:
-        """Take spaces; returns the next character, which is not taken."""
+        """Take white space. Returns the next character, which is not taken."""
         char = yield from self.peek()
         while char and char in " \t\r\n":
             yield from self.run(SPACE)
@@ -121,16 +122,16 @@ class Reader:
         return char
 
     def expect(self, text: str) -> Waits[None]:
-        """Take exactly this text. Malformed if another comes, of which nothing is taken: a call may begin there."""
+        """Take exactly this text. Raises Malformed for any other, and takes none of it: a call may begin there."""
         if (yield from self.looks_like(text)):
             self.take(len(text))
             return
         if self.ended and text.startswith(self.text[self.at :]):
-            self.take(len(text))  # cut off
+            self.take(len(text))  # the output was cut off within it
         raise Malformed
 
     def look(self, pattern: re.Pattern[str], most: int) -> Waits[str]:
-        """The characters ahead that match `pattern`, [...]*; none is taken. Malformed if there are more than most."""
+        """The next characters that match `pattern`, [...]*; none is taken. Raises Malformed for more than `most`."""
         while True:
             match = pattern.match(self.text, self.at)
             assert match is not None
@@ -141,7 +142,7 @@ class Reader:
             yield
 
     def looks_like(self, text: str) -> Waits[bool]:
-        """Whether this text comes next; nothing is taken."""
+        """Whether this text comes next; takes nothing."""
         while True:
             ahead = self.text[self.at : self.at + len(text)]
             if ahead == text:
@@ -151,7 +152,7 @@ class Reader:
             yield
 
     def is_followed(self, text: str, by: tuple[str, ...]) -> Waits[bool]:
-        """Whether one of these, or the end, comes behind this text, which comes next, and spaces; nothing is taken."""
+        """Whether this text, which comes next, and white space are followed by one of `by` or the end; takes nothing."""
         while True:
             behind = self.text[self.at + len(text) : self.at + len(text) + _MAX_SPACES]
             rest = behind.lstrip(" \t\r\n")
@@ -173,7 +174,7 @@ class Reader:
             yield
 
     def up_to(self, markers: Markers) -> Waits[str]:
-        """Take what stands before a marker, and return it. Malformed if it is longer than MAX_NAME."""
+        """Take the text before a marker, and return it. Raises Malformed if it is longer than MAX_NAME."""
         while True:
             at, found = markers.find(self.text, self.at)
             if at - self.at > MAX_NAME or (found is None and self.ended):
@@ -183,9 +184,10 @@ class Reader:
             yield
 
     def pieces_up_to(self, markers: Markers, write: Callable[[str], None]) -> Waits[str]:
-        """Take what stands before a marker, however long, telling `write` of each piece. Returns the marker, which stays.
+        """Take the text before a marker, of any length, and pass each piece to `write`. Returns the marker, which is not taken.
 
-        Where the text was cut off within what looks like a marker, that is no part of a piece. Malformed without a marker.
+        If the output was cut off within what looks like a marker, that is not part of a piece. Raises Malformed without a
+        marker.
         """
         while True:
             at, found = markers.find(self.text, self.at)
@@ -199,7 +201,7 @@ class Reader:
             yield
 
     def content_up_to(self, markers: Markers) -> Waits[str | None]:
-        """Pass what stands before the next marker on as content. The marker, which is not taken; None at the end."""
+        """Pass the text before the next marker on as content. Returns the marker, which is not taken; None at the end."""
         while True:
             at, found = markers.find(self.text, self.at)
             if found is None and self.ended:
@@ -218,20 +220,20 @@ class Reader:
     # ----------------------------------------------------------------------------------------------------- what it becomes
     @property
     def held(self) -> int:
-        """A place in what is held, for `held_since`."""
+        """The present position in the held text, for `held_since`."""
         return len(self._held)
 
     def held_since(self, place: int) -> str:
         return "".join(self._held[place:])
 
     def head(self) -> None:
-        """What has been taken, or comes now, is the head of a call, and content if that is not completed."""
+        """Held text, and text taken from now on, is the head of a call; it becomes content if the head is not completed."""
         self._in_call = False
 
     def begin(self, name: str, call_id: str | None = None, *, verbatim: bool = True, since: int | None = None) -> None:
-        """A call: what is held was its head, what is taken from now on are its arguments (verbatim), or their source.
+        """Begin a call: held text was its head; text taken from now on is its arguments (verbatim), or their source.
 
-        since: a place in what is held from which on that is arguments already.
+        since: a position in the held text at which the arguments began.
         """
         early = self._held[since:] if since is not None else []
         del self._held[len(self._held) - len(early) :]
@@ -254,18 +256,18 @@ class Reader:
         self._writes = False
 
     def settle(self) -> None:
-        """What is held ends a call, whatever comes."""
+        """Make the held text markup: it ends a call, whatever comes next."""
         if self._held:
             self._events.append(Markup("".join(self._held)))
             self._held.clear()
 
     def close(self) -> None:
-        """What surrounds a call, or several, is complete."""
+        """End the frame of a call, or of several."""
         self.settle()
         self._in_call = False
 
     def give_back(self) -> None:
-        """What is held is no call but content; at the end of the text, the rest of one that was begun."""
+        """Make the held text content: it is not a call. At the end of the text, it is the rest of a call that was begun."""
         self.end_arguments()
         if self._in_call and self.ended and self.at >= len(self.text):
             self.settle()
@@ -275,7 +277,7 @@ class Reader:
         self._in_call = False
 
     def finish(self) -> None:
-        """The text has ended, and the parser with it."""
+        """End the text and the parser."""
         self.give_back()
         if self._blank:
             blank = "".join(self._blank)

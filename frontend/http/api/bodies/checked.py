@@ -65,7 +65,7 @@ class RequestDefaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             body.stream_options = self.stream_options(body.stream_options)
 
     def stream_options(self, asked: StreamOptions | None) -> StreamOptions | None:
-        """The options of a stream whose request asks for these."""
+        """A stream's options, where `asked` are those of its request."""
         return StreamOptions(include_usage=True, continuous_usage_stats=True) if self.include_usage else asked
 
     def role(self, body: ChatRequest) -> str:

@@ -1,7 +1,7 @@
 """Answer: one request's output as an Anthropic message, in one piece or as the events of a stream.
 
-Made by create.py when the request has been submitted. It owns the output's blocks, its reason to stop and its usage; stream.py
-sends what it makes.
+create.py makes one when it has submitted the request. It owns the output's content blocks, stop reason and usage; stream.py
+sends the events that it makes.
 """
 
 import msgspec
@@ -21,11 +21,11 @@ from quire.frontend.http.api.output_plan import OutputPlan
 from quire.frontend.http.api.prompt_run import PromptRun, ReasoningCount, usage_of
 from quire.frontend.text.output_parser import PIECE, OutputParser
 
-_MANY_CHARS = 64 << 10  # of an output, from which on its blocks are made in a thread
+_MANY_CHARS = 64 << 10  # the content blocks of a longer output are made in a thread
 
 
 class Answer:
-    """plan: None where the output is plain text. cut_by_context: fewer tokens than asked for have room."""
+    """plan: None if the output is plain text. cut_by_context: the context has room for fewer tokens than max_tokens."""
 
     def __init__(
         self, name: str, model: str, body: MessagesRequest, plan: OutputPlan | None, run: PromptRun, cut_by_context: bool
@@ -43,12 +43,12 @@ class Answer:
 
     # ------------------------------------------------------------------------------------------------------- streaming
     def begin(self) -> bytes:
-        """Events before the first output's."""
+        """The events before the first output."""
         return self._writer.opening(self._message([], None, None))
 
     def read(self, delta: Delta) -> bytes:
-        """Events for what a delta adds, and for the message's end, if it is the last."""
-        if self._reasoning is None and self._blocks.open is not None and delta.finish_reason is None:  # plain, as most are
+        """The events of a delta, and, if it is the last, those of the message's end."""
+        if self._reasoning is None and self._blocks.open is not None and delta.finish_reason is None:  # most deltas
             return self._writer.text(delta.text) if delta.text else b""
         events = b"".join(map(self._writer.step, self._steps(delta)))
         if delta.finish_reason is None:
@@ -65,8 +65,8 @@ class Answer:
 
     # ---------------------------------------------------------------------------------------------------- in one piece
     async def whole(self, delta: Delta) -> MessagesResponse:
-        """Long texts are read in turns with other requests."""
-        if self._body.max_tokens == 0:  # the one token was for nobody
+        """The message, from the whole output. A long text is parsed in pieces, between which other requests have turns."""
+        if self._body.max_tokens == 0:  # the one token that was generated is not shown
             self._run.num_tokens[0] = 0
             return self._message([], "max_tokens", None)
         steps: list[Step] = []
@@ -84,10 +84,10 @@ class Answer:
     # ------------------------------------------------------------------------------------------------------------ both
     def _count_reasoning(self, delta: Delta) -> None:
         if self._reasoning is not None:
-            self._reasoning.add(self._run, delta, self._blocks.never_thought)
+            self._reasoning.add(self._run, delta, self._blocks.never_reasoned)
 
     def _stop(self, delta: Delta) -> tuple[str, str | None]:
-        """stop_reason and stop_sequence."""
+        """The message's stop_reason and stop_sequence."""
         if delta.finish_reason == "length":
             return "model_context_window_exceeded" if self._cut_by_context else "max_tokens", None
         if isinstance(delta.stop_reason, str) and delta.stop_reason in (self._body.stop_sequences or ()):

@@ -1,8 +1,8 @@
-"""Blocks: one output's events as Anthropic's content blocks, step by step: a block is opened, gets pieces, is closed.
+"""Blocks: one output's events as Anthropic's content blocks, in steps: a content block is opened, gets pieces, is closed.
 
-A stream sends each step as an event (stream.py); an answer in one piece gathers them (`content_of`), so that both say the same.
-Thoughts, texts and calls each have a block of their own, in the order in which the model wrote them. A text of nothing but
-spaces has none.
+A stream sends each step as an event (stream.py); an answer in one piece collects them (`content_of`), so both have the same
+content. Reasoning, texts and calls each have a content block of their own, in the order in which the model wrote them. A text
+of white space alone has none.
 """
 
 import base64
@@ -26,7 +26,7 @@ Kind = Literal["text", "thinking", "tool_use"]
 
 
 class Opened(msgspec.Struct, frozen=True):
-    """id, name: of a call."""
+    """A content block begins. id, name: a call's."""
 
     index: int
     kind: Kind
@@ -35,7 +35,7 @@ class Opened(msgspec.Struct, frozen=True):
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """More of the open block: its text, its thought, or its input as JSON text."""
+    """More of the open content block: text, reasoning, or a call's input as JSON text."""
 
     index: int
     kind: Kind
@@ -43,7 +43,7 @@ class Piece(msgspec.Struct, frozen=True):
 
 
 class Closed(msgspec.Struct, frozen=True):
-    """signature: of a thought."""
+    """The content block ends. signature: the reasoning's."""
 
     index: int
     kind: Kind
@@ -54,28 +54,28 @@ Step = Opened | Piece | Closed
 
 
 class Blocks:
-    """max_calls: those beyond are left out. shows_reasoning: else they have blocks without a text."""
+    """max_calls: calls beyond it are left out. shows_reasoning: if False, reasoning has content blocks without text."""
 
     def __init__(self, parser: OutputParser, max_calls: int | None = None, shows_reasoning: bool = True) -> None:
         self._parser = parser
         self._max_calls = max_calls
         self._shows_reasoning = shows_reasoning
-        self.open: Kind | None = None  # the block that the next piece belongs to, and
+        self.open: Kind | None = None  # the kind of the open content block
         self.index = -1  # its number
         self.num_calls = 0
-        self._blank: list[str] = []  # spaces that may be the beginning of a text
+        self._blank: list[str] = []  # white space that may be the beginning of a text
         self._reasoning = hashlib.sha256()
 
     @property
-    def never_thought(self) -> bool:
-        return self._parser.never_thought
+    def never_reasoned(self) -> bool:
+        return self._parser.never_reasoned
 
     def feed(self, text: str) -> list[Step]:
-        """What this piece of the output adds."""
+        """The steps that this piece of the output adds."""
         return self._steps(self._parser.feed(text))
 
     def finish(self) -> list[Step]:
-        """The rest, when the output has ended."""
+        """The remaining steps, when the output has ended."""
         return self._steps(self._parser.finish()) + self._close()
 
     def _steps(self, events: Iterable[Event]) -> list[Step]:
@@ -127,7 +127,7 @@ class Blocks:
 
 # ---------------------------------------------------------------------------------------------------------- in one piece
 def content_of(steps: Iterable[Step]) -> list[ContentBlock]:
-    """The blocks that the steps make."""
+    """The content blocks that the steps result in."""
     content: list[ContentBlock] = []
     opened, texts = Opened(0, "text"), list[str]()
     for step in steps:
@@ -151,7 +151,7 @@ def _block(opened: Opened, text: str, signature: str) -> ContentBlock:
 
 
 def input_of(arguments: str) -> str:
-    """A call's arguments as a JSON object, whatever the model wrote: of those that break off what is complete."""
+    """A call's arguments as a JSON object, whatever the model wrote; the complete part of arguments that break off."""
     for text in itertools.chain((arguments or "{}",), _completed(arguments)):
         try:
             if isinstance(json.loads(text, parse_constant=_no_json), dict):
@@ -162,7 +162,7 @@ def input_of(arguments: str) -> str:
 
 
 def _completed(text: str) -> Iterator[str]:
-    """A JSON text that breaks off, closed: at its end, or where its last value that is complete ends."""
+    """A JSON text that breaks off, with its brackets closed: at its end, or after its last complete value."""
     closing: list[str] = []
     end = 0
     for token in _TOKENS.finditer(text):

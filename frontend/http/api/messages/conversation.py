@@ -1,7 +1,7 @@
-"""A request's system prompt and messages, blocks of content, as the messages that a chat template takes.
+"""Translate a request's system prompt and messages, made of content blocks, into the messages that a chat template takes.
 
-Turns of one role that follow each other become one. A tool's result becomes a message of the role "tool", an assistant's
-thoughts its reasoning. What a model of texts cannot take, and what stands where it must not, is a 400 that names the block.
+Consecutive turns of one role are joined. A tool's result becomes a message of the role "tool", an assistant's thinking becomes
+reasoning_content. A content block that a text model cannot take, or in a wrong place, is an ApiError 400 that names it.
 """
 
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.api.messages.schemas import Block, CountTokensRequest, InputMessage
 from quire.frontend.http.protocol.errors import ApiError
 
-_ATTRIBUTION = "x-anthropic-billing-header:"  # Claude Code's first system block: for a bill, and new with each request
+_ATTRIBUTION = "x-anthropic-billing-header:"  # of Claude Code's first system block, for billing; it differs in each request
 _MEDIA = frozenset(("image", "document", "search_result", "container_upload"))
 
 T = TypeVar("T")
 
 
 def chat_messages(body: CountTokensRequest) -> list[Json]:
-    """Raises ApiError 400."""
+    """The messages of a chat. Raises ApiError 400."""
     turns = _Turns()
     if system := _system_text(body.system):
         turns.of("system").texts.append(system)
@@ -34,8 +34,8 @@ def chat_messages(body: CountTokensRequest) -> list[Json]:
 
 
 def without_later_system(messages: list[Json]) -> list[Json] | None:
-    """The same with system messages that do not come first as part of users' turns, for templates that take them only there;
-    None if there are none. Claude Code sends such."""
+    """The messages with later system messages moved into users' turns, for templates that take a system message only at the
+    beginning; None if there are none. Claude Code sends such messages."""
     if all(message["role"] != "system" for message in messages[1:]):
         return None
     result = messages[:1]
@@ -56,11 +56,11 @@ def _parts(content: str | list[Json]) -> list[Json]:
 
 @dataclass(slots=True)
 class _Turn:
-    """A message on its way. more: fields of the role "tool"."""
+    """A message that is being built. more: fields of the role "tool"."""
 
     role: str
     texts: list[str] = field(default_factory=list)
-    thoughts: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
     calls: list[Json] = field(default_factory=list)
     more: Json = field(default_factory=dict)
 
@@ -70,20 +70,20 @@ class _Turn:
             message["content"] = [{"type": "text", "text": text} for text in self.texts]
         if self.calls:
             message["tool_calls"] = self.calls
-        if any(self.thoughts):
-            message["reasoning_content"] = "".join(self.thoughts)
+        if any(self.reasoning):
+            message["reasoning_content"] = "".join(self.reasoning)
         return message
 
 
 class _Turns:
-    """The conversation so far. names: of the tools that were called, by the calls' ids."""
+    """The conversation so far. names: the called tools' names by the ids of the calls."""
 
     def __init__(self) -> None:
         self.turns: list[_Turn] = []
         self.names: dict[str, str] = {}
 
     def of(self, role: str) -> _Turn:
-        """The last turn, if it is this role's, or a new one."""
+        """The last turn if it has this role, else a new one."""
         if not self.turns or self.turns[-1].role != role:
             self.turns.append(_Turn(role))
         return self.turns[-1]
@@ -117,7 +117,7 @@ def _read_user(turns: _Turns, message: InputMessage, place: str) -> None:
 def _result(turns: _Turns, block: Block, place: str) -> _Turn:
     call = _needed(block.tool_use_id, f"{place}.tool_use_id")
     text = _joined(block.content or "", f"{place}.content")
-    name = {"name": turns.names[call]} if call in turns.names else {}  # some templates want it
+    name = {"name": turns.names[call]} if call in turns.names else {}  # some templates need it
     return _Turn("tool", [f"Error: {text}" if block.is_error else text], more={"tool_call_id": call, **name})
 
 
@@ -130,9 +130,9 @@ def _read_assistant(turns: _Turns, message: InputMessage, place: str) -> None:
         where = f"{place}.content[{j}]"
         match block.type:
             case "thinking":
-                turn.thoughts.append(_needed(block.thinking, f"{where}.thinking"))
+                turn.reasoning.append(_needed(block.thinking, f"{where}.thinking"))
             case "redacted_thinking":
-                pass  # nobody here can read it
+                pass  # encrypted by Anthropic
             case "tool_use":
                 turn.calls.append(_call(turns, block, where))
             case _:
@@ -147,8 +147,8 @@ def _call(turns: _Turns, block: Block, place: str) -> Json:
 
 
 def _input(block: Block, place: str) -> str:
-    """As JSON text, which is decoded, and bounded, where all calls' arguments are (chat_template.py)."""
-    text, block.input = bytes(block.input), msgspec.Raw()  # which would keep the whole body
+    """A call's input as JSON text; chat_template.py decodes and bounds the arguments of all calls."""
+    text, block.input = bytes(block.input), msgspec.Raw()  # the Raw would keep the whole body in memory
     if text in (b"", b"null"):
         _needed(None, place)
     if not text.startswith(b"{"):
@@ -166,7 +166,7 @@ def _joined(content: str | Sequence[Block], place: str) -> str:
 
 
 def _text(block: Block, place: str) -> str:
-    """Of a block that must be a text."""
+    """The text of a content block that must be a text."""
     if block.type == "text":
         return _needed(block.text, f"{place}.text")
     if block.type in _MEDIA:

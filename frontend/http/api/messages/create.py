@@ -1,8 +1,8 @@
-"""POST /v1/messages and POST /v1/messages/count_tokens: Anthropic's Messages API over the machinery of chats.
+"""POST /v1/messages and POST /v1/messages/count_tokens: Anthropic's Messages API, run as chats.
 
-request.py makes a ChatRequest of the body, which is prepared, run and parsed as a chat is; answer.py tells what comes back as
-content blocks, in one piece or through stream.py. Errors: errors.py. More tokens than the context has room for are no error:
-where such an answer meets the end of the context, it says so.
+request.py makes a ChatRequest of the body, which is prepared, run and parsed like any chat. answer.py makes content blocks of
+the output, in one piece or through stream.py. errors.py has the errors. A max_tokens beyond the context's room is no error: an
+answer that reaches the end of the context has a stop_reason for that.
 """
 
 from typing import Any
@@ -75,5 +75,5 @@ async def _chat(services: Services, body: CountTokensRequest, num_bytes: int) ->
 
 
 def _options(body: CountTokensRequest) -> dict[str, Any]:
-    """For plan_chat."""
+    """Keyword arguments for plan_chat."""
     return {"thinks": body.thinking is None or body.thinking.type != "disabled", "instead": without_later_system}

@@ -1,7 +1,7 @@
 """Errors of the paths below /v1/messages, in Anthropic's JSON (https://docs.claude.com/en/api/errors), and their request-id.
 
-`speak_anthropic` is called for every request before anything is decided about it, so that a missing key or a body too large is
-told in this form, too. What the shared machinery says in the words of OpenAI's fields is put into Anthropic's here.
+`speak_anthropic` is called before anything is decided about a request, so the errors for a missing key or a body that is too
+large have this form, too. Error texts of shared code name OpenAI's fields; here Anthropic's names replace them.
 """
 
 import re
@@ -15,7 +15,7 @@ from quire.frontend.http.protocol.exchange import Request
 
 PATH = b"/v1/messages"
 OVERLOADED = 529
-THREADS = "thread_unsupported_request"  # the code by which clients know that they must send whole conversations
+THREADS = "thread_unsupported_request"  # the code that tells clients to send whole conversations
 
 _TYPES = {
     401: "authentication_error",
@@ -27,7 +27,7 @@ _TYPES = {
     504: "timeout_error",
     OVERLOADED: "overloaded_error",
 }
-_TOO_LONG = "prompt is too long: "  # clients look for this text, and shorten the conversation
+_TOO_LONG = "prompt is too long: "  # clients look for this text and shorten the conversation
 _WORDS = [
     (re.compile(pattern), instead)
     for pattern, instead in (
@@ -60,7 +60,7 @@ class MessagesErrorResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MessagesError(ApiError):
-    """An error as it is told to a client of Anthropic's."""
+    """An error in the form that Anthropic's clients expect."""
 
     event = b"event: error\n"
 
@@ -96,7 +96,7 @@ def _in_these_words(error: ApiError) -> str:
 
 
 def speak_anthropic(request: Request) -> None:
-    """If the request is for one of these paths, its answer has a request-id, and its errors Anthropic's shape."""
+    """Give the answer to a request for one of these paths a request-id, and its errors Anthropic's form."""
     if request.path != PATH and not request.path.startswith(PATH + b"/"):
         return
     request_id = f"req_{given_id(request.headers).decode() or secrets.token_hex(12)}"

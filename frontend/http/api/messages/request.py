@@ -1,6 +1,6 @@
-"""A body of the Messages API as a ChatRequest: what it says of tools, thinking, format and sampling, in chat's words.
+"""Translate a body of the Messages API into a ChatRequest: tools, thinking, output format and sampling.
 
-From there on it is prepared as chats are (params.py, chat_tools.py). What cannot be done here is refused by name.
+chat_run.py prepares it like any chat. Unsupported fields are refused by name.
 """
 
 from typing import Any
@@ -25,7 +25,7 @@ from quire.frontend.http.protocol.errors import ApiError
 
 _KEEP_ALL = ({"type": "clear_thinking_20251015"}, {"type": "clear_thinking_20251015", "keep": "all"},
              {"type": "clear_thinking_20251015", "keep": {"type": "all"}})  # fmt: skip
-# The values of NotHere's fields that ask for nothing; null, [] and {} never do.
+# Values of NotHere's fields that have no effect and are accepted, beside null, [] and {}.
 _HARMLESS: dict[str, tuple[Any, ...]] = {
     "context_management": ({"edits": []}, *({"edits": [edit]} for edit in _KEEP_ALL)),
     "diagnostics": ({"previous_message_id": None},),
@@ -34,11 +34,11 @@ _HARMLESS: dict[str, tuple[Any, ...]] = {
     "watermarking": (False,),
 }
 _LONGEST_HARMLESS = 256  # bytes
-_EFFORT = {"xhigh": "high", "max": "high"}  # templates know three
+_EFFORT = {"xhigh": "high", "max": "high"}  # templates know three levels
 
 
 def chat_request(body: CountTokensRequest) -> ChatRequest:
-    """Raises ApiError 400."""
+    """The body as a chat. Raises ApiError 400."""
     check_not_here(body)
     messages = chat_messages(body)
     chat = ChatRequest(messages=messages, model=body.model)
@@ -59,7 +59,7 @@ def check_not_here(body: NotHere) -> None:
         if not _asks_for_nothing(name, getattr(body, name)):
             code = THREADS if name == "thread" else "unsupported_value"
             raise _unsupported(name, f"{name}: this value is not supported by this server", code)
-        setattr(body, name, msgspec.Raw())  # a Raw is a view of the body, and would keep it as long as the answer takes
+        setattr(body, name, msgspec.Raw())  # a Raw is a view of the body, and would keep that in memory until the answer ends
 
 
 def _asks_for_nothing(name: str, value: msgspec.Raw) -> bool:
@@ -67,7 +67,7 @@ def _asks_for_nothing(name: str, value: msgspec.Raw) -> bool:
         return False
     try:
         return not bytes(value) or msgspec.json.decode(value) in (None, [], {}, *_HARMLESS.get(name, ()))
-    except msgspec.DecodeError:  # a Raw is JSON in form only: 1e400 is too large a number, "\ud800" no text
+    except msgspec.DecodeError:  # only a Raw's syntax is checked: 1e400 is too large for a number, "\ud800" is not a text
         return False
 
 
@@ -76,7 +76,7 @@ def _unsupported(name: str, text: str, code: str = "unsupported_value") -> ApiEr
 
 
 def _take_prefill(chat: ChatRequest, messages: list[Json]) -> None:
-    """A final message of the assistant's is what the answer goes on with."""
+    """If the last message is the assistant's, the answer continues it."""
     last = messages[-1]
     if last["role"] != "assistant":
         return
@@ -101,7 +101,7 @@ def _take_tools(chat: ChatRequest, tools: list[Tool], choice: ToolChoice | None)
 
 
 def _function(tool: Tool, place: str) -> Json:
-    """As OpenAI's tools have it. Its own fields are checked where all functions' are."""
+    """The tool in OpenAI's form. The function's own fields are checked with those of all functions (tool_use.py)."""
     if tool.type not in (None, "custom"):
         raise _unsupported(
             f"{place}.type",
@@ -136,7 +136,7 @@ def _take_thinking(chat: ChatRequest, thinking: ThinkingConfig, variables: Json)
         if chat.continue_final_message:
             raise invalid("thinking: an answer that goes on with the last message cannot begin with a thought", "thinking")
         chat.thinking_token_budget = budget
-    for name in ("enable_thinking", "thinking"):  # as templates call it
+    for name in ("enable_thinking", "thinking"):  # templates use either name
         variables.setdefault(name, thinking.type != "disabled")
 
 

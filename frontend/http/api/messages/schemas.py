@@ -1,8 +1,8 @@
 """Bodies of Anthropic's Messages API as msgspec structs (https://docs.claude.com/en/api/messages), requests and answers.
 
-conversation.py and request.py make of a request what chat's engine takes; blocks.py and stream.py make the answers. A field
-that is null means the same as one that is absent. Fields that would change the answer and are not here stand in `NotHere`, and
-request.py refuses them by name.
+conversation.py and request.py translate a request into a chat; blocks.py and stream.py make the answers. A field that is null
+means the same as one that is absent. `NotHere` has the fields that would change the answer and are not supported; request.py
+refuses them by name.
 """
 
 from typing import Annotated, Any, Literal
@@ -16,8 +16,8 @@ RawObject = Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema={"type": "obje
 
 # ------------------------------------------------------------------------------------------------------------- requests
 class Block(msgspec.Struct, kw_only=True):
-    """A part of a message: text, thinking, redacted_thinking, tool_use or tool_result. Which of the fields a part of its type
-    must have, conversation.py says. cache_control is taken and changes nothing: what can be cached always is."""
+    """A content block of a message: text, thinking, redacted_thinking, tool_use or tool_result. conversation.py checks which
+    fields it must have. cache_control is accepted and has no effect: everything that can be cached is."""
 
     type: str
     text: str | None = None
@@ -39,7 +39,7 @@ class InputMessage(msgspec.Struct, kw_only=True):
 
 
 class Tool(msgspec.Struct, kw_only=True):
-    """type: "custom", the default; all others are tools that Anthropic defines or runs."""
+    """type: "custom" (the default); other types are tools that Anthropic defines or runs, and are refused."""
 
     type: str | None = None
     name: str | None = None
@@ -77,7 +77,7 @@ class OutputConfig(msgspec.Struct, kw_only=True):
 
 
 class NotHere(msgspec.Struct, kw_only=True):
-    """Refused, but for values that ask for nothing (request.py). Not decoded: they may be of any size."""
+    """Fields that are refused, except values without effect (request.py). They are not decoded, for they may be of any size."""
 
     container: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     mcp_servers: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
@@ -96,7 +96,7 @@ class NotHere(msgspec.Struct, kw_only=True):
 
 
 class CountTokensRequest(NotHere, kw_only=True):
-    """What a prompt is made of. model: None is the first one served. output_format: the older place of output_config.format."""
+    """The fields that make a prompt. model: None: the first one served. output_format: older name of output_config.format."""
 
     model: ShortText | None = None
     messages: Annotated[list[InputMessage], msgspec.Meta(min_length=1, max_length=MAX_ITEMS)]
@@ -111,8 +111,8 @@ class CountTokensRequest(NotHere, kw_only=True):
 
 
 class MessagesRequest(CountTokensRequest, kw_only=True):
-    """max_tokens: 0 computes the prompt, for the cache, and answers nothing. Beyond Anthropic's, as with chats: cache_salt,
-    priority, vllm_xargs, chat_template_kwargs."""
+    """max_tokens: 0 computes the prompt, for the cache, and answers with no content. Fields that Anthropic lacks and chats
+    have: cache_salt, priority, vllm_xargs, chat_template_kwargs."""
 
     max_tokens: Int64
     stream: bool | None = None
@@ -133,7 +133,7 @@ class TextBlock(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
 
 
 class ThinkingBlock(msgspec.Struct, frozen=True, tag_field="type", tag="thinking"):
-    """signature: of our own making, for clients that keep no thought without one; nobody checks it."""
+    """signature: made by this server, for clients that drop thinking without one; it is not checked."""
 
     thinking: str
     signature: str
@@ -155,7 +155,7 @@ class OutputTokensDetails(msgspec.Struct, frozen=True):
 
 
 class MessagesUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """input_tokens: those that were not found in the cache."""
+    """input_tokens: tokens of the prompt that were not in the cache."""
 
     input_tokens: int
     cache_creation_input_tokens: int = 0

@@ -1,8 +1,7 @@
-"""A message as server-sent events, Anthropic's (https://docs.claude.com/en/docs/build-with-claude/streaming).
+"""A message as Anthropic's server-sent events (https://docs.claude.com/en/docs/build-with-claude/streaming).
 
-`EventWriter` makes bytes of a message's beginning, steps and end; `MessageStream` runs one request's stream. The head of the
-answer goes out with the first output, so that an earlier failure still has a status of its own; after that, a stream that is
-silent for long shows by a `ping` that it lives.
+`EventWriter` encodes a message's beginning, steps and end; `MessageStream` sends one request's stream. After the first output,
+a stream that has been silent for PING_S sends a `ping`.
 """
 
 import asyncio
@@ -31,16 +30,16 @@ _OPENINGS = {"text": b'{"type":"text","text":""}', "thinking": b'{"type":"thinki
 
 
 class EventWriter:
-    """Each method returns whole events."""
+    """Encodes events; each method returns whole ones."""
 
     def __init__(self) -> None:
-        self._delta = b""  # what goes before the next piece of the open block
+        self._delta = b""  # the bytes before the next piece of the open content block
 
     def opening(self, message: MessagesResponse) -> bytes:
         return b'event: message_start\ndata: {"type":"message_start","message":%b}\n\n' % json_bytes(message) + PING
 
     def text(self, text: str) -> bytes:
-        """A piece of the open block."""
+        """A piece of the open content block."""
         return self._delta + json_bytes(text) + _END
 
     def step(self, step: Step) -> bytes:
@@ -75,14 +74,14 @@ class EventWriter:
 
 
 class Events(Protocol):
-    """What makes a stream's events of its deltas (answer.py)."""
+    """Makes events of a stream's deltas (answer.py)."""
 
     def begin(self) -> bytes: ...
     def read(self, delta: Delta) -> bytes: ...
 
 
 class MessageStream:
-    """One response. A client that reads slowly stops the loop, and what comes meanwhile is merged by the engine's client."""
+    """One response (generate.StreamedAnswer), with pings while it is silent."""
 
     def __init__(self, response: Response, metrics: Metrics, answer: Events) -> None:
         self._response = response
@@ -117,7 +116,7 @@ class MessageStream:
         return data
 
     def _watch(self) -> None:
-        """Called every PING_S: where nothing was sent since the last time, a ping is."""
+        """Called every PING_S; sends a ping if nothing was sent since the last call."""
         response = self._response
         if self._is_silent and response.state is ResponseState.STREAMING and not response.write_paused:
             response.write(PING)

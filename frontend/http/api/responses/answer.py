@@ -1,7 +1,7 @@
 """The response object of /v1/responses and its items of output, as structs with OpenAI's field names.
 
-Items are filled in while the output comes (output.py). What of a response says its request again is encoded once: a stream
-sends it three times.
+Items are filled in while the output comes (output.py). The fields that repeat the request are encoded once, because a stream
+sends them three times.
 """
 
 import time
@@ -70,7 +70,7 @@ Item = OutputMessage | ReasoningItem | FunctionCallItem
 
 # ------------------------------------------------------------------------------------------------------------- responses
 class InputTokensDetails(msgspec.Struct, frozen=True):
-    """cache_write_tokens: what OpenAI charges for; nothing is charged here."""
+    """cache_write_tokens: always 0; OpenAI charges for them."""
 
     cached_tokens: int
     cache_write_tokens: int = 0
@@ -98,7 +98,7 @@ class ResponseError(msgspec.Struct, frozen=True):
 
 
 class ResponseObject(msgspec.Struct, kw_only=True):
-    """instructions, tools, tool_choice, text, metadata: as they were sent, or the default. store: whether it was kept."""
+    """instructions, tools, tool_choice, text, metadata: as they were sent, or the defaults. store: whether it was kept."""
 
     id: str
     object: str = "response"
@@ -132,7 +132,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     tools: Any = []
 
     def end(self, reason: FinishReason | None) -> None:
-        """Its output is whole."""
+        """Set the status of a response with a complete output, by its finish reason."""
         if reason == "length":
             self.status, self.incomplete_details = "incomplete", IncompleteDetails("max_output_tokens")
         elif reason == "stop":
@@ -147,7 +147,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
 
 
 def begun(body: ResponsesRequest, id: str, model: str, params: SamplingParams) -> ResponseObject:
-    """A response without output yet. What may be long in it is encoded already."""
+    """A response without output. Fields that may be long are encoded already."""
     text, reasoning = body.text or TextConfig(), body.reasoning or ReasoningConfig()
     return ResponseObject(
         id=id,
@@ -178,7 +178,7 @@ def begun(body: ResponsesRequest, id: str, model: str, params: SamplingParams) -
 def _format(given: TextFormat | None) -> Json:
     if given is None or given.type != "json_schema":
         return {"type": "text" if given is None else given.type}
-    strict = given.strict is not False  # a schema is followed either way
+    strict = given.strict is not False  # a schema is always followed
     return {"type": given.type, "name": given.name, "description": given.description, "schema": given.schema, "strict": strict}
 
 
@@ -191,7 +191,7 @@ _TOOL_FIELDS = ("type", "name", "description", "parameters")
 
 
 def _tool_choice(choice: str | Json | None) -> str | Json:
-    """As it was sent, which was right, but for what else stood in it."""
+    """The request's tool_choice, which was valid, without unknown fields."""
     if not isinstance(choice, dict):
         return choice or "auto"
     if "tools" not in choice:

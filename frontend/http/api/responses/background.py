@@ -1,7 +1,8 @@
-"""background: true: a response that runs on in this process while its client asks for it now and then, at whichever frontend.
+"""background: true: a response that runs in this process after its request was answered; its client polls any frontend for it.
 
-Its record says what it has come to. A cancellation is written there, by any frontend; the one that runs it sees it within a
-moment, and says all the while that it still runs: so a response whose server was killed is known to have failed (records.py).
+Its record has its status. Any frontend may write a cancellation there; the one that runs the response sees it within _LOOK_S.
+That one also renews the record's lease while it runs, so a response of a server that was killed is known to have failed
+(records.py).
 """
 
 import asyncio
@@ -19,12 +20,12 @@ from quire.frontend.http.protocol.errors import ApiError, internal_error, shutti
 
 logger = logging.getLogger("quire.http")
 
-MAX_RUNNING = 256  # of one frontend
+MAX_RUNNING = 256  # in one frontend
 _LOOK_S = 2.0
 
 
 async def begin(services: Services, turn: Turn) -> None:
-    """Returns when it runs and is kept. Raises ApiError, ClientErrors."""
+    """Start a response; returns when it runs and has a record. Raises ApiError, ClientErrors."""
     tasks, id = services.state.background, turn.response.id
     if len(tasks) >= MAX_RUNNING:
         raise ApiError(503, "Too many responses run in the background.", code="overloaded", retry_after_s=5)
@@ -33,20 +34,20 @@ async def begin(services: Services, turn: Turn) -> None:
     task.add_done_callback(lambda _: tasks.pop(id))
     try:
         await begun
-    except asyncio.CancelledError:  # the client has gone, and does not know its name
+    except asyncio.CancelledError:  # the client has disconnected without the response's id
         task.cancel()
         raise
 
 
 async def let_end(services: Services, grace_s: float) -> None:
-    """The server stops: what runs may end within this time."""
+    """The server stops: wait up to grace_s for responses to end."""
     if tasks := list(services.state.background.values()):
         logger.info("stopping: up to %.0f s for responses in the background to end: %d", grace_s, len(tasks))
         await asyncio.wait(tasks, timeout=grace_s)
 
 
 async def end_all(services: Services) -> None:
-    """What still runs has failed."""
+    """Stop the responses that still run; they have failed."""
     tasks = list(services.state.background.values())
     for task in tasks:
         task.cancel()
@@ -58,7 +59,7 @@ async def _run(services: Services, turn: Turn, begun: asyncio.Future[None]) -> N
     response, storage = turn.response, services.storage
     try:
         await _answer(services, turn, begun)
-    except (asyncio.CancelledError, Exception) as error:  # whatever it is, it is this response's, and told by it
+    except (asyncio.CancelledError, Exception) as error:  # any failure becomes the response's status
         if not begun.done():
             begun.set_exception(error) if isinstance(error, Exception) else begun.cancel()
             return
@@ -84,11 +85,11 @@ async def _answer(services: Services, turn: Turn, begun: asyncio.Future[None]) -
 
 
 async def _watch(services: Services, turn: Turn, run: PromptRun) -> None:
-    """Until it is cancelled or deleted; what is generated then is nobody's."""
+    """Renew the lease until the response is cancelled or deleted; then cancel its stream."""
     while True:
         await asyncio.sleep(_LOOK_S)
         try:
             if not await touch(services.storage, turn.owner, turn.response.id):
                 return run.stream.cancel()
-        except ApiError as error:  # the disk is full, or the like: perhaps not next time
+        except ApiError as error:  # e.g. the disk is full; the next try may succeed
             logger.warning("a response in the background could not be looked after: %s", error.message)

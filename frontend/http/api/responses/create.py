@@ -1,7 +1,7 @@
-"""POST /v1/responses: OpenAI's Responses API, run as the chat that it stands for.
+"""POST /v1/responses: OpenAI's Responses API, run as chats.
 
-The way of a request: request.py checks its fields, turn.py makes a chat of it (items.py, messages.py, translate.py), running.py
-runs that and makes items of what comes (output.py), records.py keeps the response. In the background: background.py.
+request.py checks a request's fields, turn.py makes a chat of it (items.py, messages.py, translate.py), running.py runs the chat
+and makes items of the output (output.py), records.py keeps the response. background.py runs responses in the background.
 """
 
 import msgspec
@@ -30,7 +30,7 @@ class InputTokens(msgspec.Struct, frozen=True):
 
 
 async def count_input_tokens(services: Services, request: Request, response: Response) -> None:
-    """POST /v1/responses/input_tokens: how long the prompt of this body would be."""
+    """POST /v1/responses/input_tokens: the length of the prompt that this body makes."""
     num_bytes = len(request.body)
     body = await read_body(_decoder, request, services.unknown_fields)
     turn = await prepare_turn(services, request, body, num_bytes)
@@ -43,7 +43,7 @@ async def create_response(services: Services, request: Request, response: Respon
     turn = await prepare_turn(services, request, body, num_bytes)
     try:
         await _answer(services, turn, response, num_bytes)
-    except InvalidRequest as error:  # what only the engine finds out, of a grammar, say
+    except InvalidRequest as error:  # found only by the engine, e.g. about a grammar
         raise error_of(error) or error from None
 
 
@@ -51,7 +51,7 @@ async def _answer(services: Services, turn: Turn, response: Response, num_bytes:
     body = turn.body
     if body.background:
         await begin(services, turn)
-        queued = msgspec.structs.replace(turn.response, status="queued")  # as OpenAI and vLLM say it, whatever became of it
+        queued = msgspec.structs.replace(turn.response, status="queued")  # as OpenAI and vLLM answer, whatever it is now
         return response.send(200, json_bytes(queued))
     answer, runs = turn.response, list[PromptRun]()
     async with running(answer.id, runs, services.metrics, services.request_log):

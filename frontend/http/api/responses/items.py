@@ -1,7 +1,7 @@
-"""Items of a response's input: checked, given ids, and completed to the shapes that OpenAI's references list them in.
+"""Items of a response's input: checks them, gives them ids, and completes them to the shapes in OpenAI's reference.
 
-What comes out is what is kept, listed by /v1/responses/{id}/input_items, and made messages of (messages.py). An item's id holds
-the name of its response, so that a reference to it is found without an index: `response_of_item`. Any JSON may come in.
+The input may be any JSON. The result is kept, listed by /v1/responses/{id}/input_items, and translated into messages
+(messages.py). An item's id contains the id of its response, so a reference to it needs no index (`response_of_item`).
 """
 
 import base64
@@ -25,12 +25,12 @@ def item_id(response_id: str, kind: str, number: int | str) -> str:
 
 
 def response_of_item(id: str) -> str:
-    """The response that an item was made for, as its id says."""
+    """The id of the response that an item was made for, taken from the item's id."""
     return "resp_" + id.partition("_")[2].rpartition("_")[0]
 
 
 def referenced_ids(items: Sequence[Json]) -> list[str]:
-    """Ids of the items that are only referred to. Raises ApiError 400."""
+    """The ids in items of type item_reference. Raises ApiError 400."""
     ids = [_text(item.get("id"), f"input[{i}].id") for i, item in enumerate(items) if _kind_of(item) == "item_reference"]
     if len(ids) > MAX_REFERENCES:
         raise invalid(f"input may hold at most {MAX_REFERENCES} items of type item_reference", "input")
@@ -38,7 +38,7 @@ def referenced_ids(items: Sequence[Json]) -> list[str]:
 
 
 def completed_items(given: str | Sequence[Json], known: Mapping[str, Json], response_id: str) -> list[Json]:
-    """known: items that may be referred to, by id. Raises ApiError 400, naming the item."""
+    """The input's items, checked and complete. known: the items for references, by id. Raises ApiError 400, naming the item."""
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
     items = []
@@ -67,7 +67,7 @@ def completed_items(given: str | Sequence[Json], known: Mapping[str, Json], resp
 
 
 def _kind_of(item: Json) -> Any:
-    """An item's type; where it says none, a message has a role and a reference an id alone."""
+    """An item's type. If it has none: an item with a role is a message, one with only an id a reference."""
     kind = item.get("type")
     if kind is not None:
         return kind
@@ -83,7 +83,7 @@ def _referred(item: Json, known: Mapping[str, Json], place: str) -> Json:
 
 
 def check_calls(items: Sequence[Json]) -> None:
-    """Every output belongs to a call before it. Raises ApiError 400."""
+    """Check that every output of a call comes after its call. Raises ApiError 400."""
     calls: set[str] = set()
     for item in items:
         if item["type"] == "function_call":
@@ -110,7 +110,7 @@ def _message(item: Json, place: str) -> Json:
 
 
 def _part(part: Any, place: str, by_model: bool) -> Json:
-    """by_model: of a message of the assistant's, which may have refused."""
+    """A message's part. by_model: the message is the assistant's, and may have a refusal."""
     kind = part.get("type") if isinstance(part, dict) else None
     if by_model and kind == "refusal":
         return {"type": "refusal", "refusal": _text(part.get("refusal"), f"{place}.refusal", may_be_empty=True)}
@@ -179,17 +179,17 @@ _ITEMS: dict[Any, Callable[[Json, str], Json]] = {
 
 
 # ------------------------------------------------------------------------------------------------- encrypted_content
-def sealed(thought: str) -> str:
-    """A thought as an opaque text that a client sends back (OpenAI's encrypted_content). It is no secret from whoever reads
-    the answer, which holds the thought itself: so it is packed, not encrypted."""
-    return _SEALED + base64.urlsafe_b64encode(thought.encode()).decode()
+def sealed(reasoning: str) -> str:
+    """Reasoning as an opaque text that a client sends back (OpenAI's encrypted_content). It is encoded but not encrypted,
+    because the answer contains the reasoning itself."""
+    return _SEALED + base64.urlsafe_b64encode(reasoning.encode()).decode()
 
 
 def unsealed(text: str, place: str) -> str:
-    """Raises ApiError 400 for one that was not made here."""
+    """The reasoning in a text from `sealed`. Raises ApiError 400 for any other text."""
     try:
         if not text.startswith(_SEALED):
             raise ValueError
         return base64.b64decode(text.removeprefix(_SEALED), altchars=b"-_", validate=True).decode()
-    except ValueError:  # binascii.Error too
+    except ValueError:  # or a binascii.Error, which is one
         raise invalid(f"{place} was not made by this server; send the item's content instead", place) from None

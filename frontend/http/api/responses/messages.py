@@ -1,7 +1,7 @@
-"""From a response's items to the messages of a chat, as chat templates know them.
+"""Translate a response's items into the messages of a chat, for chat templates.
 
-What a model says in one turn comes as several items (a thought, a message, calls) and is one message there. Items are those of
-items.py: checked, complete.
+A model's turn is several items (reasoning, a message, calls) and becomes one message. Items come from items.py, checked and
+complete.
 """
 
 from collections.abc import Sequence
@@ -10,12 +10,12 @@ from quire.frontend.http.api.bodies.schemas import Json
 
 
 def messages_of(items: Sequence[Json], instructions: str | None, knows_developer: bool) -> list[Json]:
-    """knows_developer: whether the chat template has a role of that name; else the developer is its system."""
+    """knows_developer: whether the chat template has the role "developer"; if not, its messages have the role "system"."""
     messages: list[Json] = [{"role": "system", "content": instructions}] if instructions else []
     for item in items:
         match item["type"]:
             case "reasoning":
-                _add_thought(messages, item)
+                _add_reasoning(messages, item)
             case "function_call":
                 _add_call(messages, item)
             case "function_call_output":
@@ -30,15 +30,15 @@ def messages_of(items: Sequence[Json], instructions: str | None, knows_developer
 
 
 def is_unfinished(items: Sequence[Json]) -> bool:
-    """Whether the last item is a message of the assistant's that the model is to go on with."""
+    """Whether the last item is a message of the assistant that the model should continue."""
     last = items[-1] if items else {}
     return last.get("role") == "assistant" and last["status"] != "completed" and bool(last["content"])
 
 
-def _add_thought(messages: list[Json], item: Json) -> None:
+def _add_reasoning(messages: list[Json], item: Json) -> None:
     parts = item["content"] or item["summary"]
-    if thought := "\n".join(part["text"] for part in parts):
-        messages.append({"role": "assistant", "reasoning_content": thought})
+    if reasoning := "\n".join(part["text"] for part in parts):
+        messages.append({"role": "assistant", "reasoning_content": reasoning})
 
 
 def _add_call(messages: list[Json], item: Json) -> None:
@@ -53,12 +53,12 @@ def _add_message(messages: list[Json], item: Json, knows_developer: bool) -> Non
     role = "system" if item["role"] == "developer" and not knows_developer else item["role"]
     last = messages[-1] if messages else {}
     if role == "assistant" and last.get("role") == role and "content" not in last and "tool_calls" not in last:
-        last["content"] = _content(item["content"])  # what a thought led to
+        last["content"] = _content(item["content"])  # the message that follows its reasoning
     else:
         messages.append({"role": role, "content": _content(item["content"])})
 
 
 def _content(parts: Sequence[Json]) -> str | list[Json]:
-    """One part as a text, several as parts: where they are joined is the template's to say."""
+    """A single part as a text, several as a list: the template decides how to join them."""
     texts = [part["refusal"] if part["type"] == "refusal" else part["text"] for part in parts]
     return texts[0] if len(texts) == 1 else [{"type": "text", "text": text} for text in texts]

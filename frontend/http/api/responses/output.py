@@ -1,7 +1,7 @@
-"""Output: what a model says as the items of a response, and, for a stream, as the events that OpenAI's reference names.
+"""Output: a model's output as the items of a response, and, for a stream, as the events of OpenAI's reference.
 
-The events of the parsers (text/output_events.py) go in; items grow, one at a time, and are closed when the next begins. Nothing
-here knows a connection: running.py sends what `EventWriter.take` hands out.
+It reads the parsers' events (text/output_events.py). One item is open at a time; it is closed when the next one begins. This
+file knows no connection: running.py sends the bytes that `EventWriter.take` returns.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,7 +31,7 @@ UNSET = msgspec.UNSET
 
 
 class StreamEvent(msgspec.Struct, kw_only=True):
-    """Any event; which fields it has is its type's to say."""
+    """An event of any type; the type determines its fields."""
 
     type: str
     sequence_number: int
@@ -51,21 +51,21 @@ class StreamEvent(msgspec.Struct, kw_only=True):
 
 
 class EventWriter:
-    """Events as bytes, numbered from 0. in_pieces: some may be large, and are encoded while they are sent."""
+    """Encodes events, numbered from 0. in_pieces: some may be large, and are encoded while they are sent."""
 
     def __init__(self, in_pieces: bool) -> None:
         self._in_pieces = in_pieces
         self._number = 0
         self._ready: list[bytes | Iterator[bytes]] = []
-        self._before = self._behind = b""  # of the deltas of the item at hand, around their number and their text
+        self._before = self._behind = b""  # bytes around the number and the text of the open item's deltas
 
     def take(self) -> bytes:
-        """What has not been taken yet."""
+        """The events since the last call."""
         ready, self._ready = self._ready, []
         return b"".join([event if isinstance(event, bytes) else b"".join(event) for event in ready])
 
     def take_pieces(self) -> Iterator[bytes]:
-        """The same, each piece made when it is asked for."""
+        """As `take`, in pieces that are encoded when they are asked for."""
         ready, self._ready = self._ready, []
         for event in ready:
             yield from (event,) if isinstance(event, bytes) else event
@@ -80,7 +80,7 @@ class EventWriter:
             self._ready.append(head + json_bytes(event) + b"\n\n")
 
     def begin_deltas(self, kind: str, item_id: str, output_index: int, has_parts: bool) -> None:
-        """Deltas of this kind follow, all of one item."""
+        """Prepare for deltas of this kind, all of one item."""
         name, part = f"response.{kind}.delta".encode(), b',"content_index":0' if has_parts else b""
         self._before = b'event: %b\ndata: {"type":"%b","sequence_number":' % (name, name)
         self._behind = b',"item_id":%b,"output_index":%d%b,"delta":' % (json_bytes(item_id), output_index, part)
@@ -97,8 +97,8 @@ def _framed(head: bytes, event: StreamEvent) -> Iterator[bytes]:
 
 
 class Output:
-    """Of one response. writer: None where nothing is streamed. tokens: None where no log-probabilities are wanted.
-    seals: whether reasoning items carry their thought as encrypted_content."""
+    """One response's output. writer: None if nothing is streamed. tokens: None if no log-probabilities are wanted.
+    seals: whether reasoning items have encrypted_content."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class Output:
         self._writer = writer
         self._tokens = tokens
         self._seals = seals
-        # of the item at hand
+        # the open item
         self._item: Item | None = None
         self._texts: list[str] = []
         self._rows: list[TokenRow] = []
@@ -122,7 +122,7 @@ class Output:
             self._writer.add("in_progress", response=self._response)
 
     def add(self, events: Iterable[Event], delta: Delta) -> None:
-        """What a delta has added."""
+        """Add a delta's events."""
         if self._tokens is not None:
             self._tokens.add(delta)
         for event in events:
@@ -131,7 +131,7 @@ class Output:
                 case Content():
                     self._say(event.text, rows)
                 case Reasoning():
-                    self._think(event.text)
+                    self._reason(event.text)
                 case CallBegun():
                     self._call(event)
                 case Arguments():
@@ -147,7 +147,7 @@ class Output:
             logprobs = b"[]" if self._tokens is None else json_bytes(self._tokens.logprobs(rows))
             self._writer.delta(text, b',"logprobs":' + logprobs)
 
-    def _think(self, text: str) -> None:
+    def _reason(self, text: str) -> None:
         if not isinstance(self._item, ReasoningItem):
             self._open(ReasoningItem(id=self._new_id("reasoning")), ReasoningText(), "reasoning_text")
         self._grow(text)
@@ -207,19 +207,19 @@ class Output:
 
     # -------------------------------------------------------------------------------------------------------- the end
     def end(self) -> None:
-        """The output has ended, as the response says. One that is empty is an empty message."""
+        """Close the open item; the response has its status already. An empty output becomes an empty message."""
         whole = self._response.status == "completed"
         if self._item is None and not self._response.output and whole:
             self._say("", [])
         self._close("completed" if whole else "incomplete")
 
     def tell_end(self) -> None:
-        """The last event: the response as it has ended."""
+        """Write the last event, with the finished response."""
         if self._writer is not None:
             status = self._response.status
             self._writer.add(status if status in ("completed", "failed") else "incomplete", response=self._response)
 
     def tell_error(self, error: ApiError) -> None:
-        """The last event of a stream that is broken off from outside."""
+        """Write the last event of a stream that the server breaks off."""
         if self._writer is not None:
             self._writer.add("error", code=error.code, message=error.message, param=error.param)

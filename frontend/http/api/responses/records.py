@@ -1,9 +1,9 @@
-"""Responses that are kept: what a record holds, and how a conversation goes on from one. Its bounds are store/bounds.py's.
+"""Kept responses: their records, and conversations that continue from one. Bounds are in store/bounds.py.
 
-A record has the response as it was answered, and its conversation: every item before its output. So one read is enough to go
-on, and a response may be deleted without breaking those that came after it. Records are their key's: another's are not found.
-One that runs in the background has a record from the beginning, with a lease that whoever runs it renews now and then: where
-nobody does any more, it has failed.
+A record has the response as it was answered, and its conversation: every item before its output. So one read is enough to
+continue, and a response may be deleted without affecting those that follow it. A record belongs to an API key; for any other
+key it does not exist. A response in the background has a record from its beginning, with a lease that the frontend which runs
+it renews. If the lease runs out, the response has failed.
 """
 
 import logging
@@ -35,13 +35,13 @@ from quire.frontend.http.store.storage import Storage
 logger = logging.getLogger("quire.http")
 
 _ID = re.compile(r"resp_[A-Za-z0-9._:-]{1,250}")
-ABANDONED_S = 20.0  # since it was last seen to run
+ABANDONED_S = 20.0  # duration of a lease
 _RUNNING, _ENDED = "running", ""  # tags of records
-_MAX_BYTES = MAX_RESPONSES_BYTES // 8  # of one record; as the store has it
+_MAX_BYTES = MAX_RESPONSES_BYTES // 8  # of one record in the store
 
 
 class Record(msgspec.Struct):
-    """items: of the conversation before it. said: its output, without log-probabilities. running: in the background, still."""
+    """items: the conversation before it. said: its output, without log-probabilities. running: it still runs in background."""
 
     response: msgspec.Raw
     items: list[msgspec.Raw]
@@ -79,9 +79,9 @@ async def _decoded_record(body: bytes | None) -> Record | None:
 
 # -------------------------------------------------------------------------------------------------- in the background
 def _is_abandoned(database: Database, id: str) -> bool:
-    """Whether nobody runs it any more; of one that runs by its record."""
+    """Whether a response that runs according to its record has no valid lease."""
     now = database.clock()
-    return not now < database.leased_until(id) <= now + ABANDONED_S  # later than any can be: the clock was set back
+    return not now < database.leased_until(id) <= now + ABANDONED_S  # a later end is impossible: the clock was set back
 
 
 def _failed(body: bytes) -> bytes:
@@ -90,7 +90,7 @@ def _failed(body: bytes) -> bytes:
 
 
 def _ended(body: bytes, **fields: Any) -> bytes:
-    """The record of a response that is to run no longer; of one that has ended, as it is."""
+    """The record with a response that runs no longer. fields: those that change. A record that has ended is unchanged."""
     record = _record_decoder.decode(body)
     if not record.running:
         return body
@@ -100,19 +100,19 @@ def _ended(body: bytes, **fields: Any) -> bytes:
 
 
 async def cancel(storage: Storage, owner: str, id: str) -> Record | None:
-    """Give it up, whoever runs it; one that has ended is as it is."""
+    """Mark a response as cancelled, whichever frontend runs it. One that has ended is unchanged. None: there is no record."""
     return await _decoded_record(
         await storage.edit("response", owner, id, lambda body: _ended(body, status="cancelled"), _ENDED)
     )
 
 
 async def touch(storage: Storage, owner: str, id: str) -> bool:
-    """Say that it still runs; whether it is still wanted: neither cancelled nor deleted."""
+    """Renew the lease of a response. Returns whether it was neither cancelled nor deleted."""
     return await storage.database(lambda db: db.renew("response", owner, id, _RUNNING, db.clock() + ABANDONED_S))
 
 
 async def keep_result(storage: Storage, owner: str, response: ResponseObject, items: Sequence[Json]) -> None:
-    """Of a response that ran in the background: in place of its record, if that is still there and not cancelled."""
+    """Replace the record of a response that ran in the background, unless that was cancelled or deleted."""
     try:
         body = await _record_of(response, items)
     except ApiError as error:
@@ -130,7 +130,7 @@ async def keep_result(storage: Storage, owner: str, response: ResponseObject, it
 
 # ------------------------------------------------------------------------------------------------------------ going on
 async def conversation(storage: Storage, owner: str, previous_response_id: str | None) -> tuple[list[Json], int]:
-    """The items up to that response's output, which is the last of them; and their bytes. Raises ApiError 400."""
+    """The items of a conversation, up to and including that response's output; and their size in bytes. Raises ApiError 400."""
     if previous_response_id is None:
         return [], 0
     record = await find(storage, owner, previous_response_id)
@@ -150,7 +150,7 @@ async def conversation(storage: Storage, owner: str, previous_response_id: str |
 
 
 async def referred_items(storage: Storage, owner: str, ids: Iterable[str]) -> dict[str, Json]:
-    """Items of kept responses by id, those of them that there are."""
+    """Items of kept responses by id; ids that do not exist are left out."""
     wanted: dict[str, list[str]] = {}
     for id in ids:
         wanted.setdefault(response_of_item(id), []).append(id)
@@ -183,7 +183,7 @@ def _size(raw: msgspec.Raw) -> int:
 
 # -------------------------------------------------------------------------------------------------------------- keeping
 async def keep_begun(storage: Storage, owner: str, response: ResponseObject, items: Sequence[Json]) -> None:
-    """Of a response that begins to run in the background. Raises ApiError."""
+    """Add the record of a response that begins to run in the background. Raises ApiError."""
     body = await _record_of(response, items, running=True)
 
     def begin(database: Database) -> None:
@@ -195,7 +195,7 @@ async def keep_begun(storage: Storage, owner: str, response: ResponseObject, ite
 
 
 async def keep(storage: Storage, owner: str, response: ResponseObject, items: Sequence[Json]) -> None:
-    """What cannot be kept is answered all the same: then the response says `store: false`, and the log why."""
+    """Keep a response. If that fails, it is answered with `store: false`, and the reason is logged."""
     try:
         await storage.put("response", owner, response.id, await _record_of(response, items))
     except ApiError as error:
@@ -204,7 +204,7 @@ async def keep(storage: Storage, owner: str, response: ResponseObject, items: Se
 
 
 async def _record_of(response: ResponseObject, items: Sequence[Json], running: bool = False) -> bytes:
-    """A record's JSON, made in turns of the loop. Raises ApiError 400."""
+    """A record's JSON, encoded in turns of the event loop. Raises ApiError 400."""
     said = [json_bytes(_without_logprobs(item)) for item in response.output]
     parts, size, piece = [b'{"response":'], 0, Slice()
     flags = json_bytes(response.background), json_bytes(running)

@@ -1,7 +1,7 @@
-"""The body of POST /v1/responses: OpenAI's fields, the sampler's that vLLM takes beside them, and what cannot be done here.
+"""The body of POST /v1/responses: OpenAI's fields, the sampler's fields that vLLM has too, and the unsupported ones.
 
-A struct and its checks; translate.py makes a chat of it, docs/tools/responses_fields.py says of every field what becomes of
-it. Items of the input are any JSON here: items.py checks them, so that a 400 can name the item.
+This file has the struct and its checks; translate.py makes a chat of it, docs/tools/responses_fields.py says how every field is
+treated. Items of the input may be any JSON here: items.py checks them, so its errors can name the item.
 """
 
 from typing import Annotated, Any, Literal
@@ -23,7 +23,7 @@ AS_IN_CHATS = (
     "request_id",
 )  # fmt: skip
 LOGPROBS, ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
-# What `include` may name beside these: results of tools and inputs that there are none of.
+# Other values of `include` that are accepted and have no effect: there are no such tools and inputs.
 _NOTHING_TO_INCLUDE = frozenset(
     (
         "file_search_call.results",
@@ -34,7 +34,7 @@ _NOTHING_TO_INCLUDE = frozenset(
         "code_interpreter_call.outputs",
     )
 )
-# Fields that would change the answer, the values of them that ask for nothing, and what would work instead.
+# Unsupported fields that would change the answer: values without effect, which are accepted, and what works instead.
 _NOT_HERE: dict[str, tuple[tuple[Any, ...], str]] = {
     "conversation": ((), "conversations are not kept by this server; previous_response_id goes on from a response."),
     "prompt": ((), "prompt templates are not kept by this server; send their text as instructions and input."),
@@ -71,7 +71,7 @@ class TextConfig(msgspec.Struct, kw_only=True):
 
 
 class ReasoningConfig(msgspec.Struct, kw_only=True):
-    """summary: of thoughts, which are returned as they are: so "auto" has none to offer."""
+    """summary: "auto" gives none, because reasoning is returned as it is."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: ShortText | None = None
@@ -118,15 +118,15 @@ class ResponsesRequest(_AsInChats):  # type: ignore[misc, valid-type]
     top_logprobs: Int64 | None = None
     truncation: Literal["auto", "disabled"] | None = None
     metadata: Metadata | None = None
-    # said again in the answer, and nothing more
+    # repeated in the answer, without any other effect
     user: ShortText | None = None
     safety_identifier: ShortText | None = None
     prompt_cache_key: ShortText | None = None
     prompt_cache_options: PromptCacheOptions | None = None
     prompt_cache_retention: ShortText | None = None
     service_tier: ShortText | None = None
-    background_options: Json | None = None  # within what time, say: at once here
-    # refused, but for values that ask for nothing
+    background_options: Json | None = None  # no effect: the response starts at once
+    # refused, except values without effect
     conversation: Any = None
     prompt: Any = None
     context_management: Any = None
@@ -154,7 +154,7 @@ class ResponsesRequest(_AsInChats):  # type: ignore[misc, valid-type]
 
 
 def check_request(body: ResponsesRequest, max_logprobs: int) -> None:
-    """Raises ApiError 400 for what cannot be done, naming the field."""
+    """Raises ApiError 400, naming the field, for a value that is invalid or not supported."""
     for name, (harmless, instead) in _NOT_HERE.items():
         value = getattr(body, name)
         if value is not None and value not in harmless:

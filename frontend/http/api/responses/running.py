@@ -1,7 +1,7 @@
-"""Running a turn of /v1/responses to its end: as one answer, or as a stream of events; the same items either way.
+"""Run a turn of /v1/responses to its end, as one answer or as a stream of events, with the same items.
 
-A stream's head goes out with its first output, so that what fails before that has a status of its own; what fails later is told
-by response.failed, or by `error` where the server itself breaks off.
+A stream's head goes out with its first output, so an earlier failure has a status of its own. A later failure is the event
+response.failed, or `error` if the server itself breaks the stream off.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from quire.frontend.text.output_events import Arguments, CallBegun, Content, Eve
 
 
 class RunningTurn:
-    """A turn whose prompt was submitted. stream: where its events go; None for an answer in one piece."""
+    """A submitted turn (generate.StreamedAnswer). stream: the response for its events; None for an answer in one piece."""
 
     def __init__(self, services: Services, turn: Turn, run: PromptRun, stream: Response | None = None) -> None:
         self._services = services
@@ -50,7 +50,7 @@ class RunningTurn:
 
     # --------------------------------------------------------------------------------------------------- in one piece
     async def whole(self) -> None:
-        """Complete the turn's response."""
+        """Wait for the end, and complete the turn's response."""
         if self._tokens is None:
             ((delta,),) = await collect([self._run], self._services.metrics)
             events = await self._parsed.all_events(self._run, delta) if self._parsed is not None else _plain(delta)
@@ -70,18 +70,18 @@ class RunningTurn:
         self._output.tell_end()
 
     def fail(self, error: ApiError) -> None:
-        """End the response with what went wrong."""
+        """End the response with an error."""
         self._turn.response.fail(error)
         self._output.end()
         self._output.tell_end()
 
     # ------------------------------------------------------------------------------------------------------- streaming
     async def send_events(self) -> None:
-        """Send all events, to the last."""
+        """Send all events, and end the stream."""
         assert self._stream is not None
         try:
             await Pump(self._stream, [self._run], self._services.metrics, self).run()
-        except BaseException as error:  # told to the client, and passed on
+        except BaseException as error:  # sent to the client, and raised again
             self._tell(error)
             raise
 
@@ -101,7 +101,7 @@ class RunningTurn:
         return self._take()
 
     def _take(self) -> bytes | Iterator[bytes]:
-        """The events that were made and not sent yet, in pieces where log-probabilities may make them large."""
+        """The events that are not sent yet; in pieces with log-probabilities, which may make them large."""
         if self._writer is None:
             return b""
         return self._writer.take() if self._tokens is None else self._writer.take_pieces()
@@ -119,7 +119,7 @@ class RunningTurn:
 
     # --------------------------------------------------------------------------------------------------- what it yields
     def _read(self, delta: Delta) -> bytes:
-        """The events of a delta that does not end the stream."""
+        """The events of a delta without a finish_reason."""
         assert self._writer is not None
         self._add(delta)
         return self._writer.take()
@@ -133,7 +133,7 @@ class RunningTurn:
             raise too_large(self._services.max_response_bytes)
 
     def _shown(self, event: Event) -> Event:
-        """A call beyond those that the answer may hold is shown to nobody."""
+        """The event as the answer shows it: a call beyond max_calls becomes markup, which is not shown."""
         is_call = isinstance(event, CallBegun | Arguments)
         if is_call and self._parsed is not None and not self._parsed.is_wanted(event.index):  # type: ignore[union-attr]
             return Markup(source_of(event))

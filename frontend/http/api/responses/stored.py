@@ -1,6 +1,6 @@
-"""/v1/responses/{id}: reading, deleting and cancelling responses that were kept, and listing the items that went into them.
+"""/v1/responses/{id}: read, delete and cancel kept responses, and list their input items.
 
-A response is its key's: another's is not found, and neither is one that was made with `store: false`.
+A response belongs to the API key that made it; for any other key it does not exist. Nor does one made with `store: false`.
 """
 
 from urllib.parse import parse_qsl
@@ -37,7 +37,7 @@ async def delete_response(services: Services, request: Request, response: Respon
 
 
 async def cancel_response(services: Services, request: Request, response: Response) -> None:
-    """Of a response that has ended already, in the background: as it is."""
+    """POST /v1/responses/{id}/cancel, for responses in the background; one that has ended is returned unchanged."""
     id = request.path_parameters["response_id"]
     if not (await _record(services, request)).background:
         raise ApiError(400, "Only a response that was made with background: true can be cancelled.", param="response_id",
@@ -51,7 +51,7 @@ async def cancel_response(services: Services, request: Request, response: Respon
 
 
 async def list_input_items(services: Services, request: Request, response: Response) -> None:
-    """All that the model was shown, items of earlier responses included."""
+    """GET /v1/responses/{id}/input_items: the whole conversation before it, including items of earlier responses."""
     query = page_query(request.query, default_limit=_DEFAULT_PAGE, max_limit=_MAX_PAGE)
     record = await _record(services, request)
     page = await in_thread(_page, record, query.after, query.limit, query.descending)

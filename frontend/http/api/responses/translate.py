@@ -1,6 +1,7 @@
-"""From the body of /v1/responses to the ChatRequest that is run for it, and errors back: a 400 names the field that was sent.
+"""Translate the body of /v1/responses into a ChatRequest, and a chat's errors back, so that a 400 names the field that was
+sent.
 
-Fields of the sampler are the same by name. Tools are flat here and have a `function` there; text.format is response_format.
+The sampler's fields have the same names. Tools are flat here, and have a `function` in chats; text.format is response_format.
 """
 
 import re
@@ -14,20 +15,20 @@ from quire.frontend.http.api.responses.messages import is_unfinished, messages_o
 from quire.frontend.http.api.responses.request import ReasoningConfig, ResponsesRequest, TextConfig
 from quire.frontend.http.protocol.errors import ApiError
 
-# Named here as there, and handed over as they are.
+# Fields with the same name and value in both.
 _SAME = [
     name
     for name in ResponsesRequest.__struct_fields__
     if name in ChatRequest.__struct_fields__ and name not in ("tools", "tool_choice", "top_logprobs", "stream_options")
 ]
 _OTHER_TOOLS = "only functions are supported by this server: it runs no tools itself"
-_MAX_DEPTH = 64  # of a function's parameters: they are said again in the response, kept, and read from there
+_MAX_DEPTH = 64  # of a function's parameters: they are repeated in the response, kept, and decoded again
 _NOT_OF_FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "async": (False,),
     "defer_loading": (False,),
     "allowed_callers": ([], ["direct"]),
 }
-_FIELDS = {  # of a chat -> what they are called here
+_FIELDS = {  # a chat's field -> its name here
     "messages": "input",
     "response_format": "text.format",
     "max_completion_tokens": "max_output_tokens",
@@ -38,7 +39,7 @@ _FORMAT = re.compile(r"\bresponse_format(\.json_schema)?\b")
 
 
 def chat_request(body: ResponsesRequest, items: Sequence[Json], knows_developer: bool) -> ChatRequest:
-    """items: the whole conversation, complete. Raises ApiError 400."""
+    """The chat for a body. items: the whole conversation, from items.py. Raises ApiError 400."""
     if not items:
         raise invalid("input must hold an item, for there is no conversation before it", "input")
     text, reasoning = body.text or TextConfig(), body.reasoning or ReasoningConfig()
@@ -80,7 +81,7 @@ def _tool(i: int, tool: Json) -> Json:
 
 
 def _depth(value: Any) -> int:
-    """Lists and objects within each other."""
+    """The depth of nested lists and objects."""
     depth, level = 0, [value]
     while level := [item for outer in level for item in _inner(outer)]:
         depth += 1
@@ -128,7 +129,7 @@ def _response_format(text: TextConfig) -> ResponseFormat | None:
 
 
 def in_our_words(error: ApiError) -> ApiError:
-    """A chat's 400, with the names of this route's fields."""
+    """A chat's error with the names of this route's fields."""
     param = error.param
     if param is None:
         return error
@@ -140,6 +141,6 @@ def in_our_words(error: ApiError) -> ApiError:
 
 
 def error_of(error: Exception) -> ApiError | None:
-    """What a chat met that ran, in this route's words; None for a bug of ours."""
+    """The error for an exception of a chat, with the names of this route's fields; None for a bug."""
     known = from_exception(error, "input")
     return None if known is None else in_our_words(known)

@@ -1,7 +1,7 @@
-"""truncation: "auto": a conversation that does not fit into the context loses its oldest turns, as few as need be.
+"""truncation: "auto": a conversation that does not fit into the context loses its oldest turns, as few as possible.
 
-A turn is a user's message and all that followed; the system's messages before the first one stay, and so does the last turn: if
-that alone is too long, the request is refused as without truncation. Nothing is cut within a message.
+A turn is a user's message and all that follow it until the next one. System messages before the first turn are kept, and so is
+the last turn: if that alone is too long, the request is refused as without truncation. No message is cut.
 """
 
 import msgspec
@@ -22,7 +22,7 @@ async def leave_out_oldest(services: Services, body: ChatRequest, num_bytes: int
     if len(turns) < 2 or await _fits(services, body, num_bytes):
         return
     kept = [message for message in messages[: turns[0]] if message["role"] in ("system", "developer")]
-    low, high = 1, len(turns) - 1  # the first turn to keep is one of [low, high]
+    low, high = 1, len(turns) - 1  # the first turn to keep is in [low, high]
     while low < high:
         middle = (low + high) // 2
         shorter = msgspec.structs.replace(body, messages=kept + messages[turns[middle] :])

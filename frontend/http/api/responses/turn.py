@@ -1,4 +1,4 @@
-"""Turn: one request of /v1/responses, translated and ready to run. create.py makes it, running.py runs it."""
+"""Turn: one request of /v1/responses, translated and prepared. create.py makes it, running.py runs it."""
 
 import secrets
 from collections.abc import Mapping, Sequence
@@ -21,12 +21,12 @@ from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.http.protocol.exchange import Request
 from quire.frontend.text.chat_template import ChatTemplateError
 
-_LONG_BODY, _MANY_ITEMS = 16 << 10, 64  # bytes and items that are translated in 2 ms
+_LONG_BODY, _MANY_ITEMS = 16 << 10, 64  # bytes and items: so much is translated in 2 ms
 
 
 @dataclass(frozen=True)
 class Turn:
-    """items: the conversation before the output. chat_body, chat: what is run for it."""
+    """items: the conversation before the output. chat_body, chat: the chat that runs."""
 
     owner: str
     body: ResponsesRequest
@@ -41,7 +41,7 @@ class Turn:
 
 
 async def prepare_turn(services: Services, request: Request, body: ResponsesRequest, num_bytes: int) -> Turn:
-    """num_bytes: of the request's body. Raises ApiError."""
+    """num_bytes: length of the request's body. Raises ApiError."""
     model = check_model(body.model, services.model_names)
     check_request(body, services.limits.max_logprobs)
     id = _new_response_id(request.headers, body.request_id)
@@ -79,14 +79,14 @@ def _translate(
 
 
 def _knows_developer(services: Services, with_tools: bool) -> bool:
-    """Whether the model's chat template has that role."""
+    """Whether the model's chat template has the role "developer"."""
     try:
         return "developer" in services.client.tokenizer.template_source(with_tools=with_tools)
-    except ChatTemplateError:  # there is none: whoever renders the conversation says so
+    except ChatTemplateError:  # the model has none; rendering the conversation raises the error
         return False
 
 
 def _new_response_id(headers: Mapping[bytes, bytes], of_body: str | None) -> str:
-    """Made of the request's own id, if it has one, and never twice the same."""
+    """A unique id, which contains the request's own id, if it has one."""
     given = given_id(headers).decode() or of_body
     return f"resp_{given}_{secrets.token_hex(8)}" if given else f"resp_{secrets.token_hex(16)}"
