@@ -29,6 +29,7 @@ def chat(server: Served, body: dict[str, Any]) -> str:
     return text
 
 
+ENDING_S = 1.0  # in which the last step in flight returns
 LEAST_IDLE_S = 6.0  # batches are looked for every 5 s
 
 
@@ -65,6 +66,8 @@ def trace_chats(folder: Path) -> dict[str, set[int]]:
         phases.lines("start", num_processes)  # all have begun
         began = time.monotonic()
         texts = [chat(server, body) for body in CHATS]
+        quiet = time.monotonic() + ENDING_S
+        until(lambda: time.monotonic() >= quiet)
         phases.begin("idle")
         phases.lines("chats", num_processes)
         end = time.monotonic() + max(LEAST_IDLE_S, time.monotonic() - began)

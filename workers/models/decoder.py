@@ -174,7 +174,7 @@ class CausalLM(LanguageModel):
 
 
 def choose_fusion(config: ModelConfig, parallel: Parallel) -> Callable[[Iterable[nn.Module]], list[Any]]:
-    """What is given a model's blocks and returns those to run: fused ones where kernels may compute several products."""
+    """A function from a model's blocks to those to run: fused ones where one kernel computes several products."""
     if config.quantization is None or parallel.device.type == "cpu":
         return list
     from quire.workers.models.fusion import fuse_blocks  # imports Triton, which a CPU may not have
