@@ -94,7 +94,7 @@ def processors_of_row(
     row, slot, param_row, counts, counts_stride, entries, multiplier, pool_rows, token_mask, token_mask_stride,
     PROCESSORS: tl.constexpr,
 ):  # fmt: skip
-    """The arguments of load_logits that describe a row's processors. PROCESSORS: bits of the table's size, 0 without processors."""
+    """The arguments of load_logits that describe a row's processors. PROCESSORS: bits of the table's size, or 0."""
     at = slot.to(tl.int64)
     return (
         has_processors(slot, param_row, pool_rows),
