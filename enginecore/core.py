@@ -26,8 +26,7 @@ from quire.enginecore.publish import messages_of, read_logprobs, side_messages
 from quire.enginecore.scheduling.config import SchedulerConfig
 from quire.enginecore.scheduling.scheduler import Scheduler
 from quire.enginecore.scheduling.step import ScheduledStep, StepOutput
-from quire.enginecore.stats import Statistics
-from quire.enginecore.step_times import Expected
+from quire.enginecore.stats import Expected, Statistics
 from quire.enginecore.utilities import Utilities
 from quire.enginecore.worker_supervisor import WorkerSupervisor
 from quire.enginecore.workers import WorkerGroup, WorkersFailed

@@ -15,6 +15,7 @@ import numpy as np
 from quire.enginecore.expert_load import ExpertLoad
 from quire.enginecore.preparation import PreparingRequests
 from quire.enginecore.scheduling.scheduler import Scheduler
+from quire.enginecore.scheduling.step import ScheduledStep
 from quire.enginecore.worker_supervisor import WorkerSupervisor
 from quire.enginecore.workers import WorkerGroup
 from quire.ipc.messages.frontend import Heartbeat
@@ -178,3 +179,22 @@ class StatsLine:
             f"{self._steps / seconds:.1f} steps/s of {self._rows / self._steps:.1f} rows, "
             f"preempted {b.preemptions - a.preemptions}"
         )
+
+
+class Expected:
+    """How long steps take, by running means: of a step of decode rows, and of a token of steps with prompts. No clock.
+
+    From it the core's loop knows when the next result is due and how long it may sleep.
+    """
+
+    def __init__(self) -> None:
+        self._decode_s = self._token_s = 0.0
+
+    def learn(self, step: ScheduledStep, seconds: float) -> None:
+        if step.prefills:
+            self._token_s += 0.2 * (seconds / step.num_tokens - self._token_s)
+        else:
+            self._decode_s += 0.2 * (seconds - self._decode_s)
+
+    def seconds(self, step: ScheduledStep) -> float:
+        return self._token_s * step.num_tokens if step.prefills else self._decode_s

@@ -15,7 +15,7 @@ from core_by_hand import EPOCH, VOCAB_SIZE, add
 from quire.enginecore import core as core_module
 from quire.enginecore import daemon, stop_signals
 from quire.enginecore.core import AWAKE_S, LATE_S
-from quire.enginecore.step_times import Expected
+from quire.enginecore.stats import Expected
 from quire.enginecore.workers import WorkersFailed
 from quire.ipc.links.core_and_workers import WorkerToCore
 from quire.ipc.messages.frontend import Abort, Heartbeat, PromptLogprobs, RequestError, StepOutputs
