@@ -48,12 +48,12 @@ from quire.ipc.step.sections import STEP_MASK
 
 log = logging.getLogger("quire.enginecore")
 
-STEPS_OF_STAGE = 2  # in flight: one that the stage works on, and one that is there when that is done
+STEPS_OF_STAGE = 2  # in flight: the stage runs one, and the next is ready when it is done
 HEARTBEAT_INTERVAL_S = 0.5
-SPIN_S = 2e-3  # the poller's resolution is a millisecond: closer to a step's expected end the loop spins
-SPIN_LOOKS = 100  # at the result between two looks at everything else, which takes as long as all of these
-LATE_S = 1e-2  # how long the loop spins on for a step that takes longer than expected
-AWAKE_S = 5e-3  # how long it spins for the next request after the last result: waking it took 0.04 to 0.5 ms
+SPIN_S = 2e-3  # the loop spins from this long before a step's expected end: the poller's resolution is 1 ms
+SPIN_LOOKS = 100  # checks of the result ring between two polls of the sockets; a poll takes as long as all of them
+LATE_S = 1e-2  # how long the loop keeps spinning for a step that takes longer than expected
+AWAKE_S = 5e-3  # how long it spins for a request after the last result: to wake it took 0.04 to 0.5 ms
 PUBLISH_FIRST_ROWS = 32  # up to these, publish before planning: the plan is still ready before the GPU needs it
 
 
@@ -64,7 +64,7 @@ class CoreConfig:
     max_num_waiting: int
     seed: int
     step_timeout_s: float
-    spins: bool  # False if the workers need the CPU
+    spins: bool  # whether the loop may spin: not if the workers need the CPU
     log_requests: bool
     log_stats: bool
     info: ServerInfo = field(default_factory=lambda: ServerInfo({}))
@@ -81,8 +81,8 @@ class InFlight:
 
 
 class EngineCore:
-    """workers: ready ones. on_heartbeat: called with each heartbeat, for a parent process that watches this one. preparers:
-    make what requests must wait for before they can run, see preparation.py; grammars: the preparer of structured output."""
+    """workers: must be ready. on_heartbeat: called with each heartbeat, for a parent process that watches this one. preparers:
+    prepare what requests need before they can run (preparation.py). grammars: the preparer of structured output."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class EngineCore:
                 self._fill()
                 if not self._collect():
                     self._wait()
-                    self._collect()  # it waited for this result; messages have waited less long
+                    self._collect()  # before messages, which have not waited as long as this result
             except WorkersFailed as error:
                 self._replace_workers(str(error))
             self._heartbeat()
@@ -292,7 +292,7 @@ class EngineCore:
         return True
 
     def _tokens(self, step: ScheduledStep) -> np.ndarray:
-        """The tokens that the workers have sampled, int32 [rows]; 0 where none was left, which ends the request."""
+        """The sampled tokens, int32 [rows]; 0 where no token could be sampled, which ends the request."""
         return self._without_token.end(step, self.workers.result_ring.tokens(step.step, len(step.slots)))
 
     def _is_done(self, step: InFlight) -> bool:
@@ -307,7 +307,7 @@ class EngineCore:
             self.owners.send(owner, message)
 
     def _pass_on_side_results(self, step: ScheduledStep) -> None:
-        """Send the results beside the tokens, before these. Raises WorkersFailed if they are not what the plan asked for."""
+        """Send a step's side results, before its tokens. Raises WorkersFailed if they are not those that the plan asked for."""
         results = self._side_results.pop(step.step & STEP_MASK).results
         if sorted(result.row for result in results) != sorted(step.side_rows):
             raise WorkersFailed("a worker's side results are not of the rows that have some")
@@ -327,7 +327,7 @@ class EngineCore:
             self.workers.drain_doorbell()  # a late signal would wake this loop again and again
             return
         oldest = self._in_flight[0]
-        if self._masks.due(oldest.scheduled.step):  # poll for its masks: the threads that make them need Python's lock
+        if self._masks.due(oldest.scheduled.step):  # poll, do not spin: the threads that make its masks need the GIL
             self._poll(min(until_heartbeat, MASKS_LATE_S))
             return
         expected = max(oldest.sent_at, self._last_result) + self._expected.seconds(oldest.scheduled) - now
@@ -341,7 +341,7 @@ class EngineCore:
         self.workers.result_ring.drain_doorbell()
 
     def _spin(self, step: InFlight) -> None:
-        """Look at the result ring for a while, then at the sockets."""
+        """Check the result ring SPIN_LOOKS times, then poll the sockets once."""
         ready, s = self.workers.result_ring.ready, step.scheduled
         for _ in range(SPIN_LOOKS):
             if ready(s.step, len(s.slots)):
@@ -386,7 +386,7 @@ class EngineCore:
         gone = self.scheduler.reset()
         log.error("%s; %d sequences in flight failed", why, len(gone))
         for owner, request_id in {(s.owner, s.request_id) for s in gone}:
-            self.scheduler.abort(owner, request_id)  # children that were still waiting
+            self.scheduler.abort(owner, request_id)  # its sequences that were still waiting
             self.owners.refuse(owner, request_id, "engine_error", "the engine's worker failed while the request was running")
         self._last_result = 0.0
         self._poller = self._make_poller()

@@ -1,4 +1,4 @@
-"""Finds the GPUs by asking the driver itself: the core imports no torch, and must know them before it starts a worker."""
+"""Asks the CUDA driver for the GPUs: the core imports no torch, and must know them before it starts a worker."""
 
 import ctypes
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ def find_gpus() -> list[Gpu]:
 
 
 def unfit_for_ranks(gpus: Sequence[Gpu], tensor_parallel: int, pipeline_parallel: int = 1) -> str | None:
-    """Why so many ranks cannot share a model on the first of these GPUs, as a text for the user; None if they can."""
+    """Why this many ranks cannot share a model on the first of these GPUs, as a text for the user; None if they can."""
     size, flags = tensor_parallel * pipeline_parallel, sizes_in_words(tensor_parallel, pipeline_parallel)
     if size > len(gpus):
         there = "1 is" if len(gpus) == 1 else f"{len(gpus)} are"

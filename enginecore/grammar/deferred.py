@@ -47,7 +47,7 @@ class DeferredSequences:
                 self._since[seq] = math.inf
 
     def defer_late(self, scheduled: ScheduledStep, rows: list[int], now: float) -> np.ndarray:
-        """Drop rows from a step in flight, those for which masks are being made; returns the rows dropped, int32 [n]."""
+        """Drop, from a step in flight, those of `rows` for which masks are being made; returns them, int32 [n]."""
         slots = self._scheduler.slots
         late = [row for row in rows if slots.sequence(scheduled.slots[row]).constraint is not None]
         for row in late:
@@ -57,7 +57,7 @@ class DeferredSequences:
         return np.asarray(late, np.int32)
 
     def has_asked(self, work: Work, now: float) -> None:
-        """The mask of a deferred sequence was requested, ahead of any step."""
+        """The mask of a deferred sequence was requested before any step has a row for it."""
         self._since[work.seq] = now
 
     def take(self, work: Work, mask: np.ndarray) -> None:

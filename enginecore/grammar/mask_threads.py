@@ -1,10 +1,10 @@
-"""MaskThreads: threads that advance grammar matchers and make masks from them, beside the core's loop, without Python's lock.
+"""MaskThreads: threads that advance grammar matchers and make masks from them, beside the core's loop, without the GIL.
 
-The fast lane's thread serves a step in two calls of llguidance, which spreads them over threads of its own: a row takes ten
-microseconds there, and several Python threads would take longer to share Python's lock. Sequences in a slow call are moved to a
-slow-lane thread, one row per call, until they are fast again. That shows which grammar is slow: it no longer delays the others'
-masks, and its request ends if one token takes too long. Meanwhile its sequence has one token at a time, scheduled when its mask
-is ready (deferred.py). The loop is woken by an eventfd, or waits briefly for the results itself.
+The fast lane's thread serves a step in two calls of llguidance, which runs them on threads of its own. A row takes ten
+microseconds there, less than several Python threads would need to share the GIL. Sequences in a slow call are moved to a
+slow-lane thread, one row per call, until they are fast again. So a slow grammar is found, and no longer delays the masks of
+others; if one of its tokens takes too long, its request ends. Meanwhile its sequence gets one token at a time, scheduled when
+the mask is ready (deferred.py). The core's loop is woken by an eventfd, or waits briefly for results itself.
 """
 
 import operator
@@ -28,10 +28,10 @@ from quire.enginecore.scheduling.sequence import Sequence, SequenceState
 
 MAX_THREADS = 12
 PIECE = 64  # sequences in one call, for each thread
-PARTS, MIN_PART = 2, 16  # calls for a step's masks, and masks per call at least: some are sent while the next are made
-LONG_S = 7e-4  # after masks that took longer the next are made in one call, which keeps its threads equally busy
+PARTS, MIN_PART = 2, 16  # most calls for a step's masks, least masks of a call: the first are sent while the next are made
+LONG_S = 7e-4  # if the last masks took longer, the next are made in one call, which keeps its threads equally busy
 SLOW_S = 0.02  # a call that takes longer is slow: its sequences go to slow lanes, which show the grammar at fault
-SLOW_FOR = 64  # masks after one that took long alone: these are expected to be slow, too
+SLOW_FOR = 64  # after a slow call for one sequence alone, so many of its next masks are expected to be slow, too
 YIELD_S = 2e-4  # the longest wait for the fast lane to begin: it may be in a long call
 CLOSE_S = 10.0  # for threads to end: in a slow lane one sequence takes a second at most, or its request ends
 _FINISHED = SequenceState.FINISHED
@@ -40,7 +40,7 @@ TOO_SLOW = Failure("invalid", f"its grammar took more than {MAX_WAIT_S:g} s for 
 
 
 def mask_threads(num_cores: int) -> int:
-    """llguidance threads worth having: the loop, the fast lane's thread, a worker and a frontend want a core each."""
+    """How many llguidance threads to use: the loop, the fast lane's thread, a worker and a frontend need a core each."""
     return min(max(num_cores - 4, 1), MAX_THREADS)
 
 
@@ -80,14 +80,14 @@ class Done:
 
 class MaskThreads:
     def __init__(self, num_threads: int, vocabulary: Callable[[], Vocabulary]) -> None:
-        """num_threads: llguidance's for one call, and as many slow lanes. vocabulary: called when the first work comes."""
+        """num_threads: threads of llguidance for one call; also the most slow lanes. vocabulary: called for the first work."""
         self._num_threads = num_threads
         self._get_vocabulary = vocabulary
         self._threads: list[threading.Thread] = []
         self._closing = threading.Event()
         self._queues: dict[int, queue.SimpleQueue[list[Work] | None]] = {}  # 0: of the fast lane; others: of slow lanes
         self._begun = threading.Lock()  # locked from the submission of works until the fast lane has begun a call
-        self._may_begin = False  # works were submitted to the fast lane since `let_begin` waited for it
+        self._may_begin = False  # works were submitted to the fast lane since the last `let_begin`
         self._done: queue.SimpleQueue[Done] = queue.SimpleQueue()
         self._fd = os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # counts results
         self.memory = _new_memory  # makes arrays for masks, int32 [n, words]: GrammarSteps sets one that workers can read
@@ -120,7 +120,7 @@ class MaskThreads:
         self.num_outstanding += len(works)
 
     def let_begin(self) -> None:
-        """Leave Python's lock to the fast lane until it calls llguidance: else it gets it only when we wait for results."""
+        """Give up the GIL until the fast lane calls llguidance; else it gets it only when this thread waits for results."""
         if self._may_begin:
             self._may_begin = False
             self._begun.acquire(timeout=YIELD_S)
@@ -160,7 +160,7 @@ class MaskThreads:
         self._queues[number] = works
         piece, num_threads = (PIECE * self._num_threads, self._num_threads) if number == 0 else (1, 1)
         maker = _Maker(self._get_vocabulary(), works, self._hand_over, self._closing, piece, num_threads)
-        if number == 0:  # not for slow lanes: their masks would block the reuse of all memory that was taken after them
+        if number == 0:  # not for slow lanes: memory is reused in order, and their masks would hold up all that was taken later
             maker.begun, maker.memory = self._begun, self.memory
         self._threads.append(threading.Thread(target=maker.run, name=f"quire-masks-{number}", daemon=True))
         self._threads[-1].start()
@@ -171,7 +171,7 @@ class MaskThreads:
 
 
 class _Clock:
-    """Measures laps, in seconds; time in which the process did not run is left out."""
+    """Measures laps, in seconds; time in which the process did not run does not count."""
 
     def __init__(self) -> None:
         self._at, self._cpu = time.monotonic(), time.process_time()
@@ -203,7 +203,7 @@ class _Maker:
         self.begun: threading.Lock | None = None
         self.memory = _new_memory
         self._executor = llguidance.LLExecutor(num_threads)
-        # consume_token_par releases Python's lock only for two or more matchers: this one has ended, and always accepts its end
+        # consume_token_par releases the GIL only for two or more matchers: this is the second, it always accepts its end token
         self._ended = llguidance.LLMatcher(vocabulary.tokenizer, 'start: ""', log_level=0)
         self._ended.consume_token(vocabulary.end_id)
         self._making_s = 0.0  # of the last works' masks
@@ -298,7 +298,7 @@ def _new_memory(n: int, width: int) -> np.ndarray:
 
 
 def _by_lexer(works: list[Work]) -> list[int]:
-    """An order that puts copies of one matcher side by side: they wait for their lexer, and neighbors mostly share a thread."""
+    """An order with copies of one matcher side by side: they wait for their lexer, and neighbors mostly share a thread."""
     lexers = [work.constraint.lexer for work in works]
     return sorted(range(len(works)), key=lexers.__getitem__)
 
@@ -309,7 +309,7 @@ def _without(works: list[Work], others: list[Work]) -> list[Work]:
 
 
 def _look_at(work: Work) -> None:
-    """Note whether its matcher has ended or failed. One that had no token yet has not ended: an end token must come first."""
+    """Note whether its matcher has ended or failed. Without any token it has not ended: an end token must come first."""
     matcher = work.constraint.matcher
     if matcher is None or work.has_ended:
         return

@@ -34,14 +34,14 @@ from quire.ipc.step.sections import INT32_MAX, MAX_BAD_WORD_TOKENS, SAMPLING_PRO
 
 AHEAD = 0  # stands for the step of a mask that is made before its row is scheduled
 INLINE_S = 4e-3  # how long the loop waits for masks before it does other things: normally they take a fraction of it
-AMBIGUOUS_S = 2.0  # after that, an output is reported to have ended by its length
+AMBIGUOUS_S = 2.0  # if the grammar's answer takes longer, the reported finish reason is the length
 
 
 @dataclass(slots=True)
 class _Waiting:
-    """Rows of a step, int32 [n], for which masks were not requested yet; with a Work for each that needs only its grammar.
+    """Rows of a step, int32 [n], for which masks were not requested yet, and a Work for each row that needs only its grammar.
 
-    The works are prepared while the workers run the step before; once that returns, the workers wait for the masks."""
+    The works are prepared while the workers run the step before. When that step returns, the workers wait for the masks."""
 
     scheduled: ScheduledStep
     rows: np.ndarray
@@ -102,9 +102,9 @@ class GrammarSteps:
         self._deferred.defer_slow(scheduled, rows)
 
     def take(self, scheduled: ScheduledStep, tokens: np.ndarray) -> list[Sequence]:
-        """A step has returned, and the scheduler takes its tokens next; returns the sequences with tokens for their matchers.
+        """A step has returned, and the scheduler takes its tokens next. Returns the sequences with tokens for their matchers.
 
-        Sequences that wait, in the next step, for a mask of their grammar alone are not among them: it is requested now.
+        Left out are sequences with a row in the next step that needs only their grammar: these masks are requested here.
         """
         self._steps.pop(scheduled.step, None)
         t = self._scheduler.slots
@@ -124,7 +124,7 @@ class GrammarSteps:
         return news
 
     def advance(self, news: list[Sequence], out: StepOutput) -> bool:
-        """The scheduler has taken the tokens. Adds the sequences that a grammar ended to `out`, if that is known in INLINE_S.
+        """The scheduler has taken the tokens. Adds sequences that their grammar ended to `out`, if known within INLINE_S.
 
         Returns whether any matcher was given tokens."""
         is_awaited = self._threads is not None and self._threads.num_quick > 0
@@ -160,7 +160,7 @@ class GrammarSteps:
         if self._waiting:
             for step in self._steps:
                 if step > self._oldest:
-                    self._waiting.postpone(step, now)  # until the step before it returned its masks could not be requested
+                    self._waiting.postpone(step, now)  # its masks could not be requested while the step before it ran
             self._give_up_dead()
             for step, late in self._waiting.late(now):
                 if len(rows := self._deferred.defer_late(self._steps[step].scheduled, late, now)):
@@ -190,9 +190,9 @@ class GrammarSteps:
         return Work(seq, c, [], step, row)
 
     def _ask_early(self, waiting: _Waiting, slots: np.ndarray, has_token: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """Request a step's masks that need only the tokens, int32 [rows], of the step before, which had these slots.
+        """Request a step's masks that need only the tokens, int32 [rows], of the step before; slots: those of its rows.
 
-        Matchers advance while the scheduler takes the tokens. Returns the rows of the step before with tokens now submitted.
+        Matchers advance while the scheduler takes the tokens. Returns the step before's rows that were submitted.
         """
         t = self._scheduler.slots
         row_of = np.full(len(t.alive), -1, np.int32)
@@ -215,7 +215,7 @@ class GrammarSteps:
         return before
 
     def _ask(self) -> list[Work]:
-        """Works for masks that can be made now, as all tokens before them are known. Answers rows that need no matcher."""
+        """Works for masks that can be made now, since all tokens before them are known. Answers rows that need no matcher."""
         works: list[Work] = []
         for step, waiting in self._steps.items():
             if not (can_be_made := self._can_be_made(waiting.slots)).any():
@@ -300,7 +300,7 @@ class GrammarSteps:
             self._send(step, [row], mask.view(np.int32)[None])
 
     def _banned(self, seq: Sequence) -> list[int]:
-        """Ids that the request's other parameters forbid for the next token, as the sampler does; sets `allowed`."""
+        """Ids that the request's other parameters forbid next, as in the sampler; sets the constraint's `allowed`."""
         p, c = seq.params, seq.constraint
         if not p.needs_logits_processors:
             return []

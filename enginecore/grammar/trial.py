@@ -1,8 +1,8 @@
-"""Trial: compiles a grammar in a process of its own first, which may crash, swell or hang in the core's place.
+"""Trial: compiles a grammar in a child process first, so that no grammar can crash, fill or hang the core.
 
-llguidance is fast and bounded for grammars that are meant well, but others can end the process that compiles them (limits.py),
+llguidance is fast and bounded for ordinary grammars, but malicious ones can end the process that compiles them (limits.py),
 and a thread cannot be killed. The child has the vocabulary, little memory, and a time limit for each grammar. It translates
-what was asked for to Lark, compiles it, tries some tokens, and answers with an error, or with the Lark and the bytes that it
+the requested grammar to Lark, compiles it, tries some tokens, and answers with an error, or with the Lark and the bytes that it
 took. Then the core compiles the Lark.
 
 `Trial` is the core's side, used by one thread of compiler.py; `main` is the child's.
@@ -36,7 +36,7 @@ class TrialConfig(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """error: why the grammar cannot be used, for the user; empty if it can. Then lark, and the bytes that it may take."""
+    """error: why the grammar cannot be used, for the user; empty if it can. lark: then the grammar, which takes num_bytes."""
 
     error: str
     lark: str = ""
@@ -52,7 +52,7 @@ TOO_LARGE = "it needs more memory, or is nested deeper through references, than 
 
 
 class Trial:
-    """One child, started for the first grammar, and again after one that ended it. Not for several threads at once."""
+    """One child, started for the first grammar, and again after a grammar that ended it. Not thread-safe."""
 
     def __init__(self, tokenizer_json: bytes, vocab_size: int, eos_token_ids: Collection[int] = ()) -> None:
         self._tokenizer_json = tokenizer_json

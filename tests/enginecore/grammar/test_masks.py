@@ -159,7 +159,7 @@ def test_a_request_that_ends_while_its_mask_is_late_delays_no_other(by_hand, mon
 
 
 def test_a_core_that_spins_sleeps_while_masks_are_made(by_hand, monkeypatch):
-    """Their threads need Python's lock, and the step cannot end before it has them."""
+    """Their threads need the GIL, and the step cannot end before it has them."""
     frontend, grammar, core = by_hand.frontend(), Grammar(by_hand, 1), by_hand.core
     core.config = dataclasses.replace(core.config, spins=True)
     frontend.send(add(1, 5, max_tokens=8))
