@@ -1,10 +1,10 @@
 """Pipeline: what a stage of a model does around each step. It receives hidden states from the stage before and sends its own to
 the next; the last stage sends sampled tokens back to the first, so that the next step of their rows does not wait for the host.
 
-All ranks get all plans and run them in order, so both ends of a link count alike, and only tensors travel. The first stage
-receives sampled tokens as late as it can: before a step whose decode rows continue from them (the plan's `lag`), and before
-more are due than steps can be in flight, since the oldest step is then done. `Links` (group/) does the transport. Each rank is
-linked to the rank of the same number in other stages: ranks of a stage hold the same hidden states and sample the same tokens.
+All ranks run all plans in order, so both ends of a link know what travels next and its size, and only tensors are sent. The
+first stage receives a step's sampled tokens as late as it can: before a step with decode rows that continue from them (the
+plan's `lag`), or when as many steps are due as can be in flight, since the oldest is then done. `Links` (group/) does the
+transport. Ranks of equal number in each stage are linked: all ranks of a stage have the same hidden states and tokens.
 
 Called by the runner, around a step's forward and sampling; a model in one stage has no Pipeline.
 """
@@ -23,12 +23,12 @@ STEPS_OF_STAGE = 2  # in flight, for each stage
 
 
 def max_in_flight(num_stages: int) -> int:
-    """The most steps that the workers have been given and have not done."""
+    """The most steps that workers have been given and have not finished."""
     return STEPS_OF_STAGE * num_stages
 
 
 class Links(Protocol):
-    """Links of a rank to its neighbors. A link keeps its order; a sender does not wait for the receiver."""
+    """Links of a rank to its neighbors. A link delivers in order; a sender does not wait for the receiver."""
 
     def send_hidden(self, x: torch.Tensor) -> None:
         """Send x [T, H] to the next stage; kernels launched after this may overwrite x."""

@@ -3,7 +3,7 @@
 A module gets the residual stream and the norm before it, since addition, norm and the first product may be one kernel; it
 returns its output, not yet added, and the residual. If a block norms once for several modules, their `of` takes the normed
 input. The family decides about order and norms. Rotary embedding, KV write and attention itself are one callable (`Attend`),
-since they need the cache and the step's metadata. Nothing here depends on data: forward can be captured in a graph.
+since they need the cache and the step's metadata. No shape or branch depends on values, so forward can be captured.
 """
 
 from collections.abc import Callable, Iterator
@@ -43,7 +43,7 @@ class Attend(Protocol):
 
 
 class Sinks(WeightOwner):
-    """A learned logit for each query head of this rank. In the checkpoint it is a tensor under its own name."""
+    """A learned logit for each query head of this rank. The checkpoint names the tensor itself, without `.weight`."""
 
     def __init__(self, heads: Shard, place: Placement):
         super().__init__()
@@ -76,7 +76,7 @@ class SelfAttention(Module):
     """The projections around attention; q, k and v are one matrix product. Heads are split over the ranks.
 
     qkv: how the checkpoint stores the three. make_qk_norm: makes a norm, other than the spec's, over the queries or keys of a
-    rank's heads; it changes x [T, H D] in place. v_norm_eps: of an RMSNorm of each head's values, without weights.
+    rank's heads; it changes x [T, H D] in place. v_norm_eps: epsilon of a weightless RMSNorm of each head's values.
     feeds_add_norm: the output is only ever passed to `Norm.add`, so it may be left as split-K partial sums.
     """
 
@@ -126,7 +126,7 @@ class SelfAttention(Module):
         attend: Attend,
         logits_indices: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """With logits_indices, of these tokens only: keys and values are there for all, the rest is computed for some."""
+        """(output, residual). With logits_indices, both only for these tokens; the cache gets keys and values of all."""
         qkv, residual = self.qkv_proj.normed(x, residual, norm)
         heads, residual = self.heads(qkv, residual, attend, logits_indices)
         return self.output(heads), residual
@@ -256,9 +256,9 @@ def parallel_residual(
     attend: Attend,
     logits_indices: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(attention(norm(x)) + mlp(mlp_norm(x)), the residual): a block in which both modules have the same input.
+    """A block in which both modules have the same input: (attention(norm(x)) + mlp(mlp_norm(x)), the residual).
 
-    mlp_norm None: both get the output of `norm`. The attention must not be `feeds_add_norm`.
+    mlp_norm None: both get the output of `norm`. The attention must have been made with feeds_add_norm=False.
     """
     h = norm(residual) if x is None else norm.add(x, residual)
     out = attention.of(h, attend, logits_indices)

@@ -2,8 +2,8 @@
 
 There is one such kernel (kernels/persistent/scaled_block.py), for one row and 8-bit weights. It computes what follows attention
 in a block: o_proj, the norm, gate, up and down; and then, if it can, the next block's norm and its q, k and v. Families' blocks
-do not know of it: decoder.py runs what `fuse_blocks` returns. A fused block runs the block's own products for more rows, and
-where a sum over ranks or an adapter comes between them. Imports Triton.
+are unaware of it: decoder.py calls what `fuse_blocks` returns. For more rows, or where a sum over ranks or an adapter comes
+between the products, a fused block runs the products of the block itself. Imports Triton.
 """
 
 import functools
@@ -26,14 +26,14 @@ from quire.workers.parallel import Parallel
 
 
 class NextQKV(NamedTuple):
-    """A fused block's output where its kernel went on to the next block's q, k and v: these, [1, N]."""
+    """A fused block's output if its kernel went on to the next block: that block's q, k and v, [1, N]."""
 
     qkv: torch.Tensor
 
 
 @dataclass(frozen=True)
 class RowKernel:
-    """(attention's output [1, K], residual) -> a block's output, or NextQKV, and the residual without it, or with it."""
+    """(attention's output [1, K], residual) -> (output, residual without it), or (NextQKV, residual with the output added)."""
 
     block: plan.Block
     following: plan.Next | None
@@ -48,11 +48,11 @@ class RowKernel:
 
 
 class FusedBlock:
-    """Called as the block is. `following` is the block that runs next, which takes `NextQKV` if it is a FusedBlock, too."""
+    """Called like the block. following: the block that runs next; if that is a FusedBlock, too, it takes `NextQKV`."""
 
     def __init__(self, block: PreNormBlock, following: PreNormBlock | None, device: torch.device):
         self.block, self.following = block, following
-        self._state = plan.new_state(device)  # before any graph is captured
+        self._state = plan.new_state(device)  # made before any graph is captured
 
     def __call__(
         self,
@@ -76,7 +76,7 @@ class FusedBlock:
 
     @functools.cached_property
     def kernel(self) -> RowKernel | None:
-        """The kernel for what follows attention, if there is one for these weights; known once the weights are there."""
+        """The kernel for what follows attention; None if there is none for these weights. Known once they are loaded."""
         block, after = self.block, self.following
         if not block.mlp.is_silu:
             return None
@@ -88,8 +88,8 @@ class FusedBlock:
 def fuse_blocks(blocks: Iterable[nn.Module], parallel: Parallel) -> list[Any]:
     """The callables to run in place of `blocks`, which run one after another.
 
-    A pipeline stage's blocks stay as they are: its sends may hold an SM while the next step begins, and the kernel needs all of
-    them at once.
+    A pipeline stage's blocks stay as they are: its sends may occupy an SM while the next step begins, and the kernel needs all
+    SMs at once.
     """
     blocks = list(blocks)
     if not (parallel.stage.is_first and parallel.stage.is_last):
@@ -110,9 +110,9 @@ def find_kernel(
     following: tuple[Norm, WeightFormat | None] | None,
     state: torch.Tensor,
 ) -> RowKernel | None:
-    """The kernel for these weights, `norm` before gate and up, and, if it takes them, the next block's norm and q, k and v.
+    """The kernel for these weights and `norm`, the one before gate and up; None if it cannot compute with them.
 
-    None: it does not take them.
+    following: the next block's norm and q, k and v, which the kernel includes if it can.
     """
     if not isinstance(o, ScaledFormat) or not norm.is_plain:
         return None
@@ -128,7 +128,7 @@ def find_kernel(
 
 
 def _weight_and_bias(weights: WeightFormat | None, o: ScaledFormat) -> tuple[plan.Weight, torch.Tensor | None] | None:
-    """A format's weight and bias, if it has one weight, and inputs are quantized and multiplied as o_proj's."""
+    """A format's weight and bias; None unless it has one weight, and quantizes and multiplies inputs as o_proj does."""
     if not isinstance(weights, ScaledFormat) or len(weights.weights) > 1 or weights.by_block != o.by_block:
         return None
     weight, bias = weights.weights[0]
@@ -149,7 +149,7 @@ def _kernel_of(block: plan.Block, after: plan.Next | None, state: torch.Tensor, 
 
 
 def _fits(weight: plan.Weight, first: plan.Weight) -> bool:
-    """Whether scales are of rows, or of squares, as the first weight's, and TMA can copy the weight."""
+    """Whether the weight has the first's dtype and kind of scales (per row, or per 128 x 128), and TMA can copy it."""
     scaled = weight.scaled
     is_plain = scaled.rows == (BLOCK if scaled.scales.shape[1] > 1 else 1) and hopper.can_copy(scaled.data)
     return is_plain and scaled.rows == first.scaled.rows and scaled.data.dtype == first.scaled.data.dtype

@@ -1,8 +1,8 @@
-"""The base of formats with 16-bit activations in which a weight's inputs may be in an order of their own (desc_act).
+"""OrderedFormat: the base of formats with 16-bit activations that can hold a weight's inputs in another order (desc_act).
 
-Columns of such a weight stay in the checkpoint's order. A norm in front writes its result in that order, and so does SiLU times
-up; other inputs are gathered by a launch of its own. Layers with the same order share one weight; others are a weight each.
-int4.py and w8a16.py have the formats.
+The columns of such a weight stay in the checkpoint's order. The norm before it writes its result in that order, and so does
+SiLU times up; other inputs are gathered into it by a kernel of its own. Joined layers are one weight if their orders are equal,
+else one weight each. int4.py and w8a16.py have the formats.
 """
 
 from typing import Protocol, TypeVar
@@ -33,7 +33,7 @@ W = TypeVar("W", bound=Ordered)
 
 
 class OrderedFormat(QuantizedFormat[W]):
-    """The subclass makes weights, joins weights of equal order, and multiplies."""
+    """Subclasses make weights, join two of equal order, and multiply."""
 
     def _linear(
         self, x: torch.Tensor, weight: W, bias: torch.Tensor | None, out: torch.Tensor | None, is_gated: bool, pdl: int

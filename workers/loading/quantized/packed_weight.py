@@ -1,9 +1,9 @@
 """PackedWeight: a quantized layer's tensors, gathered as the checkpoint packs them, then dequantized or unpacked at once.
 
-A weight format owns one for each of its quantized layers. Those of dense.py and packed_cpu.py dequantize it: on a CPU, and
-on a GPU where no kernel takes it as it is. The reader that brings a layer's last tensor does that on its own thread and stream,
-beside the other readers. The formats of quantized.py, which keep the weight quantized, get it unpacked, as a `QuantizedWeight`.
-Tensors are taken whole, and this rank's shard is cut out of their values: groups and words do not end where shards do.
+A weight format owns one for each of its quantized layers. The formats of dense.py and packed_cpu.py dequantize it: on a CPU,
+and on a GPU if no kernel takes it as it is. The reader of a layer's last tensor does that on its own thread and stream, beside
+the other readers. The formats of quantized.py, which keep the weight quantized, get it unpacked, as a `QuantizedWeight`.
+Tensors are read whole, then this rank's shard is cut out of their values: groups and words do not end where shards do.
 """
 
 import math
@@ -55,7 +55,7 @@ NOT_QUANTIZED: MappingProxyType[str, Packing] = MappingProxyType({})
 
 
 class PackedWeight:
-    """The tensors of one layer, of which `rows` and `columns` are this rank's. It reads `read` of each tensor: () is all."""
+    """The tensors of one layer; `rows` and `columns` are this rank's. read: the slices to read of each tensor; () is all."""
 
     input_scale: float | None = None  # numbers, not tensors: a captured product must not wait for the device
     input_zero_point: float | None = None
@@ -76,7 +76,7 @@ class PackedWeight:
     def loaders(self, layer: str, has_bias: bool, then: Callable[[], None] | None = None) -> Iterator[tuple[str, WeightLoader]]:
         """Loaders of the layer's tensors. A reader calls `then` when they are all there.
 
-        The checkpoint may have a bias that the model does not have, if it is all zeros: old packers write one.
+        If the model has no bias, the checkpoint may have one of zeros: old packers write it.
         """
         for name, spec in self.packing.tensor_specs().items():
             yield f"{layer}.{name}", self._loader(layer, name, spec, then)
@@ -137,7 +137,7 @@ class PackedWeight:
             raise WeightsError(f"{layer} cannot be unpacked: {error}") from None
 
     def _joined(self, pieces: list[QuantizedWeight]) -> QuantizedWeight:
-        """This rank's rows of pieces that are the whole layer: ranges may be many and small, so the layer is unpacked once."""
+        """This rank's rows, cut out of the whole layer (`pieces`): ranges may be many and small, so all is unpacked once."""
         assert not isinstance(self._rows, Shard)
         whole = joined(pieces)
         columns = slice(0, whole.q.shape[1])
@@ -168,7 +168,7 @@ class PackedWeight:
 
 
 def _are_finite(scales: torch.Tensor) -> bool:
-    """Checked by the sum, twenty times as fast as element by element; it would overflow only near float32's limit."""
+    """By the sum, which is twenty times as fast as element by element, and overflows only near float32's limit."""
     values = scales.to(torch.float32) if scales.dtype == torch.float8_e8m0fnu else scales
     return bool(values.sum(dtype=torch.float32).isfinite())
 

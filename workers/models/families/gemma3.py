@@ -1,5 +1,5 @@
-"""Gemma 3: Gemma 2's block with QK-norm (by 1 + w), five layers with a sliding window to one with full attention, and a rotary
-table for each of the two kinds; rotary scaling applies to full attention only. The text model of the multimodal model is
+"""Gemma 3: Gemma 2's block with QK-norm (by 1 + w), five layers with a sliding window for each with full attention, and a
+rotary table for each of the two kinds; rotary scaling applies to full attention only. The text model of the multimodal model is
 served, too: its config is nested, absent fields have Gemma3TextConfig's defaults, and tensors for images are ignored.
 """
 
@@ -92,7 +92,7 @@ def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
 
 
 def text_fields(fields: Json) -> Json:
-    """The text model's fields, of either config: with text_config it is that of the multimodal model."""
+    """The text model's fields. A config with text_config is the multimodal model's, in which they are nested."""
     if "text_config" in fields:
         fields = {**DEFAULTS, **text_config(fields, OF_IMAGES), "final_logit_softcapping": None}
     return plain_fields(fields)
