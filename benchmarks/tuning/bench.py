@@ -1,8 +1,8 @@
-"""Times of candidates for a tuning table: CUDA graphs over rotated operands, medians, and the choice among them.
+"""Times candidates for a tuning table, by CUDA graphs over rotated operands and medians, and chooses among them.
 
-A sweep runs twice: first within `compiling`, where every kernel is compiled, in parallel, and nothing is timed, then for its
-times. A candidate that cannot be compiled or launched, or of which the result differs from the present one's, is left out. On a
-CPU (a dry run in Triton's interpreter) a call is run once. `tune.py` and the sweeps call this.
+A sweep runs twice: first within `compiling`, which compiles all kernels in parallel and times nothing, then for its times. A
+candidate is left out if it cannot be compiled or launched, or if its result differs from the present one's. On a CPU (a dry
+run in Triton's interpreter) a call is run once. `tune.py` and the sweeps call this.
 """
 
 import contextlib
@@ -18,9 +18,9 @@ import torch
 Call = Callable[[], torch.Tensor]
 T = TypeVar("T")
 
-ROTATED_BYTES = 256 << 20  # of operands in turn: more than any L2 holds
-MIN_CALLS = 20  # of a graph
-SAMPLE_US = 1000.0  # of one sample, at least
+ROTATED_BYTES = 256 << 20  # of all copies of the operands, which take turns: more than any L2 holds
+MIN_CALLS = 20  # in a graph
+SAMPLE_US = 1000.0  # least time of a sample
 SAMPLES = 7
 MARGIN = 0.02  # by which a candidate must be faster than the present choice: less is noise
 TOLERANCE = 0.05  # of the largest value: allows for another order of sums in 16 bits
@@ -78,9 +78,7 @@ class Bench:
             print(text, flush=True)
 
     def micros(self, calls: Sequence[Call], least: int = MIN_CALLS) -> float:
-        """µs a call, over at least `least` calls; 1 while compiling. Raises what a call raises, DeviceLost if that loses the
-        GPU.
-        """
+        """µs a call, over at least `least` calls; 1 while compiling. Raises what a call raises, or DeviceLost."""
         self._first_result(calls)
         return self._time(calls, least)
 
@@ -104,10 +102,10 @@ class Bench:
         return (time.perf_counter() - begin) * 1e6
 
     def fastest(self, name: str, present: T, candidates: Sequence[T], cases: Sequence[Callable[[T], Sequence[Call]]]) -> T:
-        """The candidate of least time, by the geometric mean over `cases` of its time over the present's.
+        """The fastest candidate, by the ratio of its time to the present one's (geometric mean over `cases`).
 
-        A case makes the calls to be timed for a candidate; each returns its result, of which the first is compared. The present
-        candidate stays if none is MARGIN faster.
+        A case makes the calls to be timed for a candidate. The result of the first call is compared with the present one's. The
+        present candidate stays if none is faster by MARGIN.
         """
         times: dict[int, list[float]] = {}
         results: list[torch.Tensor] = []
@@ -163,7 +161,7 @@ def _agree(result: torch.Tensor, expected: torch.Tensor) -> bool:
 
 
 def _graph_micros(calls: Sequence[Call]) -> float:
-    """µs a call, in a graph of all of them: the median of SAMPLES, each of so many replays that it takes SAMPLE_US."""
+    """µs a call, in a graph of all calls: the median of SAMPLES, each with enough replays to take about SAMPLE_US."""
     graph = _captured(calls)
     graph.replay()
     replays = max(1, min(100, int(SAMPLE_US / max(_sample(graph, 1), 1.0))))
@@ -171,9 +169,7 @@ def _graph_micros(calls: Sequence[Call]) -> float:
 
 
 def _captured(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
-    """Capture without torch.cuda.graph(), which first collects garbage and frees memory: that takes longer than all the
-    rest.
-    """
+    """Capture without torch.cuda.graph(): it first collects garbage and frees memory, which takes longer than the rest."""
     graph = torch.cuda.CUDAGraph()
     graph.capture_begin()
     try:

@@ -1,10 +1,9 @@
 """Latent attention of rows with one query: split over keys (split-K), then combined.
 
 Formula and shapes: `latent_reference.latent_attention`. A program takes up to 64 heads of one row and an equal share of its
-keys, in whole tiles. All heads read the same entries, which are thus read once if there are at most 64 heads. The number of
-splits depends on the number of rows alone, so that the grid can be captured; empty splits of short rows end at once. Rows from
-`limit` on (a number on the device) are left out: they are not decode rows. Moves a row's entries once for 64 heads, and partial
-sums of 4 L bytes.
+keys, in whole tiles. All heads read the same entries. The number of splits depends on the number of rows alone, so that the
+grid can be captured; empty splits of short rows end at once. Rows from `limit` on (a number on the device) are left out: they
+are not decode rows. Moves a row's entries once for every 64 heads, and 4 L bytes for each partial sum.
 """
 
 import math
@@ -18,7 +17,7 @@ from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options,
 
 MAX_HEADS = 64  # of a program
 MAX_PARTS = 32
-FEW_PARTS = 8  # up to this number of splits the kernel that combines them has room for no more
+FEW_PARTS = 8  # up to this many splits, the combining kernel is compiled for no more than these
 COMBINED = 2048  # elements that a program combines
 PROGRAMS = 264  # enough to fill a GPU
 LOG2E = math.log2(math.e)
@@ -75,7 +74,7 @@ def _combine_kernel(
     HEADS: tl.constexpr, L: tl.constexpr, BLOCK_L: tl.constexpr, PARTS_2: tl.constexpr, HAS_LIMIT: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (r, h, c): BLOCK_L elements of a head's result, all splits of which are loaded at once."""
+    """Program (r, h, c): BLOCK_L elements of a head's result; it loads all splits of them at once."""
     row, head = tl.program_id(0), tl.program_id(1)
     j, part = tl.program_id(2) * BLOCK_L + tl.arange(0, BLOCK_L), tl.arange(0, PARTS_2)
     wait_for_previous(PDL)
@@ -129,7 +128,7 @@ def latent_decode(
         num_warps=4 if block_m <= 16 else 8, num_stages=2, **options,
     )  # fmt: skip
     if parts > 1:
-        # mixed steps, with any number of rows, run one kernel
+        # mixed steps (with a limit) may have any number of rows: one compiled kernel serves them all
         parts_2 = MAX_PARTS if has_limit or parts > FEW_PARTS else FEW_PARTS
         block_l = min(COMBINED // parts_2, latent_2)
         _combine_kernel[(count, heads, triton.cdiv(latent, block_l))](

@@ -1,11 +1,11 @@
-"""8-bit experts in tiles of one expert's rows (`align`), as in `tiles` for 16 bits: any number of rows.
+"""8-bit experts for any number of rows. Each tile has rows of one expert (`align`), as in `tiles` for 16 bits.
 
     gate_up   h[p] = act(x[row of p] @ gate_up[e]^T + b)       p: place in the order of `align`
     down      y[pair of p] = weights[pair] (h[p] @ down[e]^T + b')
 
-x and h are 8 bits with a scale per token or per 128 of its values (`linear/quantize`), weights as in `scaled_weight`. Every 128
-of K the sum is converted to float32 and scaled, since Hopper accumulates fp8 products in few bits; int8's sums, with a scale a
-row and a token, stay int32. No wgmma reads a computed register. Reference: `dequantized` operands.
+x and h are 8 bits with a scale per token or per 128 of its values (`linear/quantize`); weights: see `scaled_weight`. The sum of
+each 128 of K is converted to float32 and scaled, since Hopper accumulates fp8 products in few bits. Only int8 with one scale
+per row and token is summed in int32 to the end. No wgmma has computed values as operands. Reference: `dequantized` operands.
 """
 
 from typing import Any, NamedTuple
@@ -43,7 +43,7 @@ def _added(acc, x, w_at, s_ptr, at, xs, block, total, k_left, live, INT: tl.cons
         acc = tl.dot(x, w, acc, out_dtype=tl.int32)
     else:
         part = tl.dot(x, w, out_dtype=tl.int32 if INT else tl.float32).to(tl.float32)
-        scale = xs[:, None]  # here, not at the end: the compiler would merge a plain sum with the product before it
+        scale = xs[:, None]  # here, not at the end: the compiler would merge a plain `acc += part` into the product
         if BLOCKS > 1:
             scale = scale * tl.load(s_ptr + block * total + at, live, other=0.0)[None, :]
         acc += part * scale
@@ -150,7 +150,7 @@ def _options(w: ScaledExperts, x: Scaled, config: Tiles, block_n: int, pdl: int)
 def gate_up(
     x: Scaled, w: ScaledWeights, act: SwiGLU, at: Alignment, top_k: int, config: Tiles, dtype: torch.dtype, *, pdl: int = PLAIN
 ) -> torch.Tensor:
-    """h [P, I] in the order of `at`, in dtype, of x [T, H]."""
+    """h [P, I], in dtype and in the order of `at`, from x [T, H]."""
     inner, bias = w.gate_up.data.shape[1] // 2, w.gate_up_bias
     h = torch.empty(len(at.order), inner, dtype=dtype, device=x.data.device)
     n, options = _options(w.gate_up, x, config, config.gate_up_n, pdl)
@@ -165,7 +165,7 @@ def gate_up(
 def down(
     h: Scaled, w: ScaledWeights, weights: torch.Tensor, at: Alignment, config: Tiles, dtype: torch.dtype, *, pdl: int = PLAIN
 ) -> torch.Tensor:
-    """y [P, H] by pairs, in dtype, of h [P, I] in the order of `at`."""
+    """y [P, H], in dtype and in the order of the pairs, from h [P, I] in the order of `at`."""
     hidden, bias = w.down.data.shape[1], w.down_bias
     y = torch.empty(len(at.order), hidden, dtype=dtype, device=h.data.device)
     n, options = _options(w.down, h, config, config.down_n, pdl)

@@ -1,4 +1,4 @@
-"""Activations in 8 bits for the next product: by RMSNorm, by SiLU times up, or by a kernel of its own.
+"""Quantizes activations to 8 bits for the next product: within RMSNorm, within SiLU times up, or in a kernel of its own.
 
     q = cast(y / s),  s = max |y| / largest       per token, or per 128 of its values; largest: e4m3 448, int8 127
     rms_norm_quantize      y = norm(x), or residual += x and y its norm        as `norm`
@@ -55,8 +55,8 @@ def scale_of(largest, LARGEST: tl.constexpr):
 def _quotient(y, scale, STATIC: tl.constexpr):
     """y / scale [PIECES, 1], rounded as a division is; by the scale's reciprocal if nothing can be too small or too large.
 
-    A division an element takes a third of the instructions of `quantize`. One correction turns the product with the reciprocal
-    into the quotient: equal to numpy's division, for 42 million numbers. A static scale may be anything.
+    A division per element would take a third of the instructions of `quantize`. One correction turns the product with the
+    reciprocal into the quotient: equal to numpy's division, for 42 million numbers. A static scale may have any value.
     """
     spread = tl.broadcast_to(scale, y.shape)
     if STATIC:
@@ -85,7 +85,7 @@ def _store_quantized(
     y, q_ptr, s_ptr, static_ptr, cols, mask, first,
     WIDTH: tl.constexpr, SIZE: tl.constexpr, LARGEST: tl.constexpr, STATIC: tl.constexpr,
 ):  # fmt: skip
-    """Store y, columns `cols` from `first` on of a row, float32 and 0 where masked, as q and one scale for each SIZE values."""
+    """Store y, a row's columns `cols` (from `first` on), float32 and 0 where masked, as q and a scale for each SIZE values."""
     PART: tl.constexpr = min(SIZE, y.shape[0])
     PIECES: tl.constexpr = y.shape[0] // PART
     pieces = y.reshape(PIECES, PART)
@@ -140,7 +140,7 @@ def _rows_kernel(
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, SLICE: tl.constexpr, SIZE: tl.constexpr, LARGEST: tl.constexpr,
     STATIC: tl.constexpr, GATED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (row, i): columns i * SLICE and on. For a scale of the whole row each program finds the largest number itself."""
+    """Program (row, i): columns from i * SLICE. If a row has one scale, each of its programs finds the largest value itself."""
     row = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * SLICE
     wait_for_previous(PDL)
@@ -198,7 +198,7 @@ def rms_norm_quantize(
         raise ValueError("rms_norm_quantize: x needs the residual's dtype, unless it is in parts, and both unit stride")
     out = _new(rows, width, dtype, by_block, residual.device)
     block, size, warps = _cut(width, by_block)
-    if rows <= PROGRAMS:  # alone on their SMs: at one row 16 warps take 1.97 us for two partial sums, 8 take 2.21
+    if rows <= PROGRAMS:  # each program has an SM to itself: at one row 16 warps take 1.97 us for two partial sums, 8 take 2.21
         warps = min(2 * warps, MAX_WARPS)
     parts, part_stride = (num_splits(x), x.stride(0)) if x is not None and split_k else (1, 0)
     if rows:
@@ -211,7 +211,7 @@ def rms_norm_quantize(
 
 
 def _slice(rows: int, block: int) -> int:
-    """Columns of a program: for few rows so few that each SM has a program, since one alone takes 6 us for 14,336."""
+    """Columns of a program. Few rows are cut so that each SM has a program: a single one takes 6 us for 14,336 columns."""
     parts = max(1, PROGRAMS // triton.next_power_of_2(rows))
     return min(block, max(MIN_SLICE, triton.next_power_of_2(triton.cdiv(block, parts))))
 
