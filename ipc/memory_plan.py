@@ -18,7 +18,7 @@ PRIMITIVES_BYTES = 160 * MIB  # code and scratch that oneDNN keeps on a CPU: 147
 PACKED_TWICE_BYTES = 2 << 20  # packed_cpu.py's SMALL_BYTES: estimated
 BIG_GPU_BYTES = 70 * 10**9  # GPUs with at least this much memory run 1024 sequences by default
 CONTEXT_BYTES = 850 * MIB  # CUDA's context, kernels' code and workspaces: estimated
-PROCESSOR_ROW_BYTES = 42 * 1024  # of a slot's logits processors, beside the bytes for each token of the vocabulary: estimated
+PROCESSOR_ROW_BYTES = 42 * 1024  # for a slot's logits processors, besides the bytes per token of the vocabulary: estimated
 CAPTURED_TOKENS = 2048  # the tuning tables' step.captured_tokens: estimated
 LARGE_WEIGHTS_BYTES = 16 * 10**9  # the tuning tables' step.large_weights_bytes: estimated
 EXCHANGED_ROWS = 2048  # rows in the tuning tables' exchange, which holds about six buffers for each: estimated
@@ -28,7 +28,7 @@ class LayerSizes(NamedTuple):
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    window: int  # 0 sees everything
+    window: int  # tokens; 0: no window
     intermediate_size: int
     cache_itemsize: int = 0  # bytes of an element in the KV cache; 0: like an activation's
     has_cache: bool = True  # False: it reads another layer's keys and values
@@ -51,7 +51,7 @@ class ModelSizes(NamedTuple):
 
 
 class SizesAsked(msgspec.Struct, frozen=True):
-    """The question to workers/sizes.py: a model by its config.json, on one of this many ranks."""
+    """The question to workers/sizes.py: how large is one of these ranks of a model, given its config.json?"""
 
     config: dict[str, Any]
     tensor_parallel_size: int = 1
@@ -69,7 +69,7 @@ class RankSizes(msgspec.Struct, frozen=True):
 
 # ------------------------------------------------------------------------------------------------------------ defaults
 def default_max_num_seqs(gpu_bytes: int) -> int:
-    """gpu_bytes: 0 for a CPU."""
+    """gpu_bytes: memory of the GPU; 0 for a CPU."""
     return (1024 if gpu_bytes >= BIG_GPU_BYTES else 256) if gpu_bytes else 64
 
 
@@ -119,7 +119,7 @@ def captured_tokens(weights_bytes: int, max_num_batched_tokens: int) -> int:
 
 
 def graphs_bytes(captured: int, max_num_batched_tokens: int, activation_bytes: int, logits_bytes: int) -> int:
-    """Memory of the captured graphs' buffers: their logits, and as much again as the largest captured step takes to run."""
+    """Memory of the captured graphs' buffers: their logits, and the activations of the largest captured step."""
     return logits_bytes + activation_bytes * captured // max_num_batched_tokens
 
 
@@ -134,7 +134,7 @@ def tables_bytes(model: ModelSizes, max_num_seqs: int, max_model_len: int, max_t
 
 
 def exchange_bytes(model: ModelSizes, ranks: int, itemsize: int) -> int:
-    """Buffers for the rows of other ranks, if norms sum them (workers/group/cuda.py), which those of some families do not."""
+    """Bytes of the buffers for other ranks' rows (workers/group/cuda.py), for families in which norms sum over the ranks."""
     return 6 * EXCHANGED_ROWS * model.hidden_size * itemsize if ranks > 1 else 0
 
 

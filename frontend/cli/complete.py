@@ -1,4 +1,4 @@
-"""`quire complete`: completes texts with any OpenAI-compatible server, one after another in a terminal, or just one."""
+"""`quire complete`: completes texts by any OpenAI-compatible server: one after another in a terminal, or just one."""
 
 import argparse
 import io

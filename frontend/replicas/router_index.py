@@ -1,6 +1,6 @@
 """The router's index of prompts: hashes of their blocks (PrefixHasher), and the engines that were sent them (BlockIndex).
 
-Both process a whole prompt at once, in numpy, as the event loop waits for each decision. Used by router.py.
+Both process a whole prompt at once, in numpy, since the event loop waits for each decision. Used by router.py.
 """
 
 import hashlib
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-MAX_TOKENS = 1 << 18  # of a prompt that are hashed; a longer common prefix makes no difference
+MAX_TOKENS = 1 << 18  # hashed of a prompt; beyond them a longer common prefix makes no difference
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _HALF, _THIRD = np.uint64(32), np.uint64(29)
 NUM_WAYS = 8
@@ -22,9 +22,9 @@ class PrefixHasher:
     """Hashes of all prefixes of a prompt that end with a full block; each covers all tokens of the prefix, and the salt.
 
     h(i) = mix(root(salt) + sum over the tokens t before the block's end of (id(t) + 1) * key(t)), modulo 2^64, with a random
-    key for each position (multilinear hashing; Carter and Wegman). So different prompts collide only by chance, even chosen
-    ones: with probability 2^-46 at worst, without knowledge of the keys. A chain of cryptographic hashes would take longer and
-    is not needed: after a collision an engine computes a prompt, but no request reads another's KV blocks.
+    key for each position (multilinear hashing; Carter and Wegman). Different prompts collide with probability 2^-46 at worst,
+    even if somebody chose them without knowing the keys. A chain of cryptographic hashes would take longer and is not needed:
+    after a collision an engine computes a prompt, but no request reads another's KV blocks.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -66,9 +66,9 @@ class BlockIndex:
     It is built like a set-associative CPU cache: a hash has NUM_WAYS possible places, and a new one replaces the least recently
     used of them. The table never grows or moves, so no decision waits for that. Each of max_blocks takes 60 bytes.
 
-    An engine's clock counts the blocks that it had to compute, and thereby those that its cache has evicted: a block that it
-    was sent longer ago than its capacity in blocks counts as evicted. `take_back` turns the clock back by the blocks of a
-    refused prompt.
+    An engine's clock counts the blocks that it had to compute. Each of them evicts another once the cache is full, so a block
+    counts as evicted when the clock has advanced by the cache's capacity since the engine was sent it. `take_back` turns the
+    clock back by the blocks of a refused prompt.
     """
 
     def __init__(self, num_engines: int, max_blocks: int) -> None:
@@ -106,7 +106,7 @@ class BlockIndex:
     def depths(self, found: Places) -> tuple[list[int], list[int]]:
         """(engines, how many of the prompt's first blocks each was sent); engines with none are left out.
 
-        The last known block counts: an engine that has it was sent all before, though each lists only NUM_HOLDERS engines.
+        Only its last known block counts: it was sent all before that, too, even if those list other engines (NUM_HOLDERS each).
         """
         which = np.flatnonzero(found.is_known)
         places = found.places[which]
@@ -170,8 +170,8 @@ class BlockIndex:
         self._clocks[engine] = int(self._clocks[engine]) + num_blocks & 0xFFFFFFFF
 
     def _slots(self, engine: int, places: np.ndarray) -> np.ndarray:
-        """A slot for the engine in each place: its own if it has one, else a free one, else that of the holder which has
-        computed most since."""
+        """A slot for the engine in each place: its own if it has one, else a free one, else the slot of the holder that has
+        computed most since then."""
         holders = self._holders[places]
         ages = (self._clocks[holders] - self._stamps[places]).astype(np.int64)
         ages[holders == self._no_engine] = 1 << 32

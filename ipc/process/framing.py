@@ -12,7 +12,7 @@ _LENGTH = 8
 
 
 def is_readable(sock: socket.socket, timeout_s: float) -> bool:
-    """Wait up to timeout_s; whether there is something to receive, or the other end is gone."""
+    """Wait up to timeout_s; returns whether there is something to receive, or the other end is gone."""
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return bool(poll.poll(timeout_s * 1000))

@@ -1,4 +1,4 @@
-"""Fields of both generating routes that are not the sampler's: beam search, truncation, names; and vLLM's unsupported ones.
+"""Fields of chats and completions beside the sampler's: beam search, truncation, request id; and those not supported.
 
 `MoreFields` is a part of each body (schemas.py). `check_fields` refuses, naming the field, a value that would change the answer
 and is not supported; docs/tools/field_table.py says how every field is treated.
@@ -41,7 +41,7 @@ _not_supported = attrgetter(*NOT_SUPPORTED)
 _NOTHING = (None,) * len(NOT_SUPPORTED)
 
 # Fields that a beam search refuses, with the values that have no effect and are accepted. The sampler's other fields are
-# accepted and have no effect, for a search samples nothing and clients always send some.
+# accepted and have no effect: a search samples nothing, and clients always send some.
 _NOT_WITH_BEAMS: dict[str, tuple[Any, ...]] = {
     "vllm_xargs": ({},),
     "stop": ("", []),
@@ -131,7 +131,7 @@ def _check_beams(body: Any) -> None:
 
 
 def beam_width(body: Any) -> int:
-    """How many beams are kept: best_of, or n. n of them are returned."""
+    """How many beams are kept: best_of, or n if that is not given. n of them are returned."""
     width: int = body.best_of if body.best_of is not None else 1 if body.n is None else body.n
     return width
 
