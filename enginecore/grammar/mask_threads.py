@@ -203,7 +203,7 @@ class _Maker:
         self.begun: threading.Lock | None = None
         self.memory = _new_memory
         self._executor = llguidance.LLExecutor(num_threads)
-        # consume_token_par releases the GIL only for two or more matchers: this is the second, it always accepts its end token
+        # consume_token_par releases the GIL only for two or more matchers: this one is added, and always accepts its end token
         self._ended = llguidance.LLMatcher(vocabulary.tokenizer, 'start: ""', log_level=0)
         self._ended.consume_token(vocabulary.end_id)
         self._making_s = 0.0  # of the last works' masks

@@ -1,6 +1,6 @@
-"""Trial: compiles a grammar in a child process first, so that no grammar can crash, fill or hang the core.
+"""Trial: compiles a grammar in a child process first: one that would crash, swell or hang the core ends the child instead.
 
-llguidance is fast and bounded for ordinary grammars, but malicious ones can end the process that compiles them (limits.py),
+llguidance is fast and bounded for ordinary grammars, but others can end the process that compiles them (limits.py),
 and a thread cannot be killed. The child has the vocabulary, little memory, and a time limit for each grammar. It translates
 the requested grammar to Lark, compiles it, tries some tokens, and answers with an error, or with the Lark and the bytes that it
 took. Then the core compiles the Lark.

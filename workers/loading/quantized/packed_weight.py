@@ -3,7 +3,7 @@
 A weight format owns one for each of its quantized layers. The formats of dense.py and packed_cpu.py dequantize it: on a CPU,
 and on a GPU if no kernel takes it as it is. The reader of a layer's last tensor does that on its own thread and stream, beside
 the other readers. The formats of quantized.py, which keep the weight quantized, get it unpacked, as a `QuantizedWeight`.
-Tensors are read whole, then this rank's shard is cut out of their values: groups and words do not end where shards do.
+Tensors are taken whole, then this rank's shard is cut out of their values: groups and words do not end where shards do.
 """
 
 import math
