@@ -6,6 +6,7 @@ PORT ?= 8000
 ARGS ?=
 PYTEST_ARGS ?=
 JOBS ?= 2
+MINUTES ?= 10
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -23,13 +24,14 @@ PYTEST = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --nu
 	-o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all test-browser test-ray test-deploy lint types clean
+.PHONY: help run test test-all test-gpu test-browser test-ray test-deploy lint types clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make run       serve the bundled model at 127.0.0.1:$(PORT)   (PORT=8001, ARGS='MODEL --api-key KEY')"
 	@echo "make test      run the tests but the slow ones            (PYTEST_ARGS='tests/ipc -x', JOBS=2 at a time)"
 	@echo "make test-all  run all that needs no GPU and no browser"
+	@echo "make test-gpu  run the GPU tests for ten minutes; called again, it goes on   (MINUTES=10, ARGS=--anew, PYTEST_ARGS=tests/gpu)"
 	@echo "make test-browser  run the tests of the page in an installed Chromium"
 	@echo "make test-ray  run the tests with a Ray cluster of this machine, for which Ray is installed"
 	@echo "make test-deploy  check and run what is in deploy/ with HAProxy, nginx, promtool, systemd-analyze, which must be installed"
@@ -52,6 +54,10 @@ test test-all: $(FOR_TEST)
 	TRITON_INTERPRET=1 $(PYTEST) -m '$(INTERPRETED)' $(or $(PYTEST_ARGS),tests/kernels) || [ $$? -eq 5 ] || failed=1; \
 	$(PYTEST) -m '$(MARKS)' $(PYTEST_ARGS) || failed=1; \
 	exit $$failed
+
+# Its status says whether all have passed; what is left and what to do about it stands in its last lines.
+test-gpu: $(FOR_TEST)
+	@$(BIN)/python benchmarks/gpu_tests.py --minutes $(MINUTES) $(ARGS) $(PYTEST_ARGS)
 
 test-browser: $(FOR_TEST)
 	$(PYTEST) -m browser $(PYTEST_ARGS)

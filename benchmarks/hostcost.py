@@ -121,9 +121,13 @@ def engine(args: argparse.Namespace, rows: int, steps: int, command: Any = None)
     max_model_len = max_tokens + 4 * BLOCK_SIZE
     num_blocks = rows * (max_model_len // BLOCK_SIZE + 2) + 2
     flags = resolved(
-        EngineConfig(load_format="dummy"), device="cpu", max_model_len=max_model_len, max_num_batched_tokens=8192,
-        max_num_seqs=max(rows, args.max_num_seqs), block_size=BLOCK_SIZE,
-    )  # fmt: skip
+        EngineConfig(load_format="dummy"),
+        device="cpu",
+        max_model_len=max_model_len,
+        max_num_batched_tokens=8192,
+        max_num_seqs=max(rows, args.max_num_seqs),
+        block_size=BLOCK_SIZE,
+    )
     worker = WorkerConfig(
         engine=flags, rank=0, generation=1, model_dir="", control_address="", plan_ring_fds=[], result_ring_fds=[]
     )

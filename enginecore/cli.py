@@ -19,13 +19,15 @@ def command_parser() -> CommandParser:
     parser.add_argument(
         "--listen",
         required=True,
-        help="address for frontends: ipc:///path, or tcp://host:port (beyond this host only with keys)",
+        help="address for frontends: ipc:///path, or tcp://host:port (for other hosts only with keys)",
     )
     parser.add_argument(
-        "--curve-secret-key-file", help="the engine's secret key, for tcp://; made if the file is not there (default: no keys)"
+        "--curve-secret-key-file",
+        help="file of the engine's secret key, for tcp://; it is made if it does not exist (default: no keys)",
     )
     parser.add_argument(
-        "--curve-allow-file", help="public keys of the frontends that may connect over tcp://, one a line (default: no keys)"
+        "--curve-allow-file",
+        help="file of the public keys of frontends that may connect over tcp://, one a line (default: no keys)",
     )
     add_engine_arguments(parser)
     return parser

@@ -1,4 +1,4 @@
-"""One engine from its flags to its end: find the model, start the workers, bind the socket, run the loop.
+"""One engine, from its flags to its end: find the model, start the workers, bind the socket, run the loop.
 
 Called by `enginecore` (cli.py, stand-alone) and by `python -m quire.enginecore` (__main__.py, as a child of a server or an LLM
 object). Every failure to start is a StartupError, whose text is for the user.
@@ -64,7 +64,7 @@ from quire.ipc.worker_config import ResolvedEngineConfig, WorkerConfig, resolved
 log = logging.getLogger("quire.enginecore")
 
 DRAIN_S = 30.0
-SWITCH_S = 5e-5  # the longest that a spinning core keeps the interpreter from the thread that makes masks
+SWITCH_S = 5e-5  # longest time that a spinning core keeps the interpreter from the thread that makes masks
 BUNDLED_NAME = "quire-tiny"
 
 
@@ -76,10 +76,10 @@ def run_engine(
     config: EngineConfig, on_ready: Callable[[str], None], prespawned: Child, on_heartbeat: Callable[[], None] = lambda: None
 ) -> None:
     """Run one engine until it is told to stop. `on_ready` gets the address once requests can come; from then on `on_heartbeat`
-    is called every HEARTBEAT_INTERVAL_S, while the loop turns.
+    is called every HEARTBEAT_INTERVAL_S by the loop.
 
     prespawned: the first worker's process, which waits for its configuration; it has ended when this returns or raises. Raises
-    StartupError before it is ready, or Stopped, WorkersFailed when the workers are lost for good.
+    StartupError or Stopped before it is ready, WorkersFailed when the workers are lost for good.
     """
     early, is_ready = EarlyStop(), False
     on_stop_signals(early)
@@ -91,12 +91,12 @@ def run_engine(
 
     try:
         _run(config, ready, prespawned, on_heartbeat, early)
-    except (OSError, zmq.ZMQError) as error:  # no descriptors, memory or processes are to be had
+    except (OSError, zmq.ZMQError) as error:  # out of descriptors, memory or processes
         if is_ready:
             raise
         raise StartupError(f"the machine does not let it start: {error}") from error
     finally:
-        on_stop_signals(signal.SIG_IGN)  # we are ending, and the caller has a last word to say
+        on_stop_signals(signal.SIG_IGN)  # this process ends, and the caller still reports why
         prespawned.terminate(0.0)
 
 
@@ -119,7 +119,7 @@ def _run(
     workers = WorkerGroup(template, [prespawned], ranks)
     eos, threads = tuple(summary.eos_token_ids), mask_threads(cpu_share())
     grammars = GrammarCompiler(files.get("tokenizer.json"), summary.vocab_size, eos, threads)
-    link = _bind(config)  # before anything slow: an address in use is said at once
+    link = _bind(config)  # before anything slow, to report an address in use at once
     try:
         workers.start()
         grammars.start()  # while the workers load the model
@@ -147,9 +147,9 @@ def _run(
         link.close()
 
 
-# ------------------------------------------------------------------------------------------------ what is decided
+# ------------------------------------------------------------------------------------------------------ decisions
 def worker_config(config: EngineConfig, folder: Path, summary: ModelSummary) -> WorkerConfig:
-    """The template of every worker's configuration, with all defaults resolved. Raises StartupError."""
+    """The template of all workers' configurations, with all defaults resolved. Raises StartupError."""
     gpus = find_gpus() if config.device != "cpu" else []
     if config.device == "cuda" and not gpus:
         raise StartupError("--device cuda: no CUDA device was found; leave --device out to run on the CPU")
@@ -184,13 +184,13 @@ def worker_config(config: EngineConfig, folder: Path, summary: ModelSummary) -> 
 
 
 def _requests_seed(config: EngineConfig) -> int:
-    """Of requests without one of their own. Engines of --data-parallel-size have different ones: with the same, a prompt that
-    is asked many times would get each answer once from every engine."""
+    """The seed for requests without one. It differs between engines of --data-parallel-size: otherwise a prompt that is sent
+    many times would get the same answers from every engine."""
     return config.seed + (config.device_index if config.data_parallel_size > 1 else 0)
 
 
 def _own_gpus(config: EngineConfig, gpus: list[Gpu]) -> list[Gpu]:
-    """Those from this engine's first on. Raises StartupError if there are too few for all engines."""
+    """The GPUs from this engine's first one on. Raises StartupError if there are too few for all engines."""
     size, shared_by = config.data_parallel_size, sizes_in_words(config.tensor_parallel_size, config.pipeline_parallel_size)
     needed = max(size * config.world_size, config.device_index + 1)
     if gpus and size > 1 and needed > len(gpus):
@@ -203,7 +203,7 @@ def _own_gpus(config: EngineConfig, gpus: list[Gpu]) -> list[Gpu]:
 
 
 def core_config_of(summary: ModelSummary, worker: WorkerConfig, profile: WorkerProfile) -> CoreConfig:
-    """The core's configuration, now that the workers have said what they can hold. Logs the one line that sums it up."""
+    """The core's configuration, after the workers have reported their capacity. Logs one line about memory."""
     engine = worker.engine
     windows = tuple(g.window for g in profile.kv_groups)
     scheduler = SchedulerConfig(
@@ -238,7 +238,7 @@ def core_config_of(summary: ModelSummary, worker: WorkerConfig, profile: WorkerP
         max_num_waiting=engine.max_num_waiting,
         seed=_requests_seed(engine),
         step_timeout_s=engine.step_timeout_s,
-        # its own, and one for each rank, of all engines; and one is left for frontends
+        # it spins if there are cores for the core and its ranks, of all engines, and one for frontends
         spins=engine.device == "cuda" and cpu_share() > (1 + engine.world_size) * engine.data_parallel_size,
         log_requests=engine.enable_log_requests,
         log_stats=not engine.disable_log_stats,
@@ -249,7 +249,7 @@ def core_config_of(summary: ModelSummary, worker: WorkerConfig, profile: WorkerP
 
 
 def server_info(worker: WorkerConfig, profile: WorkerProfile, capacity: int) -> ServerInfo:
-    """What the engine runs with, defaults resolved: nothing of keys, no address, no template's text."""
+    """The engine's settings with defaults resolved, without keys, addresses and the template's text."""
     hidden = ("key", "secret", "password", "hf_token", "curve_", "listen", "hosts", "chat_template")
     names = [n for n in EngineConfig.__struct_fields__ if not any(word in n for word in hidden)]
     values = {name: getattr(worker.engine, name) for name in names}
@@ -296,7 +296,7 @@ def _log_sizes(engine: ResolvedEngineConfig, profile: WorkerProfile, capacity: i
 def _wait_until_ready(
     workers: WorkerGroup, link: CoreToFrontends, early: EarlyStop, say_every_s: float = SAY_EVERY_S
 ) -> WorkerProfile:
-    """Wait for the workers; returns what they can hold. Frontends that connect earlier get heartbeats and wait."""
+    """Wait for the workers; returns their capacity. Frontends that connect earlier get heartbeats, and wait."""
     started, say_after_s = time.monotonic(), say_every_s
     poller = zmq.Poller()
     for source in (*workers.pollables(), *link.sockets()):
@@ -358,6 +358,6 @@ def _core_keys(config: EngineConfig) -> CoreKeys | None:
         return None
     if not config.curve_secret_key_file or not config.curve_allow_file:
         raise ValueError("--curve-secret-key-file and --curve-allow-file go together")
-    # said before the list is read: a frontend that is to be on the list needs it for its own first start
+    # logged before the list is read: a frontend needs this key for its first start, before its own key is on the list
     log.info("the engine's public key, for frontends: %s", load_or_make_keys(config.curve_secret_key_file).public.decode())
     return load_core_keys(config.curve_secret_key_file, config.curve_allow_file)

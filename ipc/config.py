@@ -187,38 +187,38 @@ def _add_model(add: Add) -> None:
         help="token for the hub; HF_TOKEN in the environment shows in no "
         "process list (default: HF_TOKEN, or what `hf auth login` has left)",
     )
-    add("--served-model-name", help="names clients may use for the model (default: its folder or hub id)", nargs="+")
+    add("--served-model-name", help="names by which clients may ask for the model (default: its folder or hub id)", nargs="+")
     add("--tokenizer", help="folder or hub id of the tokenizer (default: the model's own)")
     add("--tokenizer-revision", help="branch, tag or commit of a hub tokenizer (default: its main branch)")
-    add("--hf-overrides", action=JsonObject, metavar="JSON", help="fields that take the place of config.json's (default: none)")
+    add("--hf-overrides", action=JsonObject, metavar="JSON", help="fields that replace those of config.json (default: none)")
     add(
         "--dtype",
         type=one_of(("auto", "float32", "bfloat16", "float16"), DTYPES),
         metavar="TYPE",
-        help="of weights and activations: auto (the checkpoint's on a GPU, float32 on a CPU), float32 or float, "
+        help="type of weights and activations: auto (the checkpoint's on a GPU, float32 on a CPU), float32 or float, "
         "bfloat16, float16 or half",
     )
     add(
         "--load-format",
         type=one_of(("auto", "dummy"), LOAD_FORMATS),
         metavar="FORMAT",
-        help="auto or safetensors; dummy makes random weights instead of reading any",
+        help="auto or safetensors: read the checkpoint's weights; dummy: make random ones",
     )
     add(
         "--model-impl",
         type=one_of(("auto", "quire", "transformers"), MODEL_IMPLS),
         metavar="IMPL",
-        help="whose model runs: quire (its own, or vllm), transformers (transformers', on Quire's attention, cache and "
-        "products), or auto: its own if there is one for the model, else transformers'",
+        help="the code that runs the model: quire or vllm (Quire's own), transformers (transformers' model code with Quire's "
+        "attention, KV cache and matrix products), or auto (Quire's own if the model has a family here, else transformers')",
     )
     add(
         "--quantization",
         "-q",
         type=one_of(quantizations.NAMES, quantizations.OTHER_NAMES),
         metavar="METHOD",
-        help="what the linear layers of a checkpoint of floats are rounded to while it is loaded: "
+        help="type to which the linear layers of a checkpoint of floats are rounded while it is loaded: "
         + "; ".join(f"{name}: {what}" for name, what in quantizations.WHILE_LOADING.items())
-        + "; a quantized checkpoint's own method may be named, too (default: as the checkpoint says)",
+        + "; a quantized checkpoint's own method is accepted, too (default: as the checkpoint says)",
     )
     add(
         "--max-model-len",
@@ -233,57 +233,55 @@ def _add_defaults(add: Add) -> None:
     add(
         "--chat-template-content-format",
         choices=["auto", "string", "openai"],
-        help="what the template is given as a message's content: a text, or a list of parts; auto: as it is written",
+        help="form of a message's content: string, or openai (a list of parts); auto: the one that the template reads",
     )
     add(
         "--generation-config",
-        help="'auto': sampling defaults from the model's generation_config.json; 'vllm': none; or a folder",
+        help="where sampling defaults come from: 'auto', the model's generation_config.json; 'vllm', nowhere; or a folder",
     )
     add(
         "--override-generation-config",
         action=JsonObject,
         metavar="JSON",
-        help='fields that take the place of generation_config.json\'s, like {"temperature": 0.5} (default: none)',
+        help='fields that replace those of generation_config.json, like {"temperature": 0.5} (default: none)',
     )
-    add("--max-logprobs", type=int, help="most logprobs a request may ask for, 0 to 20")
+    add("--max-logprobs", type=int, help="the most logprobs that a request may ask for, 0 to 20")
 
 
 def _add_memory(add: Add) -> None:
     add("--device", choices=["auto", "cuda", "cpu"], help="where to run; auto: cuda if there is a GPU, else cpu")
-    add("--tensor-parallel-size", "-tp", type=int, metavar="N", help="GPUs that share each layer, or processes on a CPU")
-    add("--enable-expert-parallel", "-ep", action=Switch, help="whole experts for each of these GPUs, not parts (default: off)")
-    add(
-        "--pipeline-parallel-size", "-pp", type=int, metavar="N", help="stages of layers, each on GPUs of its own, or processes"
-    )
-    add("--data-parallel-size", "-dp", type=int, metavar="N", help="whole engines, which share the requests (--router)")
-    add("--gpu-memory-utilization", type=float, help="part of the GPU's memory to fill, what other processes have included")
+    add("--tensor-parallel-size", "-tp", type=int, metavar="N", help="GPUs to split each layer over, or processes on a CPU")
+    add("--enable-expert-parallel", "-ep", action=Switch, help="give these GPUs whole experts, not shards (default: off)")
+    add("--pipeline-parallel-size", "-pp", type=int, metavar="N", help="stages to cut the layers into, each on GPUs of its own")
+    add("--data-parallel-size", "-dp", type=int, metavar="N", help="whole engines that share the requests (--router)")
+    add("--gpu-memory-utilization", type=float, help="share of the GPU's memory to use, other processes included")
     add("--cpu-kv-cache-gib", type=float, help="size of the KV cache on a CPU, GiB")
     add(
         "--kv-cache-memory-bytes",
         type=human_int,
         metavar="N",
-        help="size of the KV cache, whatever --gpu-memory-utilization says; 8g is 8e9, 8G 8 GiB (default: what fits)",
+        help="size of the KV cache in place of --gpu-memory-utilization; 8g is 8e9 bytes, 8G 8 GiB (default: what fits)",
     )
     add(
         "--num-gpu-blocks-override",
         type=human_int,
         metavar="N",
-        help="number of KV blocks, whatever the memory says (default: what fits)",
+        help="number of KV blocks, in place of the number that fits (default: what fits)",
     )
     add(
         "--kv-cache-dtype",
         choices=["auto", "fp8", "fp8_e4m3", "fp8_e5m2"],
-        help="of keys and values in the cache: auto (what the checkpoint was made for, else the model's type); fp8 is fp8_e4m3",
+        help="type of the KV cache: auto (the type that the checkpoint names, else the model's); fp8 is fp8_e4m3",
     )
     add(
         "--kv-cache-dtype-skip-layers",
         nargs="+",
         metavar="LAYER",
-        help="layers whose cache keeps the model's type: indices from 0, or sliding_window for all of those (default: none)",
+        help="layers that keep the model's type: indices from 0, or sliding_window for all with a window (default: none)",
     )
     add("--block-size", type=int, help="tokens in a KV block: 16, 32, 64, 128 or 256 (default: 64 on a GPU, 16 on a CPU)")
     add("--enforce-eager", action=Switch, help="run without CUDA graphs (default: off)")
-    add("--seed", type=int, help="of weights under --load-format dummy, and of requests without one of their own")
+    add("--seed", type=int, help="seed of dummy weights, and of requests that bring no seed")
 
 
 def _add_scheduling(add: Add) -> None:
@@ -291,64 +289,64 @@ def _add_scheduling(add: Add) -> None:
         "--max-num-seqs",
         type=human_int,
         metavar="N",
-        help="most sequences that run at once (default: 1024 on a GPU of 70 GB and more, 256 on smaller ones, 64 on a CPU)",
+        help="the most sequences that run at once (default: 1024 on a GPU of 70 GB and more, 256 on smaller ones, 64 on a CPU)",
     )
     add(
         "--max-num-batched-tokens",
         type=human_int,
         metavar="N",
-        help="most tokens computed in one step; longer prompts are chunked (default: 8192 on a GPU, 512 on a CPU)",
+        help="the most tokens computed in one step; longer prompts are cut into chunks (default: 8192 on a GPU, 512 on a CPU)",
     )
     add(
         "--long-prefill-token-threshold",
         type=human_int,
         metavar="N",
-        help="most tokens of one prompt in a step; 0: as many as the step has room for",
+        help="the most tokens of one prompt in a step; 0: as many as the step has room for",
     )
     add(
         "--max-num-waiting",
         "--max-num-queued-reqs",
         type=human_int,
         metavar="N",
-        help="most requests that wait; more are refused with 503",
+        help="the most requests that wait; further ones are refused with 503",
     )
-    add("--enable-prefix-caching", action=Switch, help="reuse KV blocks of equal prefixes (default: on)")
-    add("--scheduling-policy", choices=["fcfs", "priority"], help="order of waiting requests")
+    add("--enable-prefix-caching", action=Switch, help="reuse the KV blocks of equal prefixes (default: on)")
+    add("--scheduling-policy", choices=["fcfs", "priority"], help="order of waiting requests: by arrival, or by priority")
     add(
         "--admission",
         choices=["lookahead", "optimistic"],
-        help="start a request if memory will do to its end, or as soon as there is room now (and preempt later)",
+        help="start a request if memory is estimated to last to its end, or when there is room now (it may be preempted)",
     )
-    add("--step-timeout-s", type=float, help="a step older than this makes /health fail")
-    add("--collective-timeout-s", type=float, help="so long a GPU waits for others in a step; then all workers are replaced")
+    add("--step-timeout-s", type=float, help="age of a step at which /health fails")
+    add("--collective-timeout-s", type=float, help="how long a GPU waits for others in a step; then workers are replaced")
 
 
 def _add_logs(add: Add) -> None:
     add_frontend_logs(add)
-    add("--disable-log-stats", action=Switch, help="no statistics line every 10 s (default: off)")
+    add("--disable-log-stats", action=Switch, help="do not log statistics every 10 s (default: off)")
 
 
 def _add_own_code(add: Add) -> None:
     """Flags for developers: their own classes, and where the time goes."""
-    add("--emulate-world-size", type=int, metavar="N", help="one of N ranks alone, to measure it; needs --load-format dummy")
+    add("--emulate-world-size", type=int, metavar="N", help="run one of N ranks, to measure it; needs --load-format dummy")
     add(
         "--logits-processors",
         nargs="+",
         action="extend",
         metavar="MODULE:CLASS",
-        help="classes of vLLM's LogitsProcessor interface, or FILE.py:CLASS, for requests with vllm_xargs (default: none)",
+        help="classes with vLLM's LogitsProcessor interface (also FILE.py:CLASS), for requests with vllm_xargs (default: none)",
     )
     add(
         "--logits-processors-path",
         nargs="+",
         action="extend",
         metavar="FOLDER",
-        help="where their modules are looked for, after the installed ones and the current folder (default: nowhere else)",
+        help="folders that are searched for these modules after the installed ones and the current folder (default: none)",
     )
     add(
         "--profile-dir",
         metavar="FOLDER",
-        help="where torch's profiler writes its traces, which /start_profile begins (default: no profiling)",
+        help="folder for the traces of torch's profiler, which /start_profile begins (default: no profiling)",
     )
 
 

@@ -25,22 +25,24 @@ def add_host_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--listen",
         metavar="ADDRESS",
-        help="where engines find this host: tcp://ADDRESS:PORT, of a private network; port * picks one",
+        help="address at which engines reach this host: tcp://ADDRESS:PORT, on a private network; port * picks a free one",
     )
     parser.add_argument(
-        "--key-file", metavar="FILE", help="this host's key pair, readable by its owner only; made if the file is not there"
+        "--key-file",
+        metavar="FILE",
+        help="this host's key pair, readable by its owner only; made if it does not exist",
     )
     parser.add_argument("--allow-file", metavar="FILE", help="public keys of the engines that may use this host, one a line")
     parser.add_argument(
         "--interface",
         metavar="NAME",
-        help="network interface, or its address, that the sockets of NCCL and gloo on this host are bound to (default: what "
-        "the engine's --interface says)",
+        help="network interface, or its address, to which the sockets of NCCL and gloo on this host are bound (default: the "
+        "engine's --interface)",
     )
     parser.add_argument(
         "--generate-keys",
         metavar="FILE",
-        help="write a new key pair into FILE, say its public key, and end; an engine's --hosts-key-file needs one, too",
+        help="write a new key pair into FILE, print its public key, and end; an engine's --hosts-key-file needs a pair, too",
     )
     parser.add_argument(
         "--log-level",

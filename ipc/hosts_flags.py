@@ -14,23 +14,23 @@ def add_hosts_arguments(add: Callable[..., None]) -> None:
         "--distributed-executor-backend",
         type=one_of(("mp", "ray"), {"uni": "mp"}),
         metavar="BACKEND",
-        help="who starts workers: mp, the engine and the agents of --hosts; ray, actors of a Ray cluster (quire[ray])",
+        help="how workers are started: mp, by the engine and the agents of --hosts; ray, by a Ray cluster (quire[ray])",
     )
     add(
         "--hosts",
         metavar="FILE",
-        help="other hosts, which run `quire host`, with a part of the model: a line ADDRESS PUBLIC_KEY GPUS for each "
-        "(default: all workers are here)",
+        help="a file of other hosts that run `quire host` for a part of the model: a line ADDRESS PUBLIC_KEY GPUS for each "
+        "(default: all workers are on this host)",
     )
     add(
         "--hosts-key-file",
         metavar="FILE",
-        help="the engine's key pair, for --hosts; made if the file is not there (default: none)",
+        help="file of the engine's key pair, for --hosts; it is made if it does not exist (default: none)",
     )
     add(
         "--interface",
         metavar="NAME",
-        help="network interface, or its address, that the sockets of NCCL and gloo are bound to, which know no keys "
+        help="network interface, or its address, to which the sockets of NCCL and gloo are bound, which no keys protect "
         "(default: lo, on one host)",
     )
 

@@ -26,7 +26,7 @@ LOOPBACK = Interface("lo", "127.0.0.1")
 
 
 def find_interface(name_or_address: str) -> Interface:
-    """The interface of this name or with this address. Raises ValueError, whose text lists the interfaces of this host."""
+    """The interface of this name or with this address. Raises ValueError, which lists the interfaces of this host."""
     names = {name: _addresses(name) for _, name in socket.if_nameindex()}
     if names.get(name_or_address):
         return Interface(name_or_address, names[name_or_address][0])

@@ -15,7 +15,7 @@ def add_frontend_logs(add: Callable[..., None]) -> None:
         metavar="LEVEL",
         help="critical, error, warning, info or debug",
     )
-    add("--log-format", choices=["text", "json"], help="json: an object a line")
+    add("--log-format", choices=["text", "json"], help="text, or json: an object for each line")
     add(
         "--enable-log-requests",
         action=Switch,

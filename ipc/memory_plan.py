@@ -87,7 +87,7 @@ def cpu_step_bytes(model: ModelSizes, max_tokens: int, max_rows: int, itemsize: 
     layer = max(model.layers, key=lambda layer: layer.q_size + 2 * layer.kv_size)
     attention = 2 * (layer.q_size + 2 * layer.kv_size) + 2 * layer.q_size  # qkv before and after rotary; output, padded and not
     mlp = 4 * max(layer.intermediate_size for layer in model.layers)  # gate and up, and their product; a copy padded
-    per_token = 4 * model.hidden_size + max(attention, mlp) + 3 * model.layer_inputs  # both terms at once, while a norm runs
+    per_token = 4 * model.hidden_size + max(attention, mlp) + 3 * model.layer_inputs  # the last: two terms, one also normed
     logits = max_rows * model.vocab_size * (itemsize + 3 * 4)  # in the model's type, and float32 copies in the sampler
     return max_tokens * per_token * itemsize + logits + PRIMITIVES_BYTES
 

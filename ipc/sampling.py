@@ -203,7 +203,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, array_like=True, forbid_unkno
 
 
 _OWN = {int, float, bool, type(None)}  # numbers that a message can hold; numpy's are converted
-_REAL = {"temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"}
+_REAL = {field.name for field in msgspec.structs.fields(SamplingParams) if field.type is float}
 _DEFAULTS = [  # fields with bounds; most requests have the defaults, which are within them
     (name, default)
     for name, default in zip(SamplingParams.__struct_fields__, SamplingParams.__struct_defaults__, strict=True)

@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 from quire.frontend.cli.main import main
 from quire.ipc.version import VERSION
 
-DOCUMENTS = ["README.md", "docs/architecture.md", "benchmarks/README.md"]
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "benchmarks/README.md"]
 PACKAGE = "frontend/package"  # is installed as `quire` itself
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 ROOMS = ("ipc", "kernels", "frontend", "enginecore", "workers")
@@ -45,7 +45,9 @@ def test_the_version_is_the_same_everywhere():
 
 
 # ------------------------------------------------------------------------------------------------- commands and pins
-@pytest.mark.parametrize("document", ["README.md", "docs/architecture.md", "deploy/README.md", "CHANGELOG.md", ".ci/run"])
+@pytest.mark.parametrize(
+    "document", ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "deploy/README.md", "CHANGELOG.md", ".ci/run"]
+)
 def test_commands_in_the_documents_exist(document, capsys):
     text = (ROOT / document).read_text()
     if document.endswith(".md"):

@@ -1,6 +1,6 @@
 """Routes and fields for docs/api.md, from ROUTES, the structs of bodies and answers, and the notes beside them.
 
-A struct or a route that is new appears by itself; a field without a word on what it means fails tests/docs/test_pages.py.
+A new struct or route appears by itself; a field without a note fails tests/docs/test_pages.py.
 """
 
 import functools
@@ -39,7 +39,7 @@ TAGS = {
     "pooling": "Not here yet: vectors and scores",
     "audio": "Not here yet: audio",
 }
-# Bodies with a table of all fields that there are elsewhere, those included that they are read without.
+# Bodies with a table of all fields that a reference names, also of those that are not read here.
 _TABLES: dict[Struct, list[Any]] = {
     ChatRequest: [field for field in FIELDS if field.routes in ("chat", "both")],
     CompletionRequest: [field for field in FIELDS if field.routes in ("completions", "both")],
@@ -96,7 +96,7 @@ def _query(name: str, schema: Any) -> str:
 
 @functools.cache
 def title_of(struct: Struct) -> str:
-    """Its name; where several have it, with the folder of each."""
+    """Its name, with its folder if several structs have the name."""
     others = {other for kind in ("body", "answer") for other in _structs(kind) if other.__name__ == struct.__name__}
     return struct.__name__ + (f" ({struct.__module__.split('.')[-2]})" if len(others) > 1 else "")
 
@@ -158,7 +158,7 @@ def _body(struct: Struct) -> str:
 
 
 def _in_order(struct: Struct, rows: list[list[str]]) -> list[list[str]]:
-    """As the table of fields has them, with those that bodies are read without; what works first, what is refused last."""
+    """In the order of the table of fields, with those that are not read: working fields first, refused ones last."""
     by_name = {row[0]: row for row in rows}
     here = sorted(_TABLES[struct], key=lambda field: ("works", "harmless", "refused").index(field.treatment))
     return [by_name.get(code(f.name)) or [code(f.name), "", "", "", _said(note_of(struct, f.name))] for f in here]
@@ -175,9 +175,9 @@ def _fields(struct: Struct) -> list[msgspec.inspect.Field]:
 
 
 def note_of(struct: Struct, name: str) -> Note:
-    """What a field of a body means: by its own notes or table; where these have no words, as on the generating routes.
+    """The meaning of a body's field: from its own notes or table, else as on the generating routes.
 
-    Raises KeyError for a field of which nothing is said.
+    Raises KeyError for a field without a note.
     """
     own = FIELDS_OF.get(struct.__name__, {})
     if name in own:
@@ -227,7 +227,7 @@ def _bounds(name: str, kind: str) -> str:
 
 
 def _type(info: msgspec.inspect.Type) -> tuple[str, str]:
-    """In JSON's words; and what its annotation bounds, where SamplingParams' bounds do not say more."""
+    """The type in JSON's words, and the bounds of its annotation."""
     kinds = [t for t in getattr(info, "types", (info,)) if not isinstance(t, msgspec.inspect.NoneType)]
     names = [_one_type(t) for t in kinds]
     return " or ".join(dict.fromkeys(names)), "; ".join(filter(None, map(_limits, kinds)))
@@ -268,7 +268,7 @@ def _answer(struct: Struct) -> str:
 
 
 def answer_note(struct: Struct, name: str) -> str:
-    """Raises KeyError for a field of which nothing is said."""
+    """Raises KeyError for a field without a note."""
     own = f"{struct.__name__}.{name}"
     return ANSWERS[own] if own in ANSWERS else ANSWERS[name]
 

@@ -16,7 +16,7 @@ from quire.ipc.process.command import CommandParser
 TEMPLATES = Path(__file__).parents[1] / "templates"
 _DEFAULT = re.compile(r" ?\(default: (.*?)\)$", re.DOTALL)
 _HELP = (argparse._HelpAction, argparse._VersionAction)
-OWN_HELP = "--help"  # of quire serve, with topics: no HelpAction of argparse's
+OWN_HELP = "--help"  # of quire serve: it has topics and is not argparse's HelpAction
 
 
 def parser_of(*command: str) -> CommandParser:
@@ -37,12 +37,12 @@ def actions_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
 
 
 def name_of(action: argparse.Action) -> str:
-    """As flag_notes.py has it: the first long name, or the position's."""
+    """The name in flag_notes.py: the first long flag, or the positional argument's name."""
     return next((flag for flag in action.option_strings if flag.startswith("--")), action.dest)
 
 
 def serve() -> str:
-    """By group; the flags of one are a table."""
+    """A table of flags for each group."""
     parser = parser_of("serve")
     parts = []
     for group in parser._action_groups:
@@ -54,7 +54,7 @@ def serve() -> str:
 
 
 def enginecore() -> str:
-    """What the daemon has beside the engine's flags."""
+    """The flags that the daemon has beside the engine's."""
     parser, known = command_parser(), parser_of("serve").actions()
     return _noted(parser, [a for a in actions_of(parser) if a.option_strings and a.option_strings[0] not in known])
 
@@ -108,7 +108,7 @@ def _default(action: argparse.Action) -> str:
 
 
 def templates() -> str:
-    """The files of docs/templates/, each with what its first comment says."""
+    """The files of docs/templates/, each with the text of its first comment."""
     rows = []
     for path in sorted(TEMPLATES.glob("*.yaml")):
         text = path.read_text()

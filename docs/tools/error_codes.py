@@ -1,11 +1,14 @@
-"""When each error code comes: a table for docs/, held to the code by a test. It decides nothing."""
+"""The error codes with their statuses and reasons: a table for docs/, held to the code by a test. The code does not read it."""
 
-# By code: status, and when.
+# Code -> status, reason.
 ERROR_CODES: dict[str, tuple[str, str]] = {
-    "invalid_value": ("400", "a field's value can never be right; `param` names it, the text says what would"),
+    "invalid_value": ("400", "a field has a value that is never valid; `param` names the field, the text says what would work"),
     "invalid_type": ("400", "a field has another type than it takes"),
     "missing_required_parameter": ("400", "a field that is needed is not there"),
-    "unsupported_value": ("400", "a field asks for what is not here; the text says what to use, where there is something"),
+    "unsupported_value": (
+        "400",
+        "a field asks for something that is not supported; the text says what to use instead, if there is anything",
+    ),
     "context_length_exceeded": ("400", "prompt and answer do not fit into the context; the text has the numbers"),
     "invalid_json": ("400", "the body is no JSON, or nested too deeply"),
     "body_too_complex": ("400", "the body's JSON has more values than is reasonable"),

@@ -1,7 +1,7 @@
-"""What the fields of bodies and answers mean, where field_table.py does not say it.
+"""Notes on the fields of bodies and answers that field_table.py does not explain.
 
-The page of fields in docs/ is made of these tables, and a test holds them to the structs: a field without a word fails it. They
-decide nothing. A field that a body has in common with the generating routes means the same and needs no line here.
+The page of fields in docs/ is made of these tables, and a test fails for a field of a struct that has no note. The code does
+not read them. A field that a body has in common with the generating routes means the same and needs no line here.
 """
 
 from typing import NamedTuple
@@ -105,7 +105,7 @@ FIELDS_OF: dict[str, dict[str, Note]] = {
         "image": Note("models of text only are served", treatment="refused"),
         "prompt": Note("templates of prompts are not kept: send their text", treatment="refused"),
         "enable_response_messages": Note("see return_prompt_text of chats", treatment="refused"),
-        "max_output_tokens": Note("longest answer, thoughts included", "the rest of the context"),
+        "max_output_tokens": Note("longest answer, reasoning included", "the rest of the context"),
         "cache_salt": Note("only requests of the same salt share prefixes in the cache", "none"),
         "priority": Note("lower goes first; needs --scheduling-policy priority, unless it is 0", "0"),
         "store": Note("keep the response, for 30 days; the answer says false where it could not be kept", "true"),
@@ -129,7 +129,7 @@ FIELDS_OF: dict[str, dict[str, Note]] = {
     },
     "ReasoningConfig": {
         "effort": Note("handed to the chat template; none turns thinking off where the template can"),
-        "summary": Note("auto only: thoughts are returned whole"),
+        "summary": Note("auto only: reasoning is returned whole"),
         "generate_summary": Note("the older name of summary"),
         "context": Note("auto only"),
         "mode": Note("standard only"),
@@ -154,15 +154,15 @@ FIELDS_OF: dict[str, dict[str, Note]] = {
     },
     "CountTokensRequest": _ANTHROPIC,
     "InputMessage": {
-        "role": Note("who speaks"),
+        "role": Note("user or assistant"),
         "content": Note("a text, or blocks"),
     },
     "Block": {
         "type": Note("text, thinking, redacted_thinking, tool_use or tool_result"),
         "text": Note("of a text"),
-        "thinking": Note("of a thought: shown to the model again"),
-        "signature": Note("of a thought: not looked at"),
-        "data": Note("of a redacted thought, which is left out"),
+        "thinking": Note("reasoning, which the model is shown again"),
+        "signature": Note("of reasoning: ignored"),
+        "data": Note("of redacted reasoning, which is left out"),
         "id": Note("of a call"),
         "name": Note("of a call: the function"),
         "input": Note("of a call: its arguments"),
@@ -191,7 +191,7 @@ FIELDS_OF: dict[str, dict[str, Note]] = {
     "ThinkingConfig": {
         "type": Note("enabled, adaptive or disabled"),
         "budget_tokens": Note("with enabled: tokens of thinking, at most; from 1 on"),
-        "display": Note("omitted: thoughts are left out of the answer", "summarized: they are returned whole"),
+        "display": Note("omitted: reasoning is left out of the answer", "summarized: it is returned whole"),
     },
     "OutputConfig": {
         "effort": Note("handed to the chat template, as reasoning_effort"),
@@ -233,9 +233,9 @@ ANSWERS: dict[str, str] = {
     "completion_tokens": "of all answers, those that best_of left out included",
     "total_tokens": "both",
     "prompt_tokens_details": "of the prompts' tokens",
-    "completion_tokens_details": "of the answers' tokens, where there are thoughts",
+    "completion_tokens_details": "of the answers' tokens, where there is reasoning",
     "cached_tokens": "found in the prefix cache",
-    "reasoning_tokens": "of thoughts",
+    "reasoning_tokens": "of the reasoning",
     "index": "which answer, from 0",
     "message": "the answer",
     "logprobs": "with logprobs: of each token",
@@ -249,7 +249,7 @@ ANSWERS: dict[str, str] = {
     "ChatLogprobs.content": "by token",
     "refusal": "null",
     "tool_calls": "functions to call",
-    "reasoning": "thoughts, where the model writes some",
+    "reasoning": "the model's reasoning, if it writes some",
     "reasoning_content": "the same, under its older name",
     "function": "what to call",
     "type": "function",
@@ -303,9 +303,9 @@ ANSWERS: dict[str, str] = {
     "MessagesUsage.input_tokens": "of the prompt, those found in the cache left out",
     "cache_creation_input_tokens": "0",
     "cache_read_input_tokens": "found in the prefix cache",
-    "thinking_tokens": "of thoughts",
-    "thinking": "the thought",
-    "signature": "of the server's own making: nobody checks it",
+    "thinking_tokens": "of the reasoning",
+    "thinking": "the reasoning",
+    "signature": "made by the server; it is not checked",
     "input": "arguments, a JSON object",
     "ToolUseBlock.id": "to send back with the result",
     "kv_transfer_params": "null",
@@ -357,7 +357,7 @@ ANSWERS: dict[str, str] = {
     "vllm_config": "the engine's configuration, without keys: a text, or with ?config_format=json an object",
     "vllm_env": "empty",
     "system_env": "of the frontend's machine",
-    "success": "false while requests run, whose blocks are cached again when they end",
+    "success": "false while requests run: their blocks are cached again when they end",
     "traces": "files in the folder of --profile-dir, one a worker",
 }  # fmt: skip
 

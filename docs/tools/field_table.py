@@ -1,6 +1,6 @@
-"""What becomes of every field of /v1/chat/completions and /v1/completions that OpenAI's and vLLM's references name.
+"""Every field of /v1/chat/completions and /v1/completions that OpenAI's and vLLM's references name, and its treatment here.
 
-The page of fields in docs/ is made of this, and a test holds it to the structs that decode bodies. It decides nothing itself.
+The page of fields in docs/ is made of this, and a test holds it to the structs that decode bodies. The code does not read it.
 """
 
 from typing import Literal, NamedTuple
@@ -9,9 +9,9 @@ Treatment = Literal["works", "harmless", "refused"]
 
 
 class Field(NamedTuple):
-    """routes: "chat", "completions", "both" of them, or "responses". treatment: works, as its reference says; harmless: taken
-    without effect, for it asks for nothing here; refused with a 400 that names it, but for values that ask for nothing. note:
-    what it means. default: where it is not SamplingParams' of the same name."""
+    """routes: "chat", "completions", "both" of them, or "responses". treatment: "works", as its reference says; "harmless",
+    taken without effect; "refused" with a 400 that names it, unless its value changes nothing. note: its meaning. default:
+    given here if SamplingParams has no field of the name."""
 
     name: str
     routes: Literal["both", "chat", "completions", "responses"]
@@ -99,7 +99,7 @@ FIELDS = (
     Field("functions", "both", "refused", "OpenAI's older form of tools: use tools"),
     Field("function_call", "both", "refused", "likewise: use tool_choice; none and auto are accepted"),
     Field("reasoning_effort", "chat", "works", "handed to the chat template; none turns thinking off where the template can"),
-    Field("include_reasoning", "chat", "works", "false: thoughts are left out of the answer", "true"),
+    Field("include_reasoning", "chat", "works", "false: reasoning is left out of the answer", "true"),
     Field(
         "thinking_token_budget",
         "chat",
@@ -107,7 +107,7 @@ FIELDS = (
         "so many tokens of thinking, at most; for reasoning models; -1: no limit",
         "no limit",
     ),
-    Field("thinking_token_budget", "completions", "refused", "only chats know where thoughts end; -1 is accepted"),
+    Field("thinking_token_budget", "completions", "refused", "only chats know where reasoning ends; -1 is accepted"),
     Field(
         "response_format",
         "both",
@@ -263,14 +263,14 @@ FIELDS = (
     Field("kv_transfer_params", "both", "refused", "KV blocks stay in their engine"),
     Field("ec_transfer_params", "both", "refused", "there are no encoders"),
     # what asks for nothing here
-    Field("user", "both", "harmless", "who asks is the API key's to say"),
+    Field("user", "both", "harmless", "the API key says which client asks"),
     Field("metadata", "both", "harmless", "nothing is stored with it"),
     Field("store", "both", "harmless", "nothing is stored"),
     Field("service_tier", "both", "harmless", "there is one"),
     Field("prompt_cache_key", "both", "harmless", "prefixes are found by their tokens"),
     Field("prompt_cache_options", "both", "harmless", "likewise"),
     Field("prompt_cache_retention", "both", "harmless", "likewise: blocks stay until their memory is needed"),
-    Field("safety_identifier", "both", "harmless", "nobody is looked up by it"),
+    Field("safety_identifier", "both", "harmless", "no user is looked up by it"),
     Field("session_id", "both", "harmless", "requests belong to no session"),
     Field("verbosity", "both", "harmless", "chat_template_kwargs reaches a template that knows one"),
 )

@@ -1,14 +1,14 @@
-"""What the flags of `quire serve` and `enginecore` do to memory and throughput, and what is usual: for docs/configuration.md.
+"""Effects of the flags of `quire serve` and `enginecore` on memory and throughput, and usual values: for docs/configuration.md.
 
-Purpose and default are in each flag's help; the page is made of both, and a test fails where a flag has no line here. Nothing
-reads this when a server runs.
+Purpose and default are in each flag's help. The page is made of both, and a test fails if a flag has no line here. A server
+does not read this.
 """
 
 from typing import NamedTuple
 
 
 class FlagNote(NamedTuple):
-    """effect: on memory, throughput or latency; "" if there is none worth a word. typical: values that are usual."""
+    """effect: on memory, throughput or latency; "" if there is hardly any. typical: usual values."""
 
     effect: str
     typical: str
@@ -67,9 +67,11 @@ FLAG_NOTES: dict[str, FlagNote] = {
     ),
     "--max-files-mib": FlagNote("disk, never memory", "4096"),
     # -------------------------------------------------------------------------------------------------------- requests
-    "--trust-request-chat-template": FlagNote("one core, 512 MiB; they wait for each other, nobody else does", "off"),
+    "--trust-request-chat-template": FlagNote(
+        "one core, 512 MiB; such templates wait for each other, other requests do not", "off"
+    ),
     "--response-role": FlagNote("", "assistant"),
-    "--default-chat-template-kwargs": FlagNote("without thoughts, answers are shorter", '{"enable_thinking": false}'),
+    "--default-chat-template-kwargs": FlagNote("without reasoning, answers are shorter", '{"enable_thinking": false}'),
     "--return-tokens-as-token-ids": _NONE,
     "--enable-force-include-usage": FlagNote("", "on, behind a gateway that counts tokens"),
     "--enable-request-id-headers": FlagNote("", "on, where logs of several services are joined"),
@@ -82,7 +84,7 @@ FLAG_NOTES: dict[str, FlagNote] = {
     ),
     "--engine": FlagNote("an engine may have frontends on other machines: text is made there", "ipc:///run/quire/engine.sock"),
     "--curve-key-file": FlagNote("", "frontend.key"),
-    "--curve-engine-key": FlagNote("", "what the engine says at its first start, in quotes"),
+    "--curve-engine-key": FlagNote("", "the public key that the engine logs at its first start, in quotes"),
     # -------------------------------------------------------------------------------------------- access log and traces
     "--access-log": FlagNote("a line a request; it is written by a thread", "off; on behind no proxy"),
     "--disable-uvicorn-access-log": _NONE,
@@ -96,7 +98,7 @@ FLAG_NOTES: dict[str, FlagNote] = {
     "--served-model-name": FlagNote("", "one stable name, whatever the folder is called"),
     "--tokenizer": _NONE,
     "--tokenizer-revision": _HUB,
-    "--hf-overrides": FlagNote("what it changes of the model's size changes the memory", "a longer context by rope_scaling"),
+    "--hf-overrides": FlagNote("a change of the model's size changes the memory", "a longer context by rope_scaling"),
     "--dtype": FlagNote("float32 takes twice the memory of bfloat16, and is several times slower on a GPU", "auto"),
     "--load-format": FlagNote("dummy starts without reading weights, to measure speed", "auto"),
     "--model-impl": FlagNote(
@@ -120,7 +122,7 @@ FLAG_NOTES: dict[str, FlagNote] = {
     # ----------------------------------------------------------------------------------------------- device and memory
     "--device": FlagNote("a CPU serves small models only", "auto"),
     "--tensor-parallel-size": FlagNote(
-        "each GPU holds a part of the weights and of the KV cache; an exchange twice a layer costs time",
+        "each GPU holds a shard of the weights and of the KV cache; an exchange twice a layer costs time",
         "1 where the model fits into one GPU, else 2, 4 or 8",
     ),
     "--pipeline-parallel-size": FlagNote(
@@ -136,7 +138,7 @@ FLAG_NOTES: dict[str, FlagNote] = {
     "--hosts-key-file": FlagNote("", "a file of the server's user, mode 0600"),
     "--interface": FlagNote("", "with --hosts the interface of the private network that joins the hosts"),
     "--gpu-memory-utilization": FlagNote(
-        "the KV cache gets what weights, a step and graphs leave of this part: more of it is more requests at once and more "
+        "the KV cache gets this part of the memory less weights, a step and graphs: more is more requests at once and more "
         "prefix hits",
         "0.9; 0.95 where nothing else is on the GPU, less beside other processes",
     ),
@@ -172,10 +174,10 @@ FLAG_NOTES: dict[str, FlagNote] = {
         "a queue does not make a server faster: short ones refuse early, and a balancer goes elsewhere", "100 to 8192"
     ),
     "--enable-prefix-caching": FlagNote(
-        "free blocks are kept for who begins alike: no memory of their own; saves prefill", "on"
+        "free blocks are kept for requests that begin alike: no memory of their own; saves prefill", "on"
     ),
     "--scheduling-policy": FlagNote(
-        "with priority, who is less urgent may be preempted and computed again", "fcfs; priority for batch beside chat"
+        "with priority, less urgent requests may be preempted and computed again", "fcfs; priority for batch beside chat"
     ),
     "--admission": FlagNote(
         "lookahead keeps preemption rare; optimistic starts more at once, and computes some again", "lookahead"
@@ -191,8 +193,8 @@ FLAG_NOTES: dict[str, FlagNote] = {
     "--logits-processors": FlagNote("requests that use one take a slower end of a step; others keep theirs", "leave it out"),
     "--logits-processors-path": _NONE,
     "--enable-expert-parallel": FlagNote(
-        "per-GPU expert weights whole, the same in sum; steps wait for the GPU whose experts are asked most",
-        "off; on where an expert's width does not divide by the GPUs, or its parts would be narrow",
+        "the same memory in sum; steps wait for the GPU with the most tokens for its experts",
+        "off; on where an expert's width does not divide by the GPUs, or its shards would be narrow",
     ),
     "--emulate-world-size": FlagNote("a rank's part of weights and KV cache", "1; 4 or 8 to measure a share"),
     "--profile-dir": FlagNote(

@@ -1,4 +1,4 @@
-"""Tables of Markdown, for the parts of pages that are made."""
+"""Tables of Markdown, for the generated parts of pages."""
 
 from collections.abc import Iterable, Sequence
 
@@ -10,7 +10,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def cell(text: str) -> str:
-    """A text within a cell: a bar would end it, and so would a line."""
+    """A text within a cell: bars are escaped, and line ends become blanks, because both would end it."""
     return text.replace("|", "\\|").replace("\n", " ")
 
 

@@ -1,4 +1,4 @@
-"""The worked examples of docs/memory.md, computed by what `quire estimate` computes with."""
+"""The worked examples of docs/memory.md, computed by the functions behind `quire estimate`."""
 
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ from quire.ipc.memory_plan import GIB, kv_groups
 
 Json = dict[str, Any]
 
-# What config.json of these models says, as far as memory depends on it.
+# The fields of these models' config.json that memory depends on.
 MODELS: dict[str, Json] = {
     "Qwen/Qwen3-0.6B": {
         "architectures": ["Qwen3ForCausalLM"], "hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16,
@@ -103,7 +103,7 @@ def _rows(case: Case, found: Estimate, model: Model) -> list[list[str]]:
         *rows,
         ["KV cache", room, _gib(found.kv_cache_bytes)],
         ["a token of it", per_token + " bytes", ""],
-        ["blocks", f"of {found.block_size} tokens, one of them nobody's: {found.num_blocks:,}", ""],
+        ["blocks", f"of {found.block_size} tokens, the null block included: {found.num_blocks:,}", ""],
     ]
 
 

@@ -1,6 +1,6 @@
-"""What becomes of every field of /v1/messages and /v1/messages/count_tokens that Anthropic's reference names.
+"""Every field of /v1/messages and /v1/messages/count_tokens that Anthropic's reference names, and its treatment here.
 
-For the page of fields, as field_table.py is for OpenAI's routes; a test holds it to the structs that decode bodies.
+Like field_table.py for OpenAI's routes: the page of fields is made of this, and a test holds it to the structs of bodies.
 """
 
 from typing import Literal, NamedTuple
@@ -9,7 +9,7 @@ from field_table import Treatment
 
 
 class MessagesField(NamedTuple):
-    """routes: "messages", or "both" of them. treatment, note: as field_table.Field's."""
+    """routes: "messages", or "both". treatment, note: as in field_table.Field."""
 
     name: str
     routes: Literal["both", "messages"]

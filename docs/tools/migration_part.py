@@ -1,8 +1,8 @@
-"""vLLM's names for docs/migrating-from-vllm.md, each with what becomes of it: the same, different, or not here.
+"""vLLM's names for docs/migrating-from-vllm.md, each with a verdict: the same, different, or not here.
 
-vllm_names.json has the names of one release of vLLM: flags, routes, fields, metrics, commands. What becomes of them here is
-in tables of the source: vllm_flags.py, ROUTES, the notes on fields, metric_names.py, docs/metrics.md. This file has only what
-those do not say: in what something that works differs, and why something is not there.
+vllm_names.json has the names of one release of vLLM: flags, routes, fields, metrics, commands. Most verdicts follow from tables
+of the source: vllm_flags.py, ROUTES, the notes on fields, metric_names.py, docs/metrics.md. This file has only what those do
+not say: how something that works differs, and why something is not there.
 """
 
 import fnmatch
@@ -32,7 +32,7 @@ FLAGS_DIFFER = {
     "--api-server-count": "default 1; also --frontends",
     "--block-size": "16 to 256; default 64 on a GPU, 16 on a CPU",
     "--config": "a key that does not exist is an error",
-    "--data-parallel-size": "engines of one host, which know nothing of each other; a request goes where its prompt is cached",
+    "--data-parallel-size": "engines of one host, each by itself; a request goes where its prompt is cached",
     "--disable-access-log-for-endpoints": "there is no access log unless --access-log asks for it",
     "--disable-uvicorn-access-log": "there is no access log unless --access-log asks for it",
     "--dtype": "auto is float32 on a CPU",
@@ -141,11 +141,11 @@ FIELDS_DIFFER = {
     "extra_args": "64 names, 16 KiB",
     "vllm_xargs": "64 names, 16 KiB",
 }
-# Of one route, where it differs from the above.
+# For one route, where it differs from the above.
 _THERE = {
     ("POST /v1/chat/completions", "logprobs"): "",  # true or false
-    ("POST /v1/messages", "messages"): "blocks of text, thoughts, calls and results; no images or documents",
-    ("POST /v1/messages/count_tokens", "messages"): "blocks of text, thoughts, calls and results; no images or documents",
+    ("POST /v1/messages", "messages"): "blocks of text, reasoning, calls and results; no images or documents",
+    ("POST /v1/messages/count_tokens", "messages"): "blocks of text, reasoning, calls and results; no images or documents",
 }
 FIELDS_NOT_HERE = {
     "POST /inference/v1/generate": {
@@ -174,7 +174,7 @@ LLM_DIFFERS = {
 
 
 def _check(table: Collection[str], names: Iterable[str], what: str) -> None:
-    """Nothing is said of what there is not. Raises ValueError."""
+    """Raises ValueError if a table here has names that do not exist."""
     if stale := set(table) - set(names):
         raise ValueError(f"migration_part.py says something of {what} that do not exist: {', '.join(sorted(stale))}")
 
@@ -207,7 +207,7 @@ def flags() -> str:
 
 
 def _not_ours(verdict: Verdict) -> tuple[str, str]:
-    """Of a flag that quire serve has no use for."""
+    """The verdict and text of a vLLM flag that quire serve does not use."""
     row = BY_FLAG[verdict.flag]
     if verdict.status == "nothing":
         return DIFFERS, f"taken, without effect: {verdict.text}"

@@ -3,7 +3,7 @@
 A part stands between two comments in its page, <!-- made: NAME --> and <!-- end: NAME -->; the rest of the page is written by
 hand. Parts are functions that return Markdown: api_part.py, configuration_part.py, memory_part.py, migration_part.py,
 transformers_part.py.
-Called by whoever has changed a route, a field, a flag or a formula, and by tests/docs/test_pages.py.
+Run it after a change of a route, a field, a flag or a formula; tests/docs/test_pages.py runs it, too.
 """
 
 import argparse

@@ -1,6 +1,6 @@
-"""What becomes of every field of /v1/responses that OpenAI's and vLLM's references name.
+"""Every field of /v1/responses that OpenAI's and vLLM's references name, and its treatment here.
 
-As field_table.py does for the other routes: the page of fields in docs/ is made of this, and a test holds it to the struct.
+Like field_table.py for the other routes: the page of fields in docs/ is made of this, and a test holds it to the struct.
 """
 
 from field_table import Field, Treatment
@@ -41,8 +41,8 @@ FIELDS = (
     _field("parallel_tool_calls"),
     _field("max_tool_calls", "harmless", "of tools that a server runs; there are none"),
     _field("text", note="format: text, json_object or json_schema; verbosity is handed to the chat template"),
-    _field("reasoning", note="effort is handed to the chat template; summary: auto only, for thoughts are returned whole"),
-    _field("include_reasoning", "refused", "thoughts are items of their own, which a client may skip; true is accepted"),
+    _field("reasoning", note="effort is handed to the chat template; summary: auto only, because reasoning is returned whole"),
+    _field("include_reasoning", "refused", "reasoning is an item of its own, which a client may skip; true is accepted"),
     # how long, and what is as in /v1/chat/completions
     _field("max_output_tokens", note="default: the rest of the context"),
     *(_field(name, note=_NOTES.get(name, "")) for name in AS_IN_CHATS),

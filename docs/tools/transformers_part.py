@@ -1,4 +1,4 @@
-"""The table of docs/transformers-models.md: what tests/try_transformers.py found of each model."""
+"""The table of docs/transformers-models.md: the results of tests/try_transformers.py for each model."""
 
 import json
 from pathlib import Path
@@ -13,12 +13,12 @@ def models() -> str:
     rows = found["models"]
     equal = sorted(name for name, row in rows.items() if row["result"] == "equal")
     others = {name: row for name, row in sorted(rows.items()) if row["result"] != "equal"}
-    head = f"Of {len(rows)} entries of transformers {found['transformers']}, {len(equal)} give transformers' tokens:"
+    head = f"{len(equal)} of {len(rows)} entries of transformers {found['transformers']} give transformers' tokens:"
     return "\n\n".join(
         (
             head,
             ", ".join(map(code, equal)) + ".",
-            "The others, and why:",
+            "The others do not, for these reasons:",
             table(("`model_type`", "class", "why not"), ((code(n), code(r["model"]), r["reason"]) for n, r in others.items())),
         )
     )

@@ -134,7 +134,7 @@ class GrammarSteps:
         by_length = {f.key for _, f in out.finished if f.reason == "length"} if news else ()
         for seq in news:
             if seq.constraint.unconsumed and (seq.state is not SequenceState.FINISHED or seq.key in by_length):
-                works.append(self._work_ahead(seq) if seq.is_held else self._work(seq))
+                works.append(self._work_ahead(seq) if seq.is_deferred else self._work(seq))
                 if seq.state is SequenceState.FINISHED:
                     self._ambiguous[id(seq)] = seq, time.monotonic() + AMBIGUOUS_S
         self._submit(works)
@@ -338,7 +338,7 @@ class GrammarSteps:
                     self._report_ambiguous_finish(work.seq, "length", out)
             if self._deferred:
                 for work, mask in zip(done.masked, done.masks, strict=True):
-                    if work.seq.is_held and work.row not in self._waiting.due(work.step):
+                    if work.seq.is_deferred and work.row not in self._waiting.due(work.step):
                         self._deferred.take(work, mask)
             steps = {work.step for work in done.masked}
             for step in steps:

@@ -1,4 +1,4 @@
-"""What stands beside tokenizer.json, put into it: added tokens, special tokens, and chat templates of other files.
+"""TokenizerFiles: puts added tokens, special tokens and chat templates of the files beside tokenizer.json into two files.
 
 `transformers` reads tokenizer_config.json, special_tokens_map.json, added_tokens.json and additional_chat_templates/ beside
 tokenizer.json, and adds the tokens that only these have. `TokenizerFiles.read` does the same once, at launch, so that the core
@@ -62,8 +62,8 @@ class TokenizerFiles(NamedTuple):
 
     @classmethod
     def read(cls, folder: Path, tokenizer_json: bytes | None = None) -> "TokenizerFiles":
-        """The files of a folder. tokenizer_json: what takes the place of the folder's own, a converted one say, which then has
-        all tokens already. Raises TokenizerFilesError."""
+        """Read a folder. tokenizer_json: replaces the folder's own, for example by a converted one; it must have all tokens
+        already. Raises TokenizerFilesError."""
         settings = _Settings.read(folder)
         if tokenizer_json is None:
             tokenizer_json = _with_tokens(folder, (folder / "tokenizer.json").read_bytes(), settings)
@@ -87,7 +87,7 @@ class TokenizerFiles(NamedTuple):
 
 
 class _Settings(NamedTuple):
-    """What the files beside tokenizer.json say of tokens."""
+    """The tokens in the files beside tokenizer.json."""
 
     config: dict[str, Any]
     added: dict[int, AddedToken]  # by id
@@ -98,7 +98,7 @@ class _Settings(NamedTuple):
     def read(cls, folder: Path) -> "_Settings":
         config = _object(folder / "tokenizer_config.json")
         decoder = config.get("added_tokens_decoder")
-        if isinstance(decoder, dict):  # a file of today's, beside which older ones count for nothing
+        if isinstance(decoder, dict):  # the present format, with which files of older formats are ignored
             added = {int(key): _token(value) for key, value in decoder.items() if key.isdecimal() and _is_token(value)}
         else:
             config |= _object(folder / "special_tokens_map.json")
@@ -127,7 +127,7 @@ class _Settings(NamedTuple):
 
 
 def _with_tokens(folder: Path, tokenizer_json: bytes, settings: _Settings) -> bytes:
-    """tokenizer.json with the tokens that it lacks; itself, to the byte, where it lacks none."""
+    """tokenizer.json with the tokens that it lacks; the very same bytes if it lacks none."""
     try:
         known = [token.plain() for token in msgspec.json.decode(tokenizer_json, type=_AddedTokensOnly).added_tokens]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -146,7 +146,7 @@ def _with_tokens(folder: Path, tokenizer_json: bytes, settings: _Settings) -> by
 
 
 def _legacy_added(added: Mapping[str, Any], config: Mapping[str, Any]) -> dict[int, AddedToken]:
-    """added_tokens.json: text -> id. Those that the configuration names are special."""
+    """Tokens by id from added_tokens.json (text -> id). Those that the configuration names are special."""
     special = {_token(config[name]).content for name in NAMED_TOKENS if _is_token(config.get(name))}
     extra = config.get("extra_special_tokens") or config.get("additional_special_tokens")
     special |= {_token(value).content for value in extra if _is_token(value)} if isinstance(extra, list) else set()
@@ -163,7 +163,7 @@ def _is_token(value: Any) -> bool:
 
 def _token(value: Any, special: bool = False) -> AddedToken:
     if isinstance(value, str):
-        # `tokenizers` normalizes no special token, unless it is told to
+        # `tokenizers` does not normalize special tokens unless it is told to
         return AddedToken(value, normalized=not special, special=special)
     flags = {flag: bool(value[flag]) for flag in _FLAGS if flag in value}
     is_special = bool(flags.pop("special", special))
@@ -171,7 +171,7 @@ def _token(value: Any, special: bool = False) -> AddedToken:
 
 
 def _templates(folder: Path, template: Any) -> list[dict[str, str]]:
-    """Every template as tokenizer_config.json lists named ones; [] where only the one in it, or in chat_template.jinja, is."""
+    """All templates, in the form of named ones in tokenizer_config.json; [] if there are no additional templates."""
     more = dict(_additional(folder))
     if not more:
         return []
@@ -193,7 +193,7 @@ def _additional(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def _object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; {} where the file is not there."""
+    """The object in a JSON file; {} if the file does not exist."""
     try:
         value = json.loads(path.read_bytes())
     except FileNotFoundError:

@@ -1,9 +1,9 @@
-"""Admission: which waiting sequences start in a step, and whether memory will do for them. No I/O.
+"""Admission: decides which waiting sequences start in a step, and whether memory suffices for them. No I/O.
 
-In order, while the step has tokens, slots and work left: the prefix cache is asked; who shares a prefix that another sequence
-is computing stands aside; who does not fit into memory, as far as can be guessed to the end, stops the queue until something
-is given back; the others get their slot and first chunk. What it may do in a step is bounded, whatever arrives: decode rows
-wait for its end, so what is left is done in the next steps. Called by the scheduler once a step.
+It takes sequences in order, while the step has tokens, slots and work left, and looks each up in the prefix cache. A sequence
+waits aside if it shares a prefix that another is computing. If a sequence is not expected to fit into memory until its end, the
+queue stops until memory is freed. The others get a slot and their first chunk. The work of a step is bounded, whatever arrives,
+because decode rows wait for it; the rest is done in the next steps. Called by the scheduler once a step.
 """
 
 from quire.enginecore.kv.manager import NULL_BLOCK, KVManager, PrefixHits
@@ -17,14 +17,14 @@ from quire.enginecore.scheduling.sequence import Sequence, SequenceState, Slots
 from quire.enginecore.scheduling.step import Counters
 from quire.enginecore.scheduling.waiting import WaitingQueue
 
-MAX_PROCESSOR_WORDS = 1 << 20  # of one plan; one sequence's record may go beyond
-# What a step may do, in units of a block that is found in the cache and put into a table: 0.6 us on a slow core, 3 ms in all.
-# A budget of 8,192 tokens is spent before it by prompts of 74 tokens or more.
+MAX_PROCESSOR_WORDS = 1 << 20  # most words of a plan, but for the record of one sequence
+# Most work of a step. The unit is a KV block that is found in the cache and put into a table: 0.6 us on a slow core, 3 ms in
+# all. With prompts of 74 tokens or more, a budget of 8,192 tokens is spent first.
 MAX_WORK = 5120
-LOOK_WORK = 46  # one sequence that is looked at, and started
-HASH_WORK = 2  # one block that is hashed
-PEAK_WORK = 16  # to find its place among all that run, where memory is short
-PROCESSOR_WORK = 40  # its record of logits processors
+LOOK_WORK = 46  # for a sequence that is checked and started
+HASH_WORK = 2  # for a block that is hashed
+PEAK_WORK = 16  # for the projection of memory with a sequence, if memory is short
+PROCESSOR_WORK = 40  # for a sequence's record of logits processors
 
 
 class Admission:
@@ -42,22 +42,22 @@ class Admission:
         self.peak = PeakEstimate()
         self._config, self._slots, self._kv, self._counters = config, slots, kv, counters
         self._waiting, self._prefills, self._decode, self._leaving = waiting, prefills, decode, leaving
-        # the cap of block updates has room for four whole block tables: the last sequence admitted may add one more
+        # the cap of block updates is four whole block tables; the last sequence admitted may add the fourth
         self._max_table_updates = 3 * kv.num_groups * -(-config.max_model_len // config.block_size)
-        self._projection: Projection | None = None  # of what runs, in the step that is being made
-        self._work = 0  # what this step may still do
+        self._projection: Projection | None = None  # of the running sequences, for the step being made
+        self._work = 0  # left for this step
 
     def backlog(self, enough: int) -> tuple[int, int]:
-        """Prompts that could be computed now if a step had room for all: those of streams, and all tokens, up to `enough`.
+        """Prompts that could be computed now if a step had room for all: (streams, tokens), counted up to `enough` tokens.
 
-        What is in the prefix cache counts, too, for it is looked for only when its turn comes.
+        Cached prefixes count, too: they are looked up only when a sequence's turn comes.
         """
         num_streams = num_tokens = 0
         places = len(self._slots.free)
         for seq in self._waiting.could_start():
             if num_tokens >= enough or not places or seq is self._waiting.no_room_for:
                 break
-            if seq.child == 0 or seq.tokens is not None:  # other children share the first one's
+            if seq.child == 0 or seq.tokens is not None:  # other children share the first one's prompt
                 num_tokens += len(seq.known)
                 num_streams += seq.is_stream
             places -= 1
@@ -65,8 +65,8 @@ class Admission:
 
     # ----------------------------------------------------------------------------------------------------- a step
     def admit(self, build: PlanBuilder, budget: int) -> bool:
-        """Start sequences whose first chunks take `budget` tokens at most; returns whether it stopped because it had done
-        enough for a step."""
+        """Start sequences, with first chunks of at most `budget` tokens in all; returns whether it stopped because the step's
+        work was spent."""
         for block_hash in self._kv.take_resolved():
             self._waiting.prefix_resolved(block_hash)
         self._work = MAX_WORK
@@ -80,7 +80,7 @@ class Admission:
             hits = self._look(seq)
             if hits is None:
                 return True
-            if hits.waits_for is not None:  # another sequence is computing the same prefix: let it, then hit its blocks
+            if hits.waits_for is not None:  # another sequence is computing the same prefix: wait, then hit its blocks
                 self._waiting.wait_for_prefix(seq, hits.waits_for)
             elif self._has_room_for(seq, hits):
                 self._waiting.remove(seq)
@@ -90,7 +90,7 @@ class Admission:
         return False
 
     def _look(self, seq: Sequence) -> PrefixHits | None:
-        """What the prefix cache has for it; None if that is too much work for this step. What was hashed stays hashed."""
+        """Its hits in the prefix cache; None if that is too much work for this step. Hashes are kept for the next step."""
         if self._work < LOOK_WORK:
             return None
         self._decode.register_filled()
@@ -98,14 +98,14 @@ class Admission:
         if not self._kv.is_hashed(seq.blocks, len(seq.known)):
             return None
         hits = self._kv.find_prefix(seq.blocks, len(seq.known))
-        self._work -= LOOK_WORK + hits.num_blocks  # hits may be more than is left: they cannot be taken in parts
+        self._work -= LOOK_WORK + hits.num_blocks  # may go below 0: hits cannot be split
         return hits
 
     def _has_room_for(self, seq: Sequence, hits: PrefixHits) -> bool:
-        """Look ahead: will everybody's blocks fit to the end, as far as can be guessed?"""
+        """Look ahead: whether the blocks of all sequences are expected to fit until their ends."""
         kv, length = self._kv, len(seq.known)
         if len(self._slots.free) == self._config.max_num_seqs:
-            return True  # nobody else has any
+            return True  # no other sequence has blocks
         held = sum(len(blocks) - blocks.count(NULL_BLOCK) for blocks in hits.blocks)
         unused = sum(map(kv.pool.count_unused, hits.blocks))
         new = max(int(kv.blocks_needed(length + 1)) - held, kv.num_groups) + unused
@@ -120,7 +120,7 @@ class Admission:
         return projection.add_if_it_fits(length, final, self._config.num_blocks - 1 + counted_twice)
 
     def _project(self) -> Projection:
-        """Of what runs now; whom the step admits is added as it is."""
+        """A projection of the running sequences; sequences that the step admits are added later."""
         t = self._slots
         live = t.running.nonzero()[0]
         used = t.sched_tokens[live]
@@ -153,5 +153,5 @@ class Admission:
         self._prefills.add(seq)
         length = self._prefills.chunk(seq, build, budget, self._leaving.make_room)
         if not length and seq.state is SequenceState.PREFILL:
-            self._leaving.preempt(seq)  # no room after all: it has no row, so slot and blocks go back now
+            self._leaving.preempt(seq)  # no room after all: it has no row in the step, so its slot and blocks are freed now
         return length

@@ -74,7 +74,7 @@ class Scheduler:
 
     def defer(self, seq: Sequence) -> None:
         """Keep a sequence of the step that was just scheduled out of all later steps, until `release`."""
-        seq.is_held = True
+        seq.is_deferred = True
         if seq.state is SequenceState.DECODE:
             self._decode.remove(seq)
 
@@ -83,13 +83,13 @@ class Scheduler:
         and it starts again after `release`."""
         seq = self.slots.sequence(scheduled.slots[row])
         scheduled.samples[row] = False
-        seq.is_held = True
+        seq.is_deferred = True
         if seq.state in RUNNING:
             self._leaving.preempt(seq)
 
     def release(self, seq: Sequence) -> None:
         """A deferred sequence may be scheduled again."""
-        seq.is_held = False
+        seq.is_deferred = False
         if seq.state is SequenceState.DECODE:
             self._decode.add([seq])
         elif seq.state is SequenceState.WAITING:

@@ -1,13 +1,13 @@
-"""Sequence: one child of a request as the scheduler sees it; and Slots, the numpy tables of all running ones. No I/O.
+"""Sequence: one child of a request as the scheduler sees it; and Slots, the numpy tables of all running sequences. No I/O.
 
-Index ranges of a running sequence's tokens, all counted from the prompt's start:
+Index ranges of a running sequence's tokens, counted from the prompt's start:
 
-    [0, num_computed)            KV written, or being written by a step in flight, as far as has been scheduled
+    [0, num_computed)            KV written, or being written by steps in flight: all that has been scheduled
     [0, num_tokens)              ids known to the host
     [num_tokens, sched_tokens)   sampled by steps in flight: ids not known yet
-    [0, final_len)               may ever exist: prompt + max_tokens, bounded by the context
+    [0, final_len)               all that may ever exist: prompt + max_tokens, bounded by the context
 
-What a decode row computes and samples of it, decode.py says.
+decode.py says which of these a decode row computes and samples.
 """
 
 import math
@@ -42,7 +42,7 @@ class SequenceState(IntEnum):
 
 @dataclass(eq=False, slots=True)
 class Sequence:
-    # what was asked for: written by Intake, once
+    # the request: written by Intake, once
     owner: int  # index of the frontend
     key: int
     request_id: int
@@ -53,24 +53,24 @@ class Sequence:
     seed: int
     order: tuple[int, int]  # (priority, arrival number): smaller runs first
     arrival_time: float
-    stop_ids: frozenset[int]  # custom ones; the model's own end ids are a table of the scheduler
-    min_tokens_stop_ids: list[int] = field(default_factory=list, kw_only=True)  # every id that min_tokens keeps away
-    is_processed: bool = field(default=False, kw_only=True)  # the operator's own logits processors see it
+    stop_ids: frozenset[int]  # the request's own; the model's end-of-sequence ids are a table of the scheduler
+    min_tokens_stop_ids: list[int] = field(default_factory=list, kw_only=True)  # all ids that min_tokens masks
+    is_processed: bool = field(default=False, kw_only=True)  # the operator's own logits processors see this sequence
     num_candidates: int = field(default=0, kw_only=True)  # for the token after the prompt
-    # what its next token must be, if that is bounded: made by a preparer (grammar/compiler.py), used by the core alone
+    # a constraint on its next token, if there is one: made by a preparer (grammar/compiler.py), used only by the core
     constraint: Any = None  # grammar/matchers.Constraint
     mask_from: int = INT32_MAX  # the length from which its rows need masks
-    is_held: bool = False  # in no step until `Scheduler.release`: its next mask is not made yet
-    # what it holds of the KV cache: written by KVManager
+    is_deferred: bool = False  # in no step until `Scheduler.release`, because its next mask is not made yet
+    # its KV blocks: written by KVManager
     blocks: SequenceBlocks = field(kw_only=True)
-    # where it is: written by the scheduler's parts
+    # its progress: written by the scheduler's parts
     state: SequenceState = SequenceState.WAITING
     slot: int = -1
     num_computed: int = 0  # scheduled; meaningful in PREFILL
-    tokens: np.ndarray | None = None  # all known ids while it has no slot, if it was preempted
+    tokens: np.ndarray | None = None  # all known ids of a preempted sequence while it has no slot
     num_cached_tokens: int = -1  # of the prompt, at the first admission
     first_scheduled: float = 0.0
-    last_token_time: float = math.nan  # of its last token while it has no slot; NaN before the first
+    last_token_time: float = math.nan  # time of its last token while it has no slot; NaN before the first
 
     @property
     def known(self) -> np.ndarray:
@@ -79,17 +79,17 @@ class Sequence:
 
     @property
     def ends_by_length(self) -> bool:
-        """Whether only max_tokens ends it, so that its length is known beforehand."""
+        """Whether only max_tokens ends it, so that its final length is known."""
         return self.params.ignore_eos and not self.stop_ids and not self.params.stop
 
     @property
     def is_stream(self) -> bool:
-        """Whether somebody reads its tokens as they come, and not the end alone."""
+        """Whether its reader gets tokens as they come, not only the complete output."""
         return self.params.output_kind is not RequestOutputKind.FINAL_ONLY
 
     @property
     def has_processors(self) -> bool:
-        """Whether it has rare sampling state: its slot's row of the device's LogitsProcessorPool."""
+        """Whether it has rare sampling state, in its slot's row of the device's LogitsProcessorPool."""
         return self.params.needs_logits_processors
 
     @property
@@ -110,11 +110,11 @@ class Sequence:
 
 
 def _sparse_zeros(rows: int, columns: int) -> np.ndarray:
-    """int32 zeros that take memory only as far as rows are written to, if they are many.
+    """int32 zeros [rows, columns]; a large table takes memory only for the parts of rows that are written.
 
-    np.zeros asks for huge pages where it can: then 1,024 short sequences of a context of 128k tokens took 512 MiB, and
-    clearing that stopped the step that admitted them for 130 ms. A small table keeps them: a step of 1,024 rows writes to as
-    many small pages, and takes 4 us longer.
+    np.zeros uses huge pages if it can. With them 1,024 short sequences of a context of 128k tokens took 512 MiB, and clearing
+    that delayed the step that admitted them by 130 ms. A small table keeps huge pages: with small ones a step of 1,024 rows
+    writes to as many pages, and takes 4 us longer.
     """
     num_bytes = rows * columns * 4
     if num_bytes <= SMALL_TABLE:
@@ -148,12 +148,12 @@ class Slots:
         self.checks_ids = np.zeros(n, bool)  # has stop ids of its own
         self.is_stream = np.zeros(n, bool)
         self.wants_logprobs = np.zeros(n, bool)
-        self.num_logprobs = np.zeros(n, np.int32)  # of those that want some
+        self.num_logprobs = np.zeros(n, np.int32)  # of those with wants_logprobs
         self.is_first = np.zeros(n, bool)  # no token was sent yet
-        self.last_token_time = np.full(n, np.nan)  # when its last token came, seconds of the clock of `Scheduler.update`
+        self.last_token_time = np.full(n, np.nan)  # time of its last token, by the clock of `Scheduler.update`
         self.constrained = np.zeros(n, bool)  # has a constraint
         self.mask_from = np.full(n, INT32_MAX, np.int32)
-        self.num_constrained = 0  # while there are none, nobody looks at the two
+        self.num_constrained = 0  # while it is 0, the two tables are not read
 
     def lease(self, seq: Sequence, tokens: np.ndarray) -> int:
         """Give `seq` a slot; `tokens` are all its known ids."""
@@ -181,13 +181,13 @@ class Slots:
         return slot
 
     def sequence(self, slot: int) -> Sequence:
-        """The sequence that has this slot, which must be leased."""
+        """The sequence with this slot, which must be leased."""
         seq = self.sequences[slot]
         assert seq is not None, f"slot {slot} is empty"
         return seq
 
     def known(self, seq: Sequence) -> np.ndarray:
-        """All ids of a running sequence that the host knows; a view."""
+        """All ids that the host knows of a running sequence; a view."""
         return self.token_ids[seq.slot, : self.num_tokens[seq.slot]]
 
     def give_back(self, seq: Sequence) -> None:
@@ -199,7 +199,7 @@ class Slots:
         seq.slot = -1
 
     def check(self) -> list[Sequence]:
-        """Assert that every slot is leased once or free; returns the sequences that have one."""
+        """Assert that every slot is leased once or free; returns the sequences with slots."""
         held = [s for s in self.sequences if s is not None]
         assert len(held) + len(self.free) == len(self.sequences) and len(set(self.free)) == len(self.free)
         assert all(self.sequences[s.slot] is s for s in held)

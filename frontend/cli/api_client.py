@@ -30,8 +30,8 @@ class NotReadyError(ChatError):
 
 def add_client_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of every command that asks a server."""
-    parser.add_argument("--url", default=URL, help="where the server is (default: %(default)s)")
-    parser.add_argument("--model", "--model-name", help="which of its models (default: its first)")
+    parser.add_argument("--url", default=URL, help="address of the server (default: %(default)s)")
+    parser.add_argument("--model", "--model-name", help="one of the server's models (default: its first)")
     parser.add_argument("--api-key", help=f"the server's key (default: {KEY_VARIABLE} of the environment, or none)")
 
 

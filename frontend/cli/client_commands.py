@@ -16,7 +16,7 @@ def add_client_commands(commands: "argparse._SubParsersAction[CommandParser]", w
     environment = commands.add_parser(
         "collect-env",
         help="print versions, GPUs and limits, for a bug report",
-        description="Versions, GPUs and limits of this machine.",
+        description="Print versions, GPUs and limits of this machine.",
     )
     environment.set_defaults(run=_collect_env, parser=environment)
     completion = commands.add_parser(
@@ -36,12 +36,12 @@ def _add_chat(commands: "argparse._SubParsersAction[CommandParser]") -> None:
         "chat",
         help="talk to a served model in the terminal",
         description="Talk to any OpenAI-compatible server. Ctrl-C stops an answer, /clear forgets, /exit (or Ctrl-D) leaves. "
-        "With text piped in, answers it once.",
+        "With text piped in, answers that and ends.",
     )
     add_client_arguments(chat)
     chat.add_argument("--system", "--system-prompt", help="a system message (default: none)")
     _add_sampling(chat)
-    chat.add_argument("-q", "--quick", metavar="TEXT", help="ask this, print the answer, end (default: a conversation)")
+    chat.add_argument("-q", "--quick", metavar="TEXT", help="ask this, print the answer and end (default: a conversation)")
     chat.set_defaults(run=_chat, parser=chat)
 
 
@@ -49,25 +49,27 @@ def _add_complete(commands: "argparse._SubParsersAction[CommandParser]") -> None
     complete = commands.add_parser(
         "complete",
         help="complete a text with a served model",
-        description="Completions of any OpenAI-compatible server. With text piped in, goes on with it once.",
+        description="Complete texts with any OpenAI-compatible server. With text piped in, completes that and ends.",
     )
     add_client_arguments(complete)
     _add_sampling(complete)
-    complete.add_argument("-q", "--quick", metavar="TEXT", help="go on with this, and end (default: prompt by prompt)")
+    complete.add_argument("-q", "--quick", metavar="TEXT", help="complete this text and end (default: ask for prompts)")
     complete.set_defaults(run=_complete, parser=complete)
 
 
 def _add_sampling(parser: CommandParser) -> None:
-    parser.add_argument("--max-tokens", type=int, help="longest answer, in tokens (default: what the server allows)")
+    parser.add_argument("--max-tokens", type=int, help="the longest answer, in tokens (default: what the server allows)")
     parser.add_argument("--temperature", type=float, help="0 gives the same answer each time (default: the server's)")
 
 
 def _add_models(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     models = commands.add_parser(
-        "models", help="list a server's models, or those on this disk", description="A server's models; --cached: this disk's."
+        "models",
+        help="list a server's models, or those on this disk",
+        description="List a server's models, or this disk's.",
     )
     add_client_arguments(models)
-    models.add_argument("--cached", action="store_true", help="the hub's models that are on this disk, whatever any server has")
+    models.add_argument("--cached", action="store_true", help="list the hub's models that are on this disk, without a server")
     models.add_argument("--download-dir", help="where hub downloads are (default: the hub's own cache)")
     models.set_defaults(run=_models, parser=models)
 

@@ -64,15 +64,17 @@ class Estimate(NamedTuple):
 def add_estimate(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     parser = commands.add_parser(
         "estimate",
-        help="how a model would fit into a GPU's memory, without one",
+        help="compute how a model would fit into a GPU's memory, without a GPU",
         usage="quire estimate [MODEL] [--gpu NAME | --gpu-memory SIZE | --device cpu] [FLAGS]",
-        description="How memory would be divided, from config.json and the headers of the weights. Flags: as quire serve's.",
+        description="Computes how memory would be divided, from config.json and the weights' headers. Flags: as quire serve's.",
         epilog="example: quire estimate Qwen/Qwen3-0.6B --gpu L4 --max-model-len 8k",
     )
     machine = parser.add_argument_group("machine")
     machine.add_argument("--gpu", type=_GpuName, metavar="NAME", help=f"one of {', '.join(GPUS)} (default: H100)")
-    machine.add_argument("--gpu-memory", type=_bytes, metavar="SIZE", help="of a GPU, like 24GiB or 24GB (default: of --gpu)")
-    machine.add_argument("--json", action="store_true", help="all numbers as one JSON object")
+    machine.add_argument(
+        "--gpu-memory", type=_bytes, metavar="SIZE", help="a GPU's memory, like 24GiB or 24GB (default: --gpu's)"
+    )
+    machine.add_argument("--json", action="store_true", help="print all numbers as one JSON object")
     add_engine_arguments(parser)
     parser.set_defaults(run=_estimate, parser=parser)
 

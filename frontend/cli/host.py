@@ -24,9 +24,9 @@ def add_host(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     host = commands.add_parser(
         "host",
         help="lend this host's GPUs to an engine on another host",
-        description="Hold a part of a model for an engine that runs on another host: `quire serve --hosts FILE` there starts "
-        "workers on this host's GPUs through this agent, which watches them and ends them with the engine. "
-        "CUDA_VISIBLE_DEVICES says which GPUs. Only engines whose keys are in --allow-file are heard.",
+        description="Run an agent that lends this host's GPUs to an engine on another host. There, `quire serve --hosts FILE` "
+        "starts workers on these GPUs through the agent, which watches them and ends them with the engine. "
+        "CUDA_VISIBLE_DEVICES says which GPUs. Only engines with a key in --allow-file may use it.",
         epilog="example: quire host --listen tcp://10.0.0.2:7000 --key-file host.key --allow-file engines.allow",
         usage="quire host --listen ADDRESS --key-file FILE --allow-file FILE [FLAGS]",
     )

@@ -13,8 +13,8 @@ _HARMONY = ("gpt_oss", "gptoss", "harmony", "openai", "openai_gptoss")
 def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("tools and reasoning")
     for flag, names, what in (
-        ("--tool-call-parser", TOOL_CALL_PARSERS, "how the model writes calls of functions"),
-        ("--reasoning-parser", REASONING_PARSERS, "how the model writes its reasoning"),
+        ("--tool-call-parser", TOOL_CALL_PARSERS, "format in which the model writes tool calls"),
+        ("--reasoning-parser", REASONING_PARSERS, "format in which the model writes its reasoning"),
     ):
         group.add_argument(
             flag,
@@ -22,7 +22,7 @@ def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
             choices=("auto", "none", *names),
             default="auto",
             metavar="NAME",
-            help=f"{what}: auto (by its chat template), none, {', '.join(names)} (default: %(default)s)",
+            help=f"{what}: auto (found by the chat template), none, {', '.join(names)} (default: %(default)s)",
         )
 
 

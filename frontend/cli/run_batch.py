@@ -15,10 +15,10 @@ from quire.ipc.process.command import CommandParser, quiet_interrupts
 def add_run_batch(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     parser = commands.add_parser(
         "run-batch",
-        help="answer a file of requests, one JSON object a line",
+        help="answer a file of requests, one JSON object on each line",
         description="Answer a file of requests in OpenAI's batch format: a line is an object with custom_id, method, url and "
-        "body. Answers are lines of the output file, as they come: match them by custom_id. Started again after an "
-        "interruption, what the output file has already is left out. Exits with 0 if all requests have succeeded, else with 1.",
+        "body. Answers are lines of the output file, in the order in which they come: match them by custom_id. After an "
+        "interruption, a second call leaves out what the output file has. Exits with 0 if all requests succeeded, else with 1.",
         epilog="example: quire run-batch -i in.jsonl -o out.jsonl --model Qwen/Qwen3-0.6B",
     )
     files = parser.add_argument_group("files")

@@ -25,7 +25,7 @@ from quire.frontend.cli.engines import Engines
 from quire.frontend.cli.frontends import Frontends
 from quire.frontend.client.client import Client
 from quire.frontend.http.api.logs.tracing import TracingError, check_endpoint
-from quire.frontend.http.api.metrics.metrics import block_bytes
+from quire.frontend.http.api.metrics.metrics import panel_bytes
 from quire.frontend.http.listener import FrontendError, UnixPath, bind, bind_unix
 from quire.frontend.http.server import FrontendConfig, StopSignals, frontend_keys, run, serve
 from quire.frontend.http.store.contents import FilesFolder
@@ -207,7 +207,7 @@ async def _serve_in_children(
 ) -> None:
     signals = early.signals()
     metrics_fd = os.memfd_create("quire-metrics", os.MFD_CLOEXEC)
-    os.ftruncate(metrics_fd, block_bytes() * len(sockets))
+    os.ftruncate(metrics_fd, panel_bytes() * len(sockets))
     template = msgspec.structs.replace(template, metrics_fd=metrics_fd)
     frontends = Frontends(template, sockets, logs_engine_changes=not engine.are_ours)
     try:

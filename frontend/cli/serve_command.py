@@ -33,8 +33,8 @@ def add_serve(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     serve = commands.add_parser(
         "serve",
         help="serve a model over an OpenAI-compatible HTTP API",
-        description="Serve a model over an OpenAI-compatible HTTP API. Without a model, a tiny bundled one. Flags are vLLM's "
-        "where there are such.",
+        description="Serve a model over an OpenAI-compatible HTTP API; without MODEL, a tiny bundled one. Flags have vLLM's "
+        "names where vLLM has them.",
         epilog="example: quire serve Qwen/Qwen3-0.6B --port 8000",
         usage="quire serve [MODEL] [FLAGS]",
         add_help=False,
@@ -47,9 +47,8 @@ def add_route(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     route = commands.add_parser(
         "route",
         help="serve engines that run already, as one server",
-        description="The HTTP server of `quire serve` before engines of one model that run already (`enginecore`). Requests go "
-        "to the engine that knows the beginning of their prompt, if it has the time; what one refuses for its load goes to the "
-        "next.",
+        description="Run the HTTP server of `quire serve` for engines of one model that run already (`enginecore`). A request "
+        "goes to an engine that has cached the beginning of its prompt, load permitting; if that one refuses it, to the next.",
         epilog="example: quire route ipc:///run/quire/a.sock ipc:///run/quire/b.sock --port 8000",
         usage="quire route ADDRESS [ADDRESS ...] [FLAGS]",
         add_help=False,

@@ -16,13 +16,11 @@ ROUTERS = ("cache-aware", "least-loaded", "round-robin")  # repeated from router
 
 def add_serve_arguments(serve: CommandParser) -> None:
     serve.add_argument("-h", "--help", action=HelpTopics, help="this help; =listgroup, =GROUP or =FLAG for less of it")
-    serve.add_argument(
-        "--model", dest="model_flag", metavar="MODEL", help="the model, for those who name it so (default: none)"
-    )
+    serve.add_argument("--model", dest="model_flag", metavar="MODEL", help="the same as MODEL without the flag (default: none)")
     serve.add_argument(
         "--config",
         metavar="FILE",
-        help="a YAML file of flags, like `port: 8000`; the command line goes before it (default: none)",
+        help="a YAML file of flags, like `port: 8000`; flags on the command line take precedence (default: none)",
     )
     server = serve.add_argument_group("server")
     add_frontend_arguments(serve, server)
@@ -31,7 +29,7 @@ def add_serve_arguments(serve: CommandParser) -> None:
         "--engine",
         nargs="+",
         metavar="ADDRESS",
-        help="their addresses, of one model: ipc:///path or tcp://host:port (default: start one)",
+        help="addresses of running engines of one model: ipc:///path or tcp://host:port (default: start an engine)",
     )
     _add_keys(attach)
     add_engine_arguments(serve)
@@ -52,7 +50,7 @@ def add_route_arguments(route: CommandParser) -> None:
     route.add_argument(
         "--config",
         metavar="FILE",
-        help="a YAML file of flags, like `port: 8000`; the command line goes before it (default: none)",
+        help="a YAML file of flags, like `port: 8000`; flags on the command line take precedence (default: none)",
     )
     add_frontend_arguments(route, route.add_argument_group("server"))
     _add_keys(route.add_argument_group("keys of engines"))
@@ -85,24 +83,24 @@ def _add_server(add_to: Any) -> None:
         metavar="N",
         help="HTTP processes that share the port (default: 1)",
     )
-    add("--max-connections", type=int, default=8192, help="per HTTP process (default: %(default)s)")
-    add("--max-body-mib", type=int, default=8, help="largest request body, MiB (default: %(default)s)")
+    add("--max-connections", type=int, default=8192, help="the most open connections of an HTTP process (default: %(default)s)")
+    add("--max-body-mib", type=int, default=8, help="the largest request body, MiB (default: %(default)s)")
     add("--h11-max-header-count", type=int, default=100, metavar="N", help="most headers of a request (default: %(default)s)")
     add(
         "--h11-max-incomplete-event-size",
         type=human_int,
         default=32 << 10,
         metavar="BYTES",
-        help="largest head of a request (default: %(default)s)",
+        help="the largest head of a request, in bytes (default: %(default)s)",
     )
-    add("--keep-alive-timeout-s", type=float, default=75.0, help="for idle connections (default: %(default)s)")
+    add("--keep-alive-timeout-s", type=float, default=75.0, help="seconds an idle connection stays open (default: %(default)s)")
     add(
         "--shutdown-grace-s",
         "--shutdown-timeout",
         type=float,
         default=30.0,
         metavar="S",
-        help="for running requests to end (default: %(default)s)",
+        help="seconds that running requests have to end at a stop (default: %(default)s)",
     )
 
 
@@ -114,11 +112,11 @@ def _add_access(add_to: Any) -> None:
         action="extend",
         default=[],
         metavar="KEY",
-        help="keys, of which clients must send one, as 'Authorization: Bearer KEY' or 'x-api-key: KEY'; repeatable (default: "
+        help="keys; a client must send one of them, as 'Authorization: Bearer KEY' or 'x-api-key: KEY'; repeatable (default: "
         "VLLM_API_KEY of the environment, or none)",
     )
     add("--api-key-file", metavar="FILE", help="a file of such keys, one a line, which no process list shows (default: none)")
-    add("--metrics-open", action=Switch, default=False, help="let /metrics be read without a key (default: off)")
+    add("--metrics-open", action=Switch, default=False, help="allow /metrics without a key (default: off)")
     add("--disable-fastapi-docs", action=Switch, default=False, help="answer 404 at /docs and /openapi.json (default: off)")
     add(
         "--allowed-origins",
@@ -132,7 +130,7 @@ def _add_access(add_to: Any) -> None:
         type=_names,
         default=("*",),
         metavar="LIST",
-        help='methods that such pages may use (default: ["*"], all that there are)',
+        help='methods that such pages may use (default: ["*"], all)',
     )
     add(
         "--allowed-headers",
@@ -145,7 +143,7 @@ def _add_access(add_to: Any) -> None:
         "--allow-credentials",
         action=Switch,
         default=False,
-        help="let such pages send what a proxy before the server takes for credentials, like cookies (default: off)",
+        help="allow such pages to send credentials, like cookies for a proxy before the server (default: off)",
     )
 
 
@@ -154,10 +152,10 @@ def _add_files(add_to: Any) -> None:
     add(
         "--files-dir",
         metavar="FOLDER",
-        help="where files, batches and stored responses are kept, on a local disk (default: a private folder that goes with"
+        help="folder on a local disk for files, batches and stored responses (default: a private folder that is removed with"
         " the server)",
     )
-    add("--max-files-mib", type=int, default=4096, help="files and batches together, MiB (default: %(default)s)")
+    add("--max-files-mib", type=int, default=4096, help="bound of files and batches together, MiB (default: %(default)s)")
 
 
 def _add_requests(add_to: Any) -> None:
@@ -166,8 +164,8 @@ def _add_requests(add_to: Any) -> None:
         "--trust-request-chat-template",
         action=Switch,
         default=False,
-        help="let requests bring chat templates of their own, rendered in a process of its own, each for 2 s at most (default:"
-        " off, they get 400)",
+        help="allow requests to bring their own chat templates, which a separate process renders, each for at most 2 s "
+        "(default: off, they get 400)",
     )
     add("--response-role", default="assistant", metavar="ROLE", help="role of chat answers (default: %(default)s)")
     add(
@@ -175,25 +173,25 @@ def _add_requests(add_to: Any) -> None:
         action=JsonObject,
         default={},
         metavar="JSON",
-        help='variables for the chat template where a request has none, like {"enable_thinking": false} (default: none)',
+        help='variables of the chat template that a request does not set, like {"enable_thinking": false} (default: none)',
     )
     add(
         "--return-tokens-as-token-ids",
         action=Switch,
         default=False,
-        help="logprobs name tokens token_id:N, unless a request says otherwise (default: off)",
+        help="name tokens token_id:N in logprobs, unless a request says otherwise (default: off)",
     )
     add(
         "--enable-force-include-usage",
         action=Switch,
         default=False,
-        help="streams have the usage in every event and at their end, whatever a request says (default: off)",
+        help="send the usage in every event of a stream and at its end, whatever a request says (default: off)",
     )
     add(
         "--enable-request-id-headers",
         action=Switch,
         default=False,
-        help="every answer has an X-Request-Id, not only where the request had one (default: off)",
+        help="send X-Request-Id with every answer, not only if the request had one (default: off)",
     )
 
 
@@ -202,8 +200,8 @@ def _add_router(add_to: Any) -> None:
         "--router",
         choices=ROUTERS,
         default=ROUTERS[0],
-        help="who gets a request: of those that know the beginning of its prompt, and some others, who has least to compute "
-        "with it; who has least to do; or one after the other (default: %(default)s)",
+        help="which engine gets a request: cache-aware, the one that would have least to compute with it, among those that "
+        "have cached the prompt's beginning and some others; least-loaded; or round-robin (default: %(default)s)",
     )
 
 
@@ -212,7 +210,7 @@ def _add_keys(add_to: Any) -> None:
     add(
         "--curve-key-file",
         metavar="FILE",
-        help="this server's key pair, for engines with keys; made if the file is not there (default: none)",
+        help="file of this server's key pair, for engines with keys; it is made if it does not exist (default: none)",
     )
     add(
         "--curve-engine-key",
@@ -220,7 +218,7 @@ def _add_keys(add_to: Any) -> None:
         action="extend",
         default=[],
         metavar="KEY",
-        help="the engine's public key, for an engine with keys; of several engines one for all, or one each (default: none)",
+        help="public key of an engine with keys; for several engines one key for all, or one each (default: none)",
     )
 
 
@@ -230,7 +228,7 @@ def _add_traces(add_to: Any) -> None:
         "--access-log",
         action=Switch,
         default=False,
-        help="log a line for each HTTP request: who, what, status, seconds (default: off)",
+        help="log a line for each HTTP request: client, method and path, status, seconds (default: off)",
     )
     add("--disable-uvicorn-access-log", action="store_false", dest="access_log", help="the same as --no-access-log")
     add("--no-disable-uvicorn-access-log", action="store_true", dest="access_log", help="the same as --access-log")
@@ -244,7 +242,7 @@ def _add_traces(add_to: Any) -> None:
     add(
         "--otlp-traces-endpoint",
         metavar="URL",
-        help="send OpenTelemetry spans there, over HTTP; needs quire[otlp] (default: none)",
+        help="send OpenTelemetry spans to this address over HTTP; needs quire[otlp] (default: none)",
     )
 
 

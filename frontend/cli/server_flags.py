@@ -19,35 +19,35 @@ _MOST_RESPONSE_MIB = 4096
 def add_server_flags(group: "argparse._ArgumentGroup") -> None:
     add = group.add_argument
     add("--uds", metavar="PATH", help="listen at a unix socket instead of a port (default: none)")
-    add("--uds-mode", type=_mode, default=0o660, metavar="MODE", help="who may connect to it, as for chmod (default: 660)")
+    add("--uds-mode", type=_mode, default=0o660, metavar="MODE", help="permissions of that socket, as for chmod (default: 660)")
     add(
         "--root-path",
         type=_root_path,
         default="",
         metavar="PATH",
-        help="what a proxy puts before every path: paths are served with it and without (default: none)",
+        help="prefix that a proxy puts before every path; paths are served with it and without it (default: none)",
     )
     add(
         "--drain-delay-s",
         type=float,
         default=0.0,
         metavar="S",
-        help="from a stop, when /ready turns 503, to when no new connection is taken: what a balancer needs to notice "
-        "(default: %(default)s)",
+        help="seconds between a stop, when /ready turns 503, and the end of new connections: the time in which a balancer "
+        "notices it (default: %(default)s)",
     )
     add(
         "--max-response-mib",
         type=int,
         default=128,
-        help="longest answer that is no stream, MiB; it is never held as a whole (default: %(default)s)",
+        help="the longest answer that is not a stream, MiB; it is never held as a whole (default: %(default)s)",
     )
 
 
 def add_tls_flags(group: "argparse._ArgumentGroup") -> None:
     add = group.add_argument
     add("--ssl-certfile", metavar="FILE", help="speak TLS with this certificate chain, PEM (default: plain HTTP)")
-    add("--ssl-keyfile", metavar="FILE", help="its key, PEM, without a password (default: in the certificate's file)")
-    add("--ssl-ca-certs", metavar="FILE", help="whose certificates clients may have, PEM (default: none)")
+    add("--ssl-keyfile", metavar="FILE", help="the key, PEM, without a password (default: in the certificate's file)")
+    add("--ssl-ca-certs", metavar="FILE", help="authorities that may have issued clients' certificates, PEM (default: none)")
     add(
         "--ssl-cert-reqs",
         type=int,
@@ -60,7 +60,7 @@ def add_tls_flags(group: "argparse._ArgumentGroup") -> None:
         "--enable-ssl-refresh",
         action=Switch,
         default=False,
-        help="take up changed certificate files; open connections stay as they are (default: off, they are read once)",
+        help="read certificate files again when they change; open connections stay as they are (default: off)",
     )
 
 

@@ -127,7 +127,7 @@ class HostToCore:
     """An agent's end; one thread."""
 
     def __init__(self, address: str, keys: CoreKeys) -> None:
-        """Bind; `address` then says where. Raises ValueError or zmq.ZMQError for an address that cannot be used."""
+        """Bind; sets `address` to the bound address. Raises ValueError or zmq.ZMQError for an address that cannot be used."""
         check_host_address(address, listens=True)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(HostCommand)

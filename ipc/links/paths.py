@@ -166,7 +166,7 @@ def is_tcp(address: str | None) -> bool:
 
 
 def check_address(address: str) -> str | None:
-    """Check an address; returns the host of a tcp address, None for ipc. Raises ValueError, whose text says what to do."""
+    """Check an address; returns the host of a tcp address, None for ipc. Raises ValueError, which says what to do."""
     if socket_path(address) is not None:
         return None
     if not is_tcp(address):

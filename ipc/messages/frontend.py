@@ -1,7 +1,7 @@
 """Messages between frontends and the core: `FrontendMessage` to the core, `CoreMessage` from it.
 
 Each message carries the core's epoch, a number drawn when the core starts, so that a message meant for an earlier core is
-refused and never mistaken. A sequence is named by one integer, its key: `request id << 8 | child`, child < n <= 128.
+refused. A sequence is named by one integer, its key: `request id << 8 | child`, child < n <= 128.
 """
 
 from typing import Annotated, Literal
@@ -14,12 +14,12 @@ from quire.ipc.messages.utilities import UtilityAnswer, UtilityCall
 from quire.ipc.numerics import Numerics
 from quire.ipc.sampling import SamplingParams
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 
-# Limits on one message, in bytes. A receiver drops the sender (frontend) or the message (core) that goes beyond.
+# Limits on one message, in bytes. Beyond them a receiver drops the sender (a frontend) or the message (the core's).
 MAX_FRONTEND_MESSAGE = 64 << 20  # a request: a prompt of 8 M tokens as int32 would fit
-MAX_TOGETHER = 256  # messages of a frontend that may travel as one, each a frame of it,
-TOGETHER_BYTES = 1 << 20  # and of so many bytes; a larger one travels alone
+MAX_TOGETHER = 256  # messages of a frontend that may travel as the frames of one ZeroMQ message,
+TOGETHER_BYTES = 1 << 20  # of at most this many bytes; a larger one travels alone
 MAX_REQUEST_ID = (1 << 55) - 1
 MAX_ABORTED = 65536  # ids in one Abort
 
@@ -29,7 +29,7 @@ ErrorCode = Literal["invalid", "too_long", "overloaded", "engine_error"]  # why 
 
 # ------------------------------------------------------------------------------------------------- frontend -> core
 class Hello(Message, tag="hello", frozen=True):
-    """First message of a connection: which protocol the frontend speaks. Answered by Welcome or Refused."""
+    """First message of a connection: the frontend's protocol version. Answered by Welcome or Refused."""
 
     protocol: int
 
@@ -41,9 +41,9 @@ class GetFile(Message, tag="get_file", frozen=True):
     name: str
 
 
-# A request is what it is about (inputs), what to do with it (task), and what holds for any task. An extension is an optional
-# field at the end of the struct that it belongs to, None by default, which costs a request without it one byte: media items
-# belong to TokenInputs, a grammar to Generate, an adapter to AddRequest. What must be ready first is the core's preparation.py.
+# A request has inputs (a prompt), a task (what to do with it), and fields of any task. An extension is an optional field at the
+# end of the struct that it belongs to, None by default, which costs a request without it one byte: media items belong to
+# TokenInputs, a grammar to Generate, an adapter to AddRequest. The core's preparation.py prepares what a request needs.
 class TokenInputs(Message, tag="tokens", frozen=True):
     """A prompt as token ids."""
 
@@ -51,10 +51,10 @@ class TokenInputs(Message, tag="tokens", frozen=True):
 
 
 class Candidates(Message, frozen=True):
-    """Beside the one token that is sampled, the likeliest `num` next tokens (1 to MAX_CANDIDATES): what a beam search needs.
+    """For a beam search: also return the likeliest `num` next tokens (1 to MAX_CANDIDATES), beside the one that is sampled.
 
-    They come as PromptLogprobs of the position behind the prompt, whose own logprob and rank mean nothing. Requests of the same
-    `search`, a number of the frontend's choice, share their prefixes even where nothing else is cached.
+    They come as PromptLogprobs of the position after the prompt; its own logprob and rank mean nothing. Requests of the same
+    `search`, a number that the frontend chooses, share their prefixes even if nothing else is cached.
     """
 
     num: int
@@ -62,9 +62,9 @@ class Candidates(Message, frozen=True):
 
 
 class Generate(Message, tag="generate", frozen=True):
-    """Sample n continuations. They are numbered 0 to n - 1; all answers name the key (id, child)."""
+    """Sample n continuations. They are numbered 0 to n - 1; all answers name their key (id, child)."""
 
-    params: SamplingParams  # with max_tokens None meaning: to the end of the context
+    params: SamplingParams  # max_tokens None: to the end of the context
     candidates: Candidates | None = None
 
 
@@ -79,9 +79,9 @@ class AddRequest(Message, tag="add", frozen=True):
     id: int  # chosen by the frontend, unique within its connection, 0 to MAX_REQUEST_ID
     inputs: RequestInputs
     task: RequestTask
-    priority: int = 0  # lower runs first, under --scheduling-policy priority; 0 under any other
-    cache_salt: str = ""  # prefix-cache hits happen only between requests of equal salt
-    arrival_time: float = 0.0  # seconds since the Unix epoch, for metrics and order of arrival
+    priority: int = 0  # lower runs first, under --scheduling-policy priority; 0 under other policies
+    cache_salt: str = ""  # only requests of equal salt share cached prefixes
+    arrival_time: float = 0.0  # seconds since the Unix epoch, for metrics and the order of requests
 
 
 class Abort(Message, tag="abort", frozen=True):
@@ -92,20 +92,20 @@ class Abort(Message, tag="abort", frozen=True):
 
 
 class Finish(Message, tag="finish", frozen=True):
-    """The frontend has ended one sequence by itself (a stop string): free it; no further output is wanted."""
+    """The frontend has ended one sequence itself (a stop string): free it and send no further output."""
 
     epoch: int
     key: int
 
 
 class Ping(Message, tag="ping", frozen=True):
-    """Heartbeat, at least every 2 s. `epoch` 0 before the Welcome. A frontend silent for long has its requests aborted."""
+    """A frontend's heartbeat, at least every 2 s. `epoch` 0 before the Welcome. A silent frontend's requests are aborted."""
 
     epoch: int
 
 
 class Utility(Message, tag="utility", frozen=True):
-    """Something that is asked of the engine beside requests; answered once, by a UtilityResult of the same id."""
+    """A call to the engine that is no request; answered once, by a UtilityResult of the same id."""
 
     epoch: int
     id: int  # chosen by the frontend
@@ -123,14 +123,14 @@ class FileInfo(Message, frozen=True):
 
 
 class EngineLimits(Message, frozen=True):
-    max_model_len: int  # most tokens, prompt and output, that a sequence can have; the KV cache holds one such
+    max_model_len: int  # most tokens of a sequence, prompt and output; the KV cache has room for at least one such
     vocab_size: int
     max_num_seqs: int
     max_logprobs: int
 
 
 class Welcome(Message, tag="welcome", frozen=True):
-    """Answer to Hello: everything a frontend needs to serve, with the files themselves on demand."""
+    """Answer to Hello: everything a frontend needs to serve, but for the files, which it gets by GetFile."""
 
     epoch: int
     protocol: int
@@ -141,10 +141,10 @@ class Welcome(Message, tag="welcome", frozen=True):
     version: str
     created: int  # seconds since the Unix epoch, for /v1/models
     step_timeout_s: float
-    spins: bool = False  # it waits without sleep, for its model needs no CPU: where cores are left, a frontend may do so, too
+    spins: bool = False  # the core spins, as its model needs no CPU; a frontend may spin, too, if there are cores left
     cache: CacheInfo | None = None  # for /metrics
-    model_digest: str = ""  # equal for engines of one model
-    numerics: Numerics = Numerics()  # equal for engines that answer alike
+    model_digest: str = ""  # equal for engines with the same model
+    numerics: Numerics = Numerics()  # equal for engines with equal answers
 
 
 class File(Message, tag="file", frozen=True):
@@ -155,14 +155,14 @@ class File(Message, tag="file", frozen=True):
 
 
 class Refused(Message, tag="refused", frozen=True):
-    """The core does not talk to this frontend: wrong protocol, or a message with a stale epoch. Reconnect with Hello."""
+    """The core refuses this frontend: wrong protocol, or a message with a stale epoch. Reconnect with Hello."""
 
     epoch: int
     reason: str
 
 
 class RequestError(Message, tag="request_error", frozen=True):
-    """A request ended before or while it ran, for a reason of its own or because the engine failed. Ends all its children."""
+    """A request failed before or while it ran, by itself or because the engine failed. Ends all its children."""
 
     epoch: int
     id: int
@@ -192,11 +192,11 @@ class Started(Message, frozen=True):
 
     key: int
     num_cached_tokens: int  # prompt tokens found in the prefix cache
-    queue_s: float  # from arrival to its first step
+    queue_s: float  # seconds from arrival to its first step
 
 
 class StepOutputs(Message, tag="outputs", frozen=True):
-    """All new tokens of one frontend, of one or (if it was slow) several steps. keys may repeat: tokens in order.
+    """All new tokens for one frontend, of one or (if it was slow) several steps. A key may repeat, its tokens in order.
 
     `seq` counts this connection's StepOutputs from 0; a gap means a lost message, which a frontend treats as a lost core.
     """
@@ -207,13 +207,13 @@ class StepOutputs(Message, tag="outputs", frozen=True):
     tokens: bytes  # int32, one per key
     finished: list[Finished] = []
     started: list[Started] = []
-    logprobs: list[TokenLogprobs] = []  # one for each token whose request asked for logprobs, in the order of keys
+    logprobs: list[TokenLogprobs] = []  # for the tokens of requests with logprobs, in the order of keys
 
 
 class PromptLogprobs(Message, tag="prompt_logprobs", frozen=True):
     """Log-probabilities of the prompt's tokens from position `start` on (position 0 has none). Sent before the first token.
 
-    Of each position: the token's own logprob and rank, and the `num_top` most likely tokens.
+    For each position: the token's own logprob and rank, and the `num_top` most likely tokens.
     """
 
     epoch: int
@@ -240,7 +240,7 @@ class Heartbeat(Message, tag="heartbeat", frozen=True):
     preemptions: int
     worker_restarts: int
     ready: bool  # False while the workers (re)start
-    stats: EngineStats | None = None  # None until there is a loop that makes steps
+    stats: EngineStats | None = None  # None until the loop makes steps
 
 
 class UtilityResult(Message, tag="utility_result", frozen=True):
@@ -250,7 +250,7 @@ class UtilityResult(Message, tag="utility_result", frozen=True):
 
 
 class ShuttingDown(Message, tag="shutting_down", frozen=True):
-    """The core stops: finish or fail your requests, reconnect later."""
+    """The core stops: frontends finish or fail their requests, and reconnect later."""
 
     epoch: int
 
@@ -259,5 +259,5 @@ CoreMessage = Welcome | File | Refused | RequestError | StepOutputs | PromptLogp
 
 
 def sequence_key(request_id: int, child: int) -> int:
-    """The wire name of child `child` of request `request_id`."""
+    """The key of child `child` of request `request_id`."""
     return request_id << 8 | child

@@ -1,8 +1,8 @@
-"""What the ranks of a model say to the core of each other: how they find one another, and that one keeps them waiting.
+"""Messages about the group of ranks: their rendezvous, a rank that keeps others waiting, the load of experts.
 
-The rendezvous of torch.distributed is a store of keys and values. It is the core's (enginecore/group_store.py), and travels on
-the worker channel, which only the core's own workers can reach. Part of WorkerMessage, WorkerCommand and ControlRequest, see
-workers.py.
+The rendezvous of torch.distributed is a store of keys and values. The core has it (enginecore/group_store.py); its operations
+travel on the worker channel, which only the core's own workers can reach. Members of WorkerMessage, WorkerCommand and
+ControlRequest in workers.py.
 """
 
 from typing import Literal
@@ -13,8 +13,8 @@ from quire.ipc.messages.message import Message
 class StoreRequest(Message, tag="store", frozen=True):
     """One operation of a rank on its generation's store; all but `set` are answered by a StoreValue.
 
-    get: waits for the key to be there. add: `value` is a number in ASCII, so is the answer, the sum. check: "1" if the key is
-    there, else "0".
+    get: waits until the key exists. add: `value` is a number in ASCII, and so is the answer, the sum. check: "1" if the key
+    exists, else "0".
     """
 
     rank: int
@@ -30,7 +30,7 @@ class StoreValue(Message, tag="store_value", frozen=True):
 class PeerSilent(Message, tag="peer_silent", frozen=True):
     """An exchange with the other ranks has failed or takes too long: one of them is dead, stopped or stuck.
 
-    Who says so waits for its end; whose fault it is, the core finds out.
+    The rank that sends this then waits to be ended; the core finds the rank at fault.
     """
 
     rank: int
@@ -38,6 +38,6 @@ class PeerSilent(Message, tag="peer_silent", frozen=True):
 
 
 class ReportExpertLoad(Message, tag="report_expert_load", frozen=True):
-    """How many tokens the experts of each rank got: answered by stats.ExpertTokens, by the first of each stage."""
+    """Ask for the number of tokens that each rank's experts got: the first rank of each stage answers by stats.ExpertTokens."""
 
     id: int

@@ -1,9 +1,9 @@
 """Every message between a core and the agents of other hosts (`quire host`): one tagged union per direction, as in frontend.py.
 
-A connection is one generation of workers: it begins with HostHello and HostWelcome, in a form that stays from version to
-version, and whoever is not welcome is told why by HostRefused. Then BeginRanks says which ranks the agent starts, what these
-say comes as RankMessage, and what they are told goes as PlanRecord and RankCommand. Both sides send a heartbeat twice a second.
-Carried by links/core_and_hosts.py; the core's side is enginecore/hosts/remote_host.py, the agent's enginecore/hosts/agent.py.
+A connection is for one generation of workers. It begins with HostHello and HostWelcome, in a form that no version changes; a
+HostRefused says why a core is refused. Then BeginRanks says which ranks the agent starts. Their messages come as RankMessage;
+plans and commands for them go as PlanRecord and RankCommand. Both sides send a heartbeat twice a second. Carried by
+links/core_and_hosts.py; the core's side is enginecore/hosts/remote_host.py, the agent's is enginecore/hosts/agent.py.
 """
 
 from quire.ipc.messages.message import Message
@@ -12,14 +12,14 @@ from quire.ipc.worker_config import WorkerConfig
 
 HEARTBEAT_INTERVAL_S = 0.5
 MAX_TO_HOST = 64 << 20  # bytes: a plan ring's longest record takes 16 MiB
-MAX_FROM_HOST = 16 << 20  # a worker's profile, its answer to a control request
+MAX_FROM_HOST = 16 << 20  # bytes: a worker's profile, its answer to a control request
 MAX_ENGINE_ID = 64
 
 
 class ModelFiles(Message, frozen=True):
-    """A model as another host must have it. files: of config.json and its like the SHA-256, of weights the size, by name."""
+    """A model that another host must have, too. files: name -> SHA-256 of config.json and its like, size of weights."""
 
-    name: str | None  # a folder, which must be at the same place there, or a hub id; None: the bundled model
+    name: str | None  # a folder, with the same path there, or a hub id; None: the bundled model
     revision: str | None
     download_dir: str | None
     with_weights: bool
@@ -28,14 +28,14 @@ class ModelFiles(Message, frozen=True):
 
 # ---------------------------------------------------------------------------------------------------- core -> agent
 class HostHello(Message, tag="hello", frozen=True):
-    """The first message of a connection. engine: a core's own name, the same in all of its connections, as long as it lives."""
+    """The first message of a connection. engine: names the core, in all of its connections, as long as it lives."""
 
     version: str
     engine: str
 
 
 class BeginRanks(Message, tag="begin", frozen=True):
-    """Start these ranks; their folder of the model, addresses and descriptors are the agent's to fill in."""
+    """Start these ranks. The agent fills in the model's folder, addresses and descriptors."""
 
     model: ModelFiles
     configs: list[WorkerConfig]
@@ -49,7 +49,7 @@ class PlanRecord(Message, tag="record", frozen=True):
 
 
 class RankCommand(Message, tag="command", frozen=True):
-    """What a rank is told at its start."""
+    """A command for a rank at its start."""
 
     rank: int
     command: WorkerCommand
@@ -60,11 +60,11 @@ class DumpRankStacks(Message, tag="stacks", frozen=True):
 
 
 class EndRanks(Message, tag="end", frozen=True):
-    """Kill all ranks now. A connection that ends says the same."""
+    """Kill all ranks now. The end of the connection means the same."""
 
 
 class CoreHeartbeat(Message, tag="core_heartbeat", frozen=True):
-    """The core's loop turns."""
+    """The core's loop is alive."""
 
 
 HostCommand = HostHello | BeginRanks | PlanRecord | RankCommand | DumpRankStacks | EndRanks | CoreHeartbeat
@@ -72,20 +72,20 @@ HostCommand = HostHello | BeginRanks | PlanRecord | RankCommand | DumpRankStacks
 
 # ---------------------------------------------------------------------------------------------------- agent -> core
 class HostWelcome(Message, tag="welcome", frozen=True):
-    """gpus: their names; none on a host for CPUs."""
+    """The agent accepts the core. gpus: their names; empty on a host for CPUs."""
 
     version: str
     gpus: list[str]
 
 
 class HostRefused(Message, tag="refused", frozen=True):
-    """What the core wants cannot be had here; for the user."""
+    """The agent cannot do what the core wants; the reason is for the user."""
 
     reason: str
 
 
 class RankMessage(Message, tag="message", frozen=True):
-    """What a rank has said, which names itself."""
+    """A rank's message, which names the rank."""
 
     message: WorkerMessage
 
@@ -98,7 +98,7 @@ class RankEnded(Message, tag="ended", frozen=True):
 
 
 class HostHeartbeat(Message, tag="host_heartbeat", frozen=True):
-    """The agent's loop turns. stopped: ranks whose processes a signal has stopped."""
+    """The agent's loop is alive. stopped: ranks with processes that a signal has stopped."""
 
     stopped: list[int]
 

@@ -1,7 +1,7 @@
-"""EngineStats: what the engine's core counts about its steps, as it travels to frontends with each Heartbeat.
+"""EngineStats: the core's counts about its steps, which travel to frontends with each Heartbeat.
 
-The bounds of the distributions stand here, for the core that counts (enginecore/stats.py) and for the frontends that show them
-at /metrics. Totals since the engine's start, so that a Heartbeat that is lost costs nothing.
+The distributions' bounds are here, for the core, which counts (enginecore/stats.py), and for frontends, which show them at
+/metrics. All are totals since the engine's start, so that nothing is missing after a lost Heartbeat.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ import msgspec
 
 from quire.ipc.process.usage import ProcessUsage
 
-# Upper bounds, inclusive; above the last one there is one more bucket.
+# Upper bounds, inclusive; one more bucket is above the last bound.
 ITERATION_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)  # vLLM's
 STEP_SECONDS = (
     0.0005, 0.001, 0.002, 0.003, 0.004, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 10,
@@ -21,7 +21,7 @@ BATCH_FILL = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1)
 
 
 class Distribution(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Observations by bucket, each for itself (not cumulative), the last one above all bounds; and their sum."""
+    """Observations by bucket (not cumulative; the last bucket is above all bounds), and the sum of their values."""
 
     counts: list[int]
     sum: float
@@ -32,35 +32,35 @@ class Distribution(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
 
 
 class ExpertTokens(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A worker's count since it was asked before, over all layers: a token that k experts of a layer get counts k times."""
+    """A worker's count since it was last asked, over all layers: a token that k experts of a layer get counts k times."""
 
     by_rank: list[int]
-    busiest: int  # of each layer the rank that got most, summed
+    busiest: int  # tokens of each layer's busiest rank, summed over layers
 
 
 class ExpertStats(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Of ranks that whole experts are distributed over."""
+    """Load of the ranks under expert parallelism."""
 
     tokens: list[int]  # by rank, over all layers; a token that k experts of a layer get counts k times
-    imbalance: float  # of late: each layer's busiest rank's tokens, summed over layers, by the mean rank's; 1 is even
+    imbalance: float  # recent: tokens of each layer's busiest rank, summed over layers, divided by the mean rank's; 1 is even
 
 
 class EngineStats(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Totals of one engine since its start."""
 
-    num_deferred: int  # sequences that wait for what must be ready first (a grammar), of Heartbeat.num_waiting
+    num_deferred: int  # sequences that wait for a preparation (a grammar), part of Heartbeat.num_waiting
     iteration_tokens: Distribution  # tokens computed in a step
-    step_time: Distribution  # seconds from a step's start to its result: the interval of results while steps follow each other
-    host_time: Distribution  # seconds of the core's loop that belong to one step: update, schedule, publish
-    mask_time: Distribution  # seconds to compute the grammar masks of a step that has some
-    batch_fill: Distribution  # rows of a step as a part of max_num_seqs
-    inter_token: Distribution  # seconds between two tokens of a sequence, however its answer is sent
+    step_time: Distribution  # seconds from a step's start to its result; between results while steps follow each other
+    host_time: Distribution  # seconds of the core's loop for one step: update, schedule, publish
+    mask_time: Distribution  # seconds to compute a step's grammar masks, if it has some
+    batch_fill: Distribution  # rows of a step, divided by max_num_seqs
+    inter_token: Distribution  # seconds between two tokens of a sequence, streamed or not
     processes: list[ProcessUsage] = []  # the core's and its workers'
     experts: ExpertStats | None = None  # None: no expert parallelism
 
 
 class CacheInfo(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What vLLM's `cache_config_info` says of the KV cache. Fixed when an engine starts."""
+    """The labels of vLLM's metric `cache_config_info`, about the KV cache. Fixed when an engine starts."""
 
     block_size: int  # tokens
     num_gpu_blocks: int

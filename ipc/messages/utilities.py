@@ -1,7 +1,7 @@
-"""What a frontend may ask of the engine beside requests, and what it is answered: parts of Utility and UtilityResult.
+"""A frontend's calls to the engine beside requests, and their answers: members of Utility and UtilityResult.
 
-Each call is a struct of the union UtilityCall, so that a new one, with whatever arguments, is a struct here, a `case` in
-enginecore/utilities.py and a caller in a frontend. Answers travel once; a call whose frontend has gone is answered to nobody.
+Each call is a struct of the union UtilityCall: a new one is a struct here, a `case` in enginecore/utilities.py and a caller in
+a frontend. Each call is answered once; the answer is dropped if the frontend has gone.
 """
 
 from typing import Literal
@@ -15,7 +15,7 @@ class ResetPrefixCache(Message, tag="reset_prefix_cache", frozen=True):
 
 
 class StartProfile(Message, tag="start_profile", frozen=True):
-    """Every worker begins to record what it does. Answered by ProfileDone, without traces."""
+    """Every worker starts its profiler. Answered by ProfileDone, without traces."""
 
 
 class StopProfile(Message, tag="stop_profile", frozen=True):
@@ -31,7 +31,7 @@ UtilityCall = ResetPrefixCache | StartProfile | StopProfile | GetServerInfo
 
 # -------------------------------------------------------------------------------------------------------------- answers
 class ResetDone(Message, tag="reset_done", frozen=True):
-    complete: bool  # False: requests run, whose blocks will be cached again
+    complete: bool  # False: requests are running, and their blocks will be cached again
 
 
 class ProfileDone(Message, tag="profile_done", frozen=True):
@@ -39,7 +39,7 @@ class ProfileDone(Message, tag="profile_done", frozen=True):
 
 
 class ServerInfo(Message, tag="server_info", frozen=True):
-    config: dict[str, str | int | float | bool | list[str] | None]  # what the engine runs with, without secrets
+    config: dict[str, str | int | float | bool | list[str] | None]  # the engine's settings, without secrets
 
 
 class UtilityFailed(Message, tag="utility_failed", frozen=True):

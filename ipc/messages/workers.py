@@ -1,7 +1,7 @@
 """Messages between the core and its workers: `WorkerMessage` to the core; `WorkerCommand` and `ControlRequest` from it.
 
-Commands come at start-up. Control requests come while workers serve, through the plan ring as all that travels every step
-(ipc/step/). What ranks say of each other is in group.py.
+Commands come at start-up. Control requests come while workers serve, through the plan ring, like the data of every step
+(ipc/step/). Messages about the group of ranks are in group.py.
 """
 
 from quire.ipc.messages.group import PeerSilent, ReportExpertLoad, StoreRequest, StoreValue
@@ -9,12 +9,12 @@ from quire.ipc.messages.message import Message
 from quire.ipc.numerics import Numerics
 from quire.ipc.sampling import SamplingParams
 
-MAX_CONTROL_BYTES = 1 << 16  # of a control record
-MAX_CONTROL_PAYLOAD = 1 << 20  # of its reply
+MAX_CONTROL_BYTES = 1 << 16  # bytes of a control record
+MAX_CONTROL_PAYLOAD = 1 << 20  # bytes of its reply
 
 
 class KVGroup(Message, frozen=True):
-    """Layers that share a block table: window 0 sees everything, otherwise the last `window` tokens."""
+    """Layers that share a block table. window: tokens that they attend to, the last ones; 0: all."""
 
     window: int
     layers: list[int]
@@ -23,12 +23,12 @@ class KVGroup(Message, frozen=True):
 class ProcessorsInfo(Message, frozen=True):
     """The operator's own logits processors, as loaded."""
 
-    all_requests: bool  # see every request, not only those with extra_args
-    checks_params: bool  # may refuse a request: ask with CheckParams
+    all_requests: bool  # they see every request, not only those with extra_args
+    checks_params: bool  # they may refuse a request: ask with CheckParams
 
 
 class WorkerProfile(Message, tag="profile", frozen=True):
-    """A worker has loaded its weights and measured its memory: how many KV blocks it can hold."""
+    """A worker has loaded its weights and measured its memory; num_blocks: KV blocks that it can hold."""
 
     rank: int
     num_blocks: int
@@ -44,13 +44,13 @@ class WorkerProfile(Message, tag="profile", frozen=True):
 
 
 class WorkerReady(Message, tag="ready", frozen=True):
-    """The KV cache is there, graphs are captured: plans may come."""
+    """The KV cache is allocated and graphs are captured: plans may come."""
 
     rank: int
 
 
 class WorkerFailed(Message, tag="failed", frozen=True):
-    """A worker cannot start or go on; `message` is for the user."""
+    """A worker cannot start or continue; `message` is for the user."""
 
     rank: int
     message: str
@@ -66,11 +66,11 @@ class PromptLogprobsOfRow(Message, tag="prompt_logprobs", frozen=True):
     top_logprobs: bytes
 
 
-SideResult = PromptLogprobsOfRow  # a union: what comes back beside a row's token, each kind with its `row` of the step
+SideResult = PromptLogprobsOfRow  # a union: results of a row beside its token, each kind with its `row` of the step
 
 
 class SideResults(Message, tag="side_results", frozen=True):
-    """All that a step yields beside its tokens, too large for the result ring; sent by the output rank if there is any."""
+    """A step's results beside its tokens, too large for the result ring; sent by the output rank if there are any."""
 
     rank: int
     step: int
@@ -83,49 +83,49 @@ class ControlReply(Message, tag="control_reply", frozen=True):
     rank: int
     id: int
     error: str
-    payload: bytes  # at most MAX_CONTROL_PAYLOAD; what it is depends on the request
+    payload: bytes  # at most MAX_CONTROL_PAYLOAD; its content depends on the request
 
 
 WorkerMessage = WorkerProfile | WorkerReady | WorkerFailed | SideResults | ControlReply | StoreRequest | PeerSilent
 
 
 class DumpStacks(Message, tag="dump_stacks", frozen=True):
-    """Say what every thread does: answered by text in UTF-8."""
+    """Return the stacks of all threads: answered by text in UTF-8."""
 
     id: int
 
 
 class CaptureMaskedSamplingGraphs(Message, tag="capture_masked_sampling_graphs", frozen=True):
-    """Steps with grammar masks will come: make ready for them, a little after each step. Answered at once, by nothing."""
+    """Steps with grammar masks will come: prepare for them, a little after each step. Answered at once, by nothing."""
 
     id: int
 
 
 class StartProfiler(Message, tag="start_profiler", frozen=True):
-    """Record what this worker does from now on."""
+    """Start the profiler."""
 
     id: int
 
 
 class StopProfiler(Message, tag="stop_profiler", frozen=True):
-    """Write the trace: answered by the file's name in UTF-8."""
+    """Stop the profiler and write its trace: answered by the file's name in UTF-8."""
 
     id: int
 
 
 class CheckParams(Message, tag="check_params", frozen=True):
-    """Whether the operator's logits processors can deal with these: answered by why not, in UTF-8, or nothing."""
+    """Whether the operator's logits processors accept these params: answered by the reason if not, in UTF-8, or by nothing."""
 
     id: int
     params: SamplingParams
 
 
-# What a serving worker is told between two steps, in a record of the plan ring.
+# Requests to a serving worker between two steps, in a record of the plan ring.
 ControlRequest = DumpStacks | CaptureMaskedSamplingGraphs | StartProfiler | StopProfiler | CheckParams | ReportExpertLoad
 
 
 class AllocateKV(Message, tag="allocate_kv", frozen=True):
-    """The core's decision, the least of all workers' num_blocks."""
+    """The core's decision: the least of all workers' num_blocks."""
 
     num_blocks: int
 

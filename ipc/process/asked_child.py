@@ -1,7 +1,8 @@
 """AskedChild: a process that answers one question after the other, and is killed when an answer is late.
 
-For what may keep busy, swell or crash whoever reads it: the trial of grammars (enginecore/grammar/trial.py), chat templates
-that requests bring (frontend/text/request_templates.py). The child's side is a loop of framing.py's `receive` and `send`.
+It processes input that may take much time or memory, or crash its process: the trial of grammars (enginecore/grammar/trial.py),
+and chat templates of requests (frontend/text/request_templates.py). The child's side is a loop of framing.py's `receive` and
+`send`.
 """
 
 import socket
@@ -13,11 +14,11 @@ import msgspec
 from quire.ipc.process.children import Child, prespawn
 from quire.ipc.process.framing import is_readable, receive, send
 
-START_TIMEOUT_S = 30.0  # for its modules, and what it does before its first word; on a busy machine
+START_TIMEOUT_S = 30.0  # until its first message, with its imports, on a busy machine
 
 
 class AskedChild:
-    """At most one child at a time, of one module. Not for several threads at once."""
+    """At most one child at a time, which runs one module. Not thread-safe."""
 
     def __init__(self, module: str) -> None:
         self._module = module
@@ -26,14 +27,14 @@ class AskedChild:
 
     @property
     def is_there(self) -> bool:
-        """Whether it was started and has not ended since its last answer."""
+        """Whether the child was started and has not ended since its last answer."""
         return self._socket is not None and not is_readable(self._socket, 0.0)
 
     def start(self, config: Callable[[int], msgspec.Struct], first: bytes = b"") -> bytes:
-        """Start it, instead of one that there may be: the first thing it says; empty if it does not start, and is none then.
+        """Start a child in place of an earlier one; returns its first message. Empty: it did not start, and there is none.
 
-        config: its configuration, by the number of its socket's descriptor. first: what it is sent at once, if anything.
-        Raises OSError if no process can be had.
+        config: makes its configuration from the number of its socket's descriptor. first: a message to send it at once, if any.
+        Raises OSError if no process can be started.
         """
         self.close()
         self._socket, theirs = socket.socketpair()
@@ -51,7 +52,7 @@ class AskedChild:
         return said
 
     def ask(self, question: bytes, timeout_s: float) -> bytes | None:
-        """The answer; None if it began later than timeout_s, empty if the child ended over it: then there is none any more."""
+        """The answer. None if it did not begin within timeout_s, empty if the child ended instead; the child is then gone."""
         assert self._socket is not None
         answer: bytes | None = b""
         with suppress(OSError):
@@ -62,7 +63,7 @@ class AskedChild:
         return answer
 
     def close(self) -> None:
-        """End it now, if it is there."""
+        """End the child now, if there is one."""
         if self._socket is not None:
             self._socket.close()
         if self._child is not None:

@@ -1,10 +1,11 @@
-"""Child processes: how one is started, how it gets its configuration, and how neither side outlives the other unnoticed.
+"""Child processes: start one, give it its configuration, and let neither side outlive the other unnoticed.
 
-A child is `python -P -m module --control-fd N --parent-pid P`. Its configuration comes as JSON over the control socket, whose
-other end the parent keeps open for as long as it lives. A child ends with its parent in two ways: by the parent-death signal,
-which the kernel sends when the *thread* that started the child ends (so `spawn` starts every child from a thread that never
-ends), and by the control socket's end of file, which a thread of the child watches and which also holds across a missed signal.
-That a child's loop turns shows in its heartbeats: a counter (an eventfd) that never fills, read by whoever replaces what hangs.
+A child is `python -P -m module --control-fd N --parent-pid P`. Its configuration comes as JSON over the control socket; the
+parent keeps the other end open as long as it lives. A child ends with its parent in two ways: by the parent-death signal, which
+the kernel sends when the *thread* that started the child ends (so `spawn` starts every child from a thread that never ends);
+and by the control socket's end of file, which a thread of the child watches, and which works even if the signal was missed. A
+child shows by heartbeats that its loop is alive: a counter (an eventfd) that never fills, read by the process that replaces
+hung children.
 """
 
 import argparse
@@ -35,17 +36,17 @@ _MAX_MESSAGE_BYTES = 64 << 20
 _MAX_FDS = 64
 _CONFIG_TIMEOUT_S = 60.0
 _ORPHAN_EXIT_CODE = 70
-KILL_WAIT_S = 5.0  # for a killed process to be gone; one in an uninterruptible sleep may never be
+KILL_WAIT_S = 5.0  # until a killed process is gone; one in uninterruptible sleep may never be
 
 ConfigT = TypeVar("ConfigT", bound=msgspec.Struct)
 
 _control: list[socket.socket] = []  # a child's end of its control socket
-_own_fds: dict[int, int] = {}  # a child's: its parent's numbers -> its own
-_heartbeat_fd: list[int] = []  # a child's counter of heartbeats
+_own_fds: dict[int, int] = {}  # in a child: its parent's numbers -> its own
+_heartbeat_fd: list[int] = []  # in a child: its counter of heartbeats
 
 
 class Child:
-    """A running child. Keep it: when it is closed or dropped, the child takes it as its parent's death."""
+    """A running child. Keep this object: when it is closed or dropped, the child takes that as its parent's death."""
 
     def __init__(self, proc: subprocess.Popen[bytes], control: socket.socket, heartbeat_fd: int) -> None:
         self.proc = proc
@@ -64,7 +65,7 @@ class Child:
 
     def wait(self, timeout_s: float) -> int | None:
         """Wait for the end; the exit code, or None after timeout_s."""
-        if self.proc.returncode is None and self._pidfd >= 0:  # Popen.wait would look again and again
+        if self.proc.returncode is None and self._pidfd >= 0:  # Popen.wait would poll repeatedly
             poll = select.poll()
             poll.register(self._pidfd, select.POLLIN)
             poll.poll(max(0.0, timeout_s) * 1000)
@@ -80,13 +81,13 @@ class Child:
         return False
 
     def configure(self, config: msgspec.Struct, fds: Sequence[int] = ()) -> None:
-        """Give the child the configuration that it waits for, once, and descriptors: `own_fds` there tells their numbers."""
-        with suppress(ConnectionError):  # it has ended already: poll() and fileno() tell
+        """Send the child the configuration that it waits for, once, and descriptors; its `own_fds` returns their numbers."""
+        with suppress(ConnectionError):  # it has ended already, which poll() and fileno() report
             _send_message(self._control, msgspec.json.encode(fds), fds)
             _send_message(self._control, msgspec.json.encode(config))
 
     def receive(self, timeout_s: float) -> dict[str, str] | None:
-        """What the child has said with `tell_parent`; None if it said nothing within timeout_s, or ended without a word."""
+        """The child's next message by `tell_parent`; None if none comes within timeout_s, or if the child ends before."""
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         if not poll.poll(max(0.0, timeout_s) * 1000):
@@ -95,22 +96,22 @@ class Child:
             body = _read_message(self._control)
             return None if body is None else msgspec.json.decode(body, type=dict[str, str])
         except (OSError, ValueError):
-            return None  # it is ending: poll() and fileno() tell
+            return None  # it is ending, which poll() and fileno() report
 
     def heartbeats(self) -> int:
-        """How often the child has called `heartbeat` since this was last asked."""
+        """How often the child has called `heartbeat` since the last call of this method."""
         with suppress(BlockingIOError):
             return os.eventfd_read(self._heartbeat_fd)
         return 0
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Nothing happens if it has ended."""
+        """Send a signal, unless the child has ended."""
         self.proc.send_signal(number)
 
     def terminate(self, grace_s: float) -> int | None:
-        """SIGTERM, after grace_s SIGKILL; returns the exit code and frees what the parent held. May be called again.
+        """SIGTERM, after grace_s SIGKILL; closes the parent's descriptors and returns the exit code. May be called again.
 
-        None if it is not gone KILL_WAIT_S after SIGKILL: then the kernel holds it, and nothing that we do could end it.
+        None if it is not gone KILL_WAIT_S after SIGKILL: then it hangs in the kernel, and nothing can end it.
         """
         if self.proc.poll() is None:
             self.proc.terminate()
@@ -121,7 +122,7 @@ class Child:
         return self.proc.returncode
 
     def close(self) -> None:
-        """Close the parent's descriptors. A child that still runs takes it as its parent's death."""
+        """Close the parent's descriptors. A child that still runs takes that as its parent's death."""
         self._control.close()
         if self._pidfd >= 0:
             os.close(self._pidfd)
@@ -139,7 +140,7 @@ def wait_for_all(children: Sequence[Child], timeout_s: float) -> list[Child]:
 
 
 def how_it_ended(code: int | None) -> str:
-    """What `Child.poll` or `Child.terminate` has told, in words."""
+    """The result of `Child.poll` or `Child.terminate` in words."""
     if code is None:
         return "it does not end even when it is killed"
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
@@ -148,7 +149,7 @@ def how_it_ended(code: int | None) -> str:
 def spawn(module: str, config: msgspec.Struct, pass_fds: Sequence[int] = (), *, arguments: Sequence[str] = ()) -> Child:
     """Start `python -P -m module` with this configuration; pass_fds keep their numbers. It inherits environment and output.
 
-    From any thread: a short-lived one hands the start over to a thread that lives as long as the process.
+    May be called from any thread: threads but the main one delegate the start to a thread that lives as long as the process.
     """
     child = prespawn(module, pass_fds, arguments=arguments)
     child.configure(config)
@@ -156,7 +157,7 @@ def spawn(module: str, config: msgspec.Struct, pass_fds: Sequence[int] = (), *, 
 
 
 def prespawn(module: str, pass_fds: Sequence[int] = (), *, arguments: Sequence[str] = ()) -> Child:
-    """The first half of `spawn`: a child that loads its modules and waits for `Child.configure`; closed before, it ends."""
+    """The first half of `spawn`: a child that loads its modules and waits for `Child.configure`; it ends if closed before."""
     if threading.current_thread() is threading.main_thread():
         return _start(module, pass_fds, arguments)
     return _spawner.call(lambda: _start(module, pass_fds, arguments))
@@ -174,7 +175,7 @@ def _start(module: str, pass_fds: Sequence[int], arguments: Sequence[str]) -> Ch
             command,
             pass_fds=[*pass_fds, theirs.fileno(), heartbeats],
             stdin=subprocess.DEVNULL,
-            process_group=0,  # a terminal's Ctrl-C is the launcher's business, which then ends its children in order
+            process_group=0,  # a terminal's Ctrl-C must reach the launcher only, which ends its children in order
         )
         child = Child(proc, mine, heartbeats)
         on_failure.pop_all()
@@ -182,7 +183,7 @@ def _start(module: str, pass_fds: Sequence[int], arguments: Sequence[str]) -> Ch
     return child
 
 
-# A message on the control socket is its length in 8 bytes, little-endian, and so many bytes of JSON.
+# A message on the control socket is its length in 8 bytes, little-endian, and then the JSON.
 def _send_message(control: socket.socket, body: bytes, fds: Sequence[int] = ()) -> None:
     header = len(body).to_bytes(8, "little")
     sent = socket.send_fds(control, [header], fds) if fds else 0
@@ -190,7 +191,7 @@ def _send_message(control: socket.socket, body: bytes, fds: Sequence[int] = ()) 
 
 
 def _read_message(control: socket.socket, header: bytes = b"") -> bytes | None:
-    """The next message, of whose header there may be something already, or None if the other end has gone."""
+    """The next message, or None if the other end has gone. header: bytes of it that have been read already."""
     header += _read_exactly(control, 8 - len(header))
     size = int.from_bytes(header, "little")
     if size > _MAX_MESSAGE_BYTES:
@@ -208,7 +209,7 @@ def _read_exactly(control: socket.socket, size: int) -> bytes:
 
 
 class _Spawner:
-    """One daemon thread that starts children for threads that may end before them."""
+    """A daemon thread that starts children for threads that may end before the children."""
 
     def __init__(self) -> None:
         self._requests: SimpleQueue[tuple[Callable[[], Child], Future[Child]]] = SimpleQueue()
@@ -229,9 +230,9 @@ class _Spawner:
             start, done = self._requests.get()
             try:
                 done.set_result(start())
-            except Exception as error:  # belongs to the caller: raised there by done.result()
+            except Exception as error:  # raised in the caller by done.result()
                 done.set_exception(error)
-            del start, done  # or they, and an error's frames, would live until the next start
+            del start, done  # otherwise they, and an error's frames, would live until the next start
 
 
 _spawner = _Spawner()
@@ -243,15 +244,15 @@ def child_main_config(
 ) -> ConfigT:
     """First call of a child's main: tie its life to the parent's and read the configuration.
 
-    death_signal comes when the parent dies: SIGKILL for a process that leaves nothing behind, SIGTERM for one whose handler has
-    something to put away. Whatever it does with that, it is gone grace_s after its parent. Exits if the parent is gone already.
+    death_signal comes when the parent dies: SIGKILL for a process that leaves nothing behind, SIGTERM for one with a handler
+    that cleans up. In any case the child exits grace_s after its parent, and at once if the parent is gone already.
     """
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--control-fd", type=int, required=True)
     parser.add_argument("--heartbeat-fd", type=int, required=True)
     parser.add_argument("--parent-pid", type=int, required=True)
     args, _ = parser.parse_known_args()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until it has a handler of its own; Python's would be a traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until it sets its own handler; Python's would print a traceback
     die_with_parent(args.parent_pid, death_signal)
     for fd in (args.control_fd, args.heartbeat_fd):
         os.set_inheritable(fd, False)
@@ -269,27 +270,27 @@ def child_main_config(
 
 
 def own_fds(numbers: Sequence[int]) -> list[int]:
-    """Our numbers of descriptors that came with the configuration, by the parent's; if none came, these were inherited.
+    """Translate the parent's numbers of descriptors that came with the configuration. If none came, they were inherited.
 
-    Raises KeyError for one that did not come.
+    Raises KeyError for a descriptor that did not come.
     """
     return [_own_fds[number] for number in numbers] if _own_fds else list(numbers)
 
 
 def tell_parent(message: dict[str, str]) -> None:
-    """Say something to the parent, e.g. that this child is ready, or why it cannot be: `Child.receive` there."""
+    """Send the parent a message, e.g. that this child is ready, or why it cannot be; it arrives at `Child.receive`."""
     with suppress(OSError):
         _send_message(_control[0], msgspec.json.encode(message))
 
 
 def heartbeat() -> None:
-    """Show the parent that this child's loop turns; for it to count in `Child.heartbeats`, if it wants to."""
-    with suppress(BlockingIOError):  # nobody has read it for 2^64 heartbeats
+    """Show the parent that this child's loop is alive: it may count by `Child.heartbeats`."""
+    with suppress(BlockingIOError):  # 2^64 heartbeats without a read
         os.eventfd_write(_heartbeat_fd[0], 1)
 
 
 def die_with_parent(parent_pid: int, death_signal: signal.Signals) -> None:
-    """Ask the kernel for death_signal when the thread that started us ends; exit if the parent has ended before."""
+    """Ask the kernel to send death_signal when the thread that started us ends; exit if the parent has ended already."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")

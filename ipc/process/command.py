@@ -1,6 +1,6 @@
-"""What `quire` and `enginecore` have in common as commands: wrong flags are answered in a line, hints can be typed as shown.
+"""Shared by the commands `quire` and `enginecore`: one-line errors for wrong flags, hints that can be typed as shown, signals.
 
-Called by the command lines and by whatever prints a command for the user to type. Standard library only.
+Called by the command lines and by code that prints a command for the user to type. Standard library only.
 """
 
 import argparse
@@ -15,9 +15,9 @@ from typing import Any, NoReturn
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Says in a line what is wrong and where help is; argparse puts the whole usage before it. Flags are given in full.
+    """Prints errors in one line, with a hint at --help; argparse would print the whole usage. Flags cannot be abbreviated.
 
-    place: what is being read, if not the command line, e.g. "FILE, line 3: ".
+    place: the place of the words, if it is not the command line, e.g. "FILE, line 3: ".
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -29,12 +29,12 @@ class CommandParser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {self.place}{message}; see '{as_started(self.prog)} --help'\n")
 
     def actions(self) -> dict[str, argparse.Action]:
-        """By each of its flags."""
+        """Flag -> action."""
         return {flag: action for action in self._actions for flag in action.option_strings}
 
 
 def as_started(command: str) -> str:
-    """A command of ours, e.g. "quire chat", as it can be typed here: with this process's path, unless PATH leads to it."""
+    """A command, e.g. "quire chat", as it can be typed here: with this process's path, unless PATH leads to it."""
     name, *words = command.split()
     path = sys.argv[0]
     if os.path.basename(path) == name and os.path.realpath(path) != os.path.realpath(shutil.which(name) or ""):
@@ -45,15 +45,15 @@ def as_started(command: str) -> str:
 
 
 def stop_signals() -> list[signal.Signals]:
-    """What ends a process of ours in order: SIGTERM, SIGINT, and a closed terminal's SIGHUP, unless it is ignored (nohup)."""
+    """Signals that end a process in order: SIGTERM, SIGINT, and a closed terminal's SIGHUP, unless it is ignored (nohup)."""
     hangup = [] if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else [signal.SIGHUP]
     return [signal.SIGTERM, signal.SIGINT, *hangup]
 
 
 @contextmanager
 def quiet_interrupts() -> Iterator[None]:
-    """While a command's modules are imported, Ctrl-C ends it at once: there is nothing to put away yet (a prespawned child
-    ends with us), and the usual exception crashes the process when it is raised amid an extension module's initialization."""
+    """While a command's modules are imported, Ctrl-C ends it at once: there is nothing to clean up yet (a prespawned child
+    ends with us), and the usual exception crashes the process if it is raised while an extension module initializes."""
     before = signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     try:
         yield

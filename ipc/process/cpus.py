@@ -1,4 +1,4 @@
-"""How much of the machine's CPU this process may use: what may spin, and how many threads are worth having."""
+"""The share of the machine's CPU that this process may use: it decides which loops may spin, and the number of threads."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 
 
 def cpu_share() -> int:
-    """Cores that this process may run on, at most those whose time its control group (version 2) grants, rounded up."""
+    """Number of cores that this process may run on, at most the CPU time of its control group (version 2), rounded up."""
     allowed = len(os.sched_getaffinity(0))
     try:
         quota, period = CPU_MAX.read_text().split()

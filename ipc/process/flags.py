@@ -1,7 +1,7 @@
-"""How values of flags are written, for `quire` and `enginecore` alike: vLLM's spellings mean here what they mean there.
+"""Values of flags, for `quire` and `enginecore` alike: vLLM's spellings are accepted with the same meaning.
 
 `--max_model_len` is `--max-model-len`, `8k` is 8000 and `8K` 8192, `half` is float16, and a flag that takes a JSON object also
-takes its keys one by one, behind dots. Called by the command lines and by add_engine_arguments. Standard library only.
+takes its keys one by one, after dots. Called by the command lines and by add_engine_arguments. Standard library only.
 """
 
 import argparse
@@ -13,13 +13,13 @@ from typing import Any
 
 _NUMBER = re.compile(r"([+-]?\d{1,18}(?:\.\d{1,18})?)([kmgtKMGT]?)", re.ASCII)
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
-DTYPES = {"half": "float16", "float": "float32"}  # vLLM's second names
-LOAD_FORMATS = {"safetensors": "auto"}  # nothing else is read
+DTYPES = {"half": "float16", "float": "float32"}  # vLLM's alternative names
+LOAD_FORMATS = {"safetensors": "auto"}  # the only format that is read
 MODEL_IMPLS = {"vllm": "quire"}
 
 
 def human_int(text: str) -> int:
-    """A whole number, maybe with a suffix: k, m, g, t are powers of 1000 and may follow a fraction, K, M, G, T of 1024."""
+    """A whole number, maybe with a suffix: k, m, g, t are powers of 1000 and may follow a fraction; K, M, G, T are of 1024."""
     parts = _NUMBER.fullmatch(text)
     if parts:
         number, suffix = Decimal(parts[1]), parts[2]
@@ -30,12 +30,12 @@ def human_int(text: str) -> int:
 
 
 def model_len(text: str) -> int | None:
-    """`human_int`, or None for `auto` and -1: the model's length, or as much of it as memory holds."""
+    """`human_int`, or None for `auto` and -1: the model's length, or as much of it as fits in memory."""
     return None if text in ("auto", "-1") else human_int(text)
 
 
 def profile_dir_of(config: Any) -> str | None:
-    """The folder in vLLM's profiler_config; None if it says nothing. Raises ValueError for what it cannot say here."""
+    """The folder in vLLM's profiler_config; None if it is empty. Raises ValueError for settings that do not exist here."""
     match config:
         case None | {} if not config:
             return None
@@ -45,7 +45,7 @@ def profile_dir_of(config: Any) -> str | None:
 
 
 def one_of(names: Sequence[str], other_names: Mapping[str, str | None]) -> Any:
-    """The type of a flag with these values, of which some have other names, too."""
+    """The type of a flag with these values. other_names: alternative name -> value."""
 
     def value(text: str) -> str | None:
         name = other_names.get(text, text)
@@ -58,7 +58,7 @@ def one_of(names: Sequence[str], other_names: Mapping[str, str | None]) -> Any:
 
 
 class Switch(argparse.BooleanOptionalAction):
-    """--x and --no-x, without what some Pythons add to the help."""
+    """--x and --no-x, without the default that some Python versions add to the help."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None, **kwargs: Any) -> None:
         super().__init__(option_strings, dest, **kwargs)
@@ -66,7 +66,7 @@ class Switch(argparse.BooleanOptionalAction):
 
 
 class JsonObject(argparse.Action):
-    """A JSON object; given again, or key by key (`dotted_keys`), the parts are merged, the later going first."""
+    """A JSON object. If it is given again, or key by key (`normal_words`), the objects are merged; later values win."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: str | None = None
@@ -81,7 +81,7 @@ class JsonObject(argparse.Action):
 
 
 def merged(base: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
-    """`base` with what `more` says, objects within objects likewise; "key+" adds to a list."""
+    """`base` updated with `more`, recursively for objects within objects; "key+" appends to a list."""
     result = dict(base)
     for key, value in more.items():
         before = result.get(key.removesuffix("+"))
@@ -93,9 +93,9 @@ def merged(base: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
 
 
 def split_flag(word: str) -> tuple[str, str, str | None]:
-    """`--a_b.c_d=v` is ("--a-b", "c_d", "v"): a flag's name, the key behind its dot, the value behind its sign of equality.
+    """`--a_b.c_d=v` is ("--a-b", "c_d", "v"): a flag's name, the key after its dot, the value after its equals sign.
 
-    What is no flag comes back as it is. Keys and values are the user's: they are not changed.
+    A word that is no flag is returned as it is. Keys and values are not changed.
     """
     if not word.startswith("-") or word in ("-", "--"):
         return word, "", None
@@ -105,12 +105,12 @@ def split_flag(word: str) -> tuple[str, str, str | None]:
 
 
 def json_flags(parser: argparse.ArgumentParser) -> frozenset[str]:
-    """A parser's flags that take a JSON object."""
+    """The flags of a parser that take a JSON object."""
     return frozenset(flag for action in parser._actions if isinstance(action, JsonObject) for flag in action.option_strings)
 
 
 def normal_words(words: Sequence[str], json_flags: frozenset[str]) -> list[str]:
-    """Command-line words with every flag's name as it is declared, and dotted keys of `json_flags` as JSON objects."""
+    """Command-line words with flags' names as they are declared, and dotted keys of `json_flags` as JSON objects."""
     result, rest = list[str](), list(words)
     while rest:
         word = rest.pop(0)
@@ -136,7 +136,7 @@ def _object(path: list[str], text: str) -> dict[str, Any]:
 
 
 def _json(text: str) -> Any:
-    """A JSON value, or the text as it is."""
+    """The JSON value, or the text itself if it is no JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

@@ -1,6 +1,6 @@
-"""Messages of any length on a stream socket between a process and one that works in its place, and limits of the latter.
+"""Messages of any length on a stream socket between a process and its AskedChild (asked_child.py), and limits for the child.
 
-The process's side is asked_child.py. A message is its length in 8 bytes, little-endian, and so many bytes.
+A message is its length in 8 bytes, little-endian, and then its bytes.
 """
 
 import os
@@ -12,7 +12,7 @@ _LENGTH = 8
 
 
 def is_readable(sock: socket.socket, timeout_s: float) -> bool:
-    """Whether there is something to receive, or the other end is gone, within timeout_s."""
+    """Wait up to timeout_s; whether there is something to receive, or the other end is gone."""
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return bool(poll.poll(timeout_s * 1000))
@@ -36,13 +36,13 @@ def _exactly(sock: socket.socket, size: int) -> bytes:
 
 
 def data_bytes() -> int:
-    """What RLIMIT_DATA counts of this process."""
+    """Bytes of this process that RLIMIT_DATA counts."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[5]) * resource.getpagesize()
 
 
 def limit_this_process(more_bytes: int) -> None:
-    """So much more memory, no core file, and nothing on stderr: what is said before an end is not the operator's business."""
+    """Allow this much more memory, no core file, and no output on stderr: last words of a crash must not reach the operator."""
     limit = data_bytes() + more_bytes
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

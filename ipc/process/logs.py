@@ -1,8 +1,8 @@
-"""Logging of every process of ours: one line a record on stderr, with time, process and level; nothing of requests' texts.
+"""Logging of every process: one line per record on stderr, with time, process and level, never with texts of requests.
 With --log-format json a line is an object with these as its fields.
 
-A process goes on when nobody takes what it writes: a closed stdout or stderr is /dev/null, and what a pipe without a reader, a
-full disk or a terminal that was closed is given is dropped.
+A process continues if its output cannot be written: a closed stdout or stderr becomes /dev/null, and output to a pipe without a
+reader, a full disk or a closed terminal is dropped.
 """
 
 import io
@@ -17,10 +17,10 @@ from typing import Any, TextIO
 def set_up_logging(level: str = "info", form: str = "text") -> None:
     """level, form: as --log-level and --log-format name them.
 
-    Called once the configuration is known, before anything is opened that would take a closed stream's descriptor.
+    Call it once the configuration is known, before anything is opened that would get a closed stream's descriptor.
     """
     _open_what_is_closed()
-    if sys.stdout is sys.__stdout__:  # not what a caller of ours has put in its place
+    if sys.stdout is sys.__stdout__:  # not replaced by a caller
         sys.stdout = _dropping(1, sys.stdout)
     if sys.stderr is sys.__stderr__:
         sys.stderr = _dropping(2, sys.stderr)
@@ -46,12 +46,12 @@ class _JsonLines(logging.Formatter):
 
 
 def _open_what_is_closed() -> None:
-    """Also for our children, which inherit it."""
+    """Open /dev/null for closed standard descriptors, also for children, which inherit them."""
     for fd in range(3):
         try:
             os.fstat(fd)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest that is free: fd
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free descriptor is fd
 
 
 def _dropping(fd: int, old: TextIO | None) -> TextIO:
@@ -63,10 +63,10 @@ def _dropping(fd: int, old: TextIO | None) -> TextIO:
 
 
 class _Dropping(io.FileIO):
-    """A file that takes what it can."""
+    """A file that drops what cannot be written."""
 
     def write(self, data: Any) -> int:
         with suppress(OSError):
-            if (taken := super().write(data)) is not None:  # None: it does not block, and is full
+            if (taken := super().write(data)) is not None:  # None: it is nonblocking and full
                 return taken
         return memoryview(data).nbytes

@@ -1,18 +1,18 @@
-"""LoopClock: the time in which a process's loop has turned, by which it judges others: who is silent, what takes too long.
+"""LoopClock: the time in which a process's loop has run, for its time-outs on the silence of others and on slow work.
 
-A process may stand still with its whole machine (a snapshot, a suspended container): nobody else was silent then, and nothing
-took long. So what lies between two looks counts for MAX_TICK_S at most. Used by the core's supervisor of workers, by requests
+A process may stand still with its whole machine (a snapshot, a suspended container). Others were not silent then, and nothing
+took long. So the time between two ticks counts as MAX_TICK_S at most. Used by the core's supervisor of workers, by requests
 that prepare (enginecore/) and by the link to frontends.
 """
 
 import time
 from collections.abc import Callable
 
-MAX_TICK_S = 1.0  # the core's loop waits for half a second at most, until the next heartbeat
+MAX_TICK_S = 1.0  # the core's loop waits half a second at most, until the next heartbeat
 
 
 class LoopClock:
-    """now: seconds in which the loop has turned, as of the last `tick`."""
+    """now: seconds in which the loop has run, as of the last `tick`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.now = 0.0
@@ -20,7 +20,7 @@ class LoopClock:
         self._last_tick = clock()
 
     def tick(self) -> float:
-        """Let time pass; what is `now` then. Call it in each turn of the loop."""
+        """Update and return `now`. Call it in each turn of the loop."""
         now = self._clock()
         self.now += min(now - self._last_tick, MAX_TICK_S)
         self._last_tick = now

@@ -1,27 +1,27 @@
-"""Restarts: when a process that ended is started again, and when that is given up. It starts nothing and reads no clock.
+"""Restarts: decides when to start a process again after its end, and when to give up. It starts nothing and reads no clock.
 
-The pause before a start doubles from one to the next, and is the shortest again after a process that has lived well. It is
-given up after so many starts in a row of which none became ready, or so many lives in a row of which none was a good one:
-whoever started us starts all anew then, or has somebody look at it. Used by `quire serve` for the engine and for its frontends
-(frontend/supervisor.py), and by the core for its workers (enginecore/worker_supervisor.py).
+The pause before a start doubles each time; after a process that has lived well it is the shortest again. Restarting is given up
+after a number of starts in a row that did not become ready, or of short lives in a row: then the parent of this process starts
+everything anew, or alerts an operator. Used by `quire serve` for the engine and for its frontends (frontend/supervisor.py), and
+by the core for its workers (enginecore/worker_supervisor.py).
 """
 
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 30.0
 LIVED_WELL_S = 120.0
-MAX_FAILED_STARTS = 4  # over 7 or 15 s, by the first pause: a dead process's GPU memory may come back as late
-MAX_SHORT_LIVES = 8  # over a minute of pauses, and what the starts take
-# A restart takes as long as the start before it, or less: files are in the page cache and kernels compiled. But a first start
-# has no limit, and what it took here need not be what it takes when the files come from afar again: hence so much room.
+MAX_FAILED_STARTS = 4  # within 7 or 15 s, depending on the first pause: a dead process's GPU memory may be freed as late
+MAX_SHORT_LIVES = 8  # within a minute of pauses and the time of the starts
+# A restart takes as long as the start before it, or less: files are in the page cache and kernels are compiled. But files may
+# have to be fetched again, and a first start, which has no limit, may have been quick: hence the large factor.
 START_LIMIT_S, START_LIMIT_FACTOR = 300.0, 10.0
 
 
 def restart_limit_s(start_s: float, least_s: float = START_LIMIT_S) -> float:
-    """How long a restart may take before it counts as hung; start_s: what the last start that succeeded took."""
+    """Most seconds of a restart before it counts as hung. start_s: duration of the last start that succeeded."""
     return max(least_s, START_LIMIT_FACTOR * start_s)
 
 
 class Restarts:
-    """The starts of one process, or of a group that lives and dies together. Times are of the caller's clock, in seconds."""
+    """The starts of one process, or of a group that lives and dies together. Times are seconds of the caller's clock."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class Restarts:
         max_failed_starts: int | None = MAX_FAILED_STARTS,
         max_short_lives: int | None = MAX_SHORT_LIVES,
     ) -> None:
-        """first_pause_s 0: the first start is at once, and pauses grow from FIRST_PAUSE_S. A maximum of None: no end."""
+        """first_pause_s 0: the first restart comes at once, and pauses grow from FIRST_PAUSE_S. A maximum of None: no limit."""
         self._first_pause_s = first_pause_s
         self._lived_well_s = lived_well_s
         self._max_failed_starts = max_failed_starts
@@ -45,7 +45,7 @@ class Restarts:
         self._ready_at, self._failed_starts = now, 0
 
     def ended(self, now: float) -> float | None:
-        """It has ended, ready or not: the seconds until the next start, or None to give up."""
+        """The process has ended, ready or not; returns the seconds until the next start, or None to give up."""
         if self._ready_at is None:
             self._failed_starts += 1
         elif now - self._ready_at >= self._lived_well_s:

@@ -1,7 +1,7 @@
-"""What every thread of this process does, as text: for the log of somebody who asks why nothing moves.
+"""The Python stacks of this process's threads as text, for the log, to find out why nothing moves.
 
-It needs the interpreter, so a thread that holds it for ever is seen by faulthandler's signal only (workers/__main__.py). Called
-by the core's loop and by a worker between steps.
+This needs the interpreter: if a thread never releases it, only faulthandler's signal shows the stacks (workers/__main__.py).
+Called by the core's loop and by a worker between steps.
 """
 
 import sys

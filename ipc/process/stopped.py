@@ -1,8 +1,8 @@
-"""StoppedFor: for how long others have been stopped by a signal (SIGSTOP), or by a debugger, as seen by who looks again and
-again. Who is slow runs, and may be as slow as it likes; who is stopped does nothing until it is told to go on.
+"""StoppedFor: how long other processes have been stopped by a signal (SIGSTOP) or a debugger, as seen by repeated checks.
 
-Used where nothing else would end the wait: of the launcher for an engine that starts, of `quire host` for its agent, and by the
-core for workers that start or have nothing to do.
+A slow process still makes progress; a stopped one makes none until it is continued. Used where no other time-out would end the
+wait: by the launcher for an engine that starts, by `quire host` for its agent, and by the core for workers that start or have
+nothing to do.
 """
 
 import time
@@ -12,14 +12,14 @@ from quire.ipc.process.loop_clock import LoopClock
 
 
 class StoppedFor:
-    """A look at least every MAX_TICK_S (loop_clock.py): what lies between two counts for no more."""
+    """Check at least every MAX_TICK_S (loop_clock.py): the time between two checks counts as no more."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = LoopClock(clock)
         self._since: float | None = None
 
     def seconds(self, is_stopped: bool) -> float:
-        """A look. Since which of them in a row somebody is stopped; 0 if nobody is."""
+        """Report a check; returns the seconds since the first check of an unbroken series with a stopped process, or 0."""
         now = self._clock.tick()
         if not is_stopped:
             self._since = None

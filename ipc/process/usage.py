@@ -1,6 +1,6 @@
-"""What a process of this host uses, read from /proc: the numbers behind Prometheus' `process_*`.
+"""Resource usage of a process of this host, read from /proc: the numbers behind Prometheus' `process_*`.
 
-The core reads its own and its workers' for each Heartbeat, a frontend its own and its neighbours' for each scrape: some 40 us
+The core reads its own and its workers' for each Heartbeat, a frontend its own and its neighbors' for each scrape: some 40 us
 each.
 """
 
@@ -26,14 +26,14 @@ class ProcessUsage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
 
 
 def process_usage(pid: int, name: str) -> ProcessUsage | None:
-    """None for a process that has ended, is another user's, or where there is no /proc."""
+    """The usage of a process; None if it has ended, is another user's, or there is no /proc."""
     folder = f"/proc/{pid}"
     try:
         with open(f"{folder}/stat", "rb") as file:
-            # after the program's name, which may hold anything: state is the first of proc(5)'s fields, and its third
+            # split after the program's name, which may contain anything; fields[0] is the state, proc(5)'s third field
             fields = file.read().rpartition(b")")[2].split()
         if fields[0] in b"ZX":
-            return None  # dead, and its parent has not looked yet
+            return None  # a zombie: dead, and its parent has not waited for it yet
         return ProcessUsage(
             name,
             cpu_s=(int(fields[11]) + int(fields[12])) / _TICKS_PER_S,

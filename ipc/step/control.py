@@ -1,7 +1,7 @@
-"""Control records on the plan ring: what serving workers are told between two steps, as ControlRequest messages.
+"""Control records on the plan ring: requests to serving workers between two steps, as ControlRequest messages.
 
-The first word is the message's length in bytes, msgpack follows. Answers come on the control link as ControlReply. Written by
-the core (enginecore/workers.py), read by each worker between steps (workers/worker.py).
+The first word is the message's length in bytes; the message follows as msgpack. Answers come on the control link as
+ControlReply. Written by the core (enginecore/workers.py), read by each worker between steps (workers/worker.py).
 """
 
 import msgspec
@@ -26,7 +26,7 @@ def encode_control(request: ControlRequest) -> np.ndarray:
 
 
 def decode_control(words: np.ndarray) -> ControlRequest:
-    """Raises ValueError for a record that cannot be read."""
+    """Read a record. Raises ValueError if it is malformed."""
     length = int(words[0])
     if not 0 <= length <= min(4 * (len(words) - 1), MAX_CONTROL_BYTES):
         raise ValueError(f"a control record of {len(words)} words claims {length} bytes")

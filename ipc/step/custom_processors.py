@@ -1,7 +1,7 @@
-"""Records of the section `custom_processors`: sequences that the operator's own logits processors see, as they get their slots.
+"""Records of the section `custom_processors`: sequences with new slots that the operator's own logits processors see.
 
-A record is its length in words, the slot, how many ids of prompt and output follow, how many bytes the SamplingParams take, and
-then these. Written by the scheduler (enginecore/scheduling/), read by each worker (workers/logits_processors/batch.py).
+A record is its length in words, the slot, the numbers of prompt and output ids, the bytes of the SamplingParams, and then these
+three. Written by the scheduler (enginecore/scheduling/), read by each worker (workers/logits_processors/batch.py).
 """
 
 from collections.abc import Iterator

@@ -1,9 +1,9 @@
 """Grammar masks of a step on the plan ring: pairs of a row and its mask, in as many records as they need.
 
-They follow the plan whose section `mask_rows` names their rows; the worker samples when every such row was named by a
-record. A record without masks says of its rows that they may be any token, or that they get none, and the next plan says so
-of all that are left: then the row's result is NO_TOKEN, and the core ends its request. It is the ring that decides, not a
-clock, so that all ranks decide alike. Masks lie in the record, or in the ring's area (mask_area.py), where it says.
+They follow the plan, which lists their rows in its section `mask_rows`. The worker samples once records have named all these
+rows. A record without masks says that its rows may be any token, or that they get no mask. The next plan says the latter of all
+rows that are left: their result is NO_TOKEN, and the core ends their requests. The ring decides this, not a clock, so that all
+ranks decide alike. Masks lie in the record, or in the ring's area (mask_area.py), at a place that the record names.
 
 Written by the core (enginecore/workers.py), read by each worker (workers/records.py).
 """
@@ -16,12 +16,14 @@ import numpy as np
 from quire.ipc.step.plan_ring import RingCorrupt
 from quire.ipc.step.sections import MASK, MASKS_ALLOW, MASKS_ANY_TOKEN, MASKS_IN_AREA, MASKS_NONE, STEP_MASK
 
-MASK_RECORD_WORDS = 1 << 20  # of one record at most: a worker copies one while the core writes the next, in buffers so large
+MASK_RECORD_WORDS = (
+    1 << 20
+)  # most words of a record, and size of a worker's buffers: it copies one record while the core writes the next
 _STEP, _NUM_ROWS, _KIND = (MASK.at[name] for name in ("step", "num_rows", "kind"))
 
 _NO_AREA = np.zeros(0, np.int32)
 
-# int32 [n], rows of a step; int32 [n, words], bit set = allowed, or None: everything is
+# (int32 [n], rows of a step; int32 [n, words], bit set = allowed, or None: everything is allowed)
 RowsAndMasks = tuple[np.ndarray, np.ndarray | None]
 
 
@@ -33,7 +35,7 @@ class MaskRecord(NamedTuple):
 
 
 def mask_words(vocab_size: int) -> int:
-    """int32 words of a mask: a bit for each token, and one behind them, in which llguidance says whether the output may end."""
+    """int32 words of a mask: a bit for each token, and one after them, by which llguidance says whether the output may end."""
     return vocab_size // 32 + 1
 
 
@@ -66,7 +68,7 @@ def area_records(step: int, rows: np.ndarray, place: int, width: int) -> Iterato
 
 
 def _masks_at_once(width: int, max_words: int) -> int:
-    """How many rows with masks of this width a record may have."""
+    """Most rows of a record with masks of this width."""
     at_once = (min(max_words, MASK_RECORD_WORDS) - MASK.width) // (1 + width)
     if at_once < 1:
         raise ValueError(f"a mask of {width} words does not fit a record of {max_words}")
@@ -84,7 +86,7 @@ def any_token_record(step: int, rows: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def decode_masks(words: np.ndarray, area: np.ndarray = _NO_AREA) -> MaskRecord:
-    """Read a record; views into `words` and the ring's area. Raises RingCorrupt for masks that are not all there."""
+    """Read a record: views into `words` and the ring's area. Raises RingCorrupt if masks are not inside the area."""
     n = int(words[_NUM_ROWS])
     rows, rest = words[MASK.width : MASK.width + n], words[MASK.width + n :]
     kind = int(words[_KIND])

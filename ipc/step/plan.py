@@ -1,8 +1,8 @@
-"""StepPlan: what the workers do in one step, as int32 words in one buffer. Written by the core, read by every worker.
+"""StepPlan: the workers' instructions for one step, as int32 words in one buffer. Written by the core, read by every worker.
 
-A plan carries deltas only: the state of a running sequence (block table, length, last token, sampling parameters) lives on the
-device in tables indexed by slot, and a decode row that merely continues costs no byte here. A plan is a header and those
-sections that the step needs, each where the header says; what they hold, word by word, is declared in sections.py.
+A plan carries deltas only: the state of a running sequence (block table, length, last token, sampling parameters) is on the
+device, in tables indexed by slot, and a decode row that merely continues costs no byte here. A plan is a header and the
+sections that the step needs, at the places that the header says; sections.py declares their content, word by word.
 
 Rows of a step are its decode rows, then its prefill rows; the tokens are laid out in the same order. Every row yields one
 result word; the core ignores that of a prefill row without PREFILL_SAMPLE.
@@ -62,12 +62,12 @@ _MICRO_BATCH, _LAG = HEADER.at["micro_batch"], HEADER.at["lag"]
 _DECODE = "decode_rows"
 # (name, its count's word in the header, words of a row, dtype); the word after the count's is the section's offset
 _PLACES = [(s.name, HEADER.at[f"num_{s.name}"], s.record.width, DTYPES[s.name]) for s in SECTIONS]
-_NUM_DEVICE = sum(s.applied == "device" for s in SECTIONS)  # the first ones
+_NUM_DEVICE = sum(s.applied == "device" for s in SECTIONS)  # they come first
 _ON_DEVICE, _ELSEWHERE = _PLACES[:_NUM_DEVICE], _PLACES[_NUM_DEVICE:]
 
 
 def default_slots(count: int) -> np.ndarray:
-    """Slot updates [count] of slots that nobody has had yet."""
+    """Slot updates [count] with the defaults of unused slots."""
     rows = np.zeros(count, DTYPES["slot_updates"])
     for value in SLOT_VALUES:
         rows[value.name] = value.default
@@ -76,18 +76,18 @@ def default_slots(count: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """A plan before it is written, or as it is read. sections: by name, those that it has, as arrays of DTYPES."""
+    """A plan before it is written, or after it is read. sections: name -> array of DTYPES, for sections that it has."""
 
     step: int
     sections: Mapping[str, np.ndarray]
     sampling_kind: int = 0
-    same_decode_rows: bool = False  # decode_rows is what the micro-batch's last plan held: send only their number
+    same_decode_rows: bool = False  # decode_rows are those of the micro-batch's last plan: send only their number
     max_seq_len: int = 0
     micro_batch: int = 0
     lag: int = 0
 
     def section(self, name: str) -> np.ndarray:
-        """Its rows; empty if the plan has none."""
+        """The section's rows; empty if the plan has none."""
         return self.sections.get(name, _NO_ROWS[name])
 
     @property
@@ -107,7 +107,7 @@ class StepPlan:
 
     @property
     def mask_rows(self) -> np.ndarray:
-        """int32 [n], rows whose masks follow in the ring: sample only after them."""
+        """int32 [n], rows with masks, which follow in the ring: sample only after them."""
         return self.section("mask_rows")
 
     @property
@@ -147,7 +147,7 @@ class StepPlan:
         return np.concatenate([np.array(header, np.int32), *parts])
 
     def _place(self, places: list[tuple[str, int, int, np.dtype]], at: int, header: list[int], parts: list[np.ndarray]) -> int:
-        """Lay out those of `places` that the plan has, from word `at` on; returns where they end."""
+        """Lay out the plan's sections among `places`, from word `at` on; returns the word after them."""
         for name, count_at, _, _ in places:
             rows = self.sections.get(name)
             if rows is None:
@@ -162,7 +162,7 @@ class StepPlan:
 
 
 def decode_plan(words: np.ndarray, last_decode_rows: np.ndarray) -> StepPlan:
-    """Read a plan; its sections are views into `words`, but unchanged decode rows are `last_decode_rows`, its micro-batch's."""
+    """Read a plan. Its sections are views into `words`; last_decode_rows: of its micro-batch, if the plan repeats them."""
     h = words[: HEADER.width].tolist()
     same = bool(h[_FLAGS] & FLAG_SAME_DECODE_ROWS)
     sections = {}
@@ -179,7 +179,7 @@ Ids = Sequence[int] | np.ndarray
 
 
 class LogitsProcessors(NamedTuple):
-    """Rare sampling state of one sequence, in the fields of sections.LOGITS_PROCESSORS, where they are explained."""
+    """Rare sampling state of one sequence. sections.LOGITS_PROCESSORS declares and explains the fields."""
 
     slot: int
     prompt_ids: Ids
@@ -207,7 +207,7 @@ def _list_words(field: ListField, entries: Sequence[Any] | np.ndarray) -> np.nda
 
 
 def decode_logits_processors(words: np.ndarray) -> list[LogitsProcessors]:
-    """All records of a plan's processors section; lists of single words are views into `words`."""
+    """All records of a plan's section `logits_processors`; lists of single words are views into `words`."""
     out, at = [], 0
     while at < len(words):
         record = words[at : at + int(words[at])]

@@ -1,16 +1,16 @@
-"""PlanRing: the shared-memory ring that carries a step from the core to every worker. One writer, N readers, each reads all.
+"""PlanRing: the shared-memory ring that carries plans from the core to every worker. One writer, N readers that read all.
 
-The memory is memfds, passed to the child by descriptor: nothing has a name, so nothing is left behind after a crash. They are
-sealed against shrinking, so that no process can make another one fault, and only the writer can map the ring writable.
+The memory is memfds, passed to the child by descriptor: they have no names, so a crash leaves nothing behind. They are sealed
+against shrinking, so that no process can make another one fault, and only the writer can map the ring writable.
 
     ring, page 0     magic, capacity in units | published                        (int64 words, | starts a cache line)
     ring, then       records: {sequence number int64, kind int32, length int32} words[length], padded to units of 16 bytes
     ring, the rest   the area that records may refer to (mask_area.py)
     reader's page    magic, position, sleeping                                   (one memfd per reader)
 
-Positions count units and never wrap. A record is contiguous: where it would cross the end, a filler takes the rest. The writer
-stores a record first and `published` last; a reader believes only what lies below `published`, so no payload can be mistaken
-for a header. The store order is kept by x86's memory model and, elsewhere, by the lock in `fence`.
+Positions count units and never wrap. A record is contiguous: if it would cross the end, a filler takes the rest. The writer
+stores a record first and `published` last; a reader reads only below `published`, so it cannot mistake a payload for a header.
+The store order is kept by x86's memory model and, elsewhere, by the lock in `fence`.
 """
 
 import fcntl
@@ -39,25 +39,25 @@ _READER_MAGIC = 0x4452_4552_4552_4951
 _PAGE = 4096
 _UNIT_WORDS = 4  # a unit is 16 bytes: one record header
 _Q_MAGIC, _Q_CAPACITY, _Q_PUBLISHED = 0, 1, 8
-_Q_POSITION, _Q_SLEEPING = 1, 2  # of a reader's page
-_F_SEAL_FUTURE_WRITE = 0x10  # from <linux/fcntl.h>; Python's fcntl has it from 3.13 on
-_MAX_SLEEP_S = 1.0  # a sleeper looks again after so long, whatever the doorbell says
+_Q_POSITION, _Q_SLEEPING = 1, 2  # in a reader's page
+_F_SEAL_FUTURE_WRITE = 0x10  # from <linux/fcntl.h>; in Python's fcntl since 3.13
+_MAX_SLEEP_S = 1.0  # a sleeping reader checks at least this often, whatever the doorbell says
 _FULL_SLEEP_S = 50e-6
-_HELD_SLEEP_S = 1e-3  # the same of a reader that holds records: the writer may wait for their room
+_HELD_SLEEP_S = 1e-3  # the same for a reader that holds records: the writer may wait for their room
 
 
 class RingFull(Exception):
-    """A reader has not made room within the time given."""
+    """A reader has not made room in time."""
 
 
 class RingCorrupt(Exception):
-    """The shared memory holds what no correct peer writes."""
+    """The shared memory holds data that no correct peer writes."""
 
 
-def make_fence():
+def make_fence() -> Callable[[], None]:
     """A full memory barrier, ~60 ns: between a store and a later load of another word (sleeping flag against data).
 
-    Releasing and taking a lock are atomic read-modify-writes. One per owner: it is not for two threads at once.
+    Releasing and acquiring a lock are atomic read-modify-writes. Each owner needs its own: it is not thread-safe.
     """
     lock = threading.Lock()
     lock.acquire()
@@ -88,12 +88,12 @@ def drain_doorbell(fd: int) -> None:
 
 
 def poll_ms(seconds: float) -> int:
-    """Seconds as poll's milliseconds, rounded up so that a short wait is no busy loop."""
+    """Seconds as milliseconds for poll, rounded up so that a short wait does not become a busy loop."""
     return math.ceil(min(max(seconds, 0.0), _MAX_SLEEP_S) * 1000)
 
 
 def adopt(fds: list[int], count: int, what: str) -> None:
-    """Check a child's descriptors and keep them from its own children."""
+    """Check the descriptors that a child got, and stop its own children from inheriting them."""
     if len(fds) != count:
         raise ValueError(f"a {what} has {count} descriptors, got {len(fds)}")
     for fd in fds:
@@ -118,15 +118,15 @@ class PlanRing:
         self._bells = list(zip(self._pages, doorbells, strict=True))
         self._fence = make_fence()
         self._head = 0  # units written
-        self._tail = 0  # units that every reader has given back, as last seen
+        self._tail = 0  # units that all readers had given back when last checked
         self._sequence = 0
         pages = self._pages
         self.area = MaskArea(area, lambda: min(page[_Q_POSITION] for page in pages)) if area.nbytes else None
 
     @classmethod
     def create(cls, capacity_words: int, num_readers: int, area_words: int = 0) -> "PlanRing":
-        """A ring of at least `capacity_words` int32 words; one record may take half of it, see `max_record_words`. With an
-        area of so many, if any."""
+        """A ring of at least `capacity_words` int32 words, of which one record may take half (see `max_record_words`), and an
+        area of at least `area_words`."""
         if capacity_words < 1 or num_readers < 1:
             raise ValueError(f"no plan ring of {capacity_words} words and {num_readers} readers")
         pages = -(-max(capacity_words, 2 * _UNIT_WORDS) * 4 // _PAGE)
@@ -137,7 +137,7 @@ class PlanRing:
         ring._q[_Q_CAPACITY], ring._q[_Q_MAGIC] = capacity, _RING_MAGIC
         for page in ring._pages:
             page[_Q_MAGIC] = _READER_MAGIC
-        with suppress(OSError):  # before Linux 5.1 a reader could write to the ring; a correct one does not
+        with suppress(OSError):  # fails before Linux 5.1: a reader could then write to the ring, but a correct one does not
             fcntl.fcntl(ring_fd, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE)
         for fd in (ring_fd, *readers):
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)
@@ -145,12 +145,12 @@ class PlanRing:
 
     @property
     def max_record_words(self) -> int:
-        """The longest record: half the ring, so that with a filler before it it still fits an empty one."""
+        """The longest record: half the ring, so that it fits an empty ring even with a filler before it."""
         return (self._capacity // 2 - 1) * _UNIT_WORDS
 
     @property
     def position(self) -> int:
-        """Behind the last record."""
+        """The position behind the last record."""
         return self._head
 
     def fds(self, reader: int) -> list[int]:
@@ -165,7 +165,7 @@ class PlanRing:
         self.write_parts(kind, (words,), timeout_s)
 
     def write_parts(self, kind: int, parts: Sequence[np.ndarray], timeout_s: float) -> None:
-        """`write` of one record whose words are these parts, one after the other, of any shape; nothing else is copied."""
+        """Like `write`, for one record of these parts, one after the other, of any shape; they are copied only once."""
         length = sum(part.size for part in parts)
         units = 1 + (length + _UNIT_WORDS - 1) // _UNIT_WORDS
         if units > self._capacity // 2 or kind <= _KIND_FILLER:
@@ -187,7 +187,7 @@ class PlanRing:
         self._head += skip + units
         self._fence()
         self._q[_Q_PUBLISHED] = self._head
-        self._fence()  # published before we look at the flags; a reader raises its flag before it looks at published
+        self._fence()  # publish before reading the flags; a reader raises its flag before it reads `published`
         for page, doorbell in self._bells:
             if page[_Q_SLEEPING]:
                 os.eventfd_write(doorbell, 1)
@@ -211,14 +211,14 @@ class PlanRing:
             time.sleep(_FULL_SLEEP_S)
 
     def close(self) -> None:
-        """Let go of descriptors and memory. May be called again; nothing else may."""
+        """Release descriptors and memory. May be called again; no other method may be called after it."""
         if self._fd < 0:
             return
         for fd in (self._fd, *self._readers, *self._doorbells):
             os.close(fd)
         self._fd = -1
         self.area = None
-        del self._q, self._headers, self._words, self._pages, self._bells  # the maps go, and their own descriptors
+        del self._q, self._headers, self._words, self._pages, self._bells  # unmaps, and closes the maps' own descriptors
 
     def __repr__(self) -> str:
         return f"PlanRing({len(self._pages)} readers, {self._head - self._tail} of {self._capacity} units held)"
@@ -233,7 +233,7 @@ class PlanReader:
         memory = _map(ring, os.fstat(ring).st_size, writable=False)
         self._q = memory[:_PAGE].cast("q")
         self._headers = memory[_PAGE : _PAGE + 16 * capacity].cast("q")
-        self.memory = np.frombuffer(memory[_PAGE:], np.int32)  # page aligned: all that `read` returns, or that it refers to
+        self.memory = np.frombuffer(memory[_PAGE:], np.int32)  # page aligned: records, and the area that they refer to
         self._words, self.area = self.memory[: 4 * capacity], self.memory[4 * capacity :]
         self._page = _map(reader, _PAGE).cast("q")
         self._fence = make_fence()
@@ -241,12 +241,12 @@ class PlanReader:
         self._poll.register(self._doorbell, select.POLLIN)
         self._last = 0  # position of the record last returned
         self._next = 0  # position after it
-        self._held: deque[tuple[int, Callable[[], bool]]] = deque()  # positions of records in use, the oldest first
+        self._held: deque[tuple[int, Callable[[], bool]]] = deque()  # (position, is_done) of held records, the oldest first
         self._sequence = 0
 
     @classmethod
     def attach(cls, fds: list[int]) -> "PlanReader":
-        """The ring behind `PlanRing.fds(reader)`, once. Raises RingCorrupt if the descriptors are of something else."""
+        """The ring of `PlanRing.fds(reader)`, once. Raises RingCorrupt if the descriptors are not a plan ring's."""
         adopt(fds, 3, "plan ring")
         ring, reader, _ = fds
         size = os.fstat(ring).st_size
@@ -258,14 +258,14 @@ class PlanReader:
         return cls(fds, capacity)
 
     def fileno(self) -> int:
-        """The doorbell, for a poller; it rings only while armed."""
+        """The doorbell's descriptor, for a poller; it rings only while armed."""
         return self._doorbell
 
     def read(self, timeout_s: float, spin_s: float = 0.0) -> tuple[int, np.ndarray] | None:
         """The next record as (kind, int32 words), or None after timeout_s. Spins for spin_s before it sleeps.
 
-        The words are a read-only view of the ring, valid until the next call, which gives the room back to the writer, or for
-        as long as they are held. Raises RingCorrupt.
+        The words are a read-only view of the ring. They are valid until the next call, which gives their room back to the
+        writer, or as long as they are held. Raises RingCorrupt.
         """
         while True:
             position = self._next
@@ -281,14 +281,14 @@ class PlanReader:
                 return kind, words
 
     def hold(self, is_done: Callable[[], bool]) -> None:
-        """Keep the record last read, and what follows, until is_done() says True: `read` asks, also while it waits.
+        """Hold the record last read, and later ones, until is_done() returns True: `read` calls it, also while it waits.
 
-        The writer waits for the room of a record that is held, so what this waits for must not wait for the writer.
+        The writer waits for the room of held records, so is_done() must not depend on the writer's progress.
         """
         self._held.append((self._last, is_done))
 
     def _give_back(self) -> None:
-        """Tell the writer how far we have read, up to the first record that is still held."""
+        """Publish to the writer how far we have read, up to the first record that is still held."""
         held = self._held
         while held and held[0][1]():
             held.popleft()
@@ -312,7 +312,7 @@ class PlanReader:
         return kind, self._words[at : at + length]
 
     def _wait(self, timeout_s: float, spin_s: float) -> int:
-        """Wait for something beyond our position; returns what is published, which is our position after a time-out."""
+        """Wait for a record; returns the published position, which is still our position after a time-out."""
         q, position = self._q, self._next
         now = time.monotonic()
         deadline, spin_until = now + timeout_s, now + min(spin_s, timeout_s)
@@ -332,7 +332,7 @@ class PlanReader:
         return q[_Q_PUBLISHED]
 
     def arm(self) -> bool:
-        """Ask to be rung; False, and not armed, if there is a record already. In an event loop: arm, poll, disarm, read(0)."""
+        """Ask for the doorbell. False, and not armed, if a record is there. In an event loop: arm, poll, disarm, read(0)."""
         self._give_back()
         self._page[_Q_SLEEPING] = 1
         self._fence()
@@ -347,7 +347,7 @@ class PlanReader:
         drain_doorbell(self._doorbell)
 
     def close(self) -> None:
-        """Let go of descriptors and memory; a view handed out stays valid. May be called again; nothing else may."""
+        """Release descriptors and memory; views that were returned stay valid. May be called again; no other method may be."""
         if not self._fds:
             return
         for fd in self._fds:

@@ -1,14 +1,14 @@
 """ResultRing: sampled tokens from the output rank to the core, written by the GPU itself inside its graph or by a CPU worker.
 
 The memory is a memfd passed by descriptor. Every word is a uint64 {step in the high 32 bits, value in the low 32}: it validates
-itself, so the GPU needs neither a fence nor a counter, and the core merely looks whether all words of a step are there.
+itself, so the GPU needs neither a fence nor a counter, and the core only checks whether all words of a step have arrived.
 
     page 0   magic, max_rows, num_logprobs, depth, words_per_step, generation of workers | sleeping flag    (int64 words)
     data     depth entries of words_per_step; step s is entry (s & 0x7fffffff) % depth
     entry    the tokens of R rows, TOKENS_PER_ROW each, then for each row the words of sections.logprob_record(L), floats as
              their bits; R = max_rows, L = num_logprobs; a row has all of its L alternatives or none at all
 
-A GPU cannot ring a doorbell. While the core sleeps in its poll, its flag is raised, and a thread of the worker rings instead.
+A GPU cannot ring a doorbell. The core raises its flag while it sleeps in its poll; a thread of the worker then rings.
 """
 
 import mmap
@@ -27,17 +27,17 @@ _Q_MAGIC, _Q_MAX_ROWS, _Q_NUM_LOGPROBS, _Q_DEPTH, _Q_WORDS_PER_STEP, _Q_GENERATI
 
 
 class RowLogprobs(NamedTuple):
-    """Logprobs of k rows of a step, each with m alternatives: num_logprobs when read, maybe fewer when written."""
+    """Logprobs of k rows of a step, each with m alternatives. When read, m is num_logprobs; when written, it may be less."""
 
-    rows: np.ndarray  # int [k], which rows of the step
+    rows: np.ndarray  # int [k], indices of rows of the step
     logprobs: np.ndarray  # float32 [k], of the sampled tokens
     ranks: np.ndarray  # int32 [k], 1 = the most likely
-    top_ids: np.ndarray  # int32 [k, m], most likely first; where m is short of num_logprobs, -1 fills up
+    top_ids: np.ndarray  # int32 [k, m], most likely first; if m is less than num_logprobs, the rest is -1
     top_logprobs: np.ndarray  # float32 [k, m]
 
 
 class ResultRing:
-    """Either end. The core creates it and reads; the output rank attaches and writes. One thread each."""
+    """Both ends: the core creates the ring and reads; the output rank attaches and writes. One thread each."""
 
     def __init__(self, fd: int, doorbell: int) -> None:
         self._fd, self._doorbell = fd, doorbell
@@ -64,7 +64,7 @@ class ResultRing:
 
     @classmethod
     def create(cls, max_rows: int, num_logprobs: int = MAX_LOGPROBS, depth: int = 8) -> "ResultRing":
-        """A ring for steps of up to max_rows rows; `depth`, a power of two, is how many steps it remembers."""
+        """A ring for steps of up to max_rows rows. depth: the number of steps that it remembers, a power of two."""
         if max_rows < 1 or num_logprobs < 0 or depth < 2 or depth & (depth - 1):
             raise ValueError(f"no result ring of {max_rows} rows, {num_logprobs} logprobs and depth {depth}")
         words_per_step = result_words(max_rows, num_logprobs)
@@ -74,13 +74,13 @@ class ResultRing:
             q[_Q_DEPTH], q[_Q_WORDS_PER_STEP] = depth, words_per_step
             q[_Q_MAGIC] = _MAGIC
         ring = cls(fd, make_doorbell())
-        # zeros would be results of step 0, which there is once the number has wrapped
+        # zeros would look like results of step 0, which occurs after the number wraps
         np.frombuffer(ring.buffer, np.int64).fill(-1)
         return ring
 
     @classmethod
     def attach(cls, fds: list[int]) -> "ResultRing":
-        """The ring behind `fds()` of the other end. Raises RingCorrupt if the descriptors are of something else."""
+        """The ring of the other end's `fds()`. Raises RingCorrupt if the descriptors are not a result ring's."""
         adopt(fds, 2, "result ring")
         size = os.fstat(fds[0]).st_size
         if size < 2 * _PAGE:
@@ -98,7 +98,7 @@ class ResultRing:
 
     @property
     def generation(self) -> int:
-        """The generation of workers that writes here; set by the writer when it is ready to."""
+        """The generation of workers that writes here; the writer sets it when it is ready to write."""
         return self._q[_Q_GENERATION]
 
     @generation.setter
@@ -112,7 +112,7 @@ class ResultRing:
             return True
         step &= STEP_MASK
         slot, num_tokens = step % self.depth, num_rows * TOKENS_PER_ROW
-        # One word first: a spinning core mostly hears "no", and this costs 0.1 us against 1 us for the whole column.
+        # One word first: a spinning core mostly gets False, and this takes 0.1 us instead of 1 us for the whole column.
         if self._halves[2 * (slot * self.words_per_step + num_tokens - 1) + 1] != step:
             return False
         if not (self._token_tags[slot][:num_tokens] == step).all():
@@ -122,11 +122,11 @@ class ResultRing:
         return bool((self._logprob_tags[slot][logprob_rows] == step).all())
 
     def tokens(self, step: int, num_rows: int) -> np.ndarray:
-        """Tokens of a step that is ready: int32 [num_rows * TOKENS_PER_ROW], in row order, a copy."""
+        """The tokens of a ready step: int32 [num_rows * TOKENS_PER_ROW], in row order, a copy."""
         return self._token_values[(step & STEP_MASK) % self.depth][: num_rows * TOKENS_PER_ROW].copy()
 
     def logprobs(self, step: int, rows: np.ndarray) -> RowLogprobs:
-        """Logprobs of some rows (int [k]) of a step that is ready; copies."""
+        """Logprobs of some rows (int [k]) of a ready step; copies."""
         columns = self._logprob_values[(step & STEP_MASK) % self.depth, rows]
         floats, at, top = columns.view(np.float32), self._record.at, self.num_logprobs
         ids, values = at["top_ids"], at["top_logprobs"]
@@ -134,11 +134,11 @@ class ResultRing:
         return RowLogprobs(rows, own, ranks, columns[:, ids : ids + top], floats[:, values : values + top])
 
     def fileno(self) -> int:
-        """The doorbell, for a poller; it rings only while armed."""
+        """The doorbell's descriptor, for a poller; it rings only while armed."""
         return self._doorbell
 
     def arm(self, step: int, num_rows: int, logprob_rows: Sequence[int] | np.ndarray | None = None) -> bool:
-        """Ask to be rung, before a sleep in poll. Returns False, not armed, if this step's results are there already."""
+        """Ask for the doorbell, before sleeping in poll. False, and not armed, if this step's results have arrived already."""
         self._q[_Q_SLEEPING] = 1
         self._fence()
         if not self.ready(step, num_rows, logprob_rows):
@@ -147,7 +147,7 @@ class ResultRing:
         return False
 
     def disarm(self) -> None:
-        """Lower the flag. The doorbell may still hold a ring: `drain_doorbell` when poll reports it."""
+        """Lower the flag. The doorbell may have rung already: call `drain_doorbell` when poll reports it."""
         self._q[_Q_SLEEPING] = 0
 
     def drain_doorbell(self) -> None:
@@ -155,9 +155,9 @@ class ResultRing:
 
     # ------------------------------------------------------------------------------------------ the output rank's side
     def write(self, step: int, tokens: np.ndarray, logprobs: RowLogprobs | None = None) -> None:
-        """Store a step's results and ring: tokens int32 [rows * TOKENS_PER_ROW], in row order.
+        """Store a step's results and ring the doorbell. tokens: int32 [rows * TOKENS_PER_ROW], in row order.
 
-        For a worker without a GPU. Raises ValueError for more than the ring's.
+        For a worker without a GPU. Raises ValueError for more rows or logprobs than the ring has.
         """
         if len(tokens) > self.max_rows * TOKENS_PER_ROW:
             raise ValueError(f"{len(tokens)} tokens do not fit a ring of {self.max_rows} rows")
@@ -181,17 +181,17 @@ class ResultRing:
         return columns.view(np.uint32).astype(np.uint64)
 
     def ring_doorbell(self) -> None:
-        """Wake the core if it sleeps. Call it after the results are visible in memory."""
+        """Wake the core if it sleeps. Call this after the results are visible in memory."""
         self._fence()
         if self._q[_Q_SLEEPING]:
             os.eventfd_write(self._doorbell, 1)
 
     def close(self) -> None:
-        """Let go of descriptors and memory; whoever uses `buffer` still may. May be called again; nothing else may."""
+        """Release descriptors and memory; views of `buffer` stay valid. May be called again; no other method may be."""
         if self._fd < 0:
             return
         os.close(self._fd)
         os.close(self._doorbell)
         self._fd = -1
         del self._q, self.buffer, self._halves, self._token_words, self._token_tags, self._token_values
-        del self._logprob_grid, self._logprob_tags, self._logprob_values  # the map goes, and its own descriptor
+        del self._logprob_grid, self._logprob_tags, self._logprob_values  # unmaps, and closes the map's own descriptor

@@ -1,10 +1,10 @@
-"""What a step is made of, declared once: the sections of a plan, the values of a slot, the words of rows, masks and results.
+"""The data of a step, declared once: the sections of a plan, the values of a slot, the words of rows, masks and results.
 
-Everything travels as int32 words; a float32 travels as its bits, a uint64 as two words, the low one first. Whoever writes or
-reads a record asks for a field by name (`SLOT.at["top_k"]`), so a new value is one line here: the core's writer
+Everything travels as int32 words; a float32 travels as its bits, a uint64 as two words, the low one first. Code that writes or
+reads a record gets a field's place by name (`SLOT.at["top_k"]`), so a new value is one line here: the core's writer
 (plan_builder.py), the plan (plan.py), the tables on the device (kernels/step/tables.py) and the kernels' offsets follow.
 
-Constants only, and no import of ours or of numpy: this is the one file outside their folder that kernels may import.
+Constants only, without imports of numpy or Quire: this is the one file outside their folder that kernels may import.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 EXTREME = 1e30  # parameters beyond it, or below its inverse, would be infinite or zero in float32
 INT32_MAX = 2**31 - 1
-STEP_MASK = INT32_MAX  # of a step's number, wherever it travels
+STEP_MASK = INT32_MAX  # bits of a step's number that travel
 WORDS_OF = {"int32": 1, "float32": 1, "uint64": 2}
 
 
@@ -27,7 +27,7 @@ class Field(NamedTuple):
 
 
 class Record:
-    """One row of words with names, `width` words in all; `at` gives each field's first."""
+    """A row of `width` words with names; `at` is the first word of each field."""
 
     def __init__(self, *fields: Field, width: int = 0) -> None:
         self.fields = fields
@@ -40,9 +40,9 @@ class Record:
 
 
 class ListField(NamedTuple):
-    """A list in a ListRecord. cap: its most entries, None: as many as a sequence has tokens or the vocabulary has ids.
+    """A list in a ListRecord. cap: most entries; None: as many as a sequence has tokens or the vocabulary has ids.
 
-    item_cap: an entry is a list itself, of so many words at most, and is preceded by their number; None: it is one word.
+    item_cap: most words of an entry that is a list itself, preceded by its length; None: an entry is one word.
     """
 
     name: str
@@ -52,48 +52,48 @@ class ListField(NamedTuple):
 
 
 class ListRecord:
-    """A record with lists: its length in words, its fields, the words that each list takes, and the lists themselves."""
+    """A record with lists: its length in words, its fields, each list's length in words, and then the lists."""
 
     def __init__(self, fields: tuple[Field, ...], lists: tuple[ListField, ...]) -> None:
         self.fields = fields
         self.lists = lists
         self.at = {f.name: 1 + i for i, f in enumerate(fields)}  # one word each
-        self.lengths = 1 + len(fields)  # where the lists' lengths begin
-        self.head = self.lengths + len(lists)  # and the lists
+        self.lengths = 1 + len(fields)  # the first word of the lists' lengths
+        self.head = self.lengths + len(lists)  # the first word of the lists
 
 
 # -------------------------------------------------------------------------------------------------- tokens of a row
-TOKENS_PER_ROW = 1  # that a decode row computes and a row that samples yields
-# Whoever counts on it takes it from here. What else there is to change for rows of 1 to 8 tokens, on the way of a step:
+TOKENS_PER_ROW = 1  # computed by a decode row, and sampled by a row
+# Code that depends on it uses this constant. Rows of 1 to 8 tokens would need these changes, too, in the order of a step:
 #
 #     scheduling/decode.py      lengths are exact when a step is made; they would be bounds until its result is back. A result
 #                               holds as many tokens as were accepted; a stop id may be any of them, not only the last
-#     decode_rows, below        slots alone: how many tokens a row has, and which drafts, would come with them
+#     decode_rows, below        slots alone: the number of a row's tokens, and its drafts, would be added
 #     kernels/step/             a decode row is one token: row r's is token r, its id the slot's last_token; finish_step stores
 #                               one word a row, and seq_len grows by what was computed
 #     workers/runner.py         a decode step has as many tokens as rows, and all its hidden states are sampled from;
 #     workers/graph_sizes.py    and so have the padded sizes that are captured
 #     kernels/sampling/         sampled int32 [rows]: a row's parameters, mask and logprobs are those of one token
 #     attention                 decode kernels take up to 8 already, by max_query_len; decode_rope.py fuses for 1 only
-#     result_ring.py            all words of a row are there or none; logprob_record is of one token
+#     result_ring.py            either all words of a row are there or none; logprob_record is of one token
 #     core.py, publish.py       StepOutput has one token a row, and one entry of logprobs for it
 
 
 # ----------------------------------------------------------------------------------------------- limits of the lists
-MAX_LOGPROBS = 20  # alternatives whose log-probabilities are reported
-MAX_CANDIDATES = 128  # next tokens that a search asks for: they come as a side result, and no result word is kept for them
-MAX_MASKED_STOPS = 256  # stop ids that min_tokens keeps away from one sequence
+MAX_LOGPROBS = 20  # most alternatives with log-probabilities for a token
+MAX_CANDIDATES = 128  # most next tokens for a beam search; they are a side result, without words in the result ring
+MAX_MASKED_STOPS = 256  # most stop ids of a sequence that min_tokens masks
 MAX_LOGIT_BIAS = 1024  # tokens
 MAX_BAD_WORDS = 256  # token sequences
-MAX_BAD_WORD_TOKENS = 16  # tokens of one of them
+MAX_BAD_WORD_TOKENS = 16  # tokens of one of these sequences
 
 
 # --------------------------------------------------------------------------------------------------- values of a slot
 class SlotValue(NamedTuple):
-    """A value that a sequence's slot holds, from admission to its end.
+    """A value of a sequence's slot, from the sequence's admission to its end.
 
-    source: where the core reads it, as attributes of its Sequence; `params.` are the SamplingParams. None is sent as `none`,
-    what lies beyond low or high as the bound itself. default: of a slot that has not had a sequence yet.
+    source: the attribute of the core's Sequence, or of its SamplingParams (`params.`). None is sent as `none`, a value beyond
+    low or high as that bound. default: the value in an unused slot.
     """
 
     name: str
@@ -115,8 +115,8 @@ SLOT_VALUES = (
     SlotValue("frequency", "params.frequency_penalty", "float32"),
     SlotValue("repetition", "params.repetition_penalty", "float32", 1.0, low=1 / EXTREME, high=EXTREME),
     SlotValue("seed", "seed", "uint64"),
-    SlotValue("has_processors", "has_processors"),  # 1: the slot's row of LogitsProcessorPool counts; 0: kernels skip it
-    SlotValue("min_len", "min_len"),  # a token at an index below it may not be one of the stop ids in that row
+    SlotValue("has_processors", "has_processors"),  # 1: it has state in its row of LogitsProcessorPool; 0: kernels skip that
+    SlotValue("min_len", "min_len"),  # at positions below it the stop ids in that row are masked
     SlotValue("num_logprobs", "params.logprobs", default=-1, none=-1),  # -1: none
 )
 
@@ -126,32 +126,32 @@ def _power_of_two(n: int) -> int:
 
 
 _VALUES = tuple(Field(v.name, v.dtype) for v in SLOT_VALUES)
-SLOT = Record(*_VALUES, width=_power_of_two(sum(f.words for f in _VALUES)))  # a kernel's block takes a row
+SLOT = Record(*_VALUES, width=_power_of_two(sum(f.words for f in _VALUES)))  # a Triton block holds a row
 
 # ------------------------------------------------------------------------------------------------------- other records
 BLOCK = Record(Field("table"), Field("index"), Field("block"))  # group * num_slots + slot, index in that table, block id
 
 PREFILL = Record(
     Field("slot"),
-    Field("start"),  # tokens of the sequence already computed: the position of the chunk's first token
+    Field("start"),  # position of the chunk's first token: earlier tokens are computed already
     Field("length"),
     Field("flags"),  # PREFILL_*
-    Field("next_token"),  # the prompt token after the chunk, -1 at its end: target of the chunk's last prompt logprob
-    Field("num_prompt_logprobs"),  # or of candidates
+    Field("next_token"),  # the prompt token after the chunk, for the chunk's last prompt logprob; -1 at the prompt's end
+    Field("num_prompt_logprobs"),  # or number of candidates
     width=8,
 )
-PREFILL_SAMPLE = 1  # the chunk ends the known tokens: sample the next one
-PREFILL_PROMPT_LOGPROBS = 2  # the row has a side result: of each position
-PREFILL_CANDIDATES = 4  # the row has a side result: of its last position, which is sampled
+PREFILL_SAMPLE = 1  # the chunk ends with the last known token: sample the next one
+PREFILL_PROMPT_LOGPROBS = 2  # the row has a side result for each position
+PREFILL_CANDIDATES = 4  # the row has a side result for its last position, which is sampled
 
-WORD = Record(Field("word"))  # of a list
+WORD = Record(Field("word"))  # one word of a list
 
-# rare sampling state of one sequence, sent when it gets its slot
+# Rare sampling state of one sequence, sent when it gets its slot.
 LOGITS_PROCESSORS = ListRecord(
     (Field("slot"),),
     (
         ListField("prompt_ids"),  # empty without penalties
-        ListField("output_ids"),  # all of them with penalties, else the last MAX_BAD_WORD_TOKENS
+        ListField("output_ids"),  # all output ids with penalties, else the last MAX_BAD_WORD_TOKENS
         ListField("bias_ids", cap=MAX_LOGIT_BIAS),
         ListField("bias_values", "float32", cap=MAX_LOGIT_BIAS),
         ListField("allowed_ids"),  # empty: all
@@ -163,7 +163,7 @@ LOGITS_PROCESSORS = ListRecord(
 
 # ---------------------------------------------------------------------------------------------------------- sections
 class StepLimits(NamedTuple):
-    """What bounds a step."""
+    """Limits of a step."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -173,11 +173,10 @@ class StepLimits(NamedTuple):
 
 
 class Section(NamedTuple):
-    """One section of a plan. A plan holds those that it needs, in the order of SECTIONS.
+    """A section of a plan. A plan has the sections that it needs, in the order of SECTIONS.
 
-    applied: on the "device", by the step's kernels; on the "host", by the worker before the step's forward; or by the worker
-    after the forward and before "sampling". cap: the most rows, where the section lies in a buffer of fixed size, which only
-    those for the device do.
+    applied: by the step's kernels ("device"); by the worker before the forward ("host"); or by the worker between forward and
+    sampling ("sampling"). cap: most rows of a section for the device, which has a buffer of fixed size; None for the others.
     """
 
     name: str
@@ -187,19 +186,19 @@ class Section(NamedTuple):
 
 
 def _max_block_updates(s: StepLimits) -> int:
-    """New blocks of every row, and four whole tables of cached prefixes: see Admission, which stops after three."""
+    """New KV blocks of all rows, and four whole block tables of cached prefixes: Admission stops after three."""
     return s.num_groups * (2 * s.max_num_seqs + s.max_num_batched_tokens // s.block_size + 4 * s.max_blocks_per_seq)
 
 
 SECTIONS = (
-    Section("slot_updates", SLOT, "device", lambda s: s.max_num_seqs),  # a slot was given to a sequence
+    Section("slot_updates", SLOT, "device", lambda s: s.max_num_seqs),  # slots that were given to sequences
     Section("block_updates", BLOCK, "device", _max_block_updates),
-    Section("decode_rows", WORD, "device", lambda s: s.max_num_seqs),  # slots; counted but absent under FLAG_SAME_DECODE_ROWS
+    Section("decode_rows", WORD, "device", lambda s: s.max_num_seqs),  # slots; under FLAG_SAME_DECODE_ROWS only their number
     Section("prefill_rows", PREFILL, "device", lambda s: s.max_num_seqs),
     Section("prefill_tokens", WORD, "device", lambda s: s.max_num_batched_tokens),  # of all prefill rows, one after the other
     Section("logits_processors", WORD, "host"),  # records of LOGITS_PROCESSORS, one after the other
     Section("custom_processors", WORD, "host"),  # records of custom_processors.py, one after the other
-    Section("mask_rows", WORD, "sampling"),  # rows whose masks follow in the ring, in records of KIND_MASK
+    Section("mask_rows", WORD, "sampling"),  # rows with masks, which follow in the ring in records of KIND_MASK
 )
 
 HEADER = Record(
@@ -209,10 +208,12 @@ HEADER = Record(
     Field("max_seq_len"),  # upper bound over the step's rows, this step's tokens included
     Field("words"),  # length of the whole plan
     Field("device_words"),  # length of what the device reads: header and sections applied there
-    Field("world_size"),  # ranks that the plan is for: written by who sends it (the scheduler does not know), checked by each
-    Field("micro_batch"),  # that the decode rows belong to; there are as many of them as the model has pipeline stages
-    Field("lag"),  # the decode rows go on from tokens that were sampled so many steps before, or earlier; 0: from none
-    *(Field(name) for s in SECTIONS for name in (f"num_{s.name}", s.name)),  # rows of a section, and its first word
+    Field(
+        "world_size"
+    ),  # ranks that the plan is for: set by the sender, as the scheduler does not know it; each rank checks it
+    Field("micro_batch"),  # of the decode rows; there are as many micro-batches as pipeline stages
+    Field("lag"),  # the decode rows' last tokens were sampled at least this many steps before; 0: no such row
+    *(Field(name) for s in SECTIONS for name in (f"num_{s.name}", s.name)),  # number of rows of a section, and its first word
     width=32,
 )
 
@@ -224,26 +225,26 @@ SAMPLING_FILTER = 2  # some row has top-k, top-p or min-p
 SAMPLING_PROCESSORS = 4  # some row has logits processors
 SAMPLING_LOGPROBS = 8  # some row wants logprobs
 SAMPLING_MASK = 16  # some row has a mask
-SAMPLING_CUSTOM = 32  # some row is seen by the operator's own logits processors: its sampling is never captured
+SAMPLING_CUSTOM = 32  # the operator's logits processors see some row: such sampling is never captured
 
 
 def max_device_words(limits: StepLimits) -> int:
-    """The longest part of a plan that goes to the device."""
+    """Most words of the part of a plan that goes to the device."""
     return HEADER.width + sum(s.record.width * s.cap(limits) for s in SECTIONS if s.cap is not None)
 
 
 # ------------------------------------------------------------------------------------------------- masks and results
-MASK = Record(Field("step"), Field("num_rows"), Field("kind"))  # then num_rows rows, then their masks if they have some
-MASKS_NONE = 0  # they get none, and no token
-MASKS_ALLOW = 1  # what their masks allow
-MASKS_ANY_TOKEN = 2  # they may be any token
-MASKS_IN_AREA = 3  # what their masks allow, which lie in the ring's area: after the rows its word and the words of a mask
+MASK = Record(Field("step"), Field("num_rows"), Field("kind"))  # then num_rows rows, then their masks if there are any
+MASKS_NONE = 0  # the rows get no mask, and no token
+MASKS_ALLOW = 1  # the rows may be the tokens that their masks allow
+MASKS_ANY_TOKEN = 2  # the rows may be any token
+MASKS_IN_AREA = 3  # as MASKS_ALLOW, with masks in the ring's area: after the rows its first word and the words of a mask
 
-NO_TOKEN = -1  # the result of a row whose mask did not come, or leaves nothing: the core ends its request
+NO_TOKEN = -1  # result of a row without its mask, or with a mask that allows nothing: the core ends its request
 
 
 def logprob_record(num_top: int) -> Record:
-    """Result words of one row's log-probabilities, beside its word with the token."""
+    """The result words of one row's log-probabilities, beside its token's word."""
     return Record(
         Field("logprob", "float32"),
         Field("rank"),  # 1 = the most likely
@@ -256,5 +257,5 @@ LOGPROBS = logprob_record(MAX_LOGPROBS)
 
 
 def result_words(max_rows: int, num_top: int = MAX_LOGPROBS) -> int:
-    """Words of one step's results: the tokens of all rows, then the log-probabilities of all rows."""
+    """Number of words of one step's results: the tokens of all rows, then the log-probabilities of all rows."""
     return max_rows * (TOKENS_PER_ROW + logprob_record(num_top).width)

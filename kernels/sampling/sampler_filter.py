@@ -123,18 +123,9 @@ def _filter_kernel(
     param_row, position, slot = row_state(row, row_slots, positions, slot_params, num_slots)
     if is_filtered(param_row, V):
         processors = processors_of_row(
-            row,
-            slot,
-            param_row,
-            counts,
-            counts_stride,
-            entries,
-            multiplier,
-            pool_rows,
-            token_mask,
-            token_mask_stride,
+            row, slot, param_row, counts, counts_stride, entries, multiplier, pool_rows, token_mask, token_mask_stride,
             PROCESSORS,
-        )
+        )  # fmt: skip
         scale = 1.0 / float_param(param_row, S_TEMPERATURE)
         temperature = float_param(param_row, S_TEMPERATURE)
         k = tl.load(param_row + S_TOP_K)

@@ -143,7 +143,8 @@ def test_commands_of_ours(command, place, server):
 
 
 @pytest.mark.parametrize(
-    "block", [pytest.param(b, id=b.place, marks=pytest.mark.slow if "LLM(" in b.text else ()) for b in PYTHON]
+    "block",
+    [pytest.param(b, id=b.place, marks=pytest.mark.slow if re.search(r"LLM\(|InlineEngine\(", b.text) else ()) for b in PYTHON],
 )
 def test_python(block, place, server):
     run([sys.executable, "-c", place.of_this_place(block.text, server.url, server.engine_address())], place)
@@ -276,6 +277,9 @@ def test_what_is_linted_is_well_formed(command):
     program, *words = words_of(command.text)
     if program == "vllm":  # what the same words do here
         parsed(*words[1:])
+    elif program == "python" and words[:2] == ["-m", "pytest"]:
+        named = [word for word in words if word.startswith("tests/")]
+        assert named and [word for word in named if not (ROOT / word).exists()] == []
     elif program == "python":
         script = Path(words[0]) if words[0] != "-m" else Path(*words[1].split(".")[1:]).with_suffix(".py")
         assert (ROOT / script).exists()

@@ -31,7 +31,7 @@ from quire.ipc.structured_outputs import MAX_GRAMMAR_BYTES, MAX_GRAMMAR_DEPTH
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
 VLLM = json.loads((DOCS / "tools/vllm_names.json").read_text())
 TEXT = {path.name: path.read_text() for path in PAGES}
 
@@ -160,8 +160,22 @@ def test_links_lead_somewhere(path):
             assert anchor in anchors(file.read_text()), link
 
 
+def test_the_log_has_every_section_in_its_table_by_subject():
+    text = (ROOT / "benchmarks/LOG.md").read_text()
+    listed = re.findall(r"\]\(#([^)]+)\)", text.partition("## By subject\n")[2].partition("\n## ")[0])
+    sections = set(re.findall(r"^## (.*)$", text, re.M)) - {"By subject"}
+    assert len(listed) == len(set(listed)) and set(listed) == {anchor for title in sections for anchor in anchors(f"# {title}")}
+
+
 def test_the_readme_leads_to_every_page():
     assert [path.name for path in DOCS.glob("*.md") if f"(docs/{path.name})" not in TEXT["README.md"]] == []
+
+
+def test_cells_of_the_readmes_tables_are_short():
+    """A cell has at most 15 words, names of files not counted; the page that it links to has the rest."""
+    cells = [cell for line in TEXT["README.md"].splitlines() if line.startswith("|") for cell in line.strip("|").split(" | ")]
+    assert len(cells) > 100
+    assert [cell for cell in cells if len(re.sub(r"`[\w/.*]+`,?", "", cell).split()) > 15] == []
 
 
 def test_files_that_pages_name_exist():

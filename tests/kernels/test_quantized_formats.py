@@ -25,7 +25,7 @@ from quire.workers.layers import linear
 from quire.workers.layers.formats import chosen_format, int4
 from quire.workers.layers.formats.dense import Dense
 from quire.workers.layers.formats.format import WeightShard
-from quire.workers.layers.formats.quantized import Quantized, SideBySide
+from quire.workers.layers.formats.quantized import QuantizedFormat, SideBySide
 from quire.workers.layers.formats.scaled import ScaledFormat
 from quire.workers.layers.formats.w8a16 import W8A16
 from quire.workers.layers.norm import RMSNorm
@@ -105,7 +105,7 @@ def test_products_are_those_of_the_dequantized_weights(form, rows, tmp_path, on_
     norm.weight.data.uniform_(0.5, 1.5, generator=generator)
     for name, theirs in list(linears(plain).items())[:4]:
         layer = linears(ours)[name]
-        assert isinstance(layer.format, Quantized), name
+        assert isinstance(layer.format, QuantizedFormat), name
         k = theirs.format.shard.columns.size
         x, residual = (torch.randn(rows, k, generator=generator) for _ in range(2))
         out = torch.empty(rows, theirs.format.shard.shape[0])

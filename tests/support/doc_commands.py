@@ -20,7 +20,7 @@ from quire.frontend.cli.vllm_flags import BY_FLAG
 from quire.ipc.links.curve import make_keys, write_keys
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "deploy/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "deploy/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # First words of commands. linted: what needs a GPU, Docker, systemd or a cluster, or is not ours; its syntax is checked.
 SCRIPTS = {"openssl", "cp", "export", "mkdir"}
@@ -154,7 +154,8 @@ class Place:
         self.large_model = folder / "large-model"  # for estimates: it has no weights
         self.large_model.mkdir()
         (self.large_model / "config.json").write_text(json.dumps(LARGE))
-        (folder / "docs").symlink_to(ROOT / "docs")
+        for name in ("docs", "tests"):
+            (folder / name).symlink_to(ROOT / name)
         (folder / "flags.yaml").write_text("max-num-seqs: 4\n")
         (folder / "keys.txt").write_text("one-key\nanother-key\n")
         body = {"model": "quire-tiny", "messages": [{"role": "user", "content": "What is 2 + 3?"}], "max_tokens": 4}

@@ -122,7 +122,7 @@ class Harness:
             self.scheduler.check()
 
     def release(self, number):
-        if deferred := [seq for seq in self.sequences.values() if seq.is_held]:
+        if deferred := [seq for seq in self.sequences.values() if seq.is_deferred]:
             self.scheduler.release(deferred[number % len(deferred)])
             self.scheduler.check()
 

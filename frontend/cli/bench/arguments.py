@@ -16,13 +16,13 @@ def add_bench(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     bench = commands.add_parser("bench", help="measure a server or an engine", description="Measure a server or an engine.")
     bench.set_defaults(run=None, parser=bench)
     kinds = bench.add_subparsers(dest="measure", metavar="WHAT")
-    _add_serve(kinds.add_parser("serve", help="a load on any OpenAI-compatible server", description=_SERVE))
+    _add_serve(kinds.add_parser("serve", help="measure any OpenAI-compatible server under load", description=_SERVE))
     for name, text, add in (
         ("throughput", "tokens a second of an engine", _add_throughput),
-        ("latency", "seconds for one batch", _add_latency),
+        ("latency", "seconds for one batch of an engine", _add_latency),
         ("startup", "seconds to an engine's first token", _add_startup),
     ):
-        parser = kinds.add_parser(name, help=text, description=f"Measures {text}, started for it.")
+        parser = kinds.add_parser(name, help=text, description=f"Starts an engine to measure the {text}.")
         group = parser.add_argument_group("benchmark")
         group.add_argument("--model", dest="model_flag", metavar="MODEL", help="the same as MODEL without the flag")
         add(group)
@@ -30,7 +30,7 @@ def add_bench(commands: "argparse._SubParsersAction[CommandParser]") -> None:
         parser.set_defaults(run=_offline, parser=parser, prepare=without_vllms, notes=())
 
 
-_SERVE = "A load on any OpenAI-compatible server: throughput, and percentiles of times to first token, per and between tokens."
+_SERVE = "Measures any OpenAI-compatible server under load: throughput, and percentiles of TTFT, TPOT and ITL."
 
 
 def _add_serve(parser: CommandParser) -> None:
@@ -40,31 +40,33 @@ def _add_serve(parser: CommandParser) -> None:
         "--endpoint-type",
         choices=["openai", "openai-chat", "vllm", "quire"],
         default="openai",
-        help="completions, or openai-chat for chats (default: %(default)s)",
+        help="openai-chat: chats; the others: completions (default: %(default)s)",
     )
-    server.add_argument("--base-url", "--url", help="where the server is (default: of --host and --port)")
-    server.add_argument("--host", default="127.0.0.1", help="its address (default: %(default)s)")
-    server.add_argument("--port", type=int, default=8000, help="its port (default: %(default)s)")
-    server.add_argument("--endpoint", metavar="PATH", help="path of the route (default: of --backend)")
+    server.add_argument("--base-url", "--url", help="address of the server (default: made of --host and --port)")
+    server.add_argument("--host", default="127.0.0.1", help="host of the server (default: %(default)s)")
+    server.add_argument("--port", type=int, default=8000, help="port of the server (default: %(default)s)")
+    server.add_argument("--endpoint", metavar="PATH", help="path of the route (default: that of --backend)")
     server.add_argument("--model", help="name of the model (default: the server's first)")
-    server.add_argument("--served-model-name", help="the same, where --model is a folder (default: --model)")
+    server.add_argument("--served-model-name", help="the name in requests, if --model is a folder (default: --model)")
     server.add_argument("--api-key", help="the server's key (default: OPENAI_API_KEY of the environment, or none)")
-    server.add_argument("--header", type=_pair, nargs="*", default=[], metavar="NAME=VALUE", help="headers (default: none)")
+    server.add_argument(
+        "--header", type=_pair, nargs="*", default=[], metavar="NAME=VALUE", help="more headers (default: none)"
+    )
     _add_dataset(parser.add_argument_group("prompts"))
     load = parser.add_argument_group("load")
     load.add_argument("--request-rate", type=_positive, default=float("inf"), help="requests a second (default: inf: at once)")
-    load.add_argument("--burstiness", type=_positive, default=1.0, help="1: Poisson; less is burstier (default: 1)")
-    load.add_argument("--max-concurrency", type=_natural, help="most requests at a time (default: no limit)")
-    load.add_argument("--num-warmups", type=_natural, default=0, help="requests before, not counted (default: 0)")
+    load.add_argument("--burstiness", type=_positive, default=1.0, help="1: Poisson arrivals; below 1: burstier (default: 1)")
+    load.add_argument("--max-concurrency", type=_natural, help="the most requests at a time (default: no limit)")
+    load.add_argument("--num-warmups", type=_natural, default=0, help="requests sent before, which do not count (default: 0)")
     load.add_argument("--ready-check-timeout-sec", type=float, default=0.0, help="seconds to wait for a server (default: 0)")
-    load.add_argument("--timeout-s", type=_positive, default=6 * 3600.0, help="for one request (default: 6 hours)")
-    load.add_argument("--seed", type=_natural, default=0, help="of prompts and times (default: 0)")
+    load.add_argument("--timeout-s", type=_positive, default=6 * 3600.0, help="most seconds for one request (default: 6 hours)")
+    load.add_argument("--seed", type=_natural, default=0, help="seed of prompts and arrival times (default: 0)")
     _add_sampling(load)
     for name in ("--min-p", "--presence-penalty", "--frequency-penalty", "--repetition-penalty"):
         load.add_argument(name, type=float, help="as in a request (default: the server's)")
     load.add_argument("--logprobs", type=int, help="number of logprobs (default: none)")
-    load.add_argument("--ignore-eos", action="store_true", help="go on to the output's length")
-    load.add_argument("--extra-body", action=JsonObject, default={}, metavar="JSON", help="of bodies, too (default: none)")
+    load.add_argument("--ignore-eos", action="store_true", help="generate the whole output length, past end-of-sequence tokens")
+    load.add_argument("--extra-body", action=JsonObject, default={}, metavar="JSON", help="more fields (default: none)")
     _add_results(parser.add_argument_group("results"))
     parser.set_defaults(run=_serve, parser=parser, prepare=without_vllms, notes=())
 
@@ -79,7 +81,7 @@ def _add_dataset(group: Any) -> None:
         default="random",
         help="random tokens, a ShareGPT file, or JSON lines with a prompt each (default: %(default)s)",
     )
-    group.add_argument("--dataset-path", metavar="FILE", help="of sharegpt and custom (default: none)")
+    group.add_argument("--dataset-path", metavar="FILE", help="file of the dataset, for sharegpt and custom (default: none)")
     group.add_argument(
         "--input-len", "--random-input-len", "--random-input", type=_count, help="tokens of a random prompt (default: 1024)"
     )
@@ -97,7 +99,7 @@ def _add_dataset(group: Any) -> None:
 
 
 def _add_sampling(group: Any) -> None:
-    group.add_argument("--temperature", type=float, help="as in a request (default: the server's; of an engine: 1)")
+    group.add_argument("--temperature", type=float, help="as in a request (default: the server's, or 1 for an engine)")
     group.add_argument("--top-p", type=float, help="as in a request (default: the server's)")
     group.add_argument("--top-k", type=int, help="as in a request (default: the server's)")
 
@@ -109,10 +111,14 @@ def _add_results(group: Any) -> None:
         type=_metrics,
         default=["ttft", "tpot", "itl"],
         metavar="LIST",
-        help="of ttft, tpot, itl, e2el (default: ttft,tpot,itl)",
+        help="some of ttft, tpot, itl, e2el (default: ttft,tpot,itl)",
     )
     group.add_argument(
-        "--metric-percentiles", type=_percentiles, default=[99.0], metavar="LIST", help="percentiles of these (default: 99)"
+        "--metric-percentiles",
+        type=_percentiles,
+        default=[99.0],
+        metavar="LIST",
+        help="percentiles of them (default: 99)",
     )
     group.add_argument(
         "--goodput",
@@ -121,14 +127,21 @@ def _add_results(group: Any) -> None:
         default={},
         action=_Goodput,
         metavar="NAME:MS",
-        help="ttft, tpot, e2el: the longest that a good request takes (default: none)",
+        help="the most ms that a good request takes, for ttft, tpot or e2el (default: none)",
     )
     group.add_argument("--save-result", action="store_true", help="write the figures to a file, as JSON")
-    group.add_argument("--save-detailed", action="store_true", help="with times and texts of every request")
-    group.add_argument("--result-dir", metavar="FOLDER", help="where the file goes (default: this one)")
-    group.add_argument("--result-filename", metavar="NAME", help="the file's name (default: made of model, rate and date)")
-    group.add_argument("--metadata", type=_pair, nargs="*", default=[], metavar="NAME=VALUE", help="for the file (default: no)")
-    group.add_argument("--label", help="for the file, in place of the backend (default: none)")
+    group.add_argument("--save-detailed", action="store_true", help="include times and texts of every request")
+    group.add_argument("--result-dir", metavar="FOLDER", help="folder of that file (default: this one)")
+    group.add_argument("--result-filename", metavar="NAME", help="name of that file (default: made of model, rate and date)")
+    group.add_argument(
+        "--metadata",
+        type=_pair,
+        nargs="*",
+        default=[],
+        metavar="NAME=VALUE",
+        help="for the file (default: none)",
+    )
+    group.add_argument("--label", help="label in that file, in place of the backend (default: none)")
     group.add_argument("--disable-tqdm", action="store_true", help="no progress bar")
 
 
@@ -143,19 +156,19 @@ def _add_latency(group: Any) -> None:
     group.add_argument("--input-len", type=_count, default=32, help="tokens of a prompt (default: %(default)s)")
     group.add_argument("--output-len", type=_count, default=128, help="tokens of an answer (default: %(default)s)")
     group.add_argument("--batch-size", type=_count, default=8, help="prompts at once (default: %(default)s)")
-    group.add_argument("--num-iters-warmup", type=_natural, default=10, help="rounds before, not counted (default: 10)")
+    group.add_argument("--num-iters-warmup", type=_natural, default=10, help="rounds before, which do not count (default: 10)")
     group.add_argument("--num-iters", type=_count, default=30, help="rounds (default: %(default)s)")
     _add_output(group)
 
 
 def _add_startup(group: Any) -> None:
-    group.add_argument("--num-iters-cold", type=_natural, default=1, help="starts with no kernel compiled before (default: 1)")
-    group.add_argument("--num-iters-warm", type=_natural, default=3, help="starts after that (default: 3)")
+    group.add_argument("--num-iters-cold", type=_natural, default=1, help="starts without compiled kernels (default: 1)")
+    group.add_argument("--num-iters-warm", type=_natural, default=3, help="starts with compiled kernels (default: 3)")
     _add_output(group)
 
 
 def _add_output(group: Any) -> None:
-    group.add_argument("--output-json", metavar="FILE", help="where the figures are written (default: nowhere)")
+    group.add_argument("--output-json", metavar="FILE", help="file for the figures (default: none)")
 
 
 # -------------------------------------------------------------------------------------------------------------- values

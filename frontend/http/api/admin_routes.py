@@ -1,6 +1,6 @@
-"""What an operator asks of the engine: profiles, an empty prefix cache, its configuration. Names are vLLM's.
+"""Routes for the operator: record profiles, empty the prefix cache, show the engine's configuration. Names are vLLM's.
 
-Each is a call of ipc/messages/utilities.py; what a server must be started with for one is said by the engine's own refusal.
+Each route makes one call of ipc/messages/utilities.py. If the server was not started for it, the engine's refusal says so.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ async def reset_prefix_cache(services: Services, request: Request, response: Res
 
 
 async def server_info(services: Services, request: Request, response: Response) -> None:
-    """In vLLM's shape: the configuration as a text, or with ?config_format=json as an object."""
+    """The configuration in vLLM's shape: as text, or with ?config_format=json as an object."""
     wanted = _query(request, "config_format") or "text"
     if wanted not in ("text", "json"):
         raise invalid("config_format must be text or json", "config_format")
@@ -60,5 +60,5 @@ def _system() -> dict[str, str]:
 
 
 def _query(request: Request, name: str) -> str:
-    """A parameter's last value, "" if there is none."""
+    """The last value of a query parameter; "" if it is absent."""
     return parse_qs(request.query.decode("latin-1"), keep_blank_values=True).get(name, [""])[-1]

@@ -1,9 +1,9 @@
-"""The application behind the protocol: who may ask, which route answers, and what becomes of an error.
+"""The application behind the protocol: checks access, finds the route, calls its handler, and turns exceptions into answers.
 
-Deny by default: with API keys configured, every path but the open ones needs one, decided on the raw bytes of the path, before
-routing and before a body is read; only a browser's preflight, which does nothing, cannot bring one. Which paths there are, and
-which of them are open, stands in one table (routes.py); a route's handler is a function of another file, which gets `Services`
-and knows nothing of this one. What it raises becomes an error's JSON here, or the last event of a stream that has begun.
+Deny by default: with API keys configured, every path except the open ones needs a key. That is decided on the raw bytes of the
+path, before routing and before a body is read. Only a browser's preflight, which does nothing, needs no key. The table of
+paths, and which of them are open, is routes.py; a handler is a function in another file that gets `Services` and does not know
+this file. An exception of a handler becomes JSON here, or the last event of a stream that has begun.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ _NO_PATH = "There is no such path here."
 
 
 class App:
-    """One frontend process's application. api_keys: none means open to all. request_ids: every answer has an X-Request-Id."""
+    """One frontend process's application. api_keys: if empty, none is needed. request_ids: every answer has an X-Request-Id."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class App:
         root_path: str = "",
         has_docs: bool = True,
     ) -> None:
-        """root_path: what paths may begin with, for a proxy that passes them on as they are. has_docs: /docs, /openapi.json."""
+        """root_path: a prefix that paths may have, from a proxy that keeps it. has_docs: serve /docs and /openapi.json."""
         self._root_path = root_path.encode()
         self._services = dataclasses.replace(services, root_path=root_path) if root_path else services
         self._metrics = services.metrics
@@ -68,7 +68,7 @@ class App:
             self._open_paths.add(b"/metrics")
 
     def bounded(self, max_response_bytes: int) -> "App":
-        """The same with shorter answers, for those that are held in memory."""
+        """The same application with a lower limit for answers in one piece, for a caller that holds them in memory."""
         app = copy.copy(self)
         most = min(max_response_bytes, self._services.max_response_bytes)
         app._services = dataclasses.replace(self._services, max_response_bytes=most)
@@ -124,10 +124,10 @@ class App:
             return None
         request.max_body = route.max_body or request.max_body
         reads_json = route.media_type == JSON and route.body is not None
-        # A browser asks before it sends JSON across origins; a form, or what has no type, it sends unasked.
+        # A browser sends a preflight before JSON across origins, but sends forms and bodies without a type directly.
         if not (reads_json and b"content-type" in request.headers) and not self._cors.allows(request.headers):
             return ApiError(403, "A page of this origin may not use this server.", code="origin_not_allowed")
-        # Where no body is read, its type is nobody's concern: aiohttp announces bytes even where it sends none.
+        # The type does not matter where no body is read: aiohttp announces bytes even if it sends none.
         return _check_media_type(request, route.media_type) if reads_json or route.media_type != JSON else None
 
     def _has_key(self, request: Request) -> bool:
@@ -149,7 +149,7 @@ class App:
                 _send_error(response, shutting_down())
             raise
         except Exception as error:
-            _send_error(response, _as_api_error(error, route))  # kept in no variable: it refers to this frame
+            _send_error(response, _as_api_error(error, route))  # a variable would make a cycle: the error refers to this frame
         finally:
             if response.status:
                 self._metrics.count_http(route.name, request.method, response.status, time.perf_counter() - began)
@@ -172,7 +172,7 @@ def _send_error(response: Response, error: ApiError) -> None:
 
 
 def without_root(path: bytes, root_path: bytes) -> bytes:
-    """A path without the root path, if it begins with that: whole segments of it."""
+    """A path without the root path, if its first segments are that."""
     return path[len(root_path) :] if root_path and path.startswith(root_path + b"/") else path
 
 
@@ -182,7 +182,7 @@ def _no_such_path(path: bytes) -> ApiError:
 
 
 def _check_media_type(request: Request, media_type: str) -> ApiError | None:
-    """A browser sends other types across origins unasked, but not JSON."""
+    """Refuse other types, which browsers send across origins without a preflight."""
     given = request.headers.get(b"content-type")
     if given is not None and given.partition(b";")[0].strip().lower() != media_type.encode():
         return ApiError(415, f"The header content-type must be {media_type}.", code="unsupported_media_type")

@@ -1,6 +1,7 @@
-"""/v1/batches: making, listing, reading and cancelling batches. OpenAI's objects and fields; they are run by batches/runner.py.
+"""/v1/batches: create, list, read and cancel batches, with OpenAI's objects and fields. batches/runner.py runs them.
 
-A batch is its key's, as its files are. Making one writes its record and no more: whichever frontend takes it reads its input.
+A batch belongs to the API key that created it, like its files. Creating one only writes its record; the frontend that runs it
+reads its input.
 """
 
 import re
@@ -39,7 +40,7 @@ class ExpiresAfter(msgspec.Struct):
 
 
 class BatchRequest(msgspec.Struct, kw_only=True):
-    """`metadata` is decoded apart: bodies of other routes ignore it."""
+    """A body with `metadata` as a field of its own; bodies of other routes ignore it."""
 
     input_file_id: Annotated[str, msgspec.Meta(max_length=64)]
     endpoint: Annotated[str, msgspec.Meta(max_length=64)]
@@ -124,7 +125,7 @@ async def one_batch(services: Services, request: Request, response: Response) ->
 
 
 async def cancel_batch(services: Services, request: Request, response: Response) -> None:
-    """POST /v1/batches/{id}/cancel: what runs is given up soon, and what is done becomes its files."""
+    """POST /v1/batches/{id}/cancel: running requests are stopped soon; finished ones are written to its files."""
     id, _, action = request.path.removeprefix(PREFIX).decode("latin-1").partition("/")
     if action != "cancel":
         raise ApiError(404, "There is no such path here.", code="not_found")

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions. chat_run.py takes a request as far as a running prompt; chat_output.py parses the output."""
+"""POST /v1/chat/completions. chat_run.py prepares and submits the prompt; chat_output.py parses the output."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -69,14 +69,14 @@ async def chat_completions(services: Services, request: Request, response: Respo
 
 
 class ChatFormat:
-    """Chat's part of a stream: the role first, then what is echoed, logprobs as `content`."""
+    """The parts of an answer that are chat's own: the role, the echoed text, log-probabilities as `content`."""
 
     def __init__(self, body: ChatRequest, tokenizer: Tokenizer, parsed: ChatOutput | None, role: str, prompt_text: str) -> None:
         self.parsed = parsed
         self.role = role
         self.echo = echoed_text(body)
         self._prompt_text = prompt_text if body.return_prompt_text else None
-        self._first_content = b'""' if parsed is None else b"null"  # of what is parsed, maybe nothing is content
+        self._first_content = b'""' if parsed is None else b"null"  # parsed output may have no content
         self.wants_logprobs = bool(body.logprobs)
         self._return_token_ids = bool(body.return_token_ids)
         self._style: LogprobStyle | None = None
@@ -134,7 +134,7 @@ async def _choice(run: PromptRun, delta: Delta, chat_format: ChatFormat, with_id
 
 
 def echoed_text(body: ChatRequest) -> str:
-    """The text that `echo` puts before the answer: the last message's, if that is the assistant's, too."""
+    """The text that `echo` puts before the answer: the last message's, if that is the assistant's."""
     last = body.messages[-1]
     if not body.echo or not isinstance(last, dict) or last.get("role") != "assistant":
         return ""
@@ -145,7 +145,7 @@ def echoed_text(body: ChatRequest) -> str:
 
 
 def _num_logprobs(body: ChatRequest, most: int) -> int | None:
-    """Chat has a flag and a number; the engine takes None or a number."""
+    """Chat's `logprobs` (a flag) and `top_logprobs` (a number) as the engine takes them: None or a number."""
     if body.stream and body.prompt_logprobs is not None:
         raise invalid("prompt_logprobs is not available with stream: true", "prompt_logprobs")
     top = body.top_logprobs

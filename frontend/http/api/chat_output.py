@@ -1,7 +1,7 @@
-"""Chat's answer where the output is parsed: messages and deltas with content, reasoning and tool_calls.
+"""Parsed output as chat's messages and deltas, with content, reasoning and tool_calls.
 
-One `ChatOutput` a response, made where its plan parses anything; a plain answer never comes here. The shapes are OpenAI's, and
-vLLM's for reasoning, under both names that clients look for.
+A response has one `ChatOutput` if its plan parses anything; plain answers do not use it. The shapes are OpenAI's; reasoning has
+vLLM's shape, under both names that clients look for.
 """
 
 import asyncio
@@ -21,13 +21,13 @@ from quire.ipc.messages.frontend import FinishReason
 
 
 class ChatOutput:
-    """include_reasoning: False leaves thoughts out of the answer."""
+    """include_reasoning: False leaves reasoning out of the answer."""
 
     def __init__(self, plan: OutputPlan, include_reasoning: bool = True) -> None:
         self._plan = plan
         self._include_reasoning = include_reasoning
         self._reasoning = ReasoningCount(plan.reasoning_end_id)
-        # of each choice
+        # by choice
         self._parsers: dict[int, OutputParser] = {}
         self._num_calls: dict[int, int] = {}
 
@@ -46,7 +46,7 @@ class ChatOutput:
         token_ids: list[int] | None,
         usage: Usage | None,
     ) -> list[bytes]:
-        """A chunk for each thing that a delta adds; the first of them has its logprobs and token ids."""
+        """A chunk for each event of a delta; the first one has the delta's logprobs and token ids."""
         events = self.events(run, delta)
         index = run.first_choice + delta.index
         is_bare = logprobs is None and token_ids is None and usage is None
@@ -62,7 +62,7 @@ class ChatOutput:
         return chunks
 
     def events(self, run: PromptRun, delta: Delta) -> list[Event]:
-        """What a delta adds, with what nobody is to see (`is_wanted`)."""
+        """All events of a delta, including those that the answer leaves out (`is_wanted`)."""
         parser = self._parser(delta.index)
         events = parser.feed(delta.text) if delta.text else []
         if delta.finish_reason is not None:
@@ -71,7 +71,7 @@ class ChatOutput:
         return events
 
     def _fields(self, index: int, event: Event) -> dict[str, Any] | None:
-        """What stands in a chunk's delta; None for an event that nobody is to see."""
+        """The fields of a chunk's delta; None for an event that the answer leaves out."""
         match event:
             case Content():
                 return {"content": event.text}
@@ -86,16 +86,16 @@ class ChatOutput:
         return None
 
     def is_wanted(self, call: int) -> bool:
-        """Whether an answer may hold this one of its calls."""
+        """Whether the answer may contain the call of this index."""
         return self._plan.max_calls is None or call < self._plan.max_calls
 
     def finish_reason(self, index: int, reason: FinishReason) -> str:
-        """An output that ended by itself, with calls, has ended for them."""
+        """ "tool_calls" for an output that contains calls and ended by itself, else the engine's reason."""
         return "tool_calls" if reason == "stop" and self._num_calls[index] else reason
 
     # ---------------------------------------------------------------------------------------------------- in one piece
     async def message(self, run: PromptRun, delta: Delta) -> ChatMessage:
-        """A choice's whole message."""
+        """The message of a choice, from its whole output."""
         events = await self.all_events(run, delta)
         calls = self._calls(events)
         self._num_calls[delta.index] = len(calls)
@@ -106,7 +106,7 @@ class ChatOutput:
         return ChatMessage("assistant", content, tool_calls=calls, reasoning=thought, reasoning_content=thought)
 
     async def all_events(self, run: PromptRun, delta: Delta) -> list[Event]:
-        """`events` of a whole output. Long texts are read in turns with other requests."""
+        """The events of a whole output. A long text is parsed in pieces, between which other requests have their turns."""
         parser, events = self._parser(delta.index), list[Event]()
         for start in range(0, len(delta.text), PIECE):
             if start or delta.index:

@@ -1,7 +1,7 @@
 """A conversation on its way to the engine: a checked ChatRequest becomes a prompt, a plan of its output, and SamplingParams.
 
-/v1/chat/completions, /v1/responses and /v1/messages share it; the latter two translate their bodies into a ChatRequest. Nothing
-here knows the answer's shape.
+/v1/chat/completions, /v1/responses and /v1/messages share it; the latter two translate their bodies into a ChatRequest. This
+file does not know the answer's shape.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from quire.ipc.sampling import SamplingParams
 
 
 class PlannedChat(NamedTuple):
-    """A prompt and the plan of its output, None where that is plain text."""
+    """A prompt and the plan of its output. plan: None if the output is plain text."""
 
     text: str
     token_ids: list[int]
@@ -30,7 +30,7 @@ class PlannedChat(NamedTuple):
 
 
 class PreparedChat(NamedTuple):
-    """A PlannedChat with its SamplingParams, of which `checked` says what is returned."""
+    """A PlannedChat with its SamplingParams and the CheckedRequest that they were made of."""
 
     text: str
     token_ids: list[int]
@@ -40,7 +40,7 @@ class PreparedChat(NamedTuple):
 
 
 def check_chat(body: ChatRequest, tokenizer: Tokenizer, num_logprobs: int | None) -> CheckedRequest:
-    """num_logprobs: as the engine takes it. Raises ApiError 400."""
+    """num_logprobs: alternatives to return beside each token; None for no log-probabilities. Raises ApiError 400."""
     tools = take_tools(body)
     newer = body.max_completion_tokens is not None  # OpenAI's newer name wins
     checked = check_request(
@@ -58,7 +58,7 @@ def check_chat(body: ChatRequest, tokenizer: Tokenizer, num_logprobs: int | None
 async def prepare_chat(
     services: Services, body: ChatRequest, checked: CheckedRequest, num_bytes: int, **options: Any
 ) -> PreparedChat:
-    """num_bytes: of the request's body. options: as for `plan_chat`. Raises ApiError 400, TooLong."""
+    """num_bytes: length of the request's body. options: as for `plan_chat`. Raises ApiError 400, TooLong."""
     client = services.client
     max_model_len = client.welcome.limits.max_model_len
     await add_bad_words(checked, client.tokenizer)
@@ -77,9 +77,10 @@ async def plan_chat(
     thinks: bool = True,
     instead: Callable[[list[Json]], list[Json] | None] | None = None,
 ) -> PlannedChat:
-    """keep: tokens of the prompt that are kept (None: all). thinks: False for a model that must not think, if it could.
+    """Make the prompt and plan its output. keep: how many tokens of the prompt to keep (None: all).
 
-    instead: returns messages to try where the template refuses those of the body, or None. Raises ApiError 400, TooLong.
+    thinks: False if the model must not reason. instead: given messages that the template refuses, returns others to try, or
+    None. Raises ApiError 400, TooLong.
     """
     client = services.client
     arguments = client, body, services.trust_request_chat_template, num_bytes
@@ -94,8 +95,8 @@ async def plan_chat(
 
 
 def submit_chat(services: Services, body: ChatRequest, chat: PreparedChat, name: str) -> PromptRun:
-    """Raises ClientErrors."""
+    """Send the prompt to the engine. Raises ClientErrors."""
     run = submit(services.client, body, chat.token_ids, chat.params, chat.checked, name)
-    if chat.plan is not None and not isinstance(run.stream, BeamStream):  # beams end whole
+    if chat.plan is not None and not isinstance(run.stream, BeamStream):  # a search of beams is not streamed
         chat.plan.show_markers(run.stream)
     return run

@@ -59,7 +59,7 @@ async def completions(services: Services, request: Request, response: Response) 
     if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
         if body.use_beam_search:
             raise invalid("echo with logprobs is not available with use_beam_search: true", "echo")
-        body.prompt_logprobs = body.logprobs  # the prompt's tokens are part of the answer
+        body.prompt_logprobs = body.logprobs  # the prompt is part of the answer
     prompts = completion_prompts(body)
     checked = check_request(
         body,
@@ -105,7 +105,7 @@ def _check(body: CompletionRequest) -> None:
 
 
 def completion_prompts(body: CompletionRequest) -> list[str | list[int]]:
-    """`prompt` in its four shapes as a list of texts or of token ids. Raises ApiError 400."""
+    """`prompt`, which has four shapes, as a list of texts and lists of token ids. Raises ApiError 400."""
     prompt = body.prompt
     if isinstance(prompt, str):
         return [prompt]
@@ -138,14 +138,14 @@ async def _submit(
     name: str,
     runs: list[PromptRun],
 ) -> list[str]:
-    """Submit every prompt, appending to `runs`; returns the texts to echo, if they are asked for."""
+    """Submit every prompt and append it to `runs`. Returns the texts to echo, an empty list unless `echo` is set."""
     client, texts = services.client, list[str]()
     for prompt in prompts:
         ids = await _token_ids(client, body, prompt)
         params = make_params(checked, len(ids), client.welcome.limits.max_model_len)
         runs.append(submit(client, body, ids, params, checked, name, len(runs) * checked.n))
         if len(prompts) > 1:
-            await asyncio.sleep(0)  # encoding may take milliseconds: others' tokens go first
+            await asyncio.sleep(0)  # encoding may take milliseconds: let tokens of other requests go first
         if body.echo:
             texts.append(await _echo_text(body, prompt, ids, client.tokenizer))
     return texts
@@ -174,18 +174,18 @@ async def _echo_text(body: CompletionRequest, prompt: str | list[int], ids: list
 
 
 def _token_list(run: PromptRun) -> list[int]:
-    """One list for all choices."""
+    """The prompt's ids as one list, which all its choices share."""
     ids = run.prompt_token_ids
     return ids if isinstance(ids, list) else list(ids)
 
 
 def _without_output(delta: Delta) -> Delta:
-    """With max_tokens: 0, the engine makes a token of each prompt, which is not shown."""
+    """A delta without its token: with max_tokens: 0 the engine still generates one, which is not shown."""
     return Delta(delta.index, "", [], finish_reason="length" if delta.finish_reason == "stop" else delta.finish_reason)
 
 
 class CompletionFormat:
-    """Completions' part of an answer: echo and logprobs with text offsets, which run on over a choice's chunks."""
+    """The parts of an answer that are completions' own: echo, and logprobs with text offsets that count through all chunks."""
 
     def __init__(self, body: CompletionRequest, tokenizer: Tokenizer, echo_texts: list[str], n: int) -> None:
         self.wants_logprobs = body.logprobs is not None
@@ -196,7 +196,7 @@ class CompletionFormat:
         self._no_output = body.max_tokens == 0
         skip_special = body.skip_special_tokens is not False
         self._style = LogprobStyle(tokenizer, body.logprobs or 0, bool(body.return_tokens_as_token_ids), skip_special)
-        self._text_offsets: dict[int, TextOffsets] = {}  # of each choice
+        self._text_offsets: dict[int, TextOffsets] = {}  # by choice
 
     def is_large(self, runs: list[PromptRun]) -> bool:
         """Whether an answer in one piece might take long to encode."""
@@ -206,7 +206,7 @@ class CompletionFormat:
         return self.wants_logprobs or runs[0].params.prompt_logprobs is not None or num_ids > LARGE_ANSWER
 
     def opening(self, run: PromptRun, chunks: ChunkWriter, usage: Usage | None) -> Iterable[bytes]:
-        """The prompt, if it is to be echoed or its ids are to be returned, in a chunk of its own for each choice."""
+        """A chunk for each choice with the prompt, if that is echoed or its ids are returned."""
         if not self._echo_texts and not self._return_token_ids:
             return []
         text = self._echo_texts[run.first_choice // self._n] if self._echo_texts else ""
@@ -217,11 +217,11 @@ class CompletionFormat:
         )
 
     def _prompt_ids(self, run: PromptRun) -> list[bytes]:
-        """Encoded once for all choices."""
+        """The prompt's ids as JSON, encoded once for all choices."""
         return list(pieces(_token_list(run)))
 
     def _prompt_pieces(self, run: PromptRun, index: int) -> Iterable[bytes] | None:
-        """Logprobs of the echoed prompt; None unless both were asked for."""
+        """JSON of the echoed prompt's logprobs; None unless the request asks for both."""
         rows = self._prompt_rows(run)
         if rows is None:
             return None
@@ -236,7 +236,7 @@ class CompletionFormat:
         return self._add_output(CompletionLogprobs(), run, delta) if delta.logprobs is not None else None
 
     def choice(self, run: PromptRun, delta: Delta, with_prompt_logprobs: bool) -> CompletionChoice:
-        """A whole choice, for an answer in one piece."""
+        """A choice of an answer in one piece."""
         index = run.first_choice + delta.index
         echo = self._echo_texts[run.first_choice // self._n] if self._echo_texts else ""
         logprobs = None

@@ -1,7 +1,7 @@
-"""Errors of the API: requests that cannot be right, and what the engine's client raises, as HTTP errors.
+"""Errors of the API: invalid requests, and exceptions of the engine's client, as HTTP errors.
 
-The one place where typed exceptions of the client become statuses; protocol/errors.py owns the class and its JSON. Texts name
-the field and say what to do; they never hold a stack trace, a path or a prompt.
+Only here do the client's exceptions become statuses; protocol/errors.py owns the class and its JSON. Texts name the field and
+say what to do; they never contain a stack trace, a path or a prompt.
 """
 
 import re
@@ -11,12 +11,13 @@ from quire.frontend.http.protocol.errors import ApiError
 from quire.ipc.sampling import SamplingParams
 
 _FIELDS = frozenset((*SamplingParams.__struct_fields__, "priority", "cache_salt", "vllm_xargs"))
-# What a grammar comes from begins the error about it, as a path: the field is its first name, of a tool the whole of it.
+# An error about a grammar begins with the path of its source in the body. The field is the path's first name, or, for a tool,
+# the whole path.
 _GRAMMAR = re.compile(r"(response_format|guided_\w+|structured_outputs|tools(?:\[\d+\][\w.]*)?)[\w.]*( \(\w+\))?: ")
 
 
 def invalid(message: str, param: str | None = None) -> ApiError:
-    """A value that can never be right. Without `param`, the first field of the request that the text names."""
+    """The error for an invalid value. param: its field; if None, the first field that the text names."""
     if param is None and (place := _GRAMMAR.match(message)):
         param = place[1]
     if param is None:
@@ -29,12 +30,12 @@ def too_long(message: str, param: str | None = None) -> ApiError:
 
 
 def _sentence(message: str) -> str:
-    """With a full stop, but for what ends with a picture of the place."""
+    """The text with a full stop, unless it ends with a caret that points at the place."""
     return message if message.endswith((".", "^")) else message + "."
 
 
 def from_exception(error: Exception, prompt_field: str | None = None) -> ApiError | None:
-    """The HTTP error for what a route may meet; None for a bug of ours. prompt_field: where this route takes its prompt."""
+    """The HTTP error for an exception that a route may raise; None for a bug. prompt_field: the route's field of the prompt."""
     match error:
         case ApiError():
             return error

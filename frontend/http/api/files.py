@@ -1,7 +1,7 @@
-"""/v1/files: uploading the input of a batch, listing, reading and deleting files. OpenAI's objects and fields.
+"""/v1/files: upload the input of a batch, list, read and delete files, with OpenAI's objects and fields.
 
-A file is its key's: another's is not found. Uploads come as forms (multipart.py), which are searched and written in threads; of
-a content that is read, a piece at a time is in memory, and the next is read when the client has taken it.
+A file belongs to the API key that uploaded it; for any other key it does not exist. Uploads are forms (multipart.py), which
+threads parse and write. A download holds one piece in memory, and reads the next when the client has taken it.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ def new_file_id() -> str:
 
 
 def new_file(storage: Storage, id: str, name: str, purpose: str, size: int, ttl_s: float | None = None) -> Result:
-    """A file's record."""
+    """The record of a new file."""
     now, most = int(storage.clock()), KINDS["file"].ttl_s
     assert most is not None
     expires_at = now + int(most if ttl_s is None else ttl_s)
@@ -91,7 +91,7 @@ def _file_of(form: Form) -> FormFile:
 
 
 def _time_to_live(fields: dict[str, str]) -> int | None:
-    """expires_after[anchor] and expires_after[seconds], as OpenAI's clients write them in a form."""
+    """Seconds, from the form fields expires_after[anchor] and expires_after[seconds] of OpenAI's clients."""
     anchor, seconds = fields.get("expires_after[anchor]"), fields.get("expires_after[seconds]")
     if anchor is None and seconds is None:
         if "expires_after" in fields:
@@ -122,7 +122,7 @@ async def list_files(services: Services, request: Request, response: Response) -
 
 # -------------------------------------------------------------------------------------------------- /v1/files/{id}[/...]
 async def read_file(services: Services, request: Request, response: Response) -> None:
-    """/v1/files/{id} and /v1/files/{id}/content."""
+    """GET /v1/files/{id} and /v1/files/{id}/content."""
     id, _, rest = request.path.removeprefix(PREFIX).decode("latin-1").partition("/")
     if rest not in ("", "content"):
         raise ApiError(404, "There is no such path here.", code="not_found")

@@ -1,8 +1,8 @@
-"""What all generating routes share: running the streams of one HTTP request, counting what they yield, and sending it.
+"""Run the streams of one HTTP request: count what they yield and send it. All generating routes share this file.
 
-A `PromptRun` is one prompt of it. `Pump` sends server-sent events as deltas come; `collect` waits for the end. `running`
-surrounds either: whatever happens, every stream is cancelled on the way out (a client that has gone, a failed neighbour, the
-server's shutdown), and the request is counted, logged and traced. What an answer looks like is the route's business.
+A `PromptRun` is one prompt of the request. `Pump` sends server-sent events as deltas come; `collect` waits for the end. Both
+run inside `running`: on the way out it cancels every stream that still runs (the client has disconnected, another stream
+failed, the server stops), and counts, logs and traces the request. Routes decide what an answer looks like.
 """
 
 import asyncio
@@ -20,20 +20,20 @@ from quire.frontend.http.api.metrics.metrics import Metrics
 from quire.frontend.http.api.prompt_run import PromptRun
 from quire.frontend.http.protocol.exchange import Response, ResponseState
 
-# Least bytes of a token with logprobs in any answer, and of each alternative: to see early what will be too long.
+# The least bytes that a token with logprobs takes in any answer, and each alternative: to stop early what will be too long.
 _LEAST_OF_TOKEN, _LEAST_OF_ALTERNATIVE = 16, 8
 _LOOK_S = 1.0
 _MANY_RUNS = 64
 
 T = TypeVar("T")
-Events = bytes | Iterator[bytes]  # whole events; an iterator where they may be large: they are made and sent in pieces
+Events = bytes | Iterator[bytes]  # whole events; an iterator of pieces if they may be large
 
 
 # ------------------------------------------------------------------------------------------------------- the whole request
 class running:
-    """Around the life of a request's streams, which may be submitted inside: afterwards none runs, and all are counted.
+    """A context for a request's streams, which may be submitted inside it: afterwards none runs, and all are counted.
 
-    A class, for a generator as a context costs each request two microseconds more.
+    It is a class because a generator as a context costs two microseconds more a request.
     """
 
     __slots__ = ("_log", "_metrics", "_name", "_runs")
@@ -58,8 +58,8 @@ class running:
 
 
 class Generated:
-    """What a request has generated: its name and its prompts' runs, noted when they are over. late: called with this when that
-    is after the answer, as in the background."""
+    """The runs of a traced request, noted when they are over. late: called with this object if the runs end after the answer
+    was sent, as for responses in the background."""
 
     __slots__ = ("late", "name", "runs")
 
@@ -73,7 +73,7 @@ generated_by: ContextVar[Generated | None] = ContextVar("generated", default=Non
 
 
 def note_runs(name: str, runs: list[PromptRun]) -> None:
-    """The request that this task answers has generated; nothing happens if it is not traced."""
+    """Tell tracing what the request of this task has generated; does nothing if the request is not traced."""
     generated = generated_by.get()
     if generated is not None:
         generated.name = name
@@ -84,7 +84,7 @@ def note_runs(name: str, runs: list[PromptRun]) -> None:
 
 # ----------------------------------------------------------------------------------------------------------------- metrics
 def count_first_token(metrics: Metrics, run: PromptRun) -> None:
-    """Once a request, as soon as its first token is seen: an answer may take minutes more."""
+    """Observe the time to the first token as soon as that is there, once a request: the answer may take minutes more."""
     times = run.stream.metrics
     if run.has_begun or times.first_token_time is None:
         return
@@ -93,7 +93,7 @@ def count_first_token(metrics: Metrics, run: PromptRun) -> None:
 
 
 def count_request(metrics: Metrics, run: PromptRun) -> None:
-    """The times and sizes of a request that is over and has begun to answer."""
+    """Observe the times and sizes of a request that has ended; nothing if it never had a token."""
     times, stream = run.stream.metrics, run.stream
     if times.first_token_time is None:
         return
@@ -101,7 +101,7 @@ def count_request(metrics: Metrics, run: PromptRun) -> None:
     first = times.first_token_time
     last = max(times.last_token_time or first, first)
     end = times.finished_time or last
-    metrics.observe("e2e_request_latency_seconds", max(0.0, end - times.arrival_time))  # less, where the clock was set back
+    metrics.observe("e2e_request_latency_seconds", max(0.0, end - times.arrival_time))  # negative if the clock was set back
     metrics.observe("request_decode_time_seconds", last - first)
     if times.queue_s is not None:
         prefill_s = max(0.0, first - times.arrival_time - times.queue_s)
@@ -122,7 +122,7 @@ def count_request(metrics: Metrics, run: PromptRun) -> None:
 
 # ------------------------------------------------------------------------------------------------------------ in one piece
 async def run_all(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run side by side; the first failure stops the others and is raised as itself."""
+    """Run coroutines concurrently. The first exception cancels the others and is raised unchanged."""
     if len(coroutines) == 1:
         return [await coroutines[0]]
     tasks = [asyncio.create_task(c) for c in coroutines]
@@ -133,15 +133,15 @@ async def run_all(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
             if task.done():
                 results.append(task.result())
         return results
-    finally:  # not a TaskGroup, which would wait for all to have ended before anyone learns that the client has gone
+    finally:  # a TaskGroup would wait until all have ended before it tells that the client has disconnected
         for task in tasks:
             if not task.cancel() and not task.cancelled():
-                task.exception()  # asyncio would log those that nobody has looked at
-        del task, tasks  # a failure refers to this frame, which would wait for the garbage collector with all that it knows
+                task.exception()  # retrieved, or asyncio would log it
+        del task, tasks  # an exception refers to this frame: a cycle would keep all of it until the next garbage collection
 
 
 async def collect(runs: Sequence[PromptRun], metrics: Metrics, most_bytes: int | None = None) -> list[list[Delta]]:
-    """Every prompt's merged deltas, by child. most_bytes: of the answer; raises ApiError 400 when that cannot be kept to."""
+    """Every prompt's merged deltas, by child. most_bytes: limit of the answer; raises ApiError 400 if it will be longer."""
     results = await run_all([_collect(run, most_bytes) for run in runs])
     for run, deltas in zip(runs, results, strict=True):
         for delta in deltas:
@@ -152,7 +152,7 @@ async def collect(runs: Sequence[PromptRun], metrics: Metrics, most_bytes: int |
 
 
 async def _collect(run: PromptRun, most_bytes: int | None) -> list[Delta]:
-    """One prompt's. With logprobs, a token is so many bytes of the answer: what gets too long is ended when it does."""
+    """One prompt's deltas. With logprobs, each token has a least size in the answer: an output that gets too long is ended."""
     max_tokens = run.params.max_tokens
     if most_bytes is None or run.num_logprobs is None or not isinstance(run.stream, Stream):
         return await run.collect()
@@ -167,17 +167,17 @@ async def _collect(run: PromptRun, most_bytes: int | None) -> list[Delta]:
         return task.result()
     finally:
         task.cancel()
-        del task  # as in run_all: its exception refers to this frame
+        del task  # its exception refers to this frame, as in run_all
 
 
 def most_logprobs(most_bytes: int, num_top: int) -> int:
-    """Tokens with so many alternatives that an answer of this length can hold at most."""
+    """The most tokens, each with num_top alternatives, that an answer of most_bytes can contain."""
     return most_bytes // (_LEAST_OF_TOKEN + _LEAST_OF_ALTERNATIVE * num_top)
 
 
 # --------------------------------------------------------------------------------------------------------------- streaming
 class StreamedAnswer(Protocol):
-    """The events that a route makes of a stream. Each delta was counted when its events are asked for."""
+    """A route's events for a stream. A delta is counted before its events are asked for."""
 
     def opening(self, run: PromptRun) -> Events:
         """Events before a prompt's first text."""
@@ -186,16 +186,19 @@ class StreamedAnswer(Protocol):
         """A delta's events, with its end's."""
 
     def writer(self, run: PromptRun) -> Callable[[Delta], bytes] | None:
-        """A quicker `events` for deltas that end nothing, of a stream of one child; None if there is none."""
+        """A faster `events` for a stream of one child, for deltas without a finish_reason; None if there is none."""
 
     async def closing(self) -> Events:
         """The last events, when all streams have ended."""
 
 
 class Pump:
-    """One response as server-sent events. Its head goes out with the first output, so that an earlier failure still has a
-    status of its own. One write for all that a stream yields in one turn; a client that reads slowly stops its streams' pumps,
-    and what comes meanwhile is merged by the client (`Stream`), at most a request's whole output."""
+    """Reads one response's streams and sends their server-sent events.
+
+    The head goes out with the first output, so an earlier failure still has a status of its own. All that a stream yields in
+    one turn is one write. While a client reads slowly, its streams are not read; the engine's client merges what arrives
+    meanwhile (`Stream`), at most a request's whole output.
+    """
 
     def __init__(
         self,
@@ -205,16 +208,16 @@ class Pump:
         answer: StreamedAnswer,
         shown: Callable[[Delta], Delta] | None = None,
     ) -> None:
-        """response: None for an answer without events, that goes through its deltas. shown: what is to be seen of a delta."""
+        """response: None for an answer that reads deltas and sends no events. shown: returns the visible part of a delta."""
         self._response = response
         self._runs = runs
         self._metrics = metrics
         self._answer = answer
         self._shown = shown
-        self._in_pieces: asyncio.Lock | None = None  # held while a large event is on its way
+        self._in_pieces: asyncio.Lock | None = None  # held while a large event is sent
 
     async def run(self) -> None:
-        """Send everything, and end the response."""
+        """Send all events and end the response."""
         response = self._response
         assert response is not None
         await run_all([self.read(run) for run in self._runs])
@@ -232,7 +235,7 @@ class Pump:
         many, sink = len(self._runs) > _MANY_RUNS, self._sink(run)
         assert isinstance(stream, AsyncIterator)  # beams do not stream
         async for deltas in stream:
-            if many:  # all of a step at once would keep others waiting: each has a turn of its own
+            if many:  # one turn for each stream: all streams' deltas of a step at once would delay other requests
                 await turn()
             parts: list[bytes] = []
             if not has_begun:
@@ -275,8 +278,8 @@ class Pump:
             self._metrics.count("request_success", delta.finish_reason)
 
     def _sink(self, run: PromptRun) -> Callable[[Delta], bool] | None:
-        """For Stream.follow: sends each delta when it comes, until the client reads too slowly. None if the response has more
-        than one stream of one child: what they yield in a turn is sent together."""
+        """A sink for Stream.follow, which sends each delta as it arrives until the client reads too slowly. None if the
+        response has more than one stream of one child: their deltas of one turn are sent together."""
         response, stream = self._response, run.stream
         if response is None or len(self._runs) > 1 or not isinstance(stream, Stream) or stream.params.n > 1:
             return None
@@ -293,7 +296,7 @@ class Pump:
         return sink
 
     async def _send_in_pieces(self, parts: Iterable[bytes]) -> None:
-        """Events of other streams must not come between these."""
+        """Send pieces of events; events of other streams wait until the last piece."""
         response = self._response
         assert response is not None
         if self._in_pieces is None:

@@ -1,7 +1,7 @@
-"""Whether this process lives, whether it wants requests, and how much it has to do: for probes, balancers and people.
+"""Probes for orchestrators, load balancers and people: is the process alive, does it accept requests, how busy is it.
 
-/live: the event loop answers, whatever the engine does. /ready: requests are welcome, which they are not while the engine
-starts or is unwell, nor from the moment at which the server was told to stop. /health, /ping: the engine is well.
+/live: the event loop answers, whatever the engine does. /ready: new requests are accepted; they are not while the engine starts
+or is unhealthy, and after the server was told to stop. /health, /ping: the engine is healthy.
 """
 
 from quire.frontend.http.api.bodies.schemas import ServerLoad
@@ -22,7 +22,7 @@ async def ready(services: Services, request: Request, response: Response) -> Non
 
 
 async def health(services: Services, request: Request, response: Response) -> None:
-    """200 while the core sends heartbeats and no step is stuck."""
+    """Status 200 while the core sends heartbeats and no step is stuck."""
     problem = services.client.health()
     if problem is not None:
         raise ApiError(503, problem, code="unhealthy", retry_after_s=2)
@@ -30,5 +30,5 @@ async def health(services: Services, request: Request, response: Response) -> No
 
 
 async def load(services: Services, request: Request, response: Response) -> None:
-    """Requests (prompts) that this process works on."""
+    """The number of requests (prompts) that this process works on."""
     response.send(200, json_bytes(ServerLoad(services.client.num_requests)))

@@ -1,7 +1,7 @@
-"""ApiKeys: the keys that let requests in. The one place that knows where a request has its own.
+"""ApiKeys: the keys that are accepted. Only this file knows which headers bring a request's key.
 
-`Authorization: Bearer KEY` is how OpenAI's clients send it, `x-api-key: KEY` how Anthropic's do; either is taken on every
-route, and who sends both needs one that is right.
+OpenAI's clients send `Authorization: Bearer KEY`, Anthropic's `x-api-key: KEY`. Every route takes either; of two, one must be
+right.
 """
 
 import hashlib
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 
 class ApiKeys:
-    """keys: none means open to all."""
+    """keys: if empty, no key is needed."""
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
@@ -19,8 +19,8 @@ class ApiKeys:
         return bool(self._digests)
 
     def owner(self, headers: Mapping[bytes, bytes]) -> str | None:
-        """A digest of the right key that a request has brought; None if there is none. Compares with every key, in constant
-        time, so that neither a near miss nor its place in the list shows."""
+        """A digest of the request's key; None if it has none that is right. It is compared with every key in constant time, so
+        timing reveals neither a near miss nor a key's place in the list."""
         scheme, _, bearer = headers.get(b"authorization", b"").partition(b" ")
         ways = (headers.get(b"x-api-key", b""), b"x-api-key" in headers), (bearer, scheme.lower() == b"bearer")
         owner = None

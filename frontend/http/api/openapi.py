@@ -1,7 +1,7 @@
 """/openapi.json: the table of routes and its structs as an OpenAPI 3.1 document (https://spec.openapis.org/oas/v3.1.1).
 
-Bodies and answers are described by msgspec from the structs that decode and encode them, so that the two cannot differ. A field
-that may be null may be left out. Made once a process, when it is first asked for.
+msgspec describes bodies and answers from the structs that decode and encode them, so code and description agree. A field that
+may be null may be left out. A process makes the document once, at the first request for it.
 """
 
 import re
@@ -22,7 +22,7 @@ _KEYS = {
 
 
 def document(routes: Iterable[Route], root_path: str = "") -> dict[str, Any]:
-    """The whole document. root_path: of the server, before every path."""
+    """The whole document. root_path: the server's prefix of every path."""
     routes = tuple(routes)
     types = [kind for route in routes for kind in (route.body, route.answer, route.error) if kind is not None]
     unique = list({repr(kind): kind for kind in types}.values())
@@ -67,7 +67,7 @@ def _answer(route: Route, schema_of: dict[str, Any]) -> dict[str, Any]:
     elif route.answer_type != JSON:
         answer["content"] = _content(route.answer_type, _TEXT)
     if route.streams:
-        answer["content"]["text/event-stream"] = {}  # 3.1 has no words for a stream of events
+        answer["content"]["text/event-stream"] = {}  # 3.1 cannot describe a stream of events
     return answer
 
 

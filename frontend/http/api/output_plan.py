@@ -1,7 +1,7 @@
-"""OutputPlan: how one request's output is read: its parsers, the grammar they rely on, the tokens they must see.
+"""OutputPlan: how one request's output is parsed: its parsers, the grammar that they rely on, the special tokens they must see.
 
-Made by a route from what it knows of the request, free of its JSON. Which parsers a server has is `ParserNames`: by name, or by
-the model's chat template. A request that needs neither has no plan, and stays on the fast path.
+`chat_plan` makes one from a ChatRequest. `ParserNames` chooses the parsers: by name, or by the model's chat template. A request
+without tools and reasoning has no plan, and stays on the fast path.
 """
 
 from collections.abc import Mapping
@@ -40,7 +40,10 @@ class ParserNames:
 
 @dataclass(frozen=True)
 class Thinking:
-    """What a request and its prompt say of thinking. prompt, variables, continued: see reasoning_parsers/choice.py."""
+    """A request's and its prompt's say on reasoning. prompt, variables, continued: see reasoning_parsers/choice.py.
+
+    token_budget: the most tokens of reasoning.
+    """
 
     prompt: str
     variables: Mapping[str, Any]
@@ -69,7 +72,7 @@ class OutputPlan:
                 code="unsupported_value",
             )
         self._opened: bool | None = False
-        self._always_thinks = False  # if its prompt does not say otherwise
+        self._always_thinks = False  # unless the prompt says otherwise
         if self._reasoning is not None:
             self._opened = opened_by(thinking.prompt, thinking.variables, thinking.continued)
             named = names.reasoning != "auto"
@@ -103,7 +106,7 @@ class OutputPlan:
 
     # --------------------------------------------------------------------------------------------------- for the engine
     def sampling_fields(self, own: StructuredOutputs | None) -> dict[str, Any]:
-        """Fields of SamplingParams: the grammar that the calls need, and the end of the reasoning that may go before it.
+        """Fields of SamplingParams: the grammar that the calls need, and the token ids that end the reasoning before it.
 
         own: the grammar that the request asks for by itself. Raises ApiError 400.
         """
@@ -119,8 +122,9 @@ class OutputPlan:
         }
 
     def _thinks_first(self) -> bool:
-        """Whether a grammar is to wait for the end of a thought. If none came, it would wait for ever: so only where that is
-        sure, or one token tells, or the operator says so by naming the parser. The engine waits for no start of several."""
+        """Whether a grammar starts only when reasoning has ended. Without reasoning it would wait for ever, so it waits only if
+        the prompt opens reasoning, one token tells that it begins, or the operator has named the parser. The engine does not
+        recognize a start of several tokens."""
         if self._reasoning is None or self._opened is not None:
             return bool(self._opened)
         return self._always_thinks or len(self._start_ids() or ()) == 1
@@ -131,13 +135,13 @@ class OutputPlan:
         is_json = own.kind in ("json", "json_object")
         if is_json and own.field.startswith("response_format") and self._tools is not None and self._tools.mode == "auto":
             assert self._tool_parser is not None
-            return answer_or_calls(own, self._tools, self._tool_parser)  # as OpenAI has it, and agents send both
+            return answer_or_calls(own, self._tools, self._tool_parser)  # as OpenAI does; agents send both
         if self._grammar is None:
             return own
         if self._grammar.kind == "structural_tag":
             return own  # another format leaves no room for calls
         if is_json:
-            return self._grammar  # and a call that must be made leaves no content for response_format, as OpenAI has it
+            return self._grammar  # an answer that must be a call has no content for response_format, as with OpenAI
         raise invalid(
             "tool_choice: a call that must be made and another format of the answer exclude each other", "tool_choice"
         )
@@ -147,7 +151,7 @@ class OutputPlan:
         return self._tokenizer.encode(self._reasoning.end, add_special_tokens=False)
 
     def _start_ids(self) -> list[int] | None:
-        """None where the model thinks from the beginning, whatever it writes."""
+        """Token ids that begin reasoning; None if the model reasons from its first token on."""
         assert self._reasoning is not None
         if self._opened is not None or not self._reasoning.needs_start:
             return None
@@ -162,13 +166,13 @@ class OutputPlan:
         return frozenset(i for i in ids if i is not None)
 
     def show_markers(self, stream: Stream) -> None:
-        """Let the parsers see their markers, be they special tokens. Right after submitting."""
+        """Keep the parsers' markers in the text, even if they are special tokens. To be called right after submitting."""
         if ids := self.marker_ids:
             stream.show_special_tokens(ids)
 
     # --------------------------------------------------------------------------------------------------- for the answer
     def new_parser(self) -> OutputParser:
-        """For one of the request's sequences."""
+        """A new parser, for one of the request's sequences."""
         reasoning = self._reasoning(self._opened) if self._reasoning is not None else None
         return OutputParser(reasoning, self._new_tool_parser())
 
@@ -184,7 +188,7 @@ class OutputPlan:
 
     @property
     def reasoning_end_id(self) -> int | None:
-        """The token that ends reasoning; None where none can come, or no single token ends it."""
+        """The token that ends reasoning; None if the output has no reasoning, or several tokens end it."""
         if self._reasoning is None or not self.may_think:
             return None
         return self._tokenizer.backend.token_to_id(self._reasoning.end)
@@ -195,7 +199,7 @@ _BUDGET = "thinking_token_budget"
 
 
 def take_tools(body: ChatRequest) -> ToolUse | None:
-    """What the request says of tools; the body keeps those that the prompt is to show. Raises ApiError 400."""
+    """The request's tools and how they may be called. The body keeps those that the prompt shows. Raises ApiError 400."""
     if body.tool_choice is None and not (body.tools or body.functions or body.function_call):
         body.tools = None
         return None
@@ -227,7 +231,7 @@ def take_tools(body: ChatRequest) -> ToolUse | None:
 
 
 def _chosen_by_object(use: ToolUse, choice: dict[str, Any]) -> ToolUse:
-    """{"type": "function", "function": {"name": ...}}, or OpenAI's allowed_tools."""
+    """tool_choice as an object: {"type": "function", "function": {"name": ...}}, or OpenAI's allowed_tools."""
     function, allowed = choice.get("function"), choice.get("allowed_tools")
     if choice.get("type") == "function" and isinstance(function, dict) and isinstance(function.get("name"), str):
         return chosen(use, function["name"], "tool_choice.function.name")
@@ -254,12 +258,12 @@ def _allowed(use: ToolUse, allowed: dict[str, Any]) -> ToolUse:
 def chat_plan(
     names: ParserNames, body: ChatRequest, tools: ToolUse | None, tokenizer: Tokenizer, prompt: ChatPrompt, thinks: bool = True
 ) -> OutputPlan | None:
-    """How this request's output is read; None where it is plain text. thinks: False for a model that must not think."""
-    if body.thinking_token_budget == -1:  # vLLM's way to ask for no limit
+    """How this request's output is parsed; None if it is plain text. thinks: False if the model must not reason."""
+    if body.thinking_token_budget == -1:  # means no limit, as in vLLM
         body.thinking_token_budget = None
     can_think = names.reasoning_parser(prompt.template) is not None
     if can_think and not thinks:
-        body.thinking_token_budget = 0  # for templates that know no such switch
+        body.thinking_token_budget = 0  # for templates without a switch for it
     if tools is None and not can_think and body.thinking_token_budget is None:
         return None
     variables = dict(body.chat_template_kwargs or {})
@@ -273,7 +277,7 @@ def chat_plan(
 
 
 def _continued(body: ChatRequest) -> str | None:
-    """The final message's text, if the model goes on with that."""
+    """The final message's text, if the model continues it."""
     if not body.continue_final_message:
         return None
     content = body.messages[-1].get("content")

@@ -1,7 +1,7 @@
-"""The page at /: a chat playground and live charts, as plain files of frontend/http/page/ that are read once, at the start.
+"""The page at /: a chat playground and live charts. Its plain files in frontend/http/page/ are read once, at the start.
 
-They are open without a key, for they hold nothing: what the page asks the API for needs the key that its user enters. The
-policy lets nothing run or load but these files, and nothing be asked but this server.
+They need no API key because they contain no data: the page's requests to the API bring the key that its user enters. The
+Content-Security-Policy lets only these files run or load, and only this server be asked.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ _HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-opener-policy", b"same-origin"),
-    (b"cache-control", b"no-cache"),  # kept, and asked for anew: with the ETag that costs a few bytes
+    (b"cache-control", b"no-cache"),  # a browser asks again each time; with the ETag that costs a few bytes
 )
 
 
@@ -57,5 +57,5 @@ async def page(services: Services, request: Request, response: Response) -> None
 
 
 async def to_page(services: Services, request: Request, response: Response) -> None:
-    """The root path without its slash: what the page names would be looked for beside it."""
+    """Redirect the root path without its slash to the one with it: a browser resolves the page's files against that."""
     response.send(307, b"", b"text/plain", headers=((b"location", services.root_path.encode() + b"/"),))

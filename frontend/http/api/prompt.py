@@ -1,7 +1,7 @@
-"""Prompts of the generating routes: a conversation as text and token ids, a text as token ids, and what of them is cut off.
+"""Prompts of the generating routes: a conversation as text and token ids, a text as token ids, and their truncation.
 
-`chat_prompt` goes through the model's chat template, or through the request's own in another process. Long conversations are
-rendered, and long texts tokenized, beside the event loop.
+`chat_prompt` renders with the model's chat template, or with the request's own in another process. Long conversations are
+rendered, and long texts tokenized, in threads.
 """
 
 import re
@@ -32,7 +32,7 @@ async def chat_prompt(
 ) -> tuple[ChatPrompt, list[int]]:
     """The conversation as a prompt, and its token ids, or `keep` of them (`truncated`).
 
-    trust_template: whether the request may bring a template. num_bytes: of the request's body. Raises ApiError 400, TooLong.
+    trust_template: whether a request may bring its own template. num_bytes: length of its body. Raises ApiError 400, TooLong.
     """
     if body.chat_template is not None and not trust_template:
         raise invalid(
@@ -81,7 +81,7 @@ def _template_options(body: ChatRequest | TokenizeRequest) -> dict[str, Any]:
 
 
 def _template_variables(body: ChatRequest | TokenizeRequest) -> dict[str, Any]:
-    """chat_template_kwargs, and what other fields of the request say to templates."""
+    """chat_template_kwargs, with the variables that other fields of the request set."""
     variables = dict(body.chat_template_kwargs or {})
     for name in variables:
         if name in _RESERVED_KWARGS or not re.fullmatch(r"[A-Za-z]\w{0,63}", name):
@@ -94,22 +94,24 @@ def _template_variables(body: ChatRequest | TokenizeRequest) -> dict[str, Any]:
 
 
 async def encoded(client: Client, text: str, add_special_tokens: bool, keep: int | None, side: str | None = None) -> list[int]:
-    """A text's ids, or `keep` of them (`truncated`), for which no more text is tokenized than can fit into the context."""
+    """A text's ids, or `keep` of them (see `truncated`). With `keep`, no more text is tokenized than needed."""
     if keep is None:
         return await client.encode(text, add_special_tokens=add_special_tokens)
-    limit = client.welcome.limits.max_model_len
-    return truncated(await encode_end(client.tokenizer, text, add_special_tokens, keep, side == "right", limit), keep, side)
+    ids = await encode_end(
+        client.tokenizer, text, add_special_tokens, keep, side == "right", client.welcome.limits.max_model_len
+    )
+    return truncated(ids, keep, side)
 
 
 def truncated(token_ids: list[int], keep: int | None, side: str | None = None) -> list[int]:
-    """The last `keep` ids (vLLM's truncate_prompt_tokens), or the first where the `side` cut off is the "right" one."""
+    """The last `keep` ids (vLLM's truncate_prompt_tokens), or the first ones if the "right" `side` is cut off."""
     if keep is None:
         return token_ids
     return token_ids[:keep] if side == "right" else token_ids[-keep:]
 
 
 def num_kept(body: Any, max_model_len: int, max_tokens: int | None) -> int | None:
-    """truncate_prompt_tokens as a number of tokens; -1: what fits beside max_tokens. None: all. Raises ApiError 400."""
+    """truncate_prompt_tokens as a number of tokens; -1 is as many as fit beside max_tokens. None: all. Raises ApiError 400."""
     keep: int | None = body.truncate_prompt_tokens
     if keep == -1:
         return max(1, output_room(max_tokens or 1, max_model_len))

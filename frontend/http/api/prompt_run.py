@@ -1,8 +1,8 @@
-"""PromptRun: one prompt of an HTTP request on its way: its stream, its place among the choices, its counts.
+"""PromptRun: one submitted prompt of an HTTP request: its stream, its place among the choices, its counts.
 
-`submit` makes one, as the request's body wants it: the prompt as it is, the best of several, or a search of beams. It is filled
-in while its stream is read (generate.py), and read for usage, metrics, traces and the log of requests. It knows neither the
-connection nor the answer's shape.
+`submit` makes one: a plain request, the best of several completions, or a beam search. Its counts are filled in while its
+stream is read (generate.py); usage, metrics, traces and the log of requests read them. It knows neither the connection nor the
+answer's shape.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,10 +24,10 @@ from quire.ipc.sampling import SamplingParams
 
 
 class PromptRun:
-    """One prompt of a request. params: as they were submitted. first_choice: index of its first child among the choices.
+    """One prompt of a request. params: as submitted. first_choice: index of its first child among the choices.
 
-    n: its choices, all that the stream generates unless `choose` picks them, numbered anew. num_logprobs: alternatives that
-    are returned beside each token; None for no log-probabilities.
+    n: how many choices it has. They are the stream's children, unless `choose` picks and renumbers some of them.
+    num_logprobs: alternatives returned beside each token; None for no log-probabilities.
     """
 
     __slots__ = ("_choose", "_prompt_logprobs", "finish_reasons", "first_choice", "has_begun", "max_tokens", "n",
@@ -43,14 +43,14 @@ class PromptRun:
         choose: Callable[[list[Delta]], list[Delta]] | None = None,
         checked: CheckedRequest | None = None,
     ) -> None:
-        """checked: None where all that is generated is returned."""
+        """checked: None if everything that is generated is returned."""
         self.stream = stream
         self._choose = choose
         self.params = params
         self.prompt_token_ids = prompt_token_ids
         self.first_choice = first_choice
         self.n, self.num_logprobs = (params.n, params.logprobs) if checked is None else (checked.n, checked.num_logprobs)
-        self.max_tokens = params.max_tokens  # as it is counted
+        self.max_tokens = params.max_tokens  # for metrics and traces
         self.num_tokens = [0] * self.n  # output tokens by child
         self.num_tokens_left_out = 0  # generated and not returned
         self.num_reasoning_tokens: list[int] | None = None  # by child; None where it is not known
@@ -59,7 +59,7 @@ class PromptRun:
         self._prompt_logprobs: Sequence[TokenLogprobDict | None] | None = None
 
     async def collect(self) -> list[Delta]:
-        """A merged Delta for each choice, when all have ended."""
+        """Wait for the end; one merged Delta for each choice."""
         deltas = await self.stream.collect()
         if self._choose is None:
             return deltas
@@ -68,7 +68,7 @@ class PromptRun:
         return chosen
 
     def prompt_logprobs(self) -> Sequence[TokenLogprobDict | None] | None:
-        """Once the first output is there."""
+        """Log-probabilities of the prompt's tokens; to be called when the first output is there."""
         if self._prompt_logprobs is None:
             self._prompt_logprobs = self.stream.prompt_logprobs
         return self._prompt_logprobs
@@ -83,7 +83,7 @@ def submit(
     name: str,
     first_choice: int = 0,
 ) -> PromptRun:
-    """Send a prompt to the engine. checked: what the params were made of. Raises ClientErrors."""
+    """Send a prompt to the engine. checked: the request that params were made of. Raises ClientErrors."""
     options: dict[str, Any] = {"priority": body.priority or 0, "cache_salt": body.cache_salt or "", "request_name": name}
     if body.use_beam_search:
         room = output_room(len(ids), client.welcome.limits.max_model_len)
@@ -97,7 +97,7 @@ def submit(
 
 
 def _best(deltas: list[Delta], checked: CheckedRequest) -> list[Delta]:
-    """The n of them with the highest log-probability a token (OpenAI's best_of), best first."""
+    """The n deltas with the highest mean log-probability of a token (OpenAI's best_of), best first."""
     best = sorted(deltas, key=_mean_logprob, reverse=True)[: checked.n]
     for index, delta in enumerate(best):
         delta.index = index
@@ -114,7 +114,7 @@ def _mean_logprob(delta: Delta) -> float:
 
 
 def usage_of(runs: Sequence[PromptRun]) -> Usage:
-    if len(runs) == 1 and runs[0].num_reasoning_tokens is None:  # most requests: a third of the time
+    if len(runs) == 1 and runs[0].num_reasoning_tokens is None:  # most requests; takes a third of the time
         run = runs[0]
         prompt, completion = run.stream.num_prompt_tokens, sum(run.num_tokens) + run.num_tokens_left_out
         return Usage(prompt, completion, prompt + completion, PromptTokensDetails(run.stream.num_cached_tokens or 0))
@@ -127,14 +127,14 @@ def usage_of(runs: Sequence[PromptRun]) -> Usage:
 
 
 class RunningUsage:
-    """usage_of many prompts while their stream goes on: what a chunk says must not cost a look at thousands of sequences."""
+    """`usage_of` many prompts, kept up to date while they are streamed: a chunk must not look at thousands of sequences."""
 
     __slots__ = ("_num_cached", "_num_prompt", "num_tokens")
 
     def __init__(self, runs: Sequence[PromptRun]) -> None:
         self._num_prompt = sum(run.stream.num_prompt_tokens for run in runs)
         self._num_cached = 0
-        self.num_tokens = 0  # of output, of all runs; counted by whoever reads them
+        self.num_tokens = 0  # output tokens of all runs; the reader of the streams counts them
 
     def started(self, run: PromptRun) -> None:
         self._num_cached += run.stream.num_cached_tokens or 0
@@ -150,12 +150,12 @@ class ReasoningCount:
     __slots__ = ("_end", "_over")
 
     def __init__(self, end_token_id: int | None) -> None:
-        """end_token_id: the token that ends reasoning; None where there is none to count."""
+        """end_token_id: the token that ends reasoning; None if there is nothing to count."""
         self._end = end_token_id
-        self._over: set[int] = set()  # choices whose reasoning that token has ended
+        self._over: set[int] = set()  # choices in which that token has ended the reasoning
 
     def add(self, run: PromptRun, delta: Delta, never_thought: bool) -> None:
-        """Count a delta's tokens of reasoning, with the one that ends it. never_thought: the output has begun without any."""
+        """Count a delta's tokens of reasoning, including the one that ends it. never_thought: the output began without any."""
         end, i, ids = self._end, delta.index, delta.token_ids
         if end is None:
             return

@@ -1,7 +1,7 @@
 """Route: one line of the table of routes, and `RouteTable`, which finds it by a request's raw path.
 
-What a line says is all that anybody knows of a route before its handler runs: who may ask (app.py), how large a body may be,
-and what /openapi.json tells of it (openapi.py). The table itself is routes.py.
+A line has all that is known of a route before its handler runs: whether it needs a key (app.py), how large a body may be, and
+its description for /openapi.json (openapi.py). The table itself is routes.py.
 """
 
 import functools
@@ -23,12 +23,12 @@ _PARAMETER = re.compile(r"\{(\w+)(:path)?\}")
 
 
 class Route(NamedTuple):
-    """A method on a path. In a path, {name} stands for one segment and {name:path} for all that follows.
+    """A method on a path. In a path, {name} stands for one segment and {name:path} for all that follow.
 
     body, answer: structs of JSON. streams: "stream": true asks for server-sent events. query: name -> JSON Schema.
-    form: fields of a form -> JSON Schema, those without brackets needed.
-    is_open: needs no API key. prompt_field: what to name when a prompt is too long. media_type: the body's.
-    max_body: bytes, in place of the server's own limit. missing: why the route answers 501, whatever is sent. error: its shape.
+    form: fields of a form -> JSON Schema; those without brackets are required.
+    is_open: needs no API key. prompt_field: the field that an error names if a prompt is too long. media_type: the body's.
+    max_body: bytes; replaces the server's own limit. missing: the reason for answering 501 to every request. error: its struct.
     """
 
     method: str
@@ -52,22 +52,22 @@ class Route(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The metrics' label."""
+        """The route's label in metrics."""
         return _name_of(self.path)
 
     @property
     def parameters(self) -> list[str]:
-        """Names of what stands for a part of the path."""
+        """Names of the path's parameters."""
         return [match[1] for match in _PARAMETER.finditer(self.path)]
 
 
 @functools.cache
-def _name_of(path: str) -> str:  # asked for with every answer
+def _name_of(path: str) -> str:  # called with every answer
     return path.partition("{")[0].rstrip("/") or "/"
 
 
 class RouteTable:
-    """Routes by path; a path has one for each method that it takes."""
+    """Routes by path; a path has one for each of its methods."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self.routes = tuple(routes)
@@ -86,7 +86,7 @@ class RouteTable:
         return self._patterns.setdefault(route.path, (re.compile(pattern.encode(), re.DOTALL), {}))[1]
 
     def find(self, path: bytes) -> tuple[Mapping[str, Route], dict[str, str]]:
-        """By method what the path answers, nothing if there is no such path; and the values of its parameters."""
+        """The routes of a path by method, none if there is no such path; and the values of its parameters."""
         found = self._exact.get(path)
         if found is not None:
             return found, {}
@@ -97,5 +97,5 @@ class RouteTable:
 
     @property
     def paths(self) -> Iterable[bytes]:
-        """Those without parameters."""
+        """The paths without parameters."""
         return self._exact.keys()

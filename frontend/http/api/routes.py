@@ -1,6 +1,6 @@
-"""ROUTES: every route of the server, one line each. A new one is a line here, and nothing else.
+"""ROUTES: every route of the server, one line each. A new route needs a line here, and nothing else.
 
-app.py serves them, and lets in without a key whom `is_open` allows; openapi.py describes them.
+app.py serves them, and asks for a key unless a route `is_open`; openapi.py describes them.
 """
 
 import asyncio
@@ -59,11 +59,11 @@ def _document(root_path: str) -> bytes:
 
 
 async def openapi(services: Services, request: Request, response: Response) -> None:
-    response.send(200, await asyncio.to_thread(_document, services.root_path))  # the first time it takes a while
+    response.send(200, await asyncio.to_thread(_document, services.root_path))  # the first call takes a while
 
 
 async def _nothing(services: Services, request: Request, response: Response) -> None:
-    """Of a route that is missing: app.py answers for it."""
+    """The handler of a missing route; app.py answers before it is called."""
 
 
 def _missing(path: str, what: str, tag: str, media_type: str = "application/json") -> Route:
@@ -94,7 +94,7 @@ ROUTES = RouteTable(
               answer=dict[str, Any]),
         Route("POST", "/v1/responses/{response_id}/cancel", stored.cancel_response, "Give up one that runs in the background",
               "responses", answer=ResponseObject),
-        Route("GET", "/v1/responses/{response_id}/input_items", stored.list_input_items, "What the model was shown",
+        Route("GET", "/v1/responses/{response_id}/input_items", stored.list_input_items, "The items that the model was shown",
               "responses", answer=dict[str, Any], query=PAGE_FIELDS),
         Route("POST", "/inference/v1/generate", generate, "Continue token ids", "generate", GenerateRequest, GenerateResponse,
               streams=True, example={"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 32}}, prompt_field="token_ids"),
@@ -110,7 +110,7 @@ ROUTES = RouteTable(
               answer=files.FileObject, media_type="multipart/form-data", form=files.UPLOAD_FIELDS, max_body=MAX_FORM_BYTES),
         Route("GET", "/v1/files", files.list_files, "Your files", "batches", answer=dict[str, Any], query=PAGE_FIELDS),
         Route("GET", "/v1/files/{file_id}", files.read_file, "One of them", "batches", answer=files.FileObject),
-        Route("GET", "/v1/files/{file_id}/content", files.read_file, "What is in it", "batches",
+        Route("GET", "/v1/files/{file_id}/content", files.read_file, "Its content", "batches",
               answer_type="application/octet-stream"),
         Route("DELETE", "/v1/files/{file_id}", files.delete_file, "Delete it", "batches", answer=dict[str, Any]),
         Route("POST", "/v1/batches", batches.create_batch, "Answer a file of requests, in time", "batches",
@@ -133,7 +133,7 @@ ROUTES = RouteTable(
         Route("GET", "/load", health_routes.load, "Requests that this process works on", answer=ServerLoad),
         Route("GET", "/version", service_routes.version, "The engine's version", answer=VersionResponse),
         Route("GET", "/metrics", service_routes.metrics, "Numbers for Prometheus", answer_type="text/plain"),
-        Route("GET", "/server_info", admin_routes.server_info, "What the engine runs with", "admin", answer=ServerInfoAnswer,
+        Route("GET", "/server_info", admin_routes.server_info, "The engine's configuration", "admin", answer=ServerInfoAnswer,
               query={"config_format": {"type": "string", "enum": ["text", "json"], "default": "text"}}),
         Route("POST", "/reset_prefix_cache", admin_routes.reset_prefix_cache, "Forget cached prefixes", "admin",
               answer=PrefixCacheReset),

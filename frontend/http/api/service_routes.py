@@ -1,4 +1,4 @@
-"""What is served, by which version, and its numbers: /v1/models, /version, /metrics; and browsers' preflights."""
+"""/v1/models, /version, /metrics, and browsers' preflights."""
 
 from quire.frontend.http.api.bodies.checked import check_model
 from quire.frontend.http.api.bodies.schemas import ModelCard, ModelList, ModelPermission, VersionResponse
@@ -14,7 +14,7 @@ async def list_models(services: Services, request: Request, response: Response) 
 
 
 async def one_model(services: Services, request: Request, response: Response) -> None:
-    """/v1/models/{model}: ids may hold slashes, written out or escaped."""
+    """GET /v1/models/{model}: an id may contain slashes, plain or percent-encoded."""
     name = check_model(request.path_parameters["model"], services.model_names)
     response.send(200, json_bytes(_card(services, name)))
 
@@ -31,7 +31,7 @@ def _card(services: Services, name: str) -> ModelCard:
 
 
 async def preflight(services: Services, request: Request, response: Response) -> None:
-    """A browser's OPTIONS before a page's request, to any path. What it asks for is in every answer's headers (cors.py)."""
+    """A browser's OPTIONS before a page's request, to any path. Every answer has the headers that it asks for (cors.py)."""
     response.send(200)
 
 

@@ -1,7 +1,7 @@
-"""Services: what a route needs of the process that it runs in. Made once (server.py), passed to each route, never changed.
+"""Services: the parts of the process that routes use. Made once (server.py), passed to each route, never changed.
 
-What changes in the life of a process stands in `ServingState`. A route knows neither the application that called it nor who may
-call (app.py), nor a connection (protocol/).
+`ServingState` has what changes while the process runs. A route knows neither the application that calls it (app.py) nor the
+connection (protocol/).
 """
 
 import asyncio
@@ -21,8 +21,10 @@ MAX_RESPONSE_BYTES = 128 << 20
 
 @dataclass(slots=True)
 class ServingState:
-    """draining: the process was told to stop. Requests are still answered, but no new ones should be sent here. background:
-    responses that nobody waits for, by id."""
+    """draining: the process was told to stop. It still answers requests, but no new ones should be sent to it.
+
+    background: tasks of responses in the background, by id.
+    """
 
     draining: bool = False
     background: dict[str, asyncio.Task[None]] = field(default_factory=dict)
@@ -30,7 +32,7 @@ class ServingState:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """client: connected, and reconnecting by itself. storage: what is kept between requests."""
+    """client: connected; it reconnects by itself. storage: files, batches and responses that are kept."""
 
     client: Client
     metrics: Metrics
@@ -39,10 +41,10 @@ class Services:
     defaults: RequestDefaults
     parsers: ParserNames
     trust_request_chat_template: bool = False
-    max_response_bytes: int = MAX_RESPONSE_BYTES  # of an answer that is no stream
+    max_response_bytes: int = MAX_RESPONSE_BYTES  # of an answer in one piece
     state: ServingState = field(default_factory=ServingState)
     storage: Storage = field(default_factory=Storage)
-    root_path: str = ""  # before the paths of those who ask
+    root_path: str = ""  # prefix of the paths that clients use
 
     @classmethod
     def make(
@@ -56,7 +58,7 @@ class Services:
         max_response_bytes: int = MAX_RESPONSE_BYTES,
         storage: Storage | None = None,
     ) -> "Services":
-        """metrics: None for numbers of this process alone. storage: None for a private one, made when it is first used."""
+        """metrics: None to count for this process alone. storage: None for a private one, made at its first use."""
         return cls(
             client,
             metrics or Metrics(),
@@ -71,10 +73,10 @@ class Services:
 
     @property
     def model_names(self) -> list[str]:
-        """What the present or last engine serves its model as. Raises EngineDown before the first."""
+        """The served names of the present or last engine's model. Raises EngineDown before the first engine."""
         return self.client.welcome.served_model_names
 
     @property
     def limits(self) -> EngineLimits:
-        """The present or last engine's."""
+        """The present or last engine's limits."""
         return self.client.welcome.limits

@@ -1,9 +1,9 @@
 """Server-sent events of the two generating routes, from pre-encoded bytes.
 
-Everything about a chunk but its text is known when the stream begins, so it is encoded once for each choice; a token costs one
-JSON escape and two concatenations. Chunks with logprobs, token ids or usage take a second path, with the same result where
-those are left out. One `ChunkWriter` a response; it knows bytes only, not the connection and not the engine. `ChunkEvents`
-makes a stream's deltas chunks, for the pump (generate.py) to send; what differs between the routes is an `AnswerFormat`.
+All of a chunk but its text is known when the stream begins, so it is encoded once for each choice; a token costs one JSON
+escape and two concatenations. Chunks with logprobs, token ids or usage take a second path, which gives the same bytes without
+those. A response has one `ChunkWriter`, which knows neither the connection nor the engine. `ChunkEvents` turns a stream's
+deltas into chunks, which the pump (generate.py) sends; an `AnswerFormat` has what differs between the routes.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,13 +23,15 @@ json_bytes = msgspec.json.Encoder().encode
 
 
 def error_event(error: ApiError) -> bytes:
-    """A failure after the status line: the stream's last event."""
+    """The last event of a stream that fails after its status line."""
     return error.event + b"data: " + error.body() + b"\n\n"
 
 
 class ChunkWriter:
-    """Chunks of one response. num_choices: prompts times n. null_usage: every chunk says "usage": null (OpenAI's
-    include_usage). Each method returns one whole event."""
+    """Chunks of one response; each method returns one whole event.
+
+    num_choices: prompts times n. null_usage: every chunk has "usage": null (OpenAI's include_usage).
+    """
 
     def __init__(
         self,
@@ -77,7 +79,7 @@ class ChunkWriter:
         prompt_token_ids: Iterable[bytes] | None,
         usage: Usage | None,
     ) -> Iterator[bytes]:
-        """rich_text of a prompt, which may be long: logprobs and ids are JSON in pieces."""
+        """As `rich_text`, for a prompt, which may be long: logprobs and ids are JSON in pieces."""
         yield self._texts[index] + json_bytes(text) + self._close_delta + b',"logprobs":'
         yield from (b"null",) if logprobs is None else logprobs
         yield b',"finish_reason":null'
@@ -95,13 +97,13 @@ class ChunkWriter:
         token_ids: list[int] | None = None,
         usage: Usage | None = None,
     ) -> bytes:
-        """Of a chat choice whose output is parsed. fields: the delta, a JSON object."""
+        """A chunk of a chat choice with parsed output. fields: the delta, a JSON object."""
         return self._openings[index] + fields[1:] + self._tail(logprobs, token_ids, usage)
 
     def _tail(
         self, logprobs: ChatLogprobs | CompletionLogprobs | None, token_ids: list[int] | None, usage: Usage | None
     ) -> bytes:
-        """What follows the text of a chunk that is not its choice's last."""
+        """The bytes after the text of a chunk that is not its choice's last."""
         ids = b"" if token_ids is None else b',"token_ids":' + json_bytes(token_ids)
         return b',"logprobs":%b,"finish_reason":null%b}]%b}\n\n' % (json_bytes(logprobs), ids, self._usage(usage))
 
@@ -115,7 +117,7 @@ class ChunkWriter:
         usage: Usage | None = None,
         content: bytes = b'""',
     ) -> bytes:
-        """A chat choice's first chunk."""
+        """The first chunk of a chat choice."""
         ids = b"" if prompt_token_ids is None else b',"prompt_token_ids":' + json_bytes(prompt_token_ids)
         ids += b"" if prompt_text is None else b',"prompt_text":' + json_bytes(prompt_text)
         delta = b'"role":%b,"content":%b},"logprobs":null,"finish_reason":null}]' % (json_bytes(role), content)
@@ -129,7 +131,7 @@ class ChunkWriter:
         usage: Usage | None = None,
         token_ids: bool = False,
     ) -> bytes:
-        """A choice's last chunk. token_ids: it has this field, too, for clients that add up every chunk's."""
+        """The last chunk of a choice. token_ids: it has an empty list of them, for clients that concatenate the lists."""
         ids = b',"token_ids":[]' if token_ids else b""
         reason = json_bytes(finish_reason), json_bytes(stop_reason), ids, self._usage(usage)
         tail = b',"logprobs":null,"finish_reason":%b,"stop_reason":%b%b}]%b}\n\n' % reason
@@ -144,7 +146,7 @@ class ChunkWriter:
 
 # -------------------------------------------------------------------------------------------------------- deltas to chunks
 class ParsedOutput(Protocol):
-    """The chunks of an output that is parsed (chat_output.py)."""
+    """Makes the chunks of parsed output (chat_output.py)."""
 
     def chunks(
         self,
@@ -159,7 +161,7 @@ class ParsedOutput(Protocol):
 
 
 class AnswerFormat(Protocol):
-    """What differs between chat and completions in a stream."""
+    """The differences between chat and completions in a stream."""
 
     wants_logprobs: bool
 
@@ -168,8 +170,8 @@ class AnswerFormat(Protocol):
         """None for plain text."""
 
     def opening(self, run: PromptRun, chunks: ChunkWriter, usage: Usage | None) -> Iterable[bytes]:
-        """Chunks before a prompt's first text; with the usage so far, if it is wanted. Not a list where they may be large: they
-        are made and sent one after the other then, in any pieces."""
+        """Chunks before a prompt's first text. usage: so far; None if it is not wanted. Returns no list but an iterator if the
+        chunks may be large: then they are made and sent piece by piece."""
 
     def logprobs(self, run: PromptRun, delta: Delta) -> ChatLogprobs | CompletionLogprobs | None: ...
 
@@ -180,7 +182,7 @@ def includes_usage(body: SamplingFields) -> bool:
 
 
 class ChunkEvents:
-    """One response's chunks."""
+    """The events of one response (generate.StreamedAnswer)."""
 
     def __init__(
         self, chunks: ChunkWriter, answer_format: AnswerFormat, runs: Sequence[PromptRun], body: SamplingFields
@@ -204,7 +206,7 @@ class ChunkEvents:
         return b"".join(opening) if isinstance(opening, list) else iter(opening)
 
     def events(self, run: PromptRun, delta: Delta) -> bytes:
-        """A delta's chunks, its end's among them."""
+        """A delta's chunks; the last one if it has a finish_reason."""
         if self._rich:
             events = self._rich_chunks(run, delta)
         else:
@@ -212,7 +214,7 @@ class ChunkEvents:
         return events if delta.finish_reason is None else events + self._finish_chunk(run, delta)
 
     def writer(self, run: PromptRun) -> Callable[[Delta], bytes]:
-        """As `events`, for deltas that end nothing."""
+        """As `events`, for deltas without a finish_reason."""
         if self._rich:
             return lambda delta: self._rich_chunks(run, delta)
         text_chunk, index = self._chunks.text, run.first_choice

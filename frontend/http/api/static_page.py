@@ -1,7 +1,7 @@
-"""StaticPage: one HTML file that the server hands out, with a policy that lets it load nothing from elsewhere.
+"""StaticPage: serves one HTML file, with a Content-Security-Policy that lets it load nothing from elsewhere.
 
-Scripts and styles stand in the page itself; the policy names their hashes, so that nothing else runs, whatever the page shows.
-It may talk to this server only.
+Scripts and styles are inline; the policy names their hashes, so nothing else runs, whatever the page shows. The page may send
+requests to this server only.
 """
 
 import base64
@@ -16,7 +16,7 @@ FOLDER = Path(__file__).parent / "static"
 
 
 class StaticPage:
-    """A handler of the page in this file of FOLDER."""
+    """A route's handler that serves this file of FOLDER."""
 
     def __init__(self, name: str) -> None:
         self._html = (FOLDER / name).read_bytes()

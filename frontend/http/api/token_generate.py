@@ -1,7 +1,8 @@
-"""POST /inference/v1/generate: token ids in, token ids out, as vLLM's route of that name; whole or as server-sent events.
+"""POST /inference/v1/generate: token ids in, token ids out, in one piece or as server-sent events; vLLM has the same route.
 
-For whoever has the tokenizer: routers, trainers, evaluation. sampling_params are SamplingParams' own fields and defaults, not
-the model's generation_config.json; without max_tokens the output may fill the context. Text is made only to find stop strings.
+It is for clients with a tokenizer of their own: routers, trainers, evaluation. sampling_params has SamplingParams' fields and
+defaults, not those of the model's generation_config.json; without max_tokens the output may fill the context. Text is made only
+to find stop strings.
 """
 
 import re
@@ -41,7 +42,7 @@ from quire.ipc.sampling import RequestOutputKind, SamplingParams
 
 _NAME = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _UNSUPPORTED = ("features", "content_parts", "kv_transfer_params", "ec_transfer_params")
-# What SamplingParams has and a client does not say here: what frontends fill in, and what asks for text.
+# Fields of vLLM's SamplingParams that are refused; below, fields of ours that a client does not set here.
 _REFUSED = (
     "guided_decoding", "logits_processors", "logprob_token_ids", "prompt_logprob_token_ids", "prompt_logprob_start",
     "repetition_detection", "routed_experts_prompt_start", "trace_decode_token_ids", "watermarking",
@@ -70,7 +71,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     return_token_ids: bool | None = None
     output_mode: Literal["tokens", "text", "derender"] | None = None
     reasoning_ended: bool | None = None
-    # of vLLM's render routes: about the text that was, and for a parser of the answer
+    # ignored; vLLM's render routes send them: about the rendered text, and for a parser of the answer
     token_offsets: Any = None
     reasoning_parser_kwargs: Any = None
     parse_context: Any = None
@@ -90,7 +91,7 @@ class GenerateChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GenerateChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """One event of a stream."""
+    """An event of a stream."""
 
     request_id: str
     choices: list[GenerateChoice]
@@ -127,7 +128,7 @@ async def generate(services: Services, request: Request, response: Response) -> 
             body.token_ids, params, priority=body.priority or 0, cache_salt=body.cache_salt or "", request_name=name
         )
         run = PromptRun(stream, params, body.token_ids)
-        run.max_tokens = checked.max_tokens  # not cut
+        run.max_tokens = checked.max_tokens  # metrics count it as it was sent
         runs.append(run)
         services.request_log.started(name, runs, bool(body.stream))
         choice = _choice_maker(services, params)
@@ -163,7 +164,7 @@ def _check(body: GenerateRequest) -> CheckedRequest:
     if given.get("prompt_logprobs") is not None and body.stream:
         raise invalid("prompt_logprobs is not available with stream: true", "prompt_logprobs")
     _check_vllms(body, "structured_outputs" in given)
-    given["output_kind"] = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY  # not what the body says
+    given["output_kind"] = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY  # whatever the body says
     given["detokenize"] = bool(given.get("stop"))
     if "structured_outputs" in given:
         given["structured_outputs"] = structured_field("structured_outputs", given["structured_outputs"])
@@ -208,14 +209,14 @@ def _choice_maker(services: Services, params: SamplingParams) -> Callable[..., G
 
 
 class _ChunkEvents:
-    """Events of new ids, one a choice and turn."""
+    """The events of one response (generate.StreamedAnswer): new token ids, one event for each choice and turn."""
 
     def __init__(self, name: str, choice: Callable[..., GenerateChoice], runs: list[PromptRun], body: GenerateRequest) -> None:
         self._name = name
         self._choice = choice
         self._runs = runs
         self._options = body.stream_options or StreamOptions()
-        self._prompt_token_ids = body.token_ids if body.return_token_ids else msgspec.UNSET  # of the first event
+        self._prompt_token_ids = body.token_ids if body.return_token_ids else msgspec.UNSET  # for the first event
 
     def opening(self, run: PromptRun) -> bytes:
         return b""

@@ -1,6 +1,6 @@
-"""Text to token ids, ids to text, and what the tokenizer is: /tokenize, /detokenize, /tokenizer_info.
+"""/tokenize: text to token ids; /detokenize: ids to text; /tokenizer_info: the tokenizer's configuration.
 
-A text may be as long as a body: from some thousand tokens on, what is made of them is made in a thread.
+A text may be as long as a body: answers of more than some thousand tokens are made in a thread.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from quire.frontend.http.api.tools.tool_use import check_tools_size
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.http.protocol.exchange import Request, Response
 
-_FEW_TOKENS = 2048  # whose strings and text take a millisecond
+_FEW_TOKENS = 2048  # their strings or their text take a millisecond to make
 _UNSUPPORTED = ("media_io_kwargs", "mm_processor_kwargs")
 
 T = TypeVar("T")

@@ -2,7 +2,6 @@
 
 import { HINTS, SCHEMA, TOOLS } from "./demos.js";
 
-const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "frequency_penalty", "presence_penalty"];
 const KEY = "quire-api-key";
 
 export class Settings {
@@ -41,10 +40,9 @@ export class Settings {
   body() {
     const body = { model: this.get("model").value, stream: this.get("stream").checked };
     if (body.stream) body.stream_options = { include_usage: true };
-    for (const name of NUMBERS) {
-      const field = this.get(name);
+    for (const field of this.get("settings").querySelectorAll("input[type=number]")) {
       if (!mayBeSent(field)) throw new Error(`${field.labels[0].textContent.trim()}: ${field.validationMessage}`);
-      if (field.value !== "") body[name] = field.valueAsNumber;
+      if (field.value !== "") body[field.id] = field.valueAsNumber;
     }
     if (this.get("stop_text").value) body.stop = [this.get("stop_text").value];
     if (this.demo === "tools") Object.assign(body, { tools: parsed(this.get("tools")), tool_choice: this.get("tool_choice").value });

@@ -16,7 +16,7 @@ from serving import LOOK_S, Background, Served, until
 
 from quire.frontend.cli import frontends as frontends_module
 from quire.frontend.cli.frontends import Frontends
-from quire.frontend.http.api.metrics.metrics import block_bytes
+from quire.frontend.http.api.metrics.metrics import panel_bytes
 from quire.frontend.http.listener import bind
 from quire.frontend.http.server import FrontendConfig, StopSignals
 
@@ -74,7 +74,7 @@ def test_connections_that_waited_for_a_frontend_are_served_by_its_next_process()
 def test_a_frontend_that_hangs_is_killed_and_started_again_and_the_other_is_left_alone(monkeypatch):
     monkeypatch.setattr(frontends_module, "HUNG_AFTER_S", 3.0)
     metrics_fd = os.memfd_create("metrics")
-    os.ftruncate(metrics_fd, 2 * block_bytes())
+    os.ftruncate(metrics_fd, 2 * panel_bytes())
     with FakeCore(echo) as core:
         template = FrontendConfig(engine_addresses=[core.address], listen_fd=-1, metrics_fd=metrics_fd, num_frontends=2)
         asyncio.run(let_one_hang(Frontends(template, bind("127.0.0.1", 0, 2), logs_engine_changes=False)))

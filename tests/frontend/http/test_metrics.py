@@ -17,7 +17,7 @@ from quire.frontend.client.outputs import RequestMetrics
 from quire.frontend.client.stream import EngineError
 from quire.frontend.http.api.generate import count_request
 from quire.frontend.http.api.metrics import metric_names
-from quire.frontend.http.api.metrics.metrics import MAX_HANDLERS, Metrics, block_bytes
+from quire.frontend.http.api.metrics.metrics import MAX_HANDLERS, Metrics, panel_bytes
 from quire.frontend.http.api.metrics.metrics_text import CONTENT_TYPE, MAX_HEARTBEAT_AGE_S, EngineState, metrics_text
 from quire.frontend.http.loop_lag import INTERVAL_S, watch_lag
 from quire.ipc.messages.stats import (
@@ -148,7 +148,7 @@ def _replace(struct, **changes):
 
 # ------------------------------------------------------------------------------------------------- several frontends
 def test_frontends_are_added_up_and_the_engine_is_not():
-    memory = mmap.mmap(-1, 3 * block_bytes())
+    memory = mmap.mmap(-1, 3 * panel_bytes())
     fronts = [Metrics(memory, i) for i in range(3)]
     for i, metrics in enumerate(fronts):
         metrics.register_handlers(["/v1/models", "/health", CHAT])

@@ -1,9 +1,9 @@
 """BodyDecoder: a request's body as a struct of schemas.py, or the 400 that names the field.
 
 A field that is null means the same as one that is absent. Fields that OpenAI's clients send and that change nothing here (user,
-metadata, store, service_tier, ...) are ignored, and so are unknown ones, with a word in the log (unknown_fields.py). Numbers
-and booleans are taken as pydantic, and so vLLM, takes them: 5.0 and "5" for 5, "true" for true. A body of exact types without
-unknown fields is parsed once. Any other is parsed again with these liberties, and a third time to find the unknown names, which
+metadata, store, service_tier, ...) are ignored, and so are unknown ones, which are logged (unknown_fields.py). Numbers and
+booleans are accepted as pydantic, and so vLLM, accepts them: 5.0 and "5" for 5, "true" for true. A body of exact types without
+unknown fields is parsed once. Any other body is parsed again leniently, and a third time to find the unknown names, which
 msgspec does not report.
 """
 
@@ -34,7 +34,7 @@ _MISSING = re.compile(r"^Object missing required field `(?P<name>\w+)`$")
 
 
 class BodyDecoder(Generic[T]):
-    """For bodies of one kind."""
+    """Decodes bodies of one struct type."""
 
     def __init__(self, kind: type[T]) -> None:
         self._ignored = IGNORED.difference(kind.__struct_fields__)
@@ -48,9 +48,9 @@ class BodyDecoder(Generic[T]):
         self._known = IGNORED.union(kind.__struct_fields__)
 
     def decode(self, body: bytearray, unknown: UnknownFields) -> T:
-        """The body as a struct; `unknown` is told of fields that it does not have. Raises ApiError 400, naming the field."""
+        """The body as a struct; `unknown` logs fields that the struct lacks. Raises ApiError 400, naming the field."""
         collects = gc.isenabled()
-        gc.disable()  # it would look through half-parsed lists of lists again and again, for seconds, and find no garbage
+        gc.disable()  # it would scan half-parsed lists of lists again and again, for seconds, and find no garbage
         try:
             return self._decode(body, unknown)
         except msgspec.ValidationError as error:
@@ -71,13 +71,13 @@ class BodyDecoder(Generic[T]):
             unknown.look_at(body, self._known)
             return decoded
         if any(self._ignored_values(decoded)):
-            for name in self._ignored:  # a Raw is a view of the body, and would keep it as long as the answer takes
+            for name in self._ignored:  # a Raw is a view of the body, and would keep that in memory until the answer ends
                 setattr(decoded, name, None)
         return decoded
 
 
 async def read_body(decoder: BodyDecoder[T], request: Request, unknown: UnknownFields) -> T:
-    """A request's body as BodyDecoder.decode makes it: here if that is quick, in a thread if the body is large."""
+    """Decode a request's body (BodyDecoder.decode): at once if it is small, in a thread if it is large."""
     body = request.take_body()
     if len(body) < WEIGHED_BYTES:
         return decoder.decode(body, unknown)
@@ -85,12 +85,12 @@ async def read_body(decoder: BodyDecoder[T], request: Request, unknown: UnknownF
 
 
 def _shortened(text: str) -> str:
-    """msgspec quotes a value that is none of those allowed, however long it is."""
+    """msgspec's message, cut: it quotes the whole value where only certain ones are allowed."""
     return text if len(text) <= _LONGEST_TEXT else f"{text[: _LONGEST_TEXT // 2]}...{text[-_LONGEST_TEXT // 2 :]}"
 
 
 def _flaw(error: Exception, body: bytearray) -> str:
-    """What is wrong and where, if msgspec says so; its words quote nothing of the body."""
+    """The JSON error and its position, if msgspec reports them. Its text quotes nothing of the body."""
     if isinstance(error, UnicodeDecodeError):
         return ": it is not UTF-8"
     what, _, where = str(error).partition("malformed: ")

@@ -1,16 +1,16 @@
-"""How much there is to make of a JSON body, before anything is made of it: the decoder holds the interpreter while it works.
+"""Estimate how long a JSON body takes to decode, before it is decoded: the decoder holds the interpreter while it works.
 
 Eight MiB of text are decoded in 5 ms, eight MiB of empty lists in a second. So large bodies are weighed first, with numpy and
-without the interpreter's lock: values outside of strings, by what each costs. Called by app.py, in a thread, for every route.
+without the interpreter's lock: the values outside of strings, each by its cost. app.py calls this for every route, in a thread.
 """
 
 import numpy as np
 
 from quire.frontend.http.protocol.errors import ApiError
 
-WEIGHED_BYTES = 256 << 10  # smaller bodies are decoded in 10 ms whatever they hold
+WEIGHED_BYTES = 256 << 10  # smaller bodies are decoded in 10 ms, whatever they contain
 MAX_WEIGHT = 1_250_000  # 1 M token ids, or 100,000 objects with a field or two: some 35 ms
-_OF_CONTAINER, _OF_NAME, _OF_VALUE = 5, 4, 1  # of 30 ns
+_OF_CONTAINER, _OF_NAME, _OF_VALUE = 5, 4, 1  # in units of 30 ns
 
 _QUOTE, _BACKSLASH, _COMMA, _COLON, _LIST, _OBJECT = b'"\\,:[{'
 
@@ -28,7 +28,7 @@ def check_shape(body: bytes | bytearray) -> None:
 
 
 def weight_of(body: bytes | bytearray) -> int:
-    """Of what stands outside of strings. For a body that is no JSON, some number."""
+    """The weight of all values outside of strings; an arbitrary number if the body is not JSON."""
     data = np.frombuffer(body, np.uint8)
     outside = ~_in_strings(data)
 
@@ -40,10 +40,10 @@ def weight_of(body: bytes | bytearray) -> int:
 
 
 def _in_strings(data: np.ndarray) -> np.ndarray:
-    """bool [bytes]: from each string's opening quote up to its closing one."""
+    """bool [bytes]: true from each string's opening quote up to, not including, its closing one."""
     quotes = data == _QUOTE
     backslashes = np.flatnonzero(data == _BACKSLASH)
-    if len(backslashes):  # the byte after an odd number of them is escaped
+    if len(backslashes):  # the byte after a run of an odd number of them is escaped
         ends = np.flatnonzero(np.diff(backslashes, append=len(data) + 1) != 1)
         lengths = np.diff(ends, prepend=-1)
         escaped = backslashes[ends[lengths % 2 == 1]] + 1

@@ -1,7 +1,7 @@
 """From a decoded body to a CheckedRequest: its sampling fields, checked as far as that goes without its prompt.
 
-A route fills in what the operator says where the request says nothing (`RequestDefaults`), checks the body, makes the prompt,
-and then SamplingParams (params.py). The sampler's own defaults come from the model's generation_config.json, then the route.
+A route fills in the operator's defaults where the request says nothing (`RequestDefaults`), checks the body, makes the prompt,
+and then SamplingParams (params.py). The sampler's defaults come from the model's generation_config.json, then from the route.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ NO_ROOM = (
     "and at least one must be generated. Please shorten the prompt."
 )
 _sampling_values = attrgetter(*SAMPLING_VALUES)  # all at once: one getattr for each takes three times as long
-# Most bodies have none of these, and need none of their checks.
+# Most bodies have none of these fields, and skip their checks.
 _RARE = (
     *Unsupported.__annotations__, *NOT_SUPPORTED, *SOURCES,
     "request_id", "use_beam_search", "length_penalty", "early_stopping", "best_of", "vllm_xargs",
@@ -43,9 +43,10 @@ _NOTHING = (None,) * len(_RARE)
 
 
 class RequestDefaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """From flags of `quire serve`, never from the wire; made once. A route passes each decoded body through `fill`.
+    """Defaults from flags of `quire serve`, made once. A route passes each decoded body through `fill`.
 
-    include_usage: in every event of a stream and at its end, whatever the request says."""
+    include_usage: every event of a stream has the usage, and so has its end, whatever the request says.
+    """
 
     response_role: str = "assistant"
     chat_template_kwargs: dict[str, Any] = {}
@@ -53,7 +54,7 @@ class RequestDefaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     include_usage: bool = False
 
     def fill(self, body: SamplingFields | TokenizeRequest) -> None:
-        """Put into the body what it leaves to us."""
+        """Set fields that the request leaves out."""
         if self.chat_template_kwargs and isinstance(body, ChatRequest | TokenizeRequest):
             body.chat_template_kwargs = {**self.chat_template_kwargs, **(body.chat_template_kwargs or {})}
         if not isinstance(body, SamplingFields):
@@ -64,22 +65,22 @@ class RequestDefaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             body.stream_options = self.stream_options(body.stream_options)
 
     def stream_options(self, asked: StreamOptions | None) -> StreamOptions | None:
-        """A stream's, where the request asks for these."""
+        """The options of a stream whose request asks for these."""
         return StreamOptions(include_usage=True, continuous_usage_stats=True) if self.include_usage else asked
 
     def role(self, body: ChatRequest) -> str:
-        """Of the answer: ours, or that of the message that it goes on with. Roles are the template's to know."""
+        """The answer's role: response_role, or that of the message that it continues. Templates decide which roles exist."""
         last = body.messages[-1].get("role")
         return last if body.continue_final_message and isinstance(last, str) else self.response_role
 
 
 class CheckedRequest(msgspec.Struct, kw_only=True):
-    """sampling: fields of SamplingParams, but for max_tokens. n: completions that are returned, of sampling["n"] that are made.
+    """sampling: fields of SamplingParams, except max_tokens. n: completions that are returned; sampling["n"] are generated.
 
-    num_logprobs: alternatives that are returned beside each token, None for no log-probabilities. prompt_field: the body's
-    field of the prompt, for errors. cuts_max_tokens: where the context has room for fewer, fewer are generated, without an
-    error. no_room: the error of a prompt that leaves room for no token; empty where the engine's client refuses such a prompt.
-    extra_args: the body's name of that field. tools: a chat's.
+    num_logprobs: alternatives that are returned beside each token; None for no log-probabilities. prompt_field: the body's
+    field of the prompt, for errors. cuts_max_tokens: max_tokens beyond the context's room are cut instead of refused.
+    no_room: the error text for a prompt that leaves no room for a token; empty if the engine's client refuses such a prompt.
+    extra_args: the body's name of that field. tools: a chat's tools.
     """
 
     sampling: dict[str, Any]
@@ -104,7 +105,7 @@ def check_request(
     num_logprobs: int | None = None,
     max_tokens_field: str = "max_tokens",
 ) -> CheckedRequest:
-    """max_tokens: the body's, in its field max_tokens_field. default_max_tokens: the route's. Raises ApiError 400."""
+    """max_tokens: the value of the body's field max_tokens_field. default_max_tokens: the route's. Raises ApiError 400."""
     is_rare = _rare_values(body) != _NOTHING
     if is_rare:
         check_supported(body)
@@ -135,7 +136,7 @@ def check_request(
 
 
 def _check_n(body: SamplingFields, checked: CheckedRequest) -> None:
-    """Bounds of n and best_of; best_of completions are sampled, with the log-probabilities by which n are chosen."""
+    """Check n and best_of. best_of completions are sampled, with the log-probabilities by which n of them are chosen."""
     low, high, _ = BOUNDS["n"]
     if not low <= checked.n <= high:  # type: ignore[operator]
         raise invalid(f"n must be at least {low} and at most {high}, got {checked.n}", "n")
@@ -148,7 +149,7 @@ def _check_n(body: SamplingFields, checked: CheckedRequest) -> None:
 
 
 def check_stream_options(body: Any) -> None:
-    """body: with stream and stream_options. Raises ApiError 400."""
+    """body: has `stream` and `stream_options`. Raises ApiError 400."""
     if (options := body.stream_options) is None:
         return
     if not body.stream:
@@ -161,7 +162,7 @@ def check_stream_options(body: Any) -> None:
 
 
 async def add_bad_words(checked: CheckedRequest, tokenizer: Tokenizer) -> None:
-    """Make bad_words tokens, in a thread, once for all prompts of a request. Raises ApiError 400."""
+    """Tokenize bad_words in a thread, once for all prompts of a request. Raises ApiError 400."""
     if not (words := checked.sampling.get("bad_words")):
         return
     try:
@@ -172,7 +173,10 @@ async def add_bad_words(checked: CheckedRequest, tokenizer: Tokenizer) -> None:
 
 
 def check_model(name: str | None, served: Sequence[str]) -> str:
-    """The model's name to answer with; without one or with an empty one, as vLLM has it, the first. Raises ApiError 404."""
+    """The model's name to answer with. Without a name, or with an empty one, the first served one, as vLLM does.
+
+    Raises ApiError 404.
+    """
     if not name or name in served:
         return name or served[0]
     raise ApiError(404, f"The model {name!r} does not exist.", param="model", code="model_not_found")

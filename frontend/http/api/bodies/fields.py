@@ -1,7 +1,7 @@
-"""Fields of both generating routes beyond the sampler's: beam search, truncation, names; and what vLLM has and we have not.
+"""Fields of both generating routes that are not the sampler's: beam search, truncation, names; and vLLM's unsupported ones.
 
-`MoreFields` is a part of each body (schemas.py). `check_fields` refuses, naming the field, what would change the answer and
-cannot be done; docs/tools/field_table.py says of every field what becomes of it.
+`MoreFields` is a part of each body (schemas.py). `check_fields` refuses, naming the field, a value that would change the answer
+and is not supported; docs/tools/field_table.py says how every field is treated.
 """
 
 import re
@@ -16,7 +16,7 @@ from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.protocol.errors import ApiError
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-# Of OpenAI's and vLLM's and not here, with the values that ask for nothing.
+# Unsupported fields of OpenAI and vLLM, with the values that have no effect and are accepted.
 NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
     "watermarking": (False,),
     "logprob_token_ids": ([],),
@@ -40,8 +40,8 @@ _INSTEAD = {
 _not_supported = attrgetter(*NOT_SUPPORTED)
 _NOTHING = (None,) * len(NOT_SUPPORTED)
 
-# Fields that a beam search cannot heed, with the values that ask for nothing. A search samples nothing, so it takes the
-# sampler's other fields without effect: clients always send some.
+# Fields that a beam search refuses, with the values that have no effect and are accepted. The sampler's other fields are
+# accepted and have no effect, for a search samples nothing and clients always send some.
 _NOT_WITH_BEAMS: dict[str, tuple[Any, ...]] = {
     "vllm_xargs": ({},),
     "stop": ("", []),
@@ -53,7 +53,7 @@ _NOT_WITH_BEAMS: dict[str, tuple[Any, ...]] = {
     "allowed_token_ids": ([],),
     "bad_words": ([],),
     "prompt_logprobs": (),
-    # vLLM's server drops these silently with beams: each beam would need a matcher of its own, rolled back as beams die
+    # vLLM's server drops these silently: each beam would need a matcher of its own, rolled back when beams are dropped
     "structured_outputs": (),
     "response_format": (ResponseFormat(type="text"),),
     "guided_json": (),
@@ -71,7 +71,7 @@ class MoreFields(msgspec.Struct, kw_only=True):
     early_stopping: bool | str | None = None
     truncation_side: Literal["left", "right"] | None = None
     request_id: Annotated[str, msgspec.Meta(max_length=256)] | None = None
-    # refused, but for values that ask for nothing
+    # refused, except values without effect
     watermarking: Any = None
     logprob_token_ids: Any = None
     repetition_detection: Any = None
@@ -125,13 +125,13 @@ def _check_beams(body: Any) -> None:
         value = getattr(body, name, None)
         if value is not None and value not in harmless:
             raise invalid(f"{name} is not available with use_beam_search: true", name)
-    beam_search_params(body, 1)  # raises for what is out of bounds
+    beam_search_params(body, 1)  # raises for values out of bounds
     if body.stream:
         raise invalid("stream: true is not available with use_beam_search: true, for the best is known at the end", "stream")
 
 
 def beam_width(body: Any) -> int:
-    """Beams that are kept; n of them are returned, all unless best_of says more."""
+    """How many beams are kept: best_of, or n. n of them are returned."""
     width: int = body.best_of if body.best_of is not None else 1 if body.n is None else body.n
     return width
 

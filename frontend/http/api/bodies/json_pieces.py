@@ -1,8 +1,8 @@
-"""JSON in pieces: large answers are encoded a slice a turn of the event loop, measured, and sent as fast as they are read.
+"""JSON in pieces: large answers are encoded slice by slice, in turns of the event loop, and sent as fast as the client reads.
 
-`JsonPieces` is a value that is encoded when it is read, and may stand for any field of a response; `pieces` walks a response
-and yields its bytes in order, as `json_bytes` would make them. `send_json` sends an answer of any size: nothing larger than
-KEPT_BYTES is ever held, and what is longer is encoded twice, once to know its length. No route and no field is known here.
+`JsonPieces` is a value that is encoded when it is read; it can stand for any field of a response. `pieces` walks a response and
+yields the bytes that `json_bytes` would make. `send_json` sends an answer of any size: it never holds more than KEPT_BYTES, and
+encodes a longer answer twice, the first time for its length. This file knows no route and no field.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,13 +16,13 @@ from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.http.protocol.exchange import Response
 
 KEPT_BYTES = 1 << 20
-LARGE_ANSWER = 8192  # tokens of text, or token ids, from which on an answer goes in pieces
+LARGE_ANSWER = 8192  # an answer of more tokens of text, or token ids, is sent in pieces
 _WRITE_BYTES = 64 << 10
-_ITEMS = 4096  # of a plain list, at once
+_ITEMS = 4096  # items of a plain list that are encoded at once
 
 
 class JsonPieces:
-    """A JSON value as its bytes, a piece at a time; each piece takes a few milliseconds at most. May be read again."""
+    """A JSON value as pieces of bytes, each made in a few milliseconds at most. It can be read more than once."""
 
     __slots__ = ("_make",)
 
@@ -34,7 +34,7 @@ class JsonPieces:
 
 
 def in_list(parts: Iterable[list[Any]]) -> Iterator[bytes]:
-    """One JSON list, encoded part by part."""
+    """One JSON list, encoded slice by slice."""
     opening = b"["
     for part in parts:
         if part:
@@ -44,7 +44,7 @@ def in_list(parts: Iterable[list[Any]]) -> Iterator[bytes]:
 
 
 def pieces(value: Any) -> Iterator[bytes]:
-    """A value's JSON: structs field by field, lists some items at a time, JsonPieces as they come."""
+    """A value's JSON: structs field by field, lists a few items at a time, JsonPieces piece by piece."""
     if isinstance(value, JsonPieces):
         yield from value
     elif isinstance(value, msgspec.Struct) and _is_plain(value):
@@ -68,7 +68,7 @@ def pieces(value: Any) -> Iterator[bytes]:
 
 
 def _is_plain(value: msgspec.Struct) -> bool:
-    """Encoded as an object of its fields, all of them, by their own names."""
+    """Whether msgspec encodes it as an object of all its fields under their own names."""
     config = value.__struct_config__
     names_kept = value.__struct_encode_fields__ == value.__struct_fields__
     return not (config.array_like or config.omit_defaults or config.tag is not None) and names_kept
@@ -94,7 +94,7 @@ async def send_json(response: Response, answer: Any, most_bytes: int) -> None:
 
 
 async def send_parts(response: Response, parts: Sequence[bytes | msgspec.Raw]) -> None:
-    """Answer 200 with JSON that is there already, of any size."""
+    """Answer 200 with JSON that is encoded already, of any size."""
     views = [memoryview(part) for part in parts]
     size = sum(view.nbytes for view in views)
     if size <= KEPT_BYTES:
@@ -106,7 +106,7 @@ async def send_parts(response: Response, parts: Sequence[bytes | msgspec.Raw]) -
 
 
 async def write_pieces(response: Response, parts: Iterable[bytes]) -> None:
-    """Write to a response that has begun, joined to writes of a good size, as fast as the client reads."""
+    """Join pieces to writes of a good size, and write them to a response that has begun as fast as the client reads."""
     buffer, size, piece = list[bytes](), 0, Slice()
     for data in parts:
         buffer.append(data)

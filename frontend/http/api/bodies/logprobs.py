@@ -1,7 +1,7 @@
 """Log-probabilities in OpenAI's two shapes (chat and completions) and in vLLM's (prompt_logprobs).
 
-A row is what outputs.py hands out for one position: token id -> Logprob, the token that stands there first, then the most
-likely ones. JSON has no infinity: log-probabilities of impossible tokens are sent as -9999.0, as vLLM does.
+A row is a TokenLogprobDict of one position (client/outputs.py): token id -> Logprob, first the token at that position, then the
+most likely ones. JSON has no infinity: log-probabilities of impossible tokens are sent as -9999.0, as vLLM does.
 """
 
 import codecs
@@ -22,15 +22,15 @@ from quire.frontend.http.api.bodies.schemas import (
 from quire.frontend.http.api.sse import json_bytes
 from quire.frontend.text.tokenizer import Tokenizer
 
-# rows, token ids, and the text that they are, if they are a prompt's
+# rows, token ids, and, for a prompt's rows, the text as it was sent
 RowsOfTokens = tuple[Sequence[TokenLogprobDict | None], Sequence[int], str | None]
 
 IMPOSSIBLE = -9999.0
-_ROWS = 64  # encoded at once: some 2 ms
+_ROWS = 64  # rows encoded at once: some 2 ms
 
 
 class LogprobStyle:
-    """How one request wants its tokens shown: how many alternatives, and tokens as text or as "token_id:N"."""
+    """How a request's tokens are shown: the number of alternatives, and tokens as text or as "token_id:N"."""
 
     def __init__(self, tokenizer: Tokenizer, num_top: int, as_token_ids: bool = False, skip_special: bool = True) -> None:
         self.num_top = num_top
@@ -42,7 +42,7 @@ class LogprobStyle:
         return f"token_id:{token_id}" if self._as_token_ids else self._tokenizer.token_str(token_id)
 
     def offsets(self, start: int = 0, text: str | None = None) -> "TextOffsets":
-        """Of an answer that begins at `start`, or of a prompt that was sent as this text."""
+        """The offsets of an answer that begins at `start`, or of a prompt that was sent as this text."""
         if text is None:
             return TextOffsets(self._tokenizer, self._silent_ids, start)
         return PromptOffsets(self._tokenizer, text)
@@ -52,7 +52,7 @@ class LogprobStyle:
 
 
 class TextOffsets:
-    """Where tokens begin in a text, in characters, asked for in their order. A part of a character is where that begins."""
+    """Where tokens, given in order, begin in a text, in characters. A token within a character begins where that does."""
 
     def __init__(self, tokenizer: Tokenizer, silent_ids: frozenset[int], start: int = 0) -> None:
         self._tokenizer = tokenizer
@@ -70,7 +70,8 @@ class TextOffsets:
 
 
 class PromptOffsets(TextOffsets):
-    """The text as it was sent names some special tokens and lacks others, and the space that a tokenizer puts before it."""
+    """Offsets in a prompt as it was sent: it contains some special tokens and lacks others, and lacks the space that some
+    tokenizers add at its beginning."""
 
     def __init__(self, tokenizer: Tokenizer, text: str) -> None:
         super().__init__(tokenizer, tokenizer.special_ids)
@@ -96,7 +97,7 @@ def chat_logprobs(rows: Sequence[TokenLogprobDict], token_ids: Sequence[int], st
 
 
 def chat_pieces(rows: Sequence[TokenLogprobDict], token_ids: Sequence[int], style: LogprobStyle) -> ChatLogprobs:
-    """The same as JSON in pieces (json_pieces.py), for answers of any length."""
+    """As `chat_logprobs`, as JSON in pieces (json_pieces.py), for answers of any length."""
 
     def make() -> Iterator[bytes]:
         yield b'{"content":'
@@ -114,7 +115,7 @@ def add_completion_logprobs(
     style: LogprobStyle,
     offsets: TextOffsets,
 ) -> None:
-    """Append these positions. A row of None (the prompt's first token) has no numbers."""
+    """Append rows. The row of the prompt's first token is None and has no numbers."""
     for row, token_id in zip(rows, token_ids, strict=True):
         to.tokens.append(style.token(token_id))
         to.text_offset.append(offsets.next(token_id))
@@ -125,15 +126,15 @@ def add_completion_logprobs(
         to.token_logprobs.append(finite(row[token_id].logprob))
         top: dict[str, float] = {}
         for i, logprob in [*_top(row, style.num_top), (token_id, row[token_id].logprob)]:
-            top.setdefault(style.token(i), finite(logprob))  # two ids may read the same: the likelier one counts
+            top.setdefault(style.token(i), finite(logprob))  # two ids may have the same text: the likelier one counts
         to.top_logprobs.append(top)
 
 
 def completion_pieces(parts: Sequence[RowsOfTokens], style: LogprobStyle) -> CompletionLogprobs:
-    """Logprobs of the rows and tokens of `parts`, one after the other, as JSON in pieces."""
+    """Logprobs of the rows and tokens of all `parts`, in order, as JSON in pieces."""
 
     def make() -> Iterator[bytes]:
-        columns: dict[str, list[bytes]] = {"text_offset": [], "token_logprobs": [], "tokens": []}  # small, beside the fourth
+        columns: dict[str, list[bytes]] = {"text_offset": [], "token_logprobs": [], "tokens": []}  # small
         yield b'{"top_logprobs":'
         yield from in_list(_top_logprobs(parts, style, columns))
         for name, encoded in columns.items():
@@ -180,6 +181,6 @@ def finite(logprob: float) -> float:
 
 
 def _top(row: TokenLogprobDict, num_top: int) -> list[tuple[int, float]]:
-    """The most likely tokens of a row, most likely first; the token that stands there only if it is one of them."""
+    """The most likely tokens of a row, most likely first. The position's own token is included only if it is one of them."""
     best = sorted(row.items(), key=lambda item: item[1].rank)[:num_top]
     return [(token_id, p.logprob) for token_id, p in best if p.rank <= num_top]

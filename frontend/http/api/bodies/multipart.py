@@ -1,7 +1,7 @@
-"""multipart/form-data (RFC 7578) with one file in it, of a body that is there in full: where its parts are, without a copy.
+"""Parse multipart/form-data (RFC 7578) with one file, in a complete body: finds where the parts are, without a copy.
 
-It runs in a thread beside the event loop: large bodies are searched in pieces, because a search keeps Python's other threads
-waiting. Bounds are the store's (store/bounds.py). Raises ApiError 400 for what is no form.
+It runs in a thread. Large bodies are searched in pieces, because a search blocks Python's other threads. Bounds are the store's
+(store/bounds.py). Raises ApiError 400 for a body that is not a form.
 """
 
 import re
@@ -18,7 +18,7 @@ _PLAIN = ("", "7bit", "8bit", "binary")
 
 
 class FormFile(NamedTuple):
-    """begin, end: where its content is in the body."""
+    """begin, end: the range of its content in the body."""
 
     name: str
     begin: int
@@ -31,7 +31,7 @@ class Form(NamedTuple):
 
 
 def boundary_of(content_type: bytes) -> bytes:
-    """Of the header content-type."""
+    """The boundary that the header content-type names."""
     found = _BOUNDARY.match(content_type)
     if found is None:
         raise _bad("the header content-type has no boundary")
@@ -39,7 +39,7 @@ def boundary_of(content_type: bytes) -> bytes:
 
 
 def parse_form(body: bytearray, boundary: bytes) -> Form:
-    """Fields and files by their names."""
+    """The form's fields and files by name."""
     form, mark = Form({}, {}), b"--" + boundary
     if not body.startswith(mark):
         raise _bad("its body does not begin with the boundary")
@@ -47,7 +47,7 @@ def parse_form(body: bytearray, boundary: bytes) -> Form:
     for _ in range(MAX_FORM_PARTS):
         if body[at : at + 2] == b"--":
             return form
-        head_begin = body.find(b"\r\n", at, at + 64) + 2  # what may stand between is white space
+        head_begin = body.find(b"\r\n", at, at + 64) + 2  # only white space may stand between
         if head_begin < 2 or body[at : head_begin - 2].strip():
             raise _bad("a boundary is not followed by a new line")
         begin = body.find(b"\r\n\r\n", head_begin - 2, head_begin + MAX_PART_HEAD_BYTES) + 4
@@ -88,7 +88,7 @@ def _headers(head: bytes) -> dict[str, str]:
 
 
 def _file_name(quoted: str) -> str:
-    """A name to be shown, of no meaning here: never a path."""
+    """The name of a file, which is only shown and never used as a path."""
     name = re.sub(r"\\(.)", r"\1", quoted).replace("%22", '"').replace("%0D", "").replace("%0A", "")
     return "".join(char for char in re.split(r"[/\\]", name)[-1] if char.isprintable())[:MAX_FILENAME_CHARS] or "upload"
 
@@ -101,7 +101,7 @@ def _text(data: bytes) -> str:
 
 
 def _find(body: bytearray, what: bytes, begin: int) -> int:
-    """body.find, piece by piece."""
+    """As body.find, one piece of the body at a time."""
     for at in range(begin, len(body), _PIECE):
         found = body.find(what, at, at + _PIECE + len(what) - 1)
         if found >= 0:

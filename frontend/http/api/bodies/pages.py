@@ -1,4 +1,4 @@
-"""Query strings of GET routes, and lists in pages as OpenAI's clients read them: after, limit, order."""
+"""Lists in pages, as OpenAI's clients read them: the query string (after, limit, order) and the answer."""
 
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
@@ -32,7 +32,7 @@ _id_decoder = msgspec.json.Decoder(_Id)
 
 
 def page_query(query: bytes, *, default_limit: int, max_limit: int) -> PageQuery:
-    """Raises ApiError 400, naming the field. Fields that mean nothing here are ignored, as everywhere."""
+    """Raises ApiError 400, naming the field. Unknown fields are ignored, as everywhere."""
     try:
         fields = dict(parse_qsl(query.decode(), keep_blank_values=True, max_num_fields=_MAX_FIELDS))
     except ValueError:
@@ -47,12 +47,12 @@ def page_query(query: bytes, *, default_limit: int, max_limit: int) -> PageQuery
 
 
 def page_json(page: Page | None) -> bytes:
-    """Raises ApiError 400 for a page behind something that is not there."""
+    """Raises ApiError 400 for a page after an object that does not exist."""
     return b"".join(page_parts(page))
 
 
 def page_parts(page: Page | None) -> list[bytes]:
-    """The same in pieces, none of which is a copy."""
+    """As `page_json`, in pieces without copies."""
     if page is None:
         raise invalid("after names nothing that there is", "after")
     first, last = (_id_of(page.bodies[0]), _id_of(page.bodies[-1])) if page.bodies else (b"null", b"null")

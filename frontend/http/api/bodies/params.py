@@ -1,6 +1,6 @@
 """`make_params`: the one place where routes make SamplingParams, when the prompt's length and the output's plan are known.
 
-The checks that need the prompt's length are here, so that their texts can name the numbers.
+The checks that need the prompt's length are here, so their error texts can name the numbers.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from quire.ipc.sampling import BOUNDS, SamplingParams
 def make_params(
     checked: CheckedRequest, num_prompt_tokens: int, max_model_len: int, plan: OutputPlan | None = None
 ) -> SamplingParams:
-    """For a prompt of this length. Raises ApiError 400 for a value out of bounds or a request beyond the context."""
+    """SamplingParams for a prompt of this length. Raises ApiError 400 for a value out of bounds, or beyond the context."""
     room = output_room(num_prompt_tokens, max_model_len)
     if room < 1 and checked.no_room:
         longest = longest_prompt(max_model_len)
@@ -44,7 +44,7 @@ def make_params(
 
 
 def _cut(fields: dict[str, Any], room: int) -> None:
-    """As many tokens as there is room for, unless max_tokens and min_tokens are wrong by themselves."""
+    """Cut max_tokens and min_tokens to the room, unless they are invalid by themselves."""
     most, least = BOUNDS["min_tokens"][1], fields.get("min_tokens", 0)
     if room >= 1 and 0 <= least <= min(fields["max_tokens"], most) and fields["max_tokens"] < 2**63:  # type: ignore[type-var]
         fields |= {"max_tokens": room, "min_tokens": min(least, room)}

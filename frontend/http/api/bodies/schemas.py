@@ -1,8 +1,8 @@
 """Bodies of requests and responses, as msgspec structs with OpenAI's and vLLM's field names.
 
-body.py decodes them. A field that is null means the same as one that is absent. Fields that would change the answer and are not
-supported stand in `Unsupported`, and `check_supported` refuses them by name: one silently ignored is worse than an error.
-Bounds on values are SamplingParams' (ipc/sampling.py).
+body.py decodes them. A field that is null means the same as one that is absent. `Unsupported` has the fields that would change
+the answer and are not supported; `check_supported` refuses them by name, for an error is better than a field silently ignored.
+SamplingParams checks the bounds of values (ipc/sampling.py).
 """
 
 from collections.abc import Callable
@@ -20,9 +20,9 @@ Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 ShortText = Annotated[str, msgspec.Meta(max_length=256)]
-CacheSalt = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]  # an empty one would separate nobody, silently
+CacheSalt = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]  # an empty one would silently separate nothing
 Json = dict[str, Any]
-# A chat template costs some 10 us an item, in which no other request is served: counts are bounded before it runs.
+# A chat template takes some 10 us an item and blocks the event loop meanwhile, so counts are bounded before it runs.
 MAX_ITEMS = 1 << 14  # messages of a chat; content parts and tool calls of all of them
 Messages = Annotated[list[Json], msgspec.Meta(min_length=1, max_length=MAX_ITEMS)]
 Objects = Annotated[list[Json], msgspec.Meta(max_length=1024)]
@@ -34,7 +34,7 @@ MAX_SEQUENCES = 2048  # prompts times n
 
 # ------------------------------------------------------------------------------------------------------------- requests
 class Unsupported(MoreFields, kw_only=True):
-    """Fields that would change the answer and are not supported; see _HARMLESS for the values that ask for nothing."""
+    """Fields that would change the answer and are not supported; _HARMLESS has the values without effect."""
 
     functions: Any = None
     function_call: Any = None
@@ -51,7 +51,7 @@ class Unsupported(MoreFields, kw_only=True):
 
 
 class StreamOptions(msgspec.Struct):
-    """continuous_usage_stats means nothing without include_usage; include_obfuscation, padding, is refused."""
+    """continuous_usage_stats has no effect without include_usage; include_obfuscation (padding) is refused."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -62,10 +62,10 @@ class StreamOptions(msgspec.Struct):
         return bool(self.include_usage and self.continuous_usage_stats)
 
 
-# Fields of SamplingParams that the frontend fills in, and those that bodies have in another shape or under another name.
+# Fields of SamplingParams that the frontend fills in, and others that bodies lack or have in another shape or by another name.
 FILLED_IN = ("bad_words_token_ids", "reasoning_end_token_ids", "reasoning_start_token_ids", "output_kind")
 _OTHERWISE = ("logprobs", "structured_outputs", "thinking_token_budget", "extra_args", "detokenize", *FILLED_IN)
-_WIRE_TYPES: dict[Any, Any] = {  # a field's type in SamplingParams -> its bounds on the wire
+_WIRE_TYPES: dict[Any, Any] = {  # a field's type in SamplingParams -> its type in a body, with bounds
     int: Int64,
     int | None: Int64,
     list[str] | str | None: str | list[str],
@@ -82,12 +82,12 @@ _SamplingValues = msgspec.defstruct(
     bases=(Unsupported,),
     kw_only=True,
 )
-# Names that a body and SamplingParams share; max_tokens is not among them, for it depends on the prompt's length.
+# Names that a body and SamplingParams share, without max_tokens, which depends on the prompt's length.
 SAMPLING_VALUES = tuple(name for name in _SamplingValues.__annotations__ if name != "max_tokens")
 
 
 class SamplingFields(_SamplingValues, kw_only=True):  # type: ignore[call-arg, misc, valid-type]
-    """What both generating routes take: SamplingParams' fields, where null means the default, and those below."""
+    """The fields of both generating routes: SamplingParams' (null means the default) and those below."""
 
     model: ShortText | None = None
     stream: bool | None = None
@@ -109,7 +109,7 @@ class SamplingFields(_SamplingValues, kw_only=True):  # type: ignore[call-arg, m
 
 
 class ChatRequest(SamplingFields, kw_only=True):  # type: ignore[call-arg]
-    """The chat template checks the messages themselves."""
+    """A chat. The chat template checks the messages themselves."""
 
     messages: Messages
     tools: Objects | None = None
@@ -131,14 +131,14 @@ class ChatRequest(SamplingFields, kw_only=True):  # type: ignore[call-arg]
 
 
 class CompletionRequest(SamplingFields, kw_only=True):  # type: ignore[call-arg]
-    prompt: str | list[str | TokenId | list[TokenId]] | None  # null beside prompt_embeds, in clients of vLLM's
-    logprobs: Int64 | bool | None = None  # true: 1, as pydantic takes it
+    prompt: str | list[str | TokenId | list[TokenId]] | None  # vLLM's clients send null beside prompt_embeds
+    logprobs: Int64 | bool | None = None  # true means 1, as for pydantic
     echo: bool | None = None
-    thinking_token_budget: Any = None  # refused: a chat's template says where thoughts end
+    thinking_token_budget: Any = None  # refused: only chat templates tell where reasoning ends
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
-    """Either `prompt` or `messages`."""
+    """A body with either `prompt` or `messages`."""
 
     prompt: str | None = None
     messages: Messages | None = None
@@ -171,7 +171,7 @@ _HARMLESS: dict[str, Callable[[Any], bool]] = {
 }
 
 
-# Why, and what would work instead.
+# Reasons, and what works instead.
 _TEXT_ONLY = "models of text only are served."
 _HOW = {
     "functions": "send them as tools.",
@@ -195,7 +195,7 @@ _NOTHING = (None,) * len(Unsupported.__annotations__)
 
 
 def check_supported(body: Unsupported) -> None:
-    """Raise the 400 that names the first field we cannot honour."""
+    """Raises ApiError 400, naming the first field that is not supported."""
     values = _unsupported(body)
     if values == _NOTHING:
         return
@@ -267,7 +267,7 @@ class ToolCall(msgspec.Struct, frozen=True):
 
 
 class ChatMessage(msgspec.Struct, frozen=True):
-    """reasoning_content: the older name of the same."""
+    """reasoning_content: the older name of reasoning."""
 
     role: str
     content: str | None
@@ -319,7 +319,7 @@ class CompletionResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelPermission(msgspec.Struct, frozen=True, kw_only=True):
-    """Says nothing here, but clients look for it."""
+    """Constant values; clients look for the object."""
 
     id: str
     object: str = "model_permission"
@@ -371,7 +371,7 @@ class ServerLoad(msgspec.Struct, frozen=True):
 
 
 class PrefixCacheReset(msgspec.Struct, frozen=True):
-    success: bool  # False: requests run, whose blocks will be cached again
+    success: bool  # False: blocks of running requests will be cached again
 
 
 class ProfileAnswer(msgspec.Struct, frozen=True):

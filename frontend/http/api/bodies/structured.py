@@ -1,7 +1,7 @@
 """Structured output in a body: response_format (OpenAI's), structured_outputs (vLLM's), and vLLM's older guided_* fields.
 
-Called from one line of checked.py. All that ask for something must ask for the same, as clients do that serve several versions
-of vLLM; a 400 names the field that was meant.
+checked.py calls it. If several fields are set, they must ask for the same, as clients do that support several versions of vLLM;
+an ApiError 400 names the field that differs.
 """
 
 import re
@@ -16,7 +16,7 @@ from quire.ipc.structured_outputs_params import structured_message
 
 
 class JsonSchemaFormat(msgspec.Struct, kw_only=True):
-    """strict: the schema is followed either way."""
+    """strict: ignored; the schema is always followed."""
 
     name: str
     schema: dict[str, Any] | None = None
@@ -25,7 +25,7 @@ class JsonSchemaFormat(msgspec.Struct, kw_only=True):
 
 
 class ResponseFormat(msgspec.Struct, kw_only=True):
-    """type: text, json_object, json_schema, structural_tag (then structures and triggers)."""
+    """type: text, json_object, json_schema, or structural_tag, which has structures and triggers."""
 
     type: str
     json_schema: JsonSchemaFormat | None = None
@@ -36,7 +36,7 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
 
 
 class StructuredOutputsFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The fields of StructuredOutputsParams, and what vLLM's clients send beside them."""
+    """The fields of StructuredOutputsParams, and others that vLLM's clients send with them."""
 
     json: str | dict[str, Any] | None = None
     regex: str | None = None
@@ -47,13 +47,13 @@ class StructuredOutputsFields(msgspec.Struct, kw_only=True, forbid_unknown_field
     disable_any_whitespace: bool | None = None
     disable_additional_properties: bool | None = None
     whitespace_pattern: str | None = None
-    disable_fallback: bool | None = None  # to another backend: there is one
-    _backend: str | None = None  # the same, as vLLM's own object has it when it is written as JSON
+    disable_fallback: bool | None = None  # no effect: there is one backend
+    _backend: str | None = None  # no effect; in vLLM's own object, written as JSON
     _backend_was_auto: bool | None = None
 
 
 class Body(Protocol):
-    """What is read of a body (schemas.SamplingFields)."""
+    """The fields that are read from a body (schemas.SamplingFields)."""
 
     response_format: ResponseFormat | None
     structured_outputs: StructuredOutputsFields | None
@@ -64,7 +64,7 @@ class Body(Protocol):
 
 
 def structured_outputs(body: Body) -> StructuredOutputs | None:
-    """What the output must be; None if nothing was said. Raises ApiError 400."""
+    """The format that the output must have; None if no field asks for one. Raises ApiError 400."""
     if (values := _read(body)) == _NOTHING:
         return None
     asked = {name: value for name, value in zip(SOURCES, values, strict=True) if value is not None}
@@ -79,7 +79,7 @@ def structured_outputs(body: Body) -> StructuredOutputs | None:
 
 
 def structured_field(name: str, value: Any) -> StructuredOutputs:
-    """Of one of the fields. Raises ApiError 400."""
+    """The format that this field asks for. Raises ApiError 400."""
     try:
         wanted: StructuredOutputs = SOURCES[name](value)
     except ValueError as error:
@@ -118,13 +118,13 @@ def _of_structured_outputs(given: StructuredOutputsFields) -> StructuredOutputs:
 
 
 _PREFIX = re.compile(r"^structured_outputs( \(\w+\))?:? ")
-# Where in a field the grammar of a kind stands, if that is not the field itself: for errors that come when it is compiled.
+# The path of a grammar of this kind within a field, where it is not the field itself: for errors at its compilation.
 _PLACES: dict[tuple[str, Kind], str] = {
     ("response_format", "json"): "response_format.json_schema.schema",
     **{("structured_outputs", kind): f"structured_outputs.{kind}" for kind in get_args(Kind)},
 }
 
-SOURCES: dict[str, Any] = {  # by field
+SOURCES: dict[str, Any] = {  # field -> reads its value
     "response_format": _of_response_format,
     "structured_outputs": _of_structured_outputs,
     "guided_json": lambda value: structured_message(json=value),

@@ -1,8 +1,8 @@
-"""Body fields that mean nothing here: each name is said once in the log, so that a misspelt one can be found.
+"""Unknown fields of bodies: each name is logged once, so that a misspelt one can be found.
 
-They are ignored all the same, as OpenAI's clients send new ones now and then. A client chooses the names: what is kept, looked
-at and logged of them is bounded, by time, so that a client that makes up names silences nobody for long. Names close to a known
-one, which are likely to be mistakes, have an allowance of their own.
+They are ignored otherwise, because OpenAI's clients send new ones now and then. Clients choose the names, so the names kept,
+compared and logged are bounded. The bound on log lines recovers with time: a client that makes up names does not suppress the
+names of others for long. Names close to a known one, which are likely mistakes, have a bound of their own.
 """
 
 import difflib
@@ -15,24 +15,24 @@ import msgspec
 
 logger = logging.getLogger("quire.http")
 
-_MAX_KEPT = 1000  # names; the longest not seen goes first
+_MAX_KEPT = 1000  # names; the least recently seen is dropped first
 _MAX_LOOKED_AT = 8  # new names of one body
 _MAX_NAME_CHARS = 64
-_MAX_LINES = 50  # at once, of each kind
-_LINE_S = 30.0  # so long for another one
+_MAX_LINES = 50  # at once, for each of the two kinds of names
+_LINE_S = 30.0  # until another line is allowed
 
 _decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class UnknownFields:
-    """The names said so far."""
+    """The names that were logged."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._said: OrderedDict[str, None] = OrderedDict()
         self._near, self._far = _Allowance(clock), _Allowance(clock)
 
     def look_at(self, data: bytearray, known: Set[str]) -> None:
-        """data: a JSON object with other fields than the known ones. Values are not decoded but skipped: some ms for 8 MiB."""
+        """Log unknown names. data: a JSON object; its values are skipped without decoding, in some ms for 8 MiB."""
         if self._near.is_empty and self._far.is_empty:
             return
         new = 0
@@ -59,7 +59,7 @@ class UnknownFields:
 
 
 class _Allowance:
-    """Lines that may be logged: _MAX_LINES, and one more every _LINE_S."""
+    """A bound on log lines: _MAX_LINES, and one more every _LINE_S."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -80,6 +80,6 @@ class _Allowance:
 
 
 def closest_name(name: str, known: Iterable[str]) -> str | None:
-    """The known name that is meant, most likely. Some 0.1 ms for 100 of them."""
+    """The most similar known name; None if none is close. Takes some 0.1 ms for 100 known names."""
     likely = [k for k in known if abs(len(k) - len(name)) <= 3]
     return next(iter(difflib.get_close_matches(name, likely, n=1, cutoff=0.75)), None)

@@ -1,7 +1,7 @@
-"""--access-log: a line for each HTTP request: who asked for what, the answer's status, and how long it took.
+"""--access-log: a line for each HTTP request: the client's address, method and path, the answer's status, and the time it took.
 
-The event loop only notes what there is to say (a microsecond); a thread writes it, a fraction of a second later. Paths only:
-what stands behind a "?" may be a secret. `flush` writes what is left, when the server ends.
+The event loop only appends an entry (a microsecond); a thread writes entries a fraction of a second later. Query strings are
+left out, because they may contain secrets. `flush` writes the remaining entries when the server ends.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from quire.frontend.http.protocol.exchange import Request
 logger = logging.getLogger("quire.access")
 
 _DELAY_S = 0.25
-_MOST = 1 << 16  # entries that wait to be written: whoever reads our stderr may be slow
+_MOST = 1 << 16  # entries that wait to be written: the reader of stderr may be slow
 
 
 class _Entry(NamedTuple):
@@ -35,7 +35,7 @@ class AccessLog:
         self._is_due = False
 
     def add(self, request: Request, status: int, seconds: float = 0.0) -> None:
-        """status 0: the client had gone before there was an answer."""
+        """status 0: the client disconnected before there was an answer."""
         path = bytes(request.path)
         if path in self._without:
             return
@@ -49,7 +49,7 @@ class AccessLog:
             loop.call_later(_DELAY_S, lambda: loop.run_in_executor(None, self.flush))
 
     def flush(self) -> None:
-        self._is_due = False  # first: what is added from here on is due again, whoever's list it is in
+        self._is_due = False  # before the list is taken: an entry added from here on schedules another flush
         entries, self._entries = self._entries, []
         dropped, self._dropped = self._dropped, 0
         for peer, method, path, status, seconds in entries:

@@ -1,7 +1,7 @@
-"""The names that clients know their requests by, and --enable-log-requests: a line at each request's beginning and its end.
+"""Ids of requests, and --enable-log-requests: a log line when a request begins and one when it ends.
 
-A client may choose the name, with the header X-Request-Id: it is sent back, and the id of the answer is made of it. Lines hold
-lengths and numbers, never a text of the client's, that name excepted.
+A client may choose an id with the header X-Request-Id: it is sent back, and the answer's id contains it. Apart from that id,
+lines have lengths and numbers only, and no text of the client.
 """
 
 import logging
@@ -21,24 +21,24 @@ _GIVEN_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 
 def given_id(headers: Mapping[bytes, bytes]) -> bytes:
-    """The request's X-Request-Id; b"" if it has none, or one that is too long or of other characters than ids have."""
+    """The request's X-Request-Id; b"" if it has none, or one that is too long or has characters that ids may not have."""
     given = headers.get(b"x-request-id")
     return given if given is not None and _GIVEN_ID.fullmatch(given) else b""
 
 
 def name_request(headers: dict[bytes, bytes]) -> None:
-    """Give a request without a usable X-Request-Id one, as if its client had."""
+    """Add an X-Request-Id to a request that has no usable one, as if its client had sent it."""
     if not given_id(headers):
         headers[b"x-request-id"] = secrets.token_hex(16).encode()
 
 
 def new_id(prefix: str, headers: Mapping[bytes, bytes], of_body: str | None = None) -> str:
-    """of_body: its request_id; the header goes before it, as in vLLM."""
+    """The id of an answer. of_body: the body's request_id; the header takes precedence, as in vLLM."""
     return f"{prefix}-{given_id(headers).decode() or of_body or secrets.token_hex(16)}"
 
 
 class RequestLog:
-    """One line for each HTTP request, of however many prompts, when the engine has it, and one when it ends."""
+    """One line for each HTTP request, with any number of prompts, when it was submitted to the engine, and one when it ends."""
 
     def __init__(self, enabled: bool, client: Client) -> None:
         self._enabled = enabled

@@ -1,9 +1,9 @@
 """--otlp-traces-endpoint: an OpenTelemetry span for each request that generates, within the trace that its client sends.
 
-`TracedApp` stands between the protocol and the application, and only where the flag is given: without it nothing of this file
-runs and OpenTelemetry is not imported. What a request has generated it hears from generate.py, by a context variable. Spans are
-encoded and sent by a thread of the SDK, in batches; a collector that is down costs spans, and nobody's time. Names are vLLM's
-(`llm_request`, its gen_ai.* attributes) and those of OpenTelemetry's semantic conventions; no text of a prompt or an answer.
+With the flag, `TracedApp` stands between the protocol and the application; without it nothing of this file runs, and
+OpenTelemetry is not imported. generate.py reports a request's runs in a context variable. A thread of the SDK encodes and sends
+spans in batches; if the collector is down, spans are lost but requests are not delayed. Names are vLLM's (`llm_request`, its
+gen_ai.* attributes) and those of OpenTelemetry's semantic conventions. Spans contain no text of a prompt or an answer.
 """
 
 import asyncio
@@ -23,23 +23,26 @@ from quire.frontend.supervisor import in_daemon_thread
 from quire.ipc.version import VERSION
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from opentelemetry.context import Context
-    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+    from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 log = logging.getLogger("quire.http")
 
 EXPORT_TIMEOUT_S = 5.0
-LAST_EXPORT_S = 3.0  # that the end of the process waits for the collector
-MAX_PROMPTS = 8  # of a request whose phases are spans of their own; a span costs 30 us
+LAST_EXPORT_S = 3.0  # the process waits so long for the collector when it ends
+MAX_PROMPTS = 8  # a request's first prompts, which have spans for their phases; a span costs 30 us
 _BATCH = 512  # spans
 
 
 class TracingError(Exception):
-    """Spans cannot be sent; the text is for the user."""
+    """Spans cannot be sent; the text is for the operator."""
 
 
 def check_endpoint(endpoint: str | None) -> None:
-    """Raises TracingError, with what to do, if spans cannot be sent there."""
+    """Raises TracingError, with advice, if spans cannot be sent there."""
     if endpoint is not None:
         _exporter(endpoint).shutdown()
 
@@ -69,7 +72,7 @@ class TracedApp:
                 generated.late = partial(self._trace, request, response)
 
     async def close(self) -> None:
-        """Send what waits, if the collector takes it within LAST_EXPORT_S."""
+        """Send the remaining spans, if the collector takes them within LAST_EXPORT_S."""
         try:
             async with asyncio.timeout(LAST_EXPORT_S):
                 await in_daemon_thread(self._provider.shutdown)
@@ -100,7 +103,7 @@ class TracedApp:
 
 
 def phases(run: PromptRun) -> list[tuple[str, float, float]]:
-    """Name, start and end (seconds since the Unix epoch) of what a run has got to: queue, prefill, decode."""
+    """Name, start and end (seconds since the Unix epoch) of the phases that a run has reached: queue, prefill, decode."""
     times = run.stream.metrics
     end = times.finished_time or time.time()
     if times.queue_s is None or times.first_token_time is None:
@@ -126,7 +129,7 @@ def _attributes(generated: Generated, model: str) -> dict[str, str | int | float
         "gen_ai.usage.num_sequences": len(runs) * runs[0].n,
         "gen_ai.usage.prompt_tokens": prompt,
         "gen_ai.usage.completion_tokens": output,
-        "gen_ai.usage.input_tokens": prompt,  # the names of the conventions today
+        "gen_ai.usage.input_tokens": prompt,  # the conventions' current names
         "gen_ai.usage.output_tokens": output,
         "gen_ai.usage.cache_read.input_tokens": sum(run.stream.num_cached_tokens or 0 for run in runs),
         "gen_ai.response.finish_reasons": [
@@ -139,7 +142,7 @@ def _attributes(generated: Generated, model: str) -> dict[str, str | int | float
 
 
 def _latencies(runs: list[PromptRun]) -> dict[str, float]:
-    """Seconds; of several prompts: the first one's phases, and the end of the last one."""
+    """Latencies in seconds. With several prompts: the phases of the first one, and the end of the last one."""
     times = runs[0].stream.metrics
     end = max(run.stream.metrics.finished_time or time.time() for run in runs)
     found = {"gen_ai.latency.e2e": end - times.arrival_time}
@@ -158,7 +161,7 @@ def _ns(seconds: float) -> int:
 
 
 def _parent(request: Request) -> "Context":
-    """The client's trace, by the W3C's headers; what is wrong with them is as if they were not there."""
+    """The client's trace, from the W3C's headers; invalid ones count as absent."""
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
     names = (b"traceparent", b"tracestate")
@@ -167,7 +170,7 @@ def _parent(request: Request) -> "Context":
 
 
 # ------------------------------------------------------------------------------------------------------- the SDK
-def _exporter(endpoint: str):  # type: ignore[no-untyped-def]  # a type that is there only with the extra
+def _exporter(endpoint: str) -> "SpanExporter":
     url = urlsplit(endpoint)
     if url.scheme not in ("http", "https") or not url.hostname:
         raise TracingError(
@@ -188,11 +191,11 @@ def _provider(endpoint: str) -> "TracerProvider":
     from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 
     class Reporting(SpanExporter):
-        """Says once that the collector does not answer, and once that it does again: the SDK would at every batch."""
+        """Logs once that the collector does not answer, and once that it answers again: the SDK would log every batch."""
 
         works = True
 
-        def export(self, spans):  # type: ignore[no-untyped-def]
+        def export(self, spans: "Sequence[ReadableSpan]") -> "SpanExportResult":
             result = exporter.export(spans)
             if (works := result.name == "SUCCESS") != self.works:
                 self.works = works
@@ -204,7 +207,7 @@ def _provider(endpoint: str) -> "TracerProvider":
             exporter.shutdown()
 
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
-    resource = Resource.create()  # of OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES, if they are set
+    resource = Resource.create()  # from OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES, if they are set
     if str(resource.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
         resource = resource.merge(Resource({SERVICE_NAME: "quire"}))
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)

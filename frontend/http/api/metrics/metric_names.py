@@ -1,8 +1,8 @@
-"""The metrics at /metrics: names, help texts, buckets, and where each value of the engine's comes from.
+"""The metrics at /metrics: names, help texts, buckets, and how the engine's values are read from a heartbeat.
 
-Those of vLLM's have its names, labels (`model_name`, `engine`) and buckets under `vllm:`, so that its boards, autoscalers and
-gateways work unchanged (vllm/v1/metrics/loggers.py of 0.26 is the source); ours are under `quire:`. docs/metrics.md lists them
-all, with those of vLLM's that are not here. Who counts is in metrics.py, how it is written in metrics_text.py.
+Metrics that vLLM has too are under `vllm:`, with its names, labels (`model_name`, `engine`) and buckets, so its boards,
+autoscalers and gateways work unchanged (vllm/v1/metrics/loggers.py of 0.26 is the source); others are under `quire:`.
+docs/metrics.md lists all, and those of vLLM's that are missing. metrics.py counts, metrics_text.py writes the text.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,16 +29,16 @@ _FIRST_TOKEN_SECONDS = (
 _REQUEST_SECONDS = (
     0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680,
 )  # fmt: skip
-TOKENS = tuple(m * 10**e for e in range(8) for m in (1, 2, 5))  # shown up to the model's longest sequence
+TOKENS = tuple(m * 10**e for e in range(8) for m in (1, 2, 5))  # written up to the model's longest sequence
 _COUNTS = (1, 2, 5, 10, 20)
 _LAG_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
-# prometheus-fastapi-instrumentator's, which vLLM uses
+# buckets of prometheus-fastapi-instrumentator, which vLLM uses
 HTTP_SECONDS = (0.1, 0.5, 1)
 _HTTP_SECONDS_HIGHR = (
     0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 7.5, 10, 30, 60,
 )  # fmt: skip
 
-# What a frontend counts: name, without the prefix of `PREFIXES`: (help, buckets)
+# Histograms that frontends count: name, without the prefix of `PREFIXES`: (help, buckets)
 HISTOGRAMS: dict[str, tuple[str, Sequence[float]]] = {
     "time_to_first_token_seconds": ("From arrival to the first token.", _FIRST_TOKEN_SECONDS),
     "request_time_per_output_token_seconds": ("Mean time per output token after the first, by request.", TOKEN_SECONDS),
@@ -56,12 +56,12 @@ HISTOGRAMS: dict[str, tuple[str, Sequence[float]]] = {
     "frontend_lag_seconds": ("How late a timer of a frontend's event loop is.", _LAG_SECONDS),
     "http_request_duration_highr_seconds": ("From a complete request to the end of its answer.", _HTTP_SECONDS_HIGHR),
 }
-PREFIXES = {"frontend_lag_seconds": "quire:", "http_request_duration_highr_seconds": ""}  # of the others: "vllm:"
+PREFIXES = {"frontend_lag_seconds": "quire:", "http_request_duration_highr_seconds": ""}  # all others have "vllm:"
 REQUEST_SUCCESS = ("vllm:request_success", "Sequences that ended, by reason.")
 HTTP_REQUESTS = ("http_requests", "Requests by handler, method and status.")
 HTTP_DURATION = ("http_request_duration_seconds", "From a complete request to the end of its answer, by handler and method.")
 
-# What the engine counts: name, help, and its value in the last Heartbeat.
+# Gauges of the engine: name, help, and the value in the last Heartbeat.
 GAUGES: tuple[tuple[str, str, Callable[[Heartbeat], float]], ...] = (
     ("vllm:num_requests_running", "Sequences in the running batch.", lambda b: b.num_running),
     ("vllm:num_requests_waiting", "Sequences that wait to run.", lambda b: b.num_waiting),
@@ -76,18 +76,18 @@ COUNTERS: tuple[tuple[str, str, Callable[[Heartbeat], float]], ...] = (
     ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", lambda b: b.cached_tokens),
     ("vllm:num_preemptions", "Preemptions.", lambda b: b.preemptions),
     ("quire:worker_restarts", "Restarts of the engine's workers.", lambda b: b.worker_restarts),
-    # vLLM has them for every model; nothing here has such a cache
+    # vLLM has them for every model; there is no such cache here
     ("vllm:external_prefix_cache_queries", "Tokens looked up in other engines' caches: none.", lambda b: 0),
     ("vllm:external_prefix_cache_hits", "Tokens found in other engines' caches: none.", lambda b: 0),
     ("vllm:mm_cache_queries", "Multimodal items looked up in a cache: none.", lambda b: 0),
     ("vllm:mm_cache_hits", "Multimodal items found in a cache: none.", lambda b: 0),
 )
-# Where an engine has such a value; of others there are no samples.
+# Gauges of engines that have such a value; others have no samples.
 OPTIONAL_GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float | None]], ...] = (
     ("quire:expert_parallel_imbalance", "Tokens of the busiest rank's experts by the mean rank's, lately; 1 is even.",
      lambda s: None if s.experts is None else s.experts.imbalance),
 )  # fmt: skip
-# With one more label: name, help, label, and values by label value
+# Gauges with one more label: name, help, label, and values by label value
 LABELLED_GAUGES: tuple[tuple[str, str, str, Callable[[Heartbeat], dict[str, float]]], ...] = (
     ("vllm:num_requests_waiting_by_reason", "Sequences that wait: for room, or for what must be ready first.", "reason",
      lambda b: _waiting(b.num_waiting, b.stats)),

@@ -1,10 +1,10 @@
-"""What a frontend counts for /metrics: latencies, finished requests, HTTP answers. Text is made of it in metrics_text.py.
+"""The counts of a frontend for /metrics: latencies, finished requests, HTTP answers. metrics_text.py makes text of them.
 
-What the engine counts comes with the core's last Heartbeat and is never added up. What only a frontend sees it counts itself,
-in a block of doubles: fixed slots, so a count costs an index and an addition (0.15 us), and frontends that share a port share
-one memory file, each the only writer of its own block, so that a scrape that reaches any of them sees them all, and those of a
-frontend that died: its successor counts on in the same block. Label sets are closed: finish reasons, our routes, methods and
-statuses; nothing a client sends becomes a label.
+The engine's values come with the core's last Heartbeat and are not counted here. A frontend counts what only it sees, in a
+panel of doubles with fixed slots: a count costs an index and an addition (0.15 us). Frontends that share a port share one
+memory file; each writes only its own panel. So a scrape of any frontend has the counts of all, and of one that died, for its
+successor goes on with the same panel. Labels have fixed sets of values: finish reasons, routes, methods and statuses, nothing
+that a client sends.
 """
 
 import mmap
@@ -18,17 +18,17 @@ from quire.frontend.http.api.metrics.metric_names import FINISH_REASONS, HISTOGR
 from quire.ipc.process.usage import ProcessUsage, process_usage
 
 MAX_HANDLERS = 96  # names of routes
-NO_HANDLER = "none"  # of paths that are not there, as prometheus-fastapi-instrumentator calls them
-# What is asked for all the time and is nobody's request; vLLM leaves them out, too.
+NO_HANDLER = "none"  # the label of unknown paths, as in prometheus-fastapi-instrumentator
+# Probes and scrapes, which come all the time; vLLM does not count them either.
 UNCOUNTED = frozenset(("/metrics", "/health", "/ping", "/load", "/version", "/server_info", "/ready", "/live"))
-_HTTP_SLOTS = len(STATUSES) + len(HTTP_SECONDS) + 2  # of a handler and a method: statuses, buckets, sum
-_PID = 0  # the first slot; then reasons of ends, histograms, HTTP by handler and method
+_HTTP_SLOTS = len(STATUSES) + len(HTTP_SECONDS) + 2  # for a handler and a method: statuses, buckets, sum
+_PID = 0  # the first slot; then finish reasons, histograms, HTTP by handler and method
 _HTTP_START = _PID + 1 + len(FINISH_REASONS) + sum(len(buckets) + 2 for _, buckets in HISTOGRAMS.values())
 _NUM_SLOTS = _HTTP_START + MAX_HANDLERS * len(METHODS) * _HTTP_SLOTS
 
 
 class Histogram:
-    """Slots [start, start + len(buckets)] count observations by bucket (the last: above all), the next one is their sum."""
+    """Slots [start, start + len(buckets)] count observations by bucket (the last: above all bounds); the next is their sum."""
 
     __slots__ = ("_sum", "_values", "buckets", "start")
 
@@ -44,11 +44,11 @@ class Histogram:
 
 
 class Metrics:
-    """The metrics of one frontend. memory: a shared map of `block_bytes() * num_blocks`, None for a private one."""
+    """The metrics of one frontend. memory: a shared map with a panel (`panel_bytes()`) for each frontend, or None."""
 
-    def __init__(self, memory: mmap.mmap | None = None, block: int = 0) -> None:
-        self._memory = memory if memory is not None else bytearray(block_bytes())
-        self._mine = memoryview(self._memory).cast("d")[block * _NUM_SLOTS : (block + 1) * _NUM_SLOTS]
+    def __init__(self, memory: mmap.mmap | None = None, panel: int = 0) -> None:
+        self._memory = memory if memory is not None else bytearray(panel_bytes())
+        self._mine = memoryview(self._memory).cast("d")[panel * _NUM_SLOTS : (panel + 1) * _NUM_SLOTS]
         self._mine[_PID] = float(os.getpid())  # type: ignore[call-overload]
         self.handlers: dict[str, int] = {NO_HANDLER: 0}  # the same in every frontend
         self.histograms: dict[str, Histogram] = {}
@@ -61,7 +61,7 @@ class Metrics:
         self._http_duration = self.histograms["http_request_duration_highr_seconds"]
 
     def register_handlers(self, names: Iterable[str]) -> None:
-        """The routes' names, in the same order in every frontend."""
+        """Assign slots to the routes' names, which come in the same order in every frontend."""
         for name in names:
             if name not in UNCOUNTED and len(self.handlers) < MAX_HANDLERS:
                 self.handlers.setdefault(name, len(self.handlers))
@@ -73,7 +73,7 @@ class Metrics:
         self.histograms[name].observe(value)
 
     def count_http(self, handler: str, method: str, status: int, seconds: float) -> None:
-        """An answer has ended, `seconds` after its request was complete."""
+        """Count an answer that has ended. seconds: since its request was complete."""
         if handler in UNCOUNTED:
             return
         values, start = self._mine, http_slot(self.handlers.get(handler, 0), METHODS.index(method) if method in METHODS else -1)
@@ -85,28 +85,28 @@ class Metrics:
 
     # ------------------------------------------------------------------------------------------------------ for scrapes
     def totals(self) -> list[float]:
-        """All slots, of all frontends together."""
-        return self._blocks().sum(axis=0).tolist()
+        """The sum of every slot over all frontends."""
+        return self._panels().sum(axis=0).tolist()
 
     def processes(self) -> list[ProcessUsage]:
-        """The frontends' that run, and, where there are several, of the one that started them."""
-        pids = [int(pid) for pid in self._blocks()[:, _PID]]
+        """The usage of the frontends that run, and, if there are several, of the process that started them."""
+        pids = [int(pid) for pid in self._panels()[:, _PID]]
         names = {pid: f"frontend-{index}" for index, pid in enumerate(pids) if pid}
         if len(pids) > 1:
             names[os.getppid()] = "server"
         return [usage for pid, name in names.items() if (usage := process_usage(pid, name)) is not None]
 
-    def _blocks(self) -> np.ndarray:
+    def _panels(self) -> np.ndarray:
         return np.frombuffer(self._memory, np.float64).reshape(-1, _NUM_SLOTS)
 
 
 def http_slot(handler: int, method: int) -> int:
-    """First slot of a handler and a method (-1: other): statuses, then as Histogram."""
+    """The first slot of a handler and a method (-1: other). Statuses come first, then slots as in Histogram."""
     return _HTTP_START + (handler * len(METHODS) + method % len(METHODS)) * _HTTP_SLOTS
 
 
 def _layout() -> Iterator[tuple[tuple[str, str | None], int]]:
-    """(name, label or None) and first slot of everything that a frontend counts, but HTTP by handler."""
+    """(name, label or None) and first slot of all counts except HTTP by handler."""
     slot = _PID + 1
     for reason in FINISH_REASONS:
         yield ("request_success", reason), slot
@@ -116,6 +116,6 @@ def _layout() -> Iterator[tuple[tuple[str, str | None], int]]:
         slot += len(buckets) + 2
 
 
-def block_bytes() -> int:
-    """Size of one frontend's block."""
+def panel_bytes() -> int:
+    """The size of one frontend's panel."""
     return 8 * _NUM_SLOTS

@@ -1,8 +1,7 @@
-"""/metrics as text: what all frontends have counted and the engine's last Heartbeat, in Prometheus' text format.
+"""/metrics in Prometheus' text format: the counts of all frontends, and the engine's last Heartbeat.
 
-prometheus-client took 4 ms to write some 600 lines, in which no stream of this frontend goes on; this takes 0.7 ms. Label sets
-without a count are left out where there are many (handlers). A Heartbeat that is too old is left out: better no number than a
-wrong one.
+prometheus-client took 4 ms to write some 600 lines and blocked this frontend's streams meanwhile; this takes 0.7 ms. Handlers
+without a count are left out. So is a Heartbeat that is too old: no number is better than a wrong one.
 """
 
 import time
@@ -18,7 +17,7 @@ from quire.ipc.process.usage import ProcessUsage
 from quire.ipc.version import VERSION
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
-ALL_ENGINES = "all"  # the label `engine` of what frontends count where there are several
+ALL_ENGINES = "all"  # the label `engine` of frontends' counts if there are several engines
 MAX_HEARTBEAT_AGE_S = 2.0  # they come every 0.5 s
 
 _PROCESS: tuple[tuple[str, str, str, Callable[[ProcessUsage], float]], ...] = (
@@ -32,8 +31,8 @@ _PROCESS: tuple[tuple[str, str, str, Callable[[ProcessUsage], float]], ...] = (
 
 
 class EngineState(NamedTuple):
-    """What is known about one engine. heartbeat: the last one, None if there was none since the engine was found; it came at
-    heartbeat_time (time.monotonic())."""
+    """One engine. heartbeat: the last one, which came at heartbeat_time (time.monotonic()); None if none came since the engine
+    was found."""
 
     number: int
     cache: CacheInfo | None
@@ -42,7 +41,7 @@ class EngineState(NamedTuple):
 
 
 class _LiveEngine(NamedTuple):
-    """An engine with a recent heartbeat. labels: as from `labels`."""
+    """An engine with a recent heartbeat. labels: made by `labels`."""
 
     number: int
     labels: str
@@ -51,7 +50,7 @@ class _LiveEngine(NamedTuple):
 
 
 def metrics_text(metrics: Metrics, welcome: Welcome, engines: Sequence[EngineState]) -> bytes:
-    """welcome: what holds for all engines, of which each is there with its number, whether it answers or not."""
+    """The whole text. welcome: values that hold for all engines. engines: all of them, also those that do not answer."""
     text, model, now = Text(), welcome.served_model_names[0], time.monotonic()
     live = [
         _LiveEngine(e.number, labels(model_name=model, engine=str(e.number)), e.cache, e.heartbeat)
@@ -118,7 +117,7 @@ def _frontends(text: "Text", slots: Sequence[float], metrics: Metrics, engine: s
         prefix = names.PREFIXES.get(name, "vllm:")
         start, end = metrics.histograms[name].start, metrics.histograms[name].start + len(buckets) + 1
         counts, total = slots[start:end], slots[end]
-        if buckets is names.TOKENS:  # none is longer
+        if buckets is names.TOKENS:  # no sequence is longer than max_model_len
             buckets = [bound for bound in buckets if bound <= max_model_len]
             counts = [*counts[: len(buckets)], sum(counts[len(buckets) :])]
         text.histogram(prefix + name, help_text, [(engine if prefix else "", buckets, counts, total)])
@@ -146,7 +145,7 @@ def _http(text: "Text", slots: Sequence[float], handlers: Mapping[str, int]) -> 
 
 
 def labels(**values: str) -> str:
-    """`name="value"` with commas between them, without braces."""
+    """Pairs `name="value"`, separated by commas, without braces."""
     return ",".join(f'{name}="{_escaped(value)}"' for name, value in values.items())
 
 
@@ -155,7 +154,7 @@ def _escaped(value: str) -> str:
 
 
 class Text:
-    """Families one after another. Labels come as from `labels`, an empty string for none."""
+    """Metric families in order. Labels are made by `labels`; an empty string for none."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
@@ -164,18 +163,19 @@ class Text:
         return ("\n".join(self._lines) + "\n").encode()
 
     def family(self, name: str, kind: str, help_text: str, samples: Iterable[tuple[str, float]]) -> None:
-        """Counters by their full names, with _total."""
+        """Add a family. name: in full, for counters with _total."""
         self._lines += [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"]
         self._lines += [f"{_named(name, who)} {_number(value)}" for who, value in samples]
 
     def histogram(
         self, name: str, help_text: str, series: Iterable[tuple[str, Sequence[float], Sequence[float], float]]
     ) -> None:
-        """series: (labels, upper bounds, counts of each bucket by itself, sum). One whose counts do not fit is left out."""
+        """series: (labels, upper bounds, count of each bucket, sum); counts are not cumulative. A series is left out if the
+        number of its counts does not fit its bounds."""
         self._lines += [f"# HELP {name} {help_text}", f"# TYPE {name} histogram"]
         for who, bounds, counts, total in series:
             if len(counts) != len(bounds) + 1:
-                continue  # an engine of another version
+                continue  # from an engine of another version
             comma = f"{who}," if who else ""
             for bound, count in zip([*map(_bound, bounds), "+Inf"], accumulate(counts), strict=True):
                 self._lines.append(f'{name}_bucket{{{comma}le="{bound}"}} {_number(count)}')
@@ -192,5 +192,5 @@ def _number(value: float) -> str:
 
 
 def _bound(value: float) -> str:
-    """As prometheus-client writes them: a label is compared as text."""
+    """The bound as prometheus-client writes it: labels are compared as text."""
     return f"{value:.0e}" if value >= 1e6 else repr(float(value))

@@ -1,12 +1,11 @@
-"""How each format of tool calls is bound, for functions with strict: true under tool_choice "auto".
+"""Grammars for each format of tool calls, for functions with strict: true under tool_choice "auto".
 
-Text is as free as it was, up to where the parser of the format sees a call begin; from there on the output is one, of a
-function that there is, written as the model was taught to, and its arguments follow the function's schema, if it is strict. So
-each format here is the parser's (text/tool_parsers) seen from the other side: what it admits, the parser reads as calls, and
-whatever the parser reads as a call was admitted by it. Markers that are special tokens may come as those, or spelled
-(grammar/language/lark.py).
+Text is free up to where the format's parser sees a call begin. From there on the output must be a call of one of the request's
+functions, in the model's own syntax; if the function is strict, its arguments follow its schema. Each format here matches a
+parser (text/tool_parsers): the parser reads as calls exactly what the format admits as calls. Markers that are special tokens
+may come as such, or spelled as text (grammar/language/lark.py).
 
-Formats are structural tags (enginecore/grammar/language/structural_tag.py). Called by tool_grammar.py.
+Formats are structural tags (enginecore/grammar/language/structural_tag.py). tool_grammar.py calls this.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,33 +19,33 @@ from quire.frontend.text.tool_parsers.base import ToolParser
 Format = dict[str, Any]
 Functions = Sequence[Function]
 
-# What an answer that is no call must not begin with: all that the parsers of answers that are a call may take for one.
+# Beginnings that a free text must not have: a parser of formats in which a whole answer is a call may take it for one.
 _OBJECT_OF_A_CALL = r'[ \t\r\n]*\{[ \t\r\n]*"([^"\\]*\\|(name|type|id|parameters|arguments)")'
 _LIST_OF_CALLS = r"""[ \t\r\n]*\[[ \t\r\n]*[^ \t\r\n()\[\]{}"',=:]+[ \t\r\n]*\("""
 _ANY_SPACE = {"type": "regex", "pattern": r"[ \n]?"}
 
 
 def strict_tag(parser: type[ToolParser], functions: Functions) -> dict[str, Any]:
-    """A structural tag of an answer's whole text. Raises ApiError 400 for a function that cannot be called in this syntax."""
+    """A structural tag for an answer's whole text. Raises ApiError 400 for a function that this syntax cannot call."""
     style = _STYLES.get(parser, "json")
     arguments = {function.name: _arguments(function, style) for function in functions}
     return {"type": "structural_tag", "format": _FORMATS[parser](functions), "definitions": arguments}
 
 
 def with_a_call(answer: Format) -> Format:
-    """The same where the answer begins with a call."""
+    """The same format with at least one call."""
     if answer["type"] == "or":
         return {**answer, "elements": list(map(with_a_call, answer["elements"]))}
     return {**answer, "at_least_one": True} if answer["type"] == "triggered_tags" else answer
 
 
 def object_schema(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """A schema of an object; no parameters at all are an empty one."""
+    """The schema of a call's arguments: an object, an empty one if there are no parameters."""
     return {"type": "object", **(parameters or {"properties": {}, "additionalProperties": False})}
 
 
 def commented(function: Function, schema: dict[str, Any]) -> dict[str, Any]:
-    """With where it comes from, for the error if it cannot be followed (enginecore/grammar/language/places.py)."""
+    """The schema with its place in the body, for the error if it cannot be compiled (enginecore/grammar/language/places.py)."""
     return {"$comment": f"{function.place}.parameters", **schema}
 
 
@@ -127,12 +126,12 @@ def _arguments(function: Function, style: str) -> Format:
 
 
 def _named(function: Function, arguments: str = "arguments") -> str:
-    """The head of a call in JSON."""
+    """The beginning of a call in JSON, up to its arguments."""
     return f'{{"name": "{function.name}", "{arguments}": '
 
 
 def _ref(function: Function) -> Format:
-    """Its arguments."""
+    """A reference to the definition of its arguments."""
     return {"type": "ref", "name": function.name}
 
 

@@ -1,7 +1,7 @@
-"""Grammars that make sure of calls: JSON Schemas for "required" and for a named function, a structural tag for strict ones.
+"""Grammars that guarantee valid calls: JSON Schemas for "required" and for a named function, structural tags for strict ones.
 
-What follows them is read by tool_parsers/forced.py and by the parser of the model's own format; how that format writes calls is
-strict_tools.py's.
+Output that follows a schema is parsed by tool_parsers/forced.py, output that follows a tag by the parser of the model's format;
+strict_tools.py has the tags.
 """
 
 from collections.abc import Sequence
@@ -17,12 +17,12 @@ from quire.frontend.text.tool_parsers.base import ToolParser
 from quire.frontend.text.tool_parsers.llama3_json import Llama3Json
 from quire.ipc.structured_outputs import StructuredOutputs, check_grammar
 
-_NO_SCHEMAS = frozenset({"const", "enum", "default", "examples"})  # keywords whose values hold data, not schemas
+_NO_SCHEMAS = frozenset({"const", "enum", "default", "examples"})  # keywords with data instead of schemas
 _MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})  # keys are names
 
 
 def tool_grammar(use: ToolUse, parser: type[ToolParser] | None) -> StructuredOutputs | None:
-    """What the output must be; None if it is free. parser: of the model's own format, for "auto". Raises ApiError 400."""
+    """The grammar of the output; None if it is free. parser: the model's own format, for "auto". Raises ApiError 400."""
     try:
         if use.mode == "named":
             function = use.functions[0]
@@ -39,8 +39,11 @@ def tool_grammar(use: ToolUse, parser: type[ToolParser] | None) -> StructuredOut
 
 
 def answer_or_calls(answer: StructuredOutputs, use: ToolUse, parser: type[ToolParser]) -> StructuredOutputs:
-    """For JSON as the answer's format beside "auto": such an answer, or calls in the model's own format. The answer alone where
-    calls cannot be written down, or are such JSON themselves. Raises ApiError 400 for a strict function that cannot be."""
+    """The grammar for an answer in JSON under tool_choice "auto": such an answer, or calls in the model's own format.
+
+    It is the answer's alone if the calls cannot be described by a grammar, or are JSON themselves. Raises ApiError 400 for a
+    strict function that cannot be described.
+    """
     if parser is Llama3Json:
         return answer
     try:
@@ -55,7 +58,7 @@ def answer_or_calls(answer: StructuredOutputs, use: ToolUse, parser: type[ToolPa
 
 
 def followed(schema: dict[str, Any], functions: Sequence[Function]) -> dict[str, Any]:
-    """As far as it can be, where no function is strict: a call is what was asked for, and its schema is there for the model."""
+    """The schema, which may be followed only in part if no function is strict: then a call matters more than its schema."""
     if any(function.strict for function in functions):
         return schema
     own = schema.get("x-guidance")
@@ -63,7 +66,7 @@ def followed(schema: dict[str, Any], functions: Sequence[Function]) -> dict[str,
 
 
 def required_schema(functions: Sequence[Function], parallel: bool) -> dict[str, Any]:
-    """A list of calls, `{"name": ..., "parameters": {...}}`, at least one."""
+    """The schema of a list of calls, `{"name": ..., "parameters": {...}}`, with at least one call."""
     calls, definitions = [], {}
     for i, function in enumerate(functions):
         parameters = _moved(object_schema(function.parameters), f"#/$defs/tool{i}")
@@ -77,15 +80,15 @@ def required_schema(functions: Sequence[Function], parallel: bool) -> dict[str, 
 
 
 def _moved(schema: dict[str, Any], to: str) -> dict[str, Any]:
-    """A schema that is to stand at this place of another one: without its address, which its references are relative to."""
+    """A schema to be put at the place `to` in another one: without its $id, with references relative to the new place."""
     address = schema.get("$id")
     inner = {key: value for key, value in schema.items() if key != "$id"}
     return _referred(inner, address if isinstance(address, str) else "", to)  # type: ignore[no-any-return]
 
 
 def _referred(schema: Any, address: str, to: str) -> Any:
-    """With references within the whole ("#/...", or behind its address) that are right at this place. A part with an $id of its
-    own is left: its references are relative to that."""
+    """The schema with its inner references ("#/...", also after its address) moved to the place `to`. A subschema with an $id
+    of its own is unchanged: its references are relative to that."""
     if isinstance(schema, list):
         return [_referred(item, address, to) for item in schema]
     if not isinstance(schema, dict) or "$id" in schema:

@@ -1,7 +1,7 @@
-"""What a request says of tools: the functions a model may call, and whether it may, must, or must call a certain one.
+"""ToolUse: the functions that a model may call, and whether it may call one, must call one, or must call a certain one.
 
-Free of any route's JSON but for `functions_of`, which checks the functions' own fields, alike on all of them. Routes read their
-own fields into a ToolUse; tool_grammar.py and output_plan.py go by it.
+It does not depend on a route's JSON, except in `functions_of`, which checks the functions' own fields for all routes.
+output_plan.py reads a chat's fields into a ToolUse; tool_grammar.py uses it.
 """
 
 import re
@@ -14,15 +14,15 @@ import msgspec
 from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.protocol.errors import ApiError
 
-MAX_TOOLS_BYTES = 256 << 10  # of a request's tools, as JSON: a chat template needs 0.13 ms for a KiB of them
-_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")  # OpenAI takes 64, Anthropic 128
+MAX_TOOLS_BYTES = 256 << 10  # of a request's tools, as JSON: a chat template takes 0.13 ms a KiB
+_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")  # OpenAI allows 64, Anthropic 128
 
 Mode = Literal["auto", "required", "named"]
 
 
 @dataclass(frozen=True)
 class Function:
-    """parameters: a JSON Schema of an object. strict: its arguments must follow that. place: in the body, for errors."""
+    """parameters: a JSON Schema of an object. strict: arguments must follow it. place: where it is in the body, for errors."""
 
     name: str
     parameters: dict[str, Any] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class Function:
 
 @dataclass(frozen=True)
 class ToolUse:
-    """mode: "named" has one function, which must be called. parallel: whether there may be several calls in one answer."""
+    """mode: "named" has one function, which must be called. parallel: whether one answer may contain several calls."""
 
     mode: Mode
     functions: Sequence[Function]
@@ -40,7 +40,7 @@ class ToolUse:
 
 
 def functions_of(tools: Sequence[tuple[str, Any]]) -> list[Function]:
-    """From each tool's place in the body ("tools[0].function") and what stands there. Raises ApiError 400, naming the field."""
+    """tools: each function's place in the body ("tools[0].function") and its value. Raises ApiError 400, naming the field."""
     functions: dict[str, Function] = {}
     for place, value in tools:
         function = _function(place, value)
@@ -87,7 +87,7 @@ def check_tools_size(values: list[Any]) -> None:
 
 
 def chosen(use: ToolUse, name: str, param: str) -> ToolUse:
-    """The same where this function must be called. Raises ApiError 400 if it is none of them."""
+    """A ToolUse in which this function must be called. Raises ApiError 400 if it is not one of the functions."""
     for function in use.functions:
         if function.name == name:
             return ToolUse("named", [function], use.parallel)
