@@ -22,7 +22,7 @@ from quire.kernels.elementwise import activation_cpu, norm_reference
 from quire.kernels.linear import int4 as int4_kernels
 from quire.kernels.linear import quantize
 from quire.workers.layers import linear
-from quire.workers.layers.formats import choose_format, int4
+from quire.workers.layers.formats import chosen_format, int4
 from quire.workers.layers.formats.dense import Dense
 from quire.workers.layers.formats.format import WeightShard
 from quire.workers.layers.formats.quantized import QuantizedFormat, SideBySide
@@ -323,7 +323,7 @@ def test_what_cannot_be_unpacked_names_its_layer_once(tmp_path, on_gpu):
 
 
 def test_gpus_without_fp8_take_integers_alone(tmp_path, on_gpu, monkeypatch, caplog):
-    monkeypatch.setattr(choose_format, "capability_of", lambda device: (8, 6))
+    monkeypatch.setattr(chosen_format, "capability_of", lambda device: (8, 6))
     for form in ("fp8-row", "fp8-weight-only", "w8a8", "bnb-int8", "awq"):
         quantized("llama", form, tmp_path / form)
         with caplog.at_level("WARNING"):
@@ -335,9 +335,9 @@ def test_gpus_without_fp8_take_integers_alone(tmp_path, on_gpu, monkeypatch, cap
 def test_scales_of_whole_layers_are_stacked():
     """q, k and v with a scale each, of 16-bit inputs."""
     kinds = {
-        choose_format.choose(ScaledPacking(Scaled(dtype="int8", block=(0, 0)), n, 64), whole(64), (9, 0)) for n in (64, 32)
+        chosen_format.choose(ScaledPacking(Scaled(dtype="int8", block=(0, 0)), n, 64), whole(64), (9, 0)) for n in (64, 32)
     }
-    assert kinds == {choose_format.ChosenFormat(W8A16, ("int8", 64))}
+    assert kinds == {chosen_format.ChosenFormat(W8A16, ("int8", 64))}
 
 
 @pytest.mark.parametrize(("size", "by_block"), [(128, True), (256, False)])
@@ -345,7 +345,7 @@ def test_groups_of_inputs_that_are_all_of_a_ranks(size, by_block):
     scheme = Scaled(dtype="int8", block=(1, size), activations=Activations(dtype="int8", group_size=size))
     packing = ScaledPacking(scheme, 16, 512)
     shard = WeightShard(Shard(512, 256, 512), {"down_proj": whole(16)}, True, {"down_proj": packing})
-    assert choose_format.choose(packing, shard.columns, (9, 0)).kind is ScaledFormat
+    assert chosen_format.choose(packing, shard.columns, (9, 0)).kind is ScaledFormat
     assert ScaledFormat(shard, False, torch.bfloat16, torch.device("cpu")).by_block == by_block
 
 

@@ -2,15 +2,15 @@
 
 from quire.kernels.linear.int4_weight import unpack
 from quire.workers.layers import linear
-from quire.workers.layers.formats import choose_format, int4, scaled
+from quire.workers.layers.formats import chosen_format, int4, scaled
 from quire.workers.layers.formats.dense import Dense
 from quire.workers.layers.linear import Linear
 
 
 def keep_quantized(monkeypatch):
     """Formats are chosen as on a Hopper."""
-    monkeypatch.setattr(linear, "choose_format", lambda place: choose_format.quantized_format)
-    monkeypatch.setattr(choose_format, "capability_of", lambda device: (9, 0))
+    monkeypatch.setattr(linear, "choose_format", lambda place: chosen_format.quantized_format)
+    monkeypatch.setattr(chosen_format, "capability_of", lambda device: (9, 0))
 
 
 def linears(model):

@@ -108,7 +108,7 @@ def test_pieces_that_are_joined_are_the_rows_of_the_whole(block, ranges):
     whole = QuantizedWeight(q, scales, block, torch.randint(0, 9, grid, dtype=torch.int32, generator=gen))
     want = torch.empty(12, 16)
     whole.dequantize_into(want)
-    pieces = joined([whole.part(slice(*range_), slice(0, 16)) for range_ in ranges])
+    pieces = joined([whole.shard(slice(*range_), slice(0, 16)) for range_ in ranges])
     got = torch.empty(len(pieces.q), 16)
     pieces.dequantize_into(got)
     assert torch.equal(got, torch.cat([want[start:stop] for start, stop in ranges]))

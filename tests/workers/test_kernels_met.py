@@ -29,7 +29,7 @@ from quire.kernels.tuning.current import current
 from quire.kernels.attention.rope_kv import rope_kv
 from quire.kernels.linear import fp8
 from quire.workers.layers import linear, ops
-from quire.workers.layers.formats import choose_format, quantized
+from quire.workers.layers.formats import chosen_format, quantized
 from quire.workers import graph_sizes
 from quire.workers.attention.cuda import CudaLatentAttention, CudaModelAttention, Step
 from quire.workers.attention.kv_cache import Place
@@ -53,8 +53,8 @@ blas.batched_split_k = lambda x, w, parts: meta(parts, len(x), len(w), dtype=tor
 
 config = read_model_config(folder)
 if config.quantization is not None:
-    linear.choose_format = lambda place: choose_format.quantized_format
-    choose_format.capability_of = lambda device: (9, 0)
+    linear.choose_format = lambda place: chosen_format.quantized_format
+    chosen_format.capability_of = lambda device: (9, 0)
     fp8._multiplies_blocks = lambda device: True
     fp8.cublas = lambda x, weight, bias, dtype: meta(len(x.data), len(weight.data), dtype=dtype)
     torch.Tensor.__bool__ = lambda self: False  # of zero points and scales, which have no values here

@@ -187,7 +187,7 @@ class BehindSums(Format):
 def choose_format(place: Placement) -> Callable[..., WeightFormat]:
     """The class of a model's weight formats, for its dtype and device; it is called as `WeightFormat` says."""
     if place.quantization is not None and place.device.type == "cuda":
-        from quire.workers.layers.formats.choose_format import quantized_format  # imports Triton, which a CPU may not have
+        from quire.workers.layers.formats.chosen_format import quantized_format  # imports Triton, which a CPU may not have
 
         return quantized_format
     is_packed = place.device.type == "cpu" and can_pack(torch.empty(0, dtype=place.dtype, device=place.device))
