@@ -35,7 +35,8 @@ class Loop:
         monkeypatch.setattr(worker, "cpu_share", lambda: cores)
         monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
         loop = object.__new__(Worker)
-        loop.config = SimpleNamespace(device="cuda", world_size=1, collective_timeout_s=10.0, data_parallel_size=engines)
+        loop.engine = SimpleNamespace(device="cuda", world_size=1, collective_timeout_s=10.0, data_parallel_size=engines)
+        loop.config = SimpleNamespace(rank=0)
         if waits_s is not None:
             loop.group = SimpleNamespace()
         loop.profiler = SimpleNamespace(is_active=False)
