@@ -26,7 +26,7 @@ class ResolvedEngineConfig(EngineConfig, frozen=True, kw_only=True, forbid_unkno
 
 
 # Fields that only the daemon reads: secrets, paths on the core's host, and a template that may be long. Workers get none.
-_DAEMON_ONLY = ("hf_token", "hosts", "hosts_key_file", "listen", "curve_secret_key_file", "curve_allow_file", "chat_template")
+DAEMON_ONLY = ("hf_token", "hosts", "hosts_key_file", "listen", "curve_secret_key_file", "curve_allow_file", "chat_template")
 
 
 def resolved(
@@ -39,7 +39,7 @@ def resolved(
     block_size: int,
 ) -> ResolvedEngineConfig:
     """The part of `config` that workers get: with its open choices decided, and without secrets."""
-    values = msgspec.structs.asdict(config) | dict.fromkeys(_DAEMON_ONLY)
+    values = msgspec.structs.asdict(config) | dict.fromkeys(DAEMON_ONLY)
     values |= {"device": device, "max_model_len": max_model_len, "max_num_seqs": max_num_seqs}
     return ResolvedEngineConfig(**values | {"max_num_batched_tokens": max_num_batched_tokens, "block_size": block_size})
 

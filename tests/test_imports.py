@@ -131,6 +131,21 @@ def test_workers_import_no_transformers():
     assert {name for name, heavy in found.items() if "transformers" in heavy} == set()
 
 
+def test_sizes_of_a_quantized_model_need_no_triton():
+    """`quire estimate` builds it on the meta device, on machines that have no Triton."""
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 128, "intermediate_size": 256,
+              "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 256, "max_position_embeddings": 64,
+              "rms_norm_eps": 1e-6, "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}  # fmt: skip
+    code = f"""if True:
+        import sys
+        sys.modules["triton"] = None
+        from quire.ipc.memory_plan import SizesAsked
+        from quire.workers.sizes import rank_sizes
+        print(rank_sizes(SizesAsked({config})).num_parameters > 0)
+    """
+    assert python("-c", code) == "True\n"
+
+
 def test_a_module_that_imports_torch_is_seen(tmp_path):
     (tmp_path / "torch.py").touch()  # which costs less than the real one
     (tmp_path / "hides_it.py").write_text("import torch")

@@ -101,7 +101,7 @@ def graphs_bytes(config: ResolvedEngineConfig, weights_bytes: int, activation_by
 def asked_for(config: ResolvedEngineConfig, cache: KVCache) -> int | None:
     """KV blocks that flags ask for, whatever memory is left; None without such flags. Raises OutOfMemory for too few to run."""
     blocks = config.requested_blocks(cache.block_bytes)
-    if blocks is not None and blocks < MIN_BLOCKS:
+    if config.num_gpu_blocks_override is None and blocks is not None and blocks < MIN_BLOCKS:
         raise OutOfMemory(
             f"--kv-cache-memory-bytes {config.kv_cache_memory_bytes} has no room for two blocks of {cache.block_bytes} bytes"
         )

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from quire.ipc.config import EngineConfig
 from quire.ipc.layout import split_layers
-from quire.ipc.worker_config import ResolvedEngineConfig, WorkerConfig, resolved
+from quire.ipc.worker_config import DAEMON_ONLY, ResolvedEngineConfig, WorkerConfig, resolved
 
 
 @pytest.mark.parametrize(
@@ -81,3 +81,9 @@ def test_no_other_way_is_more_equal(first, layers, last, count):
 
     found = cost([stage.stop for stage in stages[:-1]])
     assert found == min(cost(cuts) for cuts in itertools.combinations(range(1, len(layers)), count - 1))
+
+
+def test_no_field_that_sounds_secret_reaches_a_worker():
+    words = ("key", "token", "secret", "password", "curve_", "listen", "hosts")
+    harmless = {"max_num_batched_tokens", "long_prefill_token_threshold", "tokenizer", "tokenizer_revision"}
+    assert {n for n in EngineConfig.__struct_fields__ if any(w in n for w in words)} - harmless <= set(DAEMON_ONLY)

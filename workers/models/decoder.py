@@ -175,9 +175,9 @@ class CausalLM(LanguageModel):
 
 def choose_fusion(config: ModelConfig, parallel: Parallel) -> Callable[[Iterable[nn.Module]], list[Any]]:
     """A function from a model's blocks to those to run: fused ones where one kernel computes several products."""
-    if config.quantization is None or parallel.device.type == "cpu":
+    if config.quantization is None or parallel.device.type != "cuda":
         return list
-    from quire.workers.models.fusion import fuse_blocks  # imports Triton, which a CPU may not have
+    from quire.workers.models.fusion import fuse_blocks  # imports Triton, which may not be installed without a GPU
 
     return partial(fuse_blocks, parallel=parallel)
 
