@@ -133,9 +133,9 @@ def test_workers_import_no_transformers():
 
 def test_sizes_of_a_quantized_model_need_no_triton():
     """`quire estimate` builds it on the meta device, on machines that have no Triton."""
-    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 128, "intermediate_size": 256,
-              "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 256, "max_position_embeddings": 64,
-              "rms_norm_eps": 1e-6, "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}  # fmt: skip
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 256}
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "max_position_embeddings": 64, **sizes}
+    config |= {"rms_norm_eps": 1e-6, "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
     code = f"""if True:
         import sys
         sys.modules["triton"] = None
