@@ -12,7 +12,12 @@ MOST_NAMES, LEAST_SHARE, MOST_FILES = 50, 0.8, 105
 
 @pytest.fixture(scope="module")
 def executed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[int]]:
-    return trace_chats(tmp_path_factory.mktemp("lines"))
+    found = trace_chats(tmp_path_factory.mktemp("lines"))
+    if len(found) <= MOST_FILES:
+        return found
+    # on a busy machine a chat lasts until something is done that is done every few seconds: what two traces share is the chats'
+    again = trace_chats(tmp_path_factory.mktemp("again"))
+    return {file: both for file, lines in found.items() if (both := lines & again.get(file, set()))}
 
 
 def test_the_list_is_short_and_names_files_that_are_there():
