@@ -5,12 +5,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import gpu_tests
 import pytest
 from kept_tests import Kept, code_state
+from serving import until
 
 GPU = {"device": "a GPU", "torch": "2.11", "triton": "3.6", "python": "3.11"}
 CODE = {"kernels/norm.py": "1", "tests/kernels/test_a.py": "2", "tests/gpu/test_b.py": "3", "tests/support/s.py": "4"}
@@ -219,9 +219,8 @@ def test_no_test_starts_after_the_deadline(suite):
 
 def test_what_is_interrupted_has_kept_what_passed(suite):
     child = subprocess.Popen(suite.command("-k", "quick or slow"), cwd=gpu_tests.ROOT, env=QUICKLY)
-    while not (suite.folder / "slow").exists():
-        assert child.poll() is None
-        time.sleep(0.01)
+    until(lambda: (suite.folder / "slow").exists() or child.poll() is not None)
+    assert child.poll() is None
     child.send_signal(signal.SIGINT)
     assert child.wait() == 3
     assert list(Kept.read(suite.kept).outcomes.values()) == ["passed"] * 4
