@@ -5,12 +5,40 @@ It reads only the folder (no network), and runs no code from it. The last line o
 """
 
 import os
+import re
 import sys
+from pathlib import Path
+
+INSTALL = "install Quire's extra `sentencepiece` (pip install '.[sentencepiece]' in its folder)"
+_TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")  # a token in base64, and its rank
+
+
+def missing_packages(folder: Path) -> list[str]:
+    """The packages that a folder's tokenizer.model needs and that are not installed; transformers would name others."""
+    model = folder / "tokenizer.model"
+    if not model.is_file() or any((folder / name).is_file() for name in ("vocab.json", "vocab.txt", "tekken.json")):
+        return []
+    with model.open("rb") as file:
+        if _TIKTOKEN_LINE.fullmatch(file.readline(1 << 16)):
+            return []  # transformers reads it by tiktoken, and says what it lacks
+    missing = []
+    try:
+        import sentencepiece  # noqa: F401
+    except ImportError:
+        missing.append("sentencepiece")
+    try:
+        import google.protobuf  # noqa: F401
+    except ImportError:
+        missing.append("protobuf")
+    return missing
 
 
 def main() -> int:
     folder, out = sys.argv[1:]
     os.environ["HF_HUB_OFFLINE"] = "1"
+    if missing := missing_packages(Path(folder)):
+        print(f"tokenizer.model needs {' and '.join(missing)}: {INSTALL}", file=sys.stderr)
+        return 1
     import transformers
 
     try:

@@ -7,6 +7,7 @@ worker decides whether a model can be run at all (workers/models/config.py); onl
 at the core's launch.
 """
 
+import functools
 import hashlib
 import json
 import os
@@ -23,6 +24,7 @@ from typing import Any
 import msgspec
 
 from quire.enginecore.loading.settings import plain
+from quire.enginecore.loading.tokenizer_files import ADDITIONAL_TEMPLATES, TokenizerFiles, TokenizerFilesError
 from quire.ipc.generation_config import check_overrides, generation_defaults
 from quire.ipc.text_config import is_stretched, text_fields
 from quire.ipc.weights_file import weights_file
@@ -33,9 +35,14 @@ SMALL_FILES = ["*.json", "tokenizer.model", "*.tiktoken", "merges.txt", "vocab.t
 WEIGHT_FILES = ["*.safetensors"]
 # Not downloaded from a hub repository: subfolders (other formats of the same weights), and a second copy of the weights.
 IGNORED_FILES = ["*/*", "consolidated*"]
-FRONTEND_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 CONTENT_FORMAT = "chat_template_content_format"  # a field of the tokenizer_config.json that frontends are sent
-CONVERTIBLE = ("tokenizer.model", "vocab.json", "merges.txt", "vocab.txt")  # tokenizers that transformers can convert
+CONVERTIBLE = (
+    "tokenizer.model",
+    "tekken.json",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+)  # tokenizers that transformers can convert
 TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json")
 CONVERTER_VERSION = b"1"  # a part of the cached result's key
 CONVERSION_TIMEOUT_S = 600
@@ -119,16 +126,13 @@ def _download(
 
     at = f" at revision {revision}" if revision else ""
     try:
-        return Path(
-            huggingface_hub.snapshot_download(
-                hub_id,
-                revision=revision,
-                cache_dir=download_dir,
-                allow_patterns=patterns,
-                ignore_patterns=IGNORED_FILES,
-                token=token,
-            )
+        of_repository: dict[str, Any] = {"revision": revision, "cache_dir": download_dir, "token": token}
+        folder = huggingface_hub.snapshot_download(
+            hub_id, allow_patterns=patterns, ignore_patterns=IGNORED_FILES, **of_repository
         )
+        # in a folder of its own, which the patterns above cannot tell from others
+        huggingface_hub.snapshot_download(hub_id, allow_patterns=[f"{ADDITIONAL_TEMPLATES}/*.jinja"], **of_repository)
+        return Path(folder)
     except errors.GatedRepoError:
         raise ModelFilesError(
             f"{hub_id} is gated: accept its terms on the hub, then set HF_TOKEN to a token of that account"
@@ -237,36 +241,17 @@ def _eos_token_ids(config: dict[str, Any], generation: dict[str, Any], tokenizer
     return kept
 
 
-class _AddedToken(msgspec.Struct):
-    id: int
-    content: str
-
-
-class _TokenizerJson(msgspec.Struct):
-    """The part of tokenizer.json that is needed here; msgspec skips the megabytes of the rest without building them."""
-
-    added_tokens: list[_AddedToken] = []
-
-
 def tokenizer_eos_id(tokenizer_dir: Path) -> int | None:
-    """Id of the tokenizer's eos_token, if it names one that its files know."""
-    token = read_json(tokenizer_dir / "tokenizer_config.json").get("eos_token")
-    token = token or read_json(tokenizer_dir / "special_tokens_map.json").get("eos_token")
-    token = token.get("content") if isinstance(token, dict) else token
-    if not isinstance(token, str):
-        return None
-    decoder = read_json(tokenizer_dir / "tokenizer_config.json").get("added_tokens_decoder")
-    for key, added in decoder.items() if isinstance(decoder, dict) else ():
-        if isinstance(added, dict) and added.get("content") == token and key.isdecimal():
-            return int(key)
-    path = tokenizer_dir / "tokenizer.json"
-    if not path.is_file():
-        return None
+    """The id of the tokenizer's eos_token, if its files have one. Raises ModelFilesError."""
+    return _tokenizer_files(tokenizer_dir).eos_token_id
+
+
+def _tokenizer_files(tokenizer_dir: Path) -> TokenizerFiles:
     try:
-        known = msgspec.json.decode(path.read_bytes(), type=_TokenizerJson)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ModelFilesError(f"{path} cannot be read: {error}") from None
-    return next((added.id for added in known.added_tokens if added.content == token), None)
+        has_own = (tokenizer_dir / "tokenizer.json").is_file()
+        return TokenizerFiles.read(tokenizer_dir, None if has_own else converted_tokenizer(tokenizer_dir))
+    except TokenizerFilesError as error:
+        raise ModelFilesError(str(error)) from None
 
 
 def _generation_config_file(model_dir: Path, generation_config: str) -> Path | None:
@@ -312,14 +297,17 @@ def frontend_files(
     chat_template: a file or the template itself; it replaces the model's. Raises ModelFilesError.
     """
     tokenizer_dir = tokenizer_dir or model_dir
-    files = {name: (tokenizer_dir / name).read_bytes() for name in FRONTEND_FILES if (tokenizer_dir / name).is_file()}
-    if "tokenizer.json" not in files:
-        files["tokenizer.json"] = converted_tokenizer(tokenizer_dir).read_bytes()
+    tokenizer = _tokenizer_files(tokenizer_dir)
+    settings, template = dict(tokenizer.config), tokenizer_dir / "chat_template.jinja"
+    files = {"tokenizer.json": tokenizer.tokenizer_json}
     if chat_template is not None:
+        settings.pop("chat_template", None)  # and with it the ones for tools
         files["chat_template.jinja"] = _chat_template(chat_template)
+    elif template.is_file():
+        files["chat_template.jinja"] = template.read_bytes()
     if content_format != "auto":
-        settings = read_json(tokenizer_dir / "tokenizer_config.json")
-        files["tokenizer_config.json"] = json.dumps({**settings, CONTENT_FORMAT: content_format}).encode()
+        settings[CONTENT_FORMAT] = content_format
+    files["tokenizer_config.json"] = json.dumps(settings).encode()
     generation = _generation_config_file(model_dir, generation_config)
     if generation is not None or generation_overrides:
         fields = {} if generation is None else read_json(generation)
@@ -336,8 +324,11 @@ def _chat_template(given: str) -> bytes:
         raise ModelFilesError(f"--chat-template: {given} is neither a file that can be read nor a template: {error}") from None
 
 
-def converted_tokenizer(tokenizer_dir: Path, cache_dir: Path | None = None) -> Path:
-    """A tokenizer.json made from another format by a child process, kept in the user's cache under a digest of its sources."""
+def converted_tokenizer(tokenizer_dir: Path, cache_dir: Path | None = None) -> bytes:
+    """A tokenizer.json made from another format by a child process, kept in the user's cache under a digest of its sources.
+
+    If the cache cannot be written to, it is made in a temporary folder at each launch.
+    """
     cache_dir = cache_dir or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quire" / "tokenizers"
     sources = [tokenizer_dir / name for name in (*CONVERTIBLE, *TOKENIZER_SETTINGS) if (tokenizer_dir / name).is_file()]
     digest = hashlib.sha256(CONVERTER_VERSION)
@@ -346,9 +337,26 @@ def converted_tokenizer(tokenizer_dir: Path, cache_dir: Path | None = None) -> P
         digest.update(f"{source.name}\0{len(data)}\0".encode() + data)
     result = cache_dir / digest.hexdigest() / "tokenizer.json"
     if not result.is_file():
-        result.parent.mkdir(parents=True, exist_ok=True)
-        _convert(tokenizer_dir, result)
-    return result
+        try:
+            result.parent.mkdir(parents=True, exist_ok=True)
+            _convert(tokenizer_dir, result)
+        except OSError as error:
+            return _converted_for_now(tokenizer_dir, digest.hexdigest(), str(error))
+    return result.read_bytes()
+
+
+@functools.lru_cache(maxsize=1)
+def _converted_for_now(tokenizer_dir: Path, digest: str, refused: str) -> bytes:
+    try:
+        with tempfile.TemporaryDirectory(prefix="quire-tokenizer-") as folder:
+            result = Path(folder) / "tokenizer.json"
+            _convert(tokenizer_dir, result)
+            return result.read_bytes()
+    except OSError as error:
+        raise ModelFilesError(
+            f"there is no folder to convert the tokenizer in {tokenizer_dir} in: neither the cache ({refused}; XDG_CACHE_HOME "
+            f"moves it) nor a temporary one ({error}; TMPDIR moves it)"
+        ) from None
 
 
 def _convert(tokenizer_dir: Path, result: Path) -> None:

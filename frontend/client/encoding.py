@@ -20,24 +20,58 @@ async def encode_prompt(tokenizer: Tokenizer, text: str, add_special_tokens: boo
     """Token ids of a text. Raises TooLong, before it makes the list of ids, for a text that can never fit into the context."""
     if len(text) <= LONG_TEXT:
         return tokenizer.encode(text, add_special_tokens)
-    if len(text) > max_model_len * tokenizer.max_token_chars:
+    has_many = len(text) > max_model_len * tokenizer.max_token_chars
+    if has_many and tokenizer.keeps_characters:
         raise TooLong(f"the prompt has {len(text)} characters, more than {max_model_len} tokens can hold")
+    most = max(max_model_len, MOST_TOKENS)
     try:
-        return await in_native_thread(_encode, tokenizer, text, add_special_tokens, max(max_model_len, MOST_TOKENS))
+        # of characters that may be no tokens, no more are tokenized than it takes to know that they are too many
+        return await in_native_thread(_encode, tokenizer, text, add_special_tokens, most, max_model_len if has_many else most)
     except TooManyTokens as error:
         raise TooLong(f"the prompt cannot be used: {error}") from None
 
 
-def _encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool, most: int) -> list[int]:
+def _encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool, most: int, most_of_parts: int) -> list[int]:
     """Count the tokens of a very long text in chunks first: as a whole it takes 150 bytes a character and a second a
     megabyte."""
-    if len(text) > most * _USUAL_CHARS:
+    if len(text) > most_of_parts * _USUAL_CHARS:
         count = 0
         for start in range(0, len(text), _PART_CHARS):
-            count += max(0, tokenizer.count(text[start : start + _PART_CHARS]) - _LOST_AT_CUT)
-            if count > most:
-                raise TooManyTokens(f"the text has more than {most} tokens")
+            part = text[start : start + _PART_CHARS]
+            if not tokenizer.keeps_characters:
+                part = part.strip()  # a token beyond the cut may take the blanks
+            count += max(0, tokenizer.count(part) - _LOST_AT_CUT)
+            if count > most_of_parts:
+                raise TooManyTokens(f"the text has more than {most_of_parts} tokens")
     return tokenizer.encode(text, add_special_tokens, most)
+
+
+async def encode_end(
+    tokenizer: Tokenizer, text: str, add_special_tokens: bool, keep: int, at_start: bool, max_model_len: int
+) -> list[int]:
+    """At least the last `keep` ids of a text, or the first; no more text is tokenized than it takes to have as many.
+
+    Where characters may be no tokens (see Tokenizer.keeps_characters), more and more of the text is tokenized until there are.
+    Raises TooLong.
+    """
+    chars = min(max(keep, 0) + 1, max_model_len) * tokenizer.max_token_chars
+    while True:
+        part = text[:chars] if at_start else text[-chars:]
+        if not tokenizer.keeps_characters:
+            part = _beyond_blanks(text, part, at_start, tokenizer.max_token_chars)
+        ids = await encode_prompt(tokenizer, part, add_special_tokens, max_model_len)
+        if tokenizer.keeps_characters or len(part) == len(text) or len(ids) >= keep + _LOST_AT_CUT:
+            return ids
+        chars *= 4
+
+
+def _beyond_blanks(text: str, part: str, at_start: bool, max_token_chars: int) -> str:
+    """A part of a text, with the blanks at its cut and a token behind them, which may take them."""
+    if at_start:
+        end = len(text) - len(text[len(part) :].lstrip())
+        return text[: end + max_token_chars]
+    start = len(text[: len(text) - len(part)].rstrip())
+    return text[max(0, start - max_token_chars) :]
 
 
 def checked_ids(prompt_token_ids: Sequence[int] | np.ndarray, limits: EngineLimits) -> np.ndarray:

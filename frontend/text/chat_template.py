@@ -44,7 +44,7 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: dict[str, str], content_format: str | None = None) -> None:
         self.source = source
         self._special_tokens = special_tokens
-        self._template, self.content_format, self._takes_both, self._joins_arguments = _compile(source)
+        self._template, self.content_format, self._takes_both, self._joins_arguments, self._tests_for_none = _compile(source)
         if content_format in ("string", "openai"):
             self.content_format, self._takes_both = content_format, False
 
@@ -72,16 +72,21 @@ class ChatTemplate:
             raise ChatTemplateError("messages must be a list")
         prepared = [self._prepare(m, i) for i, m in enumerate(_plain(messages, "messages"))]
         final_text = _tag_final_message(prepared) if continue_final_message else ""
-        text = self._render(
-            {
-                **self._special_tokens,
-                **_plain(dict(variables), "chat_template_kwargs"),
-                "messages": prepared,
-                "tools": _plain(tools, "tools") or None,
-                "documents": _plain(documents, "documents") or None,
-                "add_generation_prompt": add_generation_prompt,
-            }
-        )
+        values = {
+            **self._special_tokens,
+            **_plain(dict(variables), "chat_template_kwargs"),
+            "messages": prepared,
+            "tools": _plain(tools, "tools") or None,
+            "documents": _plain(documents, "documents") or None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        try:
+            text = self._render(values)
+        except ChatTemplateError:
+            if not self._tests_for_none or all("content" in message for message in prepared):
+                raise
+            # DeepSeek V3's template joins a content that is not none to a text, and an absent one is not none
+            text = self._render({**values, "messages": [{"content": None, **message} for message in prepared]})
         return _cut_at_tag(text, final_text) if continue_final_message else text
 
     def _render(self, variables: dict[str, Any]) -> str:
@@ -109,10 +114,12 @@ class ChatTemplate:
     def _prepared(self, message: Any) -> Message:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise ChatTemplateError("each message must be an object with a role")
-        prepared = {**message}
+        prepared = {
+            key: value for key, value in message.items() if value is not None
+        }  # null means absent; templates print None
         if not message.get("tool_calls"):
-            prepared.pop("tool_calls", None)  # answers have an empty list or null, which some templates treat as calls
-        if message.get("content") is None:
+            prepared.pop("tool_calls", None)  # answers have an empty list, which some templates treat as calls
+        if "content" not in prepared:
             if message["role"] != "assistant":
                 raise ChatTemplateError("each message must have a content, but for an assistant's")
             if not any(message.get(name) for name in _INSTEAD_OF_CONTENT):
@@ -124,15 +131,12 @@ class ChatTemplate:
             prepared = {"thinking": reasoning, **prepared, "reasoning_content": reasoning}
         if "tool_calls" in prepared:
             prepared["tool_calls"] = _calls(prepared["tool_calls"], self._joins_arguments)
-            prepared.setdefault("content", None)
         return prepared
 
     def _content(self, content: Any) -> Any:
         if isinstance(content, str):
             wrap = self.content_format == "openai" and not self._takes_both
             return [{"type": "text", "text": content}] if wrap else content
-        if content is None:  # beside tool calls
-            return content
         if not isinstance(content, list):
             raise ChatTemplateError("a message's content must be a text, a list of parts or null")
         parts = [_text_part(part) for part in content]
@@ -292,9 +296,9 @@ def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
 
 
 @lru_cache(maxsize=32)
-def _compile(source: str) -> tuple[jinja2.Template, str, bool, bool]:
-    """The template, its content format, whether it distinguishes a string from a list itself, and whether it concatenates a
-    call's arguments as a string."""
+def _compile(source: str) -> tuple[jinja2.Template, str, bool, bool, bool]:
+    """The template, its content format, whether it distinguishes a string from a list itself, whether it concatenates a call's
+    arguments as a string, and whether it tests if a content is none."""
     env = _environment()
     try:
         tree = env.parse(source)
@@ -307,7 +311,8 @@ def _compile(source: str) -> tuple[jinja2.Template, str, bool, bool]:
     joins = any(_is_called("arguments", side, False) for add in tree.find_all(nodes.Add) for side in (add.left, add.right))
     tests = {test.name for test in tree.find_all(nodes.Test)}
     takes_both = bool(tests & {"string", "iterable", "sequence", "mapping"})
-    return template, "openai" if loops else "string", takes_both, joins
+    asks = any(test.name == "none" and _is_called("content", test.node) for test in tree.find_all(nodes.Test))
+    return template, "openai" if loops else "string", takes_both, joins, asks
 
 
 def _is_called(name: str, node: nodes.Node, with_filters: bool = True) -> bool:

@@ -15,6 +15,7 @@ import tokenizers
 from quire.frontend.text.chat_template import ChatTemplate, ChatTemplateError, Message
 from quire.frontend.text.detokenizer import IncrementalDetokenizer
 from quire.frontend.text.token_bytes import Pieces
+from quire.frontend.text.token_chars import keeps_characters
 from quire.ipc.generation_config import generation_defaults
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.step.sections import MAX_BAD_WORD_TOKENS
@@ -45,7 +46,8 @@ class Tokenizer:
 
     special_tokens: name -> text ("eos_token": "</s>"); special_ids: those that skip_special_tokens leaves out; added_ids: all
     tokens added to the model's own vocabulary, special or not; vocab_size: highest id + 1 (a model's may be larger).
-    max_token_chars: length of the longest token; a text of more than n times as many characters has more than n tokens.
+    max_token_chars: length of the longest token. keeps_characters: each character of a text is in some token, so a text of more
+    than n * max_token_chars characters has more than n tokens; others absorb blanks, or shorten the text first.
     generation_defaults: SamplingParams fields set by generation_config.json. config: tokenizer_config.json's fields.
     """
 
@@ -58,6 +60,7 @@ class Tokenizer:
     ) -> None:
         backend.no_truncation()
         backend.no_padding()
+        backend.encode_special_tokens = bool((config or {}).get("split_special_tokens"))  # then they are text like any other
         self.backend = backend
         self.config = config = dict(config or {})
         self.special_tokens = {n: text for n in _NAMED_TOKENS if (text := _token_text(config.get(n))) is not None}
@@ -66,11 +69,12 @@ class Tokenizer:
         vocab = backend.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocab.values(), default=-1) + 1
         self.max_token_chars = max(map(len, vocab), default=1)
+        self.keeps_characters = keeps_characters(backend)
         self.added_ids = frozenset(added)
         self.special_ids = frozenset(i for i, token in added.items() if token.special) | (named & self.added_ids)
         self.pieces = Pieces(backend, self.special_ids)
         self.generation_defaults = generation_defaults(generation_config or {})
-        self._templates = dict(chat_templates or {})
+        self.templates = dict(chat_templates or {})
         self._content_format = config.get("chat_template_content_format")  # set by the engine's operator
         self._add_bos = _bos_to_add(backend, config, self.bos_token_id)
 
@@ -167,13 +171,13 @@ class Tokenizer:
         Raises ChatTemplateError if there is none.
         """
         if override is not None:
-            return self._templates.get(override, override)
-        if with_tools and "tool_use" in self._templates:
-            return self._templates["tool_use"]
-        if "default" in self._templates:
-            return self._templates["default"]
-        if self._templates:
-            raise ChatTemplateError(f"choose a chat template by name; the model has {', '.join(sorted(self._templates))}")
+            return self.templates.get(override, override)
+        if with_tools and "tool_use" in self.templates:
+            return self.templates["tool_use"]
+        if "default" in self.templates:
+            return self.templates["default"]
+        if self.templates:
+            raise ChatTemplateError(f"choose a chat template by name; the model has {', '.join(sorted(self.templates))}")
         raise ChatTemplateError("the model has no chat template; give one with the request or at launch, or use completions")
 
     def content_format(self, wanted: str = "auto") -> str | None:
@@ -257,7 +261,7 @@ class Tokenizer:
         """
         words, rows = [word.lstrip() for word in bad_words], list[list[int]]()
         for word in words:
-            if len(word) > MAX_BAD_WORD_TOKENS * self.max_token_chars:
+            if self.keeps_characters and len(word) > MAX_BAD_WORD_TOKENS * self.max_token_chars:
                 raise ValueError(
                     f"each of bad_words must be 1 to {MAX_BAD_WORD_TOKENS} tokens long, this is longer: {word[:64]!r}"
                 )

@@ -2,6 +2,7 @@
 
 import hashlib
 import http.server
+import importlib.util
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ import tiny_models
 from http_servers import answering
 
 from quire.enginecore.loading import model_files
+from quire.enginecore.loading.convert_tokenizer import missing_packages
 from quire.enginecore.loading.model_files import (
     ModelFilesError,
     converted_tokenizer,
@@ -79,7 +81,7 @@ def test_eos_ids_are_the_union_of_all_sources(folder):
     edit(folder / "generation_config.json", eos_token_id=8)
     edit(folder / "tokenizer_config.json", eos_token={"content": "<|im_end|>"})
     assert model_summary(folder).eos_token_ids == [tiny_models.IM_END, 7, 8, 9]
-    for name in ("generation_config.json", "tokenizer_config.json", "tokenizer.json"):
+    for name in ("generation_config.json", "tokenizer_config.json"):
         (folder / name).unlink()
     assert model_summary(folder).eos_token_ids == [7, 9]
     edit(folder / "config.json", eos_token_id=None)
@@ -90,14 +92,14 @@ def test_eos_ids_are_the_union_of_all_sources(folder):
 
 
 def test_eos_token_is_found_in_every_tokenizer_file(folder):
-    edit(folder / "tokenizer_config.json", eos_token="<x>", added_tokens_decoder={"77": {"content": "<x>"}})
-    assert model_files.tokenizer_eos_id(folder) == 77
+    edit(folder / "tokenizer_config.json", eos_token="<x>", added_tokens_decoder={"512": {"content": "<x>"}})
+    assert model_files.tokenizer_eos_id(folder) == 512
     edit(folder / "tokenizer_config.json", eos_token=..., added_tokens_decoder=...)
     assert model_files.tokenizer_eos_id(folder) is None
     edit(folder / "special_tokens_map.json", eos_token="<|im_start|>")
     assert model_files.tokenizer_eos_id(folder) == tiny_models.IM_START
     edit(folder / "special_tokens_map.json", eos_token="nowhere")
-    assert model_files.tokenizer_eos_id(folder) is None
+    assert model_files.tokenizer_eos_id(folder) == 512  # added, as transformers does
 
 
 @pytest.mark.parametrize(
@@ -182,13 +184,34 @@ def test_other_tokenizers_are_converted_once_by_a_child(tmp_path):
     from tokenizers import Tokenizer
 
     folder, cache = gpt2_tokenizer(tmp_path / "gpt2"), tmp_path / "cache"
-    path = converted_tokenizer(folder, cache)
-    made = Tokenizer.from_str(path.read_text())
+    made = Tokenizer.from_buffer(converted_tokenizer(folder, cache))
+    (path,) = cache.rglob("tokenizer.json")
     text = "A quire holds twenty-four sheets, naïvely 你好."
     assert made.encode(text).ids == tiny_models.tokenizer().encode(text).ids
     written = path.stat().st_mtime_ns
-    assert converted_tokenizer(folder, cache) == path and path.stat().st_mtime_ns == written
+    assert converted_tokenizer(folder, cache) == path.read_bytes() and path.stat().st_mtime_ns == written
     assert [p.name for p in path.parent.iterdir()] == ["tokenizer.json"], "nothing half-made is left"
+
+
+@pytest.mark.slow
+def test_a_cache_that_cannot_be_written_to_is_done_without(tmp_path):
+    folder = gpt2_tokenizer(tmp_path / "gpt2")
+    assert converted_tokenizer(folder, Path("/proc/nowhere")) == converted_tokenizer(folder, tmp_path / "cache")
+
+
+def test_no_folder_to_convert_a_tokenizer_in_is_an_error_that_names_both(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", "/proc/nowhere")
+    with pytest.raises(ModelFilesError, match=r"XDG_CACHE_HOME moves it.*TMPDIR moves it"):
+        converted_tokenizer(gpt2_tokenizer(tmp_path / "gpt2"), Path("/proc/nowhere"))
+
+
+def test_a_sentencepiece_model_alone_names_the_packages_that_it_needs(tmp_path, monkeypatch):
+    (tmp_path / "tokenizer.model").write_bytes(b"\n\x0e\n\x05<unk>\x15\x00\x00\x00\x00\x18\x02")
+    assert missing_packages(tmp_path) == [name for name in ("sentencepiece",) if importlib.util.find_spec(name) is None]
+    monkeypatch.setitem(sys.modules, "google.protobuf", None)
+    assert missing_packages(tmp_path)[-1] == "protobuf"
+    (tmp_path / "tokenizer.model").write_bytes(b"IQ== 0\nIg== 1\n")  # tiktoken's form
+    assert missing_packages(tmp_path) == []
 
 
 @pytest.mark.slow

@@ -214,12 +214,36 @@ def test_arguments_of_tool_calls_become_objects() -> None:
         # what a model wrote that is no object, sent back by an agent
         ("{% for c in messages[0].tool_calls %}{{ '<' + c.function.arguments + '>' }}{% endfor %}", '{"x": 1', '<{"x": 1>'),
         *(("{{ messages[0].tool_calls[0].function.arguments | tojson }}", a, "{}") for a in ('{"x": 1', "[1]", "3", [1], 3)),
-        ("{{ messages[0].content is none }}", "{}", "True"),
     ],
 )
 def test_a_template_gets_arguments_as_it_takes_them(template: str, given: Any, expected: str) -> None:
     call = {"type": "function", "function": {"name": "f", "arguments": given}}
     assert tokenizer(chat_template=template).render_chat([{"role": "assistant", "tool_calls": [call]}]) == expected
+
+
+DEEPSEEK_V3 = """{% for m in messages %}{% if m['role'] == 'assistant' and m['content'] is none %}
+{{ m.tool_calls[0].function.name }}
+{% elif m['content'] is not none %}{{ '<' + m['content'] + '>' }}{% endif %}{% endfor %}"""
+
+
+@pytest.mark.parametrize("absent", [{}, {"content": None}])
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("[{{ messages[0].content }}]", "[]"),
+        ("{{ 'x' in messages[0].content }}", "False"),
+        ("{{ messages[0].content | length }}", "0"),
+        ("[{{ messages[0].content | trim }}]", "[]"),
+        ("{{ messages[0].content is defined }} {{ messages[0].content is none }}", "False False"),
+        ("[{% for part in messages[0].content %}{{ part.text }}{% endfor %}]", "[]"),
+        ("{{ messages[0].name is defined }}{{ messages[0].refusal }}", "False"),
+        (DEEPSEEK_V3, "f\n"),
+    ],
+)
+def test_null_in_a_message_is_absent_as_for_transformers(template: str, expected: str, absent: dict[str, Any]) -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+    message = {"role": "assistant", "tool_calls": [call], "name": None, "refusal": None, **absent}
+    assert tokenizer(chat_template=template).render_chat([message], add_generation_prompt=False) == expected
 
 
 @pytest.mark.parametrize(

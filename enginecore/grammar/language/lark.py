@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import llguidance
 
 from quire.enginecore.grammar.language.alternatives import exclude_each_other, resolver
+from quire.enginecore.grammar.language.regex_text import on_one_line
 from quire.enginecore.grammar.language.schema_keywords import in_known_words, with_discriminator
 from quire.enginecore.grammar.language.schema_values import (
     COUNTS,
@@ -172,7 +173,7 @@ def regex_body(pattern: str) -> str:
     """A regex for a whole text, as the body of a token. Raises ValueError."""
     if not pattern:
         raise ValueError("a regex must not be empty")
-    escaped = _without_anchors(pattern).replace("\n", "\\n").replace("\r", "\\r")
+    escaped = _without_anchors(on_one_line(pattern)) or "(?:)"
     return f"/{llguidance.regex_to_lark(escaped, 'dws')}/"  # type: ignore[attr-defined]
 
 

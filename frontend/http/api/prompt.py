@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 from quire.frontend.client.client import Client
+from quire.frontend.client.encoding import encode_end
 from quire.frontend.client.turns import in_thread
 from quire.frontend.http.api.bodies.schemas import MAX_ITEMS, ChatRequest, TokenizeRequest
 from quire.frontend.http.api.errors import invalid
@@ -94,10 +95,12 @@ def _template_variables(body: ChatRequest | TokenizeRequest) -> dict[str, Any]:
 
 async def encoded(client: Client, text: str, add_special_tokens: bool, keep: int | None, side: str | None = None) -> list[int]:
     """A text's ids, or `keep` of them (see `truncated`). With `keep`, no more text is tokenized than needed."""
-    if keep is not None:
-        most = min(max(keep, 0) + 1, client.welcome.limits.max_model_len) * client.tokenizer.max_token_chars
-        text = text[:most] if side == "right" else text[-most:]
-    return truncated(await client.encode(text, add_special_tokens=add_special_tokens), keep, side)
+    if keep is None:
+        return await client.encode(text, add_special_tokens=add_special_tokens)
+    ids = await encode_end(
+        client.tokenizer, text, add_special_tokens, keep, side == "right", client.welcome.limits.max_model_len
+    )
+    return truncated(ids, keep, side)
 
 
 def truncated(token_ids: list[int], keep: int | None, side: str | None = None) -> list[int]:

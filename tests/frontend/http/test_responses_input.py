@@ -100,7 +100,7 @@ def test_tools_and_calls_are_shown_to_the_model():
         async with serving(template=HERMES) as api:
             tool = {"type": "function", "name": "f", "parameters": {"type": "object"}}
             await create(api, {"input": [USER, CALL, OUTPUT], "tools": [tool]})
-            assert said(api) == "<user>hi<assistant>None<tool>42[1 tools]<assistant>"
+            assert said(api) == "<user>hi<assistant><tool>42[1 tools]<assistant>"
 
     asyncio.run(main())
 
