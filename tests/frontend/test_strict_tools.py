@@ -1,4 +1,4 @@
-"""Strict functions in every format: whatever the grammar admits, the parser reads, and all arguments are valid by their schema.
+"""Strict functions and forced calls in every format: the parser reads whatever the grammar admits, and all arguments are valid.
 
 Outputs are random walks through the grammar, by tokens of mostly single bytes, that like to begin calls and to end things.
 """
@@ -134,9 +134,14 @@ def read(name: str, functions: list[Function], pieces) -> list:
     return [event for piece in pieces for event in parser.feed(piece)] + parser.finish()
 
 
-def check(name: str, functions: list[Function], text: str, is_whole: bool) -> None:
+def check(name: str, use: ToolUse, text: str, is_whole: bool) -> None:
+    functions = use.functions
     whole = summary(read(name, functions, [text]))
     assert summary(read(name, functions, list(text))) == whole
+    if use.mode != "auto" and is_whole:
+        only_one = use.mode == "named" or use.parallel is False
+        assert len(whole[1]) == 1 if only_one else whole[1], text
+        assert not whole[0] or not only_one, text
     schemas = {f.name: f.parameters for f in functions}
     for i, (called, arguments) in enumerate(whole[1]):
         assert called in schemas, (text, called)
@@ -147,13 +152,17 @@ def check(name: str, functions: list[Function], text: str, is_whole: bool) -> No
                 jsonschema.validate(value, schemas[called])
 
 
+# What a request may ask of its calls. Under "auto" the same functions are strict or not; g never is.
+USES = [("auto", None), ("required", None), ("required", False), ("named", None)]
 COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]}
 
 
-def check_walks(vocabulary, name, schema, named, seed, num_walks) -> None:
-    functions, beginnings = functions_of(schema, named), BEGINNINGS[TOOL_PARSERS[name].__name__]
+def check_walks(vocabulary, name, asked, schema, named, seed, num_walks) -> None:
+    (mode, parallel), functions = asked, functions_of(schema, named)
+    use = ToolUse(mode, functions[:1] if mode == "named" else functions, parallel)
+    beginnings = BEGINNINGS[TOOL_PARSERS[name].__name__]
     try:
-        wanted = tool_grammar(ToolUse("auto", functions), TOOL_PARSERS[name])
+        wanted = tool_grammar(use, TOOL_PARSERS[name])
         lark = to_lark(wanted, vocabulary.special_names)
     except (ApiError, ValueError) as error:
         assert "cannot" in str(error) or "none of" in str(error) or "can be" in str(error), error
@@ -162,19 +171,19 @@ def check_walks(vocabulary, name, schema, named, seed, num_walks) -> None:
         return
     for i in range(num_walks):
         begin = beginnings[(seed + i) % len(beginnings)] if i % 4 else ""
-        check(name, functions, *walk(vocabulary, lark, begin, seed + i))
+        check(name, use, *walk(vocabulary, lark, begin, seed + i))
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(max_examples=5, derandomize=True, **COMMON)
-@given(PARAMETERS, NAMED, st.integers(0, 1 << 30))
-def test_what_the_grammar_admits_the_parser_reads_and_is_valid(vocabulary, name, schema, named, seed):
-    check_walks(vocabulary, name, schema, named, seed, 4)
+@settings(max_examples=8, derandomize=True, **COMMON)
+@given(st.sampled_from(USES), PARAMETERS, NAMED, st.integers(0, 1 << 30))
+def test_what_the_grammar_admits_the_parser_reads_and_is_valid(vocabulary, name, asked, schema, named, seed):
+    check_walks(vocabulary, name, asked, schema, named, seed, 4)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FORMATS)
 @settings(max_examples=300, **COMMON)
-@given(PARAMETERS, NAMED, st.integers(0, 1 << 30))
-def test_much_of_what_the_grammars_admit(vocabulary, name, schema, named, seed):
-    check_walks(vocabulary, name, schema, named, seed, 8)
+@given(st.sampled_from(USES), PARAMETERS, NAMED, st.integers(0, 1 << 30))
+def test_much_of_what_the_grammars_admit(vocabulary, name, asked, schema, named, seed):
+    check_walks(vocabulary, name, asked, schema, named, seed, 8)

@@ -11,6 +11,7 @@ from quire.enginecore.grammar.vocabulary import make_vocabulary
 from quire.frontend.http.api.tools.tool_grammar import answer_or_calls, required_schema, tool_grammar
 from quire.frontend.http.api.tools.tool_use import Function, ToolUse
 from quire.frontend.http.protocol.errors import ApiError
+from quire.frontend.text.output_events import CallBegun
 from quire.frontend.text.tool_parsers.choice import TOOL_PARSERS
 from quire.ipc.structured_outputs import StructuredOutputs
 
@@ -73,3 +74,43 @@ def test_where_calls_cannot_be_written_down_the_answer_stands_alone():
     assert answer_or_calls(answer, ToolUse("auto", [Function("f")]), TOOL_PARSERS["llama3_json"]) is answer
     with pytest.raises(ApiError, match="begins with a digit"):
         answer_or_calls(answer, ToolUse("auto", [Function("3d", strict=True)]), pythonic)
+
+
+TWO = {
+    "hermes": CALLS["hermes"] + "\n" + CALLS["hermes"],
+    "llama3_json": '{"name": "f", "parameters": {"x": 1}}; {"name": "f", "parameters": {"x": 1}}',
+    "mistral": CALLS["mistral"] * 2,
+    "granite": '<|tool_call|>[{"name": "f", "arguments": {"x": 1}}, {"name": "f", "arguments": {"x": 2}}]',
+    "deepseek_v31": "<｜tool▁calls▁begin｜>" + 2 * "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
+                    + "<｜tool▁calls▁end｜>",
+    "qwen3_coder": CALLS["qwen3_coder"] + "\n" + CALLS["qwen3_coder"],
+    "pythonic": "[f(x=1), f(x=2)]",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TWO)
+def test_two_calls_are_made_where_they_may_be(name):
+    """The grammar of "required" takes them, and the parser reads them; one call alone is taken where no more may be made."""
+    functions = [Function("f", {"type": "object", "properties": {"x": {"type": "integer"}}})]
+    read = TOOL_PARSERS[name]({"f": functions[0].parameters}, is_forced=True)
+    events = read.feed(TWO[name]) + read.finish()
+    assert [event.name for event in events if isinstance(event, CallBegun)] == ["f", "f"]
+    for mode, parallel, takes_two in (
+        ("required", None, True), ("required", True, True), ("required", False, False), ("named", True, False),
+    ):  # fmt: skip
+        found = judge(tool_grammar(ToolUse(mode, functions, parallel), TOOL_PARSERS[name]), VOCABULARY)
+        assert not found.error
+        assert accepts(found.lark, TWO[name]) == takes_two
+        assert accepts(found.lark, "\n\n" + TWO[name]) == takes_two
+        assert not accepts(found.lark, "") and not accepts(found.lark, "So " + TWO[name])
+        assert name not in CALLS or accepts(found.lark, CALLS[name])
+
+
+def test_a_schema_that_a_syntax_cannot_follow_is_followed_only_if_it_is_strict():
+    parameters = {"type": "object", "properties": {"x": {}}, "anyOf": [{"required": ["x"]}, {"required": ["y"]}]}
+    for name in ("qwen3_coder", "pythonic"):
+        for strict in (False, True):
+            use = ToolUse("named", [Function("f", parameters, strict, "tools[0].function")])
+            found = judge(tool_grammar(use, TOOL_PARSERS[name]), VOCABULARY)
+            assert ("anyOf" in found.error) == strict
+            assert strict or accepts(found.lark, CALLS[name])

@@ -31,6 +31,17 @@ _PYTHON_NAME = re.compile(r"[\w.-]+")
 _PYTHON_KEY = r"/[^\W\d][\w]*/"
 
 
+def arguments(style: str, schema: Any, writer: Writer) -> str:
+    """The arguments in this style. A schema that cannot be followed in it is passed over if its `x-guidance` is lenient."""
+    try:
+        return _STYLES[style](schema, writer)
+    except ValueError:
+        own = schema.get("x-guidance") if isinstance(schema, dict) else None
+        if not isinstance(own, dict) or own.get("lenient") is not True:
+            raise
+        return _STYLES[style]({"type": "object"}, writer)
+
+
 def qwen_xml_arguments(schema: Any, writer: Writer) -> str:
     root, names = _parameters(schema)
     if not names and root.get("additionalProperties") is not False:
@@ -170,3 +181,6 @@ def _alone(schema: Any, root: Mapping[str, Any]) -> Any:
     if not isinstance(schema, dict) or '"$ref"' not in json.dumps(schema):
         return schema
     return {**schema, **{key: root[key] for key in ("$defs", "definitions") if key in root}}
+
+
+_STYLES = {"qwen_xml": qwen_xml_arguments, "pythonic": python_arguments}

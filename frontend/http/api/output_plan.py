@@ -102,7 +102,7 @@ class OutputPlan:
 
     @property
     def max_calls(self) -> int | None:
-        return None if self._tools is None or self._tools.parallel else 1
+        return 1 if self._tools is not None and self._tools.parallel is False else None
 
     # --------------------------------------------------------------------------------------------------- for the engine
     def sampling_fields(self, own: StructuredOutputs | None) -> dict[str, Any]:
@@ -138,7 +138,7 @@ class OutputPlan:
             return answer_or_calls(own, self._tools, self._tool_parser)  # as OpenAI does; agents send both
         if self._grammar is None:
             return own
-        if self._grammar.kind == "structural_tag":
+        if self._tools is not None and self._tools.mode == "auto":
             return own  # another format leaves no room for calls
         if is_json:
             return self._grammar  # an answer that must be a call has no content for response_format, as with OpenAI
@@ -179,12 +179,10 @@ class OutputPlan:
     def _new_tool_parser(self) -> ToolParser | None:
         if self._tools is None:
             return None
-        if self._tools.mode == "named":
-            return NamedCall(self._tools.functions[0].name)
-        if self._tools.mode == "required":
-            return RequiredCalls()
-        assert self._tool_parser is not None
-        return self._tool_parser({function.name: function.parameters for function in self._tools.functions})
+        if self._tool_parser is not None:
+            schemas = {function.name: function.parameters for function in self._tools.functions}
+            return self._tool_parser(schemas, is_forced=self._tools.mode != "auto")
+        return NamedCall(self._tools.functions[0].name) if self._tools.mode == "named" else RequiredCalls()
 
     @property
     def reasoning_end_id(self) -> int | None:
@@ -212,7 +210,7 @@ def take_tools(body: ChatRequest) -> ToolUse | None:
         if tool.get("type", "function") != "function":
             raise invalid(f"tools[{i}].type must be 'function'", f"tools[{i}].type")
     use = ToolUse("auto", functions_of([(f"tools[{i}].function", tool.get("function")) for i, tool in enumerate(tools)]),
-                  body.parallel_tool_calls is not False)  # fmt: skip
+                  body.parallel_tool_calls)  # fmt: skip
     if isinstance(choice, dict):
         use = _chosen_by_object(use, choice)
     elif choice not in (None, "none", "auto", "required"):

@@ -39,8 +39,13 @@ class Qwen3Coder(ToolParser):
     starts = Markers(*STARTS, FUNCTION)
     special = (*STARTS, *ENDS)
 
-    def __init__(self, tools: Mapping[str, Parameters] | None = None, new_id: Callable[[], str] | None = None) -> None:
-        super().__init__(tools, new_id)
+    def __init__(
+        self,
+        tools: Mapping[str, Parameters] | None = None,
+        new_id: Callable[[], str] | None = None,
+        is_forced: bool = False,
+    ) -> None:
+        super().__init__(tools, new_id, is_forced)
         self._value_ends: dict[str, Markers] = {}
         self._begun: set[str] = set()  # the beginnings of the parameters that the call has so far
 
