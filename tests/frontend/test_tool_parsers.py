@@ -11,6 +11,7 @@ from tool_cases import CASES, FORMATS, check, every_cut, parse, parser_of, summa
 
 from quire.frontend.text.output_events import Arguments, CallBegun, source_of
 from quire.frontend.text.tool_parsers.choice import TOOL_PARSERS, tool_parser_of
+from quire.frontend.text.tool_parsers.xml_values import XmlValues
 
 
 @pytest.mark.parametrize(("name", "text", "content", "calls"), CASES)
@@ -30,6 +31,24 @@ FRAGMENTS = {
     "pythonic": ["[f(a=", "g()", "<|python_start|>", "<|python_end|>", "(", ")", "a=", "'", '"', "\\x4", "1", "+", "None"],
     "qwen3_coder": ["<tool_call>", "</tool_call>", "<seed:tool_call>", "</seed:tool_call>", "<function=f>", "</function>",
                     "<parameter=a>", "<parameter=n>", "</parameter>", ">"],
+    "apertus": ["<|tools_prefix|>", "<|tools_suffix|>", '[{"f": '],
+    "cohere_command3": ["<|START_ACTION|>", "<|END_ACTION|>", '[{"tool_call_id": "0", "tool_name": "f", "parameters": '],
+    "functiongemma": ["<start_function_call>", "<end_function_call>", "call:f{", "a:", "<escape>"],
+    "gemma4": ["<|tool_call>", "<tool_call|>", "call:f{", "a:", '<|"|>'],
+    "gigachat3": ["<|message_sep|>\n\n", "function call<|role_sep|>\n", "<|function_call|>", '{"name": "f", "arguments": '],
+    "glm45": ["<tool_call>", "</tool_call>", "f", "\n", "<arg_key>", "a", "n", "</arg_key>", "<arg_value>", "</arg_value>"],
+    "granite-20b-fc": ["<function_call>", '{"name": "f", "arguments": '],
+    "hunyuan_a13b": ["<tool_calls>", "</tool_calls>", "<tool_call>", "</tool_call>", "f", "\n```json\n", "```",
+                     '[{"name": "f", "arguments": '],
+    "hy_v3": ["<tool_calls>", "</tool_calls>", "<tool_call>", "</tool_call>", "f", "<tool_sep>", "<arg_key>a</arg_key>",
+              "<arg_value>", "</arg_value>"],
+    "kimi_k2": ["<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_section_begin|>",
+                "<|tool_call_begin|>", "functions.f:0", "<|tool_call_argument_begin|>", "<|tool_call_end|>"],
+    "minimax_m2": ["<minimax:tool_call>", "</minimax:tool_call>", '<invoke name="f">', "</invoke>", '<parameter name="a">',
+                   "<parameter name='n'>", "</parameter>"],
+    "olmo3": ["<function_calls>", "</function_calls>", "f(a=", "g()", ")", "'", "1", "\n"],
+    "phi4_mini_json": ["functools", "[", "<|tool_call|>", "<|/tool_call|>", '[{"name": "f", "arguments": '],
+    "xlam": ["[TOOL_CALLS]", "```json", "```", "<tool_call>", "</tool_call>", '[{"name": "f", "arguments": '],
     "required": ['[{"name": "f", "parameters": '],
 }  # fmt: skip
 for alias in FORMATS:
@@ -88,7 +107,60 @@ def written(name, calls):
                 + "</function>\n</tool_call>"
                 for n, a in calls
             )
+        case "Apertus":
+            return f"<|tools_prefix|>{json.dumps([{n: a} for n, a in calls])}<|tools_suffix|>"
+        case "CohereCommand":
+            rows = [{"tool_call_id": str(i), "tool_name": n, "parameters": a} for i, (n, a) in enumerate(calls)]
+            return f"<|START_ACTION|>{json.dumps(rows, indent=4)}<|END_ACTION|>"
+        case "Gemma4" | "FunctionGemma" as gemma:
+            begin, end, quote = (
+                ("<|tool_call>", "<tool_call|>", '<|"|>') if gemma == "Gemma4" else
+                ("<start_function_call>", "<end_function_call>", "<escape>")
+            )  # fmt: skip
+            return "".join(f"{begin}call:{n}{in_gemmas_way(a, quote)}{end}" for n, a in calls)
+        case "GigaChat3":
+            return "\n".join(f"function call<|role_sep|>\n{one(c)}" for c in calls)
+        case "Glm45" | "HyV3" as glm:
+            tags, behind_name = (("", ""), "\n") if glm == "Glm45" else (("<tool_calls>\n", "\n</tool_calls>"), "<tool_sep>\n")
+            pairs = lambda a: "".join(f"<arg_key>{k}</arg_key>\n<arg_value>{json.dumps(v)}</arg_value>\n" for k, v in a.items())  # noqa: E731
+            return tags[0] + "\n".join(f"<tool_call>{n}{behind_name}{pairs(a)}</tool_call>" for n, a in calls) + tags[1]
+        case "Granite20bFC":
+            return " ".join(f"<function_call> {one(c)}" for c in calls)
+        case "Hunyuan":
+            return f"<tool_calls>[{', '.join(one(c) for c in calls)}]</tool_calls>"
+        case "KimiK2":
+            parts = "".join(
+                f"<|tool_call_begin|>functions.{n}:{i}<|tool_call_argument_begin|>{json.dumps(a)}<|tool_call_end|>"
+                for i, (n, a) in enumerate(calls)
+            )
+            return f"<|tool_calls_section_begin|>{parts}<|tool_calls_section_end|>"
+        case "MiniMaxM2":
+            parts = "".join(
+                f'<invoke name="{n}">\n'
+                + "".join(f'<parameter name="{k}">{json.dumps(v)}</parameter>\n' for k, v in a.items())
+                + "</invoke>\n"
+                for n, a in calls
+            )
+            return f"<minimax:tool_call>\n{parts}</minimax:tool_call>"
+        case "Olmo3":
+            lines = "\n".join(f"{n}({', '.join(f'{k}={v!r}' for k, v in a.items())})" for n, a in calls)
+            return f"<function_calls>\n{lines}\n</function_calls>"
+        case "Phi4Mini":
+            return f"functools[{', '.join(one(c) for c in calls)}]"
+        case "Xlam":
+            return f"[{', '.join(one(c) for c in calls)}]"
     return json.dumps([{"name": n, "parameters": a} for n, a in calls])
+
+
+def in_gemmas_way(value, quote):
+    if isinstance(value, str):
+        return quote + value + quote
+    if isinstance(value, list):
+        return "[" + ",".join(in_gemmas_way(v, quote) for v in value) + "]"
+    if isinstance(value, dict):
+        pairs = (f"{k if k.isidentifier() else quote + k + quote}:{in_gemmas_way(v, quote)}" for k, v in value.items())
+        return "{" + ",".join(pairs) + "}"
+    return json.dumps(value)
 
 
 @pytest.mark.parametrize("name", [*FORMATS, "required"])
@@ -99,7 +171,7 @@ def test_what_a_model_calls_comes_out(name, calls, size):
     text = written(name, calls)
     content, found = check(name, text, [text[i : i + size] for i in range(0, len(text), size)])
     assert content == ""
-    if TOOL_PARSERS.get(name) is TOOL_PARSERS["qwen3_coder"]:  # unknown parameters are texts
+    if name in TOOL_PARSERS and issubclass(TOOL_PARSERS[name], XmlValues):  # unknown parameters are texts
         calls = [(n, {k: json.dumps(v) for k, v in a.items()}) for n, a in calls]
     assert [(n, json.loads(a)) for n, a in found] == [(n, json.loads(json.dumps(a))) for n, a in calls]
 

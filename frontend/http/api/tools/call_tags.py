@@ -14,8 +14,13 @@ from typing import Any
 from quire.frontend.http.api.tools.call_formats import CALL_FORMATS
 from quire.frontend.http.api.tools.tag_parts import Format, Functions, sequence
 from quire.frontend.http.api.tools.tool_use import Function, ToolUse
-from quire.frontend.text.tool_parsers import pythonic, qwen3_coder
 from quire.frontend.text.tool_parsers.base import ToolParser
+from quire.frontend.text.tool_parsers.gemma import FunctionGemma, Gemma4
+from quire.frontend.text.tool_parsers.glm import Glm45, HyV3
+from quire.frontend.text.tool_parsers.minimax_m2 import MiniMaxM2
+from quire.frontend.text.tool_parsers.olmo3 import Olmo3
+from quire.frontend.text.tool_parsers.pythonic import Pythonic
+from quire.frontend.text.tool_parsers.qwen3_coder import Qwen3Coder
 
 LENIENT = {"lenient": True, "coerce_one_of": True}  # x-guidance: follow what can be followed of a schema
 _LINE_BREAKS = {"type": "regex", "pattern": r"\n{0,2}"}  # that templates of reasoning models write before a call
@@ -68,7 +73,16 @@ def commented(function: Function, schema: dict[str, Any]) -> dict[str, Any]:
     return {"$comment": f"{function.place}.parameters", **schema}
 
 
-_STYLES = {qwen3_coder.Qwen3Coder: "qwen_xml", pythonic.Pythonic: "pythonic"}
+_STYLES: dict[type[ToolParser], str] = {  # that are not JSON (enginecore/grammar/language/call_arguments.py)
+    FunctionGemma: "functiongemma",
+    Gemma4: "gemma4",
+    Glm45: "glm_xml",
+    HyV3: "glm_xml",
+    MiniMaxM2: "minimax_xml",
+    Olmo3: "pythonic",
+    Pythonic: "pythonic",
+    Qwen3Coder: "qwen_xml",
+}
 
 
 def _tag(
