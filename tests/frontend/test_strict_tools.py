@@ -42,6 +42,7 @@ BEGINNINGS = {
     "Hunyuan": ["<tool_calls>", '<tool_calls>[{"name": "', "<tool_calls><tool_call>"],
     "HyV3": ["<tool_calls>", "<tool_calls>\n<tool_call>f.1<tool_sep>\n<arg_key>"],
     "KimiK2": ["<|tool_calls_section_begin|>", "<|tool_calls_section_begin|><|tool_call_begin|>functions.f.1:0"],
+    "Longcat": ["<longcat_tool_call>\n"],
     "MiniMaxM2": ["<minimax:tool_call>\n", '<minimax:tool_call>\n<invoke name="f.1">\n<parameter name="'],
     "Olmo3": ["<function_calls>\n", "<function_calls>\nf.1("],
     "Phi4Mini": ["functools[", "<|tool_call|>[", "functools is"],

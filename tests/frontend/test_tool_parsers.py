@@ -44,6 +44,7 @@ FRAGMENTS = {
               "<arg_value>", "</arg_value>"],
     "kimi_k2": ["<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_section_begin|>",
                 "<|tool_call_begin|>", "functions.f:0", "<|tool_call_argument_begin|>", "<|tool_call_end|>"],
+    "longcat": ["<longcat_tool_call>", "</longcat_tool_call>", '{"name": "f", "arguments": '],
     "minimax_m2": ["<minimax:tool_call>", "</minimax:tool_call>", '<invoke name="f">', "</invoke>", '<parameter name="a">',
                    "<parameter name='n'>", "</parameter>"],
     "olmo3": ["<function_calls>", "</function_calls>", "f(a=", "g()", ")", "'", "1", "\n"],
@@ -134,6 +135,8 @@ def written(name, calls):
                 for i, (n, a) in enumerate(calls)
             )
             return f"<|tool_calls_section_begin|>{parts}<|tool_calls_section_end|>"
+        case "Longcat":
+            return "\n".join(f"<longcat_tool_call>\n{one(c)}\n</longcat_tool_call>" for c in calls)
         case "MiniMaxM2":
             parts = "".join(
                 f'<invoke name="{n}">\n'
@@ -241,8 +244,7 @@ def test_ids():
         ("<tool_call>\n{...}\n</tool_call>", "hermes"),
         ("<tool_call>\n<function=f>\n<parameter=a>\n</tool_call>", "qwen3_coder"),
         ("<seed:tool_call>\n<function=f>\n<parameter=a>", "qwen3_coder"),
-        ("<tool_call>{name}\n<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n</tool_call>", None),
-        ('within <tool_call></tool_call> tags: <tool_calls>[{"name": ...}]</tool_calls>', None),
+        ('within <tool_call></tool_call> tags: <tool_calls>[{"name": ...}]</tool_calls>', "hunyuan_a13b"),
         ("'[TOOL_CALLS]' + calls", "mistral"),
         ("<｜tool▁calls▁begin｜>", "deepseek_v3"),
         ("respond with <|tool_call|> followed by a list", "granite"),

@@ -58,8 +58,8 @@ def _writer_of(style: str) -> Callable[[Any, Writer], str]:
 class XmlStyle:
     """How a parameter is written: the texts before its name, behind its name, and behind its value.
 
-    Line breaks may stand between the texts of `behind_name`. breaks_value: whether a line break stands on both sides of a value, and
-    does not belong to it.
+    Line breaks may stand between the texts of `behind_name`. breaks_value: whether a line break stands on both sides of a
+    value, and does not belong to it.
     """
 
     before_name: str

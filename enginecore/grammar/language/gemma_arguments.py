@@ -2,9 +2,9 @@
 
     {KEY:<|"|>TEXT<|"|>,KEY:5,KEY:[...],KEY:{...}}
 
-Texts stand between two marks and have no escapes, so values of all depths are written here; numbers, true, false and null are as in
-JSON. Properties come in the order in which the models' templates write them, which is the alphabet's. What cannot be followed is
-refused. frontend/text/tool_parsers/gemma.py reads this back; call_arguments.py calls it.
+Texts stand between two marks and have no escapes, so values of all depths are written here. Numbers, true, false and null are
+as in JSON. Properties come in the order in which the models' templates write them, which is the alphabet's. What cannot be
+followed is refused. frontend/text/tool_parsers/gemma.py reads this back; call_arguments.py calls it.
 """
 
 import re
@@ -51,7 +51,8 @@ class _Gemma:
             self._check(name, found, ("enum", "const", "type"))
             return self._one_of(name, found)
         if options := [key for key in ("anyOf", "oneOf") if key in found]:
-            self._check(name, found, options[:1])
+            if beyond := sorted(found.keys() - _NOTES - set(options[:1])):
+                raise ValueError(f"{options[0]} of {name!r} cannot be followed in this syntax beside {beyond[0]}")
             return self._options(name, found[options[0]], options[0] == "oneOf", depth)
         kind = found.get("type")
         if kind is None:

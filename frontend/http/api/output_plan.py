@@ -74,7 +74,7 @@ class OutputPlan:
         self._opened: bool | None = False
         self._always_reasons = False  # unless the prompt says otherwise
         if self._reasoning is not None:
-            self._opened = opened_by(thinking.prompt, thinking.variables, thinking.continued)
+            self._opened = opened_by(thinking.prompt, thinking.variables, thinking.continued, self._reasoning)
             named = names.reasoning != "auto"
             self._always_reasons = named or not self._reasoning.needs_start or "enable_thinking" in template
 
@@ -148,20 +148,20 @@ class OutputPlan:
 
     def _end_ids(self) -> list[int]:
         assert self._reasoning is not None
-        return self._tokenizer.encode(self._reasoning.end, add_special_tokens=False)
+        return self._tokenizer.encode(self._reasoning.ends[0], add_special_tokens=False)
 
     def _start_ids(self) -> list[int] | None:
         """Token ids that begin reasoning; None if the model reasons from its first token on."""
         assert self._reasoning is not None
         if self._opened is not None or not self._reasoning.needs_start:
             return None
-        return self._tokenizer.encode(self._reasoning.start, add_special_tokens=False)
+        return self._tokenizer.encode(self._reasoning.starts[0], add_special_tokens=False)
 
     @property
     def marker_ids(self) -> frozenset[int]:
         """Special tokens that the parsers must see."""
         texts = [*(self._tool_parser.special if self._tool_parser is not None else ())]
-        texts += (self._reasoning.start, self._reasoning.end) if self._reasoning is not None else ()
+        texts += self._reasoning.tags() if self._reasoning is not None else ()
         ids = {self._tokenizer.backend.token_to_id(text) for text in texts} & self._tokenizer.special_ids
         return frozenset(i for i in ids if i is not None)
 
@@ -189,7 +189,7 @@ class OutputPlan:
         """The token that ends reasoning; None if the output has no reasoning, or several tokens end it."""
         if self._reasoning is None or not self.may_think:
             return None
-        return self._tokenizer.backend.token_to_id(self._reasoning.end)
+        return self._tokenizer.backend.token_to_id(self._reasoning.ends[0])
 
 
 # ------------------------------------------------------------------------------------------------------------- chats

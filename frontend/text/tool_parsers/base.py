@@ -19,8 +19,8 @@ def new_call_id() -> str:
 
 
 class ToolParser:
-    """tools: name -> JSON Schema of its parameters, for formats in which values have no type. is_forced: the output must be calls,
-    so the beginning of a call that was cut off is no content.
+    """tools: name -> JSON Schema of its parameters, for formats in which values have no type. is_forced: the output must be
+    calls, so the beginning of a call that was cut off is no content.
 
     starts: markers with which a call begins, anywhere in a text. special: markers that may be special tokens; these have to be
     kept in the text.

@@ -16,7 +16,7 @@ from quire.frontend.text.tool_parsers.mistral import Mistral
 from quire.frontend.text.tool_parsers.olmo3 import Olmo3
 from quire.frontend.text.tool_parsers.pythonic import Pythonic
 from quire.frontend.text.tool_parsers.qwen3_coder import Qwen3Coder
-from quire.frontend.text.tool_parsers.tagged_json import CohereCommand, GigaChat3, Granite, Granite20bFC, Phi4Mini
+from quire.frontend.text.tool_parsers.tagged_json import CohereCommand, GigaChat3, Granite, Granite20bFC, Longcat, Phi4Mini
 from quire.frontend.text.tool_parsers.xlam import Xlam
 
 TOOL_PARSERS: dict[str, type[ToolParser]] = {
@@ -41,6 +41,7 @@ TOOL_PARSERS: dict[str, type[ToolParser]] = {
     "llama3_json": Llama3Json,
     "llama4_json": Llama3Json,
     "llama4_pythonic": Pythonic,
+    "longcat": Longcat,
     "mimo": Qwen3Coder,
     "minimax_m2": MiniMaxM2,
     "mistral": Mistral,
@@ -66,6 +67,7 @@ _SHOWN: tuple[tuple[type[ToolParser], tuple[str, ...]], ...] = (
     (FunctionGemma, ("<start_function_call>",)),
     (Gemma4, ("<|tool_call>", "<tool_call|>")),
     (MiniMaxM2, ("<minimax:tool_call>",)),
+    (Longcat, ("<longcat_tool_call>",)),
     (HyV3, ("<arg_key>", "<tool_sep>")),
     (Glm45, ("<tool_call>", "<arg_key>")),
     (Qwen3Coder, ("<function=", "<parameter=")),

@@ -1,7 +1,7 @@
 """Gemma 4: `<|tool_call>call:NAME{KEY:<|"|>TEXT<|"|>,KEY:5,...}<tool_call|>`, and FunctionGemma, which has other marks.
 
-Texts stand between two marks and have no escapes. Keys stand bare, or between marks. All else is as in JSON. A bare word that is
-no value of JSON counts as a text.
+Texts stand between two marks and have no escapes. Keys stand bare, or between marks. All else is as in JSON. A bare word that
+is no value of JSON counts as a text.
 """
 
 import json

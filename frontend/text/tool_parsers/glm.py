@@ -1,4 +1,5 @@
-"""GLM-4.5 and 4.7: `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>...</tool_call>`, in 4.5 on lines of their own.
+"""GLM-4.5 and 4.7: `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>...</tool_call>`, in 4.5 on lines of
+their own.
 
 Poolside's models write the same. Hunyuan's HYV3 writes `<tool_sep>` after the name, and `<tool_calls>` around all calls.
 """

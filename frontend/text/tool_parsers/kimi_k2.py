@@ -1,4 +1,5 @@
-"""Kimi K2: calls of one section, each `<|tool_call_begin|>functions.NAME:INDEX<|tool_call_argument_begin|>{...}<|tool_call_end|>`.
+"""Kimi K2: calls of one section, each
+`<|tool_call_begin|>functions.NAME:INDEX<|tool_call_argument_begin|>{...}<|tool_call_end|>`.
 
 `functions.NAME:INDEX` is the call's id, which the model's template needs to see again.
 """

@@ -1,8 +1,8 @@
 """Qwen3-Coder's XML: `<tool_call><function=NAME><parameter=KEY>VALUE</parameter>...</function></tool_call>`.
 
-Line breaks around a value do not belong to it. Some models omit the outer tags, or a value's end tag. So a value also ends at the
-beginning of a parameter that the function has and the call does not have yet, and at the end of the call. The beginning of any
-other parameter is part of the value. Seed-OSS has other outer tags.
+Line breaks around a value do not belong to it. Some models omit the outer tags, or a value's end tag. So a value also ends at
+the beginning of a parameter that the function has and the call does not have yet, and at the end of the call. The beginning
+of any other parameter is part of the value. Seed-OSS has other outer tags.
 """
 
 from collections.abc import Callable, Mapping

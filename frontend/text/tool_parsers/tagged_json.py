@@ -1,4 +1,4 @@
-"""TaggedJson: the base of formats that write calls as JSON, one call or a list, behind a marker and perhaps before an end marker.
+"""TaggedJson: the base of formats that write calls as JSON, one call or a list, behind a marker.
 
 The formats here differ in their markers alone. Those with a syntax of their own have files of their own.
 """
@@ -35,7 +35,7 @@ class TaggedJson(ToolParser):
 
 
 class Granite(TaggedJson):
-    """Granite 3: `<|tool_call|>` (3.1: `<tool_call>`) and a list of calls. Granite 4 uses Hermes' format, which is read, too."""
+    """Granite 3: `<|tool_call|>` (3.1: `<tool_call>`) and a list of calls. Granite 4 writes as Hermes."""
 
     TOKEN, START, END = "<|tool_call|>", "<tool_call>", "</tool_call>"
     begins, ends = (TOKEN, START), (END,)
@@ -62,7 +62,7 @@ class Phi4Mini(TaggedJson):
 
 
 class GigaChat3(TaggedJson):
-    """GigaChat 3: a message to the role `function call`, or `<|function_call|>`; a text before it ends with `<|message_sep|>`."""
+    """GigaChat 3: a message to the role `function call`, or `<|function_call|>`; `<|message_sep|>` ends a text."""
 
     ROLE, TOKEN, SEPARATOR = "function call<|role_sep|>\n", "<|function_call|>", "<|message_sep|>\n\n"
     begins = (SEPARATOR + ROLE, ROLE, TOKEN)
@@ -71,10 +71,19 @@ class GigaChat3(TaggedJson):
 
 
 class CohereCommand(TaggedJson):
-    """Command R7B, Command A: `<|START_ACTION|>[{"tool_call_id": ..., "tool_name": ..., "parameters": {...}}]<|END_ACTION|>`."""
+    """Command A and R7B: `<|START_ACTION|>[{"tool_call_id": ..., "tool_name": ..., "parameters": {...}}]<|END_ACTION|>`."""
 
     START, END = "<|START_ACTION|>", "<|END_ACTION|>"
     begins, ends = (START,), (END,)
     starts = Markers(START)
     special = (START, END)
     shape = CallShape("tool_name", ("parameters",), frozenset({"tool_call_id"}))
+
+
+class Longcat(TaggedJson):
+    """LongCat: Hermes' format in tags of its own."""
+
+    START, END = "<longcat_tool_call>", "</longcat_tool_call>"
+    begins, ends = (START,), (END,)
+    starts = Markers(START)
+    special = (START, END)

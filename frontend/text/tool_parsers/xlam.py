@@ -1,7 +1,7 @@
 """xLAM: the answer is a JSON list of calls, `[{"name": ..., "arguments": {...}}, ...]`.
 
-The list may also stand in a fenced block, behind `[TOOL_CALLS]`, or in `<tool_call>` tags, with text before it. An object without
-arguments, or with any other key than a call's, is content.
+The list may also stand in a fenced block, behind `[TOOL_CALLS]`, or in `<tool_call>` tags, with text before it. An object
+without arguments, or with any other key than a call's, is content.
 """
 
 from quire.frontend.text.tool_parsers.json_values import CallShape, json_calls

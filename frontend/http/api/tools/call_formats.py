@@ -1,7 +1,7 @@
 """How each format of tool calls is written, as a structural tag, for the formats whose arguments are JSON or Python.
 
-A builder takes the functions that may be called, and whether one answer may hold several calls. Each format here matches a parser
-(text/tool_parsers): the parser reads as calls exactly what the format admits as calls. call_tags.py chooses among them.
+A builder takes the functions that may be called, and whether one answer may hold several calls. Each format here matches a
+parser (text/tool_parsers): the parser reads as calls exactly what the format admits as calls. call_tags.py chooses among them.
 """
 
 from quire.frontend.http.api.errors import invalid
@@ -36,7 +36,7 @@ from quire.frontend.text.tool_parsers import (
     xlam,
 )  # fmt: skip
 from quire.frontend.text.tool_parsers.base import ToolParser
-from quire.frontend.text.tool_parsers.tagged_json import CohereCommand, GigaChat3, Granite, Granite20bFC, Phi4Mini
+from quire.frontend.text.tool_parsers.tagged_json import CohereCommand, GigaChat3, Granite, Granite20bFC, Longcat, Phi4Mini
 
 # Beginnings that a free text must not have: a parser of formats in which a whole answer is a call may take it for one.
 _OBJECT_OF_A_CALL = r'[ \t\r\n]*\{[ \t\r\n]*"([^"\\]*\\|(name|type|id|parameters|arguments)")'
@@ -50,9 +50,11 @@ def _const(text: str) -> Format:
     return {"type": "const_string", "value": text}
 
 
-def _hermes(functions: Functions, several: bool) -> Format:
-    calls = [tag(f"{hermes.START}\n{named(f)}", ref(f), "}\n" + hermes.END) for f in functions]
-    return triggered([hermes.START], calls)
+def _hermes(start: str = hermes.START, end: str = hermes.END) -> Builder:
+    def build(functions: Functions, several: bool) -> Format:
+        return triggered([start], [tag(f"{start}\n{named(f)}", ref(f), "}\n" + end) for f in functions])
+
+    return build
 
 
 def _llama3_json(functions: Functions, several: bool) -> Format:
@@ -200,7 +202,8 @@ def _python_calls(functions: Functions) -> list[Format]:
 
 
 CALL_FORMATS: dict[type[ToolParser], Builder] = {
-    hermes.Hermes: _hermes,
+    hermes.Hermes: _hermes(),
+    Longcat: _hermes(Longcat.START, Longcat.END),
     llama3_json.Llama3Json: _llama3_json,
     mistral.Mistral: _mistral,
     Granite: _granite,

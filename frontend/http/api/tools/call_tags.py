@@ -1,9 +1,9 @@
 """Structural tags of tool calls in a model's own format: for functions with strict: true, and for calls that must be made.
 
-Under tool_choice "auto", text is free up to where the format's parser sees a call begin. From there on the output must be a call
-of one of the request's functions, in the model's own syntax; if the function is strict, its arguments follow its schema. Under
-"required", and for a named function, the answer begins with a call. Markers that are special tokens may come as such, or spelled
-as text (grammar/language/lark.py).
+Under tool_choice "auto", text is free up to where the format's parser sees a call begin. From there on the output must be a
+call of one of the request's functions, in the model's own syntax; if the function is strict, its arguments follow its schema.
+Under "required", and for a named function, the answer begins with a call. Markers that are special tokens may come as such,
+or spelled as text (grammar/language/lark.py).
 
 Structural tags are those of enginecore/grammar/language/structural_tag.py. tool_grammar.py calls this.
 """

@@ -1,8 +1,8 @@
 """Grammars that guarantee valid calls: structural tags in the model's own format, for forced calls and for strict functions.
 
-If no parser is known for the model, a call that must be made is JSON instead, which tool_parsers/forced.py reads. A model was not
-trained to write it, so such a list holds one call unless the request asks for several. call_tags.py has the tags, which the parser
-of the model's format reads.
+If no parser is known for the model, a call that must be made is JSON instead, which tool_parsers/forced.py reads. A model was
+not trained to write it, so such a list holds one call unless the request asks for several. call_tags.py has the tags, which
+the parser of the model's format reads.
 """
 
 from collections.abc import Sequence
