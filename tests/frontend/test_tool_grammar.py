@@ -120,9 +120,8 @@ def test_two_calls_are_made_where_they_may_be(name):
     read = TOOL_PARSERS[name]({"f": functions[0].parameters}, is_forced=True)
     events = read.feed(TWO[name]) + read.finish()
     assert [event.name for event in events if isinstance(event, CallBegun)] == ["f", "f"]
-    for mode, parallel, takes_two in (
-        ("required", None, True), ("required", True, True), ("required", False, False), ("named", True, False),
-    ):  # fmt: skip
+    uses = [("required", None, True), ("required", True, True), ("required", False, False), ("named", True, False)]
+    for mode, parallel, takes_two in uses:
         found = judge(tool_grammar(ToolUse(mode, functions, parallel), TOOL_PARSERS[name]), VOCABULARY)
         assert not found.error
         assert accepts(found.lark, TWO[name]) == takes_two

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tool_cases import CASES, FORMATS, check, every_cut, parse, parser_of, summary
+from tool_texts import written
 
 from quire.frontend.text.output_events import Arguments, CallBegun, source_of
 from quire.frontend.text.tool_parsers.choice import TOOL_PARSERS, tool_parser_of
@@ -81,89 +82,6 @@ JSON_VALUES = st.recursive(
 )
 ARGUMENTS = st.dictionaries(st.from_regex("[a-z_]{1,5}", fullmatch=True), JSON_VALUES, max_size=3)
 CALLS = st.lists(st.tuples(st.from_regex("[a-z_]{1,8}", fullmatch=True), ARGUMENTS), min_size=1, max_size=3)
-
-
-def written(name, calls):
-    """Calls as a model of this format writes them."""
-    one = lambda call, key="arguments": json.dumps({"name": call[0], key: call[1]}, ensure_ascii=False)  # noqa: E731
-    parser = TOOL_PARSERS[name].__name__ if name != "required" else name
-    match parser:
-        case "Hermes":
-            return "\n".join(f"<tool_call>\n{one(c)}\n</tool_call>" for c in calls)
-        case "Llama3Json":
-            return "; ".join(one(c, "parameters") for c in calls)
-        case "Mistral":
-            return "".join(f"[TOOL_CALLS]{n}[ARGS]{json.dumps(a)}" for n, a in calls)
-        case "Granite":
-            return f"<|tool_call|>[{', '.join(one(c) for c in calls)}]"
-        case "DeepSeekV3":
-            parts = "".join(f"<｜tool▁call▁begin｜>{n}<｜tool▁sep｜>{json.dumps(a)}<｜tool▁call▁end｜>" for n, a in calls)
-            return f"<｜tool▁calls▁begin｜>{parts}<｜tool▁calls▁end｜>"
-        case "Pythonic":
-            return "[" + ", ".join(f"{n}({', '.join(f'{k}={v!r}' for k, v in a.items())})" for n, a in calls) + "]"
-        case "Qwen3Coder":
-            return "".join(
-                f"<tool_call>\n<function={n}>\n"
-                + "".join(f"<parameter={k}>\n{json.dumps(v)}\n</parameter>\n" for k, v in a.items())
-                + "</function>\n</tool_call>"
-                for n, a in calls
-            )
-        case "Apertus":
-            return f"<|tools_prefix|>{json.dumps([{n: a} for n, a in calls])}<|tools_suffix|>"
-        case "CohereCommand":
-            rows = [{"tool_call_id": str(i), "tool_name": n, "parameters": a} for i, (n, a) in enumerate(calls)]
-            return f"<|START_ACTION|>{json.dumps(rows, indent=4)}<|END_ACTION|>"
-        case "Gemma4" | "FunctionGemma" as gemma:
-            begin, end, quote = (
-                ("<|tool_call>", "<tool_call|>", '<|"|>') if gemma == "Gemma4" else
-                ("<start_function_call>", "<end_function_call>", "<escape>")
-            )  # fmt: skip
-            return "".join(f"{begin}call:{n}{in_gemmas_way(a, quote)}{end}" for n, a in calls)
-        case "GigaChat3":
-            return "\n".join(f"function call<|role_sep|>\n{one(c)}" for c in calls)
-        case "Glm45" | "HyV3" as glm:
-            tags, behind_name = (("", ""), "\n") if glm == "Glm45" else (("<tool_calls>\n", "\n</tool_calls>"), "<tool_sep>\n")
-            pairs = lambda a: "".join(f"<arg_key>{k}</arg_key>\n<arg_value>{json.dumps(v)}</arg_value>\n" for k, v in a.items())  # noqa: E731
-            return tags[0] + "\n".join(f"<tool_call>{n}{behind_name}{pairs(a)}</tool_call>" for n, a in calls) + tags[1]
-        case "Granite20bFC":
-            return " ".join(f"<function_call> {one(c)}" for c in calls)
-        case "Hunyuan":
-            return f"<tool_calls>[{', '.join(one(c) for c in calls)}]</tool_calls>"
-        case "KimiK2":
-            parts = "".join(
-                f"<|tool_call_begin|>functions.{n}:{i}<|tool_call_argument_begin|>{json.dumps(a)}<|tool_call_end|>"
-                for i, (n, a) in enumerate(calls)
-            )
-            return f"<|tool_calls_section_begin|>{parts}<|tool_calls_section_end|>"
-        case "Longcat":
-            return "\n".join(f"<longcat_tool_call>\n{one(c)}\n</longcat_tool_call>" for c in calls)
-        case "MiniMaxM2":
-            parts = "".join(
-                f'<invoke name="{n}">\n'
-                + "".join(f'<parameter name="{k}">{json.dumps(v)}</parameter>\n' for k, v in a.items())
-                + "</invoke>\n"
-                for n, a in calls
-            )
-            return f"<minimax:tool_call>\n{parts}</minimax:tool_call>"
-        case "Olmo3":
-            lines = "\n".join(f"{n}({', '.join(f'{k}={v!r}' for k, v in a.items())})" for n, a in calls)
-            return f"<function_calls>\n{lines}\n</function_calls>"
-        case "Phi4Mini":
-            return f"functools[{', '.join(one(c) for c in calls)}]"
-        case "Xlam":
-            return f"[{', '.join(one(c) for c in calls)}]"
-    return json.dumps([{"name": n, "parameters": a} for n, a in calls])
-
-
-def in_gemmas_way(value, quote):
-    if isinstance(value, str):
-        return quote + value + quote
-    if isinstance(value, list):
-        return "[" + ",".join(in_gemmas_way(v, quote) for v in value) + "]"
-    if isinstance(value, dict):
-        pairs = (f"{k if k.isidentifier() else quote + k + quote}:{in_gemmas_way(v, quote)}" for k, v in value.items())
-        return "{" + ",".join(pairs) + "}"
-    return json.dumps(value)
 
 
 @pytest.mark.parametrize("name", [*FORMATS, "required"])

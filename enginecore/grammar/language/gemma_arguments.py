@@ -20,10 +20,8 @@ _NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multi
 _TEXTS = ("minLength", "maxLength", "pattern")
 _ARRAYS = ("items", "minItems", "maxItems")
 _OBJECTS = ("properties", "required", "additionalProperties")
-_NOTES = frozenset((
-    "$comment", "$defs", "$id", "$ref", "$schema", "default", "definitions", "deprecated", "description", "examples", "format",
-    "readOnly", "title", "writeOnly", "x-guidance",
-))  # fmt: skip
+_NOTES = frozenset(("$comment", "$defs", "$id", "$ref", "$schema", "default", "definitions", "deprecated", "description"))
+_NOTES |= {"examples", "format", "readOnly", "title", "writeOnly", "x-guidance"}
 _KEY = re.compile(r"(?! )[^:,{}\[\]<>\n\"]+(?<! )")
 _TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object", type(None): "null"}
 

@@ -209,8 +209,8 @@ def take_tools(body: ChatRequest) -> ToolUse | None:
     for i, tool in enumerate(tools):
         if tool.get("type", "function") != "function":
             raise invalid(f"tools[{i}].type must be 'function'", f"tools[{i}].type")
-    use = ToolUse("auto", functions_of([(f"tools[{i}].function", tool.get("function")) for i, tool in enumerate(tools)]),
-                  body.parallel_tool_calls)  # fmt: skip
+    functions = functions_of([(f"tools[{i}].function", tool.get("function")) for i, tool in enumerate(tools)])
+    use = ToolUse("auto", functions, body.parallel_tool_calls)
     if isinstance(choice, dict):
         use = _chosen_by_object(use, choice)
     elif choice not in (None, "none", "auto", "required"):

@@ -5,72 +5,18 @@ import json
 
 import fake_client as http
 import pytest
+from chat_tools import CLOCK, HERMES, NAMED, ONE, TOOLS, TWO, WEATHER, api_of, both, check_calls, params_of
 from fake_client import CHAT, HELLO
-from openai.lib.streaming.chat import ChatCompletionStreamState
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from tool_cases import FORMATS
 
 from quire.frontend.client.outputs import Delta
 from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.api.output_plan import ParserNames
 
-HERMES = http.TEMPLATE + "{# <tool_call></tool_call> #}"
 QWEN3 = (
     HERMES
     + "{# <think></think> #}{% if enable_thinking is false %}<think></think>{% endif %}{% if opens %}<think>\n{% endif %}"
 )
-WEATHER = {
-    "type": "function",
-    "function": {
-        "name": "weather",
-        "description": "The weather.",
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"$ref": "#/$defs/City"}},
-            "required": ["city"],
-            "$defs": {"City": {"type": "string"}},
-        },
-    },
-}
-CLOCK = {"type": "function", "function": {"name": "clock"}}
-TOOLS = {**HELLO, "tools": [WEATHER, CLOCK]}
-ONE = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bonn ✓"}}\n</tool_call>'
-NAMED = {"type": "function", "function": {"name": "weather"}}
-TWO = f'{ONE}\n<tool_call>\n{{"name": "clock", "arguments": {{}}}}\n</tool_call>'
-
-
-def api_of(template=HERMES, output=ONE, special=(), **options):
-    client = http.FakeClient(template=template, special=special)
-    client.OUTPUT = output
-    return http.Api(client, **options)
-
-
-def accumulated(events):
-    """The completion that OpenAI's client makes of a stream's chunks."""
-    state = ChatCompletionStreamState()
-    for event in events:
-        if event != "[DONE]":
-            state.handle_chunk(ChatCompletionChunk.model_validate(event))
-    return state.get_final_completion()
-
-
-def calls_of(message):
-    return [(call.function.name, json.loads(call.function.arguments)) for call in message.tool_calls or []]
-
-
-async def both(api, body):
-    """The first choice of an answer in one piece and of a stream, which must be alike."""
-    status, answer = await api.json("POST", CHAT, body)
-    assert status == 200, answer
-    whole = ChatCompletion.model_validate(answer)
-    events = await api.events(CHAT, body)
-    streamed = accumulated(events)
-    for a, b in zip(whole.choices, streamed.choices, strict=True):
-        assert a.finish_reason == b.finish_reason
-        assert (a.message.content or None) == (b.message.content or None)
-        assert calls_of(a.message) == calls_of(b.message)
-        assert getattr(a.message, "reasoning", None) == getattr(b.message, "reasoning", None)
-    return answer["choices"][0], events
 
 
 @pytest.mark.parametrize(
@@ -94,29 +40,6 @@ def test_calls(output, extra, content, calls, reason):
     asyncio.run(check_calls(api_of(output=output), extra, content, calls, reason))
 
 
-@pytest.mark.parametrize(
-    ("output", "choice", "calls"),
-    [
-        ('{"city": "X"}', NAMED, [("weather", {"city": "X"})]),
-        ('[{"name": "clock", "parameters": {}}]', "required", [("clock", {})]),
-    ],
-)
-def test_calls_that_must_be_made_where_no_format_is_known(output, choice, calls):
-    api = api_of(http.TEMPLATE, output)
-    asyncio.run(check_calls(api, {"tool_choice": choice}, None, calls, "tool_calls"))
-
-
-async def check_calls(api, extra, content, calls, reason):
-    choice, events = await both(api, {**TOOLS, **extra, "n": 2})
-    message = choice["message"]
-    assert (message["content"] or None) == content and choice["finish_reason"] == reason
-    assert [(c["function"]["name"], json.loads(c["function"]["arguments"])) for c in message["tool_calls"]] == calls
-    assert all(c["type"] == "function" and c["id"] for c in message["tool_calls"])
-    begun = [c for e in events[:-1] for c in (e["choices"][0]["delta"].get("tool_calls") or []) if "id" in c]
-    assert len(begun) == 2 * len(calls) == 2 * len({c["index"] for c in begun})  # of two choices
-    assert len({c["id"] for c in begun}) == len(begun)
-
-
 def test_arguments_stream_as_they_come():
     async def main():
         events = await api_of().events(CHAT, TOOLS)
@@ -124,106 +47,6 @@ def test_arguments_stream_as_they_come():
         assert pieces[0] == {"name": "weather", "arguments": ""} and len(pieces) > 10
         assert "".join(p["arguments"] for p in pieces) == '{"city": "Bonn ✓"}'
         assert events[0]["choices"][0]["delta"] == {"role": "assistant", "content": None}
-
-    asyncio.run(main())
-
-
-def params_of(api):
-    return api.client.streams[-1].params
-
-
-def tag_of(api):
-    """The structural tag of the latest request: the format of the calls, and the arguments' schemas by the function's name."""
-    grammar = params_of(api).structured_outputs
-    assert grammar.kind == "structural_tag" and grammar.field == "tools"
-    whole = json.loads(grammar.text)
-    return whole["format"]["elements"][1], {name: f["json_schema"] for name, f in whole["definitions"].items()}
-
-
-def test_required_and_named_become_a_tag_of_the_models_own_format():
-    async def main():
-        api, only_one = api_of(), {"at_least_one": True, "stop_after_first": True}
-        for fields, names, bounds in (
-            ({"tool_choice": "required"}, ["weather", "clock"], {"at_least_one": True}),
-            ({"tool_choice": "required", "parallel_tool_calls": False}, ["weather", "clock"], only_one),
-            ({"tool_choice": NAMED}, ["weather"], only_one),
-            ({"tool_choice": NAMED, "parallel_tool_calls": True}, ["weather"], only_one),
-            ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [CLOCK]}}}, ["clock"],
-             {"at_least_one": True}),
-        ):  # fmt: skip
-            await api.json("POST", CHAT, {**TOOLS, **fields})
-            calls, schemas = tag_of(api)
-            assert calls.items() >= {"triggers": ["<tool_call>"], **bounds}.items() and "excludes" not in calls
-            assert ("stop_after_first" in calls) == (bounds is only_one)
-            assert [tag["begin"] for tag in calls["tags"]] == [f'<tool_call>\n{{"name": "{n}", "arguments": ' for n in names]
-            assert list(schemas) == names
-        await api.json("POST", CHAT, {**TOOLS, "tool_choice": "required"})
-        _, schemas = tag_of(api)
-        lenient = {"x-guidance": {"lenient": True, "coerce_one_of": True}}
-        place = {"$comment": "tools[0].function.parameters"}
-        assert schemas["weather"] == {**place, **WEATHER["function"]["parameters"], **lenient}
-        closed = {"type": "object", "properties": {}, "additionalProperties": False}
-        assert schemas["clock"] == {"$comment": "tools[1].function.parameters", **closed, **lenient}
-        await api.json("POST", CHAT, TOOLS)
-        assert params_of(api).structured_outputs is None
-
-    asyncio.run(main())
-
-
-def test_required_and_named_become_a_schema_where_no_format_is_known():
-    async def main():
-        api = api_of(http.TEMPLATE, output="[]")
-        for fields, most in (({}, 1), ({"parallel_tool_calls": False}, 1), ({"parallel_tool_calls": True}, None)):
-            await api.json("POST", CHAT, {**TOOLS, "tool_choice": "required", **fields})
-            schema = json.loads(params_of(api).structured_outputs.text)
-            assert (schema["minItems"], schema.get("maxItems")) == (1, most)
-        grammar = params_of(api).structured_outputs
-        assert grammar.kind == "json" and grammar.field == "tools"
-        assert [call["properties"]["name"] for call in schema["items"]["anyOf"]] == [{"const": "weather"}, {"const": "clock"}]
-        assert schema["$defs"]["tool0"]["properties"]["city"] == {"$ref": "#/$defs/tool0/$defs/City"}
-        closed = {"type": "object", "properties": {}, "additionalProperties": False}
-        assert schema["$defs"]["tool1"] == {"$comment": "tools[1].function.parameters", **closed}
-        await api.json("POST", CHAT, {**TOOLS, "tool_choice": NAMED})
-        assert without_options(params_of(api).structured_outputs) == WEATHER["function"]["parameters"]
-        assert params_of(api).structured_outputs.field == "tools[0].function.parameters"
-
-    asyncio.run(main())
-
-
-def without_options(grammar):
-    return {key: value for key, value in json.loads(grammar.text).items() if key != "x-guidance"}
-
-
-def test_what_cannot_be_followed_is_passed_over_unless_a_function_is_strict():
-    """Then as with other servers: the call is made, and its arguments follow the rest of the schema."""
-
-    async def main():
-        by_tag, by_schema = api_of(), api_of(http.TEMPLATE, output="{}")
-        strict = {"type": "function", "function": {**CLOCK["function"], "strict": True}}
-        for choice in ("required", {"type": "function", "function": {"name": "clock"}}):
-            for tool, options in ((CLOCK, {"lenient": True, "coerce_one_of": True}), (strict, None)):
-                body = {**TOOLS, "tools": [WEATHER, tool], "tool_choice": choice}
-                await by_schema.json("POST", CHAT, body)
-                assert json.loads(params_of(by_schema).structured_outputs.text).get("x-guidance") == options
-                await by_tag.json("POST", CHAT, body)
-                assert tag_of(by_tag)[1]["clock"].get("x-guidance") == options
-
-    asyncio.run(main())
-
-
-def test_a_call_that_must_be_made_goes_before_response_format():
-    """instructor sends both; there will be no content that a format could be of. Other grammars are a contradiction."""
-
-    async def main():
-        person = {"type": "json_schema", "json_schema": {"name": "p", "schema": {"type": "object"}}}
-        for api, kind in ((api_of(), "structural_tag"), (api_of(http.TEMPLATE, output="{}"), "json")):
-            for fields in ({"response_format": person}, {"response_format": {"type": "json_object"}}):
-                await api.json("POST", CHAT, {**TOOLS, "tool_choice": NAMED, **fields})
-                grammar = params_of(api).structured_outputs
-                assert grammar.kind == kind and "City" in grammar.text
-            body = {**TOOLS, "tool_choice": NAMED, "structured_outputs": {"regex": "a"}}
-            status, answer = await api.json("POST", CHAT, body)
-            assert status == 400 and answer["error"]["param"] == "tool_choice"
 
     asyncio.run(main())
 
