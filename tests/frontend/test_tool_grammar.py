@@ -4,6 +4,7 @@ import json
 
 import llguidance
 import pytest
+from tokenizers import AddedToken
 from toy_tokenizers import byte_level
 
 from quire.enginecore.grammar.trial import judge
@@ -94,7 +95,7 @@ TWO = {
                  '<|function_call|>{"name": "f", "arguments": {}}',
     "glm45": 2 * "\n<tool_call>f\n<arg_key>x</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
     "glm47": 2 * "<tool_call>f<arg_key>x</arg_key><arg_value>1</arg_value></tool_call>",
-    "granite-20b-fc": 2 * ' <function_call> {"name": "f", "arguments": {"x": 1}}',
+    "granite-20b-fc": 2 * '<function_call> {"name": "f", "arguments": {"x": 1}}',
     "hunyuan_a13b": '<tool_calls>[{"name": "f", "arguments": {"x": 1}}, {"name": "f", "arguments": {"x": 2}}]</tool_calls>',
     "hy_v3": "<tool_calls>\n" + 2 * ("<tool_call>f<tool_sep>\n<arg_key>x</arg_key>\n<arg_value>1</arg_value>\n</tool_call>\n")
              + "</tool_calls>",
@@ -128,6 +129,19 @@ def test_two_calls_are_made_where_they_may_be(name):
         assert accepts(found.lark, "\n\n" + TWO[name].lstrip()) == takes_two
         assert not accepts(found.lark, "") and not accepts(found.lark, "So " + TWO[name])
         assert name not in CALLS or accepts(found.lark, CALLS[name])
+
+
+@pytest.mark.parametrize("name", TWO)
+def test_markers_may_be_special_tokens(name):
+    parser, tokenizer = TOOL_PARSERS[name], byte_level()
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in parser.special])
+    vocabulary = make_vocabulary(tokenizer.to_str().encode(), 512)
+    functions = [Function("f", {"type": "object", "properties": {"x": {"type": ["integer", "string"]}}})]
+    found = judge(tool_grammar(ToolUse("required", functions), parser), vocabulary)
+    matcher = llguidance.LLMatcher(vocabulary.tokenizer, found.lark, log_level=0)
+    ids = tokenizer.encode(TWO[name].lstrip(), add_special_tokens=False).ids
+    assert not parser.special or vocabulary.special_names.keys() & set(parser.special)
+    assert all(map(matcher.consume_token, ids)) and matcher.is_accepting(), matcher.get_error()
 
 
 def test_a_schema_that_a_syntax_cannot_follow_is_followed_only_if_it_is_strict():
