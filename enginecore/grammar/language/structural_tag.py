@@ -3,7 +3,7 @@
     {"structures": [{"begin", "schema", "end"}], "triggers": [...]}      the older shape
     {"type": "structural_tag", "format": {"type": ..., ...}}             nested formats, as xgrammar has them
 
-Formats: const_string, json_schema (style "json", "qwen_xml" or "pythonic"), qwen_xml_parameter, regex, grammar, any_text,
+Formats: const_string, json_schema (a style of call_arguments.py, or "json"), qwen_xml_parameter, regex, grammar, any_text,
 sequence, or, optional, star, plus, repeat, tag, triggered_tags, tags_with_separator. Any other type or field is refused with
 its place. any_text and triggered_tags go on to the end of the tag that they are in, or of the output; so, as with xgrammar,
 nothing may follow them in a sequence. Additions to xgrammar's: `excludes_start`, a regex that such a text must not begin with;
