@@ -7,7 +7,7 @@ TOOL_CALL_PARSERS = (
     "qwen", "qwen3_coder", "qwen3_xml", "seed_oss",
 )  # fmt: skip
 REASONING_PARSERS = ("deepseek_r1", "deepseek_v3", "glm45", "kimi_k2", "minimax_m2", "olmo3", "qwen3")
-_HARMONY = ("gpt_oss", "gptoss", "harmony", "openai", "openai_gptoss")
+_HARMONY = ("gpt-oss", "gpt_oss", "gptoss", "harmony", "openai", "openai_gptoss")  # one format has both
 
 
 def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,16 +19,12 @@ def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
         group.add_argument(
             flag,
             type=_parser_name,
-            choices=("auto", "none", *names),
+            choices=("auto", "none", *names, *_HARMONY),
             default="auto",
             metavar="NAME",
-            help=f"{what}: auto (found by the chat template), none, {', '.join(names)} (default: %(default)s)",
+            help=f"{what}: auto (found by the chat template), none, {', '.join((*names, *_HARMONY))} (default: %(default)s)",
         )
 
 
 def _parser_name(name: str) -> str:
-    if name.lower() in _HARMONY:
-        raise argparse.ArgumentTypeError(
-            f"{name}: gpt-oss's Harmony format is not supported yet, neither its calls nor its reasoning"
-        )
-    return name
+    return name.lower() if name.lower() in _HARMONY else name

@@ -1,8 +1,9 @@
 """Events that parsers of a model's output yield: content, reasoning and tool calls, piece by piece.
 
 Every character of the output is in exactly one event: shown as it is (Content, Reasoning), as the source of a call's arguments,
-or as Markup, which is part of the format and never shown. So the sources of all events, joined, are the output; every parser's
-tests check that. tool_parsers/ and reasoning_parsers/ yield events, routes read them.
+or as Markup, which is part of the format and never shown. A text that a parser adds has an empty source. So the sources of all
+events, joined, are the output; every parser's tests check that. tool_parsers/ and reasoning_parsers/ yield events, routes read
+them.
 """
 
 from typing import Literal
@@ -11,11 +12,17 @@ import msgspec
 
 
 class Content(msgspec.Struct, frozen=True):
+    """source: this part as it is in the output; None if it is the text."""
+
     text: str
+    source: str | None = None
 
 
 class Reasoning(msgspec.Struct, frozen=True):
+    """source: as of Content."""
+
     text: str
+    source: str | None = None
 
 
 class CallBegun(msgspec.Struct, frozen=True):
@@ -46,7 +53,7 @@ def source_of(event: Event) -> str:
     """The characters of the output that are in this event."""
     match event:
         case Content() | Reasoning():
-            return event.text
+            return event.text if event.source is None else event.source
         case Arguments() | Markup():
             return event.source
     return ""
@@ -77,10 +84,9 @@ def _joined(run: list[Event]) -> Event:
         return first
     source = "".join(map(source_of, run))
     match first:
-        case Content():
-            return Content(source)
-        case Reasoning():
-            return Reasoning(source)
+        case Content() | Reasoning():
+            text = "".join([e.text for e in run if isinstance(e, Content | Reasoning)])
+            return type(first)(text, None if text == source else source)
         case Arguments():
             return Arguments(first.index, "".join([e.text for e in run if isinstance(e, Arguments)]), source)
     return Markup(source)
