@@ -183,9 +183,9 @@ def _with_arguments(call: dict[str, Any], as_text: bool) -> Any:
     back in every turn, with the tool's error.
     """
     function, custom = call.get("function"), call.get("custom")
-    if call.get("type") == "custom" and isinstance(custom, dict):  # towards a model, a function with one argument
+    if isinstance(custom, dict) and isinstance(custom.get("input"), str):  # towards a model, a function with one argument
         call = {**{key: value for key, value in call.items() if key != "custom"}, "type": "function"}
-        function = {"name": custom.get("name"), "arguments": {INPUT: custom.get("input")}}
+        function = {"name": custom.get("name"), "arguments": {INPUT: custom["input"]}}
     if not isinstance(function, dict):
         if call.get("type") not in (None, "function"):
             raise ChatTemplateError(f"its tool_calls must be of type 'function', got {str(call['type'])[:40]!r}")
