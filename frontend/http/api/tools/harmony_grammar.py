@@ -3,9 +3,9 @@
     <|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>the answer
     <|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}
 
-Reasoning is free, and comes any number of times, also as a word to the user in `commentary`. Then comes an answer, in the
-format that the request asks for, or a call, whose arguments follow the function's schema. After a call the model stops, so an
-output has one. harmony_plan.py calls this; the parser is text/harmony/parser.py.
+Reasoning is free, and comes any number of times; so does a word to the user in `commentary`, unless an answer in a format may
+follow it. Then comes an answer, in the format that the request asks for, or a call, whose arguments follow the function's
+schema. After a call the model stops, so an output has one. harmony_plan.py calls this; the parser is text/harmony/parser.py.
 """
 
 from typing import Any
@@ -41,7 +41,7 @@ def harmony_grammar(tools: ToolUse | None, own: StructuredOutputs | None) -> Str
         _tag("<|channel|>analysis<|message|>", _ANY, "<|end|>"),
         _tag("<|channel|>commentary<|message|>", _ANY, "<|end|>"),
     ]
-    before = {"type": "star", "content": _sequence(_or(*thoughts[: 2 if tools is not None else 1]), _NEXT)}
+    before = {"type": "star", "content": _sequence(_or(*thoughts[: 2 if own is None and tools is not None else 1]), _NEXT)}
     tag = {"type": "structural_tag", "format": _sequence(before, _or(*ways)), "definitions": definitions, "special_only": True}
     return _grammar(tag, own.field if own is not None else "tools")
 
