@@ -156,3 +156,31 @@ def parse(pieces: list[str], **options: Any) -> list[Any]:
     parser = HarmonyParser(new_id=lambda: "id", **options)
     events = [event for piece in pieces for event in parser.feed(piece)]
     return events + parser.finish()
+
+
+def write_checkpoint(folder: Path, template: str) -> None:
+    """A tiny random gpt-oss with this tokenizer, and its three tokens that end an output."""
+    import torch
+    from transformers import GptOssConfig, GptOssForCausalLM
+
+    ends = [harmony_tokenizer().token_to_id(text) for text in (RETURN, "<|endoftext|>", CALL)]
+    torch.manual_seed(0)
+    config = GptOssConfig(
+        vocab_size=264,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=1024,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        eos_token_id=ends,
+        pad_token_id=None,
+        initializer_range=0.2,
+    )
+    GptOssForCausalLM(config).save_pretrained(folder)
+    (folder / "tokenizer.json").write_text(harmony_tokenizer().to_str())
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": RETURN, "chat_template": template}))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
