@@ -15,7 +15,7 @@ FOR_RUN := $(VENV)/.installed-run
 FOR_TEST := $(VENV)/.installed-test
 FOR_RAY := $(VENV)/.installed-test-ray
 FOR_DEPLOY := $(VENV)/.installed-test-deploy
-PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP_INSTALL = $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
 # One OpenMP thread: the tensors are tiny, and several wait for each other by spinning (on two busy cores the tests took five
 # times as long). Bytecode is kept, whatever the environment says: hundreds of processes would each compile our modules anew.
 # The files are shared out among JOBS processes, in the order of tests/conftest.py. A test that hangs shows its stacks and ends the
@@ -97,12 +97,14 @@ $(FOR_DEPLOY): pyproject.toml constraints.txt
 comma := ,
 
 # An environment whose pip does not start (half made, moved, its Python gone) is made anew. Without build isolation the
-# package is built by the pinned setuptools, and nothing is downloaded for the build alone.
+# package is built by the pinned setuptools, and nothing is downloaded for the build alone. Bytecode of packages is made by all cores:
+# pip takes half of its time for it, on one. Some packages bring files for a newer Python, which compileall fails on and goes on.
 define install
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { $(check_python) && $(PYTHON) -m venv --clear $(VENV); }
 	@echo "Installing into $(VENV) (the first time takes a few minutes: PyTorch is large)"
 	@$(PIP_INSTALL) setuptools
 	@$(PIP_INSTALL) --no-build-isolation --editable '$(1)'
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	@touch $@
 endef
 
