@@ -2,13 +2,13 @@
 
     y = x @ W^T + bias        x [M, K], W [N, K], bias [N] or none, y [M, N]; float32, float16 or bfloat16, rounded once
 
-Every element of y is one chain of products over K, from its first element to its last, in one accumulator in float32. K is
-never split. With 16 bits a program has at least 64 rows, so that a Hopper always computes with wgmma, in units of 16 elements
-of K: the numbers of rows and columns of a program, and how much of K it loads at once, change its speed and not one bit of its
-results. With float32 there is one configuration. So a row's result depends on that row and on W alone.
+Every element of y is one chain: the bias, then products over K, from its first element to its last, in one accumulator in
+float32. K is never split. With 16 bits a program has at least 64 rows, so that a Hopper always computes with wgmma, in units of
+16 elements of K: the numbers of rows and columns of a program, and how much of K it loads at once, change its speed and not one
+bit of its results. With float32 there is one configuration. So a row's result depends on that row and on W alone.
 
-Bytes: W once for 64 rows (128 if there are more than 64), x once for each band of columns, from L2. Rows beyond M repeat the
-last one, which costs no traffic. Reference: torch.nn.functional.linear. `linear` calls this if the table in force says so.
+Bytes: W once for 64 rows (128 if there are more than 64), x once for each band of columns, from L2.
+Reference: torch.nn.functional.linear. `linear` calls this if the table in force says so.
 """
 
 import bisect
@@ -66,20 +66,21 @@ def _fixed_kernel(
     n = inside // size * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     even: tl.constexpr = K % BLOCK_K == 0  # loads that are masked in K are not pipelined
-    x_at = x_ptr + tl.minimum(m, M - 1).to(tl.int64)[:, None] * x_stride + k[None, :]
+    real = (m < M)[:, None]  # rows beyond M cost no traffic: read as copies of the last row, they would all wait for its lines
+    x_at = x_ptr + m.to(tl.int64)[:, None] * x_stride + k[None, :]
     w_at = w_ptr + tl.minimum(n, N - 1).to(tl.int64)[None, :] * w_stride + k[:, None]
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    if BIAS:  # first: behind the loop Triton would add it before or after the products, whether K takes one turn or several
+        acc += tl.load(bias_ptr + tl.minimum(n, N - 1)).to(tl.float32)[None, :]
     wait_for_previous(PDL)
     for start in range(0, K, BLOCK_K):
         if even:
-            x = tl.load(x_at + start)
+            x = tl.load(x_at + start, real, other=0.0)
             w = tl.load(w_at + start)
         else:
-            x = tl.load(x_at + start, (k < K - start)[None, :], other=0.0)
+            x = tl.load(x_at + start, real & (k < K - start)[None, :], other=0.0)
             w = tl.load(w_at + start, (k < K - start)[:, None], other=0.0)
         acc = tl.dot(x, w, acc, input_precision="ieee")
-    if BIAS:
-        acc += tl.load(bias_ptr + tl.minimum(n, N - 1)).to(tl.float32)[None, :]
     out = out_ptr + m.to(tl.int64)[:, None] * out_stride + n[None, :]
     tl.store(out, acc.to(out_ptr.dtype.element_ty), (m < M)[:, None] & (n < N)[None, :])
 

@@ -13,7 +13,11 @@ from quire.kernels.tuning.default import DEFAULT
 from quire.kernels.tuning.fixed import fixed_order
 from quire.kernels.tuning.h200 import H200
 
-TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+TOLERANCE = {
+    torch.float32: 2e-5,  # one chain over K
+    torch.float16: 1e-3,
+    torch.bfloat16: 8e-3,
+}
 MANY = [1, 2, 3, 15, 16, 17, 63, 64, 65, 128, 255, 256, 257, 700, 1024, 1025, 1500]  # rows around each change of tiles
 
 
