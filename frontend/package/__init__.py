@@ -3,8 +3,8 @@
     from quire import LLM, AsyncClient, SamplingParams, StructuredOutputsParams
 
 A name is imported on first use (PEP 562), so `import quire` costs nothing, neither for our processes nor for --help, and none
-of these names imports torch. pyproject.toml installs this folder as `quire`; the folders below it hold vLLM's import paths. A link
-to this file at the repository's root is for scripts beside a clone named `quire`, which Python would otherwise take for a
+of these names imports torch. pyproject.toml installs this folder as `quire`; the folders below it hold vLLM's import paths. A
+link to this file at the repository's root is for scripts beside a clone named `quire`, which Python would otherwise take for a
 namespace package without names.
 """
 
