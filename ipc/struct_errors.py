@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 _ELSEWHERE = {
-    "logits_processors": "the engine is another process: name classes at its start, LLM(logits_processors=[...]), and give their "
-    "values as extra_args",
+    "logits_processors": "the engine is another process: name classes at its start, LLM(logits_processors=[...]), and give "
+    "their values as extra_args",
     "best_of": "n completions are returned, and all of them are wanted: use n",
     "use_beam_search": "LLM.beam_search(prompts, BeamSearchParams(...))",
     "length_penalty": "BeamSearchParams(length_penalty=...), for LLM.beam_search",

@@ -32,8 +32,8 @@ _CANCEL_S = 5.0  # to abort interrupted requests
 _NOT_FOR_LLM = ("listen", "curve_secret_key_file", "curve_allow_file")  # options without use here: not suggested
 
 FORKED = (
-    "this engine belongs to the process that started it, and cannot be used in a fork of it: use it there, start an engine in the "
-    "child, or share one by `quire serve` or `enginecore` and AsyncClient"
+    "this engine belongs to the process that started it, and cannot be used in a fork of it: use it there, start an engine in "
+    "the child, or share one by `quire serve` or `enginecore` and AsyncClient"
 )
 
 T = TypeVar("T")
