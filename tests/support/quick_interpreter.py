@@ -43,7 +43,10 @@ def patch_once_a_launch() -> None:
 
     def launch_anew(self: GridExecutor, *args: Any, **kwargs: Any) -> None:
         patched.clear()
-        launch(self, *args, **kwargs)
+        try:
+            launch(self, *args, **kwargs)
+        finally:
+            patched.clear()  # it has put the functions back
 
     def call_patched(self: InterpretedFunction, *args: Any, **kwargs: Any) -> Any:
         modules = imported.get(self.fn)
