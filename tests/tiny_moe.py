@@ -146,8 +146,14 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "hy-v3": (
         "hy_v3",
-        {**_MOE, "num_experts_per_tok": 3, "num_shared_experts": 2, "head_dim": 32, "num_hidden_layers": 4,
-         "mlp_layer_types": ["dense", "sparse", "dense", "sparse"]},
+        {
+            **_MOE,
+            "num_experts_per_tok": 3,
+            "num_shared_experts": 2,
+            "head_dim": 32,
+            "num_hidden_layers": 4,
+            "mlp_layer_types": ["dense", "sparse", "dense", "sparse"],
+        },
     ),
     "hy-v3-bias": (
         "hy_v3",

@@ -119,7 +119,9 @@ _BY_ARCHITECTURE: dict[str, dict[str, Wrapper]] = {
     "Qwen2VLForConditionalGeneration": dict.fromkeys(("", "qwen2_vl_text"), Wrapper("Qwen2ForCausalLM", QWEN_VL)),
     "Qwen2_5_VLForConditionalGeneration": dict.fromkeys(("", "qwen2_5_vl_text"), Wrapper("Qwen2ForCausalLM", QWEN_VL)),
     "Qwen3VLForConditionalGeneration": {"qwen3_vl_text": Wrapper("Qwen3ForCausalLM", QWEN_VL)},
-    "Qwen3VLMoeForConditionalGeneration": {"qwen3_vl_moe_text": Wrapper("Qwen3VLMoeTextModel", QWEN_VL)},
+    "Qwen3VLMoeForConditionalGeneration": {
+        "qwen3_vl_moe_text": Wrapper("Qwen3VLMoeTextModel", QWEN_VL, fixed={"norm_topk_prob": True}),
+    },
     "SmolVLMForConditionalGeneration": _around(IDEFICS, "llama"),
     "VipLlavaForConditionalGeneration": _around(LLAVA, "llama"),
 }
