@@ -10,6 +10,7 @@ at the core's launch.
 import functools
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -26,9 +27,11 @@ import msgspec
 from quire.enginecore.loading.model_names import hub_id_of, no_vocabulary, what_file_is, what_folder_is
 from quire.enginecore.loading.settings import plain
 from quire.enginecore.loading.tokenizer_files import ADDITIONAL_TEMPLATES, TokenizerFiles, TokenizerFilesError
-from quire.ipc.generation_config import check_overrides, generation_defaults
+from quire.ipc.generation_config import check_overrides, generation_defaults, passed_over
 from quire.ipc.text_config import is_stretched, text_fields
 from quire.ipc.weights_file import weights_file
+
+log = logging.getLogger("quire.enginecore")
 
 BUNDLED = Path(__file__).parent / "bundled"
 
@@ -286,8 +289,11 @@ def _check_generation_defaults(path: Path | None, overrides: Mapping[str, Any]) 
         raise ModelFilesError(f"--override-generation-config: {error}") from None
     if path is None:
         return
+    fields = read_json(path)
+    if names := passed_over(fields):
+        log.warning("%s: passed over are %s; requests may have fields for them", path, ", ".join(names))
     try:
-        generation_defaults({**read_json(path), **overrides})
+        generation_defaults({**fields, **overrides})
     except ModelFilesError:
         raise
     except ValueError as error:

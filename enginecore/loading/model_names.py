@@ -26,8 +26,8 @@ def hub_id_of(name: str) -> str:
         return address[1]
     if (quant := _QUANT.fullmatch(name)) is not None:
         raise ValueError(
-            f"{name} names a GGUF file of {quant[1]} ({quant[2]}), which is not read: {SAFETENSORS}. Give the repository that the "
-            "file was made from, or one with quantized safetensors (AWQ, GPTQ, FP8)"
+            f"{name} names a GGUF file of {quant[1]} ({quant[2]}), which is not read: {SAFETENSORS}. Give the repository that "
+            "the file was made from, or one with quantized safetensors (AWQ, GPTQ, FP8)"
         )
     return name
 

@@ -19,7 +19,7 @@ RECURRENT = words(
 
 # Families with sparse attention: their layers choose, by a small model of their own, which tokens they see.
 SPARSE = words(
-    "DeepseekV32ForCausalLM DeepseekV4ForCausalLM GlmMoeDsaForCausalLM MiniMaxM3ForCausalLM MiniMaxM3VLForCausalLM",
+    "DeepseekV32ForCausalLM DeepseekV4ForCausalLM GlmMoeDsaForCausalLM MiniMaxM3ForCausalLM",
     "MiniMaxM3SparseForCausalLM MiniMaxM3SparseForConditionalGeneration HYV4ForCausalLM AXK2ForCausalLM",
     "Dots3NoteForCausalLM Dots3NoteForConditionalGeneration MistralLarge4ForConditionalGeneration",
 )
@@ -27,12 +27,11 @@ SPARSE = words(
 # Families with both.
 BOTH = words("Qwen4ExpForCausalLM Qwen4ExpForConditionalGeneration Glm5NextForConditionalGeneration")
 
-# Endings of the names of classes that read pictures, sound or text and generate no text.
+# Endings of the names of classes that read pictures or sound and generate no text.
 NOT_GENERATING = (
     "ForImageClassification", "ForMaskedImageModeling", "ForObjectDetection", "ForSemanticSegmentation",
     "ForInstanceSegmentation", "ForUniversalSegmentation", "ForDepthEstimation", "ForAudioClassification", "ForCTC",
-    "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "VisionModel",
-    "AudioModel", "ImageModel",
+    "VisionModel", "AudioModel", "ImageModel",
 )  # fmt: skip
 ENCODERS = words(
     "CLIPModel SiglipModel Siglip2Model ViTModel Dinov2Model DINOv3ViTModel DinoModel BeitModel SwinModel ConvNextModel",
@@ -63,6 +62,8 @@ def _by_fields(fields: Json) -> str | None:
         types = {str(name) for name in types} if isinstance(types, list) else set()
         if "linear_attention" in types or any("mamba" in name or "recurrent" in name for name in types):
             return "it has recurrent layers, which are not served"
-        if text.get("index_topk") is not None or any("sparse" in name or "indexed" in name for name in types):
+        by_layer = text.get("sparse_attention_config")  # MiniMax M3's
+        chooses = isinstance(by_layer, dict) and any(by_layer.get("sparse_attention_freq") or ())
+        if chooses or text.get("index_topk") is not None or any("sparse" in name or "indexed" in name for name in types):
             return "its attention is sparse, which is not served"
     return None

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from quire.ipc.text_config import NESTED_DEFAULTS, nested_text
 from quire.workers.loading.names import CheckpointNames
 from quire.workers.models.config import ModelConfigError
-from quire.workers.models.fields import USED, Json, words
+from quire.workers.models.fields import ONLY, USED, Json, words
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -168,7 +168,7 @@ def text_fields(fields: Json, wrapper: Wrapper, known: frozenset[str]) -> Json:
     if text is None:
         found = {name: value for name, value in fields.items() if name not in OF_MEDIA}
     else:
-        around = {name: value for name, value in fields.items() if name in USED | known}
+        around = {name: value for name, value in fields.items() if name in USED | ONLY.keys() | known}
         found = {**NESTED_DEFAULTS.get(str(text.get("model_type")), {}), **around, **text}
     return _plain_rotation({**wrapper.defaults, **found, **wrapper.fixed, "architectures": fields.get("architectures")})
 
