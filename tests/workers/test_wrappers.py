@@ -9,9 +9,12 @@ import tiny_models
 import tiny_wrappers
 import torch
 from inline_engine import InlineEngine
+from quantized_models import compressed
+from quantized_packers import packed
 from safetensors.torch import load_file, save_file
 from workers.test_models import PROMPT as IDS
 from workers.test_models import DenseAttention
+from workers.test_parallel import on_every_rank
 
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.text_config import text_fields
@@ -91,13 +94,13 @@ def test_names_of_other_versions_are_the_same_model(name, name_of, tmp_path):
     assert torch.equal(logits(folder), logits(tiny_wrappers.wrapped(name)))
 
 
-def logits(folder):
-    config = read_model_config(folder)
-    model = build_model(config, torch.float32, Parallel())
+def logits(folder, parallel=None):
+    config, parallel = read_model_config(folder), parallel or Parallel()
+    model = build_model(config, torch.float32, parallel)
     load_weights(model, folder, "cpu", progress=False)
     with torch.inference_mode():
-        attention = DenseAttention(config.attention_specs(Parallel()))
-        return model.compute_logits(model(IDS, torch.arange(len(IDS)), attention))
+        attention = DenseAttention(config.attention_specs(parallel))
+        return model.compute_all_logits(model(IDS, torch.arange(len(IDS)), attention))
 
 
 @pytest.mark.parametrize("name", ["qwen2.5-vl", "glm4.1v", "glm4.5v"])
@@ -184,3 +187,46 @@ def test_an_unknown_text_is_refused_by_its_name():
 
 def test_every_row_has_a_family():
     assert {wrapper.text for wrapper in WRAPPERS.values()} <= FAMILIES.keys()
+
+
+INT4 = {
+    **compressed("pack-quantized", {"num_bits": 4, "strategy": "group", "group_size": 16, "symmetric": False}),
+    # as Kimi K2.5 lists them
+    "ignore": [
+        "re:.*self_attn.*", "re:.*shared_experts.*", "re:.*shared_mlp.*", r"re:.*mlp\.(gate|up|down)_proj.*", "re:.*lm_head.*",
+    ],
+}  # fmt: skip
+
+
+ALWAYS = (("kimi-k2.5", 2), ("glm4-moe-lite", 1), ("hy-v3", 2), ("mimo-v2", 2))
+OTHERS = (("kimi-k2.5", 1), ("glm4.5v", 1), ("internvl-moe", 2), ("glm4-moe-lite", 2), ("hy-v3", 1), ("mimo-v2", 1))
+
+
+@pytest.mark.parametrize(("name", "ranks"), [*ALWAYS, *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHERS)])
+def test_experts_may_be_quantized_under_the_names_of_checkpoints(name, ranks, tmp_path):
+    """4-bit integers, each expert by itself; the same values as floats give the same logits, on each of the ranks."""
+    is_wrapped = name in tiny_wrappers.MODELS
+    source = tiny_wrappers.wrapped(name) if is_wrapped else tiny_models.tiny_model(name)
+    values, quantized = load_file(source / "model.safetensors"), {}
+    for key in list(values):
+        layer, _, kind = key.rpartition(".")
+        if ".experts." not in key or kind != "weight":
+            quantized[key] = values[key]
+            continue
+        tensors, values[key] = packed(values[key], layer)
+        quantized |= {f"{layer}.{tensor}": x for tensor, x in tensors.items()}
+    assert len(quantized) > len(values) + 24
+    found = []
+    for tensors, is_quantized in ((values, False), (quantized, True)):
+        folder = tmp_path / str(is_quantized)
+        shutil.copytree(source, folder)
+        save_file({key: x.contiguous() for key, x in tensors.items()}, folder / "model.safetensors")
+        if is_quantized and is_wrapped:
+            text = json.loads((folder / "config.json").read_bytes())["text_config"]
+            tiny_wrappers.edit(folder, text_config={**text, "quantization_config": INT4})
+        elif is_quantized:
+            tiny_wrappers.edit(folder, quantization_config=INT4)
+        found += on_every_rank(ranks, lambda parallel, folder=folder: logits(folder, parallel))[0]
+    plain, *others = found
+    for other in others:
+        torch.testing.assert_close(other, plain, atol=2e-4 * max(1.0, float(plain.abs().max()) / 8), rtol=1e-4)
