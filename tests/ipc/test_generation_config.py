@@ -40,9 +40,9 @@ def test_fields_that_are_passed_over_are_named_once_at_launch(tmp_path, lines):
     bookkeeping = {"transformers_version": "4.57.1", "_from_model_config": True, "pad_token_id": 0, "do_sample": True}
     assert passed_over({**CONFIG, **neutral, **bookkeeping}) == []
     others = {"num_beams": 4, "no_repeat_ngram_size": 3, "suppress_tokens": [7], "max_length": 20}
-    (tmp_path / "generation_config.json").write_text(json.dumps({**CONFIG, **neutral, **others}))
     for name, data in toy_tokenizers.files().items():
         (tmp_path / name).write_bytes(data)
+    (tmp_path / "generation_config.json").write_text(json.dumps({**CONFIG, **neutral, **others}))
     (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 400, "max_position_embeddings": 64}))
     model_summary(tmp_path)
     said = lines.get_nowait().getMessage()

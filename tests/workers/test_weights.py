@@ -134,8 +134,8 @@ def test_an_unknown_tensor_is_named_as_unknown_and_not_as_quantized(folder):
         save_file(tensors | {name: torch.ones(3)}, folder / "model.safetensors")
         with pytest.raises(WeightsError) as error:
             load(folder)
-        said = "the checkpoint does not fit the model that config.json describes. Tensors unknown or surplus: "
-        assert str(error.value) == f"{said}{name}"
+        said = "the checkpoint does not fit the model that config.json describes. Tensors surplus: "
+        assert str(error.value) == f"{said}{name} (unknown to the model)"
 
 
 def test_a_bias_that_the_config_does_not_know_is_surplus(folder):

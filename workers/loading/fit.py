@@ -43,10 +43,10 @@ def check_fit(
         if name in tensors and tensors[name].dtype not in loader.dtypes
     ]
     problems = [
-        f"{what}: {_listed(names)}"
+        f"{what}: {_listed(names)}{' (unknown to the model)' if names is surplus else ''}"
         for what, names in (
             ("missing", missing),
-            ("unknown or surplus", surplus),
+            ("surplus", surplus),
             ("misshapen", misshapen),
             ("of an unsupported dtype", foreign),
         )
