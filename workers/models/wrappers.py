@@ -134,7 +134,7 @@ WRAPPERS: dict[tuple[str, str], Wrapper] = {
 
 WRAPPED = frozenset(_BY_ARCHITECTURE)
 
-# Fields of wrappers that are not nested, besides the text model's.
+# Fields that concern images, audio and video, which some configs have beside the text model's own.
 OF_MEDIA = words(
     "vision_config audio_config image_token_id video_token_id image_start_token_id image_end_token_id video_start_token_id",
     "video_end_token_id vision_start_token_id vision_end_token_id vision_token_id",
@@ -169,7 +169,8 @@ def text_fields(fields: Json, wrapper: Wrapper, known: frozenset[str]) -> Json:
         found = {name: value for name, value in fields.items() if name not in OF_MEDIA}
     else:
         around = {name: value for name, value in fields.items() if name in USED | ONLY.keys() | known}
-        found = {**NESTED_DEFAULTS.get(str(text.get("model_type")), {}), **around, **text}
+        own = {name: value for name, value in text.items() if name not in OF_MEDIA}
+        found = {**NESTED_DEFAULTS.get(str(text.get("model_type")), {}), **around, **own}
     return _plain_rotation({**wrapper.defaults, **found, **wrapper.fixed, "architectures": fields.get("architectures")})
 
 
