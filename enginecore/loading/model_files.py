@@ -24,10 +24,11 @@ from typing import Any
 
 import msgspec
 
-from quire.enginecore.loading.model_names import hub_id_of, no_vocabulary, what_file_is, what_folder_is
+from quire.enginecore.loading.model_names import no_vocabulary, what_file_is, what_folder_is
 from quire.enginecore.loading.settings import plain
 from quire.enginecore.loading.tokenizer_files import ADDITIONAL_TEMPLATES, TokenizerFiles, TokenizerFilesError
 from quire.ipc.generation_config import check_overrides, generation_defaults, passed_over
+from quire.ipc.hub_names import hub_id_of
 from quire.ipc.text_config import is_stretched, text_fields
 from quire.ipc.weights_file import weights_file
 
