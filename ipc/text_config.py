@@ -26,15 +26,23 @@ _DEFAULTS: dict[str, dict[str, int]] = {
 NESTED_DEFAULTS: dict[str, dict[str, Any]] = {
     "gemma3_text": _GEMMA3,
     "llama": {
-        "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
-        "num_attention_heads": 32, "max_position_embeddings": 2048,
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 2048,
     },
     "mistral": {
-        "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
-        "num_attention_heads": 32, "max_position_embeddings": 131072,
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 131072,
     },
     "gemma4_unified_text": _GEMMA4_UNIFIED,
-}  # fmt: skip
+}
 # Names of the context length's field; the first that is present counts.
 POSITIONS = (
     "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length", "max_sequence_length",

@@ -18,20 +18,34 @@ MROPE = {"rope_parameters": {**ROPE, "mrope_section": [2, 3, 3]}}
 OF_GLM = {"rope_parameters": {**ROPE, "mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}}
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 48}
 GEMMA4 = {
-    "sliding_window": 12, "num_hidden_layers": 3, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
-    "global_head_dim": 24, "attention_k_eq_v": True, "num_global_key_value_heads": 1, "pad_token_id": 0,
+    "sliding_window": 12,
+    "num_hidden_layers": 3,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    "global_head_dim": 24,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+    "pad_token_id": 0,
     "initializer_range": 0.25,
-}  # fmt: skip
+}
 
 PATCHES = {
-    "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
     "patch_size": 14,
-}  # fmt: skip
+}
 PIXTRAL = {"model_type": "pixtral", **PATCHES, "head_dim": 16}
 VISUAL = {
-    "depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64, "patch_size": 14,
+    "depth": 1,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_heads": 2,
+    "out_hidden_size": 64,
+    "patch_size": 14,
     "spatial_merge_size": 2,
-}  # fmt: skip
+}
 DEEP = {**VISUAL, "deepstack_visual_indexes": [0]}
 
 

@@ -14,9 +14,37 @@ from quire.enginecore.loading.tiktoken_file import KIMI, TiktokenFileError, merg
 from quire.frontend.text.tokenizer import Tokenizer
 
 PIECES = (
-    "Hello", " world", "'s", "'LL", "12345", " ", "   ", "\n", "\r\n", "\t", "漢字", "你好，世界。", "かな", "мир", "naïve",
-    "İstanbul", "😀", "<|im_end|>", "[BOS]", "a", "B", "--", "://", "e\u0301", "\u3000", "x𠀀y", "Ⅷ", "٣٤", " , ", "\x00",
-)  # fmt: skip
+    "Hello",
+    " world",
+    "'s",
+    "'LL",
+    "12345",
+    " ",
+    "   ",
+    "\n",
+    "\r\n",
+    "\t",
+    "漢字",
+    "你好，世界。",
+    "かな",
+    "мир",
+    "naïve",
+    "İstanbul",
+    "😀",
+    "<|im_end|>",
+    "[BOS]",
+    "a",
+    "B",
+    "--",
+    "://",
+    "e\u0301",
+    "\u3000",
+    "x𠀀y",
+    "Ⅷ",
+    "٣٤",
+    " , ",
+    "\x00",
+)
 NAMED = {0: "[BOS]", 1: "[EOS]", 2: "<|im_end|>"}  # by their place behind the file's tokens
 
 
@@ -37,10 +65,13 @@ def kimi(tmp_path_factory):
     (folder / "tokenization_kimi.py").write_text("raise SystemExit('this code must not run')\n")
     decoder = {str(len(ranks) + i): {"content": text, "special": text != "<|im_end|>"} for i, text in NAMED.items()}
     settings = {
-        "tokenizer_class": "TikTokenTokenizer", "auto_map": {"AutoTokenizer": ["tokenization_kimi.TikTokenTokenizer", None]},
-        "added_tokens_decoder": decoder, "bos_token": "[BOS]", "eos_token": "[EOS]",
+        "tokenizer_class": "TikTokenTokenizer",
+        "auto_map": {"AutoTokenizer": ["tokenization_kimi.TikTokenTokenizer", None]},
+        "added_tokens_decoder": decoder,
+        "bos_token": "[BOS]",
+        "eos_token": "[EOS]",
         "chat_template": "{{ messages[0].content }}",
-    }  # fmt: skip
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     size = len(ranks) + 256
     (folder / "config.json").write_text(

@@ -7,8 +7,14 @@ from quire.workers.models.family_table import FAMILIES, parse_model_config
 from quire.workers.models.refusals import BOTH, ENCODERS, RECURRENT, SPARSE
 from quire.workers.models.wrappers import WRAPPED
 
-SPARSE_TOO = ("DeepseekV32ForCausalLM", "DeepseekV4ForCausalLM", "GlmMoeDsaForCausalLM", "HYV4ForCausalLM",
-              "MiniMaxM3SparseForConditionalGeneration", "Qwen4ExpForCausalLM")  # fmt: skip
+SPARSE_TOO = (
+    "DeepseekV32ForCausalLM",
+    "DeepseekV4ForCausalLM",
+    "GlmMoeDsaForCausalLM",
+    "HYV4ForCausalLM",
+    "MiniMaxM3SparseForConditionalGeneration",
+    "Qwen4ExpForCausalLM",
+)
 
 
 @pytest.mark.parametrize("impl", ["auto", "quire", "transformers"])

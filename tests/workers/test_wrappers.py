@@ -126,9 +126,14 @@ def test_internvls_own_form_is_the_same_model(name, tmp_path):
     folder = copied(name, tmp_path / "m")
     config = json.loads((folder / "config.json").read_bytes())
     of_its_own = {
-        "ps_version": "v2", "select_layer": -1, "template": "internvl2_5", "force_image_size": 448, "use_thumbnail": True,
-        "model_type": "internvl_chat", "dynamic_image_size": True,
-    }  # fmt: skip
+        "ps_version": "v2",
+        "select_layer": -1,
+        "template": "internvl2_5",
+        "force_image_size": 448,
+        "use_thumbnail": True,
+        "model_type": "internvl_chat",
+        "dynamic_image_size": True,
+    }
     tiny_wrappers.edit(
         folder, architectures=["InternVLChatModel"], llm_config=config["text_config"], text_config=..., **of_its_own
     )
@@ -159,8 +164,14 @@ def test_a_layer_behind_the_last_is_passed_over_within_a_wrapper(tmp_path):
 
 
 def test_llava_1_5_leaves_sizes_to_llama():
-    text = {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 4096, "model_type": "llama",
-            "rms_norm_eps": 1e-05, "torch_dtype": "float16", "vocab_size": 32064}  # fmt: skip
+    text = {
+        "architectures": ["LlamaForCausalLM"],
+        "max_position_embeddings": 4096,
+        "model_type": "llama",
+        "rms_norm_eps": 1e-05,
+        "torch_dtype": "float16",
+        "vocab_size": 32064,
+    }
     fields = {"architectures": ["LlavaForConditionalGeneration"], "image_token_index": 32000, "text_config": text}
     config = parse_model_config(fields)
     assert (len(config.layers), config.hidden_size, config.vocab_size, config.dtype) == (32, 4096, 32064, "float16")
@@ -193,9 +204,13 @@ INT4 = {
     **compressed("pack-quantized", {"num_bits": 4, "strategy": "group", "group_size": 16, "symmetric": False}),
     # as Kimi K2.5 lists them
     "ignore": [
-        "re:.*self_attn.*", "re:.*shared_experts.*", "re:.*shared_mlp.*", r"re:.*mlp\.(gate|up|down)_proj.*", "re:.*lm_head.*",
+        "re:.*self_attn.*",
+        "re:.*shared_experts.*",
+        "re:.*shared_mlp.*",
+        r"re:.*mlp\.(gate|up|down)_proj.*",
+        "re:.*lm_head.*",
     ],
-}  # fmt: skip
+}
 
 
 ALWAYS = (("kimi-k2.5", 2), ("glm4-moe-lite", 1), ("hy-v3", 2), ("mimo-v2", 2))

@@ -14,10 +14,27 @@ INERT_SUFFIXES = (".rotary_emb.inv_freq", ".self_attn.masked_bias", ".attn.maske
 KV_SCALES = (".k_scale", ".v_scale", ".kv_scale", ".q_scale", ".k_proj.output_scale", ".v_proj.output_scale")
 # endings of names that only tensors of quantized layers have
 QUANTIZED = (
-    ".qweight", ".qzeros", ".scales", ".g_idx", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".weight_scale_2",
-    ".weight_zero_point", ".weight_shape", ".weight_g_idx", ".weight_global_scale", ".input_scale", ".input_zero_point",
-    ".input_global_scale", ".activation_scale", ".SCB", "_proj_blocks", "_proj_scales", "_proj_scale_inv",
-)  # fmt: skip
+    ".qweight",
+    ".qzeros",
+    ".scales",
+    ".g_idx",
+    ".weight_packed",
+    ".weight_scale",
+    ".weight_scale_inv",
+    ".weight_scale_2",
+    ".weight_zero_point",
+    ".weight_shape",
+    ".weight_g_idx",
+    ".weight_global_scale",
+    ".input_scale",
+    ".input_zero_point",
+    ".input_global_scale",
+    ".activation_scale",
+    ".SCB",
+    "_proj_blocks",
+    "_proj_scales",
+    "_proj_scale_inv",
+)
 MAX_NAMES = 12  # shown for each kind of problem
 
 

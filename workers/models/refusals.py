@@ -29,10 +29,19 @@ BOTH = words("Qwen4ExpForCausalLM Qwen4ExpForConditionalGeneration Glm5NextForCo
 
 # Endings of the names of classes that read pictures or sound and generate no text.
 NOT_GENERATING = (
-    "ForImageClassification", "ForMaskedImageModeling", "ForObjectDetection", "ForSemanticSegmentation",
-    "ForInstanceSegmentation", "ForUniversalSegmentation", "ForDepthEstimation", "ForAudioClassification", "ForCTC",
-    "VisionModel", "AudioModel", "ImageModel",
-)  # fmt: skip
+    "ForImageClassification",
+    "ForMaskedImageModeling",
+    "ForObjectDetection",
+    "ForSemanticSegmentation",
+    "ForInstanceSegmentation",
+    "ForUniversalSegmentation",
+    "ForDepthEstimation",
+    "ForAudioClassification",
+    "ForCTC",
+    "VisionModel",
+    "AudioModel",
+    "ImageModel",
+)
 ENCODERS = words(
     "CLIPModel SiglipModel Siglip2Model ViTModel Dinov2Model DINOv3ViTModel DinoModel BeitModel SwinModel ConvNextModel",
     "InternVisionModel MoonViTPretrainedModel BertModel RobertaModel XLMRobertaModel ModernBertModel NomicBertModel",

@@ -58,8 +58,14 @@ KIMI = TensorNames(STRIP, _both("vision_tower", "mm_projector", "multi_modal_pro
 INTERN = TensorNames(STRIP, _both("vision_tower", "vision_model", "multi_modal_projector", "mlp1"))
 IDEFICS = TensorNames((("model.text_model.", "model."),), _both("vision_model", "connector"))
 
-GEMMA3_DEFAULTS = {"hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26, "num_attention_heads": 8,
-                   "num_key_value_heads": 4, "head_dim": 256}  # fmt: skip
+GEMMA3_DEFAULTS = {
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+}
 UNIFIED_DEFAULTS = {"sliding_window": 1024, "hidden_size_per_layer_input": 0}
 GLM_MOE_DEFAULTS = {"attention_bias": True}
 

@@ -41,13 +41,27 @@ def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
 def plain_fields(fields: Json) -> Json:
     """The fields with transformers' defaults; a q_lora_rank of null means no q latent."""
     defaults = {
-        "q_lora_rank": 768, "n_shared_experts": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.8, "rms_norm_eps": 1e-5,
+        "q_lora_rank": 768,
+        "n_shared_experts": 1,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.8,
+        "rms_norm_eps": 1e-5,
         "num_nextn_predict_layers": 1,
-    }  # fmt: skip
+    }
     return {**defaults, **fields}
 
 
-FIELDS = MOE_FIELDS | GROUP_FIELDS | MTP_FIELDS | TYPE_FIELDS | deepseek.SIZES | {
-    "attention_bias", "topk_method", "scoring_func", "rope_interleave",
-}  # fmt: skip
+FIELDS = (
+    MOE_FIELDS
+    | GROUP_FIELDS
+    | MTP_FIELDS
+    | TYPE_FIELDS
+    | deepseek.SIZES
+    | {
+        "attention_bias",
+        "topk_method",
+        "scoring_func",
+        "rope_interleave",
+    }
+)
 FAMILY = Family("glm4_moe_lite", FIELDS, read_layers, deepseek.DeepseekBlock, plain_fields=plain_fields, ignored=mtp_layers)

@@ -58,10 +58,27 @@ def plain_fields(fields: Json) -> Json:
 
 
 # The last line's fields tell how sums are rounded and how products are grouped; eod_token_id repeats a token id.
-FIELDS = MOE_FIELDS | MTP_FIELDS | TYPE_FIELDS | {
-    "attention_bias", "mlp_bias", "moe_intermediate_size", "expert_hidden_dim", "num_shared_experts", "router_scaling_factor",
-    "qk_norm", "route_norm", "moe_router_use_sigmoid", "moe_router_enable_expert_bias",
-    "enable_moe_fp32_combine", "enable_attention_fp32_softmax", "enable_lm_head_fp32", "use_grouped_mm", "eod_token_id",
-}  # fmt: skip
+FIELDS = (
+    MOE_FIELDS
+    | MTP_FIELDS
+    | TYPE_FIELDS
+    | {
+        "attention_bias",
+        "mlp_bias",
+        "moe_intermediate_size",
+        "expert_hidden_dim",
+        "num_shared_experts",
+        "router_scaling_factor",
+        "qk_norm",
+        "route_norm",
+        "moe_router_use_sigmoid",
+        "moe_router_enable_expert_bias",
+        "enable_moe_fp32_combine",
+        "enable_attention_fp32_softmax",
+        "enable_lm_head_fp32",
+        "use_grouped_mm",
+        "eod_token_id",
+    }
+)
 BLOCK = partial(MoEBlock, o_bias=True, correction="e_score_correction_bias", shared="shared_experts")
 FAMILY = Family("hy_v3", FIELDS, read_layers, BLOCK, plain_fields=plain_fields, names=NAMES, ignored=mtp_layers)

@@ -63,9 +63,13 @@ def plain_fields(fields: Json) -> Json:
     """The fields with transformers' names and defaults."""
     check_only(fields, attention_projection_layout="split")
     defaults: dict[str, Any] = {
-        "head_dim": 192, "v_head_dim": 128, "norm_topk_prob": True, "attention_value_scale": 0.707, "rms_norm_eps": 1e-5,
+        "head_dim": 192,
+        "v_head_dim": 128,
+        "norm_topk_prob": True,
+        "attention_value_scale": 0.707,
+        "rms_norm_eps": 1e-5,
         "num_key_value_heads": 4,
-    }  # fmt: skip
+    }
     found = renamed(fields, {"layernorm_epsilon": "rms_norm_eps"}, defaults)
     num_layers = size(found, "num_hidden_layers")
     if (window := found.pop("sliding_window_size", None)) is not None:
@@ -131,9 +135,14 @@ def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
 
 
 # attention_chunk_size and hybrid_block_size have no meaning in published models.
-FIELDS = MOE_FIELDS | GROUP_FIELDS | TYPE_FIELDS | words(
-    "attention_bias v_head_dim attention_value_scale swa_num_attention_heads swa_num_key_value_heads swa_head_dim",
-    "swa_v_head_dim swa_rope_theta add_full_attention_sink_bias add_swa_attention_sink_bias attention_chunk_size",
-    "hybrid_block_size scoring_func topk_method attention_projection_layout",
-)  # fmt: skip
+FIELDS = (
+    MOE_FIELDS
+    | GROUP_FIELDS
+    | TYPE_FIELDS
+    | words(
+        "attention_bias v_head_dim attention_value_scale swa_num_attention_heads swa_num_key_value_heads swa_head_dim",
+        "swa_v_head_dim swa_rope_theta add_full_attention_sink_bias add_swa_attention_sink_bias attention_chunk_size",
+        "hybrid_block_size scoring_func topk_method attention_projection_layout",
+    )
+)
 FAMILY = Family("mimo_v2", FIELDS, read_layers, MiMoBlock, plain_fields=plain_fields, names=NAMES)
