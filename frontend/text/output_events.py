@@ -75,6 +75,8 @@ def merged(events: list[Event]) -> list[Event]:
 def _joins(a: Event, b: Event) -> bool:
     if type(a) is not type(b) or isinstance(a, CallBegun):
         return False
+    if isinstance(a, Content | Reasoning) and isinstance(b, Content | Reasoning) and "" in (a.source, b.source):
+        return False  # a text that a parser has added
     return not isinstance(a, Arguments) or (isinstance(b, Arguments) and a.index == b.index)
 
 

@@ -44,7 +44,7 @@ class HarmonyPlan:
 
     @property
     def max_calls(self) -> int | None:
-        return None if self._tools is None or self._tools.parallel else 1
+        return 1 if self._tools is not None and self._tools.parallel is False else None
 
     # --------------------------------------------------------------------------------------------------- for the engine
     def sampling_fields(self, own: StructuredOutputs | None) -> dict[str, Any]:

@@ -13,8 +13,7 @@ from typing import Any
 import msgspec
 
 from quire.frontend.http.api.errors import invalid
-from quire.frontend.http.api.tools.strict_tools import commented, object_schema
-from quire.frontend.http.api.tools.tool_grammar import followed
+from quire.frontend.http.api.tools.call_tags import commented, followed_schema
 from quire.frontend.http.api.tools.tool_use import Function, ToolUse
 from quire.ipc.structured_outputs import StructuredOutputs, check_grammar
 
@@ -60,7 +59,7 @@ def _calls(tools: ToolUse, forced: bool, definitions: dict[str, Format]) -> list
 def _arguments(function: Function, forced: bool) -> Format:
     schema: dict[str, Any] = {"type": "object"}
     if forced or function.strict:
-        schema = followed(object_schema(function.parameters), [function])
+        schema = followed_schema(function)
     return {"type": "json_schema", "json_schema": commented(function, schema)}
 
 
