@@ -1,4 +1,4 @@
-"""Idioms of vLLM's scripts beyond its engines: tokenizers, names that are only imported, forks, and options written otherwise."""
+"""Idioms of vLLM's scripts beyond its engines: tokenizers, imported names, forks, and options that are written otherwise."""
 
 import os
 import warnings
