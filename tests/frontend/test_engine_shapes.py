@@ -283,6 +283,10 @@ def test_the_engine_of_an_llm_is_the_same(llm, engine):
     assert engine.get_tokenizer() is engine.tokenizer is llm.get_tokenizer()
 
 
+def test_an_async_engine_has_transformers_tokenizer_too(async_llm, llm):
+    assert asyncio.run(async_llm.get_tokenizer()).get_vocab() == llm.get_tokenizer().get_vocab()
+
+
 def test_an_engine_says_what_it_is():
     with LLMEngine.from_engine_args(EngineArgs(**SMALL, seed=5), usage_context=None) as engine:
         config = engine.model_config
