@@ -22,7 +22,7 @@ _GRAMMAR = "up to 256 KiB, 64 brackets deep"
 
 _ANTHROPIC = {
     "container": Note("the server runs no tools", treatment="refused"),
-    "mcp_servers": Note("the server calls no others", treatment="refused"),
+    "mcp_servers": Note("left out: the server calls no others", treatment="harmless"),
     "compaction": Note("contexts are not compacted", treatment="refused"),
     "diagnostics": Note("there are none", treatment="refused"),
     "fallbacks": Note("one model is served", treatment="refused"),
@@ -112,7 +112,9 @@ FIELDS_OF: dict[str, dict[str, Note]] = {
         "top_logprobs": Note("0 to 20; more than 0 asks for log-probabilities by itself", "0"),
         "background": Note("answer at once, and work on; needs store; not with stream", "false"),
         "structured_outputs": Note("as with chats; excludes text.format", "none"),
-        "tools": Note("functions; 400 for tools that the server would have to run", "none"),
+        "tools": Note(
+            "functions, custom tools, namespaces of them; those that OpenAI runs are left out, with a log line", "none"
+        ),
         "thinking_token_budget": Note("so many tokens of thinking, at most; for reasoning models; -1: no limit", "no limit"),
     },
     "ResponsesStreamOptions": {"include_obfuscation": Note("false only: events are not padded", "false")},
@@ -172,14 +174,14 @@ FIELDS_OF: dict[str, dict[str, Note]] = {
         "cache_control": Note("every prefix is cached, with or without it", treatment="harmless"),
     },
     "Tool": {
-        "type": Note("custom; tools that Anthropic defines or runs: 400", "custom"),
+        "type": Note("custom; tools that Anthropic defines or runs are left out", "custom"),
         "name": Note("of the function"),
         "description": Note("for the model"),
         "input_schema": Note("a JSON Schema of its arguments"),
         "strict": Note("arguments follow the schema", "false"),
         "input_examples": Note("shown to the model with the description"),
         "allowed_callers": Note("direct only"),
-        "defer_loading": Note("false only"),
+        "defer_loading": Note("no effect: every tool is loaded at once"),
         "eager_input_streaming": Note("arguments are streamed as they are written", treatment="harmless"),
         "cache_control": Note("every prefix is cached, with or without it", treatment="harmless"),
     },

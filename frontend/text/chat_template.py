@@ -18,6 +18,8 @@ import jinja2.sandbox
 import msgspec
 from jinja2 import nodes
 
+from quire.frontend.text.custom_calls import INPUT
+
 MAX_RENDERED_CHARS = 64 << 20
 MAX_ARGUMENT_MARKS = 1 << 17  # commas and brackets in the arguments of one tool call: each may stand for a value
 _LARGE_VALUE = 10_000
@@ -175,7 +177,10 @@ def _with_arguments(call: dict[str, Any], as_text: bool) -> Any:
     Arguments that are not a JSON object become an empty one, as in vLLM: a model may have written them, and agents send them
     back in every turn, with the tool's error.
     """
-    function = call.get("function")
+    function, custom = call.get("function"), call.get("custom")
+    if call.get("type") == "custom" and isinstance(custom, dict):  # towards a model, a function with one argument
+        call = {**{key: value for key, value in call.items() if key != "custom"}, "type": "function"}
+        function = {"name": custom.get("name"), "arguments": {INPUT: custom.get("input")}}
     if not isinstance(function, dict):
         if call.get("type") not in (None, "function"):
             raise ChatTemplateError(f"its tool_calls must be of type 'function', got {str(call['type'])[:40]!r}")

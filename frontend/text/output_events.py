@@ -5,6 +5,8 @@ or as Markup, which is part of the format and never shown. So the sources of all
 tests check that. tool_parsers/ and reasoning_parsers/ yield events, routes read them.
 """
 
+from typing import Literal
+
 import msgspec
 
 
@@ -20,11 +22,12 @@ class Reasoning(msgspec.Struct, frozen=True):
 
 
 class CallBegun(msgspec.Struct, frozen=True):
-    """A call begins. index: its number in the output, from 0."""
+    """A call begins. index: its number in the output, from 0. kind: of the tool; a custom one's arguments are a plain text."""
 
     index: int
     id: str
     name: str
+    kind: Literal["function", "custom"] = "function"
 
 
 class Arguments(msgspec.Struct, frozen=True):

@@ -75,11 +75,12 @@ async def plan_chat(
     *,
     keep: int | None = None,
     thinks: bool = True,
+    may_not_reason: bool = False,
     instead: Callable[[list[Json]], list[Json] | None] | None = None,
 ) -> PlannedChat:
     """Make the prompt and plan its output. keep: how many tokens of the prompt to keep (None: all).
 
-    thinks: False if the model must not reason. instead: given messages that the template refuses, returns others to try, or
+    thinks, may_not_reason: as for `chat_plan`. instead: given messages that the template refuses, returns others to try, or
     None. Raises ApiError 400, TooLong.
     """
     client = services.client
@@ -91,7 +92,8 @@ async def plan_chat(
             raise
         body.messages = messages
         prompt, ids = await chat_prompt(*arguments, keep)
-    return PlannedChat(prompt.text, ids, chat_plan(services.parsers, body, tools, client.tokenizer, prompt, thinks))
+    plan = chat_plan(services.parsers, body, tools, client.tokenizer, prompt, thinks, may_not_reason)
+    return PlannedChat(prompt.text, ids, plan)
 
 
 def submit_chat(services: Services, body: ChatRequest, chat: PreparedChat, name: str) -> PromptRun:
