@@ -1,12 +1,11 @@
-"""How chats, responses and messages write the same things: a tool that must be called, an answer's text, its calls, their results.
+"""How chats, responses and messages write the same things: a choice of a tool, an answer's text, calls and their results.
 
-Read from what passed through the proxy (agents.py).
+Read from what passed through the proxy (coding_agents.py).
 """
 
 import json
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
-
 
 Change = Callable[[dict[str, Any]], dict[str, Any]]  # of a schema
 
@@ -25,6 +24,8 @@ def events_of(answer: str) -> Iterator[dict[str, Any]]:
 
 class Chats:
     """/v1/chat/completions"""
+
+    max_tokens = "max_tokens"
 
     def choice(self, tool: str) -> Any:
         return {"type": "function", "function": {"name": tool}}
@@ -62,6 +63,8 @@ class Chats:
 class Responses:
     """/v1/responses"""
 
+    max_tokens = "max_output_tokens"
+
     def choice(self, tool: str) -> Any:
         return {"type": "function", "name": tool}
 
@@ -87,6 +90,8 @@ class Responses:
 
 class Messages:
     """/v1/messages"""
+
+    max_tokens = "max_tokens"
 
     def choice(self, tool: str) -> Any:
         return {"type": "tool", "name": tool}

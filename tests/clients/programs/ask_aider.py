@@ -1,4 +1,4 @@
-"""aider: a coder that answers a question, streamed and not. It has no tools and no schemas: edits are text of a format of its own."""
+"""aider: a coder that answers a question, streamed and not. It has no tools and no schemas: edits are text."""
 
 import os
 import tempfile

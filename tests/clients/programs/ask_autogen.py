@@ -20,7 +20,13 @@ async def get_weather(city: str) -> str:
 async def main() -> None:
     found = Found("autogen-agentchat", "autogen-ext")
     client = OpenAIChatCompletionClient(
-        model=MODEL, base_url=f"{BASE_URL}/v1", api_key=KEY, model_info=INFO, temperature=0, max_tokens=MAX_TOKENS, max_retries=0
+        model=MODEL,
+        base_url=f"{BASE_URL}/v1",
+        api_key=KEY,
+        model_info=INFO,
+        temperature=0,
+        max_tokens=MAX_TOKENS,
+        max_retries=0,
     )
     asked = [UserMessage(content=CHAT, source="user")]
     *parts, last = [part async for part in client.create_stream(asked)]

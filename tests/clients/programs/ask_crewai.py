@@ -4,9 +4,9 @@ import os
 
 os.environ |= {"CREWAI_DISABLE_TELEMETRY": "true", "OTEL_SDK_DISABLED": "true", "CREWAI_TRACING_ENABLED": "false"}
 
-from asks import BASE_URL, CHAT, KEY, MAX_TOKENS, MODEL, PERSON, WEATHER, WEATHER_TOOL, Found, Person  # noqa: E402
-from crewai import LLM  # noqa: E402
-from crewai.events import LLMStreamChunkEvent, crewai_event_bus  # noqa: E402
+from asks import BASE_URL, CHAT, KEY, MAX_TOKENS, MODEL, PERSON, WEATHER, WEATHER_TOOL, Found, Person
+from crewai import LLM
+from crewai.events import LLMStreamChunkEvent, crewai_event_bus
 
 found = Found("crewai")
 calls, parts = [], []

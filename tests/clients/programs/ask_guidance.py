@@ -34,6 +34,6 @@ whole = model + asked(CHAT, sentence())
 texts = [str(state) for state in model.stream() + asked(CHAT, sentence())]
 found.chat(str(whole), [text.removeprefix(before) for before, text in zip(["", *texts], texts, strict=False)])
 found.structured((model + asked(PERSON, json("answer", schema=Person, temperature=0)))["answer"])
+model + asked(WEATHER, gen(tools=[get_weather]))
+found.tool("get_weather", calls[0])
 found.say()
-lm = model + asked(WEATHER , gen(tools=[get_weather]))
-print(str(lm), calls)

@@ -12,7 +12,9 @@ generator = OpenAIChatGenerator(Secret.from_token(KEY), MODEL, api_base_url=f"{B
 
 
 def ask(text: str, more: dict | None = None, **arguments):
-    (reply,) = generator.run([ChatMessage.from_user(text)], generation_kwargs={**options, **(more or {})}, **arguments)["replies"]
+    (reply,) = generator.run([ChatMessage.from_user(text)], generation_kwargs={**options, **(more or {})}, **arguments)[
+        "replies"
+    ]
     return reply
 
 

@@ -14,7 +14,14 @@ def get_weather(city: str) -> str:
 
 
 found = Found("llama-index-core", "llama-index-llms-openai-like")
-options = {"model": MODEL, "api_base": f"{BASE_URL}/v1", "api_key": KEY, "temperature": 0, "max_tokens": MAX_TOKENS, "max_retries": 0}
+options = {
+    "model": MODEL,
+    "api_base": f"{BASE_URL}/v1",
+    "api_key": KEY,
+    "temperature": 0,
+    "max_tokens": MAX_TOKENS,
+    "max_retries": 0,
+}
 model = OpenAILike(is_chat_model=True, is_function_calling_model=True, context_window=2048, **options)
 asked = [ChatMessage(role="user", content=CHAT)]
 found.chat(model.chat(asked).message.content, [part.delta for part in model.stream_chat(asked)])

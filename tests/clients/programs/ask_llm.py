@@ -9,7 +9,8 @@ from asks import BASE_URL, CHAT, KEY, MAX_TOKENS, MODEL, PERSON, WEATHER, Found,
 folder = tempfile.TemporaryDirectory()
 os.environ["LLM_USER_PATH"] = folder.name
 Path(folder.name, "extra-openai-models.yaml").write_text(
-    f"- model_id: quire\n  model_name: {MODEL}\n  api_base: {BASE_URL}/v1\n  api_key_name: quire\n  supports_schema: true\n  supports_tools: true\n"
+    f"- model_id: quire\n  model_name: {MODEL}\n  api_base: {BASE_URL}/v1\n  api_key_name: quire\n"
+    "  supports_schema: true\n  supports_tools: true\n"
 )
 
 import llm  # noqa: E402  reads LLM_USER_PATH and the file

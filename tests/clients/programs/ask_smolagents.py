@@ -15,9 +15,7 @@ def get_weather(city: str) -> str:
 
 
 found = Found("smolagents")
-model = OpenAIModel(
-    MODEL, f"{BASE_URL}/v1", KEY, client_kwargs={"max_retries": 0}, temperature=0, max_tokens=MAX_TOKENS
-)
+model = OpenAIModel(MODEL, f"{BASE_URL}/v1", KEY, client_kwargs={"max_retries": 0}, temperature=0, max_tokens=MAX_TOKENS)
 found.chat(model.generate(messages(CHAT)).content, [part.content for part in model.generate_stream(messages(CHAT))])
 (call,) = model.generate(messages(WEATHER), tools_to_call_from=[get_weather]).tool_calls
 found.tool(call.function.name, call.function.arguments)

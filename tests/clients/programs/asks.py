@@ -50,7 +50,10 @@ class Found:
 
     def tool(self, name: str, arguments: str | Mapping[str, Any]) -> None:
         """arguments: as the client has them, a text or an object."""
-        self._found["tool"] = {"name": name, "arguments": json.loads(arguments) if isinstance(arguments, str) else dict(arguments)}
+        self._found["tool"] = {
+            "name": name,
+            "arguments": json.loads(arguments) if isinstance(arguments, str) else dict(arguments),
+        }
 
     def structured(self, value: BaseModel | str | Any) -> None:
         if isinstance(value, BaseModel):

@@ -1,7 +1,7 @@
 """Installs the clients below build/clients/, each in an environment of its own, and keeps them there for the next time.
 
-The versions are those of `REQUIREMENTS` and package-lock.json. What the packages need is what the index had on `NEWEST`, so that
-a run of today installs what a run of last month did. Node.js comes from PyPI, for it must be newer than what many machines have.
+The versions are those of `REQUIREMENTS` and package-lock.json. What the packages need is what the index had on `NEWEST`, so
+a run of today installs what a run of last month did. Node.js comes from PyPI, because that of many machines is too old.
 """
 
 import os
@@ -58,7 +58,7 @@ def tools() -> Path:
     folder = BUILD / "tools"
     if not _kept(folder, TOOLS):
         _run(sys.executable, "-m", "venv", folder)
-        _run(folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *TOOLS.split())
+        _run(folder / "bin" / "python", "-m", "pip", "install", "-qq", "--disable-pip-version-check", *TOOLS.split())
         (folder / ".installed").write_text(TOOLS)
     return folder / "bin"
 
@@ -81,8 +81,9 @@ def npm_folder() -> Path:
     if not _kept(folder, lock):
         for name in ("package.json", "package-lock.json"):
             shutil.copy(HERE / name, folder)
-        path = f"{tools()}:{os.environ['PATH']}"
-        _run(tools() / "npm", "ci", "--no-audit", "--no-fund", "--loglevel=error", cwd=folder, env={**os.environ, "PATH": path})
+        # Not `npm ci`: it fails where an index lacks what the lock leaves out for other systems than this one.
+        words = ["install", "--no-save", "--no-audit", "--no-fund", "--loglevel=error"]
+        _run(tools() / "npm", *words, cwd=folder, env={**os.environ, "PATH": f"{tools()}:{os.environ['PATH']}"})
         (folder / ".installed").write_text(lock)
     for script in HERE.glob("*.mjs"):
         shutil.copy(script, folder)

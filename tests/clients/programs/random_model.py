@@ -16,7 +16,8 @@ BUNDLED = Path(__file__).parents[3] / "enginecore" / "loading" / "bundled"
 CONTEXT = 262_144
 HIDDEN, HEAD_DIM, MLP = 32, 32, 32
 END_SCALE = 2.3  # about one token in eight ends an answer
-SEED = 12  # with which answers to all kinds of prompts have some tokens, and an end
+GAIN = 4.0  # of the layer, so that a next token depends on all that its window holds, and an answer does not go round
+SEED = 2  # with which answers to all kinds of prompts have some tokens, and an end
 
 
 def make_random_model(folder: Path) -> Path:
@@ -28,17 +29,23 @@ def make_random_model(folder: Path) -> Path:
     random = np.random.default_rng(SEED)
     vocab_size = bundled["vocab_size"]
     config = {
-        **bundled, "architectures": ["MistralForCausalLM"], "model_type": "mistral", "hidden_size": HIDDEN, "head_dim": HEAD_DIM,
-        "intermediate_size": MLP, "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1,
-        "sliding_window": 512, "max_position_embeddings": CONTEXT, "tie_word_embeddings": False,
-    }  # fmt: skip
+        **bundled,
+        "architectures": ["MistralForCausalLM"],
+        "model_type": "mistral",
+        "hidden_size": HIDDEN,
+        "head_dim": HEAD_DIM,
+        "intermediate_size": MLP,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "sliding_window": 512,
+        "max_position_embeddings": CONTEXT,
+        "tie_word_embeddings": False,
+    }
     (folder / "config.json").write_text(json.dumps(config))
-    sizes = {
-        "self_attn.q_proj": (HEAD_DIM, HIDDEN), "self_attn.k_proj": (HEAD_DIM, HIDDEN), "self_attn.v_proj": (HEAD_DIM, HIDDEN),
-        "self_attn.o_proj": (HIDDEN, HEAD_DIM), "mlp.gate_proj": (MLP, HIDDEN), "mlp.up_proj": (MLP, HIDDEN),
-        "mlp.down_proj": (HIDDEN, MLP),
-    }  # fmt: skip
-    weights = {f"model.layers.0.{name}.weight": random.normal(0, HIDDEN**-0.5, size) for name, size in sizes.items()}
+    sizes = {f"self_attn.{name}_proj": (HEAD_DIM, HIDDEN) for name in "qkv"} | {"self_attn.o_proj": (HIDDEN, HEAD_DIM)}
+    sizes |= {"mlp.gate_proj": (MLP, HIDDEN), "mlp.up_proj": (MLP, HIDDEN), "mlp.down_proj": (HIDDEN, MLP)}
+    weights = {f"model.layers.0.{name}.weight": GAIN * random.normal(0, HIDDEN**-0.5, size) for name, size in sizes.items()}
     weights |= {f"model.layers.0.{name}_layernorm.weight": np.ones(HIDDEN) for name in ("input", "post_attention")}
     weights["model.norm.weight"] = np.ones(HIDDEN)
     weights["model.embed_tokens.weight"] = random.normal(0, 1, (vocab_size, HIDDEN))

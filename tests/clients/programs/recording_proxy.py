@@ -1,7 +1,7 @@
 """A proxy on this machine between a program and the server, which keeps what the program sends and what it is answered.
 
-Used for programs that say little about their requests (run.py). `change` may edit the body of a request before it is sent on,
-by which a test makes a program's first answer a tool call. It does one request per connection, and passes streams on as they come.
+Used for programs that say little about their requests (coding_agents.py). `change` may edit the body of a request before it is
+sent on. The proxy has one request per connection, and passes streams on as they come.
 """
 
 import http.client

@@ -15,13 +15,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 
-import agents
+import coding_agents
 import installed
 import jsonschema
 from asks import PERSON_SCHEMA, WEATHER_PARAMETERS
@@ -39,6 +40,7 @@ LACKS = {
     "opencode": {"structured": "its command has no schemas"},
 }
 PARTS = ("chat", "tool", "structured")
+T = TypeVar("T")
 # Nothing but the server is reached: LiteLLM would ask for a list of prices, the others send traces and look for new versions.
 QUIET = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
@@ -63,27 +65,38 @@ class Row(NamedTuple):
         return all(said in ("yes", "-") for said in self.parts.values())
 
 
-def ask_script(name: str, url: str) -> dict[str, Any]:
-    """A client's own script, in the client's own environment. Its last line is what it found."""
+def script_of(name: str) -> list[Path]:
+    """The words that run a client's own script. Installs the client."""
+    script = f"ask_{name.replace('-', '_')}"
     if name in NPM:
         folder = installed.npm_folder()
-        words = [installed.tools() / "node", folder / f"ask_{name.replace('-', '_')}.mjs"]
-    else:
-        words = [installed.python_of(name), installed.HERE / f"ask_{name.replace('-', '_')}.py"]
+        return [installed.tools() / "node", folder / f"{script}.mjs"]
+    return [installed.python_of(name), installed.HERE / f"{script}.py"]
+
+
+def ask_script(words: list[Path], url: str) -> dict[str, Any]:
+    """What the client found, which is the script's last line."""
     with tempfile.TemporaryDirectory() as home:
         env = {name: value for name, value in os.environ.items() if name in ("PATH", "SSL_CERT_FILE", "LANG")}
-        options: dict[str, Any] = {"env": {**env, **QUIET, "HOME": home}, "cwd": home, "timeout": TIMEOUT_S}
-        done = subprocess.run([*map(str, words), url, KEY, MODEL], stdin=subprocess.DEVNULL, capture_output=True, text=True, **options)
+        done = subprocess.run(
+            [*map(str, words), url, KEY, MODEL],
+            env={**env, **QUIET, "HOME": home},
+            cwd=home,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+        )
     assert done.returncode == 0, f"status {done.returncode}: {(done.stderr or done.stdout).strip()[-1500:]}"
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def ask_agent(name: str, url: str, recordings: list[Seen]) -> dict[str, Any]:
-    folder = installed.npm_folder()
-    place = agents.Place([folder / "node_modules" / ".bin", installed.tools()], url, KEY, recordings)
-    found = agents.ask(agents.AGENTS[name], place)
+def ask_program(name: str, folder: Path, url: str, recordings: list[Seen]) -> dict[str, Any]:
+    """folder: of npm's packages."""
+    place = coding_agents.Place([folder / "node_modules" / ".bin", installed.tools()], url, KEY, recordings)
+    found = coding_agents.ask(coding_agents.AGENTS[name], place)
     lock = json.loads((folder / "package-lock.json").read_text())
-    return {"version": lock["packages"][f"node_modules/{agents.AGENTS[name].package}"]["version"], **found}
+    return {"version": lock["packages"][f"node_modules/{coding_agents.AGENTS[name].package}"]["version"], **found}
 
 
 def wrong_with(part: str, value: Any) -> str:
@@ -104,10 +117,13 @@ def wrong_with(part: str, value: Any) -> str:
     return f"{error.message} in {value}" if error is not None else ""
 
 
-def row_of(name: str, ask: Callable[[], dict[str, Any]]) -> Row:
+def row_of(name: str, install: Callable[[], T], ask: Callable[[T], dict[str, Any]]) -> Row:
+    """Installing is not part of the seconds."""
     started = time.monotonic()
     try:
-        found = ask()
+        what = install()
+        started = time.monotonic()
+        found = ask(what)
     except (AssertionError, subprocess.SubprocessError, OSError, ValueError, KeyError, IndexError, TypeError) as error:
         said = f"{type(error).__name__}: {error}"
         return Row(name, "", dict.fromkeys(PARTS, said), time.monotonic() - started)
@@ -120,31 +136,33 @@ def row_of(name: str, ask: Callable[[], dict[str, Any]]) -> Row:
     return Row(name, found["version"], parts, time.monotonic() - started)
 
 
-def show(row: Row) -> None:
+def shown(row: Row) -> Row:
+    """The row, which is printed."""
     cells = [said if said in ("yes", "-") else "NO" for said in row.parts.values()]
     print(f"{row.name:22}{row.version:18}" + "".join(f"{cell:12}" for cell in cells) + f"{row.seconds:6.1f}", flush=True)
     for said in dict.fromkeys(said for said in row.parts.values() if said not in ("yes", "-")):
         print(f"    {said}", flush=True)
+    return row
 
 
 def run(names: list[str], record: Path | None) -> bool:
     rows: list[Row] = []
-    packages = [name for name in names if name not in agents.AGENTS]
-    programs = [name for name in names if name in agents.AGENTS]
+    packages = [name for name in names if name not in coding_agents.AGENTS]
+    programs = [name for name in names if name in coding_agents.AGENTS]
     print(f"{'client':22}{'version':18}" + "".join(f"{part:12}" for part in PARTS) + "seconds", flush=True)
     if packages:
         with served() as server:
-            for name in packages:
-                rows.append(row_of(name, lambda name=name: ask_script(name, server.url)))  # type: ignore[misc]
-                show(rows[-1])
+            rows += [
+                shown(row_of(name, partial(script_of, name), lambda words: ask_script(words, server.url))) for name in packages
+            ]
     if programs:
         with tempfile.TemporaryDirectory() as folder:
             model = make_random_model(Path(folder) / "random")
-            with served(str(model), "--max-num-batched-tokens", "4096", "--cpu-kv-cache-gib", "1") as server:
+            with served(str(model), "--max-num-batched-tokens", "4096") as server:
                 for name in programs:
                     recordings: list[Seen] = []
-                    rows.append(row_of(name, lambda name=name: ask_agent(name, server.url, recordings)))  # type: ignore[misc]
-                    show(rows[-1])
+                    ask = partial(ask_program, name, url=server.url, recordings=recordings)
+                    rows.append(shown(row_of(name, installed.npm_folder, ask)))
                     if record is not None:
                         keep(record / f"{name}.json", recordings)
     bad = [row.name for row in rows if not row.is_fine]
@@ -153,8 +171,8 @@ def run(names: list[str], record: Path | None) -> bool:
 
 
 @contextlib.contextmanager
-def served(*words: str):
-    with Served(*SMALL, "--api-key", KEY, "--served-model-name", MODEL, *words) as server:
+def served(*words: str) -> Iterator[Served]:
+    with Served(*words, *SMALL, "--api-key", KEY, "--served-model-name", MODEL) as server:
         server.ready()
         yield server
         assert server.end() == 0, server.output
@@ -167,7 +185,7 @@ def keep(file: Path, recordings: list[Seen]) -> None:
 
 
 def main() -> None:
-    everything = [*installed.REQUIREMENTS, *NPM, *agents.AGENTS]
+    everything = [*installed.REQUIREMENTS, *NPM, *coding_agents.AGENTS]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="clients; without any, all of them")
     parser.add_argument("--list", action="store_true", help="say their names")

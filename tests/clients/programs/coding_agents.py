@@ -1,9 +1,9 @@
 """Claude Code, Codex and OpenCode: the programs themselves, run once for a chat, once for a tool call, once for an object.
 
-A random model would call no tool by itself. So the proxy between program and server sets `temperature` to 0 and, where a call
-is wanted, `tool_choice` to one of the program's own tools that only reads, with a bound on the length of its arguments. Calls and
-texts are the model's; the program runs the tool, sends its result back and prints the next answer.
-Each function returns what asks.py's `Found` prints.
+A random model would call no tool by itself. So the proxy before the server sets `temperature` to 0 and, where a call is wanted,
+`tool_choice` to one of the program's own tools that only reads, with a bound on the length of its arguments. Calls and
+texts are the model's. The program runs the tool, sends its result back and prints the next answer. `ask` returns what asks.py's
+`Found` prints.
 """
 
 import json
@@ -20,6 +20,7 @@ from asks import PERSON_SCHEMA
 from recording_proxy import RecordingProxy, Seen
 
 TIMEOUT_S = 300
+MAX_TOKENS = 1000  # more would be a random model that goes round
 MODEL = "tiny"
 PROMPT = "Say hello."
 PERSON_PROMPT = "Tell me about a person."
@@ -34,8 +35,8 @@ class Run(NamedTuple):
 
 
 class Agent(NamedTuple):
-    """path: of its requests. tool: the one that is called. command: from (home, url, schema file or None) to words, environment.
-    read: from its output to the answer's text and the object."""
+    """path: of its requests. tool: the one that is called. command: from home, URL and the file of a schema (or None) to words
+    and environment. read: from its output to the answer's text and the object."""
 
     package: str
     path: str
@@ -89,11 +90,13 @@ def _run(agent: Agent, place: Place, tool: str | None = None, schema: Any = None
         nonlocal forced
         if path != agent.path or body is None:
             return body
-        body = {**body, "temperature": 0}
+        body = {**body, "temperature": 0, shape.max_tokens: MAX_TOKENS}
         if tool is not None and body.get("tools") and not forced:
             forced = True
             body["tool_choice"] = shape.choice(tool)
             body["tools"] = [shape.with_schema(offered, tool, _short) for offered in body["tools"]]
+        elif tool is None and schema is not None:
+            body["tool_choice"] = "none"  # a random model would as soon call a tool as give the object
         return body
 
     with tempfile.TemporaryDirectory() as name, RecordingProxy(place.url, change) as proxy:
@@ -211,7 +214,9 @@ def _opencode_said(output: str) -> tuple[str, Any]:
 
 
 AGENTS = {
-    "claude-code": Agent("@anthropic-ai/claude-code", "/v1/messages", "Read", _claude_code, _claude_said, object_by_tool="StructuredOutput"),
+    "claude-code": Agent(
+        "@anthropic-ai/claude-code", "/v1/messages", "Read", _claude_code, _claude_said, object_by_tool="StructuredOutput"
+    ),
     "codex": Agent("@openai/codex", "/v1/responses", "view_image", _codex, _codex_said),
     "opencode": Agent("opencode-ai", "/v1/chat/completions", "read", _opencode, _opencode_said, objects=False),
 }
