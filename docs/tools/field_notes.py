@@ -171,6 +171,7 @@ FIELDS_OF: dict[str, dict[str, Note]] = {
         "tool_use_id": Note("of a result: the call's id"),
         "content": Note("of a result: a text, or blocks of text"),
         "is_error": Note("of a result: the call has failed", "false"),
+        "tool_name": Note("of a `tool_reference` in a result: a function that the client's own search has found"),
         "cache_control": Note("every prefix is cached, with or without it", treatment="harmless"),
     },
     "Tool": {
