@@ -65,7 +65,8 @@ _PROXY = "a reverse proxy before the server"
 
 _GRAMMARS = (
     *(f"backend={name}" for name in ("auto", "guidance", "xgrammar", "outlines", "lm-format-enforcer")),
-    "reasoning_parser=*", "disable_fallback=true", "disable_fallback=false", "disable_any_whitespace=false", "disable_additional_properties=false",
+    "reasoning_parser=*", "disable_fallback=true", "disable_fallback=false", "disable_any_whitespace=false",
+    "disable_additional_properties=false",
     "enable_in_reasoning=false",
 )  # fmt: skip
 
@@ -107,7 +108,7 @@ ROWS = (
     # ----------------------------------------------------------------------------------------------------- the model
     Row("--trust-remote-code", "switch", ANY, "no code of a checkpoint is ever run, and none is needed"),
     Row("--code-revision", "value", ANY, "no code of a checkpoint is ever run, and none is needed"),
-    Row("--tokenizer-mode", "value", ("auto", "hf", "slow", "mistral"), "tokenizer.json is used, or made of what there is", "auto"),
+    Row("--tokenizer-mode", "value", ("auto", "hf", "slow", "mistral"), "a tokenizer.json is used, or made", "auto"),
     Row("--skip-tokenizer-init", "switch", OFF, "the tokenizer is always there", "prompts of token ids"),
     Row("--runner --task", "value", ("auto", "generate"), _POOL, "generate"),
     Row("--convert", "value", ("auto", "none"), _POOL, "none"),
@@ -233,7 +234,7 @@ ROWS = (
     Row("--watermark", "value", ("0", "0.0"), "admission looks ahead to a request's end", "--admission"),
     Row("--max-num-scheduled-tokens", "value", (), "a step has one limit", _STEP),
     Row("--max-num-queued-tokens", "value", (), "requests that wait are counted, not their tokens", "--max-num-waiting"),
-    Row("--max-num-partial-prefills --max-long-partial-prefills", "value", ANY, "a step has chunks of all prompts it has room for"),
+    Row("--max-num-partial-prefills --max-long-partial-prefills", "value", ANY, "a step has chunks of many prompts"),
     Row("--prefill-schedule-interval", "value", ("1",), "prompts are spread over steps by what these take", _STEP),
     Row("--stream-interval", "value", ANY, "each token is sent when it is there"),
     Row("--scheduler-cls", "value", (), _CODE, "--scheduling-policy"),
@@ -250,7 +251,8 @@ ROWS = (
     Row("--performance-mode --attention-backend --linear-backend", "value", ANY, _KERNELS),
     Row("--enable-flashinfer-autotune --enable-bf16x3-router-gemm", "switch", ANY, _KERNELS),
     Row("--cudagraph-capture-sizes --cuda-graph-sizes", "list", ANY, "graphs are captured for what steps need"),
-    Row("--max-cudagraph-capture-size --max-seq-len-to-capture --max-context-len-to-capture", "value", ANY, "graphs are captured for what steps need"),
+    Row("--max-cudagraph-capture-size --max-seq-len-to-capture", "value", ANY, "graphs are captured for what steps need"),
+    Row("--max-context-len-to-capture", "value", ANY, "graphs are captured for what steps need"),
     # ------------------------------------------------------------------------------------------------ metrics, profiles
     Row("--collect-detailed-traces", "list", ANY, "a request has one span, with all its times"),
     Row("--show-hidden-metrics-for-version", "value", ANY, "no metric is hidden"),

@@ -16,8 +16,9 @@ RawObject = Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema={"type": "obje
 
 # ------------------------------------------------------------------------------------------------------------- requests
 class Block(msgspec.Struct, kw_only=True):
-    """A content block of a message: text, thinking, redacted_thinking, tool_use, tool_result or, within one, tool_reference.
-    conversation.py checks which fields it must have. cache_control is accepted and has no effect: everything that can be cached is."""
+    """A content block of a message: text, thinking, redacted_thinking, tool_use, tool_result or, in a result, tool_reference.
+    conversation.py checks which fields it must have. cache_control is accepted and has no effect: everything that can be cached
+    is."""
 
     type: str
     text: str | None = None
