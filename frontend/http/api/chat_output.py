@@ -20,8 +20,8 @@ from quire.frontend.http.api.bodies.schemas import (
     ToolCall,
     Usage,
 )
-from quire.frontend.http.api.output_plan import OutputPlan
-from quire.frontend.http.api.prompt_run import PromptRun, ReasoningCount
+from quire.frontend.http.api.output_plan import Plan
+from quire.frontend.http.api.prompt_run import PromptRun
 from quire.frontend.http.api.sse import ChunkWriter, json_bytes
 from quire.frontend.text.custom_calls import Parser
 from quire.frontend.text.output_events import Arguments, CallBegun, Content, Event, Reasoning
@@ -32,10 +32,10 @@ from quire.ipc.messages.frontend import FinishReason
 class ChatOutput:
     """include_reasoning: False leaves reasoning out of the answer."""
 
-    def __init__(self, plan: OutputPlan, include_reasoning: bool = True) -> None:
+    def __init__(self, plan: Plan, include_reasoning: bool = True) -> None:
         self._plan = plan
         self._include_reasoning = include_reasoning
-        self._reasoning = ReasoningCount(plan.reasoning_end_id)
+        self._reasoning = plan.new_reasoning_count()
         # by choice
         self._parsers: dict[int, Parser] = {}
         self._num_calls: dict[int, int] = {}

@@ -11,7 +11,7 @@ from quire.frontend.client.beam_search import BeamStream
 from quire.frontend.http.api.bodies.checked import CheckedRequest, add_bad_words, check_request
 from quire.frontend.http.api.bodies.params import make_params
 from quire.frontend.http.api.bodies.schemas import ChatRequest, Json
-from quire.frontend.http.api.output_plan import OutputPlan, chat_plan, take_tools
+from quire.frontend.http.api.output_plan import Plan, chat_plan, take_tools
 from quire.frontend.http.api.prompt import chat_prompt, num_kept
 from quire.frontend.http.api.prompt_run import PromptRun, submit
 from quire.frontend.http.api.services import Services
@@ -26,7 +26,7 @@ class PlannedChat(NamedTuple):
 
     text: str
     token_ids: list[int]
-    plan: OutputPlan | None
+    plan: Plan | None
 
 
 class PreparedChat(NamedTuple):
@@ -34,7 +34,7 @@ class PreparedChat(NamedTuple):
 
     text: str
     token_ids: list[int]
-    plan: OutputPlan | None
+    plan: Plan | None
     checked: CheckedRequest
     params: SamplingParams
 

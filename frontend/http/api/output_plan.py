@@ -11,11 +11,14 @@ from typing import Any
 from quire.frontend.client.stream import Stream
 from quire.frontend.http.api.bodies.schemas import ChatRequest
 from quire.frontend.http.api.errors import invalid
-from quire.frontend.http.api.tools.custom_tools import function_of, is_custom, kept_tools, name_of
+from quire.frontend.http.api.harmony_plan import HarmonyPlan
+from quire.frontend.http.api.reasoning_count import ReasoningCount
+from quire.frontend.http.api.tools.custom_tools import function_of, is_custom, kept_tools, name_of, with_custom_calls
 from quire.frontend.http.api.tools.tool_grammar import answer_or_calls, tool_grammar
 from quire.frontend.http.api.tools.tool_use import Function, ToolUse, chosen, functions_of
 from quire.frontend.http.protocol.errors import ApiError
-from quire.frontend.text.custom_calls import CustomCalls, Parser
+from quire.frontend.text.custom_calls import Parser
+from quire.frontend.text.harmony.tokens import NAMES, is_harmony
 from quire.frontend.text.output_parser import OutputParser
 from quire.frontend.text.reasoning_parsers.base import ReasoningParser
 from quire.frontend.text.reasoning_parsers.choice import REASONING_PARSERS, opened_by, reasoning_parser_of
@@ -32,6 +35,11 @@ class ParserNames:
 
     tool_call: str = "auto"
     reasoning: str = "auto"
+
+    def is_harmony(self, template: str) -> bool:
+        """Whether outputs have gpt-oss's format: by a name of it, or by the template, unless neither parser is wanted."""
+        names = {self.tool_call.lower(), self.reasoning.lower()}
+        return bool(names & NAMES) or ("auto" in names and is_harmony(template))
 
     def tool_parser(self, template: str) -> type[ToolParser] | None:
         return tool_parser_of(template) if self.tool_call == "auto" else TOOL_PARSERS.get(self.tool_call)
@@ -186,6 +194,9 @@ class OutputPlan:
             return self._tool_parser(schemas, is_forced=self._tools.mode != "auto")
         return NamedCall(self._tools.functions[0].name) if self._tools.mode == "named" else RequiredCalls()
 
+    def new_reasoning_count(self) -> ReasoningCount:
+        return ReasoningCount(self.reasoning_end_id)
+
     @property
     def reasoning_end_id(self) -> int | None:
         """The token that ends reasoning; None if the output has no reasoning, or several tokens end it."""
@@ -194,14 +205,9 @@ class OutputPlan:
         return self._tokenizer.backend.token_to_id(self._reasoning.ends[0])
 
 
-def with_custom_calls(parser: Parser, tools: ToolUse | None) -> Parser:
-    """The parser, with the inputs of custom tools as their clients read them."""
-    customs = frozenset(f.name for f in tools.functions if f.is_custom) if tools is not None else None
-    return CustomCalls(parser, customs) if customs else parser
-
-
 # ------------------------------------------------------------------------------------------------------------- chats
 _BUDGET = "thinking_token_budget"
+Plan = OutputPlan | HarmonyPlan
 
 
 def take_tools(body: ChatRequest) -> ToolUse | None:
@@ -279,13 +285,15 @@ def chat_plan(
     prompt: ChatPrompt,
     thinks: bool = True,
     may_not_reason: bool = False,
-) -> OutputPlan | None:
+) -> Plan | None:
     """How this request's output is parsed; None if it is plain text. thinks: False if the model must not reason.
 
     may_not_reason: a budget for reasoning is taken with a model that does not reason, too, and has no effect there.
     """
     if body.thinking_token_budget == -1:  # means no limit, as in vLLM
         body.thinking_token_budget = None
+    if names.is_harmony(prompt.template):
+        return HarmonyPlan(tokenizer, tools, body.thinking_token_budget, bool(body.continue_final_message))
     can_think = names.reasoning_parser(prompt.template) is not None
     if can_think and not thinks:
         body.thinking_token_budget = 0  # for templates without a switch for it

@@ -11,7 +11,8 @@ from typing import Any
 
 from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.api.tools.left_out import is_left_out, leave_out
-from quire.frontend.text.custom_calls import INPUT
+from quire.frontend.http.api.tools.tool_use import ToolUse
+from quire.frontend.text.custom_calls import INPUT, CustomCalls, Parser
 
 Json = dict[str, Any]
 _SYNTAXES = {"lark": "Lark grammar", "regex": "regular expression"}
@@ -80,3 +81,9 @@ def _grammar(value: Any, place: str) -> tuple[str, str] | None:
             f"{place} must have the type 'text', or 'grammar' with a syntax, 'lark' or 'regex', and a definition", place
         )
     return grammar["syntax"], grammar["definition"]
+
+
+def with_custom_calls(parser: Parser, tools: ToolUse | None) -> Parser:
+    """The parser, with the inputs of custom tools as their clients read them."""
+    customs = frozenset(f.name for f in tools.functions if f.is_custom) if tools is not None else None
+    return CustomCalls(parser, customs) if customs else parser
