@@ -1,5 +1,5 @@
 // Questions for the clients of npm, and the line of JSON that each client's script prints: see asks.py, whose texts these are.
-// A script is `node NAME.mjs BASE_URL KEY MODEL`. run.py copies the scripts to where the packages are installed.
+// A script is `node NAME.mjs BASE_URL KEY MODEL`. installed.py copies the scripts to where the packages are.
 
 import { readFileSync } from "node:fs";
 import { join } from "node:path";

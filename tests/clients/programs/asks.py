@@ -1,6 +1,6 @@
 """Questions for the clients, and the line of JSON that each client's script prints. The scripts import nothing else of ours.
 
-A script is `python NAME.py BASE_URL KEY MODEL` in the client's own environment. run.py starts it and checks what it prints:
+A script is `python NAME.py BASE_URL KEY MODEL` in the client's own environment. run_clients.py checks what it prints:
 `chat` (the same answer at once and as the parts of a stream), `tool` (the call that the client read) and `structured` (what the
 client made of an answer that a schema holds). A client without one of these leaves it out.
 """

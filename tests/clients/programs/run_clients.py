@@ -1,6 +1,6 @@
 """`make test-clients`: runs client packages and programs against a server, each in its newest release when this was written.
 
-    python tests/clients/programs/run.py [NAME ...] [--list] [--record FOLDER]
+    python tests/clients/programs/run_clients.py [NAME ...] [--list] [--record FOLDER]
 
 Each client has a streamed chat, a tool call and a structured answer, where it has these at all. A table says what worked; the
 status is 1 if anything did not. Packages ask the bundled model. Claude Code, Codex and OpenCode, whose prompts are longer than
