@@ -64,6 +64,17 @@ class Admission:
         return num_streams, num_tokens
 
     # ----------------------------------------------------------------------------------------------------- a step
+    def begin_step(self, now: float) -> None:
+        """Before a step's rows are chosen: if another tenant holds all slots, or all but those of tenants like it, and the
+        next sequence's tenant has none, take one from it. now: as in `Scheduler.schedule`."""
+        self._leaving.has_preempted = False
+        self._counters.mean_output = self.peak.mean_output
+        self._waiting.age(now)
+        if self._slots.free or len(self._leaving) or (seq := self._waiting.first()) is None:
+            return
+        if seq.tenant is not None and not seq.tenant.num_running:
+            self._leaving.preempt_for_tenant()
+
     def admit(self, build: PlanBuilder, budget: int) -> bool:
         """Start sequences, with first chunks of at most `budget` tokens in all; returns whether it stopped because the step's
         work was spent."""
@@ -131,8 +142,9 @@ class Admission:
         """Give a sequence its slot and first chunk; returns the chunk's tokens."""
         known = seq.known
         slot = self._slots.lease(seq, known)
-        seq.tokens = None
         cached = self._kv.attach(seq.blocks, hits) * self._config.block_size
+        self._waiting.started(seq, len(known), cached)
+        seq.tokens = None
         seq.num_computed = cached
         self._slots.capacity[slot] = cached
         if seq.num_cached_tokens < 0:

@@ -17,6 +17,8 @@ def problem_with(request: AddRequest) -> str | None:
         return "the prompt must hold at least one int32"
     if not math.isfinite(request.arrival_time):
         return "arrival_time must be finite"
+    if not 0 <= request.timeout_s < math.inf:
+        return "timeout_s must be finite and at least 0"
     if abs(request.priority) >= 1 << 63:
         return "priority must fit 64 bits"
     return None
