@@ -43,8 +43,8 @@ class Requests:
         self.preparing = PreparingRequests(preparers)
         self._scheduler, self._owners, self._workers = scheduler, owners, workers
         self._log_requests = log_requests
-        self._clock = clock
-        self._deadlines = Deadlines(self.has)
+        self.clock = clock
+        self.deadlines = Deadlines(self.has)
         self._num_cached = 0
         self._away_since: float | None = None
         self._look_at = 0.0
@@ -60,7 +60,7 @@ class Requests:
         if isinstance(accepted, RequestError):
             return self._owners.send(owner, accepted)
         if message.timeout_s:
-            self._deadlines.add(owner, message.id, self._clock() + message.timeout_s)
+            self.deadlines.add(owner, message.id, self.clock() + message.timeout_s)
         if not self.preparing.start(owner, message, accepted):
             for seq in accepted:
                 self._scheduler.add(seq)
@@ -83,10 +83,10 @@ class Requests:
 
     def _room(self) -> Room:
         """num_waiting: sequences that were accepted and do not run yet, beyond those that `max_num_seqs` has room for."""
-        scheduler, now = self._scheduler, self._clock()
+        scheduler, now = self._scheduler, self.clock()
         room = scheduler.config.max_num_seqs - scheduler.num_running
         num_waiting = max(len(scheduler.waiting) + self.preparing.num_sequences - room, 0)
-        away_s = 0.0 if self._away_since is None else now - self._away_since
+        away_s = 0.0 if self._away_since is None or self._workers.is_ready else now - self._away_since
         return Room(num_waiting, room, now, away_s, self._workers.start_s)
 
     # ------------------------------------------------------------------------------------------------------ each turn
@@ -98,8 +98,8 @@ class Requests:
                 continue
             for seq in request.sequences:
                 self._scheduler.add(seq)
-        if self._deadlines:
-            for owner, request_id in self._deadlines.overdue(self._clock()):
+        if self.deadlines:
+            for owner, request_id in self.deadlines.overdue(self.clock()):
                 self.abort(owner, request_id)
                 self._owners.refuse(owner, request_id, "deadline_exceeded", "the request's timeout has passed")
         if not self._workers.is_ready:
@@ -109,7 +109,7 @@ class Requests:
 
     def _look_after_waiting(self) -> None:
         """The workers are away: end what may not wait longer than they have been."""
-        now, most_s = self._clock(), self.backlog.bounds.max_queue_s
+        now, most_s = self.clock(), self.backlog.bounds.max_queue_s
         if self._away_since is None:
             self._away_since = now
         if not most_s or now < self._away_since + most_s or now < self._look_at:

@@ -63,18 +63,19 @@ class TokenRate:
     a fraction of the rate of a full batch."""
 
     def __init__(self) -> None:
-        self._tokens = self._seconds = self._known_s = 0.0
+        self.known_s = 0.0  # seconds of such steps
+        self._tokens = self._seconds = 0.0
 
     def add(self, num_tokens: int, seconds: float) -> None:
         keep = 0.5 ** (seconds / HALF_LIFE_S)
         self._tokens = self._tokens * keep + num_tokens
         self._seconds = self._seconds * keep + seconds
-        self._known_s += seconds
+        self.known_s += seconds
 
     @property
     def per_s(self) -> float | None:
         """None while it is not known."""
-        return self._tokens / self._seconds if self._known_s >= KNOWN_S and self._tokens > 0 else None
+        return self._tokens / self._seconds if self.known_s >= KNOWN_S and self._tokens > 0 else None
 
 
 class Backlog:

@@ -31,9 +31,5 @@ class Deadlines:
                 found.append((owner, request_id))
         return found
 
-    def until_next_s(self, now: float) -> float:
-        """Seconds until the next deadline; infinite if there is none."""
-        return max(self._heap[0][0] - now, 0.0) if self._heap else float("inf")
-
     def __len__(self) -> int:
         return len(self._heap)
