@@ -60,7 +60,7 @@ class Harness:
         self, prompt, max_tokens, request_id, child, root, *, n, priority=0, owner=0, tenant=None, ignore_eos=False, **params
     ):
         self.count += 1
-        p = SamplingParams(n=n, max_tokens=max_tokens, ignore_eos=ignore_eos, **more)
+        p = SamplingParams(n=n, max_tokens=max_tokens, ignore_eos=ignore_eos, **params)
         seq = Sequence(
             owner=owner,
             key=sequence_key(request_id, child),
