@@ -92,6 +92,8 @@ class Intake:
         is_processed = custom is not None and (custom.all_requests or bool(params.extra_args))
         now = time.time()
         arrival_time = request.arrival_time if now - MOST_ON_THE_WAY_S < request.arrival_time < now else now
+        best = tenant.limits.best_priority
+        priority = request.priority if best is None or not self.config.by_priority else max(request.priority, best)
         return [
             Sequence(
                 owner=owner,
@@ -102,7 +104,7 @@ class Intake:
                 prompt=prompt,
                 final_len=len(prompt) + limit,
                 seed=seed + child,
-                order=(request.priority, next(self._arrivals)),
+                order=(priority, next(self._arrivals)),
                 arrival_time=arrival_time,
                 stop_ids=stop_ids,
                 min_tokens_stop_ids=sorted(ends),

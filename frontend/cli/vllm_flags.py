@@ -228,7 +228,6 @@ ROWS = (
     Row("--scheduler-reserve-full-isl", "switch", ON, "admission looks ahead to a request's end", "--admission optimistic"),
     Row("--watermark", "value", ("0", "0.0"), "admission looks ahead to a request's end", "--admission"),
     Row("--max-num-scheduled-tokens", "value", (), "a step has one limit", _STEP),
-    Row("--max-num-queued-tokens", "value", (), "requests that wait are counted, not their tokens", "--max-num-waiting"),
     Row("--max-num-partial-prefills --max-long-partial-prefills", "value", ("1",),
         "a step has chunks of all prompts it has room for", "--long-prefill-token-threshold"),
     Row("--prefill-schedule-interval", "value", ("1",), "prompts are spread over steps by what these take", _STEP),

@@ -88,6 +88,7 @@ class Tenant(Message, frozen=True):
     max_running: Annotated[int, msgspec.Meta(ge=1)] | None = None  # sequences; None: no limit
     max_waiting: Annotated[int, msgspec.Meta(ge=0)] | None = None  # sequences, beyond those that could run
     tokens_per_minute: Annotated[float, msgspec.Meta(ge=0)] = 0.0  # prompt tokens that are computed, and outputs; 0: no limit
+    best_priority: int | None = None  # requests that bring a lower number are treated as if they had this one
 
 
 class AddRequest(Message, tag="add", frozen=True):

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from quire.frontend.client.terms import NO_TERMS, Terms
 from quire.frontend.client.turns import in_native_thread
 from quire.frontend.http.api.bodies.fields import NOT_SUPPORTED, check_fields
 from quire.frontend.http.api.bodies.schemas import (
@@ -80,7 +81,7 @@ class CheckedRequest(msgspec.Struct, kw_only=True):
     num_logprobs: alternatives that are returned beside each token; None for no log-probabilities. prompt_field: the body's
     field of the prompt, for errors. cuts_max_tokens: max_tokens beyond the context's room are cut instead of refused.
     no_room: the error text for a prompt that leaves no room for a token; empty if the engine's client refuses such a prompt.
-    extra_args: the body's name of that field. tools: a chat's tools.
+    extra_args: the body's name of that field. tools: a chat's tools. terms: set by the route, which knows the request's key.
     """
 
     sampling: dict[str, Any]
@@ -93,6 +94,7 @@ class CheckedRequest(msgspec.Struct, kw_only=True):
     no_room: str = NO_ROOM
     extra_args: str = "vllm_xargs"
     tools: ToolUse | None = None
+    terms: Terms = NO_TERMS
 
 
 def check_request(
