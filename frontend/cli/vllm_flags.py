@@ -15,7 +15,7 @@ WORKING = """
 --generation-config --override-generation-config --tensor-parallel-size -tp --pipeline-parallel-size -pp
 --enable-expert-parallel -ep --data-parallel-size -dp --gpu-memory-utilization --distributed-executor-backend
 --kv-cache-memory-bytes --num-gpu-blocks-override --kv-cache-dtype --kv-cache-dtype-skip-layers
---block-size --enable-prefix-caching --max-num-seqs --max-num-batched-tokens --max-num-queued-reqs
+--block-size --enable-prefix-caching --max-num-seqs --max-num-batched-tokens --max-num-queued-reqs --max-num-queued-tokens
 --long-prefill-token-threshold --scheduling-policy --enable-log-requests --disable-log-stats --device --host --port --api-key
 --allowed-origins --allowed-methods --allowed-headers --allow-credentials --api-server-count -asc --config
 --uvicorn-log-level --disable-uvicorn-access-log --disable-access-log-for-endpoints --shutdown-timeout --response-role

@@ -66,8 +66,7 @@ class Replica(AsyncClient):
 
     def _on_message(self, message: CoreMessage) -> None:
         owner, requests = self._owner, self._dispatcher.requests
-        is_refused = isinstance(message, RequestError) and message.code in FULL
-        if is_refused and owner.send_elsewhere(self.number, message.id):
+        if isinstance(message, RequestError) and message.code in FULL and owner.send_elsewhere(self.number, message.id):
             return
         super()._on_message(message)
         match message:
