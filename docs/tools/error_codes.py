@@ -16,7 +16,7 @@ ERROR_CODES: dict[str, tuple[str, str]] = {
     "response_too_large": ("400", "the answer is longer than --max-response-mib: ask for a stream, or for less"),
     "storage_full": (
         "400",
-        "the server, or this API key, keeps as many files, batches or responses as it may (--max-files-mib, --limits)",
+        "server or API key keep as many files, batches or responses as they may (--max-files-mib, --limits)",
     ),
     "previous_response_not_found": ("400", "`previous_response_id` names none of this key, or one that was not kept"),
     "response_in_progress": ("400", "`previous_response_id` names one that is still being made"),
@@ -41,12 +41,12 @@ ERROR_CODES: dict[str, tuple[str, str]] = {
     "not_implemented": ("501", "a route of vLLM's or OpenAI's that is not here yet"),
     "engine_down": (
         "503",
-        "the engine is away or starts, or its workers are away for longer than --max-queue-s; header retry-after",
+        "the engine is away or starts, or its workers are away for long; header retry-after",
     ),
     "overloaded": (
         "503",
-        "the queue is too long (--max-queue-s, --max-num-waiting, --max-num-queued-tokens), or too many bodies are held; header "
-        "retry-after",
+        "the queue is too long (--max-queue-s, --max-num-waiting, --max-num-queued-tokens), or too many bodies are held; "
+        "header retry-after",
     ),
     "deadline_exceeded": ("504", "the request's timeout has passed, or would before it began; header x-should-retry: false"),
     "shutting_down": ("503", "the server was told to stop; header retry-after"),

@@ -28,8 +28,18 @@ class Totals:
 class TenantState:
     """waiting: accepted and without a slot, also while it is prepared. tokens_waiting: prompts and expected outputs."""
 
-    __slots__ = ("_level", "_refilled_at", "_totals", "limits", "num_running", "num_waiting", "prompt_tokens_waiting", "ready",
-                 "served", "tokens_waiting")  # fmt: skip
+    __slots__ = (
+        "_level",
+        "_refilled_at",
+        "_totals",
+        "limits",
+        "num_running",
+        "num_waiting",
+        "prompt_tokens_waiting",
+        "ready",
+        "served",
+        "tokens_waiting",
+    )
 
     def __init__(self, limits: Tenant = NO_LIMITS, totals: Totals | None = None) -> None:
         self.limits = limits

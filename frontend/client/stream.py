@@ -85,11 +85,9 @@ def error_of(message: RequestError) -> ClientError:
 class RequestState:
     """One request and its children, between arriving messages (the client) and a Stream."""
 
-    __slots__ = (
-        "_last_reported", "_most", "_prompt_logprobs", "_prompt_token_ids", "_tokenizer", "_waiter", "deadline",
-        "error", "id", "is_behind", "metrics", "name", "news", "num_cached_tokens", "num_open", "num_prompt_tokens",
-        "params", "sequences", "sink",
-    )  # fmt: skip
+    __slots__ = ("_last_reported", "_most", "_prompt_logprobs", "_prompt_token_ids", "_tokenizer", "_waiter", "deadline",
+                 "error", "id", "is_behind", "metrics", "name", "news", "num_cached_tokens", "num_open",
+                 "num_prompt_tokens", "params", "sequences", "sink")  # fmt: skip
 
     def __init__(
         self,

@@ -125,18 +125,7 @@ async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable
     if not await _connect(client, config, signals):
         return
     storage = Storage(config.files_dir, config.max_files_mib << 20, key_bounds=config.key_limits.files)
-    services = Services.make(
-        client,
-        _metrics(config),
-        log_requests=config.log_requests,
-        defaults=config.defaults,
-        parsers=ParserNames(config.tool_call_parser, config.reasoning_parser),
-        trust_request_chat_template=config.trust_request_chat_template,
-        max_response_bytes=config.max_response_mib << 20,
-        storage=storage,
-        key_limits=config.key_limits,
-        request_timeout_s=config.request_timeout_s,
-    )
+    services = _services(config, client, storage)
     access_log = AccessLog(config.access_log_without) if config.access_log else None
     app = App(
         services,
@@ -179,6 +168,21 @@ async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable
             access_log.flush()
         if traced is not None:
             await traced.close()
+
+
+def _services(config: FrontendConfig, client: Client, storage: Storage) -> Services:
+    return Services.make(
+        client,
+        _metrics(config),
+        log_requests=config.log_requests,
+        defaults=config.defaults,
+        parsers=ParserNames(config.tool_call_parser, config.reasoning_parser),
+        trust_request_chat_template=config.trust_request_chat_template,
+        max_response_bytes=config.max_response_mib << 20,
+        storage=storage,
+        key_limits=config.key_limits,
+        request_timeout_s=config.request_timeout_s,
+    )
 
 
 async def _connect(client: Client, config: FrontendConfig, signals: StopSignals) -> bool:

@@ -26,9 +26,7 @@ MAX_TENANT_NAME = 128  # characters
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 # why a request ended without a result
-ErrorCode = Literal[
-    "invalid", "too_long", "overloaded", "rate_limited", "deadline_exceeded", "unavailable", "engine_error"
-]  # fmt: skip
+ErrorCode = Literal["invalid", "too_long", "overloaded", "rate_limited", "deadline_exceeded", "unavailable", "engine_error"]
 
 
 # ------------------------------------------------------------------------------------------------- frontend -> core

@@ -63,7 +63,11 @@ def parse_limits(text: bytes) -> KeyLimits:
     """Raises ValueError or YAMLError."""
     if len(text) > _MAX_BYTES:
         raise ValueError("this file is too large")
-    entries = yaml.load(text.decode(), _Loader)  # a SafeLoader
+    loader = _Loader(text.decode())
+    try:
+        entries = loader.get_single_data()
+    finally:
+        loader.dispose()
     if entries is None:
         entries = {}
     if not isinstance(entries, dict):
@@ -77,8 +81,9 @@ def parse_limits(text: bytes) -> KeyLimits:
         elif _NAME.fullmatch(key):
             by_name[key] = _limit(key, value, has_name=False)
         else:
-            raise ValueError(f"{key!r}: an entry is a key's SHA-256 of 64 hex digits, a name of at most {_MAX_NAME} letters, "
-                             "digits and ._-, or '*'")  # fmt: skip
+            raise ValueError(
+                f"{key!r}: an entry is a key's SHA-256, in 64 hex digits, a name of letters, digits and ._-, or '*'"
+            )
     _check_names(by_digest, by_name)
     return KeyLimits(by_digest=by_digest, by_name=by_name, rest=rest, has_file=True)
 

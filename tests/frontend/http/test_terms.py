@@ -45,10 +45,14 @@ def test_a_deadline_is_the_soonest_of_body_header_and_flag(path, body):
     async def main():
         api, capped = http.Api(), http.Api(request_timeout_s=5.0)
         cases = [
-            (api, {}, None, math.inf), (api, {"timeout": 30}, None, 30), (api, {}, "20.5", 20.5),
+            (api, {}, None, math.inf),
+            (api, {"timeout": 30}, None, 30),
+            (api, {}, "20.5", 20.5),
             (api, {"timeout": 30}, "20", 20),
-            (capped, {}, None, 5), (capped, {"timeout": 30}, "20", 5), (capped, {"timeout": 0.5}, None, 0.5),
-        ]  # fmt: skip
+            (capped, {}, None, 5),
+            (capped, {"timeout": 30}, "20", 5),
+            (capped, {"timeout": 0.5}, None, 0.5),
+        ]
         for which, more, header, expected in cases:
             before = time.monotonic()
             headers = {"X-Request-Timeout-S": header} if header else None
