@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Iterable
 
+from quire.frontend.client.stream import Overloaded, RateLimited
 from quire.frontend.client.turns import in_thread
 from quire.frontend.http.api.bodies.body_shape import WEIGHED_BYTES, check_shape
 from quire.frontend.http.api.errors import from_exception
@@ -150,14 +151,18 @@ class App:
                 _send_error(response, shutting_down())
             raise
         except Exception as error:
-            self._fail(request, response, _as_api_error(error, route))  # no variable: its error refers to this frame, a cycle
+            is_refusal = isinstance(error, Overloaded | RateLimited) and not request.is_patient
+            # no variable for the ApiError: its traceback refers to this frame, a cycle
+            self._fail(request, response, _as_api_error(error, route), is_refusal)
         finally:
             if response.status:
                 self._metrics.count_http(route.name, request.method, response.status, time.perf_counter() - began)
             if self._access_log is not None:
                 self._access_log.add(request, response.status, time.perf_counter() - began)
 
-    def _fail(self, request: Request, response: Response, error: ApiError) -> None:
+    def _fail(self, request: Request, response: Response, error: ApiError, is_refusal: bool) -> None:
+        if is_refusal:
+            self._services.refusals.note(request.owner, error)
         if error.code in REFUSALS and not request.is_patient:  # a patient one is sent again
             self._metrics.count("requests_refused", error.code)
         _send_error(response, error)

@@ -14,6 +14,7 @@ from quire.frontend.http.api.logs.request_log import RequestLog
 from quire.frontend.http.api.metrics.metrics import Metrics
 from quire.frontend.http.api.output_plan import ParserNames
 from quire.frontend.http.limits.key_limits import KeyLimits
+from quire.frontend.http.limits.recent_refusals import RecentRefusals
 from quire.frontend.http.store.storage import Storage
 from quire.ipc.messages.frontend import EngineLimits
 
@@ -48,6 +49,7 @@ class Services:
     root_path: str = ""  # prefix of the paths that clients use
     key_limits: KeyLimits = field(default_factory=KeyLimits)
     request_timeout_s: float = 0.0  # the longest that a request may take; 0: no limit
+    refusals: RecentRefusals = field(default_factory=RecentRefusals)
 
     @classmethod
     def make(

@@ -18,7 +18,9 @@ HEADER = b"x-request-timeout-s"
 
 
 def terms_of(services: Services, request: Request, timeout_s: float | None, priority: int | None = None) -> Terms:
-    """timeout_s, priority: the body's fields. Raises ApiError 400."""
+    """timeout_s, priority: the body's fields. Raises ApiError: 400, or a refusal of a moment ago."""
+    if not request.is_patient:
+        services.refusals.check(request.owner)
     access = services.key_limits.access(request.owner)
     best = access.best_priority
     if best is not None and priority is not None and priority < best:
