@@ -116,7 +116,8 @@ class Requests:
             return
         self._look_at = now + AWAY_LOOK_S
         refusal = self.backlog.workers_away(self._workers.start_s)
-        for owner, request_id in {(seq.owner, seq.request_id) for seq in self._scheduler.waiting if seq.is_bounded}:
+        new = [seq for seq in self._scheduler.waiting if seq.is_bounded and not seq.first_scheduled]
+        for owner, request_id in {(seq.owner, seq.request_id) for seq in new}:
             self.abort(owner, request_id)
             self._owners.refuse(owner, request_id, *refusal)
 

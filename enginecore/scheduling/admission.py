@@ -65,15 +65,18 @@ class Admission:
 
     # ----------------------------------------------------------------------------------------------------- a step
     def begin_step(self, now: float) -> None:
-        """Before a step's rows are chosen: if another tenant holds all slots, or all but those of tenants like it, and the
-        next sequence's tenant has none, take one from it. now: as in `Scheduler.schedule`."""
+        """Before a step's rows are chosen: if there is no slot or no memory for the next sequence, and its tenant has none,
+        take from a tenant with several. now: as in `Scheduler.schedule`."""
         self._leaving.has_preempted = False
         self._counters.mean_output = self.peak.mean_output
         self._waiting.age(now)
-        if self._slots.free or len(self._leaving) or (seq := self._waiting.first()) is None:
+        if len(self._leaving) or (self._slots.free and self._waiting.no_room_for is None):
             return
-        if seq.tenant is not None and not seq.tenant.num_running:
-            self._leaving.preempt_for_tenant()
+        seq = self._waiting.first()
+        if seq is None or seq.tenant is None or seq.tenant.num_running:
+            return
+        if not self._slots.free or seq is self._waiting.no_room_for:
+            self._leaving.preempt_for(seq)
 
     def admit(self, build: PlanBuilder, budget: int) -> bool:
         """Start sequences, with first chunks of at most `budget` tokens in all; returns whether it stopped because the step's

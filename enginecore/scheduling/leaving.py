@@ -72,12 +72,13 @@ class Leaving:
                 return False
         return True
 
-    def preempt_for_tenant(self) -> None:
+    def preempt_for(self, seq: Sequence) -> None:
         """Preempt the youngest sequence of the tenant with the most slots by its weight, if that has more than one."""
         tenants = {s.tenant: None for s in self._running() if s.tenant is not None and s.tenant.num_running > 1}
         if tenants:
             most = max(tenants, key=lambda t: t.num_running / t.weight)
             self.preempt(max((s for s in self._running() if s.tenant is most), key=lambda s: s.order))
+            self._waiting.owe(seq)
 
     def release_returned(self) -> None:
         """A step has returned: sequences with no other step in flight give back slot and blocks."""

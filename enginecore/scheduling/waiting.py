@@ -35,6 +35,7 @@ class WaitingQueue:
         self._ages_after_s = ages_after_s if self._by_priority else 0.0
         self._only = TenantState()  # of sequences without one
         self._with_ready: list[TenantState] = []  # tenants with ready sequences
+        self._owed: TenantState | None = None  # comes first, as a sequence was preempted for it
         self._level = 0.0  # what the tenant whose turn it was last had had by then
         self._for_prefix: dict[bytes, Queue] = {}  # hash of the prefix's last block -> its queue
         self._deferred: Queue = []
@@ -94,10 +95,16 @@ class WaitingQueue:
         return None if tenant is None else tenant.ready[0][1]
 
     def _next_tenant(self) -> TenantState | None:
-        tenants = self._with_ready
+        tenants, owed = self._with_ready, self._owed
+        if owed is not None and owed.ready and owed.may_start:
+            return owed
         if len(tenants) < 2:
             return tenants[0] if tenants and tenants[0].may_start else None
         return min((tenant for tenant in tenants if tenant.may_start), key=_served, default=None)
+
+    def owe(self, seq: Sequence) -> None:
+        """A sequence was preempted for this one: what that gives back is its tenant's, though the other one may be next again."""
+        self._owed = seq.tenant
 
     def could_start(self) -> Iterator[Sequence]:
         """Ready sequences, a tenant after the other, those of a tenant in order. The queue may not change meanwhile."""
@@ -120,6 +127,8 @@ class WaitingQueue:
 
         What is computed again after a preemption is free."""
         tenant = self._tenant(seq)
+        if tenant is self._owed:
+            self._owed = None
         self._level = max(self._level, tenant.served)
         num_cached = num_cached if seq.tokens is None else num_known
         charged = num_known - num_cached + max(seq.expected_output - (num_known - len(seq.prompt)), 1)

@@ -30,6 +30,20 @@ def test_a_tenant_without_a_slot_gets_that_of_the_youngest_sequence_of_one_with_
     assert a.is_idle and b.is_idle
 
 
+def test_a_tenant_without_memory_gets_that_of_the_youngest_sequences_of_one_with_all():
+    h, a, b = Harness(num_blocks=41), TenantState(Tenant("a")), TenantState(Tenant("b"))
+    for i in range(9):
+        h.add([i, 1, 2], 45, tenant=a, ignore_eos=True)
+    for _ in range(20):
+        h.turn()
+    assert 1 < a.num_running < 4
+    own = h.add([9] * 44, 10, tenant=b, ignore_eos=True)
+    assert turns_until(h, lambda: own in h.finished) <= 22
+    assert 0 < h.scheduler.counters.preemptions <= 3
+    h.run()
+    h.assert_right()
+
+
 def test_a_tenants_own_later_requests_take_no_slot_from_it():
     h, a = Harness(num_blocks=400), TenantState(Tenant("a"))
     for i in range(12):

@@ -235,3 +235,17 @@ def test_prefixes_of_several_tenants_come_back_to_their_queues():
     queue.prefix_resolved(b"x")
     queue.check()
     assert sorted(s.order[1] for s in queue.could_start()) == list(range(6)) and a.num_waiting == b.num_waiting == 3
+
+
+def test_what_a_preemption_frees_is_the_tenants_that_it_was_for():
+    queue, a, b = WaitingQueue("fcfs"), TenantState(Tenant("a")), TenantState(Tenant("b"))
+    for arrival in range(3):
+        queue.push(of(a, arrival, expected=1000))
+    first, second = start(queue), start(queue)
+    queue.push(of(b, 3))
+    end(queue, first, 1)  # it needed much less than expected, so its tenant would be next again
+    end(queue, second, 0)
+    queue.push(second)
+    assert queue.first() is second
+    queue.owe(next(seq for seq in queue if seq.tenant is b))
+    assert start(queue).tenant is b and queue.first() is second
