@@ -103,7 +103,7 @@ class WaitingQueue:
         return min((tenant for tenant in tenants if tenant.may_start), key=_served, default=None)
 
     def owe(self, seq: Sequence) -> None:
-        """A sequence was preempted for this one: what that gives back is its tenant's, though the other one may be next again."""
+        """A sequence was preempted for this one: what that gives back is its tenant's, whoever has had less."""
         self._owed = seq.tenant
 
     def could_start(self) -> Iterator[Sequence]:
