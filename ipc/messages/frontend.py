@@ -80,12 +80,12 @@ class Tenant(Message, frozen=True):
     Requests of one name share these limits; those of the latest request count. label: for metrics; empty: not shown there.
     """
 
-    name: Annotated[str, msgspec.Meta(max_length=MAX_TENANT_NAME)] = ""
-    label: Annotated[str, msgspec.Meta(max_length=MAX_TENANT_NAME)] = ""
+    name: str = ""  # at most MAX_TENANT_NAME characters, and so the label
+    label: str = ""
     weight: float = 1.0  # of its share, among the tenants that wait
-    max_running: Annotated[int, msgspec.Meta(ge=1)] | None = None  # sequences; None: no limit
-    max_waiting: Annotated[int, msgspec.Meta(ge=0)] | None = None  # sequences, beyond those that could run
-    tokens_per_minute: Annotated[float, msgspec.Meta(ge=0)] = 0.0  # prompt tokens that are computed, and outputs; 0: no limit
+    max_running: int | None = None  # sequences, at least 1; None: no limit
+    max_waiting: int | None = None  # sequences, beyond those that could run
+    tokens_per_minute: float = 0.0  # prompt tokens that are computed, and outputs; 0: no limit
     best_priority: int | None = None  # requests that bring a lower number are treated as if they had this one
 
 
