@@ -132,14 +132,14 @@ class Backlog:
     def _beyond_own(self, tenant: TenantState, ask: Ask, room: Room) -> Refusal | None:
         limits = tenant.limits
         if limits.max_waiting is not None:
-            free = room.free_slots
+            free = max(room.free_slots, int(tenant.is_idle))  # for one without any, another is preempted
             if limits.max_running is not None:
                 free = min(free, max(limits.max_running - tenant.num_running, 0))
                 if ask.n > limits.max_running + limits.max_waiting:
                     most = limits.max_running + limits.max_waiting
                     return Refusal("invalid", f"n may be at most {most} for this API key; got {ask.n}")
             if tenant.num_waiting + ask.n > free + limits.max_waiting:
-                text = f"this API key has {tenant.num_waiting} requests that wait, and may have {limits.max_waiting}"
+                text = f"this API key may have {limits.max_waiting} requests that wait, and has as many"
                 return Refusal("rate_limited", text, retry_after(self.wait_s(tenant)))
         left = tenant.tokens_left(room.now) - tenant.tokens_waiting
         if left <= 0:

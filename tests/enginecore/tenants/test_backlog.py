@@ -107,6 +107,7 @@ def test_what_a_key_may_have_waiting_counts_beyond_what_could_run():
     assert backlog.refusal(a, Ask(3, 5), Room(free_slots=64)) is None
     assert code_of(backlog.refusal(a, Ask(4, 5), Room(free_slots=64))) == "invalid"
     assert code_of(backlog.refusal(a, Ask(3, 5), Room(free_slots=1))) == "rate_limited"
+    assert backlog.refusal(a, Ask(2, 5), Room(free_slots=0)) is None, "others give it a slot"
     a.start(10)
     a.start(10)
     a.add_waiting(5, 10)
