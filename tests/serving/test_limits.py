@@ -48,18 +48,19 @@ def long_requests(served: Served, key: str, count: int) -> Iterator[None]:
     for i, connection in enumerate(connections):
         body = {"prompt": f"{i} then", "max_tokens": 1900, "ignore_eos": True}
         connection.request("POST", "/v1/completions", *encoded(body, {"Authorization": f"Bearer {key}"}))
-    until(lambda: tenants(served, "running").get(NAMES[key], 0) > 0)
-    yield
-    for connection in connections:
-        connection.close()
+    try:
+        until(lambda: tenants(served, "running").get(NAMES[key], 0) > 0)
+        yield
+    finally:
+        for connection in connections:
+            connection.close()
     until(lambda: NAMES[key] not in tenants(served, "running"))
 
 
 def tenants(served: Served, what: str) -> dict[str, float]:
     text = served.ask("GET", "/metrics", None, {"Authorization": "Bearer key-a"}).body.decode()
-    return {
-        name: float(n) for name, n in re.findall(rf'^quire:tenant_requests_{what}{{.*tenant="([^"]*)"}} (\S+)$', text, re.M)
-    }
+    found = re.findall(rf'^quire:tenant_requests_{what}{{.*tenant="([^"]*)"}} (\S+)$', text, re.M)
+    return {name: float(number) for name, number in found}
 
 
 def test_a_key_gets_a_slot_beside_one_that_has_all(served):

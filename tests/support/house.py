@@ -201,6 +201,7 @@ def _lines(path: str) -> int:
     return len(SOURCES[path].splitlines())
 
 
+@functools.cache
 def figures() -> dict[str, int]:
     """Every figure of BOUNDS, measured."""
     pairs = mutual_folders(SOURCES)

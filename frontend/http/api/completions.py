@@ -70,6 +70,7 @@ async def completions(services: Services, request: Request, response: Response) 
         num_logprobs=body.logprobs,
         prompt_field="prompt",
     )
+    checked.is_for_prompt = body.max_tokens == 0
     _check_fan_out(body, len(prompts), checked.n)
     checked.terms = terms_of(services, request, body.timeout, body.priority)
     await add_bad_words(checked, tokenizer)

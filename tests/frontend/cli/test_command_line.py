@@ -200,3 +200,12 @@ def test_the_ready_message_can_be_pasted(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert "http://127.0.0.1:80" in lines[0] and "http://[::1]:80" in lines[3] and "YOUR_KEY" in lines[4]
     assert json.loads(shlex.split(lines[1])[-1])["model"] == "it's"
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"), [("run", "quire chat MODEL"), ("pull", "quire serve MODEL"), ("list", "quire models")]
+)
+def test_commands_of_other_programs_are_answered_with_ours(word, meant, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main([word, "some/model"])
+    assert ended.value.code == 2 and f"there is no command {word!r}; did you mean {meant}" in capsys.readouterr().err
