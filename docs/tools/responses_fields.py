@@ -37,8 +37,8 @@ FIELDS = (
     _field("ec_transfer_params", "refused"),
     _field("image", "refused"),
     # tools, reasoning, structure
-    _field("tools", note="functions; 400 for tools that the server would have to run"),
-    _field("tool_choice", note="none, auto, required, a function, or allowed_tools"),
+    _field("tools", note="functions, custom tools, namespaces of them; those that OpenAI runs are left out, with a log line"),
+    _field("tool_choice", note="none, auto, required, a function, a custom tool, or allowed_tools"),
     _field("parallel_tool_calls"),
     _field("max_tool_calls", "harmless", "of tools that a server runs; there are none"),
     _field("text", note="format: text, json_object or json_schema; verbosity is handed to the chat template"),

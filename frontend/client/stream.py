@@ -10,7 +10,7 @@ import asyncio
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from typing import Self
 
@@ -269,6 +269,12 @@ class Stream:
         for sequence in self._state.sequences:
             if sequence.text is not None:
                 sequence.text.show(token_ids)
+
+    def mark_tokens(self, marks: Mapping[int, str]) -> None:
+        """Show these tokens as these texts, for a parser. Call this right after submitting."""
+        for sequence in self._state.sequences:
+            if sequence.text is not None:
+                sequence.text.mark(marks)
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -61,11 +61,15 @@ class FakeStream:
         self.finished = self.cancelled = False
         self.error: Exception | None = None
         self.shown: frozenset[int] = frozenset()  # special tokens
+        self.marks: dict[int, str] = {}
         self.turns: list[list[Delta]] = []
         self.news = asyncio.Event()
 
     def show_special_tokens(self, token_ids: frozenset[int]) -> None:
         self.shown = token_ids
+
+    def mark_tokens(self, marks: dict[int, str]) -> None:
+        self.marks = marks
 
     def push(self, *deltas: Delta) -> None:
         """One turn, or, if the last one was not taken, more of it."""

@@ -10,7 +10,7 @@ import msgspec
 
 from quire.ipc.structured_outputs import StructuredOutputs
 
-_Style = Literal["json", "qwen_xml", "pythonic"]
+_Style = Literal["json", "qwen_xml", "minimax_xml", "glm_xml", "pythonic", "gemma4", "functiongemma"]
 
 
 class _Base(msgspec.Struct, tag_field="type", forbid_unknown_fields=True):
@@ -125,9 +125,12 @@ class Structures(msgspec.Struct):
 
 
 class StructuralTag(msgspec.Struct, forbid_unknown_fields=True):
+    """special_only: where a text has the name of a special token, only that token may stand, and not its name as text."""
+
     format: Format
     type: str = "structural_tag"
     definitions: dict[str, Format] = {}
+    special_only: bool = False
 
 
 def parts_of(given: Any) -> Iterator[tuple[str, StructuredOutputs]]:

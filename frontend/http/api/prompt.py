@@ -12,6 +12,7 @@ from quire.frontend.client.encoding import encode_end
 from quire.frontend.client.turns import in_thread
 from quire.frontend.http.api.bodies.schemas import MAX_ITEMS, ChatRequest, TokenizeRequest
 from quire.frontend.http.api.errors import invalid
+from quire.frontend.http.api.tools.custom_tools import shown_tools
 from quire.frontend.text.chat_template import ChatTemplateError
 from quire.frontend.text.request_templates import ToRender, render_apart
 from quire.frontend.text.tokenizer import ChatPrompt, Tokenizer
@@ -74,7 +75,7 @@ def _template_options(body: ChatRequest | TokenizeRequest) -> dict[str, Any]:
         raise invalid("continue_final_message and add_generation_prompt exclude each other", "continue_final_message")
     return {
         "messages": messages,
-        "tools": body.tools or None,
+        "tools": shown_tools(body.tools or []) or None,
         "documents": body.documents or None,
         "add_generation_prompt": opens,
         "continue_final_message": continues,

@@ -78,4 +78,5 @@ async def _chat(services: Services, body: CountTokensRequest, num_bytes: int) ->
 
 def _options(body: CountTokensRequest) -> dict[str, Any]:
     """Keyword arguments for plan_chat."""
-    return {"thinks": body.thinking is None or body.thinking.type != "disabled", "instead": without_later_system}
+    thinks = body.thinking is None or body.thinking.type != "disabled"
+    return {"thinks": thinks, "may_not_reason": True, "instead": without_later_system}

@@ -39,7 +39,7 @@ class InputMessage(msgspec.Struct, kw_only=True):
 
 
 class Tool(msgspec.Struct, kw_only=True):
-    """type: "custom" (the default); other types are tools that Anthropic defines or runs, and are refused."""
+    """type: "custom" (the default); other types are tools that Anthropic defines or runs, and are left out."""
 
     type: str | None = None
     name: str | None = None
@@ -80,7 +80,6 @@ class NotHere(msgspec.Struct, kw_only=True):
     """Fields that are refused, except values without effect (request.py). They are not decoded, for they may be of any size."""
 
     container: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
-    mcp_servers: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     context_management: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     compaction: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     diagnostics: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
@@ -96,13 +95,15 @@ class NotHere(msgspec.Struct, kw_only=True):
 
 
 class CountTokensRequest(NotHere, kw_only=True):
-    """The fields that make a prompt. model: None: the first one served. output_format: older name of output_config.format."""
+    """The fields that make a prompt. model: None: the first one served. output_format: older name of output_config.format.
+    mcp_servers: left out, as tools are that this server does not run."""
 
     model: ShortText | None = None
     messages: Annotated[list[InputMessage], msgspec.Meta(min_length=1, max_length=MAX_ITEMS)]
     system: str | list[Block] | None = None
     tools: Annotated[list[Tool], msgspec.Meta(max_length=1024)] | None = None
     tool_choice: ToolChoice | None = None
+    mcp_servers: Any = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
