@@ -22,6 +22,7 @@ from quire.ipc.messages.frontend import AddRequest, RequestError
 
 log = logging.getLogger("quire.enginecore")
 
+MANY_ROWS = 4  # a step with a quarter of max_num_seqs says something about a full one
 AWAY_LOOK_S = 0.5  # between looks at what waits while the workers are away
 
 
@@ -122,12 +123,16 @@ class Requests:
             self._owners.refuse(owner, request_id, *refusal)
 
     def learn(self, step: ScheduledStep, seconds: float) -> None:
-        """A step has returned that took so long: learn how fast what waits is computed, if anything waits for room.
+        """A step has returned that took so long: learn how fast what waits is computed.
 
         Tokens found in the prefix cache count, as those of waiting prompts do, too."""
-        num_cached, self._num_cached = self._num_cached, self._scheduler.counters.cached_tokens
-        if self._scheduler.waiting.first() is not None:
-            self.backlog.rate.add(step.num_tokens + self._num_cached - num_cached, seconds)
+        scheduler, num_cached = self._scheduler, self._num_cached
+        self._num_cached = scheduler.counters.cached_tokens
+        num_tokens = step.num_tokens + self._num_cached - num_cached
+        if scheduler.waiting.first() is not None:
+            self.backlog.rate.add(num_tokens, seconds)
+        elif len(step.slots) * MANY_ROWS >= scheduler.config.max_num_seqs:
+            self.backlog.rate_before.add(num_tokens, seconds)
 
     def check(self) -> None:
         """Assert that every request is in one place."""

@@ -59,8 +59,7 @@ class Refusal(NamedTuple):
 
 
 class TokenRate:
-    """Tokens a second of steps that requests had to wait for. Other steps say nothing about a full engine: a lone sequence has
-    a fraction of the rate of a full batch."""
+    """Tokens a second of steps: a mean that follows the load."""
 
     def __init__(self) -> None:
         self.known_s = 0.0  # seconds of such steps
@@ -83,7 +82,9 @@ class Backlog:
 
     def __init__(self, bounds: QueueBounds, mean_output: Callable[[], float] = lambda: 256.0) -> None:
         self.bounds = bounds
-        self.rate = TokenRate()
+        # Steps with free slots say less about a full engine: a lone sequence has a fraction of the rate of a full batch.
+        self.rate = TokenRate()  # of steps that requests waited for
+        self.rate_before = TokenRate()  # of others with many rows; used until the former is known
         self.totals = Totals()
         self.mean_output = mean_output
         self._tenants: dict[str, TenantState] = {}
@@ -112,7 +113,7 @@ class Backlog:
     def wait_s(self, tenant: TenantState) -> float:
         """How long a new request of this tenant would wait for what waits before it: at most for all that waits, and at most
         for its tenant's own requests together with the others' share of that time. 0 while the rate is not known."""
-        rate = self.rate.per_s
+        rate = self.rate.per_s or self.rate_before.per_s
         if rate is None or not tenant.tokens_waiting:
             return 0.0
         return min(self.totals.tokens_waiting, tenant.tokens_waiting / self._share(tenant)) / rate

@@ -56,6 +56,16 @@ def test_a_queue_is_bounded_by_its_time():
     backlog.check()
 
 
+def test_before_the_queues_rate_is_known_that_of_many_rows_counts():
+    backlog = Backlog(QueueBounds(1000, max_queue_s=10.0))
+    tenant = wait(backlog, None, 1500)
+    assert backlog.wait_s(tenant) == 0.0
+    backlog.rate_before.add(100, 2.0)
+    assert backlog.wait_s(tenant) == pytest.approx(30.0)
+    backlog.rate.add(600, 2.0)
+    assert backlog.wait_s(tenant) == pytest.approx(5.0)
+
+
 def test_one_large_request_is_never_too_late_behind_nothing():
     backlog = loaded()
     assert backlog.refusal(backlog.tenant(None), Ask(1, 10**6, True, 0.1), Room()) is None
