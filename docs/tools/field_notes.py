@@ -108,6 +108,7 @@ FIELDS_OF: dict[str, dict[str, Note]] = {
         "max_output_tokens": Note("longest answer, reasoning included", "the rest of the context"),
         "cache_salt": Note("only requests of the same salt share prefixes in the cache", "none"),
         "priority": Note("lower goes first; needs --scheduling-policy priority, unless it is 0", "0"),
+        "timeout": Note("seconds until it must have ended, else 504; see limits.md", "--request-timeout-s"),
         "store": Note("keep the response, for 30 days; the answer says false where it could not be kept", "true"),
         "top_logprobs": Note("0 to 20; more than 0 asks for log-probabilities by itself", "0"),
         "background": Note("answer at once, and work on; needs store; not with stream", "false"),

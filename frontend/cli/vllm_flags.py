@@ -15,7 +15,7 @@ WORKING = """
 --generation-config --override-generation-config --tensor-parallel-size -tp --pipeline-parallel-size -pp
 --enable-expert-parallel -ep --data-parallel-size -dp --gpu-memory-utilization --distributed-executor-backend
 --kv-cache-memory-bytes --num-gpu-blocks-override --kv-cache-dtype --kv-cache-dtype-skip-layers
---block-size --enable-prefix-caching --max-num-seqs --max-num-batched-tokens --max-num-queued-reqs
+--block-size --enable-prefix-caching --max-num-seqs --max-num-batched-tokens --max-num-queued-reqs --max-num-queued-tokens
 --long-prefill-token-threshold --scheduling-policy --enable-log-requests --disable-log-stats --device --host --port --api-key
 --allowed-origins --allowed-methods --allowed-headers --allow-credentials --api-server-count -asc --config
 --uvicorn-log-level --disable-uvicorn-access-log --disable-access-log-for-endpoints --shutdown-timeout --response-role
@@ -233,7 +233,6 @@ ROWS = (
     Row("--scheduler-reserve-full-isl", "switch", ON, "admission looks ahead to a request's end", "--admission optimistic"),
     Row("--watermark", "value", ("0", "0.0"), "admission looks ahead to a request's end", "--admission"),
     Row("--max-num-scheduled-tokens", "value", (), "a step has one limit", _STEP),
-    Row("--max-num-queued-tokens", "value", (), "requests that wait are counted, not their tokens", "--max-num-waiting"),
     Row("--max-num-partial-prefills --max-long-partial-prefills", "value", ANY, "a step has chunks of many prompts"),
     Row("--prefill-schedule-interval", "value", ("1",), "prompts are spread over steps by what these take", _STEP),
     Row("--stream-interval", "value", ANY, "each token is sent when it is there"),

@@ -115,7 +115,7 @@ class CountTokensRequest(NotHere, kw_only=True):
 
 class MessagesRequest(CountTokensRequest, kw_only=True):
     """max_tokens: 0 computes the prompt, for the cache, and answers with no content. Fields that Anthropic lacks and chats
-    have: cache_salt, priority, vllm_xargs, chat_template_kwargs."""
+    have: cache_salt, priority, timeout, vllm_xargs, chat_template_kwargs."""
 
     max_tokens: Int64
     stream: bool | None = None
@@ -127,6 +127,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     service_tier: str | None = None
     cache_salt: CacheSalt | None = None
     priority: Int32 | None = None
+    timeout: float | None = None
     vllm_xargs: Json | None = None
 
 
