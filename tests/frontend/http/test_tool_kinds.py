@@ -100,8 +100,8 @@ def test_a_tool_of_any_kind_can_be_chosen(choice, name):
             assert answer["tool_choice"] == choice
             if choice["type"] == "allowed_tools":
                 assert f"({name}|" in said(api) and "(echo|" not in said(api)
-            elif choice["type"] == "function":
-                assert answer["output"][0]["name"] == name.removeprefix("mcp__box__")
+            forced = api.client.streams[-1].params.structured_outputs.text
+            assert name in forced and ("apply_patch" in forced) == (name == "apply_patch")
 
     asyncio.run(main())
 
