@@ -26,7 +26,7 @@ class ErrorResponse(msgspec.Struct, frozen=True):
 class ApiError(Exception):
     """An HTTP error answer. `retry_after_s` and `allow` become the headers of those names."""
 
-    event = b""  # the line that names the error event, for streams with named events
+    event = b"data: %b\n\n"  # how a stream that fails sends the body
 
     def __init__(
         self,
