@@ -107,7 +107,7 @@ def test_a_stream_goes_out_as_it_comes_and_fails_with_a_line():
 def test_options_become_sampling_params():
     options = {
         "num_predict": 9, "temperature": 0.5, "top_k": 7, "top_p": 0.9, "min_p": 0.1, "seed": 42, "stop": ["x"],
-        "repeat_penalty": 1.1, "presence_penalty": 0.5, "frequency_penalty": 0.25, "num_ctx": 4096, "mirostat": 1, "numa": False,
+        "repeat_penalty": 1.1, "presence_penalty": 0.5, "frequency_penalty": 0.25, "num_ctx": 4096, "numa": False,
     }  # fmt: skip
 
     async def main():

@@ -26,10 +26,7 @@ async def version(services: Services, request: Request, response: Response) -> N
 
 
 async def tags(services: Services, request: Request, response: Response) -> None:
-    modified_at = moment(services.client.welcome.created)
-    response.send(
-        200, json_bytes({"models": [{**_model(services, n), "modified_at": modified_at} for n in services.model_names]})
-    )
+    response.send(200, json_bytes(_models(services, modified_at=moment(services.client.welcome.created))))
 
 
 async def ps(services: Services, request: Request, response: Response) -> None:

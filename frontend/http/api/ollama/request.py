@@ -110,9 +110,7 @@ class _Conversation:
         if message.thinking:
             result["reasoning_content"] = message.thinking
         if message.tool_calls:
-            result["tool_calls"] = [
-                self._call(call.function.name, call.function.arguments, call.id) for call in message.tool_calls
-            ]
+            result["tool_calls"] = [self._call(call) for call in message.tool_calls]
         if message.role == "tool":
             result |= self._answered(message)
         return result
