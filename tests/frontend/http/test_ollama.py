@@ -54,9 +54,10 @@ def plain(answer: dict) -> dict:
 
 
 async def both(api, path, body) -> dict:
-    """An answer in one piece and a stream, which must be alike."""
+    """An answer in one piece and a stream, which must be alike; the engine is told which of them it makes."""
     status, whole = await api.json("POST", path, {**body, "stream": False})
     assert status == 200, whole
+    assert params_of(api).output_kind is RequestOutputKind.FINAL_ONLY
     assert all(isinstance(whole[name], int) and whole[name] >= (name != "load_duration") for name in TIMES)
     lines = await lines_of(api, path, body)
     assert plain(summed(lines, path == CHAT)) == plain(whole)
