@@ -9,6 +9,7 @@ from toy_tokenizers import byte_level
 
 from quire.enginecore.grammar.trial import judge
 from quire.enginecore.grammar.vocabulary import make_vocabulary
+from quire.frontend.http.api.tools.call_tags import object_schema
 from quire.frontend.http.api.tools.tool_grammar import answer_or_calls, required_schema, tool_grammar
 from quire.frontend.http.api.tools.tool_use import Function, ToolUse
 from quire.frontend.http.protocol.errors import ApiError
@@ -152,3 +153,54 @@ def test_a_schema_that_a_syntax_cannot_follow_is_followed_only_if_it_is_strict()
             found = judge(tool_grammar(use, TOOL_PARSERS[name]), VOCABULARY)
             assert ("anyOf" in found.error) == strict
             assert strict or name not in CALLS or accepts(found.lark, CALLS[name])
+
+
+def properties(**schema):
+    return {"type": "object", "properties": {"a": schema}}
+
+
+def verdict(name, parameters, mode="named", strict=False):
+    """The error of the grammar for calls of one function; empty if it can be used."""
+    grammar = tool_grammar(ToolUse(mode, [Function("f", parameters, strict)]), TOOL_PARSERS[name])
+    return judge(grammar, VOCABULARY).error
+
+
+NO_JSON = ("glm45", "gemma4", "minimax_m2", "olmo3", "qwen3_coder")
+
+
+@pytest.mark.parametrize("name", ["hermes", *NO_JSON])
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"type": "object", "properties": None, "required": None, "additionalProperties": None, "$defs": None},
+        properties(type="string", anyOf=None, enum=None, minLength=None, maxLength=None, pattern=None, examples=None),
+        properties(type="array", items=None, minItems=None),
+        {"type": "object", "properties": {"a": None}},
+    ],
+)
+def test_null_keywords_of_a_schema_are_absent(name, parameters):
+    assert verdict(name, parameters) == "" == verdict(name, parameters, "auto", True)
+
+
+def test_null_is_kept_where_it_is_a_value():
+    schema = {"properties": {"enum": {"const": None}, "a": {"default": None, "enum": [None, 1]}}}
+    assert object_schema(schema) == {"type": "object", **schema}
+
+
+@pytest.mark.parametrize("name", NO_JSON)
+@pytest.mark.parametrize("keyword", [{"anyOf": 5}, {"type": [{}]}, {"pattern": 5}, {"minLength": "x"}, {"enum": 5}])
+def test_keywords_of_a_wrong_form_are_refused_by_name(name, keyword):
+    schema = properties(**{"type": "string", **keyword})
+    assert next(iter(keyword)) in (error := verdict(name, schema, "auto", True)) and "memory" not in error
+
+
+@pytest.mark.parametrize("name", NO_JSON)
+def test_a_forced_call_passes_over_what_cannot_be_followed(name):
+    for schema in ({"type": "STRING"}, {"type": "string", "pattern": r"^(?!x)y$"}, {"type": "string", "not": {"enum": ["x"]}}):
+        assert verdict(name, properties(**schema)) == "", schema
+
+
+@pytest.mark.parametrize("name", NO_JSON)
+def test_alternatives_that_refer_to_themselves_take_little_time(name):
+    two = {"anyOf": [{"$ref": "#/$defs/x"}, {"$ref": "#/$defs/x"}, {"type": "string"}]}
+    assert "memory" not in verdict(name, {**properties(**{"$ref": "#/$defs/x"}), "$defs": {"x": two}})

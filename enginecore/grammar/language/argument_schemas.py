@@ -4,7 +4,8 @@ call_arguments.py and gemma_arguments.py write the rules.
 """
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import unquote
 
@@ -14,6 +15,32 @@ _BEYOND_NAMES = (
     "allOf", "anyOf", "oneOf", "not", "if", "dependentRequired", "dependentSchemas", "dependencies", "minProperties",
     "maxProperties", "propertyNames", "enum", "const",
 )  # fmt: skip
+
+
+_CHOICES = ("anyOf", "oneOf")
+_EMPTY: dict[str, Any] = {}
+
+
+def is_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list)
+
+
+def _is_count(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, int | float) and value >= 0 and value == int(value)
+
+
+_FORMS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "type": (lambda value: isinstance(value, str) or is_names(value), "a text or a list of texts"),
+    "pattern": (lambda value: isinstance(value, str), "a text"),
+    **dict.fromkeys((*_CHOICES, "enum"), (_is_list, "a list")),
+    **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems"), (_is_count, "a whole number of at least 0")),
+}
+# What the engine's regexes lack: looks around, and references back.
+_NOT_REGULAR = re.compile(r"\(\?<?[=!]|\\[1-9]|\(\?P=")
 
 
 def any_text(end: str, writer: Writer) -> str:
@@ -26,19 +53,26 @@ def any_text(end: str, writer: Writer) -> str:
 
 def string_options(schema: Any, root: dict[str, Any]) -> list[dict[str, Any]]:
     """The alternatives of a schema that may be a string."""
-    schema = resolved(schema, root)
-    options = [o for key in ("anyOf", "oneOf") for o in schema.get(key, ()) if "string" in kinds_of(o, root)]
-    if not options:
-        return [schema]
-    if "type" in schema or "enum" in schema:
-        raise ValueError("a text's alternatives may not be bound beside anyOf or oneOf")
-    return [found for option in options for found in string_options(option, root)]
+    found: list[dict[str, Any]] = []
+    todo, seen = [resolved(schema, root)], set[int]()
+    while todo:
+        option = todo.pop(0)
+        if id(option) in seen:  # alternatives may refer to each other
+            continue
+        seen.add(id(option))
+        inner = [resolved(o, root) for key in _CHOICES for o in option.get(key, ()) if "string" in kinds_of(o, root)]
+        if not inner:
+            found.append(option)
+        elif "type" in option or "enum" in option:
+            raise ValueError("a text's alternatives may not be bound beside anyOf or oneOf")
+        todo = inner + todo
+    return found
 
 
-def text_body(schema: dict[str, Any], end: str) -> str | None:
+def text_body(schema: dict[str, Any], end: str, root: Mapping[str, Any]) -> str | None:
     """The body of a token for a string written as it is, before `end`, which it must not have; None if any will do.
 
-    `format` only annotates, as in the standard.
+    `format` only annotates, as in the standard. A pattern that no regex of ours can follow is passed over if root is lenient.
     """
     if beyond := schema.keys() & {"allOf", "not", "if"}:
         raise ValueError(f"{sorted(beyond)[0]} cannot be followed for a text that is not written as JSON")
@@ -49,6 +83,8 @@ def text_body(schema: dict[str, Any], end: str) -> str | None:
             raise ValueError("none of the values can be written")
         return one_of(texts)
     low, high, pattern = schema.get("minLength", 0), schema.get("maxLength"), schema.get("pattern")
+    if pattern is not None and is_lenient(root) and _NOT_REGULAR.search(pattern):
+        pattern = None
     if not low and high is None and pattern is None:
         return None
     bodies = [f"{ANY} & ~({ANY} {quoted(end)} {ANY})", f"/(.|\\n){{{int(low)},{'' if high is None else int(high)}}}/"]
@@ -68,8 +104,8 @@ def parameters_of(schema: Any) -> tuple[dict[str, Any], dict[str, tuple[Any, boo
         raise ValueError(f"{beyond[0]} at the top of a function's parameters cannot be followed in this syntax")
     properties = root.get("properties") or {}
     required = root.get("required") or []
-    if not isinstance(properties, dict) or not isinstance(required, list):
-        raise ValueError("`properties` must be an object, and `required` a list")
+    if not isinstance(properties, dict) or not is_names(required):
+        raise ValueError("`properties` must be an object, and `required` a list of texts")
     others = root.get("additionalProperties", True)
     names = {name: (value, name in required) for name, value in properties.items() if value is not False or name in required}
     names |= {str(name): (others, True) for name in required if name not in properties}
@@ -85,17 +121,28 @@ def resolved(schema: Any, root: dict[str, Any]) -> dict[str, Any]:
             key = part.replace("~1", "/").replace("~0", "~")
             target = target.get(key) if isinstance(target, dict) else None
         schema, seen = target, seen + 1
-    return schema if isinstance(schema, dict) else {}
+    return _checked(schema) if isinstance(schema, dict) else _EMPTY
 
 
-def kinds_of(schema: Any, root: dict[str, Any], depth: int = 0) -> frozenset[str]:
+def _checked(schema: dict[str, Any]) -> dict[str, Any]:
+    """The same schema. Raises ValueError if a keyword that is read here has a value of another form."""
+    for name, (is_of_form, form) in _FORMS.items():
+        if name in schema and not is_of_form(schema[name]):
+            raise ValueError(f"{name} must be {form}")
+    return schema
+
+
+def kinds_of(schema: Any, root: dict[str, Any]) -> frozenset[str]:
     """The JSON Schema types of a value as far as they are stated: its own, and those of its alternatives."""
-    found = resolved(schema, root)
-    kind = found.get("type")
-    kinds = set(kind if isinstance(kind, list) else [kind] if kind is not None else [])
-    for key in ("anyOf", "oneOf") if depth < 64 else ():
-        for option in found.get(key) or ():
-            kinds |= kinds_of(option, root, depth + 1)
+    kinds, seen, todo = set[str](), set[int](), [resolved(schema, root)]
+    while todo:
+        found = todo.pop()
+        if id(found) in seen:
+            continue
+        seen.add(id(found))
+        kind = found.get("type", [])
+        kinds |= set(kind if isinstance(kind, list) else [kind])
+        todo += [resolved(option, root) for key in _CHOICES for option in found.get(key, ())]
     return frozenset(kinds)
 
 
@@ -104,8 +151,17 @@ def json_value(name: str, value: Any, root: Mapping[str, Any]) -> str:
     return json_schema(_alone(value, root), START.inner("properties").inner(name))
 
 
+def is_lenient(root: Any) -> bool:
+    """Whether what cannot be followed of this schema is passed over."""
+    own = root.get("x-guidance") if isinstance(root, Mapping) else None
+    return isinstance(own, dict) and own.get("lenient") is True
+
+
 def _alone(schema: Any, root: Mapping[str, Any]) -> Any:
-    """A part of a schema as a schema of its own, with the definitions that it may refer to."""
-    if not isinstance(schema, dict) or '"$ref"' not in json.dumps(schema):
+    """A part of a schema as a schema of its own, as lenient as the whole, with the definitions that it may refer to."""
+    if not isinstance(schema, dict):
         return schema
-    return {**schema, **{key: root[key] for key in ("$defs", "definitions") if key in root}}
+    own = {"x-guidance": root["x-guidance"], **schema} if is_lenient(root) else schema
+    if '"$ref"' not in json.dumps(schema):
+        return own
+    return {**own, **{key: root[key] for key in ("$defs", "definitions") if key in root}}

@@ -22,6 +22,7 @@ from typing import Any
 
 from quire.enginecore.grammar.language.argument_schemas import (
     any_text,
+    is_lenient,
     json_value,
     kinds_of,
     parameters_of,
@@ -42,8 +43,7 @@ def arguments(style: str, schema: Any, writer: Writer) -> str:
     try:
         return write(schema, writer)
     except ValueError:
-        own = schema.get("x-guidance") if isinstance(schema, dict) else None
-        if not isinstance(own, dict) or own.get("lenient") is not True:
+        if not is_lenient(schema):
             raise
         return write({"type": "object"}, writer)
 
@@ -98,7 +98,7 @@ def _xml_value(name: str, value: Any, root: dict[str, Any], style: XmlStyle, wri
     end, line_break = writer.literal(style.end), writer.token(_LINE_BREAK)
     if "string" not in kinds:
         return f"{line_break} {json_value(name, value, root)} {line_break} {end}"
-    ways = [_xml_text(text_body(option, style.end), style, writer) for option in string_options(value, root)]
+    ways = [_xml_text(text_body(option, style.end, root), style, writer) for option in string_options(value, root)]
     if "null" in kinds:
         null = writer.token(r"/\n?null\n?/")
         ways.append(f"{null} {end}")

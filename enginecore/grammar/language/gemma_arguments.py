@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from quire.enginecore.grammar.language.argument_schemas import any_text, json_value, kinds_of, resolved, text_body
+from quire.enginecore.grammar.language.argument_schemas import any_text, is_names, json_value, kinds_of, resolved, text_body
 from quire.enginecore.grammar.language.lark import Writer, quoted
 
 QUOTES = {"gemma4": '<|"|>', "functiongemma": "<escape>"}
@@ -78,13 +78,15 @@ class _Gemma:
 
     def _of_kind(self, name: str, kind: str, found: dict[str, Any], depth: int) -> str:
         if kind == "string":
-            body = text_body({key: found[key] for key in _TEXTS if key in found}, self._quote)
+            body = text_body({key: found[key] for key in _TEXTS if key in found}, self._quote, self._root)
             return self._text(None if body is None else self._w.token(body))
         if kind == "array":
             return self._array(name, found, depth)
         if kind == "object":
             return self._object(name, found, depth)
-        return self._w.rule(json_value(name, {"type": kind, **{key: found[key] for key in _NUMBERS if key in found}}, {}))
+        return self._w.rule(
+            json_value(name, {"type": kind, **{key: found[key] for key in _NUMBERS if key in found}}, self._root)
+        )
 
     def _text(self, body: str | None) -> str:
         mark = self._w.literal(self._quote)
@@ -104,8 +106,8 @@ class _Gemma:
     def _object(self, name: str, found: Mapping[str, Any], depth: int) -> str:
         properties, required = found.get("properties") or {}, found.get("required") or []
         others = found.get("additionalProperties", True)
-        if not isinstance(properties, dict) or not isinstance(required, list):
-            raise ValueError("`properties` must be an object, and `required` a list")
+        if not isinstance(properties, dict) or not is_names(required):
+            raise ValueError("`properties` must be an object, and `required` a list of texts")
         names = {key: value for key, value in properties.items() if value is not False or key in required}
         names |= {str(key): others for key in required if key not in properties}
         if not names and others is not False:

@@ -11,6 +11,7 @@ Structural tags are those of enginecore/grammar/language/structural_tag.py. tool
 from collections.abc import Mapping
 from typing import Any
 
+from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.api.tools.call_formats import CALL_FORMATS
 from quire.frontend.http.api.tools.tag_parts import Format, Functions, sequence
 from quire.frontend.http.api.tools.tool_use import Function, ToolUse
@@ -23,6 +24,8 @@ from quire.frontend.text.tool_parsers.pythonic import Pythonic
 from quire.frontend.text.tool_parsers.qwen3_coder import Qwen3Coder
 
 LENIENT = {"lenient": True, "coerce_one_of": True}  # x-guidance: follow what can be followed of a schema
+NO_SCHEMAS = frozenset({"const", "enum", "default", "examples"})  # keywords with data instead of schemas
+MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})  # keys are names
 _LINE_BREAKS = {"type": "regex", "pattern": r"\n{0,2}"}  # that templates of reasoning models write before a call
 
 
@@ -53,8 +56,30 @@ def with_a_call(answer: Format, several: bool = True) -> Format:
 
 
 def object_schema(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of a call's arguments: an object, an empty one if there are no parameters."""
-    return {"type": "object", **(parameters or {"properties": {}, "additionalProperties": False})}
+    """The schema of a call's arguments: an object, an empty one if there are no parameters. Raises ApiError 400."""
+    try:
+        given: dict[str, Any] = _without_nulls(dict(parameters))
+    except RecursionError:
+        raise invalid("tools: their parameters are nested too deeply", "tools") from None
+    return {"type": "object", **(given or {"properties": {}, "additionalProperties": False})}
+
+
+def _without_nulls(schema: Any) -> Any:
+    """The schema without keywords of the value null, which clients write for keywords that they do not set."""
+    if isinstance(schema, list):
+        return [_without_nulls(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    result: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in NO_SCHEMAS:
+            if value is not None or key in ("const", "default"):
+                result[key] = value
+        elif key in MAPS and isinstance(value, dict):
+            result[key] = {name: {} if inner is None else _without_nulls(inner) for name, inner in value.items()}
+        elif value is not None:
+            result[key] = _without_nulls(value)
+    return result
 
 
 def followed_schema(function: Function) -> dict[str, Any]:

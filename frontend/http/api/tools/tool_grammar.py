@@ -12,6 +12,8 @@ import msgspec
 
 from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.api.tools.call_tags import (
+    MAPS,
+    NO_SCHEMAS,
     commented,
     followed_schema,
     forced_tag,
@@ -25,9 +27,6 @@ from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.text.tool_parsers.base import ToolParser
 from quire.frontend.text.tool_parsers.llama3_json import Llama3Json
 from quire.ipc.structured_outputs import StructuredOutputs, check_grammar
-
-_NO_SCHEMAS = frozenset({"const", "enum", "default", "examples"})  # keywords with data instead of schemas
-_MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})  # keys are names
 
 
 def tool_grammar(use: ToolUse, parser: type[ToolParser] | None) -> StructuredOutputs | None:
@@ -98,9 +97,9 @@ def _referred(schema: Any, address: str, to: str) -> Any:
         return schema
     result: dict[str, Any] = {}
     for key, value in schema.items():
-        if key in _NO_SCHEMAS:
+        if key in NO_SCHEMAS:
             result[key] = value
-        elif key in _MAPS and isinstance(value, dict):
+        elif key in MAPS and isinstance(value, dict):
             result[key] = {name: _referred(inner, address, to) for name, inner in value.items()}
         elif key in ("$ref", "$dynamicRef") and isinstance(value, str):
             own = value.removeprefix(address)
