@@ -165,3 +165,29 @@ def test_what_excludes_each_other_and_what_asks_for_nothing():
     assert harmony_grammar(None, None) is None and harmony_grammar(ToolUse("auto", [G]), None) is None
     with pytest.raises(ApiError):
         harmony_grammar(ToolUse("required", [F]), StructuredOutputs("regex", "a", "guided_regex"))
+
+
+@pytest.mark.parametrize(
+    "tag",
+    [
+        "{}",
+        "5",
+        "null",
+        '"format"',
+        '{"format": 5}',
+        '{"format": {"type": "any_text"}, "definitions": [1]}',
+        '{"structures": null, "triggers": null}',
+        '{"structures": [{}], "triggers": []}',
+    ],
+)
+def test_a_malformed_structural_tag_is_the_requests_error(tag):
+    with pytest.raises(ApiError, match="no structural tag") as refused:
+        harmony_grammar(None, StructuredOutputs("structural_tag", tag, "response_format"))
+    assert refused.value.status == 400 and refused.value.param == "response_format"
+
+
+def test_definitions_of_a_request_do_not_take_the_place_of_a_functions():
+    tag = {"format": {"type": "ref", "name": "f"}, "definitions": {"f": {"type": "const_string", "value": "yes"}}}
+    wanted = harmony_grammar(ToolUse("auto", [F]), StructuredOutputs("structural_tag", json.dumps(tag), "response_format"))
+    assert admits(wanted, [*FINAL, "yes"]) and admits(wanted, CALL)
+    assert not admits(wanted, [*CALL[:-1], "yes"])

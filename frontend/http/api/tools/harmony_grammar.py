@@ -22,6 +22,22 @@ _ANY = {"type": "any_text"}
 _NEXT = {"type": "const_string", "value": "<|start|>assistant"}
 
 
+class _Structure(msgspec.Struct):
+    begin: str
+    schema: Any
+    end: str
+
+
+class _OlderTag(msgspec.Struct):
+    structures: list[_Structure]
+    triggers: list[str]
+
+
+class _NestedTag(msgspec.Struct):
+    format: Format
+    definitions: dict[str, Format] | None = None
+
+
 def harmony_grammar(tools: ToolUse | None, own: StructuredOutputs | None) -> StructuredOutputs | None:
     """The grammar of an output; None if it is free. own: the format that the request asks for. Raises ApiError 400."""
     forced = tools is not None and tools.mode != "auto"
@@ -49,8 +65,9 @@ def _calls(tools: ToolUse, forced: bool, definitions: dict[str, Format]) -> list
     """A call of each function, with the recipient behind the channel or before it, as the model and its template write it."""
     ways = []
     for function in tools.functions:
-        definitions[function.name] = _arguments(function, forced)
-        arguments, to = {"type": "ref", "name": function.name}, f" to=functions.{function.name}"
+        name = f"functions.{function.name}"  # a request's own definitions have other names
+        definitions[name] = _arguments(function, forced)
+        arguments, to = {"type": "ref", "name": name}, f" to={name}"
         ways += [_tag(f"<|channel|>commentary{to} {kind}<|message|>", arguments) for kind in ("<|constrain|>json", "json")]
         ways += [_tag(f"{to}<|channel|>commentary {kind}<|message|>", arguments) for kind in ("<|constrain|>json", "json")]
     return ways
@@ -75,12 +92,21 @@ def _answer(own: StructuredOutputs, definitions: dict[str, Format]) -> Format:
             return _or(*({"type": "const_string", "value": choice} for choice in msgspec.json.decode(own.text)))
         case "grammar":
             return {"type": "grammar", "grammar": own.text}
-    tag = msgspec.json.decode(own.text)
-    if "format" in tag:
-        definitions.update(tag.get("definitions") or {})
-        return tag["format"]  # type: ignore[no-any-return]
-    tags = [_tag(s["begin"], {"type": "json_schema", "json_schema": s["schema"]}, s["end"]) for s in tag["structures"]]
-    return {"type": "triggered_tags", "triggers": tag["triggers"], "tags": tags}
+    return _of_tag(own, definitions)
+
+
+def _of_tag(own: StructuredOutputs, definitions: dict[str, Format]) -> Format:
+    """The format of a structural tag, in either shape (enginecore/grammar/language/structural_tag.py). Raises ApiError 400."""
+    try:
+        if "format" in msgspec.json.decode(own.text, type=dict[str, Any]):
+            nested = msgspec.json.decode(own.text, type=_NestedTag)
+            definitions.update(nested.definitions or {})
+            return nested.format
+        older = msgspec.json.decode(own.text, type=_OlderTag)
+    except msgspec.DecodeError as error:
+        raise invalid(f"{own.field}: this is no structural tag: {error}", own.field) from None
+    tags = [_tag(s.begin, {"type": "json_schema", "json_schema": s.schema}, s.end) for s in older.structures]
+    return {"type": "triggered_tags", "triggers": older.triggers, "tags": tags}
 
 
 def _tag(begin: str, content: Format, end: str = "") -> Format:
