@@ -183,6 +183,7 @@ def test_custom_tools_of_chats():
             5,
             {"name": "a b"},
             {"name": "f", "format": {"type": "grammar", "grammar": {}}},
+            {"name": "f", "format": {"type": "grammar", "grammar": {"syntax": ["regex"], "definition": "a"}}},
             {"name": "f", "description": 5},
         ):
             status, answer = await api.json("POST", CHAT, {**HELLO, "tools": [{"type": "custom", "custom": wrong}]})

@@ -74,7 +74,8 @@ def _grammar(value: Any, place: str) -> tuple[str, str] | None:
     grammar = value.get("grammar", value) if kind == "grammar" else None
     if (
         not isinstance(grammar, dict)
-        or grammar.get("syntax") not in _SYNTAXES
+        or not isinstance(grammar.get("syntax"), str)
+        or grammar["syntax"] not in _SYNTAXES
         or not isinstance(grammar.get("definition"), str)
     ):
         raise invalid(
