@@ -1,7 +1,8 @@
 """A regex's text on one line and without the flag x, for it stands within slashes of a Lark grammar.
 
 A newline, with a backslash before it or without, becomes the escape `\\n`; re.escape writes the backslash. Under the flag x
-(https://docs.python.org/3/library/re.html#re.VERBOSE) white space and comments are left out, as Python leaves them out.
+(https://docs.python.org/3/library/re.html#re.VERBOSE) white space and comments are left out, as Python leaves them out; so are
+comments in parentheses, `(?#...)`, without the flag, too.
 """
 
 import re
@@ -9,6 +10,9 @@ import re
 _LINE_ENDS = {"\n": "\\n", "\r": "\\r"}
 _BLANKS = " \t\n\r\v\f"  # that Python's re ignores under x
 _FLAGS = re.compile(r"\(\?([a-zA-Z]*)(?:-([a-zA-Z]+))?([:)])")
+_LINE_COMMENT = re.compile(r"#(\\.|[^\\\n])*\n?", re.S)  # a newline behind a backslash does not end it, as in Python
+_COMMENT = re.compile(r"\(\?#[^)]*\)")
+_BROKEN_QUANTIFIER = re.compile(r"\{[\d,]*[ \t\n\r\v\f#]")
 
 
 def on_one_line(pattern: str) -> str:
@@ -34,7 +38,11 @@ def on_one_line(pattern: str) -> str:
         elif verbose and char in _BLANKS:
             pass
         elif verbose and char == "#":
-            end = pattern.find("\n", at) + 1 or len(pattern)
+            end = _LINE_COMMENT.match(pattern, at).end()  # type: ignore[union-attr]
+        elif comment := _COMMENT.match(pattern, at):
+            end = comment.end()
+        elif verbose and char == "{" and _BROKEN_QUANTIFIER.match(pattern, at):
+            parts.append("\\{")  # text to Python; without its blanks it would be a quantifier
         elif char == "(" and (flags := _FLAGS.match(pattern, at)):
             end = flags.end()
             if flags[3] == ":":

@@ -49,6 +49,9 @@ TEXTS = [
         ("(?xi)a [ #] b", "A#b"),
         ("(?x: a b ) c", "ab c"),
         ("(?x)a {2}", "aa"),
+        ("(?x)a{ 2}", "a{2}"),
+        ("(?x)a(?# [ and )b # \\\n c\n d", "abd"),
+        ("a(?#two){2}", "aa"),
     ],
 )
 def test_a_pattern_matches_as_pythons_does(pattern, text):
@@ -67,6 +70,10 @@ def test_any_pattern_matches_as_before(flags, pattern):
     on_line = re.compile(on_one_line(flags + pattern))
     for text in TEXTS:
         assert bool(compiled.fullmatch(text)) == bool(on_line.fullmatch(text)), text
+
+
+def test_classes_of_unicode_keep_their_braces():
+    assert on_one_line(r"(?x) \p{L} [\p{Nd}] \x{41}") == r"\p{L}[\p{Nd}]\x{41}"
 
 
 def test_nothing_but_blanks_under_x_is_the_empty_text():
