@@ -61,6 +61,7 @@ def test_mimos_layers_are_those_of_its_pattern():
         ("MiMo-V2-Flash", {"add_full_attention_sink_bias": True}, "add_full_attention_sink_bias"),
         ("MiMo-V2-Flash", {"v_head_dim": 256, "swa_v_head_dim": 256}, "v_head_dim 256 is greater than head_dim 192"),
         ("MiMo-V2-Flash", {"rope_scaling": {"type": "yarn", "factor": 2.0}}, "rope_scaling"),
+        ("MiMo-V2-Flash", {"rope_parameters": {"sliding_attention": 5}}, "rope_parameters must have"),
         ("Hy3-preview", {"qk_norm": False}, "qk_norm"),
         ("Hy3-preview", {"route_norm": False}, "route_norm"),
         ("Hy3-preview", {"num_dreams": 3}, "num_dreams"),

@@ -39,6 +39,7 @@ def test_recurrent_models_are_said_to_be_recurrent(name):
         ({"index_topk": 2048}, "its attention is sparse"),
         ({"text_config": {"index_topk": 2048}}, "its attention is sparse"),
         ({"sparse_attention_config": {"sparse_attention_freq": [0, 1]}}, "its attention is sparse"),
+        ({"sparse_attention_config": {"sparse_attention_freq": 1}}, "its attention is sparse"),
         ({"layer_types": ["full_attention", "compressed_sparse_attention"]}, "its attention is sparse"),
         ({"text_config": {"layer_types": ["linear_attention", "full_attention"]}}, "it has recurrent layers"),
         ({"layer_types": ["mamba", "attention"]}, "it has recurrent layers"),

@@ -72,7 +72,8 @@ def _by_fields(fields: Json) -> str | None:
         if "linear_attention" in types or any("mamba" in name or "recurrent" in name for name in types):
             return "it has recurrent layers, which are not served"
         by_layer = text.get("sparse_attention_config")  # MiniMax M3's
-        chooses = isinstance(by_layer, dict) and any(by_layer.get("sparse_attention_freq") or ())
+        layers = by_layer.get("sparse_attention_freq") if isinstance(by_layer, dict) else None
+        chooses = any(layers) if isinstance(layers, list) else bool(layers)
         if chooses or text.get("index_topk") is not None or any("sparse" in name or "indexed" in name for name in types):
             return "its attention is sparse, which is not served"
     return None

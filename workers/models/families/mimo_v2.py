@@ -96,7 +96,8 @@ def read_ropes(fields: Json, head_dim: int) -> dict[str, RopeConfig]:
     """Rotary embedding by layer type. transformers 5 has both in rope_parameters."""
     plain = {name: value for name, value in fields.items() if name not in ("rope_parameters", "rope_scaling")}
     given = fields.get("rope_parameters") or {}
-    if not isinstance(given, dict) or not given.keys() <= {FULL, LOCAL}:
+    is_by_type = isinstance(given, dict) and given.keys() <= {FULL, LOCAL}
+    if not is_by_type or not all(isinstance(params, dict | None) for params in given.values()):
         raise ModelConfigError(f"config.json: rope_parameters must have {FULL} and {LOCAL}")
     if fields.get("rope_scaling"):
         raise ModelConfigError("config.json sets rope_scaling: not supported for mimo_v2 models")
