@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tool_cases import CASES, FORMATS, SCHEMAS, check, every_cut, parse, parser_of, summary
 from tool_texts import written
 
-from quire.frontend.text.output_events import Arguments, CallBegun, source_of
+from quire.frontend.text.output_events import Arguments, CallBegun, Content, source_of
 from quire.frontend.text.tool_parsers.choice import TOOL_PARSERS, tool_parser_of
 from quire.frontend.text.tool_parsers.xml_values import XmlValues, types_of
 
@@ -82,6 +82,16 @@ JSON_VALUES = st.recursive(
 )
 ARGUMENTS = st.dictionaries(st.from_regex("[a-z_]{1,5}", fullmatch=True), JSON_VALUES, max_size=3)
 CALLS = st.lists(st.tuples(st.from_regex("[a-z_]{1,8}", fullmatch=True), ARGUMENTS), min_size=1, max_size=3)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_forced_call_that_is_cut_off_leaves_no_content(name):
+    text = written(name, [("f", {"a": "x"})])
+    for end in range(1, min(len(text), 16)):
+        parser = TOOL_PARSERS[name](SCHEMAS, is_forced=True)
+        events = parser.feed("\n" + text[:end]) + parser.finish()
+        assert not any(isinstance(event, Content) for event in events), text[:end]
+        assert "".join(map(source_of, events)) == "\n" + text[:end]
 
 
 def as_xml_value(function, key, value):

@@ -60,6 +60,7 @@ class Reader:
         self._events: list[Event] = []
         self._held: list[str] = []  # taken text of unknown kind
         self._blank: list[str] = []  # white space with no text before it since the last call
+        self._cut_at = -1  # where the output's end has cut off a text that was looked for
         self._in_text = False
         self._in_call = False  # from the beginning of a call to the end of its frame
         self._writes = False  # text that is taken belongs to arguments
@@ -148,7 +149,10 @@ class Reader:
             ahead = self.text[self.at : self.at + len(text)]
             if ahead == text:
                 return True
-            if not text.startswith(ahead) or self.ended:
+            if not text.startswith(ahead):
+                return False
+            if self.ended:
+                self._cut_at = self.at
                 return False
             yield
 
@@ -211,7 +215,7 @@ class Reader:
             self.at = at
             if self.ended and found is None:
                 self.take(len(self.text) - at)
-                self.settle()
+                self._settle_rest()
             if found is not None or self.ended:
                 return found
             yield
@@ -241,8 +245,7 @@ class Reader:
         """
         early = self._held[since:] if since is not None else []
         del self._held[len(self._held) - len(early) :]
-        self._events += [Markup("".join(self._blank))] if self._blank else []
-        self._blank.clear()
+        self._mark_blank()
         self.settle()
         self._events.append(CallBegun(self.num_calls, call_id or self._new_id(), name))
         self.num_calls += 1
@@ -250,6 +253,11 @@ class Reader:
         self._in_text, self._verbatim = False, verbatim
         self._sources += early
         self._texts += early
+
+    def _mark_blank(self) -> None:
+        if self._blank:
+            self._events.append(Markup("".join(self._blank)))
+            self._blank.clear()
 
     def write(self, text: str) -> None:
         """More of the arguments."""
@@ -265,6 +273,12 @@ class Reader:
             self._events.append(Markup("".join(self._held)))
             self._held.clear()
 
+    def _settle_rest(self) -> None:
+        """Make the held text markup, and the white space before it: the rest of a call that was cut off."""
+        if any(self._held):
+            self._mark_blank()
+        self.settle()
+
     def close(self) -> None:
         """End the frame of a call, or of several."""
         self.settle()
@@ -273,8 +287,10 @@ class Reader:
     def give_back(self) -> None:
         """Make the held text content: it is not a call. At the end of the text, it is the rest of a call that was begun."""
         self.end_arguments()
-        if (self._in_call or self._is_forced) and self.ended and self.at >= len(self.text):
-            self.settle()
+        if (self._in_call or self._is_forced) and self.ended and (self.at >= len(self.text) or self.at == self._cut_at):
+            if self.at < len(self.text):
+                self.take(len(self.text) - self.at)
+            self._settle_rest()
         elif self._held:
             self._content("".join(self._held))
             self._held.clear()
