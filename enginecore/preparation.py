@@ -199,7 +199,7 @@ class PreparingRequests:
 def _started(prepare: Preparer, request: AddRequest, sequences: list[Sequence]) -> Future[None] | None:
     try:
         return prepare(request, sequences)
-    except Exception as error:  # any error fails only this request, and is logged unless its text is for the user
+    except BaseException as error:  # any error fails only this request, and is logged unless its text is for the user
         failed: Future[None] = Future()
         failed.set_exception(error)
         return failed

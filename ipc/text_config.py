@@ -6,6 +6,8 @@ The worker reads the whole config (quire.workers.models); the two must agree on 
 
 from typing import Any
 
+MAX_CONTEXT = 1 << 24  # tokens; tables grow with it. The longest published context has 10 million
+
 # transformers' defaults for absent fields, by model_type, for models with published configs that leave them out.
 _GEMMA3 = {"vocab_size": 262208, "max_position_embeddings": 131072}
 _GEMMA4 = {"vocab_size": 262144, "max_position_embeddings": 131072}

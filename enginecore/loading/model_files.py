@@ -26,7 +26,7 @@ import msgspec
 from quire.enginecore.loading.settings import plain
 from quire.enginecore.loading.tokenizer_files import ADDITIONAL_TEMPLATES, TokenizerFiles, TokenizerFilesError
 from quire.ipc.generation_config import check_overrides, generation_defaults
-from quire.ipc.text_config import is_stretched, text_fields
+from quire.ipc.text_config import MAX_CONTEXT, is_stretched, text_fields
 from quire.ipc.weights_file import weights_file
 
 BUNDLED = Path(__file__).parent / "bundled"
@@ -206,6 +206,15 @@ def _positive(config: dict[str, Any], name: str) -> int:
 
 
 def _max_model_len(config: dict[str, Any]) -> int:
+    length = _stretched(config)
+    if length > MAX_CONTEXT:
+        raise ModelFilesError(
+            f"config.json: max_position_embeddings, with rope_scaling, is {length}: at most {MAX_CONTEXT} are supported"
+        )
+    return length
+
+
+def _stretched(config: dict[str, Any]) -> int:
     """max_position_embeddings, stretched by linear and yarn scaling (yarn from its original length). As in vLLM."""
     positions = _positive(config, "max_position_embeddings")
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from quire.frontend.cli.estimate_sizes import EstimateError, Json, sizes_on_rank
 from quire.ipc.memory_plan import LayerSizes, ModelSizes
 from quire.ipc.quantization import OTHER_NAMES
-from quire.ipc.text_config import is_stretched, text_fields
+from quire.ipc.text_config import MAX_CONTEXT, is_stretched, text_fields
 from quire.ipc.weights_file import weights_file
 
 _MAX_HEADER_BYTES = 100 << 20
@@ -229,6 +229,13 @@ def _windows(config: Json) -> list[int]:
 
 
 def _max_model_len(config: Json) -> int:
+    length = _stretched(config)
+    if length > MAX_CONTEXT:
+        raise EstimateError(f"config.json: max_position_embeddings, with rope_scaling, is {length}: at most {MAX_CONTEXT}")
+    return length
+
+
+def _stretched(config: Json) -> int:
     """max_position_embeddings, stretched as the core does (enginecore/loading/model_files.py)."""
     positions = _size(config, "max_position_embeddings")
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}

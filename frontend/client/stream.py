@@ -141,12 +141,12 @@ class RequestState:
         rows.append(message)
 
     def wake(self) -> None:
-        error = None
+        error: BaseException | None = None
         if self.sink is not None:
             try:
                 if self._feed_sink(self.sink):
                     return
-            except Exception as caught:  # raised in `follow`, not in the dispatch of other requests' tokens
+            except BaseException as caught:  # raised in `follow`, not in the dispatch of other requests' tokens
                 error = caught
             self.sink = None
         waiter, self._waiter = self._waiter, None

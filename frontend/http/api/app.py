@@ -148,7 +148,7 @@ class App:
             if not response.client_gone:
                 _send_error(response, shutting_down())
             raise
-        except Exception as error:
+        except BaseException as error:  # a panic in Rust (tokenizers) is no Exception; it fails only this request
             _send_error(response, _as_api_error(error, route))  # a variable would make a cycle: the error refers to this frame
         finally:
             if response.status:
@@ -157,7 +157,7 @@ class App:
                 self._access_log.add(request, response.status, time.perf_counter() - began)
 
 
-def _as_api_error(error: Exception, route: Route) -> ApiError:
+def _as_api_error(error: BaseException, route: Route) -> ApiError:
     known = from_exception(error, route.prompt_field)
     if known is None:
         logger.exception("%s failed", route.name)

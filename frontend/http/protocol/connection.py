@@ -145,7 +145,7 @@ class Connection(asyncio.Protocol):
         except asyncio.CancelledError:
             if not self._gone:
                 self._fail_response(response, shutting_down())
-        except Exception:  # a bug of ours fails only this request, and is logged
+        except BaseException:  # a bug of ours, a panic in Rust too, fails only this request, and is logged
             logger.exception("%s %s failed", request.method, request.path.decode("latin-1"))
             self._fail_response(response, internal_error())
         finally:

@@ -13,6 +13,10 @@ from quire.frontend.client.outputs import Delta
 from quire.frontend.client.stream import EngineDown, EngineError, InvalidRequest, Overloaded, TooLong
 
 
+class Panic(BaseException):
+    """What a panic in Rust becomes in Python."""
+
+
 @pytest.mark.parametrize(
     ("error", "status", "code", "retry"),
     [
@@ -22,6 +26,8 @@ from quire.frontend.client.stream import EngineDown, EngineError, InvalidRequest
         (EngineDown("gone"), 503, "engine_down", "2"),
         (EngineError("broken"), 500, "engine_error", None),
         (RuntimeError("secret detail"), 500, "internal_error", None),
+        (Panic("secret detail"), 500, "internal_error", None),
+        (SystemExit(3), 500, "internal_error", None),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])

@@ -59,9 +59,9 @@ async def _run(services: Services, turn: Turn, begun: asyncio.Future[None]) -> N
     response, storage = turn.response, services.storage
     try:
         await _answer(services, turn, begun)
-    except (asyncio.CancelledError, Exception) as error:  # any failure becomes the response's status
+    except BaseException as error:  # any failure becomes the response's status, also a panic in Rust (tokenizers)
         if not begun.done():
-            begun.set_exception(error) if isinstance(error, Exception) else begun.cancel()
+            begun.cancel() if isinstance(error, asyncio.CancelledError) else begun.set_exception(error)
             return
         known = shutting_down() if isinstance(error, asyncio.CancelledError) else error_of(error)
         if known is None:
