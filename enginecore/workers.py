@@ -201,18 +201,10 @@ class WorkerGroup:
         if not self.is_ready and (said := self._silent.stopped_for_long(self.stopped(), "the workers still start")):
             raise WorkersFailed(said)
 
-    def check_idle(self) -> None:
-        """Call it if no step is in flight. Raises WorkersFailed if some of several ranks are stopped: a request would hang."""
-        if self.world_size == 1 or not self.is_ready:
-            return
-        if said := self._silent.stopped_for_long(self.stopped(), "there is nothing to do"):
-            raise WorkersFailed(said)
-
-    def check_step(self, age_s: float) -> None:
-        """age_s: of the oldest step in flight. Raises WorkersFailed if some of several ranks are stopped in it for too long."""
-        if self.world_size == 1 or age_s <= self.template.engine.collective_timeout_s:
-            return
-        if said := self._silent.stopped_in_step(self.stopped(), age_s):
+    def check_stopped(self, meanwhile: str) -> None:
+        """Raises WorkersFailed if some ranks that serve have been stopped for too long: requests would hang. meanwhile: words on
+        what the workers should do. Call it several times a second."""
+        if self.is_ready and (said := self._silent.stopped_for_long(self.stopped(), meanwhile)):
             raise WorkersFailed(said)
 
     def stopped(self) -> list[int]:

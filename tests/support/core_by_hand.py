@@ -79,6 +79,9 @@ class FakeWorkers(WorkerGroup):
             self.result_ring.write(plan.step, tokens)
             self._waiting = None
 
+    def check_stopped(self, meanwhile: str) -> None:
+        return  # there is no process
+
     def keep_spares(self) -> None:
         """There are no processes."""
 
