@@ -32,8 +32,8 @@ class WorkerSupervisor:
         self.num_restarts = 0
         self._workers = workers
         self._step_timeout_s = step_timeout_s
-        # Workers that die of their first step, or soon without one, count as a failed start: otherwise they would be started for
-        # ever, and fail the running requests each time.
+        # Workers that die of their first step, or soon without one, count as a failed start: otherwise they would be started
+        # for ever, and fail the running requests each time.
         self._restarts = Restarts(first_pause_s=0.0)
         self.on_served: Callable[[], None] = lambda: None  # called once for each generation, with its first step
         self._has_served = False

@@ -46,7 +46,7 @@ from quire.ipc.worker_config import WorkerConfig
 
 RING_WORDS = 8 << 20  # int32: room for the largest plan several times over; pages are touched as the ring turns
 AREA_WORDS = 4 << 20  # int32: room for masks that are being made or read, 890 for a vocabulary of 150,000
-RING_TIMEOUT_S = 10.0
+RING_TIMEOUT_S = 5.0  # the launcher takes a core without heartbeats for 8 s to hang
 STOP_GRACE_S = 3.0
 STACKS_S = 0.5  # for all stacks to be written
 KILL_WAIT_S = 1.0  # how long the loop waits for killed workers; frontends miss its heartbeats after 2
@@ -202,8 +202,8 @@ class WorkerGroup:
             raise WorkersFailed(said)
 
     def check_stopped(self, meanwhile: str) -> None:
-        """Raises WorkersFailed if some ranks that serve have been stopped for too long: requests would hang. meanwhile: words on
-        what the workers should do. Call it several times a second."""
+        """Raises WorkersFailed if some ranks that serve have been stopped for too long: requests would hang. meanwhile: words
+        on what the workers should do. Call it several times a second."""
         if self.is_ready and (said := self._silent.stopped_for_long(self.stopped(), meanwhile)):
             raise WorkersFailed(said)
 

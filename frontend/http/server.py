@@ -7,12 +7,14 @@ Sockets are in listener.py.
 
 import asyncio
 import logging
+import math
 import mmap
 import os
 import resource
+import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 
 import msgspec
@@ -21,6 +23,7 @@ import uvloop
 from quire.frontend.client.client import Client
 from quire.frontend.client.stream import EngineDown
 from quire.frontend.client.turns import SWITCH_INTERVAL_S
+from quire.frontend.http.api.access import Access, access_of
 from quire.frontend.http.api.app import App
 from quire.frontend.http.api.bodies.checked import RequestDefaults
 from quire.frontend.http.api.logs.access_log import AccessLog
@@ -31,7 +34,8 @@ from quire.frontend.http.api.responses.background import end_all, let_end
 from quire.frontend.http.api.services import MAX_RESPONSE_BYTES, Services
 from quire.frontend.http.batches.runner import BatchRunner
 from quire.frontend.http.garbage import GarbageCollection
-from quire.frontend.http.listener import FrontendError, Listener
+from quire.frontend.http.listener import FrontendError
+from quire.frontend.http.listeners import Listeners
 from quire.frontend.http.loop_lag import watch_lag
 from quire.frontend.http.protocol.cors import Cors
 from quire.frontend.http.server_state import Limits, ServerState
@@ -50,15 +54,16 @@ log = logging.getLogger("quire.http")
 class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Configuration of one frontend process. It is sent over the control socket, so that keys appear in no command line.
 
-    listen_fd: a bound TCP or unix socket. accepted_fds: connections that have waited for this process. metrics_fd: a file
-    shared by num_frontends processes (metrics.py), or -1 for metrics in this process's memory.
+    listen_fd: a bound TCP or unix socket. metrics_fd: a file shared by all frontend processes (metrics.py), in which this one
+    has the panel `index`, or -1 for metrics in this process's memory.
     """
 
     engine_addresses: list[str]
     router: Policy = DEFAULT_ROUTER  # among several engines
     listen_fd: int
-    accepted_fds: list[int] = []
     api_keys: list[str] = []
+    admin_api_keys: list[str] = []
+    allowed_hosts: tuple[str, ...] = ("*",)
     metrics_open: bool = False
     allowed_origins: tuple[str, ...] = ("*",)
     allowed_methods: tuple[str, ...] = ("*",)
@@ -102,19 +107,51 @@ def run(main: Callable[[], object]) -> None:
 class StopSignals:
     """SIGTERM, SIGINT, a closed terminal: the first signal asks for an orderly shutdown, the second for one at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, besides: Collection[signal.Signals] = ()) -> None:
+        """besides: signals that mean something else here."""
         self.stop = asyncio.Event()
         self.now = asyncio.Event()
-        loop = asyncio.get_running_loop()
+        self.is_replaced = False
+        self.grace_s = 0.0
+        self._loop = asyncio.get_running_loop()
         for number in stop_signals():
-            loop.add_signal_handler(number, self._on_signal)
+            if number not in besides:
+                self._loop.add_signal_handler(number, self._on_signal)
 
     def _on_signal(self) -> None:
-        (self.now if self.stop.is_set() else self.stop).set()
+        if self.is_replaced:
+            self.is_replaced = False
+            self._loop.call_later(self.grace_s, self.now.set)
+        else:
+            (self.now if self.stop.is_set() else self.stop).set()
+
+    def retire(self) -> None:
+        """Another process serves the same socket: end when the last request has ended, however long that takes, or grace_s
+        after a signal."""
+        if not self.stop.is_set():
+            self.is_replaced = True
+            self.stop.set()
 
 
-async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable[[Client], None]) -> None:
+class Owner:
+    """What `serve` tells whoever runs it, and what that one may ask meanwhile: overridden by the launcher and by its child."""
+
+    def began(self, access: Access, listeners: Listeners) -> None:
+        """Requests can come. These two may be changed from now on, in the event loop."""
+
+    def ready(self, client: Client) -> None:
+        """Requests can come, and the engine is connected."""
+
+    def served(self) -> None:
+        """The first request has been answered."""
+
+    def draining(self) -> None:
+        """No connection is accepted from now on."""
+
+
+async def serve(config: FrontendConfig, signals: StopSignals, owner: Owner) -> None:
     """Connect to the engine, answer requests until signals.stop, then drain. Raises FrontendError if it cannot start."""
+    signals.grace_s = config.shutdown_grace_s
     _raise_file_limit()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     client = client_of(config.engine_addresses, frontend_keys(config), config.router)
@@ -132,32 +169,42 @@ async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable
         storage=storage,
     )
     access_log = AccessLog(config.access_log_without) if config.access_log else None
+    access = access_of(
+        api_keys=config.api_keys,
+        admin_keys=config.admin_api_keys,
+        metrics_open=config.metrics_open,
+        allowed_hosts=config.allowed_hosts,
+    )
     app = App(
         services,
-        api_keys=config.api_keys,
-        metrics_open=config.metrics_open,
+        access=access,
         cors=Cors(config.allowed_origins, config.allowed_methods, config.allowed_headers, config.allow_credentials),
         access_log=access_log,
         request_ids=config.request_ids,
         root_path=config.root_path,
         has_docs=config.has_docs,
+        on_served=owner.served,
     )
     traced = TracedApp(app, services, config.otlp_traces_endpoint) if config.otlp_traces_endpoint else None
     server = ServerState(traced or app, config.limits)
-    listener = Listener(socket.socket(fileno=config.listen_fd), server, config.tls)
-    await listener.open(config.accepted_fds)
+    listeners = Listeners(socket.socket(fileno=config.listen_fd), server, config.tls)
+    await listeners.open()
     sweeper = asyncio.create_task(_sweep(server, client))
     lag = asyncio.create_task(watch_lag(services.metrics.histograms["frontend_lag_seconds"]))
     loggers = [asyncio.create_task(each) for each in log_engine_changes(client)] if config.logs_engine_changes else []
     batches = asyncio.create_task(BatchRunner(app, storage, client).run_forever())
     try:
-        on_ready(client)
+        owner.began(access, listeners)
+        owner.ready(client)
         await signals.stop.wait()
         services.state.draining = True
-        await _let_notice(signals, config.drain_delay_s)
-        listener.close()
+        grace_s = math.inf if signals.is_replaced else config.shutdown_grace_s
+        if not signals.is_replaced:
+            await _let_notice(signals, config.drain_delay_s)
+        owner.draining()
+        listeners.close()
         batches.cancel()  # lines not answered yet are left to the next server
-        await _shut_down(server, services, config.shutdown_grace_s, signals)
+        await _shut_down(server, services, grace_s, signals)
     finally:
         batches.cancel()
         await asyncio.wait((batches,))
@@ -165,7 +212,7 @@ async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable
         lag.cancel()
         for logger in loggers:
             logger.cancel()
-        listener.close()
+        listeners.close()
         await end_all(services)
         await storage.close()
         await client.close()
@@ -211,7 +258,7 @@ async def _let_notice(signals: StopSignals, seconds: float) -> None:
 
 async def _shut_down(server: ServerState, services: Services, grace_s: float, signals: StopSignals) -> None:
     if server.connections:
-        log.info("stopping: up to %.0f s for open connections to end: %d", grace_s, len(server.connections))
+        log.info("stopping: %s for open connections to end: %d", _limit(grace_s), len(server.connections))
     drain = asyncio.gather(server.shut_down(grace_s), let_end(services, grace_s))
     forced = asyncio.create_task(signals.now.wait())
     await asyncio.wait((drain, forced), return_when=asyncio.FIRST_COMPLETED)
@@ -220,6 +267,10 @@ async def _shut_down(server: ServerState, services: Services, grace_s: float, si
     for connection in list(server.connections):
         connection.abort()
     await asyncio.sleep(0)  # their handlers are cancelled and abort their requests
+
+
+def _limit(seconds: float) -> str:
+    return "as long as it takes" if math.isinf(seconds) else f"up to {seconds:.0f} s"
 
 
 def frontend_keys(config: FrontendConfig) -> list[FrontendKeys | None]:

@@ -5,6 +5,7 @@ which costs less than a timer for each request and lets a test move the clock by
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from email.utils import formatdate
@@ -96,7 +97,7 @@ class ServerState:
         assert self._all_closed is not None
         if self.connections:
             try:
-                async with asyncio.timeout(seconds):
+                async with asyncio.timeout(None if math.isinf(seconds) else seconds):
                     await self._all_closed.wait()
             except TimeoutError:
                 return False

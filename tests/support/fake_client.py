@@ -10,6 +10,7 @@ from fake_http import Answer, Wire
 
 from quire.frontend.client.outputs import Delta, Logprob, RequestMetrics
 from quire.frontend.client.stream import InvalidRequest, TooLong
+from quire.frontend.http.api.access import access_of
 from quire.frontend.http.api.app import App
 from quire.frontend.http.api.services import Services
 from quire.frontend.text.tokenizer import Tokenizer
@@ -220,8 +221,9 @@ class Api:
         self.client = client or FakeClient()
         names = ("log_requests", "defaults", "parsers", "storage", "trust_request_chat_template")
         self.services = Services.make(self.client, **{name: options.pop(name) for name in names if name in options})
-        self.app = App(self.services, **options)
-        self.app = App(self.services, **options)
+        of_access = ("api_keys", "admin_keys", "metrics_open", "allowed_hosts")
+        self.access = access_of(**{name: options.pop(name) for name in of_access if name in options})
+        self.app = App(self.services, access=self.access, **options)
 
     def wire(self) -> Wire:
         return Wire(self.app)

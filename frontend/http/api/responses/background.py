@@ -7,6 +7,7 @@ That one also renews the record's lease while it runs, so a response of a server
 
 import asyncio
 import logging
+import math
 
 from quire.frontend.http.api.chat_run import submit_chat
 from quire.frontend.http.api.generate import running
@@ -42,8 +43,9 @@ async def begin(services: Services, turn: Turn) -> None:
 async def let_end(services: Services, grace_s: float) -> None:
     """The server stops: wait up to grace_s for responses to end."""
     if tasks := list(services.state.background.values()):
-        logger.info("stopping: up to %.0f s for responses in the background to end: %d", grace_s, len(tasks))
-        await asyncio.wait(tasks, timeout=grace_s)
+        limit = "as long as it takes" if math.isinf(grace_s) else f"up to {grace_s:.0f} s"
+        logger.info("stopping: %s for responses in the background to end: %d", limit, len(tasks))
+        await asyncio.wait(tasks, timeout=None if math.isinf(grace_s) else grace_s)
 
 
 async def end_all(services: Services) -> None:
