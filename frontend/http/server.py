@@ -50,6 +50,10 @@ from quire.ipc.process.command import stop_signals
 
 log = logging.getLogger("quire.http")
 
+# Descriptors that a process keeps for itself: the engine's sockets, files of uploads and of the store, children, connections
+# that were accepted in the same turn of the loop.
+OWN_FDS = 512
+
 
 class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Configuration of one frontend process. It is sent over the control socket, so that keys appear in no command line.
@@ -152,7 +156,7 @@ class Owner:
 async def serve(config: FrontendConfig, signals: StopSignals, owner: Owner) -> None:
     """Connect to the engine, answer requests until signals.stop, then drain. Raises FrontendError if it cannot start."""
     signals.grace_s = config.shutdown_grace_s
-    _raise_file_limit()
+    max_fds = _raise_file_limit()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     client = client_of(config.engine_addresses, frontend_keys(config), config.router)
     if not await _connect(client, config, signals):
@@ -186,7 +190,8 @@ async def serve(config: FrontendConfig, signals: StopSignals, owner: Owner) -> N
         on_served=owner.served,
     )
     traced = TracedApp(app, services, config.otlp_traces_endpoint) if config.otlp_traces_endpoint else None
-    server = ServerState(traced or app, config.limits)
+    limits = connections_within(config.limits, max_fds, len(os.listdir("/proc/self/fd")))
+    server = ServerState(traced or app, limits)
     listeners = Listeners(socket.socket(fileno=config.listen_fd), server, config.tls)
     await listeners.open()
     sweeper = asyncio.create_task(_sweep(server, client))
@@ -299,8 +304,26 @@ def _metrics(config: FrontendConfig) -> Metrics:
     return Metrics(mmap.mmap(config.metrics_fd, 0), config.index)
 
 
-def _raise_file_limit() -> None:
-    """Each connection needs a file descriptor; the usual soft limit of 1024 is too low."""
+def _raise_file_limit() -> int:
+    """Each connection needs a file descriptor; the usual soft limit of 1024 is too low. Returns the limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
+
+
+def connections_within(limits: Limits, max_fds: int, open_fds: int) -> Limits:
+    """The limits with as many connections as there are descriptors for. Without one, the kernel would reset connections, and
+    requests that open a file would fail."""
+    room = max_fds - open_fds - min(OWN_FDS, max_fds // 4)
+    most = max(1, room - limits.num_reserved)
+    if most >= limits.max_connections:
+        return limits
+    log.warning(
+        "--max-connections is %d here, not %d: this process may open %d files (ulimit -n)",
+        most,
+        limits.max_connections,
+        max_fds,
+    )
+    return msgspec.structs.replace(limits, max_connections=most)

@@ -115,7 +115,7 @@ class App:
             request.route = next(iter(methods.values()))
             allow = [*methods, *(["HEAD"] if "GET" in methods else [])]
             return ApiError(405, f"This path takes {' or '.join(allow)}.", code="method_not_allowed", allow=allow)
-        request.route = route
+        request.route, request.is_open = route, route.is_open
         if refusal := self._access.admin_refusal(request, route):
             return refusal
         if route.missing:

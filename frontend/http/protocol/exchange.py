@@ -31,6 +31,7 @@ class Request:
         "error_as",
         "expects_continue",
         "headers",
+        "is_open",
         "keep_alive",
         "max_body",
         "method",
@@ -61,6 +62,7 @@ class Request:
         self.refusal: ApiError | None = None  # an error decided before the body was read
         # set by the application's `admit`
         self.route: object = None
+        self.is_open = False  # it is a probe's: answered even while there are too many connections
         self.owner = ""  # a digest of its API key: the owner of the records that it makes and may see
         self.path_parameters: dict[str, str] = {}
         self.error_as: Callable[[ApiError], ApiError] | None = None  # turns errors into another shape than OpenAI's
