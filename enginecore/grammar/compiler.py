@@ -11,6 +11,7 @@ Owned by the daemon, called by the core's loop through preparation.py.
 """
 
 import hashlib
+import logging
 import threading
 import time
 import weakref
@@ -27,13 +28,15 @@ from quire.enginecore.grammar.language.texts import in_words
 from quire.enginecore.grammar.limits import MAX_CACHED, MAX_CACHED_BYTES, NUM_COMPILERS, PARSER_LIMITS
 from quire.enginecore.grammar.mask_threads import MAX_THREADS, MaskThreads
 from quire.enginecore.grammar.matchers import MAX_BEFORE_REASONING, Constraint, Reasoning, stop_bits
-from quire.enginecore.grammar.trial import Trial
+from quire.enginecore.grammar.trial import Trial, Verdict
 from quire.enginecore.grammar.vocabulary import Vocabulary, VocabularyError, make_vocabulary
 from quire.enginecore.preparation import PreparationFailed
 from quire.enginecore.scheduling.sequence import Sequence
 from quire.ipc.messages.frontend import AddRequest
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.structured_outputs import StructuredOutputs
+
+log = logging.getLogger("quire.enginecore")
 
 QUICK_S = 0.05  # total time for compiling a grammar several times, for the n sequences of a request
 STACK_BYTES = 16 << 20  # for threads that compile: twice what was enough in the trial process
@@ -180,7 +183,7 @@ class GrammarCompiler:
             assert self._tokenizer_json is not None
             trial = self._local.trial = Trial(self._tokenizer_json, self.vocab_size, self.eos_token_ids)
             self._trials.append(trial)
-        verdict = trial.run(wanted)
+        verdict = _tried(trial, wanted)
         if verdict.error:
             return Grammar(error=verdict.error)
         with self._lock:
@@ -220,6 +223,15 @@ class GrammarCompiler:
         self._executor.shutdown(wait=False, cancel_futures=True)
         for trial in self._trials:
             trial.close()
+
+
+def _tried(trial: Trial, wanted: StructuredOutputs) -> Verdict:
+    """The trial's verdict. Raises PreparationFailed without one: then nothing is known about the grammar."""
+    try:
+        return trial.run(wanted)
+    except OSError as error:
+        log.error("a grammar could not be tried: %s", error)
+        raise PreparationFailed("the process that tries grammars was lost; try again", "overloaded") from error
 
 
 def _digest(wanted: StructuredOutputs) -> bytes:

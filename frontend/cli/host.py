@@ -88,8 +88,8 @@ def _run(config: HostConfig) -> int:
 
 
 class AgentKeeper:
-    """The agent, which is started again when it has ended or was stopped for too long. A first start that fails, or several in a
-    row later, end the command."""
+    """The agent, which is started again when it has ended or was stopped for too long. A first start that fails, or several in
+    a row later, end the command."""
 
     def __init__(self, config: HostConfig, restarts: "Restarts") -> None:
         self._config, self._restarts = config, restarts

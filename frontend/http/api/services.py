@@ -14,6 +14,7 @@ from quire.frontend.http.api.logs.request_log import RequestLog
 from quire.frontend.http.api.metrics.metrics import Metrics
 from quire.frontend.http.api.output_plan import ParserNames
 from quire.frontend.http.store.storage import Storage
+from quire.frontend.text.request_templates import Render, render_own
 from quire.ipc.messages.frontend import EngineLimits
 
 MAX_RESPONSE_BYTES = 128 << 20
@@ -44,6 +45,7 @@ class Services:
     max_response_bytes: int = MAX_RESPONSE_BYTES  # of an answer in one piece
     state: ServingState = field(default_factory=ServingState)
     storage: Storage = field(default_factory=Storage)
+    render_own: Render = render_own  # renders the model's own chat template
     root_path: str = ""  # prefix of the paths that clients use
 
     @classmethod
@@ -57,6 +59,7 @@ class Services:
         trust_request_chat_template: bool = False,
         max_response_bytes: int = MAX_RESPONSE_BYTES,
         storage: Storage | None = None,
+        render_own: Render = render_own,
     ) -> "Services":
         """metrics: None to count for this process alone. storage: None for a private one, made at its first use."""
         return cls(
@@ -69,6 +72,7 @@ class Services:
             trust_request_chat_template,
             max_response_bytes,
             storage=storage or Storage(),
+            render_own=render_own,
         )
 
     @property

@@ -126,29 +126,27 @@ def test_a_frontend_that_is_told_to_stop_leaves_its_connections_to_others_and_is
 def test_a_reload_reads_keys_again_and_ends_no_request(number, tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("old\n")
-    with FakeCore(unless_seven) as core:
-        with Served("--engine", core.address, "--frontends", number, "--api-key-file", str(keys)) as served:
-            served.ready()
-            hangs = Background(lambda: served.ask("POST", "/v1/completions", {"prompt": [7]}, {"X-Api-Key": "old"}))
-            core.next(AddRequest)
-            before = set(served.pids(FRONTEND))
+    flags = "--frontends", number, "--api-key-file", str(keys)
+    with FakeCore(unless_seven) as core, Served("--engine", core.address, *flags) as served:
+        served.ready()
+        hangs = Background(lambda: served.ask("POST", "/v1/completions", {"prompt": [7]}, {"X-Api-Key": "old"}))
+        core.next(AddRequest)
+        before = set(served.pids(FRONTEND))
 
-            def statuses(*keys: str) -> set[tuple[int, ...]]:
-                return {
-                    tuple(served.ask("GET", "/version", None, {"X-Api-Key": key}).status for key in keys) for _ in range(20)
-                }
+        def statuses(*keys: str) -> set[tuple[int, ...]]:
+            return {tuple(served.ask("GET", "/version", None, {"X-Api-Key": key}).status for key in keys) for _ in range(20)}
 
-            keys.write_text("new\n")
-            served.kill(signal.SIGHUP)  # it has no terminal
-            until(lambda: statuses("old", "new") == {(401, 200)})
-            keys.write_text("")
-            assert main(["reload", str(served.pid)]) == 0
-            served.line("nothing was changed: --api-key-file .*: no key in this file")
-            assert statuses("new") == {(200,)} and hangs.is_alive()
-            assert number == "1" or len(set(served.pids(FRONTEND)) - before) == 2
-            served.kill()
-            served.kill()
-            assert served.wait() == 0
+        keys.write_text("new\n")
+        served.kill(signal.SIGHUP)  # it has no terminal
+        until(lambda: statuses("old", "new") == {(401, 200)})
+        keys.write_text("")
+        assert main(["reload", str(served.pid)]) == 0
+        served.line("nothing was changed: --api-key-file .*: no key in this file")
+        assert statuses("new") == {(200,)} and hangs.is_alive()
+        assert number == "1" or len(set(served.pids(FRONTEND)) - before) == 2
+        served.kill()
+        served.kill()
+        assert served.wait() == 0
 
 
 STOPPED_AS_THE_LOOP_BEGINS = """

@@ -40,7 +40,7 @@ async def count_tokens(services: Services, request: Request, response: Response)
     body = await read_body(_count_decoder, request, services.unknown_fields)
     check_model(body.model, services.model_names)
     chat = await _chat(services, body, num_bytes)
-    planned = await plan_chat(services, chat, take_tools(chat), num_bytes, **_options(body))
+    planned = await plan_chat(services, chat, take_tools(chat), **_options(body))
     response.send(200, json_bytes(CountTokensResponse(len(planned.token_ids))))
 
 
@@ -51,7 +51,7 @@ async def create_message(services: Services, request: Request, response: Respons
     chat = await _chat(services, body, num_bytes)
     checked = check_chat(chat, services.client.tokenizer, None)
     checked.cuts_max_tokens, checked.no_room = True, _NO_ROOM
-    prepared = await prepare_chat(services, chat, checked, num_bytes, **_options(body))
+    prepared = await prepare_chat(services, chat, checked, **_options(body))
     name, runs = new_id("msg", request.headers).replace("-", "_", 1), list[PromptRun]()
     async with running(name, runs, metrics, services.request_log):
         runs.append(submit_chat(services, chat, prepared, name))

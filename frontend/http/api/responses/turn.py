@@ -58,10 +58,10 @@ async def prepare_turn(services: Services, request: Request, body: ResponsesRequ
     services.defaults.fill(chat_body)
     try:
         if body.truncation == "auto":
-            await leave_out_oldest(services, chat_body, num_bytes)
+            await leave_out_oldest(services, chat_body)
         num_logprobs = (body.top_logprobs or 0) if body.wants_logprobs else None
         checked = check_chat(chat_body, services.client.tokenizer, num_logprobs)
-        chat = await prepare_chat(services, chat_body, checked, num_bytes)
+        chat = await prepare_chat(services, chat_body, checked)
     except ApiError as error:
         raise in_our_words(error) from None
     response = begun(body, id, model, chat.params) if small else await in_thread(begun, body, id, model, chat.params)
