@@ -21,6 +21,7 @@ ERROR_CODES: dict[str, tuple[str, str]] = {
     "not_in_background": ("400", "only a response of background: true can be cancelled"),
     "batch_ended": ("400", "a batch that has ended cannot be cancelled"),
     "invalid_api_key": ("401", "no key, or a wrong one"),
+    "admin_key_needed": ("403", "the route needs an admin key (--admin-api-key), and the request has another one"),
     "origin_not_allowed": ("403", "a web page of another origin uploads a file"),
     "not_found": ("404", "no such path, file or batch; a path that is nearly right is named"),
     "model_not_found": ("404", "`model` is none of the served names"),
@@ -29,6 +30,7 @@ ERROR_CODES: dict[str, tuple[str, str]] = {
     "body_too_large": ("413", "the body is longer than --max-body-mib, or a file than 200 MiB"),
     "target_too_long": ("414", "path and query are longer than 8 KiB"),
     "unsupported_media_type": ("415", "the header content-type is not the route's, or the body is compressed"),
+    "host_not_allowed": ("421", "the header host names another server (--allowed-hosts): a page on a rebound name sends such"),
     "header_too_large": ("431", "the head is longer than --h11-max-incomplete-event-size or has too many fields"),
     "too_many_requests": ("400", "more than 16 requests were sent on a connection before the first was answered"),
     "bad_request": ("400, 405, 417, 501, 505", "it is not HTTP/1.1 as the server speaks it"),
@@ -39,6 +41,6 @@ ERROR_CODES: dict[str, tuple[str, str]] = {
     "overloaded": ("503", "too many requests wait (--max-num-waiting), or too many bodies are held; header retry-after"),
     "shutting_down": ("503", "the server was told to stop; header retry-after"),
     "unhealthy": ("503", "what /health and /ready say while the engine is not well; header retry-after"),
-    "too_many_connections": ("503", "--max-connections are open; header retry-after"),
+    "too_many_connections": ("503", "--max-connections are open, each with a request; header retry-after"),
     "storage_error": ("503", "the folder of --files-dir cannot be written or read; header retry-after"),
 }

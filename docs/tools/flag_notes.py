@@ -33,7 +33,7 @@ FLAG_NOTES: dict[str, FlagNote] = {
         "(quire:frontend_lag_seconds grows), no difference where the GPU is",
         "1; 2 to 4 for many hundreds of streams",
     ),
-    "--max-connections": FlagNote("a file descriptor each", "8192"),
+    "--max-connections": FlagNote("a file descriptor each; no more than there are (`ulimit -n`)", "8192"),
     "--max-body-mib": FlagNote(
         "bodies are held whole while they are read: up to 1 GiB of them in a process", "8; 32 for very long prompts"
     ),
@@ -55,6 +55,9 @@ FLAG_NOTES: dict[str, FlagNote] = {
     # ---------------------------------------------------------------------------------------------------------- access
     "--api-key": _KEY,
     "--api-key-file": FlagNote("", "a mounted secret"),
+    "--admin-api-key": FlagNote("", "one for operators, where keys are given to others; the file, as a process list shows it"),
+    "--admin-api-key-file": FlagNote("", "a mounted secret"),
+    "--allowed-hosts": FlagNote("", "leave it out; the names of the server, where browsers reach it without keys"),
     "--metrics-open": FlagNote("", "on, where the scraper is in the same network and has no key"),
     "--disable-fastapi-docs": FlagNote("", "off; on where strangers connect"),
     "--allowed-origins": FlagNote("", "the origins of your web pages; * with keys only"),
