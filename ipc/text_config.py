@@ -78,6 +78,15 @@ def text_fields(config: dict[str, Any]) -> dict[str, Any]:
     return {**defaults, **fields, **({"max_position_embeddings": positions[0]} if positions else {})}
 
 
+def checked_context(length: int) -> int:
+    """The length, of the positions with rope_scaling. Raises ValueError for one beyond MAX_CONTEXT."""
+    if length > MAX_CONTEXT:
+        raise ValueError(
+            f"config.json: max_position_embeddings, with rope_scaling, is {length}: at most {MAX_CONTEXT} are supported"
+        )
+    return length
+
+
 def is_stretched(fields: dict[str, Any]) -> bool:
     """Whether scaling of the rotary embedding extends the context beyond max_position_embeddings."""
     return fields.get("model_type") not in _NOT_STRETCHED

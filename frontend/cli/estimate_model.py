@@ -16,7 +16,7 @@ from quire.frontend.cli.estimate_sizes import EstimateError, Json, sizes_on_rank
 from quire.ipc.hub_names import hub_id_of
 from quire.ipc.memory_plan import LayerSizes, ModelSizes
 from quire.ipc.quantization import OTHER_NAMES
-from quire.ipc.text_config import MAX_CONTEXT, is_stretched, text_fields
+from quire.ipc.text_config import checked_context, is_stretched, text_fields
 from quire.ipc.weights_file import weights_file
 
 _MAX_HEADER_BYTES = 100 << 20
@@ -233,10 +233,10 @@ def _windows(config: Json) -> list[int]:
 
 
 def _max_model_len(config: Json) -> int:
-    length = _stretched(config)
-    if length > MAX_CONTEXT:
-        raise EstimateError(f"config.json: max_position_embeddings, with rope_scaling, is {length}: at most {MAX_CONTEXT}")
-    return length
+    try:
+        return checked_context(_stretched(config))
+    except ValueError as error:
+        raise EstimateError(str(error)) from None
 
 
 def _stretched(config: Json) -> int:

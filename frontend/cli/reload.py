@@ -1,21 +1,14 @@
-"""`quire reload PID`, and what a running server does about it: `Reloads` waits for the signal and reads the files again.
+"""`quire reload PID` asks a running server to read its files again; what the server does about it is in reloads.py.
 
 The signal is SIGUSR2, and SIGHUP too for a server without a controlling terminal (ipc/process/command.py): with one, SIGHUP
 says that the terminal was closed, and ends the server.
 """
 
 import argparse
-import asyncio
-import logging
 import os
-import signal
 import sys
-from collections.abc import Awaitable, Callable
-from typing import NoReturn
 
-from quire.ipc.process.command import RELOAD_SIGNAL, CommandParser, reload_signals
-
-log = logging.getLogger("quire.serve")
+from quire.ipc.process.command import RELOAD_SIGNAL, CommandParser
 
 
 def add_reload(commands: "argparse._SubParsersAction[CommandParser]") -> None:
@@ -57,30 +50,3 @@ def _can_reload(pid: int) -> bool:
 def _failed(why: str) -> int:
     print(f"quire reload: {why}", file=sys.stderr)
     return 1
-
-
-class Reloads:
-    """Reloads of one server, one after the other. `asked` may be set from the event loop's thread."""
-
-    def __init__(self) -> None:
-        self.asked = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in reload_signals():
-            loop.add_signal_handler(number, self.asked.set)
-
-    async def follow(self, reload: Callable[[], Awaitable[None]]) -> NoReturn:
-        """Call `reload` after each signal, until cancelled. It raises ValueError if nothing was changed."""
-        while True:
-            await self.asked.wait()
-            self.asked.clear()
-            log.info("reading keys and certificates again")
-            try:
-                await reload()
-            except ValueError as error:
-                log.error("nothing was changed: %s", error)
-
-
-def ignore_reload_signals() -> None:
-    """While a server ends: the signal's default action would kill it."""
-    for number in reload_signals():
-        signal.signal(number, signal.SIG_IGN)

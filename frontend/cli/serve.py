@@ -24,7 +24,7 @@ import msgspec
 
 from quire.frontend.cli.engines import Engines
 from quire.frontend.cli.frontends import PANELS_EACH, Frontends
-from quire.frontend.cli.reload import Reloads, ignore_reload_signals
+from quire.frontend.cli.reloads import Reloads, ignore_reload_signals
 from quire.frontend.cli.service_manager import ServiceManager
 from quire.frontend.client.client import Client
 from quire.frontend.http.api.access import Access

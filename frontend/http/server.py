@@ -162,33 +162,9 @@ async def serve(config: FrontendConfig, signals: StopSignals, owner: Owner) -> N
     if not await _connect(client, config, signals):
         return
     storage = Storage(config.files_dir, config.max_files_mib << 20)
-    services = Services.make(
-        client,
-        _metrics(config),
-        log_requests=config.log_requests,
-        defaults=config.defaults,
-        parsers=ParserNames(config.tool_call_parser, config.reasoning_parser),
-        trust_request_chat_template=config.trust_request_chat_template,
-        max_response_bytes=config.max_response_mib << 20,
-        storage=storage,
-    )
+    services = _services(config, client, storage)
     access_log = AccessLog(config.access_log_without) if config.access_log else None
-    access = access_of(
-        api_keys=config.api_keys,
-        admin_keys=config.admin_api_keys,
-        metrics_open=config.metrics_open,
-        allowed_hosts=config.allowed_hosts,
-    )
-    app = App(
-        services,
-        access=access,
-        cors=Cors(config.allowed_origins, config.allowed_methods, config.allowed_headers, config.allow_credentials),
-        access_log=access_log,
-        request_ids=config.request_ids,
-        root_path=config.root_path,
-        has_docs=config.has_docs,
-        on_served=owner.served,
-    )
+    app, access = _application(config, services, access_log, owner)
     traced = TracedApp(app, services, config.otlp_traces_endpoint) if config.otlp_traces_endpoint else None
     limits = connections_within(config.limits, max_fds, len(os.listdir("/proc/self/fd")))
     server = ServerState(traced or app, limits)
@@ -225,6 +201,39 @@ async def serve(config: FrontendConfig, signals: StopSignals, owner: Owner) -> N
             access_log.flush()
         if traced is not None:
             await traced.close()
+
+
+def _services(config: FrontendConfig, client: Client, storage: Storage) -> Services:
+    return Services.make(
+        client,
+        _metrics(config),
+        log_requests=config.log_requests,
+        defaults=config.defaults,
+        parsers=ParserNames(config.tool_call_parser, config.reasoning_parser),
+        trust_request_chat_template=config.trust_request_chat_template,
+        max_response_bytes=config.max_response_mib << 20,
+        storage=storage,
+    )
+
+
+def _application(config: FrontendConfig, services: Services, access_log: AccessLog | None, owner: Owner) -> tuple[App, Access]:
+    access = access_of(
+        api_keys=config.api_keys,
+        admin_keys=config.admin_api_keys,
+        metrics_open=config.metrics_open,
+        allowed_hosts=config.allowed_hosts,
+    )
+    app = App(
+        services,
+        access=access,
+        cors=Cors(config.allowed_origins, config.allowed_methods, config.allowed_headers, config.allow_credentials),
+        access_log=access_log,
+        request_ids=config.request_ids,
+        root_path=config.root_path,
+        has_docs=config.has_docs,
+        on_served=owner.served,
+    )
+    return app, access
 
 
 async def _connect(client: Client, config: FrontendConfig, signals: StopSignals) -> bool:

@@ -75,9 +75,9 @@ def test_without_a_key_no_body_is_read():
 
 
 ADMIN_ROUTES = [
-    ("GET", "/metrics"), ("GET", "/server_info"), ("POST", "/reset_prefix_cache"), ("POST", "/start_profile"),
-    ("POST", "/stop_profile"),
-]  # fmt: skip
+    *(("GET", path) for path in ("/metrics", "/server_info")),
+    *(("POST", path) for path in ("/reset_prefix_cache", "/start_profile", "/stop_profile")),
+]
 
 
 @pytest.mark.parametrize(("method", "path"), ADMIN_ROUTES)
@@ -116,10 +116,10 @@ def test_an_admin_key_opens_what_other_keys_open_and_every_admin_route_is_one():
 
 
 # ----------------------------------------------------------------------------------------------------------------- hosts
-LOCAL = ["localhost", "LocalHost:8000", "a.localhost", "a.b.localhost.", "127.0.0.1", "127.0.0.1:8000", "10.1.2.3", "[::1]:80",
-         "[fe80::1]", "quire"]  # fmt: skip
-REBOUND = ["evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.nip.io", "a.xlocalhost", "1.2.3.4.5",
-           "127.0.0.1:80:80", "[::1].evil.example", "example.org.evil.example"]  # fmt: skip
+ADDRESSES = ["127.0.0.1", "127.0.0.1:8000", "10.1.2.3", "[::1]:80", "[fe80::1]"]
+LOCAL = [*ADDRESSES, "localhost", "LocalHost:8000", "a.localhost", "a.b.localhost.", "quire"]
+REBOUND = ["evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.nip.io", "a.xlocalhost"]
+REBOUND += ["1.2.3.4.5", "127.0.0.1:80:80", "[::1].evil.example", "example.org.evil.example"]
 
 
 @pytest.mark.parametrize("host", REBOUND)
