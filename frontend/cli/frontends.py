@@ -69,8 +69,8 @@ class Frontends:
     async def stop(self, signals: StopSignals) -> None:
         """End all frontends, at once if signals.now is set; else with time to answer running requests."""
         children = [child for frontend in self._all for child in frontend.children] + list(self._leaving)
-        for task in self._leaving.values():
-            task.cancel()
+        for leaving in self._leaving.values():
+            leaving.cancel()
         await asyncio.gather(*self._leaving.values(), return_exceptions=True)
         for child in children:
             child.send_signal(signal.SIGTERM)

@@ -102,29 +102,33 @@ class AgentKeeper:
         if self._agent is not None:
             self._agent.send_signal(signal.SIGTERM)
 
+    def is_stopping(self) -> bool:
+        """Whether a signal has asked for the end."""
+        return self._stopping
+
     def run(self, start: "Callable[[str, HostConfig], Child] | None" = None) -> int:
         """Returns the exit code, after a signal or when starts are given up. start: in place of `spawn`, for tests."""
         from quire.ipc.process.children import spawn
 
         why = ""
-        while not self._stopping:
+        while not self.is_stopping():
             try:
                 agent = self._agent = (start or spawn)(AGENT_MODULE, self._config)
             except OSError as error:  # no process can be started now
                 why = str(error)
             else:
-                if self._stopping:  # the signal came before there was an agent to pass it on to
+                if self.is_stopping():  # the signal came before there was an agent to pass it on to
                     agent.send_signal(signal.SIGTERM)
                 why = self.watch(agent)
                 agent.terminate(0.0)
-            if self._stopping:
+            if self.is_stopping():
                 break
             pause_s = self._restarts.ended(time.monotonic()) if self._was_ready else None
             if pause_s is None:
                 return _failed(why)
             print(f"quire host: {why}; next start in {pause_s:.0f} s", file=sys.stderr, flush=True)
             deadline = time.monotonic() + pause_s
-            while not self._stopping and (left := deadline - time.monotonic()) > 0:
+            while not self.is_stopping() and (left := deadline - time.monotonic()) > 0:
                 time.sleep(min(left, LOOK_S))
         return 0
 

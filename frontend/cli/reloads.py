@@ -1,4 +1,4 @@
-"""Reloads: waits, in a running server, for the signals that ask it to read its files again. `quire reload` sends one (reload.py).
+"""Reloads: waits, in a server, for the signals that ask it to read its files again; `quire reload` sends one (reload.py).
 
 Used by serve.py, which knows what is read again.
 """

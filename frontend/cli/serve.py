@@ -180,15 +180,26 @@ class ReadyMessage:
             self._url = f"unix:{os.path.abspath(uds)}"
             self._curl = f"--unix-socket {shlex.quote(os.path.abspath(uds))} {scheme}://localhost/v1/chat/completions"
         self._needs_key = needs_key
+        self._note = ""
         self._is_logged = log_format == "json"
 
     @classmethod
     def of(cls, config: ServeConfig, sock: socket.socket) -> "ReadyMessage":
         port = sock.getsockname()[1] if config.uds is None else 0
         scheme = "http" if config.frontend.tls is None else "https"
-        return cls(config.host, port, bool(config.frontend.api_keys), scheme, config.uds, config.frontend.log_format)
+        message = cls(config.host, port, bool(config.frontend.api_keys), scheme, config.uds, config.frontend.log_format)
+        if not config.frontend.admin_api_keys:
+            routes, who = "/metrics, /server_info, /reset_prefix_cache, profiles", message.everyone
+            message._note = f"routes for the operator ({routes}) answer to {who}; --admin-api-key gives them a key of their own"
+        return message
+
+    @property
+    def everyone(self) -> str:
+        return "any API key" if self._needs_key else "every client"
 
     def __call__(self, model: str) -> None:
+        if self._note:
+            log.info("%s", self._note)
         if self._is_logged:
             return log.info("Quire serves %s at %s", model, self._url)
         key = " -H 'Authorization: Bearer YOUR_KEY'" if self._needs_key else ""

@@ -205,8 +205,6 @@ def _serve_with(args: argparse.Namespace, engine: "EngineConfig | None", keys: "
 
     if args.notes:
         log.info("taken from the command, but nothing is needed for it here: %s", ", ".join(args.notes))
-    if line := _say_who_administers(args, keys):
-        log.info("%s", line)
     if variables := unread_variables(os.environ):
         log.info("environment variables without effect here: %s", variables)
     frontend_options, serve_options = server_options(args.parser, args)
@@ -318,15 +316,6 @@ def _allowed_hosts(args: argparse.Namespace, keys: _Keys) -> tuple[str, ...]:
     if args.allowed_hosts is not None:
         return args.allowed_hosts
     return LOCAL_NAMES if not keys.ordinary and args.uds is None and is_loopback(args.host) else ("*",)
-
-
-def _say_who_administers(args: argparse.Namespace, keys: _Keys) -> str:
-    """A line for the log if the routes for the operator have no key of their own; else empty."""
-    if keys.admin:
-        return ""
-    who = "any API key" if keys.ordinary else "every client"
-    routes = "/metrics, /server_info, /reset_prefix_cache, profiles"
-    return f"the routes for the operator ({routes}) answer to {who}: --admin-api-key gives them a key of their own"
 
 
 def _key_file(flag: str, path: str | None) -> list[str]:
