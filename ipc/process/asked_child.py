@@ -101,18 +101,18 @@ class AskedChild:
     def _ask(self, question: bytes, timeout_s: float) -> bytes | ChildLost | None:
         assert self._socket is not None and self._child is not None
         answer: bytes | None = b""
-        before, is_late = cpu_seconds(self._child.pid), False
+        most_cpu_s, is_late = cpu_seconds(self._child.pid) + timeout_s, False
         wall_s = max(WALL_LEAST_S, WALL_FACTOR * timeout_s)
         self._socket.settimeout(wall_s)
         with suppress(OSError):
             send(self._socket, question)
-            if self._wait(wall_s, before + timeout_s):
+            if self._wait(wall_s, most_cpu_s):
                 answer = receive(self._socket)
             else:
                 is_late = True
         if answer:
             return answer
-        if is_late and cpu_seconds(self._child.pid) - before >= timeout_s:
+        if is_late and cpu_seconds(self._child.pid) >= most_cpu_s:
             self.close()
             return None
         code = None if is_late else self._child.wait(KILL_WAIT_S)

@@ -224,9 +224,9 @@ class Api:
 
     def __init__(self, client: FakeClient | None = None, **options) -> None:
         self.client = client or FakeClient()
-        names = ("log_requests", "defaults", "parsers", "storage", "trust_request_chat_template")
+        names = ("log_requests", "defaults", "parsers", "storage", "trust_request_chat_template", "render_own")
         of_services = {name: options.pop(name) for name in names if name in options}
-        self.services = Services.make(self.client, render_own=render_at_once, **of_services)
+        self.services = Services.make(self.client, **{"render_own": render_at_once, **of_services})
         of_access = ("api_keys", "admin_keys", "metrics_open", "allowed_hosts")
         self.access = access_of(**{name: options.pop(name) for name in of_access if name in options})
         self.app = App(self.services, access=self.access, **options)

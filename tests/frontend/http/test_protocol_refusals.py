@@ -10,6 +10,7 @@ from fake_http import CHUNKED, GET, POST
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.frontend.http.server import connections_within
 from quire.frontend.http.server_state import Limits
 
 BAD = {
@@ -275,3 +276,12 @@ def test_garbage_never_raises_and_is_answered_in_http(pieces, step):
         assert wire.transport.closed and not wire.server.connections and wire.server.held_bytes == 0
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("max_fds", "open_fds", "most"), [(65536, 40, 8192), (4096, 40, 3480), (300, 30, 131), (64, 60, 1), (1 << 62, 40, 8192)]
+)
+def test_there_are_no_more_connections_than_descriptors_for_them(max_fds, open_fds, most, caplog):
+    limits = connections_within(Limits(), max_fds, open_fds)
+    assert limits.max_connections == most
+    assert most in (1, 8192) or most + limits.num_reserved + open_fds < max_fds
