@@ -142,7 +142,7 @@ def test_the_models_own_template_has_the_same_limits():
 
     async def main():
         assert await render_own(WANTED) == render_here(WANTED)
-        with pytest.raises(ChatTemplateError, match="(?i)memory"):
+        with pytest.raises(ChatTemplateError, match=r"(?i)memory"):
             await render_own(msgspec.structs.replace(WANTED, source=SWELLING["doubling"]))
         assert await render_own(WANTED) == render_here(WANTED)
 
