@@ -31,6 +31,7 @@ from quire.frontend.http.api.access import Access
 from quire.frontend.http.api.keys import ApiKeys
 from quire.frontend.http.api.logs.tracing import TracingError, check_endpoint
 from quire.frontend.http.api.metrics.metrics import panel_bytes
+from quire.frontend.http.limits.key_limits import CurrentLimits
 from quire.frontend.http.listener import FrontendError, UnixPath, bind, bind_unix
 from quire.frontend.http.listeners import Listeners
 from quire.frontend.http.server import FrontendConfig, Owner, StopSignals, frontend_keys, run, serve
@@ -188,7 +189,7 @@ class ReadyMessage:
         port = sock.getsockname()[1] if config.uds is None else 0
         scheme = "http" if config.frontend.tls is None else "https"
         message = cls(config.host, port, bool(config.frontend.api_keys), scheme, config.uds, config.frontend.log_format)
-        if not config.frontend.admin_api_keys:
+        if not config.frontend.admin_api_keys and not config.frontend.key_limits.have_admin:
             routes, who = "/metrics, /server_info, /reset_prefix_cache, profiles", message.everyone
             message._note = f"routes for the operator ({routes}) answer to {who}; --admin-api-key gives them a key of their own"
         return message
@@ -235,10 +236,10 @@ class _Here(Owner):
 
     def __init__(self, launch: _Launch, manager: ServiceManager) -> None:
         self._launch, self._manager = launch, manager
-        self._serving: tuple[Access, Listeners] | None = None
+        self._serving: tuple[Access, Listeners, CurrentLimits] | None = None
 
-    def began(self, access: Access, listeners: Listeners) -> None:
-        self._serving = access, listeners
+    def began(self, access: Access, listeners: Listeners, key_limits: CurrentLimits) -> None:
+        self._serving = access, listeners, key_limits
 
     def ready(self, client: Client) -> None:
         model = client.welcome.served_model_names[0]
@@ -246,12 +247,13 @@ class _Here(Owner):
         self._manager.ready(f"serves {model}")
 
     async def reload(self) -> None:
-        """Read keys and certificates again, in place."""
+        """Read keys, their limits and certificates again, in place."""
         if self._serving is None:
             return  # not yet: they are read at the start
         template = self._launch.read(self._launch.template)
-        access, listeners = self._serving
-        access.use(ApiKeys(template.api_keys, template.admin_api_keys))
+        access, listeners, key_limits = self._serving
+        access.use(ApiKeys(template.api_keys, template.admin_api_keys, template.key_limits))
+        key_limits.use(template.key_limits)
         await listeners.refresh()
 
 

@@ -304,8 +304,11 @@ def _read_again(args: argparse.Namespace, config: "FrontendConfig") -> "Frontend
     """The configuration with the keys that the files hold now. Raises ValueError."""
     import msgspec
 
+    from quire.frontend.http.limits.limits_file import read_limits
+
     keys = _keys(args)
-    return msgspec.structs.replace(config, api_keys=keys.ordinary, admin_api_keys=keys.admin)
+    limits = config.key_limits if args.limits is None else read_limits(args.limits)
+    return msgspec.structs.replace(config, api_keys=keys.ordinary, admin_api_keys=keys.admin, key_limits=limits)
 
 
 def _allowed_hosts(args: argparse.Namespace, keys: _Keys) -> tuple[str, ...]:

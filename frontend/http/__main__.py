@@ -12,6 +12,7 @@ import sys
 
 from quire.frontend.client.client import Client
 from quire.frontend.http.api.access import Access
+from quire.frontend.http.limits.key_limits import CurrentLimits
 from quire.frontend.http.listener import FrontendError
 from quire.frontend.http.listeners import Listeners
 from quire.frontend.http.server import FrontendConfig, Owner, StopSignals, run, serve
@@ -28,7 +29,7 @@ class Launcher(Owner):
         self._signals = signals
         self._tasks = set[asyncio.Task[None]]()
 
-    def began(self, access: Access, listeners: Listeners) -> None:
+    def began(self, access: Access, listeners: Listeners, key_limits: CurrentLimits) -> None:
         loop = asyncio.get_running_loop()
 
         def take(said: dict[str, str], fds: list[int]) -> None:

@@ -14,6 +14,7 @@ import resource
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
 
@@ -34,6 +35,7 @@ from quire.frontend.http.api.responses.background import end_all, let_end
 from quire.frontend.http.api.services import MAX_RESPONSE_BYTES, Services
 from quire.frontend.http.batches.runner import BatchRunner
 from quire.frontend.http.garbage import GarbageCollection
+from quire.frontend.http.limits.key_limits import CurrentLimits, KeyLimits
 from quire.frontend.http.listener import FrontendError
 from quire.frontend.http.listeners import Listeners
 from quire.frontend.http.loop_lag import watch_lag
@@ -100,6 +102,8 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     limits: Limits = Limits()
     files_dir: str | None = None  # shared by all frontends of a server; None: private to this process
     max_files_mib: int = DEFAULT_FILES_MIB
+    key_limits: KeyLimits = KeyLimits()
+    request_timeout_s: float = 0.0  # the longest that a request may take; 0: no limit
 
 
 def run(main: Callable[[], object]) -> None:
@@ -140,8 +144,8 @@ class StopSignals:
 class Owner:
     """What `serve` tells whoever runs it, and what that one may ask meanwhile: overridden by the launcher and by its child."""
 
-    def began(self, access: Access, listeners: Listeners) -> None:
-        """Requests can come. These two may be changed from now on, in the event loop."""
+    def began(self, access: Access, listeners: Listeners, key_limits: CurrentLimits) -> None:
+        """Requests can come. These may be changed from now on, in the event loop."""
 
     def ready(self, client: Client) -> None:
         """Requests can come, and the engine is connected."""
@@ -161,8 +165,10 @@ async def serve(config: FrontendConfig, signals: StopSignals, owner: Owner) -> N
     client = client_of(config.engine_addresses, frontend_keys(config), config.router)
     if not await _connect(client, config, signals):
         return
-    storage = Storage(config.files_dir, config.max_files_mib << 20)
-    services = _services(config, client, storage)
+    storage = Storage(
+        config.files_dir, config.max_files_mib << 20, key_bounds=(key_limits := CurrentLimits(config.key_limits)).files
+    )
+    services = _services(config, client, storage, key_limits)
     access_log = AccessLog(config.access_log_without) if config.access_log else None
     app, access = _application(config, services, access_log, owner)
     traced = TracedApp(app, services, config.otlp_traces_endpoint) if config.otlp_traces_endpoint else None
@@ -175,7 +181,7 @@ async def serve(config: FrontendConfig, signals: StopSignals, owner: Owner) -> N
     loggers = [asyncio.create_task(each) for each in log_engine_changes(client)] if config.logs_engine_changes else []
     batches = asyncio.create_task(BatchRunner(app, storage, client).run_forever())
     try:
-        owner.began(access, listeners)
+        owner.began(access, listeners, key_limits)
         owner.ready(client)
         await signals.stop.wait()
         services.state.draining = True
@@ -203,23 +209,11 @@ async def serve(config: FrontendConfig, signals: StopSignals, owner: Owner) -> N
             await traced.close()
 
 
-def _services(config: FrontendConfig, client: Client, storage: Storage) -> Services:
-    return Services.make(
-        client,
-        _metrics(config),
-        log_requests=config.log_requests,
-        defaults=config.defaults,
-        parsers=ParserNames(config.tool_call_parser, config.reasoning_parser),
-        trust_request_chat_template=config.trust_request_chat_template,
-        max_response_bytes=config.max_response_mib << 20,
-        storage=storage,
-    )
-
-
 def _application(config: FrontendConfig, services: Services, access_log: AccessLog | None, owner: Owner) -> tuple[App, Access]:
     access = access_of(
         api_keys=config.api_keys,
         admin_keys=config.admin_api_keys,
+        key_limits=config.key_limits,
         metrics_open=config.metrics_open,
         allowed_hosts=config.allowed_hosts,
     )
@@ -234,6 +228,21 @@ def _application(config: FrontendConfig, services: Services, access_log: AccessL
         on_served=owner.served,
     )
     return app, access
+
+
+def _services(config: FrontendConfig, client: Client, storage: Storage, key_limits: CurrentLimits) -> Services:
+    return Services.make(
+        client,
+        _metrics(config),
+        log_requests=config.log_requests,
+        defaults=config.defaults,
+        parsers=ParserNames(config.tool_call_parser, config.reasoning_parser),
+        trust_request_chat_template=config.trust_request_chat_template,
+        max_response_bytes=config.max_response_mib << 20,
+        storage=storage,
+        key_limits=key_limits,
+        request_timeout_s=config.request_timeout_s,
+    )
 
 
 async def _connect(client: Client, config: FrontendConfig, signals: StopSignals) -> bool:
@@ -258,6 +267,7 @@ async def _sweep(server: ServerState, client: Client) -> None:
     while True:
         await asyncio.sleep(1.0)
         server.sweep()
+        client.expire(time.monotonic())
         garbage.look(is_idle=client.num_requests == 0)
 
 

@@ -4,8 +4,8 @@ jinja's sandbox restricts what a template can access, and bounds nothing: not lo
 contain the same list twice, and so on down (945 bytes of template take 4 s in C, in which no other thread runs). A trace
 function that looks at the clock can end Python code only, and jinja may catch its exception. So a child process with little
 memory renders, and is killed when it takes too long. That costs a short request 0.1 ms, and 0.2 s for the first one and for one
-after a kill. Templates that requests bring are rendered one after the other, so they can delay each other. The model's own
-template, which came with its files, has the same limits in a process of its own.
+after a kill. Templates that requests bring are rendered one after the other, those of different API keys in turn. The model
+has its own template rendered within the same limits, in another process.
 
 `render_apart` and `render_own` are the server's side, `main` the child's.
 """
@@ -22,6 +22,7 @@ import msgspec
 from quire.frontend.text.chat_template import ChatTemplate, ChatTemplateError
 from quire.ipc.process.asked_child import AskedChild
 from quire.ipc.process.children import child_main_config, own_fds
+from quire.ipc.process.fair_executor import FairExecutor
 from quire.ipc.process.framing import data_bytes, limit_this_process, receive, send
 
 MODULE = "quire.frontend.text.request_templates"
@@ -101,21 +102,24 @@ class TemplateProcess:
 _process, _own_process = TemplateProcess(), TemplateProcess()
 _thread = ThreadPoolExecutor(1, "quire-templates")  # waits for the process, without the interpreter's lock
 _own_thread = ThreadPoolExecutor(1, "quire-template")
+_turns, _own_turns = FairExecutor(_thread, 1), FairExecutor(_own_thread, 1)
 atexit.register(_process.close)  # the threads have ended by then
 atexit.register(_own_process.close)
 
 
-async def render_apart(wanted: ToRender) -> str:
-    """The prompt text, at most TIMEOUT_S after earlier templates are done. Raises ChatTemplateError."""
-    return await asyncio.get_running_loop().run_in_executor(_thread, lambda: _process.render(wanted, TIMEOUT_S))
+async def render_apart(wanted: ToRender, owner: str = "") -> str:
+    """The prompt text, when it is the turn of the owner of the request's key. Raises ChatTemplateError."""
+    work = _turns.submit(lambda: _process.render(wanted, TIMEOUT_S), owner, len(wanted.source))
+    return await asyncio.wrap_future(work)
 
 
-Render = Callable[[ToRender], Awaitable[str]]
+Render = Callable[[ToRender, str], Awaitable[str]]  # and the owner of the request's key
 
 
-async def render_own(wanted: ToRender) -> str:
+async def render_own(wanted: ToRender, owner: str = "") -> str:
     """The same for the model's own template, in a process that no request's template delays."""
-    return await asyncio.get_running_loop().run_in_executor(_own_thread, lambda: _own_process.render(wanted, TIMEOUT_S))
+    work = _own_turns.submit(lambda: _own_process.render(wanted, TIMEOUT_S), owner, len(wanted.source))
+    return await asyncio.wrap_future(work)
 
 
 # ------------------------------------------------------------------------------------------------- in the child

@@ -63,11 +63,15 @@ class FakeStream:
         self.finished = self.cancelled = False
         self.error: Exception | None = None
         self.shown: frozenset[int] = frozenset()  # special tokens
+        self.marks: dict[int, str] = {}
         self.turns: list[list[Delta]] = []
         self.news = asyncio.Event()
 
     def show_special_tokens(self, token_ids: frozenset[int]) -> None:
         self.shown = token_ids
+
+    def mark_tokens(self, marks: dict[int, str]) -> None:
+        self.marks = marks
 
     def push(self, *deltas: Delta) -> None:
         """One turn, or, if the last one was not taken, more of it."""
@@ -215,7 +219,7 @@ class FakeClient:
         return row
 
 
-async def render_at_once(wanted: ToRender) -> str:
+async def render_at_once(wanted: ToRender, owner: str = "") -> str:
     return render_here(wanted)
 
 
@@ -225,6 +229,7 @@ class Api:
     def __init__(self, client: FakeClient | None = None, **options) -> None:
         self.client = client or FakeClient()
         names = ("log_requests", "defaults", "parsers", "storage", "trust_request_chat_template", "render_own")
+        names += ("key_limits", "request_timeout_s")
         of_services = {name: options.pop(name) for name in names if name in options}
         self.services = Services.make(self.client, **{"render_own": render_at_once, **of_services})
         of_access = ("api_keys", "admin_keys", "metrics_open", "allowed_hosts")

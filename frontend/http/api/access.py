@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from quire.frontend.http.api.keys import ApiKeys
 from quire.frontend.http.api.route import Route
 from quire.frontend.http.api.routes import ROUTES
+from quire.frontend.http.limits.key_limits import KeyLimits
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.http.protocol.exchange import Request
 
@@ -27,12 +28,13 @@ def access_of(
     *,
     api_keys: Iterable[str] = (),
     admin_keys: Iterable[str] = (),
+    key_limits: KeyLimits | None = None,
     metrics_open: bool = False,
     allowed_hosts: Iterable[str] = ("*",),
 ) -> "Access":
     """The access to all routes of the server. metrics_open: /metrics needs no key."""
     open_paths = [route.path.encode() for route in ROUTES.routes if route.is_open]
-    keys = ApiKeys(api_keys, admin_keys)
+    keys = ApiKeys(api_keys, admin_keys, key_limits)
     return Access(keys, open_paths=[*open_paths, *([b"/metrics"] if metrics_open else [])], allowed_hosts=allowed_hosts)
 
 

@@ -8,15 +8,18 @@ import hashlib
 import hmac
 from collections.abc import Iterable, Mapping
 
+from quire.frontend.http.limits.key_limits import KeyLimits
+
 
 class ApiKeys:
-    """keys, admin_keys: a request needs one of both, if there are keys."""
+    """keys, admin_keys: a request needs one of both, if there are keys. limits: may make more of them an admin's."""
 
-    def __init__(self, keys: Iterable[str] = (), admin_keys: Iterable[str] = ()) -> None:
+    def __init__(self, keys: Iterable[str] = (), admin_keys: Iterable[str] = (), limits: KeyLimits | None = None) -> None:
         ordinary, self._admin = _digests(keys), _digests(admin_keys)
         self._digests = [*ordinary, *self._admin]
         self.are_needed = bool(ordinary)
-        self.have_admin = bool(self._admin)
+        self._limits = limits or KeyLimits()
+        self.have_admin = bool(self._admin) or self._limits.have_admin
 
     def owner(self, headers: Mapping[bytes, bytes]) -> str | None:
         """A digest of the request's key; None if it has none that is right. It is compared with every key in constant time, so
@@ -34,7 +37,7 @@ class ApiKeys:
 
     def is_admin(self, owner: str) -> bool:
         """Whether this is the digest of an admin key."""
-        return bool(owner) and _has(self._admin, bytes.fromhex(owner))
+        return bool(owner) and (_has(self._admin, bytes.fromhex(owner)) or self._limits.access(owner).admin)
 
 
 def _digests(keys: Iterable[str]) -> list[bytes]:

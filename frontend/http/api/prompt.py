@@ -12,6 +12,7 @@ from quire.frontend.client.client import Client
 from quire.frontend.client.encoding import encode_end
 from quire.frontend.http.api.bodies.schemas import MAX_ITEMS, ChatRequest, TokenizeRequest
 from quire.frontend.http.api.errors import invalid
+from quire.frontend.http.api.tools.custom_tools import shown_tools
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.text.chat_template import ChatTemplateError
 from quire.frontend.text.request_templates import Render, ToRender, render_apart, render_own
@@ -32,12 +33,14 @@ async def chat_prompt(
     body: ChatRequest | TokenizeRequest,
     trust_template: bool,
     keep: int | None = None,
+    owner: str = "",
     *,
     render: Render = render_own,
 ) -> tuple[ChatPrompt, list[int]]:
     """The conversation as a prompt, and its token ids, or `keep` of them (`truncated`).
 
-    trust_template: whether a request may bring its own template. render: renders the model's. Raises ApiError 400, TooLong.
+    trust_template: whether a request may bring its own template. owner: of its key. render: renders the model's template.
+    Raises ApiError 400, TooLong.
     """
     if body.chat_template is not None and not trust_template:
         raise invalid(
@@ -45,7 +48,8 @@ async def chat_prompt(
         )
     options, special, tokenizer = _template_options(body), bool(body.add_special_tokens), client.tokenizer
     try:
-        prompt = await _rendered(tokenizer, body.chat_template, options, render if body.chat_template is None else render_apart)
+        render = render if body.chat_template is None else render_apart
+        prompt = await _rendered(tokenizer, body.chat_template, options, render, owner)
     except ChatTemplateError as error:
         raise invalid(f"messages: {error}", "messages") from None
     except OSError as error:
@@ -56,10 +60,12 @@ async def chat_prompt(
     return prompt, await encoded(client, prompt.text, special, keep, side)
 
 
-async def _rendered(tokenizer: Tokenizer, template: str | None, options: dict[str, Any], render: Render) -> ChatPrompt:
+async def _rendered(
+    tokenizer: Tokenizer, template: str | None, options: dict[str, Any], render: Render, owner: str
+) -> ChatPrompt:
     source, variables = tokenizer.template_source(template, bool(options["tools"])), options.pop("chat_template_kwargs")
     wanted = ToRender(source, tokenizer.special_tokens, tokenizer.content_format(), variables=variables, **options)
-    return ChatPrompt(await render(wanted), source)
+    return ChatPrompt(await render(wanted, owner), source)
 
 
 def _template_options(body: ChatRequest | TokenizeRequest) -> dict[str, Any]:
@@ -74,7 +80,7 @@ def _template_options(body: ChatRequest | TokenizeRequest) -> dict[str, Any]:
         raise invalid("continue_final_message and add_generation_prompt exclude each other", "continue_final_message")
     return {
         "messages": messages,
-        "tools": body.tools or None,
+        "tools": shown_tools(body.tools or []) or None,
         "documents": body.documents or None,
         "add_generation_prompt": opens,
         "continue_final_message": continues,

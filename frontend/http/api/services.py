@@ -13,6 +13,8 @@ from quire.frontend.http.api.bodies.unknown_fields import UnknownFields
 from quire.frontend.http.api.logs.request_log import RequestLog
 from quire.frontend.http.api.metrics.metrics import Metrics
 from quire.frontend.http.api.output_plan import ParserNames
+from quire.frontend.http.limits.key_limits import CurrentLimits, KeyLimits
+from quire.frontend.http.limits.recent_refusals import RecentRefusals
 from quire.frontend.http.store.storage import Storage
 from quire.frontend.text.request_templates import Render, render_own
 from quire.ipc.messages.frontend import EngineLimits
@@ -47,6 +49,9 @@ class Services:
     storage: Storage = field(default_factory=Storage)
     render_own: Render = render_own  # renders the model's own chat template
     root_path: str = ""  # prefix of the paths that clients use
+    key_limits: KeyLimits | CurrentLimits = field(default_factory=KeyLimits)
+    request_timeout_s: float = 0.0  # the longest that a request may take; 0: no limit
+    refusals: RecentRefusals = field(default_factory=RecentRefusals)
 
     @classmethod
     def make(
@@ -60,6 +65,8 @@ class Services:
         max_response_bytes: int = MAX_RESPONSE_BYTES,
         storage: Storage | None = None,
         render_own: Render = render_own,
+        key_limits: KeyLimits | CurrentLimits | None = None,
+        request_timeout_s: float = 0.0,
     ) -> "Services":
         """metrics: None to count for this process alone. storage: None for a private one, made at its first use."""
         return cls(
@@ -73,6 +80,8 @@ class Services:
             max_response_bytes,
             storage=storage or Storage(),
             render_own=render_own,
+            key_limits=key_limits or KeyLimits(),
+            request_timeout_s=request_timeout_s,
         )
 
     @property

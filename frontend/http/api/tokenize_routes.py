@@ -44,7 +44,8 @@ async def tokenize(services: Services, request: Request, response: Response) -> 
             raise ApiError(400, f"{name}: this value is not supported by this server.", param=name, code="unsupported_value")
     check_tools_size(body.tools or [])
     if body.prompt is None:
-        _, ids = await chat_prompt(services.client, body, services.trust_request_chat_template, render=services.render_own)
+        trusts, render = services.trust_request_chat_template, services.render_own
+        _, ids = await chat_prompt(services.client, body, trusts, owner=request.owner, render=render)
     else:
         ids = await services.client.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
 

@@ -32,6 +32,7 @@ class Request:
         "expects_continue",
         "headers",
         "is_open",
+        "is_patient",
         "keep_alive",
         "max_body",
         "method",
@@ -64,6 +65,7 @@ class Request:
         self.route: object = None
         self.is_open = False  # it is a probe's: answered even while there are too many connections
         self.owner = ""  # a digest of its API key: the owner of the records that it makes and may see
+        self.is_patient = False  # a line of a batch: it waits for the engine for as long as it takes
         self.path_parameters: dict[str, str] = {}
         self.error_as: Callable[[ApiError], ApiError] | None = None  # turns errors into another shape than OpenAI's
         self.answer_headers = b""  # header lines for any answer

@@ -55,7 +55,7 @@ def test_wrong_starts_say_why(tmp_path):
         (["--allowed-origins", '["a", 3]'], "--allowed-origins"),
         (["--allowed-origins", "[a"], "--allowed-origins"), (["--allowed-origins", "a,,b"], "--allowed-origins"),
         (["--tool-call-parser", "json"], "--tool-call-parser"), (["--reasoning-parser", "x"], "--reasoning-parser"),
-        (["--tool-call-parser", "openai"], "Harmony"), (["--reasoning-parser", "openai_gptoss"], "Harmony"),
+        (["--tool-call-parser", "step3"], "this parser is for Step3"), (["--reasoning-parser", "nano_v3"], "recurrent layers"),
         (["--port", "http"], "a port is"), (["--shutdown-grace-s", "nan"], "--shutdown-grace-s"),
         (["model", "--engine", "ipc:///x"], "leave the model out"), (["--engine", "foo"], "foo: an address starts with"),
         (["--engine", "ipc:///x", "--max-model-len", "9", "--enforce-eager"], "leave --max-model-len, --enforce-eager out"),

@@ -1,6 +1,7 @@
 """Who may ask, and how requests are told apart: keys, origins of pages, request ids and their log."""
 
 import asyncio
+import hashlib
 import json
 import logging
 import re
@@ -15,6 +16,7 @@ from quire.frontend.client.stream import EngineError
 from quire.frontend.http.api.access import LOCAL_NAMES
 from quire.frontend.http.api.keys import ApiKeys
 from quire.frontend.http.api.routes import ROUTES
+from quire.frontend.http.limits.key_limits import KeyLimit, KeyLimits
 from quire.frontend.http.protocol.cors import Cors
 
 # ------------------------------------------------------------------------------------------------------------------ keys
@@ -95,6 +97,17 @@ def test_routes_for_the_operator_need_an_admin_key_where_there_is_one(method, pa
         assert (await ask(http.Api(api_keys=["k"]), "k")).status == 200  # without an admin key
         opened = http.Api(api_keys=["k"], admin_keys=["admin"], metrics_open=True)
         assert (await ask(opened)).status == (200 if path == "/metrics" else 401)
+
+    asyncio.run(main())
+
+
+def test_a_file_of_limits_may_make_a_key_an_admins():
+    async def main():
+        limits = KeyLimits(by_digest={hashlib.sha256(b"boss").hexdigest(): KeyLimit(admin=True)}, has_file=True)
+        api = http.Api()
+        api.access.use(ApiKeys(["boss", "k"], limits=limits))
+        for key, status in (("boss", 200), ("k", 403), ("other", 401)):
+            assert (await api.ask("GET", "/server_info", None, {"X-Api-Key": key})).status == status
 
     asyncio.run(main())
 

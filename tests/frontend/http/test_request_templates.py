@@ -146,7 +146,7 @@ def test_the_models_own_template_has_the_same_limits():
             await render_own(msgspec.structs.replace(WANTED, source=SWELLING["doubling"]))
         assert await render_own(WANTED) == render_here(WANTED)
 
-        async def lost(wanted: ToRender) -> str:
+        async def lost(wanted: ToRender, owner: str) -> str:
             raise ChildLost("a process of templates was killed while it answered")
 
         status, answer = await http.Api(render_own=lost).json("POST", http.CHAT, http.HELLO)

@@ -65,7 +65,7 @@ async def _run(services: Services, turn: Turn, begun: asyncio.Future[None]) -> N
         if not begun.done():
             begun.cancel() if isinstance(error, asyncio.CancelledError) else begun.set_exception(error)
             return
-        known = shutting_down() if isinstance(error, asyncio.CancelledError) else error_of(error)
+        known = shutting_down() if isinstance(error, asyncio.CancelledError) else error_of(error, turn.tools)
         if known is None:
             logger.exception("a response in the background failed")
         response.fail(known or internal_error())
