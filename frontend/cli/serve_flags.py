@@ -144,6 +144,11 @@ def _add_access(add_to: Any) -> None:
     )
     add("--metrics-open", action=Switch, default=False, help="allow /metrics without a key (default: off)")
     add("--disable-fastapi-docs", action=Switch, default=False, help="answer 404 at /docs and /openapi.json (default: off)")
+    _add_origins(add_to)
+
+
+def _add_origins(add_to: Any) -> None:
+    add = add_to.add_argument
     add(
         "--allowed-origins",
         type=_names,

@@ -165,9 +165,8 @@ async def serve(config: FrontendConfig, signals: StopSignals, owner: Owner) -> N
     client = client_of(config.engine_addresses, frontend_keys(config), config.router)
     if not await _connect(client, config, signals):
         return
-    storage = Storage(
-        config.files_dir, config.max_files_mib << 20, key_bounds=(key_limits := CurrentLimits(config.key_limits)).files
-    )
+    key_limits = CurrentLimits(config.key_limits)
+    storage = Storage(config.files_dir, config.max_files_mib << 20, key_bounds=key_limits.files)
     services = _services(config, client, storage, key_limits)
     access_log = AccessLog(config.access_log_without) if config.access_log else None
     app, access = _application(config, services, access_log, owner)
