@@ -31,6 +31,20 @@ _ANTHROPIC = {
 }
 
 # By struct, then by field.
+_OLLAMA = {
+    "model": Note("one of the served names, with or without :latest; 404 for another", "the first"),
+    "stream": Note("false: an answer in one piece", "true"),
+    "options": Note("sampling", "the model's"),
+    "format": Note('"json", or a JSON Schema, which is enforced', "none"),
+    "think": Note("true, false, or a level (low, medium, high), for models that reason", "the chat template's"),
+    "keep_alive": Note("the model stays loaded", treatment="harmless"),
+    "suffix": Note("put all of the text into prompt, with raw", treatment="refused"),
+    "images": Note("this server reads text", treatment="refused"),
+    "template": Note("send a whole prompt with raw", treatment="refused"),
+    "context": Note("send the conversation to /api/chat", treatment="refused"),
+    "logprobs": Note("see /v1/chat/completions", treatment="refused"),
+    "top_logprobs": Note("see /v1/chat/completions", treatment="refused"),
+}
 FIELDS_OF: dict[str, dict[str, Note]] = {
     "StreamOptions": {
         "include_usage": Note("a last event with the usage", "false, or --enable-force-include-usage"),
@@ -143,6 +157,47 @@ FIELDS_OF: dict[str, dict[str, Note]] = {
         "prewarm": Note("prefixes are found by their tokens", treatment="refused"),
         "comparison_response_id": Note("prefixes are found by their tokens", treatment="refused"),
     },
+    "OllamaChatRequest": {
+        **_OLLAMA,
+        "messages": Note(
+            "the conversation; without one, the model counts as loaded; a last one of the assistant's is continued", "none"
+        ),
+        "tools": Note("functions, as in chats", "none"),
+    },
+    "OllamaGenerateRequest": {
+        **_OLLAMA,
+        "prompt": Note("what the user says; without one, the model counts as loaded", "none"),
+        "system": Note("a system message before it", "none"),
+        "raw": Note("the prompt is taken as it is, without the chat template", "false"),
+    },
+    "OllamaMessage": {
+        "role": Note("system, user, assistant or tool"),
+        "content": Note("its text", "empty"),
+        "thinking": Note("an assistant's reasoning", "none"),
+        "images": Note("this server reads text", treatment="refused"),
+        "tool_calls": Note("an assistant's calls", "none"),
+        "tool_name": Note("of a result: its tool; the result is that of the tool's first call without one", "none"),
+        "tool_call_id": Note("of a result: the call's id", "none"),
+    },
+    "InputCall": {"function": Note("what is called"), "id": Note("its name for results", "made up")},
+    "CalledFunction": {"name": Note("the tool's"), "arguments": Note("an object", "empty")},
+    "Options": {
+        "num_predict": Note("longest answer; below 1, and beyond the context, as long as that", "-1"),
+        "temperature": Note("0: always the likeliest token", "the model's, or 1.0"),
+        "top_k": Note("sample from so many of the likeliest tokens", "the model's, or all"),
+        "top_p": Note("sample from the likeliest tokens that have this probability together", "the model's, or 1.0"),
+        "min_p": Note("sample from tokens at least so likely, compared with the likeliest", "0.0"),
+        "seed": Note("the same seed gives the same answer; below 0, a random one", "random"),
+        "stop": Note("texts that end the answer", "none"),
+        "repeat_penalty": Note("repetition_penalty of chats", "the model's, or 1.0"),
+        "presence_penalty": Note("as in chats", "0.0"),
+        "frequency_penalty": Note("as in chats; other options have no effect", "0.0"),
+    },
+    "ShowRequest": {
+        "model": Note("the model, with or without :latest; 404 for another", "the first"),
+        "name": Note("older name of model", "none"),
+        "verbose": Note("answers are the same", treatment="harmless"),
+    },
     "MessagesRequest": {
         **_ANTHROPIC,
         "max_tokens": Note(
@@ -224,6 +279,34 @@ FIELDS_OF: dict[str, dict[str, Note]] = {
 
 # By field, or by struct and field where it differs.
 ANSWERS: dict[str, str] = {
+    **{
+        f"{struct}.{name}": text
+        for struct in ("OllamaChatResponse", "OllamaGenerateResponse")
+        for name, text in {
+            "model": "the name that was asked for",
+            "created_at": "when, as RFC 3339 writes it",
+            "done": "false in all lines of a stream but the last",
+            "done_reason": "stop or length; load or unload for a request without a prompt",
+            "total_duration": "nanoseconds since the request came",
+            "load_duration": "0: the model was loaded before",
+            "prompt_eval_count": "tokens of the prompt",
+            "prompt_eval_duration": "nanoseconds to the first token, without the time in the queue",
+            "eval_count": "tokens of the answer",
+            "eval_duration": "nanoseconds from the first token on",
+        }.items()
+    },
+    "OllamaChatResponse.message": "the answer, or, in a stream, more of it",
+    "OllamaGenerateResponse.response": "the answer, or, in a stream, more of it",
+    "OllamaGenerateResponse.thinking": "its reasoning, if there is some",
+    "OutputMessage.role": "assistant",
+    "OutputMessage.content": "its text",
+    "OutputMessage.thinking": "its reasoning, if there is some",
+    "OutputMessage.tool_calls": "its calls, each whole",
+    "OutputCall.id": "its name for results",
+    "OutputCall.function": "what is called",
+    "OutputFunction.index": "its number in the answer",
+    "OutputFunction.name": "the tool's",
+    "OutputFunction.arguments": "an object",
     "id": "its name",
     "object": "what it is",
     "created": "when, in seconds since 1970",

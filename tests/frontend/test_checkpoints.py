@@ -53,5 +53,5 @@ def test_each_family_has_its_parsers_or_a_line_that_says_no():
     for family, (tools, reasoning) in listed.items():
         for cell, known in ((tools, TOOL_PARSERS), (reasoning, REASONING_PARSERS)):
             names = re.findall(r"`([^`]+)`", cell)
-            assert set(names) <= known.keys() | HARMONY, (family, cell)
+            assert set(names) <= set(known) | HARMONY, (family, cell)
             assert names or cell.startswith("no"), (family, cell)

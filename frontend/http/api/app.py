@@ -25,6 +25,8 @@ from quire.frontend.http.api.messages.errors import speak_anthropic
 from quire.frontend.http.api.metrics.metric_names import REFUSALS
 from quire.frontend.http.api.metrics.metrics import NO_HANDLER
 from quire.frontend.http.api.near_path import near_path
+from quire.frontend.http.api.ollama.errors import PATH as OLLAMA
+from quire.frontend.http.api.ollama.errors import OllamaError
 from quire.frontend.http.api.route import JSON, Route
 from quire.frontend.http.api.routes import DESCRIPTIONS, PREFLIGHT, ROUTES, TO_PAGE
 from quire.frontend.http.api.services import Services
@@ -99,6 +101,8 @@ class App:
             request.path = without_root(request.path, self._root_path)
         if request.path.startswith(ANTHROPIC):
             speak_anthropic(request)
+        elif request.path.startswith(OLLAMA):
+            request.error_as = OllamaError
         if refusal := self._access.host_refusal(request):
             return refusal
         if is_preflight(request):
@@ -126,7 +130,7 @@ class App:
             request.max_body = min(request.max_body, _MAX_BODY_OF_GET)
             return None
         request.max_body = route.max_body or request.max_body
-        reads_json = route.media_type == JSON and route.body is not None
+        reads_json = route.media_type == JSON and route.body is not None and not route.any_type
         # A browser sends a preflight before JSON across origins, but sends forms and bodies without a type directly.
         if not (reads_json and b"content-type" in request.headers) and not self._cors.allows(request.headers):
             return ApiError(403, "A page of this origin may not use this server.", code="origin_not_allowed")

@@ -18,7 +18,7 @@ from quire.frontend.http.api.bodies.json_pieces import too_large, write_pieces
 from quire.frontend.http.api.logs.request_log import RequestLog
 from quire.frontend.http.api.metrics.metrics import Metrics
 from quire.frontend.http.api.prompt_run import PromptRun
-from quire.frontend.http.protocol.exchange import Response, ResponseState
+from quire.frontend.http.protocol.exchange import EVENT_STREAM, Response, ResponseState
 
 # The least bytes that a token with logprobs takes in any answer, and each alternative: to stop early what will be too long.
 _LEAST_OF_TOKEN, _LEAST_OF_ALTERNATIVE = 16, 8
@@ -209,6 +209,7 @@ class Pump:
         metrics: Metrics,
         answer: StreamedAnswer,
         shown: Callable[[Delta], Delta] | None = None,
+        content_type: bytes = EVENT_STREAM,
     ) -> None:
         """response: None for an answer that reads deltas and sends no events. shown: returns the visible part of a delta."""
         self._response = response
@@ -216,6 +217,7 @@ class Pump:
         self._metrics = metrics
         self._answer = answer
         self._shown = shown
+        self._content_type = content_type
         self._in_pieces: asyncio.Lock | None = None  # held while a large event is sent
 
     async def run(self) -> None:
@@ -228,7 +230,7 @@ class Pump:
             await self._send_in_pieces(last)
             last = b""
         elif response.state is ResponseState.WAITING:
-            response.start()
+            response.start(self._content_type)
         response.end(last)
 
     async def read(self, run: PromptRun) -> None:
@@ -263,7 +265,7 @@ class Pump:
                     async with self._in_pieces:
                         pass
                 if response.state is ResponseState.WAITING:
-                    response.start(first=data)
+                    response.start(self._content_type, data)
                 else:
                     response.write(data)
                 if response.write_paused:
@@ -305,5 +307,5 @@ class Pump:
             self._in_pieces = asyncio.Lock()
         async with self._in_pieces:
             if response.state is ResponseState.WAITING:
-                response.start()
+                response.start(self._content_type)
             await write_pieces(response, parts)

@@ -27,7 +27,7 @@ class ApiError(Exception):
     """An HTTP error answer. `retry_after_s` and `allow` become the headers of those names. should_retry: False where clients
     would send a request again by themselves and must not; OpenAI's and Anthropic's obey the header x-should-retry."""
 
-    event = b""  # the line that names the error event, for streams with named events
+    event = b"data: %b\n\n"  # how a stream that fails sends the body
 
     def __init__(
         self,

@@ -4,7 +4,7 @@
 
 Each client has a streamed chat, a tool call and a structured answer, where it has these at all. A table says what worked; the
 status is 1 if anything did not. Packages ask the bundled model. Claude Code, Codex and OpenCode, whose prompts are longer than
-its context, ask a random model. What is installed stays below build/clients/ for the next time (about 6 GB).
+its context, ask a random model. What is installed stays below build/clients/ for the next time (4 GB).
 """
 
 import argparse

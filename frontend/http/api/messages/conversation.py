@@ -19,11 +19,20 @@ _ATTRIBUTION = "x-anthropic-billing-header:"  # of Claude Code's first system bl
 # Uses and results of tools that Anthropic's servers run, in a conversation that began there: passed over.
 _OF_SERVER_TOOLS = frozenset(
     (
-        "advisor_tool_result", "bash_code_execution_tool_result", "code_execution_tool_result", "compaction",
-        "mcp_tool_result", "mcp_tool_use", "server_tool_use", "text_editor_code_execution_tool_result",
-        "tool_search_tool_result", "web_fetch_tool_result", "web_search_tool_result",
+        "advisor_tool_result",
+        "bash_code_execution_tool_result",
+        "code_execution_tool_result",
+        "compaction",
+        "mcp_tool_result",
+        "mcp_tool_use",
+        "server_tool_use",
+        "text_editor_code_execution_tool_result",
+        "tool_reference",
+        "tool_search_tool_result",
+        "web_fetch_tool_result",
+        "web_search_tool_result",
     )
-)  # fmt: skip
+)
 _MEDIA = frozenset(("image", "document", "search_result", "container_upload"))
 
 T = TypeVar("T")

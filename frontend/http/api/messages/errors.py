@@ -62,7 +62,7 @@ class MessagesErrorResponse(msgspec.Struct, frozen=True, kw_only=True):
 class MessagesError(ApiError):
     """An error in the form that Anthropic's clients expect."""
 
-    event = b"event: error\n"
+    event = b"event: error\ndata: %b\n\n"
 
     def __init__(self, error: ApiError, request_id: str) -> None:
         full = error.status == 503 and error.code == "overloaded"
