@@ -122,6 +122,7 @@ FIELDS_OF: dict[str, dict[str, Note]] = {
         "max_output_tokens": Note("longest answer, reasoning included", "the rest of the context"),
         "cache_salt": Note("only requests of the same salt share prefixes in the cache", "none"),
         "priority": Note("lower goes first; needs --scheduling-policy priority, unless it is 0", "0"),
+        "timeout": Note("seconds until it must have ended, else 504; see limits.md", "--request-timeout-s"),
         "store": Note("keep the response, for 30 days; the answer says false where it could not be kept", "true"),
         "top_logprobs": Note("0 to 20; more than 0 asks for log-probabilities by itself", "0"),
         "background": Note("answer at once, and work on; needs store; not with stream", "false"),
@@ -226,6 +227,7 @@ FIELDS_OF: dict[str, dict[str, Note]] = {
         "tool_use_id": Note("of a result: the call's id"),
         "content": Note("of a result: a text, or blocks of text"),
         "is_error": Note("of a result: the call has failed", "false"),
+        "tool_name": Note("of a `tool_reference` in a result: a function that the client's own search has found"),
         "cache_control": Note("every prefix is cached, with or without it", treatment="harmless"),
     },
     "Tool": {

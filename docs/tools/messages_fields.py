@@ -40,6 +40,7 @@ FIELDS = (
     MessagesField("chat_template_kwargs", "both", "works", "not Anthropic's: as with chats"),
     MessagesField("cache_salt", "messages", "works", "not Anthropic's: as with chats"),
     MessagesField("priority", "messages", "works", "not Anthropic's: as with chats"),
+    MessagesField("timeout", "messages", "works", "not Anthropic's: as with chats"),
     MessagesField("vllm_xargs", "messages", "works", "not Anthropic's: as with chats"),
     MessagesField("cache_control", "both", "harmless", "every prefix is cached, with or without it"),
     MessagesField("metadata", "messages", "harmless"),

@@ -15,6 +15,7 @@ def _field(name: str, treatment: Treatment = "works", note: str = "") -> Field:
 _NOTES = {
     "structured_outputs": "vLLM's; excludes text.format",
     "priority": "needs --scheduling-policy priority, unless it is 0",
+    "timeout": "seconds until it must have ended, else 504",
     "cache_salt": "up to 1024 characters",
     "request_id": "the response's id is made of it; the header X-Request-Id goes before it",
 }

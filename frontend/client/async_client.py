@@ -17,7 +17,8 @@ from typing import Self
 
 from quire.frontend.client.client import Client
 from quire.frontend.client.dispatch import Dispatcher
-from quire.frontend.client.stream import ERRORS, EngineDown, InvalidRequest, Overloaded, RequestState
+from quire.frontend.client.stream import DeadlineExceeded, EngineDown, InvalidRequest, Overloaded, RequestState, error_of
+from quire.frontend.client.terms import Terms
 from quire.frontend.client.utility_calls import A, UtilityCalls
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.links.curve import FrontendKeys
@@ -40,6 +41,7 @@ from quire.ipc.process.cpus import cpu_share
 from quire.ipc.sampling import SamplingParams
 
 HEARTBEAT_TIMEOUT_S = 2.0
+LATE_S = 1.0  # after a request's deadline, until we no longer wait for the engine to end it
 WATCH_S = 2e-2  # how long to poll for the first answer to a lone request
 FEW_CORES = 4  # with at most this many, only the engine's processes spin
 
@@ -142,9 +144,9 @@ class AsyncClient(Client):
         self._connected_link()
 
     def _send_to_one(
-        self, request_id: int, inputs: TokenInputs, task: Generate, priority: int, cache_salt: str, arrival: float
+        self, request_id: int, inputs: TokenInputs, task: Generate, priority: int, cache_salt: str, arrival: float, terms: Terms
     ) -> Self:
-        self.send(request_id, inputs, task, priority, cache_salt, arrival)
+        self.send(request_id, inputs, task, priority, cache_salt, arrival, terms)
         return self
 
     def take_up(self, state: RequestState, is_alone: bool) -> None:
@@ -165,12 +167,13 @@ class AsyncClient(Client):
         return link
 
     def send(
-        self, request_id: int, inputs: TokenInputs, task: Generate, priority: int, cache_salt: str, arrival: float
+        self, request_id: int, inputs: TokenInputs, task: Generate, priority: int, cache_salt: str, arrival: float, terms: Terms
     ) -> None:
-        """Send a checked request. Raises Overloaded, EngineDown; InvalidRequest if it cannot be encoded."""
-        link = self._connected_link()
+        """Send a checked request. Raises Overloaded, EngineDown, DeadlineExceeded; InvalidRequest if it cannot be encoded."""
+        link, timeout_s = self._connected_link(), terms.timeout_s()
+        fields = inputs, task, priority, cache_salt, arrival, terms.tenant, timeout_s, terms.is_bounded
         try:
-            link.send(AddRequest(link.epoch, request_id, inputs, task, priority, cache_salt, arrival))
+            link.send(AddRequest(link.epoch, request_id, *fields))
         except LinkBusy as error:
             raise Overloaded("the engine does not take requests as fast as they come: try again later") from error
         except LinkDown as error:
@@ -179,6 +182,11 @@ class AsyncClient(Client):
             raise InvalidRequest("a string of the request is not valid Unicode") from error
         except ValueError as error:
             raise InvalidRequest(str(error)) from error
+
+    def expire(self, now: float) -> None:
+        for state in [s for s in self._dispatcher.requests.values() if s.deadline + LATE_S <= now]:
+            self._dispatcher.fail(state.id, DeadlineExceeded("the request's timeout has passed"))
+            self._dispatcher.abort_sent(state.id, state.params)
 
     def abort(self, request: str | int) -> None:
         for state in [s for s in self._dispatcher.requests.values() if request in (s.name, s.id)]:
@@ -251,6 +259,6 @@ class AsyncClient(Client):
             case PromptLogprobs():
                 self._dispatcher.prompt_logprobs(message)
             case RequestError():
-                self._dispatcher.fail(message.id, ERRORS[message.code](message.message))
+                self._dispatcher.fail(message.id, error_of(message))
             case UtilityResult():
                 self._utilities.answered(message)

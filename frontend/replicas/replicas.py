@@ -20,6 +20,7 @@ import numpy as np
 from quire.frontend.client.async_client import AsyncClient
 from quire.frontend.client.client import Client
 from quire.frontend.client.stream import ClientError, EngineDown, Overloaded
+from quire.frontend.client.terms import Terms, share_of
 from quire.frontend.client.utility_calls import A
 from quire.frontend.replicas.replica import Replica
 from quire.frontend.replicas.replica_answers import different_models, holds_for_all, together
@@ -60,6 +61,7 @@ class Sent:
     priority: int
     cache_salt: str
     arrival: float
+    terms: Terms
     refused: set[int] = field(default_factory=set)
 
 
@@ -239,9 +241,11 @@ class Replicas(Client):
             raise EngineDown("there is no connection to an engine")
 
     def _send_to_one(
-        self, request_id: int, inputs: TokenInputs, task: Generate, priority: int, cache_salt: str, arrival: float
+        self, request_id: int, inputs: TokenInputs, task: Generate, priority: int, cache_salt: str, arrival: float, terms: Terms
     ) -> Replica:
-        return self._send(request_id, Sent(-1, None, inputs, task, priority, cache_salt, arrival))
+        if terms.tenant is not None:
+            terms = msgspec.structs.replace(terms, tenant=share_of(terms.tenant, len(self._replicas)))
+        return self._send(request_id, Sent(-1, None, inputs, task, priority, cache_salt, arrival, terms))
 
     def _send(self, request_id: int, sent: Sent) -> Replica:
         """Send to the best engine that has not refused. Raises Overloaded or EngineDown if there is none; InvalidRequest."""
@@ -258,7 +262,7 @@ class Replicas(Client):
             self._sent[request_id] = sent  # before sending, which may find that the engine is lost
             engine = self._replicas[choice.engine]
             try:
-                engine.send(request_id, sent.inputs, sent.task, sent.priority, sent.cache_salt, sent.arrival)
+                engine.send(request_id, sent.inputs, sent.task, sent.priority, sent.cache_salt, sent.arrival, sent.terms)
             except (Overloaded, EngineDown) as error:
                 is_refused |= isinstance(error, Overloaded)
                 sent.refused.add(choice.engine)
@@ -319,6 +323,10 @@ class Replicas(Client):
         sent = self._sent.get(request_id)
         if sent is not None:
             self._replicas[sent.engine]._dispatcher.cancel(request_id)
+
+    def expire(self, now: float) -> None:
+        for engine in self._replicas:
+            engine.expire(now)
 
     def abort(self, request: str | int) -> None:
         for engine in self._replicas:

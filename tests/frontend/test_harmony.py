@@ -84,11 +84,19 @@ CASES = [
     ("<|channel|>commentary to=user<|message|>x", "", "x", []),
     ("<|channel|>commentary to=functions.<|message|>x", "", "x", []),
     ("<|channel|>analysis to=python code<|message|>1+1<|call|>", "1+1", "", []),
-    ("<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>commentary to=functions.f<|message|>{}", "",
-     "I look.", [["f", "{}"]]),
+    (
+        "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>commentary to=functions.f<|message|>{}",
+        "",
+        "I look.",
+        [["f", "{}"]],
+    ),
     ("<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>analysis<|message|>b<|end|>", "a\nb", "", []),
-    ("<|channel|>final<|message|>a<|end|><|start|>user<|message|>b<|end|><|start|>assistant<|channel|>final<|message|>c", "",
-     "a\nc", []),
+    (
+        "<|channel|>final<|message|>a<|end|><|start|>user<|message|>b<|end|><|start|>assistant<|channel|>final<|message|>c",
+        "",
+        "a\nc",
+        [],
+    ),
     ("<|channel|>analysis<|message|>a<|end|><|channel|>final<|message|>b", "a", "b", []),  # no start
     ("<|channel|>analysis<|message|>a<|end|><|start|>final<|message|>b", "a", "b", []),  # no role
     ("<|channel|>analysis<|message|>a<|end|><|message|>b", "a", "b", []),
@@ -101,7 +109,7 @@ CASES = [
     ("<|channel|>analysis<|message|>a<|end|><|start|>assis", "a", "", []),
     ("", "", "", []),
     (" ", "", "", []),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("text", "thought", "content", "calls"), CASES)
@@ -134,10 +142,16 @@ def test_half_a_character_before_a_marker_is_replaced():
 
 @settings(max_examples=300, deadline=None)
 @given(
-    st.lists(st.sampled_from([*MARKS.values()] * 2 + ["analysis", "final", "commentary", " to=functions.f", "json", " ", "{}",
-                              "assistant", "user", "<|end|>", "é"])),
-    st.integers(1, 5), st.booleans(), st.booleans(),
-)  # fmt: skip
+    st.lists(
+        st.sampled_from(
+            [*MARKS.values()] * 2
+            + ["analysis", "final", "commentary", " to=functions.f", "json", " ", "{}", "assistant", "user", "<|end|>", "é"]
+        )
+    ),
+    st.integers(1, 5),
+    st.booleans(),
+    st.booleans(),
+)
 def test_no_text_loses_a_character(parts, size, takes_calls, in_final):
     text = "".join(parts)
     pieces = [text[i : i + size] for i in range(0, len(text), size)]
@@ -171,12 +185,25 @@ def test_conversations_for_the_template():
     call = lambda id, name: {"id": id, "type": "function", "function": {"name": name, "arguments": {}}}  # noqa: E731
     result = lambda id: {"role": "tool", "tool_call_id": id, "content": id}  # noqa: E731
     user = {"role": "user", "content": "u"}
-    calls = {"role": "assistant", "content": "I look.", "thinking": "hm", "reasoning_content": "hm",
-             "tool_calls": [call("1", "f"), call("2", "g")]}  # fmt: skip
+    calls = {
+        "role": "assistant",
+        "content": "I look.",
+        "thinking": "hm",
+        "reasoning_content": "hm",
+        "tool_calls": [call("1", "f"), call("2", "g")],
+    }
     found = harmony_messages(
-        [{"role": "system", "content": "S"}, {"role": "developer", "content": "D"}, user, calls, result("1"), result("2"),
-         {"role": "system", "content": "later"}, {"role": "assistant", "thinking": "cut off"}]
-    )  # fmt: skip
+        [
+            {"role": "system", "content": "S"},
+            {"role": "developer", "content": "D"},
+            user,
+            calls,
+            result("1"),
+            result("2"),
+            {"role": "system", "content": "later"},
+            {"role": "assistant", "thinking": "cut off"},
+        ]
+    )
     assert found == [
         {"role": "system", "content": "S\n\nD"},
         user,

@@ -101,14 +101,34 @@ def test_the_forms_that_the_model_writes_are_admitted():
         (StructuredOutputs("choice", '["red", "✓"]', "guided_choice"), "✓", "green"),
         (StructuredOutputs("grammar", 'start: "x" | "y"', "guided_grammar"), "y", "z"),
         (StructuredOutputs("grammar", 'root ::= "x" | "y"', "guided_grammar"), "y", "z"),
-        (StructuredOutputs("structural_tag", msgspec.json.encode({"type": "structural_tag", "format": {
-            "type": "sequence", "elements": [{"type": "ref", "name": "n"}, {"type": "any_text"}]},
-            "definitions": {"n": {"type": "const_string", "value": "n"}}}).decode(), "structured_outputs"), "no", "on"),
-        (StructuredOutputs("structural_tag", msgspec.json.encode({
-            "structures": [{"begin": "<f>", "schema": CITY, "end": "</f>"}], "triggers": ["<f>"]}).decode(), "guided_json"),
-         'so <f>{"city": "Bonn"}</f>', "<f>{}</f>"),
+        (
+            StructuredOutputs(
+                "structural_tag",
+                msgspec.json.encode(
+                    {
+                        "type": "structural_tag",
+                        "format": {"type": "sequence", "elements": [{"type": "ref", "name": "n"}, {"type": "any_text"}]},
+                        "definitions": {"n": {"type": "const_string", "value": "n"}},
+                    }
+                ).decode(),
+                "structured_outputs",
+            ),
+            "no",
+            "on",
+        ),
+        (
+            StructuredOutputs(
+                "structural_tag",
+                msgspec.json.encode(
+                    {"structures": [{"begin": "<f>", "schema": CITY, "end": "</f>"}], "triggers": ["<f>"]}
+                ).decode(),
+                "guided_json",
+            ),
+            'so <f>{"city": "Bonn"}</f>',
+            "<f>{}</f>",
+        ),
     ],
-)  # fmt: skip
+)
 def test_formats_apply_to_the_answer(own, good, bad):
     for tools in (None, ToolUse("auto", [F])):
         wanted = harmony_grammar(tools, own)

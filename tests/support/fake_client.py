@@ -222,7 +222,15 @@ class Api:
 
     def __init__(self, client: FakeClient | None = None, **options) -> None:
         self.client = client or FakeClient()
-        names = ("log_requests", "defaults", "parsers", "storage", "trust_request_chat_template")
+        names = (
+            "log_requests",
+            "defaults",
+            "parsers",
+            "storage",
+            "trust_request_chat_template",
+            "key_limits",
+            "request_timeout_s",
+        )
         self.services = Services.make(self.client, **{name: options.pop(name) for name in names if name in options})
         self.app = App(self.services, **options)
         self.app = App(self.services, **options)

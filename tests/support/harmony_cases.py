@@ -19,10 +19,40 @@ from quire.frontend.text.output_events import Arguments, CallBegun, Content, Rea
 
 NUM_CASES = 1000
 READINGS = Path(__file__).parent / "harmony_readings.json"
-_TEXTS = ["The user says hi.", "Hello!", "Größe ✓ 漢字", "a\nb", " ", "", "to=functions.f", "<", "<|end|>", "<|channel|>final",
-          "assistant", "x" * 40, "😀", "final<|message|>"]  # fmt: skip
-_WORDS = ["analysis", "final", "commentary", " to=functions.f", " json", "assistant", "user", " ", "foo", ": ", "functions.g",
-          CONSTRAIN, CHANNEL, START, " to=assistant", "\n"]  # fmt: skip
+_TEXTS = [
+    "The user says hi.",
+    "Hello!",
+    "Größe ✓ 漢字",
+    "a\nb",
+    " ",
+    "",
+    "to=functions.f",
+    "<",
+    "<|end|>",
+    "<|channel|>final",
+    "assistant",
+    "x" * 40,
+    "😀",
+    "final<|message|>",
+]
+_WORDS = [
+    "analysis",
+    "final",
+    "commentary",
+    " to=functions.f",
+    " json",
+    "assistant",
+    "user",
+    " ",
+    "foo",
+    ": ",
+    "functions.g",
+    CONSTRAIN,
+    CHANNEL,
+    START,
+    " to=assistant",
+    "\n",
+]
 
 
 _CALLED = re.compile(r"functions\.[\w.-]+", re.ASCII)

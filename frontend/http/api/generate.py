@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from typing import Any, Protocol, TypeVar
 
 from quire.frontend.client.outputs import Delta
-from quire.frontend.client.stream import EngineDown, EngineError, Stream
+from quire.frontend.client.stream import DeadlineExceeded, EngineDown, EngineError, Stream
 from quire.frontend.client.turns import turn
 from quire.frontend.http.api.bodies.json_pieces import too_large, write_pieces
 from quire.frontend.http.api.logs.request_log import RequestLog
@@ -52,6 +52,8 @@ class running:
                 run.stream.cancel()
             elif isinstance(run.stream.error, EngineError | EngineDown):
                 metrics.count("request_success", "error")
+            elif isinstance(run.stream.error, DeadlineExceeded) and run.stream.metrics.first_token_time is not None:
+                metrics.count("request_success", "abort")
             count_request(metrics, run)
         self._log.ended(self._name, self._runs)
         note_runs(self._name, self._runs)

@@ -85,6 +85,7 @@ def submit(
 ) -> PromptRun:
     """Send a prompt to the engine. checked: the request that params were made of. Raises ClientErrors."""
     options: dict[str, Any] = {"priority": body.priority or 0, "cache_salt": body.cache_salt or "", "request_name": name}
+    options["terms"] = checked.terms
     if body.use_beam_search:
         room = output_room(len(ids), client.welcome.limits.max_model_len)
         beams = beam_search_params(body, output_limit(params.max_tokens, room))

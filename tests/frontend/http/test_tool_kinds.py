@@ -100,8 +100,8 @@ def test_a_tool_of_any_kind_can_be_chosen(choice, name):
             assert answer["tool_choice"] == choice
             if choice["type"] == "allowed_tools":
                 assert f"({name}|" in said(api) and "(echo|" not in said(api)
-            elif choice["type"] == "function":
-                assert answer["output"][0]["name"] == name.removeprefix("mcp__box__")
+            forced = api.client.streams[-1].params.structured_outputs.text
+            assert name in forced and ("apply_patch" in forced) == (name == "apply_patch")
 
     asyncio.run(main())
 
@@ -196,13 +196,23 @@ def test_tools_and_blocks_of_anthropics_servers():
         api = http.Api(http.FakeClient(template=SHOW))
         tools = [{"type": kind, "name": kind} for kind in ("web_search_20250305", "bash_20250124", "computer_20250124")]
         tools += [{"type": "mcp_toolset", "mcp_server_name": "x"}, {"name": "f", "input_schema": {"type": "object"}}]
-        server = [{"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}},
-                  {"type": "web_search_tool_result", "tool_use_id": "s", "content": []},
-            {"type": "text", "text": "So."}]  # fmt: skip
-        body = {"model": "tiny", "max_tokens": 5, "tools": tools, "mcp_servers": [{"type": "url", "name": "x", "url": "http://x"}],
-                "thinking": {"type": "enabled", "budget_tokens": 4},
-                "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": server},
-                             {"role": "user", "content": "b"}]}  # fmt: skip
+        server = [
+            {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}},
+            {"type": "web_search_tool_result", "tool_use_id": "s", "content": []},
+            {"type": "text", "text": "So."},
+        ]
+        body = {
+            "model": "tiny",
+            "max_tokens": 5,
+            "tools": tools,
+            "mcp_servers": [{"type": "url", "name": "x", "url": "http://x"}],
+            "thinking": {"type": "enabled", "budget_tokens": 4},
+            "messages": [
+                {"role": "user", "content": "a"},
+                {"role": "assistant", "content": server},
+                {"role": "user", "content": "b"},
+            ],
+        }
         status, answer = await api.json("POST", MESSAGES, body)
         assert status == 200, answer
         assert said(api).startswith("<user>a<assistant>So.<user>b[1 tools]")

@@ -96,6 +96,7 @@ class SamplingFields(_SamplingValues, kw_only=True):  # type: ignore[call-arg, m
     truncate_prompt_tokens: Int64 | None = None
     add_special_tokens: bool | None = None
     priority: Int32 | None = None
+    timeout: float | None = None
     cache_salt: CacheSalt | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None

@@ -19,11 +19,20 @@ _ATTRIBUTION = "x-anthropic-billing-header:"  # of Claude Code's first system bl
 # Uses and results of tools that Anthropic's servers run, in a conversation that began there: passed over.
 _OF_SERVER_TOOLS = frozenset(
     (
-        "advisor_tool_result", "bash_code_execution_tool_result", "code_execution_tool_result", "compaction",
-        "mcp_tool_result", "mcp_tool_use", "server_tool_use", "text_editor_code_execution_tool_result", "tool_reference",
-        "tool_search_tool_result", "web_fetch_tool_result", "web_search_tool_result",
+        "advisor_tool_result",
+        "bash_code_execution_tool_result",
+        "code_execution_tool_result",
+        "compaction",
+        "mcp_tool_result",
+        "mcp_tool_use",
+        "server_tool_use",
+        "text_editor_code_execution_tool_result",
+        "tool_reference",
+        "tool_search_tool_result",
+        "web_fetch_tool_result",
+        "web_search_tool_result",
     )
-)  # fmt: skip
+)
 _MEDIA = frozenset(("image", "document", "search_result", "container_upload"))
 
 T = TypeVar("T")
@@ -179,9 +188,11 @@ def _joined(content: str | Sequence[Block], place: str) -> str:
 
 
 def _text(block: Block, place: str) -> str:
-    """The text of a content block that must be a text."""
+    """The text of a content block that must be a text, or of one that says which tool a client's own search has found."""
     if block.type == "text":
         return _needed(block.text, f"{place}.text")
+    if block.type == "tool_reference":
+        return f"The function {_needed(block.tool_name, f'{place}.tool_name')} can be called now."
     if block.type in _MEDIA:
         what = f"{place}: this model takes text only, no block of type {block.type!r}; send its text as a block of type 'text'."
     else:

@@ -73,6 +73,7 @@ class MessagesError(ApiError):
             code=error.code,
             retry_after_s=error.retry_after_s,
             allow=error.allow,
+            should_retry=error.should_retry,
         )
         self._request_id = request_id
 

@@ -173,5 +173,5 @@ def _take_sampling(chat: ChatRequest, body: MessagesRequest) -> None:
     if body.max_tokens == 0 and body.stream:
         raise invalid("max_tokens: 0, for an answer of nothing, is not available with stream: true", "max_tokens")
     chat.stop, chat.max_tokens = body.stop_sequences, max(1, body.max_tokens)
-    for name in ("stream", "temperature", "top_p", "top_k", "cache_salt", "priority", "vllm_xargs"):
+    for name in ("stream", "temperature", "top_p", "top_k", "cache_salt", "priority", "timeout", "vllm_xargs"):
         setattr(chat, name, getattr(body, name))

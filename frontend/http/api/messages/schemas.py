@@ -16,8 +16,9 @@ RawObject = Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema={"type": "obje
 
 # ------------------------------------------------------------------------------------------------------------- requests
 class Block(msgspec.Struct, kw_only=True):
-    """A content block of a message: text, thinking, redacted_thinking, tool_use or tool_result. conversation.py checks which
-    fields it must have. cache_control is accepted and has no effect: everything that can be cached is."""
+    """A content block of a message: text, thinking, redacted_thinking, tool_use, tool_result or, in a result, tool_reference.
+    conversation.py checks which fields it must have. cache_control is accepted and has no effect: everything that can be cached
+    is."""
 
     type: str
     text: str | None = None
@@ -30,6 +31,7 @@ class Block(msgspec.Struct, kw_only=True):
     tool_use_id: str | None = None
     content: "str | list[Block] | None" = None
     is_error: bool | None = None
+    tool_name: str | None = None
     cache_control: Json | None = None
 
 
@@ -113,7 +115,7 @@ class CountTokensRequest(NotHere, kw_only=True):
 
 class MessagesRequest(CountTokensRequest, kw_only=True):
     """max_tokens: 0 computes the prompt, for the cache, and answers with no content. Fields that Anthropic lacks and chats
-    have: cache_salt, priority, vllm_xargs, chat_template_kwargs."""
+    have: cache_salt, priority, timeout, vllm_xargs, chat_template_kwargs."""
 
     max_tokens: Int64
     stream: bool | None = None
@@ -125,6 +127,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     service_tier: str | None = None
     cache_salt: CacheSalt | None = None
     priority: Int32 | None = None
+    timeout: float | None = None
     vllm_xargs: Json | None = None
 
 

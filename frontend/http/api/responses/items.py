@@ -15,19 +15,47 @@ from quire.frontend.http.protocol.errors import ApiError
 MAX_REFERENCES = 64  # of one request: each is read from the store
 _MAX_ID = 256
 _PREFIXES = {
-    "message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco", "custom_tool_call": "ctc",
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
     "custom_tool_call_output": "ctco",
-}  # fmt: skip
+}
 _KINDS = "message, function_call, custom_tool_call and their outputs, reasoning and item_reference"
 # Items of tools that OpenAI's servers or their clients run, which are left out here (tools/left_out.py), and of contexts that
 # they compact. A conversation that began elsewhere has them; they are not kept, and the model does not see them.
-PASSED_OVER = frozenset((
-    "additional_tools", "apply_patch_call", "apply_patch_call_output", "code_interpreter_call", "compaction",
-    "compaction_summary", "compaction_trigger", "computer_call", "computer_call_output", "configuration_update",
-    "context_compaction", "file_search_call", "ghost_snapshot", "image_generation_call", "local_shell_call",
-    "local_shell_call_output", "mcp_approval_request", "mcp_approval_response", "mcp_call", "mcp_list_tools", "program",
-    "program_output", "shell_call", "shell_call_output", "tool_search_call", "tool_search_output", "web_search_call",
-))  # fmt: skip
+PASSED_OVER = frozenset(
+    (
+        "additional_tools",
+        "apply_patch_call",
+        "apply_patch_call_output",
+        "code_interpreter_call",
+        "compaction",
+        "compaction_summary",
+        "compaction_trigger",
+        "computer_call",
+        "computer_call_output",
+        "configuration_update",
+        "context_compaction",
+        "file_search_call",
+        "ghost_snapshot",
+        "image_generation_call",
+        "local_shell_call",
+        "local_shell_call_output",
+        "mcp_approval_request",
+        "mcp_approval_response",
+        "mcp_call",
+        "mcp_list_tools",
+        "program",
+        "program_output",
+        "shell_call",
+        "shell_call_output",
+        "tool_search_call",
+        "tool_search_output",
+        "web_search_call",
+    )
+)
 _CALLS, _OUTPUTS = ("function_call", "custom_tool_call"), ("function_call_output", "custom_tool_call_output")
 _STATUSES = ("in_progress", "completed", "incomplete")
 _SEALED = "quire1."

@@ -50,8 +50,9 @@ class ChatTools:
         if kind in ("function", "custom"):
             return {"type": kind, kind: {"name": self._chosen(choice, kind)}}
         if kind != "allowed_tools":
-            raise _not_chosen("tool_choice", "it may be none, auto, required, or an object of type function, custom or "
-                              "allowed_tools")  # fmt: skip
+            raise _not_chosen(
+                "tool_choice", "it may be none, auto, required, or an object of type function, custom or allowed_tools"
+            )
         tools = choice.get("tools")
         if isinstance(tools, list):
             tools = [one for i, tool in enumerate(tools) for one in self._allowed(tool, f"tool_choice.tools[{i}]")]

@@ -18,6 +18,7 @@ from quire.frontend.http.api.responses.tools import ChatTools, chat_tools
 from quire.frontend.http.api.responses.translate import chat_request, in_our_words
 from quire.frontend.http.api.responses.truncation import leave_out_oldest
 from quire.frontend.http.api.services import Services
+from quire.frontend.http.api.terms import terms_of
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.http.protocol.exchange import Request
 from quire.frontend.text.chat_template import ChatTemplateError
@@ -60,9 +61,10 @@ async def prepare_turn(services: Services, request: Request, body: ResponsesRequ
     services.defaults.fill(chat_body)
     try:
         if body.truncation == "auto":
-            await leave_out_oldest(services, chat_body, num_bytes)
+            await leave_out_oldest(services, chat_body, num_bytes, request.owner)
         num_logprobs = (body.top_logprobs or 0) if body.wants_logprobs else None
         checked = check_chat(chat_body, services.client.tokenizer, num_logprobs)
+        checked.terms = terms_of(services, request, body.timeout, body.priority)
         chat = await prepare_chat(services, chat_body, checked, num_bytes)
     except ApiError as error:
         raise in_our_words(error, tools) from None

@@ -10,10 +10,25 @@ logger = logging.getLogger("quire.http")
 
 # OpenAI's and Anthropic's. A type is one of these, or begins with one: web_search_preview, computer_20250124, mcp_toolset.
 _TYPES = (
-    "advisor", "agent_toolset", "apply_patch", "bash", "code_execution", "code_interpreter", "computer", "file_search",
-    "image_generation", "local_shell", "mcp", "memory", "programmatic_tool_calling", "shell", "text_editor", "tool_search",
-    "web_fetch", "web_search",
-)  # fmt: skip
+    "advisor",
+    "agent_toolset",
+    "apply_patch",
+    "bash",
+    "code_execution",
+    "code_interpreter",
+    "computer",
+    "file_search",
+    "image_generation",
+    "local_shell",
+    "mcp",
+    "memory",
+    "programmatic_tool_calling",
+    "shell",
+    "text_editor",
+    "tool_search",
+    "web_fetch",
+    "web_search",
+)
 _MAX_SAID, _MAX_CHARS = 64, 64  # clients choose the types' endings
 _said: set[str] = set()
 
