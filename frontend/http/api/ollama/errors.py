@@ -8,6 +8,7 @@ import re
 
 import msgspec
 
+from quire.frontend.http.api.ollama.schemas import Options
 from quire.frontend.http.protocol.errors import ApiError
 
 PATH = b"/api/"
@@ -17,7 +18,7 @@ _WORDS = [
         (r"\bresponse_format(\.json_schema(\.schema)?)?", "format"),
         (r"\brepetition_penalty\b", "options.repeat_penalty"),
         (r"^max_tokens\b", "options.num_predict"),
-        (r"^(temperature|top_k|top_p|min_p|seed|stop|presence_penalty|frequency_penalty)\b", r"options.\1"),
+        (rf"^({'|'.join(Options.__struct_fields__)})\b", r"options.\1"),
     )
 ]
 

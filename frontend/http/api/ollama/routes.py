@@ -36,14 +36,37 @@ def _missing(method: str, path: str, text: str) -> Any:
 
 
 OLLAMA_ROUTES: tuple[Route, ...] = (
-    _Route("POST", "/api/chat", create.chat, "Answer a conversation, as Ollama does; streams unless stream is false",
-           body=OllamaChatRequest, answer=OllamaChatResponse, streams=True, prompt_field="messages",
-           example={"messages": [{"role": "user", "content": "Hello!"}], "stream": False, "options": _OPTIONS}),
-    _Route("POST", "/api/generate", create.generate, "Answer a prompt, as Ollama does; streams unless stream is false",
-           body=OllamaGenerateRequest, answer=OllamaGenerateResponse, streams=True, prompt_field="prompt",
-           example={"prompt": "Hello!", "stream": False, "options": _OPTIONS}),
-    _Route("POST", "/api/show", models.show, "The context, template and capabilities of a model", body=ShowRequest,
-           answer=dict[str, Any], example={}),
+    _Route(
+        "POST",
+        "/api/chat",
+        create.chat,
+        "Answer a conversation, as Ollama does; streams unless stream is false",
+        body=OllamaChatRequest,
+        answer=OllamaChatResponse,
+        streams=True,
+        prompt_field="messages",
+        example={"messages": [{"role": "user", "content": "Hello!"}], "stream": False, "options": _OPTIONS},
+    ),
+    _Route(
+        "POST",
+        "/api/generate",
+        create.generate,
+        "Answer a prompt, as Ollama does; streams unless stream is false",
+        body=OllamaGenerateRequest,
+        answer=OllamaGenerateResponse,
+        streams=True,
+        prompt_field="prompt",
+        example={"prompt": "Hello!", "stream": False, "options": _OPTIONS},
+    ),
+    _Route(
+        "POST",
+        "/api/show",
+        models.show,
+        "The context, template and capabilities of a model",
+        body=ShowRequest,
+        answer=dict[str, Any],
+        example={},
+    ),
     _Route("GET", "/api/tags", models.tags, "The models that are served", answer=dict[str, Any]),
     _Route("GET", "/api/ps", models.ps, "The same, which are loaded at all times", answer=dict[str, Any]),
     _Route("GET", "/api/version", models.version, "The version of Ollama's API", answer=dict[str, Any]),
@@ -51,4 +74,4 @@ OLLAMA_ROUTES: tuple[Route, ...] = (
     *(_missing("POST", f"/api/{what}", _MODELS) for what in ("pull", "push", "create", "copy")),
     _missing("DELETE", "/api/delete", _MODELS),
     *(_missing(method, "/api/blobs/{digest}", _MODELS) for method in ("POST", "HEAD")),
-)  # fmt: skip
+)
