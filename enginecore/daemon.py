@@ -245,6 +245,7 @@ def core_config_of(summary: ModelSummary, worker: WorkerConfig, profile: WorkerP
         info=server_info(worker, profile, capacity),
         has_profiler=engine.profile_dir is not None,
         processors=profile.processors,
+        replay=engine.replay,
     )
 
 
@@ -349,6 +350,7 @@ def _welcome(
             cache_dtype="auto",
         ),
         model_digest=digest,
+        replay=config.replay,
     )
 
 

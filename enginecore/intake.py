@@ -11,6 +11,8 @@ import numpy as np
 
 from quire.enginecore.kv.pool import BlockHasher
 from quire.enginecore.kv.sequence_blocks import SequenceBlocks
+from quire.enginecore.refusal import Refusal
+from quire.enginecore.resumed import go_on, outputs_so_far
 from quire.enginecore.scheduling.sequence import Sequence
 from quire.ipc.limits import longest_prompt, output_limit, output_room
 from quire.ipc.messages.frontend import (
@@ -18,8 +20,8 @@ from quire.ipc.messages.frontend import (
     AddRequest,
     Candidates,
     EngineLimits,
-    ErrorCode,
     RequestError,
+    Resume,
     TokenInputs,
     sequence_key,
 )
@@ -29,14 +31,6 @@ from quire.ipc.step.sections import MAX_CANDIDATES
 
 MAX_CACHE_SALT = 1024  # characters
 MOST_ON_THE_WAY_S = 60.0  # an arrival time that is older, or in the future, comes from another host's clock
-
-
-class Refusal(Exception):
-    """Why a request is refused: RequestError's code, and a text for its user."""
-
-    def __init__(self, code: ErrorCode, message: str):
-        super().__init__(message)
-        self.code = code
 
 
 @dataclass(frozen=True)
@@ -65,23 +59,26 @@ class Intake:
             return RequestError(request.epoch, request.id, refusal.code, str(refusal))
 
     def _sequences(self, owner: int, request: AddRequest, num_waiting: int) -> list[Sequence]:
-        params = request.task.params
-        self._check_queue(params.n, num_waiting)
+        params, resume = request.task.params, request.task.resume
+        if resume is None:  # else it was accepted once
+            self._check_queue(params.n, num_waiting)
         self._check_fields(request)
         prompt = self._prompt(request.inputs)
         room = output_room(len(prompt), self.config.limits.max_model_len)
+        most = output_limit(params.max_tokens, room)
+        outputs = outputs_so_far(request.task, most, self.config.limits.vocab_size)
         # n children share their prompt's blocks even if prefixes are not cached: they then have a salt of their own, which no
         # later request gets, whatever its id
         candidates = request.task.candidates
         cache = self.config.enable_prefix_caching or params.n > 1 or candidates is not None
         root = self._hasher.root(request.cache_salt.encode(), self._own_salt(owner, candidates))
-        seed = params.seed if params.seed is not None else int(self._random.integers(0, 2**63))
+        seed = self._seed(params, resume)
         stop_ids, ends = self._stop_ids(params)
         custom = self.config.processors
         is_processed = custom is not None and (custom.all_requests or bool(params.extra_args))
         now = time.time()
         arrival_time = request.arrival_time if now - MOST_ON_THE_WAY_S < request.arrival_time < now else now
-        return [
+        sequences = [
             Sequence(
                 owner=owner,
                 key=sequence_key(request.id, child),
@@ -89,7 +86,7 @@ class Intake:
                 child=child,
                 params=params,
                 prompt=prompt,
-                final_len=len(prompt) + output_limit(params.max_tokens, room),
+                final_len=len(prompt) + most,
                 seed=seed + child,
                 order=(request.priority, next(self._arrivals)),
                 arrival_time=arrival_time,
@@ -99,8 +96,16 @@ class Intake:
                 num_candidates=candidates.num if candidates is not None else 0,
                 blocks=SequenceBlocks(root, cache, may_hit=_may_hit(params) or child > 0),
             )
-            for child in range(params.n)
+            for child in (outputs if resume is not None else range(params.n))
         ]
+        for seq in sequences if resume is not None else ():
+            go_on(seq, outputs[seq.child])
+        return sequences
+
+    def _seed(self, params: SamplingParams, resume: Resume | None) -> int:
+        if params.seed is None and resume is not None and resume.seed is not None:
+            return resume.seed
+        return params.seed if params.seed is not None else int(self._random.integers(0, 2**63))
 
     def _own_salt(self, owner: int, candidates: Candidates | None) -> bytes:
         """A salt that keeps a request's blocks apart from others; empty if prefixes are cached."""

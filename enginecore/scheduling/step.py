@@ -43,3 +43,5 @@ class Counters:
     cached_tokens: int = 0
     generation_tokens: int = 0
     preemptions: int = 0
+    replays: int = 0  # requests
+    replays_given_up: int = 0  # requests
