@@ -1,12 +1,16 @@
 """Replay: lets requests outlive their workers. What ran when the workers died runs again, from the tokens that are known.
 
 The scheduler makes every running sequence a waiting one (`Scheduler.reset`), as if it had been preempted; its grammar, seed and
-counts go on by position. This file decides which requests do not run again. A request with a sequence in a step at two deaths,
-without a new token between them, may be the cause and ends with an error; so does a step of a beam search.
+counts go on by position. This file decides which requests do not run again: those that may be the cause. A sequence is a suspect
+if it had a row in a step at a death, until it gets a new token. A suspect that dies again is *found* if it was the only one at
+both deaths; its request ends with an error. Where there are several, they are told apart:
 
-A request may also be the cause of the first death. So that it does not take others with it at the second one, sequences that
-died before their first token wait until those that died later have a token again, and then start one by one; all of them do
-when a request was found to be the cause.
+    suspects that have no token at all           wait until the others have one, and start one by one
+    suspects of two deaths in a row              start one by one, too
+    suspects of a death that follows a find      are all found: each death costs a restart, and too many end the engine
+
+So a request that kills its workers ends at the second death, at the third if it had tokens before, and it takes no other request
+with it; and no moment at which an operator kills workers ends a request. A step of a beam search ends with its workers.
 
 Owned by the core's loop. frontend/client/resend.py does the same for requests of an engine that is lost as a whole.
 """
@@ -35,61 +39,64 @@ class Replay:
         self._workers = workers
         self._owners = owners
         self._is_on = is_on
-        self._suspects: list[Sequence] = []  # were in a step at the last death, may run, and had no token since
-        self._held: deque[Sequence] = deque()  # by order; wait for these
+        self._suspects: set[Sequence] = set()  # may run, and had no token since they died
+        self._alone: set[Sequence] = set()  # those of them that were, or started as, the only one
+        self._held: deque[Sequence] = deque()  # by order; suspects that wait for these
         self._held_until: float | None = None  # None until the workers are ready
+        self._was_found = False  # a suspect was found at the last death
 
     def workers_died(self, why: str) -> None:
         """The workers were killed, and the steps in flight are forgotten: end or replay the requests that ran."""
-        failed: dict[tuple[int, int], str] = {}
-        suspects: list[Sequence] = []
         lost = self._scheduler.reset()
-        for seq, was_in_step in lost:
-            num_known = len(seq.known)
-            if not self._is_on or seq.num_candidates:
-                failed[seq.owner, seq.request_id] = FAILED
-            elif was_in_step and num_known == seq.died_at:
-                failed[seq.owner, seq.request_id] = FAILED_TWICE
-            elif was_in_step:
-                seq.died_at = num_known
-                suspects.append(seq)
+        failed = {(seq.owner, seq.request_id): FAILED for seq, _ in lost if seq.num_candidates or not self._is_on}
         again = {(seq.owner, seq.request_id) for seq, _ in lost} - failed.keys()
-        log.error("%s; of the requests in flight %d run again and %d end with an error", why, len(again), len(failed))
+        in_step = {seq for seq, was_in_step in lost if was_in_step and (seq.owner, seq.request_id) in again}
+        repeated = {seq for seq in in_step if len(seq.known) == seq.died_at}
+        found = repeated if self._was_found else repeated & self._alone if len(repeated) == 1 else set()
+        failed |= {(seq.owner, seq.request_id): FAILED_TWICE for seq in found}
+        log.error("%s; requests in flight: %d run again, %d fail", why, len(again - failed.keys()), len(failed))
         for (owner, request_id), text in failed.items():
             self._scheduler.abort(owner, request_id)  # with its sequences that were still waiting
             self._owners.refuse(owner, request_id, "engine_error", text)
-        counters, before = self._scheduler.counters, self._scheduler.counters.replays_given_up
-        counters.replays += len(again)
-        counters.replays_given_up += sum(text is FAILED_TWICE for text in failed.values())
-        self._suspects = [seq for seq in (*self._suspects, *suspects) if self._is_suspect(seq)]
-        self._hold(counters.replays_given_up > before)
+        self._scheduler.counters.replays += len(again - failed.keys())
+        self._scheduler.counters.replays_given_up += len({(seq.owner, seq.request_id) for seq in found})
+        for seq in in_step:
+            seq.died_at = len(seq.known)
+        self._was_found = bool(found)
+        self._suspects = {seq for seq in self._suspects | in_step if self._is_suspect(seq)}
+        self._alone = set(repeated or in_step) if len(repeated or in_step) == 1 else set()
+        self._hold(repeated)
 
-    def _hold(self, is_found: bool) -> None:
-        """Let suspects without any token wait; none of them waits if the cause was found."""
+    def _hold(self, repeated: set[Sequence]) -> None:
+        """Let suspects wait that must start one by one; none of them, if one was just found."""
         held = {seq for seq in self._held if seq.state is not SequenceState.FINISHED}
-        first = {seq for seq in self._suspects if len(seq.known) == len(seq.prompt)} - held
-        if is_found:
+        self._held, self._held_until = deque(), None
+        if self._was_found:
             for seq in held:
                 self._scheduler.release(seq)
-            self._held = deque()
+            self._suspects |= held
             return
-        for seq in first:
+        new = {seq for seq in self._suspects - held if seq in repeated or len(seq.known) == len(seq.prompt)}
+        for seq in new:
             self._scheduler.defer(seq)
-        self._held, self._held_until = deque(sorted(held | first, key=lambda seq: seq.order)), None
-        self._suspects = [seq for seq in self._suspects if seq not in first]
+        self._held.extend(sorted(held | new, key=lambda seq: seq.order))
+        self._suspects -= held | new
 
     def turn(self, now: float) -> None:
         """Start the next sequence that waits for others, if it is time. now: seconds of a clock that never goes back."""
-        if not self._held or not self._workers.is_ready:
+        if not (self._suspects or self._held) or not self._workers.is_ready:
             return
+        suspects = {seq for seq in self._suspects if self._is_suspect(seq)}
+        if len(suspects) < len(self._suspects):
+            self._suspects, self._was_found = suspects, False
         if self._held_until is None:
             self._held_until = now + HELD_S
-        self._suspects = [seq for seq in self._suspects if self._is_suspect(seq)]
         while self._held and (not self._suspects or now >= self._held_until):
             seq = self._held.popleft()
             if seq.state is not SequenceState.FINISHED:
+                self._alone = set() if self._suspects else {seq}
                 self._scheduler.release(seq)
-                self._suspects.append(seq)
+                self._suspects.add(seq)
 
     def _is_suspect(self, seq: Sequence) -> bool:
         known = seq.known if seq.slot < 0 else self._scheduler.slots.known(seq)

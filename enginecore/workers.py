@@ -87,7 +87,7 @@ class WorkerGroup:
         """Spawn a new generation. Raises OSError or ZMQError if the system has no room for it, WorkersFailed."""
         self.generation += 1
         engine = self.template.engine
-        self.is_ready, self._broken, self._started_at = False, "", time.monotonic()
+        self.is_ready, self._started_at = False, time.monotonic()
         self._profiles: dict[int, WorkerProfile] = {}
         self._ready: set[int] = set()
         with contextlib.ExitStack() as on_failure:  # an attempt that lacks descriptors must leave nothing open
@@ -159,7 +159,7 @@ class WorkerGroup:
             self._link.close()
             self.plan_ring.close()
             self.result_ring.close()
-        self._link, self.is_ready = None, False
+        self._link, self.is_ready, self._broken = None, False, ""
         self._give_up_control()
 
     def keep_spares(self) -> None:

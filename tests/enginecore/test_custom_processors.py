@@ -111,8 +111,7 @@ def test_what_is_checked_fits_a_control_record():
     assert encode_control(CheckParams(1, _that_fits(params))).nbytes < 1 << 16 and _that_fits(params).extra_args == ARGS
 
 
-def test_a_request_that_comes_while_the_workers_start_is_asked_to_come_again(caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("quire"), "propagate", True)
+def test_a_request_that_comes_while_the_workers_start_is_looked_at_when_they_are_ready(monkeypatch):
     by_hand = CoreByHand()
     try:
         by_hand.core.preparing._preparers = (ParamsCheck(by_hand.workers),)
@@ -120,8 +119,38 @@ def test_a_request_that_comes_while_the_workers_start_is_asked_to_come_again(cap
         frontend = by_hand.frontend()
         by_hand.workers.is_ready = False
         frontend.send(add(1, max_tokens=1, extra_args=ARGS))
-        error = by_hand.answer(frontend, RequestError)
-        assert error.code == "overloaded" and "starting" in error.message and caplog.text == ""
-    finally:
+        by_hand.until(lambda: by_hand.core.preparing.num_sequences == 1)
         by_hand.workers.is_ready = True
+        records = []
+        monkeypatch.setattr(by_hand.workers, "_write", lambda kind, *parts: records.append(parts[0]))
+        [ask] = by_hand.workers.when_ready
+        ask()
+        monkeypatch.undo()
+        by_hand.workers._replied(ControlReply(0, decode_control(records.pop()).id, "", b""))
+        assert len(by_hand.answer(frontend, StepOutputs).tokens) == 4
+    finally:
+        by_hand.close()
+
+
+def test_workers_that_die_before_they_have_looked_at_a_request_are_asked_once_more():
+    by_hand = CoreByHand()
+    try:
+        by_hand.core.preparing._preparers = (ParamsCheck(by_hand.workers),)
+        use_processors(by_hand, checks_params=True)
+        frontend = by_hand.frontend()
+        frontend.send(add(1, max_tokens=1, extra_args=ARGS))
+        while not by_hand.core.preparing.num_sequences:
+            by_hand.core._take_messages()
+        by_hand.workers.kill()
+        assert by_hand.core.preparing.num_sequences == 1
+        by_hand.workers.start()
+        [ask] = by_hand.workers.when_ready
+        by_hand.workers.when_ready = []
+        ask()
+        by_hand.workers.kill()  # the request may be the cause
+        by_hand.workers.start()
+        by_hand.core._poller = by_hand.core._make_poller()
+        error = by_hand.answer(frontend, RequestError)
+        assert error.code == "engine_error" and not by_hand.workers.when_ready
+    finally:
         by_hand.close()
