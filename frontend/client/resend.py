@@ -18,7 +18,7 @@ from quire.ipc.messages.frontend import AddRequest, Resume, Welcome
 
 HOLD_S = 120.0  # how long requests wait for an engine: a large model takes minutes to load
 MOST_LOSSES = 2  # of a request, without a token between them
-MOST_LOSSES_WAITING = 4  # of one that may not have run, as requests waited in its engine
+MOST_LOSSES_OF_SEVERAL = 4  # of one that is not the only one, or may not have run, as requests waited in its engine
 
 Model = tuple[object, ...]
 
@@ -46,8 +46,11 @@ class LostRequests:
     def add(self, states: Iterable[RequestState], welcome: Welcome, may_have_waited: bool) -> None:
         """The engine of these requests is lost. may_have_waited: it said that some of its requests waited to run."""
         self._model = model_of(welcome)
+        states = list(states)
+        repeated = [state for state in states if _num_tokens(state) == state.lost_at]
+        is_found = len(repeated) == 1 and not may_have_waited
         for state in states:
-            if (error := _note_loss(state, may_have_waited)) is not None:
+            if (error := _note_loss(state, MOST_LOSSES if is_found else MOST_LOSSES_OF_SEVERAL)) is not None:
                 state.fail(error)
             else:
                 self._states[state.id] = state
@@ -92,15 +95,19 @@ class LostRequests:
             del self._states[state.id]
 
 
-def _note_loss(state: RequestState, may_have_waited: bool) -> ClientError | None:
+def _num_tokens(state: RequestState) -> int:
+    return sum(sequence.num_tokens for sequence in state.sequences)
+
+
+def _note_loss(state: RequestState, most_losses: int) -> ClientError | None:
     """Count a loss; returns the error that the request ends with, None if it goes on."""
     if state.sent is None or state.sent.task.candidates is not None:
         return EngineError("the engine was lost, and a beam search ends with it")
-    num_tokens = sum(sequence.num_tokens for sequence in state.sequences)
+    num_tokens = _num_tokens(state)
     if num_tokens != state.lost_at:
         state.lost_at, state.num_losses = num_tokens, 0
     state.num_losses += 1
-    if state.num_losses >= (MOST_LOSSES_WAITING if may_have_waited else MOST_LOSSES):
+    if state.num_losses >= most_losses:
         return EngineError("the engine was lost twice while this request was running, which may be the cause")
     return None
 

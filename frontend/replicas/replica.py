@@ -68,9 +68,7 @@ class Owner(Protocol):
 class Replica(AsyncClient):
     """The client of one of several engines. It reports the progress of requests to its owner."""
 
-    def __init__(
-        self, address: str, keys: FrontendKeys | None, number: int, owner: Owner, hold_s: float = HOLD_S
-    ) -> None:
+    def __init__(self, address: str, keys: FrontendKeys | None, number: int, owner: Owner, hold_s: float = HOLD_S) -> None:
         super().__init__(address, keys, hold_s)
         self.number = number
         self._owner = owner

@@ -1,7 +1,5 @@
 """Requests for the operator's own logits processors in the core: refused, checked first, and ended if a class fails."""
 
-import logging
-
 import numpy as np
 import pytest
 from core_by_hand import CoreByHand, add

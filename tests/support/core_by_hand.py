@@ -104,9 +104,7 @@ def worker_template(world_size: int = 1, model_dir: str = "") -> WorkerConfig:
 class CoreByHand:
     """`workers`: a group of worker processes; without, a FakeWorkers."""
 
-    def __init__(
-        self, workers: WorkerGroup | None = None, preparers: Iterable[Preparer] = (), replay: bool = True
-    ) -> None:
+    def __init__(self, workers: WorkerGroup | None = None, preparers: Iterable[Preparer] = (), replay: bool = True) -> None:
         scheduler = SchedulerConfig(MAX_NUM_SEQS, 16, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS, (0,), vocab_size=VOCAB_SIZE)
         limits = EngineLimits(MAX_MODEL_LEN, VOCAB_SIZE, MAX_NUM_SEQS, 20)
         config = CoreConfig(scheduler, limits, 100, 0, 60.0, spins=False, log_requests=False, log_stats=False, replay=replay)
