@@ -54,7 +54,10 @@ class Replay:
         repeated = {seq for seq in in_step if len(seq.known) == seq.died_at}
         found = repeated if self._was_found else repeated & self._alone if len(repeated) == 1 else set()
         failed |= {(seq.owner, seq.request_id): FAILED_TWICE for seq in found}
-        log.error("%s; requests in flight: %d run again, %d fail", why, len(again - failed.keys()), len(failed))
+        num_again = sum((seq.owner, seq.request_id) not in failed for seq, _ in lost)
+        log.error(
+            "%s; %d sequences in flight run again%s", why, num_again, f", {len(failed)} requests failed" if failed else ""
+        )
         for (owner, request_id), text in failed.items():
             self._scheduler.abort(owner, request_id)  # with its sequences that were still waiting
             self._owners.refuse(owner, request_id, "engine_error", text)
