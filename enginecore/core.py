@@ -1,7 +1,7 @@
 """EngineCore: the loop. It takes requests from frontends, sends plans to workers, and sends the sampled tokens to frontends.
 
 A turn: take messages -> fill the pipeline (two steps in flight a stage) -> take finished results -> publish -> wait.
-It is one thread. Nothing that a frontend sends can end it. If a worker dies, it is replaced, and the requests in flight run again.
+It is one thread. Nothing that a frontend sends can end it. A worker that dies is replaced, and what was in flight runs again.
 """
 
 import logging

@@ -1,16 +1,16 @@
 """Replay: lets requests outlive their workers. What ran when the workers died runs again, from the tokens that are known.
 
 The scheduler makes every running sequence a waiting one (`Scheduler.reset`), as if it had been preempted; its grammar, seed and
-counts go on by position. This file decides which requests do not run again: those that may be the cause. A sequence is a suspect
-if it had a row in a step at a death, until it gets a new token. A suspect that dies again is *found* if it was the only one at
-both deaths; its request ends with an error. Where there are several, they are told apart:
+counts go on by position. This file decides which requests do not run again, because they may be the cause. A sequence is a
+suspect if it had a row in a step at a death, until it gets a new token. A suspect that dies again is *found* if it was the only
+one at both deaths; its request ends with an error. Where there are several, they are told apart:
 
     suspects that have no token at all           wait until the others have one, and start one by one
     suspects of two deaths in a row              start one by one, too
     suspects of a death that follows a find      are all found: each death costs a restart, and too many end the engine
 
-So a request that kills its workers ends at the second death, at the third if it had tokens before, and it takes no other request
-with it; and no moment at which an operator kills workers ends a request. A step of a beam search ends with its workers.
+So a request that kills its workers ends at the second death, or at the third if it had tokens and company, and takes no other
+request with it. A step of a beam search ends with its workers.
 
 Owned by the core's loop. frontend/client/resend.py does the same for requests of an engine that is lost as a whole.
 """

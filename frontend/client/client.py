@@ -154,7 +154,7 @@ class Client(ABC):
 
     @abstractmethod
     def _send_to_one(self, request: AddRequest) -> "Engine":
-        """Send a checked request, with the epoch of its engine, and return this. Raises Overloaded, EngineDown, InvalidRequest."""
+        """Send a checked request, and return the engine that it went to. Raises Overloaded, EngineDown, InvalidRequest."""
 
     @abstractmethod
     def _cancel(self, request_id: int) -> None:

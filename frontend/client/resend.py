@@ -1,8 +1,9 @@
 """LostRequests: requests that outlive their engine. When it is lost, they wait here until another one goes on with them.
 
-A request is sent again with the output that it has (`Resume`), so its consumer only waits. It goes to another engine at once, if
-there is one, or to the engine that comes back. It ends with an error if none comes in time, if another model comes, or if it was
-in flight at two losses without a new token between them: it may be the cause. A step of a beam search ends with its engine, too.
+A request is sent again with the output that it has (`Resume`), so its consumer only waits. It goes to another engine at once,
+or to the engine that comes back. It ends with an error if none comes in time, if another model comes, or if it was in flight at
+two losses without a new token between them: it may be the cause. If this is so for several requests, or some may only have
+waited, each of them may see two losses more. A step of a beam search ends with its engine.
 
 Owned by AsyncClient, which tells of losses and sends. enginecore/replay.py does the same for requests of workers that died.
 """

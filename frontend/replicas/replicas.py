@@ -2,8 +2,8 @@
 
 A request goes to one engine with all of its sequences, and so do all steps of a beam search. A request that an overloaded
 engine refuses goes to the next, until all have refused. When an engine is lost, the requests that ran there go on at others
-(frontend/client/resend.py); it gets none until its AsyncClient has reconnected. One engine needs none of this: `client_of` makes
-the client for any number.
+(frontend/client/resend.py); it gets none until its AsyncClient has reconnected. One engine needs none of this: `client_of`
+makes the client for any number.
 """
 
 import asyncio
