@@ -5,13 +5,16 @@ import logging
 import math
 import os
 import time
+from collections.abc import Iterator
+from typing import Any, Literal
 
+import msgspec
 import pytest
 import zmq
-from core_by_hand import add, worker_template
+from core_by_hand import CoreByHand, add, worker_template
 
 from quire.enginecore import workers as group_module
-from quire.enginecore.worker_supervisor import DYING_LIMIT_S, DYING_LOOK_S, SAY_EVERY_S, WorkerSupervisor
+from quire.enginecore.worker_supervisor import DYING_LIMIT_S, DYING_LOOK_S, SAY_EVERY_S, SPARES_AFTER_S, WorkerSupervisor
 from quire.enginecore.workers import WorkerGroup, WorkersFailed
 from quire.ipc.messages.frontend import Heartbeat, RequestError, StepOutputs
 from quire.ipc.process.loop_clock import MAX_TICK_S
@@ -31,7 +34,10 @@ class Clock:
 class Group:
     """What a supervisor asks a WorkerGroup."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: Literal["cpu", "cuda"] = "cpu", replay: bool = True) -> None:
+        template = worker_template()
+        engine = msgspec.structs.replace(template.engine, device=device, replay=replay)
+        self.template = msgspec.structs.replace(template, engine=engine)
         self.is_ready, self.start_s, self.start_stage = True, 7.0, "load the model"
         self.num_starts, self.num_dumps, self.num_idle_looks, self.num_spares = 0, 0, 0, 0
         self.left: list[str] = []  # killed and not gone
@@ -65,8 +71,9 @@ class Group:
 class Watched:
     """A supervisor whose loop turns by the test's clock."""
 
-    def __init__(self) -> None:
-        self.group, self.clock = Group(), Clock()
+    def __init__(self, **options: Any) -> None:
+        """options: of its group."""
+        self.group, self.clock = Group(**options), Clock()
         self.supervisor = WorkerSupervisor(self.group, STEP_TIMEOUT_S, self.clock)  # type: ignore[arg-type]
 
     def turn(self, seconds: float = 0.5, step: int | None = None) -> bool:
@@ -105,6 +112,13 @@ def log(caplog, monkeypatch) -> pytest.LogCaptureFixture:
     monkeypatch.setattr(logging.getLogger("quire"), "propagate", True)
     caplog.set_level(logging.INFO, "quire")
     return caplog
+
+
+@pytest.fixture
+def without_replay() -> Iterator[CoreByHand]:
+    by_hand = CoreByHand(replay=False)
+    yield by_hand
+    by_hand.close()
 
 
 # ------------------------------------------------------------------------------------------------------------- starts
@@ -267,6 +281,22 @@ def test_a_freeze_of_the_machine_ages_neither_a_step_nor_a_start(watched):
     watched.turn(10 * START_LIMIT_S)
 
 
+@pytest.mark.parametrize(("options", "num_spares"), [({"device": "cuda"}, 2), ({}, 0), ({"device": "cuda", "replay": False}, 0)])
+def test_on_a_gpu_processes_for_the_next_workers_are_kept_ready(options, num_spares):
+    """They have loaded torch, which takes more than half of a restart."""
+    watched = Watched(**options)
+    for _ in range(2):
+        watched.turn()
+        assert watched.group.num_spares == 0  # the first requests need the CPU
+        for _ in range(int(SPARES_AFTER_S / 0.5) + 1):
+            watched.turn()
+        assert watched.group.num_spares == num_spares
+        watched.fail()
+        watched.seconds_to_start()
+        watched.group.num_spares = 0  # the new workers are made of these
+        watched.group.is_ready = True
+
+
 def test_after_a_freeze_a_healthy_worker_goes_on_in_the_core(by_hand, monkeypatch):
     core, frontend, clock = by_hand.core, by_hand.frontend(), Clock()
     core.supervisor = WorkerSupervisor(by_hand.workers, STEP_TIMEOUT_S, clock)
@@ -320,7 +350,8 @@ def test_a_stop_does_not_wait_for_steps_that_nobody_waits_for(by_hand, monkeypat
     assert 0.3 * waits <= time.monotonic() - began < 30.0
 
 
-def test_a_failed_request_hears_of_it_before_its_engine_gives_up(by_hand):
+def test_a_failed_request_hears_of_it_before_its_engine_gives_up(without_replay):
+    by_hand = without_replay
     core, frontend = by_hand.core, by_hand.frontend()
     core.supervisor = WorkerSupervisor(by_hand.workers, STEP_TIMEOUT_S, Clock())
     frontend.send(add(1, max_tokens=50))
@@ -334,7 +365,9 @@ def test_a_failed_request_hears_of_it_before_its_engine_gives_up(by_hand):
     assert by_hand.answer(frontend, RequestError).code == "engine_error"
 
 
-def test_requests_of_workers_that_die_of_each_first_step_fail_one_by_one_until_the_engine_ends(by_hand, monkeypatch):
+def test_requests_of_workers_that_die_of_each_first_step_fail_one_by_one_until_the_engine_ends(without_replay, monkeypatch):
+    by_hand = without_replay
+
     def die() -> None:
         if by_hand.workers.is_ready and by_hand.workers._reader.read(0.0) is not None:
             raise WorkersFailed("worker 0 ended unexpectedly (signal SIGSEGV)")
