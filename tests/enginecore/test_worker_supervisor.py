@@ -281,7 +281,9 @@ def test_a_freeze_of_the_machine_ages_neither_a_step_nor_a_start(watched):
     watched.turn(10 * START_LIMIT_S)
 
 
-@pytest.mark.parametrize(("options", "num_spares"), [({"device": "cuda"}, 2), ({}, 0), ({"device": "cuda", "replay": False}, 0)])
+@pytest.mark.parametrize(
+    ("options", "num_spares"), [({"device": "cuda"}, 2), ({}, 0), ({"device": "cuda", "replay": False}, 0)]
+)
 def test_on_a_gpu_processes_for_the_next_workers_are_kept_ready(options, num_spares):
     """They have loaded torch, which takes more than half of a restart."""
     watched = Watched(**options)
