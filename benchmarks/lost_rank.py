@@ -2,9 +2,9 @@
 
 It starts a server with --no-replay, so that streams end with their workers (heal.py measures streams that go on), and times the
 start-up. Then, for each way of --how, --streams streams begin, and when they have eight tokens each on average, one worker
-process gets SIGKILL or SIGSTOP. The results: told, seconds until streams have ended; serving, seconds until a new request has its
-first token. Afterwards an answer with temperature 0 must be the same as before. Exits with 1 if it is not, or if a stream ended
-without an error. Prints a line for each way and a last line `RESULT {json}`.
+process gets SIGKILL or SIGSTOP. The results: told, seconds until streams have ended; serving, seconds until a new request has
+its first token. Afterwards an answer with temperature 0 must be the same as before. Exits with 1 if it is not, or if a stream
+ended without an error. Prints a line for each way and a last line `RESULT {json}`.
 """
 
 import argparse
