@@ -15,13 +15,13 @@ FOR_RUN := $(VENV)/.installed-run
 FOR_TEST := $(VENV)/.installed-test
 FOR_RAY := $(VENV)/.installed-test-ray
 FOR_DEPLOY := $(VENV)/.installed-test-deploy
-PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP_INSTALL = $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
 # One OpenMP thread: the tensors are tiny, and several wait for each other by spinning (on two busy cores the tests took five
 # times as long). Bytecode is kept, whatever the environment says: hundreds of processes would each compile our modules anew.
-# The files are shared out among JOBS processes, for a third of the time is spent waiting. A test that hangs shows its stacks and
-# ends the run: in a new process it would only hang again.
-PYTEST = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --max-worker-restart 0 \
-	-o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true
+# The files are shared out among JOBS processes, in the order of tests/conftest.py. A test that hangs shows its stacks and ends the
+# run: in a new process it would only hang again.
+PYTEST = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder \
+	--max-worker-restart 0 -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true
 
 .DEFAULT_GOAL := help
 .PHONY: help run test test-all test-gpu test-browser test-ray test-deploy lint types clean
@@ -44,14 +44,14 @@ run: $(FOR_RUN)
 	@exec $(BIN)/quire serve --port $(PORT) $(ARGS)
 
 # The Triton interpreter is chosen when Triton is imported, so its tests have processes of their own; what PYTEST_ARGS names may
-# have none of them, which is status 5. Both always run: three minutes on two cores, eighteen for `test-all`.
+# have none of them, which is status 5. They share nothing in a file, so an idle process takes tests from the other. Both always run.
 test: MARKS := not slow
 test: INTERPRETED := interpret and not slow
 test-all: MARKS :=
 test-all: INTERPRETED := interpret
 test test-all: $(FOR_TEST)
 	@failed=0; \
-	TRITON_INTERPRET=1 $(PYTEST) -m '$(INTERPRETED)' $(or $(PYTEST_ARGS),tests/kernels) || [ $$? -eq 5 ] || failed=1; \
+	TRITON_INTERPRET=1 $(PYTEST) --dist worksteal -m '$(INTERPRETED)' $(or $(PYTEST_ARGS),tests/kernels) || [ $$? -eq 5 ] || failed=1; \
 	$(PYTEST) -m '$(MARKS)' $(PYTEST_ARGS) || failed=1; \
 	exit $$failed
 
@@ -97,12 +97,14 @@ $(FOR_DEPLOY): pyproject.toml constraints.txt
 comma := ,
 
 # An environment whose pip does not start (half made, moved, its Python gone) is made anew. Without build isolation the
-# package is built by the pinned setuptools, and nothing is downloaded for the build alone.
+# package is built by the pinned setuptools, and nothing is downloaded for the build alone. Bytecode of packages is made by all cores:
+# pip takes half of its time for it, on one. Some packages bring files for a newer Python, which compileall fails on and goes on.
 define install
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { $(check_python) && $(PYTHON) -m venv --clear $(VENV); }
 	@echo "Installing into $(VENV) (the first time takes a few minutes: PyTorch is large)"
 	@$(PIP_INSTALL) setuptools
 	@$(PIP_INSTALL) --no-build-isolation --editable '$(1)'
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	@touch $@
 endef
 

@@ -35,6 +35,7 @@ from quire.enginecore.loading.model_files import (
     resolve_model,
     resolve_tokenizer,
 )
+from quire.enginecore.loading.model_names import served_name
 from quire.enginecore.params_check import ParamsCheck
 from quire.enginecore.scheduling.config import SchedulerConfig
 from quire.enginecore.scheduling.prefill_budget import mixed_step_tokens
@@ -334,7 +335,7 @@ def _welcome(
     return Welcome(
         epoch=epoch,
         protocol=PROTOCOL_VERSION,
-        served_model_names=config.served_model_name or [config.model or BUNDLED_NAME],
+        served_model_names=config.served_model_name or [served_name(config.model) if config.model else BUNDLED_NAME],
         limits=core.limits,
         files=file_infos(files),
         eos_token_ids=list(summary.eos_token_ids),

@@ -63,8 +63,8 @@ class Intake:
         if resume is None:  # else it was accepted once
             self._check_queue(params.n, num_waiting)
         self._check_fields(request)
-        prompt = self._prompt(request.inputs)
-        room = output_room(len(prompt), self.config.limits.max_model_len)
+        prompt = self._prompt(request.inputs, params.max_tokens)
+        room = output_room(len(prompt), self.config.limits.max_model_len, params.max_tokens)
         most = output_limit(params.max_tokens, room)
         outputs = outputs_so_far(request.task, most, self.config.limits.vocab_size)
         # n children share their prompt's blocks even if prefixes are not cached: they then have a salt of their own, which no
@@ -139,12 +139,12 @@ class Intake:
         if len(request.cache_salt) > MAX_CACHE_SALT:
             raise Refusal("invalid", f"cache_salt may be at most {MAX_CACHE_SALT} characters long")
 
-    def _prompt(self, inputs: TokenInputs) -> np.ndarray:
+    def _prompt(self, inputs: TokenInputs, max_tokens: int | None) -> np.ndarray:
         data, limits = inputs.token_ids, self.config.limits
         if len(data) % 4 or not data:
             raise Refusal("invalid", "the prompt must hold at least one token")
         prompt = np.frombuffer(data, np.int32)
-        if output_room(len(prompt), limits.max_model_len) < 1:
+        if output_room(len(prompt), limits.max_model_len, max_tokens) < 1:
             raise Refusal(
                 "too_long",
                 f"the prompt is {len(prompt)} tokens long; with at least one output token "

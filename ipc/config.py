@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from quire.ipc import quantization as quantizations
+from quire.ipc.deterministic import check_deterministic
 from quire.ipc.hosts_flags import add_hosts_arguments, check_hosts
 from quire.ipc.layout import check_layout
 from quire.ipc.log_flags import add_frontend_logs
@@ -58,6 +59,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     admission: Literal["lookahead", "optimistic"] = "lookahead"
     enforce_eager: bool = False
+    deterministic: bool = False  # tokens that depend on nothing but their request, to the last bit
     max_logprobs: int = 20
     seed: int = 0
     tensor_parallel_size: int = 1
@@ -121,6 +123,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         )
         need(0 <= self.seed < 1 << 63, "--seed must be at least 0 and less than 2^63")
         check_layout(self)
+        check_deterministic(self)
         check_hosts(self, need)
         need(self.device_index >= 0, "device_index must be at least 0")
         need(self.step_timeout_s > 0, "--step-timeout-s must be greater than 0")
@@ -282,6 +285,11 @@ def _add_memory(add: Add) -> None:
     )
     add("--block-size", type=int, help="tokens in a KV block: 16, 32, 64, 128 or 256 (default: 64 on a GPU, 16 on a CPU)")
     add("--enforce-eager", action=Switch, help="run without CUDA graphs (default: off)")
+    add(
+        "--deterministic",
+        action=Switch,
+        help="on a GPU: a request's tokens and logprobs are the same to the last bit beside any other requests (default: off)",
+    )
     add("--seed", type=int, help="seed of dummy weights, and of requests that bring no seed")
 
 

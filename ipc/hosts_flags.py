@@ -14,7 +14,7 @@ def add_hosts_arguments(add: Callable[..., None]) -> None:
         "--distributed-executor-backend",
         type=one_of(("mp", "ray"), {"uni": "mp"}),
         metavar="BACKEND",
-        help="how workers are started: mp, by the engine and the agents of --hosts; ray, by a Ray cluster (quire[ray])",
+        help="how workers are started: mp, by the engine and the agents of --hosts; ray, by a Ray cluster (the extra `ray`)",
     )
     add(
         "--hosts",

@@ -6,9 +6,14 @@ refuses a prompt without room and cuts max_tokens as well (enginecore/intake.py)
 """
 
 
-def output_room(num_prompt_tokens: int, max_model_len: int) -> int:
-    """Most tokens that can follow a prompt of this length; below 1 the prompt cannot be run."""
-    return max_model_len - num_prompt_tokens
+def output_room(num_prompt_tokens: int, max_model_len: int, max_tokens: int | None = None) -> int:
+    """Most tokens that can follow a prompt of this length; below 1 the prompt cannot be run.
+
+    max_tokens: what the request asks for. A single token is sampled and never computed, so it needs no place in the context:
+    the prompt before it may fill the context.
+    """
+    room = max_model_len - num_prompt_tokens
+    return 1 if room == 0 and max_tokens == 1 else room
 
 
 def longest_prompt(max_model_len: int) -> int:

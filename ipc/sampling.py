@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 
 from quire.ipc.step.sections import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_LOGPROBS
+from quire.ipc.struct_errors import StructErrors
 from quire.ipc.structured_outputs import StructuredOutputs, check_grammar
 from quire.ipc.structured_outputs_params import StructuredOutputsParams
 
@@ -77,7 +78,7 @@ class RequestOutputKind(enum.Enum):
     FINAL_ONLY = 2
 
 
-class SamplingParams(msgspec.Struct, kw_only=True, array_like=True, forbid_unknown_fields=True):
+class SamplingParams(msgspec.Struct, kw_only=True, array_like=True, forbid_unknown_fields=True, metaclass=StructErrors):
     """How to sample one request. Names, defaults and meaning are vLLM's.
 
     n: completions per prompt (1 to 128). temperature: 0 is greedy. top_p in (0, 1]; top_k: -1 or 0 means all; min_p in [0, 1].

@@ -9,6 +9,7 @@ from typing import Any
 # transformers' defaults for absent fields, by model_type, for models with published configs that leave them out.
 _GEMMA3 = {"vocab_size": 262208, "max_position_embeddings": 131072}
 _GEMMA4 = {"vocab_size": 262144, "max_position_embeddings": 131072}
+_GEMMA4_UNIFIED = {"vocab_size": 262144, "max_position_embeddings": 262144}
 _LLAMA4 = {"vocab_size": 202048, "max_position_embeddings": 131072}
 _DEFAULTS: dict[str, dict[str, int]] = {
     "bloom": {"max_position_embeddings": 2048},
@@ -21,19 +22,56 @@ _DEFAULTS: dict[str, dict[str, int]] = {
     "llama4_text": _LLAMA4,
     "mistral4": {"vocab_size": 131072, "max_position_embeddings": 1048576},
 }
+# The same for text models that are nested in a multimodal model's config, whose configs leave out more.
+NESTED_DEFAULTS: dict[str, dict[str, Any]] = {
+    "gemma3_text": _GEMMA3,
+    "llama": {
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 2048,
+    },
+    "mistral": {
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 131072,
+    },
+    "gemma4_unified_text": _GEMMA4_UNIFIED,
+}
 # Names of the context length's field; the first that is present counts.
 POSITIONS = (
     "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length", "max_sequence_length",
     "max_target_positions",
 )  # fmt: skip
-_NOT_STRETCHED = ("gemma3", "gemma3_text", "gemma4", "gemma4_text")  # max_position_embeddings is the length after scaling
+_NOT_STRETCHED = (
+    "gemma3",
+    "gemma3_text",
+    "gemma4",
+    "gemma4_text",
+    "gemma4_unified",
+    "gemma4_unified_text",
+)  # max_position_embeddings is the length after scaling
+
+
+_NAMES_OF_TEXT = ("text_config", "llm_config")  # the second is InternVLChatModel's
+
+
+def nested_text(config: dict[str, Any]) -> dict[str, Any] | None:
+    """The text model's fields that are nested in a multimodal model's config; None if none are."""
+    return next((text for name in _NAMES_OF_TEXT if isinstance(text := config.get(name), dict)), None)
 
 
 def text_fields(config: dict[str, Any]) -> dict[str, Any]:
-    """The config's fields, overridden by those of its text_config, with max_position_embeddings and vocab_size if known."""
-    text = config.get("text_config")
-    fields = {**config, **text} if isinstance(text, dict) else dict(config)
-    defaults = _DEFAULTS.get(str(fields.get("model_type")), {})
+    """The config's fields, overridden by those of its text model, with max_position_embeddings and vocab_size if known."""
+    text = nested_text(config)
+    fields = {**config, **text} if text is not None else dict(config)
+    kind = str(fields.get("model_type"))
+    defaults = {**_DEFAULTS.get(kind, {}), **(NESTED_DEFAULTS.get(kind, {}) if text is not None else {})}
     positions = [fields[name] for name in POSITIONS if fields.get(name) is not None]
     return {**defaults, **fields, **({"max_position_embeddings": positions[0]} if positions else {})}
 

@@ -44,6 +44,7 @@ def compiled_kernels() -> dict[tuple[str, str], Any]:
     )
     from quire.kernels.experts import scaled_row as scaled_expert_row  # noqa: F401
     from quire.kernels.linear import (  # noqa: F401
+        fixed,
         int4,
         int4_hopper,
         int4_norm,

@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+from collections.abc import Iterator
 
 import hypothesis
 import pytest
@@ -21,6 +22,20 @@ hypothesis.settings.load_profile("repeatable")
 # What needs a machine or an environment of its own runs only where `-m` names it: `-m "not slow"` has none of these either.
 ON_REQUEST = {"gpu", "interpret", "browser", "deploy", "ray"}
 
+# The files that take longest, which begin first: one that began last would run alone, beside an idle core.
+LONGEST = (
+    "tests/test_greedy_equality.py",
+    "tests/kernels/test_experts_row.py",
+    "tests/enginecore/grammar/test_deferred.py",
+    "tests/enginecore/grammar/test_structured_output.py",
+    "tests/workers/test_models.py",
+    "tests/test_tensor_parallel.py",
+    "tests/serving/test_replicas.py",
+    "tests/serving/test_hosts.py",
+    "tests/serving/test_expert_parallel.py",
+    "tests/clients/test_schemathesis.py",
+)
+
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     requested = {mark for mark in ON_REQUEST if mark in config.option.markexpr}
@@ -31,7 +46,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             left_out.append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in set(left_out)]
+        gone = set(left_out)
+        items[:] = [item for item in items if item not in gone]
+    items.sort(key=place)
+
+
+def place(item: pytest.Item) -> int:
+    file = item.nodeid.partition("::")[0]
+    return LONGEST.index(file) if file in LONGEST else len(LONGEST)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Imports leave no garbage worth looking for: a fifth of their time went to collections of it."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish() -> None:

@@ -118,6 +118,18 @@ def test_with_a_cold_and_a_warm_prefix_cache(name):
     assert engine.scheduler.counters.cached_tokens > 400
 
 
+def test_a_prompt_that_fills_the_context_takes_one_token():
+    """The last token is sampled and never computed, so it needs no place."""
+    [full] = [p for p in prompts() if len(p) == 64]
+    one = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+    [want] = InlineEngine(tiny_model("llama")).generate([full], one)
+    engine = InlineEngine(tiny_model("llama"), max_model_len=64, budget=48)
+    assert engine.generate([full, full[:63]], one)[0] == want
+    for params in (GREEDY, SamplingParams(max_tokens=2)):
+        with pytest.raises(ValueError, match="at least one output token"):
+            engine.add(full, params)
+
+
 # ------------------------------------------------------------------------------------------- faults must turn it red
 def wrong_kv_slot(engine):
     prepare = engine.runner.device.prepare

@@ -142,7 +142,7 @@ SPLIT_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 @functools.cache
 def tiny_model(name: str, max_shard_size: str = "1GB") -> Path:
     """Folder of `ALL_MODELS[name]`: config, float32 safetensors (sharded where max_shard_size is small), tokenizer."""
-    folder = _root() / f"{name}-{max_shard_size}"
+    folder = root() / f"{name}-{max_shard_size}"
     reference(name).save_pretrained(folder, max_shard_size=max_shard_size)
     write_tokenizer(folder)
     (folder / "generation_config.json").write_text(json.dumps({"bos_token_id": BOS, "eos_token_id": [EOS, IM_END]}))
@@ -214,7 +214,7 @@ def write_tokenizer(folder: Path) -> None:
 
 
 @functools.cache
-def _root() -> Path:
+def root() -> Path:
     root = Path(tempfile.mkdtemp(prefix="quire-tiny-models-"))
     atexit.register(shutil.rmtree, root, ignore_errors=True)
     return root

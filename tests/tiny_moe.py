@@ -104,6 +104,23 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "glm4-moe-lite": (
+        "glm4_moe_lite",
+        {
+            **_DEEPSEEK,
+            "q_lora_rank": 40,
+            "n_group": 4,
+            "topk_group": 2,
+            "num_experts_per_tok": 3,
+            "n_shared_experts": 2,
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "rope_parameters": _MSCALE,
+        },
+    ),
+    "glm4-moe-lite-plain": (
+        "glm4_moe_lite",
+        {**_DEEPSEEK, "q_lora_rank": None, "norm_topk_prob": False, "rope_interleave": False, "tie_word_embeddings": True},
+    ),
     "gpt-oss": (
         "gpt_oss",
         {
@@ -126,6 +143,21 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "attention_bias": False,
             "tie_word_embeddings": True,
         },
+    ),
+    "hy-v3": (
+        "hy_v3",
+        {
+            **_MOE,
+            "num_experts_per_tok": 3,
+            "num_shared_experts": 2,
+            "head_dim": 32,
+            "num_hidden_layers": 4,
+            "mlp_layer_types": ["dense", "sparse", "dense", "sparse"],
+        },
+    ),
+    "hy-v3-bias": (
+        "hy_v3",
+        {**_MOE, "attention_bias": True, "router_scaling_factor": 1.5, "tie_word_embeddings": True, "rope_parameters": YARN},
     ),
     "llama4": (
         "llama4",
@@ -168,6 +200,44 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "num_hidden_layers": 4,
             "num_experts_per_tok": 1,
             "intermediate_size_mlp": 64,
+        },
+    ),
+    "mimo-v2": (
+        "mimo_v2_flash",
+        {
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 48,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.5,
+            "num_key_value_heads": 1,
+            "head_dim": 32,
+            "v_head_dim": 20,
+            "attention_value_scale": 0.6,
+            "sliding_window": 12,
+            "num_hidden_layers": 4,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
+            },
+        },
+    ),
+    "mimo-v2-bias": (
+        "mimo_v2_flash",
+        {
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 48,
+            "norm_topk_prob": False,
+            "head_dim": 24,
+            "v_head_dim": 24,
+            "attention_value_scale": None,
+            "attention_bias": True,
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "sliding_window": 7,
+            "tie_word_embeddings": True,
         },
     ),
     "minimax-m2": (

@@ -45,6 +45,7 @@ from quire.workers.attention.kv_cache import KVCache
 from quire.workers.devices.cpu import CpuDevice
 from quire.workers.devices.device import Device, DeviceContext
 from quire.workers.devices.threads import choose_num_threads
+from quire.workers.fixed_order import fix_order
 from quire.workers.group.group import Group
 from quire.workers.group.join import join
 from quire.workers.group.place import ExchangeFailed
@@ -146,6 +147,8 @@ class Worker:
             torch.cuda.set_device(self.device)
             torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
             torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+        if engine.deterministic:
+            fix_order(model_config, self.device)
         with logged_if_long("met the other ranks"):
             self.group, self.parallel = join(c, self.link, self.device, model_config, dtype)
         with logged_if_long("weights loaded"):

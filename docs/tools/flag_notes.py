@@ -155,6 +155,10 @@ FLAG_NOTES: dict[str, FlagNote] = {
     "--enforce-eager": FlagNote(
         "saves the memory of graphs and seconds at the start; decode steps of small batches get much slower", "off"
     ),
+    "--deterministic": FlagNote(
+        "no more memory; decode steps of 64 rows and prompts take longer (README), long contexts at few rows much longer",
+        "off; on where the same request has to get the same tokens to the last bit, in training by reinforcement or in audits",
+    ),
     "--seed": _NONE,
     # ---------------------------------------------------------------------------------------- batching and scheduling
     "--max-num-seqs": FlagNote(

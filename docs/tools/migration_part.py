@@ -167,7 +167,7 @@ FIELDS_NOT_HERE = {
 LLM_DIFFERS = {
     "generate": "prompts of text: no multi_modal_data, no prompt_embeds; outputs are vLLM's",
     "chat": "messages of text; chat_template takes a template of the caller's",
-    "get_tokenizer": "Quire's own object: encode, decode, apply_chat_template, convert_tokens_to_ids, eos_token_id",
+    "get_tokenizer": "transformers' tokenizer of the local files",
     "start_profile": "needs profile_dir",
     "reset_prefix_cache": "requests that run keep their blocks: reset_running_requests is refused",
 }

@@ -2,7 +2,7 @@
 
 A part stands between two comments in its page, <!-- made: NAME --> and <!-- end: NAME -->; the rest of the page is written by
 hand. Parts are functions that return Markdown: api_part.py, configuration_part.py, memory_part.py, migration_part.py,
-transformers_part.py.
+models_part.py, transformers_part.py.
 Run it after a change of a route, a field, a flag or a formula; tests/docs/test_pages.py runs it, too.
 """
 
@@ -15,6 +15,7 @@ import api_part
 import configuration_part
 import memory_part
 import migration_part
+import models_part
 import transformers_part
 
 DOCS = Path(__file__).parents[1]
@@ -28,6 +29,7 @@ PARTS = {
     "templates": configuration_part.templates,
     "memory-examples": memory_part.examples,
     "transformers-models": transformers_part.models,
+    "wrappers": models_part.wrappers,
     "vllm-commands": migration_part.commands,
     "vllm-flags": migration_part.flags,
     "vllm-routes": migration_part.routes,

@@ -20,7 +20,7 @@ from quire.enginecore.hosts.remote_host import CONNECT_TIMEOUT_S, HostFailed
 from quire.ipc.links.curve import parse_key
 
 ROOM_TIMEOUT_S = 60.0  # for other users of the cluster to leave, or for an autoscaler
-MISSING = "--distributed-executor-backend ray: Ray is not installed here; pip install 'quire[ray]', on all hosts, brings it"
+MISSING = "--distributed-executor-backend ray: Ray is not installed here; pip install '.[ray]' in Quire's folder, on all hosts"
 NO_CLUSTER = "--distributed-executor-backend ray: no Ray cluster was found ({}); `ray start --head` begins one"
 
 

@@ -1,13 +1,16 @@
 """`python -P -m quire.enginecore.loading.convert_tokenizer FOLDER OUT`: OUT/tokenizer.json from another format.
 
 model_files.py runs it as a process of its own, because transformers takes seconds to load and pulls in torch.
-It reads only the folder (no network), and runs no code from it. The last line on standard error says what went wrong.
+It reads only the folder (no network), and runs no code from it. tiktoken_file.py reads a tiktoken.model. The last line on
+standard error says what went wrong.
 """
 
 import os
 import re
 import sys
 from pathlib import Path
+
+from quire.enginecore.loading import tiktoken_file
 
 INSTALL = "install Quire's extra `sentencepiece` (pip install '.[sentencepiece]' in its folder)"
 _TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")  # a token in base64, and its rank
@@ -33,9 +36,20 @@ def missing_packages(folder: Path) -> list[str]:
     return missing
 
 
+def _convert_tiktoken(folder: Path, out: Path) -> int:
+    try:
+        tiktoken_file.tokenizer_of(folder).save(str(out / "tokenizer.json"))
+    except Exception as error:  # `tokenizers` raises bare Exception
+        print(" ".join(str(error).split()), file=sys.stderr)
+        return 1
+    return 0
+
+
 def main() -> int:
     folder, out = sys.argv[1:]
     os.environ["HF_HUB_OFFLINE"] = "1"
+    if (Path(folder) / tiktoken_file.FILE).is_file():
+        return _convert_tiktoken(Path(folder), Path(out))
     if missing := missing_packages(Path(folder)):
         print(f"tokenizer.model needs {' and '.join(missing)}: {INSTALL}", file=sys.stderr)
         return 1

@@ -10,6 +10,7 @@ at the core's launch.
 import functools
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -23,26 +24,31 @@ from typing import Any
 
 import msgspec
 
+from quire.enginecore.loading.model_names import no_vocabulary, what_file_is, what_folder_is
 from quire.enginecore.loading.settings import plain
 from quire.enginecore.loading.tokenizer_files import ADDITIONAL_TEMPLATES, TokenizerFiles, TokenizerFilesError
-from quire.ipc.generation_config import check_overrides, generation_defaults
+from quire.ipc.generation_config import check_overrides, generation_defaults, passed_over
+from quire.ipc.hub_names import hub_id_of
 from quire.ipc.text_config import is_stretched, text_fields
 from quire.ipc.weights_file import weights_file
 
+log = logging.getLogger("quire.enginecore")
+
 BUNDLED = Path(__file__).parent / "bundled"
 
-SMALL_FILES = ["*.json", "tokenizer.model", "*.tiktoken", "merges.txt", "vocab.txt", "chat_template.jinja"]
+SMALL_FILES = ["*.json", "tokenizer.model", "tiktoken.model", "*.tiktoken", "merges.txt", "vocab.txt", "chat_template.jinja"]
 WEIGHT_FILES = ["*.safetensors"]
 # Not downloaded from a hub repository: subfolders (other formats of the same weights), and a second copy of the weights.
 IGNORED_FILES = ["*/*", "consolidated*"]
 CONTENT_FORMAT = "chat_template_content_format"  # a field of the tokenizer_config.json that frontends are sent
 CONVERTIBLE = (
     "tokenizer.model",
+    "tiktoken.model",
     "tekken.json",
     "vocab.json",
     "merges.txt",
     "vocab.txt",
-)  # tokenizers that transformers can convert
+)  # tokenizers that can be converted
 TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json")
 CONVERTER_VERSION = b"1"  # a part of the cached result's key
 CONVERSION_TIMEOUT_S = 600
@@ -81,10 +87,13 @@ def resolve_model(
         return BUNDLED
     folder = _local_or_hub(model, revision, download_dir, SMALL_FILES + (WEIGHT_FILES if weights else []), token)
     if not (folder / "config.json").is_file():
-        raise ModelFilesError(f"{model} has no config.json: it is not a model in Hugging Face's format")
+        raise ModelFilesError(
+            what_folder_is(model, folder) or f"{model} has no config.json: it is not a model in Hugging Face's format"
+        )
     if weights and not (folder / "model.safetensors.index.json").is_file() and weights_file(folder) is None:
         raise ModelFilesError(
-            f"{model} has no model.safetensors and no model.safetensors.index.json. Quire reads safetensors only: pickled "
+            what_folder_is(model, folder)
+            or f"{model} has no model.safetensors and no model.safetensors.index.json. Quire reads safetensors only: pickled "
             "weights (.bin, .pt) can run code when they are read"
         )
     return folder
@@ -111,7 +120,11 @@ def _local_or_hub(
     if path.is_dir():
         return path.resolve()
     if path.exists():
-        raise ModelFilesError(f"{name} is a file; give the model's folder")
+        raise ModelFilesError(what_file_is(path))
+    try:
+        name = hub_id_of(name)
+    except ValueError as error:
+        raise ModelFilesError(str(error)) from None
     if not HUB_ID.fullmatch(name) or ".." in name or "--" in name:
         raise ModelFilesError(f"{name} is neither a folder nor a hub id (like owner/name)")
     return _download(name, revision, download_dir, patterns, token)
@@ -175,6 +188,8 @@ def model_summary(
     config = text_fields({**read_json(model_dir / "config.json", required=True), **hf_overrides})
     generation = {**read_json(model_dir / "generation_config.json"), **generation_overrides}
     _check_generation_defaults(_generation_config_file(model_dir, generation_config), generation_overrides)
+    if nothing := no_vocabulary(config):
+        raise ModelFilesError(nothing)
     vocab_size = _positive(config, "vocab_size")
     return ModelSummary(
         max_model_len=_max_model_len(config),
@@ -275,8 +290,11 @@ def _check_generation_defaults(path: Path | None, overrides: Mapping[str, Any]) 
         raise ModelFilesError(f"--override-generation-config: {error}") from None
     if path is None:
         return
+    fields = read_json(path)
+    if names := passed_over(fields):
+        log.warning("%s: passed over are %s; requests may have fields for them", path, ", ".join(names))
     try:
-        generation_defaults({**read_json(path), **overrides})
+        generation_defaults({**fields, **overrides})
     except ModelFilesError:
         raise
     except ValueError as error:

@@ -7,6 +7,8 @@ Sizes that a worker measures are estimated: within one percent of the KV cache o
 import argparse
 import json
 import re
+import shutil
+import subprocess
 import sys
 from typing import NamedTuple
 
@@ -24,7 +26,8 @@ from quire.ipc.quantization import WHILE_LOADING
 GPUS = {
     "H100": 79.18, "H200": 139.8, "H100-NVL": 93.1, "A100": 79.25, "A100-40GB": 39.49, "L40S": 44.39, "L40": 44.39, "L4": 22.03,
     "A10": 22.06, "A10G": 22.06, "A6000": 47.43, "RTX-6000-ADA": 47.43, "RTX-4090": 23.54, "RTX-3090": 23.57, "RTX-5090": 31.36,
-    "B200": 178.35,
+    "B200": 178.35, "H20": 95.58, "GH200": 94.5, "GB10": 119.7, "L20": 44.53, "A40": 44.43, "RTX-3060": 11.63, "RTX-3080": 9.64,
+    "RTX-4060": 7.62, "RTX-4070": 11.59, "RTX-4080": 15.59, "RTX-5070": 11.5, "RTX-5080": 15.47,
 }  # fmt: skip
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
 
@@ -70,7 +73,12 @@ def add_estimate(commands: "argparse._SubParsersAction[CommandParser]") -> None:
         epilog="example: quire estimate Qwen/Qwen3-0.6B --gpu L4 --max-model-len 8k",
     )
     machine = parser.add_argument_group("machine")
-    machine.add_argument("--gpu", type=_GpuName, metavar="NAME", help=f"one of {', '.join(GPUS)} (default: H100)")
+    machine.add_argument(
+        "--gpu",
+        type=_GpuName,
+        metavar="NAME",
+        help=f"one of {', '.join(GPUS)} (default: the GPU of this machine, or else its CPU)",
+    )
     machine.add_argument(
         "--gpu-memory", type=_bytes, metavar="SIZE", help="a GPU's memory, like 24GiB or 24GB (default: --gpu's)"
     )
@@ -82,7 +90,7 @@ def add_estimate(commands: "argparse._SubParsersAction[CommandParser]") -> None:
 def _estimate(args: argparse.Namespace) -> int:
     parser: CommandParser = args.parser
     try:
-        memory = gpu_bytes(args.gpu, args.gpu_memory) if args.device != "cpu" else 0
+        name, memory = machine_of(args)
         config = engine_config_from(args)
     except ValueError as error:
         parser.error(str(error))
@@ -90,7 +98,7 @@ def _estimate(args: argparse.Namespace) -> int:
         model = read_model(
             args.model or str(BUNDLED), config.revision, config.download_dir, config.hf_token, config.hf_overrides
         )
-        found = estimate(model, config, memory, args.gpu or ("" if args.gpu_memory else "H100"))
+        found = estimate(model, config, memory, name)
     except EstimateError as error:
         print(f"quire estimate: {error}", file=sys.stderr)
         return 1
@@ -98,11 +106,37 @@ def _estimate(args: argparse.Namespace) -> int:
     return 0 if found.num_blocks >= 2 else 1
 
 
-def gpu_bytes(name: str | None, memory: int | None) -> int:
+def machine_of(args: argparse.Namespace) -> tuple[str, int]:
+    """The GPU's name and memory; "" and 0 for a CPU. Without a flag it is this machine's. Raises ValueError."""
+    if args.device == "cpu":
+        return "", 0
+    if args.gpu is None and args.gpu_memory is None:
+        found = own_gpu()
+        if found is None and args.device == "cuda":
+            raise ValueError(f"--device cuda: there is no GPU here; --gpu takes {', '.join(GPUS)}")
+        return found or ("", 0)
+    return args.gpu or "", gpu_bytes(args.gpu or "", args.gpu_memory)
+
+
+def own_gpu() -> tuple[str, int] | None:
+    """The name and memory of this machine's first GPU, by nvidia-smi; None if there is none."""
+    command = shutil.which("nvidia-smi")
+    if command is None:
+        return None
+    query = [command, "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        lines = subprocess.run(query, capture_output=True, text=True, timeout=20, stdin=subprocess.DEVNULL).stdout.splitlines()
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    name, _, mib = lines[0].rpartition(",") if lines else ("", "", "")
+    return (name.strip(), int(mib) << 20) if mib.strip().isdecimal() else None
+
+
+def gpu_bytes(name: str, memory: int | None) -> int:
     """The GPU's memory. Raises ValueError for a GPU that is not in the list."""
     if memory is not None:
         return memory
-    gib = _gib_of(name or "H100")
+    gib = _gib_of(name)
     if gib is None:
         raise ValueError(f"--gpu {name}: known are {', '.join(GPUS)}; --gpu-memory takes any size")
     return int(gib * GIB)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from quire.frontend.cli.estimate_sizes import EstimateError, Json, sizes_on_rank
+from quire.ipc.hub_names import hub_id_of
 from quire.ipc.memory_plan import LayerSizes, ModelSizes
 from quire.ipc.quantization import OTHER_NAMES
 from quire.ipc.text_config import is_stretched, text_fields
@@ -63,7 +64,10 @@ def read_model(name: str, revision: str | None, download_dir: str | None, token:
     elif folder.exists():
         raise EstimateError(f"{name} is a file; give the model's folder")
     else:
-        config, tensors = _of_hub(name, revision, download_dir, token)
+        try:
+            config, tensors = _of_hub(hub_id_of(name), revision, download_dir, token)
+        except ValueError as error:  # also EstimateError
+            raise EstimateError(str(error)) from None
     config = {**config, **overrides}
     if not _is_plain(config):
         return _asked(name, config, tensors)

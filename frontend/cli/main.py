@@ -12,6 +12,22 @@ from quire.ipc.process.command import CommandParser, quiet_interrupts
 from quire.ipc.process.flags import json_flags, normal_words, split_flag
 from quire.ipc.version import VERSION
 
+# of other programs, with ours
+_OTHER_COMMANDS = {
+    "run": "quire chat MODEL, which talks to a model, or quire serve MODEL",
+    "pull": "quire serve MODEL, which downloads a model that is not here",
+    "download": "quire serve MODEL, which downloads a model that is not here",
+    "list": "quire models",
+    "ls": "quire models",
+    "ps": "quire models",
+    "show": "quire estimate MODEL",
+    "server": "quire serve",
+    "launch": "quire serve",
+    "start": "quire serve",
+    "generate": "quire complete",
+    "benchmark": "quire bench",
+}
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0 done, 1 failed, 2 wrong arguments, 130 interrupted while starting."""
@@ -30,6 +46,8 @@ def _run(words: list[str]) -> int:
     parser = _parser()
     command, path = command_of(parser, words)
     words = normal_words(words[len(path) :], json_flags(command))
+    if not path and words and words[0] in _OTHER_COMMANDS:
+        parser.error(f"there is no command {words[0]!r}; did you mean {_OTHER_COMMANDS[words[0]]}?")
     prepare = command.get_default("prepare")
     if prepare is not None:
         words = prepare(command, words)

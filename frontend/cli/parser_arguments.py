@@ -3,10 +3,45 @@
 import argparse
 
 TOOL_CALL_PARSERS = (
-    "deepseek_v3", "deepseek_v31", "granite", "hermes", "llama3_json", "llama4_json", "llama4_pythonic", "mistral", "pythonic",
-    "qwen", "qwen3_coder", "qwen3_xml", "seed_oss",
+    "apertus", "cohere_command3", "cohere_command4", "deepseek_v3", "deepseek_v31", "ernie45", "functiongemma", "gemma4",
+    "gigachat3", "glm45", "glm47", "granite", "granite-20b-fc", "granite4", "hermes", "hunyuan_a13b", "hy_v3", "kimi_k2",
+    "llama3_json", "llama4_json", "llama4_pythonic", "longcat", "mimo", "minimax_m2", "mistral", "olmo3", "phi4_mini_json",
+    "poolside_v1", "pythonic", "qwen", "qwen3_coder", "qwen3_xml", "seed_oss", "xlam",
 )  # fmt: skip
-REASONING_PARSERS = ("deepseek_r1", "deepseek_v3", "glm45", "kimi_k2", "minimax_m2", "olmo3", "qwen3")
+REASONING_PARSERS = (
+    "cohere_command3", "cohere_command4", "deepseek_r1", "deepseek_v3", "ernie45", "gemma4", "glm45", "glm47", "granite",
+    "holo2", "hunyuan_a13b", "hy_v3", "kimi_k2", "mimo", "minimax_m2", "minimax_m2_append_think", "mistral", "olmo3",
+    "poolside_v1", "qwen3", "seed_oss",
+)  # fmt: skip
+_SPARSE, _RECURRENT, _UNKNOWN = (
+    "has sparse attention, which is not served here",
+    "has recurrent layers, which are not served here",
+    "is a family that is not served here",
+)
+REFUSED = {  # vLLM's names of parsers for models that do not run here, with the model and the reason
+    "deepseek_v32": ("DeepSeek V3.2", _SPARSE),
+    "deepseek_v4": ("DeepSeek V4", _SPARSE),
+    "hy_v4": ("HYV4", _SPARSE),
+    "inkling": ("Inkling", _UNKNOWN),
+    "internlm": ("InternLM 2", "runs by code in its checkpoint, which is never loaded here"),
+    "jamba": ("Jamba", _RECURRENT),
+    "kimi_k3": ("Kimi K3", _UNKNOWN),
+    "lfm2": ("LFM2", _RECURRENT),
+    "minicpm5": ("MiniCPM5", _UNKNOWN),
+    "minimax": ("MiniMax-M1", _RECURRENT),
+    "minimax_m1": ("MiniMax-M1", _RECURRENT),
+    "minimax_m3": ("MiniMax-M3", _SPARSE),
+    "nano_v3": ("Nemotron 3 Nano", _RECURRENT),
+    "nemotron": ("Nemotron-H", _RECURRENT),
+    "nemotron_json": ("Nemotron-H", _RECURRENT),
+    "nemotron_nano_v2": ("Nemotron Nano 2", _RECURRENT),
+    "nemotron_v3": ("Nemotron 3", _RECURRENT),
+    "rwkv": ("RWKV", _RECURRENT),
+    "solar_open2": ("Solar Open 2", _UNKNOWN),
+    "step3": ("Step3", _UNKNOWN),
+    "step3p5": ("Step-3.5", _UNKNOWN),
+    "super_v3": ("Nemotron 3 Super", _RECURRENT),
+}
 _HARMONY = ("gpt_oss", "gptoss", "harmony", "openai", "openai_gptoss")
 
 
@@ -31,4 +66,7 @@ def _parser_name(name: str) -> str:
         raise argparse.ArgumentTypeError(
             f"{name}: gpt-oss's Harmony format is not supported yet, neither its calls nor its reasoning"
         )
+    if name in REFUSED:
+        model, reason = REFUSED[name]
+        raise argparse.ArgumentTypeError(f"{name}: this parser is for {model}, which {reason}")
     return name

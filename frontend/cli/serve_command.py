@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.frontend.cli.serve_flags import add_route_arguments, add_serve_arguments
 from quire.frontend.cli.server_flags import server_options
-from quire.frontend.cli.vllm_compat import without_vllms
+from quire.frontend.cli.vllm_compat import unread_variables, without_vllms
 from quire.ipc.process.command import CommandParser, quiet_interrupts
 from quire.ipc.process.flags import profile_dir_of, split_flag
 
@@ -205,6 +205,8 @@ def _serve_with(args: argparse.Namespace, engine: "EngineConfig | None", keys: l
 
     if args.notes:
         log.info("taken from the command, but nothing is needed for it here: %s", ", ".join(args.notes))
+    if variables := unread_variables(os.environ):
+        log.info("environment variables without effect here: %s", variables)
     frontend_options, serve_options = server_options(args.parser, args)
     config = ServeConfig(
         command=args.parser.prog,

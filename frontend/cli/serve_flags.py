@@ -242,7 +242,7 @@ def _add_traces(add_to: Any) -> None:
     add(
         "--otlp-traces-endpoint",
         metavar="URL",
-        help="send OpenTelemetry spans to this address over HTTP; needs quire[otlp] (default: none)",
+        help="send OpenTelemetry spans to this address over HTTP; needs the extra `otlp` (default: none)",
     )
 
 

@@ -7,7 +7,7 @@ Called by `quire serve` and `quire run-batch` before their own flags are parsed,
 import difflib
 import json
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from quire.frontend.cli.vllm_flags import ANY, BY_FLAG, Row
@@ -16,6 +16,14 @@ from quire.ipc.process.flags import split_flag
 
 _NEGATIVE_NUMBER = re.compile(r"-\d+(\.\d*)?")
 _LEVEL = re.compile(r"-O\d")
+
+
+READ_VARIABLES = frozenset({"VLLM_API_KEY"})
+
+
+def unread_variables(environment: Mapping[str, str]) -> str:
+    """The names of vLLM's environment variables that are set and have no effect here, in one text; "" if there are none."""
+    return ", ".join(sorted(name for name in environment if name.startswith("VLLM_") and name not in READ_VARIABLES))
 
 
 class UnsupportedFlag(ValueError):

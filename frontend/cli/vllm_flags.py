@@ -72,11 +72,11 @@ _GRAMMARS = (
 ROWS = (
     # ---------------------------------------------------------------------------------------------------- the server
     Row("--max-log-len", "value", ANY, _TEXTS),
-    Row("--enable-log-outputs", "switch", OFF, _TEXTS, "--enable-log-requests"),
+    Row("--enable-log-outputs", "switch", ANY, _TEXTS, "--enable-log-requests"),
     Row("--enable-log-deltas", "switch", ANY, _TEXTS),
     Row("--disable-log-requests", "switch", ANY, "requests are logged by --enable-log-requests only"),
     Row("--log-error-stack", "switch", ON, "an error of the server's own is logged with its stack"),
-    Row("--log-config-file", "value", (), "logs have one form", "--log-level, --log-format"),
+    Row("--log-config-file", "value", ANY, "logs have one form", "--log-level, --log-format"),
     Row("--aggregate-engine-logging", "switch", ANY, "there is one engine, and one line for it"),
     Row("--enable-server-load-tracking", "switch", ANY, "/load and /metrics always have the load"),
     Row("--enable-prompt-tokens-details", "switch", ON, "usage always has prompt_tokens_details"),
@@ -251,7 +251,7 @@ ROWS = (
     # ------------------------------------------------------------------------------------------------ metrics, profiles
     Row("--collect-detailed-traces", "list", (), "a request has one span, with all its times", "--otlp-traces-endpoint"),
     Row("--show-hidden-metrics-for-version", "value", ANY, "no metric is hidden"),
-    Row("--kv-cache-metrics --cudagraph-metrics --enable-mfu-metrics", "switch", OFF, _MEASURES, "/metrics"),
+    Row("--kv-cache-metrics --cudagraph-metrics --enable-mfu-metrics", "switch", ANY, _MEASURES, "/metrics"),
     Row("--per-request-spec-decode-metrics", "switch", OFF, _SPEC),
     Row("--kv-cache-metrics-sample", "value", ANY, _MEASURES),
     Row("--enable-layerwise-nvtx-tracing --enable-logging-iteration-details", "switch", OFF, _MEASURES, "/metrics"),

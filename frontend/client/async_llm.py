@@ -21,11 +21,12 @@ from quire.frontend.client.engine_args import EngineArgs
 from quire.frontend.client.model_config import ModelConfig, VllmConfig, vllm_config
 from quire.frontend.client.not_here import ENGINE_NAMES, check_options, check_reset, without
 from quire.frontend.client.outputs import RequestOutput
+from quire.frontend.client.own_engine import FORKED
 from quire.frontend.client.prompt import Prompt
 from quire.frontend.client.stream import EngineDown
+from quire.frontend.client.transformers_tokenizer import transformers_tokenizer
 from quire.frontend.launcher import CoreProcess, engine_configs, launch_cores, stop_cores
 from quire.frontend.replicas.replicas import client_of
-from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.messages.utilities import ProfileDone, ResetDone, ResetPrefixCache, StartProfile, StopProfile
 from quire.ipc.sampling import SamplingParams
 
@@ -49,6 +50,8 @@ class AsyncLLM:
         self._connecting = asyncio.Lock()
         self._closing: asyncio.Task[None] | None = None
         self._names: set[str] = set()  # of running requests
+        self._tokenizer: Any = None  # transformers', once it has been asked for
+        self._pid = os.getpid()
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs, **_: Any) -> Self:
@@ -58,6 +61,8 @@ class AsyncLLM:
     async def _connected(self) -> Client:
         if not self._finalizer.alive:
             raise EngineDown("this AsyncLLM has been shut down")
+        if os.getpid() != self._pid:
+            raise EngineDown(FORKED)
         loop = asyncio.get_running_loop()
         if loop is not self._loop:  # the first time, or asyncio.run once more
             self._client, self._loop, self._connecting = client_of(self._addresses), loop, asyncio.Lock()
@@ -111,8 +116,12 @@ class AsyncLLM:
         for each in [request_id] if isinstance(request_id, str) else request_id:
             client.abort(each)
 
-    async def get_tokenizer(self) -> Tokenizer:
-        return (await self._connected()).tokenizer
+    async def get_tokenizer(self) -> Any:
+        """transformers' tokenizer of the model's files. The first call imports transformers."""
+        client = await self._connected()
+        if self._tokenizer is None:
+            self._tokenizer = await asyncio.to_thread(transformers_tokenizer, self._options, client)
+        return self._tokenizer
 
     async def get_model_config(self) -> ModelConfig:
         return vllm_config(self._options, await self._connected()).model_config

@@ -130,7 +130,7 @@ class Client(ABC):
         full), EngineDown. Errors that the core finds are raised by the Stream.
         """
         self._check_connected()
-        ids = self._check_prompt(prompt_token_ids)
+        ids = self._check_prompt(prompt_token_ids, getattr(params, "max_tokens", None))
         params = self._check_params(params, len(ids))
         check_priority(priority)
         self._next_id += 1
@@ -180,9 +180,9 @@ class Client(ABC):
         """Token ids of a prompt; long texts are tokenized off the event loop. Raises TooLong for a text that can never fit."""
         return await encode_prompt(self.tokenizer, text, add_special_tokens, self.welcome.limits.max_model_len)
 
-    def _check_prompt(self, prompt_token_ids: Sequence[int] | np.ndarray) -> np.ndarray:
+    def _check_prompt(self, prompt_token_ids: Sequence[int] | np.ndarray, max_tokens: int | None = None) -> np.ndarray:
         """The ids as int32. Raises InvalidRequest, TooLong."""
-        return checked_ids(prompt_token_ids, self.welcome.limits)
+        return checked_ids(prompt_token_ids, self.welcome.limits, max_tokens)
 
     def _check_params(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
         """The params as they are sent to the core. Raises InvalidRequest."""
@@ -201,7 +201,7 @@ class Client(ABC):
             raise InvalidRequest("stop strings need detokenize")
         if params.stop:
             _ = self.tokenizer  # raises without one
-        room = output_room(num_prompt_tokens, limits.max_model_len)
+        room = output_room(num_prompt_tokens, limits.max_model_len, params.max_tokens)
         if params.max_tokens is not None and params.max_tokens > room:
             params = msgspec.structs.replace(params, max_tokens=room, min_tokens=min(params.min_tokens, room))
         return params

@@ -74,12 +74,14 @@ def _beyond_blanks(text: str, part: str, at_start: bool, max_token_chars: int) -
     return text[max(0, start - max_token_chars) :]
 
 
-def checked_ids(prompt_token_ids: Sequence[int] | np.ndarray, limits: EngineLimits) -> np.ndarray:
-    """The ids as they are sent to the core, int32. Raises InvalidRequest, TooLong."""
+def checked_ids(
+    prompt_token_ids: Sequence[int] | np.ndarray, limits: EngineLimits, max_tokens: int | None = None
+) -> np.ndarray:
+    """The ids as they are sent to the core, int32. max_tokens: the request's. Raises InvalidRequest, TooLong."""
     count = len(prompt_token_ids)
     if count == 0:
         raise InvalidRequest("the prompt is empty: it needs at least one token")
-    if output_room(count, limits.max_model_len) < 1:
+    if output_room(count, limits.max_model_len, max_tokens) < 1:
         raise TooLong(
             f"the prompt has {count} tokens; with room for one more, at most {longest_prompt(limits.max_model_len)} fit"
             f" into the context of {limits.max_model_len}"

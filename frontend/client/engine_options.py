@@ -7,12 +7,13 @@ names (own_engine.py).
 
 import json
 import logging
+import os
 from typing import Any
 
-from quire.frontend.cli.vllm_compat import is_fine
+from quire.frontend.cli.vllm_compat import is_fine, unread_variables
 from quire.frontend.cli.vllm_flags import BY_FLAG, Row
 from quire.ipc.config import EngineConfig
-from quire.ipc.process.flags import MODEL_IMPLS, profile_dir_of
+from quire.ipc.process.flags import LOAD_FORMATS, MODEL_IMPLS, profile_dir_of
 from quire.ipc.quantization import OTHER_NAMES
 
 log = logging.getLogger("quire")
@@ -48,7 +49,6 @@ NOT_NEEDED: dict[str, tuple[Any, ...]] = {
     "use_v2_block_manager": (ANY,),
 }
 _DTYPES = {"half": "float16", "float": "float32"}
-_LOAD_FORMATS = {"safetensors": "auto", "hf": "auto"}
 
 
 def engine_options(options: dict[str, Any]) -> dict[str, Any]:
@@ -67,6 +67,8 @@ def engine_options(options: dict[str, Any]) -> dict[str, Any]:
             not_needed.append(name)
     if not_needed:
         log.info("not needed here, and without effect: %s", ", ".join(sorted(not_needed)))
+    if variables := unread_variables(os.environ):
+        log.info("environment variables without effect here: %s", variables)
     if isinstance(found.get("dtype"), str):
         found["dtype"] = _DTYPES.get(found["dtype"], found["dtype"])
     if isinstance(found.get("quantization"), str):
@@ -78,7 +80,7 @@ def engine_options(options: dict[str, Any]) -> dict[str, Any]:
     if isinstance(found.get("kv_cache_dtype_skip_layers"), list | tuple):  # its items may be numbers
         found["kv_cache_dtype_skip_layers"] = [str(layer) for layer in found["kv_cache_dtype_skip_layers"]]
     if isinstance(found.get("load_format"), str):
-        found["load_format"] = _LOAD_FORMATS.get(found["load_format"], found["load_format"])
+        found["load_format"] = LOAD_FORMATS.get(found["load_format"], found["load_format"])
     return {name: value for name, value in found.items() if value is not None}
 
 

@@ -24,7 +24,6 @@ from quire.frontend.client.not_here import LLM_METHODS, check_options, check_res
 from quire.frontend.client.outputs import RequestOutput
 from quire.frontend.client.own_engine import OwnEngine, engine_config
 from quire.frontend.client.prompt import Prompt
-from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.messages.utilities import ProfileDone, ResetDone, ResetPrefixCache, StartProfile, StopProfile
 from quire.ipc.process.children import CORE_MODULE
 from quire.ipc.sampling import SamplingParams
@@ -52,7 +51,7 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompt | Sequence[Prompt] | None = None,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
@@ -68,6 +67,8 @@ class LLM:
         (not_here.py).
         """
         check_options("LLM.generate", others)
+        if prompts is None:
+            raise TypeError("LLM.generate() needs prompts: a text, a list of token ids, or a list of these")
         batch = _prompt_list(prompts)
         params = self._params(sampling_params, len(batch))
         if priority is not None and len(priority) != len(batch):
@@ -98,7 +99,7 @@ class LLM:
             kind = type(messages).__name__
             raise TypeError(f"messages must be a list of messages, or a list of such lists, got {kind}")
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        tokenizer = self.get_tokenizer()
+        tokenizer = self._client.tokenizer
         texts = [
             tokenizer.render_chat(
                 list(conversation) if isinstance(conversation, tuple) else conversation,  # type: ignore[arg-type]
@@ -133,8 +134,9 @@ class LLM:
         work = search_all(self._client, _prompt_list(prompts), params, concurrency_limit, use_tqdm)
         return [beam_search_output(each, self._client._tokenizer) for each in self._own.run(work)]
 
-    def get_tokenizer(self) -> Tokenizer:
-        return self._client.tokenizer
+    def get_tokenizer(self) -> Any:
+        """transformers' tokenizer of the model's files. The first call imports transformers."""
+        return self._own.tokenizer
 
     @property
     def model_config(self) -> ModelConfig:

@@ -21,7 +21,6 @@ from quire.frontend.client.outputs import RequestOutput
 from quire.frontend.client.own_engine import OwnEngine
 from quire.frontend.client.prompt import Prompt
 from quire.frontend.client.request_outputs import merged
-from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.messages.stats import CacheInfo
 from quire.ipc.messages.utilities import ResetDone, ResetPrefixCache
 from quire.ipc.sampling import SamplingParams
@@ -129,12 +128,13 @@ class LLMEngine:
         check_reset(reset_running_requests)
         return self._own.run(self._own.client.utility(ResetPrefixCache(), ResetDone)).complete
 
-    def get_tokenizer(self) -> Tokenizer:
-        return self._own.client.tokenizer
+    def get_tokenizer(self) -> Any:
+        """transformers' tokenizer of the model's files. The first call imports transformers."""
+        return self._own.tokenizer
 
     @property
-    def tokenizer(self) -> Tokenizer:
-        return self._own.client.tokenizer
+    def tokenizer(self) -> Any:
+        return self._own.tokenizer
 
     @property
     def vllm_config(self) -> VllmConfig:

@@ -60,6 +60,10 @@ CONFIG_FIELDS = {
 }
 _OPTIONS = {  # options of generate, chat, add_request
     "lora_request": "LoRA adapters are not served",
+    "prompt_token_ids": "give token ids as a prompt, [1, 2, 3] or {'prompt_token_ids': [1, 2, 3]}, or a list of such prompts",
+    "logits_processors": "the engine is another process: name classes at its start, LLM(logits_processors=[...])",
+    "guided_options_request": "SamplingParams(structured_outputs=StructuredOutputsParams(...))",
+    "prompt_adapter_request": "LoRA adapters are not served, and no prompt adapters",
     "mm_processor_kwargs": "models of text only are served",
     "prompt_text": "a TokensPrompt holds its text",
     "tokenization_kwargs": "give token ids, cut as you want them",

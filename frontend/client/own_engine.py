@@ -6,6 +6,7 @@ it ends with the object: by `shutdown`, garbage collection, or the interpreter's
 
 import asyncio
 import difflib
+import functools
 import os
 import re
 import threading
@@ -21,6 +22,7 @@ from quire.frontend.client.client import Client
 from quire.frontend.client.engine_options import engine_options
 from quire.frontend.client.processor_names import with_processor_names
 from quire.frontend.client.stream import EngineDown
+from quire.frontend.client.transformers_tokenizer import transformers_tokenizer
 from quire.frontend.launcher import CoreProcess, EngineStartError, engine_configs, launch_cores, stop_cores
 from quire.frontend.replicas.replicas import client_of
 from quire.ipc.config import EngineConfig
@@ -28,6 +30,11 @@ from quire.ipc.process.children import CORE_MODULE
 
 _CANCEL_S = 5.0  # to abort interrupted requests
 _NOT_FOR_LLM = ("listen", "curve_secret_key_file", "curve_allow_file")  # options without use here: not suggested
+
+FORKED = (
+    "this engine belongs to the process that started it, and cannot be used in a fork of it: use it there, start an engine in "
+    "the child, or share one by `quire serve` or `enginecore` and AsyncClient"
+)
 
 T = TypeVar("T")
 
@@ -51,6 +58,11 @@ class OwnEngine:
             self.shutdown()
             raise
 
+    @functools.cached_property
+    def tokenizer(self) -> Any:
+        """transformers' tokenizer of the model (transformers_tokenizer.py)."""
+        return transformers_tokenizer(self.options, self.client)
+
     @property
     def client(self) -> Client:
         """Raises EngineDown after a shutdown."""
@@ -69,12 +81,19 @@ class Background:
     def __init__(self, cores: list[CoreProcess]) -> None:
         self.client = client_of([core.address for core in cores], hold_s=0.0)  # none is started again
         self._cores = cores
+        self._pid = os.getpid()
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="quire-llm", daemon=True)
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run on the loop, from another thread, and wait. Ctrl-C cancels the work, and is raised once that has ended."""
+        """Run on the loop, from another thread, and wait. Ctrl-C cancels the work, and is raised once that has ended.
+
+        Raises EngineDown in a fork of the process that made this object: the loop's thread is not in it.
+        """
+        if os.getpid() != self._pid:
+            work.close()
+            raise EngineDown(FORKED)
         result: Future[T] = Future()
         tasks: list[asyncio.Task[T]] = []
 

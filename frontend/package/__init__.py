@@ -3,8 +3,8 @@
     from quire import LLM, AsyncClient, SamplingParams, StructuredOutputsParams
 
 A name is imported on first use (PEP 562), so `import quire` costs nothing, neither for our processes nor for --help, and none
-of these names imports torch. pyproject.toml installs this folder as `quire`; the folders below it have no `__init__.py`. A link
-to this file at the repository's root is for scripts beside a clone named `quire`, which Python would otherwise take for a
+of these names imports torch. pyproject.toml installs this folder as `quire`; the folders below it hold vLLM's import paths. A
+link to this file at the repository's root is for scripts beside a clone named `quire`, which Python would otherwise take for a
 namespace package without names.
 """
 
@@ -18,6 +18,14 @@ if TYPE_CHECKING:
     from quire.frontend.client.engine_args import AsyncEngineArgs, EngineArgs
     from quire.frontend.client.llm import LLM
     from quire.frontend.client.llm_engine import LLMEngine
+    from quire.frontend.client.not_served import (
+        ClassificationRequestOutput,
+        EmbeddingRequestOutput,
+        PoolingOutput,
+        PoolingParams,
+        PoolingRequestOutput,
+        ScoringRequestOutput,
+    )
     from quire.frontend.client.outputs import CompletionOutput, RequestOutput
     from quire.frontend.client.prompt import PromptType, TextPrompt, TokensPrompt
     from quire.ipc.sampling import RequestOutputKind, SamplingParams
@@ -31,13 +39,19 @@ __all__ = [
     "AsyncLLM",
     "AsyncLLMEngine",
     "BeamSearchParams",
+    "ClassificationRequestOutput",
     "CompletionOutput",
+    "EmbeddingRequestOutput",
     "EngineArgs",
     "LLMEngine",
+    "PoolingOutput",
+    "PoolingParams",
+    "PoolingRequestOutput",
     "PromptType",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "ScoringRequestOutput",
     "StructuredOutputsParams",
     "TextPrompt",
     "TokensPrompt",
@@ -71,6 +85,15 @@ def __getattr__(name: str) -> object:
             from quire.frontend.client import engine_args as module
         case "LLMEngine":
             from quire.frontend.client import llm_engine as module
+        case (
+            "ClassificationRequestOutput"
+            | "EmbeddingRequestOutput"
+            | "PoolingOutput"
+            | "PoolingParams"
+            | "PoolingRequestOutput"
+            | "ScoringRequestOutput"
+        ):
+            from quire.frontend.client import not_served as module
         case "CompletionOutput" | "RequestOutput":
             from quire.frontend.client import outputs as module
         case "PromptType" | "TextPrompt" | "TokensPrompt":

@@ -3,6 +3,21 @@
 Our own code does not import from here, but from the files that define the names.
 """
 
+from quire.frontend.client.not_served import (
+    ClassificationRequestOutput,
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    ScoringRequestOutput,
+)
 from quire.frontend.client.outputs import CompletionOutput, RequestOutput
 
-__all__ = ["CompletionOutput", "RequestOutput"]
+__all__ = [
+    "ClassificationRequestOutput",
+    "CompletionOutput",
+    "EmbeddingRequestOutput",
+    "PoolingOutput",
+    "PoolingRequestOutput",
+    "RequestOutput",
+    "ScoringRequestOutput",
+]

@@ -9,4 +9,6 @@ from quire.frontend.client.beam_search import BeamSearchParams
 from quire.ipc.sampling import RequestOutputKind, SamplingParams
 from quire.ipc.structured_outputs_params import StructuredOutputsParams
 
-__all__ = ["BeamSearchParams", "RequestOutputKind", "SamplingParams", "StructuredOutputsParams"]
+GuidedDecodingParams = StructuredOutputsParams  # the older name
+
+__all__ = ["BeamSearchParams", "GuidedDecodingParams", "RequestOutputKind", "SamplingParams", "StructuredOutputsParams"]

@@ -9,7 +9,10 @@ import msgspec
 
 
 class Content(msgspec.Struct, frozen=True):
+    """is_added: the output does not have this text."""
+
     text: str
+    is_added: bool = False
 
 
 class Reasoning(msgspec.Struct, frozen=True):
@@ -42,7 +45,9 @@ Event = Content | Reasoning | CallBegun | Arguments | Markup
 def source_of(event: Event) -> str:
     """The characters of the output that are in this event."""
     match event:
-        case Content() | Reasoning():
+        case Content():
+            return "" if event.is_added else event.text
+        case Reasoning():
             return event.text
         case Arguments() | Markup():
             return event.source
@@ -64,6 +69,8 @@ def merged(events: list[Event]) -> list[Event]:
 
 def _joins(a: Event, b: Event) -> bool:
     if type(a) is not type(b) or isinstance(a, CallBegun):
+        return False
+    if isinstance(a, Content) and isinstance(b, Content) and (a.is_added or b.is_added):
         return False
     return not isinstance(a, Arguments) or (isinstance(b, Arguments) and a.index == b.index)
 

@@ -42,5 +42,8 @@ class OutputParser:
             return events
         result: list[Event] = []
         for event in events:
-            result += self._tools.feed(event.text) if isinstance(event, Content) else [event]
+            if isinstance(event, Content) and not event.is_added:
+                result += self._tools.feed(event.text)
+            else:
+                result.append(event)
         return result

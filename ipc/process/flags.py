@@ -14,7 +14,8 @@ from typing import Any
 _NUMBER = re.compile(r"([+-]?\d{1,18}(?:\.\d{1,18})?)([kmgtKMGT]?)", re.ASCII)
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 DTYPES = {"half": "float16", "float": "float32"}  # vLLM's alternative names
-LOAD_FORMATS = {"safetensors": "auto"}  # the only format that is read
+# vLLM's ways of reading a checkpoint: its safetensors files are read in one way, the fastest here, whatever is asked for
+LOAD_FORMATS = dict.fromkeys(("safetensors", "hf", "fastsafetensors", "runai_streamer", "bitsandbytes", "mistral"), "auto")
 MODEL_IMPLS = {"vllm": "quire"}
 
 

@@ -6,7 +6,7 @@ last tile of a row first, since it sees most keys. A fixed grid of programs then
 unequal tiles and unused grid (graphs captured for more rows than there are) cost nothing. KV tiles that every query of the tile
 sees in full run in a loop without masks. If there are few query tiles but many keys (a short prompt behind a long cached one),
 the schedule also splits the keys; the last program to finish reduces the partial sums, as in decode.py. On a Hopper GPU, 16-bit
-models without ALiBi use prefill_hopper.py.
+models without ALiBi use prefill_hopper.py. With `--deterministic` this kernel computes decode rows, too.
 
 FLOPs: 4 * Hq * D a visible (query, key) pair. Bytes: q and out once; keys and values once per query tile, mostly from L2.
 """
@@ -30,6 +30,7 @@ from quire.kernels.attention.tile import (
     store_partial,
     windowed,
 )
+from quire.kernels.tuning.current import current
 
 
 @triton.jit
@@ -107,6 +108,7 @@ def _prefill_kernel(
     PRECISION: tl.constexpr,
     NUM_LANES: tl.constexpr,
     MAY_SPLIT: tl.constexpr,
+    ALL_MASKED: tl.constexpr,
 ):
     PARTS: tl.constexpr = (GROUP + HEADS - 1) // HEADS  # query tiles that share a group's heads
     num_programs = tl.num_programs(0)
@@ -163,6 +165,9 @@ def _prefill_kernel(
         full_end = tl.minimum(tl.maximum((first_position + 1) // TILE, tile_begin), tile_end)
         full_begin = tl.cdiv(first_visible_key(end_key - 1, window, WINDOWED), TILE)
         full_begin = tl.minimum(tl.maximum(full_begin, tile_begin), full_end)
+        if ALL_MASKED:  # one loop for a tile, whichever queries share it
+            full_begin = tile_begin
+            full_end = tile_begin
         key_head_ptr = key_ptr + kv_head * stride_key_head
         value_head_ptr = value_ptr + kv_head * stride_value_head
         block_row_ptr = block_table_ptr + slot.to(tl.int64) * stride_table
@@ -313,6 +318,7 @@ def prefill_attention(
         PRECISION="ieee",
         NUM_LANES=config.num_warps * 32,
         MAY_SPLIT=workspace.may_split,
+        ALL_MASKED=current().fixed_order,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
         maxnreg=config.max_registers,

@@ -163,7 +163,7 @@ class PrefillWorkspace:
         if config.query_rows < group:
             raise ValueError(f"a tile of {config.query_rows} rows does not hold a group of {group} heads")
         supported = _hopper_supports(device, dtype, cache_dtype or dtype, head_dim)
-        hopper = hopper and config.query_rows == HOPPER_ROWS and supported
+        hopper = hopper and config.query_rows == HOPPER_ROWS and supported and not current().fixed_order
         heads, tokens = hopper_tile(group) if hopper else (group, config.query_rows // group)
         rules = tuple(rule for rule in tuning.prefill_hopper if rule.fits((cache_dtype or dtype).itemsize, head_dim, group))
         if num_programs is None:
@@ -174,7 +174,7 @@ class PrefillWorkspace:
         def ints(n: int) -> torch.Tensor:
             return torch.zeros(n, dtype=torch.int32, device=device)
 
-        may_split = dtype != torch.float32
+        may_split = dtype != torch.float32 and not current().fixed_order
 
         def floats(*shape: int) -> torch.Tensor:
             return torch.empty(num_programs if may_split else 0, config.query_rows, *shape, dtype=torch.float32, device=device)

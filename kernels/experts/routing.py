@@ -5,7 +5,8 @@
     router          both; for few rows in one launch, where a row's last program to finish chooses
 
 Logits are never rounded to 16 bits: of nearly equal experts the same one is chosen for the same token in any batch. W has few
-rows, so K is split into S ranges, and `route` adds up the partial sums; in float32 S depends on K alone. Moves W once for 16
+rows, so K is split into S ranges, and `route` adds up the partial sums; in float32, and with
+`--deterministic`, S depends on K alone. Moves W once for 16
 (64) rows. `route` has one program a row: k times the greatest value, and the first among equals. NaN loses against all numbers,
 and no id is ever beyond the last expert. Reference: `routing_reference`.
 """
@@ -24,6 +25,7 @@ from quire.kernels.tuning.current import current
 
 FEW_ROWS = 64  # up to which tiles have 16 rows
 MAX_PARTS = 16
+FIXED_PARTS = 4  # where sums have one order: in float32, and with `--deterministic`
 ENOUGH_PROGRAMS = 512
 MAX_ROWS_AT_ONCE = 64  # limit of rows for logits and choice in one launch
 ROUTER_COLUMNS = 2  # of a program of that launch
@@ -227,10 +229,11 @@ def router_logits(x: torch.Tensor, weight: torch.Tensor, *, pdl: int = PLAIN) ->
     _check(x, weight)
     (rows, k), n = x.shape, weight.shape[0]
     exact = x.dtype == torch.float32
-    block_m = 16 if exact or rows <= FEW_ROWS else 64
+    is_fixed = current().fixed_order
+    block_m = 16 if exact or is_fixed or rows <= FEW_ROWS else 64
     block_n, block_k = (32, 32) if exact else (32, 128) if block_m == 16 else (64, 64)
     tiles = triton.cdiv(rows, block_m), triton.cdiv(n, block_n)
-    parts = 4 if exact else max(1, min(MAX_PARTS, ENOUGH_PROGRAMS // (tiles[0] * tiles[1])))
+    parts = FIXED_PARTS if exact or is_fixed else max(1, min(MAX_PARTS, ENOUGH_PROGRAMS // (tiles[0] * tiles[1])))
     part_blocks = triton.cdiv(triton.cdiv(k, parts), block_k)
     parts = triton.cdiv(k, part_blocks * block_k)
     out = torch.empty(parts, rows, n, dtype=torch.float32, device=x.device)

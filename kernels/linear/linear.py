@@ -22,10 +22,11 @@ from msgspec.structs import replace
 
 from quire.kernels.elementwise.activation import gated, silu_mul
 from quire.kernels.linear.blas import blas_linear
+from quire.kernels.linear.fixed import fixed_linear
 from quire.kernels.triton_support import hopper
 from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options, prefetch, wait_for_previous
 from quire.kernels.tuning.configs import SkinnyConfig
-from quire.kernels.tuning.current import cached, linear_tuning
+from quire.kernels.tuning.current import cached, current, linear_tuning
 
 MAX_ROWS = 16  # a tile of the kernel on tensor cores; with more cuBLAS is as fast, for small weights, too (benchmarks/LOG.md)
 WARPS_OF_SM = 64
@@ -249,6 +250,8 @@ def skinny_linear(
     pdl: int = PLAIN,
 ) -> torch.Tensor:
     """x @ weight^T + bias: by our kernels for few rows of a 16-bit dtype, by cuBLAS otherwise."""
+    if current().fixed_order:
+        return fixed_linear(x, weight, bias, out, pdl=pdl)
     if streams(x, weight):
         from quire.kernels.linear import linear_hopper
 
@@ -263,6 +266,8 @@ def skinny_linear(
 
 def skinny_gated(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, pdl: int = PLAIN) -> torch.Tensor:
     """silu(gate) * up of gate | up = x @ weight^T + bias: in one kernel for few rows, by cuBLAS and `silu_mul` otherwise."""
+    if current().fixed_order:
+        return silu_mul(fixed_linear(x, weight, bias, pdl=pdl), pdl=pdl)
     if streams(x, weight):
         from quire.kernels.linear import linear_hopper
 

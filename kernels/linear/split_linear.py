@@ -16,7 +16,7 @@ from quire.kernels.linear import blas, linear
 from quire.kernels.triton_support import hopper
 from quire.kernels.triton_support.dependent_launch import PLAIN, mode_for
 from quire.kernels.tuning.configs import SplitConfig
-from quire.kernels.tuning.current import cached, linear_tuning
+from quire.kernels.tuning.current import cached, current, linear_tuning
 
 MIN_ROWS = linear.MAX_ROWS + 1
 MAX_ROWS = 64  # of our own kernel
@@ -78,6 +78,8 @@ def kernel_specialization(rows: int) -> tuple[int, int, int]:
 def pays(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether partial sums for the norm are faster than the product."""
     (rows, k), n = x.shape, weight.shape[0]
+    if current().fixed_order:
+        return False
     if linear.streams(x, weight, split_k=True):
         from quire.kernels.linear import linear_hopper
 

@@ -43,6 +43,7 @@ from quire.kernels.sampling.sampler_logits import (
     processors_of_row,
     row_state,
 )
+from quire.kernels.sampling.top_logits import top_logits
 from quire.kernels.step import tables as words
 from quire.kernels.step.tables import LogitsProcessorPool, SamplerWorkspace, SlotTables
 
@@ -258,7 +259,7 @@ def sampled_logprobs(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """For raw logits: (log-probability of the sampled token f32 [R], its rank i32 [R], top ids i32 [R, NUM_TOP], theirs).
 
-    rank = 1 + number of larger logits. Reads the logits twice. If the last of the top has equals, torch.topk chooses.
+    rank = 1 + number of larger logits. Reads the logits twice. Of equal logits `top_logits` chooses.
     """
     _check(logits, workspace, None)
     rows, vocab = logits.shape
@@ -272,7 +273,7 @@ def sampled_logprobs(
         logits, logits.stride(0), sampled, *parts, logsumexp, logprob, rank, vocab, num_parts,
         triton.next_power_of_2(num_parts), num_warps=1,
     )  # fmt: skip
-    values, ids = logits.topk(min(words.NUM_TOP, vocab), dim=1)
+    values, ids = top_logits(logits, min(words.NUM_TOP, vocab))
     missing = words.NUM_TOP - values.shape[1]
     values = values.float() - logsumexp.unsqueeze(1)
     if missing:

@@ -19,6 +19,7 @@ import torch
 
 from quire.ipc.step.sections import NO_TOKEN, SLOT
 from quire.kernels.sampling.logits_processors import processed_row
+from quire.kernels.sampling.top_logits import log_sum_exp, top_logits
 from quire.kernels.step.tables import NUM_TOP, SAMPLER_BLOCK, LogitsProcessorPool, SamplerWorkspace, SlotTables
 
 S_TEMPERATURE, S_TOP_K, S_TOP_P, S_MIN_P = (SLOT.at[name] for name in ("temperature", "top_k", "top_p", "min_p"))
@@ -255,10 +256,10 @@ def prompt_logprobs(
 
 
 def _logprobs(x: torch.Tensor, targets: torch.Tensor, num_top: int) -> tuple[torch.Tensor, ...]:
-    norm = x.logsumexp(-1, keepdim=True)
+    norm = log_sum_exp(x)
     target = x.gather(1, targets.clamp(0, x.shape[1] - 1).unsqueeze(1))
     rank = (x > target).sum(1, dtype=torch.int32) + 1
-    values, ids = x.topk(min(num_top, x.shape[1]), dim=1)
+    values, ids = top_logits(x, min(num_top, x.shape[1]))
     missing = num_top - values.shape[1]
     values = torch.nn.functional.pad(values - norm, (0, missing), value=-torch.inf)
     return (target - norm).squeeze(1), rank, torch.nn.functional.pad(ids.int(), (0, missing)), values

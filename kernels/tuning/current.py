@@ -90,6 +90,11 @@ def using(table: Tuning) -> Iterator[None]:
         _set(before)
 
 
+def use(table: Tuning) -> None:
+    """Put this table in force, for the rest of the process: before any kernel is launched."""
+    _set(table)
+
+
 def _set(table: Tuning | None) -> None:
     global _current
     _current = table

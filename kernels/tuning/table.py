@@ -223,6 +223,7 @@ class Tuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     elementwise: ElementwiseTuning
     step: StepTuning
     exchange: ExchangeTuning = EXCHANGE
+    fixed_order: bool = False  # every sum has one order, whatever the number of rows (fixed.py)
 
 
 def padded_sizes(sizes: Sizes, limit: int) -> list[int]:

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -200,7 +201,7 @@ def test_a_cache_that_cannot_be_written_to_is_done_without(tmp_path):
 
 
 def test_no_folder_to_convert_a_tokenizer_in_is_an_error_that_names_both(tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", "/proc/nowhere")
+    monkeypatch.setitem(vars(tempfile), "tempdir", "/proc/nowhere")
     with pytest.raises(ModelFilesError, match=r"XDG_CACHE_HOME moves it.*TMPDIR moves it"):
         converted_tokenizer(gpt2_tokenizer(tmp_path / "gpt2"), Path("/proc/nowhere"))
 

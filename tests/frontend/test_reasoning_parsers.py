@@ -25,6 +25,33 @@ CASES = [
     ("qwen3", False, "<think>\n</think>Yes", "", "<think>\n</think>Yes"),
     ("qwen3", None, "<think>\n\n</think>\n\nYes", "", "\n\nYes"),  # an empty thought is markup
     ("qwen3", None, "<think>\n\n", "\n\n", ""),
+    ("hunyuan_a13b", None, "<think>\nhm\n</think>\n<answer>\nYes.\n</answer>", "\nhm\n", "Yes."),
+    ("hunyuan_a13b", None, "<think>\n\n</think>\n<answer>\nA\nB</answer> more", "", "A\nB more"),
+    ("hunyuan_a13b", False, "<answer>\nYes.\n</answer>", "", "Yes."),
+    ("hunyuan_a13b", None, "<think>hm</think>Yes.\n</answer>", "hm", "Yes.\n</answer>"),  # no frame was opened
+    ("hunyuan_a13b", None, "<think>hm</think> <answ", "hm", " <answ"),
+    ("hunyuan_a13b", None, "<think>hm</think><answer>Yes\n</ans", "hm", "Yes\n</ans"),
+    ("ernie45", True, "hm\n</think>\n\n\n<response>\nYes.\n</response>\n", "hm\n", "Yes.\n"),
+    ("ernie45", True, "hm\n</think>\n\nYes.", "hm\n", "\n\nYes."),
+    ("granite", None, "Here is my thought process:\nhm\nHere's my response: Yes.", "\nhm\n", " Yes."),
+    ("granite", None, "Here is my answer.", "", "Here is my answer."),
+    ("granite", None, "<think>hm</think><response>Yes</response>", "hm", "Yes"),
+    ("cohere_command3", None, "<|START_THINKING|>hm<|END_THINKING|><|START_RESPONSE|>Yes<|END_RESPONSE|>", "hm", "Yes"),
+    ("cohere_command4", None, "<|START_THINKING|>hm<|END_THINKING|><|START_TEXT|>Yes<|END_TEXT|>", "hm", "Yes"),
+    ("cohere_command3", None, "<|START_RESPONSE|>Yes<|END_RESPONSE|>", "", "Yes"),
+    ("gemma4", None, "<|channel>thought\nhm<channel|>Yes", "hm", "Yes"),
+    ("gemma4", None, "<|channel>thoughts<channel|>Yes", "thoughts", "Yes"),  # the label is a whole line
+    ("gemma4", None, "<|channel>thou", "thou", ""),
+    ("gemma4", False, "Yes <|channel>", "", "Yes <|channel>"),
+    ("kimi_k2", None, "<think>hm</think>Yes", "hm", "Yes"),
+    ("kimi_k2", True, "hm<|tool_calls_section_begin|>x", "hm", "<|tool_calls_section_begin|>x"),
+    ("kimi_k2", True, " <|tool_calls_section_begin|>x", "", "<|tool_calls_section_begin|>x"),
+    ("mistral", None, "[THINK]hm[/THINK]Yes [THINK]", "hm", "Yes [THINK]"),
+    ("seed_oss", None, "<seed:think>hm</seed:think>Yes", "hm", "Yes"),
+    ("minimax_m2", True, "hm\n</think>\n\nYes", "hm\n", "\n\nYes"),
+    ("minimax_m2_append_think", True, "hm\n</think>\n\nYes", "", "<think>hm\n</think>\n\nYes"),
+    ("minimax_m2_append_think", False, "Yes", "", "Yes"),
+    ("minimax_m2_append_think", None, "", "", ""),
 ]
 
 
@@ -40,16 +67,28 @@ def test_thoughts_at_every_cut(name, opened, text, thought, content):
         assert (found, summary(events)[0], sources) == (thought, content, text), pieces
 
 
-@settings(max_examples=200, deadline=None)
-@given(
-    st.lists(st.sampled_from(["<think>", "</think>", "<", "th", " ", "\n", "<tool_call>", '{"name": "f"}', "</tool_call>"])),
-    st.sampled_from([None, True, False]),
-    st.sampled_from(sorted(REASONING_PARSERS)),
-    st.booleans(),
-    st.integers(1, 5),
-)  # fmt: skip
-def test_no_text_loses_a_character(parts, opened, name, with_tools, size):
-    text = "".join(parts)
+@st.composite
+def texts(draw):
+    name = draw(st.sampled_from(sorted(REASONING_PARSERS)))
+    parser = REASONING_PARSERS[name]
+    parts = [
+        *parser.tags(),
+        *([parser.label] if parser.label else ()),
+        "<",
+        "th",
+        " ",
+        "\n",
+        "<tool_call>",
+        '{"name": "f"}',
+        "</tool_call>",
+    ]
+    return name, "".join(draw(st.lists(st.sampled_from(parts))))
+
+
+@settings(max_examples=400, deadline=None)
+@given(texts(), st.sampled_from([None, True, False]), st.booleans(), st.integers(1, 5))
+def test_no_text_loses_a_character(drawn, opened, with_tools, size):
+    name, text = drawn
     make = lambda: OutputParser(REASONING_PARSERS[name](opened), Hermes() if with_tools else None)  # noqa: E731
     whole, sources, thought = parse(make(), [text])
     cut, cut_sources, cut_thought = parse(make(), [text[i : i + size] for i in range(0, len(text), size)])
@@ -62,6 +101,13 @@ def test_calls_come_behind_thoughts():
     for pieces in every_cut(text):
         events, _, thought = parse(OutputParser(REASONING_PARSERS["deepseek_r1"](), Hermes()), pieces)
         assert thought == "a <tool_call> b" and summary(events) == ("", [("f", "{}")])
+
+
+def test_calls_of_what_appends_its_thoughts():
+    text = 'hm</think>\n<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    for pieces in every_cut(text):
+        events, sources, _ = parse(OutputParser(REASONING_PARSERS["minimax_m2_append_think"](True), Hermes()), pieces)
+        assert sources == text and summary(events) == ("<think>hm</think>\n", [("f", "{}")])
 
 
 def test_the_template_chooses_the_parser():
@@ -88,3 +134,11 @@ def test_the_template_chooses_the_parser():
 )
 def test_what_a_prompt_says(prompt, variables, continued, opened):
     assert opened_by(prompt, variables, continued) is opened
+
+
+def test_what_a_prompt_says_in_other_tags():
+    gemma, seed = REASONING_PARSERS["gemma4"], REASONING_PARSERS["seed_oss"]
+    assert opened_by("<|turn>model\n<|channel>thought\n<channel|>", {}, None, gemma) is False
+    assert opened_by("<|turn>model\n<think>", {}, None, gemma) is None
+    assert opened_by("<seed:think>", {}, None, seed) is True
+    assert opened_by("", {}, "<seed:think>Well", seed) is True and opened_by("", {}, "Well", seed) is False

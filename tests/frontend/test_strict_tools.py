@@ -1,4 +1,4 @@
-"""Strict functions in every format: whatever the grammar admits, the parser reads, and all arguments are valid by their schema.
+"""Strict functions and forced calls in every format: the parser reads whatever the grammar admits, and all arguments are valid.
 
 Outputs are random walks through the grammar, by tokens of mostly single bytes, that like to begin calls and to end things.
 """
@@ -32,6 +32,21 @@ BEGINNINGS = {
     "Granite": ["<|tool_call|>[", "<tool_call>[", '<tool_call>\n{"'],
     "DeepSeekV3": ["<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>"],
     "Qwen3Coder": ["<tool_call>\n<function=", "<function=", "<tool_call>\n<function=f.1>\n<parameter="],
+    "Apertus": ['<|tools_prefix|>[{"'],
+    "CohereCommand": ["<|START_ACTION|>[", '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "'],
+    "FunctionGemma": ["<start_function_call>call:", "<start_function_call>call:f.1{"],
+    "Gemma4": ["<|tool_call>call:", "Hm.<|tool_call>call:f.1{"],
+    "GigaChat3": ["function call<|role_sep|>\n", "Hm.<|message_sep|>\n\nfunction call<|role_sep|>\n", "<|function_call|>"],
+    "Glm45": ["<tool_call>", "<tool_call>f.1\n<arg_key>"],
+    "Granite20bFC": ["<function_call> "],
+    "Hunyuan": ["<tool_calls>", '<tool_calls>[{"name": "', "<tool_calls><tool_call>"],
+    "HyV3": ["<tool_calls>", "<tool_calls>\n<tool_call>f.1<tool_sep>\n<arg_key>"],
+    "KimiK2": ["<|tool_calls_section_begin|>", "<|tool_calls_section_begin|><|tool_call_begin|>functions.f.1:0"],
+    "Longcat": ["<longcat_tool_call>\n"],
+    "MiniMaxM2": ["<minimax:tool_call>\n", '<minimax:tool_call>\n<invoke name="f.1">\n<parameter name="'],
+    "Olmo3": ["<function_calls>\n", "<function_calls>\nf.1("],
+    "Phi4Mini": ["functools[", "<|tool_call|>[", "functools is"],
+    "Xlam": ['[{"name": "', "```json\n[{", "Hm.<tool_call>[", "[TOOL_CALLS]["],
     "Pythonic": ["[f_1(", "[f.1(", "[", "<|python_start|>[", "[g("],
 }
 NAMES = ["a", "b", "name", "ü", "x-y"]
@@ -134,9 +149,14 @@ def read(name: str, functions: list[Function], pieces) -> list:
     return [event for piece in pieces for event in parser.feed(piece)] + parser.finish()
 
 
-def check(name: str, functions: list[Function], text: str, is_whole: bool) -> None:
+def check(name: str, use: ToolUse, text: str, is_whole: bool) -> None:
+    functions = use.functions
     whole = summary(read(name, functions, [text]))
     assert summary(read(name, functions, list(text))) == whole
+    if use.mode != "auto" and is_whole:
+        only_one = use.mode == "named" or use.parallel is False
+        assert len(whole[1]) == 1 if only_one else whole[1], text
+        assert not whole[0] or not only_one, text
     schemas = {f.name: f.parameters for f in functions}
     for i, (called, arguments) in enumerate(whole[1]):
         assert called in schemas, (text, called)
@@ -147,13 +167,17 @@ def check(name: str, functions: list[Function], text: str, is_whole: bool) -> No
                 jsonschema.validate(value, schemas[called])
 
 
+# What a request may ask of its calls. Under "auto" the same functions are strict or not; g never is.
+USES = [("auto", None), ("required", None), ("required", False), ("named", None)]
 COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]}
 
 
-def check_walks(vocabulary, name, schema, named, seed, num_walks) -> None:
-    functions, beginnings = functions_of(schema, named), BEGINNINGS[TOOL_PARSERS[name].__name__]
+def check_walks(vocabulary, name, asked, schema, named, seed, num_walks) -> None:
+    (mode, parallel), functions = asked, functions_of(schema, named)
+    use = ToolUse(mode, functions[:1] if mode == "named" else functions, parallel)
+    beginnings = BEGINNINGS[TOOL_PARSERS[name].__name__]
     try:
-        wanted = tool_grammar(ToolUse("auto", functions), TOOL_PARSERS[name])
+        wanted = tool_grammar(use, TOOL_PARSERS[name])
         lark = to_lark(wanted, vocabulary.special_names)
     except (ApiError, ValueError) as error:
         assert "cannot" in str(error) or "none of" in str(error) or "can be" in str(error), error
@@ -162,19 +186,19 @@ def check_walks(vocabulary, name, schema, named, seed, num_walks) -> None:
         return
     for i in range(num_walks):
         begin = beginnings[(seed + i) % len(beginnings)] if i % 4 else ""
-        check(name, functions, *walk(vocabulary, lark, begin, seed + i))
+        check(name, use, *walk(vocabulary, lark, begin, seed + i))
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(max_examples=5, derandomize=True, **COMMON)
-@given(PARAMETERS, NAMED, st.integers(0, 1 << 30))
-def test_what_the_grammar_admits_the_parser_reads_and_is_valid(vocabulary, name, schema, named, seed):
-    check_walks(vocabulary, name, schema, named, seed, 4)
+@settings(max_examples=8, derandomize=True, **COMMON)
+@given(st.sampled_from(USES), PARAMETERS, NAMED, st.integers(0, 1 << 30))
+def test_what_the_grammar_admits_the_parser_reads_and_is_valid(vocabulary, name, asked, schema, named, seed):
+    check_walks(vocabulary, name, asked, schema, named, seed, 4)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FORMATS)
 @settings(max_examples=300, **COMMON)
-@given(PARAMETERS, NAMED, st.integers(0, 1 << 30))
-def test_much_of_what_the_grammars_admit(vocabulary, name, schema, named, seed):
-    check_walks(vocabulary, name, schema, named, seed, 8)
+@given(st.sampled_from(USES), PARAMETERS, NAMED, st.integers(0, 1 << 30))
+def test_much_of_what_the_grammars_admit(vocabulary, name, asked, schema, named, seed):
+    check_walks(vocabulary, name, asked, schema, named, seed, 8)

@@ -4,6 +4,7 @@ import json
 
 import llguidance
 import pytest
+from tokenizers import AddedToken
 from toy_tokenizers import byte_level
 
 from quire.enginecore.grammar.trial import judge
@@ -11,6 +12,7 @@ from quire.enginecore.grammar.vocabulary import make_vocabulary
 from quire.frontend.http.api.tools.tool_grammar import answer_or_calls, required_schema, tool_grammar
 from quire.frontend.http.api.tools.tool_use import Function, ToolUse
 from quire.frontend.http.protocol.errors import ApiError
+from quire.frontend.text.output_events import CallBegun
 from quire.frontend.text.tool_parsers.choice import TOOL_PARSERS
 from quire.ipc.structured_outputs import StructuredOutputs
 
@@ -73,3 +75,80 @@ def test_where_calls_cannot_be_written_down_the_answer_stands_alone():
     assert answer_or_calls(answer, ToolUse("auto", [Function("f")]), TOOL_PARSERS["llama3_json"]) is answer
     with pytest.raises(ApiError, match="begins with a digit"):
         answer_or_calls(answer, ToolUse("auto", [Function("3d", strict=True)]), pythonic)
+
+
+TWO = {
+    "hermes": CALLS["hermes"] + "\n" + CALLS["hermes"],
+    "llama3_json": '{"name": "f", "parameters": {"x": 1}}; {"name": "f", "parameters": {"x": 1}}',
+    "mistral": CALLS["mistral"] * 2,
+    "granite": '<|tool_call|>[{"name": "f", "arguments": {"x": 1}}, {"name": "f", "arguments": {"x": 2}}]',
+    "deepseek_v31": "<｜tool▁calls▁begin｜>" + 2 * "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
+                    + "<｜tool▁calls▁end｜>",
+    "qwen3_coder": CALLS["qwen3_coder"] + "\n" + CALLS["qwen3_coder"],
+    "pythonic": "[f(x=1), f(x=2)]",
+    "apertus": '<|tools_prefix|>[{"f": {"x": 1}}, {"f": {"x": 2}}]<|tools_suffix|>',
+    "cohere_command3": '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "f", "parameters": {"x": 1}},\n    '
+                       '{"tool_call_id": "1", "tool_name": "f", "parameters": {"x": 2}}\n]<|END_ACTION|>',
+    "functiongemma": 2 * "<start_function_call>call:f{x:1}<end_function_call>",
+    "gemma4": 2 * "<|tool_call>call:f{x:1}<tool_call|>",
+    "gigachat3": 'function call<|role_sep|>\n{"name": "f", "arguments": {"x": 1}}\n'
+                 '<|function_call|>{"name": "f", "arguments": {}}',
+    "glm45": 2 * "\n<tool_call>f\n<arg_key>x</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
+    "glm47": 2 * "<tool_call>f<arg_key>x</arg_key><arg_value>1</arg_value></tool_call>",
+    "granite-20b-fc": 2 * '<function_call> {"name": "f", "arguments": {"x": 1}}',
+    "hunyuan_a13b": '<tool_calls>[{"name": "f", "arguments": {"x": 1}}, {"name": "f", "arguments": {"x": 2}}]</tool_calls>',
+    "hy_v3": "<tool_calls>\n" + 2 * ("<tool_call>f<tool_sep>\n<arg_key>x</arg_key>\n<arg_value>1</arg_value>\n</tool_call>\n")
+             + "</tool_calls>",
+    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
+               "<|tool_call_begin|>functions.f:1<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
+    "longcat": 2 * '<longcat_tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</longcat_tool_call>',
+    "minimax_m2": "<minimax:tool_call>\n" + 2 * '<invoke name="f">\n<parameter name="x">1</parameter>\n</invoke>\n'
+                  + "</minimax:tool_call>",
+    "olmo3": "<function_calls>\nf(x=1)\nf(x=2)\n</function_calls>",
+    "phi4_mini_json": 'functools[{"name": "f", "arguments": {"x": 1}}, {"name": "f", "arguments": {"x": 2}}]',
+    "xlam": '[{"name": "f", "arguments": {"x": 1}}, {"name": "f", "arguments": {"x": 2}}]',
+}  # fmt: skip
+
+
+def test_every_format_has_two_calls_here():
+    assert {TOOL_PARSERS[name] for name in TWO} == set(TOOL_PARSERS.values())
+
+
+@pytest.mark.parametrize("name", TWO)
+def test_two_calls_are_made_where_they_may_be(name):
+    """The grammar of "required" takes them, and the parser reads them; one call alone is taken where no more may be made."""
+    functions = [Function("f", {"type": "object", "properties": {"x": {"type": "integer"}}})]
+    read = TOOL_PARSERS[name]({"f": functions[0].parameters}, is_forced=True)
+    events = read.feed(TWO[name]) + read.finish()
+    assert [event.name for event in events if isinstance(event, CallBegun)] == ["f", "f"]
+    uses = [("required", None, True), ("required", True, True), ("required", False, False), ("named", True, False)]
+    for mode, parallel, takes_two in uses:
+        found = judge(tool_grammar(ToolUse(mode, functions, parallel), TOOL_PARSERS[name]), VOCABULARY)
+        assert not found.error
+        assert accepts(found.lark, TWO[name]) == takes_two
+        assert accepts(found.lark, "\n\n" + TWO[name].lstrip()) == takes_two
+        assert not accepts(found.lark, "") and not accepts(found.lark, "So " + TWO[name])
+        assert name not in CALLS or accepts(found.lark, CALLS[name])
+
+
+@pytest.mark.parametrize("name", TWO)
+def test_markers_may_be_special_tokens(name):
+    parser, tokenizer = TOOL_PARSERS[name], byte_level()
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in parser.special])
+    vocabulary = make_vocabulary(tokenizer.to_str().encode(), 512)
+    functions = [Function("f", {"type": "object", "properties": {"x": {"type": ["integer", "string"]}}})]
+    found = judge(tool_grammar(ToolUse("required", functions), parser), vocabulary)
+    matcher = llguidance.LLMatcher(vocabulary.tokenizer, found.lark, log_level=0)
+    ids = tokenizer.encode(TWO[name].lstrip(), add_special_tokens=False).ids
+    assert not parser.special or vocabulary.special_names.keys() & set(parser.special)
+    assert all(map(matcher.consume_token, ids)) and matcher.is_accepting(), matcher.get_error()
+
+
+def test_a_schema_that_a_syntax_cannot_follow_is_followed_only_if_it_is_strict():
+    parameters = {"type": "object", "properties": {"x": {}}, "anyOf": [{"required": ["x"]}, {"required": ["y"]}]}
+    for name in ("qwen3_coder", "pythonic", "gemma4"):
+        for strict in (False, True):
+            use = ToolUse("named", [Function("f", parameters, strict, "tools[0].function")])
+            found = judge(tool_grammar(use, TOOL_PARSERS[name]), VOCABULARY)
+            assert ("anyOf" in found.error) == strict
+            assert strict or name not in CALLS or accepts(found.lark, CALLS[name])

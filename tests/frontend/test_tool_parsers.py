@@ -8,9 +8,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tool_cases import CASES, FORMATS, check, every_cut, parse, parser_of, summary
+from tool_texts import written
 
 from quire.frontend.text.output_events import Arguments, CallBegun, source_of
 from quire.frontend.text.tool_parsers.choice import TOOL_PARSERS, tool_parser_of
+from quire.frontend.text.tool_parsers.xml_values import XmlValues
 
 
 @pytest.mark.parametrize(("name", "text", "content", "calls"), CASES)
@@ -30,6 +32,25 @@ FRAGMENTS = {
     "pythonic": ["[f(a=", "g()", "<|python_start|>", "<|python_end|>", "(", ")", "a=", "'", '"', "\\x4", "1", "+", "None"],
     "qwen3_coder": ["<tool_call>", "</tool_call>", "<seed:tool_call>", "</seed:tool_call>", "<function=f>", "</function>",
                     "<parameter=a>", "<parameter=n>", "</parameter>", ">"],
+    "apertus": ["<|tools_prefix|>", "<|tools_suffix|>", '[{"f": '],
+    "cohere_command3": ["<|START_ACTION|>", "<|END_ACTION|>", '[{"tool_call_id": "0", "tool_name": "f", "parameters": '],
+    "functiongemma": ["<start_function_call>", "<end_function_call>", "call:f{", "a:", "<escape>"],
+    "gemma4": ["<|tool_call>", "<tool_call|>", "call:f{", "a:", '<|"|>'],
+    "gigachat3": ["<|message_sep|>\n\n", "function call<|role_sep|>\n", "<|function_call|>", '{"name": "f", "arguments": '],
+    "glm45": ["<tool_call>", "</tool_call>", "f", "\n", "<arg_key>", "a", "n", "</arg_key>", "<arg_value>", "</arg_value>"],
+    "granite-20b-fc": ["<function_call>", '{"name": "f", "arguments": '],
+    "hunyuan_a13b": ["<tool_calls>", "</tool_calls>", "<tool_call>", "</tool_call>", "f", "\n```json\n", "```",
+                     '[{"name": "f", "arguments": '],
+    "hy_v3": ["<tool_calls>", "</tool_calls>", "<tool_call>", "</tool_call>", "f", "<tool_sep>", "<arg_key>a</arg_key>",
+              "<arg_value>", "</arg_value>"],
+    "kimi_k2": ["<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_section_begin|>",
+                "<|tool_call_begin|>", "functions.f:0", "<|tool_call_argument_begin|>", "<|tool_call_end|>"],
+    "longcat": ["<longcat_tool_call>", "</longcat_tool_call>", '{"name": "f", "arguments": '],
+    "minimax_m2": ["<minimax:tool_call>", "</minimax:tool_call>", '<invoke name="f">', "</invoke>", '<parameter name="a">',
+                   "<parameter name='n'>", "</parameter>"],
+    "olmo3": ["<function_calls>", "</function_calls>", "f(a=", "g()", ")", "'", "1", "\n"],
+    "phi4_mini_json": ["functools", "[", "<|tool_call|>", "<|/tool_call|>", '[{"name": "f", "arguments": '],
+    "xlam": ["[TOOL_CALLS]", "```json", "```", "<tool_call>", "</tool_call>", '[{"name": "f", "arguments": '],
     "required": ['[{"name": "f", "parameters": '],
 }  # fmt: skip
 for alias in FORMATS:
@@ -63,34 +84,6 @@ ARGUMENTS = st.dictionaries(st.from_regex("[a-z_]{1,5}", fullmatch=True), JSON_V
 CALLS = st.lists(st.tuples(st.from_regex("[a-z_]{1,8}", fullmatch=True), ARGUMENTS), min_size=1, max_size=3)
 
 
-def written(name, calls):
-    """Calls as a model of this format writes them."""
-    one = lambda call, key="arguments": json.dumps({"name": call[0], key: call[1]}, ensure_ascii=False)  # noqa: E731
-    parser = TOOL_PARSERS[name].__name__ if name != "required" else name
-    match parser:
-        case "Hermes":
-            return "\n".join(f"<tool_call>\n{one(c)}\n</tool_call>" for c in calls)
-        case "Llama3Json":
-            return "; ".join(one(c, "parameters") for c in calls)
-        case "Mistral":
-            return "".join(f"[TOOL_CALLS]{n}[ARGS]{json.dumps(a)}" for n, a in calls)
-        case "Granite":
-            return f"<|tool_call|>[{', '.join(one(c) for c in calls)}]"
-        case "DeepSeekV3":
-            parts = "".join(f"<｜tool▁call▁begin｜>{n}<｜tool▁sep｜>{json.dumps(a)}<｜tool▁call▁end｜>" for n, a in calls)
-            return f"<｜tool▁calls▁begin｜>{parts}<｜tool▁calls▁end｜>"
-        case "Pythonic":
-            return "[" + ", ".join(f"{n}({', '.join(f'{k}={v!r}' for k, v in a.items())})" for n, a in calls) + "]"
-        case "Qwen3Coder":
-            return "".join(
-                f"<tool_call>\n<function={n}>\n"
-                + "".join(f"<parameter={k}>\n{json.dumps(v)}\n</parameter>\n" for k, v in a.items())
-                + "</function>\n</tool_call>"
-                for n, a in calls
-            )
-    return json.dumps([{"name": n, "parameters": a} for n, a in calls])
-
-
 @pytest.mark.parametrize("name", [*FORMATS, "required"])
 @settings(max_examples=60, deadline=None)
 @given(calls=CALLS, size=st.integers(1, 9))
@@ -99,7 +92,7 @@ def test_what_a_model_calls_comes_out(name, calls, size):
     text = written(name, calls)
     content, found = check(name, text, [text[i : i + size] for i in range(0, len(text), size)])
     assert content == ""
-    if TOOL_PARSERS.get(name) is TOOL_PARSERS["qwen3_coder"]:  # unknown parameters are texts
+    if name in TOOL_PARSERS and issubclass(TOOL_PARSERS[name], XmlValues):  # unknown parameters are texts
         calls = [(n, {k: json.dumps(v) for k, v in a.items()}) for n, a in calls]
     assert [(n, json.loads(a)) for n, a in found] == [(n, json.loads(json.dumps(a))) for n, a in calls]
 
@@ -169,8 +162,7 @@ def test_ids():
         ("<tool_call>\n{...}\n</tool_call>", "hermes"),
         ("<tool_call>\n<function=f>\n<parameter=a>\n</tool_call>", "qwen3_coder"),
         ("<seed:tool_call>\n<function=f>\n<parameter=a>", "qwen3_coder"),
-        ("<tool_call>{name}\n<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n</tool_call>", None),
-        ('within <tool_call></tool_call> tags: <tool_calls>[{"name": ...}]</tool_calls>', None),
+        ('within <tool_call></tool_call> tags: <tool_calls>[{"name": ...}]</tool_calls>', "hunyuan_a13b"),
         ("'[TOOL_CALLS]' + calls", "mistral"),
         ("<｜tool▁calls▁begin｜>", "deepseek_v3"),
         ("respond with <|tool_call|> followed by a list", "granite"),

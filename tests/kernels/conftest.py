@@ -1,7 +1,14 @@
 """What tests of kernels ask of the GPU."""
 
+import os
+
 import pytest
 import torch
+
+if os.environ.get("TRITON_INTERPRET") == "1":
+    from quick_interpreter import quicken
+
+    quicken()
 
 
 @pytest.fixture

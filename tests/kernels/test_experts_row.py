@@ -99,8 +99,8 @@ def compare_sixteen(shape, warps, ahead, device, held=0, dtype=BF16, **options):
     if held:
         w, ids = Weights(*(None if each is None else each[:held].contiguous() for each in w)), ids.clamp(max=held)
     act = CLAMPED if shape[0] % 2 else SwiGLU()
+    h = pairs_row.gate_up(x, w, ids, act, warps, ahead, held=held, **options)
     for add in (None, shared):
-        h = pairs_row.gate_up(x, w, ids, act, warps, ahead, held=held, **options)
         got = pairs_row.down(h, w, ids, weights, add, warps, ahead, held=held, **options)
         assert_close(got, experts_reference.experts(x, w, ids, weights, act, add, num_routed=num_experts if held else 0))
 
@@ -119,9 +119,9 @@ def compare_scaled(shape, small, by_block, config, device, **options):
     w, act = ScaledWeights(*both, *added), CLAMPED if shape[0] % 2 else SwiGLU()
     plain = Weights(*(each.dequantized() for each in both), *(None if each is None else each.float() for each in added))
     quantized = quantize_reference(x, small, by_block=by_block)
+    h = scaled_row.gate_up(quantized, w, ids, act, config, BF16, **options)
+    h8 = quantize_reference(h, small, by_block=by_block)
     for add in (None, shared):
-        h = scaled_row.gate_up(quantized, w, ids, act, config, BF16, **options)
-        h8 = quantize_reference(h, small, by_block=by_block)
         got = scaled_row.down(h8, w, ids, weights, add, config, BF16, **options)
         wide = None if add is None else add.float()
         want = experts_reference.experts(quantized.dequantized().float(), plain, ids, weights, act, wide)

@@ -26,6 +26,8 @@ OTHERS = (
     "gpt-oss",
     "llama4",
     "deepseek-v3",
+    "glm4-moe-lite",
+    "mimo-v2",
     "ministral3",
     "falcon-rw",
 )

@@ -1,6 +1,7 @@
 """The `openai` package's helpers for structured output and strict tools, against `quire serve` with the bundled model."""
 
 import enum
+import itertools
 import json
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -43,6 +44,7 @@ class GetWeather(pydantic.BaseModel):
 
 WEATHER = openai.pydantic_function_tool(GetWeather, name="get_weather")
 NAMED = {"type": "function", "function": {"name": "get_weather"}}
+ONE_CALL = {"parallel_tool_calls": False}
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +82,6 @@ def test_a_streamed_answer_is_parsed_on_the_way(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize("choice", ["auto", "required", NAMED], ids=["auto", "required", "named"])
 def test_strict_calls_are_parsed(client: openai.OpenAI, choice: Any) -> None:
     ask: dict[str, Any] = {**GREEDY, "messages": IN_PARIS, "tools": [WEATHER], "tool_choice": choice}
-    ask["parallel_tool_calls"] = choice != "required"  # or so small a model makes calls for ever
     for sampling in ({}, {"temperature": 0.8, "seed": 2}):
         message = client.chat.completions.parse(**{**ask, **sampling}).choices[0].message
         call = (message.tool_calls or [None])[0]
@@ -94,6 +95,55 @@ def test_strict_calls_are_parsed(client: openai.OpenAI, choice: Any) -> None:
     done = [event for event in events if event.type == "tool_calls.function.arguments.done"]
     assert [event.parsed_arguments for event in done] == [c.function.parsed_arguments for c in calls]
     assert all(isinstance(event.parsed_arguments, GetWeather) and event.name == "get_weather" for event in done)
+
+
+CITIES = [
+    "Paris",
+    "Rome",
+    "Berlin",
+    "London",
+    "Madrid",
+    "Vienna",
+    "Oslo",
+    "Lisbon",
+    "Tokyo",
+    "Cairo",
+    "Athens",
+    "Dublin",
+    "Prague",
+    "Warsaw",
+    "Delhi",
+    "Lima",
+    "Quito",
+    "Beijing",
+    "Ottawa",
+    "Moscow",
+]
+ASKED = [form % city for city in CITIES for form in ("What is the weather in %s?", "How is the weather in %s?")]
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+OF_A_CITY = [
+    {"type": "function", "function": {"name": f"get_{what}", "description": f"Get the {what} in a city.", "parameters": CITY}}
+    for what in ("weather", "time")
+]
+
+
+@pytest.mark.parametrize("num_prompts", [2, pytest.param(40, marks=pytest.mark.slow)])
+def test_a_call_that_must_be_made_is_the_one_that_would_be_made(client: openai.OpenAI, num_prompts: int) -> None:
+    for prompt in ASKED[:num_prompts]:
+        ask: dict[str, Any] = {**GREEDY, "messages": [{"role": "user", "content": prompt}], "tools": OF_A_CITY}
+        auto = client.chat.completions.create(**ask).choices[0]
+        assert len(auto.message.tool_calls) == 1 and auto.finish_reason == "tool_calls", prompt
+        for choice, parallel in itertools.product(("required", NAMED), ({}, {"parallel_tool_calls": True}, ONE_CALL)):
+            forced = {**ask, "tool_choice": choice, **parallel}
+            with client.chat.completions.stream(**forced) as stream:
+                streamed = stream.get_final_completion().choices[0]
+            for got in (client.chat.completions.create(**forced).choices[0], streamed):
+                assert made(got) == made(auto), (prompt, choice, parallel)
+
+
+def made(choice: Any) -> Any:
+    calls = [(call.function.name, call.function.arguments) for call in choice.message.tool_calls or []]
+    return choice.finish_reason, choice.message.content, calls
 
 
 def test_an_answer_without_a_call_is_free_beside_strict_tools(client: openai.OpenAI) -> None:

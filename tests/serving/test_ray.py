@@ -29,7 +29,7 @@ def refused(env: dict[str, str], *flags: str) -> str:
 def test_ray_that_is_missing_is_named_with_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "ray.py").write_text("raise ImportError('no ray here')\n")
     assert refused({"PYTHONPATH": str(tmp_path)}, "-tp", "2") == (
-        "--distributed-executor-backend ray: Ray is not installed here; pip install 'quire[ray]', on all hosts, brings it"
+        "--distributed-executor-backend ray: Ray is not installed here; pip install '.[ray]' in Quire's folder, on all hosts"
     )
 
 

@@ -351,6 +351,190 @@ CASES = [
         ("qwen3_coder", text, text, [])
         for text in ("<function=", "<function=f>x", "<tool_call>x</tool_call>", "<function=></function>")
     ),
+    # apertus
+    (
+        "apertus",
+        'Hm. <|tools_prefix|>[{"f": {"a": 1}}, {"g": {}}]<|tools_suffix|> ok',
+        "Hm.  ok",
+        [("f", '{"a": 1}'), ("g", "{}")],
+    ),
+    ("apertus", '<|tools_prefix|>[{"f": {"a": "cut', "", [("f", '{"a": "cut')]),
+    *(
+        ("apertus", text, text, [])
+        for text in (
+            '<|tools_prefix|>[{"f": 5}]',
+            '<|tools_prefix|>[{"": {}}]',
+            "<|tools_prefix|>[]<|tools_suffix|>",
+            '[{"f": {}}]',
+        )
+    ),
+    # command r7b
+    (
+        "cohere_command3",
+        '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "f", "parameters": {"a": 1}},\n'
+        '    {"tool_call_id": "1", "tool_name": "g", "parameters": {}}\n]<|END_ACTION|>',
+        "",
+        [("f", '{"a": 1}'), ("g", "{}")],
+    ),
+    ("cohere_command4", '<|START_ACTION|>[{"tool_name": "f", "parameters": {}}]', "", [("f", "{}")]),
+    *(
+        ("cohere_command3", text, text, [])
+        for text in ('<|START_ACTION|>[{"name": "f", "parameters": {}}]<|END_ACTION|>', "<|START_ACTION|>[]<|END_ACTION|>")
+    ),
+    # gemma
+    (
+        "gemma4",
+        'So.\n<|tool_call>call:f{a:<|"|>x, {"y}\n<|"|>,n:5,o:-1.5e3,s:null,x:[1,<|"|>a<|"|>,{k:true}]}<tool_call|>'
+        "<|tool_call>call:g.h{}<tool_call|>",
+        "So.\n",
+        [("f", '{"a": "x, {\\"y}\\n", "n": 5, "o": -1.5e3, "s": null, "x": [1, "a", {"k": true}]}'), ("g.h", "{}")],
+    ),
+    (
+        "gemma4",
+        '<|tool_call>call:f{<|"|>a b<|"|>:None, n: many,x:[]}<tool_call|>',
+        "",
+        [("f", '{"a b": null, "n": "many", "x": []}')],
+    ),
+    ("gemma4", '<|tool_call>call:f{a:<|"|>cut <|', "", [("f", '{"a": "cut ')]),
+    (
+        "functiongemma",
+        "<start_function_call>call:f{a:<escape>x<escape>,n:5}<end_function_call>",
+        "",
+        [("f", '{"a": "x", "n": 5}')],
+    ),
+    *(
+        ("gemma4", text, text, [])
+        for text in ("<|tool_call>call:{}<tool_call|>", "<|tool_call>f{}<tool_call|>", "<|tool_call>call:f", "call:f{}")
+    ),
+    # gigachat
+    (
+        "gigachat3",
+        'Hm.<|message_sep|>\n\nfunction call<|role_sep|>\n{"name": "f", "arguments": {"a": 1}}',
+        "Hm.",
+        [("f", '{"a": 1}')],
+    ),
+    ("gigachat3", '<|function_call|>{"name": "f", "arguments": {}}', "", [("f", "{}")]),
+    # glm
+    (
+        "glm45",
+        "\n<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>\n<b> 5</arg_value>\n<arg_key>n</arg_key>\n<arg_value>7</arg_value>\n"
+        '<arg_key>x</arg_key>\n<arg_value>[1, "</arg_value>"]</arg_value>\n</tool_call>\n<tool_call>g\n</tool_call>',
+        "",
+        [("f", '{"a": "\\n<b> 5", "n": 7, "x": [1, "</arg_value>"]}'), ("g", "{}")],
+    ),
+    (
+        "glm47",
+        "So <tool_call>f<arg_key>a</arg_key><arg_value>x</arg_value> y</arg_value><arg_key>o</arg_key><arg_value>null"
+        "</arg_value></tool_call><tool_call>g</tool_call>",
+        "So ",
+        [("f", '{"a": "x</arg_value> y", "o": null}'), ("g", "{}")],
+    ),
+    ("glm45", "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>cut </arg", "", [("f", '{"a": "cut ')]),
+    *(
+        ("glm45", text, text, [])
+        for text in (
+            "<tool_call>f",
+            "<tool_call>f x</tool_call>",
+            '<tool_call>{"name": "f"}</tool_call>',
+            "<tool_call></tool_call>",
+        )
+    ),
+    (
+        "hy_v3",
+        "Hm<tool_calls>\n<tool_call>f<tool_sep>\n<arg_key>a</arg_key>\n<arg_value>x</arg_value>\n</tool_call>\n"
+        "<tool_call>g<tool_sep>\n</tool_call>\n</tool_calls> ok",
+        "Hm ok",
+        [("f", '{"a": "x"}'), ("g", "{}")],
+    ),
+    # granite 20b
+    (
+        "granite-20b-fc",
+        '<function_call> {"name": "f", "arguments": {"a": 1}} <function_call> {"name": "g", "arguments": {}}',
+        "",
+        [("f", '{"a": 1}'), ("g", "{}")],
+    ),
+    # hunyuan
+    (
+        "hunyuan_a13b",
+        'Hm.<tool_calls>[{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]</tool_calls>',
+        "Hm.",
+        [("f", '{"a": 1}'), ("g", "{}")],
+    ),
+    (
+        "hunyuan_a13b",
+        '<tool_calls><tool_call>f\n```json\n{"a": 1}\n```</tool_call><tool_call>g\n```json\n{}\n```</tool_call></tool_calls>',
+        "",
+        [("f", '{"a": 1}'), ("g", "{}")],
+    ),
+    *(
+        ("hunyuan_a13b", text, text, [])
+        for text in ("<tool_calls></tool_calls>", "<tool_calls>[]", "<tool_calls><tool_call>f g")
+    ),
+    # kimi
+    (
+        "kimi_k2",
+        'Hm.<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a": 1}<|tool_call_end|>'
+        "<|tool_call_begin|> functions.g.h:1 <|tool_call_argument_begin|> {} <|tool_call_end|><|tool_calls_section_end|>",
+        "Hm.",
+        [("f", '{"a": 1}'), ("g.h", "{}")],
+    ),
+    (
+        "kimi_k2",
+        "<|tool_call_section_begin|><|tool_call_begin|>f:3<|tool_call_argument_begin|>{}<|tool_call_end|>",
+        "",
+        [("f", "{}")],
+    ),
+    *(
+        ("kimi_k2", text, text, [])
+        for text in (
+            "<|tool_calls_section_begin|><|tool_calls_section_end|>",
+            "<|tool_calls_section_begin|><|tool_call_begin|>f<|tool_call_argument_begin|>{}<|tool_call_end|>",
+        )
+    ),
+    ("longcat", '<longcat_tool_call>\n{"name": "f", "arguments": {}}\n</longcat_tool_call> ok', " ok", [("f", "{}")]),
+    # minimax
+    (
+        "minimax_m2",
+        'So\n<minimax:tool_call>\n<invoke name="f">\n<parameter name="a">x</parameter>\n y</parameter>\n<parameter name="n">7'
+        "</parameter>\n</invoke>\n<invoke name='g'>\n</invoke>\n</minimax:tool_call> ok",
+        "So\n ok",
+        [("f", '{"a": "x</parameter>\\n y", "n": 7}'), ("g", "{}")],
+    ),
+    ("minimax_m2", '<minimax:tool_call><invoke name="f"><parameter name="a">cut', "", [("f", '{"a": "cut')]),
+    *(
+        ("minimax_m2", text, text, [])
+        for text in (
+            "<minimax:tool_call></minimax:tool_call>",
+            '<minimax:tool_call><invoke name="">',
+            '<invoke name="f"></invoke>',
+        )
+    ),
+    # olmo
+    (
+        "olmo3",
+        "So\n<function_calls>\nf(a='x', n=null)\ng()\n</function_calls> ok",
+        "So\n ok",
+        [("f", '{"a": "x", "n": null}'), ("g", "{}")],
+    ),
+    *(("olmo3", text, text, []) for text in ("<function_calls></function_calls>", "<function_calls>f", "[f(a=1)]")),
+    # phi
+    (
+        "phi4_mini_json",
+        'functools[{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]',
+        "",
+        [("f", '{"a": 1}'), ("g", "{}")],
+    ),
+    ("phi4_mini_json", '<|tool_call|>[{"name": "f", "arguments": {}}]<|/tool_call|>', "", [("f", "{}")]),
+    *(("phi4_mini_json", text, text, []) for text in ("functools is a module", "functools[1]", "import functools\n[f(1)]")),
+    # xlam
+    ("xlam", ' [{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]', "", [("f", '{"a": 1}'), ("g", "{}")]),
+    ("xlam", 'Hm.\n```json\n[{"name": "f", "arguments": {}}]\n```', "Hm.\n", [("f", "{}")]),
+    ("xlam", '[TOOL_CALLS][{"name": "f", "arguments": {}}]', "", [("f", "{}")]),
+    ("xlam", 'a <tool_call>[{"name": "f", "arguments": {}}]</tool_call>', "a ", [("f", "{}")]),
+    *(
+        ("xlam", text, text, [])
+        for text in ('[{"name": "Ann"}]', '[{"name": "Ann", "age": 3}]', "```json\n[1]\n```", "```\n[1]\n```", "[1, 2]", "[T")
+    ),
     # through a grammar
     (
         "required",

@@ -11,6 +11,7 @@ from quire.kernels.experts import routing_reference
 from quire.kernels.experts.experts_reference import SwiGLU
 from quire.workers.layers.experts import Experts, Router
 from quire.workers.models.blocks import SelfAttention, Sinks
+from quire.workers.models.config import ValueHeads
 from quire.workers.models.moe import MoE
 from quire.workers.models.qk_norms import AllHeadsNorm
 
@@ -95,6 +96,12 @@ def windows_behind(config):
     return replace(config, layers=tuple(replace(x, attention=replace(x.attention, window=w)) for x, w in pairs))
 
 
+def one_rotation(config):
+    """The first layer's, in all layers."""
+    rope = config.layers[0].attention.rope
+    return replace(config, layers=tuple(replace(x, attention=replace(x.attention, rope=rope)) for x in config.layers))
+
+
 def without_sinks(module):
     module.weight.data.fill_(-1e9)
 
@@ -170,6 +177,29 @@ MUTATIONS = {
     ("deepseek-v3", "weights not normalized"): routing(is_normalized=False),
     ("deepseek-v3-plain", "rotation interleaved"): rope(interleaved=True),
     ("deepseek-v3-plain", "weights normalized"): routing(is_normalized=True),
+    ("glm4-moe-lite", "mscale left out"): attention(scale=40**-0.5),
+    ("glm4-moe-lite", "rotation not interleaved"): rope(interleaved=False),
+    ("glm4-moe-lite", "correction weighs"): each(MoE, weighed_by_correction),
+    ("glm4-moe-lite", "groups ignored"): routing(top_groups=4),
+    ("glm4-moe-lite", "scale dropped"): routing(scale=1.0),
+    ("glm4-moe-lite", "shared experts dropped"): each(MoE, without_shared),
+    ("glm4-moe-lite-plain", "weights normalized"): routing(is_normalized=True),
+    ("hy-v3", "correction weighs"): each(MoE, weighed_by_correction),
+    ("hy-v3", "correction dropped"): each(Router, drop("correction")),
+    ("hy-v3", "weights not normalized"): routing(is_normalized=False),
+    ("hy-v3", "scale dropped"): routing(scale=1.0),
+    ("hy-v3", "QK-norm's eps"): attention(qk_norm_eps=1.0),
+    ("hy-v3", "shared experts dropped"): each(MoE, without_shared),
+    ("hy-v3-bias", "attention's biases dropped"): each(SelfAttention, without_attention_bias),
+    ("mimo-v2", "values not scaled"): layers(values=ValueHeads(20)),
+    ("mimo-v2", "sinks dropped"): each(Sinks, without_sinks),
+    ("mimo-v2", "window + 1"): window(1),
+    ("mimo-v2", "one rotation for all"): one_rotation,
+    ("mimo-v2", "whole heads rotated"): rope(rotary_dim=0),
+    ("mimo-v2", "correction weighs"): each(MoE, weighed_by_correction),
+    ("mimo-v2", "groups ignored"): routing(top_groups=4),
+    ("mimo-v2", "scale dropped"): routing(scale=1.0),
+    ("mimo-v2-bias", "weights normalized"): routing(is_normalized=True),
     ("llama4", "chunk + 1"): window(1),
     ("llama4", "windows for chunks"): attention(is_chunked=False),
     ("llama4", "everything seen everywhere"): attention(window=0, is_chunked=False),

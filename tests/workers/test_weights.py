@@ -128,6 +128,16 @@ def test_missing_surplus_and_misshapen_tensors_are_named_together(folder):
     assert "misshapen: model.layers.0.mlp.down_proj.weight is [64, 64], expected [64, 128]" in text
 
 
+def test_an_unknown_tensor_is_named_as_unknown_and_not_as_quantized(folder):
+    tensors = load_file(folder / "model.safetensors")
+    for name in ("model.layers.0.self_attn.temperature", "model.layers.0.gate_up_proj", "visual.blocks.0.scale"):
+        save_file(tensors | {name: torch.ones(3)}, folder / "model.safetensors")
+        with pytest.raises(WeightsError) as error:
+            load(folder)
+        said = "the checkpoint does not fit the model that config.json describes. Tensors surplus: "
+        assert str(error.value) == f"{said}{name} (unknown to the model)"
+
+
 def test_a_bias_that_the_config_does_not_know_is_surplus(folder):
     change(folder, model__layers__0__self_attn__q_proj__bias=torch.zeros(64))
     with pytest.raises(WeightsError, match=r"surplus: model\.layers\.0\.self_attn\.q_proj\.bias"):

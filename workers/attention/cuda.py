@@ -21,6 +21,7 @@ from quire.kernels.attention.prefill_schedule import PrefillWorkspace, prefill_s
 from quire.kernels.attention.rope_kv import choose_tile, rope_kv
 from quire.kernels.step.tables import SlotTables, StepBuffers
 from quire.kernels.triton_support.dependent_launch import mode_for
+from quire.kernels.tuning.current import current
 from quire.workers.attention.attention import ModelAttention, RotaryTables, score_shape
 from quire.workers.attention.kv_cache import KVCache
 from quire.workers.attention.latent import Latents
@@ -111,6 +112,8 @@ class CudaModelAttention(ModelAttention):
         limit = step.num_decode_rows if mixed else None
         lengths = (step.query_start[: num_rows + 1], step.seq_lens[:num_rows])
         has_decode, has_prefill = mixed or num_decode_rows == num_rows, mixed or num_decode_rows == 0
+        if current().fixed_order:  # one kernel for a token's attention, whether it is of a prompt or was sampled
+            limit, has_decode, has_prefill = None, False, True
         self._step = Step(step, tables.block_table, step.row_slots[:num_rows], lengths, has_decode, has_prefill, limit)
         for space in self.workspaces.values():
             if has_decode:

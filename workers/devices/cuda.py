@@ -18,7 +18,7 @@ import torch
 from quire.ipc.step.result_ring import ResultRing
 from quire.ipc.step.sections import HEADER, result_words
 from quire.kernels.experts import experts
-from quire.kernels.linear import scaled, split_linear
+from quire.kernels.linear import fixed, scaled, split_linear
 from quire.kernels.sampling import sampler, sampler_sharded
 from quire.kernels.step import step_inputs
 from quire.kernels.triton_support.dependent_launch import mode_for
@@ -68,7 +68,7 @@ class CudaDevice(Device):
             for weighs, k, n in pairs
         }
         few, many = split_linear.kernel_specialization(num_tokens), scaled.kernel_specialization(num_tokens)
-        return mode_for(num_tokens), few, many, frozenset(by_experts), exchange
+        return mode_for(num_tokens), few, many, frozenset(by_experts), exchange, fixed.kernel_specialization(num_tokens)
 
     def new_attention(self) -> CudaModelAttention:
         return CudaModelAttention(self.ctx)

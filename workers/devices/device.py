@@ -22,6 +22,7 @@ from quire.ipc.step.sections import (
     SAMPLING_RANDOM,
 )
 from quire.kernels.step.tables import LogitsProcessorPool, SamplerWorkspace, ShardedWorkspace, SlotTables, StepBuffers
+from quire.kernels.tuning.current import current
 from quire.workers.attention.attention import ModelAttention
 from quire.workers.attention.kv_cache import KVCache
 from quire.workers.devices.masks import RowMasks
@@ -98,7 +99,9 @@ class Device(ABC):
         The logits may be those of this rank's shard of the vocabulary. kind: SAMPLING_*. processed [rows, V]: logits to sample
         from instead; log-probabilities are still those of `logits`."""
         rows, vocab = len(logits), self.ctx.config.vocab_size
-        if logits.shape[1] == vocab or processed is not None or kind & ~SAMPLING_RANDOM:
+        # with shards a row's scores are rounded in another way than without: whichever rows share a step may not decide
+        needs_all = processed is not None or kind & ~SAMPLING_RANDOM or current().fixed_order
+        if logits.shape[1] == vocab or needs_all:
             logits = self.ctx.parallel.all_logits(logits, vocab)
             sampled, logprobs = self._sample_unsharded(logits, tables, step, kind, processed)
         else:

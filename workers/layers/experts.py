@@ -258,11 +258,11 @@ class Experts(WeightOwner):
 
     def _stacked_loaders(self, name: str) -> Iterator[tuple[str, WeightLoader]]:
         experts, hidden_size, inner = self._experts.full, self.gate_up.shape[2], self._inner.full
-        gate_up, down = (experts, 2 * inner, hidden_size), (experts, hidden_size, inner)
-        if self._names.are_stacked:
-            gate_up, down = (experts, hidden_size, 2 * inner), (experts, inner, hidden_size)
-        yield f"{name}.gate_up_proj", self._loader(gate_up, self._take_gate_up)
-        yield f"{name}.down_proj", self._loader(down, self._take_down)
+        gate_up, down = (
+            self._names.stacked_shapes(experts, *sizes) for sizes in ((2 * inner, hidden_size), (hidden_size, inner))
+        )
+        yield f"{name}.gate_up_proj", self._loader(gate_up[0], self._take_gate_up)._replace(or_shapes=gate_up[1:])
+        yield f"{name}.down_proj", self._loader(down[0], self._take_down)._replace(or_shapes=down[1:])
 
     def _quantized_loaders(self, name: str) -> Iterator[tuple[str, WeightLoader]]:
         has_bias = self.gate_up_bias is not None
@@ -308,8 +308,7 @@ class Experts(WeightOwner):
         return WeightLoader(shape, (self._experts.slice,), FLOATS, write)
 
     def _take_gate_up(self, piece: torch.Tensor, row: int) -> None:
-        piece = piece.to(self._device)
-        self._put(self.gate_up, piece.transpose(1, 2) if self._names.are_stacked else piece, row)
+        self._put(self.gate_up, self._names.outputs_first(piece.to(self._device), self.gate_up.shape[2]), row)
 
     def _take_gate_up_bias(self, piece: torch.Tensor, row: int) -> None:
         assert self.gate_up_bias is not None
@@ -322,8 +321,7 @@ class Experts(WeightOwner):
             some[:, number * size : (number + 1) * size].copy_(half[:, self._inner.slice])
 
     def _take_down(self, piece: torch.Tensor, row: int) -> None:
-        piece = piece.to(self._device)
-        down = piece.transpose(1, 2) if self._names.are_stacked else piece
+        down = self._names.outputs_first(piece.to(self._device), self._inner.full)
         self.down[row : row + len(piece)].copy_(down[:, :, self._inner.slice])
 
     def fill_dummy(self, limit: float, generator: torch.Generator) -> None:

@@ -23,8 +23,18 @@ class Names(NamedTuple):
     gate: str = "gate_proj"  # of each expert; tensors of all experts are gate_up_proj and down_proj
     up: str = "up_proj"
     down: str = "down_proj"
-    are_stacked: bool = False  # always, as [E, in, out]; otherwise a stacked tensor is [E, out, in]
+    are_stacked: bool = False  # always, as [E, in, out] or [E, out, in]; otherwise a stacked tensor is [E, out, in]
     are_interleaved: bool = False  # gate|up: row 2i is gate's, row 2i + 1 is up's
+
+    def stacked_shapes(self, experts: int, outputs: int, inputs: int) -> tuple[tuple[int, ...], ...]:
+        """The shapes that a tensor of all experts may have, the published one first."""
+        plain, turned = (experts, outputs, inputs), (experts, inputs, outputs)
+        return (turned, plain) if self.are_stacked else (plain,)
+
+    def outputs_first(self, stacked: torch.Tensor, inputs: int) -> torch.Tensor:
+        """A tensor of some experts as [E, out, in]. A square one is taken as published."""
+        is_turned = self.are_stacked and stacked.shape[-2] == inputs
+        return stacked.transpose(-2, -1) if is_turned else stacked
 
 
 class StackedFloats:
@@ -44,17 +54,15 @@ class StackedFloats:
         _, hidden, inner = self._sizes
         shapes = {"gate_up_proj": (2 * inner.full, hidden), "down_proj": (hidden, inner.full)}
         for kind, (n, k) in shapes.items():
-            shape = (self._experts.full, k, n) if self._names.are_stacked else (self._experts.full, n, k)
-            yield (
-                f"{name}.{kind}",
-                WeightLoader(shape, (self._experts.slice,), FLOATS, partial(self._take, kind == "down_proj")),
-            )
+            shape, *others = self._names.stacked_shapes(self._experts.full, n, k)
+            take = partial(self._take, kind == "down_proj", k)
+            yield f"{name}.{kind}", WeightLoader(shape, (self._experts.slice,), FLOATS, take, tuple(others))
 
-    def _take(self, is_down: bool, piece: torch.Tensor, row: int) -> None:
+    def _take(self, is_down: bool, inputs: int, piece: torch.Tensor, row: int) -> None:
         """Take some of this rank's experts, from number `row` on."""
         names = self._names
         for expert, one in enumerate(piece, self._experts.start + row):
-            weight = one.t() if names.are_stacked else one
+            weight = names.outputs_first(one, inputs)
             if is_down:
                 self._give(f"{expert}.{names.down}", weight)
                 continue

@@ -63,9 +63,10 @@ def checkpoint_tensors(model_dir: Path, names: CheckpointNames) -> dict[str, Che
     for file in checkpoint_files(model_dir):
         with open_file(file) as opened:
             for theirs in opened.keys():  # noqa: SIM118 - not a dict
-                if names.is_ignored(theirs):
+                name = names.in_model(theirs)
+                if names.is_ignored(theirs) or names.is_ignored(name):
                     continue
-                values, name = opened.get_slice(theirs), names.in_model(theirs)
+                values = opened.get_slice(theirs)
                 if name in tensors:
                     raise WeightsError(f"tensor {name} is in {tensors[name].file.name} and in {file.name}")
                 tensors[name] = CheckpointTensor(file, theirs, tuple(values.get_shape()), values.get_dtype())

@@ -12,6 +12,29 @@ from quire.workers.loading.weight_loader import FLOATS, WeightLoader, WeightsErr
 INERT_SUFFIXES = (".rotary_emb.inv_freq", ".self_attn.masked_bias", ".attn.masked_bias")  # buffers of old transformers
 # scales of quantized keys and values, which a 16-bit cache does not use
 KV_SCALES = (".k_scale", ".v_scale", ".kv_scale", ".q_scale", ".k_proj.output_scale", ".v_proj.output_scale")
+# endings of names that only tensors of quantized layers have
+QUANTIZED = (
+    ".qweight",
+    ".qzeros",
+    ".scales",
+    ".g_idx",
+    ".weight_packed",
+    ".weight_scale",
+    ".weight_scale_inv",
+    ".weight_scale_2",
+    ".weight_zero_point",
+    ".weight_shape",
+    ".weight_g_idx",
+    ".weight_global_scale",
+    ".input_scale",
+    ".input_zero_point",
+    ".input_global_scale",
+    ".activation_scale",
+    ".SCB",
+    "_proj_blocks",
+    "_proj_scales",
+    "_proj_scale_inv",
+)
 MAX_NAMES = 12  # shown for each kind of problem
 
 
@@ -37,7 +60,7 @@ def check_fit(
         if name in tensors and tensors[name].dtype not in loader.dtypes
     ]
     problems = [
-        f"{what}: {_listed(names)}"
+        f"{what}: {_listed(names)}{' (unknown to the model)' if names is surplus else ''}"
         for what, names in (
             ("missing", missing),
             ("surplus", surplus),
@@ -67,7 +90,7 @@ def _listed(names: list[str]) -> str:
 
 def _as_configured(named: list[str], tensors: set[str], quantization: Quantization | None) -> str:
     """A note of what config.json says of the first quantized layer that one of these tensors belongs to."""
-    quantized = {_layer_of(name) for name in tensors if not name.endswith((".weight", ".bias", *KV_SCALES))}
+    quantized = {_layer_of(name) for name in tensors if name.endswith(QUANTIZED) or ".weight." in name}
     layer = next((layer for layer in map(_layer_of, named) if layer in quantized), None)
     if layer is None:
         return ""

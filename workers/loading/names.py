@@ -14,8 +14,8 @@ BARE = ("embed_tokens.", "layers.", "norm.")  # in a decoder that was saved with
 class CheckpointNames(NamedTuple):
     """`prefixes`: (in the checkpoint, in the model), all applied in this order.
 
-    `ignored`: prefixes, or suffixes if they begin with a dot, of names in the checkpoint. `bare`: beginnings of names to which
-    the model prepends `model.`. `inner`: like prefixes, but anywhere within a name.
+    `ignored`: prefixes, or suffixes if they begin with a dot, of names in the checkpoint or in the model. `bare`: beginnings of
+    names to which the model prepends `model.`. `inner`: like prefixes, but anywhere within a name.
     """
 
     prefixes: tuple[tuple[str, str], ...] = ()

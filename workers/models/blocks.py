@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
 import torch
+from torch.nn import functional
 
 from quire.kernels.elementwise.activation_cpu import Activation
 from quire.workers.attention.latent import Latents
@@ -19,7 +20,7 @@ from quire.workers.layers.linear import Linear, Placement
 from quire.workers.layers.module import Module, WeightOwner, fill_cut, new_parameter
 from quire.workers.layers.norm import Norm, RMSNorm, UnweightedRMSNorm
 from quire.workers.loading.weight_loader import WeightLoader, copied
-from quire.workers.models.config import AttentionSpec
+from quire.workers.models.config import AttentionSpec, ValueHeads
 from quire.workers.models.fused import HeadRows, RowsByName, RowsOf, pair, separate
 from quire.workers.shard import Shard, whole
 
@@ -75,9 +76,10 @@ def of_heads(spec: AttentionSpec) -> type[RMSNorm]:
 class SelfAttention(Module):
     """The projections around attention; q, k and v are one matrix product. Heads are split over the ranks.
 
-    qkv: how the checkpoint stores the three. make_qk_norm: makes a norm, other than the spec's, over the queries or keys of a
-    rank's heads; it changes x [T, H D] in place. v_norm_eps: epsilon of a weightless RMSNorm of each head's values.
-    feeds_add_norm: the output is only ever passed to `Norm.add`, so it may be left as split-K partial sums.
+    qkv: how the checkpoint stores the three. values: their heads, if these are smaller than the keys' (only for separate
+    tensors). make_qk_norm: makes a norm, other than the spec's, over the queries or keys of a rank's heads; it changes x
+    [T, H D] in place. v_norm_eps: epsilon of a weightless RMSNorm of each head's values. feeds_add_norm: the output
+    is only ever passed to `Norm.add`, so it may be left as split-K partial sums.
     """
 
     def __init__(
@@ -93,14 +95,17 @@ class SelfAttention(Module):
         names: Names = LLAMA,
         make_qk_norm: Callable[[Shard, Placement], Norm] | None = None,
         v_norm_eps: float | None = None,
+        values: ValueHeads | None = None,
         feeds_add_norm: bool = True,
     ):
         super().__init__()
         self.layer, place = layer, place.at(names.attention)
         heads, kv_heads = place.parallel.split(spec.num_heads), place.parallel.kv_heads(spec.num_kv_heads)
         hidden, rows = whole(hidden_size), qkv(HeadRows(heads, kv_heads, spec.head_dim))
+        if values is not None:
+            rows = {**rows, "v_proj": kv_heads.times(values.head_dim)}
         self.qkv_proj = Linear(hidden, rows, qkv_bias, place)
-        self.o_proj = Linear(heads.times(spec.head_dim), {names.o_proj: hidden}, o_bias, place)
+        self.o_proj = Linear(heads.times(values.head_dim if values else spec.head_dim), {names.o_proj: hidden}, o_bias, place)
         if spec.qk_norm_eps is not None:
             make, norm = of_heads(spec), (spec.head_dim, spec.qk_norm_eps, place.dtype, place.device)
             self.q_norm: Norm = make(*norm, weighs=spec.qk_norm_weighs)
@@ -116,6 +121,7 @@ class SelfAttention(Module):
         self.has_qk_norm, self.has_sinks = spec.qk_norm_eps is not None, spec.has_sinks
         self._norms_all = make_qk_norm is not None and not self.has_qk_norm
         self._q_end, self._k_end = heads.size * spec.head_dim, (heads.size + kv_heads.size) * spec.head_dim
+        self._values, self._head_dim = values, spec.head_dim
         self._feeds_add_norm, self._shares, self._norms_values = feeds_add_norm, spec.shares is not None, v_norm_eps is not None
 
     def forward(
@@ -148,6 +154,8 @@ class SelfAttention(Module):
         return self.output(self._attended(self.qkv_proj(h), attend, logits_indices))
 
     def _attended(self, qkv: torch.Tensor, attend: Attend, logits_indices: torch.Tensor | None) -> torch.Tensor:
+        if self._values is not None:
+            qkv = self._padded(qkv, self._values)
         q_norm = self.q_norm.weight if self.has_qk_norm else None
         k_norm = q_norm if self._shares or q_norm is None else self.k_norm.weight
         if self._norms_values:
@@ -160,7 +168,15 @@ class SelfAttention(Module):
             out = attend(self.layer, qkv, q_norm, k_norm, self.sinks.weight)
         else:
             out = attend(self.layer, qkv, q_norm, k_norm)
+        if self._values is not None:
+            out = out.unflatten(1, (-1, self._head_dim))[..., : self._values.head_dim].flatten(1)
         return out if logits_indices is None else out.index_select(0, logits_indices)
+
+    def _padded(self, qkv: torch.Tensor, values: ValueHeads) -> torch.Tensor:
+        """q, k and v, with the values multiplied by their scale and as many elements in their heads as in the keys'."""
+        v = qkv[:, self._k_end :].unflatten(1, (-1, values.head_dim)) * values.scale
+        padded = functional.pad(v, (0, self._head_dim - values.head_dim))
+        return torch.cat([qkv[:, : self._k_end], padded.flatten(1)], 1)
 
     def output(self, heads: torch.Tensor) -> torch.Tensor:
         """The output projection of heads [T, Hq D]."""

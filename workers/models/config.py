@@ -126,6 +126,13 @@ class LatentSizes(msgspec.Struct, frozen=True, kw_only=True):
     q_latent: int  # of the latent that queries are made of; 0: they are made of the hidden state
 
 
+class ValueHeads(NamedTuple):
+    """Values with fewer elements than keys. Kernels and the cache have them padded with zeros to the keys' size."""
+
+    head_dim: int
+    scale: float = 1.0  # factor of values
+
+
 class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A layer's mixture of experts."""
 
@@ -148,6 +155,7 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     mlp_bias: bool = False
     activation: Activation = "silu"  # of the MLP
     norms_qk: bool = False  # by a norm of the block, if the attention's spec has none
+    values: ValueHeads | None = None  # if their heads have another size than keys'
     keys_are_values: bool = False  # before QK-norm and rotation
     is_parallel: bool = False  # attention and MLP see the same input
     has_mlp_norm: bool = True  # without one, a parallel block norms once for both

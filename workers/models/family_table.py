@@ -1,6 +1,7 @@
 """The families that can be served, by architecture, and the reading of config.json by them.
 
-A family is one file and one line of this table. generation_config.json and tokenizer files are read by
+A family is one file and one line of this table; wrappers.py has the multimodal models around families' text models.
+generation_config.json and tokenizer files are read by
 `quire.enginecore.loading.model_files`.
 """
 
@@ -13,6 +14,7 @@ from typing import Any
 import msgspec
 
 from quire.ipc.quantization import WHILE_LOADING
+from quire.ipc.text_config import nested_text
 from quire.workers.loading.files import CheckpointLayers
 from quire.workers.loading.names import CheckpointNames
 from quire.workers.loading.quantized.config import read_quantization
@@ -33,12 +35,15 @@ from quire.workers.models.families import (
     gemma4,
     glm,
     glm4_moe,
+    glm4_moe_lite,
     gpt_neox,
     gpt_oss,
     gptj,
     granite,
+    hy_v3,
     llama,
     llama4,
+    mimo_v2,
     minimax_m2,
     ministral3,
     mistral,
@@ -55,8 +60,10 @@ from quire.workers.models.families import (
     seed_oss,
     smollm3,
 )
-from quire.workers.models.fields import Json, flag, number, read_dtype, refuse_unknown, size, words
+from quire.workers.models.fields import Json, flag, number, read_dtype, refuse_unknown, size
+from quire.workers.models.refusals import refusal
 from quire.workers.models.stored_head import tied_as_stored
+from quire.workers.models.wrappers import WRAPPED, Wrapper, text_fields, wrapped_names, wrapper_of
 
 log = logging.getLogger("quire.workers")
 
@@ -73,20 +80,20 @@ FAMILIES: dict[str, Family] = {
     "GPTNeoXForCausalLM": gpt_neox.FAMILY,
     "Gemma2ForCausalLM": gemma2.FAMILY,
     "Gemma3ForCausalLM": gemma3.FAMILY,
-    "Gemma3ForConditionalGeneration": gemma3.FAMILY,
     "Gemma4ForCausalLM": gemma4.FAMILY,
-    "Gemma4ForConditionalGeneration": gemma4.FAMILY,
     "Glm4ForCausalLM": glm.GLM4,
     "Glm4MoeForCausalLM": glm4_moe.FAMILY,
+    "Glm4MoeLiteForCausalLM": glm4_moe_lite.FAMILY,
     "GlmForCausalLM": glm.GLM,
     "GptOssForCausalLM": gpt_oss.FAMILY,
     "GraniteForCausalLM": granite.FAMILY,
+    "HYV3ForCausalLM": hy_v3.FAMILY,
     "Llama4ForCausalLM": llama4.FAMILY,
-    "Llama4ForConditionalGeneration": llama4.FAMILY,
     "LlamaForCausalLM": llama.FAMILY,
+    "MiMoV2FlashForCausalLM": mimo_v2.FAMILY,
+    "MiMoV2ForCausalLM": mimo_v2.FAMILY,
     "MiniMaxM2ForCausalLM": minimax_m2.FAMILY,
     "Ministral3ForCausalLM": ministral3.FAMILY,
-    "Mistral3ForConditionalGeneration": ministral3.FAMILY,
     "Mistral4ForCausalLM": mistral4.FAMILY,
     "MistralForCausalLM": mistral.FAMILY,
     "MixtralForCausalLM": mixtral.FAMILY,
@@ -99,24 +106,10 @@ FAMILIES: dict[str, Family] = {
     "Qwen2MoeForCausalLM": qwen2_moe.FAMILY,
     "Qwen3ForCausalLM": qwen3.FAMILY,
     "Qwen3MoeForCausalLM": qwen3_moe.FAMILY,
+    "Qwen3VLMoeTextModel": qwen3_moe.STACKED,
     "SeedOssForCausalLM": seed_oss.FAMILY,
     "SmolLM3ForCausalLM": smollm3.FAMILY,
 }
-
-# By a multimodal model's architecture and its text_config's model_type, if the latter decides.
-BY_TEXT = {("Mistral3ForConditionalGeneration", mistral4.KIND): "Mistral4ForCausalLM"}
-
-# Families with recurrent layers: all or some of their layers keep a state instead of keys and values.
-RECURRENT = words(
-    "MambaForCausalLM Mamba2ForCausalLM FalconMambaForCausalLM RecurrentGemmaForCausalLM RwkvForCausalLM xLSTMForCausalLM",
-    "JambaForCausalLM BambaForCausalLM ZambaForCausalLM Zamba2ForCausalLM NemotronHForCausalLM FalconH1ForCausalLM",
-    "GraniteMoeHybridForCausalLM Qwen3NextForCausalLM Qwen3_5ForCausalLM Qwen3_5MoeForCausalLM KimiLinearForCausalLM",
-    "Qwen3_5ForConditionalGeneration Qwen3_5MoeForConditionalGeneration Lfm2ForCausalLM Lfm2MoeForCausalLM",
-    "MiniMaxForCausalLM MiniMaxText01ForCausalLM OlmoHybridForCausalLM Phi4FlashForCausalLM Plamo2ForCausalLM",
-)
-
-# Families with sparse attention: their layers choose, by a small model of their own, which tokens they see.
-SPARSE = words("DeepseekV32ForCausalLM GlmMoeDsaForCausalLM")
 
 BESIDE = ("quantize_config.json", "quant_config.json")  # AutoGPTQ's, and AutoAWQ's first name
 
@@ -150,8 +143,8 @@ def read_model_config(model_dir: str | Path, overrides: Json | None = None, **op
 
 def _overridden(fields: Json, overrides: Json) -> Json:
     """The fields with `overrides`; an override of null also removes the field from text_config."""
-    found, text = {**fields, **overrides}, fields.get("text_config")
-    if isinstance(text, dict) and "text_config" not in overrides:
+    found, text = {**fields, **overrides}, nested_text(fields)
+    if text is not None and nested_text(overrides) is None:
         found["text_config"] = {name: v for name, v in text.items() if name not in overrides or overrides[name] is not None}
     return found
 
@@ -207,18 +200,20 @@ def _by_impl(fields: Json, quantized: Quantization | None, model_impl: str) -> M
 
     A model that its family refuses is refused: transformers would ignore a field that it does not know.
     """
-    reason = ""
+    reason, architectures = "", _architectures(fields)
+    if architectures and not _is_known(fields) and (why := refusal(fields, architectures[0])):
+        raise ModelConfigError(f"architecture {architectures[0]!s:.80} is not supported: {why}")
     if model_impl != "transformers":
         try:
-            architecture = _architecture(fields)
+            architecture, wrapper = _architecture(fields)
         except ModelConfigError as error:
-            if not _architectures(fields):
+            if not architectures:
                 raise
             if model_impl == "quire":
                 raise ModelConfigError(f"--model-impl quire: {error}; auto tries transformers' own model") from None
             reason = str(error)
         else:
-            return _of_family(fields, architecture, quantized)
+            return _of_family(fields, architecture, wrapper, quantized)
     first = f"{reason}. transformers' own model cannot be run either" if reason else "--model-impl transformers"
     try:
         from quire.workers.models.transformers.read import read_transformers_config  # imports transformers: seconds
@@ -230,20 +225,22 @@ def _by_impl(fields: Json, quantized: Quantization | None, model_impl: str) -> M
         raise ModelConfigError(f"{first}: {error}") from None
 
 
-def _of_family(fields: Json, architecture: str, quantized: Quantization | None) -> ModelConfig:
-    family, given = FAMILIES[architecture], fields
-    fields = family.plain_fields(fields)
+def _of_family(fields: Json, architecture: str, wrapper: Wrapper | None, quantized: Quantization | None) -> ModelConfig:
+    family = FAMILIES[architecture]
+    names = family.names
+    if wrapper is not None:
+        fields, names = text_fields(fields, wrapper, family.fields), wrapped_names(names, wrapper)
+    given, fields = fields, family.plain_fields(fields)
     if quantized is not None:
-        quantized = _by_all_names(quantized, family.names)
-    text = given.get("text_config")
-    refuse_unknown(fields, family.name, family.fields, family.activations, text if isinstance(text, dict) else given)
+        quantized = _by_all_names(quantized, names)
+    refuse_unknown(fields, family.name, family.fields, family.activations, given)
     return ModelConfig(
         architecture=architecture,
         vocab_size=size(fields, "vocab_size"),
         hidden_size=size(fields, "hidden_size"),
         layers=family.read_layers(fields),
         model=family.read_model(fields),
-        names=family.names._replace(ignored=(*family.names.ignored, *family.ignored(fields))),
+        names=names._replace(ignored=(*names.ignored, *family.ignored(fields))),
         tie_word_embeddings=flag(fields, "tie_word_embeddings"),
         max_position_embeddings=size(fields, "max_position_embeddings"),
         initializer_range=number(fields, "initializer_range", 0.02),
@@ -263,8 +260,8 @@ def _by_all_names(quantized: Quantization, names: CheckpointNames) -> Quantizati
 
 def quantization_config_of(fields: Json) -> object:
     """The quantization config, also under compressed-tensors' old name compression_config, and in a multimodal text_config."""
-    text = fields.get("text_config")
-    places = (fields, text) if isinstance(text, dict) else (fields,)
+    text = nested_text(fields)
+    places = (fields,) if text is None else (fields, text)
     found = (place.get(name) for place in places for name in ("quantization_config", "compression_config"))
     return next((config for config in found if config is not None), None)
 
@@ -296,16 +293,19 @@ def _architectures(fields: Json) -> list[object]:
     return names if isinstance(names, list) else []
 
 
-def _architecture(fields: Json) -> str:
+def _is_known(fields: Json) -> bool:
+    """Whether an architecture is in one of our tables."""
+    return any(name in FAMILIES or name in WRAPPED for name in _architectures(fields) if isinstance(name, str))
+
+
+def _architecture(fields: Json) -> tuple[str, Wrapper | None]:
+    """The key of FAMILIES for the text model, and the wrapper around it, if there is one."""
     names = _architectures(fields)
     if not names:
         raise ModelConfigError('config.json lacks "architectures", which names the model class')
     for name in names:
+        if isinstance(name, str) and (wrapper := wrapper_of(fields, name)) is not None:
+            return wrapper.text, wrapper
         if isinstance(name, str) and name in FAMILIES:
-            text = fields.get("text_config")
-            return BY_TEXT.get((name, str(text.get("model_type"))), name) if isinstance(text, dict) else name
-    if isinstance(names[0], str) and names[0] in RECURRENT:
-        raise ModelConfigError(f"architecture {names[0]} is not supported: it has recurrent layers, which are not served")
-    if isinstance(names[0], str) and names[0] in SPARSE:
-        raise ModelConfigError(f"architecture {names[0]} is not supported: its attention is sparse, which is not served")
+            return name, None
     raise ModelConfigError(f"architecture {names[0]!s:.80} is not supported: no family of Quire's own has it (docs/models.md)")

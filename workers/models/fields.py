@@ -25,7 +25,7 @@ IRRELEVANT = words(
     # provenance and bookkeeping
     "_name_or_path name_or_path model_type transformers_version _commit_hash auto_map finetuning_task task_specific_params",
     "problem_type id2label label2id num_labels custom_pipelines unsloth_version unsloth_fixed is_llama_config",
-    "transformers.js_config",
+    "transformers.js_config is_composition",
     # training only
     "attention_dropout hidden_dropout resid_pdrop embd_pdrop attn_pdrop dropout gradient_checkpointing pruned_heads",
     "pretraining_tp router_aux_loss_coef router_jitter_noise output_router_logits loss_type neftune_noise_alpha",

@@ -95,7 +95,8 @@ class MoE(Module):
 class MoEBlock(Module):
     """x += attention(norm(x)); x += mlp(norm(x)). The MLP is a mixture of experts if the layer's spec has them.
 
-    o_bias: attention's output projection has a bias if q, k and v have one. correction, shared, shared_gate: see MoE.
+    o_bias: attention's output projection has a bias if q, k and v have one. correction, shared, shared_gate, names: see
+    MoE.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class MoEBlock(Module):
         correction: str | None = None,
         shared: str | None = None,
         shared_gate: str | None = None,
+        names: Names = Names(),  # noqa: B008 - immutable
     ):
         super().__init__()
         hidden_size, norm = config.hidden_size, (config.model.norm, config.hidden_size, place.dtype, place.device)
@@ -119,7 +121,9 @@ class MoEBlock(Module):
         self.mlp = (
             GatedMLP(hidden_size, spec.intermediate_size, place)
             if spec.experts is None
-            else MoE(spec.experts, hidden_size, place, correction=correction, shared=shared, shared_gate=shared_gate)
+            else MoE(
+                spec.experts, hidden_size, place, names=names, correction=correction, shared=shared, shared_gate=shared_gate
+            )
         )
 
     def forward(

@@ -20,6 +20,8 @@ GROUP_FIELDS = frozenset({
     "moe_intermediate_size", "n_shared_experts", "first_k_dense_replace", "n_group", "topk_group", "norm_topk_prob",
     "routed_scaling_factor",
 })  # fmt: skip
+# Read by families that list the layers with experts.
+TYPE_FIELDS = frozenset({"mlp_layer_types", "first_k_dense_replace"})
 MTP_FIELDS = frozenset({"num_nextn_predict_layers", "num_mtp_layers"})
 
 
@@ -81,6 +83,17 @@ def mtp_layers(fields: Json) -> tuple[str, ...]:
     """Names of the checkpoint's layers after the last, which predict further tokens."""
     first, many = size(fields, "num_hidden_layers"), max(count(fields, name, 0) for name in MTP_FIELDS)
     return tuple(f"model.layers.{i}." for i in range(first, first + many))
+
+
+def sparse_by_type(fields: Json) -> tuple[bool, ...]:
+    """Which layers have experts, by mlp_layer_types; without them, all but the first or the first first_k_dense_replace."""
+    types, num_layers = fields.get("mlp_layer_types"), size(fields, "num_hidden_layers")
+    if types is None:
+        first = count(fields, "first_k_dense_replace", 1)
+        return tuple(i >= first for i in range(num_layers))
+    if not isinstance(types, list) or len(types) != num_layers or any(name not in ("dense", "sparse") for name in types):
+        raise ModelConfigError(f"config.json: mlp_layer_types must list dense or sparse for each of {num_layers} layers")
+    return tuple(name == "sparse" for name in types)
 
 
 def sparse_layers(fields: Json) -> tuple[bool, ...]:

@@ -3,7 +3,7 @@
 Also readers that several families share: activations, and windows that follow a pattern.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from quire.kernels.elementwise.activation_cpu import Activation
@@ -37,18 +37,6 @@ def renamed(fields: Json, names: Mapping[str, str], defaults: Mapping[str, Any])
     """Fields renamed by `names`, with `defaults` of absent ones. A field under the name that fields.py reads has precedence."""
     others = {names[name]: value for name, value in fields.items() if name in names}
     return {**defaults, **others, **{name: value for name, value in fields.items() if name not in names}}
-
-
-def text_config(fields: Json, ignored: Collection[str]) -> Json:
-    """text_config of a multimodal model, together with the fields around it. ignored: fields that concern images only.
-
-    text_config takes precedence; `architectures` is that of the whole model.
-    """
-    text = fields.get("text_config")
-    if not isinstance(text, dict):
-        raise ModelConfigError("config.json lacks text_config, or it is not an object")
-    beside = {name: value for name, value in fields.items() if name not in ignored and name != "text_config"}
-    return {**beside, **text, "architectures": fields.get("architectures")}
 
 
 def windows_but_every(fields: Json, window: int, every: int) -> tuple[int, ...]:

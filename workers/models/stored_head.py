@@ -8,6 +8,7 @@ from pathlib import Path
 
 import safetensors
 
+from quire.ipc.text_config import nested_text
 from quire.workers.loading.files import checkpoint_files
 from quire.workers.loading.weight_loader import WeightsError
 from quire.workers.models.fields import Json
@@ -17,11 +18,11 @@ TIE = "tie_word_embeddings"
 
 def tied_as_stored(fields: Json, model_dir: Path) -> Json:
     """config.json's fields, with text_config's flag set if it was in doubt; unchanged if the folder has no weights."""
-    text = fields.get("text_config")
-    if not isinstance(text, dict) or (fields.get(TIE) is not None and fields.get(TIE) == text.get(TIE)):
+    text = nested_text(fields)
+    if text is None or (fields.get(TIE) is not None and fields.get(TIE) == text.get(TIE)):
         return fields
     stored = _holds_head(model_dir)
-    if stored is None or (stored and fields.get(TIE) is not False):
+    if stored is None or (stored and fields.get(TIE) is not False and TIE in text):
         return fields
     return {**fields, "text_config": {**text, TIE: not stored}}
 

@@ -3,7 +3,7 @@
     {"structures": [{"begin", "schema", "end"}], "triggers": [...]}      the older shape
     {"type": "structural_tag", "format": {"type": ..., ...}}             nested formats, as xgrammar has them
 
-Formats: const_string, json_schema (style "json", "qwen_xml" or "pythonic"), qwen_xml_parameter, regex, grammar, any_text,
+Formats: const_string, json_schema (a style of call_arguments.py, or "json"), qwen_xml_parameter, regex, grammar, any_text,
 sequence, or, optional, star, plus, repeat, tag, triggered_tags, tags_with_separator. Any other type or field is refused with
 its place. any_text and triggered_tags go on to the end of the tag that they are in, or of the output; so, as with xgrammar,
 nothing may follow them in a sequence. Additions to xgrammar's: `excludes_start`, a regex that such a text must not begin with;
@@ -15,7 +15,7 @@ Called by texts.py.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from quire.enginecore.grammar.language.call_arguments import python_arguments, qwen_xml_arguments
+from quire.enginecore.grammar.language.call_arguments import arguments
 from quire.enginecore.grammar.language.ebnf import lark_of
 from quire.enginecore.grammar.language.lark import ANY, SOME, Writer, json_schema, one_of, quoted, regex_body
 from quire.enginecore.grammar.language.tag_formats import (
@@ -128,7 +128,7 @@ class _Formats:
         with_place = _at(inner(path, "json_schema"), field_of(f.json_schema))
         if style == "json":
             return self._w.rule(with_place(json_schema, f.json_schema))
-        return with_place(qwen_xml_arguments if style == "qwen_xml" else python_arguments, f.json_schema, self._w)
+        return with_place(arguments, style, f.json_schema, self._w)
 
     def _tag(self, f: TagFormat, path: str, begin: str) -> str:
         """The body of a tag. begin: what is not written yet of its beginning."""

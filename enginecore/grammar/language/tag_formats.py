@@ -10,7 +10,7 @@ import msgspec
 
 from quire.ipc.structured_outputs import StructuredOutputs
 
-_Style = Literal["json", "qwen_xml", "pythonic"]
+_Style = Literal["json", "qwen_xml", "minimax_xml", "glm_xml", "pythonic", "gemma4", "functiongemma"]
 
 
 class _Base(msgspec.Struct, tag_field="type", forbid_unknown_fields=True):

@@ -69,6 +69,7 @@ async def completions(services: Services, request: Request, response: Response) 
         num_logprobs=body.logprobs,
         prompt_field="prompt",
     )
+    checked.is_for_prompt = body.max_tokens == 0
     _check_fan_out(body, len(prompts), checked.n)
     await add_bad_words(checked, tokenizer)
     name, created, runs = new_id("cmpl", request.headers, body.request_id), int(time.time()), list[PromptRun]()

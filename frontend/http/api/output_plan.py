@@ -74,7 +74,7 @@ class OutputPlan:
         self._opened: bool | None = False
         self._always_reasons = False  # unless the prompt says otherwise
         if self._reasoning is not None:
-            self._opened = opened_by(thinking.prompt, thinking.variables, thinking.continued)
+            self._opened = opened_by(thinking.prompt, thinking.variables, thinking.continued, self._reasoning)
             named = names.reasoning != "auto"
             self._always_reasons = named or not self._reasoning.needs_start or "enable_thinking" in template
 
@@ -102,7 +102,7 @@ class OutputPlan:
 
     @property
     def max_calls(self) -> int | None:
-        return None if self._tools is None or self._tools.parallel else 1
+        return 1 if self._tools is not None and self._tools.parallel is False else None
 
     # --------------------------------------------------------------------------------------------------- for the engine
     def sampling_fields(self, own: StructuredOutputs | None) -> dict[str, Any]:
@@ -138,7 +138,7 @@ class OutputPlan:
             return answer_or_calls(own, self._tools, self._tool_parser)  # as OpenAI does; agents send both
         if self._grammar is None:
             return own
-        if self._grammar.kind == "structural_tag":
+        if self._tools is not None and self._tools.mode == "auto":
             return own  # another format leaves no room for calls
         if is_json:
             return self._grammar  # an answer that must be a call has no content for response_format, as with OpenAI
@@ -148,20 +148,20 @@ class OutputPlan:
 
     def _end_ids(self) -> list[int]:
         assert self._reasoning is not None
-        return self._tokenizer.encode(self._reasoning.end, add_special_tokens=False)
+        return self._tokenizer.encode(self._reasoning.ends[0], add_special_tokens=False)
 
     def _start_ids(self) -> list[int] | None:
         """Token ids that begin reasoning; None if the model reasons from its first token on."""
         assert self._reasoning is not None
         if self._opened is not None or not self._reasoning.needs_start:
             return None
-        return self._tokenizer.encode(self._reasoning.start, add_special_tokens=False)
+        return self._tokenizer.encode(self._reasoning.starts[0], add_special_tokens=False)
 
     @property
     def marker_ids(self) -> frozenset[int]:
         """Special tokens that the parsers must see."""
         texts = [*(self._tool_parser.special if self._tool_parser is not None else ())]
-        texts += (self._reasoning.start, self._reasoning.end) if self._reasoning is not None else ()
+        texts += self._reasoning.tags() if self._reasoning is not None else ()
         ids = {self._tokenizer.backend.token_to_id(text) for text in texts} & self._tokenizer.special_ids
         return frozenset(i for i in ids if i is not None)
 
@@ -179,19 +179,17 @@ class OutputPlan:
     def _new_tool_parser(self) -> ToolParser | None:
         if self._tools is None:
             return None
-        if self._tools.mode == "named":
-            return NamedCall(self._tools.functions[0].name)
-        if self._tools.mode == "required":
-            return RequiredCalls()
-        assert self._tool_parser is not None
-        return self._tool_parser({function.name: function.parameters for function in self._tools.functions})
+        if self._tool_parser is not None:
+            schemas = {function.name: function.parameters for function in self._tools.functions}
+            return self._tool_parser(schemas, is_forced=self._tools.mode != "auto")
+        return NamedCall(self._tools.functions[0].name) if self._tools.mode == "named" else RequiredCalls()
 
     @property
     def reasoning_end_id(self) -> int | None:
         """The token that ends reasoning; None if the output has no reasoning, or several tokens end it."""
         if self._reasoning is None or not self.may_think:
             return None
-        return self._tokenizer.backend.token_to_id(self._reasoning.end)
+        return self._tokenizer.backend.token_to_id(self._reasoning.ends[0])
 
 
 # ------------------------------------------------------------------------------------------------------------- chats
@@ -211,8 +209,8 @@ def take_tools(body: ChatRequest) -> ToolUse | None:
     for i, tool in enumerate(tools):
         if tool.get("type", "function") != "function":
             raise invalid(f"tools[{i}].type must be 'function'", f"tools[{i}].type")
-    use = ToolUse("auto", functions_of([(f"tools[{i}].function", tool.get("function")) for i, tool in enumerate(tools)]),
-                  body.parallel_tool_calls is not False)  # fmt: skip
+    functions = functions_of([(f"tools[{i}].function", tool.get("function")) for i, tool in enumerate(tools)])
+    use = ToolUse("auto", functions, body.parallel_tool_calls)
     if isinstance(choice, dict):
         use = _chosen_by_object(use, choice)
     elif choice not in (None, "none", "auto", "required"):

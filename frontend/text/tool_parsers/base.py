@@ -19,7 +19,8 @@ def new_call_id() -> str:
 
 
 class ToolParser:
-    """tools: name -> JSON Schema of its parameters, for formats in which values have no type.
+    """tools: name -> JSON Schema of its parameters, for formats in which values have no type. is_forced: the output must be
+    calls, so the beginning of a call that was cut off is no content.
 
     starts: markers with which a call begins, anywhere in a text. special: markers that may be special tokens; these have to be
     kept in the text.
@@ -29,9 +30,14 @@ class ToolParser:
     special: ClassVar[tuple[str, ...]] = ()
     new_id: Callable[[], str] = staticmethod(new_call_id)
 
-    def __init__(self, tools: Mapping[str, Parameters] | None = None, new_id: Callable[[], str] | None = None) -> None:
+    def __init__(
+        self,
+        tools: Mapping[str, Parameters] | None = None,
+        new_id: Callable[[], str] | None = None,
+        is_forced: bool = False,
+    ) -> None:
         self._tools = tools or {}
-        self._reader = Reader(new_id or self.new_id)
+        self._reader = Reader(new_id or self.new_id, is_forced)
         self._running = self._run()
         self._started = self._done = False
 

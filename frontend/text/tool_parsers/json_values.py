@@ -139,9 +139,10 @@ def json_string(reader: Reader) -> Waits[None]:
 
 @dataclass(frozen=True)
 class CallShape:
-    """How a format writes a call. others: further keys that it may have; None for any. needs_arguments: an object without
-    arguments is not a call, in a format without other marks of a call."""
+    """How a format writes a call. name: the key of the function's name. others: further keys that it may have; None for any.
+    needs_arguments: an object without arguments is not a call, in a format without other marks of a call."""
 
+    name: str = "name"
     arguments: tuple[str, ...] = ("arguments", "parameters")
     others: frozenset[str] | None = None
     needs_arguments: bool = False
@@ -162,7 +163,7 @@ def json_call(reader: Reader, shape: CallShape = ANY_CALL) -> Waits[None]:
         yield from reader.skip_space()
         yield from reader.expect(":")
         yield from reader.skip_space()
-        if key == "name" and not name:
+        if key == shape.name and not name:
             name = yield from _short_string(reader)
             if not name:
                 raise Malformed
@@ -214,14 +215,14 @@ def _short_string(reader: Reader) -> Waits[str]:
     return value if len(value) <= MAX_NAME and not any("\ud800" <= c <= "\udfff" for c in value) else ""
 
 
-def json_calls(reader: Reader) -> Waits[None]:
+def json_calls(reader: Reader, shape: CallShape = ANY_CALL) -> Waits[None]:
     """Take a list of calls, or one call."""
     if (yield from reader.skip_space()) != "[":
-        yield from json_call(reader)
+        yield from json_call(reader, shape)
         return
     reader.take()
     while True:
-        yield from json_call(reader)
+        yield from json_call(reader, shape)
         if (yield from reader.skip_space()) != ",":
             break
         reader.take()

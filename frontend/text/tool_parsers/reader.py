@@ -48,14 +48,15 @@ class Markers:
 
 
 class Reader:
-    """new_id: makes the id of a new call."""
+    """new_id: makes the id of a new call. is_forced: text that the output's end has cut off is markup, not content."""
 
-    def __init__(self, new_id: Callable[[], str]) -> None:
+    def __init__(self, new_id: Callable[[], str], is_forced: bool = False) -> None:
         self.text = ""
         self.at = 0  # [0, at) is taken   [at, end) is not read yet
         self.ended = False
         self.num_calls = 0
         self._new_id = new_id
+        self._is_forced = is_forced
         self._events: list[Event] = []
         self._held: list[str] = []  # taken text of unknown kind
         self._blank: list[str] = []  # white space with no text before it since the last call
@@ -204,10 +205,13 @@ class Reader:
         """Pass the text before the next marker on as content. Returns the marker, which is not taken; None at the end."""
         while True:
             at, found = markers.find(self.text, self.at)
-            if found is None and self.ended:
+            if found is None and self.ended and not self._is_forced:
                 at = len(self.text)
             self._content(self.text[self.at : at])
             self.at = at
+            if self.ended and found is None:
+                self.take(len(self.text) - at)
+                self.settle()
             if found is not None or self.ended:
                 return found
             yield
@@ -269,7 +273,7 @@ class Reader:
     def give_back(self) -> None:
         """Make the held text content: it is not a call. At the end of the text, it is the rest of a call that was begun."""
         self.end_arguments()
-        if self._in_call and self.ended and self.at >= len(self.text):
+        if (self._in_call or self._is_forced) and self.ended and self.at >= len(self.text):
             self.settle()
         elif self._held:
             self._content("".join(self._held))

@@ -224,7 +224,7 @@ def test_where_a_schema_is_wrong_is_said_by_a_pointer(vocabulary, schema, beginn
     assert judge(wanted("json", schema), vocabulary).error.startswith(beginning)
 
 
-@pytest.mark.parametrize("style", ["json", "qwen_xml", "pythonic"])
+@pytest.mark.parametrize("style", ["json", "qwen_xml", "minimax_xml", "glm_xml", "pythonic"])
 @pytest.mark.parametrize(
     ("schema", "pointer"),
     [

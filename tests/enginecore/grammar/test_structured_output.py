@@ -182,6 +182,15 @@ def test_rows_with_and_without_grammars_do_not_touch_each_other(engine):
     assert together == [*alone, *solo, *alone, *solo]
 
 
+REQUESTS = [(f"Who is number {i}, and why?", params(temperature=1.0, seed=i, max_tokens=70)) for i in range(5)]
+
+
+@pytest.fixture(scope="module")
+def alone(engine) -> list[list[int]]:
+    """The tokens of each of REQUESTS by itself."""
+    return [one(engine.run(*request)).ids for request in REQUESTS]
+
+
 @pytest.mark.parametrize(
     "sizes",
     [
@@ -192,12 +201,10 @@ def test_rows_with_and_without_grammars_do_not_touch_each_other(engine):
     ],
     ids=lambda sizes: next(iter(sizes)),
 )
-def test_scheduling_does_not_change_what_comes_out(engine, sizes):
-    requests = [(f"Who is number {i}, and why?", params(temperature=1.0, seed=i, max_tokens=70)) for i in range(5)]
-    expected = [one(engine.run(*request)).ids for request in requests]
+def test_scheduling_does_not_change_what_comes_out(alone, sizes):
     other = CoreWithModel(**sizes)
     try:
-        assert [one(result).ids for result in other.run_all(requests)] == expected
+        assert [one(result).ids for result in other.run_all(REQUESTS)] == alone
         assert "look_ahead" not in sizes or other.core.scheduler.counters.preemptions
     finally:
         other.close()

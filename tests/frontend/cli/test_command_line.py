@@ -24,6 +24,8 @@ from quire.frontend.text.reasoning_parsers.choice import REASONING_PARSERS
 from quire.frontend.text.tool_parsers.choice import TOOL_PARSERS
 from quire.ipc.process.command import as_started
 
+REFUSED = set(parser_arguments.REFUSED)
+
 
 def test_wrong_starts_say_why(tmp_path):
     with bind("127.0.0.1", 0)[0] as taken:
@@ -115,6 +117,19 @@ def test_what_ends_a_server_is_said_under_its_commands_name(command, monkeypatch
     assert capsys.readouterr().err == f"quire {command}: no engine at any of them\n"
 
 
+def test_parsers_of_models_that_do_not_run_are_refused_with_the_reason(capsys):
+    """vLLM 0.2x's names of parsers that are missing here are all of such models."""
+    tools = "deepseek_v32 deepseek_v4 internlm jamba kimi_k3 lfm2 minimax minimax_m3 minicpm5 step3 step3p5 inkling solar_open2"
+    reasoning = "deepseek_v4 kimi_k3 minimax_m3 nemotron_v3 nano_v3 step3 step3p5 inkling solar_open2"
+    for flag, names in (("--tool-call-parser", tools), ("--reasoning-parser", reasoning)):
+        for name in names.split():
+            with pytest.raises(SystemExit):
+                cli.main(["serve", flag, name])
+            err = capsys.readouterr().err
+            assert (f"{name}: this parser is for " in err and " served here" in err) or "never loaded here" in err, err
+    assert not REFUSED & (set(TOOL_PARSERS) | set(REASONING_PARSERS))
+
+
 def test_the_flags_know_every_parser():
     assert serve_flags.ROUTERS == POLICIES
     assert tuple(sorted(TOOL_PARSERS)) == parser_arguments.TOOL_CALL_PARSERS
@@ -200,3 +215,12 @@ def test_the_ready_message_can_be_pasted(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert "http://127.0.0.1:80" in lines[0] and "http://[::1]:80" in lines[3] and "YOUR_KEY" in lines[4]
     assert json.loads(shlex.split(lines[1])[-1])["model"] == "it's"
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"), [("run", "quire chat MODEL"), ("pull", "quire serve MODEL"), ("list", "quire models")]
+)
+def test_commands_of_other_programs_are_answered_with_ours(word, meant, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main([word, "some/model"])
+    assert ended.value.code == 2 and f"there is no command {word!r}; did you mean {meant}" in capsys.readouterr().err

@@ -1,6 +1,8 @@
 """`quire estimate`: against what engines measured on an H100, and against a CPU engine's own arithmetic."""
 
+import argparse
 import json
+import os
 import shutil
 
 import pytest
@@ -12,7 +14,7 @@ from tiny_models import MODELS, tiny_model
 from quire.enginecore import daemon
 from quire.enginecore.loading.model_files import model_summary
 from quire.frontend.cli import main as cli
-from quire.frontend.cli.estimate import GPUS, estimate, gpu_bytes, text_of
+from quire.frontend.cli.estimate import GPUS, estimate, gpu_bytes, machine_of, text_of
 from quire.frontend.cli.estimate_model import BY_HAND, on_rank, read_model, sizes_of
 from quire.frontend.cli.estimate_sizes import EstimateError
 from quire.frontend.cli.estimate_stage import share_of
@@ -206,7 +208,7 @@ def test_the_command(tmp_path, capsys):
         assert said in capsys.readouterr().err
     assert cli.main(["estimate", folder, "--gpu", "L4"]) == 0
     assert "not one of 131,072 fits" in capsys.readouterr().out
-    assert cli.main(["estimate"]) == 0  # the bundled model, as elsewhere
+    assert cli.main(["estimate", "--gpu", "H100"]) == 0  # the bundled model, as elsewhere
     assert "All 1,024 requests of --max-num-seqs fit at once, with 2,048 tokens each" in capsys.readouterr().out
     (tmp_path / "model.safetensors").write_bytes(b"\xff" * 64)
     assert cli.main(["estimate", folder]) == 1
@@ -373,3 +375,20 @@ def test_a_layer_that_is_left_out_counts_on_its_own_stage():
 
     grows = [of(str(i)) > of() for i in range(4)]
     assert grows in ([True, True, False, False], [False, False, True, True])
+
+
+@pytest.mark.parametrize(
+    ("answer", "name", "memory"),
+    [("NVIDIA H200, 143771\nNVIDIA H200, 143771\n", "NVIDIA H200", 143771 << 20), ("", "", 0), ("no devices\n", "", 0)],
+)
+def test_without_a_flag_it_is_for_the_gpu_that_is_here_or_the_cpu(answer, name, memory, tmp_path, monkeypatch):
+    command = tmp_path / "nvidia-smi"
+    command.write_text(f"#!/bin/sh\nprintf '{answer}'\n")
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    asked = argparse.Namespace(device="auto", gpu=None, gpu_memory=None)
+    assert machine_of(asked) == (name, memory)
+    asked.gpu = "RTX 4060"
+    assert machine_of(asked) == ("RTX 4060", int(GPUS["RTX-4060"] * GIB))
+    asked.device = "cpu"
+    assert machine_of(asked) == ("", 0)

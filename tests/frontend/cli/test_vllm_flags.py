@@ -9,7 +9,7 @@ from launch_lines import parsed, serve_parser
 
 from quire.frontend.cli import main as cli
 from quire.frontend.cli.serve_command import _take_profiler_config
-from quire.frontend.cli.vllm_compat import UnsupportedFlag, is_fine, nearest, take_out
+from quire.frontend.cli.vllm_compat import UnsupportedFlag, is_fine, nearest, take_out, unread_variables
 from quire.frontend.cli.vllm_flags import ANY, BY_FLAG, ROWS, WORKING, verdicts
 from quire.frontend.client.engine_args import EngineArgs
 
@@ -285,3 +285,14 @@ def test_an_option_in_python_is_taken_where_its_flag_is(name, value):
             assert "not supported" in str(error)
             taken.append(False)
     assert taken == [value not in ("mistral", "pooling")] * 2
+
+
+def test_variables_of_vllms_that_have_no_effect_are_named():
+    environment = {"VLLM_USE_V1": "1", "VLLM_API_KEY": "k", "VLLM_ATTENTION_BACKEND": "x", "HOME": "/"}
+    assert unread_variables(environment) == "VLLM_ATTENTION_BACKEND, VLLM_USE_V1"
+    assert unread_variables({"VLLM_API_KEY": "k"}) == ""
+
+
+@pytest.mark.parametrize("name", ["bitsandbytes", "fastsafetensors", "runai_streamer", "safetensors", "hf", "auto"])
+def test_load_formats_of_vllms_read_the_checkpoint(name):
+    assert parsed("--load-format", name).load_format == "auto"

@@ -153,6 +153,24 @@ def test_echo_without_output_scores_a_prompt():
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(
+    ("count", "body", "status"),
+    [
+        (200, {"max_tokens": 0, "echo": True, "logprobs": 1}, 200),
+        (200, {"max_tokens": 0, "echo": True, "stream": True}, 200),
+        (201, {"max_tokens": 0, "echo": True}, 400),
+        (200, {"max_tokens": 1, "echo": True}, 400),
+        (200, {"max_tokens": 1}, 400),
+    ],
+)
+def test_echo_without_output_takes_a_prompt_as_long_as_the_context(count, body, status):
+    async def main():
+        api = http.Api()
+        assert (await api.ask("POST", COMPLETIONS, {"prompt": [1] * count, **body})).status == status
+
+    asyncio.run(main())
+
+
 def test_prompt_logprobs_in_vllm_shape():
     async def main():
         for path, body, pick in [

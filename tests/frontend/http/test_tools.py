@@ -5,71 +5,18 @@ import json
 
 import fake_client as http
 import pytest
+from chat_tools import CLOCK, HERMES, NAMED, ONE, TOOLS, TWO, WEATHER, api_of, both, check_calls, params_of
 from fake_client import CHAT, HELLO
-from openai.lib.streaming.chat import ChatCompletionStreamState
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from tool_cases import FORMATS
 
 from quire.frontend.client.outputs import Delta
 from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.api.output_plan import ParserNames
 
-HERMES = http.TEMPLATE + "{# <tool_call></tool_call> #}"
 QWEN3 = (
     HERMES
     + "{# <think></think> #}{% if enable_thinking is false %}<think></think>{% endif %}{% if opens %}<think>\n{% endif %}"
 )
-WEATHER = {
-    "type": "function",
-    "function": {
-        "name": "weather",
-        "description": "The weather.",
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"$ref": "#/$defs/City"}},
-            "required": ["city"],
-            "$defs": {"City": {"type": "string"}},
-        },
-    },
-}
-CLOCK = {"type": "function", "function": {"name": "clock"}}
-TOOLS = {**HELLO, "tools": [WEATHER, CLOCK]}
-ONE = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bonn ✓"}}\n</tool_call>'
-TWO = f'{ONE}\n<tool_call>\n{{"name": "clock", "arguments": {{}}}}\n</tool_call>'
-
-
-def api_of(template=HERMES, output=ONE, special=(), **options):
-    client = http.FakeClient(template=template, special=special)
-    client.OUTPUT = output
-    return http.Api(client, **options)
-
-
-def accumulated(events):
-    """The completion that OpenAI's client makes of a stream's chunks."""
-    state = ChatCompletionStreamState()
-    for event in events:
-        if event != "[DONE]":
-            state.handle_chunk(ChatCompletionChunk.model_validate(event))
-    return state.get_final_completion()
-
-
-def calls_of(message):
-    return [(call.function.name, json.loads(call.function.arguments)) for call in message.tool_calls or []]
-
-
-async def both(api, body):
-    """The first choice of an answer in one piece and of a stream, which must be alike."""
-    status, answer = await api.json("POST", CHAT, body)
-    assert status == 200, answer
-    whole = ChatCompletion.model_validate(answer)
-    events = await api.events(CHAT, body)
-    streamed = accumulated(events)
-    for a, b in zip(whole.choices, streamed.choices, strict=True):
-        assert a.finish_reason == b.finish_reason
-        assert (a.message.content or None) == (b.message.content or None)
-        assert calls_of(a.message) == calls_of(b.message)
-        assert getattr(a.message, "reasoning", None) == getattr(b.message, "reasoning", None)
-    return answer["choices"][0], events
 
 
 @pytest.mark.parametrize(
@@ -82,24 +29,15 @@ async def both(api, body):
         (ONE, {"tool_choice": "none"}, ONE, [], "stop"),
         ("It is noon.", {"tool_choice": "auto"}, "It is noon.", [], "stop"),
         ("<tool_call>oops</tool_call>", {}, "<tool_call>oops</tool_call>", [], "stop"),
-        ('{"city": "X"}', {"tool_choice": {"type": "function", "function": {"name": "weather"}}}, None,
-         [("weather", {"city": "X"})], "tool_calls"),
-        ('[{"name": "clock", "parameters": {}}, {"name": "weather", "parameters": {"city": "X"}}]', {"tool_choice": "required"},
-         None, [("clock", {}), ("weather", {"city": "X"})], "tool_calls"),
+        (ONE, {"tool_choice": NAMED}, None, [("weather", {"city": "Bonn ✓"})], "tool_calls"),
+        (TWO, {"tool_choice": "required"}, None, [("weather", {"city": "Bonn ✓"}), ("clock", {})], "tool_calls"),
+        (ONE + '\n<tool_call>\n{"nam', {"tool_choice": "required"}, None, [("weather", {"city": "Bonn ✓"})], "tool_calls"),
+        ('<tool_call>\n{"name": "weather"', {"tool_choice": NAMED}, None, [], "stop"),  # cut off: nothing to show
+        ("<tool_c", {"tool_choice": "required"}, None, [], "stop"),
     ],
 )  # fmt: skip
 def test_calls(output, extra, content, calls, reason):
-    async def main():
-        choice, events = await both(api_of(output=output), {**TOOLS, **extra, "n": 2})
-        message = choice["message"]
-        assert message["content"] == content and choice["finish_reason"] == reason
-        assert [(c["function"]["name"], json.loads(c["function"]["arguments"])) for c in message["tool_calls"]] == calls
-        assert all(c["type"] == "function" and c["id"] for c in message["tool_calls"])
-        begun = [c for e in events[:-1] for c in (e["choices"][0]["delta"].get("tool_calls") or []) if "id" in c]
-        assert len(begun) == 2 * len(calls) == 2 * len({c["index"] for c in begun})  # of two choices
-        assert len({c["id"] for c in begun}) == len(begun)
-
-    asyncio.run(main())
+    asyncio.run(check_calls(api_of(output=output), extra, content, calls, reason))
 
 
 def test_arguments_stream_as_they_come():
@@ -109,67 +47,6 @@ def test_arguments_stream_as_they_come():
         assert pieces[0] == {"name": "weather", "arguments": ""} and len(pieces) > 10
         assert "".join(p["arguments"] for p in pieces) == '{"city": "Bonn ✓"}'
         assert events[0]["choices"][0]["delta"] == {"role": "assistant", "content": None}
-
-    asyncio.run(main())
-
-
-def params_of(api):
-    return api.client.streams[-1].params
-
-
-def test_required_and_named_become_a_schema():
-    async def main():
-        api = api_of(output="[]")
-        await api.json("POST", CHAT, {**TOOLS, "tool_choice": "required", "parallel_tool_calls": False})
-        grammar = params_of(api).structured_outputs
-        schema = json.loads(grammar.text)
-        assert grammar.kind == "json" and schema["minItems"] == schema["maxItems"] == 1
-        assert [call["properties"]["name"] for call in schema["items"]["anyOf"]] == [{"const": "weather"}, {"const": "clock"}]
-        assert schema["$defs"]["tool0"]["properties"]["city"] == {"$ref": "#/$defs/tool0/$defs/City"}
-        closed = {"type": "object", "properties": {}, "additionalProperties": False}
-        assert schema["$defs"]["tool1"] == {"$comment": "tools[1].function.parameters", **closed}
-        assert grammar.field == "tools"
-        await api.json("POST", CHAT, {**TOOLS, "tool_choice": {"type": "function", "function": {"name": "weather"}}})
-        assert without_options(params_of(api).structured_outputs) == WEATHER["function"]["parameters"]
-        assert params_of(api).structured_outputs.field == "tools[0].function.parameters"
-        await api.json("POST", CHAT, TOOLS)
-        assert params_of(api).structured_outputs is None
-        await api.json("POST", CHAT, {**TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": {
-            "mode": "required", "tools": [{"type": "function", "function": {"name": "clock"}}]}}})  # fmt: skip
-        assert "weather" not in params_of(api).structured_outputs.text
-
-    asyncio.run(main())
-
-
-def without_options(grammar):
-    return {key: value for key, value in json.loads(grammar.text).items() if key != "x-guidance"}
-
-
-def test_what_cannot_be_followed_is_passed_over_unless_a_function_is_strict():
-    """Then as with other servers: the call is made, and its arguments follow the rest of the schema."""
-
-    async def main():
-        api = api_of(output="{}")
-        strict = {"type": "function", "function": {**CLOCK["function"], "strict": True}}
-        for choice in ("required", {"type": "function", "function": {"name": "clock"}}):
-            for tool, options in ((CLOCK, {"lenient": True, "coerce_one_of": True}), (strict, None)):
-                await api.json("POST", CHAT, {**TOOLS, "tools": [WEATHER, tool], "tool_choice": choice})
-                assert json.loads(params_of(api).structured_outputs.text).get("x-guidance") == options
-
-    asyncio.run(main())
-
-
-def test_a_call_that_must_be_made_goes_before_response_format():
-    """instructor sends both; there will be no content that a format could be of. Other grammars are a contradiction."""
-
-    async def main():
-        api, named = api_of(output="{}"), {"type": "function", "function": {"name": "weather"}}
-        person = {"type": "json_schema", "json_schema": {"name": "p", "schema": {"type": "object"}}}
-        for fields in ({"response_format": person}, {"response_format": {"type": "json_object"}}):
-            await api.json("POST", CHAT, {**TOOLS, "tool_choice": named, **fields})
-            assert without_options(params_of(api).structured_outputs) == WEATHER["function"]["parameters"]
-        status, answer = await api.json("POST", CHAT, {**TOOLS, "tool_choice": named, "structured_outputs": {"regex": "a"}})
-        assert status == 400 and answer["error"]["param"] == "tool_choice"
 
     asyncio.run(main())
 

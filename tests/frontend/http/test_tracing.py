@@ -227,7 +227,7 @@ def test_what_cannot_work_is_said_at_the_start(monkeypatch):
             check_endpoint(endpoint)
     check_endpoint(None)
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
-    with pytest.raises(TracingError, match=r"pip install 'quire\[otlp\]'"):
+    with pytest.raises(TracingError, match=r"pip install '\.\[otlp\]'"):
         check_endpoint("http://localhost:4318")
 
 

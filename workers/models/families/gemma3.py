@@ -1,11 +1,9 @@
 """Gemma 3: Gemma 2's block with QK-norm (by 1 + w), five layers with a sliding window for each with full attention, and a
-rotary table for each of the two kinds; rotary scaling applies to full attention only. The text model of the multimodal model is
-served, too: its config is nested, absent fields have Gemma3TextConfig's defaults, and tensors for images are ignored.
+rotary table for each of the two kinds; rotary scaling applies to full attention only.
 """
 
 import msgspec
 
-from quire.workers.loading.names import CheckpointNames
 from quire.workers.models.config import LayerSpec, ModelConfigError, RopeConfig
 from quire.workers.models.decoder import Family
 from quire.workers.models.families.gemma2 import FIELDS as GEMMA_FIELDS
@@ -17,31 +15,14 @@ from quire.workers.models.fields import (
     size,
     sliding_window,
     with_windows,
-    words,
 )
-from quire.workers.models.spellings import ACTIVATIONS, text_config, windows_but_every
+from quire.workers.models.spellings import ACTIVATIONS, windows_but_every
 
 # transformers' model ignores attn_logit_softcapping and _sliding_window_pattern, the multimodal one also
 # final_logit_softcapping
 FIELDS = GEMMA_FIELDS | {"rope_local_base_freq", "sliding_window_pattern", "_sliding_window_pattern"}
 TYPES = frozenset({"full_attention", "sliding_attention"})
 OF_ALL_TYPES = frozenset({"rope_parameters", "rope_scaling", "original_max_position_embeddings"})
-DEFAULTS = {
-    "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26, "num_attention_heads": 8,
-    "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131072,
-}  # fmt: skip
-OF_IMAGES = words(
-    "vision_config mm_tokens_per_image boi_token_index eoi_token_index image_token_index boi_token_id eoi_token_id",
-    "image_token_id",
-)
-NAMES = CheckpointNames(
-    prefixes=(
-        ("language_model.model.", "model."),
-        ("model.language_model.", "model."),
-        ("language_model.lm_head.", "lm_head."),
-    ),
-    ignored=("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."),
-)
 
 
 def by_layer_type(fields: Json, head_dim: int, local: Json, theta: float) -> dict[bool, RopeConfig]:
@@ -91,20 +72,12 @@ def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
     return gemma_layers(fields, layers)
 
 
-def text_fields(fields: Json) -> Json:
-    """The text model's fields. A config with text_config is the multimodal model's, in which they are nested."""
-    if "text_config" in fields:
-        fields = {**DEFAULTS, **text_config(fields, OF_IMAGES), "final_logit_softcapping": None}
-    return plain_fields(fields)
-
-
 FAMILY = Family(
     "gemma3",
     FIELDS,
     read_layers,
     GemmaBlock,
     read_model=gemma_model,
-    plain_fields=text_fields,
-    names=NAMES,
+    plain_fields=plain_fields,
     activations=frozenset(ACTIVATIONS),
 )

@@ -6,7 +6,6 @@ their kind that has, and their MLP may be twice as wide. Each layer may have an 
     x += norm(W' (gelu(W x) · input of this layer)),      and x is multiplied with a scalar of the layer at the end,
 
 and experts besides the MLP: norm(norm(mlp(..)) + norm(experts(norm(x)))), with a router that gets x normed by its own scale.
-The text model of the multimodal model is served, too: its config is nested, and tensors for images and audio are ignored.
 """
 
 from collections.abc import Iterator
@@ -28,10 +27,10 @@ from quire.workers.models.families.gemma4_fields import (
     ACTIVATIONS,
     FIELDS,
     NAMES,
+    plain_fields,
     read_layers,
     read_model,
     shared_tensors,
-    text_fields,
 )
 from quire.workers.models.fused import keys_twice, queries_alone, separate
 from quire.workers.shard import Shard, whole
@@ -153,7 +152,7 @@ FAMILY = Family(
     read_layers,
     Gemma4Block,
     read_model=read_model,
-    plain_fields=text_fields,
+    plain_fields=plain_fields,
     names=NAMES,
     activations=frozenset(ACTIVATIONS),
     ignored=shared_tensors,

@@ -1,8 +1,7 @@
 """Gemma 4's config.json: each layer's heads, window and rotation, and the layer that it reads keys and values from.
 
 Called by gemma4.py. The heads of layers with full attention are in `global_head_dim` and `num_global_key_value_heads` or, as
-transformers 5.23 writes them, in `per_layer_config`. Absent fields of a nested text_config have Gemma4TextConfig's defaults.
-Raises ModelConfigError.
+transformers 5.23 writes them, in `per_layer_config`. Absent fields have Gemma4TextConfig's defaults. Raises ModelConfigError.
 """
 
 from typing import Any
@@ -37,7 +36,7 @@ from quire.workers.models.fields import (
 )
 from quire.workers.models.moe_fields import count, read_routing
 from quire.workers.models.per_layer_inputs import CHILDREN, NAME
-from quire.workers.models.spellings import only, text_config
+from quire.workers.models.spellings import only
 
 ACTIVATIONS = spellings.ACTIVATIONS
 FULL, LOCAL = "full_attention", "sliding_attention"
@@ -55,31 +54,13 @@ DEFAULT_ROPE: dict[str, Json] = {
     LOCAL: {"rope_type": "default", "rope_theta": 10000.0},
     FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1000000.0},
 }
-OF_IMAGES = words(
-    "vision_config audio_config boi_token_id eoi_token_id image_token_id video_token_id boa_token_id eoa_token_index",
-    "eoa_token_id audio_token_id vision_soft_tokens_per_image audio_ms_per_token",
-)
-NAMES = CheckpointNames(
-    prefixes=(
-        ("language_model.model.", "model."),
-        ("model.language_model.", "model."),
-        ("language_model.lm_head.", "lm_head."),
-        *((f"model.{child}.", f"model.{NAME}.{child}.") for child in CHILDREN),
-    ),
-    ignored=tuple(
-        f"{prefix}{part}."
-        for prefix in ("", "model.")
-        for part in ("vision_tower", "audio_tower", "embed_vision", "embed_audio")
-    ),
-)
+NAMES = CheckpointNames(prefixes=tuple((f"model.{child}.", f"model.{NAME}.{child}.") for child in CHILDREN))
 ACTS: dict[Activation, SwiGLU] = {"silu": SwiGLU(), "gelu_tanh": SwiGLU(alpha=1.5957691216057308, cubic=0.044715)}  # in experts
 OVERRIDES = frozenset({"head_dim", "num_key_value_heads"})  # of per_layer_config
 
 
-def text_fields(fields: Json) -> Json:
-    """The text model's fields, of either config (text_config: the multimodal one), with defaults and each layer's type."""
-    if "text_config" in fields:
-        fields = text_config(fields, OF_IMAGES)
+def plain_fields(fields: Json) -> Json:
+    """The fields with defaults and each layer's type."""
     found = {**DEFAULTS, **{name: value for name, value in fields.items() if name != "hidden_act"}}
     found["hidden_act"] = found.pop("hidden_activation", None) or "gelu_pytorch_tanh"
     num_layers = size(found, "num_hidden_layers")
@@ -201,5 +182,4 @@ def shared_tensors(fields: Json) -> tuple[str, ...]:
     """Tensors of keys and values that checkpoints may have for layers that do not use them."""
     parts = ("k_proj.", "v_proj.", "k_norm.", "v_norm.")
     layers = [i for i, shares in enumerate(read_shares(fields)) if shares is not None]
-    heads = ("model.layers", "model.language_model.layers", "language_model.model.layers")
-    return tuple(f"{head}.{i}.self_attn.{part}" for head in heads for i in layers for part in parts)
+    return tuple(f"model.layers.{i}.self_attn.{part}" for i in layers for part in parts)

@@ -3,8 +3,7 @@ norm each head of q and k, without weights; the others, every fourth, have full 
 Every n-th layer has experts in place of the MLP, and a shared expert.
 
 The router's sigmoid multiplies an expert's input, not its output. In transformers the norm of q and k comes after the rotation;
-here it comes before, which is equivalent, since a rotation keeps lengths. The text model of the multimodal model is served,
-too: its config is nested, absent fields have Llama4TextConfig's defaults, and tensors for images are ignored.
+here it comes before, which is equivalent, since a rotation keeps lengths. Absent fields have Llama4TextConfig's defaults.
 """
 
 from typing import Any
@@ -16,7 +15,6 @@ from quire.workers.layers.linear import Placement
 from quire.workers.layers.module import Module
 from quire.workers.layers.norm import make_norm
 from quire.workers.layers.stacked_experts import Names
-from quire.workers.loading.names import CheckpointNames
 from quire.workers.models.blocks import Attend, GatedMLP, SelfAttention
 from quire.workers.models.config import (
     AttentionSpec,
@@ -30,7 +28,6 @@ from quire.workers.models.decoder import Family
 from quire.workers.models.fields import Json, flag, number, read_attention, rms_norm_eps, size, words
 from quire.workers.models.moe import MoE
 from quire.workers.models.moe_fields import MOE_FIELDS, read_routing
-from quire.workers.models.spellings import text_config
 
 NAME = "feed_forward"
 FIELDS = MOE_FIELDS | words(
@@ -43,15 +40,6 @@ DEFAULTS: dict[str, Any] = {
     "max_position_embeddings": 131072, "num_experts_per_tok": 1, "num_local_experts": 16, "use_qk_norm": True,
     "attention_chunk_size": 8192, "attn_temperature_tuning": True,
 }  # fmt: skip
-OF_IMAGES = words("vision_config boi_token_index eoi_token_index image_token_index boi_token_id eoi_token_id image_token_id")
-CHECKPOINT = CheckpointNames(
-    prefixes=(
-        ("language_model.model.", "model."),
-        ("model.language_model.", "model."),
-        ("language_model.lm_head.", "lm_head."),
-    ),
-    ignored=("vision_model.", "multi_modal_projector.", "model.vision_model.", "model.multi_modal_projector."),
-)
 KEEPS_LENGTHS = ("default", "linear", "llama3")  # rotations that do
 
 
@@ -77,9 +65,9 @@ class Llama4Block(Module):
         return self.feed_forward(x, residual, self.post_attention_layernorm)
 
 
-def text_fields(fields: Json) -> Json:
-    """The text model's fields with transformers' defaults, of either config (text_config: the multimodal one)."""
-    return {**DEFAULTS, **(text_config(fields, OF_IMAGES) if "text_config" in fields else fields)}
+def plain_fields(fields: Json) -> Json:
+    """The fields with transformers' defaults."""
+    return {**DEFAULTS, **fields}
 
 
 def read_rotates(fields: Json) -> tuple[bool, ...]:
@@ -164,4 +152,4 @@ def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
     )
 
 
-FAMILY = Family("llama4", FIELDS, read_layers, Llama4Block, plain_fields=text_fields, names=CHECKPOINT)
+FAMILY = Family("llama4", FIELDS, read_layers, Llama4Block, plain_fields=plain_fields)

@@ -2,7 +2,7 @@
 with shared ones, from `first_k_dense_replace` on.
 
 Routing is by a softmax, among the groups with the best two experts; weights are normalized and multiplied by
-routed_scaling_factor. It may be the text model of a multimodal model with a nested config; tensors for images are ignored.
+routed_scaling_factor. Published checkpoints have it within a multimodal model (wrappers.py).
 """
 
 from typing import Any
@@ -13,12 +13,10 @@ from quire.kernels.experts.routing_reference import Routing
 from quire.workers.models.config import LayerSpec
 from quire.workers.models.decoder import Family
 from quire.workers.models.families import deepseek
-from quire.workers.models.families.ministral3 import BETA, NAMES, OF_IMAGES, read_temperature
+from quire.workers.models.families.ministral3 import BETA, read_temperature
 from quire.workers.models.fields import Json, flag, number, rope_parameters, size
 from quire.workers.models.moe_fields import GROUP_FIELDS, MOE_FIELDS, MTP_FIELDS, check_only, mtp_layers, read_routing
-from quire.workers.models.spellings import text_config
 
-KIND = "mistral4"  # model_type of a nested text_config
 FIELDS = MOE_FIELDS | GROUP_FIELDS | MTP_FIELDS | deepseek.SIZES | {"attention_bias", "rope_interleave"}
 DEFAULTS: dict[str, Any] = {
     "vocab_size": 131072, "hidden_size": 4096, "intermediate_size": 12288, "moe_intermediate_size": 2048,
@@ -33,10 +31,8 @@ DEFAULT_ROPE: dict[str, Any] = {
 INERT = ("max_position_embeddings",)  # in parameters: repeats the model's own
 
 
-def text_fields(fields: Json) -> Json:
-    """The text model's fields with transformers' defaults, of either config (text_config: the multimodal one)."""
-    if "text_config" in fields:
-        fields = text_config(fields, OF_IMAGES)
+def plain_fields(fields: Json) -> Json:
+    """The fields with transformers' defaults."""
     counted = {} if fields.get("num_local_experts") is None else {"n_routed_experts": fields["num_local_experts"]}
     found = {**DEFAULTS, **counted, **fields}
     where, params = rope_parameters(found)
@@ -75,6 +71,4 @@ def read_softmax_routing(fields: Json) -> Routing:
     )
 
 
-FAMILY = Family(
-    "mistral4", FIELDS, read_layers, deepseek.DeepseekBlock, plain_fields=text_fields, names=NAMES, ignored=mtp_layers
-)
+FAMILY = Family("mistral4", FIELDS, read_layers, deepseek.DeepseekBlock, plain_fields=plain_fields, ignored=mtp_layers)

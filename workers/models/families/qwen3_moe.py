@@ -9,6 +9,7 @@ from functools import partial
 
 import msgspec
 
+from quire.workers.layers.stacked_experts import Names
 from quire.workers.models.config import ExpertsSpec, LayerSpec
 from quire.workers.models.decoder import Family
 from quire.workers.models.fields import (
@@ -46,3 +47,5 @@ FIELDS = MOE_FIELDS | {
 }  # fmt: skip
 BLOCK = partial(MoEBlock, o_bias=True)
 FAMILY = Family("qwen3_moe", FIELDS, read_layers, BLOCK)
+# the text model of Qwen3-VL, whose checkpoints have all experts of a layer in one tensor
+STACKED = Family("qwen3_vl_moe", FIELDS, read_layers, partial(BLOCK, names=Names(are_stacked=True)))

@@ -80,7 +80,8 @@ class CheckedRequest(msgspec.Struct, kw_only=True):
     num_logprobs: alternatives that are returned beside each token; None for no log-probabilities. prompt_field: the body's
     field of the prompt, for errors. cuts_max_tokens: max_tokens beyond the context's room are cut instead of refused.
     no_room: the error text for a prompt that leaves no room for a token; empty if the engine's client refuses such a prompt.
-    extra_args: the body's name of that field. tools: a chat's tools.
+    extra_args: the body's name of that field. is_for_prompt: the one token that is generated is not shown, so the prompt may
+    fill the context. tools: a chat's tools.
     """
 
     sampling: dict[str, Any]
@@ -92,6 +93,7 @@ class CheckedRequest(msgspec.Struct, kw_only=True):
     cuts_max_tokens: bool = False
     no_room: str = NO_ROOM
     extra_args: str = "vllm_xargs"
+    is_for_prompt: bool = False
     tools: ToolUse | None = None
 
 

@@ -16,7 +16,7 @@ def make_params(
     checked: CheckedRequest, num_prompt_tokens: int, max_model_len: int, plan: OutputPlan | None = None
 ) -> SamplingParams:
     """SamplingParams for a prompt of this length. Raises ApiError 400 for a value out of bounds, or beyond the context."""
-    room = output_room(num_prompt_tokens, max_model_len)
+    room = output_room(num_prompt_tokens, max_model_len, checked.max_tokens if checked.is_for_prompt else None)
     if room < 1 and checked.no_room:
         longest = longest_prompt(max_model_len)
         text = checked.no_room.format(num_prompt_tokens=num_prompt_tokens, max_model_len=max_model_len, longest_prompt=longest)

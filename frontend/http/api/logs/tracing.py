@@ -179,7 +179,7 @@ def _exporter(endpoint: str) -> "SpanExporter":
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError:
-        raise TracingError("--otlp-traces-endpoint needs OpenTelemetry: pip install 'quire[otlp]'") from None
+        raise TracingError("--otlp-traces-endpoint needs OpenTelemetry: pip install '.[otlp]' in Quire's folder") from None
     path = url.path if url.path.strip("/") else "/v1/traces"
     return OTLPSpanExporter(url._replace(path=path).geturl(), timeout=EXPORT_TIMEOUT_S)
 

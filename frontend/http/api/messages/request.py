@@ -90,7 +90,8 @@ def _take_tools(chat: ChatRequest, tools: list[Tool], choice: ToolChoice | None)
     chat.tools = [_function(tool, f"tools[{i}]") for i, tool in enumerate(tools)] or None
     if choice is None:
         return
-    chat.parallel_tool_calls = not choice.disable_parallel_tool_use
+    if choice.disable_parallel_tool_use is not None:
+        chat.parallel_tool_calls = not choice.disable_parallel_tool_use
     if choice.type == "tool":
         if choice.name is None:
             raise ApiError(400, "tool_choice.name: this field is required with type 'tool'.", param="tool_choice.name",

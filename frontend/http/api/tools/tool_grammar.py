@@ -1,7 +1,8 @@
-"""Grammars that guarantee valid calls: JSON Schemas for "required" and for a named function, structural tags for strict ones.
+"""Grammars that guarantee valid calls: structural tags in the model's own format, for forced calls and for strict functions.
 
-Output that follows a schema is parsed by tool_parsers/forced.py, output that follows a tag by the parser of the model's format;
-strict_tools.py has the tags.
+If no parser is known for the model, a call that must be made is JSON instead, which tool_parsers/forced.py reads. A model was
+not trained to write it, so such a list holds one call unless the request asks for several. call_tags.py has the tags, which
+the parser of the model's format reads.
 """
 
 from collections.abc import Sequence
@@ -10,7 +11,15 @@ from typing import Any
 import msgspec
 
 from quire.frontend.http.api.errors import invalid
-from quire.frontend.http.api.tools.strict_tools import commented, object_schema, strict_tag, with_a_call
+from quire.frontend.http.api.tools.call_tags import (
+    commented,
+    followed_schema,
+    forced_tag,
+    leniently,
+    object_schema,
+    strict_tag,
+    with_a_call,
+)
 from quire.frontend.http.api.tools.tool_use import Function, ToolUse
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.text.tool_parsers.base import ToolParser
@@ -22,15 +31,17 @@ _MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "d
 
 
 def tool_grammar(use: ToolUse, parser: type[ToolParser] | None) -> StructuredOutputs | None:
-    """The grammar of the output; None if it is free. parser: the model's own format, for "auto". Raises ApiError 400."""
+    """The grammar of the output; None if it is free. parser: the model's own format, if it is known. Raises ApiError 400."""
     try:
+        if use.mode != "auto" and parser is not None:
+            return _grammar("structural_tag", forced_tag(parser, use), "tools")
         if use.mode == "named":
             function = use.functions[0]
-            return _grammar(
-                "json", followed(object_schema(function.parameters), use.functions[:1]), f"{function.place}.parameters"
-            )
+            return _grammar("json", followed_schema(function), f"{function.place}.parameters")
         if use.mode == "required":
-            return _grammar("json", followed(required_schema(use.functions, use.parallel), use.functions), "tools")
+            schema = required_schema(use.functions, use.parallel is True)
+            is_strict = any(function.strict for function in use.functions)
+            return _grammar("json", schema if is_strict else leniently(schema), "tools")
         if parser is not None and any(function.strict for function in use.functions):
             return _grammar("structural_tag", strict_tag(parser, use.functions), "tools")
     except RecursionError:
@@ -57,16 +68,8 @@ def answer_or_calls(answer: StructuredOutputs, use: ToolUse, parser: type[ToolPa
         return answer
 
 
-def followed(schema: dict[str, Any], functions: Sequence[Function]) -> dict[str, Any]:
-    """The schema, which may be followed only in part if no function is strict: then a call matters more than its schema."""
-    if any(function.strict for function in functions):
-        return schema
-    own = schema.get("x-guidance")
-    return {**schema, "x-guidance": {"lenient": True, "coerce_one_of": True, **(own if isinstance(own, dict) else {})}}
-
-
-def required_schema(functions: Sequence[Function], parallel: bool) -> dict[str, Any]:
-    """The schema of a list of calls, `{"name": ..., "parameters": {...}}`, with at least one call."""
+def required_schema(functions: Sequence[Function], several: bool) -> dict[str, Any]:
+    """The schema of a list of calls, `{"name": ..., "parameters": {...}}`, with one call, or with several."""
     calls, definitions = [], {}
     for i, function in enumerate(functions):
         parameters = _moved(object_schema(function.parameters), f"#/$defs/tool{i}")
@@ -76,7 +79,7 @@ def required_schema(functions: Sequence[Function], parallel: bool) -> dict[str, 
             {"type": "object", "properties": properties, "required": ["name", "parameters"], "additionalProperties": False}
         )
     schema = {"type": "array", "minItems": 1, "items": {"anyOf": calls} if len(calls) > 1 else calls[0], "$defs": definitions}
-    return schema if parallel else {**schema, "maxItems": 1}
+    return schema if several else {**schema, "maxItems": 1}
 
 
 def _moved(schema: dict[str, Any], to: str) -> dict[str, Any]:

@@ -32,11 +32,12 @@ class Function:
 
 @dataclass(frozen=True)
 class ToolUse:
-    """mode: "named" has one function, which must be called. parallel: whether one answer may contain several calls."""
+    """mode: "named" has one function, which must be called. parallel: whether one answer may contain several calls; None if the
+    request does not say, which means yes where the model writes calls in its own format."""
 
     mode: Mode
     functions: Sequence[Function]
-    parallel: bool = True
+    parallel: bool | None = None
 
 
 def functions_of(tools: Sequence[tuple[str, Any]]) -> list[Function]:

@@ -150,6 +150,53 @@ CASES = {
         [""],
         ["<parameter=a>b</parameter>"],
     ),
+    "minimax": (
+        {"type": "json_schema", "style": "minimax_xml", "json_schema": PROPERTIES},
+        [
+            '<parameter name="name">Bob</parameter><parameter name="n">100</parameter>',
+            '<parameter name="name">B<o></parameter>\n<parameter name="color">red</parameter>\n'
+            '<parameter name="n">1</parameter>\n',
+        ],
+        ['<parameter name="n">1</parameter>', '<parameter name="name">Bob</parameter><parameter name="n">x</parameter>'],
+    ),
+    "glm": (
+        {"type": "json_schema", "style": "glm_xml", "json_schema": PROPERTIES},
+        [
+            "<arg_key>name</arg_key><arg_value>Bob</arg_value><arg_key>n</arg_key><arg_value>100</arg_value>",
+            "<arg_key>name</arg_key>\n<arg_value>B<o>\n</arg_value>\n<arg_key>n</arg_key>\n<arg_value>1</arg_value>\n",
+        ],
+        ["<arg_key>n</arg_key><arg_value>1</arg_value>", "<arg_key>name</arg_key>"],
+    ),
+    "glm of anything": (
+        {"type": "json_schema", "style": "glm_xml", "json_schema": True},
+        ["", "<arg_key>a</arg_key><arg_value>b</arg_value>"],
+        ["x"],
+    ),
+    "gemma": (
+        {"type": "json_schema", "style": "gemma4", "json_schema": PROPERTIES},
+        ['{n:100,name:<|"|>Bob<|"|>}', '{color:<|"|>red<|"|>,n:1,name:<|"|><|"|>}'],
+        ['{name:<|"|>Bob<|"|>,n:1}', "{n:1}", '{n:1,name:<|"|>Bob<|"|>,x:1}', '{n:1,name:"Bob"}', "", "{}"],
+    ),
+    "gemma of lists and objects": (
+        {
+            "type": "json_schema",
+            "style": "gemma4",
+            "json_schema": {
+                "properties": {
+                    "a": {"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 2},
+                    "o": {"anyOf": [{"type": "object", "properties": {"k": {"enum": ["x", 5, None]}}}, {"type": "null"}]},
+                    "s": {"type": ["string", "boolean"], "maxLength": 2},
+                }
+            },
+        },
+        ["{}", '{a:[1],o:{k:<|"|>x<|"|>},s:true}', '{a:[1,2],o:{k:5},s:<|"|>ab<|"|>}', "{o:null}", "{o:{k:null}}", "{o:{}}"],
+        ["{a:[]}", "{a:[1,2,3]}", '{o:{k:<|"|>y<|"|>}}', '{s:<|"|>abc<|"|>}', "{s:1}", "{o:{x:1}}"],
+    ),
+    "gemma of anything": (
+        {"type": "json_schema", "style": "functiongemma", "json_schema": True},
+        ["{}", "{a:<escape>b<escape>,c:[1,{d:null}]}"],
+        ["x", "{a:b}", "{a}", '{a:<|"|>b<|"|>}'],
+    ),
     "python": (
         {"type": "json_schema", "style": "pythonic", "json_schema": PROPERTIES},
         ['name="Bob", n=100', 'name="Bob", color="red", n=100'],
@@ -222,8 +269,8 @@ def test_the_end_of_an_output_is_no_token_of_a_grammar(vocabulary):
         (tag({"type": "regex", "pattern": ""}), "format.content.pattern: a regex must not be empty"),
         (tag({"type": "json_schema", "json_schema": 5}), "format.content.json_schema: a JSON Schema must be an object"),
         (
-            tag({"type": "json_schema", "json_schema": {}, "style": "glm_xml"}),
-            "format.content.style: Invalid enum value 'glm_xml'",
+            tag({"type": "json_schema", "json_schema": {}, "style": "deepseek_xml"}),
+            "format.content.style: Invalid enum value 'deepseek_xml'",
         ),
         (tag(TEXT, end=[]), "format.end must not be empty"),
         (triggered(triggers=["<g"]), "format.tags[0]: '<f=a>' must begin with exactly one of the triggers"),
@@ -233,6 +280,14 @@ def test_the_end_of_an_output_is_no_token_of_a_grammar(vocabulary):
         (separated(tags=[]), "format.tags must not be empty"),
         ({"type": "repeat", "min": 3, "max": 2, "content": NUMBER}, "format: min must be"),
         ({"type": "qwen_xml_parameter", "json_schema": {"anyOf": [{}]}}, "format.json_schema: anyOf at the top"),
+        (
+            {"type": "json_schema", "style": "gemma4", "json_schema": {"properties": {"a": {"not": {}}}}},
+            "format.json_schema: not of 'a' cannot be followed",
+        ),
+        (
+            {"type": "json_schema", "style": "gemma4", "json_schema": {"properties": {"a": {"oneOf": [{}, {"type": "null"}]}}}},
+            "format.json_schema: oneOf of 'a' cannot be followed",
+        ),
         (
             {"type": "json_schema", "style": "pythonic", "json_schema": {"properties": {"a b": {}}}},
             "format.json_schema: a parameter of the name 'a b'",

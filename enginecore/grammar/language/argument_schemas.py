@@ -1,0 +1,111 @@
+"""Reads the JSON Schema of a function's arguments for syntaxes that are not JSON: names, types, and texts written as they are.
+
+call_arguments.py and gemma_arguments.py write the rules.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import unquote
+
+from quire.enginecore.grammar.language.lark import ANY, SOME, START, Writer, json_schema, one_of, quoted, regex_body
+
+_BEYOND_NAMES = (
+    "allOf", "anyOf", "oneOf", "not", "if", "dependentRequired", "dependentSchemas", "dependencies", "minProperties",
+    "maxProperties", "propertyNames", "enum", "const",
+)  # fmt: skip
+
+
+def any_text(end: str, writer: Writer) -> str:
+    """Any text, up to the first end, and the end."""
+    ways = [writer.token(f"({ANY} {quoted(end)}) & ~({ANY} {quoted(end)} {SOME})")]
+    if writer.has_special(end):
+        ways.append(f"{writer.token(f'{ANY} & ~({ANY} {quoted(end)} {ANY})')} {writer.literal(end)}")
+    return f"({' | '.join(ways)})"
+
+
+def string_options(schema: Any, root: dict[str, Any]) -> list[dict[str, Any]]:
+    """The alternatives of a schema that may be a string."""
+    schema = resolved(schema, root)
+    options = [o for key in ("anyOf", "oneOf") for o in schema.get(key, ()) if "string" in kinds_of(o, root)]
+    if not options:
+        return [schema]
+    if "type" in schema or "enum" in schema:
+        raise ValueError("a text's alternatives may not be bound beside anyOf or oneOf")
+    return [found for option in options for found in string_options(option, root)]
+
+
+def text_body(schema: dict[str, Any], end: str) -> str | None:
+    """The body of a token for a string written as it is, before `end`, which it must not have; None if any will do.
+
+    `format` only annotates, as in the standard.
+    """
+    if beyond := schema.keys() & {"allOf", "not", "if"}:
+        raise ValueError(f"{sorted(beyond)[0]} cannot be followed for a text that is not written as JSON")
+    if "const" in schema or "enum" in schema:
+        values = schema.get("enum", [schema.get("const")])
+        texts = [v for v in values if isinstance(v, str) and end not in v]
+        if not texts:
+            raise ValueError("none of the values can be written")
+        return one_of(texts)
+    low, high, pattern = schema.get("minLength", 0), schema.get("maxLength"), schema.get("pattern")
+    if not low and high is None and pattern is None:
+        return None
+    bodies = [f"{ANY} & ~({ANY} {quoted(end)} {ANY})", f"/(.|\\n){{{int(low)},{'' if high is None else int(high)}}}/"]
+    if pattern is not None:
+        anchored = ("" if pattern.startswith("^") else "(.|\\n)*", "" if pattern.endswith("$") else "(.|\\n)*")
+        bodies.append(regex_body(f"{anchored[0]}({pattern.removeprefix('^').removesuffix('$')}){anchored[1]}"))
+    return " & ".join(f"({body})" for body in bodies)
+
+
+def parameters_of(schema: Any) -> tuple[dict[str, Any], dict[str, tuple[Any, bool]]]:
+    """The object's schema, and each property's schema by name, with whether the property is required."""
+    whole = {} if schema is True else schema
+    if not isinstance(whole, dict):
+        raise ValueError("a JSON Schema must be an object")
+    root = {**whole, **resolved(whole, whole)}
+    if beyond := [key for key in _BEYOND_NAMES if key in root]:
+        raise ValueError(f"{beyond[0]} at the top of a function's parameters cannot be followed in this syntax")
+    properties = root.get("properties") or {}
+    required = root.get("required") or []
+    if not isinstance(properties, dict) or not isinstance(required, list):
+        raise ValueError("`properties` must be an object, and `required` a list")
+    others = root.get("additionalProperties", True)
+    names = {name: (value, name in required) for name, value in properties.items() if value is not False or name in required}
+    names |= {str(name): (others, True) for name in required if name not in properties}
+    return root, names
+
+
+def resolved(schema: Any, root: dict[str, Any]) -> dict[str, Any]:
+    """A schema without `$ref` at its top; {} if the reference leads nowhere, which the JSON Schema compiler reports."""
+    seen = 0
+    while isinstance(schema, dict) and isinstance(ref := schema.get("$ref"), str) and ref.startswith("#") and seen < 64:
+        target: Any = root
+        for part in unquote(ref[1:]).split("/")[1:]:
+            key = part.replace("~1", "/").replace("~0", "~")
+            target = target.get(key) if isinstance(target, dict) else None
+        schema, seen = target, seen + 1
+    return schema if isinstance(schema, dict) else {}
+
+
+def kinds_of(schema: Any, root: dict[str, Any], depth: int = 0) -> frozenset[str]:
+    """The JSON Schema types of a value as far as they are stated: its own, and those of its alternatives."""
+    found = resolved(schema, root)
+    kind = found.get("type")
+    kinds = set(kind if isinstance(kind, list) else [kind] if kind is not None else [])
+    for key in ("anyOf", "oneOf") if depth < 64 else ():
+        for option in found.get(key) or ():
+            kinds |= kinds_of(option, root, depth + 1)
+    return frozenset(kinds)
+
+
+def json_value(name: str, value: Any, root: Mapping[str, Any]) -> str:
+    """The body of a rule for the value of a property, written as JSON."""
+    return json_schema(_alone(value, root), START.inner("properties").inner(name))
+
+
+def _alone(schema: Any, root: Mapping[str, Any]) -> Any:
+    """A part of a schema as a schema of its own, with the definitions that it may refer to."""
+    if not isinstance(schema, dict) or '"$ref"' not in json.dumps(schema):
+        return schema
+    return {**schema, **{key: root[key] for key in ("$defs", "definitions") if key in root}}

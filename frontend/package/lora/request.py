@@ -1,0 +1,8 @@
+"""`quire.lora.request`: vLLM's path to the request's adapter, for scripts that import from it.
+
+Our own code does not import from here, but from the files that define the names.
+"""
+
+from quire.frontend.client.not_served import LoRARequest
+
+__all__ = ["LoRARequest"]

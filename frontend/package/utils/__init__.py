@@ -1,0 +1,9 @@
+"""`quire.utils`: vLLM's path to small helpers, for scripts that import from it.
+
+Our own code does not import from here, but from the files that define the names.
+"""
+
+from quire.frontend.cli.flexible_parser import FlexibleArgumentParser
+from quire.frontend.client.script_tools import Counter, random_uuid
+
+__all__ = ["Counter", "FlexibleArgumentParser", "random_uuid"]

@@ -1,0 +1,152 @@
+"""Tiny multimodal models as transformers saves them, and as the hub has them where that differs: what test_wrappers.py serves.
+
+`wrapped(name)` gives the folder of one of `MODELS`, `reference(name)` the transformers model. Weights are drawn as in
+tiny_models.py.
+"""
+
+import functools
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import tiny_models
+from safetensors.torch import load_file, save_file
+from tiny_moe import MODELS as MOE
+
+ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+MROPE = {"rope_parameters": {**ROPE, "mrope_section": [2, 3, 3]}}
+OF_GLM = {"rope_parameters": {**ROPE, "mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}}
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 48}
+GEMMA4 = {
+    "sliding_window": 12,
+    "num_hidden_layers": 3,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    "global_head_dim": 24,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+    "pad_token_id": 0,
+    "initializer_range": 0.25,
+}
+
+PATCHES = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+PIXTRAL = {"model_type": "pixtral", **PATCHES, "head_dim": 16}
+VISUAL = {
+    "depth": 1,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_heads": 2,
+    "out_hidden_size": 64,
+    "patch_size": 14,
+    "spatial_merge_size": 2,
+}
+DEEP = {**VISUAL, "deepstack_visual_indexes": [0]}
+
+
+class Case(NamedTuple):
+    """The names of its classes without their endings, and its two configs. architecture: as published, if it is another."""
+
+    config: str
+    text: dict[str, Any]
+    vision: dict[str, Any] | None
+    architecture: str = ""
+
+
+MODELS: dict[str, Case] = {
+    "qwen2-vl": Case("Qwen2VL", {**MROPE}, {"depth": 1, "embed_dim": 32, "num_heads": 2, "hidden_size": 64, "mlp_ratio": 2}),
+    "qwen2.5-vl": Case("Qwen2_5_VL", {**MROPE, "tie_word_embeddings": True}, {**VISUAL, "fullatt_block_indexes": [0]}),
+    "qwen3-vl": Case("Qwen3VL", {"rope_parameters": {**MROPE["rope_parameters"], "mrope_interleaved": True}}, DEEP),
+    "qwen3-vl-moe": Case("Qwen3VLMoe", {**MROPE, **EXPERTS, "num_experts": 8}, DEEP),
+    "kimi-k2.5": Case(
+        "Kimi_K25", {"model_type": "deepseek_v3", **MOE["deepseek-v3"][1]}, PATCHES, "KimiK25ForConditionalGeneration"
+    ),
+    "gemma4-unified": Case("Gemma4Unified", GEMMA4, None),
+    "glm4.1v": Case("Glm4v", OF_GLM, VISUAL),
+    "glm4.5v": Case("Glm4vMoe", {**OF_GLM, **EXPERTS, "n_routed_experts": 8, "n_group": 2, "topk_group": 1}, VISUAL),
+    "glm4.6v": Case("Glm46V", {"model_type": "glm4v_text", **OF_GLM}, {"model_type": "glm4v_vision", **VISUAL}),
+    "internvl": Case("InternVL", {"model_type": "qwen3"}, {**PATCHES, "image_size": [28, 28], "patch_size": [14, 14]}),
+    "internvl-moe": Case(
+        "InternVL",
+        {"model_type": "qwen3_moe", **EXPERTS, "num_experts": 8},
+        {**PATCHES, "image_size": [28, 28], "patch_size": [14, 14]},
+    ),
+    "pixtral": Case("Llava", {"model_type": "mistral", "sliding_window": None}, PIXTRAL),
+    "llava": Case("Llava", {"model_type": "llama"}, {"model_type": "clip_vision_model", **PATCHES}),
+    "llava-next": Case("LlavaNext", {"model_type": "mistral"}, {"model_type": "clip_vision_model", **PATCHES}),
+    "mistral-small-3": Case("Mistral3", {"model_type": "mistral", "sliding_window": None}, PIXTRAL),
+    "aya-vision": Case(
+        "AyaVision",
+        {"model_type": "cohere2", "sliding_window": 11, "head_dim": ...},
+        {"model_type": "siglip_vision_model", **PATCHES},
+    ),
+    "idefics3": Case("Idefics3", {"model_type": "llama"}, PATCHES),
+}
+
+
+@functools.cache
+def reference(name: str) -> Any:
+    """The transformers model, float32, eval mode, eager attention."""
+    import torch
+    import transformers
+
+    case = MODELS[name]
+    fields = {
+        key: value for key, value in {**tiny_models.BASE, "num_hidden_layers": 2, **case.text}.items() if value is not ...
+    }
+    tied = fields.pop("tie_word_embeddings", False)
+    configs = {"text_config": fields, "tie_word_embeddings": tied} | ({"vision_config": case.vision} if case.vision else {})
+    config_class, model_class = (
+        getattr(transformers, f"{case.config}{ending}") for ending in ("Config", "ForConditionalGeneration")
+    )
+    config = config_class(**configs)
+    config._attn_implementation = "eager"
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(sum(name.encode()))
+        model = model_class(config).eval()
+        for key, parameter in model.named_parameters():
+            if key.endswith("bias"):
+                parameter.normal_(0.0, 0.2)
+            elif "norm" in key:
+                parameter.normal_(1.0, 0.2)
+            elif key.endswith("gate.weight"):  # of experts: far apart, so that rounding chooses no other
+                parameter.normal_(0.0, 0.4)
+            elif parameter.dim() > 1:
+                parameter.normal_(0.0, 0.21)
+        for key, buffer in model.named_buffers():
+            if key.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.3)
+            elif key.endswith("layer_scalar"):
+                buffer.uniform_(0.5, 1.2)
+    return model
+
+
+@functools.cache
+def wrapped(name: str) -> Path:
+    """The folder, with names of tensors and architectures as the hub has them."""
+    case, folder = MODELS[name], tiny_models.root() / f"wrapped-{name}"
+    reference(name).save_pretrained(folder)
+    if case.architecture:
+        # transformers 5.23 calls the text's layers blocks when it saves Kimi K2.5
+        renamed(folder, lambda key: key.replace("language_model.model.blocks.", "language_model.model.layers."))
+        edit(folder, architectures=[case.architecture])
+    tiny_models.write_tokenizer(folder)
+    return folder
+
+
+def renamed(folder: Path, name_of: Any) -> None:
+    """Rename a checkpoint's tensors."""
+    file = folder / "model.safetensors"
+    save_file({name_of(key): tensor for key, tensor in load_file(file).items()}, file)
+
+
+def edit(folder: Path, **fields: Any) -> None:
+    """Replace fields of config.json; a value of ... removes one."""
+    path = folder / "config.json"
+    config = {**json.loads(path.read_bytes()), **fields}
+    path.write_text(json.dumps({key: value for key, value in config.items() if value is not ...}))
