@@ -115,7 +115,9 @@ def _note_loss(state: RequestState, most_losses: int) -> ClientError | None:
 
 def _has_more(state: RequestState, welcome: Welcome) -> bool:
     """End children whose last possible token has come, as the engine's word on why did not; whether others are open."""
-    most = output_limit(state.params.max_tokens, output_room(state.num_prompt_tokens, welcome.limits.max_model_len, state.params.max_tokens))
+    most = output_limit(
+        state.params.max_tokens, output_room(state.num_prompt_tokens, welcome.limits.max_model_len, state.params.max_tokens)
+    )
     for sequence in state.sequences:
         if sequence.finish_reason is None and sequence.num_tokens >= most:
             state.end(sequence, "length", None, None)

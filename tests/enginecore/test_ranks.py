@@ -10,6 +10,7 @@ from quire.enginecore.silent_ranks import GRACE_S, SilentRanks
 from quire.enginecore.workers import WorkersFailed, profile_of_all
 from quire.ipc.messages.group import StoreRequest
 from quire.ipc.messages.workers import KVGroup, WorkerProfile
+from quire.ipc.step.result_ring import result_depth
 
 
 def test_a_value_is_given_when_it_is_there():

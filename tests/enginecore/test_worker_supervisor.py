@@ -5,16 +5,13 @@ import logging
 import math
 import os
 import time
-from collections.abc import Iterator
-from typing import Any, Literal
 
-import msgspec
 import pytest
 import zmq
-from core_by_hand import CoreByHand, add, worker_template
+from core_by_hand import add, worker_template
 
 from quire.enginecore import workers as group_module
-from quire.enginecore.worker_supervisor import DYING_LIMIT_S, DYING_LOOK_S, SAY_EVERY_S, SPARES_AFTER_S, WorkerSupervisor
+from quire.enginecore.worker_supervisor import DYING_LIMIT_S, DYING_LOOK_S, SAY_EVERY_S, WorkerSupervisor
 from quire.enginecore.workers import WorkerGroup, WorkersFailed
 from quire.ipc.messages.frontend import Heartbeat, RequestError, StepOutputs
 from quire.ipc.process.loop_clock import MAX_TICK_S
@@ -34,10 +31,8 @@ class Clock:
 class Group:
     """What a supervisor asks a WorkerGroup."""
 
-    def __init__(self, device: Literal["cpu", "cuda"] = "cpu", replay: bool = True) -> None:
-        template = worker_template()
-        engine = msgspec.structs.replace(template.engine, device=device, replay=replay)
-        self.template = msgspec.structs.replace(template, engine=engine)
+    def __init__(self) -> None:
+        self.template = worker_template()
         self.is_ready, self.start_s, self.start_stage = True, 7.0, "load the model"
         self.num_starts, self.num_dumps, self.num_idle_looks, self.num_spares = 0, 0, 0, 0
         self.left: list[str] = []  # killed and not gone
@@ -71,9 +66,8 @@ class Group:
 class Watched:
     """A supervisor whose loop turns by the test's clock."""
 
-    def __init__(self, **options: Any) -> None:
-        """options: of its group."""
-        self.group, self.clock = Group(**options), Clock()
+    def __init__(self) -> None:
+        self.group, self.clock = Group(), Clock()
         self.supervisor = WorkerSupervisor(self.group, STEP_TIMEOUT_S, self.clock)  # type: ignore[arg-type]
 
     def turn(self, seconds: float = 0.5, step: int | None = None) -> bool:
@@ -112,13 +106,6 @@ def log(caplog, monkeypatch) -> pytest.LogCaptureFixture:
     monkeypatch.setattr(logging.getLogger("quire"), "propagate", True)
     caplog.set_level(logging.INFO, "quire")
     return caplog
-
-
-@pytest.fixture
-def without_replay() -> Iterator[CoreByHand]:
-    by_hand = CoreByHand(replay=False)
-    yield by_hand
-    by_hand.close()
 
 
 # ------------------------------------------------------------------------------------------------------------- starts
@@ -279,24 +266,6 @@ def test_a_freeze_of_the_machine_ages_neither_a_step_nor_a_start(watched):
     watched.fail()
     watched.seconds_to_start()
     watched.turn(10 * START_LIMIT_S)
-
-
-@pytest.mark.parametrize(
-    ("options", "num_spares"), [({"device": "cuda"}, 2), ({}, 0), ({"device": "cuda", "replay": False}, 0)]
-)
-def test_on_a_gpu_processes_for_the_next_workers_are_kept_ready(options, num_spares):
-    """They have loaded torch, which takes more than half of a restart."""
-    watched = Watched(**options)
-    for _ in range(2):
-        watched.turn()
-        assert watched.group.num_spares == 0  # the first requests need the CPU
-        for _ in range(int(SPARES_AFTER_S / 0.5) + 1):
-            watched.turn()
-        assert watched.group.num_spares == num_spares
-        watched.fail()
-        watched.seconds_to_start()
-        watched.group.num_spares = 0  # the new workers are made of these
-        watched.group.is_ready = True
 
 
 def test_after_a_freeze_a_healthy_worker_goes_on_in_the_core(by_hand, monkeypatch):

@@ -27,18 +27,23 @@ SHAPES = {
 }
 SCHEMA = {
     "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 20}, "ages": {"type": "array", "items": {"type": "integer"},
-                   "minItems": 5, "maxItems": 30}},
+    "properties": {
+        "name": {"type": "string", "maxLength": 20},
+        "ages": {"type": "array", "items": {"type": "integer"}, "minItems": 5, "maxItems": 30},
+    },
     "required": ["name", "ages"],
     "additionalProperties": False,
-}  # fmt: skip
+}
 KINDS: list[dict[str, Any]] = [
     {"temperature": 0, "max_tokens": 400, "min_tokens": 400},
     {"temperature": 1, "max_tokens": 400, "min_tokens": 400},
     {"temperature": 0.8, "max_tokens": 300, "min_tokens": 300, "top_p": 0.9, "repetition_penalty": 1.2, "logprobs": 2},
-    {"temperature": 1, "max_tokens": 300, "response_format": {"type": "json_schema",
-                                                              "json_schema": {"name": "x", "schema": SCHEMA}}},
-]  # fmt: skip
+    {
+        "temperature": 1,
+        "max_tokens": 300,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}},
+    },
+]
 
 
 def request(number: int) -> dict[str, Any]:
