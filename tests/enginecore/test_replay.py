@@ -139,7 +139,6 @@ def test_sequences_without_any_token_start_one_by_one_after_those_that_have_some
     by_hand.until(lambda: core.scheduler.num_running == 3)  # they have slots, and no results
     assert not {2 << 8, 3 << 8} & outputs.tokens.keys()
     kill(core)
-    by_hand.begin()
     assert [seq.request_id for seq in core.scheduler.waiting if not seq.is_deferred] == [1]
     order: list[int] = []
     while len(outputs.ended) < 3:
@@ -160,6 +159,7 @@ def test_a_sequence_that_waits_for_others_may_be_aborted_and_does_not_wait_for_e
         core.scheduler.abort(seq.owner, seq.request_id)
     by_hand.begin()
     core.check()
+    core.replay.turn(0.0)
     core.replay.turn(1e12)
     assert not any(seq.is_deferred for seq in core.scheduler.waiting)
     by_hand.until(lambda: core.scheduler.is_idle)
