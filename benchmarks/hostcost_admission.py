@@ -25,6 +25,7 @@ from quire.enginecore.scheduling.config import SchedulerConfig
 from quire.enginecore.scheduling.scheduler import Scheduler
 from quire.enginecore.scheduling.sequence import Sequence
 from quire.enginecore.scheduling.step import ScheduledStep
+from quire.enginecore.tenants.backlog import Room
 from quire.ipc.messages.frontend import AddRequest, EngineLimits, Generate, RequestError, TokenInputs
 from quire.ipc.sampling import SamplingParams
 
@@ -89,7 +90,7 @@ class Engine:
     def add(self, prompt: np.ndarray, params: SamplingParams) -> list[Sequence]:
         self._num_requests += 1
         request = AddRequest(0, self._num_requests, TokenInputs(prompt.tobytes()), Generate(params))
-        accepted = self._timed("accept", self._intake.accept, 0, request, 0)
+        accepted = self._timed("accept", self._intake.accept, 0, request, Room())
         assert not isinstance(accepted, RequestError), accepted
         for seq in accepted:
             self.scheduler.add(seq)

@@ -19,11 +19,12 @@ from quire.enginecore.grammar.compiler import GrammarCompiler
 from quire.enginecore.grammar.masks import MASKS_LATE_S, StepMasks
 from quire.enginecore.grammar.steps import GrammarSteps
 from quire.enginecore.grammar.without_token import WithoutToken
-from quire.enginecore.intake import Intake, IntakeConfig, in_words
+from quire.enginecore.intake import IntakeConfig
 from quire.enginecore.owners import Owners
-from quire.enginecore.preparation import Preparer, PreparingRequests
+from quire.enginecore.preparation import Preparer
 from quire.enginecore.publish import messages_of, read_logprobs, side_messages
 from quire.enginecore.replay import Replay
+from quire.enginecore.requests import Requests
 from quire.enginecore.scheduling.config import SchedulerConfig
 from quire.enginecore.scheduling.scheduler import Scheduler
 from quire.enginecore.scheduling.step import ScheduledStep, StepOutput
@@ -38,7 +39,6 @@ from quire.ipc.messages.frontend import (
     EngineLimits,
     Finish,
     FrontendMessage,
-    RequestError,
     ShuttingDown,
     TokenLogprobs,
     Utility,
@@ -72,6 +72,8 @@ class CoreConfig:
     has_profiler: bool = False
     processors: ProcessorsInfo | None = None
     replay: bool = True  # whether requests outlive workers that die
+    max_num_queued_tokens: int = 0  # 0: no bound
+    max_queue_s: float = 0.0  # 0: no bound
 
 
 @dataclass
@@ -101,22 +103,23 @@ class EngineCore:
         self.supervisor = WorkerSupervisor(workers, config.step_timeout_s)
         self.scheduler = Scheduler(config.scheduler)
         s = config.scheduler
-        self.intake = Intake(
-            IntakeConfig(
-                limits=config.limits,
-                eos_token_ids=s.eos_token_ids,
-                enable_prefix_caching=s.enable_prefix_caching,
-                by_priority=s.policy == "priority",
-                seed=config.seed,
-                max_num_waiting=config.max_num_waiting,
-                processors=config.processors,
-            ),
-            self.scheduler.kv.hasher,
+        self.owners = Owners(link)
+        accepts = IntakeConfig(
+            limits=config.limits,
+            eos_token_ids=s.eos_token_ids,
+            enable_prefix_caching=s.enable_prefix_caching,
+            by_priority=s.policy == "priority",
+            seed=config.seed,
+            max_num_waiting=config.max_num_waiting,
+            processors=config.processors,
+            max_num_queued_tokens=config.max_num_queued_tokens,
+            max_queue_s=config.max_queue_s,
         )
-        self.preparing = PreparingRequests([*preparers, *([grammars.prepare] if grammars is not None else [])])
+        all_preparers = [*preparers, *([grammars.prepare] if grammars is not None else [])]
+        self.requests = Requests(accepts, self.scheduler, self.owners, workers, all_preparers, config.log_requests)
+        self.preparing = self.requests.preparing
         self.stopping = False
         self._draining_until = 0.0
-        self.owners = Owners(link)
         self.utilities = Utilities(self.owners, workers, self.scheduler, config.info, config.has_profiler)
         self._in_flight: deque[InFlight] = deque()
         self._max_in_flight = STEPS_OF_STAGE * s.num_micro_batches
@@ -188,67 +191,36 @@ class EngineCore:
     def check(self) -> None:
         """Assert that every request is in one place, and that nothing is leaked."""
         self.scheduler.check()
-        self.preparing.check()
-        assert all(o in self.owners and not self.scheduler.has_request(o, r) for o, r in self.preparing)
+        self.requests.check()
 
     def _take_messages(self) -> None:
         for identity, message in self.link.receive(limit=256):
             self._handle(identity, message)
         self.link.flush()
         self._drop_lost()  # afterwards: requests that a frontend sent before it was lost end with it
-        self._take_prepared()
+        self.requests.turn()
 
     def _drop_lost(self) -> None:
         for identity in self.link.lost():
             count = 0
             if (owner := self.owners.drop(identity)) is not None:
-                count = self.scheduler.abort_owner(owner) + self.preparing.abort_owner(owner)
+                count = self.requests.abort_owner(owner)
             log.info("frontend %s is gone%s", name_of(identity), f"; aborted {count} of its sequences" if count else "")
 
     def _handle(self, identity: bytes, message: FrontendMessage) -> None:
         owner = self.owners.number(identity)
         match message:
+            case AddRequest() if self.stopping:
+                self.owners.refuse(owner, message.id, "overloaded", "the engine is shutting down")
             case AddRequest():
-                self._add(owner, message)
+                self.requests.add(owner, message)
             case Abort():
                 for request_id in message.ids:
-                    self.scheduler.abort(owner, request_id)
-                    self.preparing.abort(owner, request_id)
+                    self.requests.abort(owner, request_id)
             case Finish():
-                self.scheduler.finish(owner, message.key)
-                self.preparing.finish(owner, message.key)
+                self.requests.finish(owner, message.key)
             case Utility():
                 self.utilities.handle(owner, message, self.link.epoch)
-
-    def _add(self, owner: int, message: AddRequest) -> None:
-        if self.stopping:
-            return self.owners.refuse(owner, message.id, "overloaded", "the engine is shutting down")
-        if self.scheduler.has_request(owner, message.id) or self.preparing.has_request(owner, message.id):
-            return self.owners.refuse(owner, message.id, "invalid", f"request id {message.id} is in use")
-        accepted = self.intake.accept(owner, message, self._num_waiting)
-        if isinstance(accepted, RequestError):
-            return self.owners.refuse(owner, message.id, accepted.code, accepted.message)
-        self.scheduler.counters.replays += message.task.resume is not None
-        if not self.preparing.start(owner, message, accepted):
-            for seq in accepted:
-                self.scheduler.add(seq)
-        if self.config.log_requests:
-            log.info(in_words(message))
-        return None
-
-    def _take_prepared(self) -> None:
-        for request in self.preparing.take_ended():
-            if request.failure is not None:
-                self.owners.refuse(request.owner, request.id, *request.failure)
-                continue
-            for seq in request.sequences:
-                self.scheduler.add(seq)
-
-    @property
-    def _num_waiting(self) -> int:
-        """Sequences that were accepted and do not run yet, beyond those that `max_num_seqs` has room for."""
-        room = self.scheduler.config.max_num_seqs - self.scheduler.num_running
-        return max(len(self.scheduler.waiting) + self.preparing.num_sequences - room, 0)
 
     # ------------------------------------------------------------------------------------------------------ steps
     def _fill(self) -> None:
@@ -272,6 +244,7 @@ class EngineCore:
         step, now = done.scheduled, time.monotonic()
         seconds = now - max(done.sent_at, self._last_result)
         self._expected.learn(step, seconds)
+        self.requests.learn(step, seconds)
         self._last_result = now
         tokens = self._tokens(step)
         if step.side_rows:
@@ -361,7 +334,7 @@ class EngineCore:
         if now < self._next_heartbeat:
             return
         self._next_heartbeat = now + HEARTBEAT_INTERVAL_S
-        parts = self.scheduler, self.preparing, self.supervisor, self.workers, self.expert_load
+        parts = self.scheduler, self.requests, self.supervisor, self.workers, self.expert_load
         self.link.broadcast(self.stats.heartbeat(self.link.epoch, *parts))
         self.stats.log(now)
         self._on_heartbeat()

@@ -222,6 +222,7 @@ def core_config_of(summary: ModelSummary, worker: WorkerConfig, profile: WorkerP
         mixed_step_tokens=mixed_step_tokens(profile.weights_bytes, engine.device),
         num_micro_batches=engine.pipeline_parallel_size,
         long_prefill_token_threshold=engine.long_prefill_token_threshold,
+        max_queue_s=engine.max_queue_s,
     )
     capacity = kv_capacity_tokens(windows, engine.block_size, profile.num_blocks, engine.max_model_len)
     _log_sizes(engine, profile, capacity)
@@ -237,6 +238,8 @@ def core_config_of(summary: ModelSummary, worker: WorkerConfig, profile: WorkerP
         scheduler=scheduler,
         limits=limits,
         max_num_waiting=engine.max_num_waiting,
+        max_num_queued_tokens=engine.max_num_queued_tokens,
+        max_queue_s=engine.max_queue_s,
         seed=_requests_seed(engine),
         step_timeout_s=engine.step_timeout_s,
         # it spins if there are cores for the core and its ranks, of all engines, and one for frontends

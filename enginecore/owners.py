@@ -42,6 +42,6 @@ class Owners:
         if (identity := self._identities.get(owner)) is not None:
             self._link.send(identity, message)
 
-    def refuse(self, owner: int, request_id: int, code: ErrorCode, text: str) -> None:
-        """End a request with an error; `text` is for its user."""
-        self.send(owner, RequestError(self._link.epoch, request_id, code, text))
+    def refuse(self, owner: int, request_id: int, code: ErrorCode, text: str, retry_after_s: int = 0) -> None:
+        """End a request with an error; `text` is for its user. retry_after_s: when to send it again; 0: not known."""
+        self.send(owner, RequestError(self._link.epoch, request_id, code, text, retry_after_s))

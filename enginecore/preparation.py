@@ -113,6 +113,9 @@ class PreparingRequests:
         new = PreparingRequest(owner, request.id, sequences, futures, self._clock.now + self._timeout_s)
         self._requests[owner, request.id] = new
         self.num_sequences += len(sequences)
+        for seq in sequences:
+            if seq.tenant is not None:
+                seq.tenant.add_waiting(seq.prompt_cost, seq.prompt_cost + seq.expected_output)
         for future in futures:
             future.add_done_callback(lambda _: self._wake(new))
         return True
@@ -134,7 +137,7 @@ class PreparingRequests:
             if self._requests.get((request.owner, request.id)) is request and request.has_ended():
                 ended.append(self._remove(request))
         for request in list(self._overdue()):
-            request.failure = ("invalid", f"what the request needs was not ready within {self._timeout_s:g} s")
+            request.failure = ("overloaded", f"what the request needs was not ready within {self._timeout_s:g} s")
             ended.append(self._remove(request))
         return ended
 
@@ -170,11 +173,13 @@ class PreparingRequests:
             self._remove(request)
             return
         self.num_sequences -= 1
+        _wait_no_more(seq for seq in request.sequences if seq.key == key)
         request.sequences = left
 
     def _remove(self, request: PreparingRequest) -> PreparingRequest:
         del self._requests[request.owner, request.id]
         self.num_sequences -= len(request.sequences)
+        _wait_no_more(request.sequences)
         request.cancel()
         return request
 
@@ -194,6 +199,13 @@ class PreparingRequests:
         assert all(seq.request_id == r.id and seq.owner == r.owner and seq.slot < 0 for _, r in requests for seq in r.sequences)
         assert self.num_sequences == sum(len(r.sequences) for _, r in requests)
         assert [r.deadline for _, r in requests] == sorted(r.deadline for _, r in requests)
+
+
+def _wait_no_more(sequences: Iterable[Sequence]) -> None:
+    """They leave what their tenants have waiting; the scheduler counts those that go on to it."""
+    for seq in sequences:
+        if seq.tenant is not None:
+            seq.tenant.remove_waiting(seq.prompt_cost, seq.prompt_cost + seq.expected_output)
 
 
 def _started(prepare: Preparer, request: AddRequest, sequences: list[Sequence]) -> Future[None] | None:

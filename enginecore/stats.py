@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from quire.enginecore.expert_load import ExpertLoad
-from quire.enginecore.preparation import PreparingRequests
+from quire.enginecore.requests import Requests
 from quire.enginecore.scheduling.scheduler import Scheduler
 from quire.enginecore.scheduling.step import ScheduledStep
 from quire.enginecore.worker_supervisor import WorkerSupervisor
@@ -28,6 +28,7 @@ from quire.ipc.messages.stats import (
     Distribution,
     EngineStats,
     ExpertStats,
+    TenantStats,
 )
 from quire.ipc.process.usage import process_usage
 
@@ -102,12 +103,12 @@ class Statistics:
         self,
         epoch: int,
         scheduler: Scheduler,
-        preparing: PreparingRequests,
+        requests: Requests,
         supervisor: WorkerSupervisor,
         workers: WorkerGroup,
         expert_load: ExpertLoad,
     ) -> Heartbeat:
-        c = scheduler.counters
+        c, preparing = scheduler.counters, requests.preparing
         self._last_heartbeat = Heartbeat(
             epoch=epoch,
             oldest_step_s=supervisor.oldest_step_s,
@@ -120,13 +121,15 @@ class Statistics:
             preemptions=c.preemptions,
             worker_restarts=supervisor.num_restarts,
             ready=workers.is_ready,
-            stats=self._message(preparing.num_sequences, workers.pids, expert_load.so_far()),
+            stats=self._message(preparing.num_sequences, workers.pids, expert_load.so_far(), requests.backlog.stats()),
             replays=c.replays,
             replays_given_up=c.replays_given_up,
         )
         return self._last_heartbeat
 
-    def _message(self, num_deferred: int, worker_pids: Sequence[int], experts: ExpertStats | None) -> EngineStats:
+    def _message(
+        self, num_deferred: int, worker_pids: Sequence[int], experts: ExpertStats | None, tenants: list[TenantStats]
+    ) -> EngineStats:
         names = {os.getpid(): "engine"} | {pid: f"worker-{rank}" for rank, pid in enumerate(worker_pids)}
         return EngineStats(
             num_deferred=num_deferred,
@@ -138,6 +141,7 @@ class Statistics:
             inter_token=self._inter_token.so_far(),
             processes=[usage for pid, name in names.items() if (usage := process_usage(pid, name)) is not None],
             experts=experts,
+            tenants=tenants,
         )
 
     def log(self, now: float) -> None:

@@ -55,6 +55,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_num_batched_tokens: int | None = None  # None: 8192 on a GPU, 512 on a CPU
     long_prefill_token_threshold: int = 0  # most tokens of one prompt in a step; 0: no limit
     max_num_waiting: int = 8192
+    max_num_queued_tokens: int = 0  # prompt tokens that wait; 0: no bound
+    max_queue_s: float = 30.0  # the longest that the queue may take; 0: no bound
     enable_prefix_caching: bool = True
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     admission: Literal["lookahead", "optimistic"] = "lookahead"
@@ -116,6 +118,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "--kv-cache-dtype-skip-layers takes indices of layers, from 0, and sliding_window",
         )
         need(self.max_num_waiting >= 1, "--max-num-waiting must be at least 1")
+        need(self.max_num_queued_tokens >= 0, "--max-num-queued-tokens must be at least 0 (0: no bound)")
+        need(0 <= self.max_queue_s < float("inf"), "--max-queue-s must be at least 0 (0: no bound)")
         need(0 <= self.max_logprobs <= 20, "--max-logprobs must be between 0 and 20")
         need(
             self.quantization is None or self.quantization in quantizations.NAMES,
@@ -318,6 +322,18 @@ def _add_scheduling(add: Add) -> None:
         type=human_int,
         metavar="N",
         help="the most requests that wait; further ones are refused with 503",
+    )
+    add(
+        "--max-num-queued-tokens",
+        type=human_int,
+        metavar="N",
+        help="the most prompt tokens of requests that wait; further ones are refused with 503; 0: no bound",
+    )
+    add(
+        "--max-queue-s",
+        type=float,
+        metavar="S",
+        help="the longest that waiting requests may take, estimated in seconds; further ones are refused with 503; 0: no bound",
     )
     add("--enable-prefix-caching", action=Switch, help="reuse the KV blocks of equal prefixes (default: on)")
     add("--scheduling-policy", choices=["fcfs", "priority"], help="order of waiting requests: by arrival, or by priority")

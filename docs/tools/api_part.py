@@ -31,6 +31,7 @@ ROOT = Path(__file__).parents[2]
 TAGS = {
     "generate": "Generating",
     "responses": "Responses",
+    "ollama": "As Ollama's",
     "models": "Models",
     "batches": "Files and batches",
     "tokens": "Tokens",
@@ -86,7 +87,11 @@ def _route_row(route: Route) -> list[str]:
     if route.answer is None and route.answer_type == JSON:
         answer = "empty"
     key = "no" if route.is_open else "yes"
-    return [code(name), "; ".join(filter(None, notes)), key, body, answer + (", or events" * route.streams)]
+    return [code(name), "; ".join(filter(None, notes)), key, body, answer + _stream(route)]
+
+
+def _stream(route: Route) -> str:
+    return "" if not route.streams else ", or events" if "event-stream" in route.stream_type else ", or lines of JSON"
 
 
 def _query(name: str, schema: Any) -> str:

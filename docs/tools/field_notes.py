@@ -22,7 +22,7 @@ _GRAMMAR = "up to 256 KiB, 64 brackets deep"
 
 _ANTHROPIC = {
     "container": Note("the server runs no tools", treatment="refused"),
-    "mcp_servers": Note("the server calls no others", treatment="refused"),
+    "mcp_servers": Note("left out: the server calls no others", treatment="harmless"),
     "compaction": Note("contexts are not compacted", treatment="refused"),
     "diagnostics": Note("there are none", treatment="refused"),
     "fallbacks": Note("one model is served", treatment="refused"),
@@ -31,6 +31,20 @@ _ANTHROPIC = {
 }
 
 # By struct, then by field.
+_OLLAMA = {
+    "model": Note("one of the served names, with or without :latest; 404 for another", "the first"),
+    "stream": Note("false: an answer in one piece", "true"),
+    "options": Note("sampling", "the model's"),
+    "format": Note('"json", or a JSON Schema, which is enforced', "none"),
+    "think": Note("true, false, or a level (low, medium, high), for models that reason", "the chat template's"),
+    "keep_alive": Note("the model stays loaded", treatment="harmless"),
+    "suffix": Note("put all of the text into prompt, with raw", treatment="refused"),
+    "images": Note("this server reads text", treatment="refused"),
+    "template": Note("send a whole prompt with raw", treatment="refused"),
+    "context": Note("send the conversation to /api/chat", treatment="refused"),
+    "logprobs": Note("see /v1/chat/completions", treatment="refused"),
+    "top_logprobs": Note("see /v1/chat/completions", treatment="refused"),
+}
 FIELDS_OF: dict[str, dict[str, Note]] = {
     "StreamOptions": {
         "include_usage": Note("a last event with the usage", "false, or --enable-force-include-usage"),
@@ -108,11 +122,14 @@ FIELDS_OF: dict[str, dict[str, Note]] = {
         "max_output_tokens": Note("longest answer, reasoning included", "the rest of the context"),
         "cache_salt": Note("only requests of the same salt share prefixes in the cache", "none"),
         "priority": Note("lower goes first; needs --scheduling-policy priority, unless it is 0", "0"),
+        "timeout": Note("seconds until it must have ended, else 504; see limits.md", "--request-timeout-s"),
         "store": Note("keep the response, for 30 days; the answer says false where it could not be kept", "true"),
         "top_logprobs": Note("0 to 20; more than 0 asks for log-probabilities by itself", "0"),
         "background": Note("answer at once, and work on; needs store; not with stream", "false"),
         "structured_outputs": Note("as with chats; excludes text.format", "none"),
-        "tools": Note("functions; 400 for tools that the server would have to run", "none"),
+        "tools": Note(
+            "functions, custom tools, namespaces of them; those that OpenAI runs are left out, with a log line", "none"
+        ),
         "thinking_token_budget": Note("so many tokens of thinking, at most; for reasoning models; -1: no limit", "no limit"),
     },
     "ResponsesStreamOptions": {"include_obfuscation": Note("false only: events are not padded", "false")},
@@ -139,6 +156,47 @@ FIELDS_OF: dict[str, dict[str, Note]] = {
         "ttl": Note("blocks stay until their memory is needed", treatment="harmless"),
         "prewarm": Note("prefixes are found by their tokens", treatment="refused"),
         "comparison_response_id": Note("prefixes are found by their tokens", treatment="refused"),
+    },
+    "OllamaChatRequest": {
+        **_OLLAMA,
+        "messages": Note(
+            "the conversation; without one, the model counts as loaded; a last one of the assistant's is continued", "none"
+        ),
+        "tools": Note("functions, as in chats", "none"),
+    },
+    "OllamaGenerateRequest": {
+        **_OLLAMA,
+        "prompt": Note("what the user says; without one, the model counts as loaded", "none"),
+        "system": Note("a system message before it", "none"),
+        "raw": Note("the prompt is taken as it is, without the chat template", "false"),
+    },
+    "OllamaMessage": {
+        "role": Note("system, user, assistant or tool"),
+        "content": Note("its text", "empty"),
+        "thinking": Note("an assistant's reasoning", "none"),
+        "images": Note("this server reads text", treatment="refused"),
+        "tool_calls": Note("an assistant's calls", "none"),
+        "tool_name": Note("of a result: its tool; the result is that of the tool's first call without one", "none"),
+        "tool_call_id": Note("of a result: the call's id", "none"),
+    },
+    "InputCall": {"function": Note("what is called"), "id": Note("its name for results", "made up")},
+    "CalledFunction": {"name": Note("the tool's"), "arguments": Note("an object", "empty")},
+    "Options": {
+        "num_predict": Note("longest answer; below 1, and beyond the context, as long as that", "-1"),
+        "temperature": Note("0: always the likeliest token", "the model's, or 1.0"),
+        "top_k": Note("sample from so many of the likeliest tokens", "the model's, or all"),
+        "top_p": Note("sample from the likeliest tokens that have this probability together", "the model's, or 1.0"),
+        "min_p": Note("sample from tokens at least so likely, compared with the likeliest", "0.0"),
+        "seed": Note("the same seed gives the same answer; below 0, a random one", "random"),
+        "stop": Note("texts that end the answer", "none"),
+        "repeat_penalty": Note("repetition_penalty of chats", "the model's, or 1.0"),
+        "presence_penalty": Note("as in chats", "0.0"),
+        "frequency_penalty": Note("as in chats; other options have no effect", "0.0"),
+    },
+    "ShowRequest": {
+        "model": Note("the model, with or without :latest; 404 for another", "the first"),
+        "name": Note("older name of model", "none"),
+        "verbose": Note("answers are the same", treatment="harmless"),
     },
     "MessagesRequest": {
         **_ANTHROPIC,
@@ -169,17 +227,18 @@ FIELDS_OF: dict[str, dict[str, Note]] = {
         "tool_use_id": Note("of a result: the call's id"),
         "content": Note("of a result: a text, or blocks of text"),
         "is_error": Note("of a result: the call has failed", "false"),
+        "tool_name": Note("of a `tool_reference` in a result: a function that the client's own search has found"),
         "cache_control": Note("every prefix is cached, with or without it", treatment="harmless"),
     },
     "Tool": {
-        "type": Note("custom; tools that Anthropic defines or runs: 400", "custom"),
+        "type": Note("custom; tools that Anthropic defines or runs are left out", "custom"),
         "name": Note("of the function"),
         "description": Note("for the model"),
         "input_schema": Note("a JSON Schema of its arguments"),
         "strict": Note("arguments follow the schema", "false"),
         "input_examples": Note("shown to the model with the description"),
         "allowed_callers": Note("direct only"),
-        "defer_loading": Note("false only"),
+        "defer_loading": Note("no effect: every tool is loaded at once"),
         "eager_input_streaming": Note("arguments are streamed as they are written", treatment="harmless"),
         "cache_control": Note("every prefix is cached, with or without it", treatment="harmless"),
     },
@@ -220,6 +279,34 @@ FIELDS_OF: dict[str, dict[str, Note]] = {
 
 # By field, or by struct and field where it differs.
 ANSWERS: dict[str, str] = {
+    **{
+        f"{struct}.{name}": text
+        for struct in ("OllamaChatResponse", "OllamaGenerateResponse")
+        for name, text in {
+            "model": "the name that was asked for",
+            "created_at": "when, as RFC 3339 writes it",
+            "done": "false in all lines of a stream but the last",
+            "done_reason": "stop or length; load or unload for a request without a prompt",
+            "total_duration": "nanoseconds since the request came",
+            "load_duration": "0: the model was loaded before",
+            "prompt_eval_count": "tokens of the prompt",
+            "prompt_eval_duration": "nanoseconds to the first token, without the time in the queue",
+            "eval_count": "tokens of the answer",
+            "eval_duration": "nanoseconds from the first token on",
+        }.items()
+    },
+    "OllamaChatResponse.message": "the answer, or, in a stream, more of it",
+    "OllamaGenerateResponse.response": "the answer, or, in a stream, more of it",
+    "OllamaGenerateResponse.thinking": "its reasoning, if there is some",
+    "OutputMessage.role": "assistant",
+    "OutputMessage.content": "its text",
+    "OutputMessage.thinking": "its reasoning, if there is some",
+    "OutputMessage.tool_calls": "its calls, each whole",
+    "OutputCall.id": "its name for results",
+    "OutputCall.function": "what is called",
+    "OutputFunction.index": "its number in the answer",
+    "OutputFunction.name": "the tool's",
+    "OutputFunction.arguments": "an object",
     "id": "its name",
     "object": "what it is",
     "created": "when, in seconds since 1970",
@@ -248,13 +335,16 @@ ANSWERS: dict[str, str] = {
     "content": "the text; null beside calls without one",
     "ChatLogprobs.content": "by token",
     "refusal": "null",
-    "tool_calls": "functions to call",
+    "tool_calls": "functions and custom tools to call",
     "reasoning": "the model's reasoning, if it writes some",
     "reasoning_content": "the same, under its older name",
     "function": "what to call",
     "type": "function",
     "name": "of the function",
     "arguments": "JSON, as a text",
+    "custom": "what to call",
+    "CustomCall.name": "of the custom tool",
+    "CustomCall.input": "a text",
     "logprob": "natural logarithm of the probability, before penalties and temperature",
     "rank": "1 for the likeliest",
     "decoded_token": "its text",
@@ -277,7 +367,7 @@ ANSWERS: dict[str, str] = {
     "error": "why it failed, or null",
     "incomplete_details": "why it is not complete, or null",
     "reason": "max_output_tokens, or what else ended it early",
-    "output": "items: message, reasoning, function_call",
+    "output": "items: message, reasoning, function_call, custom_tool_call",
     "previous_response_id": "what it goes on from",
     "store": "whether it was kept",
     **dict.fromkeys(

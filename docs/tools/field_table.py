@@ -245,6 +245,7 @@ FIELDS = (
     Field("moderation", "both", "refused", "answers are not judged"),
     # how it is run
     Field("priority", "both", "works", "lower goes first; needs --scheduling-policy priority, unless it is 0", "0"),
+    Field("timeout", "both", "works", "seconds until it must have ended, else 504; see limits.md", "--request-timeout-s"),
     Field(
         "cache_salt",
         "both",

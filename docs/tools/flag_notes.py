@@ -55,6 +55,7 @@ FLAG_NOTES: dict[str, FlagNote] = {
     # ---------------------------------------------------------------------------------------------------------- access
     "--api-key": _KEY,
     "--api-key-file": FlagNote("", "a mounted secret"),
+    "--limits": FlagNote("each key has its own part of the prefix cache", "a file, where several clients share a server"),
     "--metrics-open": FlagNote("", "on, where the scraper is in the same network and has no key"),
     "--disable-fastapi-docs": FlagNote("", "off; on where strangers connect"),
     "--allowed-origins": FlagNote("", "the origins of your web pages; * with keys only"),
@@ -70,6 +71,7 @@ FLAG_NOTES: dict[str, FlagNote] = {
     "--trust-request-chat-template": FlagNote(
         "one core, 512 MiB; such templates wait for each other, other requests do not", "off"
     ),
+    "--request-timeout-s": FlagNote("requests that nobody waits for take no slots", "the longest that your clients wait"),
     "--response-role": FlagNote("", "assistant"),
     "--default-chat-template-kwargs": FlagNote("without reasoning, answers are shorter", '{"enable_thinking": false}'),
     "--return-tokens-as-token-ids": _NONE,
@@ -176,6 +178,10 @@ FLAG_NOTES: dict[str, FlagNote] = {
     ),
     "--max-num-waiting": FlagNote(
         "a queue does not make a server faster: short ones refuse early, and a balancer goes elsewhere", "100 to 8192"
+    ),
+    "--max-num-queued-tokens": FlagNote("bounds the prompts that are held in memory", "0"),
+    "--max-queue-s": FlagNote(
+        "a shorter queue refuses sooner, and what it takes is answered in time", "5 to 30, less than your clients wait"
     ),
     "--enable-prefix-caching": FlagNote(
         "free blocks are kept for requests that begin alike: no memory of their own; saves prefill", "on"

@@ -20,7 +20,8 @@ class MessagesField(NamedTuple):
 FIELDS = (
     MessagesField("model", "both", "works", "one of the served names; 404 for another; without it, the first"),
     MessagesField("messages", "both", "works", "blocks of type text, thinking, redacted_thinking (left out), tool_use and "
-                  "tool_result; others: 400. A last message of the assistant's is continued"),
+                  "tool_result; those of tools that Anthropic runs are passed over, others: 400. A last message of the "
+                  "assistant's is continued"),
     MessagesField("system", "both", "works", "a text or blocks of text; Claude Code's x-anthropic-billing-header is left out"),
     MessagesField("max_tokens", "messages", "works", "required; where the context has less room, the answer ends there, with "
                   "stop_reason model_context_window_exceeded; 0 computes the prompt for the cache"),
@@ -30,21 +31,22 @@ FIELDS = (
     MessagesField("top_p", "messages", "works"),
     MessagesField("top_k", "messages", "works"),
     MessagesField("tools", "both", "works", "of type custom, with strict, input_examples and cache_control; tools that "
-                  "Anthropic defines or runs: 400"),
+                  "Anthropic defines or runs are left out, with a log line"),
     MessagesField("tool_choice", "both", "works", "auto, any, tool and none, with disable_parallel_tool_use"),
-    MessagesField("thinking", "both", "works", "enabled with budget_tokens (of a reasoning model; from 1 on), adaptive, "
-                  "disabled; display: omitted"),
+    MessagesField("thinking", "both", "works", "enabled with budget_tokens (from 1 on; without effect on a model that does not "
+                  "reason), adaptive, disabled; display: omitted"),
     MessagesField("output_config", "both", "works", "format; effort as the template's reasoning_effort"),
     MessagesField("output_format", "both", "works", "the older place of output_config.format"),
     MessagesField("chat_template_kwargs", "both", "works", "not Anthropic's: as with chats"),
     MessagesField("cache_salt", "messages", "works", "not Anthropic's: as with chats"),
     MessagesField("priority", "messages", "works", "not Anthropic's: as with chats"),
+    MessagesField("timeout", "messages", "works", "not Anthropic's: as with chats"),
     MessagesField("vllm_xargs", "messages", "works", "not Anthropic's: as with chats"),
     MessagesField("cache_control", "both", "harmless", "every prefix is cached, with or without it"),
     MessagesField("metadata", "messages", "harmless"),
     MessagesField("service_tier", "messages", "harmless"),
     MessagesField("container", "both", "refused"),
-    MessagesField("mcp_servers", "both", "refused"),
+    MessagesField("mcp_servers", "both", "harmless", "left out, with a log line: the server runs no tools"),
     MessagesField("context_management", "both", "refused", "but for clear_thinking that keeps all"),
     MessagesField("compaction", "both", "refused"),
     MessagesField("diagnostics", "both", "refused"),

@@ -15,6 +15,7 @@ def _field(name: str, treatment: Treatment = "works", note: str = "") -> Field:
 _NOTES = {
     "structured_outputs": "vLLM's; excludes text.format",
     "priority": "needs --scheduling-policy priority, unless it is 0",
+    "timeout": "seconds until it must have ended, else 504",
     "cache_salt": "up to 1024 characters",
     "request_id": "the response's id is made of it; the header X-Request-Id goes before it",
 }
@@ -36,8 +37,8 @@ FIELDS = (
     _field("ec_transfer_params", "refused"),
     _field("image", "refused"),
     # tools, reasoning, structure
-    _field("tools", note="functions; 400 for tools that the server would have to run"),
-    _field("tool_choice", note="none, auto, required, a function, or allowed_tools"),
+    _field("tools", note="functions, custom tools, namespaces of them; those that OpenAI runs are left out, with a log line"),
+    _field("tool_choice", note="none, auto, required, a function, a custom tool, or allowed_tools"),
     _field("parallel_tool_calls"),
     _field("max_tool_calls", "harmless", "of tools that a server runs; there are none"),
     _field("text", note="format: text, json_object or json_schema; verbosity is handed to the chat template"),

@@ -1,11 +1,11 @@
 """GrammarCompiler: the preparer that compiles grammars for structured output, while only the request itself waits.
 
 A grammar in the cache costs a copy of its matcher. Another one is first tried in a process that it may crash (trial.py), then
-compiled here, by one of two threads. One that is bad, or takes too long, makes its request a 400; the error is cached, too, so
-that sending it again costs nothing. Copies of a matcher share a lexer and so cannot make masks at the same time: a grammar that
-many sequences use at once is compiled several times, at most once for each thread of llguidance that makes masks
-(mask_threads.py). A grammar that sequences use one after the other keeps its lexer, which caches its states: near the end of a
-bounded string a mask takes a new lexer several times as long (benchmarks/LOG.md).
+compiled here, by one of a few threads, in turn among API keys. One that is bad, or takes too long, makes its request a 400;
+the error is cached, too, so that sending it again costs nothing. Copies of a matcher share a lexer and so cannot make masks at
+the same time: a grammar that many sequences use at once is compiled several times, at most once for each thread of llguidance
+that makes masks (mask_threads.py). A grammar that sequences use one after the other keeps its lexer, which caches its states:
+near the end of a bounded string a mask takes a new lexer several times as long (benchmarks/LOG.md).
 
 Owned by the daemon, called by the core's loop through preparation.py.
 """
@@ -32,6 +32,7 @@ from quire.enginecore.grammar.vocabulary import Vocabulary, VocabularyError, mak
 from quire.enginecore.preparation import PreparationFailed
 from quire.enginecore.scheduling.sequence import Sequence
 from quire.ipc.messages.frontend import AddRequest
+from quire.ipc.process.fair_executor import FairExecutor
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.step.sections import INT32_MAX
 from quire.ipc.structured_outputs import StructuredOutputs
@@ -76,10 +77,11 @@ class GrammarCompiler:
         self._tokenizer_json = tokenizer_json
         self._vocabulary: Future[Vocabulary] | None = None
         self._executor = _executor_with_stack(NUM_COMPILERS)
-        self._local = threading.local()  # each thread's Trial
+        self._turns = FairExecutor(self._executor, NUM_COMPILERS)
         self._trials: list[Trial] = []
+        self._free_trials: list[Trial] = []  # the last one used comes first: as many have a process as were used at once
         self._cache: OrderedDict[bytes, Grammar] = OrderedDict()  # least recently used first
-        self._lock = threading.Lock()  # protects the cache and the next two
+        self._lock = threading.Lock()  # protects the cache, the trials, and the next two
         self._cached_bytes = 0
         self._num_grammars = 0
 
@@ -111,11 +113,16 @@ class GrammarCompiler:
                 self._cache.move_to_end(digest)
         if grammar is None:
             self.start()
-            return self._executor.submit(self._compile_for, wanted, digest, sequences)
+            return self._in_turn(request, lambda: self._compile_for(wanted, digest, sequences))
         is_shared = self._use(wanted, grammar, sequences)
         if is_shared and len(grammar.compiled) < self._num_threads:
-            self._executor.submit(self._compile_once_more, grammar)
+            self._in_turn(request, lambda: self._compile_once_more(grammar))
         return None
+
+    def _in_turn(self, request: AddRequest, work: Callable[[], None]) -> Future[None]:
+        """Do the work when it is the turn of the request's tenant."""
+        wanted, tenant = request.task.params.grammar, request.tenant
+        return self._turns.submit(work, tenant.name if tenant is not None else "", len(wanted.text) if wanted else 0)
 
     def _compile_for(self, wanted: StructuredOutputs, digest: bytes, sequences: list[Sequence]) -> None:
         with self._lock:
@@ -179,12 +186,12 @@ class GrammarCompiler:
     def _compile(self, wanted: StructuredOutputs, num_sequences: int) -> Grammar:
         """Try a grammar, then compile it. Called in a thread of the executor."""
         vocabulary = self.vocabulary()
-        trial = getattr(self._local, "trial", None)
-        if trial is None:
-            assert self._tokenizer_json is not None
-            trial = self._local.trial = Trial(self._tokenizer_json, self.vocab_size, self.eos_token_ids)
-            self._trials.append(trial)
-        verdict = trial.run(wanted)
+        trial = self._take_trial()
+        try:
+            verdict = trial.run(wanted)
+        finally:
+            with self._lock:
+                self._free_trials.append(trial)
         if verdict.error:
             return Grammar(error=verdict.error)
         with self._lock:
@@ -198,6 +205,15 @@ class GrammarCompiler:
             if time.monotonic() - begin > QUICK_S:
                 break
         return grammar
+
+    def _take_trial(self) -> Trial:
+        with self._lock:
+            if self._free_trials:
+                return self._free_trials.pop()
+            assert self._tokenizer_json is not None
+            trial = Trial(self._tokenizer_json, self.vocab_size, self.eos_token_ids)
+            self._trials.append(trial)
+            return trial
 
     def _add_matcher(self, grammar: Grammar, vocabulary: Vocabulary) -> llguidance.LLMatcher:
         matcher = llguidance.LLMatcher(vocabulary.tokenizer, grammar.lark, log_level=0, limits=PARSER_LIMITS)

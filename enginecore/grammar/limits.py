@@ -11,7 +11,7 @@ import llguidance
 COMPILE_TIMEOUT_S = 5.0  # for one grammar
 TRIAL_BYTES = 256 << 20  # memory for the trial of one
 TRIAL_TOKENS = 16  # tokens that are tried after it was compiled
-NUM_COMPILERS = 2  # threads, each with its own trial process
+NUM_COMPILERS = 4  # threads: one API key has three at most, and two for large grammars; each takes a trial process
 MAX_CACHED = 256  # grammars, compiled ones and those that failed
 MAX_CACHED_BYTES = 512 << 20  # estimated memory of all of them
 MAX_MASK_S = 0.25  # CPU time for one token in the trial

@@ -5,7 +5,7 @@ and a thread cannot be killed. The child has the vocabulary, little memory, and 
 the requested grammar to Lark, compiles it, tries some tokens, and answers with an error, or with the Lark and the bytes that it
 took. Then the core compiles the Lark.
 
-`Trial` is the core's side, used by one thread of compiler.py; `main` is the child's.
+`Trial` is the core's side, used by a thread of compiler.py; `main` is the child's.
 """
 
 import resource

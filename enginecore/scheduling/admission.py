@@ -64,6 +64,20 @@ class Admission:
         return num_streams, num_tokens
 
     # ----------------------------------------------------------------------------------------------------- a step
+    def begin_step(self, now: float) -> None:
+        """Before a step's rows are chosen: if there is no slot or no memory for the next sequence, and its tenant has none,
+        take from a tenant with several. now: as in `Scheduler.schedule`."""
+        self._leaving.has_preempted = False
+        self._counters.mean_output = self.peak.mean_output
+        self._waiting.age(now)
+        if len(self._leaving) or (self._slots.free and self._waiting.no_room_for is None):
+            return
+        seq = self._waiting.first()
+        if seq is None or seq.tenant is None or seq.tenant.num_running:
+            return
+        if not self._slots.free or seq is self._waiting.no_room_for:
+            self._leaving.preempt_for(seq)
+
     def admit(self, build: PlanBuilder, budget: int) -> bool:
         """Start sequences, with first chunks of at most `budget` tokens in all; returns whether it stopped because the step's
         work was spent."""
@@ -131,8 +145,9 @@ class Admission:
         """Give a sequence its slot and first chunk; returns the chunk's tokens."""
         known = seq.known
         slot = self._slots.lease(seq, known)
-        seq.tokens = None
         cached = self._kv.attach(seq.blocks, hits) * self._config.block_size
+        self._waiting.started(seq, len(known), cached)
+        seq.tokens = None
         seq.num_computed = cached
         self._slots.capacity[slot] = cached
         if seq.num_cached_tokens < 0:

@@ -92,6 +92,14 @@ class Leaving:
         self.release_returned()
         return lost
 
+    def preempt_for(self, seq: Sequence) -> None:
+        """Preempt the youngest sequence of the tenant with the most slots by its weight, if that has more than one."""
+        tenants = {s.tenant: None for s in self._running() if s.tenant is not None and s.tenant.num_running > 1}
+        if tenants:
+            most = max(tenants, key=lambda t: t.num_running / t.weight)
+            self.preempt(max((s for s in self._running() if s.tenant is most), key=lambda s: s.order))
+            self._waiting.owe(seq)
+
     def release_returned(self) -> None:
         """A step has returned: sequences with no other step in flight give back slot and blocks."""
         leaving, self._leaving = self._leaving, []
@@ -119,6 +127,7 @@ class Leaving:
         if waits_again:
             seq.tokens = self._slots.known(seq).copy()
         self._kv.free(seq.blocks)
+        self._waiting.stopped(seq, int(self._slots.num_tokens[seq.slot]))
         self._slots.give_back(seq)
         self._waiting.no_room_for = None
         if waits_again:

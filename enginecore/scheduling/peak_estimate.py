@@ -19,21 +19,21 @@ LEAST_LEFT = 64  # tokens that a sequence is expected to grow by at least, howev
 
 class PeakEstimate:
     def __init__(self) -> None:
-        self._mean_output = float(FIRST_GUESS)
+        self.mean_output = float(FIRST_GUESS)  # running mean of the output tokens of sequences that ended
 
     def observe(self, num_output_tokens: int) -> None:
         """A sequence has ended with so many output tokens."""
-        self._mean_output += 0.05 * (num_output_tokens - self._mean_output)
+        self.mean_output += 0.05 * (num_output_tokens - self.mean_output)
 
     def final_len(self, length: int, prompt_len: int, final_len: int, ends_by_length: bool) -> int:
         """The estimated number of a sequence's tokens at its end, if it has `length` now."""
         if ends_by_length:
             return final_len
-        return min(final_len, max(prompt_len + int(MARGIN * self._mean_output), length + LEAST_LEFT))
+        return min(final_len, max(prompt_len + int(MARGIN * self.mean_output), length + LEAST_LEFT))
 
     def final_lens(self, length: np.ndarray, prompt_len: np.ndarray, final_len: np.ndarray, known: np.ndarray) -> np.ndarray:
         """`final_len` of many: arrays [sequences], and so is the result. known: whether only length ends them."""
-        guess = np.maximum(prompt_len + int(MARGIN * self._mean_output), length + LEAST_LEFT)
+        guess = np.maximum(prompt_len + int(MARGIN * self.mean_output), length + LEAST_LEFT)
         return np.where(known, final_len, np.minimum(final_len, guess))
 
 

@@ -6,6 +6,7 @@ admission for each new sequence.
 """
 
 import bisect
+from collections import Counter
 
 from quire.enginecore.kv.manager import KVManager
 from quire.enginecore.scheduling.decode import MakeRoom
@@ -46,12 +47,23 @@ class Prefills:
 
     def schedule(self, build: PlanBuilder, budget: int, make_room: MakeRoom) -> int:
         """Schedule chunks of running prefills; returns the tokens that are left of the budget."""
-        for seq in list(self._running):
+        for seq in self._in_turn():
             if budget <= 0:
                 break
             if seq.state is SequenceState.PREFILL:  # not preempted just now
                 budget -= self.chunk(seq, build, budget, make_room)
         return budget
+
+    def _in_turn(self) -> list[Sequence]:
+        """By order; if they are several tenants', in turn, and of each turn the shortest first."""
+        if len({seq.tenant for seq in self._running}) < 2:
+            return list(self._running)
+        turns, num_before = [], Counter[object]()
+        for seq in self._running:
+            turns.append((num_before[seq.tenant], int(self._slots.num_tokens[seq.slot]) - seq.num_computed, seq))
+            num_before[seq.tenant] += 1
+        turns.sort(key=lambda turn: turn[:2])
+        return [seq for _, _, seq in turns]
 
     def chunk(self, seq: Sequence, build: PlanBuilder, budget: int, make_room: MakeRoom) -> int:
         """Schedule the next chunk of a sequence; returns its tokens (0 if there is no room now)."""

@@ -30,7 +30,7 @@ class Scheduler:
         self.config = config
         self.slots = Slots(config.max_num_seqs, config.max_model_len)
         self.kv = KVManager(config.num_blocks, config.block_size, config.windows, num_slots=config.max_num_seqs + 1)
-        self.waiting = WaitingQueue(config.policy)
+        self.waiting = WaitingQueue(config.policy, config.max_queue_s)
         self.counters = Counters()
         self._eos = np.zeros(max(config.vocab_size, 1), bool)
         self._eos[[i for i in config.eos_token_ids if i < config.vocab_size]] = True
@@ -150,9 +150,9 @@ class Scheduler:
     def schedule(self, now: float = 0.0) -> tuple[StepPlan, ScheduledStep] | None:
         """The next step, or None if nothing can run before an earlier step returns or a request arrives.
 
-        now: seconds since the Unix epoch; it only stamps sequences that start.
+        now: seconds since the Unix epoch; it stamps sequences that start, and by it waiting ones age.
         """
-        self._leaving.has_preempted = False
+        self._admission.begin_step(now)
         build, micro_batches = PlanBuilder(self._step + 1, now), self._decode.micro_batches
         for micro_batch in micro_batches.turns(self._leaving.returned):
             decode, build.micro_batch = self._choose_rows(build), micro_batch

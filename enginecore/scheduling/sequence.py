@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from quire.enginecore.kv.sequence_blocks import SequenceBlocks
+from quire.enginecore.tenants.tenant import TenantState
 from quire.ipc.sampling import RequestOutputKind, SamplingParams
 from quire.ipc.step.sections import (
     INT32_MAX,
@@ -57,12 +58,18 @@ class Sequence:
     min_tokens_stop_ids: list[int] = field(default_factory=list, kw_only=True)  # all ids that min_tokens masks
     is_processed: bool = field(default=False, kw_only=True)  # the operator's own logits processors see this sequence
     num_candidates: int = field(default=0, kw_only=True)  # for the token after the prompt
+    tenant: TenantState | None = field(default=None, kw_only=True)  # None: that of a WaitingQueue's only tenant
+    expected_output: int = field(default=0, kw_only=True)  # tokens, an estimate
+    is_bounded: bool = field(default=False, kw_only=True)  # it may not wait longer than --max-queue-s
     # a constraint on its next token, if there is one: made by a preparer (grammar/compiler.py), used only by the core
     constraint: Any = None  # grammar/matchers.Constraint
     mask_from: int = INT32_MAX  # the length from which its rows need masks
     is_deferred: bool = False  # in no step until `Scheduler.release`, because its next mask is not made yet
     # its KV blocks: written by KVManager
     blocks: SequenceBlocks = field(kw_only=True)
+    # what its tenant was charged: written by WaitingQueue
+    is_aged: bool = False  # it has waited for so long that it comes before all priorities
+    stint: tuple[int, int, int] = (0, 0, 0)  # since it has its slot: known tokens then, cached ones, tokens charged
     # its progress: written by the scheduler's parts
     state: SequenceState = SequenceState.WAITING
     slot: int = -1
@@ -78,6 +85,11 @@ class Sequence:
     def known(self) -> np.ndarray:
         """All known ids of a sequence without a slot."""
         return self.prompt if self.tokens is None else self.tokens
+
+    @property
+    def prompt_cost(self) -> int:
+        """Tokens of the prompt, which the first child computes for all."""
+        return len(self.prompt) if self.child == 0 else 0
 
     @property
     def ends_by_length(self) -> bool:

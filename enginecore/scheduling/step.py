@@ -41,6 +41,7 @@ class StepOutput:
 class Counters:
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    mean_output: float = 0.0  # running mean of the output tokens of sequences that ended
     generation_tokens: int = 0
     preemptions: int = 0
     replays: int = 0  # requests

@@ -42,7 +42,7 @@ REFUSED = {  # vLLM's names of parsers for models that do not run here, with the
     "step3p5": ("Step-3.5", _UNKNOWN),
     "super_v3": ("Nemotron 3 Super", _RECURRENT),
 }
-_HARMONY = ("gpt_oss", "gptoss", "harmony", "openai", "openai_gptoss")
+_HARMONY = ("gpt-oss", "gpt_oss", "gptoss", "harmony", "openai", "openai_gptoss")  # one format has both
 
 
 def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,19 +54,15 @@ def add_parser_arguments(parser: argparse.ArgumentParser) -> None:
         group.add_argument(
             flag,
             type=_parser_name,
-            choices=("auto", "none", *names),
+            choices=("auto", "none", *names, *_HARMONY),
             default="auto",
             metavar="NAME",
-            help=f"{what}: auto (found by the chat template), none, {', '.join(names)} (default: %(default)s)",
+            help=f"{what}: auto (found by the chat template), none, {', '.join((*names, *_HARMONY))} (default: %(default)s)",
         )
 
 
 def _parser_name(name: str) -> str:
-    if name.lower() in _HARMONY:
-        raise argparse.ArgumentTypeError(
-            f"{name}: gpt-oss's Harmony format is not supported yet, neither its calls nor its reasoning"
-        )
     if name in REFUSED:
         model, reason = REFUSED[name]
         raise argparse.ArgumentTypeError(f"{name}: this parser is for {model}, which {reason}")
-    return name
+    return name.lower() if name.lower() in _HARMONY else name

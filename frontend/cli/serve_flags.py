@@ -116,6 +116,11 @@ def _add_access(add_to: Any) -> None:
         "VLLM_API_KEY of the environment, or none)",
     )
     add("--api-key-file", metavar="FILE", help="a file of such keys, one a line, which no process list shows (default: none)")
+    add(
+        "--limits",
+        metavar="FILE",
+        help="a YAML file of what each API key may have: requests, tokens a minute, its share; docs/limits.md (default: none)",
+    )
     add("--metrics-open", action=Switch, default=False, help="allow /metrics without a key (default: off)")
     add("--disable-fastapi-docs", action=Switch, default=False, help="answer 404 at /docs and /openapi.json (default: off)")
     add(
@@ -166,6 +171,14 @@ def _add_requests(add_to: Any) -> None:
         default=False,
         help="allow requests to bring their own chat templates, which a separate process renders, each for at most 2 s "
         "(default: off, they get 400)",
+    )
+    add(
+        "--request-timeout-s",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="the longest that a request may take, whatever its own timeout says; then it ends with 504; 0: no limit "
+        "(default: %(default)s)",
     )
     add("--response-role", default="assistant", metavar="ROLE", help="role of chat answers (default: %(default)s)")
     add(

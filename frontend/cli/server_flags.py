@@ -11,6 +11,7 @@ from quire.ipc.process.command import CommandParser
 from quire.ipc.process.flags import Switch
 
 if TYPE_CHECKING:
+    from quire.frontend.http.limits.key_limits import KeyLimits
     from quire.frontend.http.tls import TlsFiles
 
 _MOST_RESPONSE_MIB = 4096
@@ -72,13 +73,30 @@ def server_options(parser: CommandParser, args: argparse.Namespace) -> tuple[dic
         parser.error(f"--max-response-mib must be between 1 and {_MOST_RESPONSE_MIB}")
     if args.uds == "":
         parser.error("--uds needs a path")
+    if not 0 <= args.request_timeout_s < float("inf"):
+        parser.error("--request-timeout-s must be at least 0 (0: no limit)")
     frontend = {
+        "key_limits": _key_limits(parser, args.limits),
+        "request_timeout_s": args.request_timeout_s,
         "tls": _tls(parser, args),
         "root_path": args.root_path,
         "drain_delay_s": args.drain_delay_s,
         "max_response_mib": args.max_response_mib,
     }
     return frontend, {"uds": args.uds, "uds_mode": args.uds_mode}
+
+
+def _key_limits(parser: CommandParser, path: str | None) -> "KeyLimits":
+    from quire.frontend.http.limits.key_limits import KeyLimits
+
+    if path is None:
+        return KeyLimits()
+    from quire.frontend.http.limits.limits_file import read_limits
+
+    try:
+        return read_limits(path)
+    except ValueError as error:
+        parser.error(str(error))
 
 
 def _tls(parser: CommandParser, args: argparse.Namespace) -> "TlsFiles | None":

@@ -16,6 +16,8 @@ from quire.ipc.process.flags import split_flag
 
 _NEGATIVE_NUMBER = re.compile(r"-\d+(\.\d*)?")
 _LEVEL = re.compile(r"-O\d")
+# Flags of older versions, still on model cards, that set a field of config.json.
+_FIELDS = {"--rope-scaling": "rope_scaling", "--rope-theta": "rope_theta"}
 
 
 READ_VARIABLES = frozenset({"VLLM_API_KEY"})
@@ -43,6 +45,10 @@ def take_out(words: Sequence[str], known: Collection[str]) -> tuple[list[str], l
         name, key, value = split_flag(word)
         if _LEVEL.fullmatch(name):
             name, value = "-O", name[2:]
+        if name in _FIELDS and name not in known:
+            left.append(_as_override(name, value, rest))
+            taken.append(f"{name} (this is what --hf-overrides is for, to which it was added)")
+            continue
         row = None if name in known else BY_FLAG.get(name) or _negated(name)
         if row is None:
             left.append(word)
@@ -67,7 +73,9 @@ def is_fine(row: Row, value: str | None, key: str = "") -> bool:
         members = {key: _json_or_text(value)} if key else json.loads(value)
     except (ValueError, RecursionError):
         return False
-    return isinstance(members, dict) and all(f"{name}={_as_text(member)}" in row.fine for name, member in members.items())
+    return isinstance(members, dict) and all(
+        f"{name}={_as_text(member)}" in row.fine or f"{name}=*" in row.fine for name, member in members.items()
+    )
 
 
 def _json_or_text(value: str) -> Any:
@@ -79,6 +87,12 @@ def _json_or_text(value: str) -> Any:
 
 def _as_text(member: Any) -> str:
     return member if isinstance(member, str) else json.dumps(member)
+
+
+def _as_override(name: str, value: str | None, rest: list[str]) -> str:
+    if value is None and not rest:
+        raise UnsupportedFlag(f"{name} needs a value")
+    return f"--hf-overrides={json.dumps({_FIELDS[name]: _json_or_text(rest.pop(0) if value is None else value)})}"
 
 
 def without_vllms(parser: CommandParser, words: list[str]) -> list[str]:

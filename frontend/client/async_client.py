@@ -20,7 +20,8 @@ import msgspec
 from quire.frontend.client.client import Client
 from quire.frontend.client.dispatch import Dispatcher
 from quire.frontend.client.resend import HOLD_S, LostRequests
-from quire.frontend.client.stream import ERRORS, EngineDown, InvalidRequest, Overloaded, RequestState
+from quire.frontend.client.stream import DeadlineExceeded, EngineDown, InvalidRequest, Overloaded, RequestState, error_of
+from quire.frontend.client.terms import Terms
 from quire.frontend.client.utility_calls import A, UtilityCalls
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.links.curve import FrontendKeys
@@ -41,6 +42,7 @@ from quire.ipc.process.cpus import cpu_share
 from quire.ipc.sampling import SamplingParams
 
 HEARTBEAT_TIMEOUT_S = 2.0
+LATE_S = 1.0  # after a request's deadline, until we no longer wait for the engine to end it
 WATCH_S = 2e-2  # how long to poll for the first answer to a lone request
 FEW_CORES = 4  # with at most this many, only the engine's processes spin
 
@@ -146,8 +148,8 @@ class AsyncClient(Client):
     def _check_connected(self) -> None:
         self._connected_link()
 
-    def _send_to_one(self, request: AddRequest) -> Self:
-        self.send(request)
+    def _send_to_one(self, request: AddRequest, terms: Terms) -> Self:
+        self.send(request, terms)
         return self
 
     def take_up(self, state: RequestState, is_alone: bool) -> None:
@@ -168,11 +170,16 @@ class AsyncClient(Client):
             raise EngineDown(self._broken or "there is no connection to the engine")
         return link
 
-    def send(self, request: AddRequest) -> None:
-        """Send a checked request, whatever its epoch. Raises Overloaded, EngineDown; InvalidRequest if it cannot be encoded."""
-        link = self._connected_link()
+    def send(self, request: AddRequest, terms: Terms) -> None:
+        """Send a checked request, whatever its epoch. Raises Overloaded, EngineDown, DeadlineExceeded; InvalidRequest if it
+        cannot be encoded."""
+        link, timeout_s = self._connected_link(), terms.timeout_s()
         try:
-            link.send(msgspec.structs.replace(request, epoch=link.epoch))
+            link.send(
+                msgspec.structs.replace(
+                    request, epoch=link.epoch, tenant=terms.tenant, timeout_s=timeout_s, is_bounded=terms.is_bounded
+                )
+            )
         except LinkBusy as error:
             raise Overloaded("the engine does not take requests as fast as they come: try again later") from error
         except LinkDown as error:
@@ -181,6 +188,12 @@ class AsyncClient(Client):
             raise InvalidRequest("a string of the request is not valid Unicode") from error
         except ValueError as error:
             raise InvalidRequest(str(error)) from error
+
+    def expire(self, now: float) -> None:
+        for state in [s for s in self._dispatcher.requests.values() if s.deadline + LATE_S <= now]:
+            self._dispatcher.fail(state.id, DeadlineExceeded("the request's timeout has passed"))
+            self._dispatcher.abort_sent(state.id, state.params)
+        self._lost.expire(now)
 
     def abort(self, request: str | int) -> None:
         for state in [s for s in (*self._lost, *self._dispatcher.requests.values()) if request in (s.name, s.id)]:
@@ -263,7 +276,7 @@ class AsyncClient(Client):
 
     def _send_again(self, state: RequestState, request: AddRequest) -> None:
         """Raises ClientError if no engine takes the request now."""
-        self.send(request)
+        self.send(request, state.terms)
         self._dispatcher.add(state)
 
     def _on_message(self, message: CoreMessage) -> None:
@@ -278,6 +291,6 @@ class AsyncClient(Client):
             case PromptLogprobs():
                 self._dispatcher.prompt_logprobs(message)
             case RequestError():
-                self._dispatcher.fail(message.id, ERRORS[message.code](message.message))
+                self._dispatcher.fail(message.id, error_of(message))
             case UtilityResult():
                 self._utilities.answered(message)

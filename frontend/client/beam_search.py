@@ -24,6 +24,7 @@ from quire.frontend.client.outputs import Delta, RequestMetrics, TokenLogprobDic
 from quire.frontend.client.progress_bar import ProgressBar
 from quire.frontend.client.prompt import Prompt, split_prompt
 from quire.frontend.client.stream import ClientError, InvalidRequest, Stream, TooLong
+from quire.frontend.client.terms import NO_TERMS, Terms
 from quire.frontend.text.detokenizer import PROMPT_TAIL, OutputText
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.limits import output_room
@@ -112,6 +113,7 @@ class BeamSearch:
         priority: int = 0,
         cache_salt: str = "",
         request_name: str = "",
+        terms: Terms = NO_TERMS,
     ) -> None:
         """Raises InvalidRequest, TooLong. num_logprobs: alternatives to keep for each token."""
         self.params = params
@@ -120,6 +122,7 @@ class BeamSearch:
         self.metrics = RequestMetrics(time.time())
         self._client = client
         self._options = {"priority": priority, "cache_salt": cache_salt, "request_name": request_name}
+        self._terms = terms
         self._candidates = Candidates(2 * params.beam_width, next(_searches))
         room = output_room(len(prompt_ids), client.welcome.limits.max_model_len)
         if room < 1:
@@ -153,12 +156,13 @@ class BeamSearch:
     async def _step(self) -> list[tuple[np.ndarray, np.ndarray]]:
         self._streams = []
         for i, beam in enumerate(self._beams.running):
-            stream = self._client.submit(beam.ids, _ONE_TOKEN, candidates=self._candidates, **self._options)  # type: ignore[arg-type]
+            stream = self._client.submit(beam.ids, _ONE_TOKEN, candidates=self._candidates, terms=self._terms, **self._options)  # type: ignore[arg-type]
             self._streams.append(stream)
             if i % _SUBMIT_TOGETHER == _SUBMIT_TOGETHER - 1:
                 await asyncio.sleep(0)
         for stream in self._streams:
             await stream.collect()
+        self._terms = msgspec.structs.replace(self._terms, is_bounded=False)  # a search that has begun is not refused
         times = self._streams[0].metrics
         if self.metrics.first_token_time is None:
             self.metrics.queue_s, self.metrics.first_token_time = times.queue_s, times.first_token_time

@@ -18,6 +18,7 @@ from quire.frontend.client.outputs import RequestOutput
 from quire.frontend.client.prompt import Prompt, split_prompt
 from quire.frontend.client.request_outputs import request_outputs
 from quire.frontend.client.stream import EngineDown, InvalidRequest, RequestState, Stream
+from quire.frontend.client.terms import NO_TERMS, Terms
 from quire.frontend.client.utility_calls import A
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.limits import output_room
@@ -124,10 +125,11 @@ class Client(ABC):
         cache_salt: str = "",
         request_name: str = "",
         candidates: Candidates | None = None,
+        terms: Terms = NO_TERMS,
     ) -> Stream:
         """Check and send one request, without waiting. candidates: see the message; the answer is `Stream.candidates`.
         max_tokens is reduced to the room in the context. Raises InvalidRequest, TooLong, Overloaded (our queue to the core is
-        full), EngineDown. Errors that the core finds are raised by the Stream.
+        full), EngineDown, DeadlineExceeded. Errors that the core finds are raised by the Stream.
         """
         self._check_connected()
         ids = self._check_prompt(prompt_token_ids, getattr(params, "max_tokens", None))
@@ -136,15 +138,15 @@ class Client(ABC):
         self._next_id += 1
         request_id, arrival = self._next_id, time.time()
         inputs, task = TokenInputs(ids.tobytes()), Generate(params, candidates)
-        request = AddRequest(0, request_id, inputs, task, priority, cache_salt, arrival)
-        engine = self._send_to_one(request)
+        request = AddRequest(0, request_id, inputs, task, priority, terms.salted(cache_salt), arrival)
+        engine = self._send_to_one(request, terms)
         # made while the request travels: answers arrive in a later turn of the event loop
         try:
             state = RequestState(request_id, request_name or str(request_id), ids, params, self._tokenizer, arrival)
         except BaseException:  # raised again: there is no state to receive the answer
             engine.abort_sent(request_id, params)
             raise
-        state.sent = request
+        state.sent, state.terms, state.deadline = request, terms, terms.deadline
         engine.take_up(state, is_alone=self.num_requests == 0)
         return Stream(state, self._cancel)
 
@@ -153,8 +155,12 @@ class Client(ABC):
         """Raises EngineDown where no request can be sent."""
 
     @abstractmethod
-    def _send_to_one(self, request: AddRequest) -> "Engine":
-        """Send a checked request, and return the engine that it went to. Raises Overloaded, EngineDown, InvalidRequest."""
+    def _send_to_one(self, request: AddRequest, terms: Terms) -> "Engine":
+        """Send a checked request and return the engine that it went to. Raises ClientErrors."""
+
+    @abstractmethod
+    def expire(self, now: float) -> None:
+        """Fail requests whose deadline has passed and whose engine has not said so. now: time.monotonic()."""
 
     @abstractmethod
     def _cancel(self, request_id: int) -> None:

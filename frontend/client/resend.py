@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
-from quire.frontend.client.stream import ClientError, EngineDown, EngineError, RequestState
+from quire.frontend.client.stream import ClientError, DeadlineExceeded, EngineDown, EngineError, RequestState
 from quire.ipc.limits import output_limit, output_room
 from quire.ipc.messages.frontend import AddRequest, Resume, Welcome
 
@@ -76,6 +76,12 @@ class LostRequests:
         state = self._states.pop(request_id, None)
         if state is not None:
             state.abort()
+
+    def expire(self, now: float) -> None:
+        """End those whose deadline has passed. now: time.monotonic()."""
+        for state in [state for state in self._states.values() if state.deadline <= now]:
+            del self._states[state.id]
+            state.fail(DeadlineExceeded("the request's timeout has passed"))
 
     def send(self, welcome: Welcome, send: Callable[[RequestState, AddRequest], None]) -> None:
         """Let engines with this Welcome go on with the requests, as far as `send`, which may raise ClientError, takes them."""

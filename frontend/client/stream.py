@@ -7,11 +7,12 @@ Everything happens in the event loop's thread, except `Stream.__del__`.
 """
 
 import asyncio
+import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from quire.frontend.client.outputs import Delta, RequestMetrics, TokenLogprobDic
 from quire.frontend.client.turns import Slice, turn
 from quire.frontend.text.detokenizer import PROMPT_TAIL, OutputText
 from quire.frontend.text.tokenizer import Tokenizer
-from quire.ipc.messages.frontend import AddRequest, FinishReason, PromptLogprobs
+from quire.ipc.messages.frontend import AddRequest, FinishReason, PromptLogprobs, RequestError
 from quire.ipc.sampling import SamplingParams
 
 MOST_TOKENS = 16 << 10  # per `take`: some 2 ms
@@ -29,7 +30,10 @@ MOST_ROWS = 160  # per `take`, with logprobs: reading a row of 20 takes 20 us; 1
 
 
 class ClientError(Exception):
-    """Base class of a request's errors; the text is for the user and holds nothing secret."""
+    """Base class of a request's errors; the text is for the user and holds nothing secret. retry_after_s: when the request may
+    be sent again; 0: not known."""
+
+    retry_after_s = 0
 
 
 class InvalidRequest(ClientError, ValueError):
@@ -41,7 +45,15 @@ class TooLong(InvalidRequest):
 
 
 class Overloaded(ClientError):
-    """The core's queue of waiting requests is full: HTTP 503 with Retry-After."""
+    """The core's queue of waiting requests is full, or takes too long: HTTP 503 with Retry-After."""
+
+
+class RateLimited(ClientError):
+    """The request's API key has all that it may have: HTTP 429 with Retry-After."""
+
+
+class DeadlineExceeded(ClientError):
+    """The request's timeout has passed, or would before it began: HTTP 504."""
 
 
 class EngineDown(ClientError):
@@ -56,16 +68,26 @@ ERRORS: dict[str, type[ClientError]] = {  # by the core's error code
     "invalid": InvalidRequest,
     "too_long": TooLong,
     "overloaded": Overloaded,
+    "rate_limited": RateLimited,
+    "deadline_exceeded": DeadlineExceeded,
+    "unavailable": EngineDown,
     "engine_error": EngineError,
 }
+
+
+def error_of(message: RequestError) -> ClientError:
+    """The error that the core has sent."""
+    error = ERRORS[message.code](message.message)
+    error.retry_after_s = message.retry_after_s
+    return error
 
 
 class RequestState:
     """One request and its children, between arriving messages (the client) and a Stream."""
 
-    __slots__ = ("_last_reported", "_most", "_prompt_logprobs", "_prompt_token_ids", "_tokenizer", "_waiter", "error", "id",
-                 "is_behind", "lost_at", "metrics", "name", "news", "num_cached_tokens", "num_losses", "num_open",
-                 "num_prompt_tokens", "params", "seed", "sent", "sequences", "sink")  # fmt: skip
+    __slots__ = ("_last_reported", "_most", "_prompt_logprobs", "_prompt_token_ids", "_tokenizer", "_waiter", "deadline",
+                 "error", "id", "is_behind", "lost_at", "metrics", "name", "news", "num_cached_tokens", "num_losses",
+                 "num_open", "num_prompt_tokens", "params", "seed", "sent", "sequences", "sink", "terms")  # fmt: skip
 
     def __init__(
         self,
@@ -84,6 +106,7 @@ class RequestState:
         self.metrics = RequestMetrics(arrival_time)
         self.num_cached_tokens: int | None = None
         self.error: ClientError | None = None
+        self.deadline = math.inf  # by time.monotonic()
         self.num_open = params.n  # children that have not ended
         self.news = False  # there is something to take; while this is set, no wake-up is needed
         self.is_behind = False  # the last `take` has left some output
@@ -97,6 +120,7 @@ class RequestState:
         self._prompt_token_ids = prompt_token_ids.tolist() if params.prompt_logprobs is not None else None
         # for another engine, if this one is lost (resend.py)
         self.sent: AddRequest | None = None  # as it was sent first
+        self.terms: Any = None  # its Terms (terms.py)
         self.seed: int | None = None  # as the engine says with the first token
         self.lost_at = -1  # output tokens at the last loss of its engine
         self.num_losses = 0  # since the last token
@@ -251,6 +275,12 @@ class Stream:
         for sequence in self._state.sequences:
             if sequence.text is not None:
                 sequence.text.show(token_ids)
+
+    def mark_tokens(self, marks: Mapping[int, str]) -> None:
+        """Show these tokens as these texts, for a parser. Call this right after submitting."""
+        for sequence in self._state.sequences:
+            if sequence.text is not None:
+                sequence.text.mark(marks)
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -12,6 +12,7 @@ import os
 import resource
 import socket
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -31,6 +32,7 @@ from quire.frontend.http.api.responses.background import end_all, let_end
 from quire.frontend.http.api.services import MAX_RESPONSE_BYTES, Services
 from quire.frontend.http.batches.runner import BatchRunner
 from quire.frontend.http.garbage import GarbageCollection
+from quire.frontend.http.limits.key_limits import KeyLimits
 from quire.frontend.http.listener import FrontendError, Listener
 from quire.frontend.http.loop_lag import watch_lag
 from quire.frontend.http.protocol.cors import Cors
@@ -91,6 +93,8 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     limits: Limits = Limits()
     files_dir: str | None = None  # shared by all frontends of a server; None: private to this process
     max_files_mib: int = DEFAULT_FILES_MIB
+    key_limits: KeyLimits = KeyLimits()
+    request_timeout_s: float = 0.0  # the longest that a request may take; 0: no limit
 
 
 def run(main: Callable[[], object]) -> None:
@@ -120,17 +124,8 @@ async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable
     client = client_of(config.engine_addresses, frontend_keys(config), config.router)
     if not await _connect(client, config, signals):
         return
-    storage = Storage(config.files_dir, config.max_files_mib << 20)
-    services = Services.make(
-        client,
-        _metrics(config),
-        log_requests=config.log_requests,
-        defaults=config.defaults,
-        parsers=ParserNames(config.tool_call_parser, config.reasoning_parser),
-        trust_request_chat_template=config.trust_request_chat_template,
-        max_response_bytes=config.max_response_mib << 20,
-        storage=storage,
-    )
+    storage = Storage(config.files_dir, config.max_files_mib << 20, key_bounds=config.key_limits.files)
+    services = _services(config, client, storage)
     access_log = AccessLog(config.access_log_without) if config.access_log else None
     app = App(
         services,
@@ -175,6 +170,21 @@ async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable
             await traced.close()
 
 
+def _services(config: FrontendConfig, client: Client, storage: Storage) -> Services:
+    return Services.make(
+        client,
+        _metrics(config),
+        log_requests=config.log_requests,
+        defaults=config.defaults,
+        parsers=ParserNames(config.tool_call_parser, config.reasoning_parser),
+        trust_request_chat_template=config.trust_request_chat_template,
+        max_response_bytes=config.max_response_mib << 20,
+        storage=storage,
+        key_limits=config.key_limits,
+        request_timeout_s=config.request_timeout_s,
+    )
+
+
 async def _connect(client: Client, config: FrontendConfig, signals: StopSignals) -> bool:
     """False if a stop was requested meanwhile."""
     connecting = asyncio.create_task(client.connect(config.connect_timeout_s))
@@ -197,6 +207,7 @@ async def _sweep(server: ServerState, client: Client) -> None:
     while True:
         await asyncio.sleep(1.0)
         server.sweep()
+        client.expire(time.monotonic())
         garbage.look(is_idle=client.num_requests == 0)
 
 

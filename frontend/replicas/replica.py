@@ -21,6 +21,8 @@ from quire.ipc.messages.frontend import (
     Welcome,
 )
 
+FULL = ("overloaded", "rate_limited", "unavailable")  # codes of an engine that cannot take a request which another might
+
 
 class Owner(Protocol):
     """mismatched: by number, engines that serve another model than the others, and why they get no requests."""
@@ -50,7 +52,7 @@ class Owner(Protocol):
     def add_up(self, number: int, heartbeat: Heartbeat) -> None: ...
 
     def send_elsewhere(self, number: int, request_id: int) -> bool:
-        """An engine is overloaded and has refused a request. Returns whether another engine has it now."""
+        """An engine has refused a request as it is FULL. Returns whether another engine has it now."""
 
     def send_again(self, state: RequestState, request: AddRequest) -> None:
         """Send a request whose engine was lost to the best engine now. Raises ClientError if none takes it."""
@@ -78,7 +80,7 @@ class Replica(AsyncClient):
 
     def _on_message(self, message: CoreMessage) -> None:
         owner, requests = self._owner, self._dispatcher.requests
-        if isinstance(message, RequestError) and message.code == "overloaded" and owner.send_elsewhere(self.number, message.id):
+        if isinstance(message, RequestError) and message.code in FULL and owner.send_elsewhere(self.number, message.id):
             return
         super()._on_message(message)
         match message:

@@ -21,6 +21,7 @@ from quire.frontend.client.async_client import AsyncClient
 from quire.frontend.client.client import Client
 from quire.frontend.client.resend import HOLD_S
 from quire.frontend.client.stream import ClientError, EngineDown, Overloaded, RequestState
+from quire.frontend.client.terms import Terms, share_of
 from quire.frontend.client.utility_calls import A
 from quire.frontend.replicas.replica import Replica
 from quire.frontend.replicas.replica_answers import different_models, holds_for_all, together
@@ -60,6 +61,7 @@ class Sent:
     engine: int
     choice: Choice | None
     request: AddRequest
+    terms: Terms
     refused: set[int] = field(default_factory=set)
 
 
@@ -246,8 +248,10 @@ class Replicas(Client):
         if self._router is None:
             raise EngineDown("there is no connection to an engine")
 
-    def _send_to_one(self, request: AddRequest) -> Replica:
-        return self._send(Sent(-1, None, request))
+    def _send_to_one(self, request: AddRequest, terms: Terms) -> Replica:
+        if terms.tenant is not None:
+            terms = msgspec.structs.replace(terms, tenant=share_of(terms.tenant, len(self._replicas)))
+        return self._send(Sent(-1, None, request, terms))
 
     def _send(self, sent: Sent) -> Replica:
         """Send to the best engine that has not refused. Raises Overloaded or EngineDown if there is none; InvalidRequest."""
@@ -264,7 +268,7 @@ class Replicas(Client):
             self._sent[request_id] = sent  # before sending, which may find that the engine is lost
             engine = self._replicas[choice.engine]
             try:
-                engine.send(sent.request)
+                engine.send(sent.request, sent.terms)
             except (Overloaded, EngineDown) as error:
                 is_refused |= isinstance(error, Overloaded)
                 sent.refused.add(choice.engine)
@@ -304,7 +308,7 @@ class Replicas(Client):
     def send_again(self, state: RequestState, request: AddRequest) -> None:
         if self._router is None:
             raise EngineDown("there is no connection to an engine")
-        self._send(Sent(-1, None, request))._dispatcher.add(state)
+        self._send_to_one(request, state.terms)._dispatcher.add(state)
         if state.seed is not None:
             self.computed(state.id)  # no engine will tell: its first token has come from another
 
@@ -334,6 +338,10 @@ class Replicas(Client):
         for engine in self._replicas:
             engine._lost.abort(request_id)
         return None
+
+    def expire(self, now: float) -> None:
+        for engine in self._replicas:
+            engine.expire(now)
 
     def abort(self, request: str | int) -> None:
         for engine in self._replicas:

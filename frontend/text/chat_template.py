@@ -18,6 +18,10 @@ import jinja2.sandbox
 import msgspec
 from jinja2 import nodes
 
+from quire.frontend.text.custom_calls import INPUT
+from quire.frontend.text.harmony.messages import harmony_messages, harmony_tools, harmony_variables
+from quire.frontend.text.harmony.tokens import is_harmony
+
 MAX_RENDERED_CHARS = 64 << 20
 MAX_ARGUMENT_MARKS = 1 << 17  # commas and brackets in the arguments of one tool call: each may stand for a value
 _LARGE_VALUE = 10_000
@@ -43,6 +47,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, special_tokens: dict[str, str], content_format: str | None = None) -> None:
         self.source = source
+        self._is_harmony = is_harmony(source)
         self._special_tokens = special_tokens
         self._template, self.content_format, self._takes_both, self._joins_arguments, self._tests_for_none = _compile(source)
         if content_format in ("string", "openai"):
@@ -71,6 +76,8 @@ class ChatTemplate:
         if not isinstance(messages, list):
             raise ChatTemplateError("messages must be a list")
         prepared = [self._prepare(m, i) for i, m in enumerate(_plain(messages, "messages"))]
+        if self._is_harmony:
+            prepared, tools, variables = harmony_messages(prepared), harmony_tools(tools), harmony_variables({**variables})
         final_text = _tag_final_message(prepared) if continue_final_message else ""
         values = {
             **self._special_tokens,
@@ -175,7 +182,10 @@ def _with_arguments(call: dict[str, Any], as_text: bool) -> Any:
     Arguments that are not a JSON object become an empty one, as in vLLM: a model may have written them, and agents send them
     back in every turn, with the tool's error.
     """
-    function = call.get("function")
+    function, custom = call.get("function"), call.get("custom")
+    if isinstance(custom, dict) and isinstance(custom.get("input"), str):  # towards a model, a function with one argument
+        call = {**{key: value for key, value in call.items() if key != "custom"}, "type": "function"}
+        function = {"name": custom.get("name"), "arguments": {INPUT: custom["input"]}}
     if not isinstance(function, dict):
         if call.get("type") not in (None, "function"):
             raise ChatTemplateError(f"its tool_calls must be of type 'function', got {str(call['type'])[:40]!r}")

@@ -13,7 +13,7 @@ keeps its complete characters, where `tokenizers` replaces every byte of the run
 """
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Protocol
 
@@ -72,6 +72,7 @@ class IncrementalDetokenizer:
         self._last_added = False
         self._leaves_out = params.structured_outputs is not None  # so that an output that ends early is a valid prefix
         self._window = None if pieces.local else _Window(tokenizer, params.skip_special_tokens)
+        self._marks: Mapping[int, str] = {}
         self._from_prompt = False  # whether _pending comes from the prompt
         if prompt_tail_ids:
             self.push(prompt_tail_ids)
@@ -84,9 +85,15 @@ class IncrementalDetokenizer:
         elif self._table is tokenizer.pieces.visible:
             self._table = tokenizer.pieces.visible_with(special_ids)
 
+    def mark(self, marks: Mapping[int, str]) -> None:
+        """From now on these tokens become these texts, whatever they are in the vocabulary."""
+        self._marks = marks
+
     def push(self, token_ids: Sequence[int], finished: bool = False) -> str:
         """The text that these tokens complete. With `finished`, bytes of an incomplete character become U+FFFD; in structured
         output they are left out."""
+        if self._marks and not self._marks.keys().isdisjoint(token_ids):
+            return self._marked(token_ids, finished)
         cut = finished and self._leaves_out
         if self._window is not None:
             text = self._window.push(token_ids, finished)
@@ -99,6 +106,18 @@ class IncrementalDetokenizer:
         text, used = codecs.utf_8_decode(data, self._errors, finished and not cut)
         self._pending = data[used:]
         return text
+
+    def _marked(self, token_ids: Sequence[int], finished: bool) -> str:
+        """As `push`. A mark ends the character before it, complete or not."""
+        parts, start = [], 0
+        marks, self._marks = self._marks, {}
+        for i, token_id in enumerate(token_ids):
+            if token_id in marks:
+                parts += [self.push(token_ids[start:i], True), marks[token_id]]
+                self._pending, start = b"", i + 1
+        parts.append(self.push(token_ids[start:], finished))
+        self._marks = marks
+        return "".join(parts)
 
     def _careful(self, token_ids: Sequence[int]) -> bytes:
         """The bytes of these tokens, where a piece depends on its place at the start or on its neighbour."""
@@ -240,6 +259,10 @@ class OutputText:
     def show(self, special_ids: frozenset[int]) -> None:
         """Include these special tokens in the text, for a parser. To be called before any token."""
         self._detokenizer.show(self._tokenizer, special_ids)
+
+    def mark(self, marks: Mapping[int, str]) -> None:
+        """Show these tokens as these texts, for a parser. To be called before any token."""
+        self._detokenizer.mark(marks)
 
     def push(self, token_ids: Sequence[int], finished: bool = False, stop_token: bool = False) -> str:
         """New text. finished: these are the sequence's last tokens; stop_token: the last one ended it."""

@@ -42,7 +42,7 @@ class OutputParser:
             return events
         result: list[Event] = []
         for event in events:
-            if isinstance(event, Content) and not event.is_added:
+            if isinstance(event, Content) and event.source is None:
                 result += self._tools.feed(event.text)
             else:
                 result.append(event)

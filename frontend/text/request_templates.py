@@ -4,7 +4,7 @@ jinja's sandbox restricts what a template can access, and bounds nothing: not lo
 contain the same list twice, and so on down (945 bytes of template take 4 s in C, in which no other thread runs). A trace
 function that looks at the clock can end Python code only, and jinja may catch its exception. So a child process with little
 memory renders, and is killed when it takes too long. That costs a short request 0.03 ms, and 0.2 s for the first one and for
-one after a kill. Templates are rendered one after the other, so requests that bring templates can delay each other.
+one after a kill. Templates are rendered one after the other, those of different API keys in turn.
 
 `render_apart` is the server's side, `main` the child's.
 """
@@ -20,6 +20,7 @@ import msgspec
 from quire.frontend.text.chat_template import ChatTemplate, ChatTemplateError
 from quire.ipc.process.asked_child import AskedChild
 from quire.ipc.process.children import child_main_config, own_fds
+from quire.ipc.process.fair_executor import FairExecutor
 from quire.ipc.process.framing import data_bytes, limit_this_process, receive, send
 
 MODULE = "quire.frontend.text.request_templates"
@@ -98,12 +99,14 @@ class TemplateProcess:
 
 _process = TemplateProcess()
 _thread = ThreadPoolExecutor(1, "quire-templates")  # waits for the process, without the interpreter's lock
+_turns = FairExecutor(_thread, 1)
 atexit.register(_process.close)  # the thread has ended by then
 
 
-async def render_apart(wanted: ToRender) -> str:
-    """The prompt text, at most TIMEOUT_S after earlier templates are done. Raises ChatTemplateError."""
-    return await asyncio.get_running_loop().run_in_executor(_thread, lambda: _process.render(wanted, TIMEOUT_S))
+async def render_apart(wanted: ToRender, owner: str = "") -> str:
+    """The prompt text, when it is the turn of the owner of the request's key. Raises ChatTemplateError."""
+    work = _turns.submit(lambda: _process.render(wanted, TIMEOUT_S), owner, len(wanted.source))
+    return await asyncio.wrap_future(work)
 
 
 # ------------------------------------------------------------------------------------------------- in the child

@@ -4,7 +4,14 @@ import math
 
 import msgspec
 
-from quire.ipc.messages.frontend import MAX_REQUEST_ID, MAX_TOGETHER, TOGETHER_BYTES, AddRequest
+from quire.ipc.messages.frontend import (
+    MAX_REQUEST_ID,
+    MAX_TENANT_NAME,
+    MAX_TOGETHER,
+    TOGETHER_BYTES,
+    AddRequest,
+    Tenant,
+)
 from quire.ipc.messages.message import DECODE_ERRORS
 
 
@@ -17,8 +24,23 @@ def problem_with(request: AddRequest) -> str | None:
         return "the prompt must hold at least one int32"
     if not math.isfinite(request.arrival_time):
         return "arrival_time must be finite"
+    if not 0 <= request.timeout_s < math.inf:
+        return "timeout_s must be finite and at least 0"
+    if (tenant := request.tenant) is not None and (problem := _problem_with_tenant(tenant)):
+        return problem
     if abs(request.priority) >= 1 << 63:
         return "priority must fit 64 bits"
+    return None
+
+
+def _problem_with_tenant(tenant: Tenant) -> str | None:
+    if max(len(tenant.name), len(tenant.label)) > MAX_TENANT_NAME:
+        return f"a tenant's name may be at most {MAX_TENANT_NAME} characters long"
+    limits = tenant.max_running or 1, tenant.max_waiting or 0, tenant.best_priority or 0
+    if not all(-(1 << 63) < limit < 1 << 63 for limit in limits) or limits[0] < 1 or limits[1] < 0:
+        return "a tenant's limits must be at least 1 sequence that runs and 0 that wait"
+    if not (0 <= tenant.tokens_per_minute < math.inf and 0 < tenant.weight < math.inf):
+        return "a tenant's weight and tokens a minute must be finite and not negative"
     return None
 
 

@@ -22,9 +22,11 @@ MAX_TOGETHER = 256  # messages of a frontend that may travel as the frames of on
 TOGETHER_BYTES = 1 << 20  # of at most this many bytes; a larger one travels alone
 MAX_REQUEST_ID = (1 << 55) - 1
 MAX_ABORTED = 65536  # ids in one Abort
+MAX_TENANT_NAME = 128  # characters
 
 FinishReason = Literal["stop", "length", "abort", "error"]
-ErrorCode = Literal["invalid", "too_long", "overloaded", "engine_error"]  # why a request ended without a result
+# why a request ended without a result
+ErrorCode = Literal["invalid", "too_long", "overloaded", "rate_limited", "deadline_exceeded", "unavailable", "engine_error"]
 
 
 # ------------------------------------------------------------------------------------------------- frontend -> core
@@ -83,6 +85,21 @@ RequestInputs = TokenInputs  # tagged unions of one member, for now
 RequestTask = Generate
 
 
+class Tenant(Message, frozen=True):
+    """For whom a request runs: an API key, or several with one name, and what they may have of one engine.
+
+    Requests of one name share these limits; those of the latest request count. label: for metrics; empty: not shown there.
+    """
+
+    name: str = ""  # at most MAX_TENANT_NAME characters, and so the label
+    label: str = ""
+    weight: float = 1.0  # of its share, among the tenants that wait
+    max_running: int | None = None  # sequences, at least 1; None: no limit
+    max_waiting: int | None = None  # sequences, beyond those that could run
+    tokens_per_minute: float = 0.0  # prompt tokens that are computed, and outputs; 0: no limit
+    best_priority: int | None = None  # requests that bring a lower number are treated as if they had this one
+
+
 class AddRequest(Message, tag="add", frozen=True):
     """A new request: a task over inputs."""
 
@@ -93,6 +110,9 @@ class AddRequest(Message, tag="add", frozen=True):
     priority: int = 0  # lower runs first, under --scheduling-policy priority; 0 under other policies
     cache_salt: str = ""  # only requests of equal salt share cached prefixes
     arrival_time: float = 0.0  # seconds since the Unix epoch, for metrics and the order of requests
+    tenant: Tenant | None = None  # None: all such requests are one tenant's
+    timeout_s: float = 0.0  # seconds that are left until it must have ended; 0: no limit
+    is_bounded: bool = False  # refused where it would wait longer than --max-queue-s
 
 
 class Abort(Message, tag="abort", frozen=True):
@@ -180,6 +200,7 @@ class RequestError(Message, tag="request_error", frozen=True):
     id: int
     code: ErrorCode
     message: str
+    retry_after_s: int = 0  # when it may be sent again; 0: not known
 
 
 class Finished(Message, frozen=True):

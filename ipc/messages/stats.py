@@ -45,6 +45,14 @@ class ExpertStats(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     imbalance: float  # recent: tokens of each layer's busiest rank, summed over layers, divided by the mean rank's; 1 is even
 
 
+class TenantStats(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Sequences of one tenant, or of several under one label."""
+
+    label: str
+    num_waiting: int
+    num_running: int
+
+
 class EngineStats(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Totals of one engine since its start."""
 
@@ -57,6 +65,7 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     inter_token: Distribution  # seconds between two tokens of a sequence, streamed or not
     processes: list[ProcessUsage] = []  # the core's and its workers'
     experts: ExpertStats | None = None  # None: no expert parallelism
+    tenants: list[TenantStats] = []  # those with a label that have requests
 
 
 class CacheInfo(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -15,7 +15,8 @@ _NUMBER = re.compile(r"([+-]?\d{1,18}(?:\.\d{1,18})?)([kmgtKMGT]?)", re.ASCII)
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 DTYPES = {"half": "float16", "float": "float32"}  # vLLM's alternative names
 # vLLM's ways of reading a checkpoint: its safetensors files are read in one way, the fastest here, whatever is asked for
-LOAD_FORMATS = dict.fromkeys(("safetensors", "hf", "fastsafetensors", "runai_streamer", "bitsandbytes", "mistral"), "auto")
+_READERS = ("safetensors", "hf", "fastsafetensors", "instanttensor", "runai_streamer", "bitsandbytes", "mistral")
+LOAD_FORMATS = dict.fromkeys(_READERS, "auto")
 MODEL_IMPLS = {"vllm": "quire"}
 
 

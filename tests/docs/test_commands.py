@@ -36,6 +36,7 @@ from quire.enginecore.cli import command_parser
 from quire.frontend.cli import main as cli
 from quire.frontend.cli.config_file import words_of as words_of_file
 from quire.frontend.cli.vllm_flags import BY_FLAG, WORKING
+from quire.frontend.http.limits.limits_file import parse_limits
 from quire.ipc.process.flags import json_flags, normal_words
 
 BLOCKS = blocks()
@@ -295,6 +296,8 @@ def test_yaml(block, tmp_path):
         path = tmp_path / "flags.yaml"
         path.write_text(block.text)
         parsed("--config", str(path))
+    elif kind == "limits":
+        assert parse_limits(block.text.encode()).has_file
     elif kind == "prometheus":
         assert all(job["job_name"] and job["static_configs"] for job in yaml.safe_load(block.text)["scrape_configs"])
 

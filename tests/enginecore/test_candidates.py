@@ -6,6 +6,7 @@ import torch
 from inline_engine import InlineEngine
 from tiny_models import reference, tiny_model
 
+from quire.enginecore.tenants.backlog import Room
 from quire.ipc.messages.frontend import AddRequest, Candidates, Generate, RequestError, TokenInputs
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.step.sections import MAX_CANDIDATES
@@ -18,7 +19,9 @@ PROMPTS = [[5, 6, 7], list(range(4, 54)), [9] * 17]
 def request(engine: InlineEngine, prompt: list[int], candidates: Candidates, params=ONE, owner=0, **more):
     engine.count += 1
     data = np.asarray(prompt, np.int32).tobytes()
-    return engine.intake.accept(owner, AddRequest(0, engine.count, TokenInputs(data), Generate(params, candidates), **more), 0)
+    return engine.intake.accept(
+        owner, AddRequest(0, engine.count, TokenInputs(data), Generate(params, candidates), **more), Room()
+    )
 
 
 def add(engine: InlineEngine, prompt: list[int], num: int, search: int = 1, **more) -> None:

@@ -15,7 +15,7 @@ ARGS = {"only": 3}
 
 
 def use_processors(by_hand, **info) -> None:
-    config = by_hand.core.intake.config
+    config = by_hand.core.requests.intake.config
     object.__setattr__(config, "processors", ProcessorsInfo(**{"all_requests": False, "checks_params": False, **info}))
 
 

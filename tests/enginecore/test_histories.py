@@ -11,6 +11,7 @@ from scheduler_harness import Harness
 from quire.enginecore.intake import Intake, IntakeConfig
 from quire.enginecore.scheduling.config import SchedulerConfig
 from quire.enginecore.scheduling.scheduler import Scheduler
+from quire.enginecore.tenants.backlog import Room
 from quire.ipc.messages.frontend import AddRequest, EngineLimits, Generate, RequestError, TokenInputs
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.step.sections import HEADER, SLOT_VALUES, StepLimits, max_device_words
@@ -73,7 +74,9 @@ def test_no_plan_is_longer_than_the_worker_has_room_for():
     s = Scheduler(SchedulerConfig(seqs, budget, mml, bs, 20_000, (0,), vocab_size=1000))
     it = Intake(IntakeConfig(EngineLimits(mml, 1000, seqs, 20), (), True, False, 0, 8192), s.kv.hasher)
     prompt = (np.arange(16384) % 1000).astype(np.int32)
-    for q in it.accept(0, AddRequest(0, 1, TokenInputs(prompt.tobytes()), Generate(SamplingParams(n=128, max_tokens=8))), 0):
+    for q in it.accept(
+        0, AddRequest(0, 1, TokenInputs(prompt.tobytes()), Generate(SamplingParams(n=128, max_tokens=8))), Room()
+    ):
         s.add(q)
     longest, flight = 0, []
     while not s.is_idle:
@@ -100,7 +103,7 @@ def test_legal_extremes_make_a_plan_of_finite_numbers(params):
     s = Scheduler(SchedulerConfig(4, 64, 128, 16, 40, (0,), vocab_size=100))
     it = Intake(IntakeConfig(EngineLimits(128, 100, 4, 20), (), True, False, 0, 100), s.kv.hasher)
     accepted = it.accept(
-        0, AddRequest(0, 1, TokenInputs(np.arange(3, dtype=np.int32).tobytes()), Generate(SamplingParams(**params))), 0
+        0, AddRequest(0, 1, TokenInputs(np.arange(3, dtype=np.int32).tobytes()), Generate(SamplingParams(**params))), Room()
     )
     assert not isinstance(accepted, RequestError)
     for seq in accepted:
@@ -117,10 +120,10 @@ def test_what_is_refused_at_the_door():
     too_many = SamplingParams(allowed_token_ids=[5] * 101)
     only_the_end = SamplingParams(allowed_token_ids=[7], min_tokens=2)
     for params in (too_many, only_the_end):
-        assert isinstance(it.accept(0, AddRequest(0, 1, TokenInputs(prompt), Generate(params)), 0), RequestError)
-    assert isinstance(it.accept(0, AddRequest(0, 1, TokenInputs(b"abc"), Generate(SamplingParams())), 0), RequestError)
+        assert isinstance(it.accept(0, AddRequest(0, 1, TokenInputs(prompt), Generate(params)), Room()), RequestError)
+    assert isinstance(it.accept(0, AddRequest(0, 1, TokenInputs(b"abc"), Generate(SamplingParams())), Room()), RequestError)
     assert isinstance(
-        it.accept(0, AddRequest(0, 1, TokenInputs(np.asarray([100], np.int32).tobytes()), Generate(SamplingParams())), 0),
+        it.accept(0, AddRequest(0, 1, TokenInputs(np.asarray([100], np.int32).tobytes()), Generate(SamplingParams())), Room()),
         RequestError,
     )
 
@@ -132,7 +135,7 @@ def test_the_clock_of_another_host_is_not_ours(said, is_taken, monkeypatch):
     s = Scheduler(SchedulerConfig(4, 64, 128, 16, 40, (0,), vocab_size=100))
     it = Intake(IntakeConfig(EngineLimits(128, 100, 4, 20), (), True, False, 0, 9), s.kv.hasher)
     prompt = np.arange(3, dtype=np.int32).tobytes()
-    (seq,) = it.accept(0, AddRequest(0, 1, TokenInputs(prompt), Generate(SamplingParams()), arrival_time=1e9 + said), 0)
+    (seq,) = it.accept(0, AddRequest(0, 1, TokenInputs(prompt), Generate(SamplingParams()), arrival_time=1e9 + said), Room())
     assert seq.arrival_time == (1e9 + said if is_taken else 1e9)
 
 
@@ -142,7 +145,8 @@ def test_a_priority_that_would_not_count_is_refused(by_priority):
     it = Intake(IntakeConfig(EngineLimits(128, 100, 4, 20), (), True, by_priority, 0, 9), s.kv.hasher)
     prompt = np.arange(3, dtype=np.int32).tobytes()
     usual, urgent = (
-        it.accept(0, AddRequest(0, 1, TokenInputs(prompt), Generate(SamplingParams()), priority), 0) for priority in (0, -3)
+        it.accept(0, AddRequest(0, 1, TokenInputs(prompt), Generate(SamplingParams()), priority), Room())
+        for priority in (0, -3)
     )
     assert usual[0].order[0] == 0
     if by_priority:
@@ -155,7 +159,7 @@ def test_more_choices_than_may_wait_will_not_fit_later_either():
     s = Scheduler(SchedulerConfig(4, 64, 128, 16, 40, (0,), vocab_size=100))
     it = Intake(IntakeConfig(EngineLimits(128, 100, 4, 20), (), True, False, 0, 3), s.kv.hasher)
     prompt = np.arange(3, dtype=np.int32).tobytes()
-    codes = [it.accept(0, AddRequest(0, 1, TokenInputs(prompt), Generate(SamplingParams(n=n))), 1).code for n in (3, 4)]
+    codes = [it.accept(0, AddRequest(0, 1, TokenInputs(prompt), Generate(SamplingParams(n=n))), Room(1)).code for n in (3, 4)]
     assert codes == ["overloaded", "invalid"]
 
 
@@ -164,7 +168,7 @@ def test_without_prefix_caching_only_the_children_of_one_request_share():
     it = Intake(IntakeConfig(EngineLimits(128, 100, 4, 20), (), False, False, 0, 100), s.kv.hasher)
     prompt = np.arange(40, dtype=np.int32).tobytes()
     for _ in range(2):  # an id may be used again when its request has ended
-        first, second = it.accept(0, AddRequest(0, 1, TokenInputs(prompt), Generate(SamplingParams(n=2, max_tokens=2))), 0)
+        first, second = it.accept(0, AddRequest(0, 1, TokenInputs(prompt), Generate(SamplingParams(n=2, max_tokens=2))), Room())
         for seq in (first, second):
             s.add(seq)
         while not s.is_idle:

@@ -255,6 +255,7 @@ class Seq:
 
     def __init__(self, owner: int, request_id: int) -> None:
         self.owner, self.request_id, self.key, self.slot = owner, request_id, request_id << 8, -1
+        self.tenant = None
 
 
 class Clock:
@@ -276,7 +277,7 @@ def test_a_request_that_is_not_ready_in_time_fails_and_a_process_that_stood_stil
         assert preparing.take_ended() == []
     clock.now += 1.0
     (late,) = preparing.take_ended()
-    assert late.id == 1 and late.failure == ("invalid", "what the request needs was not ready within 5 s")
+    assert late.id == 1 and late.failure == ("overloaded", "what the request needs was not ready within 5 s")
     assert slow.futures[1].cancelled() and not slow.futures[2].cancelled()
     preparing.check()
     preparing.close()

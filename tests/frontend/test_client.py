@@ -14,7 +14,15 @@ from own_loop import heard, in_own_loop, until
 from quire.frontend.client import async_client as client_module
 from quire.frontend.client.async_client import AsyncClient
 from quire.frontend.client.outputs import RequestOutput
-from quire.frontend.client.stream import EngineDown, EngineError, InvalidRequest, Overloaded, TooLong
+from quire.frontend.client.stream import (
+    DeadlineExceeded,
+    EngineDown,
+    EngineError,
+    InvalidRequest,
+    Overloaded,
+    RateLimited,
+    TooLong,
+)
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.links.frontend_to_core import FrontendToCore
 from quire.ipc.messages.frontend import Abort, AddRequest, EngineLimits, Finish, RequestError
@@ -230,15 +238,23 @@ async def test_an_engine_without_tokenizer_takes_ids(core: FakeCore, client: Asy
 @with_core()
 @pytest.mark.parametrize(
     ("code", "error"),
-    [("invalid", InvalidRequest), ("too_long", TooLong), ("overloaded", Overloaded), ("engine_error", EngineError)],
+    [
+        ("invalid", InvalidRequest),
+        ("too_long", TooLong),
+        ("overloaded", Overloaded),
+        ("rate_limited", RateLimited),
+        ("deadline_exceeded", DeadlineExceeded),
+        ("unavailable", EngineDown),
+        ("engine_error", EngineError),
+    ],
 )
 async def test_the_cores_refusals_are_typed(core: FakeCore, client: AsyncClient, code: Any, error: type) -> None:
     stream = client.submit([THE], SamplingParams(n=2))
     request = await heard(core, AddRequest)
-    core.say(RequestError(core.epoch, request.id, code, "because"))
-    with pytest.raises(error, match="because"):
+    core.say(RequestError(core.epoch, request.id, code, "because", 7))
+    with pytest.raises(error, match="because") as raised:
         await stream.collect()
-    assert client.num_requests == 0
+    assert client.num_requests == 0 and raised.value.retry_after_s == 7
 
 
 @with_core(script=echo)

@@ -10,12 +10,22 @@ from replica_cases import CACHE, CAT, ENDLESS, THE, WORLD, ended, engine_of, ref
 
 from quire.frontend.client import client as client_module
 from quire.frontend.client.beam_search import BeamSearchParams, search_all
-from quire.frontend.client.stream import EngineDown, InvalidRequest, Overloaded
+from quire.frontend.client.stream import EngineDown, InvalidRequest, Overloaded, RateLimited
+from quire.frontend.client.terms import Terms
 from quire.frontend.replicas import replicas as module
 from quire.frontend.replicas.replicas import Replicas
 from quire.frontend.replicas.router import ROW_TOKENS
 from quire.ipc.links.frontend_to_core import LinkBusy, LinkDown
-from quire.ipc.messages.frontend import Abort, AddRequest, Candidates, Finish, RequestError, ShuttingDown, Started
+from quire.ipc.messages.frontend import (
+    Abort,
+    AddRequest,
+    Candidates,
+    Finish,
+    RequestError,
+    ShuttingDown,
+    Started,
+    Tenant,
+)
 from quire.ipc.messages.utilities import (
     ResetDone,
     ResetPrefixCache,
@@ -362,3 +372,20 @@ async def test_a_stop_string_is_told_to_the_engine_that_runs_it(cores: list[Fake
     core.say(outputs([(request.id << 8, CAT)], epoch=core.epoch))
     assert (await stream.collect())[0].finish_reason == "stop"
     assert (await heard(core, Finish)).key == request.id << 8
+
+
+@with_cores({}, {})
+async def test_each_engine_has_its_share_of_a_keys_limits_and_the_routers_salt_is_the_keys(
+    cores: list[FakeCore], client: Replicas
+) -> None:
+    terms = Terms(Tenant("a", max_running=5, tokens_per_minute=100.0), salt="a's")
+    stream = client.submit([THE, CAT], ENDLESS, terms=terms)
+    first = engine_of(client, stream)
+    request = await heard(cores[first], AddRequest)
+    assert request.tenant == Tenant("a", max_running=3, tokens_per_minute=50.0) and request.cache_salt == terms.salted("")
+    cores[first].say(RequestError(cores[first].epoch, request.id, "rate_limited", "enough", 9))
+    request = await heard(cores[1 - first], AddRequest)
+    assert request.tenant.max_running == 3 and request.cache_salt == terms.salted("")
+    cores[1 - first].say(RequestError(cores[1 - first].epoch, request.id, "rate_limited", "enough here, too", 5))
+    with pytest.raises(RateLimited, match="here, too"):
+        await stream.collect()

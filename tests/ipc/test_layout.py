@@ -85,5 +85,11 @@ def test_no_other_way_is_more_equal(first, layers, last, count):
 
 def test_no_field_that_sounds_secret_reaches_a_worker():
     words = ("key", "token", "secret", "password", "curve_", "listen", "hosts")
-    harmless = {"max_num_batched_tokens", "long_prefill_token_threshold", "tokenizer", "tokenizer_revision"}
+    harmless = {
+        "max_num_batched_tokens",
+        "max_num_queued_tokens",
+        "long_prefill_token_threshold",
+        "tokenizer",
+        "tokenizer_revision",
+    }
     assert {n for n in EngineConfig.__struct_fields__ if any(w in n for w in words)} - harmless <= set(DAEMON_ONLY)

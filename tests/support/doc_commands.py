@@ -138,6 +138,8 @@ def yaml_kind(text: str, serve_flags: set[str]) -> str:
         return "compose"
     if all(f"--{name.replace('_', '-')}" in serve_flags or f"--{name}" in BY_FLAG for name in value):
         return "flags"
+    if "*" in value:
+        return "limits"
     raise ValueError(f"YAML of no known kind, with {', '.join(value)}")
 
 

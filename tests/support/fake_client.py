@@ -61,11 +61,15 @@ class FakeStream:
         self.finished = self.cancelled = False
         self.error: Exception | None = None
         self.shown: frozenset[int] = frozenset()  # special tokens
+        self.marks: dict[int, str] = {}
         self.turns: list[list[Delta]] = []
         self.news = asyncio.Event()
 
     def show_special_tokens(self, token_ids: frozenset[int]) -> None:
         self.shown = token_ids
+
+    def mark_tokens(self, marks: dict[int, str]) -> None:
+        self.marks = marks
 
     def push(self, *deltas: Delta) -> None:
         """One turn, or, if the last one was not taken, more of it."""
@@ -218,7 +222,15 @@ class Api:
 
     def __init__(self, client: FakeClient | None = None, **options) -> None:
         self.client = client or FakeClient()
-        names = ("log_requests", "defaults", "parsers", "storage", "trust_request_chat_template")
+        names = (
+            "log_requests",
+            "defaults",
+            "parsers",
+            "storage",
+            "trust_request_chat_template",
+            "key_limits",
+            "request_timeout_s",
+        )
         self.services = Services.make(self.client, **{name: options.pop(name) for name in names if name in options})
         self.app = App(self.services, **options)
         self.app = App(self.services, **options)

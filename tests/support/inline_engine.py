@@ -9,6 +9,7 @@ import torch
 from quire.enginecore.intake import Intake, IntakeConfig
 from quire.enginecore.scheduling.config import SchedulerConfig
 from quire.enginecore.scheduling.scheduler import Scheduler
+from quire.enginecore.tenants.backlog import Room
 from quire.ipc.messages.frontend import AddRequest, EngineLimits, Generate, RequestError, TokenInputs
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.step.sections import STEP_MASK, StepLimits, max_device_words
@@ -117,7 +118,7 @@ class InlineEngine:
     def add(self, prompt, params: SamplingParams) -> int:
         self.count += 1
         data = np.asarray(prompt, np.int32).tobytes()
-        accepted = self.intake.accept(0, AddRequest(0, self.count, TokenInputs(data), Generate(params)), 0)
+        accepted = self.intake.accept(0, AddRequest(0, self.count, TokenInputs(data), Generate(params)), Room())
         if isinstance(accepted, RequestError):
             raise ValueError(accepted.message)
         for seq in accepted:

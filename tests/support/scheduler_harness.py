@@ -68,7 +68,9 @@ class Harness:
             self._add_child(prompt, max_tokens, request_id, child, root, n=n, **more)
         return request_id
 
-    def _add_child(self, prompt, max_tokens, request_id, child, root, *, n, priority=0, owner=0, ignore_eos=False, **params):
+    def _add_child(
+        self, prompt, max_tokens, request_id, child, root, *, n, priority=0, owner=0, tenant=None, ignore_eos=False, **params
+    ):
         self.count += 1
         p = SamplingParams(n=n, max_tokens=max_tokens, ignore_eos=ignore_eos, **params)
         seq = Sequence(
@@ -83,6 +85,8 @@ class Harness:
             order=(priority, self.count),
             arrival_time=0.0,
             stop_ids=frozenset(p.stop_token_ids or ()),
+            tenant=tenant,
+            expected_output=max_tokens,
             blocks=SequenceBlocks(
                 root, self.config.enable_prefix_caching or n > 1, may_hit=p.prompt_logprobs is None or child > 0
             ),

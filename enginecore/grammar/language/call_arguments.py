@@ -33,7 +33,7 @@ from quire.enginecore.grammar.language.lark import Writer, quoted
 
 _LINE_BREAK = r"/\n?/"
 _PYTHON_NAME = re.compile(r"[\w.-]+")
-_PYTHON_KEY = r"/[^\W\d][\w]*/"
+_PYTHON_KEY = r"/[\p{L}_][\p{L}\p{Nd}_]{0,127}/"  # of letters that are in Python's \w, too
 
 
 def arguments(style: str, schema: Any, writer: Writer) -> str:
@@ -80,7 +80,7 @@ def xml_arguments(style: XmlStyle, schema: Any, writer: Writer) -> str:
     line_break = writer.token(_LINE_BREAK)
     begins_value = f" {line_break} ".join(map(writer.literal, style.behind_name))
     if not names and root.get("additionalProperties") is not False:
-        name = writer.token(r"/[^<>\n\"]+/")
+        name = writer.token(r"/[^<>\n\"]{1,128}/")
         return f"({writer.literal(style.before_name)} {name} {begins_value} {any_text(style.end, writer)} {line_break})*"
     parts = []
     for name, (value, required) in names.items():

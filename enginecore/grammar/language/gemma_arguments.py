@@ -124,7 +124,7 @@ class _Gemma:
         return self._w.rule(f'"{{" {first} "}}"')
 
     def _pair(self, value: str) -> str:
-        key = self._w.token(r"/[^\W\d]\w*/")
+        key = self._w.token(r"/[\p{L}_][\p{L}\p{Nd}_]{0,127}/")
         return f'{key} ":" {value}'
 
     # ----------------------------------------------------------------------------------------------------- values as given

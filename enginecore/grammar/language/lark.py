@@ -186,10 +186,14 @@ def _without_anchors(text: str) -> str:
 
 
 class Writer:
-    """special: ids of tokens that are not text, by name. Where a grammar has such a name, the token or its text may stand."""
+    """special: ids of tokens that are not text, by name. Where a grammar has such a name, the token or its text may stand.
 
-    def __init__(self, special: Mapping[str, int]) -> None:
+    special_only: only the token, for parsers that read ids (Harmony's).
+    """
+
+    def __init__(self, special: Mapping[str, int], special_only: bool = False) -> None:
         self._special = special
+        self._special_only = special_only
         self._is_special = re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True))) or r"(?!)")
         self._names: dict[tuple[str, str], str] = {}
         self._defined: dict[str, str] = {}
@@ -226,15 +230,17 @@ class Writer:
         parts, at = [], 0
         for found in self._is_special.finditer(text):
             parts += [quoted(text[at : found.start()])] if found.start() > at else []
-            parts.append(f"(<[{self._special[found[0]]}]> | {quoted(found[0])})")
+            token = f"<[{self._special[found[0]]}]>"
+            parts.append(token if self._special_only else f"({token} | {quoted(found[0])})")
             at = found.end()
         parts += [quoted(text[at:])] if at < len(text) else []
         return " ".join(parts)
 
     def text_up_to(self, marker: str, text: str = ANY) -> list[str]:
         """Bodies of rules for text up to and with the first marker. text: the body of a token, for what may stand before it."""
-        ways = [self.lazy(f"({text}) {quoted(marker)}")]
-        if found := self._is_special.match(marker):
+        found = self._is_special.match(marker)
+        ways = [] if found and self._special_only else [self.lazy(f"({text}) {quoted(marker)}")]
+        if found:
             rest = self.literal(marker[found.end() :])
             ways.append(f"{self.token(text)} <[{self._special[found[0]]}]> {rest}".rstrip())
         return ways

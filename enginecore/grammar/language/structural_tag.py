@@ -7,7 +7,7 @@ Formats: const_string, json_schema (a style of call_arguments.py, or "json"), qw
 sequence, or, optional, star, plus, repeat, tag, triggered_tags, tags_with_separator. Any other type or field is refused with
 its place. any_text and triggered_tags go on to the end of the tag that they are in, or of the output; so, as with xgrammar,
 nothing may follow them in a sequence. Additions to xgrammar's: `excludes_start`, a regex that such a text must not begin with;
-and `definitions` beside `format`: formats by name, to which {"type": "ref", "name": ...} refers.
+`definitions` beside `format`: formats by name, to which {"type": "ref", "name": ...} refers; and `special_only` (lark.Writer).
 
 Called by texts.py.
 """
@@ -33,6 +33,7 @@ from quire.enginecore.grammar.language.tag_formats import (
     RepeatFormat,
     SequenceFormat,
     StarFormat,
+    StructuralTag,
     TagFormat,
     TagsWithSeparatorFormat,
     TriggeredTagsFormat,
@@ -46,15 +47,15 @@ from quire.enginecore.grammar.language.tag_formats import (
 def structural_tag(given: Any, special: Mapping[str, int]) -> str:
     """The grammar of a structural tag, decoded from JSON. special: see lark.Writer. Raises ValueError, with the place."""
     tag = read(given)
-    return _Formats(special, tag.definitions).lark(tag.format, place_of(tag))
+    return _Formats(special, tag).lark(tag.format, place_of(tag))
 
 
 class _Formats:
     """Formats as bodies of rules. `ends`: texts that end a format without an end of its own; none: the output's end does."""
 
-    def __init__(self, special: Mapping[str, int], definitions: Mapping[str, Format]) -> None:
-        self._w = Writer(special)
-        self._definitions = definitions
+    def __init__(self, special: Mapping[str, int], tag: StructuralTag) -> None:
+        self._w = Writer(special, tag.special_only)
+        self._definitions = tag.definitions
         self._defined: dict[str, str | None] = {}  # bodies by name; None while one is being made
 
     def lark(self, whole: Format, path: str) -> str:

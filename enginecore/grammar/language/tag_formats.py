@@ -125,9 +125,12 @@ class Structures(msgspec.Struct):
 
 
 class StructuralTag(msgspec.Struct, forbid_unknown_fields=True):
+    """special_only: where a text has the name of a special token, only that token may stand, and not its name as text."""
+
     format: Format
     type: str = "structural_tag"
     definitions: dict[str, Format] = {}
+    special_only: bool = False
 
 
 def parts_of(given: Any) -> Iterator[tuple[str, StructuredOutputs]]:

@@ -31,6 +31,11 @@ class Result(NamedTuple):
     text: str = ""
 
     @property
+    def is_refused(self) -> bool:
+        """Whether the server had no room for it, or its key none; it counts as failed, too."""
+        return self.error.startswith(("429:", "503:", "529:"))
+
+    @property
     def ttft(self) -> float:
         return self.first - self.sent
 
@@ -55,6 +60,7 @@ def summary(
         "duration": duration,
         "completed": len(good),
         "failed": len(results) - len(good),
+        "refused": sum(r.is_refused for r in results),
         "total_input_tokens": tokens_in,
         "total_output_tokens": tokens_out,
         "request_throughput": len(good) * per_s,
@@ -112,6 +118,7 @@ def report(found: dict[str, Any], metrics: Sequence[str], percentiles: Sequence[
     rows: list[tuple[str, Any]] = [
         ("Successful requests:", found["completed"]),
         ("Failed requests:", found["failed"]),
+        ("Refused requests:", found["refused"]),
         ("Benchmark duration (s):", found["duration"]),
         ("Total input tokens:", found["total_input_tokens"]),
         ("Total generated tokens:", found["total_output_tokens"]),
@@ -122,7 +129,7 @@ def report(found: dict[str, Any], metrics: Sequence[str], percentiles: Sequence[
         ("Total token throughput (tok/s):", found["total_token_throughput"]),
     ]
     if found["request_goodput"] is not None:
-        rows.insert(6, ("Request goodput (req/s):", found["request_goodput"]))
+        rows.insert(7, ("Request goodput (req/s):", found["request_goodput"]))
     lines = [f"{'quire bench serve':=^50}", *map(_line, rows)]
     for name in metrics:
         short = name.upper()

@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Iterable
 
+from quire.frontend.client.stream import Overloaded, RateLimited
 from quire.frontend.client.turns import in_thread
 from quire.frontend.http.api.bodies.body_shape import WEIGHED_BYTES, check_shape
 from quire.frontend.http.api.errors import from_exception
@@ -21,8 +22,11 @@ from quire.frontend.http.api.logs.access_log import AccessLog
 from quire.frontend.http.api.logs.request_log import given_id, name_request
 from quire.frontend.http.api.messages.errors import PATH as ANTHROPIC
 from quire.frontend.http.api.messages.errors import speak_anthropic
+from quire.frontend.http.api.metrics.metric_names import REFUSALS
 from quire.frontend.http.api.metrics.metrics import NO_HANDLER
 from quire.frontend.http.api.near_path import near_path
+from quire.frontend.http.api.ollama.errors import PATH as OLLAMA
+from quire.frontend.http.api.ollama.errors import OllamaError
 from quire.frontend.http.api.route import JSON, Route
 from quire.frontend.http.api.routes import DESCRIPTIONS, PREFLIGHT, ROUTES, TO_PAGE
 from quire.frontend.http.api.services import Services
@@ -99,6 +103,8 @@ class App:
             request.path = without_root(request.path, self._root_path)
         if request.path.startswith(ANTHROPIC):
             speak_anthropic(request)
+        elif request.path.startswith(OLLAMA):
+            request.error_as = OllamaError
         if is_preflight(request):
             request.route = PREFLIGHT
             request.max_body = min(request.max_body, _MAX_BODY_OF_GET)
@@ -123,7 +129,7 @@ class App:
             request.max_body = min(request.max_body, _MAX_BODY_OF_GET)
             return None
         request.max_body = route.max_body or request.max_body
-        reads_json = route.media_type == JSON and route.body is not None
+        reads_json = route.media_type == JSON and route.body is not None and not route.any_type
         # A browser sends a preflight before JSON across origins, but sends forms and bodies without a type directly.
         if not (reads_json and b"content-type" in request.headers) and not self._cors.allows(request.headers):
             return ApiError(403, "A page of this origin may not use this server.", code="origin_not_allowed")
@@ -149,12 +155,21 @@ class App:
                 _send_error(response, shutting_down())
             raise
         except Exception as error:
-            _send_error(response, _as_api_error(error, route))  # a variable would make a cycle: the error refers to this frame
+            is_refusal = isinstance(error, Overloaded | RateLimited) and not request.is_patient
+            # no variable for the ApiError: its traceback refers to this frame, a cycle
+            self._fail(request, response, _as_api_error(error, route), is_refusal)
         finally:
             if response.status:
                 self._metrics.count_http(route.name, request.method, response.status, time.perf_counter() - began)
             if self._access_log is not None:
                 self._access_log.add(request, response.status, time.perf_counter() - began)
+
+    def _fail(self, request: Request, response: Response, error: ApiError, is_refusal: bool) -> None:
+        if is_refusal:
+            self._services.refusals.note(request.owner, error)
+        if error.code in REFUSALS and not request.is_patient:  # a patient one is sent again
+            self._metrics.count("requests_refused", error.code)
+        _send_error(response, error)
 
 
 def _as_api_error(error: Exception, route: Route) -> ApiError:

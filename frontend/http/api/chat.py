@@ -26,6 +26,7 @@ from quire.frontend.http.api.logs.request_log import new_id
 from quire.frontend.http.api.prompt_run import PromptRun, usage_of
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.sse import ChunkEvents, ChunkWriter, includes_usage, json_bytes
+from quire.frontend.http.api.terms import terms_of
 from quire.frontend.http.protocol.exchange import Request, Response
 from quire.frontend.text.tokenizer import Tokenizer
 
@@ -40,6 +41,7 @@ async def chat_completions(services: Services, request: Request, response: Respo
     model = check_model(body.model, client.welcome.served_model_names)
     tokenizer = client.tokenizer
     checked = check_chat(body, tokenizer, _num_logprobs(body, client.welcome.limits.max_logprobs))
+    checked.terms = terms_of(services, request, body.timeout, body.priority)
     chat = await prepare_chat(services, body, checked, num_bytes)
     name, created, runs = new_id("chatcmpl", request.headers, body.request_id), int(time.time()), list[PromptRun]()
     async with running(name, runs, metrics, services.request_log):

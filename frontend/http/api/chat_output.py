@@ -11,27 +11,37 @@ from typing import Any
 import msgspec
 
 from quire.frontend.client.outputs import Delta
-from quire.frontend.http.api.bodies.schemas import ChatLogprobs, ChatMessage, FunctionCall, ToolCall, Usage
-from quire.frontend.http.api.output_plan import OutputPlan
-from quire.frontend.http.api.prompt_run import PromptRun, ReasoningCount
+from quire.frontend.http.api.bodies.schemas import (
+    ChatLogprobs,
+    ChatMessage,
+    CustomCall,
+    CustomToolCall,
+    FunctionCall,
+    ToolCall,
+    Usage,
+)
+from quire.frontend.http.api.output_plan import Plan
+from quire.frontend.http.api.prompt_run import PromptRun
 from quire.frontend.http.api.sse import ChunkWriter, json_bytes
+from quire.frontend.text.custom_calls import Parser
 from quire.frontend.text.output_events import Arguments, CallBegun, Content, Event, Reasoning
-from quire.frontend.text.output_parser import PIECE, OutputParser
+from quire.frontend.text.output_parser import PIECE
 from quire.ipc.messages.frontend import FinishReason
 
 
 class ChatOutput:
     """include_reasoning: False leaves reasoning out of the answer."""
 
-    def __init__(self, plan: OutputPlan, include_reasoning: bool = True) -> None:
+    def __init__(self, plan: Plan, include_reasoning: bool = True) -> None:
         self._plan = plan
         self._include_reasoning = include_reasoning
-        self._reasoning = ReasoningCount(plan.reasoning_end_id)
+        self._reasoning = plan.new_reasoning_count()
         # by choice
-        self._parsers: dict[int, OutputParser] = {}
+        self._parsers: dict[int, Parser] = {}
         self._num_calls: dict[int, int] = {}
+        self._customs: set[tuple[int, int]] = set()  # calls of custom tools: choice and index
 
-    def _parser(self, index: int) -> OutputParser:
+    def _parser(self, index: int) -> Parser:
         if index not in self._parsers:
             self._parsers[index], self._num_calls[index] = self._plan.new_parser(), 0
         return self._parsers[index]
@@ -79,9 +89,13 @@ class ChatOutput:
                 return {"reasoning": event.text, "reasoning_content": event.text}
             case CallBegun() if self.is_wanted(event.index):
                 self._num_calls[index] += 1
-                function = {"name": event.name, "arguments": ""}
-                return {"tool_calls": [{"index": event.index, "id": event.id, "type": "function", "function": function}]}
+                call = {"name": event.name, "input" if event.kind == "custom" else "arguments": ""}
+                if event.kind == "custom":
+                    self._customs.add((index, event.index))
+                return {"tool_calls": [{"index": event.index, "id": event.id, "type": event.kind, event.kind: call}]}
             case Arguments() if event.text and self.is_wanted(event.index):
+                if (index, event.index) in self._customs:
+                    return {"tool_calls": [{"index": event.index, "custom": {"input": event.text}}]}
                 return {"tool_calls": [{"index": event.index, "function": {"arguments": event.text}}]}
         return None
 
@@ -116,10 +130,16 @@ class ChatOutput:
         self._reasoning.add(run, delta, parser.never_reasoned)
         return events
 
-    def _calls(self, events: Sequence[Event]) -> list[ToolCall]:
+    def _calls(self, events: Sequence[Event]) -> list[ToolCall | CustomToolCall]:
         begun = [e for e in events if isinstance(e, CallBegun) and self.is_wanted(e.index)]
         pieces: list[list[str]] = [[] for _ in begun]
         for event in events:
             if isinstance(event, Arguments) and event.index < len(pieces):
                 pieces[event.index].append(event.text)
-        return [ToolCall(e.id, FunctionCall(e.name, "".join(pieces[e.index]))) for e in begun]
+        return [_call(event, "".join(pieces[event.index])) for event in begun]
+
+
+def _call(begun: CallBegun, text: str) -> ToolCall | CustomToolCall:
+    if begun.kind == "custom":
+        return CustomToolCall(begun.id, CustomCall(begun.name, text))
+    return ToolCall(begun.id, FunctionCall(begun.name, text))

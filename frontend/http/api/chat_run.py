@@ -11,7 +11,7 @@ from quire.frontend.client.beam_search import BeamStream
 from quire.frontend.http.api.bodies.checked import CheckedRequest, add_bad_words, check_request
 from quire.frontend.http.api.bodies.params import make_params
 from quire.frontend.http.api.bodies.schemas import ChatRequest, Json
-from quire.frontend.http.api.output_plan import OutputPlan, chat_plan, take_tools
+from quire.frontend.http.api.output_plan import Plan, chat_plan, take_tools
 from quire.frontend.http.api.prompt import chat_prompt, num_kept
 from quire.frontend.http.api.prompt_run import PromptRun, submit
 from quire.frontend.http.api.services import Services
@@ -26,7 +26,7 @@ class PlannedChat(NamedTuple):
 
     text: str
     token_ids: list[int]
-    plan: OutputPlan | None
+    plan: Plan | None
 
 
 class PreparedChat(NamedTuple):
@@ -34,7 +34,7 @@ class PreparedChat(NamedTuple):
 
     text: str
     token_ids: list[int]
-    plan: OutputPlan | None
+    plan: Plan | None
     checked: CheckedRequest
     params: SamplingParams
 
@@ -63,7 +63,7 @@ async def prepare_chat(
     max_model_len = client.welcome.limits.max_model_len
     await add_bad_words(checked, client.tokenizer)
     keep = num_kept(body, max_model_len, checked.max_tokens)
-    chat = await plan_chat(services, body, checked.tools, num_bytes, keep=keep, **options)
+    chat = await plan_chat(services, body, checked.tools, num_bytes, keep=keep, owner=checked.terms.name, **options)
     return PreparedChat(*chat, checked, make_params(checked, len(chat.token_ids), max_model_len, chat.plan))
 
 
@@ -74,24 +74,27 @@ async def plan_chat(
     num_bytes: int,
     *,
     keep: int | None = None,
+    owner: str = "",
     thinks: bool = True,
+    may_not_reason: bool = False,
     instead: Callable[[list[Json]], list[Json] | None] | None = None,
 ) -> PlannedChat:
-    """Make the prompt and plan its output. keep: how many tokens of the prompt to keep (None: all).
+    """Make the prompt and plan its output. keep: how many tokens of the prompt to keep (None: all). owner: of its key.
 
-    thinks: False if the model must not reason. instead: given messages that the template refuses, returns others to try, or
+    thinks, may_not_reason: as for `chat_plan`. instead: given messages that the template refuses, returns others to try, or
     None. Raises ApiError 400, TooLong.
     """
     client = services.client
     arguments = client, body, services.trust_request_chat_template, num_bytes
     try:
-        prompt, ids = await chat_prompt(*arguments, keep)
+        prompt, ids = await chat_prompt(*arguments, keep, owner)
     except ApiError:
         if instead is None or (messages := instead(body.messages)) is None:
             raise
         body.messages = messages
-        prompt, ids = await chat_prompt(*arguments, keep)
-    return PlannedChat(prompt.text, ids, chat_plan(services.parsers, body, tools, client.tokenizer, prompt, thinks))
+        prompt, ids = await chat_prompt(*arguments, keep, owner)
+    plan = chat_plan(services.parsers, body, tools, client.tokenizer, prompt, thinks, may_not_reason)
+    return PlannedChat(prompt.text, ids, plan)
 
 
 def submit_chat(services: Services, body: ChatRequest, chat: PreparedChat, name: str) -> PromptRun:

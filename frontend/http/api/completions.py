@@ -39,6 +39,7 @@ from quire.frontend.http.api.prompt import encoded, num_kept, truncated
 from quire.frontend.http.api.prompt_run import PromptRun, submit, usage_of
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.sse import ChunkEvents, ChunkWriter, includes_usage, json_bytes
+from quire.frontend.http.api.terms import terms_of
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.http.protocol.exchange import Request, Response
 from quire.frontend.text.tokenizer import Tokenizer
@@ -71,6 +72,7 @@ async def completions(services: Services, request: Request, response: Response) 
     )
     checked.is_for_prompt = body.max_tokens == 0
     _check_fan_out(body, len(prompts), checked.n)
+    checked.terms = terms_of(services, request, body.timeout, body.priority)
     await add_bad_words(checked, tokenizer)
     name, created, runs = new_id("cmpl", request.headers, body.request_id), int(time.time()), list[PromptRun]()
     async with running(name, runs, metrics, services.request_log):

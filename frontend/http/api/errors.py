@@ -6,7 +6,15 @@ say what to do; they never contain a stack trace, a path or a prompt.
 
 import re
 
-from quire.frontend.client.stream import EngineDown, EngineError, InvalidRequest, Overloaded, TooLong
+from quire.frontend.client.stream import (
+    DeadlineExceeded,
+    EngineDown,
+    EngineError,
+    InvalidRequest,
+    Overloaded,
+    RateLimited,
+    TooLong,
+)
 from quire.frontend.http.protocol.errors import ApiError
 from quire.ipc.sampling import SamplingParams
 
@@ -34,6 +42,10 @@ def _sentence(message: str) -> str:
     return message if message.endswith((".", "^")) else message + "."
 
 
+def _capital(message: str) -> str:
+    return message[:1].upper() + message[1:]
+
+
 def from_exception(error: Exception, prompt_field: str | None = None) -> ApiError | None:
     """The HTTP error for an exception that a route may raise; None for a bug. prompt_field: the route's field of the prompt."""
     match error:
@@ -44,9 +56,16 @@ def from_exception(error: Exception, prompt_field: str | None = None) -> ApiErro
         case InvalidRequest():
             return invalid(str(error), prompt_field if str(error).startswith("the prompt ") else None)
         case Overloaded():
-            return ApiError(503, "The engine's queue is full; try again later.", code="overloaded", retry_after_s=1)
+            after_s = error.retry_after_s or 1
+            return ApiError(503, "The engine's queue is full; try again later.", code="overloaded", retry_after_s=after_s)
+        case RateLimited():
+            after_s = error.retry_after_s or 1
+            return ApiError(429, _sentence(_capital(str(error))), code="rate_limit_exceeded", retry_after_s=after_s)
+        case DeadlineExceeded():
+            return ApiError(504, _sentence(_capital(str(error))), code="deadline_exceeded", should_retry=False)
         case EngineDown():
-            return ApiError(503, "The engine is not available; try again later.", code="engine_down", retry_after_s=2)
+            after_s = error.retry_after_s or 2
+            return ApiError(503, "The engine is not available; try again later.", code="engine_down", retry_after_s=after_s)
         case EngineError():
             return ApiError(500, "The engine failed while it ran this request.", code="engine_error")
     return None

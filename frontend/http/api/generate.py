@@ -12,13 +12,13 @@ from contextvars import ContextVar
 from typing import Any, Protocol, TypeVar
 
 from quire.frontend.client.outputs import Delta
-from quire.frontend.client.stream import EngineDown, EngineError, Stream
+from quire.frontend.client.stream import DeadlineExceeded, EngineDown, EngineError, Stream
 from quire.frontend.client.turns import turn
 from quire.frontend.http.api.bodies.json_pieces import too_large, write_pieces
 from quire.frontend.http.api.logs.request_log import RequestLog
 from quire.frontend.http.api.metrics.metrics import Metrics
 from quire.frontend.http.api.prompt_run import PromptRun
-from quire.frontend.http.protocol.exchange import Response, ResponseState
+from quire.frontend.http.protocol.exchange import EVENT_STREAM, Response, ResponseState
 
 # The least bytes that a token with logprobs takes in any answer, and each alternative: to stop early what will be too long.
 _LEAST_OF_TOKEN, _LEAST_OF_ALTERNATIVE = 16, 8
@@ -52,6 +52,8 @@ class running:
                 run.stream.cancel()
             elif isinstance(run.stream.error, EngineError | EngineDown):
                 metrics.count("request_success", "error")
+            elif isinstance(run.stream.error, DeadlineExceeded) and run.stream.metrics.first_token_time is not None:
+                metrics.count("request_success", "abort")
             count_request(metrics, run)
         self._log.ended(self._name, self._runs)
         note_runs(self._name, self._runs)
@@ -207,6 +209,7 @@ class Pump:
         metrics: Metrics,
         answer: StreamedAnswer,
         shown: Callable[[Delta], Delta] | None = None,
+        content_type: bytes = EVENT_STREAM,
     ) -> None:
         """response: None for an answer that reads deltas and sends no events. shown: returns the visible part of a delta."""
         self._response = response
@@ -214,6 +217,7 @@ class Pump:
         self._metrics = metrics
         self._answer = answer
         self._shown = shown
+        self._content_type = content_type
         self._in_pieces: asyncio.Lock | None = None  # held while a large event is sent
 
     async def run(self) -> None:
@@ -226,7 +230,7 @@ class Pump:
             await self._send_in_pieces(last)
             last = b""
         elif response.state is ResponseState.WAITING:
-            response.start()
+            response.start(self._content_type)
         response.end(last)
 
     async def read(self, run: PromptRun) -> None:
@@ -261,7 +265,7 @@ class Pump:
                     async with self._in_pieces:
                         pass
                 if response.state is ResponseState.WAITING:
-                    response.start(first=data)
+                    response.start(self._content_type, data)
                 else:
                     response.write(data)
                 if response.write_paused:
@@ -303,5 +307,5 @@ class Pump:
             self._in_pieces = asyncio.Lock()
         async with self._in_pieces:
             if response.state is ResponseState.WAITING:
-                response.start()
+                response.start(self._content_type)
             await write_pieces(response, parts)

@@ -67,7 +67,7 @@ def _answer(route: Route, schema_of: dict[str, Any]) -> dict[str, Any]:
     elif route.answer_type != JSON:
         answer["content"] = _content(route.answer_type, _TEXT)
     if route.streams:
-        answer["content"]["text/event-stream"] = {}  # 3.1 cannot describe a stream of events
+        answer["content"][route.stream_type] = {}  # 3.1 cannot describe a stream of events
     return answer
 
 

@@ -11,9 +11,14 @@ from typing import Any
 from quire.frontend.client.stream import Stream
 from quire.frontend.http.api.bodies.schemas import ChatRequest
 from quire.frontend.http.api.errors import invalid
+from quire.frontend.http.api.harmony_plan import HarmonyPlan
+from quire.frontend.http.api.reasoning_count import ReasoningCount
+from quire.frontend.http.api.tools.custom_tools import function_of, is_custom, kept_tools, name_of, with_custom_calls
 from quire.frontend.http.api.tools.tool_grammar import answer_or_calls, tool_grammar
 from quire.frontend.http.api.tools.tool_use import Function, ToolUse, chosen, functions_of
 from quire.frontend.http.protocol.errors import ApiError
+from quire.frontend.text.custom_calls import Parser
+from quire.frontend.text.harmony.tokens import NAMES, is_harmony
 from quire.frontend.text.output_parser import OutputParser
 from quire.frontend.text.reasoning_parsers.base import ReasoningParser
 from quire.frontend.text.reasoning_parsers.choice import REASONING_PARSERS, opened_by, reasoning_parser_of
@@ -30,6 +35,11 @@ class ParserNames:
 
     tool_call: str = "auto"
     reasoning: str = "auto"
+
+    def is_harmony(self, template: str) -> bool:
+        """Whether outputs have gpt-oss's format: by a name of it, or by the template, unless neither parser is wanted."""
+        names = {self.tool_call.lower(), self.reasoning.lower()}
+        return bool(names & NAMES) or ("auto" in names and is_harmony(template))
 
     def tool_parser(self, template: str) -> type[ToolParser] | None:
         return tool_parser_of(template) if self.tool_call == "auto" else TOOL_PARSERS.get(self.tool_call)
@@ -171,10 +181,10 @@ class OutputPlan:
             stream.show_special_tokens(ids)
 
     # --------------------------------------------------------------------------------------------------- for the answer
-    def new_parser(self) -> OutputParser:
+    def new_parser(self) -> Parser:
         """A new parser, for one of the request's sequences."""
         reasoning = self._reasoning(self._opened) if self._reasoning is not None else None
-        return OutputParser(reasoning, self._new_tool_parser())
+        return with_custom_calls(OutputParser(reasoning, self._new_tool_parser()), self._tools)
 
     def _new_tool_parser(self) -> ToolParser | None:
         if self._tools is None:
@@ -183,6 +193,9 @@ class OutputPlan:
             schemas = {function.name: function.parameters for function in self._tools.functions}
             return self._tool_parser(schemas, is_forced=self._tools.mode != "auto")
         return NamedCall(self._tools.functions[0].name) if self._tools.mode == "named" else RequiredCalls()
+
+    def new_reasoning_count(self) -> ReasoningCount:
+        return ReasoningCount(self.reasoning_end_id)
 
     @property
     def reasoning_end_id(self) -> int | None:
@@ -194,6 +207,7 @@ class OutputPlan:
 
 # ------------------------------------------------------------------------------------------------------------- chats
 _BUDGET = "thinking_token_budget"
+Plan = OutputPlan | HarmonyPlan
 
 
 def take_tools(body: ChatRequest) -> ToolUse | None:
@@ -205,12 +219,9 @@ def take_tools(body: ChatRequest) -> ToolUse | None:
         if getattr(body, old) and getattr(body, old) not in ("none", "auto"):
             raise ApiError(400, f"{old}: this field of older clients is not supported; use {new} instead.", param=old,
                            code="unsupported_value")  # fmt: skip
-    tools, choice = body.tools or [], body.tool_choice
-    for i, tool in enumerate(tools):
-        if tool.get("type", "function") != "function":
-            raise invalid(f"tools[{i}].type must be 'function'", f"tools[{i}].type")
-    functions = functions_of([(f"tools[{i}].function", tool.get("function")) for i, tool in enumerate(tools)])
-    use = ToolUse("auto", functions, body.parallel_tool_calls)
+    kept, choice = kept_tools(body.tools or []), body.tool_choice
+    tools = [tool for _, tool in kept]
+    use = ToolUse("auto", functions_of([_function(i, tool) for i, tool in kept]), body.parallel_tool_calls)
     if isinstance(choice, dict):
         use = _chosen_by_object(use, choice)
     elif choice not in (None, "none", "auto", "required"):
@@ -224,15 +235,23 @@ def take_tools(body: ChatRequest) -> ToolUse | None:
         return None
     if use.mode != "named":
         names = {function.name for function in use.functions}
-        body.tools = [tool for tool in tools if tool["function"]["name"] in names]
+        body.tools = [tool for tool in tools if name_of(tool) in names]
     return use
 
 
+def _function(i: int, tool: dict[str, Any]) -> tuple[str, Any, bool]:
+    """A tool as `functions_of` takes it."""
+    if not is_custom(tool):
+        return f"tools[{i}].function", tool.get("function"), False
+    return f"tools[{i}].custom", function_of(tool["custom"], f"tools[{i}].custom"), True
+
+
 def _chosen_by_object(use: ToolUse, choice: dict[str, Any]) -> ToolUse:
-    """tool_choice as an object: {"type": "function", "function": {"name": ...}}, or OpenAI's allowed_tools."""
-    function, allowed = choice.get("function"), choice.get("allowed_tools")
-    if choice.get("type") == "function" and isinstance(function, dict) and isinstance(function.get("name"), str):
-        return chosen(use, function["name"], "tool_choice.function.name")
+    """tool_choice as an object: {"type": "function", "function": {"name": ...}}, the same of a custom tool, or OpenAI's
+    allowed_tools."""
+    allowed = choice.get("allowed_tools")
+    if (kind := choice.get("type")) in ("function", "custom") and (name := _chosen_name(choice)) is not None:
+        return chosen(use, name, f"tool_choice.{kind}.name")
     if choice.get("type") == "allowed_tools" and isinstance(allowed, dict):
         return _allowed(use, allowed)
     raise invalid(
@@ -241,27 +260,45 @@ def _chosen_by_object(use: ToolUse, choice: dict[str, Any]) -> ToolUse:
     )
 
 
+def _chosen_name(tool: Any) -> str | None:
+    """The name in {"type": "function", "function": {"name": ...}}, or in the same of a custom tool."""
+    inner = tool.get("custom" if tool.get("type") == "custom" else "function") if isinstance(tool, dict) else None
+    name = inner.get("name") if isinstance(inner, dict) else None
+    return name if isinstance(name, str) else None
+
+
 def _allowed(use: ToolUse, allowed: dict[str, Any]) -> ToolUse:
     mode, tools = allowed.get("mode", "auto"), allowed.get("tools")
     if mode not in ("auto", "required") or not isinstance(tools, list) or not tools:
         raise invalid("tool_choice.allowed_tools needs a mode, 'auto' or 'required', and a list of tools", "tool_choice")
     functions: list[Function] = []
     for i, tool in enumerate(tools):
-        function = tool.get("function") if isinstance(tool, dict) else None
-        name = function.get("name") if isinstance(function, dict) else None
-        functions += chosen(use, str(name), f"tool_choice.allowed_tools.tools[{i}]").functions
+        functions += chosen(use, str(_chosen_name(tool)), f"tool_choice.allowed_tools.tools[{i}]").functions
     return ToolUse(mode, functions, use.parallel)
 
 
 def chat_plan(
-    names: ParserNames, body: ChatRequest, tools: ToolUse | None, tokenizer: Tokenizer, prompt: ChatPrompt, thinks: bool = True
-) -> OutputPlan | None:
-    """How this request's output is parsed; None if it is plain text. thinks: False if the model must not reason."""
+    names: ParserNames,
+    body: ChatRequest,
+    tools: ToolUse | None,
+    tokenizer: Tokenizer,
+    prompt: ChatPrompt,
+    thinks: bool = True,
+    may_not_reason: bool = False,
+) -> Plan | None:
+    """How this request's output is parsed; None if it is plain text. thinks: False if the model must not reason.
+
+    may_not_reason: a budget for reasoning is taken with a model that does not reason, too, and has no effect there.
+    """
     if body.thinking_token_budget == -1:  # means no limit, as in vLLM
         body.thinking_token_budget = None
+    if names.is_harmony(prompt.template):
+        return HarmonyPlan(tokenizer, tools, body.thinking_token_budget, bool(body.continue_final_message))
     can_think = names.reasoning_parser(prompt.template) is not None
     if can_think and not thinks:
         body.thinking_token_budget = 0  # for templates without a switch for it
+    if not can_think and may_not_reason:
+        body.thinking_token_budget = None
     if tools is None and not can_think and body.thinking_token_budget is None:
         return None
     variables = dict(body.chat_template_kwargs or {})

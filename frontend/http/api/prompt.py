@@ -12,6 +12,7 @@ from quire.frontend.client.encoding import encode_end
 from quire.frontend.client.turns import in_thread
 from quire.frontend.http.api.bodies.schemas import MAX_ITEMS, ChatRequest, TokenizeRequest
 from quire.frontend.http.api.errors import invalid
+from quire.frontend.http.api.tools.custom_tools import shown_tools
 from quire.frontend.text.chat_template import ChatTemplateError
 from quire.frontend.text.request_templates import ToRender, render_apart
 from quire.frontend.text.tokenizer import ChatPrompt, Tokenizer
@@ -29,10 +30,12 @@ async def chat_prompt(
     trust_template: bool,
     num_bytes: int,
     keep: int | None = None,
+    owner: str = "",
 ) -> tuple[ChatPrompt, list[int]]:
     """The conversation as a prompt, and its token ids, or `keep` of them (`truncated`).
 
-    trust_template: whether a request may bring its own template. num_bytes: length of its body. Raises ApiError 400, TooLong.
+    trust_template: whether a request may bring its own template. num_bytes: length of its body. owner: of its key. Raises
+    ApiError 400, TooLong.
     """
     if body.chat_template is not None and not trust_template:
         raise invalid(
@@ -41,7 +44,7 @@ async def chat_prompt(
     options, special, tokenizer = _template_options(body), bool(body.add_special_tokens), client.tokenizer
     try:
         if body.chat_template is not None:
-            prompt = await _rendered_apart(tokenizer, body.chat_template, options)
+            prompt = await _rendered_apart(tokenizer, body.chat_template, options, owner)
         elif num_bytes <= LONG_BODY and len(options["messages"]) <= _MANY_MESSAGES:
             prompt = tokenizer.chat_prompt(**options, add_special_tokens=special, encodes=keep is None)
         else:
@@ -54,10 +57,10 @@ async def chat_prompt(
     return prompt, await encoded(client, prompt.text, special, keep, side)
 
 
-async def _rendered_apart(tokenizer: Tokenizer, template: str, options: dict[str, Any]) -> ChatPrompt:
+async def _rendered_apart(tokenizer: Tokenizer, template: str, options: dict[str, Any], owner: str) -> ChatPrompt:
     source, variables = tokenizer.template_source(template, bool(options["tools"])), options.pop("chat_template_kwargs")
     wanted = ToRender(source, tokenizer.special_tokens, tokenizer.content_format(), variables=variables, **options)
-    return ChatPrompt(await render_apart(wanted), source)
+    return ChatPrompt(await render_apart(wanted, owner), source)
 
 
 def _template_options(body: ChatRequest | TokenizeRequest) -> dict[str, Any]:
@@ -72,7 +75,7 @@ def _template_options(body: ChatRequest | TokenizeRequest) -> dict[str, Any]:
         raise invalid("continue_final_message and add_generation_prompt exclude each other", "continue_final_message")
     return {
         "messages": messages,
-        "tools": body.tools or None,
+        "tools": shown_tools(body.tools or []) or None,
         "documents": body.documents or None,
         "add_generation_prompt": opens,
         "continue_final_message": continues,

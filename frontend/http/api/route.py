@@ -25,10 +25,11 @@ _PARAMETER = re.compile(r"\{(\w+)(:path)?\}")
 class Route(NamedTuple):
     """A method on a path. In a path, {name} stands for one segment and {name:path} for all that follow.
 
-    body, answer: structs of JSON. streams: "stream": true asks for server-sent events. query: name -> JSON Schema.
+    body, answer: structs of JSON. streams: "stream": true asks for a stream of type stream_type. query: name -> JSON Schema.
     form: fields of a form -> JSON Schema; those without brackets are required.
     is_open: needs no API key. prompt_field: the field that an error names if a prompt is too long. media_type: the body's.
     max_body: bytes; replaces the server's own limit. missing: the reason for answering 501 to every request. error: its struct.
+    any_type: the body is JSON whatever its header content-type says, as `curl -d` sends it.
     """
 
     method: str
@@ -49,6 +50,8 @@ class Route(NamedTuple):
     max_body: int | None = None
     missing: str = ""
     error: type[msgspec.Struct] = ErrorResponse
+    any_type: bool = False
+    stream_type: str = "text/event-stream"
 
     @property
     def name(self) -> str:

@@ -37,6 +37,7 @@ from quire.frontend.http.api.messages.schemas import (
     MessagesResponse,
 )
 from quire.frontend.http.api.metrics.metrics import NO_HANDLER
+from quire.frontend.http.api.ollama.routes import OLLAMA_ROUTES
 from quire.frontend.http.api.openapi import document
 from quire.frontend.http.api.page import FILES, page, to_page
 from quire.frontend.http.api.responses import stored
@@ -104,6 +105,7 @@ ROUTES = RouteTable(
         Route("POST", "/v1/messages/count_tokens", count_tokens, "How many tokens such a conversation has", "tokens",
               CountTokensRequest, CountTokensResponse, example={"messages": _HELLO["messages"]},
               prompt_field="messages", error=MessagesErrorResponse),
+        *OLLAMA_ROUTES,
         Route("GET", "/v1/models", service_routes.list_models, "The models that are served", "models", answer=ModelList),
         Route("GET", "/v1/models/{model:path}", service_routes.one_model, "One of them", "models", answer=ModelCard),
         Route("POST", "/v1/files", files.upload_file, "Upload the input of a batch: a form with purpose and file", "batches",

@@ -24,7 +24,7 @@ json_bytes = msgspec.json.Encoder().encode
 
 def error_event(error: ApiError) -> bytes:
     """The last event of a stream that fails after its status line."""
-    return error.event + b"data: " + error.body() + b"\n\n"
+    return error.event % error.body()
 
 
 class ChunkWriter:

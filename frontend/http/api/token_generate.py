@@ -36,6 +36,7 @@ from quire.frontend.http.api.logs.request_log import new_id
 from quire.frontend.http.api.prompt_run import PromptRun, usage_of
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.sse import DONE, json_bytes
+from quire.frontend.http.api.terms import terms_of
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.http.protocol.exchange import Request, Response
 from quire.ipc.sampling import RequestOutputKind, SamplingParams
@@ -68,6 +69,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     stream_options: StreamOptions | None = None
     cache_salt: CacheSalt | None = None
     priority: Int32 | None = None
+    timeout: float | None = None
     return_token_ids: bool | None = None
     output_mode: Literal["tokens", "text", "derender"] | None = None
     reasoning_ended: bool | None = None
@@ -118,6 +120,7 @@ async def generate(services: Services, request: Request, response: Response) -> 
     client, metrics = services.client, services.metrics
     model = check_model(body.model, client.welcome.served_model_names)
     checked = _check(body)
+    terms = terms_of(services, request, body.timeout, body.priority)
     if checked.sampling.get("bad_words"):
         await add_bad_words(checked, client.tokenizer)
     params = make_params(checked, len(body.token_ids), client.welcome.limits.max_model_len)
@@ -125,7 +128,12 @@ async def generate(services: Services, request: Request, response: Response) -> 
     runs: list[PromptRun] = []
     async with running(name, runs, metrics, services.request_log):
         stream = client.submit(
-            body.token_ids, params, priority=body.priority or 0, cache_salt=body.cache_salt or "", request_name=name
+            body.token_ids,
+            params,
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt or "",
+            request_name=name,
+            terms=terms,
         )
         run = PromptRun(stream, params, body.token_ids)
         run.max_tokens = checked.max_tokens  # metrics count it as it was sent

@@ -45,7 +45,7 @@ async def tokenize(services: Services, request: Request, response: Response) -> 
             raise ApiError(400, f"{name}: this value is not supported by this server.", param=name, code="unsupported_value")
     check_tools_size(body.tools or [])
     if body.prompt is None:
-        _, ids = await chat_prompt(services.client, body, services.trust_request_chat_template, num_bytes)
+        _, ids = await chat_prompt(services.client, body, services.trust_request_chat_template, num_bytes, owner=request.owner)
     else:
         ids = await services.client.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
 

@@ -62,7 +62,7 @@ async def ask(app: App, line: Line, owner: str = "") -> Reply:
     request.version = "1.0"  # answers in HTTP/1.0 are not chunked
     request.headers = {b"content-type": b"application/json", b"x-request-id": request_id.encode()}
     request.body = bytearray(line.body)
-    request.complete = True
+    request.complete = request.is_patient = True
     response = Response(request, output)
     await app.handle(request, response)
     return Reply(response.status, bytes(output.data.partition(b"\r\n\r\n")[2]), request_id)

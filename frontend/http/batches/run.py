@@ -52,7 +52,7 @@ class BatchRun:
         self._storage = storage
         self._window = window
         self._holder = holder
-        self._id, self._owner = record.id, record.owner
+        self._id, self.owner = record.id, record.owner
         self._batch = decode(record.body)
         self._counts = self._batch.request_counts
         self._input: InputFile | None = None
@@ -129,14 +129,14 @@ class BatchRun:
             for number in self._ids:
                 if number not in self._done:
                     line = await asyncio.to_thread(self._input.read, number)
-                    await self._window.enter()
-                    group.create_task(self._answer(number, line)).add_done_callback(lambda _: self._window.leave())
+                    await self._window.enter(self.owner)
+                    group.create_task(self._answer(number, line)).add_done_callback(lambda _: self._window.leave(self.owner))
         self._fed = True
         self._news.set()
         await asyncio.Event().wait()  # _keep ends when all is written
 
     async def _answer(self, number: int, line: Line) -> None:
-        reply = await self._app.ask(line, self._owner)
+        reply = await self._app.ask(line, self.owner)
         self._add(number, reply.status == 200, answer_line(line.custom_id, reply.request_id, reply.status, reply.body))
 
     def _add(self, number: int, ok: bool, body: bytes) -> None:
@@ -229,10 +229,10 @@ class BatchRun:
     async def _write(self, ok: bool) -> Result | None:
         """Write the answers of one kind as a content; None if there are none."""
         id = new_file_id()
-        await self._storage.reserve(self._owner, id, 0)
+        await self._storage.reserve(self.owner, id, 0)
         size = await self._storage.write_answers(self._id, ok, id)
         if size == 0:
-            await self._storage.forget(self._owner, id)
+            await self._storage.forget(self.owner, id)
             return None
         name = f"{self._id}_{'output' if ok else 'error'}.jsonl"
         return new_file(self._storage, id, name, "batch_output", size, self._batch.output_expires_after_s)

@@ -8,6 +8,7 @@ routes (in_process.py), as many at once as leave room for interactive requests (
 import asyncio
 import logging
 import secrets
+from collections import Counter
 from contextlib import suppress
 
 from quire.frontend.client.client import Client
@@ -17,7 +18,7 @@ from quire.frontend.http.batches.run import BatchRun
 from quire.frontend.http.batches.window import Window
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.http.store.batch_queue import LEASE_S
-from quire.frontend.http.store.bounds import MAX_ANSWER_BYTES, MAX_BATCHES_AT_ONCE
+from quire.frontend.http.store.bounds import MAX_ANSWER_BYTES, MAX_BATCHES_AT_ONCE, MAX_BATCHES_OF_ALL
 from quire.frontend.http.store.database import Record
 from quire.frontend.http.store.storage import Storage
 
@@ -56,9 +57,11 @@ class BatchRunner:
                 await self._storage.queue(lambda queue: queue.give_back(self._holder))
 
     async def _take_all(self) -> None:
-        while len(self._running) < MAX_BATCHES_AT_ONCE:
+        while len(self._running) < MAX_BATCHES_OF_ALL:
+            owners = Counter(run.owner for run in self._running)
+            full = [owner for owner, num in owners.items() if num >= MAX_BATCHES_AT_ONCE]
             try:
-                record = await self._storage.queue(lambda queue: queue.take(self._holder))
+                record = await self._storage.queue(lambda queue, full=full: queue.take(self._holder, full))  # type: ignore[misc]
             except ApiError as error:
                 log.error("batches cannot be run now: %s", error.__cause__ or error)
                 return

@@ -24,9 +24,10 @@ class ErrorResponse(msgspec.Struct, frozen=True):
 
 
 class ApiError(Exception):
-    """An HTTP error answer. `retry_after_s` and `allow` become the headers of those names."""
+    """An HTTP error answer. `retry_after_s` and `allow` become the headers of those names. should_retry: False where clients
+    would send a request again by themselves and must not; OpenAI's and Anthropic's obey the header x-should-retry."""
 
-    event = b""  # the line that names the error event, for streams with named events
+    event = b"data: %b\n\n"  # how a stream that fails sends the body
 
     def __init__(
         self,
@@ -37,6 +38,7 @@ class ApiError(Exception):
         code: str | None = None,
         retry_after_s: int | None = None,
         allow: Iterable[str] = (),
+        should_retry: bool = True,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -45,6 +47,7 @@ class ApiError(Exception):
         self.code = code
         self.retry_after_s = retry_after_s
         self.allow = tuple(allow)
+        self.should_retry = should_retry
 
     @property
     def type(self) -> str:
@@ -59,6 +62,8 @@ class ApiError(Exception):
             headers.append((b"retry-after", b"%d" % self.retry_after_s))
         if self.allow:
             headers.append((b"allow", ", ".join(self.allow).encode()))
+        if not self.should_retry:
+            headers.append((b"x-should-retry", b"false"))
         if self.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
         return tuple(headers)

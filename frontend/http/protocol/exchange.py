@@ -31,6 +31,7 @@ class Request:
         "error_as",
         "expects_continue",
         "headers",
+        "is_patient",
         "keep_alive",
         "max_body",
         "method",
@@ -62,6 +63,7 @@ class Request:
         # set by the application's `admit`
         self.route: object = None
         self.owner = ""  # a digest of its API key: the owner of the records that it makes and may see
+        self.is_patient = False  # a line of a batch: it waits for the engine for as long as it takes
         self.path_parameters: dict[str, str] = {}
         self.error_as: Callable[[ApiError], ApiError] | None = None  # turns errors into another shape than OpenAI's
         self.answer_headers = b""  # header lines for any answer

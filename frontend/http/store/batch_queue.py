@@ -7,7 +7,7 @@ once.
 """
 
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
@@ -40,18 +40,25 @@ class BatchQueue:
     def __init__(self, database: Database) -> None:
         self._db = database
 
-    def take(self, holder: str) -> Record | None:
-        """Lease the oldest batch that no frontend runs to the holder for LEASE_S."""
+    def take(self, holder: str, not_of: Collection[str] = ()) -> Record | None:
+        """Lease a batch that no frontend runs to the holder for LEASE_S: one of the owner with the fewest that run, its oldest.
+
+        not_of: owners whose batches are left to others."""
         now = self._db.clock()
         with self._db.transaction() as connection:
             # a lease that ends too late to be possible: the clock was set back
-            row = connection.execute(
-                "SELECT records.id, owner, body FROM records LEFT JOIN leases ON leases.id = records.id"
-                " WHERE kind = 'batch' AND tag = ? AND (holder IS NULL OR until <= ? OR until > ?) ORDER BY seq LIMIT 1",
-                (ACTIVE, now, now + LEASE_S),
+            found = connection.execute(
+                "SELECT records.id FROM records LEFT JOIN leases ON leases.id = records.id LEFT JOIN ("
+                " SELECT owner, count(*) AS num FROM records JOIN leases ON leases.id = records.id"
+                " WHERE kind = 'batch' AND tag = ? AND until > ? AND until <= ? GROUP BY owner) AS running"
+                " ON running.owner = records.owner"
+                " WHERE kind = 'batch' AND tag = ? AND (holder IS NULL OR until <= ? OR until > ?)"
+                f" AND records.owner NOT IN ({', '.join('?' * len(not_of))}) ORDER BY coalesce(num, 0), seq LIMIT 1",
+                (ACTIVE, now, now + LEASE_S, ACTIVE, now, now + LEASE_S, *not_of),
             ).fetchone()
-            if row is None:
+            if found is None:
                 return None
+            row = connection.execute("SELECT id, owner, body FROM records WHERE kind = 'batch' AND id = ?", found).fetchone()
             connection.execute("INSERT OR REPLACE INTO leases VALUES (?, ?, ?)", (row[0], holder, now + LEASE_S))
         return Record(*row)
 
@@ -78,7 +85,7 @@ class BatchQueue:
             connection.execute("UPDATE records SET body = ?, size = size + ? WHERE kind = 'batch' AND id = ?", (body, size, id))
             connection.execute("UPDATE leases SET until = ? WHERE id = ?", (self._db.clock() + LEASE_S, id))
             if answers:
-                self._db.check_room("batch")
+                self._db.check_room("batch", record.owner)
         return body
 
     def finish(

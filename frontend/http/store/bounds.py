@@ -21,6 +21,15 @@ class Bound(NamedTuple):
     ttl_s: float | None = None
 
 
+class KeyBounds(NamedTuple):
+    """The bounds for one API key, beneath those for all. max_records: of files, and of batches. max_bytes: of files and batches
+    together; None: the less of MAX_KEY_BYTES and half of what all may have."""
+
+    max_records: int = 1000
+    max_bytes: int | None = None
+
+
+MAX_KEY_BYTES = 1 << 30
 KINDS: dict[Kind, Bound] = {
     "file": Bound(10_000, "files", ttl_s=30 * DAY_S),
     "upload": Bound(256, "files", ttl_s=3600),  # a file being written; it expires after an hour if its writer was killed
@@ -41,7 +50,9 @@ MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 30 * DAY_S
 
 MAX_BATCH_LINES = 50_000  # OpenAI's limit
 MAX_INPUT_LINES = 2 * MAX_BATCH_LINES  # blank ones included
-MAX_BATCHES_AT_ONCE = 4  # run by one frontend
+MAX_BATCHES_AT_ONCE = 4  # of one API key, run by one frontend
+MAX_BATCHES_OF_ALL = 16  # of all keys: each has the ids of 50,000 lines in memory
+MAX_KEY_UPLOADS = 64  # reservations of one API key
 MAX_ANSWER_BYTES = 16 << 20  # to one line: it is in memory until it is written, by one copy of some 30 ms
 MAX_CUSTOM_ID_CHARS = 512
 MAX_BATCH_ERRORS = 100  # in an input file that a batch lists

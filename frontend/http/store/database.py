@@ -15,7 +15,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from quire.frontend.http.store.bounds import DAY_S, KINDS, MAX_RESPONSES_BYTES, Kind
+from quire.frontend.http.store.bounds import (
+    DAY_S,
+    KINDS,
+    MAX_KEY_BYTES,
+    MAX_KEY_UPLOADS,
+    MAX_RESPONSES_BYTES,
+    KeyBounds,
+    Kind,
+)
 
 _VERSION = 1  # of the tables
 _LOCK_TIMEOUT_S = 10.0  # a transaction takes milliseconds
@@ -49,12 +57,20 @@ class Page(NamedTuple):
 
 
 class Database:
-    """max_bytes: limit of files and batches together, contents included. clock: seconds since the epoch."""
+    """max_bytes: limit of files and batches together, contents included. clock: seconds since the epoch. key_bounds: an owner's
+    own bounds, beneath those of all; None for none."""
 
-    def __init__(self, path: Path, max_bytes: int, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        path: Path,
+        max_bytes: int,
+        clock: Callable[[], float] = time.time,
+        key_bounds: Callable[[str], KeyBounds | None] = lambda owner: None,
+    ) -> None:
         """Raises sqlite3.Error, OSError, or ValueError for a file of another version."""
         self.clock = clock
         self.path = path
+        self._key_bounds = key_bounds
         self._pools = {"files": max_bytes, "responses": MAX_RESPONSES_BYTES}
         with _locked(path.with_suffix(".lock")):  # of two processes that make the file, one would open it half made
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
@@ -179,7 +195,7 @@ class Database:
         if done.rowcount != 1:
             raise ValueError("this id is another owner's")
         if check_room:
-            self.check_room(kind)
+            self.check_room(kind, owner)
 
     def has(self, kind: Kind, owner: str, id: str, tag: str) -> bool:
         """Whether there is the owner's record of this id and tag."""
@@ -191,9 +207,12 @@ class Database:
         """Lease a record without naming a holder: only its maker renews it."""
         self.connection.execute("INSERT OR REPLACE INTO leases VALUES (?, '', ?)", (id, until))
 
-    def check_room(self, kind: Kind) -> None:
-        """Evict until the bounds hold again, after something was added; for kinds that do not evict, raise StoreFull."""
+    def check_room(self, kind: Kind, owner: str) -> None:
+        """Evict until the bounds hold again, after something of the owner's was added; for kinds that do not evict, raise
+        StoreFull."""
         bound = KINDS[kind]
+        if not bound.evicts and (excess := self._excess_of_key(kind, owner)):
+            raise StoreFull(excess)
         while excess := self._excess(kind):
             if not bound.evicts:
                 raise StoreFull(excess)
@@ -210,6 +229,21 @@ class Database:
         if size > self._pools[bound.pool]:
             return f"this server keeps {self._pools[bound.pool] >> 20} MiB of {bound.pool} at most: delete some first"
         return None
+
+    def _excess_of_key(self, kind: Kind, owner: str) -> str | None:
+        bounds, run = self._key_bounds(owner), self.connection.execute
+        if bounds is None:
+            return None
+        most = MAX_KEY_UPLOADS if kind == "upload" else bounds.max_records
+        (count,) = run("SELECT count(*) FROM records WHERE kind = ? AND owner = ?", (kind, owner)).fetchone()
+        if count > most:
+            return f"this API key keeps {most} {kind}s at most: delete some first"
+        most = min(MAX_KEY_BYTES, self._pools["files"] // 2) if bounds.max_bytes is None else bounds.max_bytes
+        kinds = [name for name, other in KINDS.items() if other.pool == "files"]
+        marks = ", ".join("?" * len(kinds))
+        query = f"SELECT coalesce(sum(size), 0) FROM records WHERE kind IN ({marks}) AND owner = ?"
+        (size,) = run(query, (*kinds, owner)).fetchone()
+        return f"this API key keeps {most >> 20} MiB of files at most: delete some first" if size > most else None
 
     def _evict(self, kind: Kind) -> None:
         """Delete the oldest record of the owner with the most bytes, so that an owner with few keeps them."""

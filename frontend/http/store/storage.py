@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.http.store.batch_queue import BatchQueue, Result, commit_file, read_answers
-from quire.frontend.http.store.bounds import DEFAULT_FILES_MIB, MAX_UPLOADS, Kind
+from quire.frontend.http.store.bounds import DEFAULT_FILES_MIB, MAX_UPLOADS, KeyBounds, Kind
 from quire.frontend.http.store.contents import Contents, FilesFolder
 from quire.frontend.http.store.database import Database, Page, StoreFull
 
@@ -51,15 +51,21 @@ def check_folder(folder: Path) -> None:
 
 
 class Storage:
-    """folder: shared by all frontends of a server; None: private to this object. max_bytes: limit of files and batches."""
+    """folder: shared by all frontends of a server; None: private to this object. max_bytes: limit of files and batches.
+    key_bounds: an owner's own bounds, or None."""
 
     def __init__(
-        self, folder: str | None = None, max_bytes: int = DEFAULT_FILES_MIB << 20, clock: Callable[[], float] = time.time
+        self,
+        folder: str | None = None,
+        max_bytes: int = DEFAULT_FILES_MIB << 20,
+        clock: Callable[[], float] = time.time,
+        key_bounds: Callable[[str], KeyBounds | None] = lambda owner: None,
     ) -> None:
         self.clock = clock
         self.batch_made = asyncio.Event()  # or cancelled, by this frontend: wakes its batch runner
         self._folder = folder
         self._max_bytes = max_bytes
+        self._key_bounds = key_bounds
         self._num_uploads = 0
         self._logged_error, self._log_again_at = "", 0.0  # the last error logged
         self._private: FilesFolder | None = None
@@ -207,7 +213,7 @@ class Storage:
             if self._folder is None and self._private is None:
                 self._private = FilesFolder(None)
             folder = Path(self._folder) if self._private is None else self._private.path  # type: ignore[arg-type]
-            database, contents = Database(folder / RECORDS, self._max_bytes, self.clock), Contents(folder)
+            database, contents = Database(folder / RECORDS, self._max_bytes, self.clock, self._key_bounds), Contents(folder)
             contents.remove(database.without_record(contents.ids()))
             self._open = database, contents, BatchQueue(database)
         return self._open

@@ -18,7 +18,7 @@ class AppendThink(ReasoningParser):
     def feed(self, text: str) -> list[Event]:
         if not text:
             return []
-        events: list[Event] = [] if self._is_begun else [Content(START, is_added=True)]
+        events: list[Event] = [] if self._is_begun else [Content(START, source="")]
         self._is_begun = True
         return [*events, Content(text)]
 

@@ -50,7 +50,7 @@ def request(wanted: StructuredOutputs | None, n: int = 1, prompt: list[int] | No
         )
         for _ in range(n)
     ]
-    return SimpleNamespace(task=SimpleNamespace(params=p)), sequences
+    return SimpleNamespace(task=SimpleNamespace(params=p), tenant=None), sequences
 
 
 def prepare(compiler: GrammarCompiler, *args, **kwargs):

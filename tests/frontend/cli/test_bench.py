@@ -305,3 +305,11 @@ def test_measures_of_an_engine(measure, words, keys, tmp_path, capsys):
     assert cli.main(["bench", measure, *SMALL, *words, *vllms, "--output-json", str(path)]) == 0
     assert "no code of a checkpoint is ever run" in capsys.readouterr().err
     assert keys <= set(json.loads(path.read_text()))
+
+
+def test_refused_requests_are_told_apart_from_others_that_failed():
+    errors = ("", "503: {}", "429: {}", "529: {}", "504: {}", "400: {}", "cannot connect: refused")
+    results = [Result(0.0, 1.0, 2.0, [1.0], 5, 0 if error else 2, error) for error in errors]
+    found = summary(results, 2.0, ("ttft",), (99.0,), {})
+    assert (found["completed"], found["failed"], found["refused"]) == (1, 6, 3)
+    assert "Refused requests:                        3" in report(found, ("ttft",), (99.0,))

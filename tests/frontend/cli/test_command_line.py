@@ -1,5 +1,6 @@
 """The command line: flags that cannot be, help, hints, and an interrupt before anything runs."""
 
+import argparse
 import contextlib
 import io
 import json
@@ -16,10 +17,12 @@ from served import (
 from quire.frontend.cli import main as cli
 from quire.frontend.cli import parser_arguments, serve, serve_flags
 from quire.frontend.cli.serve import ReadyMessage
+from quire.frontend.http.api.output_plan import ParserNames
 from quire.frontend.http.listener import FrontendError, bind
 from quire.frontend.http.server import FrontendConfig
 from quire.frontend.http.server_state import Limits
 from quire.frontend.replicas.router import POLICIES
+from quire.frontend.text.harmony.tokens import NAMES
 from quire.frontend.text.reasoning_parsers.choice import REASONING_PARSERS
 from quire.frontend.text.tool_parsers.choice import TOOL_PARSERS
 from quire.ipc.process.command import as_started
@@ -54,7 +57,7 @@ def test_wrong_starts_say_why(tmp_path):
         (["--allowed-origins", '["a", 3]'], "--allowed-origins"),
         (["--allowed-origins", "[a"], "--allowed-origins"), (["--allowed-origins", "a,,b"], "--allowed-origins"),
         (["--tool-call-parser", "json"], "--tool-call-parser"), (["--reasoning-parser", "x"], "--reasoning-parser"),
-        (["--tool-call-parser", "openai"], "Harmony"), (["--reasoning-parser", "openai_gptoss"], "Harmony"),
+        (["--tool-call-parser", "step3"], "this parser is for Step3"), (["--reasoning-parser", "nano_v3"], "recurrent layers"),
         (["--port", "http"], "a port is"), (["--shutdown-grace-s", "nan"], "--shutdown-grace-s"),
         (["model", "--engine", "ipc:///x"], "leave the model out"), (["--engine", "foo"], "foo: an address starts with"),
         (["--engine", "ipc:///x", "--max-model-len", "9", "--enforce-eager"], "leave --max-model-len, --enforce-eager out"),
@@ -133,6 +136,11 @@ def test_parsers_of_models_that_do_not_run_are_refused_with_the_reason(capsys):
 def test_the_flags_know_every_parser():
     assert serve_flags.ROUTERS == POLICIES
     assert tuple(sorted(TOOL_PARSERS)) == parser_arguments.TOOL_CALL_PARSERS
+    parser = argparse.ArgumentParser()
+    parser_arguments.add_parser_arguments(parser)
+    for name in (*NAMES, "OpenAI"):
+        given = parser.parse_args(["--tool-call-parser", name, "--reasoning-parser", name])
+        assert ParserNames(given.tool_call_parser, given.reasoning_parser).is_harmony("")
     assert tuple(sorted(REASONING_PARSERS)) == parser_arguments.REASONING_PARSERS
 
 

@@ -148,3 +148,32 @@ def test_an_answer_that_is_too_long_to_be_held_is_refused_and_holds_nobody_up():
         await api.services.storage.close()
 
     asyncio.run(main())
+
+
+def test_the_next_line_is_one_of_the_key_with_the_fewest_that_run():
+    async def main():
+        client = http.FakeClient()  # 6 of 8 slots are for batches
+        window, entered = Window(client), []
+        client.heartbeat = Heartbeat(1, 0.0, 0, 0, 0.25, 100, 40, 50, 2, 1, True)
+
+        async def enter(owner):
+            await window.enter(owner)
+            entered.append(owner)
+
+        tasks = [asyncio.create_task(enter("a")) for _ in range(9)]
+        await settle()
+        assert entered == ["a"] * 6
+        tasks += [asyncio.create_task(enter("b")) for _ in range(3)]
+        await settle()
+        assert entered == ["a"] * 6 + ["b"], "a key has one line in any case"
+        for _ in range(2):
+            window.leave("a")
+            await settle()
+        assert entered[7:] == ["b"]
+        window.leave("a")
+        await settle()
+        assert entered[8:] == ["b"]
+        for task in tasks:
+            task.cancel()
+
+    asyncio.run(main())

@@ -10,7 +10,20 @@ from fake_client import CHAT, COMPLETIONS, HELLO
 from fake_http import settle
 
 from quire.frontend.client.outputs import Delta
-from quire.frontend.client.stream import EngineDown, EngineError, InvalidRequest, Overloaded, TooLong
+from quire.frontend.client.stream import (
+    DeadlineExceeded,
+    EngineDown,
+    EngineError,
+    InvalidRequest,
+    Overloaded,
+    RateLimited,
+    TooLong,
+)
+
+
+def after(error, seconds):
+    error.retry_after_s = seconds
+    return error
 
 
 @pytest.mark.parametrize(
@@ -19,7 +32,11 @@ from quire.frontend.client.stream import EngineDown, EngineError, InvalidRequest
         (InvalidRequest("the prompt holds a token id outside the vocabulary of 300"), 400, "invalid_value", None),
         (TooLong("too long"), 400, "context_length_exceeded", None),
         (Overloaded("full"), 503, "overloaded", "1"),
+        (after(Overloaded("full"), 17), 503, "overloaded", "17"),
+        (after(RateLimited("this API key has had its 5 tokens a minute"), 9), 429, "rate_limit_exceeded", "9"),
+        (DeadlineExceeded("the request's timeout has passed"), 504, "deadline_exceeded", None),
         (EngineDown("gone"), 503, "engine_down", "2"),
+        (after(EngineDown("away"), 30), 503, "engine_down", "30"),
         (EngineError("broken"), 500, "engine_error", None),
         (RuntimeError("secret detail"), 500, "internal_error", None),
     ],
@@ -37,6 +54,7 @@ def test_failures_before_the_first_token_have_a_status(error, status, code, retr
         body = json.loads(answer.body)["error"]
         assert (answer.status, body["code"], answer.headers.get("retry-after")) == (status, code, retry)
         assert "secret" not in body["message"]
+        assert answer.headers.get("x-should-retry") == ("false" if status == 504 else None)
 
     logging.getLogger("quire.http").disabled = True
     asyncio.run(main())

@@ -52,6 +52,10 @@ CALLED = {"id": "t1", "type": "function", "function": {"name": "weather", "argum
         ([{"role": "user", "content": []}], {}, [user("")]),
         ([user("a"), {"role": "system", "content": "now"}, {"role": "system", "content": [text("then")]}], {"system": "S"},
          [{"role": "system", "content": "S"}, user("a"), {"role": "system", "content": "now\n\nthen"}]),
+        ([user("a"), {"role": "assistant", "content": [CALL]}, user({"type": "tool_result", "tool_use_id": "t1", "content": [
+            {"type": "tool_reference", "tool_name": "f"}]})], {},  # Claude Code's ToolSearch
+         [user("a"), {"role": "assistant", "content": "", "tool_calls": [CALLED]},
+          {"role": "tool", "content": "The function f can be called now.", "tool_call_id": "t1", "name": "weather"}]),
         ([user("a"), {"role": "assistant", "content": [
             {"type": "thinking", "thinking": "hm", "signature": "s"}, {"type": "redacted_thinking", "data": "?"}, text("I "),
             text("look."), CALL]},

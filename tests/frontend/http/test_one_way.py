@@ -29,6 +29,9 @@ REQUESTS: list[tuple[str, dict[str, Any]]] = [
     (RESPONSES, {"input": "hi", "tools": [{"type": "function", "name": "f"}], "tool_choice": "required"}),
     (MESSAGES, {**HELLO, "max_tokens": 9}),
     (MESSAGES, {**HELLO, "max_tokens": 1_000_000}),  # cut to the context's room
+    ("/api/chat", {**HELLO, "tools": TOOLS, "format": "json", "options": {"num_predict": 1_000_000, "stop": "x"}}),
+    ("/api/generate", {"prompt": "a", "think": False}),
+    ("/api/generate", {"prompt": "a", "raw": True, "options": {"num_predict": 9}}),
     (TOKENS, {"token_ids": [1, 2], "sampling_params": {}}),
     (TOKENS, {"token_ids": [1, 2], "sampling_params": {"max_tokens": 1000, "min_tokens": 500, "bad_words": ["zz"]}}),
 ]

@@ -218,7 +218,7 @@ def test_what_fails_before_the_first_token_has_a_status():
             api.client.submit_error = Overloaded("full")
             for body in ({"input": "hi"}, {"input": "hi", "stream": True}, {"input": "hi", "background": True}):
                 assert (await api.ask("POST", RESPONSES, body)).status == 503
-            api.client.submit_error = None
+        async with serving() as api:
             api.client.speak = lambda s: s.end(EngineError("a worker died"))
             for body in ({"input": "hi"}, {"input": "hi", "stream": True}):
                 assert (await api.ask("POST", RESPONSES, body)).status == 500

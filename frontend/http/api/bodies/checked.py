@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from quire.frontend.client.terms import NO_TERMS, Terms
 from quire.frontend.client.turns import in_native_thread
 from quire.frontend.http.api.bodies.fields import NOT_SUPPORTED, check_fields
 from quire.frontend.http.api.bodies.schemas import (
@@ -81,7 +82,7 @@ class CheckedRequest(msgspec.Struct, kw_only=True):
     field of the prompt, for errors. cuts_max_tokens: max_tokens beyond the context's room are cut instead of refused.
     no_room: the error text for a prompt that leaves no room for a token; empty if the engine's client refuses such a prompt.
     extra_args: the body's name of that field. is_for_prompt: the one token that is generated is not shown, so the prompt may
-    fill the context. tools: a chat's tools.
+    fill the context. tools: a chat's tools. terms: set by the route, which knows the request's key.
     """
 
     sampling: dict[str, Any]
@@ -95,6 +96,7 @@ class CheckedRequest(msgspec.Struct, kw_only=True):
     extra_args: str = "vllm_xargs"
     is_for_prompt: bool = False
     tools: ToolUse | None = None
+    terms: Terms = NO_TERMS
 
 
 def check_request(

@@ -7,13 +7,13 @@ from typing import Any
 
 from quire.frontend.http.api.bodies.checked import CheckedRequest
 from quire.frontend.http.api.errors import invalid, too_long
-from quire.frontend.http.api.output_plan import OutputPlan
+from quire.frontend.http.api.output_plan import Plan
 from quire.ipc.limits import longest_prompt, output_limit, output_room
 from quire.ipc.sampling import BOUNDS, SamplingParams
 
 
 def make_params(
-    checked: CheckedRequest, num_prompt_tokens: int, max_model_len: int, plan: OutputPlan | None = None
+    checked: CheckedRequest, num_prompt_tokens: int, max_model_len: int, plan: Plan | None = None
 ) -> SamplingParams:
     """SamplingParams for a prompt of this length. Raises ApiError 400 for a value out of bounds, or beyond the context."""
     room = output_room(num_prompt_tokens, max_model_len, checked.max_tokens if checked.is_for_prompt else None)

@@ -96,6 +96,7 @@ class SamplingFields(_SamplingValues, kw_only=True):  # type: ignore[call-arg, m
     truncate_prompt_tokens: Int64 | None = None
     add_special_tokens: bool | None = None
     priority: Int32 | None = None
+    timeout: float | None = None
     cache_salt: CacheSalt | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
@@ -260,10 +261,19 @@ class FunctionCall(msgspec.Struct, frozen=True):
     arguments: str
 
 
-class ToolCall(msgspec.Struct, frozen=True):
+class ToolCall(msgspec.Struct, frozen=True, tag_field="type", tag="function"):
     id: str
     function: FunctionCall
-    type: str = "function"
+
+
+class CustomCall(msgspec.Struct, frozen=True):
+    name: str
+    input: str
+
+
+class CustomToolCall(msgspec.Struct, frozen=True, tag_field="type", tag="custom"):
+    id: str
+    custom: CustomCall
 
 
 class ChatMessage(msgspec.Struct, frozen=True):
@@ -272,7 +282,7 @@ class ChatMessage(msgspec.Struct, frozen=True):
     role: str
     content: str | None
     refusal: None = None
-    tool_calls: list[ToolCall] = []
+    tool_calls: list[ToolCall | CustomToolCall] = []
     reasoning: str | msgspec.UnsetType | None = msgspec.UNSET
     reasoning_content: str | msgspec.UnsetType | None = msgspec.UNSET
 

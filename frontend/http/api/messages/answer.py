@@ -17,8 +17,8 @@ from quire.frontend.http.api.messages.schemas import (
     OutputTokensDetails,
 )
 from quire.frontend.http.api.messages.stream import EventWriter
-from quire.frontend.http.api.output_plan import OutputPlan
-from quire.frontend.http.api.prompt_run import PromptRun, ReasoningCount, usage_of
+from quire.frontend.http.api.output_plan import Plan
+from quire.frontend.http.api.prompt_run import PromptRun, usage_of
 from quire.frontend.text.output_parser import PIECE, OutputParser
 
 _MANY_CHARS = 64 << 10  # the content blocks of a longer output are made in a thread
@@ -28,7 +28,7 @@ class Answer:
     """plan: None if the output is plain text. cut_by_context: the context has room for fewer tokens than max_tokens."""
 
     def __init__(
-        self, name: str, model: str, body: MessagesRequest, plan: OutputPlan | None, run: PromptRun, cut_by_context: bool
+        self, name: str, model: str, body: MessagesRequest, plan: Plan | None, run: PromptRun, cut_by_context: bool
     ) -> None:
         self._name = name
         self._model = model
@@ -38,7 +38,7 @@ class Answer:
         shows_reasoning = body.thinking is None or body.thinking.display != "omitted"
         parser = OutputParser(None, None) if plan is None else plan.new_parser()
         self._blocks = Blocks(parser, None if plan is None else plan.max_calls, shows_reasoning)
-        self._reasoning = None if plan is None else ReasoningCount(plan.reasoning_end_id)
+        self._reasoning = None if plan is None else plan.new_reasoning_count()
         self._writer = EventWriter()
 
     # ------------------------------------------------------------------------------------------------------- streaming

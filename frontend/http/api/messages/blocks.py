@@ -16,8 +16,8 @@ from typing import Any, Literal
 import msgspec
 
 from quire.frontend.http.api.messages.schemas import ContentBlock, TextBlock, ThinkingBlock, ToolUseBlock
+from quire.frontend.text.custom_calls import Parser
 from quire.frontend.text.output_events import Arguments, CallBegun, Content, Event, Reasoning
-from quire.frontend.text.output_parser import OutputParser
 
 _TOKENS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|[{}\[\],]', re.DOTALL)
 _OUR_ID = "chatcmpl-tool-"
@@ -56,7 +56,7 @@ Step = Opened | Piece | Closed
 class Blocks:
     """max_calls: calls beyond it are left out. shows_reasoning: if False, reasoning has content blocks without text."""
 
-    def __init__(self, parser: OutputParser, max_calls: int | None = None, shows_reasoning: bool = True) -> None:
+    def __init__(self, parser: Parser, max_calls: int | None = None, shows_reasoning: bool = True) -> None:
         self._parser = parser
         self._max_calls = max_calls
         self._shows_reasoning = shows_reasoning

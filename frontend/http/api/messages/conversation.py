@@ -16,6 +16,23 @@ from quire.frontend.http.api.messages.schemas import Block, CountTokensRequest, 
 from quire.frontend.http.protocol.errors import ApiError
 
 _ATTRIBUTION = "x-anthropic-billing-header:"  # of Claude Code's first system block, for billing; it differs in each request
+# Uses and results of tools that Anthropic's servers run, in a conversation that began there: passed over.
+_OF_SERVER_TOOLS = frozenset(
+    (
+        "advisor_tool_result",
+        "bash_code_execution_tool_result",
+        "code_execution_tool_result",
+        "compaction",
+        "mcp_tool_result",
+        "mcp_tool_use",
+        "server_tool_use",
+        "text_editor_code_execution_tool_result",
+        "tool_reference",
+        "tool_search_tool_result",
+        "web_fetch_tool_result",
+        "web_search_tool_result",
+    )
+)
 _MEDIA = frozenset(("image", "document", "search_result", "container_upload"))
 
 T = TypeVar("T")
@@ -108,6 +125,8 @@ def _read_user(turns: _Turns, message: InputMessage, place: str) -> None:
         turns.of("user")
     for j, block in enumerate(message.content):
         where = f"{place}.content[{j}]"
+        if block.type in _OF_SERVER_TOOLS:
+            continue
         if block.type == "tool_result":
             turns.turns.append(_result(turns, block, where))
         else:
@@ -133,6 +152,8 @@ def _read_assistant(turns: _Turns, message: InputMessage, place: str) -> None:
                 turn.reasoning.append(_needed(block.thinking, f"{where}.thinking"))
             case "redacted_thinking":
                 pass  # encrypted by Anthropic
+            case kind if kind in _OF_SERVER_TOOLS:
+                pass
             case "tool_use":
                 turn.calls.append(_call(turns, block, where))
             case _:
@@ -162,13 +183,16 @@ _READ = {"system": _read_system, "user": _read_user, "assistant": _read_assistan
 def _joined(content: str | Sequence[Block], place: str) -> str:
     if isinstance(content, str):
         return content
-    return "\n".join([_text(block, f"{place}[{j}]") for j, block in enumerate(content)])
+    blocks = [(j, block) for j, block in enumerate(content) if block.type not in _OF_SERVER_TOOLS]
+    return "\n".join([_text(block, f"{place}[{j}]") for j, block in blocks])
 
 
 def _text(block: Block, place: str) -> str:
-    """The text of a content block that must be a text."""
+    """The text of a content block that must be a text, or of one that says which tool a client's own search has found."""
     if block.type == "text":
         return _needed(block.text, f"{place}.text")
+    if block.type == "tool_reference":
+        return f"The function {_needed(block.tool_name, f'{place}.tool_name')} can be called now."
     if block.type in _MEDIA:
         what = f"{place}: this model takes text only, no block of type {block.type!r}; send its text as a block of type 'text'."
     else:

@@ -25,6 +25,7 @@ from quire.frontend.http.api.prompt import LONG_BODY
 from quire.frontend.http.api.prompt_run import PromptRun
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.sse import json_bytes
+from quire.frontend.http.api.terms import terms_of
 from quire.frontend.http.protocol.exchange import Request, Response
 from quire.ipc.limits import output_room
 
@@ -40,7 +41,7 @@ async def count_tokens(services: Services, request: Request, response: Response)
     body = await read_body(_count_decoder, request, services.unknown_fields)
     check_model(body.model, services.model_names)
     chat = await _chat(services, body, num_bytes)
-    planned = await plan_chat(services, chat, take_tools(chat), num_bytes, **_options(body))
+    planned = await plan_chat(services, chat, take_tools(chat), num_bytes, owner=request.owner, **_options(body))
     response.send(200, json_bytes(CountTokensResponse(len(planned.token_ids))))
 
 
@@ -51,6 +52,7 @@ async def create_message(services: Services, request: Request, response: Respons
     chat = await _chat(services, body, num_bytes)
     checked = check_chat(chat, services.client.tokenizer, None)
     checked.cuts_max_tokens, checked.no_room = True, _NO_ROOM
+    checked.terms = terms_of(services, request, body.timeout, body.priority)
     prepared = await prepare_chat(services, chat, checked, num_bytes, **_options(body))
     name, runs = new_id("msg", request.headers).replace("-", "_", 1), list[PromptRun]()
     async with running(name, runs, metrics, services.request_log):
@@ -76,4 +78,5 @@ async def _chat(services: Services, body: CountTokensRequest, num_bytes: int) ->
 
 def _options(body: CountTokensRequest) -> dict[str, Any]:
     """Keyword arguments for plan_chat."""
-    return {"thinks": body.thinking is None or body.thinking.type != "disabled", "instead": without_later_system}
+    thinks = body.thinking is None or body.thinking.type != "disabled"
+    return {"thinks": thinks, "may_not_reason": True, "instead": without_later_system}

@@ -62,7 +62,7 @@ class MessagesErrorResponse(msgspec.Struct, frozen=True, kw_only=True):
 class MessagesError(ApiError):
     """An error in the form that Anthropic's clients expect."""
 
-    event = b"event: error\n"
+    event = b"event: error\ndata: %b\n\n"
 
     def __init__(self, error: ApiError, request_id: str) -> None:
         full = error.status == 503 and error.code == "overloaded"
@@ -73,6 +73,7 @@ class MessagesError(ApiError):
             code=error.code,
             retry_after_s=error.retry_after_s,
             allow=error.allow,
+            should_retry=error.should_retry,
         )
         self._request_id = request_id
 

@@ -21,6 +21,7 @@ from quire.frontend.http.api.messages.schemas import (
     Tool,
     ToolChoice,
 )
+from quire.frontend.http.api.tools.left_out import is_left_out, leave_out
 from quire.frontend.http.protocol.errors import ApiError
 
 _KEEP_ALL = ({"type": "clear_thinking_20251015"}, {"type": "clear_thinking_20251015", "keep": "all"},
@@ -44,6 +45,8 @@ def chat_request(body: CountTokensRequest) -> ChatRequest:
     chat = ChatRequest(messages=messages, model=body.model)
     _take_prefill(chat, messages)
     _take_tools(chat, body.tools or [], body.tool_choice)
+    if body.mcp_servers:
+        leave_out("mcp_servers")
     variables = dict(body.chat_template_kwargs or {})
     if body.thinking is not None:
         _take_thinking(chat, body.thinking, variables)
@@ -87,8 +90,12 @@ def _take_prefill(chat: ChatRequest, messages: list[Json]) -> None:
 
 # ----------------------------------------------------------------------------------------------------------------- tools
 def _take_tools(chat: ChatRequest, tools: list[Tool], choice: ToolChoice | None) -> None:
-    chat.tools = [_function(tool, f"tools[{i}]") for i, tool in enumerate(tools)] or None
-    if choice is None:
+    left_out = {tool.name for tool in tools if is_left_out(tool.type)}
+    for tool in tools:
+        if tool.type is not None and is_left_out(tool.type):
+            leave_out(tool.type)
+    chat.tools = [_function(tool, f"tools[{i}]") for i, tool in enumerate(tools) if not is_left_out(tool.type)] or None
+    if choice is None or (chat.tools is None and choice.type == "auto"):
         return
     if choice.disable_parallel_tool_use is not None:
         chat.parallel_tool_calls = not choice.disable_parallel_tool_use
@@ -96,6 +103,8 @@ def _take_tools(chat: ChatRequest, tools: list[Tool], choice: ToolChoice | None)
         if choice.name is None:
             raise ApiError(400, "tool_choice.name: this field is required with type 'tool'.", param="tool_choice.name",
                            code="missing_required_parameter")  # fmt: skip
+        if choice.name in left_out:
+            raise _unsupported("tool_choice.name", f"tool_choice.name: this server does not run {choice.name[:64]!r} itself")
         chat.tool_choice = {"type": "function", "function": {"name": choice.name}}
     else:
         chat.tool_choice = "required" if choice.type == "any" else choice.type
@@ -106,11 +115,9 @@ def _function(tool: Tool, place: str) -> Json:
     if tool.type not in (None, "custom"):
         raise _unsupported(
             f"{place}.type",
-            f"{place}.type: this server has no tool of type {tool.type[:64]!r}; give one of your own, of type 'custom', with "
-            "an input_schema",
+            f"{place}.type: there is no tool of type {tool.type[:64]!r}; give one of your own, of type 'custom', with an "
+            "input_schema",
         )
-    if tool.defer_loading:
-        raise _unsupported(f"{place}.defer_loading", f"{place}.defer_loading: there is no tool search here that would load it")
     if tool.allowed_callers is not None and "direct" not in tool.allowed_callers:
         raise _unsupported(f"{place}.allowed_callers", f"{place}.allowed_callers: only 'direct' calls are made here")
     if tool.input_schema is None:
@@ -166,5 +173,5 @@ def _take_sampling(chat: ChatRequest, body: MessagesRequest) -> None:
     if body.max_tokens == 0 and body.stream:
         raise invalid("max_tokens: 0, for an answer of nothing, is not available with stream: true", "max_tokens")
     chat.stop, chat.max_tokens = body.stop_sequences, max(1, body.max_tokens)
-    for name in ("stream", "temperature", "top_p", "top_k", "cache_salt", "priority", "vllm_xargs"):
+    for name in ("stream", "temperature", "top_p", "top_k", "cache_salt", "priority", "timeout", "vllm_xargs"):
         setattr(chat, name, getattr(body, name))

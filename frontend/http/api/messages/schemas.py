@@ -16,8 +16,9 @@ RawObject = Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema={"type": "obje
 
 # ------------------------------------------------------------------------------------------------------------- requests
 class Block(msgspec.Struct, kw_only=True):
-    """A content block of a message: text, thinking, redacted_thinking, tool_use or tool_result. conversation.py checks which
-    fields it must have. cache_control is accepted and has no effect: everything that can be cached is."""
+    """A content block of a message: text, thinking, redacted_thinking, tool_use, tool_result or, in a result, tool_reference.
+    conversation.py checks which fields it must have. cache_control is accepted and has no effect: everything that can be cached
+    is."""
 
     type: str
     text: str | None = None
@@ -30,6 +31,7 @@ class Block(msgspec.Struct, kw_only=True):
     tool_use_id: str | None = None
     content: "str | list[Block] | None" = None
     is_error: bool | None = None
+    tool_name: str | None = None
     cache_control: Json | None = None
 
 
@@ -39,7 +41,7 @@ class InputMessage(msgspec.Struct, kw_only=True):
 
 
 class Tool(msgspec.Struct, kw_only=True):
-    """type: "custom" (the default); other types are tools that Anthropic defines or runs, and are refused."""
+    """type: "custom" (the default); other types are tools that Anthropic defines or runs, and are left out."""
 
     type: str | None = None
     name: str | None = None
@@ -80,7 +82,6 @@ class NotHere(msgspec.Struct, kw_only=True):
     """Fields that are refused, except values without effect (request.py). They are not decoded, for they may be of any size."""
 
     container: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
-    mcp_servers: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     context_management: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     compaction: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     diagnostics: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
@@ -96,13 +97,15 @@ class NotHere(msgspec.Struct, kw_only=True):
 
 
 class CountTokensRequest(NotHere, kw_only=True):
-    """The fields that make a prompt. model: None: the first one served. output_format: older name of output_config.format."""
+    """The fields that make a prompt. model: None: the first one served. output_format: older name of output_config.format.
+    mcp_servers: left out, as tools are that this server does not run."""
 
     model: ShortText | None = None
     messages: Annotated[list[InputMessage], msgspec.Meta(min_length=1, max_length=MAX_ITEMS)]
     system: str | list[Block] | None = None
     tools: Annotated[list[Tool], msgspec.Meta(max_length=1024)] | None = None
     tool_choice: ToolChoice | None = None
+    mcp_servers: Any = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
@@ -112,7 +115,7 @@ class CountTokensRequest(NotHere, kw_only=True):
 
 class MessagesRequest(CountTokensRequest, kw_only=True):
     """max_tokens: 0 computes the prompt, for the cache, and answers with no content. Fields that Anthropic lacks and chats
-    have: cache_salt, priority, vllm_xargs, chat_template_kwargs."""
+    have: cache_salt, priority, timeout, vllm_xargs, chat_template_kwargs."""
 
     max_tokens: Int64
     stream: bool | None = None
@@ -124,6 +127,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     service_tier: str | None = None
     cache_salt: CacheSalt | None = None
     priority: Int32 | None = None
+    timeout: float | None = None
     vllm_xargs: Json | None = None
 
 

@@ -58,6 +58,8 @@ HISTOGRAMS: dict[str, tuple[str, Sequence[float]]] = {
 }
 PREFIXES = {"frontend_lag_seconds": "quire:", "http_request_duration_highr_seconds": ""}  # all others have "vllm:"
 REQUEST_SUCCESS = ("vllm:request_success", "Sequences that ended, by reason.")
+REFUSED = ("quire:requests_refused", "Requests that were refused or given up, by the error's code.")
+REFUSALS = ("overloaded", "rate_limit_exceeded", "deadline_exceeded", "engine_down")
 HTTP_REQUESTS = ("http_requests", "Requests by handler, method and status.")
 HTTP_DURATION = ("http_request_duration_seconds", "From a complete request to the end of its answer, by handler and method.")
 
@@ -93,6 +95,10 @@ OPTIONAL_GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float | None]], .
 LABELLED_GAUGES: tuple[tuple[str, str, str, Callable[[Heartbeat], dict[str, float]]], ...] = (
     ("vllm:num_requests_waiting_by_reason", "Sequences that wait: for room, or for what must be ready first.", "reason",
      lambda b: _waiting(b.num_waiting, b.stats)),
+    ("quire:tenant_requests_waiting", "Sequences that wait, by API key or name.", "tenant",
+     lambda b: {t.label: t.num_waiting for t in b.stats.tenants} if b.stats is not None else {}),
+    ("quire:tenant_requests_running", "Sequences that run, by API key or name.", "tenant",
+     lambda b: {t.label: t.num_running for t in b.stats.tenants} if b.stats is not None else {}),
     ("vllm:engine_sleep_state", "The engine is always awake.", "sleep_state",
      lambda b: {"awake": 1, "weights_offloaded": 0, "discard_all": 0}),
 )  # fmt: skip

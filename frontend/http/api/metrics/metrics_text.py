@@ -113,6 +113,9 @@ def _frontends(text: "Text", slots: Sequence[float], metrics: Metrics, engine: s
     reasons = {reason: slots[metrics.counters["request_success", reason]] for reason in names.FINISH_REASONS}
     name, help_text = names.REQUEST_SUCCESS
     text.family(f"{name}_total", "counter", help_text, _by_label(engine, "finished_reason", reasons))
+    refused = {code: slots[metrics.counters["requests_refused", code]] for code in names.REFUSALS}
+    name, help_text = names.REFUSED
+    text.family(f"{name}_total", "counter", help_text, _by_label(engine, "reason", refused))
     for name, (help_text, buckets) in names.HISTOGRAMS.items():
         prefix = names.PREFIXES.get(name, "vllm:")
         start, end = metrics.histograms[name].start, metrics.histograms[name].start + len(buckets) + 1

@@ -62,10 +62,22 @@ class FunctionCallItem(msgspec.Struct, kw_only=True):
     status: ItemStatus = "in_progress"
     call_id: str
     name: str
+    namespace: str | msgspec.UnsetType = msgspec.UNSET
     arguments: str = ""
 
 
-Item = OutputMessage | ReasoningItem | FunctionCallItem
+class CustomToolCallItem(msgspec.Struct, kw_only=True):
+    id: str
+    type: str = "custom_tool_call"
+    status: ItemStatus = "in_progress"
+    call_id: str
+    name: str
+    namespace: str | msgspec.UnsetType = msgspec.UNSET
+    input: str = ""
+
+
+CallItem = FunctionCallItem | CustomToolCallItem
+Item = OutputMessage | ReasoningItem | CallItem
 
 
 # ------------------------------------------------------------------------------------------------------------- responses
@@ -183,10 +195,13 @@ def _format(given: TextFormat | None) -> Json:
 
 
 def _tool(tool: Json) -> Json:
+    if tool.get("type") != "function":
+        return tool
     defaults = {"description": None, "parameters": None}
     return {**defaults, **{k: v for k, v in tool.items() if k in _TOOL_FIELDS}, "strict": tool.get("strict") is True}
 
 
+_CHOSEN = ("type", "name", "namespace")
 _TOOL_FIELDS = ("type", "name", "description", "parameters")
 
 
@@ -195,8 +210,8 @@ def _tool_choice(choice: str | Json | None) -> str | Json:
     if not isinstance(choice, dict):
         return choice or "auto"
     if "tools" not in choice:
-        return {"type": choice["type"], "name": choice["name"]}
-    tools = [{"type": "function", "name": tool["name"]} for tool in choice["tools"]]
+        return {name: choice[name] for name in _CHOSEN if name in choice}
+    tools = [{name: tool[name] for name in _CHOSEN if name in tool} for tool in choice["tools"]]
     return {"type": choice["type"], "mode": choice.get("mode", "auto"), "tools": tools}
 
 

@@ -63,7 +63,7 @@ async def _run(services: Services, turn: Turn, begun: asyncio.Future[None]) -> N
         if not begun.done():
             begun.set_exception(error) if isinstance(error, Exception) else begun.cancel()
             return
-        known = shutting_down() if isinstance(error, asyncio.CancelledError) else error_of(error)
+        known = shutting_down() if isinstance(error, asyncio.CancelledError) else error_of(error, turn.tools)
         if known is None:
             logger.exception("a response in the background failed")
         response.fail(known or internal_error())

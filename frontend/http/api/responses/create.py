@@ -44,7 +44,7 @@ async def create_response(services: Services, request: Request, response: Respon
     try:
         await _answer(services, turn, response, num_bytes)
     except InvalidRequest as error:  # found only by the engine, e.g. about a grammar
-        raise error_of(error) or error from None
+        raise error_of(error, turn.tools) or error from None
 
 
 async def _answer(services: Services, turn: Turn, response: Response, num_bytes: int) -> None:

@@ -14,8 +14,49 @@ from quire.frontend.http.protocol.errors import ApiError
 
 MAX_REFERENCES = 64  # of one request: each is read from the store
 _MAX_ID = 256
-_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
-_KINDS = "message, function_call, function_call_output, reasoning and item_reference"
+_PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+}
+_KINDS = "message, function_call, custom_tool_call and their outputs, reasoning and item_reference"
+# Items of tools that OpenAI's servers or their clients run, which are left out here (tools/left_out.py), and of contexts that
+# they compact. A conversation that began elsewhere has them; they are not kept, and the model does not see them.
+PASSED_OVER = frozenset(
+    (
+        "additional_tools",
+        "apply_patch_call",
+        "apply_patch_call_output",
+        "code_interpreter_call",
+        "compaction",
+        "compaction_summary",
+        "compaction_trigger",
+        "computer_call",
+        "computer_call_output",
+        "configuration_update",
+        "context_compaction",
+        "file_search_call",
+        "ghost_snapshot",
+        "image_generation_call",
+        "local_shell_call",
+        "local_shell_call_output",
+        "mcp_approval_request",
+        "mcp_approval_response",
+        "mcp_call",
+        "mcp_list_tools",
+        "program",
+        "program_output",
+        "shell_call",
+        "shell_call_output",
+        "tool_search_call",
+        "tool_search_output",
+        "web_search_call",
+    )
+)
+_CALLS, _OUTPUTS = ("function_call", "custom_tool_call"), ("function_call_output", "custom_tool_call_output")
 _STATUSES = ("in_progress", "completed", "incomplete")
 _SEALED = "quire1."
 
@@ -41,9 +82,15 @@ def completed_items(given: str | Sequence[Json], known: Mapping[str, Json], resp
     """The input's items, checked and complete. known: the items for references, by id. Raises ApiError 400, naming the item."""
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
-    items = []
+    items: list[Json] = []
+    passed_over: set[Any] = set()  # calls, whose outputs may have another type
     for i, item in enumerate(given):
         kind = _kind_of(item)
+        if isinstance(kind, str) and kind in PASSED_OVER:
+            passed_over |= {item["call_id"]} if isinstance(item.get("call_id"), str) else set()
+            continue
+        if kind in _OUTPUTS and passed_over and isinstance(item.get("call_id"), str) and item["call_id"] in passed_over:
+            continue
         if kind == "item_reference":
             items.append(_referred(item, known, f"input[{i}].id"))
             continue
@@ -86,12 +133,12 @@ def check_calls(items: Sequence[Json]) -> None:
     """Check that every output of a call comes after its call. Raises ApiError 400."""
     calls: set[str] = set()
     for item in items:
-        if item["type"] == "function_call":
+        if item["type"] in _CALLS:
             calls.add(item["call_id"])
-        elif item["type"] == "function_call_output" and item["call_id"] not in calls:
+        elif item["type"] in _OUTPUTS and item["call_id"] not in calls:
             raise invalid(
-                f"input: there is no function_call with the call_id {item['call_id'][:80]!r} before its function_call_output; "
-                "send both, or the call's response as previous_response_id",
+                f"input: there is no {item['type'].removesuffix('_output')} with the call_id {item['call_id'][:80]!r} before "
+                f"its {item['type']}; send both, or the call's response as previous_response_id",
                 "input",
             )
 
@@ -125,10 +172,17 @@ def _part(part: Any, place: str, by_model: bool) -> Json:
 
 
 def _function_call(item: Json, place: str) -> Json:
-    return {
-        name: _text(item.get(name), f"{place}.{name}", may_be_empty=name == "arguments")
-        for name in ("call_id", "name", "arguments")
-    }
+    return _call(item, place, "arguments")
+
+
+def _custom_tool_call(item: Json, place: str) -> Json:
+    return _call(item, place, "input")
+
+
+def _call(item: Json, place: str, what: str) -> Json:
+    call = {name: _text(item.get(name), f"{place}.{name}", may_be_empty=name == what) for name in ("call_id", "name", what)}
+    space = item.get("namespace")
+    return call if space is None else {**call, "namespace": _text(space, f"{place}.namespace")}
 
 
 def _function_call_output(item: Json, place: str) -> Json:
@@ -146,7 +200,7 @@ def _reasoning(item: Json, place: str) -> Json:
     sealed = item.get("encrypted_content")
     if sealed is not None:
         result["encrypted_content"] = _text(sealed, f"{place}.encrypted_content")
-        if not result["content"]:
+        if not result["content"] and sealed.startswith(_SEALED):  # another server's cannot be read
             result["content"] = [{"type": "reasoning_text", "text": unsealed(sealed, f"{place}.encrypted_content")}]
     return result
 
@@ -174,6 +228,8 @@ _ITEMS: dict[Any, Callable[[Json, str], Json]] = {
     "message": _message,
     "function_call": _function_call,
     "function_call_output": _function_call_output,
+    "custom_tool_call": _custom_tool_call,
+    "custom_tool_call_output": _function_call_output,
     "reasoning": _reasoning,
 }
 

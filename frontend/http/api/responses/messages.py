@@ -7,6 +7,7 @@ complete.
 from collections.abc import Sequence
 
 from quire.frontend.http.api.bodies.schemas import Json
+from quire.frontend.http.api.responses.tools import ToolName, called_name
 
 
 def messages_of(items: Sequence[Json], instructions: str | None, knows_developer: bool) -> list[Json]:
@@ -16,9 +17,9 @@ def messages_of(items: Sequence[Json], instructions: str | None, knows_developer
         match item["type"]:
             case "reasoning":
                 _add_reasoning(messages, item)
-            case "function_call":
+            case "function_call" | "custom_tool_call":
                 _add_call(messages, item)
-            case "function_call_output":
+            case "function_call_output" | "custom_tool_call_output":
                 content = _content(item["output"]) if isinstance(item["output"], list) else item["output"]
                 messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
             case _:
@@ -44,8 +45,12 @@ def _add_reasoning(messages: list[Json], item: Json) -> None:
 def _add_call(messages: list[Json], item: Json) -> None:
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant"})
-    function = {"name": item["name"], "arguments": item["arguments"]}
-    call = {"id": item["call_id"], "type": "function", "function": function}
+    name = called_name(ToolName(item["name"], item.get("namespace")))
+    if item["type"] == "function_call":
+        kind, given = "function", {"name": name, "arguments": item["arguments"]}
+    else:
+        kind, given = "custom", {"name": name, "input": item["input"]}
+    call = {"id": item["call_id"], "type": kind, kind: given}
     messages[-1].setdefault("tool_calls", []).append(call)
 
 

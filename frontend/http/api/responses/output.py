@@ -12,6 +12,7 @@ import msgspec
 from quire.frontend.client.outputs import Delta
 from quire.frontend.http.api.bodies.json_pieces import pieces
 from quire.frontend.http.api.responses.answer import (
+    CustomToolCallItem,
     FunctionCallItem,
     Item,
     ItemStatus,
@@ -23,6 +24,7 @@ from quire.frontend.http.api.responses.answer import (
 )
 from quire.frontend.http.api.responses.items import item_id
 from quire.frontend.http.api.responses.text_logprobs import TokenRow, TokensOfText
+from quire.frontend.http.api.responses.tools import ChatTools
 from quire.frontend.http.api.sse import json_bytes
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.text.output_events import Arguments, CallBegun, Content, Event, Reasoning, source_of
@@ -43,6 +45,7 @@ class StreamEvent(msgspec.Struct, kw_only=True):
     part: Any = UNSET
     text: str | msgspec.UnsetType = UNSET
     arguments: str | msgspec.UnsetType = UNSET
+    input: str | msgspec.UnsetType = UNSET
     name: str | msgspec.UnsetType = UNSET
     logprobs: Any = UNSET
     code: str | msgspec.UnsetType | None = UNSET
@@ -98,7 +101,7 @@ def _framed(head: bytes, event: StreamEvent) -> Iterator[bytes]:
 
 class Output:
     """One response's output. writer: None if nothing is streamed. tokens: None if no log-probabilities are wanted.
-    seals: whether reasoning items have encrypted_content."""
+    seals: whether reasoning items have encrypted_content. tools: what its client calls the tools."""
 
     def __init__(
         self,
@@ -106,11 +109,13 @@ class Output:
         writer: EventWriter | None,
         tokens: TokensOfText | None = None,
         seals: bool = False,
+        tools: ChatTools | None = None,
     ) -> None:
         self._response = response
         self._writer = writer
         self._tokens = tokens
         self._seals = seals
+        self._tools = tools or ChatTools()
         # the open item
         self._item: Item | None = None
         self._texts: list[str] = []
@@ -153,7 +158,12 @@ class Output:
         self._grow(text)
 
     def _call(self, event: CallBegun) -> None:
-        item = FunctionCallItem(id=self._new_id("function_call"), call_id=event.id, name=event.name)
+        tool = self._tools.name_of(event.name)
+        names: dict[str, Any] = {"name": tool.name, "namespace": UNSET if tool.namespace is None else tool.namespace}
+        if event.kind == "custom":
+            custom = CustomToolCallItem(id=self._new_id("custom_tool_call"), call_id=event.id, **names)
+            return self._open(custom, None, "custom_tool_call_input")
+        item = FunctionCallItem(id=self._new_id("function_call"), call_id=event.id, **names)
         self._open(item, None, "function_call_arguments")
 
     def _grow(self, text: str) -> None:
@@ -183,6 +193,9 @@ class Output:
             case FunctionCallItem():
                 item.arguments = text
                 self._done("function_call_arguments", where, arguments=text, name=item.name)
+            case CustomToolCallItem():
+                item.input = text
+                self._done("custom_tool_call_input", where, input=text)
             case ReasoningItem():
                 item.content = [ReasoningText(text=text)]
                 if self._seals:

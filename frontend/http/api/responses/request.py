@@ -19,7 +19,7 @@ Items = Annotated[list[Json], msgspec.Meta(max_length=MAX_ITEMS)]
 # Fields by the names and types of /v1/chat/completions: the sampler's, and those that vLLM has beside OpenAI's.
 AS_IN_CHATS = (
     *(name for name in SAMPLING_VALUES if name not in ("n", "prompt_logprobs", "skip_reading_prefix_cache")),
-    "vllm_xargs", "thinking_token_budget", "structured_outputs", "chat_template_kwargs", "priority", "cache_salt",
+    "vllm_xargs", "thinking_token_budget", "structured_outputs", "chat_template_kwargs", "priority", "timeout", "cache_salt",
     "request_id",
 )  # fmt: skip
 LOGPROBS, ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"

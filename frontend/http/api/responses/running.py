@@ -36,7 +36,7 @@ class RunningTurn:
         self._parsed = None if turn.chat.plan is None else ChatOutput(turn.chat.plan)
         self._tokens = self._tokens_of_text() if turn.body.wants_logprobs else None
         self._writer = EventWriter(in_pieces=self._tokens is not None) if stream is not None else None
-        self._output = Output(turn.response, self._writer, self._tokens, turn.seals)
+        self._output = Output(turn.response, self._writer, self._tokens, turn.seals, turn.tools)
         self._most_tokens = most_logprobs(services.max_response_bytes, turn.body.top_logprobs or 0)
 
     def _tokens_of_text(self) -> TokensOfText:
@@ -113,7 +113,7 @@ class RunningTurn:
         if isinstance(error, asyncio.CancelledError):
             self._output.tell_error(shutting_down())
         else:
-            known = error_of(error) if isinstance(error, Exception) else None
+            known = error_of(error, self._turn.tools) if isinstance(error, Exception) else None
             self.fail(known or internal_error())
         stream.end(writer.take())
 

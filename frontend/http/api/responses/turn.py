@@ -14,9 +14,11 @@ from quire.frontend.http.api.responses.answer import ResponseObject, begun
 from quire.frontend.http.api.responses.items import check_calls, completed_items, referenced_ids
 from quire.frontend.http.api.responses.records import conversation, referred_items
 from quire.frontend.http.api.responses.request import ENCRYPTED, ResponsesRequest, check_request
+from quire.frontend.http.api.responses.tools import ChatTools, chat_tools
 from quire.frontend.http.api.responses.translate import chat_request, in_our_words
 from quire.frontend.http.api.responses.truncation import leave_out_oldest
 from quire.frontend.http.api.services import Services
+from quire.frontend.http.api.terms import terms_of
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.http.protocol.exchange import Request
 from quire.frontend.text.chat_template import ChatTemplateError
@@ -26,7 +28,7 @@ _LONG_BODY, _MANY_ITEMS = 16 << 10, 64  # bytes and items: so much is translated
 
 @dataclass(frozen=True)
 class Turn:
-    """items: the conversation before the output. chat_body, chat: the chat that runs."""
+    """items: the conversation before the output. chat_body, chat: the chat that runs. tools: those of the chat."""
 
     owner: str
     body: ResponsesRequest
@@ -34,6 +36,7 @@ class Turn:
     chat_body: ChatRequest
     chat: PreparedChat
     response: ResponseObject
+    tools: ChatTools
 
     @property
     def seals(self) -> bool:
@@ -54,28 +57,30 @@ async def prepare_turn(services: Services, request: Request, body: ResponsesRequ
         num_bytes <= _LONG_BODY and len(items) + (0 if isinstance(body.input, str) else len(body.input or ())) <= _MANY_ITEMS
     )
     work = (services, body, id, items, known)
-    items, chat_body = _translate(*work) if small else await in_thread(_translate, *work)
+    items, tools, chat_body = _translate(*work) if small else await in_thread(_translate, *work)
     services.defaults.fill(chat_body)
     try:
         if body.truncation == "auto":
-            await leave_out_oldest(services, chat_body, num_bytes)
+            await leave_out_oldest(services, chat_body, num_bytes, request.owner)
         num_logprobs = (body.top_logprobs or 0) if body.wants_logprobs else None
         checked = check_chat(chat_body, services.client.tokenizer, num_logprobs)
+        checked.terms = terms_of(services, request, body.timeout, body.priority)
         chat = await prepare_chat(services, chat_body, checked, num_bytes)
     except ApiError as error:
-        raise in_our_words(error) from None
+        raise in_our_words(error, tools) from None
     response = begun(body, id, model, chat.params) if small else await in_thread(begun, body, id, model, chat.params)
-    return Turn(request.owner, body, items, chat_body, chat, response)
+    return Turn(request.owner, body, items, chat_body, chat, response, tools)
 
 
 def _translate(
     services: Services, body: ResponsesRequest, id: str, items: list[Json], known: Mapping[str, Json]
-) -> tuple[list[Json], ChatRequest]:
+) -> tuple[list[Json], ChatTools, ChatRequest]:
     items = items + completed_items([] if body.input is None else body.input, known, id)
     if len(items) > MAX_ITEMS:
         raise invalid(f"input: a conversation may hold at most {MAX_ITEMS} items, this one has {len(items)}", "input")
     check_calls(items)
-    return items, chat_request(body, items, _knows_developer(services, bool(body.tools)))
+    tools = chat_tools(body.tools)
+    return items, tools, chat_request(body, tools, items, _knows_developer(services, bool(tools.tools)))
 
 
 def _knows_developer(services: Services, with_tools: bool) -> bool:

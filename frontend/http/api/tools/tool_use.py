@@ -22,12 +22,16 @@ Mode = Literal["auto", "required", "named"]
 
 @dataclass(frozen=True)
 class Function:
-    """parameters: a JSON Schema of an object. strict: arguments must follow it. place: where it is in the body, for errors."""
+    """parameters: a JSON Schema of an object. strict: arguments must follow it. place: where it is in the body, for errors.
+
+    is_custom: it stands for a custom tool (custom_tools.py).
+    """
 
     name: str
     parameters: dict[str, Any] = field(default_factory=dict)
     strict: bool = False
     place: str = "tools"
+    is_custom: bool = False
 
 
 @dataclass(frozen=True)
@@ -40,19 +44,22 @@ class ToolUse:
     parallel: bool | None = None
 
 
-def functions_of(tools: Sequence[tuple[str, Any]]) -> list[Function]:
-    """tools: each function's place in the body ("tools[0].function") and its value. Raises ApiError 400, naming the field."""
+def functions_of(tools: Sequence[tuple[str, Any, bool]]) -> list[Function]:
+    """tools: each function's place in the body ("tools[0].function"), its value, and whether it stands for a custom tool.
+
+    Raises ApiError 400, naming the field.
+    """
     functions: dict[str, Function] = {}
-    for place, value in tools:
-        function = _function(place, value)
+    for place, value, is_custom in tools:
+        function = _function(place, value, is_custom)
         if function.name in functions:
             raise invalid(f"{place}.name: there are two functions of the name {function.name!r}", f"{place}.name")
         functions[function.name] = function
-    check_tools_size([value for _, value in tools])
+    check_tools_size([value for _, value, _ in tools])
     return list(functions.values())
 
 
-def _function(place: str, value: Any) -> Function:
+def _function(place: str, value: Any, is_custom: bool) -> Function:
     if not isinstance(value, dict):
         raise invalid(f"{place} must be an object with a name", place)
     name, parameters, strict = value.get("name"), value.get("parameters"), value.get("strict")
@@ -69,7 +76,7 @@ def _function(place: str, value: Any) -> Function:
     description = value.get("description")
     if description is not None and not isinstance(description, str):
         raise invalid(f"{place}.description must be a text", f"{place}.description")
-    return Function(name, parameters or {}, bool(strict), place)
+    return Function(name, parameters or {}, bool(strict), place, is_custom)
 
 
 def check_tools_size(values: list[Any]) -> None:
