@@ -44,7 +44,7 @@ def test_children_that_have_ended_do_not_run_again_and_seeds_stay_theirs(by_hand
 def test_a_request_that_was_accepted_once_is_not_refused_by_a_full_queue(by_hand: CoreByHand) -> None:
     frontend = by_hand.frontend()
     outputs = Outputs(by_hand, frontend)
-    object.__setattr__(by_hand.core.intake.config, "max_num_waiting", 1)
+    object.__setattr__(by_hand.core.requests.backlog.bounds, "max_num_waiting", 1)
     for n in range(1, 9):
         frontend.send(resumed(n, [alone()[:3]]))
     outputs.until_ended(*range(1, 9))
