@@ -5,6 +5,7 @@ Poolside's models write the same. Hunyuan's HYV3 writes `<tool_sep>` after the n
 """
 
 import re
+from typing import ClassVar
 
 from quire.frontend.text.tool_parsers.reader import MAX_NAME, Malformed, Markers, Reader, Waits
 from quire.frontend.text.tool_parsers.xml_values import XmlValues
@@ -20,7 +21,7 @@ _BEHIND_VALUES = (KEY, END)
 
 class Glm45(XmlValues):
     starts = Markers(START)
-    special = (START, END, KEY, KEY_END, VALUE, VALUE_END)
+    special: ClassVar[tuple[str, ...]] = (START, END, KEY, KEY_END, VALUE, VALUE_END)
 
     def _call(self, reader: Reader) -> Waits[None]:
         yield from self._one(reader)
