@@ -259,6 +259,7 @@ def core_config_of(summary: ModelSummary, worker: WorkerConfig, profile: WorkerP
         info=server_info(worker, profile, capacity),
         has_profiler=engine.profile_dir is not None,
         processors=profile.processors,
+        replay=engine.replay,
     )
 
 
@@ -363,6 +364,7 @@ def _welcome(
             cache_dtype="auto",
         ),
         model_digest=digest,
+        replay=config.replay,
     )
 
 

@@ -22,6 +22,7 @@ log = logging.getLogger("quire.enginecore")
 STOPPED_LOOK_S = 0.4  # between looks for stopped workers: each turn of a waiting loop has one, not each turn of a busy one
 SAY_EVERY_S = 30.0  # between log lines that workers are still starting
 DYING_LOOK_S = 0.05  # between looks at killed workers that are not gone; heartbeats alone would wake the loop less often
+SPARES_AFTER_S = 10.0  # from workers that are ready to spares of the next ones on GPUs: loading torch takes a core for 3 s
 DYING_LIMIT_S = 30.0  # how long successors wait for killed workers to be gone: until then their memory is not free
 
 
@@ -44,6 +45,9 @@ class WorkerSupervisor:
         self._started_at = self._say_at = self._look_at = 0.0
         self._was_ready = True
         self._ready_at: float | None = self.now
+        engine = workers.template.engine
+        self._keeps_spares = engine.device == "cuda" and engine.replay  # more than half of an 8B's restart loads torch
+        self._spares_due = self.now + SPARES_AFTER_S if self._keeps_spares else math.inf
 
     # -------------------------------------------------------------------------------------------------- every turn
     def check(self, oldest_step: int | None) -> bool:
@@ -65,6 +69,9 @@ class WorkerSupervisor:
             self._workers.check_stopped("there is nothing to do" if oldest_step is None else "a step is in flight")
         if not self._was_ready and self._start_due is None:
             self._check_start()
+        if self.now >= self._spares_due:
+            self._spares_due = math.inf
+            self._workers.keep_spares()
         return oldest_step is not None and self.now - self._step_since > self._step_timeout_s
 
     @property
@@ -97,6 +104,7 @@ class WorkerSupervisor:
         if pause_s > 0:
             log.info("the workers start again in %.0f s", pause_s)
         self._start_due, self._was_ready, self._has_served, self._step = self.now + pause_s, False, False, None
+        self._spares_due = math.inf
         self._workers.keep_spares()  # they load their modules during the pause, and while killed ones are waited for
 
     @property
@@ -124,6 +132,8 @@ class WorkerSupervisor:
         workers, waited_s = self._workers, self.now - self._started_at
         if workers.is_ready:
             self._was_ready, self._ready_at = True, self.now
+            if self._keeps_spares:
+                self._spares_due = self.now + SPARES_AFTER_S
             log.info("workers are ready again after %.1f s", workers.start_s)
             return
         limit_s = restart_limit_s(workers.start_s)

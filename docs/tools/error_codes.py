@@ -39,7 +39,10 @@ ERROR_CODES: dict[str, tuple[str, str]] = {
     "too_many_requests": ("400", "more than 16 requests were sent on a connection before the first was answered"),
     "bad_request": ("400, 405, 417, 501, 505", "it is not HTTP/1.1 as the server speaks it"),
     "internal_error": ("500", "a fault of the server; its log has the details"),
-    "engine_error": ("500", "the engine failed while it ran the request: a worker died, a grammar left nothing to sample"),
+    "engine_error": (
+        "500",
+        "the engine failed on the request: workers died twice with it, a grammar left nothing to sample",
+    ),
     "not_implemented": ("501", "a route of vLLM's or OpenAI's that is not here yet"),
     "engine_down": (
         "503",

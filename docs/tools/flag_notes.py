@@ -196,6 +196,7 @@ FLAG_NOTES: dict[str, FlagNote] = {
         "lookahead keeps preemption rare; optimistic starts more at once, and computes some again", "lookahead"
     ),
     "--step-timeout-s": FlagNote("", "60"),
+    "--replay": FlagNote("the tokens of what was in flight are computed again", "on"),
     "--collective-timeout-s": FlagNote("", "10; more where one step takes seconds"),
     # ------------------------------------------------------------------------------------------------------------ logs
     "--log-level": FlagNote("", "info"),

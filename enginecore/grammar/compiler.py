@@ -35,6 +35,7 @@ from quire.enginecore.scheduling.sequence import Sequence
 from quire.ipc.messages.frontend import AddRequest
 from quire.ipc.process.fair_executor import FairExecutor
 from quire.ipc.sampling import SamplingParams
+from quire.ipc.step.sections import INT32_MAX
 from quire.ipc.structured_outputs import StructuredOutputs
 
 log = logging.getLogger("quire.enginecore")
@@ -161,6 +162,9 @@ class GrammarCompiler:
             eos_token_ids=self.eos_token_ids,
         )
         seq.constraint, seq.mask_from = constraint, constraint.mask_from(len(seq.prompt))
+        for token in seq.known[len(seq.prompt) :].tolist():  # of a request that goes on after the loss of another engine
+            if not constraint.take(token) and constraint.is_over:
+                seq.mask_from = INT32_MAX
         return constraint
 
     def _reasoning(self, seq: Sequence, params: SamplingParams, has_grammar: bool) -> Reasoning | None:

@@ -32,6 +32,7 @@ class Group:
     """What a supervisor asks a WorkerGroup."""
 
     def __init__(self) -> None:
+        self.template = worker_template()
         self.is_ready, self.start_s, self.start_stage = True, 7.0, "load the model"
         self.num_starts, self.num_dumps, self.num_spares = 0, 0, 0
         self.looks: list[str] = []  # for stopped workers
@@ -311,7 +312,8 @@ def test_a_stop_does_not_wait_for_steps_that_nobody_waits_for(by_hand, monkeypat
     assert 0.3 * waits <= time.monotonic() - began < 30.0
 
 
-def test_a_failed_request_hears_of_it_before_its_engine_gives_up(by_hand):
+def test_a_failed_request_hears_of_it_before_its_engine_gives_up(without_replay):
+    by_hand = without_replay
     core, frontend = by_hand.core, by_hand.frontend()
     core.supervisor = WorkerSupervisor(by_hand.workers, STEP_TIMEOUT_S, Clock())
     frontend.send(add(1, max_tokens=50))
@@ -325,7 +327,9 @@ def test_a_failed_request_hears_of_it_before_its_engine_gives_up(by_hand):
     assert by_hand.answer(frontend, RequestError).code == "engine_error"
 
 
-def test_requests_of_workers_that_die_of_each_first_step_fail_one_by_one_until_the_engine_ends(by_hand, monkeypatch):
+def test_requests_of_workers_that_die_of_each_first_step_fail_one_by_one_until_the_engine_ends(without_replay, monkeypatch):
+    by_hand = without_replay
+
     def die() -> None:
         if by_hand.workers.is_ready and by_hand.workers._reader.read(0.0) is not None:
             raise WorkersFailed("worker 0 ended unexpectedly (signal SIGSEGV)")
