@@ -187,11 +187,14 @@ class CoreWithModel:
     # ------------------------------------------------------------------------------------------------------ requests
     def submit(self, prompt: str | list[int], params: SamplingParams, priority: int = 0) -> int:
         """The request's id."""
-        request_id = next(self._ids)
+        request_id = self.next_id()
         ids = self.encode(prompt) if isinstance(prompt, str) else prompt
         data = np.asarray(ids, np.int32).tobytes()
         self.frontend.send(AddRequest(EPOCH, request_id, TokenInputs(data), Generate(params), priority))
         return request_id
+
+    def next_id(self) -> int:
+        return next(self._ids)
 
     def has_ended(self, request_id: int, n: int = 1) -> bool:
         keys = [request_id << 8 | child for child in range(n)]

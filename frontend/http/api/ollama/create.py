@@ -34,38 +34,36 @@ T = TypeVar("T", OllamaChatRequest, OllamaGenerateRequest)
 
 
 async def chat(services: Services, request: Request, response: Response) -> None:
-    began, num_bytes = time.time(), len(request.body)
+    began = time.time()
     body = await read_body(_chat_decoder, request, services.unknown_fields)
     model = model_of(body.model, services.model_names)
     if not body.messages:
         return _send_empty(response, Answer(model, True, began, None), body)
-    await _run_chat(services, request, response, body, model, began, num_bytes)
+    await _run_chat(services, request, response, body, model, began)
 
 
 async def generate(services: Services, request: Request, response: Response) -> None:
-    began, num_bytes = time.time(), len(request.body)
+    began = time.time()
     body = await read_body(_generate_decoder, request, services.unknown_fields)
     model = model_of(body.model, services.model_names)
     if not body.prompt:
         return _send_empty(response, Answer(model, False, began, None), body)
     if body.raw or not services.client.tokenizer.templates:
         return await _run_raw(services, request, response, body, Answer(model, False, began, None))
-    await _run_chat(services, request, response, body, model, began, num_bytes)
+    await _run_chat(services, request, response, body, model, began)
 
 
 def _send_empty(response: Response, answer: Answer, body: OllamaChatRequest | OllamaGenerateRequest) -> None:
     response.send(200, json_bytes(answer.empty("unload" if body.keep_alive in (0, "0", "0s") else "load")))
 
 
-async def _run_chat(
-    services: Services, request: Request, response: Response, body: T, model: str, began: float, num_bytes: int
-) -> None:
+async def _run_chat(services: Services, request: Request, response: Response, body: T, model: str, began: float) -> None:
     chat = chat_of(body)
     services.defaults.fill(chat)
     checked = check_chat(chat, services.client.tokenizer, None)
     checked.cuts_max_tokens = True
     thinks = body.think is not False
-    prepared = await prepare_chat(services, chat, checked, num_bytes, thinks=thinks, may_not_reason=True)
+    prepared = await prepare_chat(services, chat, checked, thinks=thinks, may_not_reason=True)
     name, runs = new_id("ollama", request.headers), list[PromptRun]()
     async with running(name, runs, services.metrics, services.request_log):
         runs.append(submit_chat(services, chat, prepared, name))
