@@ -23,6 +23,7 @@ from quire.frontend.http.api.prompt import encoded
 from quire.frontend.http.api.prompt_run import PromptRun, submit
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.sse import json_bytes
+from quire.frontend.http.api.terms import terms_of
 from quire.frontend.http.protocol.exchange import Request, Response
 
 NDJSON = b"application/x-ndjson"
@@ -61,7 +62,7 @@ async def _run_chat(services: Services, request: Request, response: Response, bo
     chat = chat_of(body)
     services.defaults.fill(chat)
     checked = check_chat(chat, services.client.tokenizer, None)
-    checked.cuts_max_tokens = True
+    checked.cuts_max_tokens, checked.terms = True, terms_of(services, request, None)
     thinks = body.think is not False
     prepared = await prepare_chat(services, chat, checked, thinks=thinks, may_not_reason=True)
     name, runs = new_id("ollama", request.headers), list[PromptRun]()
@@ -79,7 +80,7 @@ async def _run_raw(
     client, raw = services.client, completion_of(body)
     services.defaults.fill(raw)
     checked = check_request(raw, client.tokenizer, max_tokens=raw.max_tokens, prompt_field="prompt")
-    checked.cuts_max_tokens = True
+    checked.cuts_max_tokens, checked.terms = True, terms_of(services, request, None)
     ids = await encoded(client, body.prompt or "", True, None)
     if not ids:
         raise invalid("prompt must not be empty", "prompt")

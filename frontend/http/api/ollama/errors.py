@@ -37,7 +37,13 @@ class OllamaError(ApiError):
         for pattern, instead in _WORDS:
             message = pattern.sub(instead, message)
         super().__init__(
-            error.status, message, param=error.param, code=error.code, retry_after_s=error.retry_after_s, allow=error.allow
+            error.status,
+            message,
+            param=error.param,
+            code=error.code,
+            retry_after_s=error.retry_after_s,
+            allow=error.allow,
+            should_retry=error.should_retry,
         )
 
     def body(self) -> bytes:

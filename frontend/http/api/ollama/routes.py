@@ -73,5 +73,5 @@ OLLAMA_ROUTES: tuple[Route, ...] = (
     *(_missing("POST", path, _VECTORS) for path in ("/api/embed", "/api/embeddings")),
     *(_missing("POST", f"/api/{what}", _MODELS) for what in ("pull", "push", "create", "copy")),
     _missing("DELETE", "/api/delete", _MODELS),
-    *(_missing(method, "/api/blobs/{digest}", _MODELS) for method in ("POST", "HEAD")),
+    *(_missing(method, "/api/blobs/{digest}", _MODELS) for method in ("GET", "POST")),
 )
