@@ -179,6 +179,10 @@ class Tokenizer:
             raise ChatTemplateError(f"choose a chat template by name; the model has {', '.join(sorted(self.templates))}")
         raise ChatTemplateError("the model has no chat template; give one with the request or at launch, or use completions")
 
+    def template(self, override: str | None, with_tools: bool) -> tuple[str, str | None]:
+        """(`template_source`, `content_format`), for a rendering in another process. Raises ChatTemplateError."""
+        return self.template_source(override, with_tools), self.content_format()
+
     def content_format(self, wanted: str = "auto") -> str | None:
         """The content format of a ChatTemplate. auto: the operator's choice; None if there is none."""
         return self._content_format if wanted == "auto" else wanted

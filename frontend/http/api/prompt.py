@@ -63,8 +63,8 @@ async def chat_prompt(
 async def _rendered(
     tokenizer: Tokenizer, template: str | None, options: dict[str, Any], render: Render, owner: str
 ) -> ChatPrompt:
-    source, variables = tokenizer.template_source(template, bool(options["tools"])), options.pop("chat_template_kwargs")
-    wanted = ToRender(source, tokenizer.special_tokens, tokenizer.content_format(), variables=variables, **options)
+    (source, form), variables = tokenizer.template(template, bool(options["tools"])), options.pop("chat_template_kwargs")
+    wanted = ToRender(source, tokenizer.special_tokens, form, variables=variables, **options)
     return ChatPrompt(await render(wanted, owner), source)
 
 
