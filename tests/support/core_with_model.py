@@ -102,6 +102,9 @@ class ModelWorkers(WorkerGroup):
         assert (results >> 32 == plan.step).all(), "a result word of another step"
         self.result_ring.write(plan.step, (results & 0xFFFFFFFF).astype(np.uint32).view(np.int32))
 
+    def check_stopped(self, meanwhile: str) -> None:
+        """There are no processes."""
+
     def keep_spares(self) -> None:
         """There are no processes."""
 
