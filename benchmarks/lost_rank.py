@@ -1,9 +1,10 @@
 """Measures the loss of a rank: `lost_rank.py MODEL --tensor-parallel-size 4 [--streams 256] [--how kill stop]`.
 
-It starts a server and times the start-up. Then, for each way of --how, --streams streams begin, and when they have eight tokens
-each on average, one worker process gets SIGKILL or SIGSTOP. The results: told, seconds until streams have ended; serving,
-seconds until a new request has its first token. Afterwards an answer with temperature 0 must be the same as before. Exits with
-1 if it is not, or if a stream ended without an error. Prints a line for each way and a last line `RESULT {json}`.
+It starts a server with --no-replay, so that streams end with their workers (heal.py measures streams that go on), and times the
+start-up. Then, for each way of --how, --streams streams begin, and when they have eight tokens each on average, one worker
+process gets SIGKILL or SIGSTOP. The results: told, seconds until streams have ended; serving, seconds until a new request has
+its first token. Afterwards an answer with temperature 0 must be the same as before. Exits with 1 if it is not, or if a stream
+ended without an error. Prints a line for each way and a last line `RESULT {json}`.
 """
 
 import argparse
@@ -109,7 +110,7 @@ def main() -> None:
     parser.add_argument("--start-timeout", type=float, default=300.0)
     add_layout_arguments(parser)
     args = parser.parse_args()
-    options = " ".join([*layout_flags(args), args.options])
+    options = " ".join([*layout_flags(args), "--no-replay", args.options])
     command = engine_command(
         "quire", args.model, port=args.port, load_format=args.load_format, max_model_len=args.max_model_len, memory=0.9,
         site="", options=options,

@@ -16,8 +16,15 @@ def main() -> None:
     from quire.enginecore.stop_signals import Stopped
     from quire.enginecore.workers import WorkersFailed
 
+    has_served = list[bool]()
+
+    def served() -> None:
+        if not has_served:  # each generation of workers says so
+            has_served.append(True)
+            tell_parent({"served": "yes"})
+
     try:
-        run_engine(config, lambda address: tell_parent({"ready": address}), worker, heartbeat)
+        run_engine(config, lambda address: tell_parent({"ready": address}), worker, heartbeat, served)
     except (StartupError, Stopped, WorkersFailed) as error:
         tell_parent({"error": str(error)})
         sys.exit(1)

@@ -1,7 +1,7 @@
 """EngineCore: the loop. It takes requests from frontends, sends plans to workers, and sends the sampled tokens to frontends.
 
 A turn: take messages -> fill the pipeline (two steps in flight a stage) -> take finished results -> publish -> wait.
-It is one thread. Nothing that a frontend sends can end it. If a worker dies, the requests in flight fail, and it is replaced.
+It is one thread. Nothing that a frontend sends can end it. A worker that dies is replaced, and what was in flight runs again.
 """
 
 import logging
@@ -23,6 +23,7 @@ from quire.enginecore.intake import IntakeConfig
 from quire.enginecore.owners import Owners
 from quire.enginecore.preparation import Preparer
 from quire.enginecore.publish import messages_of, read_logprobs, side_messages
+from quire.enginecore.replay import Replay
 from quire.enginecore.requests import Requests
 from quire.enginecore.scheduling.config import SchedulerConfig
 from quire.enginecore.scheduling.scheduler import Scheduler
@@ -70,6 +71,7 @@ class CoreConfig:
     info: ServerInfo = field(default_factory=lambda: ServerInfo({}))
     has_profiler: bool = False
     processors: ProcessorsInfo | None = None
+    replay: bool = True  # whether requests outlive workers that die
     max_num_queued_tokens: int = 0  # 0: no bound
     max_queue_s: float = 0.0  # 0: no bound
 
@@ -124,6 +126,7 @@ class EngineCore:
         self._side_results: dict[int, SideResults] = {}  # by step; not passed on yet
         self._masks = StepMasks(config.step_timeout_s)
         self._grammar = GrammarSteps(self.scheduler, workers, self.owners, self._masks, grammars, link.epoch)
+        self.replay = Replay(self.scheduler, workers, self.owners, config.replay)
         self._without_token = WithoutToken(self.scheduler, self.owners, config.limits.vocab_size)
         self._wants_stacks = False
         self._expected = Expected()
@@ -243,9 +246,9 @@ class EngineCore:
         self._expected.learn(step, seconds)
         self.requests.learn(step, seconds)
         self._last_result = now
+        tokens = self._tokens(step)
         if step.side_rows:
             self._pass_on_side_results(step)
-        tokens = self._tokens(step)
         news = self._grammar.take(step, tokens)
         out = self.scheduler.update(step, tokens, now)
         if self._grammar.advance(news, out):
@@ -344,6 +347,7 @@ class EngineCore:
         if is_overdue and not self._is_done(self._in_flight[0]):
             self.supervisor.fail_step()
         self._grammar.turn(self.supervisor.now)
+        self.replay.turn(self.supervisor.now)
         self.expert_load.turn(self.stats.num_steps, self.supervisor.now)
         if self._wants_stacks:
             self._wants_stacks = False
@@ -352,16 +356,12 @@ class EngineCore:
             self._poller = self._make_poller()
 
     def _replace_workers(self, why: str) -> None:
-        """Fail the requests in flight, and plan a start of new workers. Waiting requests stay. Raises WorkersFailed."""
+        """Plan a start of new workers, which run the requests in flight again (replay.py). Raises WorkersFailed."""
         self.workers.kill()
         self._in_flight.clear()
         self._side_results.clear()
         self._grammar.clear()
-        gone = self.scheduler.reset()
-        log.error("%s; %d sequences in flight failed", why, len(gone))
-        for owner, request_id in {(s.owner, s.request_id) for s in gone}:
-            self.scheduler.abort(owner, request_id)  # its sequences that were still waiting
-            self.owners.refuse(owner, request_id, "engine_error", "the engine's worker failed while the request was running")
+        self.replay.workers_died(why)
         self._last_result = 0.0
         self._poller = self._make_poller()
         self.supervisor.plan_start(why)

@@ -74,10 +74,14 @@ class StartupError(Exception):
 
 
 def run_engine(
-    config: EngineConfig, on_ready: Callable[[str], None], prespawned: Child, on_heartbeat: Callable[[], None] = lambda: None
+    config: EngineConfig,
+    on_ready: Callable[[str], None],
+    prespawned: Child,
+    on_heartbeat: Callable[[], None] = lambda: None,
+    on_served: Callable[[], None] = lambda: None,
 ) -> None:
     """Run one engine until it is told to stop. `on_ready` gets the address once requests can come; from then on `on_heartbeat`
-    is called every HEARTBEAT_INTERVAL_S by the loop.
+    is called every HEARTBEAT_INTERVAL_S by the loop, and `on_served` with the first step of each generation of workers.
 
     prespawned: the first worker's process, which waits for its configuration; it has ended when this returns or raises. Raises
     StartupError or Stopped before it is ready, WorkersFailed when the workers are lost for good.
@@ -91,7 +95,7 @@ def run_engine(
         on_ready(address)
 
     try:
-        _run(config, ready, prespawned, on_heartbeat, early)
+        _run(config, ready, prespawned, on_heartbeat, on_served, early)
     except (OSError, zmq.ZMQError) as error:  # out of descriptors, memory or processes
         if is_ready:
             raise
@@ -102,7 +106,12 @@ def run_engine(
 
 
 def _run(
-    config: EngineConfig, on_ready: Callable[[str], None], prespawned: Child, on_heartbeat: Callable[[], None], early: EarlyStop
+    config: EngineConfig,
+    on_ready: Callable[[str], None],
+    prespawned: Child,
+    on_heartbeat: Callable[[], None],
+    on_served: Callable[[], None],
+    early: EarlyStop,
 ) -> None:
     started = time.monotonic()
     try:
@@ -131,6 +140,7 @@ def _run(
         checks_params = profile.processors is not None and profile.processors.checks_params
         preparers = [ParamsCheck(workers)] if checks_params else []
         core = EngineCore(core_config, link, workers, on_heartbeat, preparers, grammars)
+        core.supervisor.on_served = on_served
         on_stop_signals(lambda *_: core.stop(0.0 if core.stopping else DRAIN_S))
         signal.signal(signal.SIGUSR1, lambda *_: core.ask_for_stacks())
         early.check()
@@ -249,6 +259,7 @@ def core_config_of(summary: ModelSummary, worker: WorkerConfig, profile: WorkerP
         info=server_info(worker, profile, capacity),
         has_profiler=engine.profile_dir is not None,
         processors=profile.processors,
+        replay=engine.replay,
     )
 
 
@@ -353,6 +364,7 @@ def _welcome(
             cache_dtype="auto",
         ),
         model_digest=digest,
+        replay=config.replay,
     )
 
 

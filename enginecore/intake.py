@@ -11,6 +11,8 @@ import numpy as np
 
 from quire.enginecore.kv.pool import BlockHasher
 from quire.enginecore.kv.sequence_blocks import SequenceBlocks
+from quire.enginecore.refusal import Refused
+from quire.enginecore.resumed import go_on, outputs_so_far
 from quire.enginecore.scheduling.sequence import Sequence
 from quire.enginecore.tenants.backlog import Ask, Backlog, QueueBounds, Room
 from quire.enginecore.tenants.tenant import TenantState
@@ -20,8 +22,8 @@ from quire.ipc.messages.frontend import (
     AddRequest,
     Candidates,
     EngineLimits,
-    ErrorCode,
     RequestError,
+    Resume,
     TokenInputs,
     sequence_key,
 )
@@ -31,15 +33,6 @@ from quire.ipc.step.sections import MAX_CANDIDATES
 
 MAX_CACHE_SALT = 1024  # characters
 MOST_ON_THE_WAY_S = 60.0  # an arrival time that is older, or in the future, comes from another host's clock
-
-
-class Refused(Exception):
-    """A request is refused: RequestError's code, a text for its user, and when to ask again."""
-
-    def __init__(self, code: ErrorCode, message: str, retry_after_s: int = 0):
-        super().__init__(message)
-        self.code = code
-        self.retry_after_s = retry_after_s
 
 
 @dataclass(frozen=True)
@@ -77,17 +70,18 @@ class Intake:
             return RequestError(request.epoch, request.id, refused.code, str(refused), refused.retry_after_s)
 
     def _sequences(self, owner: int, request: AddRequest, tenant: TenantState) -> list[Sequence]:
-        params = request.task.params
+        params, resume = request.task.params, request.task.resume
         self._check_fields(request)
         prompt = self._prompt(request.inputs, params.max_tokens)
         room = output_room(len(prompt), self.config.limits.max_model_len, params.max_tokens)
         limit = output_limit(params.max_tokens, room)
+        outputs = outputs_so_far(request.task, limit, self.config.limits.vocab_size)
         # n children share their prompt's blocks even if prefixes are not cached: they then have a salt of their own, which no
         # later request gets, whatever its id
         candidates = request.task.candidates
         cache = self.config.enable_prefix_caching or params.n > 1 or candidates is not None
         root = self._hasher.root(request.cache_salt.encode(), self._own_salt(owner, candidates))
-        seed = params.seed if params.seed is not None else int(self._random.integers(0, 2**63))
+        seed = self._seed(params, resume)
         stop_ids, ends = self._stop_ids(params)
         custom = self.config.processors
         is_processed = custom is not None and (custom.all_requests or bool(params.extra_args))
@@ -95,7 +89,7 @@ class Intake:
         arrival_time = request.arrival_time if now - MOST_ON_THE_WAY_S < request.arrival_time < now else now
         best = tenant.limits.best_priority
         priority = request.priority if best is None or not self.config.by_priority else max(request.priority, best)
-        return [
+        sequences = [
             Sequence(
                 owner=owner,
                 key=sequence_key(request.id, child),
@@ -113,11 +107,19 @@ class Intake:
                 num_candidates=candidates.num if candidates is not None else 0,
                 tenant=tenant,
                 expected_output=self._expected_output(params, limit),
-                is_bounded=request.is_bounded,
+                is_bounded=request.is_bounded and resume is None,
                 blocks=SequenceBlocks(root, cache, may_hit=_may_hit(params) or child > 0),
             )
-            for child in range(params.n)
+            for child in (outputs if resume is not None else range(params.n))
         ]
+        for seq in sequences if resume is not None else ():
+            go_on(seq, outputs[seq.child])
+        return sequences
+
+    def _seed(self, params: SamplingParams, resume: Resume | None) -> int:
+        if params.seed is None and resume is not None and resume.seed is not None:
+            return resume.seed
+        return params.seed if params.seed is not None else int(self._random.integers(0, 2**63))
 
     def _own_salt(self, owner: int, candidates: Candidates | None) -> bytes:
         """A salt that keeps a request's blocks apart from others; empty if prefixes are cached."""
@@ -137,7 +139,7 @@ class Intake:
         backlog, n, num_tokens = self.backlog, request.task.params.n, len(request.inputs.token_ids) // 4
         tenant = backlog.tenant(request.tenant)
         refusal = backlog.refusal(tenant, Ask(n, num_tokens, request.is_bounded, request.timeout_s), room)
-        if refusal is not None:
+        if refusal is not None and request.task.resume is None:  # else it was accepted once
             raise Refused(*refusal)
         return tenant
 

@@ -25,24 +25,42 @@ class ParamsCheck:
     def __call__(self, request: AddRequest, sequences: list[Sequence]) -> Future[None] | None:
         if not sequences[0].is_processed:
             return None
-        if not self._workers.is_ready:
-            raise PreparationFailed("the engine's workers are starting: try again later", "overloaded")
-        checked: Future[None] = Future()
-        params = _that_fits(request.task.params)
-        self._workers.send_control(lambda number: CheckParams(number, params), lambda reply: _take(checked, reply))
-        return checked
+        check = _Check(self._workers, _that_fits(request.task.params))
+        check.ask()
+        return check.future
 
 
-def _take(checked: Future[None], reply: ControlReply) -> None:
-    """Take the first rank's answer: every rank says the same."""
-    if checked.done():
-        return
-    if reply.error:
-        checked.set_exception(PreparationFailed("the engine's worker failed while the request was checked", "engine_error"))
-    elif reply.payload:
-        checked.set_exception(PreparationFailed(reply.payload.decode()))
-    else:
-        checked.set_result(None)
+class _Check:
+    """The question about one request. It is asked again if the workers die before they answer: once, as it may be the cause."""
+
+    def __init__(self, workers: WorkerGroup, params: SamplingParams) -> None:
+        self.future: Future[None] = Future()
+        self._workers, self._params = workers, params
+        self._num_deaths = 0
+
+    def ask(self) -> None:
+        """Ask the workers, when they are ready. Raises WorkersFailed."""
+        if self.future.done():
+            return
+        if self._workers.is_ready:
+            self._workers.send_control(lambda number: CheckParams(number, self._params), self._take)
+        else:
+            self._workers.when_ready.append(self.ask)
+
+    def _take(self, reply: ControlReply) -> None:
+        """Take the first rank's answer: every rank says the same."""
+        if self.future.done() or reply.rank:
+            return
+        if reply.error and not self._workers.is_ready and not self._num_deaths:
+            self._num_deaths += 1
+            self.ask()
+        elif reply.error:
+            text = "the engine's worker failed while the request was checked"
+            self.future.set_exception(PreparationFailed(text, "engine_error"))
+        elif reply.payload:
+            self.future.set_exception(PreparationFailed(reply.payload.decode()))
+        else:
+            self.future.set_result(None)
 
 
 def _that_fits(params: SamplingParams) -> SamplingParams:

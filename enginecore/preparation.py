@@ -211,7 +211,7 @@ def _wait_no_more(sequences: Iterable[Sequence]) -> None:
 def _started(prepare: Preparer, request: AddRequest, sequences: list[Sequence]) -> Future[None] | None:
     try:
         return prepare(request, sequences)
-    except Exception as error:  # any error fails only this request, and is logged unless its text is for the user
+    except BaseException as error:  # any error fails only this request, and is logged unless its text is for the user
         failed: Future[None] = Future()
         failed.set_exception(error)
         return failed

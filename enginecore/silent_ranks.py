@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from quire.ipc.process.stopped import StoppedFor
 
+STOPPED_SHARE = 0.8  # of the time-out: a stopped rank is found, and its process replaced, before the others give up
 GRACE_S = 1.0  # from the first report to the last: the ranks began to wait within milliseconds of each other
 
 
@@ -56,16 +57,11 @@ class SilentRanks:
             return f"{self._workers(silent)} silent in an exchange for --collective-timeout-s ({self._timeout_s:g} s); {says}"
         return f"the exchange between the workers failed: {says}"
 
-    def stopped_in_step(self, stopped: Sequence[int], age_s: float) -> str | None:
-        """Words on ranks that are stopped in a step of this age: if all ranks are, none waits for another, and none reports."""
-        if not stopped or age_s <= self._timeout_s:
-            return None
-        return f"{self._workers(stopped)} stopped by a signal, and a step has taken {age_s:.3g} s"
-
     def stopped_for_long(self, stopped: Sequence[int], meanwhile: str) -> str | None:
-        """Words on ranks that start, or have nothing to do: no exchange waits for them, so the caller looks repeatedly."""
+        """Words on ranks that have been stopped for too long; the caller looks repeatedly. Ranks may be stopped while no other
+        waits for them in an exchange: there is only one, or all are stopped, or they start, or they have nothing to do."""
         stopped_s = self._stopped_for.seconds(bool(stopped))
-        if stopped_s <= self._timeout_s:
+        if stopped_s <= STOPPED_SHARE * self._timeout_s:
             return None
         return f"{self._workers(stopped)} stopped by a signal {stopped_s:.3g} s ago, and {meanwhile}"
 

@@ -122,6 +122,8 @@ class Statistics:
             worker_restarts=supervisor.num_restarts,
             ready=workers.is_ready,
             stats=self._message(preparing.num_sequences, workers.pids, expert_load.so_far(), requests.backlog.stats()),
+            replays=c.replays,
+            replays_given_up=c.replays_given_up,
         )
         return self._last_heartbeat
 

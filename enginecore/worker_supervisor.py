@@ -15,13 +15,14 @@ import zmq
 
 from quire.enginecore.workers import WorkerGroup, WorkersFailed
 from quire.ipc.process.loop_clock import LoopClock
-from quire.ipc.process.restarts import Restarts, restart_limit_s
+from quire.ipc.process.restarts import LIVED_WELL_S, Restarts, restart_limit_s
 
 log = logging.getLogger("quire.enginecore")
 
-IDLE_LOOK_S = 0.4  # between looks at idle workers: each turn of a waiting loop has one, not each turn of a busy one
+STOPPED_LOOK_S = 0.4  # between looks for stopped workers: each turn of a waiting loop has one, not each turn of a busy one
 SAY_EVERY_S = 30.0  # between log lines that workers are still starting
 DYING_LOOK_S = 0.05  # between looks at killed workers that are not gone; heartbeats alone would wake the loop less often
+SPARES_AFTER_S = 10.0  # from workers that are ready to spares of the next ones on GPUs: loading torch takes a core for 3 s
 DYING_LIMIT_S = 30.0  # how long successors wait for killed workers to be gone: until then their memory is not free
 
 
@@ -32,9 +33,10 @@ class WorkerSupervisor:
         self.num_restarts = 0
         self._workers = workers
         self._step_timeout_s = step_timeout_s
-        # A start has succeeded when a step has come back: otherwise workers that become ready and die of their first step would
-        # be started for ever, and fail the running requests each time. Workers without requests prove nothing.
+        # Workers that die of their first step, or soon without one, count as a failed start: otherwise they would be started
+        # for ever, and fail the running requests each time.
         self._restarts = Restarts(first_pause_s=0.0)
+        self.on_served: Callable[[], None] = lambda: None  # called once for each generation, with its first step
         self._has_served = False
         self._clock = LoopClock(clock)
         self._step: int | None = None
@@ -42,6 +44,10 @@ class WorkerSupervisor:
         self._start_due: float | None = None  # when to start workers; set while there are none
         self._started_at = self._say_at = self._look_at = 0.0
         self._was_ready = True
+        self._ready_at: float | None = self.now
+        engine = workers.template.engine
+        self._keeps_spares = engine.device == "cuda" and engine.replay  # more than half of an 8B's restart loads torch
+        self._spares_due = self.now + SPARES_AFTER_S if self._keeps_spares else math.inf
 
     # -------------------------------------------------------------------------------------------------- every turn
     def check(self, oldest_step: int | None) -> bool:
@@ -54,16 +60,18 @@ class WorkerSupervisor:
         if oldest_step != self._step:
             if self._step is not None and not self._has_served:
                 self._has_served = True
-                self._restarts.ready(self.now)
+                self._restarts.served()
+                self.on_served()
             self._step, self._step_since = oldest_step, self.now
         self._workers.check_alive()
-        if oldest_step is not None:
-            self._workers.check_step(self.now - self._step_since)
-        elif self.now >= self._look_at:
-            self._look_at = self.now + IDLE_LOOK_S
-            self._workers.check_idle()
+        if self.now >= self._look_at:
+            self._look_at = self.now + STOPPED_LOOK_S
+            self._workers.check_stopped("there is nothing to do" if oldest_step is None else "a step is in flight")
         if not self._was_ready and self._start_due is None:
             self._check_start()
+        if self.now >= self._spares_due:
+            self._spares_due = math.inf
+            self._workers.keep_spares()
         return oldest_step is not None and self.now - self._step_since > self._step_timeout_s
 
     @property
@@ -87,12 +95,16 @@ class WorkerSupervisor:
     def plan_start(self, why: str) -> None:
         """The workers were killed: plan the start of others. Raises WorkersFailed to give up."""
         self.num_restarts += 1
+        if self._ready_at is not None and self._step is None and self.now - self._ready_at >= LIVED_WELL_S:
+            self._restarts.ready(self._ready_at)
+        self._ready_at = None
         pause_s = self._restarts.ended(self.now)
         if pause_s is None:
             raise WorkersFailed(f"the workers failed to start, or soon after, several times in a row: {why}")
         if pause_s > 0:
             log.info("the workers start again in %.0f s", pause_s)
         self._start_due, self._was_ready, self._has_served, self._step = self.now + pause_s, False, False, None
+        self._spares_due = math.inf
         self._workers.keep_spares()  # they load their modules during the pause, and while killed ones are waited for
 
     @property
@@ -119,7 +131,9 @@ class WorkerSupervisor:
     def _check_start(self) -> None:
         workers, waited_s = self._workers, self.now - self._started_at
         if workers.is_ready:
-            self._was_ready = True
+            self._was_ready, self._ready_at = True, self.now
+            if self._keeps_spares:
+                self._spares_due = self.now + SPARES_AFTER_S
             log.info("workers are ready again after %.1f s", workers.start_s)
             return
         limit_s = restart_limit_s(workers.start_s)

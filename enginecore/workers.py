@@ -40,13 +40,13 @@ from quire.ipc.process.children import WORKER_MODULE, Child, how_it_ended, wait_
 from quire.ipc.step.control import encode_control
 from quire.ipc.step.masks import any_token_record, area_records, mask_records, no_masks_record
 from quire.ipc.step.plan_ring import KIND_CONTROL, KIND_MASK, KIND_PLAN, KIND_SHUTDOWN, PlanRing, RingCorrupt, RingFull
-from quire.ipc.step.result_ring import ResultRing
+from quire.ipc.step.result_ring import ResultRing, result_depth
 from quire.ipc.step.sections import HEADER
 from quire.ipc.worker_config import WorkerConfig
 
 RING_WORDS = 8 << 20  # int32: room for the largest plan several times over; pages are touched as the ring turns
 AREA_WORDS = 4 << 20  # int32: room for masks that are being made or read, 890 for a vocabulary of 150,000
-RING_TIMEOUT_S = 10.0
+RING_TIMEOUT_S = 5.0  # the launcher takes a core without heartbeats for 8 s to hang
 STOP_GRACE_S = 3.0
 STACKS_S = 0.5  # for all stacks to be written
 KILL_WAIT_S = 1.0  # how long the loop waits for killed workers; frontends miss its heartbeats after 2
@@ -77,6 +77,8 @@ class WorkerGroup:
         self._children: list[Child] = []  # of the ranks on this host, in their order
         self._dying: list[Child] = []  # killed, of earlier generations, and not gone yet
         self._link: CoreToWorkers | None = None
+        self._broken = ""  # why masks do not reach the workers
+        self.when_ready: list[Callable[[], None]] = []  # called once, when the workers are ready the next time
         self._last_control = 0
         self._unanswered: dict[int, tuple[set[int], Callable[[ControlReply], None]]] = {}  # by id: ranks, on_reply
 
@@ -157,7 +159,7 @@ class WorkerGroup:
             self._link.close()
             self.plan_ring.close()
             self.result_ring.close()
-        self._link, self.is_ready = None, False
+        self._link, self.is_ready, self._broken = None, False, ""
         self._give_up_control()
 
     def keep_spares(self) -> None:
@@ -191,6 +193,8 @@ class WorkerGroup:
             code = child.poll()
             if code is not None:
                 raise WorkersFailed(f"worker {rank}{self._ranks.where(rank)} ended unexpectedly ({how_it_ended(code)})")
+        if self._broken:
+            raise WorkersFailed(self._broken)
         if not self._children:
             return
         if self._is_spread:
@@ -201,18 +205,10 @@ class WorkerGroup:
         if not self.is_ready and (said := self._silent.stopped_for_long(self.stopped(), "the workers still start")):
             raise WorkersFailed(said)
 
-    def check_idle(self) -> None:
-        """Call it if no step is in flight. Raises WorkersFailed if some of several ranks are stopped: a request would hang."""
-        if self.world_size == 1 or not self.is_ready:
-            return
-        if said := self._silent.stopped_for_long(self.stopped(), "there is nothing to do"):
-            raise WorkersFailed(said)
-
-    def check_step(self, age_s: float) -> None:
-        """age_s: of the oldest step in flight. Raises WorkersFailed if some of several ranks are stopped in it for too long."""
-        if self.world_size == 1 or age_s <= self.template.engine.collective_timeout_s:
-            return
-        if said := self._silent.stopped_in_step(self.stopped(), age_s):
+    def check_stopped(self, meanwhile: str) -> None:
+        """Raises WorkersFailed if some ranks that serve have been stopped for too long: requests would hang. meanwhile: words
+        on what the workers should do. Call it several times a second."""
+        if self.is_ready and (said := self._silent.stopped_for_long(self.stopped(), meanwhile)):
             raise WorkersFailed(said)
 
     def stopped(self) -> list[int]:
@@ -251,6 +247,9 @@ class WorkerGroup:
                     if self.result_ring.generation != self.generation:
                         raise WorkersFailed("the workers are ready, but none of them has taken the ring of results")
                     self.is_ready, self.start_s = True, time.monotonic() - self._started_at
+                    calls, self.when_ready = self.when_ready, []
+                    for call in calls:
+                        call()
             case WorkerFailed():
                 elsewhere = message.rank not in self._here
                 by = f" (worker {message.rank}{self._ranks.where(message.rank)})" if elsewhere else ""
@@ -291,11 +290,11 @@ class WorkerGroup:
         area = self.plan_ring.area
         if area is not None and (place := area.place_of(masks)) is not None:
             for parts in area_records(step, rows, place, masks.shape[1]):
-                self._write(KIND_MASK, *parts)
+                self._write_masks(*parts)
             area.named(place, self.plan_ring.position)
             return
         for parts in mask_records(step, rows, masks, self.plan_ring.max_record_words):
-            self._write(KIND_MASK, *parts)
+            self._write_masks(*parts)
 
     def mask_memory(self, n: int, width: int) -> np.ndarray:
         """An array, int32 [n, width], to make masks in: in memory that workers read, if it has room. For any thread."""
@@ -305,11 +304,11 @@ class WorkerGroup:
 
     def send_no_masks(self, step: int, rows: np.ndarray) -> None:
         """Tell workers that these mask rows of the step last sent get no mask: their results will be NO_TOKEN."""
-        self._write(KIND_MASK, *no_masks_record(step, rows))
+        self._write_masks(*no_masks_record(step, rows))
 
     def send_any_token(self, step: int, rows: np.ndarray) -> None:
         """Tell workers that these mask rows of the step last sent may be any token."""
-        self._write(KIND_MASK, *any_token_record(step, rows))
+        self._write_masks(*any_token_record(step, rows))
 
     # ------------------------------------------------------------------------------------------------------ control
     def send_control(self, make: Callable[[int], ControlRequest], on_reply: Callable[[ControlReply], None]) -> None:
@@ -339,6 +338,14 @@ class WorkerGroup:
             for rank in sorted(ranks):
                 on_reply(ControlReply(rank, request_id, "the worker ended before it answered", b""))
 
+    def _write_masks(self, *parts: np.ndarray) -> None:
+        """Write, or let the next `check_alive` raise: tokens that are being taken meanwhile must not be lost."""
+        if not self._broken:
+            try:
+                self._write(KIND_MASK, *parts)
+            except WorkersFailed as error:
+                self._broken = str(error)
+
     def _write(self, kind: int, *parts: np.ndarray) -> None:
         try:
             if self._is_spread:
@@ -358,11 +365,6 @@ def _as_failure() -> Iterator[None]:
         yield
     except HostFailed as error:
         raise WorkersFailed(str(error)) from error
-
-
-def result_depth(num_stages: int) -> int:
-    """Steps that the result ring holds: twice those in flight, and at least 8. A power of two."""
-    return max(8, 4 << (num_stages - 1).bit_length())
 
 
 def profile_of_all(profiles: Sequence[WorkerProfile]) -> WorkerProfile:

@@ -76,6 +76,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     data_parallel_size: int = 1  # number of engines that frontends use as one; this one is counted
     device_index: int = 0  # the engine's first GPU, among those that it sees
     step_timeout_s: float = 60.0
+    replay: bool = True  # run requests again when their worker or engine dies
     logits_processors: list[str] = []  # the operator's own classes: module:Class, or file.py:Class
     logits_processors_path: list[str] = []  # folders to search for their modules, after the installed ones
     profile_dir: str | None = None  # folder for the traces of /start_profile; None: no profiling
@@ -342,6 +343,11 @@ def _add_scheduling(add: Add) -> None:
         help="start a request if memory is estimated to last to its end, or when there is room now (it may be preempted)",
     )
     add("--step-timeout-s", type=float, help="age of a step at which /health fails")
+    add(
+        "--replay",
+        action=Switch,
+        help="run the requests in flight again when a worker or the engine dies, so that clients only wait (default: on)",
+    )
     add("--collective-timeout-s", type=float, help="how long a GPU waits for others in a step; then workers are replaced")
 
 

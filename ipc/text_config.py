@@ -6,6 +6,8 @@ The worker reads the whole config (quire.workers.models); the two must agree on 
 
 from typing import Any
 
+MAX_CONTEXT = 1 << 24  # tokens; tables grow with it. The longest published context has 10 million
+
 # transformers' defaults for absent fields, by model_type, for models with published configs that leave them out.
 _GEMMA3 = {"vocab_size": 262208, "max_position_embeddings": 131072}
 _GEMMA4 = {"vocab_size": 262144, "max_position_embeddings": 131072}
@@ -74,6 +76,15 @@ def text_fields(config: dict[str, Any]) -> dict[str, Any]:
     defaults = {**_DEFAULTS.get(kind, {}), **(NESTED_DEFAULTS.get(kind, {}) if text is not None else {})}
     positions = [fields[name] for name in POSITIONS if fields.get(name) is not None]
     return {**defaults, **fields, **({"max_position_embeddings": positions[0]} if positions else {})}
+
+
+def checked_context(length: int) -> int:
+    """The length, of the positions with rope_scaling. Raises ValueError for one beyond MAX_CONTEXT."""
+    if length > MAX_CONTEXT:
+        raise ValueError(
+            f"config.json: max_position_embeddings, with rope_scaling, is {length}: at most {MAX_CONTEXT} are supported"
+        )
+    return length
 
 
 def is_stretched(fields: dict[str, Any]) -> bool:

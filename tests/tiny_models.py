@@ -114,6 +114,10 @@ GPU_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     for name, (family, changes) in {**MODELS, **tiny_moe.MODELS}.items()
 } | tiny_families.GPU_MODELS
 GPU_MODELS["gpu-olmoe"][1]["hidden_size"] = 256  # whose norms are of all heads, and so wide
+GPU_MODELS["gpu-mimo-v2-bias"][1]["rope_parameters"] = {  # of heads of 64, an even number of elements
+    kind: {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5}
+    for kind in ("full_attention", "sliding_attention")
+}
 GPU_MODELS["gpu-gpt-oss"][1]["swiglu_limit"] = 7.0  # what 5.17 takes whatever the config says
 
 _WIDE = {

@@ -104,8 +104,7 @@ def reference(name: str) -> Any:
     config_class, model_class = (
         getattr(transformers, f"{case.config}{ending}") for ending in ("Config", "ForConditionalGeneration")
     )
-    config = config_class(**configs)
-    config._attn_implementation = "eager"
+    config = config_class(**configs, attn_implementation="eager")
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(sum(name.encode()))
         model = model_class(config).eval()

@@ -24,6 +24,7 @@ ERROR_CODES: dict[str, tuple[str, str]] = {
     "not_in_background": ("400", "only a response of background: true can be cancelled"),
     "batch_ended": ("400", "a batch that has ended cannot be cancelled"),
     "invalid_api_key": ("401", "no key, or a wrong one"),
+    "admin_key_needed": ("403", "the route needs an admin key (--admin-api-key), and the request has another one"),
     "origin_not_allowed": ("403", "a web page of another origin uploads a file"),
     "not_found": ("404", "no such path, file or batch; a path that is nearly right is named"),
     "model_not_found": ("404", "`model` is none of the served names"),
@@ -32,12 +33,16 @@ ERROR_CODES: dict[str, tuple[str, str]] = {
     "body_too_large": ("413", "the body is longer than --max-body-mib, or a file than 200 MiB"),
     "target_too_long": ("414", "path and query are longer than 8 KiB"),
     "unsupported_media_type": ("415", "the header content-type is not the route's, or the body is compressed"),
+    "host_not_allowed": ("421", "the header host names another server (--allowed-hosts): a page on a rebound name sends such"),
     "rate_limit_exceeded": ("429", "the API key has all that it may have (--limits); header retry-after"),
     "header_too_large": ("431", "the head is longer than --h11-max-incomplete-event-size or has too many fields"),
     "too_many_requests": ("400", "more than 16 requests were sent on a connection before the first was answered"),
     "bad_request": ("400, 405, 417, 501, 505", "it is not HTTP/1.1 as the server speaks it"),
     "internal_error": ("500", "a fault of the server; its log has the details"),
-    "engine_error": ("500", "the engine failed while it ran the request: a worker died, a grammar left nothing to sample"),
+    "engine_error": (
+        "500",
+        "the engine failed on the request: workers died twice with it, a grammar left nothing to sample",
+    ),
     "not_implemented": ("501", "a route of vLLM's or OpenAI's that is not here yet"),
     "engine_down": (
         "503",
@@ -51,6 +56,6 @@ ERROR_CODES: dict[str, tuple[str, str]] = {
     "deadline_exceeded": ("504", "the request's timeout has passed, or would before it began; header x-should-retry: false"),
     "shutting_down": ("503", "the server was told to stop; header retry-after"),
     "unhealthy": ("503", "what /health and /ready say while the engine is not well; header retry-after"),
-    "too_many_connections": ("503", "--max-connections are open; header retry-after"),
+    "too_many_connections": ("503", "--max-connections are open, each with a request; header retry-after"),
     "storage_error": ("503", "the folder of --files-dir cannot be written or read; header retry-after"),
 }

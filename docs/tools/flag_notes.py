@@ -33,7 +33,7 @@ FLAG_NOTES: dict[str, FlagNote] = {
         "(quire:frontend_lag_seconds grows), no difference where the GPU is",
         "1; 2 to 4 for many hundreds of streams",
     ),
-    "--max-connections": FlagNote("a file descriptor each", "8192"),
+    "--max-connections": FlagNote("a file descriptor each; no more than there are (`ulimit -n`)", "8192"),
     "--max-body-mib": FlagNote(
         "bodies are held whole while they are read: up to 1 GiB of them in a process", "8; 32 for very long prompts"
     ),
@@ -55,6 +55,9 @@ FLAG_NOTES: dict[str, FlagNote] = {
     # ---------------------------------------------------------------------------------------------------------- access
     "--api-key": _KEY,
     "--api-key-file": FlagNote("", "a mounted secret"),
+    "--admin-api-key": FlagNote("", "one for operators, where keys are given to others; the file, as a process list shows it"),
+    "--admin-api-key-file": FlagNote("", "a mounted secret"),
+    "--allowed-hosts": FlagNote("", "leave it out; the names of the server, where browsers reach it without keys"),
     "--limits": FlagNote("each key has its own part of the prefix cache", "a file, where several clients share a server"),
     "--metrics-open": FlagNote("", "on, where the scraper is in the same network and has no key"),
     "--disable-fastapi-docs": FlagNote("", "off; on where strangers connect"),
@@ -193,6 +196,7 @@ FLAG_NOTES: dict[str, FlagNote] = {
         "lookahead keeps preemption rare; optimistic starts more at once, and computes some again", "lookahead"
     ),
     "--step-timeout-s": FlagNote("", "60"),
+    "--replay": FlagNote("the tokens of what was in flight are computed again", "on"),
     "--collective-timeout-s": FlagNote("", "10; more where one step takes seconds"),
     # ------------------------------------------------------------------------------------------------------------ logs
     "--log-level": FlagNote("", "info"),

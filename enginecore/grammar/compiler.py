@@ -11,6 +11,7 @@ Owned by the daemon, called by the core's loop through preparation.py.
 """
 
 import hashlib
+import logging
 import threading
 import time
 import weakref
@@ -27,14 +28,17 @@ from quire.enginecore.grammar.language.texts import in_words
 from quire.enginecore.grammar.limits import MAX_CACHED, MAX_CACHED_BYTES, NUM_COMPILERS, PARSER_LIMITS
 from quire.enginecore.grammar.mask_threads import MAX_THREADS, MaskThreads
 from quire.enginecore.grammar.matchers import MAX_BEFORE_REASONING, Constraint, Reasoning, stop_bits
-from quire.enginecore.grammar.trial import Trial
+from quire.enginecore.grammar.trial import Trial, Verdict
 from quire.enginecore.grammar.vocabulary import Vocabulary, VocabularyError, make_vocabulary
 from quire.enginecore.preparation import PreparationFailed
 from quire.enginecore.scheduling.sequence import Sequence
 from quire.ipc.messages.frontend import AddRequest
 from quire.ipc.process.fair_executor import FairExecutor
 from quire.ipc.sampling import SamplingParams
+from quire.ipc.step.sections import INT32_MAX
 from quire.ipc.structured_outputs import StructuredOutputs
+
+log = logging.getLogger("quire.enginecore")
 
 QUICK_S = 0.05  # total time for compiling a grammar several times, for the n sequences of a request
 STACK_BYTES = 16 << 20  # for threads that compile: twice what was enough in the trial process
@@ -158,6 +162,9 @@ class GrammarCompiler:
             eos_token_ids=self.eos_token_ids,
         )
         seq.constraint, seq.mask_from = constraint, constraint.mask_from(len(seq.prompt))
+        for token in seq.known[len(seq.prompt) :].tolist():  # of a request that goes on after the loss of another engine
+            if not constraint.take(token) and constraint.is_over:
+                seq.mask_from = INT32_MAX
         return constraint
 
     def _reasoning(self, seq: Sequence, params: SamplingParams, has_grammar: bool) -> Reasoning | None:
@@ -184,7 +191,7 @@ class GrammarCompiler:
         vocabulary = self.vocabulary()
         trial = self._take_trial()
         try:
-            verdict = trial.run(wanted)
+            verdict = _tried(trial, wanted)
         finally:
             with self._lock:
                 self._free_trials.append(trial)
@@ -236,6 +243,15 @@ class GrammarCompiler:
         self._executor.shutdown(wait=False, cancel_futures=True)
         for trial in self._trials:
             trial.close()
+
+
+def _tried(trial: Trial, wanted: StructuredOutputs) -> Verdict:
+    """The trial's verdict. Raises PreparationFailed without one: then nothing is known about the grammar."""
+    try:
+        return trial.run(wanted)
+    except OSError as error:
+        log.error("a grammar could not be tried: %s", error)
+        raise PreparationFailed("the process that tries grammars was lost; try again", "overloaded") from error
 
 
 def _digest(wanted: StructuredOutputs) -> bytes:

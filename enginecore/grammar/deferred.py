@@ -66,6 +66,14 @@ class DeferredSequences:
             work.constraint.mask = mask.copy()
             self._scheduler.release(work.seq)
 
+    def release_all(self) -> None:
+        """The steps in flight are lost, and with them the tokens that these sequences wait for. A mask that is still being made
+        is dropped when it comes."""
+        since, self._since = self._since, {}
+        for seq in since:
+            if seq.state is not SequenceState.FINISHED:
+                self._scheduler.release(seq)
+
     def overdue(self, now: float) -> list[Sequence]:
         """Sequences that have waited for too long; they and those that have ended are forgotten."""
         late = [seq for seq, since in self._since.items() if now >= since + MASK_TIMEOUT_S]

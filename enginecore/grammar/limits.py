@@ -8,7 +8,7 @@ process of its own (trial.py).
 
 import llguidance
 
-COMPILE_TIMEOUT_S = 5.0  # for one grammar
+COMPILE_TIMEOUT_S = 5.0  # CPU time of the trial, for one grammar
 TRIAL_BYTES = 256 << 20  # memory for the trial of one
 TRIAL_TOKENS = 16  # tokens that are tried after it was compiled
 NUM_COMPILERS = 4  # threads: one API key has three at most, and two for large grammars; each takes a trial process

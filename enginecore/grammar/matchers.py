@@ -126,6 +126,11 @@ class Constraint:
         """Whether one of its last masks took long, or was made in one call with one that did."""
         return self.slow_for > 0
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it restricts nothing any more: there is no grammar, and the reasoning has ended."""
+        return self.matcher is None and self.reasoning is None
+
     def mask_from(self, num_prompt_tokens: int) -> int:
         """The length from which its rows need masks: 0 with a grammar, because reasoning may end with any token."""
         if self.matcher is not None:

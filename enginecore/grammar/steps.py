@@ -119,7 +119,7 @@ class GrammarSteps:
             seq = t.sequence(slot)
             if seq.constraint.take(token):
                 news.append(seq)
-            elif seq.constraint.matcher is None and seq.constraint.reasoning is None:
+            elif seq.constraint.is_over:
                 seq.mask_from = t.mask_from[slot] = INT32_MAX
         return news
 
@@ -176,9 +176,10 @@ class GrammarSteps:
                 self._fail(seq, Failure("engine_error", TOO_LATE))
 
     def clear(self) -> None:
-        """Forget the steps in flight: they are lost."""
+        """Forget the steps in flight: they are lost. Their masks are asked for again when their rows are scheduled again."""
         self._waiting.clear()
         self._steps.clear()
+        self._deferred.release_all()
 
     # --------------------------------------------------------------------------------------------------------- requests
     def _plain_work(self, step: int, row: int, slot: int) -> Work | None:

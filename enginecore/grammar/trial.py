@@ -1,9 +1,9 @@
 """Trial: compiles a grammar in a child process first: one that would crash, swell or hang the core ends the child instead.
 
 llguidance is fast and bounded for ordinary grammars, but others can end the process that compiles them (limits.py),
-and a thread cannot be killed. The child has the vocabulary, little memory, and a time limit for each grammar. It translates
-the requested grammar to Lark, compiles it, tries some tokens, and answers with an error, or with the Lark and the bytes that it
-took. Then the core compiles the Lark.
+and a thread cannot be killed. The child has the vocabulary, little memory, and a limit of CPU time for each grammar. It
+translates the requested grammar to Lark, compiles it, tries some tokens, and answers with an error, or with the Lark and the
+bytes that it took. Then the core compiles the Lark.
 
 `Trial` is the core's side, used by a thread of compiler.py; `main` is the child's.
 """
@@ -61,7 +61,8 @@ class Trial:
         self._child = AskedChild(MODULE)
 
     def run(self, wanted: StructuredOutputs, timeout_s: float = COMPILE_TIMEOUT_S) -> Verdict:
-        """Try a grammar. Raises OSError if no process can be started, VocabularyError if the tokenizer is not supported."""
+        """Try a grammar. Raises OSError if no process can be started, or two were lost that might have judged it,
+        VocabularyError if the tokenizer is not supported."""
         if not self._child.is_there:
             self._start()
         answer = self._child.ask(_encode(wanted), timeout_s)

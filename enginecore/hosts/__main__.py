@@ -27,6 +27,14 @@ def main() -> None:
         tell_parent({"error": str(error)})
         sys.exit(1)
     agent = Agent(link, find_interface(config.interface) if config.interface else None)
+    has_served = list[bool]()
+
+    def served() -> None:
+        if not has_served:
+            has_served.append(True)
+            tell_parent({"served": "yes"})
+
+    agent.on_served = served
     for number in stop_signals():
         signal.signal(number, lambda *_: agent.stop())
     tell_parent({"ready": link.address, "public_key": own.public.decode(), "gpus": str(agent.num_gpus)})

@@ -9,6 +9,7 @@ and downloads, a model.
 import logging
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import zmq
@@ -69,6 +70,7 @@ class Agent:
         self._ranks: HostRanks | None = None
         self._dying: list[Child] = []
         self._dying_since = 0.0
+        self.on_served: Callable[[], None] = lambda: None  # called when an engine's workers start
 
     @property
     def num_gpus(self) -> int:
@@ -199,6 +201,7 @@ class Agent:
             self._ranks = HostRanks(begin.configs, self._search.folder, self._interface_for(begin.configs[0]))
         except (OSError, ValueError, zmq.ZMQError) as error:
             return self._refuse(f"workers cannot be started there: {error}")
+        self.on_served()
         log.info("workers %s of %d start with the model in %s", ranks, begin.configs[0].engine.world_size, self._search.folder)
         return None
 

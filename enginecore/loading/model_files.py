@@ -29,7 +29,7 @@ from quire.enginecore.loading.settings import plain
 from quire.enginecore.loading.tokenizer_files import ADDITIONAL_TEMPLATES, TokenizerFiles, TokenizerFilesError
 from quire.ipc.generation_config import check_overrides, generation_defaults, passed_over
 from quire.ipc.hub_names import hub_id_of
-from quire.ipc.text_config import is_stretched, text_fields
+from quire.ipc.text_config import checked_context, is_stretched, text_fields
 from quire.ipc.weights_file import weights_file
 
 log = logging.getLogger("quire.enginecore")
@@ -191,8 +191,12 @@ def model_summary(
     if nothing := no_vocabulary(config):
         raise ModelFilesError(nothing)
     vocab_size = _positive(config, "vocab_size")
+    try:
+        max_model_len = checked_context(_max_model_len(config))
+    except ValueError as error:
+        raise ModelFilesError(str(error)) from None
     return ModelSummary(
-        max_model_len=_max_model_len(config),
+        max_model_len=max_model_len,
         eos_token_ids=_eos_token_ids(config, generation, tokenizer_dir or model_dir, vocab_size),
         vocab_size=vocab_size,
     )

@@ -1,4 +1,4 @@
-"""Leaving: how a running sequence leaves, because it has ended or because its blocks are needed. No I/O.
+"""Leaving: how a running sequence leaves: because it has ended, its blocks are needed, or its workers died. No I/O.
 
 A sequence that leaves computes nothing more, but keeps its slot and blocks until its last step in flight has returned. A
 preempted sequence then waits again, at its old place in the queue. Called by the scheduler, and by decode rows, prefills and
@@ -6,6 +6,7 @@ admission when they lack blocks.
 """
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from quire.enginecore.kv.manager import KVManager
 from quire.enginecore.scheduling.decode import DecodeRows
@@ -15,6 +16,13 @@ from quire.enginecore.scheduling.step import Counters
 from quire.enginecore.scheduling.waiting import WaitingQueue
 
 RUNNING = (SequenceState.PREFILL, SequenceState.DECODE)
+
+
+class Lost(NamedTuple):
+    """A sequence that had a slot when its workers died. was_in_step: a step of its was in flight, so it may be the cause."""
+
+    seq: Sequence
+    was_in_step: bool
 
 
 class Leaving:
@@ -71,6 +79,18 @@ class Leaving:
             if victim is seq:
                 return False
         return True
+
+    def lose_all(self, last_step: int) -> list[Lost]:
+        """No step up to last_step will return any more: every running sequence waits again, with the tokens that are known."""
+        last_steps, held = self._slots.last_step, [s for s in self._slots.sequences if s is not None]
+        lost = [Lost(s, bool(last_steps[s.slot] > self.returned)) for s in held if s.state is not SequenceState.FINISHED]
+        self.returned = last_step
+        for seq, _ in lost:
+            if seq.state in RUNNING:
+                before, seq.state = seq.state, SequenceState.DRAINING
+                self._leave(seq, before)
+        self.release_returned()
+        return lost
 
     def preempt_for(self, seq: Sequence) -> None:
         """Preempt the youngest sequence of the tenant with the most slots by its weight, if that has more than one."""

@@ -68,6 +68,8 @@ class Prefills:
     def chunk(self, seq: Sequence, build: PlanBuilder, budget: int, make_room: MakeRoom) -> int:
         """Schedule the next chunk of a sequence; returns its tokens (0 if there is no room now)."""
         total = int(self._slots.num_tokens[seq.slot])
+        if seq.num_computed < seq.num_scored < len(seq.prompt):
+            total = seq.num_scored  # a chunk of its own: the prompt's logprobs up to here were sent before
         length = min(total - seq.num_computed, budget, self._longest_chunk)
         length = self._room_for(seq, length, make_room)
         if length <= 0:
@@ -97,7 +99,7 @@ class Prefills:
         if end == int(t.num_tokens[seq.slot]):
             flags |= PREFILL_SAMPLE
         num_top = seq.params.prompt_logprobs
-        if num_top is not None and seq.child == 0 and start < len(seq.prompt) and t.is_first[seq.slot]:
+        if num_top is not None and seq.child == 0 and seq.num_scored <= start < len(seq.prompt):
             flags |= PREFILL_PROMPT_LOGPROBS
             num_prompt_logprobs = num_top
             next_token = int(seq.prompt[end]) if end < len(seq.prompt) else -1

@@ -13,7 +13,7 @@ from quire.enginecore.kv.manager import KVManager
 from quire.enginecore.scheduling.admission import Admission
 from quire.enginecore.scheduling.config import SchedulerConfig
 from quire.enginecore.scheduling.decode import DecodeRows, num_tokens_of
-from quire.enginecore.scheduling.leaving import RUNNING, Leaving
+from quire.enginecore.scheduling.leaving import RUNNING, Leaving, Lost
 from quire.enginecore.scheduling.plan_builder import NO_WORDS, PlanBuilder
 from quire.enginecore.scheduling.prefill import Prefills
 from quire.enginecore.scheduling.prefill_budget import prefill_budget
@@ -73,10 +73,13 @@ class Scheduler:
         self._end(seq)
 
     def defer(self, seq: Sequence) -> None:
-        """Keep a sequence of the step that was just scheduled out of all later steps, until `release`."""
+        """Keep a sequence that waits, or is of the step that was just scheduled, out of all later steps, until `release`."""
         seq.is_deferred = True
         if seq.state is SequenceState.DECODE:
             self._decode.remove(seq)
+        elif seq.state is SequenceState.WAITING:
+            self.waiting.remove(seq)
+            self.waiting.push(seq)
 
     def drop_row(self, scheduled: ScheduledStep, row: int) -> None:
         """This row of the last scheduled step will have no token. Its sequence is deferred: if it still runs, it is preempted,
@@ -99,18 +102,12 @@ class Scheduler:
         """End all requests of a frontend."""
         return sum(self.abort(o, r) for o, r in list(self._sequences) if o == owner)
 
-    def reset(self) -> list[Sequence]:
-        """The workers are gone: no step in flight returns, and the KV cache is lost.
-
-        Ends and returns every sequence that was running; waiting ones stay."""
-        gone = [s for s in self.slots.sequences if s is not None and s.state is not SequenceState.FINISHED]
-        self._leaving.returned = self._step
-        for seq in gone:
-            self._end(seq)
-        self._leaving.release_returned()
+    def reset(self) -> list[Lost]:
+        """The workers are gone, and with them the steps in flight and the KV cache. All that ran waits again; returns it."""
+        lost = self._leaving.lose_all(self._step)
         self.kv.pool.forget_all()
         self._decode.micro_batches.forget_sent()
-        return gone
+        return lost
 
     def _end(self, seq: Sequence) -> None:
         live = self._sequences[(seq.owner, seq.request_id)]
@@ -242,6 +239,7 @@ class Scheduler:
         t = self.slots
         self._leaving.returned = scheduled.step
         for seq, computed in scheduled.prefills:
+            seq.num_scored = max(seq.num_scored, min(computed, len(seq.prompt)))
             if seq.slot >= 0:
                 self.kv.release_outside_window(seq.blocks, computed)
         if any(self.config.windows):
@@ -268,7 +266,7 @@ class Scheduler:
             seq = self.slots.sequence(slots[i])
             self.slots.is_first[seq.slot] = False
             queue_s = max(seq.first_scheduled - seq.arrival_time, 0.0)
-            out.started.append((seq.owner, Started(seq.key, max(seq.num_cached_tokens, 0), queue_s)))
+            out.started.append((seq.owner, Started(seq.key, max(seq.num_cached_tokens, 0), queue_s, seq.seed - seq.child)))
 
     def register_filled_blocks(self) -> None:
         """Put the blocks that decode rows have filled into the prefix cache. Call it after a plan was sent."""

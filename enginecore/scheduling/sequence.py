@@ -74,7 +74,9 @@ class Sequence:
     state: SequenceState = SequenceState.WAITING
     slot: int = -1
     num_computed: int = 0  # scheduled; meaningful in PREFILL
-    tokens: np.ndarray | None = None  # all known ids of a preempted sequence while it has no slot
+    tokens: np.ndarray | None = None  # all known ids, more than the prompt, of a sequence without a slot
+    num_scored: int = 0  # prompt tokens whose logprobs, if they are wanted, were sent
+    died_at: int = -1  # how many ids were known when workers died in a step of this sequence, the last time
     num_cached_tokens: int = -1  # of the prompt, at the first admission
     first_scheduled: float = 0.0
     last_token_time: float = math.nan  # time of its last token while it has no slot; NaN before the first

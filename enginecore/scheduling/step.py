@@ -44,3 +44,5 @@ class Counters:
     mean_output: float = 0.0  # running mean of the output tokens of sequences that ended
     generation_tokens: int = 0
     preemptions: int = 0
+    replays: int = 0  # requests
+    replays_given_up: int = 0  # requests

@@ -21,9 +21,9 @@ from quire.ipc.process.restarts import FIRST_PAUSE_S, START_LIMIT_S, Restarts, r
 
 log = logging.getLogger("quire.serve")
 
-# Seconds without a heartbeat while we run. A healthy core stands still for 10 s at most: when a worker takes no plans
+# Seconds without a heartbeat while we run. A healthy core stands still for 5 s at most: when a worker takes no plans
 # (RING_TIMEOUT_S).
-HUNG_AFTER_S = 30.0
+HUNG_AFTER_S = 8.0
 # Shorter lives count as failures: an engine ends when its workers die too often, which takes a minute or two with their pauses.
 LIVED_WELL_S = 600.0
 
@@ -64,6 +64,9 @@ class Engine:
     def child(self) -> Child:
         assert self._process is not None
         return self._process.child
+
+    def on_message(self, child: Child, said: dict[str, str]) -> bool:
+        return False
 
     def start(self, limit_s: float | None = None) -> None:
         """Returns when the engine is ready. Raises EngineStartError, also after limit_s; then its process has ended."""

@@ -16,7 +16,7 @@ from quire.frontend.cli.estimate_sizes import EstimateError, Json, sizes_on_rank
 from quire.ipc.hub_names import hub_id_of
 from quire.ipc.memory_plan import LayerSizes, ModelSizes
 from quire.ipc.quantization import OTHER_NAMES
-from quire.ipc.text_config import is_stretched, text_fields
+from quire.ipc.text_config import checked_context, is_stretched, text_fields
 from quire.ipc.weights_file import weights_file
 
 _MAX_HEADER_BYTES = 100 << 20
@@ -233,6 +233,13 @@ def _windows(config: Json) -> list[int]:
 
 
 def _max_model_len(config: Json) -> int:
+    try:
+        return checked_context(_stretched(config))
+    except ValueError as error:
+        raise EstimateError(str(error)) from None
+
+
+def _stretched(config: Json) -> int:
     """max_position_embeddings, stretched as the core does (enginecore/loading/model_files.py)."""
     positions = _size(config, "max_position_embeddings")
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}

@@ -1,40 +1,47 @@
-"""The frontend processes of `quire serve --frontends N`: kept alive, and their shares of one port.
+"""The frontend processes of `quire serve --frontends N`: kept alive, replaced one by one, and their shares of one port.
 
 Each has a listening socket of its own at the shared port (SO_REUSEPORT), which its parent, the caller, holds as well. The
-kernel distributes new connections over all listening sockets, even of dead processes. So the socket of a frontend that is down
-is closed: connections in its queue are kept for its next process (MAX_KEPT at most), and others get new ones. Only while no
-frontend is up do sockets stay open, and connections wait in them.
+kernel distributes new connections over all listening sockets, even of dead processes. So while a frontend is down, another one
+that is up serves its socket too, with the connections that wait in its queue, until the next process takes the socket back:
+none is reset. Only while no frontend is up do connections wait.
+
+A frontend that was told to stop says when it takes no connections any more. From then on it *leaves*: it answers its last
+requests, and its successor starts at once. `reload` replaces every frontend this way, with the successor first.
 """
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 
 import msgspec
 
-from quire.frontend.http.listener import bind_beside
 from quire.frontend.http.server import FrontendConfig, StopSignals
-from quire.frontend.supervisor import StartFailed, Supervisor, in_daemon_thread, until_ended
+from quire.frontend.supervisor import StartFailed, Supervisor, in_daemon_thread, until_ended, watch_until_ended
 from quire.ipc.process.children import Child, how_it_ended, spawn
 from quire.ipc.process.restarts import Restarts
 
+log = logging.getLogger("quire.serve")
+
 _START_TIMEOUT_S = 60.0
 _END_S = 1.0  # from a process's last message, or its closed socket, to its end
-HUNG_AFTER_S = 30.0  # after as long a silence an engine aborts a frontend's requests
+HUNG_AFTER_S = 8.0
 _LAST_WORDS_S = 5.0  # beyond the grace for requests
-MAX_KEPT = 256  # connections kept for one frontend's next process: they use descriptors, and a start needs some
+PANELS_EACH = 4  # for the metrics of each frontend's process and of those that leave
+_PANEL_AGAIN_S = 1.0
 
 
 class Frontends:
-    """All frontend processes. `template`: their common configuration; they own the sockets from now on."""
+    """All frontend processes. `template`: their common configuration, with metrics_fd for PANELS_EACH panels each; they own
+    the sockets from now on."""
 
     def __init__(self, template: FrontendConfig, sockets: list[socket.socket], logs_engine_changes: bool) -> None:
         self._grace_s = template.drain_delay_s + template.shutdown_grace_s + _LAST_WORDS_S
-        self._all = [
-            Frontend(self, msgspec.structs.replace(template, index=i, logs_engine_changes=i == 0 and logs_engine_changes), sock)
-            for i, sock in enumerate(sockets)
-        ]
+        self.template = template
+        self._panels: dict[int, Child] = {}  # the process that counts in a panel, or did
+        self._leaving: dict[Child, asyncio.Task[None]] = {}  # oldest first
+        self._all = [Frontend(self, i, sock, i == 0 and logs_engine_changes) for i, sock in enumerate(sockets)]
 
     async def start(self) -> str:
         """The served model's name, when all are ready. Raises StartFailed."""
@@ -49,9 +56,22 @@ class Frontends:
             for task in tasks:
                 task.cancel()
 
+    async def reload(self, template: FrontendConfig) -> None:
+        """Replace the frontends one by one by processes with this configuration; the former ones answer their last requests.
+        One that cannot be replaced goes on as it is, which is logged."""
+        self.template = template
+        for frontend in self._all:
+            try:
+                await frontend.renew()
+            except StartFailed as error:
+                log.error("%s was not replaced, and goes on with what it read before: %s", frontend.name, error)
+
     async def stop(self, signals: StopSignals) -> None:
         """End all frontends, at once if signals.now is set; else with time to answer running requests."""
-        children = [frontend.child for frontend in self._all if frontend.has_child]
+        children = [child for frontend in self._all for child in frontend.children] + list(self._leaving)
+        for leaving in self._leaving.values():
+            leaving.cancel()
+        await asyncio.gather(*self._leaving.values(), return_exceptions=True)
         for child in children:
             child.send_signal(signal.SIGTERM)
         for frontend in self._all:
@@ -66,12 +86,36 @@ class Frontends:
         for child in children:
             child.terminate(0.0)
 
+    # ------------------------------------------------------------------------------------------ called by the frontends
     def share_port(self) -> None:
-        """Called when a frontend has come up or gone down: if any is up, those that are down stop listening."""
-        if any(frontend.is_up for frontend in self._all):
-            for frontend in self._all:
-                if frontend.is_down:
-                    frontend.stop_listening()
+        """Called when a process has come up or gone: sockets of frontends that are down are served by others."""
+        up = [frontend for frontend in self._all if frontend.is_up]
+        for number, frontend in enumerate(self._all):
+            frontend.served_by([] if frontend.is_up else [each.child for each in up[number % len(up) :] + up] if up else [])
+
+    def let_leave(self, child: Child) -> None:
+        """Wait for the end of a process that takes no connections any more; it must go on sending heartbeats."""
+        if child not in self._leaving:
+            self._leaving[child] = asyncio.create_task(self._until_gone(child))
+
+    async def _until_gone(self, child: Child) -> None:
+        if why := await watch_until_ended(child, HUNG_AFTER_S):
+            log.error("a frontend process that was ending %s", why.removeprefix("it "))
+        child.close()
+        del self._leaving[child]
+
+    def panel(self, number: int) -> int:
+        """A free panel for the metrics of a new process, if possible of this number. Raises StartFailed."""
+        free = [n for n in range(PANELS_EACH * len(self._all)) if n not in self._panels or self._panels[n].poll() is not None]
+        if not free:
+            oldest = next(iter(self._leaving), None)
+            if oldest is not None:
+                oldest.send_signal(signal.SIGTERM)  # it has --shutdown-grace-s, or until it is asked again
+            raise StartFailed("too many former frontend processes still answer their last requests")
+        return number if number in free else free[0]
+
+    def takes_panel(self, panel: int, child: Child) -> None:
+        self._panels[panel] = child
 
 
 def _supervisor(frontend: "Frontend") -> Supervisor:
@@ -79,23 +123,27 @@ def _supervisor(frontend: "Frontend") -> Supervisor:
 
 
 class Frontend:
-    """One frontend process, its socket, and the connections that wait for it. It is up, or down, or starting."""
+    """One frontend: its socket, and its process, which is up, or down, or starting, and is replaced now and then."""
 
-    def __init__(self, frontends: Frontends, config: FrontendConfig, sock: socket.socket) -> None:
-        self.name = f"frontend process {config.index}"
+    def __init__(self, frontends: Frontends, number: int, sock: socket.socket, logs_engine_changes: bool) -> None:
+        self.name = f"frontend process {number}"
         self.while_down = "others take its connections"
         self.model = ""
-        self.is_up = self.is_down = False
+        self.is_up = False
         self._frontends = frontends
-        self._config = config
-        self._family, self._address = sock.family, sock.getsockname()
+        self._number = number
+        self._logs_engine_changes = logs_engine_changes
         self._socket: socket.socket | None = sock
-        self._waiting: list[socket.socket] = []  # accepted while it was down
+        self._served_by: Child | None = None  # another frontend's process, while ours is down
         self._child: Child | None = None
+        self._starting: Child | None = None
+        self._template: FrontendConfig | None = None  # of the process
+        self._lock = asyncio.Lock()  # one start at a time
 
     @property
-    def has_child(self) -> bool:
-        return self._child is not None
+    def children(self) -> list[Child]:
+        """Its processes, but for those that leave."""
+        return [child for child in (self._child, self._starting) if child is not None]
 
     @property
     def child(self) -> Child:
@@ -104,32 +152,63 @@ class Frontend:
 
     async def start_again(self) -> None:
         """Start the process, also the first time; returns when it serves. Raises StartFailed."""
-        child = self._child = self._spawn()
+        async with self._lock:
+            self._child = await self._started()
+            self.is_up = True
+        self._frontends.share_port()
+
+    async def renew(self) -> None:
+        """Replace a process that has an earlier configuration: the new one serves before the old one stops. Raises
+        StartFailed."""
+        async with self._lock:
+            if not self.is_up or self._template is self._frontends.template:
+                return  # the next start has the present configuration
+            former = self.child
+            for _ in range(int(_LAST_WORDS_S / _PANEL_AGAIN_S)):
+                with contextlib.suppress(StartFailed):
+                    self._frontends.panel(self._number)
+                    break
+                await asyncio.sleep(_PANEL_AGAIN_S)  # for one that has been told to end now
+            self._child = await self._started()
+        self._frontends.share_port()
+        former.tell({"retire": "now"})
+        log.info("%s was replaced", self.name)
+
+    async def _started(self) -> Child:
+        """A new process, when it serves. Raises StartFailed."""
+        child = self._starting = self._spawn()  # kept if this is cancelled: `stop` ends it
         said = await in_daemon_thread(lambda: child.receive(_START_TIMEOUT_S)) or {}
+        self._starting = None
         if "ready" not in said:
             is_late = await in_daemon_thread(lambda: child.wait(_END_S)) is None  # an ending process closes its link
             how = how_it_ended(await in_daemon_thread(lambda: child.terminate(0.0)))
             why = f"was not ready within {_START_TIMEOUT_S:g} s" if is_late else f"ended while it started ({how})"
             raise StartFailed(said.get("error", f"a frontend process {why}"))
-        self.model, self.is_up = said["ready"], True
-        for connection in self._waiting:  # the process has them now
-            connection.close()
-        self._waiting.clear()
-        self._frontends.share_port()
-
-    def _spawn(self) -> Child:
-        accepted = [connection.fileno() for connection in self._waiting]
-        try:
-            self._socket = self._socket or bind_beside(self._family, self._address)
-            config = msgspec.structs.replace(self._config, listen_fd=self._socket.fileno(), accepted_fds=accepted)
-            child = spawn("quire.frontend.http", config, [config.listen_fd, config.metrics_fd, *accepted])
-        except OSError as error:  # no process, descriptor or port is available now
-            raise StartFailed(str(error)) from None
-        self.is_down = False
+        self.model = said["ready"]
         return child
 
+    def _spawn(self) -> Child:
+        assert self._socket is not None
+        panel, template = self._frontends.panel(self._number), self._frontends.template
+        try:
+            config = msgspec.structs.replace(
+                template, index=panel, listen_fd=self._socket.fileno(), logs_engine_changes=self._logs_engine_changes
+            )
+            child = spawn("quire.frontend.http", config, [config.listen_fd, config.metrics_fd])
+        except OSError as error:  # no process or descriptor is available now
+            raise StartFailed(str(error)) from None
+        self._template = template
+        self._frontends.takes_panel(panel, child)
+        return child
+
+    def on_message(self, child: Child, said: dict[str, str]) -> bool:
+        if "draining" not in said:
+            return False
+        self._frontends.let_leave(child)
+        return True
+
     def on_down(self) -> None:
-        self.is_up, self.is_down = False, True
+        self.is_up = False
         self._frontends.share_port()
 
     def let_go(self) -> None:
@@ -138,14 +217,15 @@ class Frontend:
             self._socket.close()
             self._socket = None
 
-    def stop_listening(self) -> None:
-        """Leave new connections to other frontends, and keep those in the queue, which closing the socket would reset. A unix
-        socket is shared by all, with one queue."""
-        if self._socket is None or self._family == socket.AF_UNIX:
+    def served_by(self, others: list[Child]) -> None:
+        """Let one of these processes serve our socket, or none. A unix socket is shared by all, with one queue."""
+        if self._socket is None or self._socket.family == socket.AF_UNIX:
             return
-        self._socket.setblocking(False)
-        with contextlib.suppress(OSError):  # BlockingIOError: the queue is empty
-            while len(self._waiting) < MAX_KEPT:
-                self._waiting.append(self._socket.accept()[0])
-        self._socket.close()
-        self._socket = None
+        before = self._served_by
+        if before in others and before is not None:
+            return
+        self._served_by = others[0] if others else None
+        if before is not None:
+            before.tell({"release": str(self._number)})
+        if self._served_by is not None:
+            self._served_by.tell({"adopt": str(self._number)}, [self._socket.fileno()])

@@ -94,6 +94,7 @@ def _parser() -> CommandParser:
         from quire.frontend.cli.client_commands import add_client_commands
         from quire.frontend.cli.estimate import add_estimate
         from quire.frontend.cli.host import add_host
+        from quire.frontend.cli.reload import add_reload
         from quire.frontend.cli.run_batch import add_run_batch
         from quire.frontend.cli.serve_command import add_route, add_serve
 
@@ -103,6 +104,7 @@ def _parser() -> CommandParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     add_serve(commands)
     add_route(commands)
+    add_reload(commands)
     add_host(commands)
     add_run_batch(commands)
     add_bench(commands)

@@ -16,18 +16,25 @@ import shlex
 import signal
 import socket
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from quire.frontend.cli.engines import Engines
-from quire.frontend.cli.frontends import Frontends
+from quire.frontend.cli.frontends import PANELS_EACH, Frontends
+from quire.frontend.cli.reloads import Reloads, ignore_reload_signals
+from quire.frontend.cli.service_manager import ServiceManager
 from quire.frontend.client.client import Client
+from quire.frontend.http.api.access import Access
+from quire.frontend.http.api.keys import ApiKeys
 from quire.frontend.http.api.logs.tracing import TracingError, check_endpoint
 from quire.frontend.http.api.metrics.metrics import panel_bytes
+from quire.frontend.http.limits.key_limits import CurrentLimits
 from quire.frontend.http.listener import FrontendError, UnixPath, bind, bind_unix
-from quire.frontend.http.server import FrontendConfig, StopSignals, frontend_keys, run, serve
+from quire.frontend.http.listeners import Listeners
+from quire.frontend.http.server import FrontendConfig, Owner, StopSignals, frontend_keys, run, serve
 from quire.frontend.http.store.contents import FilesFolder
 from quire.frontend.http.store.storage import check_folder
 from quire.frontend.http.tls import make_context
@@ -36,7 +43,7 @@ from quire.frontend.replicas.router import DEFAULT_ROUTER
 from quire.frontend.supervisor import StartFailed
 from quire.ipc.config import EngineConfig
 from quire.ipc.process.children import Child
-from quire.ipc.process.command import as_started, stop_signals
+from quire.ipc.process.command import as_started, reload_signals, stop_signals
 
 log = logging.getLogger("quire.serve")
 
@@ -52,6 +59,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     uds_mode: int = 0o660
     engine: EngineConfig | None
     frontend: FrontendConfig  # the template: address, sockets and numbers are filled in
+    read_again: Callable[[FrontendConfig], FrontendConfig] = lambda config: config  # with the files' text of now; ValueError
 
 
 class ServeError(Exception):
@@ -59,20 +67,24 @@ class ServeError(Exception):
 
 
 class EarlyStop:
-    """SIGTERM and SIGHUP before StopSignals takes over. Until `only_note` it raises, so that everything started is cleaned up.
+    """Signals before StopSignals and Reloads take over. Until `only_note` a stop raises, so that everything started is cleaned
+    up.
 
     Nothing may be raised once the event loop starts: it would leave uvloop's C code half way, and a stop was lost that way.
     Before that, raising is not enough: an exception in a finalizer is dropped. So the signal is noted in either case.
     """
 
     def __init__(self) -> None:
-        self.asked = False
+        self.asked = self.reload_asked = False
         self._raises = True
 
     def __call__(self, *_: object) -> None:
         self.asked = True
         if self._raises:
             sys.exit(0)
+
+    def on_reload(self, *_: object) -> None:
+        self.reload_asked = True
 
     def only_note(self) -> None:
         self._raises = False
@@ -81,10 +93,17 @@ class EarlyStop:
 
     def signals(self) -> StopSignals:
         """In the event loop: the StopSignals that take over, with a stop that was asked for before."""
-        signals = StopSignals()
+        signals = StopSignals(besides=reload_signals())
         if self.asked:
             signals.stop.set()
         return signals
+
+    def reloads(self) -> Reloads:
+        """In the event loop: the Reloads that take over."""
+        reloads = Reloads()
+        if self.reload_asked:
+            reloads.asked.set()
+        return reloads
 
 
 def run_server(config: ServeConfig, prespawned: Child | None, early: EarlyStop) -> None:
@@ -123,12 +142,13 @@ def run_server(config: ServeConfig, prespawned: Child | None, early: EarlyStop) 
         print_ready = ReadyMessage.of(config, sockets[0])
         serve_all = _serve_here if config.num_frontends == 1 else _serve_in_children
         early.only_note()
-        run(lambda: serve_all(template, sockets, engine, print_ready, early))
+        run(lambda: serve_all(_Launch(template, sockets, engine, print_ready, config.read_again, early)))
     except (FrontendError, EngineStartError, StartFailed, TracingError, ValueError) as error:
         raise ServeError(str(error)) from None
     finally:
         if unix_path is not None:
             unix_path.remove()
+        ignore_reload_signals()
         engine.stop()
         files.close()
 
@@ -161,15 +181,26 @@ class ReadyMessage:
             self._url = f"unix:{os.path.abspath(uds)}"
             self._curl = f"--unix-socket {shlex.quote(os.path.abspath(uds))} {scheme}://localhost/v1/chat/completions"
         self._needs_key = needs_key
+        self._note = ""
         self._is_logged = log_format == "json"
 
     @classmethod
     def of(cls, config: ServeConfig, sock: socket.socket) -> "ReadyMessage":
         port = sock.getsockname()[1] if config.uds is None else 0
         scheme = "http" if config.frontend.tls is None else "https"
-        return cls(config.host, port, bool(config.frontend.api_keys), scheme, config.uds, config.frontend.log_format)
+        message = cls(config.host, port, bool(config.frontend.api_keys), scheme, config.uds, config.frontend.log_format)
+        if not config.frontend.admin_api_keys and not config.frontend.key_limits.have_admin:
+            routes, who = "/metrics, /server_info, /reset_prefix_cache, profiles", message.everyone
+            message._note = f"routes for the operator ({routes}) answer to {who}; --admin-api-key gives them a key of their own"
+        return message
+
+    @property
+    def everyone(self) -> str:
+        return "any API key" if self._needs_key else "every client"
 
     def __call__(self, model: str) -> None:
+        if self._note:
+            log.info("%s", self._note)
         if self._is_logged:
             return log.info("Quire serves %s at %s", model, self._url)
         key = " -H 'Authorization: Bearer YOUR_KEY'" if self._needs_key else ""
@@ -182,42 +213,96 @@ class ReadyMessage:
         return None
 
 
-async def _serve_here(
-    template: FrontendConfig,
-    sockets: list[socket.socket],
-    engine: Engines,
-    print_ready: Callable[[str], None],
-    early: EarlyStop,
-) -> None:
-    signals = early.signals()
+class _Launch(NamedTuple):
+    """What is there when the event loop begins."""
 
-    def ready(client: Client) -> None:
-        print_ready(client.welcome.served_model_names[0])
+    template: FrontendConfig
+    sockets: list[socket.socket]
+    engine: Engines
+    print_ready: Callable[[str], None]
+    read_again: Callable[[FrontendConfig], FrontendConfig]
+    early: EarlyStop
 
-    template = msgspec.structs.replace(template, listen_fd=sockets[0].detach(), logs_engine_changes=not engine.are_ours)
-    await _until_stopped(signals, serve(template, signals, ready), engine)
+    def read(self, template: FrontendConfig) -> FrontendConfig:
+        """A template with the files' text as it is now. Raises ValueError."""
+        template = self.read_again(template)
+        if template.tls is not None:
+            make_context(template.tls)
+        return template
 
 
-async def _serve_in_children(
-    template: FrontendConfig,
-    sockets: list[socket.socket],
-    engine: Engines,
-    print_ready: Callable[[str], None],
-    early: EarlyStop,
-) -> None:
-    signals = early.signals()
+class _Here(Owner):
+    """A single frontend, in this process."""
+
+    def __init__(self, launch: _Launch, manager: ServiceManager) -> None:
+        self._launch, self._manager = launch, manager
+        self._serving: tuple[Access, Listeners, CurrentLimits] | None = None
+
+    def began(self, access: Access, listeners: Listeners, key_limits: CurrentLimits) -> None:
+        self._serving = access, listeners, key_limits
+
+    def ready(self, client: Client) -> None:
+        model = client.welcome.served_model_names[0]
+        self._launch.print_ready(model)
+        self._manager.ready(f"serves {model}")
+
+    async def reload(self) -> None:
+        """Read keys, their limits and certificates again, in place."""
+        if self._serving is None:
+            return  # not yet: they are read at the start
+        template = self._launch.read(self._launch.template)
+        access, listeners, key_limits = self._serving
+        access.use(ApiKeys(template.api_keys, template.admin_api_keys, template.key_limits))
+        key_limits.use(template.key_limits)
+        await listeners.refresh()
+
+
+async def _serve_here(launch: _Launch) -> None:
+    signals, manager = launch.early.signals(), ServiceManager()
+    owner = _Here(launch, manager)
+    listen_fd = launch.sockets[0].detach()
+    template = msgspec.structs.replace(launch.template, listen_fd=listen_fd, logs_engine_changes=not launch.engine.are_ours)
+    async with _managed(launch, manager, owner.reload):
+        await _until_stopped(signals, serve(template, signals, owner), launch.engine)
+
+
+async def _serve_in_children(launch: _Launch) -> None:
+    signals, manager, sockets = launch.early.signals(), ServiceManager(), launch.sockets
     metrics_fd = os.memfd_create("quire-metrics", os.MFD_CLOEXEC)
-    os.ftruncate(metrics_fd, panel_bytes() * len(sockets))
-    template = msgspec.structs.replace(template, metrics_fd=metrics_fd)
-    frontends = Frontends(template, sockets, logs_engine_changes=not engine.are_ours)
+    os.ftruncate(metrics_fd, panel_bytes() * PANELS_EACH * len(sockets))
+    template = msgspec.structs.replace(launch.template, metrics_fd=metrics_fd)
+    frontends = Frontends(template, sockets, logs_engine_changes=not launch.engine.are_ours)
     try:
         if (model := await _ready(frontends, signals)) is None:
             return
-        print_ready(model)
-        await _until_stopped(signals, frontends.keep_alive(signals), engine)
+        launch.print_ready(model)
+        manager.ready(f"serves {model}")
+        async with _managed(launch, manager, lambda: frontends.reload(launch.read(frontends.template))):
+            await _until_stopped(signals, frontends.keep_alive(signals), launch.engine)
     finally:
         await frontends.stop(signals)
         os.close(metrics_fd)
+
+
+@contextlib.asynccontextmanager
+async def _managed(launch: _Launch, manager: ServiceManager, reload: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+    """Meanwhile, tell the service manager that the loop turns, and reload when a signal asks for it."""
+
+    async def reload_as_told() -> None:
+        manager.reloading()
+        try:
+            await reload()
+        finally:
+            manager.ready("serves")
+
+    tasks = [asyncio.create_task(manager.beat()), asyncio.create_task(launch.early.reloads().follow(reload_as_told))]
+    try:
+        yield
+    finally:
+        manager.stopping()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _ready(frontends: Frontends, signals: StopSignals) -> str | None:
@@ -257,8 +342,10 @@ async def _until_stopped(signals: StopSignals, serving: Coroutine[None, None, No
 def main(config: ServeConfig, prespawned: Child | None = None) -> int:
     """The exit code of the command; `prespawned` as for `run_server`."""
     early = EarlyStop()
-    numbers = [number for number in stop_signals() if number != signal.SIGINT]  # it raises KeyboardInterrupt
+    reloads = reload_signals()
+    numbers = [number for number in stop_signals() if number not in (signal.SIGINT, *reloads)]  # SIGINT: KeyboardInterrupt
     before = {number: signal.signal(number, early) for number in numbers}  # until StopSignals takes over
+    before |= {number: signal.signal(number, early.on_reload) for number in reloads}
     try:
         run_server(config, prespawned, early)
         log.info("stopped")

@@ -7,7 +7,7 @@ import argparse
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quire.frontend.cli.serve_flags import add_route_arguments, add_serve_arguments
 from quire.frontend.cli.server_flags import server_options
@@ -145,7 +145,7 @@ def _check(parser: CommandParser, args: argparse.Namespace) -> None:
     if args.model_flag is not None and args.model not in (None, args.model_flag):
         parser.error(f"the model is {args.model} and --model says {args.model_flag}")
     args.model = args.model if args.model is not None else args.model_flag
-    for name in ("api_key", "served_model_name", "logits_processors", "logits_processors_path"):
+    for name in ("api_key", "admin_api_key", "served_model_name", "logits_processors", "logits_processors_path"):
         if args.model is None and _took_a_model(getattr(args, name)):
             flag = f"--{name.replace('_', '-')}"
             parser.error(f"{flag} took {getattr(args, name)[-1]} for one of its values: put the model before the flags")
@@ -198,7 +198,7 @@ def _took_a_model(values: list[str]) -> bool:
     return last is not None and ((last / "config.json").exists() or (not last.exists() and bool(_HUB_ID.fullmatch(values[-1]))))
 
 
-def _serve_with(args: argparse.Namespace, engine: "EngineConfig | None", keys: list[str], prespawned: "Child | None") -> int:
+def _serve_with(args: argparse.Namespace, engine: "EngineConfig | None", keys: "_Keys", prespawned: "Child | None") -> int:
     with quiet_interrupts():
         from quire.frontend.cli.serve import ServeConfig, log
         from quire.frontend.cli.serve import main as serve_main
@@ -215,12 +215,13 @@ def _serve_with(args: argparse.Namespace, engine: "EngineConfig | None", keys: l
         num_frontends=args.frontends,
         engine=engine,
         frontend=_frontend_config(args, keys, frontend_options),
+        read_again=lambda config: _read_again(args, config),
         **serve_options,
     )
     return serve_main(config, prespawned)
 
 
-def _frontend_config(args: argparse.Namespace, keys: list[str], options: dict[str, Any]) -> "FrontendConfig":
+def _frontend_config(args: argparse.Namespace, keys: "_Keys", options: dict[str, Any]) -> "FrontendConfig":
     with quiet_interrupts():
         from quire.frontend.http.api.bodies.checked import RequestDefaults
         from quire.frontend.http.server import FrontendConfig
@@ -237,7 +238,9 @@ def _frontend_config(args: argparse.Namespace, keys: list[str], options: dict[st
         engine_addresses=args.engine or [],
         router=args.router,
         listen_fd=-1,
-        api_keys=keys,
+        api_keys=keys.ordinary,
+        admin_api_keys=keys.admin,
+        allowed_hosts=_allowed_hosts(args, keys),
         metrics_open=args.metrics_open,
         has_docs=not args.disable_fastapi_docs,
         allowed_origins=args.allowed_origins,
@@ -280,16 +283,45 @@ def _engine_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -
 
 
 # --------------------------------------------------------------------------------------------------------------- keys
-def _keys(args: argparse.Namespace) -> list[str]:
-    """API keys from the flags, else from the environment. Raises ValueError."""
-    keys = [*args.api_key, *_key_file(args.api_key_file)]
-    if not all(keys):
+class _Keys(NamedTuple):
+    ordinary: list[str]
+    admin: list[str]
+
+
+def _keys(args: argparse.Namespace) -> _Keys:
+    """API keys from the flags, else from the environment, and the admin's. Raises ValueError."""
+    keys = [*args.api_key, *_key_file("--api-key-file", args.api_key_file)]
+    admin = [*args.admin_api_key, *_key_file("--admin-api-key-file", args.admin_api_key_file)]
+    if not all([*keys, *admin]):
         raise ValueError("an API key must not be empty")
+    if both := set(keys) & set(admin):
+        raise ValueError(f"--admin-api-key: {len(both)} of its keys {'is' if len(both) == 1 else 'are'} ordinary API keys, too")
     from_environment = os.environ.get(KEY_VARIABLE, "")
-    return keys or ([from_environment] if from_environment else [])
+    return _Keys(keys or ([from_environment] if from_environment else []), admin)
 
 
-def _key_file(path: str | None) -> list[str]:
+def _read_again(args: argparse.Namespace, config: "FrontendConfig") -> "FrontendConfig":
+    """The configuration with the keys that the files hold now. Raises ValueError."""
+    import msgspec
+
+    from quire.frontend.http.limits.limits_file import read_limits
+
+    keys = _keys(args)
+    limits = config.key_limits if args.limits is None else read_limits(args.limits)
+    return msgspec.structs.replace(config, api_keys=keys.ordinary, admin_api_keys=keys.admin, key_limits=limits)
+
+
+def _allowed_hosts(args: argparse.Namespace, keys: _Keys) -> tuple[str, ...]:
+    """Without keys, a server on a loopback address is reachable for every web page whose name points to this machine."""
+    from quire.frontend.http.api.access import LOCAL_NAMES
+    from quire.frontend.http.listener import is_loopback
+
+    if args.allowed_hosts is not None:
+        return args.allowed_hosts
+    return LOCAL_NAMES if not keys.ordinary and args.uds is None and is_loopback(args.host) else ("*",)
+
+
+def _key_file(flag: str, path: str | None) -> list[str]:
     """Keys from a file, one per line. Raises ValueError."""
     if path is None:
         return []
@@ -297,7 +329,7 @@ def _key_file(path: str | None) -> list[str]:
         with open(path) as file:
             keys = [line.strip() for line in file if line.strip()]
     except OSError as error:
-        raise ValueError(f"--api-key-file {path}: {error.strerror}") from None
+        raise ValueError(f"{flag} {path}: {error.strerror}") from None
     if not keys:
-        raise ValueError(f"--api-key-file {path}: no key in this file: anyone could connect")
+        raise ValueError(f"{flag} {path}: no key in this file: anyone could connect")
     return keys

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 from typing import Any
 
 from quire.frontend.cli.help_topics import HelpTopics
@@ -11,6 +12,7 @@ from quire.ipc.config import add_engine_arguments, add_log_arguments
 from quire.ipc.process.command import CommandParser
 from quire.ipc.process.flags import JsonObject, Switch, human_int
 
+_HOST = re.compile(r"\*\.?|(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
 ROUTERS = ("cache-aware", "least-loaded", "round-robin")  # repeated from router.py, which needs numpy
 
 
@@ -117,12 +119,36 @@ def _add_access(add_to: Any) -> None:
     )
     add("--api-key-file", metavar="FILE", help="a file of such keys, one a line, which no process list shows (default: none)")
     add(
+        "--admin-api-key",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="KEY",
+        help="keys that the routes for the operator need: /metrics, /server_info, /reset_prefix_cache and profiles; such a key "
+        "opens all other routes, too (default: none, these routes answer to any key)",
+    )
+    add("--admin-api-key-file", metavar="FILE", help="a file of such keys, one a line (default: none)")
+    add(
+        "--allowed-hosts",
+        type=_hosts,
+        default=None,
+        metavar="LIST",
+        help='names that clients may call this server by: a JSON list, or with commas; "*.example.org" stands for all names '
+        "below one, * for all; IP addresses are always allowed (default: without keys on a loopback address localhost, "
+        "*.localhost and names without a dot, else all)",
+    )
+    add(
         "--limits",
         metavar="FILE",
         help="a YAML file of what each API key may have: requests, tokens a minute, its share; docs/limits.md (default: none)",
     )
     add("--metrics-open", action=Switch, default=False, help="allow /metrics without a key (default: off)")
     add("--disable-fastapi-docs", action=Switch, default=False, help="answer 404 at /docs and /openapi.json (default: off)")
+    _add_origins(add_to)
+
+
+def _add_origins(add_to: Any) -> None:
+    add = add_to.add_argument
     add(
         "--allowed-origins",
         type=_names,
@@ -269,6 +295,13 @@ def _names(text: str) -> tuple[str, ...]:
     if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
         raise argparse.ArgumentTypeError("names are like a,b or a JSON list; origins are like https://example.org")
     return tuple(names)
+
+
+def _hosts(text: str) -> tuple[str, ...]:
+    names = _names(text)
+    if wrong := [name for name in names if not _HOST.fullmatch(name)]:
+        raise argparse.ArgumentTypeError(f"{wrong[0]!r} is no host's name: names are like example.org, *.example.org or *")
+    return names
 
 
 def _paths(text: str) -> tuple[str, ...]:

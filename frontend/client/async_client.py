@@ -1,8 +1,8 @@
 """AsyncClient: requests to an engine core from asyncio, directly over its socket, with text as input and output.
 
 It checks and numbers requests, passes arriving messages to their `Stream`s (dispatch.py, stream.py) and keeps the latest
-Heartbeat. When the core is lost, all running requests fail and the link reconnects. All methods must be called in the event
-loop's thread.
+Heartbeat. When the core is lost, the link reconnects, and running requests go on when a core is back (resend.py). All methods
+must be called in the event loop's thread.
 
     async with AsyncClient("ipc:///run/quire.sock") as client:
         async for output in client.generate("Once upon a time", SamplingParams(max_tokens=64)):
@@ -15,8 +15,11 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Self
 
+import msgspec
+
 from quire.frontend.client.client import Client
 from quire.frontend.client.dispatch import Dispatcher
+from quire.frontend.client.resend import HOLD_S, LostRequests
 from quire.frontend.client.stream import DeadlineExceeded, EngineDown, InvalidRequest, Overloaded, RequestState, error_of
 from quire.frontend.client.terms import Terms
 from quire.frontend.client.utility_calls import A, UtilityCalls
@@ -27,12 +30,10 @@ from quire.ipc.messages.frontend import (
     AddRequest,
     CoreMessage,
     FrontendMessage,
-    Generate,
     Heartbeat,
     PromptLogprobs,
     RequestError,
     StepOutputs,
-    TokenInputs,
     UtilityResult,
     Welcome,
 )
@@ -49,9 +50,11 @@ FEW_CORES = 4  # with at most this many, only the engine's processes spin
 class AsyncClient(Client):
     """One connection to a core. `async with AsyncClient(address)`, or `connect` and `close`."""
 
-    def __init__(self, address: str, keys: FrontendKeys | None = None) -> None:
+    def __init__(self, address: str, keys: FrontendKeys | None = None, hold_s: float = HOLD_S) -> None:
+        """hold_s: how long running requests wait for a core after theirs was lost; 0: where none will be started again."""
         super().__init__(address)
         self._keys = keys
+        self._hold_s = hold_s
         self._link: FrontendToCore | None = None
         self._connecting = asyncio.Lock()
         self._num_closed = 0
@@ -59,6 +62,7 @@ class AsyncClient(Client):
         self._broken: str | None = None  # why the core's files cannot be used
         self._may_spin = False
         self._dispatcher = Dispatcher(self._enqueue)
+        self._lost = LostRequests()
         self._utilities = UtilityCalls()
         self._unsent: deque[FrontendMessage] = deque()  # Abort and Finish that found the link busy
 
@@ -107,6 +111,7 @@ class AsyncClient(Client):
         if link is not None:
             await link.close()
             self._dispatcher.fail_all(EngineDown("the client was closed"))
+            self._lost.fail_after(0.0, EngineDown("the client was closed"))
             self._utilities.fail_all(EngineDown("the client was closed"))
 
     # --------------------------------------------------------------------------------------------------------- state
@@ -124,7 +129,7 @@ class AsyncClient(Client):
 
     @property
     def num_requests(self) -> int:
-        return len(self._dispatcher.requests)
+        return len(self._dispatcher.requests) + len(self._lost)
 
     def health(self) -> str | None:
         if not self.is_connected:
@@ -143,10 +148,8 @@ class AsyncClient(Client):
     def _check_connected(self) -> None:
         self._connected_link()
 
-    def _send_to_one(
-        self, request_id: int, inputs: TokenInputs, task: Generate, priority: int, cache_salt: str, arrival: float, terms: Terms
-    ) -> Self:
-        self.send(request_id, inputs, task, priority, cache_salt, arrival, terms)
+    def _send_to_one(self, request: AddRequest, terms: Terms) -> Self:
+        self.send(request, terms)
         return self
 
     def take_up(self, state: RequestState, is_alone: bool) -> None:
@@ -158,6 +161,7 @@ class AsyncClient(Client):
         self._dispatcher.abort_sent(request_id, params)
 
     def _cancel(self, request_id: int) -> None:
+        self._lost.abort(request_id)
         self._dispatcher.cancel(request_id)
 
     def _connected_link(self) -> FrontendToCore:
@@ -166,14 +170,16 @@ class AsyncClient(Client):
             raise EngineDown(self._broken or "there is no connection to the engine")
         return link
 
-    def send(
-        self, request_id: int, inputs: TokenInputs, task: Generate, priority: int, cache_salt: str, arrival: float, terms: Terms
-    ) -> None:
-        """Send a checked request. Raises Overloaded, EngineDown, DeadlineExceeded; InvalidRequest if it cannot be encoded."""
+    def send(self, request: AddRequest, terms: Terms) -> None:
+        """Send a checked request, whatever its epoch. Raises Overloaded, EngineDown, DeadlineExceeded; InvalidRequest if it
+        cannot be encoded."""
         link, timeout_s = self._connected_link(), terms.timeout_s()
-        fields = inputs, task, priority, cache_salt, arrival, terms.tenant, timeout_s, terms.is_bounded
         try:
-            link.send(AddRequest(link.epoch, request_id, *fields))
+            link.send(
+                msgspec.structs.replace(
+                    request, epoch=link.epoch, tenant=terms.tenant, timeout_s=timeout_s, is_bounded=terms.is_bounded
+                )
+            )
         except LinkBusy as error:
             raise Overloaded("the engine does not take requests as fast as they come: try again later") from error
         except LinkDown as error:
@@ -187,14 +193,15 @@ class AsyncClient(Client):
         for state in [s for s in self._dispatcher.requests.values() if s.deadline + LATE_S <= now]:
             self._dispatcher.fail(state.id, DeadlineExceeded("the request's timeout has passed"))
             self._dispatcher.abort_sent(state.id, state.params)
+        self._lost.expire(now)
 
     def abort(self, request: str | int) -> None:
-        for state in [s for s in self._dispatcher.requests.values() if request in (s.name, s.id)]:
-            self._dispatcher.cancel(state.id)
+        for state in [s for s in (*self._lost, *self._dispatcher.requests.values()) if request in (s.name, s.id)]:
+            self._cancel(state.id)
 
     def abort_all(self) -> None:
-        for request_id in list(self._dispatcher.requests):
-            self._dispatcher.cancel(request_id)
+        for state in [*self._lost, *self._dispatcher.requests.values()]:
+            self._cancel(state.id)
 
     def hold(self) -> None:
         if self._link is not None:
@@ -222,8 +229,11 @@ class AsyncClient(Client):
             self._unsent.clear()  # a lost core has dropped our requests itself
 
     def _on_connected(self, welcome: Welcome) -> None:
-        if self._link is None:
-            return  # the first time: `connect` calls again
+        if self._link is not None:  # the first time, `connect` calls again
+            self._take_welcome(welcome)
+            self.send_lost()
+
+    def _take_welcome(self, welcome: Welcome) -> None:
         self._welcome = welcome
         self._may_spin = welcome.spins and cpu_share() > FEW_CORES
         self._dispatcher.begin(welcome.epoch, welcome.eos_token_ids)
@@ -245,8 +255,29 @@ class AsyncClient(Client):
     def _on_lost(self, reason: str) -> None:
         self.was_stopped = reason == SHUTTING_DOWN
         self._unsent.clear()
-        self._dispatcher.fail_all(EngineDown(f"the engine was lost: {reason}"))
-        self._utilities.fail_all(EngineDown(f"the engine was lost: {reason}"))
+        error = EngineDown(f"the engine was lost: {reason}")
+        self._utilities.fail_all(error)
+        if self.welcome.replay:
+            may_have_waited = self.heartbeat is not None and self.heartbeat.num_waiting > 0
+            self._lost.add(self._dispatcher.release_all(), self.welcome, may_have_waited)
+        else:
+            self._dispatcher.fail_all(error)
+        self._after_loss()
+        self._lost.fail_after(0.0 if self.was_stopped else self._hold_s, error)
+
+    def _after_loss(self) -> None:
+        """For one of several engines: the requests have failed, or others may go on with them now."""
+
+    def send_lost(self) -> None:
+        """Send the requests of a lost core to the one that is connected now, if there is one."""
+        if self._lost and self.is_connected and self._broken is None:
+            self.hold()
+            self._lost.send(self.welcome, self._send_again)
+
+    def _send_again(self, state: RequestState, request: AddRequest) -> None:
+        """Raises ClientError if no engine takes the request now."""
+        self.send(request, state.terms)
+        self._dispatcher.add(state)
 
     def _on_message(self, message: CoreMessage) -> None:
         match message:
@@ -255,6 +286,7 @@ class AsyncClient(Client):
             case Heartbeat():
                 self.heartbeat, self.heartbeat_time = message, time.monotonic()
                 self._send_unsent()
+                self.send_lost()
                 self._dispatcher.forget_long_dropped()
             case PromptLogprobs():
                 self._dispatcher.prompt_logprobs(message)

@@ -22,7 +22,7 @@ from quire.frontend.client.terms import NO_TERMS, Terms
 from quire.frontend.client.utility_calls import A
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.limits import output_room
-from quire.ipc.messages.frontend import Candidates, Generate, Heartbeat, TokenInputs, Welcome
+from quire.ipc.messages.frontend import AddRequest, Candidates, Generate, Heartbeat, TokenInputs, Welcome
 from quire.ipc.messages.stats import CacheInfo
 from quire.ipc.messages.utilities import UtilityCall
 from quire.ipc.sampling import SamplingParams, check_against
@@ -138,14 +138,15 @@ class Client(ABC):
         self._next_id += 1
         request_id, arrival = self._next_id, time.time()
         inputs, task = TokenInputs(ids.tobytes()), Generate(params, candidates)
-        engine = self._send_to_one(request_id, inputs, task, priority, terms.salted(cache_salt), arrival, terms)
+        request = AddRequest(0, request_id, inputs, task, priority, terms.salted(cache_salt), arrival)
+        engine = self._send_to_one(request, terms)
         # made while the request travels: answers arrive in a later turn of the event loop
         try:
             state = RequestState(request_id, request_name or str(request_id), ids, params, self._tokenizer, arrival)
         except BaseException:  # raised again: there is no state to receive the answer
             engine.abort_sent(request_id, params)
             raise
-        state.deadline = terms.deadline
+        state.sent, state.terms, state.deadline = request, terms, terms.deadline
         engine.take_up(state, is_alone=self.num_requests == 0)
         return Stream(state, self._cancel)
 
@@ -154,9 +155,7 @@ class Client(ABC):
         """Raises EngineDown where no request can be sent."""
 
     @abstractmethod
-    def _send_to_one(
-        self, request_id: int, inputs: TokenInputs, task: Generate, priority: int, cache_salt: str, arrival: float, terms: Terms
-    ) -> "Engine":
+    def _send_to_one(self, request: AddRequest, terms: Terms) -> "Engine":
         """Send a checked request and return the engine that it went to. Raises ClientErrors."""
 
     @abstractmethod

@@ -37,7 +37,8 @@ class Dispatcher:
     def add(self, request: RequestState) -> None:
         self.requests[request.id] = request
         for sequence in request.sequences:
-            self._sequences[sequence.key] = sequence
+            if sequence.finish_reason is None:
+                self._sequences[sequence.key] = sequence
 
     def cancel(self, request_id: int) -> None:
         """Abort a request; nothing if it has ended."""
@@ -55,6 +56,14 @@ class Dispatcher:
                 self._sequences.pop(sequence.key, None)
         return request
 
+    def release_all(self) -> list[RequestState]:
+        """The core is lost: remove all requests, so that another core can continue them."""
+        requests = list(self.requests.values())
+        self.requests.clear()
+        self._sequences.clear()
+        self._dropped_sequences.clear()
+        return requests
+
     def abort_sent(self, request_id: int, params: SamplingParams) -> None:
         """Abort a request that was sent and never added."""
         if params.logprobs is not None:
@@ -70,11 +79,7 @@ class Dispatcher:
 
     def fail_all(self, error: ClientError) -> None:
         """The core is lost: fail all requests."""
-        requests = list(self.requests.values())
-        self.requests.clear()
-        self._sequences.clear()
-        self._dropped_sequences.clear()
-        for request in requests:
+        for request in self.release_all():
             request.fail(error)
 
     def _drop(self, request: RequestState) -> None:
@@ -129,7 +134,7 @@ class Dispatcher:
         for start in started:
             sequence = self._sequences.get(start.key)
             if sequence is not None and sequence.request.num_cached_tokens is None:
-                sequence.request.num_cached_tokens = start.num_cached_tokens
+                sequence.request.num_cached_tokens, sequence.request.seed = start.num_cached_tokens, start.seed
                 sequence.request.metrics.queue_s = start.queue_s
                 sequence.request.metrics.first_token_time = now
 

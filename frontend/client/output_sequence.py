@@ -1,5 +1,6 @@
 """OutputSequence: one child of a request, from arriving tokens to the Deltas that the consumer takes (stream.py)."""
 
+from array import array
 from typing import Any
 
 from quire.frontend.client.logprob_rows import LogprobRows
@@ -12,7 +13,7 @@ from quire.ipc.messages.frontend import FinishReason, TokenLogprobs, sequence_ke
 class OutputSequence:
     """One child: tokens not taken yet, and the text decoder. Arriving tokens are appended directly to `ids`."""
 
-    __slots__ = ("_num_taken", "_seen", "_text", "eager", "finish_reason", "ids", "index", "key", "logprobs",
+    __slots__ = ("_seen", "_taken", "_text", "eager", "finish_reason", "ids", "index", "key", "logprobs",
                  "plain", "request", "stop_reason", "stop_token", "text")  # fmt: skip
 
     def __init__(self, request: Any, index: int, text: OutputText | None) -> None:
@@ -32,11 +33,15 @@ class OutputSequence:
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
         self.stop_token = False
-        self._num_taken = 0
+        self._taken = array("i")  # ids that were taken: kept, as an engine that goes on with this sequence needs them
 
     @property
     def num_tokens(self) -> int:
-        return self._num_taken + len(self.ids)
+        return len(self._taken) + len(self.ids)
+
+    def output_ids(self) -> bytes:
+        """All ids so far, int32."""
+        return self._taken.tobytes() + array("i", self.ids).tobytes()
 
     def decode(self) -> None:
         """Decode the new ids. A stop string ends the sequence here, even if it still runs in the core."""
@@ -46,7 +51,7 @@ class OutputSequence:
         self._text += self.text.push(new, self.finish_reason is not None, self.stop_token)
         self._seen = len(self.ids)
         if self.text.stop_string is not None:
-            kept = self.text.kept_tokens - self._num_taken
+            kept = self.text.kept_tokens - len(self._taken)
             del self.ids[kept:]
             if self.logprobs is not None:
                 del self.logprobs[kept:]
@@ -73,11 +78,11 @@ class OutputSequence:
             ids, text = self.ids, self._text
             self._text, self._seen = "", 0
         self.ids = []
-        self._num_taken += len(ids)
+        self._taken.fromlist(ids)
         logprobs = None
         if self.logprobs is not None:
             logprobs, self.logprobs = LogprobRows(ids, self.logprobs, tokenizer), []
-        return Delta(self.index, text, ids, logprobs, self.finish_reason, self.stop_reason, self._num_taken)
+        return Delta(self.index, text, ids, logprobs, self.finish_reason, self.stop_reason, len(self._taken))
 
     def take_some(self, tokenizer: Tokenizer | None, most: int) -> Delta:
         """The first `most` of more new tokens, as one Delta; with stop strings, it has all decoded text."""
@@ -90,8 +95,8 @@ class OutputSequence:
             seen = self._seen + len(new)
         ids, text = self.ids, self._text
         self.ids, self._text, self._seen = later, "", max(0, seen - most)
-        self._num_taken += most
+        self._taken.fromlist(ids)
         logprobs = None
         if self.logprobs is not None:
             logprobs, self.logprobs = LogprobRows(ids, self.logprobs[:most], tokenizer), self.logprobs[most:]
-        return Delta(self.index, text, ids, logprobs, num_tokens=self._num_taken)
+        return Delta(self.index, text, ids, logprobs, num_tokens=len(self._taken))

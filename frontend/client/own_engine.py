@@ -79,7 +79,7 @@ class Background:
     """The engines, the event loop's thread and the client: everything that must be closed. Has no reference to OwnEngine."""
 
     def __init__(self, cores: list[CoreProcess]) -> None:
-        self.client = client_of([core.address for core in cores])
+        self.client = client_of([core.address for core in cores], hold_s=0.0)  # none is started again
         self._cores = cores
         self._pid = os.getpid()
         self._loop = uvloop.new_event_loop()

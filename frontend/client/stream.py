@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from quire.frontend.client.outputs import Delta, RequestMetrics, TokenLogprobDic
 from quire.frontend.client.turns import Slice, turn
 from quire.frontend.text.detokenizer import PROMPT_TAIL, OutputText
 from quire.frontend.text.tokenizer import Tokenizer
-from quire.ipc.messages.frontend import FinishReason, PromptLogprobs, RequestError
+from quire.ipc.messages.frontend import AddRequest, FinishReason, PromptLogprobs, RequestError
 from quire.ipc.sampling import SamplingParams
 
 MOST_TOKENS = 16 << 10  # per `take`: some 2 ms
@@ -86,8 +86,8 @@ class RequestState:
     """One request and its children, between arriving messages (the client) and a Stream."""
 
     __slots__ = ("_last_reported", "_most", "_prompt_logprobs", "_prompt_token_ids", "_tokenizer", "_waiter", "deadline",
-                 "error", "id", "is_behind", "metrics", "name", "news", "num_cached_tokens", "num_open",
-                 "num_prompt_tokens", "params", "sequences", "sink")  # fmt: skip
+                 "error", "id", "is_behind", "lost_at", "metrics", "name", "news", "num_cached_tokens", "num_losses",
+                 "num_open", "num_prompt_tokens", "params", "seed", "sent", "sequences", "sink", "terms")  # fmt: skip
 
     def __init__(
         self,
@@ -118,6 +118,12 @@ class RequestState:
         self._last_reported = [False] * params.n  # whether a child's finish_reason was taken
         self._prompt_logprobs: list[PromptLogprobs] = []
         self._prompt_token_ids = prompt_token_ids.tolist() if params.prompt_logprobs is not None else None
+        # for another engine, if this one is lost (resend.py)
+        self.sent: AddRequest | None = None  # as it was sent first
+        self.terms: Any = None  # its Terms (terms.py)
+        self.seed: int | None = None  # as the engine says with the first token
+        self.lost_at = -1  # output tokens at the last loss of its engine
+        self.num_losses = 0  # since the last token
 
     def _new_text(self, prompt_token_ids: np.ndarray, tokenizer: Tokenizer | None) -> OutputText | None:
         if tokenizer is None or not self.params.detokenize:
@@ -164,12 +170,12 @@ class RequestState:
         rows.append(message)
 
     def wake(self) -> None:
-        error = None
+        error: BaseException | None = None
         if self.sink is not None:
             try:
                 if self._feed_sink(self.sink):
                     return
-            except Exception as caught:  # raised in `follow`, not in the dispatch of other requests' tokens
+            except BaseException as caught:  # raised in `follow`, not in the dispatch of other requests' tokens
                 error = caught
             self.sink = None
         waiter, self._waiter = self._waiter, None

@@ -7,11 +7,11 @@ connections and those that wait to be accepted are not disturbed.
 
 import asyncio
 import errno
+import ipaddress
 import logging
 import os
 import socket
 import ssl
-from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -56,9 +56,13 @@ def bind(host: str, port: int, count: int = 1) -> list[socket.socket]:
     return sockets
 
 
-def bind_beside(family: int, address: object) -> socket.socket:
-    """Another socket for a port that `bind` has bound with count > 1. Raises OSError."""
-    return _bound(socket.socket(family, socket.SOCK_STREAM), address, shared=True)
+def is_loopback(host: str) -> bool:
+    """Whether a server that listens at this host is reached from its own machine alone."""
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError):
+        return False
+    return bool(found) and all(ipaddress.ip_address(str(entry[4][0]).partition("%")[0]).is_loopback for entry in found)
 
 
 def bind_unix(path: str, mode: int, count: int = 1) -> list[socket.socket]:
@@ -131,8 +135,8 @@ class Listener:
         except ValueError as error:
             raise FrontendError(str(error)) from None
 
-    async def open(self, accepted: Iterable[int] = ()) -> None:
-        """Listen, and serve connections that another process has accepted. Raises FrontendError."""
+    async def open(self) -> None:
+        """Listen. Raises FrontendError."""
         loop = asyncio.get_running_loop()
         host, port = (*self._socket.getsockname()[:2], "")[:2]
         try:
@@ -143,11 +147,6 @@ class Listener:
             loop.set_exception_handler(_quiet_about_handshakes)
             if self._tls.refresh:
                 self._refresher = loop.create_task(self._keep_fresh())
-        for fd in accepted:
-            with suppress(OSError):  # the client has disconnected since
-                await loop.connect_accepted_socket(
-                    lambda: Connection(self._server), socket.socket(fileno=fd), **self._options()
-                )
 
     async def _listen(self) -> asyncio.Server:
         loop, sock = asyncio.get_running_loop(), self._socket.dup()
@@ -170,7 +169,8 @@ class Listener:
 
     async def refresh(self) -> bool:
         """Load certificates that have changed, if they can be used; returns whether new ones are in use."""
-        assert self._tls is not None
+        if self._tls is None:
+            return False
         stamp = self._tls.stamp()
         if stamp == self._stamp or self._listening is None:
             return False

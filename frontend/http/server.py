@@ -7,13 +7,15 @@ Sockets are in listener.py.
 
 import asyncio
 import logging
+import math
 import mmap
 import os
 import resource
+import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 
 import msgspec
@@ -22,6 +24,7 @@ import uvloop
 from quire.frontend.client.client import Client
 from quire.frontend.client.stream import EngineDown
 from quire.frontend.client.turns import SWITCH_INTERVAL_S
+from quire.frontend.http.api.access import Access, access_of
 from quire.frontend.http.api.app import App
 from quire.frontend.http.api.bodies.checked import RequestDefaults
 from quire.frontend.http.api.logs.access_log import AccessLog
@@ -32,8 +35,9 @@ from quire.frontend.http.api.responses.background import end_all, let_end
 from quire.frontend.http.api.services import MAX_RESPONSE_BYTES, Services
 from quire.frontend.http.batches.runner import BatchRunner
 from quire.frontend.http.garbage import GarbageCollection
-from quire.frontend.http.limits.key_limits import KeyLimits
-from quire.frontend.http.listener import FrontendError, Listener
+from quire.frontend.http.limits.key_limits import CurrentLimits, KeyLimits
+from quire.frontend.http.listener import FrontendError
+from quire.frontend.http.listeners import Listeners
 from quire.frontend.http.loop_lag import watch_lag
 from quire.frontend.http.protocol.cors import Cors
 from quire.frontend.http.server_state import Limits, ServerState
@@ -48,19 +52,24 @@ from quire.ipc.process.command import stop_signals
 
 log = logging.getLogger("quire.http")
 
+# Descriptors that a process keeps for itself: the engine's sockets, files of uploads and of the store, children, connections
+# that were accepted in the same turn of the loop.
+OWN_FDS = 512
+
 
 class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Configuration of one frontend process. It is sent over the control socket, so that keys appear in no command line.
 
-    listen_fd: a bound TCP or unix socket. accepted_fds: connections that have waited for this process. metrics_fd: a file
-    shared by num_frontends processes (metrics.py), or -1 for metrics in this process's memory.
+    listen_fd: a bound TCP or unix socket. metrics_fd: a file shared by all frontend processes (metrics.py), in which this one
+    has the panel `index`, or -1 for metrics in this process's memory.
     """
 
     engine_addresses: list[str]
     router: Policy = DEFAULT_ROUTER  # among several engines
     listen_fd: int
-    accepted_fds: list[int] = []
     api_keys: list[str] = []
+    admin_api_keys: list[str] = []
+    allowed_hosts: tuple[str, ...] = ("*",)
     metrics_open: bool = False
     allowed_origins: tuple[str, ...] = ("*",)
     allowed_methods: tuple[str, ...] = ("*",)
@@ -106,53 +115,82 @@ def run(main: Callable[[], object]) -> None:
 class StopSignals:
     """SIGTERM, SIGINT, a closed terminal: the first signal asks for an orderly shutdown, the second for one at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, besides: Collection[signal.Signals] = ()) -> None:
+        """besides: signals that mean something else here."""
         self.stop = asyncio.Event()
         self.now = asyncio.Event()
-        loop = asyncio.get_running_loop()
+        self.is_replaced = False
+        self.grace_s = 0.0
+        self._loop = asyncio.get_running_loop()
         for number in stop_signals():
-            loop.add_signal_handler(number, self._on_signal)
+            if number not in besides:
+                self._loop.add_signal_handler(number, self._on_signal)
 
     def _on_signal(self) -> None:
-        (self.now if self.stop.is_set() else self.stop).set()
+        if self.is_replaced:
+            self.is_replaced = False
+            self._loop.call_later(self.grace_s, self.now.set)
+        else:
+            (self.now if self.stop.is_set() else self.stop).set()
+
+    def retire(self) -> None:
+        """Another process serves the same socket: end when the last request has ended, however long that takes, or grace_s
+        after a signal."""
+        if not self.stop.is_set():
+            self.is_replaced = True
+            self.stop.set()
 
 
-async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable[[Client], None]) -> None:
+class Owner:
+    """What `serve` tells whoever runs it, and what that one may ask meanwhile: overridden by the launcher and by its child."""
+
+    def began(self, access: Access, listeners: Listeners, key_limits: CurrentLimits) -> None:
+        """Requests can come. These may be changed from now on, in the event loop."""
+
+    def ready(self, client: Client) -> None:
+        """Requests can come, and the engine is connected."""
+
+    def served(self) -> None:
+        """The first request has been answered."""
+
+    def draining(self) -> None:
+        """No connection is accepted from now on."""
+
+
+async def serve(config: FrontendConfig, signals: StopSignals, owner: Owner) -> None:
     """Connect to the engine, answer requests until signals.stop, then drain. Raises FrontendError if it cannot start."""
-    _raise_file_limit()
+    signals.grace_s = config.shutdown_grace_s
+    max_fds = _raise_file_limit()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     client = client_of(config.engine_addresses, frontend_keys(config), config.router)
     if not await _connect(client, config, signals):
         return
-    storage = Storage(config.files_dir, config.max_files_mib << 20, key_bounds=config.key_limits.files)
-    services = _services(config, client, storage)
+    key_limits = CurrentLimits(config.key_limits)
+    storage = Storage(config.files_dir, config.max_files_mib << 20, key_bounds=key_limits.files)
+    services = _services(config, client, storage, key_limits)
     access_log = AccessLog(config.access_log_without) if config.access_log else None
-    app = App(
-        services,
-        api_keys=config.api_keys,
-        metrics_open=config.metrics_open,
-        cors=Cors(config.allowed_origins, config.allowed_methods, config.allowed_headers, config.allow_credentials),
-        access_log=access_log,
-        request_ids=config.request_ids,
-        root_path=config.root_path,
-        has_docs=config.has_docs,
-    )
+    app, access = _application(config, services, access_log, owner)
     traced = TracedApp(app, services, config.otlp_traces_endpoint) if config.otlp_traces_endpoint else None
-    server = ServerState(traced or app, config.limits)
-    listener = Listener(socket.socket(fileno=config.listen_fd), server, config.tls)
-    await listener.open(config.accepted_fds)
+    limits = connections_within(config.limits, max_fds, len(os.listdir("/proc/self/fd")))
+    server = ServerState(traced or app, limits)
+    listeners = Listeners(socket.socket(fileno=config.listen_fd), server, config.tls)
+    await listeners.open()
     sweeper = asyncio.create_task(_sweep(server, client))
     lag = asyncio.create_task(watch_lag(services.metrics.histograms["frontend_lag_seconds"]))
     loggers = [asyncio.create_task(each) for each in log_engine_changes(client)] if config.logs_engine_changes else []
     batches = asyncio.create_task(BatchRunner(app, storage, client).run_forever())
     try:
-        on_ready(client)
+        owner.began(access, listeners, key_limits)
+        owner.ready(client)
         await signals.stop.wait()
         services.state.draining = True
-        await _let_notice(signals, config.drain_delay_s)
-        listener.close()
+        grace_s = math.inf if signals.is_replaced else config.shutdown_grace_s
+        if not signals.is_replaced:
+            await _let_notice(signals, config.drain_delay_s)
+        owner.draining()
+        listeners.close()
         batches.cancel()  # lines not answered yet are left to the next server
-        await _shut_down(server, services, config.shutdown_grace_s, signals)
+        await _shut_down(server, services, grace_s, signals)
     finally:
         batches.cancel()
         await asyncio.wait((batches,))
@@ -160,7 +198,7 @@ async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable
         lag.cancel()
         for logger in loggers:
             logger.cancel()
-        listener.close()
+        listeners.close()
         await end_all(services)
         await storage.close()
         await client.close()
@@ -170,7 +208,28 @@ async def serve(config: FrontendConfig, signals: StopSignals, on_ready: Callable
             await traced.close()
 
 
-def _services(config: FrontendConfig, client: Client, storage: Storage) -> Services:
+def _application(config: FrontendConfig, services: Services, access_log: AccessLog | None, owner: Owner) -> tuple[App, Access]:
+    access = access_of(
+        api_keys=config.api_keys,
+        admin_keys=config.admin_api_keys,
+        key_limits=config.key_limits,
+        metrics_open=config.metrics_open,
+        allowed_hosts=config.allowed_hosts,
+    )
+    app = App(
+        services,
+        access=access,
+        cors=Cors(config.allowed_origins, config.allowed_methods, config.allowed_headers, config.allow_credentials),
+        access_log=access_log,
+        request_ids=config.request_ids,
+        root_path=config.root_path,
+        has_docs=config.has_docs,
+        on_served=owner.served,
+    )
+    return app, access
+
+
+def _services(config: FrontendConfig, client: Client, storage: Storage, key_limits: CurrentLimits) -> Services:
     return Services.make(
         client,
         _metrics(config),
@@ -180,7 +239,7 @@ def _services(config: FrontendConfig, client: Client, storage: Storage) -> Servi
         trust_request_chat_template=config.trust_request_chat_template,
         max_response_bytes=config.max_response_mib << 20,
         storage=storage,
-        key_limits=config.key_limits,
+        key_limits=key_limits,
         request_timeout_s=config.request_timeout_s,
     )
 
@@ -222,7 +281,7 @@ async def _let_notice(signals: StopSignals, seconds: float) -> None:
 
 async def _shut_down(server: ServerState, services: Services, grace_s: float, signals: StopSignals) -> None:
     if server.connections:
-        log.info("stopping: up to %.0f s for open connections to end: %d", grace_s, len(server.connections))
+        log.info("stopping: %s for open connections to end: %d", _limit(grace_s), len(server.connections))
     drain = asyncio.gather(server.shut_down(grace_s), let_end(services, grace_s))
     forced = asyncio.create_task(signals.now.wait())
     await asyncio.wait((drain, forced), return_when=asyncio.FIRST_COMPLETED)
@@ -231,6 +290,10 @@ async def _shut_down(server: ServerState, services: Services, grace_s: float, si
     for connection in list(server.connections):
         connection.abort()
     await asyncio.sleep(0)  # their handlers are cancelled and abort their requests
+
+
+def _limit(seconds: float) -> str:
+    return "as long as it takes" if math.isinf(seconds) else f"up to {seconds:.0f} s"
 
 
 def frontend_keys(config: FrontendConfig) -> list[FrontendKeys | None]:
@@ -259,8 +322,26 @@ def _metrics(config: FrontendConfig) -> Metrics:
     return Metrics(mmap.mmap(config.metrics_fd, 0), config.index)
 
 
-def _raise_file_limit() -> None:
-    """Each connection needs a file descriptor; the usual soft limit of 1024 is too low."""
+def _raise_file_limit() -> int:
+    """Each connection needs a file descriptor; the usual soft limit of 1024 is too low. Returns the limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
+
+
+def connections_within(limits: Limits, max_fds: int, open_fds: int) -> Limits:
+    """The limits with as many connections as there are descriptors for. Without one, the kernel would reset connections, and
+    requests that open a file would fail."""
+    room = max_fds - open_fds - min(OWN_FDS, max_fds // 4)
+    most = max(1, room - limits.num_reserved)
+    if most >= limits.max_connections:
+        return limits
+    log.warning(
+        "--max-connections is %d here, not %d: this process may open %d files (ulimit -n)",
+        most,
+        limits.max_connections,
+        max_fds,
+    )
+    return msgspec.structs.replace(limits, max_connections=most)

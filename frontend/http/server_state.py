@@ -5,6 +5,7 @@ which costs less than a timer for each request and lets a test move the clock by
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from email.utils import formatdate
@@ -20,6 +21,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of one frontend process; times in seconds. Raises ValueError for one that is not positive."""
 
     max_connections: int = 8192
+    num_reserved: int = 64  # more connections, for open routes alone, while all others have requests
     max_head_bytes: int = 32 << 10
     max_target_bytes: int = 8 << 10
     max_headers: int = 100
@@ -53,6 +55,7 @@ class Peer(Protocol):
     @property
     def held_bytes(self) -> int: ...
     def check_deadlines(self, now: float) -> None: ...
+    def make_room(self) -> None: ...
     def close_if_idle(self) -> None: ...
     def cancel(self) -> None: ...
     def abort(self) -> None: ...
@@ -66,6 +69,7 @@ class ServerState:
         self.limits = limits or Limits()
         self.clock = clock
         self.connections: set[Peer] = set()
+        self._resting: dict[Peer, None] = {}  # without a request, or with half a head: the one that has rested longest first
         self.held_bytes = 0
         self.closing = False
         self.date = date_header()
@@ -96,13 +100,43 @@ class ServerState:
         assert self._all_closed is not None
         if self.connections:
             try:
-                async with asyncio.timeout(seconds):
+                async with asyncio.timeout(None if math.isinf(seconds) else seconds):
                     await self._all_closed.wait()
             except TimeoutError:
                 return False
         return True
 
+    # ------------------------------------------------------------------------------------------ how many there may be
+    def add(self, connection: "Peer") -> bool:
+        """A new connection. If there are too many, the one that has rested longest is closed for it. Returns whether there is
+        room: without any, not even among those that are reserved for open routes, the new one cannot be served."""
+        most = self.limits.max_connections + (self.limits.num_reserved if self.is_full else 0)
+        self.connections.add(connection)
+        if len(self.connections) > most and self._resting:
+            rested_longest = next(iter(self._resting))
+            self._resting.pop(rested_longest)
+            self.connections.discard(rested_longest)
+            rested_longest.make_room()
+        self._resting[connection] = None
+        return len(self.connections) <= most
+
+    def rests(self, connection: "Peer") -> None:
+        """It has no request now, and has been answered."""
+        if connection in self.connections:
+            self._resting[connection] = None
+
+    def works(self, connection: "Peer") -> bool:
+        """It has sent the head of a request. Returns whether it is among those that may use all routes."""
+        self._resting.pop(connection, None)
+        return len(self.connections) - len(self._resting) <= self.limits.max_connections
+
+    @property
+    def is_full(self) -> bool:
+        """Whether only open routes can be used by one more connection with a request."""
+        return len(self.connections) - len(self._resting) >= self.limits.max_connections
+
     def forget(self, connection: "Peer") -> None:
+        self._resting.pop(connection, None)
         self.connections.discard(connection)
         if self._all_closed is not None and not self.connections:
             self._all_closed.set()
@@ -111,6 +145,7 @@ class ServerState:
         """Assert that held_bytes is the sum over the connections."""
         held = sum(connection.held_bytes for connection in self.connections)
         assert held == self.held_bytes >= 0, (held, self.held_bytes)
+        assert self._resting.keys() <= self.connections
 
 
 def date_header() -> bytes:

@@ -4,11 +4,14 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from quire.frontend.client.async_client import AsyncClient
+from quire.frontend.client.resend import HOLD_S
+from quire.frontend.client.stream import RequestState
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.links.curve import FrontendKeys
 from quire.ipc.links.frontend_to_core import SHUTTING_DOWN
 from quire.ipc.messages.frontend import (
     Abort,
+    AddRequest,
     CoreMessage,
     Finish,
     FrontendMessage,
@@ -29,6 +32,14 @@ class Owner(Protocol):
     @property
     def engines(self) -> Sequence[AsyncClient]: ...
 
+    @property
+    def is_connected(self) -> bool: ...
+
+    @property
+    def welcome(self) -> Welcome: ...
+
+    def hold(self) -> None: ...
+
     def connected(self, number: int) -> None:
         """An engine has connected or reconnected, with an empty cache, and perhaps with another model."""
 
@@ -36,12 +47,15 @@ class Owner(Protocol):
         """An engine was told to stop, and is about to be lost: it will not run requests that it has not begun."""
 
     def lost(self, number: int) -> None:
-        """An engine is lost; its requests have failed already."""
+        """An engine is lost, with all of its requests: those that may go on (`Replica.send_lost`) have no engine now."""
 
     def add_up(self, number: int, heartbeat: Heartbeat) -> None: ...
 
     def send_elsewhere(self, number: int, request_id: int) -> bool:
         """An engine has refused a request as it is FULL. Returns whether another engine has it now."""
+
+    def send_again(self, state: RequestState, request: AddRequest) -> None:
+        """Send a request whose engine was lost to the best engine now. Raises ClientError if none takes it."""
 
     def computed(self, request_id: int) -> None:
         """The request's first token has arrived."""
@@ -56,8 +70,8 @@ class Owner(Protocol):
 class Replica(AsyncClient):
     """The client of one of several engines. It reports the progress of requests to its owner."""
 
-    def __init__(self, address: str, keys: FrontendKeys | None, number: int, owner: Owner) -> None:
-        super().__init__(address, keys)
+    def __init__(self, address: str, keys: FrontendKeys | None, number: int, owner: Owner, hold_s: float = HOLD_S) -> None:
+        super().__init__(address, keys, hold_s)
         self.number = number
         self._owner = owner
 
@@ -96,12 +110,24 @@ class Replica(AsyncClient):
         return super()._read_tokenizer(digests) if other is None else other.tokenizer
 
     def _on_connected(self, welcome: Welcome) -> None:
-        super()._on_connected(welcome)
         if self._link is not None:
+            self._take_welcome(welcome)
             self._owner.connected(self.number)
 
     def _on_lost(self, reason: str) -> None:
         if reason == SHUTTING_DOWN:
             self._owner.stopped(self.number)
         super()._on_lost(reason)
+
+    def _after_loss(self) -> None:
         self._owner.lost(self.number)
+        self.send_lost()
+
+    def send_lost(self) -> None:
+        """Send the requests that were lost with this engine to any of the engines."""
+        if self._lost and self._owner.is_connected:
+            self._owner.hold()
+            self._lost.send(self._owner.welcome, self._send_again)
+
+    def _send_again(self, state: RequestState, request: AddRequest) -> None:
+        self._owner.send_again(state, request)

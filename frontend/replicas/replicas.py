@@ -1,9 +1,9 @@
 """Replicas: several engines that serve one model, used as one: a Client on top of AsyncClients, with a Router between.
 
 A request goes to one engine with all of its sequences, and so do all steps of a beam search. A request that an overloaded
-engine refuses goes to the next, until all have refused. When an engine is lost, only the requests that ran there fail; it gets
-none until its AsyncClient has reconnected. Requests that ran are not repeated elsewhere, as one may have crashed the engine;
-requests that a stopping engine has not begun are. One engine needs none of this: `client_of` makes the client for any number.
+engine refuses goes to the next, until all have refused. When an engine is lost, the requests that ran there go on at others
+(frontend/client/resend.py); it gets none until its AsyncClient has reconnected. One engine needs none of this: `client_of`
+makes the client for any number.
 """
 
 import asyncio
@@ -19,14 +19,15 @@ import numpy as np
 
 from quire.frontend.client.async_client import AsyncClient
 from quire.frontend.client.client import Client
-from quire.frontend.client.stream import ClientError, EngineDown, Overloaded
+from quire.frontend.client.resend import HOLD_S
+from quire.frontend.client.stream import ClientError, EngineDown, Overloaded, RequestState
 from quire.frontend.client.terms import Terms, share_of
 from quire.frontend.client.utility_calls import A
 from quire.frontend.replicas.replica import Replica
 from quire.frontend.replicas.replica_answers import different_models, holds_for_all, together
 from quire.frontend.replicas.router import Choice, Policy, Router
 from quire.ipc.links.curve import FrontendKeys
-from quire.ipc.messages.frontend import Generate, Heartbeat, TokenInputs
+from quire.ipc.messages.frontend import AddRequest, Heartbeat
 from quire.ipc.messages.utilities import UtilityAnswer, UtilityCall
 
 log = logging.getLogger("quire.replicas")
@@ -41,26 +42,25 @@ DEFAULT_BLOCK_SIZE, DEFAULT_NUM_BLOCKS = 64, 16_384  # for an engine that does n
 
 
 def client_of(
-    addresses: Sequence[str], keys: Sequence[FrontendKeys | None] = (None,), policy: Policy = "cache-aware"
+    addresses: Sequence[str],
+    keys: Sequence[FrontendKeys | None] = (None,),
+    policy: Policy = "cache-aware",
+    hold_s: float = HOLD_S,
 ) -> Client:
-    """A client of these engines. keys: one per engine, or one for all."""
+    """A client of these engines. keys: one per engine, or one for all. hold_s: as of AsyncClient."""
     keys = list(keys) if len(keys) == len(addresses) else [keys[0]] * len(addresses)
     if len(addresses) == 1:
-        return AsyncClient(addresses[0], keys[0])
-    return Replicas(addresses, keys, policy)
+        return AsyncClient(addresses[0], keys[0], hold_s)
+    return Replicas(addresses, keys, policy, hold_s)
 
 
 @dataclass(slots=True)
 class Sent:
-    """A running request. `inputs` and `choice` are kept until its first token, as it may be refused and sent elsewhere."""
+    """A running request. choice: None once it has begun; until then it may be refused and sent elsewhere."""
 
     engine: int
     choice: Choice | None
-    inputs: TokenInputs | None
-    task: Generate
-    priority: int
-    cache_salt: str
-    arrival: float
+    request: AddRequest
     terms: Terms
     refused: set[int] = field(default_factory=set)
 
@@ -72,9 +72,15 @@ def _version(engine: AsyncClient) -> str:
 class Replicas(Client):
     """Several engines of one model."""
 
-    def __init__(self, addresses: Sequence[str], keys: Sequence[FrontendKeys | None], policy: Policy = "cache-aware") -> None:
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        keys: Sequence[FrontendKeys | None],
+        policy: Policy = "cache-aware",
+        hold_s: float = HOLD_S,
+    ) -> None:
         super().__init__(", ".join(addresses))
-        self._replicas = [Replica(a, k, i, self) for i, (a, k) in enumerate(zip(addresses, keys, strict=True))]
+        self._replicas = [Replica(a, k, i, self, hold_s) for i, (a, k) in enumerate(zip(addresses, keys, strict=True))]
         self.mismatched: dict[int, str] = {}  # engines that serve another model than the others, and why they get no requests
         self._policy = policy
         self._router: Router | None = None  # made when the engines' cache sizes are known
@@ -173,6 +179,8 @@ class Replicas(Client):
             self._router = self._new_router()
         self._router.set_capacity(number, engine.welcome.cache.num_gpu_blocks if engine.welcome.cache else DEFAULT_NUM_BLOCKS)
         self._looked = 0.0
+        for each in self._replicas:
+            each.send_lost()
 
     def _new_router(self) -> Router:
         caches = [e.welcome.cache for e in self._replicas if e._welcome is not None and e.welcome.cache is not None]
@@ -184,7 +192,7 @@ class Replicas(Client):
     def stopped(self, number: int) -> None:
         for request_id, sent in list(self._sent.items()):
             # prompt_logprobs arrive before the first token, and would arrive twice
-            if sent.engine == number and sent.inputs is not None and sent.task.params.prompt_logprobs is None:
+            if sent.engine == number and sent.choice is not None and sent.request.task.params.prompt_logprobs is None:
                 self.send_elsewhere(number, request_id)
 
     def lost(self, number: int) -> None:
@@ -240,29 +248,27 @@ class Replicas(Client):
         if self._router is None:
             raise EngineDown("there is no connection to an engine")
 
-    def _send_to_one(
-        self, request_id: int, inputs: TokenInputs, task: Generate, priority: int, cache_salt: str, arrival: float, terms: Terms
-    ) -> Replica:
+    def _send_to_one(self, request: AddRequest, terms: Terms) -> Replica:
         if terms.tenant is not None:
             terms = msgspec.structs.replace(terms, tenant=share_of(terms.tenant, len(self._replicas)))
-        return self._send(request_id, Sent(-1, None, inputs, task, priority, cache_salt, arrival, terms))
+        return self._send(Sent(-1, None, request, terms))
 
-    def _send(self, request_id: int, sent: Sent) -> Replica:
+    def _send(self, sent: Sent) -> Replica:
         """Send to the best engine that has not refused. Raises Overloaded or EngineDown if there is none; InvalidRequest."""
-        router, params, candidates = self._router, sent.task.params, sent.task.candidates
+        request_id, task, salt = sent.request.id, sent.request.task, sent.request.cache_salt.encode(errors="replace")
+        router, params, candidates = self._router, task.params, task.candidates
         is_refused = bool(sent.refused)
-        assert router is not None and sent.inputs is not None
-        ids = np.frombuffer(sent.inputs.token_ids, np.int32)
+        assert router is not None
+        ids = np.frombuffer(sent.request.inputs.token_ids, np.int32)
         self._look(router)
         only = self._searches.get(candidates.search) if candidates is not None else None
         may_hit = params.prompt_logprobs is None and not params.skip_reading_prefix_cache  # as in the core's intake
-        salt = sent.cache_salt.encode(errors="replace")
         while choice := router.send(ids, salt, num_rows=params.n, may_hit=may_hit, refused=sent.refused, only=only):
             sent.engine, sent.choice = choice.engine, choice
             self._sent[request_id] = sent  # before sending, which may find that the engine is lost
             engine = self._replicas[choice.engine]
             try:
-                engine.send(request_id, sent.inputs, sent.task, sent.priority, sent.cache_salt, sent.arrival, sent.terms)
+                engine.send(sent.request, sent.terms)
             except (Overloaded, EngineDown) as error:
                 is_refused |= isinstance(error, Overloaded)
                 sent.refused.add(choice.engine)
@@ -287,23 +293,30 @@ class Replicas(Client):
     def send_elsewhere(self, number: int, request_id: int) -> bool:
         engine = self._replicas[number]
         sent = self._sent.get(request_id)
-        if sent is None or sent.inputs is None or (state := engine._dispatcher.release(request_id)) is None:
+        if sent is None or sent.choice is None or (state := engine._dispatcher.release(request_id)) is None:
             return False
         self.refused(request_id)
         sent.refused.add(number)
         try:
-            other = self._send(request_id, sent)
+            other = self._send(sent)
         except ClientError:
             engine._dispatcher.add(state)  # it will report the refusal
             return False
         other._dispatcher.add(state)
         return True
 
+    def send_again(self, state: RequestState, request: AddRequest) -> None:
+        if self._router is None:
+            raise EngineDown("there is no connection to an engine")
+        self._send_to_one(request, state.terms)._dispatcher.add(state)
+        if state.seed is not None:
+            self.computed(state.id)  # no engine will tell: its first token has come from another
+
     def computed(self, request_id: int) -> None:
         sent = self._sent.get(request_id)
         if sent is not None and sent.choice is not None and self._router is not None:
             self._router.computed(sent.engine, sent.choice.num_uncached)
-            sent.choice = sent.inputs = None
+            sent.choice = None
 
     def refused(self, request_id: int) -> None:
         sent = self._sent.get(request_id)
@@ -311,18 +324,20 @@ class Replicas(Client):
             self.ended(request_id)
         elif self._router is not None:
             del self._sent[request_id]
-            self._router.refused(sent.choice, sent.task.params.n)
+            self._router.refused(sent.choice, sent.request.task.params.n)
 
     def ended(self, request_id: int) -> None:
         self.computed(request_id)
         sent = self._sent.pop(request_id, None)
         if sent is not None and self._router is not None:
-            self._router.ended(sent.engine, sent.task.params.n)
+            self._router.ended(sent.engine, sent.request.task.params.n)
 
     def _cancel(self, request_id: int) -> None:
-        sent = self._sent.get(request_id)
-        if sent is not None:
-            self._replicas[sent.engine]._dispatcher.cancel(request_id)
+        if (sent := self._sent.get(request_id)) is not None:
+            return self._replicas[sent.engine]._cancel(request_id)
+        for engine in self._replicas:
+            engine._lost.abort(request_id)
+        return None
 
     def expire(self, now: float) -> None:
         for engine in self._replicas:

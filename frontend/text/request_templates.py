@@ -1,17 +1,19 @@
-"""Render the chat templates that requests bring, in a separate process, for they may take long, use much memory, or crash it.
+"""Render chat templates in separate processes, for they may take long, use much memory, or crash it: requests' and models'.
 
 jinja's sandbox restricts what a template can access, and bounds nothing: not loops, not `**`, not a comparison of lists that
 contain the same list twice, and so on down (945 bytes of template take 4 s in C, in which no other thread runs). A trace
 function that looks at the clock can end Python code only, and jinja may catch its exception. So a child process with little
-memory renders, and is killed when it takes too long. That costs a short request 0.03 ms, and 0.2 s for the first one and for
-one after a kill. Templates are rendered one after the other, those of different API keys in turn.
+memory renders, and is killed when it takes too long. That costs a short request 0.1 ms, and 0.2 s for the first one and for one
+after a kill. Templates that requests bring are rendered one after the other, those of different API keys in turn. The model
+has its own template rendered within the same limits, in another process.
 
-`render_apart` is the server's side, `main` the child's.
+`render_apart` and `render_own` are the server's side, `main` the child's.
 """
 
 import asyncio
 import atexit
 import socket
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -24,7 +26,7 @@ from quire.ipc.process.fair_executor import FairExecutor
 from quire.ipc.process.framing import data_bytes, limit_this_process, receive, send
 
 MODULE = "quire.frontend.text.request_templates"
-TIMEOUT_S = 2.0  # to read a template, compile it and render a conversation; others wait for it
+TIMEOUT_S = 2.0  # CPU time to read a template, compile it and render a conversation; others wait for it
 MAX_BYTES = 512 << 20
 MAX_KEPT_BYTES = MAX_BYTES // 4  # a child that keeps more, in compiled templates, is replaced before the next one
 _READY = b"ready"
@@ -70,11 +72,11 @@ class TemplateProcess:
         self._child = AskedChild(MODULE)
 
     def render(self, wanted: ToRender, timeout_s: float) -> str:
-        """The prompt text. Raises ChatTemplateError; OSError if no process can be started."""
+        """The prompt text. Raises ChatTemplateError; OSError if no process can be started, or two were lost."""
         try:
             request = _encode(wanted)
         except (TypeError, ValueError, RecursionError) as error:
-            raise ChatTemplateError("a chat template of your own and its conversation must be plain JSON data") from error
+            raise ChatTemplateError("a chat template and its conversation must be plain JSON data") from error
         if not self._child.is_there and self._child.start(self._config) != _READY:
             raise OSError("the process that renders chat templates did not start")
         answer = self._child.ask(request, timeout_s)
@@ -97,15 +99,26 @@ class TemplateProcess:
         self._child.close()
 
 
-_process = TemplateProcess()
+_process, _own_process = TemplateProcess(), TemplateProcess()
 _thread = ThreadPoolExecutor(1, "quire-templates")  # waits for the process, without the interpreter's lock
-_turns = FairExecutor(_thread, 1)
-atexit.register(_process.close)  # the thread has ended by then
+_own_thread = ThreadPoolExecutor(1, "quire-template")
+_turns, _own_turns = FairExecutor(_thread, 1), FairExecutor(_own_thread, 1)
+atexit.register(_process.close)  # the threads have ended by then
+atexit.register(_own_process.close)
 
 
 async def render_apart(wanted: ToRender, owner: str = "") -> str:
     """The prompt text, when it is the turn of the owner of the request's key. Raises ChatTemplateError."""
     work = _turns.submit(lambda: _process.render(wanted, TIMEOUT_S), owner, len(wanted.source))
+    return await asyncio.wrap_future(work)
+
+
+Render = Callable[[ToRender, str], Awaitable[str]]  # and the owner of the request's key
+
+
+async def render_own(wanted: ToRender, owner: str = "") -> str:
+    """The same for the model's own template, in a process that no request's template delays."""
+    work = _own_turns.submit(lambda: _own_process.render(wanted, TIMEOUT_S), owner, len(wanted.source))
     return await asyncio.wrap_future(work)
 
 
@@ -122,7 +135,7 @@ def main() -> None:
 
 def _answer(wanted: ToRender, most_bytes: int) -> bytes:
     try:
-        return _encode(Rendered(_render(wanted), is_last=data_bytes() > most_bytes))
+        return _encode(Rendered(render_here(wanted), is_last=data_bytes() > most_bytes))
     except ChatTemplateError as error:
         text = str(error)
     except UnicodeEncodeError:
@@ -132,7 +145,8 @@ def _answer(wanted: ToRender, most_bytes: int) -> bytes:
     return _encode(Rendered("", text.encode(errors="replace").decode(), data_bytes() > most_bytes))
 
 
-def _render(wanted: ToRender) -> str:
+def render_here(wanted: ToRender) -> str:
+    """The prompt text, without any limits. Raises ChatTemplateError."""
     return ChatTemplate(wanted.source, wanted.special_tokens, wanted.content_format).render(
         wanted.messages,
         tools=wanted.tools,

@@ -34,11 +34,10 @@ _OF_TENSORS = ("return_tensors", "return_dict", "return_assistant_tokens_mask", 
 
 
 class ChatPrompt(NamedTuple):
-    """A conversation as a prompt. template: its chat template's source. token_ids: None if the text is not tokenized yet."""
+    """A conversation as a prompt. template: its chat template's source."""
 
     text: str
     template: str
-    token_ids: list[int] | None = None
 
 
 class Tokenizer:
@@ -180,6 +179,10 @@ class Tokenizer:
             raise ChatTemplateError(f"choose a chat template by name; the model has {', '.join(sorted(self.templates))}")
         raise ChatTemplateError("the model has no chat template; give one with the request or at launch, or use completions")
 
+    def template(self, override: str | None, with_tools: bool) -> tuple[str, str | None]:
+        """(`template_source`, `content_format`), for a rendering in another process. Raises ChatTemplateError."""
+        return self.template_source(override, with_tools), self.content_format()
+
     def content_format(self, wanted: str = "auto") -> str | None:
         """The content format of a ChatTemplate. auto: the operator's choice; None if there is none."""
         return self._content_format if wanted == "auto" else wanted
@@ -207,16 +210,6 @@ class Tokenizer:
             continue_final_message=continue_final_message,
             variables=chat_template_kwargs or {},
         )
-
-    def chat_prompt(
-        self, messages: list[Message], *, add_special_tokens: bool = False, encodes: bool = True, **options: Any
-    ) -> ChatPrompt:
-        """A conversation as a prompt, by the model's own template. It has token ids if `encodes` is set and the text is short.
-
-        options: as for `render_chat`. Raises ChatTemplateError.
-        """
-        source, text = self.template_source(None, bool(options.get("tools"))), self.render_chat(messages, **options)
-        return ChatPrompt(text, source, self.encode(text, add_special_tokens) if encodes and len(text) <= LONG_TEXT else None)
 
     def apply_chat_template(
         self,

@@ -63,11 +63,22 @@ class Candidates(Message, frozen=True):
     search: int
 
 
+class Resume(Message, frozen=True):
+    """The request ran on an engine that was lost. Its children go on after the outputs that have come from there.
+
+    No token, and no logprobs of the prompt, are sent again for a child that has outputs.
+    """
+
+    outputs: list[bytes | None]  # by child: its output so far, int32; None: the child has ended
+    seed: int | None = None  # as in Started; None if that has not come: then the engine draws another
+
+
 class Generate(Message, tag="generate", frozen=True):
     """Sample n continuations. They are numbered 0 to n - 1; all answers name their key (id, child)."""
 
     params: SamplingParams  # max_tokens None: to the end of the context
     candidates: Candidates | None = None
+    resume: Resume | None = None
 
 
 RequestInputs = TokenInputs  # tagged unions of one member, for now
@@ -165,6 +176,7 @@ class Welcome(Message, tag="welcome", frozen=True):
     cache: CacheInfo | None = None  # for /metrics
     model_digest: str = ""  # equal for engines with the same model
     numerics: Numerics = Numerics()  # equal for engines with equal answers
+    replay: bool = False  # requests outlive their processes: when this core is lost, frontends send theirs again
 
 
 class File(Message, tag="file", frozen=True):
@@ -214,6 +226,7 @@ class Started(Message, frozen=True):
     key: int
     num_cached_tokens: int  # prompt tokens found in the prefix cache
     queue_s: float  # seconds from arrival to its first step
+    seed: int = 0  # of the request's first child, whether it came with the request or was drawn
 
 
 class StepOutputs(Message, tag="outputs", frozen=True):
@@ -262,6 +275,8 @@ class Heartbeat(Message, tag="heartbeat", frozen=True):
     worker_restarts: int
     ready: bool  # False while the workers (re)start
     stats: EngineStats | None = None  # None until the loop makes steps
+    replays: int = 0  # requests that ran again after their workers or their engine had died; a total, too
+    replays_given_up: int = 0  # requests that ended because they ran at two deaths without a token between
 
 
 class UtilityResult(Message, tag="utility_result", frozen=True):

@@ -43,6 +43,7 @@ ConfigT = TypeVar("ConfigT", bound=msgspec.Struct)
 _control: list[socket.socket] = []  # a child's end of its control socket
 _own_fds: dict[int, int] = {}  # in a child: its parent's numbers -> its own
 _heartbeat_fd: list[int] = []  # in a child: its counter of heartbeats
+_on_message: list[Callable[[dict[str, str], list[int]], None]] = []  # in a child: what takes its parent's messages
 
 
 class Child:
@@ -97,6 +98,15 @@ class Child:
             return None if body is None else msgspec.json.decode(body, type=dict[str, str])
         except (OSError, ValueError):
             return None  # it is ending, which poll() and fileno() report
+
+    def control_fileno(self) -> int:
+        """Readable once the child has sent a message, or has closed its end."""
+        return self._control.fileno()
+
+    def tell(self, message: dict[str, str], fds: Sequence[int] = ()) -> None:
+        """Send the child a message, perhaps with descriptors; it arrives at the handler of `on_parent_message`."""
+        with suppress(OSError):  # it has ended, which poll() and fileno() report
+            _send_message(self._control, msgspec.json.encode(message), fds)
 
     def heartbeats(self) -> int:
         """How often the child has called `heartbeat` since the last call of this method."""
@@ -283,6 +293,12 @@ def tell_parent(message: dict[str, str]) -> None:
         _send_message(_control[0], msgspec.json.encode(message))
 
 
+def on_parent_message(handler: Callable[[dict[str, str], list[int]], None]) -> None:
+    """Let this handler take what the parent sends by `Child.tell`, with descriptors, which it owns. It runs in a thread of its
+    own. Messages that came before are dropped."""
+    _on_message[:] = [handler]
+
+
 def heartbeat() -> None:
     """Show the parent that this child's loop is alive: it may count by `Child.heartbeats`."""
     with suppress(BlockingIOError):  # 2^64 heartbeats without a read
@@ -298,9 +314,23 @@ def die_with_parent(parent_pid: int, death_signal: signal.Signals) -> None:
         os._exit(_ORPHAN_EXIT_CODE)
 
 
+def _take_message(control: socket.socket) -> bool:
+    """Pass the parent's next message on; returns False at the end."""
+    header, fds, _, _ = socket.recv_fds(control, 8, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+    if not header or (body := _read_message(control, header)) is None:
+        return False
+    message = msgspec.json.decode(body, type=dict[str, str])
+    if _on_message:
+        _on_message[0](message, fds)
+    else:
+        for fd in fds:
+            os.close(fd)
+    return True
+
+
 def _watch_parent(control: socket.socket, grace_s: float) -> None:
-    with suppress(ConnectionError):
-        while control.recv(4096):
+    with suppress(ConnectionError, ValueError):
+        while _take_message(control):
             pass
     handler = signal.getsignal(signal.SIGTERM)
     if handler not in (signal.SIG_DFL, None):

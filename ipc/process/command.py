@@ -44,6 +44,24 @@ def as_started(command: str) -> str:
     return " ".join([name, *words])
 
 
+RELOAD_SIGNAL = signal.SIGUSR2  # by which `quire reload` asks a server to read its files again
+
+
+def reload_signals() -> list[signal.Signals]:
+    """Signals that ask a server to read its files again: without a controlling terminal SIGHUP, too, unless it is ignored."""
+    hangup = signal.getsignal(signal.SIGHUP) != signal.SIG_IGN and not has_terminal()
+    return [RELOAD_SIGNAL, *([signal.SIGHUP] if hangup else [])]
+
+
+def has_terminal() -> bool:
+    """Whether this process has a controlling terminal, by which SIGHUP comes when it is closed."""
+    try:
+        with open("/proc/self/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[4] != b"0"
+    except (OSError, IndexError):
+        return True
+
+
 def stop_signals() -> list[signal.Signals]:
     """Signals that end a process in order: SIGTERM, SIGINT, and a closed terminal's SIGHUP, unless it is ignored (nohup)."""
     hangup = [] if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else [signal.SIGHUP]

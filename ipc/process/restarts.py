@@ -1,9 +1,10 @@
 """Restarts: decides when to start a process again after its end, and when to give up. It starts nothing and reads no clock.
 
-The pause before a start doubles each time; after a process that has lived well it is the shortest again. Restarting is given up
-after a number of starts in a row that did not become ready, or of short lives in a row: then the parent of this process starts
-everything anew, or alerts an operator. Used by `quire serve` for the engine and for its frontends (frontend/supervisor.py), and
-by the core for its workers (enginecore/worker_supervisor.py).
+A process that has served a request is started again at once. Otherwise the pause before a start doubles each time; after a
+process that has lived well it is the shortest again. Restarting is given up after a number of starts in a row that did not
+become ready, or of short lives in a row without a served request: then the parent of this process starts everything anew, or
+alerts an operator. Used by `quire serve` for the engine and for its frontends (frontend/supervisor.py), by `quire host` for its
+agent, and by the core for its workers (enginecore/worker_supervisor.py).
 """
 
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 30.0
@@ -39,13 +40,23 @@ class Restarts:
         self._pause_s = first_pause_s
         self._failed_starts = self._short_lives = 0
         self._ready_at: float | None = None
+        self._has_served = False
 
     def ready(self, now: float) -> None:
         """A start has succeeded."""
         self._ready_at, self._failed_starts = now, 0
 
+    def served(self) -> None:
+        """The process that is ready has served a request: the start was no failure, however soon it ends."""
+        self._has_served = True
+
     def ended(self, now: float) -> float | None:
         """The process has ended, ready or not; returns the seconds until the next start, or None to give up."""
+        has_served, self._has_served = self._has_served, False
+        if has_served:
+            self._short_lives, self._failed_starts, self._ready_at = 0, 0, None
+            self._pause_s = self._first_pause_s or FIRST_PAUSE_S
+            return 0.0
         if self._ready_at is None:
             self._failed_starts += 1
         elif now - self._ready_at >= self._lived_well_s:

@@ -47,6 +47,16 @@ def process_usage(pid: int, name: str) -> ProcessUsage | None:
         return None
 
 
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process and its threads since its start; 0 if it has ended."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
 def _max_fds(folder: str) -> float:
     with open(f"{folder}/limits") as file:
         soft = next(line.split()[3] for line in file if line.startswith("Max open files"))

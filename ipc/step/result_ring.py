@@ -36,6 +36,11 @@ class RowLogprobs(NamedTuple):
     top_logprobs: np.ndarray  # float32 [k, m]
 
 
+def result_depth(num_stages: int) -> int:
+    """Steps that the result ring holds: twice those in flight, and at least 8. A power of two."""
+    return max(8, 4 << (num_stages - 1).bit_length())
+
+
 class ResultRing:
     """Both ends: the core creates the ring and reads; the output rank attaches and writes. One thread each."""
 

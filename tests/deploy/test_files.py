@@ -114,7 +114,11 @@ def test_grafana_and_prometheus_find_their_files_where_compose_puts_them() -> No
 @pytest.mark.parametrize("name", UNITS)
 def test_a_unit_ends_its_launcher_only_and_starts_it_again(name: str) -> None:
     settings = unit(name)
-    assert settings["KillMode"] == ["mixed"] and settings["Restart"] == ["on-failure"] and settings["Type"] == ["exec"]
+    assert settings["KillMode"] == ["mixed"] and settings["Restart"] == ["on-failure"]
+    if "/quire serve" in settings["ExecStart"][0]:  # it says when it is ready, and that its loop turns
+        assert settings["Type"] == ["notify"] and 0 < int(settings["WatchdogSec"][0]) <= 10 and "ExecReload" in settings
+    else:
+        assert settings["Type"] == ["exec"]
     assert settings["User"] == ["quire"] and settings["NoNewPrivileges"] == ["yes"]
     assert settings["ExecStart"][0].startswith("/opt/quire/bin/")
 

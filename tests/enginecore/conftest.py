@@ -14,6 +14,14 @@ def by_hand() -> Iterator[CoreByHand]:
     by_hand.close()
 
 
+@pytest.fixture
+def without_replay() -> Iterator[CoreByHand]:
+    """A core that ends requests with the workers that ran them."""
+    by_hand = CoreByHand(replay=False)
+    yield by_hand
+    by_hand.close()
+
+
 @pytest.fixture(scope="module")
 def engine() -> Iterator[CoreWithModel]:
     made = CoreWithModel()

@@ -27,6 +27,7 @@ events = st.lists(
         st.tuples(st.just("finish"), st.integers(0, 30)),
         st.tuples(st.just("schedule"), st.none()),
         st.tuples(st.just("collect"), st.none()),
+        st.tuples(st.just("die"), st.none()),
         st.tuples(st.sampled_from(["defer", "drop_row", "release"]), st.integers(0, 30)),
     ),
     max_size=60,
@@ -85,6 +86,8 @@ def test_any_history_ends_every_request_once_with_its_own_tokens(
             h.schedule()
         elif what == "collect" and h.in_flight:
             h.collect()
+        elif what == "die":
+            h.die()
         elif what in ("defer", "drop_row") and h.in_flight:
             h.defer(arg, from_this_step_on=what == "drop_row")
         elif what == "release":

@@ -202,10 +202,10 @@ def test_a_result_that_is_no_token_is_the_workers_failure(by_hand, token):
     with pytest.raises(WorkersFailed, match="outside the vocabulary") as failed:
         core._collect()
     core._replace_workers(str(failed.value))
-    assert by_hand.answer(frontend, RequestError).code == "engine_error"
     frontend.send(add(2, max_tokens=5))
-    while not by_hand.answer(frontend, StepOutputs).finished:
-        pass
+    ended = set()
+    while len(ended) < 2:
+        ended |= {end.key >> 8 for end in by_hand.answer(frontend, StepOutputs).finished}
 
 
 def test_an_id_in_use_is_refused_and_its_owner_goes_on(by_hand):

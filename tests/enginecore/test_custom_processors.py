@@ -1,10 +1,8 @@
 """Requests for the operator's own logits processors in the core: refused, checked first, and ended if a class fails."""
 
-import logging
-
 import numpy as np
 import pytest
-from core_by_hand import CoreByHand, add
+from core_by_hand import CoreByHand, FakeWorkers, add, worker_template
 
 from quire.enginecore.grammar.without_token import PROCESSOR_FAILED
 from quire.enginecore.params_check import ParamsCheck
@@ -111,17 +109,46 @@ def test_what_is_checked_fits_a_control_record():
     assert encode_control(CheckParams(1, _that_fits(params))).nbytes < 1 << 16 and _that_fits(params).extra_args == ARGS
 
 
-def test_a_request_that_comes_while_the_workers_start_is_asked_to_come_again(caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("quire"), "propagate", True)
-    by_hand = CoreByHand()
+def test_a_request_that_comes_while_the_workers_start_is_looked_at_when_they_are_ready():
+    workers = FakeWorkers(worker_template())
+    by_hand = CoreByHand(workers, preparers=[ParamsCheck(workers)])
     try:
-        by_hand.core.preparing._preparers = (ParamsCheck(by_hand.workers),)
         use_processors(by_hand, checks_params=True)
         frontend = by_hand.frontend()
-        by_hand.workers.is_ready = False
+        workers.is_ready = False
         frontend.send(add(1, max_tokens=1, extra_args=ARGS))
-        error = by_hand.answer(frontend, RequestError)
-        assert error.code == "overloaded" and "starting" in error.message and caplog.text == ""
+        by_hand.until(lambda: by_hand.core.preparing.num_sequences == 1)
+        workers.is_ready = True
+        [ask] = workers.when_ready
+        asked = []
+        workers.send_control = lambda make, on_reply: asked.append((make(7), on_reply))
+        ask()
+        [(request, reply)] = asked
+        assert isinstance(request, CheckParams) and request.params.extra_args == ARGS
+        reply(ControlReply(0, 7, "", b""))
+        assert len(by_hand.answer(frontend, StepOutputs).tokens) == 4
     finally:
-        by_hand.workers.is_ready = True
+        by_hand.close()
+
+
+def test_workers_that_die_before_they_have_looked_at_a_request_are_asked_once_more():
+    workers = FakeWorkers(worker_template())
+    by_hand = CoreByHand(workers, preparers=[ParamsCheck(workers)])
+    try:
+        use_processors(by_hand, checks_params=True)
+        frontend = by_hand.frontend()
+        frontend.send(add(1, max_tokens=1, extra_args=ARGS))
+        while not by_hand.core.preparing.num_sequences:
+            by_hand.begin()
+        workers.kill()
+        assert by_hand.core.preparing.num_sequences == 1
+        workers.start()
+        [ask] = workers.when_ready
+        workers.when_ready = []
+        ask()
+        workers.kill()  # the request may be the cause
+        workers.start()
+        error = by_hand.answer(frontend, RequestError)
+        assert error.code == "engine_error" and not workers.when_ready
+    finally:
         by_hand.close()

@@ -120,7 +120,8 @@ def test_who_leaves_is_found_in_any_micro_batch():
 def test_after_a_loss_of_workers_all_micro_batches_send_their_rows_again():
     h = decoding(4)
     h.turn()
-    h.in_flight.clear()
-    h.scheduler.reset()
+    h.die()
     assert all(micro_batch.sent is None for micro_batch in h.scheduler._decode.micro_batches._all)
-    assert len(h.scheduler._decode) == 0 and h.scheduler.is_idle
+    assert len(h.scheduler._decode) == 0
+    h.run()
+    h.assert_right()

@@ -119,6 +119,23 @@ def test_context_length_follows_rope_scaling(folder, changes, length):
     assert model_summary(folder).max_model_len == length
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"max_position_embeddings": (1 << 24) + 1},
+        {"max_position_embeddings": 10**12},
+        {"rope_scaling": {"type": "linear", "factor": 1 << 20}},
+        {"rope_scaling": {"rope_type": "yarn", "factor": 2, "original_max_position_embeddings": 10**30}},
+    ],
+)
+def test_context_length_has_a_bound(folder, changes):
+    edit(folder / "config.json", **changes)
+    with pytest.raises(ModelFilesError, match=r"max_position_embeddings.* at most 16777216"):
+        model_summary(folder)
+    edit(folder / "config.json", max_position_embeddings=1 << 24, rope_scaling=None)
+    assert model_summary(folder).max_model_len == 1 << 24
+
+
 def test_generation_defaults_can_be_turned_off_or_come_from_elsewhere(folder, tmp_path):
     edit(folder / "generation_config.json", temperature=0.6)
     assert model_summary(folder, generation_config="vllm").eos_token_ids == [tiny_models.EOS, tiny_models.IM_END]

@@ -7,9 +7,10 @@ from quire.enginecore.core import STEPS_OF_STAGE
 from quire.enginecore.device import Gpu, unfit_for_ranks
 from quire.enginecore.group_store import GroupStore
 from quire.enginecore.silent_ranks import GRACE_S, SilentRanks
-from quire.enginecore.workers import WorkersFailed, profile_of_all, result_depth
+from quire.enginecore.workers import WorkersFailed, profile_of_all
 from quire.ipc.messages.group import StoreRequest
 from quire.ipc.messages.workers import KVGroup, WorkerProfile
+from quire.ipc.step.result_ring import result_depth
 
 
 def test_a_value_is_given_when_it_is_there():
@@ -78,13 +79,7 @@ def test_who_is_stopped_is_at_fault_at_once():
     assert verdict([0], [2]) == "worker 2 was stopped by a signal; the others waited in an exchange"
 
 
-def test_who_are_all_stopped_are_named_by_the_age_of_their_step():
-    silent = SilentRanks(10.0)
-    assert silent.stopped_in_step([0, 1], 10.0) is None and silent.stopped_in_step([], 11.0) is None
-    assert silent.stopped_in_step([0, 1], 10.5) == ("workers 0 and 1 were stopped by a signal, and a step has taken 10.5 s")
-
-
-def test_who_is_stopped_while_there_is_no_step_is_named_after_the_timeout():
+def test_who_is_stopped_while_none_waits_in_an_exchange_is_named_before_the_timeout():
     times = iter([0.0, 0.5, 1.0, 600.0, 600.5, *(601.0 + i for i in range(12))])
     silent = SilentRanks(10.0, clock=lambda: next(times))
 
@@ -93,8 +88,8 @@ def test_who_is_stopped_while_there_is_no_step_is_named_after_the_timeout():
 
     assert look(1) is None and look() is None  # it has gone on
     assert look(0, 1) is None and look(1) is None  # all stood still till then
-    assert [look(1) for _ in range(10)] == [None] * 10
-    assert look(1) == "worker 1 was stopped by a signal 11 s ago, and the workers still start"
+    assert [look(1) for _ in range(8)] == [None] * 8
+    assert look(1) == "worker 1 was stopped by a signal 9 s ago, and the workers still start"
 
 
 def test_gpus_that_cannot_share_a_model_are_named():

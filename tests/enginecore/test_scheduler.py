@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from fake_worker import FakeWorker
 from scheduler_harness import VOCAB, Harness
 
 from quire.enginecore.kv.pool import BlockPool
+from quire.ipc.step.sections import PREFILL_PROMPT_LOGPROBS
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -229,17 +229,50 @@ def test_the_first_that_waits_is_looked_at_again_only_when_something_was_given_b
     h.assert_right()
 
 
-def test_reset_ends_what_ran_and_keeps_what_waits():
+def test_what_ran_when_the_workers_died_runs_again_and_what_waited_still_waits():
     h = Harness(max_num_seqs=2)
     names = [h.add([n] * 8, max_tokens=10) for n in range(1, 5)]
-    h.turn()
-    gone = h.scheduler.reset()
-    h.scheduler.check()
-    assert [s.request_id for s in gone] == names[:2]
-    h.in_flight.clear()
-    h.worker = FakeWorker(3, 17, 4, (0,), VOCAB)
+    for _ in range(3):
+        h.turn()
+    before = [len(h.outputs[name]) for name in names[:2]]
+    assert all(before)
+    lost = h.die()
+    assert [(seq.request_id, was_in_step) for seq, was_in_step in lost] == [(names[0], True), (names[1], True)]
+    assert [len(lost[i].seq.known) - 8 for i in range(2)] == before and len(h.scheduler.waiting) == 4
+    assert h.scheduler.kv.pool.num_used == 0 == h.scheduler.counters.preemptions
+    prompt_tokens = h.scheduler.counters.prompt_tokens
     h.run()
-    assert set(h.finished) == set(names[2:])
+    assert set(h.finished) == set(names) and h.scheduler.counters.prompt_tokens == prompt_tokens + 16
+    h.assert_right()
+
+
+def test_only_what_has_a_row_in_a_step_may_have_killed_the_workers():
+    h = Harness(max_num_seqs=4, budget=2)
+    for n in range(3):
+        h.add([n], max_tokens=12)
+    while not all(h.outputs.values()):
+        h.turn(depth=1)
+    _, step = h.schedule()
+    in_step = {h.scheduler.slots.sequence(slot).request_id for slot in step.slots}
+    assert len(in_step) == 2
+    assert {(seq.request_id, was_in_step) for seq, was_in_step in h.die()} == {(n, n in in_step) for n in (1, 2, 3)}
+    h.run()
+    h.assert_right()
+
+
+def test_prompt_logprobs_that_were_sent_are_not_sent_again():
+    h = Harness(budget=6, num_blocks=60)
+    request = h.add(list(range(20)), max_tokens=4, prompt_logprobs=0)
+    h.turn(depth=1)
+    h.turn(depth=1)
+    h.schedule()  # of 18 positions 12 have come back
+    h.die()
+    sent = []
+    while request not in h.finished:
+        h.turn(depth=1)
+        rows = h.plans[-1].prefill_rows.tolist()
+        sent += [(start + 1, start + length) for _, start, length, flags, *_ in rows if flags & PREFILL_PROMPT_LOGPROBS]
+    assert sent == [(13, 18), (19, 20)]
     h.assert_right()
 
 

@@ -32,19 +32,18 @@ class Group:
     """What a supervisor asks a WorkerGroup."""
 
     def __init__(self) -> None:
+        self.template = worker_template()
         self.is_ready, self.start_s, self.start_stage = True, 7.0, "load the model"
-        self.num_starts, self.num_dumps, self.num_idle_looks, self.num_spares = 0, 0, 0, 0
+        self.num_starts, self.num_dumps, self.num_spares = 0, 0, 0
+        self.looks: list[str] = []  # for stopped workers
         self.left: list[str] = []  # killed and not gone
         self.are_stopped: list[int] = []
 
     def check_alive(self) -> None:
         pass
 
-    def check_step(self, age_s: float) -> None:
-        self.step_age_s = age_s
-
-    def check_idle(self) -> None:
-        self.num_idle_looks += 1
+    def check_stopped(self, meanwhile: str) -> None:
+        self.looks.append(meanwhile)
 
     def dying(self) -> list[str]:
         return self.left
@@ -160,23 +159,27 @@ def test_workers_that_die_of_their_first_step_are_given_up_however_long_they_wai
         watched.fail()
 
 
-def test_workers_that_die_soon_again_and_again_are_started_ever_later_and_then_given_up(watched):
+def test_workers_that_die_soon_without_a_request_are_started_ever_later_and_then_given_up(watched):
     pauses = []
-    for _ in range(MAX_SHORT_LIVES - 1):
-        watched.serve()
+    for _ in range(MAX_FAILED_STARTS - 1):
         watched.fail()
         pauses.append(watched.seconds_to_start())
-    assert [int(pause_s) for pause_s in pauses] == [0, 1, 2, 4, 8, 16, 30]
-    watched.serve()
+        watched.group.is_ready = True
+        watched.turn()
+    assert [int(pause_s) for pause_s in pauses] == [0, 1, 2]
     with pytest.raises(WorkersFailed, match="several times in a row"):
         watched.fail()
 
 
-def test_workers_that_have_served_for_long_are_replaced_at_once(watched):
+@pytest.mark.parametrize("serves", [True, False])
+def test_workers_that_have_served_or_lived_long_are_replaced_at_once(watched, serves):
     for _ in range(3 * MAX_SHORT_LIVES):
-        watched.serve()
-        for _ in range(int(LIVED_WELL_S)):
-            watched.turn(1.0)
+        if serves:
+            watched.serve()
+        else:
+            watched.group.is_ready = True
+            for _ in range(int(LIVED_WELL_S) + 1):
+                watched.turn(1.0)
         watched.fail()
         assert watched.seconds_to_start() <= 0.25
 
@@ -238,24 +241,13 @@ def test_a_step_is_overdue_after_its_time_and_the_next_one_begins_anew(watched):
     assert watched.group.num_dumps == 2
 
 
-def test_workers_without_a_step_are_looked_at_in_each_turn_of_a_loop_that_waits(watched):
-    watched.serve()
-    before = watched.group.num_idle_looks
-    for _ in range(4):
-        watched.turn(0.5)
-    for _ in range(100):
-        watched.turn(0.001)
-    watched.turn(0.5, step=1)
-    assert watched.group.num_idle_looks == before + 4
-
-
-def test_the_workers_are_told_how_old_the_oldest_step_is(watched):
-    watched.turn(step=1)
-    assert watched.group.step_age_s == 0.0
-    watched.turn(step=1)
-    assert watched.group.step_age_s == 0.5
-    watched.turn(step=2)
-    assert watched.group.step_age_s == 0.0
+def test_stopped_workers_are_looked_for_a_few_times_a_second_in_a_step_and_without_one(watched):
+    for _ in range(10):
+        watched.turn(0.1)
+    assert watched.group.looks == ["there is nothing to do"] * 3
+    for _ in range(8):
+        watched.turn(0.1, step=1)
+    assert watched.group.looks[3:] == ["a step is in flight"] * 2
 
 
 def test_a_freeze_of_the_machine_ages_neither_a_step_nor_a_start(watched):
@@ -320,7 +312,8 @@ def test_a_stop_does_not_wait_for_steps_that_nobody_waits_for(by_hand, monkeypat
     assert 0.3 * waits <= time.monotonic() - began < 30.0
 
 
-def test_a_failed_request_hears_of_it_before_its_engine_gives_up(by_hand):
+def test_a_failed_request_hears_of_it_before_its_engine_gives_up(without_replay):
+    by_hand = without_replay
     core, frontend = by_hand.core, by_hand.frontend()
     core.supervisor = WorkerSupervisor(by_hand.workers, STEP_TIMEOUT_S, Clock())
     frontend.send(add(1, max_tokens=50))
@@ -334,7 +327,9 @@ def test_a_failed_request_hears_of_it_before_its_engine_gives_up(by_hand):
     assert by_hand.answer(frontend, RequestError).code == "engine_error"
 
 
-def test_requests_of_workers_that_die_of_each_first_step_fail_one_by_one_until_the_engine_ends(by_hand, monkeypatch):
+def test_requests_of_workers_that_die_of_each_first_step_fail_one_by_one_until_the_engine_ends(without_replay, monkeypatch):
+    by_hand = without_replay
+
     def die() -> None:
         if by_hand.workers.is_ready and by_hand.workers._reader.read(0.0) is not None:
             raise WorkersFailed("worker 0 ended unexpectedly (signal SIGSEGV)")

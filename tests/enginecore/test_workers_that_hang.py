@@ -3,9 +3,11 @@
 import signal
 from types import SimpleNamespace
 
+import pytest
 from core_by_hand import worker_template
 
-from quire.enginecore.workers import WorkerGroup
+from quire.enginecore.silent_ranks import SilentRanks
+from quire.enginecore.workers import WorkerGroup, WorkersFailed
 from quire.ipc.process import children as children_module
 
 
@@ -65,3 +67,22 @@ def test_workers_that_hang_write_their_stacks_at_the_same_time(monkeypatch):
     workers.dump_stacks()
     assert waited_for_together(workers._children)
     assert all(child.signals == [signal.SIGUSR1] for child in workers._children)
+
+
+class Stopped(Unkillable):
+    """A child that a signal has stopped."""
+
+    def is_stopped(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_worker_that_is_stopped_is_found_whether_or_not_others_wait_for_it(world_size):
+    """With one rank it was found by the age of its step alone, after a minute."""
+    workers, clock = WorkerGroup(worker_template(world_size)), Clock()
+    workers._children = [Stopped(pid, clock) for pid in range(1, world_size + 1)]
+    workers._silent, workers.is_ready, looks = SilentRanks(10.0, clock=clock), True, 0
+    with pytest.raises(WorkersFailed, match=r"stopped by a signal 8.5 s ago, and a step is in flight"):
+        while looks < 25:
+            workers.check_stopped("a step is in flight")
+            looks, clock.now = looks + 1, clock.now + 0.5

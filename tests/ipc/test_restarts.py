@@ -43,3 +43,14 @@ def test_a_first_start_at_once_and_its_failures_after_pauses():
         restarts.ready(5.0)
         assert [restarts.ended(5.0) for _ in range(4)] == [0.0, 1.0, 2.0, 4.0]
     assert restarts.ended(5.0) is None
+
+
+def test_what_has_served_is_back_at_once_and_its_failures_are_forgotten():
+    restarts = Restarts()
+    for _ in range(3 * MAX_SHORT_LIVES):
+        restarts.ready(0.0)
+        restarts.served()
+        assert restarts.ended(0.1) == 0.0
+        assert [restarts.ended(0.2) for _ in range(MAX_FAILED_STARTS - 1)] == [1.0, 2.0, 4.0]  # killed while it starts
+    restarts.ready(0.0)
+    assert restarts.ended(0.1) == 8.0  # another life, which has served nothing

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 from deadlines import DEADLINE_S
-from serving import SMALL, SOON_S, Background, EventStream, Served, error_of, until
+from serving import SMALL, SOON_S, Background, EventStream, Served, ends_well, error_of, until
 
 from quire.enginecore.loading.model_files import BUNDLED
 
@@ -62,22 +62,26 @@ def test_an_engine_says_what_its_processes_do_and_goes_on(served: Served) -> Non
     assert served.pid_of(CORE) == served_pid and served.text(PROMPT, max_tokens=10) == text
 
 
-def test_a_worker_killed_fails_what_it_ran_and_is_replaced(served: Served) -> None:
+def test_a_worker_killed_is_replaced_and_what_it_ran_goes_on(served: Served) -> None:
     before, text = served.metric("worker_restarts_total"), served.text(PROMPT, max_tokens=10)
-    stream = running(served)
-    whole = Background(lambda: served.ask("POST", "/v1/completions", {"prompt": PROMPT, **LONG}))
+    whole_text = served.text(PROMPT, **LONG)
+    stream = served.stream(PROMPT, **LONG)
+    begin = stream.wait_for_text()
+    whole = Background(lambda: served.complete(PROMPT, **LONG))
     until(lambda: served.metric("num_requests_running") == 2)
     worker = served.pid_of(WORKER)
     psutil.Process(worker).kill()
-    error = error_of(stream)
-    assert (error["code"], error["type"]) == ("engine_error", "server_error") and "engine failed" in error["message"]
-    assert whole.result().status == 500 and whole.result().error == error
     until(lambda: served.health() == 503)
     until(lambda: served.health() == 200)
+    with stream:
+        assert begin + stream.text() == whole_text
+    answer = whole.result()
+    assert answer["choices"][0]["text"] == whole_text and answer["usage"]["completion_tokens"] == 1500
+    assert served.metric("num_replays_total") >= 1 and served.metric("num_replays_given_up_total") == 0
     assert served.metric("worker_restarts_total") == before + 1
     assert served.pid_of(WORKER) != worker
     assert served.text(PROMPT, max_tokens=10) == text
-    served.line("worker 0 ended unexpectedly .signal SIGKILL.; 2 sequences in flight failed")
+    served.line("worker 0 ended unexpectedly .signal SIGKILL.; [12] sequences in flight run again")
 
 
 def test_a_worker_killed_while_idle_is_replaced_and_a_request_meanwhile_waits(served: Served) -> None:
@@ -95,7 +99,7 @@ def test_a_worker_that_hangs_is_found_by_the_step_timeout_and_replaced(served: S
     worker = psutil.Process(served.pid_of(WORKER))
     worker.suspend()
     assert until(lambda: served.health() == 503) > 1.0  # not at once: a step may take its time
-    assert error_of(stream)["code"] == "engine_error"
+    assert ends_well(stream)
     until(lambda: served.health() == 200)
     assert not worker.is_running() and served.metric("worker_restarts_total") == before + 1
     assert served.text(PROMPT, max_tokens=10) == text
@@ -130,16 +134,20 @@ def test_a_core_that_hangs_shows_in_health(served: Served) -> None:
 
 def test_a_core_killed_leaves_no_worker_and_is_started_again(served: Served) -> None:
     text, epoch_line = served.text(PROMPT, max_tokens=10), served.engine_address()
-    stream = running(served)
+    whole_text = served.text(PROMPT, **LONG)
+    stream = served.stream(PROMPT, **LONG)
+    begin = stream.wait_for_text()
     core, worker = served.pid_of(CORE), psutil.Process(served.pid_of(WORKER))
     psutil.Process(core).kill()
-    assert error_of(stream)["code"] == "engine_down"
+    until(lambda: served.health() == 503)
     answer = served.ask("POST", "/v1/completions", {"prompt": PROMPT})
     assert answer.status == 503 and int(answer.headers["retry-after"]) > 0
     worker.wait(DEADLINE_S)
     until(lambda: served.health() == 200)
     assert served.pid_of(CORE) != core and served.pid_of(WORKER) != worker.pid
     assert served.engine_address(2) == epoch_line
+    with stream:
+        assert begin + stream.text() == whole_text
     assert served.text(PROMPT, max_tokens=10) == text
     served.line("the engine ended unexpectedly .signal SIGKILL.")
 
@@ -152,6 +160,18 @@ def test_a_core_killed_twice_is_started_a_third_time(served: Served) -> None:
     served.line("the engine did not start again .the engine ended while it started .signal SIGKILL.")
     until(lambda: served.health() == 200)
     assert served.text(PROMPT, max_tokens=10) == text
+
+
+def test_without_replay_requests_end_with_the_process_that_ran_them() -> None:
+    with Served(*SMALL, "--no-replay") as another:
+        stream = running(another.ready())
+        psutil.Process(another.pid_of(WORKER)).kill()
+        error = error_of(stream)
+        assert (error["code"], error["type"]) == ("engine_error", "server_error") and "engine failed" in error["message"]
+        until(lambda: another.health() == 200)
+        stream = running(another)
+        psutil.Process(another.pid_of(CORE)).kill()
+        assert error_of(stream)["code"] == "engine_down"
 
 
 def test_nothing_survives_a_killed_server() -> None:

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from serving import SMALL, SOON_S, Background, Daemon, Served, error_of, until
+from serving import SMALL, SOON_S, Background, Daemon, Served, ends_well, until
 
 pytestmark = pytest.mark.slow
 
@@ -47,10 +47,6 @@ def test_frontends_say_503_while_the_daemon_is_away_and_find_it_again(deployment
     until(lambda: first.metric("num_requests_running") == 3)
 
     daemon.kill(signal.SIGKILL)
-    for stream in cut_off:
-        assert error_of(stream)["code"] == "engine_down"
-    answer = whole.result()
-    assert (answer.status, answer.error["code"]) == (503, "engine_down") and int(answer.headers["retry-after"]) > 0
     assert daemon.wait() == -signal.SIGKILL  # and its worker is gone, too
     for frontend in (first, second):
         assert frontend.health() == 503
@@ -66,6 +62,7 @@ def test_frontends_say_503_while_the_daemon_is_away_and_find_it_again(deployment
         until(lambda frontend=frontend: frontend.health() == 200)
         assert frontend.text(PROMPT, max_tokens=10) == text
         frontend.line("the engine is back")
+    assert all(ends_well(stream) for stream in cut_off) and whole.result().status == 200  # they only had to wait
 
 
 def test_a_frontend_killed_in_mid_stream_takes_only_its_own_requests_along(deployment: Deployment) -> None:

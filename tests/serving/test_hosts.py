@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hosts import WORKER, Agent, Keys
 from inline_engine import InlineEngine
-from serving import SMALL, EventStream, Launched, Served, until
+from serving import SMALL, EventStream, Launched, Served, ends_well, until
 
 from quire.enginecore.loading.model_files import BUNDLED
 from quire.ipc.links.curve import make_keys, write_keys
@@ -55,12 +55,6 @@ def spread(keys: Keys) -> Iterator[Spread]:
         assert spread.other.end() == 0
 
 
-def error_of(stream: EventStream) -> str:
-    with stream:
-        *_, last = stream
-        return last["error"]["code"]
-
-
 def test_two_hosts_give_the_tokens_of_one_and_a_killed_rank_is_named_with_its_host(spread: Spread) -> None:
     served, other = spread.served, spread.other
     assert len(served.pids(WORKER)) == len(other.pids(WORKER)) == 1
@@ -72,7 +66,7 @@ def test_two_hosts_give_the_tokens_of_one_and_a_killed_rank_is_named_with_its_ho
     restarts, before = served.metric("worker_restarts_total"), other.worker()
     stream = spread.running()
     before.kill()
-    assert error_of(stream) == "engine_error"
+    assert ends_well(stream)
     served.line(rf"worker 1 on host {other.address} ended unexpectedly \(signal SIGKILL\); 1 sequences in flight")
     spread.assert_replaced(restarts)
     assert other.worker().pid != before.pid
@@ -83,7 +77,7 @@ def test_a_stopped_rank_of_another_host_is_named(spread: Spread) -> None:
     restarts, before = spread.served.metric("worker_restarts_total"), spread.other.worker()
     stream = spread.running()
     before.suspend()
-    assert error_of(stream) == "engine_error"
+    assert ends_well(stream)
     spread.served.line(rf"worker 1 on host {spread.other.address} was stopped by a signal; the others waited in an exchange")
     spread.assert_replaced(restarts)
     assert not before.is_running()
@@ -96,7 +90,7 @@ def test_a_stopped_rank_of_the_engines_host_is_named(spread: Spread) -> None:
     spread.served.processes()[-1]
     (worker,) = [p for p in spread.served.processes() if p.pid in spread.served.pids(WORKER)]
     worker.suspend()
-    assert error_of(stream) == "engine_error"
+    assert ends_well(stream)
     spread.served.line("worker 0 on this host was stopped by a signal; the others waited in an exchange")
     spread.assert_replaced(restarts)
 
@@ -106,7 +100,7 @@ def test_a_stopped_agent_is_a_host_that_is_gone_until_it_goes_on(spread: Spread)
     restarts, agent = spread.served.metric("worker_restarts_total"), spread.other.agent
     stream = spread.running()
     agent.suspend()
-    assert error_of(stream) == "engine_error"
+    assert ends_well(stream)
     spread.served.line(
         f"host {spread.other.address} with worker 1: nothing was heard of it for .* s: .*; 1 sequences in flight"
     )
@@ -119,7 +113,7 @@ def test_a_killed_agent_is_dead_ranks_and_the_next_one_at_its_address_serves_on(
     restarts, address = spread.served.metric("worker_restarts_total"), spread.other.address
     stream = spread.running()
     spread.other.agent.kill()
-    assert error_of(stream) == "engine_error"
+    assert ends_well(stream)
     spread.served.line(f"host {address} with worker 1: its agent, or the connection to it, is gone; 1 sequences in flight")
     assert spread.other.wait() == 1  # with its workers
     with spread.other:
@@ -226,9 +220,9 @@ def test_two_stages_on_two_hosts(keys: Keys) -> None:
             stream = served.stream(PROMPT, **LONG)
             stream.wait_for_text()
             other.worker().kill()
-            assert error_of(stream) == "engine_error"
+            assert ends_well(stream)
             served.line(
-                rf"worker 0 on host {other.address} ended unexpectedly \(signal SIGKILL\); 1 sequences in flight failed"
+                rf"worker 0 on host {other.address} ended unexpectedly \(signal SIGKILL\); 1 sequences in flight run again"
             )
             until(lambda: served.health() == 200)
             assert served.complete(ids, max_tokens=24, ignore_eos=True, return_token_ids=True)["choices"] == answer["choices"]

@@ -13,7 +13,7 @@ import pytest
 import serving
 from deadlines import DEADLINE_S
 from hosts import AGENT, WORKER
-from serving import SMALL, Served, until
+from serving import SMALL, Served, ends_well, until
 
 CLUSTER = Path(serving.__file__).with_name("ray_cluster.py")
 BY_RAY = "--distributed-executor-backend", "ray"
@@ -75,10 +75,8 @@ def test_a_stage_of_another_group_has_an_agent_which_is_started_again(cluster: d
         stream = served.stream(PROMPT, max_tokens=1500, min_tokens=1500)
         stream.wait_for_text()
         first.kill()
-        with stream:
-            *_, last = stream
-            assert last["error"]["code"] == "engine_error"
-        served.line(r"host tcp://\S+ with worker 0: its agent, or the connection to it, is gone; 1 sequences in flight failed")
+        assert ends_well(stream)
+        served.line(r"host tcp://\S+ with worker 0: its agent, or the connection to it, is gone; 1 sequences in flight")
         until(lambda: served.health() == 200 and not worker.is_running())
         assert served.text(PROMPT, max_tokens=10) == text
         second = agent_process()

@@ -11,13 +11,12 @@ import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from serving import SMALL, Background, Daemon, EventStream, Launched, Served, until
+from serving import SMALL, Background, Daemon, EventStream, Launched, Served, ends_well, until
 
 from quire.enginecore.loading.model_files import BUNDLED
 from quire.frontend.client.llm import LLM
@@ -70,29 +69,15 @@ def engine_pids(served: Served) -> list[int]:
     return [pids[0], pids[1]]
 
 
-def only_error(streams: list[EventStream]) -> dict[str, Any]:
-    """What the one stream ends with; the other ends as if nothing had happened."""
-
-    def last(stream: EventStream) -> dict[str, Any]:
-        with stream:
-            *_, event = stream
-            return event
-
-    ends = [Background(partial(last, stream)) for stream in streams]
-    [error] = [event["error"] for event in (end.result() for end in ends) if "error" in event]
-    return error
-
-
-def test_an_engine_killed_in_mid_stream_is_its_own_affair(served: Served) -> None:
+def test_the_streams_of_an_engine_that_is_killed_go_on_at_the_other(served: Served) -> None:
     text = served.text(PROMPT, max_tokens=10)
     streams, before = two_streams(served), engine_pids(served)
     os.kill(before[0], signal.SIGKILL)
-    ended = Background(partial(only_error, streams))
+    ended = Background(lambda: [ends_well(stream) for stream in streams])
     until(lambda: metric(served, "engine_up", 0) == 0)
     assert served.health() == 200 and served.text(PROMPT, max_tokens=10) == text
     assert metric(served, "engine_up", 1) == 1
-    error = ended.result()
-    assert (error["code"], error["type"]) == ("engine_down", "server_error")
+    assert ended.result() == [True, True]
     served.line(r"engine 0 ended unexpectedly \(signal SIGKILL\); the others get its requests until it is back; next start in")
     served.line("engine 0 is back")
     until(lambda: metric(served, "engine_up", 0) == 1)
@@ -115,13 +100,13 @@ def test_a_conversation_stays_where_its_turns_are_cached(served: Served) -> None
 
 
 @pytest.mark.slow
-def test_a_worker_killed_fails_its_engines_requests_only(served: Served) -> None:
+def test_a_worker_killed_delays_its_engines_requests_only(served: Served) -> None:
     streams = two_streams(served)
     core = psutil.Process(engine_pids(served)[0])
     (worker,) = [child for child in core.children() if WORKER in child.cmdline()]
     worker.kill()
-    assert only_error(streams)["code"] == "engine_error"
     assert served.health() == 200 and served.text(PROMPT, max_tokens=5)
+    assert all(ends_well(stream) for stream in streams)
     until(lambda: metric(served, "engine_up", 0) == 1)
 
 
@@ -135,7 +120,7 @@ def test_an_engine_that_stands_still_gets_nothing_until_it_turns_again(served: S
         for i in range(6):
             assert served.text(f"{PROMPT} {i}", max_tokens=2) is not None
         assert served.health() == 200
-        assert only_error(streams)["code"] == "engine_down"
+        assert all(ends_well(stream) for stream in streams)  # it is silent, and so they go on at the other
     finally:
         core.resume()
     until(lambda: metric(served, "engine_up", 0) == 1)
@@ -248,7 +233,7 @@ def test_an_engine_that_cannot_start_again_is_done_without(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_requests_during_the_death_of_an_engine_are_answered_or_told_so(served: Served) -> None:
+def test_requests_during_the_death_of_an_engine_are_answered(served: Served) -> None:
     """Whatever moment it is in, each request gets an answer of its own."""
     asked = [
         Background(lambda i=i: served.ask("POST", "/v1/completions", {"prompt": f"{PROMPT} {i}", "max_tokens": 60}))
@@ -256,7 +241,5 @@ def test_requests_during_the_death_of_an_engine_are_answered_or_told_so(served: 
     ]
     os.kill(engine_pids(served)[1], signal.SIGKILL)
     answers = [each.result() for each in asked]
-    assert {answer.status for answer in answers} <= {200, 503}
-    assert all(answer.error["code"] == "engine_down" for answer in answers if answer.status == 503)
-    assert sum(answer.status == 200 for answer in answers) > 0
+    assert {answer.status for answer in answers} == {200}
     until(lambda: metric(served, "engine_up", 1) == 1)

@@ -17,7 +17,7 @@ from served_ranks import (
     stopped,
     worker,
 )
-from serving import SMALL, Served, error_of
+from serving import SMALL, Served, ends_well, error_of
 from tiny_models import tiny_model
 
 from quire.enginecore.loading.model_files import BUNDLED
@@ -68,8 +68,8 @@ def test_ranks_that_are_all_stopped_wait_for_nobody_and_are_found_all_the_same(t
     stream = running(two)
     for rank in (0, 1):
         worker(two, rank).suspend()
-    assert error_of(stream)["code"] == "engine_error"
-    two.line("workers 0 and 1 were stopped by a signal, and a step has taken 2.* s; 1 sequences in flight failed")
+    assert ends_well(stream)
+    two.line("workers 0 and 1 were stopped by a signal, and a step has taken 2.* s; 1 sequences in flight run again")
     assert_replaced(two, before, text, restarts)
 
 
@@ -112,7 +112,7 @@ def test_a_rank_that_hangs_in_a_step_is_named_and_one_whose_own_code_differs_goe
         stream = served.stream(PROMPT, **LONG, vllm_xargs={"do": "hang"})
         assert error_of(stream)["code"] == "engine_error"
         served.line(r"worker 1 was silent in an exchange for --collective-timeout-s \(2 s\); worker 0 says: .*; 1 sequences in")
-        assert_replaced(served, before, text, 0)
+        assert_replaced(served, before, text, 1)  # it was the cause of two deaths
         assert served.end() == 0
 
 

@@ -12,6 +12,7 @@ from ipc_cores import RawFrontend
 from quire.enginecore.core import CoreConfig, EngineCore
 from quire.enginecore.preparation import Preparer
 from quire.enginecore.scheduling.config import SchedulerConfig
+from quire.enginecore.worker_supervisor import WorkerSupervisor
 from quire.enginecore.workers import WorkerGroup
 from quire.ipc.config import EngineConfig
 from quire.ipc.links.core_and_workers import CoreToWorkers
@@ -79,6 +80,13 @@ class FakeWorkers(WorkerGroup):
             self.result_ring.write(plan.step, tokens)
             self._waiting = None
 
+    def check_stopped(self, meanwhile: str) -> None:
+        return  # there is no process
+
+    @property
+    def worker(self) -> FakeWorker:
+        return self._worker
+
     def keep_spares(self) -> None:
         """There are no processes."""
 
@@ -104,10 +112,10 @@ def worker_template(world_size: int = 1, model_dir: str = "") -> WorkerConfig:
 class CoreByHand:
     """`workers`: a group of worker processes; without, a FakeWorkers."""
 
-    def __init__(self, workers: WorkerGroup | None = None, preparers: Iterable[Preparer] = ()) -> None:
+    def __init__(self, workers: WorkerGroup | None = None, preparers: Iterable[Preparer] = (), replay: bool = True) -> None:
         scheduler = SchedulerConfig(MAX_NUM_SEQS, 16, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS, (0,), vocab_size=VOCAB_SIZE)
         limits = EngineLimits(MAX_MODEL_LEN, VOCAB_SIZE, MAX_NUM_SEQS, 20)
-        config = CoreConfig(scheduler, limits, 100, 0, 60.0, spins=False, log_requests=False, log_stats=False)
+        config = CoreConfig(scheduler, limits, 100, 0, 60.0, spins=False, log_requests=False, log_stats=False, replay=replay)
         welcome = Welcome(EPOCH, PROTOCOL_VERSION, ["tiny"], limits, [], [0], "0", 1, 60.0)
         self.link = CoreToFrontends(None, epoch=EPOCH, welcome=welcome)
         self.workers = workers or FakeWorkers(worker_template())
@@ -117,15 +125,19 @@ class CoreByHand:
 
     def turn(self) -> None:
         """The loop's body, without its wait, with a worker that has always just finished."""
-        self.core._take_messages()
-        self.core._watch_workers()
-        self.core._fill()
+        self.begin()
         if isinstance(self.workers, FakeWorkers):
             self.workers.answer()
         self.core._collect()
         self.core._heartbeat()
         self.link.check()
         self.core.check()
+
+    def begin(self) -> None:
+        """The beginning of a turn: steps go to the workers."""
+        self.core._take_messages()
+        self.core._watch_workers()
+        self.core._fill()
 
     def until(self, condition: Any, turns: int = 100_000) -> None:
         for _ in range(turns):
@@ -157,6 +169,12 @@ class CoreByHand:
         self.workers.kill()
         self.workers.stop()  # and spares
         self.link.close(linger_s=0)
+
+
+def kill(core: EngineCore) -> None:
+    """The workers die, and others start at once."""
+    core.supervisor = WorkerSupervisor(core.workers, 60.0)  # a new one has no reason to pause
+    core._replace_workers("the test kills them")
 
 
 def add(request_id: int, num_tokens: int = 4, **params: Any) -> AddRequest:

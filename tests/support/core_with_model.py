@@ -102,6 +102,9 @@ class ModelWorkers(WorkerGroup):
         assert (results >> 32 == plan.step).all(), "a result word of another step"
         self.result_ring.write(plan.step, (results & 0xFFFFFFFF).astype(np.uint32).view(np.int32))
 
+    def check_stopped(self, meanwhile: str) -> None:
+        """There are no processes."""
+
     def keep_spares(self) -> None:
         """There are no processes."""
 
@@ -187,11 +190,14 @@ class CoreWithModel:
     # ------------------------------------------------------------------------------------------------------ requests
     def submit(self, prompt: str | list[int], params: SamplingParams, priority: int = 0) -> int:
         """The request's id."""
-        request_id = next(self._ids)
+        request_id = self.next_id()
         ids = self.encode(prompt) if isinstance(prompt, str) else prompt
         data = np.asarray(ids, np.int32).tobytes()
         self.frontend.send(AddRequest(EPOCH, request_id, TokenInputs(data), Generate(params), priority))
         return request_id
+
+    def next_id(self) -> int:
+        return next(self._ids)
 
     def has_ended(self, request_id: int, n: int = 1) -> bool:
         keys = [request_id << 8 | child for child in range(n)]

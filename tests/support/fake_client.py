@@ -10,8 +10,10 @@ from fake_http import Answer, Wire
 
 from quire.frontend.client.outputs import Delta, Logprob, RequestMetrics
 from quire.frontend.client.stream import InvalidRequest, TooLong
+from quire.frontend.http.api.access import access_of
 from quire.frontend.http.api.app import App
 from quire.frontend.http.api.services import Services
+from quire.frontend.text.request_templates import ToRender, render_here
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.messages.frontend import EngineLimits, Heartbeat, Welcome
 from quire.ipc.messages.utilities import (
@@ -217,23 +219,22 @@ class FakeClient:
         return row
 
 
+async def render_at_once(wanted: ToRender, owner: str = "") -> str:
+    return render_here(wanted)
+
+
 class Api:
     """Requests to the real application over a fake wire, with a fake client behind it."""
 
     def __init__(self, client: FakeClient | None = None, **options) -> None:
         self.client = client or FakeClient()
-        names = (
-            "log_requests",
-            "defaults",
-            "parsers",
-            "storage",
-            "trust_request_chat_template",
-            "key_limits",
-            "request_timeout_s",
-        )
-        self.services = Services.make(self.client, **{name: options.pop(name) for name in names if name in options})
-        self.app = App(self.services, **options)
-        self.app = App(self.services, **options)
+        names = ("log_requests", "defaults", "parsers", "storage", "trust_request_chat_template", "render_own")
+        names += ("key_limits", "request_timeout_s")
+        of_services = {name: options.pop(name) for name in names if name in options}
+        self.services = Services.make(self.client, **{"render_own": render_at_once, **of_services})
+        of_access = ("api_keys", "admin_keys", "metrics_open", "allowed_hosts")
+        self.access = access_of(**{name: options.pop(name) for name in of_access if name in options})
+        self.app = App(self.services, access=self.access, **options)
 
     def wire(self) -> Wire:
         return Wire(self.app)

@@ -161,11 +161,14 @@ class FakeCore:
     def _take(self, message: FrontendMessage) -> None:
         match message:
             case AddRequest() if self._script is not None:
+                resume = message.task.resume
                 for child in range(message.task.params.n):
                     key, tokens = sequence_key(message.id, child), self._script(message, child)
-                    if tokens is not None:
-                        self._playing[key] = (message, deque(tokens))
-                        self._started.append(Started(key, 0, 0.0))
+                    before = b"" if resume is None else resume.outputs[child]
+                    if tokens is not None and before is not None:
+                        self._playing[key] = (message, deque(tokens[len(before) // 4 :]))
+                        if not before:
+                            self._started.append(Started(key, 0, 0.0, message.task.params.seed or 0))
             case Abort():
                 for key in [k for k in self._playing if k >> 8 in message.ids]:
                     del self._playing[key]

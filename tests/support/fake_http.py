@@ -166,6 +166,7 @@ class EchoApp:
         self.cancelled: list[bytes] = []
 
     def admit(self, request: Request) -> ApiError | None:
+        request.is_open = request.path.endswith(b"live")
         if request.path == b"/small":
             request.max_body = 10
         return ApiError(401, "No.") if request.path == b"/refuse" else None
@@ -179,7 +180,7 @@ class EchoApp:
                 raise ApiError(404, "Nothing here.", code="not_found")
             if request.path == b"/nothing":
                 return
-            if request.path == b"/wait":
+            if request.path.startswith(b"/wait"):
                 await self.release.wait()
             if request.path in (b"/stream", b"/break"):
                 response.start()

@@ -44,7 +44,7 @@ def with_cores(*options: dict[str, Any]) -> Callable[[Callable[..., Awaitable[No
 
 
 def engine_of(client: Replicas, stream: Stream) -> int:
-    return client._sent[stream.id].engine
+    return client._sent[stream.id].engine if stream.id in client._sent else -1  # -1: its engine was lost, and it waits
 
 
 async def refuse(core: FakeCore) -> AddRequest:

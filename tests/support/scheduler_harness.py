@@ -35,7 +35,7 @@ class Harness:
             **more,
         )
         self.scheduler = Scheduler(self.config)
-        self.worker = FakeWorker(max_num_seqs + 1, max_model_len // block_size + 1, block_size, windows, VOCAB)
+        self.worker = self.new_worker()
         self.in_flight: deque = deque()
         self.depth = STEPS_OF_STAGE * self.config.num_micro_batches
         self.now = 0.0  # seconds: a step's result comes each second
@@ -47,6 +47,18 @@ class Harness:
         self.names: dict[int, int] = {}  # key -> name; a request's first child has its id for a name
         self.plans: list = []
         self.count = 0
+
+    def new_worker(self):
+        c = self.config
+        return FakeWorker(c.max_num_seqs + 1, c.max_model_len // c.block_size + 1, c.block_size, c.windows, VOCAB)
+
+    def die(self):
+        """The worker dies with the steps in flight, and another one comes. Returns what the scheduler has lost."""
+        lost = self.scheduler.reset()
+        self.scheduler.check()
+        self.in_flight.clear()
+        self.worker = self.new_worker()
+        return lost
 
     def add(self, prompt, max_tokens=8, *, n=1, salt=b"", **more):
         """A request of n children, of the same root as Intake gives them; returns the first one's name."""

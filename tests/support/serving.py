@@ -288,6 +288,12 @@ def error_of(stream: EventStream) -> dict[str, Any]:
         return last["error"]
 
 
+def ends_well(stream: EventStream) -> bool:
+    """Whether a stream goes on to its end, with a text."""
+    with stream:
+        return bool(stream.text())
+
+
 def until(condition: Callable[[], Any], timeout_s: float = DEADLINE_S) -> float:
     """Look again and again until it is so; the seconds that took."""
     started = time.monotonic()

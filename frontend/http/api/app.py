@@ -1,9 +1,9 @@
 """The application behind the protocol: checks access, finds the route, calls its handler, and turns exceptions into answers.
 
-Deny by default: with API keys configured, every path except the open ones needs a key. That is decided on the raw bytes of the
-path, before routing and before a body is read. Only a browser's preflight, which does nothing, needs no key. The table of
-paths, and which of them are open, is routes.py; a handler is a function in another file that gets `Services` and does not know
-this file. An exception of a handler becomes JSON here, or the last event of a stream that has begun.
+Access is decided by access.py on the raw bytes of the head, before routing and before a body is read. Only a browser's
+preflight, which does nothing, needs no key. The table of paths, and which of them are open, is routes.py; a handler is a
+function in another file that gets `Services` and does not know this file. An exception of a handler becomes JSON here, or the
+last event of a stream that has begun.
 """
 
 import asyncio
@@ -11,13 +11,13 @@ import copy
 import dataclasses
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable
 
 from quire.frontend.client.stream import Overloaded, RateLimited
 from quire.frontend.client.turns import in_thread
+from quire.frontend.http.api.access import Access, access_of
 from quire.frontend.http.api.bodies.body_shape import WEIGHED_BYTES, check_shape
 from quire.frontend.http.api.errors import from_exception
-from quire.frontend.http.api.keys import ApiKeys
 from quire.frontend.http.api.logs.access_log import AccessLog
 from quire.frontend.http.api.logs.request_log import given_id, name_request
 from quire.frontend.http.api.messages.errors import PATH as ANTHROPIC
@@ -42,19 +42,20 @@ _NO_PATH = "There is no such path here."
 
 
 class App:
-    """One frontend process's application. api_keys: if empty, none is needed. request_ids: every answer has an X-Request-Id."""
+    """One frontend process's application. access: None lets everyone in. request_ids: every answer has an X-Request-Id.
+    on_served: called once, after the first answer that was no probe's."""
 
     def __init__(
         self,
         services: Services,
         *,
-        api_keys: Iterable[str] = (),
-        metrics_open: bool = False,
+        access: Access | None = None,
         cors: Cors = EVERYONE,
         access_log: AccessLog | None = None,
         request_ids: bool = False,
         root_path: str = "",
         has_docs: bool = True,
+        on_served: Callable[[], None] | None = None,
     ) -> None:
         """root_path: a prefix that paths may have, from a proxy that keeps it. has_docs: serve /docs and /openapi.json."""
         self._root_path = root_path.encode()
@@ -64,12 +65,9 @@ class App:
         self._cors = cors
         self._access_log = access_log
         self._request_ids = request_ids
-        self._keys = ApiKeys(api_keys)
-        self._needs_key = bool(self._keys)
+        self._access = access or access_of()
         self._left_out = () if has_docs else DESCRIPTIONS
-        self._open_paths = {route.path.encode() for route in ROUTES.routes if route.is_open}
-        if metrics_open:
-            self._open_paths.add(b"/metrics")
+        self._on_served = on_served
 
     def bounded(self, max_response_bytes: int) -> "App":
         """The same application with a lower limit for answers in one piece, for a caller that holds them in memory."""
@@ -105,13 +103,14 @@ class App:
             speak_anthropic(request)
         elif request.path.startswith(OLLAMA):
             request.error_as = OllamaError
+        if refusal := self._access.host_refusal(request):
+            return refusal
         if is_preflight(request):
             request.route = PREFLIGHT
             request.max_body = min(request.max_body, _MAX_BODY_OF_GET)
             return None
-        if self._needs_key and request.path not in self._open_paths and not self._has_key(request):
-            how = "'Authorization: Bearer KEY' or 'x-api-key: KEY'"
-            return ApiError(401, f"A valid API key is needed: {how}.", code="invalid_api_key")
+        if refusal := self._access.refusal(request):
+            return refusal
         if request.path in self._left_out:
             return ApiError(404, _NO_PATH, code="not_found")
         methods, request.path_parameters = ROUTES.find(bytes(request.path))
@@ -122,7 +121,9 @@ class App:
             request.route = next(iter(methods.values()))
             allow = [*methods, *(["HEAD"] if "GET" in methods else [])]
             return ApiError(405, f"This path takes {' or '.join(allow)}.", code="method_not_allowed", allow=allow)
-        request.route = route
+        request.route, request.is_open = route, route.is_open
+        if refusal := self._access.admin_refusal(request, route):
+            return refusal
         if route.missing:
             return ApiError(501, route.missing, code="not_implemented")
         if route.method in ("GET", "DELETE"):
@@ -135,11 +136,6 @@ class App:
             return ApiError(403, "A page of this origin may not use this server.", code="origin_not_allowed")
         # The type does not matter where no body is read: aiohttp announces bytes even if it sends none.
         return _check_media_type(request, route.media_type) if reads_json or route.media_type != JSON else None
-
-    def _has_key(self, request: Request) -> bool:
-        owner = self._keys.owner(request.headers)
-        request.owner = owner or ""
-        return owner is not None
 
     # ------------------------------------------------------------------------------------------------------- answering
     async def handle(self, request: Request, response: Response) -> None:
@@ -154,12 +150,15 @@ class App:
             if not response.client_gone:
                 _send_error(response, shutting_down())
             raise
-        except Exception as error:
+        except BaseException as error:  # a panic in Rust (tokenizers) is no Exception; it fails only this request
             is_refusal = isinstance(error, Overloaded | RateLimited) and not request.is_patient
             # no variable for the ApiError: its traceback refers to this frame, a cycle
             self._fail(request, response, _as_api_error(error, route), is_refusal)
         finally:
             if response.status:
+                if self._on_served is not None and not route.is_open:
+                    on_served, self._on_served = self._on_served, None
+                    on_served()
                 self._metrics.count_http(route.name, request.method, response.status, time.perf_counter() - began)
             if self._access_log is not None:
                 self._access_log.add(request, response.status, time.perf_counter() - began)
@@ -172,7 +171,7 @@ class App:
         _send_error(response, error)
 
 
-def _as_api_error(error: Exception, route: Route) -> ApiError:
+def _as_api_error(error: BaseException, route: Route) -> ApiError:
     known = from_exception(error, route.prompt_field)
     if known is None:
         logger.exception("%s failed", route.name)

@@ -34,7 +34,6 @@ _decoder = BodyDecoder(ChatRequest)
 
 
 async def chat_completions(services: Services, request: Request, response: Response) -> None:
-    num_bytes = len(request.body)
     body = await read_body(_decoder, request, services.unknown_fields)
     services.defaults.fill(body)
     client, metrics = services.client, services.metrics
@@ -42,7 +41,7 @@ async def chat_completions(services: Services, request: Request, response: Respo
     tokenizer = client.tokenizer
     checked = check_chat(body, tokenizer, _num_logprobs(body, client.welcome.limits.max_logprobs))
     checked.terms = terms_of(services, request, body.timeout, body.priority)
-    chat = await prepare_chat(services, body, checked, num_bytes)
+    chat = await prepare_chat(services, body, checked)
     name, created, runs = new_id("chatcmpl", request.headers, body.request_id), int(time.time()), list[PromptRun]()
     async with running(name, runs, metrics, services.request_log):
         runs.append(submit_chat(services, body, chat, name))

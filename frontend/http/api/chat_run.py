@@ -55,15 +55,13 @@ def check_chat(body: ChatRequest, tokenizer: Tokenizer, num_logprobs: int | None
     return checked
 
 
-async def prepare_chat(
-    services: Services, body: ChatRequest, checked: CheckedRequest, num_bytes: int, **options: Any
-) -> PreparedChat:
-    """num_bytes: length of the request's body. options: as for `plan_chat`. Raises ApiError 400, TooLong."""
+async def prepare_chat(services: Services, body: ChatRequest, checked: CheckedRequest, **options: Any) -> PreparedChat:
+    """options: as for `plan_chat`. Raises ApiError 400, TooLong."""
     client = services.client
     max_model_len = client.welcome.limits.max_model_len
     await add_bad_words(checked, client.tokenizer)
     keep = num_kept(body, max_model_len, checked.max_tokens)
-    chat = await plan_chat(services, body, checked.tools, num_bytes, keep=keep, owner=checked.terms.name, **options)
+    chat = await plan_chat(services, body, checked.tools, keep=keep, owner=checked.terms.name, **options)
     return PreparedChat(*chat, checked, make_params(checked, len(chat.token_ids), max_model_len, chat.plan))
 
 
@@ -71,7 +69,6 @@ async def plan_chat(
     services: Services,
     body: ChatRequest,
     tools: ToolUse | None,
-    num_bytes: int,
     *,
     keep: int | None = None,
     owner: str = "",
@@ -85,14 +82,14 @@ async def plan_chat(
     None. Raises ApiError 400, TooLong.
     """
     client = services.client
-    arguments = client, body, services.trust_request_chat_template, num_bytes
+    arguments = client, body, services.trust_request_chat_template, keep
     try:
-        prompt, ids = await chat_prompt(*arguments, keep, owner)
+        prompt, ids = await chat_prompt(*arguments, owner=owner, render=services.render_own)
     except ApiError:
         if instead is None or (messages := instead(body.messages)) is None:
             raise
         body.messages = messages
-        prompt, ids = await chat_prompt(*arguments, keep, owner)
+        prompt, ids = await chat_prompt(*arguments, owner=owner, render=services.render_own)
     plan = chat_plan(services.parsers, body, tools, client.tokenizer, prompt, thinks, may_not_reason)
     return PlannedChat(prompt.text, ids, plan)
 

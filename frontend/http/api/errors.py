@@ -46,7 +46,7 @@ def _capital(message: str) -> str:
     return message[:1].upper() + message[1:]
 
 
-def from_exception(error: Exception, prompt_field: str | None = None) -> ApiError | None:
+def from_exception(error: BaseException, prompt_field: str | None = None) -> ApiError | None:
     """The HTTP error for an exception that a route may raise; None for a bug. prompt_field: the route's field of the prompt."""
     match error:
         case ApiError():

@@ -1,24 +1,28 @@
 """Prompts of the generating routes: a conversation as text and token ids, a text as token ids, and their truncation.
 
-`chat_prompt` renders with the model's chat template, or with the request's own in another process. Long conversations are
-rendered, and long texts tokenized, in threads.
+`chat_prompt` renders with the model's chat template or with the request's own, in other processes, which bound what a template
+may cost. Long texts are tokenized in threads.
 """
 
+import logging
 import re
 from typing import Any
 
 from quire.frontend.client.client import Client
 from quire.frontend.client.encoding import encode_end
-from quire.frontend.client.turns import in_thread
 from quire.frontend.http.api.bodies.schemas import MAX_ITEMS, ChatRequest, TokenizeRequest
 from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.api.tools.custom_tools import shown_tools
+from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.text.chat_template import ChatTemplateError
-from quire.frontend.text.request_templates import ToRender, render_apart
+from quire.frontend.text.request_templates import Render, ToRender, render_apart, render_own
 from quire.frontend.text.tokenizer import ChatPrompt, Tokenizer
 from quire.ipc.limits import output_room
 
-LONG_BODY, _MANY_MESSAGES = 16 << 10, 64  # bytes and messages: a template renders so much in 3 ms
+log = logging.getLogger("quire.http")
+
+LONG_BODY = 16 << 10  # bytes: so much is translated in 2 ms
+
 _RESERVED_KWARGS = frozenset(
     ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize", "self")
 )
@@ -28,14 +32,15 @@ async def chat_prompt(
     client: Client,
     body: ChatRequest | TokenizeRequest,
     trust_template: bool,
-    num_bytes: int,
     keep: int | None = None,
     owner: str = "",
+    *,
+    render: Render = render_own,
 ) -> tuple[ChatPrompt, list[int]]:
     """The conversation as a prompt, and its token ids, or `keep` of them (`truncated`).
 
-    trust_template: whether a request may bring its own template. num_bytes: length of its body. owner: of its key. Raises
-    ApiError 400, TooLong.
+    trust_template: whether a request may bring its own template. owner: of its key. render: renders the model's template.
+    Raises ApiError 400, TooLong.
     """
     if body.chat_template is not None and not trust_template:
         raise invalid(
@@ -43,24 +48,24 @@ async def chat_prompt(
         )
     options, special, tokenizer = _template_options(body), bool(body.add_special_tokens), client.tokenizer
     try:
-        if body.chat_template is not None:
-            prompt = await _rendered_apart(tokenizer, body.chat_template, options, owner)
-        elif num_bytes <= LONG_BODY and len(options["messages"]) <= _MANY_MESSAGES:
-            prompt = tokenizer.chat_prompt(**options, add_special_tokens=special, encodes=keep is None)
-        else:
-            prompt = await in_thread(tokenizer.chat_prompt, **options, add_special_tokens=special, encodes=keep is None)
+        render = render if body.chat_template is None else render_apart
+        prompt = await _rendered(tokenizer, body.chat_template, options, render, owner)
     except ChatTemplateError as error:
         raise invalid(f"messages: {error}", "messages") from None
-    if prompt.token_ids is not None:
-        return prompt, prompt.token_ids
+    except OSError as error:
+        log.error("a conversation could not be rendered: %s", error)
+        text = "The process that renders chat templates was lost; try again."
+        raise ApiError(503, text, code="overloaded", retry_after_s=1) from None
     side = body.truncation_side if isinstance(body, ChatRequest) else None
     return prompt, await encoded(client, prompt.text, special, keep, side)
 
 
-async def _rendered_apart(tokenizer: Tokenizer, template: str, options: dict[str, Any], owner: str) -> ChatPrompt:
-    source, variables = tokenizer.template_source(template, bool(options["tools"])), options.pop("chat_template_kwargs")
-    wanted = ToRender(source, tokenizer.special_tokens, tokenizer.content_format(), variables=variables, **options)
-    return ChatPrompt(await render_apart(wanted, owner), source)
+async def _rendered(
+    tokenizer: Tokenizer, template: str | None, options: dict[str, Any], render: Render, owner: str
+) -> ChatPrompt:
+    (source, form), variables = tokenizer.template(template, bool(options["tools"])), options.pop("chat_template_kwargs")
+    wanted = ToRender(source, tokenizer.special_tokens, form, variables=variables, **options)
+    return ChatPrompt(await render(wanted, owner), source)
 
 
 def _template_options(body: ChatRequest | TokenizeRequest) -> dict[str, Any]:

@@ -27,7 +27,8 @@ class Route(NamedTuple):
 
     body, answer: structs of JSON. streams: "stream": true asks for a stream of type stream_type. query: name -> JSON Schema.
     form: fields of a form -> JSON Schema; those without brackets are required.
-    is_open: needs no API key. prompt_field: the field that an error names if a prompt is too long. media_type: the body's.
+    is_open: needs no API key. is_admin: it changes the server or shows its inside, so it needs an admin key, if there is one.
+    prompt_field: the field that an error names if a prompt is too long. media_type: the body's.
     max_body: bytes; replaces the server's own limit. missing: the reason for answering 501 to every request. error: its struct.
     any_type: the body is JSON whatever its header content-type says, as `curl -d` sends it.
     """
@@ -45,6 +46,7 @@ class Route(NamedTuple):
     query: Mapping[str, Mapping[str, Any]] = {}
     form: Mapping[str, Mapping[str, Any]] = {}
     is_open: bool = False
+    is_admin: bool = False
     prompt_field: str | None = None
     media_type: str = JSON
     max_body: int | None = None

@@ -13,9 +13,10 @@ from quire.frontend.http.api.bodies.unknown_fields import UnknownFields
 from quire.frontend.http.api.logs.request_log import RequestLog
 from quire.frontend.http.api.metrics.metrics import Metrics
 from quire.frontend.http.api.output_plan import ParserNames
-from quire.frontend.http.limits.key_limits import KeyLimits
+from quire.frontend.http.limits.key_limits import CurrentLimits, KeyLimits
 from quire.frontend.http.limits.recent_refusals import RecentRefusals
 from quire.frontend.http.store.storage import Storage
+from quire.frontend.text.request_templates import Render, render_own
 from quire.ipc.messages.frontend import EngineLimits
 
 MAX_RESPONSE_BYTES = 128 << 20
@@ -46,8 +47,9 @@ class Services:
     max_response_bytes: int = MAX_RESPONSE_BYTES  # of an answer in one piece
     state: ServingState = field(default_factory=ServingState)
     storage: Storage = field(default_factory=Storage)
+    render_own: Render = render_own  # renders the model's own chat template
     root_path: str = ""  # prefix of the paths that clients use
-    key_limits: KeyLimits = field(default_factory=KeyLimits)
+    key_limits: KeyLimits | CurrentLimits = field(default_factory=KeyLimits)
     request_timeout_s: float = 0.0  # the longest that a request may take; 0: no limit
     refusals: RecentRefusals = field(default_factory=RecentRefusals)
 
@@ -62,7 +64,8 @@ class Services:
         trust_request_chat_template: bool = False,
         max_response_bytes: int = MAX_RESPONSE_BYTES,
         storage: Storage | None = None,
-        key_limits: KeyLimits | None = None,
+        render_own: Render = render_own,
+        key_limits: KeyLimits | CurrentLimits | None = None,
         request_timeout_s: float = 0.0,
     ) -> "Services":
         """metrics: None to count for this process alone. storage: None for a private one, made at its first use."""
@@ -76,6 +79,7 @@ class Services:
             trust_request_chat_template,
             max_response_bytes,
             storage=storage or Storage(),
+            render_own=render_own,
             key_limits=key_limits or KeyLimits(),
             request_timeout_s=request_timeout_s,
         )

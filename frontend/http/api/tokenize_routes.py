@@ -33,7 +33,6 @@ _detokenize_decoder = BodyDecoder(DetokenizeRequest)
 
 
 async def tokenize(services: Services, request: Request, response: Response) -> None:
-    num_bytes = len(request.body)
     body = await read_body(_tokenize_decoder, request, services.unknown_fields)
     services.defaults.fill(body)
     check_model(body.model, services.model_names)
@@ -45,7 +44,8 @@ async def tokenize(services: Services, request: Request, response: Response) -> 
             raise ApiError(400, f"{name}: this value is not supported by this server.", param=name, code="unsupported_value")
     check_tools_size(body.tools or [])
     if body.prompt is None:
-        _, ids = await chat_prompt(services.client, body, services.trust_request_chat_template, num_bytes, owner=request.owner)
+        trusts, render = services.trust_request_chat_template, services.render_own
+        _, ids = await chat_prompt(services.client, body, trusts, owner=request.owner, render=render)
     else:
         ids = await services.client.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
 

@@ -16,7 +16,7 @@ from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.http.protocol.exchange import Request, Response
 
 _BUSY = (429, 503)
-_MAX_FAILURES = 2  # of the engine, after which a request is still repeated
+_MAX_LOSSES = 2  # of the engine, after which a request is still repeated
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.1, 10.0
 
 
@@ -75,7 +75,8 @@ def _not_found() -> Reply:
 class RetryingApp:
     """`ask`, repeated until the answer does not come from a temporary condition.
 
-    A request at which the engine failed is repeated at most _MAX_FAILURES times: it may be the cause.
+    A request that an engine was lost with, and that no other went on with, is repeated at most _MAX_LOSSES times: it may be the
+    cause.
     """
 
     def __init__(self, app: App, client: Client) -> None:
@@ -83,13 +84,12 @@ class RetryingApp:
         self._client = client
 
     async def ask(self, line: Line, owner: str = "") -> Reply:
-        pause_s, failures = _FIRST_PAUSE_S, 0
+        pause_s, losses = _FIRST_PAUSE_S, 0
         while True:
             was_connected = self._client.is_connected
             reply = await ask(self._app, line, owner)
-            has_failed = b'"engine_error"' in reply.body or (b'"engine_down"' in reply.body and was_connected)
-            failures += reply.status >= 500 and has_failed
-            if failures > _MAX_FAILURES or (reply.status not in _BUSY and not (reply.status == 500 and has_failed)):
+            losses += was_connected and b'"engine_down"' in reply.body
+            if reply.status not in _BUSY or losses > _MAX_LOSSES:
                 return reply
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # spreads the retries
             pause_s = min(2 * pause_s, _MAX_PAUSE_S)

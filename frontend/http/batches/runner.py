@@ -73,7 +73,9 @@ class BatchRunner:
     async def _run(self, run: BatchRun, record: Record) -> None:
         try:
             await run.run()
-        except Exception:  # an error in one batch stops no other; its lease expires, and it is tried again
+        except asyncio.CancelledError:
+            raise
+        except BaseException:  # an error in one batch stops no other; its lease expires, and it is tried again
             log.exception("%s was given up", record.id)
         finally:
             del self._running[run]

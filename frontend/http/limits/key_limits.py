@@ -76,6 +76,11 @@ class KeyLimits(msgspec.Struct, frozen=True, kw_only=True):
         salt = f"key {owner}" if limit.cache_salt is None else f"shared {limit.cache_salt}"
         return KeyAccess(tenant, salt, limit.admin, limit.best_priority)
 
+    @property
+    def have_admin(self) -> bool:
+        """Whether some key is an admin's."""
+        return self.rest.admin or any(self.limit(digest).admin for digest in self.by_digest)
+
     def files(self, owner: str) -> KeyBounds | None:
         """Bounds of what a key stores; None where there are no keys."""
         limit = self.limit(owner)
@@ -87,6 +92,22 @@ class KeyLimits(msgspec.Struct, frozen=True, kw_only=True):
             default.max_records if limit.max_files is None else limit.max_files,
             default.max_bytes if mib is None else mib << 20,
         )
+
+
+class CurrentLimits:
+    """The limits that hold now: a reload replaces them."""
+
+    def __init__(self, limits: KeyLimits) -> None:
+        self._limits = limits
+
+    def use(self, limits: KeyLimits) -> None:
+        self._limits = limits
+
+    def access(self, owner: str) -> KeyAccess:
+        return self._limits.access(owner)
+
+    def files(self, owner: str) -> KeyBounds | None:
+        return self._limits.files(owner)
 
 
 def _label(owner: str) -> str:

@@ -49,14 +49,12 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._reader.peer = transport.get_extra_info("peername")
-        self._server.connections.add(self)
+        has_room = self._server.add(self)
         self._idle_deadline = self._server.clock() + self._limits.keep_alive_timeout_s
         if self._server.closing:
             self._refuse(shutting_down())
-        elif len(self._server.connections) > 2 * self._limits.max_connections:
+        elif not has_room:
             self._transport.abort()  # too many even for an error answer
-        elif len(self._server.connections) > self._limits.max_connections:
-            self._refuse(ApiError(503, "Too many connections.", code="too_many_connections", retry_after_s=1))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._client_gone()
@@ -84,6 +82,8 @@ class Connection(asyncio.Protocol):
             self._discard(len(data))
             return
         self._reader.feed(data)
+        if self._reader.queue and self._server.works(self):
+            self._reader.has_place = True
         if self._reader.is_reading or self._reader.queue:
             self._idle_deadline = None
         if self._task is not None:
@@ -110,8 +110,11 @@ class Connection(asyncio.Protocol):
             self._read_paused = False
             self._transport.resume_reading()
             self._reader.restart_deadline()
-        if not self._reader.queue and not self._reader.is_reading:
-            self._idle_deadline = self._server.clock() + self._limits.keep_alive_timeout_s
+        if not self._reader.queue:
+            self._server.rests(self)
+            self._reader.has_place = False
+            if not self._reader.is_reading:
+                self._idle_deadline = self._server.clock() + self._limits.keep_alive_timeout_s
 
     def _discard(self, num_bytes: int) -> None:
         self._discarded_bytes += num_bytes
@@ -145,7 +148,7 @@ class Connection(asyncio.Protocol):
         except asyncio.CancelledError:
             if not self._gone:
                 self._fail_response(response, shutting_down())
-        except Exception:  # a bug of ours fails only this request, and is logged
+        except BaseException:  # a bug of ours, a panic in Rust too, fails only this request, and is logged
             logger.exception("%s %s failed", request.method, request.path.decode("latin-1"))
             self._fail_response(response, internal_error())
         finally:
@@ -178,6 +181,7 @@ class Connection(asyncio.Protocol):
         if self._reader.refused and self._transport.can_write_eof():
             self._transport.write_eof()
             self._idle_deadline = now + _LINGER_S
+            self._server.rests(self)
         else:
             self._transport.close()
             self._idle_deadline = None
@@ -233,6 +237,11 @@ class Connection(asyncio.Protocol):
                 self._write_deadline = now + self._limits.write_timeout_s
             else:
                 self.close_if_idle()
+
+    def make_room(self) -> None:
+        """End a connection without a request for a new one."""
+        self._reader.end()
+        self.abort()
 
     def close_if_idle(self) -> None:
         """End a connection that is neither being answered nor sending a request."""

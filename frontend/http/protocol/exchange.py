@@ -31,6 +31,7 @@ class Request:
         "error_as",
         "expects_continue",
         "headers",
+        "is_open",
         "is_patient",
         "keep_alive",
         "max_body",
@@ -62,6 +63,7 @@ class Request:
         self.refusal: ApiError | None = None  # an error decided before the body was read
         # set by the application's `admit`
         self.route: object = None
+        self.is_open = False  # it is a probe's: answered even while there are too many connections
         self.owner = ""  # a digest of its API key: the owner of the records that it makes and may see
         self.is_patient = False  # a line of a batch: it waits for the engine for as long as it takes
         self.path_parameters: dict[str, str] = {}

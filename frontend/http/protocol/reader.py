@@ -56,6 +56,7 @@ class RequestReader:
         self.deadline: float | None = None
         self.held_bytes = 0  # of bodies that no handler has taken yet
         self.peer: object = None  # the client's address
+        self.has_place = False  # a request is in work, which is not among the reserved ones
         self._server = server
         self._limits = server.limits
         self._parser = httptools.HttpRequestParser(self)
@@ -207,13 +208,19 @@ class RequestReader:
         if fault is None and len(self.queue) >= self._limits.max_pipelined:
             fault = ApiError(400, "Too many pipelined requests.", code="too_many_requests")
         request.peer = self.peer
-        error = fault or self._server.app.admit(request) or check_length(request)
+        error = fault or self._server.app.admit(request) or check_length(request) or self._too_many(request)
         if error is not None and (fault is not None or has_body(request)):
             self._fail(error)  # a body that is not read: the connection ends with the answer
             return
         request.refusal = error
         self.queue.append(request)
         self.deadline = self._body_deadline()
+
+    def _too_many(self, request: Request) -> ApiError | None:
+        """While every connection has a request, the open routes are served by a reserve."""
+        if request.is_open or self.has_place or not self._server.is_full:
+            return None
+        return ApiError(503, "Too many connections.", code="too_many_connections", retry_after_s=1)
 
     def on_chunk_header(self) -> None:
         self._reading()

@@ -17,6 +17,7 @@ from served import (
 from quire.frontend.cli import main as cli
 from quire.frontend.cli import parser_arguments, serve, serve_flags
 from quire.frontend.cli.serve import ReadyMessage
+from quire.frontend.http.api.access import LOCAL_NAMES
 from quire.frontend.http.api.output_plan import ParserNames
 from quire.frontend.http.listener import FrontendError, bind
 from quire.frontend.http.server import FrontendConfig
@@ -88,6 +89,8 @@ def test_wrong_starts_say_why(tmp_path):
         (["ipc:///x", "--frontends", "0"], "--frontends"),
         ([f"ipc:///x{i}" for i in range(65)], "65 engines: there may be 64 at most"),
         (["ipc:///x", "--ssl-keyfile", "k"], "TLS needs --ssl-certfile"),
+        (["ipc:///x", "--allowed-hosts", "http://a"], "'http://a' is no host's name"),
+        (["ipc:///x", "--admin-api-key-file", "/nowhere"], "--admin-api-key-file /nowhere"),
     ],
 )
 def test_wrong_starts_of_a_router_say_why(arguments, text, capsys):
@@ -107,6 +110,24 @@ def test_a_router_has_the_servers_flags_and_no_engines(tmp_path, monkeypatch):
     (config,) = asked
     assert config.engine is None and config.num_frontends == 2 and config.frontend.router == "least-loaded"
     assert config.frontend.engine_addresses == ["ipc:///x", "tcp://h:1"] and config.frontend.api_keys == ["k"]
+    keys, admin = tmp_path / "keys", tmp_path / "admin"
+    keys.write_text("a\nb\n")
+    admin.write_text("root\n")
+    files = ["--api-key-file", str(keys), "--admin-api-key-file", str(admin), "--admin-api-key", "second"]
+    for flags in ([], ["--host", "localhost"], ["--host", "127.0.0.2"], ["--admin-api-key", "k"]):
+        assert cli.main(["route", "ipc:///x", *flags]) == 0 and asked[-1].frontend.allowed_hosts == LOCAL_NAMES, flags
+    assert cli.main(["route", "ipc:///x", "--allowed-hosts", "a.org,*.a.org"]) == 0
+    assert asked[-1].frontend.allowed_hosts == ("a.org", "*.a.org")
+    for flags in (["--host", "0.0.0.0"], ["--uds", "x"], ["--api-key", "k"], files):
+        assert cli.main(["route", "ipc:///x", *flags]) == 0 and asked[-1].frontend.allowed_hosts == ("*",), flags
+    config = asked[-1].frontend
+    assert config.api_keys == ["a", "b"] and config.admin_api_keys == ["second", "root"]
+    keys.write_text("c\n")
+    again = asked[-1].read_again(config)
+    assert (again.api_keys, again.admin_api_keys) == (["c"], ["second", "root"]) and again.limits == config.limits
+    admin.write_text("c\n")
+    with pytest.raises(ValueError, match="--admin-api-key: 1 of its keys is"):
+        asked[-1].read_again(config)
 
 
 @pytest.mark.parametrize("command", ["serve", "route"])

@@ -1,6 +1,7 @@
 """Who may ask, and how requests are told apart: keys, origins of pages, request ids and their log."""
 
 import asyncio
+import hashlib
 import json
 import logging
 import re
@@ -12,6 +13,10 @@ from fake_http import settle
 
 from quire.frontend.client.outputs import Delta
 from quire.frontend.client.stream import EngineError
+from quire.frontend.http.api.access import LOCAL_NAMES
+from quire.frontend.http.api.keys import ApiKeys
+from quire.frontend.http.api.routes import ROUTES
+from quire.frontend.http.limits.key_limits import KeyLimit, KeyLimits
 from quire.frontend.http.protocol.cors import Cors
 
 # ------------------------------------------------------------------------------------------------------------------ keys
@@ -67,6 +72,94 @@ def test_without_a_key_no_body_is_read():
         head = api.encode("POST", CHAT, HELLO).replace(b"\r\n\r\n", b"\r\nExpect: 100-continue\r\n\r\n").partition(b"{")[0]
         (answer,) = await wire.talk(head)
         assert answer.status == 401 and wire.server.held_bytes == 0
+
+    asyncio.run(main())
+
+
+ADMIN_ROUTES = [
+    *(("GET", path) for path in ("/metrics", "/server_info")),
+    *(("POST", path) for path in ("/reset_prefix_cache", "/start_profile", "/stop_profile")),
+]
+
+
+@pytest.mark.parametrize(("method", "path"), ADMIN_ROUTES)
+def test_routes_for_the_operator_need_an_admin_key_where_there_is_one(method, path):
+    async def main():
+        async def ask(api, key=None, **headers):
+            return await api.ask(method, path, None, {**({"X-Api-Key": key} if key else {}), **headers})
+
+        for keys in (["k"], []):
+            api = http.Api(api_keys=keys, admin_keys=["first-admin", "admin"])
+            assert (await ask(api)).status == (await ask(api, "wrong")).status == 401
+            refused = await ask(api, "k")
+            assert (refused.status, b"--admin-api-key" in refused.body) == ((403, True) if keys else (401, False))
+            assert (await ask(api, "admin")).status == (await ask(api, Authorization="Bearer first-admin")).status == 200
+        assert (await ask(http.Api(api_keys=["k"]), "k")).status == 200  # without an admin key
+        opened = http.Api(api_keys=["k"], admin_keys=["admin"], metrics_open=True)
+        assert (await ask(opened)).status == (200 if path == "/metrics" else 401)
+
+    asyncio.run(main())
+
+
+def test_a_file_of_limits_may_make_a_key_an_admins():
+    async def main():
+        limits = KeyLimits(by_digest={hashlib.sha256(b"boss").hexdigest(): KeyLimit(admin=True)}, has_file=True)
+        api = http.Api()
+        api.access.use(ApiKeys(["boss", "k"], limits=limits))
+        for key, status in (("boss", 200), ("k", 403), ("other", 401)):
+            assert (await api.ask("GET", "/server_info", None, {"X-Api-Key": key})).status == status
+
+    asyncio.run(main())
+
+
+def test_an_admin_key_opens_what_other_keys_open_and_every_admin_route_is_one():
+    async def main():
+        api = http.Api(api_keys=["k"], admin_keys=["admin"])
+        for key, status in (("k", 200), ("admin", 200), ("other", 401)):
+            assert (await api.ask("GET", "/v1/models", None, {"X-Api-Key": key})).status == status
+        open_api = http.Api(admin_keys=["admin"])
+        assert (await open_api.ask("GET", "/v1/models")).status == 200
+        api.access.use(ApiKeys(["new"], ["new-admin"]))
+        for key, status in (("k", 401), ("admin", 401), ("new", 200), ("new-admin", 200)):
+            assert (await api.ask("GET", "/v1/models", None, {"X-Api-Key": key})).status == status
+
+    asyncio.run(main())
+    assert {(route.method, route.path) for route in ROUTES.routes if route.is_admin} == set(ADMIN_ROUTES)
+    assert {route.path for route in ROUTES.routes if route.tag == "admin"} <= {path for _, path in ADMIN_ROUTES}
+
+
+# ----------------------------------------------------------------------------------------------------------------- hosts
+ADDRESSES = ["127.0.0.1", "127.0.0.1:8000", "10.1.2.3", "[::1]:80", "[fe80::1]"]
+LOCAL = [*ADDRESSES, "localhost", "LocalHost:8000", "a.localhost", "a.b.localhost.", "quire"]
+REBOUND = ["evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.nip.io", "a.xlocalhost"]
+REBOUND += ["1.2.3.4.5", "127.0.0.1:80:80", "[::1].evil.example", "example.org.evil.example"]
+
+
+@pytest.mark.parametrize("host", REBOUND)
+def test_a_page_on_a_rebound_name_is_refused_on_every_path(host):
+    async def main():
+        api = http.Api(allowed_hosts=LOCAL_NAMES)
+        for method, path in (("GET", "/live"), ("POST", CHAT), ("OPTIONS", CHAT), ("GET", "/nope"), ("POST", "/v1/messages")):
+            answer = await api.ask(method, path, HELLO if method == "POST" else None, {"Host": host})
+            assert (answer.status, b"--allowed-hosts" in answer.body) == (421, True)
+
+    asyncio.run(main())
+
+
+def test_names_that_are_allowed_and_addresses_pass():
+    async def statuses(api, hosts, target="/live"):
+        return [(await api.ask("GET", target, None, {"Host": host})).status for host in hosts]
+
+    async def main():
+        api = http.Api(allowed_hosts=LOCAL_NAMES)
+        assert await statuses(api, LOCAL) == [200] * len(LOCAL)
+        assert await statuses(api, ["localhost"], "http://evil.example/live") == [421]
+        assert await statuses(api, ["localhost"], "http://127.0.0.1:1/live") == [200]
+        given = http.Api(allowed_hosts=("example.org", "*.example.org"))
+        good = ["example.org", "EXAMPLE.ORG.:1", "a.example.org", "10.0.0.1:8000"]
+        assert await statuses(given, good) == [200] * len(good)
+        assert await statuses(given, [*REBOUND, "localhost", "quire"]) == [421] * (len(REBOUND) + 2)
+        assert await statuses(http.Api(), REBOUND) == [200] * len(REBOUND)
 
     asyncio.run(main())
 

@@ -77,10 +77,9 @@ def test_responses_of_a_batch_are_kept_for_its_key_and_go_on_from_one_another(tm
 
 
 @pytest.mark.parametrize("url", BODIES)
-@pytest.mark.parametrize("error", [EngineError("broken"), EngineDown("gone")])
-def test_a_line_that_the_engine_fails_at_is_asked_again_but_not_for_ever(url, error):
+def test_a_line_that_the_engine_is_lost_with_is_asked_again_but_not_for_ever(url):
     async def main():
-        api = http.Api()
+        api, error = http.Api(), EngineDown("gone")
         line, failures = Line("a", url, json.dumps(BODIES[url][0]).encode()), [error]
 
         def speak(stream) -> None:
@@ -101,5 +100,7 @@ def test_a_line_that_the_engine_fails_at_is_asked_again_but_not_for_ever(url, er
         failures.clear()
         api.client.submit_error = None
         assert (await asking).status == 200
+        failures.append(EngineError("it was lost twice with this request"))
+        assert (await RetryingApp(api.app, api.client).ask(line)).status == 500  # the engine has tried it again itself
 
     asyncio.run(main())

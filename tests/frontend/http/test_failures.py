@@ -26,6 +26,10 @@ def after(error, seconds):
     return error
 
 
+class Panic(BaseException):
+    """What a panic in Rust becomes in Python."""
+
+
 @pytest.mark.parametrize(
     ("error", "status", "code", "retry"),
     [
@@ -39,6 +43,8 @@ def after(error, seconds):
         (after(EngineDown("away"), 30), 503, "engine_down", "30"),
         (EngineError("broken"), 500, "engine_error", None),
         (RuntimeError("secret detail"), 500, "internal_error", None),
+        (Panic("secret detail"), 500, "internal_error", None),
+        (SystemExit(3), 500, "internal_error", None),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])

@@ -15,14 +15,21 @@ from fake_core import FakeCore, echo
 from serving import LOOK_S, Background, Served, until
 
 from quire.frontend.cli import frontends as frontends_module
-from quire.frontend.cli.frontends import Frontends
+from quire.frontend.cli.frontends import PANELS_EACH, Frontends
+from quire.frontend.cli.main import main
 from quire.frontend.http.api.metrics.metrics import panel_bytes
 from quire.frontend.http.listener import bind
 from quire.frontend.http.server import FrontendConfig, StopSignals
+from quire.ipc.messages.frontend import AddRequest
 
 pytestmark = pytest.mark.slow
 
 FRONTEND = "quire.frontend.http"
+
+
+def unless_seven(request: AddRequest, child: int) -> list[int] | None:
+    """A prompt that begins with 7 is never answered."""
+    return None if request.inputs.token_ids.startswith(b"\7\0\0\0") else echo(request, child)
 
 
 def kill_until_the_pause_is_long(served: Served) -> int:
@@ -74,7 +81,7 @@ def test_connections_that_waited_for_a_frontend_are_served_by_its_next_process()
 def test_a_frontend_that_hangs_is_killed_and_started_again_and_the_other_is_left_alone(monkeypatch):
     monkeypatch.setattr(frontends_module, "HUNG_AFTER_S", 3.0)
     metrics_fd = os.memfd_create("metrics")
-    os.ftruncate(metrics_fd, 2 * panel_bytes())
+    os.ftruncate(metrics_fd, 2 * PANELS_EACH * panel_bytes())
     with FakeCore(echo) as core:
         template = FrontendConfig(engine_addresses=[core.address], listen_fd=-1, metrics_fd=metrics_fd, num_frontends=2)
         asyncio.run(let_one_hang(Frontends(template, bind("127.0.0.1", 0, 2), logs_engine_changes=False)))
@@ -94,6 +101,52 @@ async def let_one_hang(frontends):
     signals.stop.set()
     await keeper
     await frontends.stop(signals)
+
+
+def test_a_frontend_that_is_told_to_stop_leaves_its_connections_to_others_and_is_replaced_at_once():
+    """Connections hung in its queue until its last stream had ended."""
+    with FakeCore(unless_seven) as core, Served("--engine", core.address, "--frontends", "2") as served:
+        served.ready()
+        hangs = Background(lambda: served.complete([7], max_tokens=4))
+        core.next(AddRequest)
+        for number, pid in enumerate(served.pids(FRONTEND), 1):  # one of them has the request
+            os.kill(pid, signal.SIGTERM)
+            assert [served.health() for _ in range(20)] == [200] * 20
+            served.line(r"frontend process . was told to stop, .* next start in 0 s", number)
+            served.line("frontend process . is back", number)
+        until(lambda: len(served.pids(FRONTEND)) == 3)  # one still has its last request
+        assert hangs.is_alive()
+        assert [served.health() for _ in range(20)] == [200] * 20
+        served.kill()
+        served.kill()
+        assert served.wait() == 0
+
+
+@pytest.mark.parametrize("number", ["1", "2"])
+def test_a_reload_reads_keys_again_and_ends_no_request(number, tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("old\n")
+    flags = "--frontends", number, "--api-key-file", str(keys)
+    with FakeCore(unless_seven) as core, Served("--engine", core.address, *flags) as served:
+        served.ready()
+        hangs = Background(lambda: served.ask("POST", "/v1/completions", {"prompt": [7]}, {"X-Api-Key": "old"}))
+        core.next(AddRequest)
+        before = set(served.pids(FRONTEND))
+
+        def statuses(*keys: str) -> set[tuple[int, ...]]:
+            return {tuple(served.ask("GET", "/version", None, {"X-Api-Key": key}).status for key in keys) for _ in range(20)}
+
+        keys.write_text("new\n")
+        served.kill(signal.SIGHUP)  # it has no terminal
+        until(lambda: statuses("old", "new") == {(401, 200)})
+        keys.write_text("")
+        assert main(["reload", str(served.pid)]) == 0
+        served.line("nothing was changed: --api-key-file .*: no key in this file")
+        assert statuses("new") == {(200,)} and hangs.is_alive()
+        assert number == "1" or len(set(served.pids(FRONTEND)) - before) == 2
+        served.kill()
+        served.kill()
+        assert served.wait() == 0
 
 
 STOPPED_AS_THE_LOOP_BEGINS = """

@@ -172,9 +172,9 @@ def test_errors_have_anthropics_shape_wherever_they_come_from():
             assert error["error"]["message"] and error["request_id"] == answer.headers["request-id"]
             assert error.keys() == {"type", "error", "request_id"} and error["error"].keys() == {"type", "message"}
         raised = [
-            (Overloaded("x"), 529, "overloaded_error"),
             (EngineDown("x"), 503, "api_error"),
             (ValueError("x"), 500, "api_error"),
+            (Overloaded("x"), 529, "overloaded_error"),  # the last one: for a moment a refused key is refused at once
         ]
         for failure, status, kind in raised:
             api.client.submit_error = failure

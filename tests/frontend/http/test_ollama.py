@@ -86,16 +86,13 @@ def test_a_stream_goes_out_as_it_comes_and_fails_with_a_line():
     async def main():
         api = http.Api()
         api.client.speak = None
-        wire = api.wire()
-        wire.feed(api.encode("POST", CHAT, SAID))
+        asking = asyncio.create_task(api.ask("POST", CHAT, SAID))
         await api.client.until(lambda: api.client.streams)
         (stream,) = api.client.streams
         assert stream.params.output_kind is not RequestOutputKind.FINAL_ONLY
         stream.push(Delta(0, "a", [1], num_tokens=1))
         stream.end(EngineError("x"))
-        while wire.connection._task is not None:
-            await asyncio.wait([wire.connection._task])
-        (answer,) = wire.answers("POST")
+        answer = await asking
         first, last = [json.loads(line) for line in answer.body.splitlines()]
         assert first["message"]["content"] == "a" and last == {"error": "The engine failed while it ran this request."}
         await api.ask("POST", CHAT, {**SAID, "stream": True, "model": "nothing"})
@@ -107,9 +104,19 @@ def test_a_stream_goes_out_as_it_comes_and_fails_with_a_line():
 # --------------------------------------------------------------------------------------------------------------- options
 def test_options_become_sampling_params():
     options = {
-        "num_predict": 9, "temperature": 0.5, "top_k": 7, "top_p": 0.9, "min_p": 0.1, "seed": 42, "stop": ["x"],
-        "repeat_penalty": 1.1, "presence_penalty": 0.5, "frequency_penalty": 0.25, "num_ctx": 4096, "numa": False,
-    }  # fmt: skip
+        "num_predict": 9,
+        "temperature": 0.5,
+        "top_k": 7,
+        "top_p": 0.9,
+        "min_p": 0.1,
+        "seed": 42,
+        "stop": ["x"],
+        "repeat_penalty": 1.1,
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.25,
+        "num_ctx": 4096,
+        "numa": False,
+    }
 
     async def main():
         api = http.Api()
@@ -284,13 +291,17 @@ def test_errors_have_ollamas_form():
             ("POST", CHAT, TOOLS, key, 400, "tools"),
             ("POST", CHAT, {**SAID, "options": {"temperature": -1}}, key, 400, "options.temperature"),
             ("POST", CHAT, {**SAID, "options": {"repeat_penalty": -1}}, key, 400, "options.repeat_penalty"),
-            *(("POST", GENERATE, {"prompt": "a", name: ["x"]}, key, 400, name)
-              for name in ("suffix", "images", "template", "context", "logprobs", "top_logprobs")),
+            *(
+                ("POST", GENERATE, {"prompt": "a", name: ["x"]}, key, 400, name)
+                for name in ("suffix", "images", "template", "context", "logprobs", "top_logprobs")
+            ),
             *(("POST", f"/api/{name}", {"model": "x"}, key, 501, "not supported") for name in ("embed", "embeddings")),
-            *(("POST", f"/api/{name}", {"model": "x"}, key, 501, "quire serve")
-              for name in ("pull", "push", "create", "copy", "blobs/sha256:0")),
+            *(
+                ("POST", f"/api/{name}", {"model": "x"}, key, 501, "quire serve")
+                for name in ("pull", "push", "create", "copy", "blobs/sha256:0")
+            ),
             ("DELETE", "/api/delete", {"model": "x"}, key, 501, "quire serve"),
-        ]  # fmt: skip
+        ]
         for method, path, body, headers, status, text in cases:
             got, answer = await api.json(method, path, body, headers)
             assert (got, list(answer)) == (status, ["error"]) and text in answer["error"], (path, body, answer)

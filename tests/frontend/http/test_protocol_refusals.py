@@ -10,6 +10,7 @@ from fake_http import CHUNKED, GET, POST
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.frontend.http.server import connections_within
 from quire.frontend.http.server_state import Limits
 
 BAD = {
@@ -175,16 +176,81 @@ def test_unwanted_bytes_are_thrown_away_for_a_moment_only():
     asyncio.run(main())
 
 
-def test_the_connection_limit_is_told():
+WAIT = b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n"
+LIVE = b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+def test_connections_without_a_request_make_room_for_new_ones_the_longest_rested_first():
     async def main():
         app = http.EchoApp()
-        first = http.Wire(app, Limits(max_connections=1))
-        second = http.Wire(app, server=first.server)
+        working = http.Wire(app, Limits(max_connections=4, num_reserved=1))
+        await working.talk(WAIT)
+        answered, half, idle = (http.Wire(app, server=working.server) for _ in range(3))
+        half.feed(GET[:5])  # it keeps its place, however slowly the rest comes
+        assert len(await answered.talk(GET)) == 1  # it rests from now on
+        closed = list[http.Wire]()
+        for first in (half, idle, answered):
+            half.transport.closed or half.feed(b"x")
+            new = http.Wire(app, server=working.server)
+            await http.settle()
+            closed.append(first)
+            assert all(wire.transport.aborted for wire in closed) and not new.transport.closed
+            assert len(working.server.connections) == 4
+            assert len(await new.talk(GET)) == 1
+        app.release.set()
         await http.settle()
-        (answer,) = second.answers()
-        assert answer.status == 503 and answer.headers["retry-after"] == "1"
-        third = http.Wire(app, server=first.server)
-        assert third.transport.aborted
+        assert len(working.answers()) == 1 and not working.transport.closed
+
+    asyncio.run(main())
+
+
+def test_strangers_without_end_keep_nobody_from_being_served():
+    async def main():
+        app, limits = http.EchoApp(), Limits(max_connections=8, num_reserved=2)
+        server = http.Wire(app, limits).server
+        for n in range(100):
+            http.Wire(app, server=server).feed(GET[: n % 20])
+            if n % 10 == 0:
+                assert len(await http.Wire(app, server=server).talk(GET)) == 1
+            await http.settle(2)
+            server.check()
+            assert len(server.connections) <= 8
+
+    asyncio.run(main())
+
+
+def test_while_all_connections_have_requests_a_reserve_serves_open_routes():
+    async def main():
+        app, limits = http.EchoApp(), Limits(max_connections=2, num_reserved=2)
+        first = http.Wire(app, limits)
+        await first.talk(WAIT)
+        await http.Wire(app, server=first.server).talk(WAIT)
+        third, fourth = (http.Wire(app, server=first.server) for _ in range(2))
+        (refused,) = await third.talk(GET)
+        assert (refused.status, refused.headers["retry-after"], b"too_many_connections" in refused.body) == (503, "1", True)
+        assert [answer.status for answer in await fourth.talk(LIVE)] == [200]
+        assert [answer.status for answer in await third.talk(LIVE)] == [503, 200]
+        await first.talk(WAIT)  # more on a connection that has a request is not more connections
+        for wire in (third, fourth):
+            wire.feed(LIVE.replace(b"/live", b"/wait-live"))
+        app.release.set()
+        await http.settle()
+        assert [answer.status for answer in first.answers()] == [200, 200]
+        assert [answer.status for answer in await third.talk(GET)][-1] == 200
+
+    asyncio.run(main())
+
+
+def test_beyond_the_reserve_a_connection_is_ended_at_once():
+    async def main():
+        app, limits = http.EchoApp(), Limits(max_connections=1, num_reserved=1)
+        wires = [first := http.Wire(app, limits)]
+        await first.talk(WAIT)
+        wires.append(http.Wire(app, server=first.server))
+        await wires[1].talk(LIVE.replace(b"/live", b"/wait-live"))
+        wires.append(http.Wire(app, server=first.server))
+        await http.settle()
+        assert [wire.transport.aborted for wire in wires] == [False, False, True]
 
     asyncio.run(main())
 
@@ -210,3 +276,12 @@ def test_garbage_never_raises_and_is_answered_in_http(pieces, step):
         assert wire.transport.closed and not wire.server.connections and wire.server.held_bytes == 0
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("max_fds", "open_fds", "most"), [(65536, 40, 8192), (4096, 40, 3480), (300, 30, 131), (64, 60, 1), (1 << 62, 40, 8192)]
+)
+def test_there_are_no_more_connections_than_descriptors_for_them(max_fds, open_fds, most, caplog):
+    limits = connections_within(Limits(), max_fds, open_fds)
+    assert limits.max_connections == most
+    assert most in (1, 8192) or most + limits.num_reserved + open_fds < max_fds

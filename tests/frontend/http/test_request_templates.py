@@ -11,7 +11,8 @@ from deadlines import DEADLINE_S
 
 from quire.frontend.text import request_templates
 from quire.frontend.text.chat_template import ChatTemplate, ChatTemplateError
-from quire.frontend.text.request_templates import TemplateProcess, ToRender
+from quire.frontend.text.request_templates import TemplateProcess, ToRender, render_here, render_own
+from quire.ipc.process.asked_child import ChildLost
 
 OWN = {**http.HELLO, "chat_template": "{{ bos_token }}{{ messages[0].content }}{{ shout }}"}
 LOOP = "{% for i in range(99999) %}"
@@ -134,6 +135,31 @@ def test_the_process_is_one_and_is_started_anew(process):
     (successor,) = set(psutil.Process().children()) - before - {child}
     process.close()
     assert not successor.is_running()
+
+
+def test_the_models_own_template_has_the_same_limits():
+    """Two nested loops in it froze the frontend."""
+
+    async def main():
+        assert await render_own(WANTED) == render_here(WANTED)
+        with pytest.raises(ChatTemplateError, match=r"(?i)memory"):
+            await render_own(msgspec.structs.replace(WANTED, source=SWELLING["doubling"]))
+        assert await render_own(WANTED) == render_here(WANTED)
+
+        async def lost(wanted: ToRender, owner: str) -> str:
+            raise ChildLost("a process of templates was killed while it answered")
+
+        status, answer = await http.Api(render_own=lost).json("POST", http.CHAT, http.HELLO)
+        assert (status, answer["error"]["code"]) == (503, "overloaded")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("name", ["loops", "comparison"])
+def test_a_process_judges_by_its_own_time(name, process):
+    with pytest.raises(ChatTemplateError, match=r"took more than 0.1 s"):
+        process.render(msgspec.structs.replace(WANTED, source=ENDLESS[name]), 0.1)
+    assert process.render(WANTED, 30.0)
 
 
 def test_what_templates_leave_in_the_process_is_bounded():

@@ -77,7 +77,7 @@ def test_the_round_trip_of_a_call():
             (call,) = first["output"]
             output = {"type": "function_call_output", "call_id": call["call_id"], "output": "42"}
             await create(api, {"input": [output], "previous_response_id": first["id"], **tools})
-            assert said(api) == "<user>hi<assistant>None<tool>42[1 tools]<assistant>"
+            assert said(api) == "<user>hi<assistant><tool>42[1 tools]<assistant>"
             missing = await refusal(api, {"input": [output], **tools})
             assert "call_id" in missing["message"] and missing["param"] == "input"
 

@@ -25,6 +25,10 @@ ROUTES = [
     ("/v1/messages", MESSAGE),
     ("/inference/v1/generate", {"token_ids": [1, 2], "sampling_params": {"max_tokens": 5}}),
 ]
+OLLAMAS = [
+    ("/api/chat", {**HELLO, "stream": False}),
+    ("/api/generate", {"prompt": "hi", "raw": True, "stream": False}),
+]  # without fields of vLLM's
 
 A, B = (hashlib.sha256(key).hexdigest() for key in (b"key-a", b"key-b"))
 FILE = f"{A}: {{name: a, max_running: 2}}".encode()
@@ -79,7 +83,7 @@ def test_a_timeout_that_is_none_is_refused_by_name(path, body):
     asyncio.run(main())
 
 
-@pytest.mark.parametrize(("path", "body"), ROUTES)
+@pytest.mark.parametrize(("path", "body"), [*ROUTES, *OLLAMAS])
 def test_each_key_is_a_tenant_and_with_a_file_has_a_salt_of_its_own(path, body):
     async def main():
         keys = {"api_keys": ["key-a", "key-b"]}

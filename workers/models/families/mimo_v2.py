@@ -117,9 +117,10 @@ def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
         raise ModelConfigError(f"config.json: v_head_dim {values} is greater than head_dim {head_dim}: not supported")
     windows, ropes = windows_by_type(fields, size(fields, "sliding_window", 129)), read_ropes(fields, head_dim)
     assert windows is not None
-    plain = {name: value for name, value in fields.items() if name not in ("rope_parameters", "rope_theta", "layer_types")}
+    elsewhere = ("rope_parameters", "rope_theta", "partial_rotary_factor", "layer_types")  # read_ropes has read them
+    plain = {name: value for name, value in fields.items() if name not in elsewhere}
     of_window = {"num_key_value_heads": size(fields, "swa_num_key_value_heads", 2 * size(fields, "num_key_value_heads"))}
-    attentions = {kind: read_attention({**plain, **own}, partial=PART) for kind, own in ((FULL, {}), (LOCAL, of_window))}
+    attentions = {kind: read_attention({**plain, **own}) for kind, own in ((FULL, {}), (LOCAL, of_window))}
     inner = size(fields, "moe_intermediate_size")
     experts = ExpertsSpec(routing=read_group_routing(fields), intermediate_size=inner)
     scale = number(fields, "attention_value_scale", 1.0)

@@ -41,7 +41,7 @@ async def count_tokens(services: Services, request: Request, response: Response)
     body = await read_body(_count_decoder, request, services.unknown_fields)
     check_model(body.model, services.model_names)
     chat = await _chat(services, body, num_bytes)
-    planned = await plan_chat(services, chat, take_tools(chat), num_bytes, owner=request.owner, **_options(body))
+    planned = await plan_chat(services, chat, take_tools(chat), owner=request.owner, **_options(body))
     response.send(200, json_bytes(CountTokensResponse(len(planned.token_ids))))
 
 
@@ -53,7 +53,7 @@ async def create_message(services: Services, request: Request, response: Respons
     checked = check_chat(chat, services.client.tokenizer, None)
     checked.cuts_max_tokens, checked.no_room = True, _NO_ROOM
     checked.terms = terms_of(services, request, body.timeout, body.priority)
-    prepared = await prepare_chat(services, chat, checked, num_bytes, **_options(body))
+    prepared = await prepare_chat(services, chat, checked, **_options(body))
     name, runs = new_id("msg", request.headers).replace("-", "_", 1), list[PromptRun]()
     async with running(name, runs, metrics, services.request_log):
         runs.append(submit_chat(services, chat, prepared, name))

@@ -78,6 +78,8 @@ COUNTERS: tuple[tuple[str, str, Callable[[Heartbeat], float]], ...] = (
     ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", lambda b: b.cached_tokens),
     ("vllm:num_preemptions", "Preemptions.", lambda b: b.preemptions),
     ("quire:worker_restarts", "Restarts of the engine's workers.", lambda b: b.worker_restarts),
+    ("quire:num_replays", "Requests that ran again, as their workers or engine had died.", lambda b: b.replays),
+    ("quire:num_replays_given_up", "Requests that ended as the likely cause of two deaths.", lambda b: b.replays_given_up),
     # vLLM has them for every model; there is no such cache here
     ("vllm:external_prefix_cache_queries", "Tokens looked up in other engines' caches: none.", lambda b: 0),
     ("vllm:external_prefix_cache_hits", "Tokens found in other engines' caches: none.", lambda b: 0),

@@ -23,6 +23,7 @@ from quire.frontend.http.api.prompt import encoded
 from quire.frontend.http.api.prompt_run import PromptRun, submit
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.sse import json_bytes
+from quire.frontend.http.api.terms import terms_of
 from quire.frontend.http.protocol.exchange import Request, Response
 
 NDJSON = b"application/x-ndjson"
@@ -34,38 +35,36 @@ T = TypeVar("T", OllamaChatRequest, OllamaGenerateRequest)
 
 
 async def chat(services: Services, request: Request, response: Response) -> None:
-    began, num_bytes = time.time(), len(request.body)
+    began = time.time()
     body = await read_body(_chat_decoder, request, services.unknown_fields)
     model = model_of(body.model, services.model_names)
     if not body.messages:
         return _send_empty(response, Answer(model, True, began, None), body)
-    await _run_chat(services, request, response, body, model, began, num_bytes)
+    await _run_chat(services, request, response, body, model, began)
 
 
 async def generate(services: Services, request: Request, response: Response) -> None:
-    began, num_bytes = time.time(), len(request.body)
+    began = time.time()
     body = await read_body(_generate_decoder, request, services.unknown_fields)
     model = model_of(body.model, services.model_names)
     if not body.prompt:
         return _send_empty(response, Answer(model, False, began, None), body)
     if body.raw or not services.client.tokenizer.templates:
         return await _run_raw(services, request, response, body, Answer(model, False, began, None))
-    await _run_chat(services, request, response, body, model, began, num_bytes)
+    await _run_chat(services, request, response, body, model, began)
 
 
 def _send_empty(response: Response, answer: Answer, body: OllamaChatRequest | OllamaGenerateRequest) -> None:
     response.send(200, json_bytes(answer.empty("unload" if body.keep_alive in (0, "0", "0s") else "load")))
 
 
-async def _run_chat(
-    services: Services, request: Request, response: Response, body: T, model: str, began: float, num_bytes: int
-) -> None:
+async def _run_chat(services: Services, request: Request, response: Response, body: T, model: str, began: float) -> None:
     chat = chat_of(body)
     services.defaults.fill(chat)
     checked = check_chat(chat, services.client.tokenizer, None)
-    checked.cuts_max_tokens = True
+    checked.cuts_max_tokens, checked.terms = True, terms_of(services, request, None)
     thinks = body.think is not False
-    prepared = await prepare_chat(services, chat, checked, num_bytes, thinks=thinks, may_not_reason=True)
+    prepared = await prepare_chat(services, chat, checked, thinks=thinks, may_not_reason=True)
     name, runs = new_id("ollama", request.headers), list[PromptRun]()
     async with running(name, runs, services.metrics, services.request_log):
         runs.append(submit_chat(services, chat, prepared, name))
@@ -81,7 +80,7 @@ async def _run_raw(
     client, raw = services.client, completion_of(body)
     services.defaults.fill(raw)
     checked = check_request(raw, client.tokenizer, max_tokens=raw.max_tokens, prompt_field="prompt")
-    checked.cuts_max_tokens = True
+    checked.cuts_max_tokens, checked.terms = True, terms_of(services, request, None)
     ids = await encoded(client, body.prompt or "", True, None)
     if not ids:
         raise invalid("prompt must not be empty", "prompt")

@@ -8,6 +8,7 @@ import re
 
 import msgspec
 
+from quire.frontend.http.api.ollama.schemas import Options
 from quire.frontend.http.protocol.errors import ApiError
 
 PATH = b"/api/"
@@ -17,7 +18,7 @@ _WORDS = [
         (r"\bresponse_format(\.json_schema(\.schema)?)?", "format"),
         (r"\brepetition_penalty\b", "options.repeat_penalty"),
         (r"^max_tokens\b", "options.num_predict"),
-        (r"^(temperature|top_k|top_p|min_p|seed|stop|presence_penalty|frequency_penalty)\b", r"options.\1"),
+        (rf"^({'|'.join(Options.__struct_fields__)})\b", r"options.\1"),
     )
 ]
 
@@ -36,7 +37,13 @@ class OllamaError(ApiError):
         for pattern, instead in _WORDS:
             message = pattern.sub(instead, message)
         super().__init__(
-            error.status, message, param=error.param, code=error.code, retry_after_s=error.retry_after_s, allow=error.allow
+            error.status,
+            message,
+            param=error.param,
+            code=error.code,
+            retry_after_s=error.retry_after_s,
+            allow=error.allow,
+            should_retry=error.should_retry,
         )
 
     def body(self) -> bytes:

@@ -15,8 +15,14 @@ from quire.frontend.http.protocol.exchange import Request, Response
 
 OLLAMA_VERSION = "0.12.6"  # the API that these routes follow; editors refuse servers of versions that are too old for them
 _NEVER = "9999-12-31T23:59:59Z"
-_DETAILS = {"parent_model": "", "format": "", "family": "quire", "families": ["quire"], "parameter_size": "",
-            "quantization_level": ""}  # fmt: skip
+_DETAILS = {
+    "parent_model": "",
+    "format": "",
+    "family": "quire",
+    "families": ["quire"],
+    "parameter_size": "",
+    "quantization_level": "",
+}
 
 _show_decoder = BodyDecoder(ShowRequest)
 
@@ -57,8 +63,13 @@ async def show(services: Services, request: Request, response: Response) -> None
         "quire.vocab_size": services.limits.vocab_size,
     }
     answer = {
-        "license": "", "modelfile": "", "parameters": "", "template": template, "details": _DETAILS, "model_info": info,
+        "license": "",
+        "modelfile": "",
+        "parameters": "",
+        "template": template,
+        "details": _DETAILS,
+        "model_info": info,
         "capabilities": [what for what, has in capabilities.items() if has],
         "modified_at": moment(services.client.welcome.created),
-    }  # fmt: skip
+    }
     response.send(200, json_bytes(answer))

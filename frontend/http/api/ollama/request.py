@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
-from quire.frontend.http.api.bodies.schemas import ChatRequest, CompletionRequest, Json
+from quire.frontend.http.api.bodies.schemas import SAMPLING_VALUES, ChatRequest, CompletionRequest, Json
 from quire.frontend.http.api.bodies.structured import JsonSchemaFormat, ResponseFormat
 from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.api.ollama.schemas import (
@@ -31,7 +31,7 @@ _INSTEAD = {
     "logprobs": "ask /v1/chat/completions.",
     "top_logprobs": "ask /v1/chat/completions.",
 }
-_SAME_OPTIONS = ("temperature", "top_k", "top_p", "min_p", "stop", "presence_penalty", "frequency_penalty")
+_SAME_OPTIONS = tuple(name for name in Options.__struct_fields__ if name in SAMPLING_VALUES)
 
 
 def model_of(name: str | None, served: list[str]) -> str:

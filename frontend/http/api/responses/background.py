@@ -7,6 +7,7 @@ That one also renews the record's lease while it runs, so a response of a server
 
 import asyncio
 import logging
+import math
 
 from quire.frontend.http.api.chat_run import submit_chat
 from quire.frontend.http.api.generate import running
@@ -42,8 +43,9 @@ async def begin(services: Services, turn: Turn) -> None:
 async def let_end(services: Services, grace_s: float) -> None:
     """The server stops: wait up to grace_s for responses to end."""
     if tasks := list(services.state.background.values()):
-        logger.info("stopping: up to %.0f s for responses in the background to end: %d", grace_s, len(tasks))
-        await asyncio.wait(tasks, timeout=grace_s)
+        limit = "as long as it takes" if math.isinf(grace_s) else f"up to {grace_s:.0f} s"
+        logger.info("stopping: %s for responses in the background to end: %d", limit, len(tasks))
+        await asyncio.wait(tasks, timeout=None if math.isinf(grace_s) else grace_s)
 
 
 async def end_all(services: Services) -> None:
@@ -59,9 +61,9 @@ async def _run(services: Services, turn: Turn, begun: asyncio.Future[None]) -> N
     response, storage = turn.response, services.storage
     try:
         await _answer(services, turn, begun)
-    except (asyncio.CancelledError, Exception) as error:  # any failure becomes the response's status
+    except BaseException as error:  # any failure becomes the response's status, also a panic in Rust (tokenizers)
         if not begun.done():
-            begun.set_exception(error) if isinstance(error, Exception) else begun.cancel()
+            begun.cancel() if isinstance(error, asyncio.CancelledError) else begun.set_exception(error)
             return
         known = shutting_down() if isinstance(error, asyncio.CancelledError) else error_of(error, turn.tools)
         if known is None:

@@ -113,8 +113,7 @@ class RunningTurn:
         if isinstance(error, asyncio.CancelledError):
             self._output.tell_error(shutting_down())
         else:
-            known = error_of(error, self._turn.tools) if isinstance(error, Exception) else None
-            self.fail(known or internal_error())
+            self.fail(error_of(error, self._turn.tools) or internal_error())
         stream.end(writer.take())
 
     # --------------------------------------------------------------------------------------------------- what it yields

@@ -83,7 +83,7 @@ def in_our_words(error: ApiError, tools: ChatTools) -> ApiError:
     return ApiError(error.status, message, param=ours, code=error.code)
 
 
-def error_of(error: Exception, tools: ChatTools) -> ApiError | None:
+def error_of(error: BaseException, tools: ChatTools) -> ApiError | None:
     """The error for an exception of a chat, with the names of this route's fields; None for a bug."""
     known = from_exception(error, "input")
     return None if known is None else in_our_words(known, tools)

@@ -61,11 +61,11 @@ async def prepare_turn(services: Services, request: Request, body: ResponsesRequ
     services.defaults.fill(chat_body)
     try:
         if body.truncation == "auto":
-            await leave_out_oldest(services, chat_body, num_bytes, request.owner)
+            await leave_out_oldest(services, chat_body, request.owner)
         num_logprobs = (body.top_logprobs or 0) if body.wants_logprobs else None
         checked = check_chat(chat_body, services.client.tokenizer, num_logprobs)
         checked.terms = terms_of(services, request, body.timeout, body.priority)
-        chat = await prepare_chat(services, chat_body, checked, num_bytes)
+        chat = await prepare_chat(services, chat_body, checked)
     except ApiError as error:
         raise in_our_words(error, tools) from None
     response = begun(body, id, model, chat.params) if small else await in_thread(begun, body, id, model, chat.params)

@@ -196,8 +196,8 @@ def _gemma(parser: type[gemma.Gemma4]) -> Builder:
 def _python_calls(functions: Functions) -> list[Format]:
     for f in functions:
         if f.name[0].isdigit():
-            raise invalid(f"{f.place}.name: calls of this model are written as Python, where no name begins with a digit",
-                          f"{f.place}.name")  # fmt: skip
+            place = f"{f.place}.name"
+            raise invalid(f"{place}: calls of this model are written as Python, where no name begins with a digit", place)
     return [tag(f"{f.name}(", ref(f), ")") for f in functions]
 
 
