@@ -44,12 +44,8 @@ def compiler() -> Iterator[GrammarCompiler]:
 def request(wanted: StructuredOutputs | None, n: int = 1, prompt: list[int] | None = None, **params):
     """As much of a request and its sequences as a preparer looks at."""
     p = SamplingParams(structured_outputs=wanted, n=n, **params)
-    sequences = [
-        SimpleNamespace(
-            params=p, prompt=np.asarray(prompt or [1], np.int32), stop_ids=frozenset(p.stop_token_ids or ()), constraint=None
-        )
-        for _ in range(n)
-    ]
+    ids, stop_ids = np.asarray(prompt or [1], np.int32), frozenset(p.stop_token_ids or ())
+    sequences = [SimpleNamespace(params=p, prompt=ids, known=ids, stop_ids=stop_ids, constraint=None) for _ in range(n)]
     return SimpleNamespace(task=SimpleNamespace(params=p), tenant=None), sequences
 
 
