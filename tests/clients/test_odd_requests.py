@@ -63,6 +63,7 @@ async def ask(api: http.Api, method: str, data: bytes) -> None:
     assert answer.status < 500 or answer.status == 501, (data, answer)
     if answer.status >= 400 and method != "HEAD":
         error = json.loads(answer.body)["error"]
+        error = {"message": error, "type": "Ollama's"} if isinstance(error, str) else error
         assert error["message"] and error["type"] and "Traceback" not in error["message"], (data, answer)
 
 
