@@ -81,7 +81,8 @@ def test_equals_a_reference_over_all_logprobs(llm, prompt, width, max_tokens, pe
 
 
 def chat(llm: LLM, question: str) -> str:
-    return llm.get_tokenizer().render_chat([{"role": "user", "content": question}])
+    messages = [{"role": "user", "content": question}]
+    return llm.get_tokenizer().apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 
 
 def test_beams_end_by_eos_and_the_search_with_them(llm):
@@ -90,7 +91,7 @@ def test_beams_end_by_eos_and_the_search_with_them(llm):
     (output,) = llm.beam_search(prompt, params)
     best = output.sequences[0]
     assert best.finish_reason == "stop" and best.stop_reason is None and best.tokens[-1] in EOS
-    assert best.text == llm.get_tokenizer().decode(best.tokens[:-1])
+    assert best.text == llm.get_tokenizer().decode(best.tokens[:-1], skip_special_tokens=True)
     assert_equal(llm, prompt, BeamSearchParams(3, 16))
 
 

@@ -88,8 +88,8 @@ def test_arguments_without_a_field_here_mean_what_their_flags_do():
     assert EngineArgs(limit_mm_per_prompt={"image": 1, "video": 0}) == EngineArgs()
     with pytest.raises(ValueError, match=r"worker_cls='mine' is not supported: no code of others"):
         EngineArgs(worker_cls="mine")
-    with pytest.raises(ValueError, match=r"enable_dbo=True is not supported: batches are not split"):
-        EngineArgs(enable_dbo=True)
+    with pytest.raises(ValueError, match=r"enable_sleep_mode=True is not supported"):
+        EngineArgs(enable_sleep_mode=True)
     assert EngineArgs(profiler_config={"profiler": "torch", "torch_profiler_dir": "traces"}).profile_dir == "traces"
     with pytest.raises(ValueError, match=r"profiler_config may say .* profile_dir"):
         EngineArgs(profiler_config={"profiler": "cuda"})

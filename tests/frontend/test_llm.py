@@ -5,6 +5,7 @@ import gzip
 import json
 import math
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -37,9 +38,9 @@ def test_a_batch_gives_what_each_prompt_gives_alone(llm: LLM) -> None:
     for prompt, output in zip(PROMPTS, batch, strict=True):
         (alone,) = llm.generate(prompt, GREEDY)
         assert alone.outputs[0].token_ids == output.outputs[0].token_ids
-        assert alone.outputs[0].text == output.outputs[0].text == llm.get_tokenizer().decode(
-            [*output.prompt_token_ids, *output.outputs[0].token_ids]
-        ).removeprefix(llm.get_tokenizer().decode(output.prompt_token_ids))  # fmt: skip
+        ids, decode = output.prompt_token_ids, partial(llm.get_tokenizer().decode, skip_special_tokens=True)
+        text = decode([*ids, *output.outputs[0].token_ids]).removeprefix(decode(ids))
+        assert alone.outputs[0].text == output.outputs[0].text == text
 
 
 def test_a_batch_begins_together(llm: LLM) -> None:
@@ -99,7 +100,7 @@ def test_logprobs_belong_to_the_sampled_tokens(llm: LLM) -> None:
     for token, row in zip(completion.token_ids, completion.logprobs, strict=True):
         assert len(row) == 3 and row[token].rank == 1
         assert row[token].logprob == max(p.logprob for p in row.values()) <= 0.0
-        assert row[token].decoded_token == llm.get_tokenizer().token_str(token)
+        assert row[token].decoded_token == llm.get_tokenizer().decode([token])
     total = sum(r[t].logprob for t, r in zip(completion.token_ids, completion.logprobs, strict=True))
     assert math.isclose(total, completion.cumulative_logprob, abs_tol=1e-5)
     rows = output.prompt_logprobs

@@ -124,7 +124,7 @@ def test_chats_are_rendered_one_or_many(llm: LLM) -> None:
         ([[THE]], {"max_tokens": 3}, TypeError, "must be SamplingParams or a list of them, got dict"),
         ([[THE]], 3, TypeError, "must be SamplingParams or a list of them, got int"),
         ([[THE]], [None], TypeError, "must be SamplingParams, got NoneType"),
-        (None, None, TypeError, "a prompt or a list of prompts, got NoneType"),
+        (None, None, TypeError, "needs prompts: a text, a list of token ids"),
         ({" the"}, None, TypeError, "a prompt or a list of prompts, got set"),
         ({"text": " the"}, None, InvalidRequest, "not supported: text"),
         ([" the", {"prompt": " the", "multi_modal_data": {}}], None, InvalidRequest, "not supported: multi_modal_data"),

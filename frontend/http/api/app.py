@@ -25,8 +25,7 @@ from quire.frontend.http.api.messages.errors import speak_anthropic
 from quire.frontend.http.api.metrics.metric_names import REFUSALS
 from quire.frontend.http.api.metrics.metrics import NO_HANDLER
 from quire.frontend.http.api.near_path import near_path
-from quire.frontend.http.api.ollama.errors import PATH as OLLAMA
-from quire.frontend.http.api.ollama.errors import OllamaError
+from quire.frontend.http.api.ollama.errors import OllamaError, is_ollamas
 from quire.frontend.http.api.route import JSON, Route
 from quire.frontend.http.api.routes import DESCRIPTIONS, PREFLIGHT, ROUTES, TO_PAGE
 from quire.frontend.http.api.services import Services
@@ -101,7 +100,7 @@ class App:
             request.path = without_root(request.path, self._root_path)
         if request.path.startswith(ANTHROPIC):
             speak_anthropic(request)
-        elif request.path.startswith(OLLAMA):
+        elif is_ollamas(request.path):
             request.error_as = OllamaError
         if refusal := self._access.host_refusal(request):
             return refusal

@@ -110,9 +110,9 @@ def test_an_empty_file_changes_nothing(config):
 
 def test_keys_of_the_environment(monkeypatch, tmp_path):
     monkeypatch.setenv(serve_command.KEY_VARIABLE, "from environment")
-    assert serve_command._keys(parsed()) == ["from environment"]
-    assert serve_command._keys(parsed("--api-key", "a")) == ["a"]
+    assert serve_command._keys(parsed()).ordinary == ["from environment"]
+    assert serve_command._keys(parsed("--api-key", "a")).ordinary == ["a"]
     (tmp_path / "keys").write_text("b\n\nc\n")
-    assert serve_command._keys(parsed("--api-key-file", str(tmp_path / "keys"))) == ["b", "c"]
+    assert serve_command._keys(parsed("--api-key-file", str(tmp_path / "keys"))).ordinary == ["b", "c"]
     monkeypatch.setenv(serve_command.KEY_VARIABLE, "")
-    assert serve_command._keys(parsed()) == []
+    assert serve_command._keys(parsed()).ordinary == []

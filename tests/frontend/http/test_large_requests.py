@@ -6,7 +6,7 @@ import threading
 
 import fake_client as http
 import pytest
-from fake_client import CHAT, COMPLETIONS, HELLO
+from fake_client import CHAT, COMPLETIONS
 from hypothesis import given
 from hypothesis import strategies as st
 from loop_gap import MOST_S, LoopGap
@@ -62,23 +62,6 @@ def test_a_body_that_would_hold_the_loop_is_refused_beside_it():
                 answer = await api.ask("POST", CHAT, body)
                 assert answer.status == 400 and json.loads(answer.body)["error"]["code"] == "body_too_complex"
         assert gap.worst_s < MOST_S
-
-    asyncio.run(main())
-
-
-def test_long_prompts_and_templates_are_worked_on_in_threads(monkeypatch):
-    async def main():
-        client = http.FakeClient()
-        threads: list[threading.Thread] = []
-        render = client.tokenizer.render_chat
-        monkeypatch.setattr(
-            client.tokenizer, "render_chat", lambda *a, **k: (threads.append(threading.current_thread()), render(*a, **k))[1]
-        )
-        api = http.Api(client)
-        assert (await api.ask("POST", CHAT, HELLO)).status == 200
-        await api.ask("POST", CHAT, {**HELLO, "messages": [{"role": "user", "content": "x" * (17 << 10)}]})
-        await api.ask("POST", CHAT, {**HELLO, "messages": [{"role": "user", "content": "x"}] * 100})
-        assert [thread is threading.main_thread() for thread in threads] == [True, False, False]
 
     asyncio.run(main())
 

@@ -27,7 +27,6 @@ _OF_SERVER_TOOLS = frozenset(
         "mcp_tool_use",
         "server_tool_use",
         "text_editor_code_execution_tool_result",
-        "tool_reference",
         "tool_search_tool_result",
         "web_fetch_tool_result",
         "web_search_tool_result",

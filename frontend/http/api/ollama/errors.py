@@ -11,7 +11,6 @@ import msgspec
 from quire.frontend.http.api.ollama.schemas import Options
 from quire.frontend.http.protocol.errors import ApiError
 
-PATH = b"/api/"
 _WORDS = [
     (re.compile(pattern), instead)
     for pattern, instead in (
@@ -21,6 +20,11 @@ _WORDS = [
         (rf"^({'|'.join(Options.__struct_fields__)})\b", r"options.\1"),
     )
 ]
+
+
+def is_ollamas(path: bytes) -> bool:
+    """Whether a path is of Ollama's API: those that begin with /api/v1 are meant for OpenAI's."""
+    return path.startswith(b"/api/") and not path.startswith(b"/api/v1/")
 
 
 class OllamaErrorResponse(msgspec.Struct, frozen=True):
