@@ -1,4 +1,4 @@
-"""Replay: lets requests outlive their workers. What ran when the workers died runs again, from the tokens that are known.
+"""Replay: lets requests outlive their workers. Requests that ran when the workers died run again, from the known tokens.
 
 The scheduler makes every running sequence a waiting one (`Scheduler.reset`), as if it had been preempted; its grammar, seed and
 counts go on by position. This file decides which requests do not run again, because they may be the cause. A sequence is a

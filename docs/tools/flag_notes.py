@@ -74,7 +74,7 @@ FLAG_NOTES: dict[str, FlagNote] = {
     "--trust-request-chat-template": FlagNote(
         "one core, 512 MiB; such templates wait for each other, other requests do not", "off"
     ),
-    "--request-timeout-s": FlagNote("requests that nobody waits for take no slots", "the longest that your clients wait"),
+    "--request-timeout-s": FlagNote("requests without a client that waits take no slots", "the longest that your clients wait"),
     "--response-role": FlagNote("", "assistant"),
     "--default-chat-template-kwargs": FlagNote("without reasoning, answers are shorter", '{"enable_thinking": false}'),
     "--return-tokens-as-token-ids": _NONE,

@@ -1,4 +1,4 @@
-"""What users give as a model and how it is meant: hub addresses are taken, and what cannot be served gets a line that helps.
+"""Names that users give for a model: hub addresses are taken, and a name that cannot be served gets a line that helps.
 
 Called by model_files.py, before a download and for folders that lack what a model has.
 """

@@ -15,7 +15,7 @@ LEAST_WEIGHT, MOST_WEIGHT = 1e-3, 1e3
 
 
 class Totals:
-    """What waits, of all tenants together."""
+    """The waiting requests of all tenants together."""
 
     __slots__ = ("num_waiting", "prompt_tokens_waiting", "tokens_waiting")
 

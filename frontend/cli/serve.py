@@ -214,7 +214,7 @@ class ReadyMessage:
 
 
 class _Launch(NamedTuple):
-    """What is there when the event loop begins."""
+    """State that exists when the event loop begins."""
 
     template: FrontendConfig
     sockets: list[socket.socket]

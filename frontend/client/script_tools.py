@@ -27,7 +27,7 @@ def clean_up(*_: Any, **__: Any) -> None:
 
 
 def get_tokenizer(tokenizer_name: str, *_: Any, revision: str | None = None, **options: Any) -> Any:
-    """transformers' tokenizer of a folder or hub id. Of vLLM's other options `download_dir` has an effect."""
+    """transformers' tokenizer of a folder or hub id. Only `download_dir` of vLLM's other options has an effect."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(tokenizer_name, revision=revision, cache_dir=options.get("download_dir"))

@@ -52,7 +52,7 @@ NO_TERMS = Terms()
 
 @lru_cache(maxsize=4096)
 def share_of(tenant: Tenant, num_engines: int) -> Tenant:
-    """What a tenant may have of one of several engines."""
+    """The share of one of several engines that a tenant may have."""
 
     def part(limit: int | None) -> int | None:
         return None if limit is None else -(-limit // num_engines)

@@ -142,7 +142,7 @@ class StopSignals:
 
 
 class Owner:
-    """What `serve` tells whoever runs it, and what that one may ask meanwhile: overridden by the launcher and by its child."""
+    """The messages of `serve` to the process that runs it, and its questions: the launcher and its child override them."""
 
     def began(self, access: Access, listeners: Listeners, key_limits: CurrentLimits) -> None:
         """Requests can come. These may be changed from now on, in the event loop."""

@@ -67,7 +67,7 @@ class CustomCalls:
 
 
 class CustomInput:
-    """The text in `{"input": "..."}`, which comes in pieces. What is held back: the head, and an escape that is cut."""
+    """The text in `{"input": "..."}`, which comes in pieces. The head, and an escape that is cut, are held back."""
 
     def __init__(self) -> None:
         self._held = ""

@@ -34,7 +34,7 @@ class Job(NamedTuple):
 
 
 class Turns:
-    """Whose turn it is; no threads. num_threads: how many jobs may run at once."""
+    """The order of turns; no threads. num_threads: how many jobs may run at once."""
 
     def __init__(self, num_threads: int) -> None:
         self._most_of_one = max(num_threads - 1, 1)

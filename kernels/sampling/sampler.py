@@ -259,7 +259,7 @@ def sampled_logprobs(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """For raw logits: (log-probability of the sampled token f32 [R], its rank i32 [R], top ids i32 [R, NUM_TOP], theirs).
 
-    rank = 1 + number of larger logits. Reads the logits twice. Of equal logits `top_logits` chooses.
+    rank = 1 + number of larger logits. Reads the logits twice. `top_logits` chooses among equal logits.
     """
     _check(logits, workspace, None)
     rows, vocab = logits.shape

@@ -167,7 +167,7 @@ def wrapper_of(fields: Json, architecture: str) -> Wrapper | None:
 def text_fields(fields: Json, wrapper: Wrapper, known: frozenset[str]) -> Json:
     """The text model's fields. known: those of its family besides fields.USED.
 
-    A wrapper builds its text model from text_config alone. Of the fields around it only those count that a text model has, too
+    A wrapper builds its text model from text_config alone. Fields around it count only if a text model has them, too
     (dtype, tie_word_embeddings), if text_config lacks them.
     """
     text = nested_text(fields)

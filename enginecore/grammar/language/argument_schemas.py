@@ -39,7 +39,7 @@ _FORMS: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys((*_CHOICES, "enum"), (_is_list, "a list")),
     **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems"), (_is_count, "a whole number of at least 0")),
 }
-# What the engine's regexes lack: looks around, and references back.
+# The engine's regexes lack look-arounds and back-references.
 _NOT_REGULAR = re.compile(r"\(\?<?[=!]|\\[1-9]|\(\?P=")
 
 

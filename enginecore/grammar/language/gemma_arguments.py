@@ -3,8 +3,8 @@
     {KEY:<|"|>TEXT<|"|>,KEY:5,KEY:[...],KEY:{...}}
 
 Texts stand between two marks and have no escapes, so values of all depths are written here. Numbers, true, false and null are
-as in JSON. Properties come in the order in which the models' templates write them, which is the alphabet's. What cannot be
-followed is refused. frontend/text/tool_parsers/gemma.py reads this back; call_arguments.py calls it.
+as in JSON. Properties come in the order in which the models' templates write them: the alphabet's. A schema that cannot
+be followed is refused. frontend/text/tool_parsers/gemma.py reads this back; call_arguments.py calls it.
 """
 
 import re

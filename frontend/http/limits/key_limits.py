@@ -17,7 +17,7 @@ NOBODY = ""  # the owner of all requests where no key is needed
 
 
 class KeyLimit(msgspec.Struct, frozen=True, kw_only=True):
-    """What one key, or all keys of one name together, may have. None: no limit.
+    """The limits of one key, or of all keys of one name together. None: no limit.
 
     cache_salt: keys of equal salts share cached prefixes; None: the key shares them with no other.
     """

@@ -37,7 +37,7 @@ class Header(NamedTuple):
 
     @property
     def kind(self) -> type[Content] | type[Reasoning] | type[Markup]:
-        """What the text of the message is, if its client takes no calls or it is none."""
+        """The meaning of the message's text, if its client takes no calls or it is none."""
         if self.role not in (None, "assistant"):
             return Markup
         return Reasoning if self.channel == "analysis" and self.function is None else Content

@@ -146,7 +146,7 @@ class HarmonyParser:
             self._must_part.add(kind)
 
     def _end_in_header(self, mark: str, events: list[Event]) -> None:
-        """The message has ended without content. Of the first one, words that are not its role and channel are what it says."""
+        """The message has ended without content. Words of the first one that are not its role and channel are its text."""
         text = self._take_header()
         header = read_header(text, self._is_first)
         kind, is_said = header._replace(recipient="").kind, self._is_first and bool(header.rest)
