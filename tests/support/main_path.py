@@ -61,6 +61,7 @@ def trace_chats(folder: Path) -> dict[str, set[int]]:
     path = os.pathsep.join([str(HERE / "line_trace"), *filter(None, [os.environ.get("PYTHONPATH")])])
     with Served(*SMALL, env={"PYTHONPATH": path, "LINE_TRACE": str(folder)}) as server:
         server.ready()
+        chat(server, CHATS[0])  # the process that renders templates starts with the first chat
         num_processes = 1 + len(server.pids())
         phases.begin("chats")
         phases.lines("start", num_processes)  # all have begun
