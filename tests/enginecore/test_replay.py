@@ -17,6 +17,12 @@ from quire.ipc.step.plan import StepPlan
 PROMPT = [0, 1, 2, 3]
 
 
+def arrive(core: EngineCore, count: int) -> None:
+    """Wait until so many requests wait, so that one step begins with all of them."""
+    while len(core.scheduler.waiting) < count:
+        core._take_messages()
+
+
 def have_new_tokens(core: EngineCore) -> bool:
     """Whether every sequence has a token since the workers died."""
     slots, waiting = core.scheduler.slots, core.scheduler.waiting
@@ -136,7 +142,9 @@ def test_sequences_without_any_token_start_one_by_one_after_those_that_have_some
     outputs.take()
     for n in (2, 3):
         frontend.send(add(n, num_tokens=6))
-    by_hand.until(lambda: core.scheduler.num_running == 3)  # they have slots, and no results
+    arrive(core, 2)
+    by_hand.begin()
+    assert core.scheduler.num_running == 3  # they have slots, and no results
     assert not {2 << 8, 3 << 8} & outputs.tokens.keys()
     kill(core)
     assert [seq.request_id for seq in core.scheduler.waiting if not seq.is_deferred] == [1]
@@ -151,8 +159,9 @@ def test_a_sequence_that_waits_for_others_may_be_aborted_and_does_not_wait_for_e
     frontend, core = by_hand.frontend(), by_hand.core
     for n in (1, 2, 3):
         frontend.send(add(n, num_tokens=5))
-    while core.scheduler.num_running < 3:
-        by_hand.begin()
+    arrive(core, 3)
+    by_hand.begin()
+    assert core.scheduler.num_running == 3
     kill(core)
     held = [seq for seq in core.scheduler.waiting if seq.is_deferred]
     for seq in held[:1]:
