@@ -143,8 +143,7 @@ def test_sequences_without_any_token_start_one_by_one_after_those_that_have_some
     for n in (2, 3):
         frontend.send(add(n, num_tokens=6))
     arrive(core, 2)
-    by_hand.begin()
-    assert core.scheduler.num_running == 3  # they have slots, and no results
+    by_hand.until(lambda: core.scheduler.num_running == 3)  # they have slots, and no results
     assert not {2 << 8, 3 << 8} & outputs.tokens.keys()
     kill(core)
     assert [seq.request_id for seq in core.scheduler.waiting if not seq.is_deferred] == [1]
