@@ -6,7 +6,7 @@ MAX_RANKS = 2  # that share a layer
 
 
 def check_deterministic(config: Any) -> None:
-    """Check an EngineConfig. Raises ValueError, naming the flag, for settings whose sums have no fixed order."""
+    """Check an EngineConfig. Raises ValueError, naming the flag, for settings without a fixed order of sums."""
     if not config.deterministic:
         return
     refused = {

@@ -36,7 +36,7 @@ class WaitingQueue:
         self._only = TenantState()  # of sequences without one
         self._with_ready: list[TenantState] = []  # tenants with ready sequences
         self._owed: TenantState | None = None  # comes first, as a sequence was preempted for it
-        self._level = 0.0  # what the tenant whose turn it was last had had by then
+        self._level = 0.0  # what the tenant of the last turn had had by then
         self._for_prefix: dict[bytes, Queue] = {}  # hash of the prefix's last block -> its queue
         self._deferred: Queue = []
         self._queue_of: dict[Sequence, Queue] = {}  # each waiting sequence's queue

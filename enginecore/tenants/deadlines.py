@@ -23,7 +23,7 @@ class Deadlines:
         heapq.heappush(self._heap, (deadline, owner, request_id))
 
     def overdue(self, now: float) -> list[tuple[int, int]]:
-        """(owner, request id) of those whose deadline has come; each is returned once."""
+        """(owner, request id) of those past their deadline; each is returned once."""
         found = []
         while self._heap and self._heap[0][0] <= now:
             _, owner, request_id = heapq.heappop(self._heap)

@@ -312,7 +312,7 @@ def _read_again(args: argparse.Namespace, config: "FrontendConfig") -> "Frontend
 
 
 def _allowed_hosts(args: argparse.Namespace, keys: _Keys) -> tuple[str, ...]:
-    """Without keys, a server on a loopback address is reachable for every web page whose name points to this machine."""
+    """Without keys, a server on a loopback address is reachable for every web page with a name that points to this machine."""
     from quire.frontend.http.api.access import LOCAL_NAMES
     from quire.frontend.http.listener import is_loopback
 

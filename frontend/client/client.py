@@ -160,7 +160,7 @@ class Client(ABC):
 
     @abstractmethod
     def expire(self, now: float) -> None:
-        """Fail requests whose deadline has passed and whose engine has not said so. now: time.monotonic()."""
+        """Fail requests past their deadline if their engine has not said so. now: time.monotonic()."""
 
     @abstractmethod
     def _cancel(self, request_id: int) -> None:

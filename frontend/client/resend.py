@@ -78,7 +78,7 @@ class LostRequests:
             state.abort()
 
     def expire(self, now: float) -> None:
-        """End those whose deadline has passed. now: time.monotonic()."""
+        """End those past their deadline. now: time.monotonic()."""
         for state in [state for state in self._states.values() if state.deadline <= now]:
             del self._states[state.id]
             state.fail(DeadlineExceeded("the request's timeout has passed"))

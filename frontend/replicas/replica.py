@@ -55,7 +55,7 @@ class Owner(Protocol):
         """An engine has refused a request as it is FULL. Returns whether another engine has it now."""
 
     def send_again(self, state: RequestState, request: AddRequest) -> None:
-        """Send a request whose engine was lost to the best engine now. Raises ClientError if none takes it."""
+        """Send a request that has lost its engine to the best engine now. Raises ClientError if none takes it."""
 
     def computed(self, request_id: int) -> None:
         """The request's first token has arrived."""

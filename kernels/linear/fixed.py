@@ -1,4 +1,4 @@
-"""Linear layers whose sums have one order, whatever the number of rows: for `--deterministic`.
+"""Linear layers with one order of every sum, whatever the number of rows: for `--deterministic`.
 
     y = x @ W^T + bias        x [M, K], W [N, K], bias [N] or none, y [M, N]; float32, float16 or bfloat16, rounded once
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from quire.kernels.tuning.configs import TileConfig, TilesConfig
 from quire.kernels.tuning.table import ANY, ExchangeTuning, Tuning
 
-# Both with wgmma, whose sums over K have one order, on tiles of at least 64 rows.
+# Both with wgmma, which sums over K in one order, on tiles of at least 64 rows.
 _FEW = TilesConfig(64, True, TileConfig(64, 64, 4, 4), TileConfig(128, 64, 4, 4))
 _MANY = TilesConfig(128, False, TileConfig(64, 64, 8, 3), TileConfig(128, 64, 8, 3))
 _ROPE_TILE = 1024

@@ -21,7 +21,7 @@ from quire.frontend.http.protocol.exchange import Request
 LOCAL_NAMES = ("localhost", "*.localhost", "*.")
 _AUTHORITY = re.compile(rb"https?://([^/?#]+)", re.IGNORECASE)
 _PORT = re.compile(r":\d*$")
-_MOST_KNOWN, _LONGEST_NAME = 1024, 256  # names whose verdict is kept
+_MOST_KNOWN, _LONGEST_NAME = 1024, 256  # names with a kept verdict
 
 
 def access_of(

@@ -43,7 +43,7 @@ class BatchQueue:
     def take(self, holder: str, not_of: Collection[str] = ()) -> Record | None:
         """Lease a batch that no frontend runs to the holder for LEASE_S: one of the owner with the fewest that run, its oldest.
 
-        not_of: owners whose batches are left to others."""
+        not_of: owners; their batches are left to others."""
         now = self._db.clock()
         with self._db.transaction() as connection:
             # a lease that ends too late to be possible: the clock was set back

@@ -44,7 +44,7 @@ class HarmonyParser:
         self._num_calls = 0
         self._call_is_empty = False
         self._said: dict[Any, bool] = {Content: False, Reasoning: False}  # whether there is text of this kind
-        self._must_part: set[Any] = set()  # kinds whose next text comes from another message
+        self._must_part: set[Any] = set()  # kinds; their next text comes from another message
         self._reasoned = self._decided = False
 
     @property

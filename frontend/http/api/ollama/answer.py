@@ -39,7 +39,7 @@ class Answer:
         self._output = output
         self._shows_thinking = shows_thinking
         self._num_calls = 0
-        self._call: CallBegun | None = None  # the call whose arguments come
+        self._call: CallBegun | None = None  # the call that arguments come for
         self._arguments: list[str] = []
 
     # ------------------------------------------------------------------------------------------------------- streaming

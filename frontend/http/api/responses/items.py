@@ -83,7 +83,7 @@ def completed_items(given: str | Sequence[Json], known: Mapping[str, Json], resp
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
     items: list[Json] = []
-    passed_over: set[Any] = set()  # calls, whose outputs may have another type
+    passed_over: set[Any] = set()  # calls; their outputs may have another type
     for i, item in enumerate(given):
         kind = _kind_of(item)
         if isinstance(kind, str) and kind in PASSED_OVER:

@@ -1,4 +1,4 @@
-"""How each format of tool calls is written, as a structural tag, for the formats whose arguments are JSON or Python.
+"""How each format of tool calls is written, as a structural tag, for the formats with arguments in JSON or Python.
 
 A builder takes the functions that may be called, and whether one answer may hold several calls. Each format here matches a
 parser (text/tool_parsers): the parser reads as calls exactly what the format admits as calls. call_tags.py chooses among them.

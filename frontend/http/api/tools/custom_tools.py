@@ -1,4 +1,4 @@
-"""Custom tools of OpenAI's APIs, whose input is a text: towards the model, each is a function with one text argument.
+"""Custom tools of OpenAI's APIs, with a text as their input: towards the model, each is a function with one text argument.
 
 `shown_tools` makes what a chat template shows of a request's tools, and `function_of` checks one. The model's arguments become
 the input again in text/custom_calls.py. The format of an input, a Lark grammar or a regex, is told to the model in the tool's
