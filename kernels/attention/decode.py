@@ -1,4 +1,4 @@
-"""Paged attention for decode rows: 1-8 query tokens a row, split over the KV length, balanced over the SMs.
+"""Paged attention for decode rows: 1-16 query tokens a row, split over the KV length, balanced over the SMs.
 
 Formula and masks: tile.py. The KV tiles of all (row, KV head) pairs, in that order, form one line of units; the programs of a
 fixed grid take equal stretches of it, whatever the mix of row lengths. `decode_schedule` (decode_schedule.py) makes the cuts on

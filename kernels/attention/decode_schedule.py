@@ -13,7 +13,9 @@ from quire.kernels.attention.tile import first_visible_key, row_lengths, windowe
 from quire.kernels.tuning.configs import DecodeConfig
 from quire.kernels.tuning.current import current
 
-MAX_QUERY_LEN = 8
+MAX_QUERY_LEN = 16
+MAX_QUERY_ROWS = 128  # queries of a row x heads of a group: a program holds them all
+MAX_QUERY_ELEMENTS = 1 << 15  # of the sums of a program: twice as many would not fit into an SM's registers
 
 
 @triton.jit
@@ -180,6 +182,16 @@ def choose_decode_configs(
     """
     shape = (dtype.itemsize, cache_dtype.itemsize, head_dim, query_rows)
     return next(rule.configs for rule in current().attention.decode if rule.fits(*shape))
+
+
+def takes_queries(dtype: torch.dtype, head_dim: int, group: int, max_query_len: int) -> bool:
+    """Whether decode attention is for rows of up to max_query_len queries; else prefill attention computes them.
+
+    In fp32 each row has partial sums of its own, which windows of many rows would make too large.
+    """
+    query_rows = max_query_len * group
+    elements = triton.next_power_of_2(query_rows) * triton.next_power_of_2(head_dim)
+    return dtype != torch.float32 and query_rows <= MAX_QUERY_ROWS and elements <= MAX_QUERY_ELEMENTS
 
 
 @dataclass(frozen=True)

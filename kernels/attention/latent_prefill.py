@@ -1,9 +1,8 @@
 """Latent attention of rows with several queries: tiles of some tokens' heads against all keys before them.
 
 Formula and shapes: `latent_reference.latent_attention`. As in decode the queries meet the latents as they lie in the cache, and
-no keys or values are made: this is 3.4 times the work for a model with heads of 128 elements, and half the code. Tiles of row r
-begin at slot query_start[r] // tokens of a tile + r, which is beyond row r - 1's last, so the grid depends on tokens and rows
-alone; slots without tokens end at once. Rows before `first_row` (a number on the device) are decode rows and are skipped.
+no keys or values are made: this is 3.4 times the work for a model with heads of 128 elements, and half the code. Rows before
+`first_row` (a number on the device) are decode rows and are skipped.
 """
 
 import torch
@@ -11,7 +10,7 @@ import triton
 import triton.language as tl
 
 from quire.kernels.attention.latent_decode import LOG2E
-from quire.kernels.attention.latent_tile import attend
+from quire.kernels.attention.latent_tile import attend, row_of_slot
 
 QUERIES = 64  # of a tile: tokens x heads
 
@@ -24,11 +23,7 @@ def _prefill_kernel(
 ):  # fmt: skip
     slot = tl.program_id(0)
     tokens_m: tl.constexpr = BLOCK_M // HEADS_M
-    row = -1
-    for start in range(0, num_rows, ROWS_BLOCK):
-        r = start + tl.arange(0, ROWS_BLOCK)
-        begin = tl.load(starts_ptr + r, r < num_rows, other=0) // tokens_m + r
-        row += tl.sum(((begin <= slot) & (r < num_rows)).to(tl.int32), 0)
+    row = row_of_slot(starts_ptr, slot, num_rows, tokens_m, ROWS_BLOCK)
     if HAS_FIRST:  # noqa: SIM102 - a constant, and then a value
         if row < tl.load(first_row_ptr):
             return

@@ -26,6 +26,9 @@ def latent_rope_kv(
 ) -> torch.Tensor:
     """Queries [T, Hq, R + L] of q [T, Hq, N + R] and q_latent [Hq, T, L]; entries of kv [T, L + R] are written to the cache."""
     latent, rotary = q_latent.shape[2], kv.shape[1] - q_latent.shape[2]
+    if cos_sin.shape[1] == 0:  # nothing is rotated
+        half = cos_sin.new_zeros(len(cos_sin), rotary // 2)
+        cos_sin = torch.cat((half + 1.0, half), 1)
     cos, sin = cos_sin[positions.long()].chunk(2, -1)
 
     def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -1,11 +1,24 @@
 """The inner loop of latent attention's kernels: some queries of one sequence against a range of its cache.
 
-A tile is BLOCK_M queries: HEADS_M heads of several tokens; keys come TILE at a time. A score is the sum of two products, of the
+A tile is BLOCK_M queries: HEADS_M heads of several tokens; keys come TILE at a time. Where rows have several tokens, tiles of
+row r begin at slot query_start[r] // tokens of a tile + r, which is beyond row r - 1's last, so a grid depends on tokens and
+rows alone; slots without tokens end at once. A score is the sum of two products, of the
 rotated elements and of the latent, since 576 elements would be padded to 1024; the latent's tile is then also the value.
 """
 
 import triton
 import triton.language as tl
+
+
+@triton.jit
+def row_of_slot(starts_ptr, slot, num_rows, TOKENS_M: tl.constexpr, ROWS_BLOCK: tl.constexpr):
+    """The row that the slot belongs to, if it has a tile."""
+    row = -1
+    for start in range(0, num_rows, ROWS_BLOCK):
+        r = start + tl.arange(0, ROWS_BLOCK)
+        begin = tl.load(starts_ptr + r, r < num_rows, other=0) // TOKENS_M + r
+        row += tl.sum(((begin <= slot) & (r < num_rows)).to(tl.int32), 0)
+    return row
 
 
 @triton.jit

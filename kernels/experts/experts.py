@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from quire.kernels.experts import align, four_bits, grouped, pairs, routing, scaled, tiles
-from quire.kernels.experts.experts_reference import SwiGLU, Weights
+from quire.kernels.experts.experts_reference import Act, SwiGLU, Weights, is_gated
 from quire.kernels.experts.four_bits_weight import FourBitWeights
 from quire.kernels.experts.scaled_weight import ScaledWeights
 from quire.kernels.triton_support.dependent_launch import PLAIN
@@ -66,7 +66,7 @@ def experts(
     w: Weights | FourBitWeights | ScaledWeights,
     ids: torch.Tensor,
     weights: torch.Tensor,
-    act: SwiGLU,
+    act: Act,
     shared: torch.Tensor | None = None,
     *,
     num_routed: int = 0,
@@ -80,20 +80,20 @@ def experts(
 
     `config`, for the weights' kernels, is for tests and tuning.
     """
-    _check(x, w, ids, weights)
+    _check(x, w, act, ids, weights)
     if len(x) == 0:
         return torch.empty_like(x)
     if num_routed and not isinstance(w, Weights):
         raise ValueError("experts: some of all experts need weights in floats")
     if isinstance(w, FourBitWeights):
-        return four_bits.experts(x, w, ids, weights, act, shared, config=config, pdl=pdl)
+        return four_bits.experts(x, w, ids, weights, _gated(act), shared, config=config, pdl=pdl)
     if isinstance(w, ScaledWeights):
-        return scaled.experts(x, w, ids, weights, act, shared, config=config, pdl=pdl)
+        return scaled.experts(x, w, ids, weights, _gated(act), shared, config=config, pdl=pdl)
     if not x.dtype == w.gate_up.dtype == w.down.dtype:
         raise ValueError(f"experts: x {x.dtype} and weights {w.gate_up.dtype}, {w.down.dtype} need one dtype")
     if not (w.gate_up.is_contiguous() and w.down.is_contiguous()):
         raise ValueError("experts: weights must be contiguous")
-    config, are_some = config or _configuration(x, w, ids.shape[1], num_routed or len(w.down)), num_routed > 0
+    config, are_some = config or _configuration(x, w, act, ids.shape[1], num_routed or len(w.down)), num_routed > 0
     if isinstance(config, RowConfig):
         from quire.kernels.experts import pairs_row
 
@@ -101,24 +101,34 @@ def experts(
     if isinstance(config, WideConfig):
         from quire.kernels.experts import wide  # imports Gluon, which other GPUs' Triton may not have
 
-        return wide.experts(x, w, ids, weights, act, shared, config, are_some=are_some, pdl=pdl)
+        return wide.experts(x, w, ids, weights, _gated(act), shared, config, are_some=are_some, pdl=pdl)
     if isinstance(config, PairConfig):
         return pairs.experts(x, w, ids, weights, act, shared, config, are_some=are_some, pdl=pdl)
     return tiles.experts(x, w, ids, weights, act, shared, config, are_some=are_some, pdl=pdl)
 
 
 def _configuration(
-    x: torch.Tensor, w: Weights, top_k: int, num_experts: int
+    x: torch.Tensor, w: Weights, act: Act, top_k: int, num_experts: int
 ) -> RowConfig | PairConfig | TilesConfig | WideConfig:
-    config = choose_wide(len(x), top_k, num_experts)
+    config = choose_wide(len(x), top_k, num_experts) if is_gated(act) else None  # `wide` has no form without a gate
     if config and grouped.supports(x, w.gate_up, w.down, (torch.bfloat16, torch.float16), w.down.shape[2]):
         return config
     return choose(len(x), top_k, num_experts, x.element_size(), pairs.can_use_mma(x, w.down.shape[2]))
 
 
-def _check(x: torch.Tensor, w: Weights | FourBitWeights | ScaledWeights, ids: torch.Tensor, weights: torch.Tensor) -> None:
-    (rows, hidden), (num_experts, inner2, k) = x.shape, w.gate_up.shape
-    if k != hidden or w.down.shape != (num_experts, hidden, inner2 // 2) or ids.shape != weights.shape or len(ids) != rows:
+def _gated(act: Act) -> SwiGLU:
+    """The activation for kernels that know no experts without a gate."""
+    if not isinstance(act, SwiGLU):
+        raise ValueError("experts: those without a gate need weights in floats, and `tiles`, `pairs` or `pairs_row`")
+    return act
+
+
+def _check(
+    x: torch.Tensor, w: Weights | FourBitWeights | ScaledWeights, act: Act, ids: torch.Tensor, weights: torch.Tensor
+) -> None:
+    (rows, hidden), (num_experts, height, k) = x.shape, w.gate_up.shape
+    inner = height // 2 if is_gated(act) else height
+    if k != hidden or w.down.shape != (num_experts, hidden, inner) or ids.shape != weights.shape or len(ids) != rows:
         raise ValueError(f"experts: x {x.shape}, weights {w.gate_up.shape}, {w.down.shape}, ids {ids.shape} do not fit")
     if x.stride(1) != 1 or not ids.is_contiguous() or not weights.is_contiguous():
         raise ValueError("experts: rows of x need unit stride, ids and their weights must be contiguous")

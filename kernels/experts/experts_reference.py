@@ -6,7 +6,8 @@ x [T, H], gate_up [E, 2 I, H] (gate's rows, then up's), down [E, H, I], biases [
 [T, k].
     act(g | u) = g' · sigmoid(α (g' + cubic g'³)) · (u' + offset),    g' = min(g, limit), u' between ±limit
 
-which is silu(g) · u with `SwiGLU`'s defaults, and gelu(g) · u, by tanh, with α √(8 / π) and cubic 0.044715. With expert
+which is silu(g) · u with `SwiGLU`'s defaults, and gelu(g) · u, by tanh, with α √(8 / π) and cubic 0.044715. Experts without a
+gate have `Relu2`, act(u) = max(u, 0)², and gate_up is [E, I, H], up's rows alone, as are its biases [E, I]. With expert
 parallelism, id E means an expert on another rank and contributes zero. Products are rounded to x's dtype, as in torch; the sum
 over j is in float32, in the order of j, with `shared` [T, H] first, if given. A row's result depends on no other row, except
 for last bits of torch's product of an expert's rows.
@@ -18,6 +19,8 @@ import msgspec
 import torch
 import torch.nn.functional as F
 
+from quire.kernels.elementwise import activation_cpu
+
 
 class SwiGLU(msgspec.Struct, frozen=True, kw_only=True):
     """The activation between the two products."""
@@ -26,6 +29,17 @@ class SwiGLU(msgspec.Struct, frozen=True, kw_only=True):
     alpha: float = 1.0
     offset: float = 0.0
     cubic: float = 0.0
+
+
+class Relu2(msgspec.Struct, frozen=True):
+    """The activation of experts without a gate."""
+
+
+Act = SwiGLU | Relu2
+
+
+def is_gated(act: Act) -> bool:
+    return isinstance(act, SwiGLU)
 
 
 class Weights(NamedTuple):
@@ -37,8 +51,10 @@ class Weights(NamedTuple):
     down_bias: torch.Tensor | None = None
 
 
-def activate(gate_up: torch.Tensor, act: SwiGLU) -> torch.Tensor:
-    """[T, 2 I] = gate | up -> [T, I]."""
+def activate(gate_up: torch.Tensor, act: Act) -> torch.Tensor:
+    """[T, 2 I] = gate | up -> [T, I]; without a gate, [T, I] -> [T, I]."""
+    if isinstance(act, Relu2):
+        return activation_cpu.activate(gate_up, activation="relu2")
     gate, up = gate_up.chunk(2, -1)
     if act == SwiGLU():
         return F.silu(gate).mul_(up)
@@ -54,7 +70,7 @@ def experts(
     w: Weights,
     ids: torch.Tensor,
     weights: torch.Tensor,
-    act: SwiGLU,
+    act: Act,
     shared: torch.Tensor | None = None,
     *,
     num_routed: int = 0,

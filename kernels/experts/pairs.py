@@ -13,8 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
-from quire.kernels.experts.experts_reference import SwiGLU, Weights
-from quire.kernels.experts.swiglu import swiglu
+from quire.kernels.experts.experts_reference import Act, Weights
+from quire.kernels.experts.swiglu import constants, relu2, swiglu
 from quire.kernels.triton_support import hopper
 from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options, wait_for_previous
 from quire.kernels.tuning.configs import PairConfig
@@ -38,7 +38,8 @@ def _row_times(acc, w_row, x_row, k, inside, K: tl.constexpr):
 def _gate_up_kernel(
     x_ptr, w_ptr, bias_ptr, ids_ptr, out_ptr, x_stride, N,
     K: tl.constexpr, TOP_K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, HELD: tl.constexpr,
-    BIAS: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr, OFFSET: tl.constexpr, CUBIC: tl.constexpr, PDL: tl.constexpr,
+    BIAS: tl.constexpr, GATED: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr, OFFSET: tl.constexpr,
+    CUBIC: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     pair = tl.program_id(1).to(tl.int64)
@@ -49,16 +50,23 @@ def _gate_up_kernel(
         if expert >= HELD:
             return
     x_row = x_ptr + (pair // TOP_K) * x_stride
-    w_row = w_ptr + (expert * 2 * N + n)[:, None] * K
     zeros = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
-    gate = tl.sum(_row_times(zeros, w_row, x_row, k, n < N, K), 1)
-    up = tl.sum(_row_times(zeros, w_row + N.to(tl.int64) * K, x_row, k, n < N, K), 1)
-    if BIAS:
-        bias = bias_ptr + expert * 2 * N + n
-        gate += tl.load(bias, n < N, other=0.0).to(tl.float32)
-        up += tl.load(bias + N, n < N, other=0.0).to(tl.float32)
     dtype: tl.constexpr = out_ptr.dtype.element_ty
-    tl.store(out_ptr + pair * N + n, swiglu(gate, up, dtype, LIMIT, ALPHA, OFFSET, CUBIC).to(dtype), n < N)
+    if GATED:
+        w_row = w_ptr + (expert * 2 * N + n)[:, None] * K
+        gate = tl.sum(_row_times(zeros, w_row, x_row, k, n < N, K), 1)
+        up = tl.sum(_row_times(zeros, w_row + N.to(tl.int64) * K, x_row, k, n < N, K), 1)
+        if BIAS:
+            bias = bias_ptr + expert * 2 * N + n
+            gate += tl.load(bias, n < N, other=0.0).to(tl.float32)
+            up += tl.load(bias + N, n < N, other=0.0).to(tl.float32)
+        h = swiglu(gate, up, dtype, LIMIT, ALPHA, OFFSET, CUBIC)
+    else:
+        up = tl.sum(_row_times(zeros, w_ptr + (expert * N + n)[:, None] * K, x_row, k, n < N, K), 1)
+        if BIAS:
+            up += tl.load(bias_ptr + expert * N + n, n < N, other=0.0).to(tl.float32)
+        h = relu2(up, dtype)
+    tl.store(out_ptr + pair * N + n, h.to(dtype), n < N)
 
 
 @triton.jit
@@ -106,7 +114,7 @@ def can_use_mma(x: torch.Tensor, inner: int) -> bool:
 
 
 def gate_up(
-    x: torch.Tensor, w: Weights, ids: torch.Tensor, act: SwiGLU, config: PairConfig, *, held: int = 0, pdl: int = PLAIN
+    x: torch.Tensor, w: Weights, ids: torch.Tensor, act: Act, config: PairConfig, *, held: int = 0, pdl: int = PLAIN
 ) -> torch.Tensor:
     """h [T k, I] of x [T, H]; held: number of experts on this rank, 0: all."""
     (_, hidden), inner, top_k = x.shape, w.down.shape[2], ids.shape[1]
@@ -114,8 +122,8 @@ def gate_up(
     block_k = min(config.block_k, triton.next_power_of_2(hidden))
     _gate_up_kernel[(triton.cdiv(inner, config.gate_up_n), ids.numel())](
         x, w.gate_up, x if w.gate_up_bias is None else w.gate_up_bias, ids, h, x.stride(0), inner,
-        hidden, top_k, config.gate_up_n, block_k, held, w.gate_up_bias is not None, act.limit, act.alpha, act.offset,
-        act.cubic, pdl, num_warps=config.num_warps, **launch_options(pdl),
+        hidden, top_k, config.gate_up_n, block_k, held, w.gate_up_bias is not None, *constants(act), pdl,
+        num_warps=config.num_warps, **launch_options(pdl),
     )  # fmt: skip
     return h
 
@@ -125,7 +133,7 @@ def experts(
     w: Weights,
     ids: torch.Tensor,
     weights: torch.Tensor,
-    act: SwiGLU,
+    act: Act,
     shared: torch.Tensor | None,
     config: PairConfig,
     *,

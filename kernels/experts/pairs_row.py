@@ -12,7 +12,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
 from quire.kernels.experts import pairs
-from quire.kernels.experts.experts_reference import SwiGLU, Weights
+from quire.kernels.experts.experts_reference import Act, SwiGLU, Weights
 from quire.kernels.experts.row_operands import (
     OUTPUTS,
     WORDS,
@@ -205,7 +205,7 @@ def experts(
     w: Weights,
     ids: torch.Tensor,
     weights: torch.Tensor,
-    act: SwiGLU,
+    act: Act,
     shared: torch.Tensor | None,
     config: RowConfig,
     *,
@@ -214,7 +214,7 @@ def experts(
 ) -> torch.Tensor:
     """[T, H] of x [T, H], few rows, with experts ids [T, k]; arguments as checked by `experts.experts`."""
     held, pdl = len(w.gate_up) if are_some else 0, min(pdl, LATE)
-    if config.gate_up_warps:
+    if config.gate_up_warps and isinstance(act, SwiGLU):
         h = gate_up(x, w, ids, act, config.gate_up_warps, config.ahead, held=held, pdl=pdl)
     else:
         h = pairs.gate_up(x, w, ids, act, current().experts.pair, held=held, pdl=pdl)

@@ -1,9 +1,10 @@
-"""The activation of experts inside a kernel: `experts_reference.activate` of float32 sums."""
+"""The activations of experts inside a kernel: `experts_reference.activate` of float32 sums."""
 
 import triton
 import triton.language as tl
 
 from quire.kernels.elementwise.activation import gated
+from quire.kernels.experts.experts_reference import Act, Relu2
 
 
 @triton.jit
@@ -19,3 +20,17 @@ def swiglu(gate, up, dtype: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constex
     if CUBIC != 0.0:
         inner = gate + CUBIC * gate * gate * gate
     return gate / (1.0 + tl.exp(-ALPHA * inner)) * (up + OFFSET)
+
+
+@triton.jit
+def relu2(up, dtype: tl.constexpr):
+    """max(up, 0)² in float32, of sums that are first rounded to dtype."""
+    up = up.to(dtype).to(tl.float32)
+    return tl.where(up > 0.0, up * up, 0.0)
+
+
+def constants(act: Act) -> tuple[bool, float, float, float, float]:
+    """A kernel's GATED, LIMIT, ALPHA, OFFSET and CUBIC."""
+    if isinstance(act, Relu2):
+        return False, 0.0, 1.0, 0.0, 0.0
+    return True, act.limit, act.alpha, act.offset, act.cubic

@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 
 from quire.kernels.experts.align import Alignment, align
-from quire.kernels.experts.experts_reference import SwiGLU, Weights
-from quire.kernels.experts.swiglu import swiglu
+from quire.kernels.experts.experts_reference import Act, Weights
+from quire.kernels.experts.swiglu import constants, relu2, swiglu
 from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options, wait_for_previous
 from quire.kernels.tuning.configs import TileConfig, TilesConfig
 
@@ -56,8 +56,8 @@ def _rows_of_x(at, k_left, EVEN_K: tl.constexpr):
 def _gate_up_kernel(
     x_ptr, w_ptr, bias_ptr, out_ptr, order_ptr, tiles_ptr, x_stride, slots, N,
     K: tl.constexpr, TOP_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    BAND: tl.constexpr, ONCE: tl.constexpr, BIAS: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr,
-    OFFSET: tl.constexpr, CUBIC: tl.constexpr, PDL: tl.constexpr,
+    BAND: tl.constexpr, ONCE: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr, LIMIT: tl.constexpr,
+    ALPHA: tl.constexpr, OFFSET: tl.constexpr, CUBIC: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     slot, column = place(slots, tl.cdiv(N, BLOCK_N), BAND)
     wait_for_previous(PDL)
@@ -71,22 +71,31 @@ def _gate_up_kernel(
     n = column * BLOCK_N + tl.arange(0, BLOCK_N)
     rows = tl.load(order_ptr + begin + m, m < size, other=0) // TOP_K  # rows beyond the tile are another's, and not stored
     x_at = x_ptr + rows.to(tl.int64)[:, None] * x_stride + k[None, :]
-    w_at = w_ptr + (expert * 2 * N + n)[None, :] * K + k[:, None]
-    up_at = w_at + N.to(tl.int64) * K
+    PARTS: tl.constexpr = 2 if GATED else 1
+    w_at = w_ptr + (expert * PARTS * N + n)[None, :] * K + k[:, None]
+    up_at = w_at
+    if GATED:
+        up_at += N.to(tl.int64) * K
     gate = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     up = gate
     for start in range(0, K, BLOCK_K):
         left = k < K - start
         x = _rows_of_x(x_at + start, left, even)
-        gate = tl.dot(x, _tile(w_at + start, left, n < N, even, ONCE), gate, input_precision="ieee")
+        if GATED:
+            gate = tl.dot(x, _tile(w_at + start, left, n < N, even, ONCE), gate, input_precision="ieee")
         up = tl.dot(x, _tile(up_at + start, left, n < N, even, ONCE), up, input_precision="ieee")
     if BIAS:
-        bias = bias_ptr + expert * 2 * N + n
-        gate += tl.load(bias, n < N, other=0.0).to(tl.float32)[None, :]
-        up += tl.load(bias + N, n < N, other=0.0).to(tl.float32)[None, :]
+        bias = bias_ptr + expert * PARTS * N + n
+        if GATED:
+            gate += tl.load(bias, n < N, other=0.0).to(tl.float32)[None, :]
+            bias += N
+        up += tl.load(bias, n < N, other=0.0).to(tl.float32)[None, :]
     dtype: tl.constexpr = out_ptr.dtype.element_ty
-    h = swiglu(gate, up, dtype, LIMIT, ALPHA, OFFSET, CUBIC).to(dtype)
-    tl.store(out_ptr + (begin + m)[:, None] * N + n[None, :], h, (m < size)[:, None] & (n < N)[None, :])
+    if GATED:
+        h = swiglu(gate, up, dtype, LIMIT, ALPHA, OFFSET, CUBIC)
+    else:
+        h = relu2(up, dtype)
+    tl.store(out_ptr + (begin + m)[:, None] * N + n[None, :], h.to(dtype), (m < size)[:, None] & (n < N)[None, :])
 
 
 @triton.jit(do_not_specialize=["slots"])
@@ -152,16 +161,17 @@ def _launched(config: TileConfig, block_m: int, n: int, k: int, slots: int, pdl:
 
 
 def gate_up(
-    x: torch.Tensor, w: Weights, act: SwiGLU, at: Alignment, top_k: int, config: TilesConfig, *, pdl: int = PLAIN
+    x: torch.Tensor, w: Weights, act: Act, at: Alignment, top_k: int, config: TilesConfig, *, pdl: int = PLAIN
 ) -> torch.Tensor:
     """h [P, I] in the order of `at`, of x [T, H]."""
     hidden, inner = x.shape[1], w.down.shape[2]
     h = x.new_empty(len(at.order), inner)
     grid, options = _launched(config.gate_up, config.rows, inner, hidden, at.num_slots, pdl)
+    is_gated, limit, alpha, offset, cubic = constants(act)
     _gate_up_kernel[grid](
         x, w.gate_up, x if w.gate_up_bias is None else w.gate_up_bias, h, at.order, at.tiles, x.stride(0), at.num_slots, inner,
-        hidden, top_k, ONCE=config.streams, BIAS=w.gate_up_bias is not None, LIMIT=act.limit, ALPHA=act.alpha,
-        OFFSET=act.offset, CUBIC=act.cubic, **options,
+        hidden, top_k, ONCE=config.streams, BIAS=w.gate_up_bias is not None, GATED=is_gated, LIMIT=limit,
+        ALPHA=alpha, OFFSET=offset, CUBIC=cubic, **options,
     )  # fmt: skip
     return h
 
@@ -198,7 +208,7 @@ def experts(
     w: Weights,
     ids: torch.Tensor,
     weights: torch.Tensor,
-    act: SwiGLU,
+    act: Act,
     shared: torch.Tensor | None,
     config: TilesConfig,
     *,

@@ -24,6 +24,7 @@ from quire.kernels.step.token_counts_cpu import entries_of_row, new_entries
 S_PRESENCE, S_FREQUENCY, S_REPETITION = (SLOT.at[name] for name in ("presence", "frequency", "repetition"))
 S_MIN_LEN = SLOT.at["min_len"]
 Ids = Sequence[int] | np.ndarray
+NO_DRAFTS = np.zeros(0, np.int32)
 
 
 class SequenceProcessors(Protocol):
@@ -169,22 +170,36 @@ def _on_device(arrays: dict[str, np.ndarray], device: torch.device) -> dict[str,
     }
 
 
-def processed_row(logits: np.ndarray, slot: int, position: int, tables: SlotTables, pool: LogitsProcessorPool) -> np.ndarray:
-    """The logits (float32 [V]) of one row after its slot's processors; position: of the token that is to be sampled."""
+def processed_row(
+    logits: np.ndarray,
+    slot: int,
+    position: int,
+    tables: SlotTables,
+    pool: LogitsProcessorPool,
+    drafts: np.ndarray = NO_DRAFTS,
+) -> np.ndarray:
+    """The logits (float32 [V]) of one sample after its slot's processors; position: of the token that is to be sampled.
+
+    drafts: int32 [n], tokens before it that count as output although the tables do not have them yet."""
     params = tables.host["params"][slot]
     floats, x = params.view(np.float32), logits.copy()
     words = pool.counts[slot].numpy()
     seen = np.flatnonzero(words != 0)  # penalties and biases touch nothing else
+    if len(drafts):
+        seen = np.union1d(seen, drafts)
     words = words[seen]
     count = (words & IN_TABLE).astype(np.int32)
     if (count == IN_TABLE).any():
         tokens, extra, bias = entries_of_row(pool, slot)
         count[np.searchsorted(seen, tokens)] += extra
         x[tokens] += bias
+    if len(drafts):
+        np.add.at(count, np.searchsorted(seen, drafts), 1)
     allowed = pool.allowed[slot].numpy()
     if not (allowed == -1).all():
         x[np.unpackbits(allowed.view(np.uint8), bitorder="little", count=len(x)) == 0] = -np.inf
-    banned = banned_ids(pool.bad_words[slot].numpy(), tables.host["history"][slot])
+    history = tables.host["history"][slot]
+    banned = banned_ids(pool.bad_words[slot].numpy(), np.concatenate([history, drafts])[-HISTORY:] if len(drafts) else history)
     if position < params[S_MIN_LEN]:
         banned += pool.stop_ids[slot].tolist()
     if banned:

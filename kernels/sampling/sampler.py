@@ -9,7 +9,8 @@
 logits [R, V] bfloat16, float16 or float32, any row stride; row_slots, positions int32 [R] (position: index in its sequence of
 the token to be sampled = seq_lens); bitmask int32 [R, V / 32 or more], bit set = allowed (optional). V up to 2^18 = 512 blocks.
 x are the logits in float32. Rows with processors are penalized and masked whenever they are read: a byte and two bits more per
-token, where a float32 copy would take 622 MB for 1,024 rows. Bytes: R * V of these, plus one block a row.
+token, where a float32 copy would take 622 MB for 1,024 rows. Bytes: R * V of these, plus one block a row. In a step with
+windows a row here is a sample.
 
 Products and sums are rounded one by one (no fused multiply-add), so that a row's logits are the same bits in every kernel, with
 every combination of flags, and on the CPU. `sampler_cpu` defines the semantics, and the differences that are allowed. Launches,
@@ -20,6 +21,7 @@ import torch
 import triton
 import triton.language as tl
 
+from quire.ipc.step.sections import MAX_WINDOW
 from quire.kernels.sampling.sampler_filter import launch_filter
 from quire.kernels.sampling.sampler_logits import (
     BLOCK,
@@ -33,6 +35,7 @@ from quire.kernels.sampling.sampler_logits import (
     S_SEED_HI,
     S_SEED_LO,
     S_TEMPERATURE,
+    drafts_of_row,
     float_param,
     has_processors,
     is_filtered,
@@ -45,7 +48,7 @@ from quire.kernels.sampling.sampler_logits import (
 )
 from quire.kernels.sampling.top_logits import top_logits
 from quire.kernels.step import tables as words
-from quire.kernels.step.tables import LogitsProcessorPool, SamplerWorkspace, SlotTables
+from quire.kernels.step.tables import LogitsProcessorPool, SamplerWorkspace, SlotTables, WindowIds
 
 PARTIAL_BLOCKS = 8  # blocks of SAMPLER_BLOCK tokens that one program of the first pass takes
 MASK_TILE = 1024  # words
@@ -61,7 +64,7 @@ def _ban(mask_row, token, banned):
 @triton.jit
 def _token_mask_kernel(
     row_slots, positions, slot_params, history, allowed, bad_words, stop_ids, pool_rows, token_mask, token_mask_stride, V,
-    num_words, num_slots, TILE: tl.constexpr,
+    num_words, num_slots, input_ids, places, TILE: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     """Allowed ids minus the last token of bad words that match the history's end, and stop ids below the minimum length."""
     row = tl.program_id(0)
@@ -79,7 +82,14 @@ def _token_mask_kernel(
         place = tl.arange(0, HISTORY)
         at = bad_words + (slot * MAX_BAD_WORDS + word) * HISTORY
         tokens = tl.load(at[:, None] + place[None, :])
-        recent = tl.load(history + slot * HISTORY + place + 1, place < HISTORY - 1, other=-1)
+        if WINDOW:  # drafts take the places of the oldest
+            last_draft, num_drafts = drafts_of_row(row, input_ids, places, WINDOW)
+            older = place + 1 + num_drafts
+            recent = tl.load(history + slot * HISTORY + older, older < HISTORY, other=-1)
+            is_draft = (older >= HISTORY) & (place < HISTORY - 1)
+            recent = tl.where(is_draft, tl.load(last_draft + place - (HISTORY - 2), is_draft, other=-1), recent)
+        else:
+            recent = tl.load(history + slot * HISTORY + place + 1, place < HISTORY - 1, other=-1)
         fits = (tokens == -1) | (tokens == recent[None, :]) | (place == HISTORY - 1)[None, :]
         matches = tl.min(fits.to(tl.int32), 1) == 1
         banned = tl.load(at + HISTORY - 1)
@@ -89,17 +99,18 @@ def _token_mask_kernel(
 @triton.jit
 def _partial_kernel(
     logits, stride, counts, counts_stride, entries, multiplier, pool_rows, token_mask, token_mask_stride, bitmask, mask_stride,
-    row_slots, slot_params, block_max, block_sum, V, num_blocks, num_slots,
-    BLOCKS: tl.constexpr, RANDOM: tl.constexpr, PROCESSORS: tl.constexpr, MASK: tl.constexpr,
+    row_slots, input_ids, places, slot_params, block_max, block_sum, V, num_blocks, num_slots,
+    BLOCKS: tl.constexpr, RANDOM: tl.constexpr, PROCESSORS: tl.constexpr, MASK: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     blocks = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)
     cols = blocks[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     param_row, _, slot = row_state(row, row_slots, row_slots, slot_params, num_slots)
     processors = processors_of_row(
-        row, slot, param_row, counts, counts_stride, entries, multiplier, pool_rows, token_mask, token_mask_stride, PROCESSORS
-    )
-    x = load_logits(logits + row * stride, processors, bitmask + row * mask_stride, cols, V, PROCESSORS, MASK)
+        row, slot, param_row, counts, counts_stride, entries, multiplier, pool_rows, token_mask, token_mask_stride, input_ids,
+        places, PROCESSORS, WINDOW,
+    )  # fmt: skip
+    x = load_logits(logits + row * stride, processors, bitmask + row * mask_stride, cols, V, PROCESSORS, MASK, WINDOW)
     top = tl.max(x, 1)
     tl.store(block_max + row * num_blocks + blocks, top, blocks < num_blocks)
     if RANDOM:
@@ -113,8 +124,9 @@ def _partial_kernel(
 @triton.jit
 def _combine_kernel(
     logits, stride, counts, counts_stride, entries, multiplier, pool_rows, token_mask, token_mask_stride, bitmask, mask_stride,
-    row_slots, positions, slot_params, block_max, block_sum, sampled, V, num_blocks, num_slots,
+    row_slots, input_ids, places, positions, slot_params, block_max, block_sum, sampled, V, num_blocks, num_slots,
     BLOCKS: tl.constexpr, RANDOM: tl.constexpr, FILTER: tl.constexpr, PROCESSORS: tl.constexpr, MASK: tl.constexpr,
+    WINDOW: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     param_row, position, slot = row_state(row, row_slots, positions, slot_params, num_slots)
@@ -135,9 +147,10 @@ def _combine_kernel(
     first = tl.argmax(key, 0) * BLOCK
     cols = first + tl.arange(0, BLOCK)
     processors = processors_of_row(
-        row, slot, param_row, counts, counts_stride, entries, multiplier, pool_rows, token_mask, token_mask_stride, PROCESSORS
-    )
-    x = load_logits(logits + row * stride, processors, bitmask + row * mask_stride, cols, V, PROCESSORS, MASK)
+        row, slot, param_row, counts, counts_stride, entries, multiplier, pool_rows, token_mask, token_mask_stride, input_ids,
+        places, PROCESSORS, WINDOW,
+    )  # fmt: skip
+    x = load_logits(logits + row * stride, processors, bitmask + row * mask_stride, cols, V, PROCESSORS, MASK, WINDOW)
     if RANDOM:
         log_e = log_exponential(noise_bits(seed_lo, seed_hi, position, PURPOSE_TOKEN, cols))
         x = tl.where(random, (x - top) * scale - log_e, x)
@@ -215,16 +228,19 @@ def sample(
     filtered: bool = False,
     processors: bool = False,
     bitmask: torch.Tensor | None = None,
+    window: WindowIds | None = None,
 ) -> torch.Tensor:
     """int32 [R] tokens, a view of the workspace. The flags say what any row of the step may need.
 
     A superfluous flag only costs time. A row that needs a flag that is not set is sampled without it. Every result is a valid
-    token id, whatever the logits, except for a row with processors (and mask) that allow no token: NO_TOKEN.
+    token id, whatever the logits, except for a row with processors (and mask) that allow no token: NO_TOKEN. With `window`,
+    rows are samples, and processors count the drafts before them.
     """
     _check(logits, workspace, bitmask)
     rows, vocab = logits.shape
     num_slots, pool_rows, bits = tables.max_num_seqs + 1, pool.num_rows, pool.table_bits if processors else 0
     num_blocks = triton.cdiv(vocab, words.SAMPLER_BLOCK)
+    most, ids = (MAX_WINDOW, window) if processors and window is not None else (0, (row_slots, row_slots))
     sampled, token_mask = workspace.sampled[:rows], workspace.token_mask
     if rows == 0:
         return sampled
@@ -233,31 +249,32 @@ def sample(
             raise ValueError(f"sampler: pool {pool.counts.shape}, workspace {token_mask.shape}, {vocab} tokens do not fit")
         _token_mask_kernel[(rows,)](
             row_slots, positions, tables.params, tables.history, pool.allowed, pool.bad_words, pool.stop_ids, pool_rows,
-            token_mask, token_mask.stride(0), vocab, pool.allowed.shape[1], num_slots, MASK_TILE, num_warps=4,
+            token_mask, token_mask.stride(0), vocab, pool.allowed.shape[1], num_slots, *ids, MASK_TILE, most, num_warps=4,
         )  # fmt: skip
     mask, mask_stride = (row_slots, 0) if bitmask is None else (bitmask, bitmask.stride(0))
     source = (
         logits, logits.stride(0), pool.counts, pool.counts.stride(0), pool.entries, pool.multiplier, pool_rows, token_mask,
-        token_mask.stride(0), mask, mask_stride, row_slots,
+        token_mask.stride(0), mask, mask_stride, row_slots, *ids,
     )  # fmt: skip
     _partial_kernel[(rows, triton.cdiv(num_blocks, PARTIAL_BLOCKS))](
         *source, tables.params, workspace.block_max, workspace.block_sum, vocab, num_blocks, num_slots,
-        PARTIAL_BLOCKS, random, bits, bitmask is not None, num_warps=8, maxnreg=128 if bits else None, enable_fp_fusion=False,
+        PARTIAL_BLOCKS, random, bits, bitmask is not None, most, num_warps=8, maxnreg=128 if bits else None,
+        enable_fp_fusion=False,
     )  # fmt: skip
     if random and filtered:
-        launch_filter(source, positions, tables, workspace, rows, vocab, bits, bitmask is not None)
+        launch_filter(source, positions, tables, workspace, rows, vocab, bits, bitmask is not None, most)
     _combine_kernel[(rows,)](
         *source, positions, tables.params, workspace.block_max, workspace.block_sum, sampled, vocab, num_blocks, num_slots,
-        triton.next_power_of_2(num_blocks), random, random and filtered, bits, bitmask is not None, num_warps=4,
+        triton.next_power_of_2(num_blocks), random, random and filtered, bits, bitmask is not None, most, num_warps=4,
         enable_fp_fusion=False,
     )  # fmt: skip
     return sampled
 
 
 def sampled_logprobs(
-    logits: torch.Tensor, sampled: torch.Tensor, workspace: SamplerWorkspace
+    logits: torch.Tensor, sampled: torch.Tensor, workspace: SamplerWorkspace, num_top: int = words.NUM_TOP
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """For raw logits: (log-probability of the sampled token f32 [R], its rank i32 [R], top ids i32 [R, NUM_TOP], theirs).
+    """For raw logits: (log-probability of the sampled token f32 [R], its rank i32 [R], top ids i32 [R, num_top], theirs).
 
     rank = 1 + number of larger logits. Reads the logits twice. `top_logits` chooses among equal logits.
     """
@@ -273,8 +290,8 @@ def sampled_logprobs(
         logits, logits.stride(0), sampled, *parts, logsumexp, logprob, rank, vocab, num_parts,
         triton.next_power_of_2(num_parts), num_warps=1,
     )  # fmt: skip
-    values, ids = top_logits(logits, min(words.NUM_TOP, vocab))
-    missing = words.NUM_TOP - values.shape[1]
+    values, ids = top_logits(logits, min(num_top, vocab))
+    missing = num_top - values.shape[1]
     values = values.float() - logsumexp.unsqueeze(1)
     if missing:
         values = torch.nn.functional.pad(values, (0, missing), value=-torch.inf)

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 
 from quire.ipc.step.sections import NO_TOKEN, SLOT
-from quire.kernels.sampling.logits_processors import processed_row
+from quire.kernels.sampling.logits_processors import NO_DRAFTS, processed_row
 from quire.kernels.sampling.top_logits import log_sum_exp, top_logits
-from quire.kernels.step.tables import NUM_TOP, SAMPLER_BLOCK, LogitsProcessorPool, SamplerWorkspace, SlotTables
+from quire.kernels.step.tables import NUM_TOP, SAMPLER_BLOCK, LogitsProcessorPool, SamplerWorkspace, SlotTables, WindowIds
 
 S_TEMPERATURE, S_TOP_K, S_TOP_P, S_MIN_P = (SLOT.at[name] for name in ("temperature", "top_k", "top_p", "min_p"))
 S_SEED_LO, S_SEED_HI, S_HAS_PROCESSORS = SLOT.at["seed"], SLOT.at["seed"] + 1, SLOT.at["has_processors"]
@@ -90,6 +90,7 @@ def sample(
     filtered: bool = False,
     processors: bool = False,
     bitmask: torch.Tensor | None = None,
+    window: WindowIds | None = None,
 ) -> torch.Tensor:
     """int32 [R] tokens. See `sampler.sample`."""
     rows = logits.shape[0]
@@ -101,7 +102,7 @@ def sample(
         x = raw = values[row]
         is_processed = processors and params[slot, S_HAS_PROCESSORS] != 0
         if is_processed:
-            x = processed_row(x, slot, at[row], tables, pool)
+            x = processed_row(x, slot, at[row], tables, pool, NO_DRAFTS if window is None else _drafts_before(row, window))
         if bitmask is not None and not bool((bitmask[row] == -1).all()):
             x = _masked(x, bitmask[row])
         if is_processed:
@@ -124,6 +125,11 @@ def sample(
         if not x[out[row]] > -np.inf:  # so no other token is higher
             out[row] = NO_TOKEN
     return torch.from_numpy(out)
+
+
+def _drafts_before(sample: int, window: WindowIds) -> np.ndarray:
+    place = int(window.places[sample])
+    return window.input_ids[sample - place + 1 : sample + 1].numpy()
 
 
 def _masked(x: np.ndarray, words: torch.Tensor) -> np.ndarray:
@@ -231,10 +237,10 @@ def _at_least_kth(x: np.ndarray, k: int) -> np.ndarray:
 
 
 def sampled_logprobs(
-    logits: torch.Tensor, sampled: torch.Tensor, workspace: SamplerWorkspace | None = None
+    logits: torch.Tensor, sampled: torch.Tensor, workspace: SamplerWorkspace | None = None, num_top: int = NUM_TOP
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Raw log-probabilities of the sampled tokens and of the NUM_TOP best. See `sampler.sampled_logprobs`."""
-    return prompt_logprobs(logits, sampled, NUM_TOP)
+    """Raw log-probabilities of the sampled tokens and of the num_top best. See `sampler.sampled_logprobs`."""
+    return prompt_logprobs(logits, sampled, num_top)
 
 
 def prompt_logprobs(

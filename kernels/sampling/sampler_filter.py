@@ -60,13 +60,14 @@ def _key_of_bound(x, SHIFT: tl.constexpr):
 
 @triton.jit
 def _load_source(
-    compact, candidates_row, logits_row, processors, mask_row, cols, n, PROCESSORS: tl.constexpr, MASK: tl.constexpr
-):
+    compact, candidates_row, logits_row, processors, mask_row, cols, n,
+    PROCESSORS: tl.constexpr, MASK: tl.constexpr, WINDOW: tl.constexpr,
+):  # fmt: skip
     """Values at cols: of the candidates, or of the row."""
     if compact:
         x = tl.load(candidates_row + cols, cols < n, other=-float("inf"))
     else:
-        x = load_logits(logits_row, processors, mask_row, cols, n, PROCESSORS, MASK)
+        x = load_logits(logits_row, processors, mask_row, cols, n, PROCESSORS, MASK, WINDOW)
     return x
 
 
@@ -74,7 +75,7 @@ def _load_source(
 def _weight_above(
     q1, q2, q3, by_mass, top, scale,
     compact, candidates_row, logits_row, processors, mask_row, n,
-    TILE: tl.constexpr, SHIFT: tl.constexpr, PROCESSORS: tl.constexpr, MASK: tl.constexpr,
+    TILE: tl.constexpr, SHIFT: tl.constexpr, PROCESSORS: tl.constexpr, MASK: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     """Number (or mass) of the values with key >= q, for each of three q."""
     f1 = tl.zeros([TILE], tl.float32)
@@ -82,7 +83,7 @@ def _weight_above(
     f3 = tl.zeros([TILE], tl.float32)
     for start in range(0, n, TILE):
         cols = start + tl.arange(0, TILE)
-        x = _load_source(compact, candidates_row, logits_row, processors, mask_row, cols, n, PROCESSORS, MASK)
+        x = _load_source(compact, candidates_row, logits_row, processors, mask_row, cols, n, PROCESSORS, MASK, WINDOW)
         weight = tl.where(by_mass == 1, tl.exp((x - top) * scale), 1.0)  # values beyond n have no key of interest
         key = _key(x, SHIFT)
         f1 += tl.where(key >= q1, weight, 0.0)
@@ -113,10 +114,10 @@ def _kth_block_maximum(maxima, k, num_blocks, SHIFT: tl.constexpr):
 @triton.jit
 def _filter_kernel(
     logits, stride, counts, counts_stride, entries, multiplier, pool_rows, token_mask, token_mask_stride, bitmask, mask_stride,
-    row_slots, positions, slot_params, block_max, block_sum, near_blocks, candidates, candidate_ids, sampled, V, num_blocks,
-    num_slots,
+    row_slots, input_ids, places, positions, slot_params, block_max, block_sum, near_blocks, candidates, candidate_ids, sampled,
+    V, num_blocks, num_slots,
     CAP: tl.constexpr, BLOCKS: tl.constexpr, TILE_BLOCKS: tl.constexpr, SHIFT: tl.constexpr, PROCESSORS: tl.constexpr,
-    MASK: tl.constexpr,
+    MASK: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     TILE: tl.constexpr = TILE_BLOCKS * BLOCK
@@ -124,7 +125,7 @@ def _filter_kernel(
     if is_filtered(param_row, V):
         processors = processors_of_row(
             row, slot, param_row, counts, counts_stride, entries, multiplier, pool_rows, token_mask, token_mask_stride,
-            PROCESSORS,
+            input_ids, places, PROCESSORS, WINDOW,
         )  # fmt: skip
         scale = 1.0 / float_param(param_row, S_TEMPERATURE)
         temperature = float_param(param_row, S_TEMPERATURE)
@@ -168,7 +169,7 @@ def _filter_kernel(
             place = start + tl.arange(0, TILE_BLOCKS)
             block = tl.load(near_row + place, place < num_near, other=num_blocks)
             cols = tl.reshape(block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :], [TILE])
-            x = load_logits(logits_row, processors, mask_row, cols, V, PROCESSORS, MASK)
+            x = load_logits(logits_row, processors, mask_row, cols, V, PROCESSORS, MASK, WINDOW)
             keep = (_key(x, SHIFT) >= bound) & (cols < V)
             place = n + tl.cumsum(keep.to(tl.int32), 0) - 1
             fits = keep & (place < CAP)
@@ -193,7 +194,7 @@ def _filter_kernel(
                 q3 = tl.minimum(q2 + step, hi)
                 f1, f2, f3 = _weight_above(
                     q1, q2, q3, by_mass, top, scale, compact, candidates_row, logits_row, processors, mask_row, length,
-                    TILE, SHIFT, PROCESSORS, MASK,
+                    TILE, SHIFT, PROCESSORS, MASK, WINDOW,
                 )  # fmt: skip
                 if unsummed:
                     mass = f1
@@ -213,7 +214,7 @@ def _filter_kernel(
         token = 0
         for start in range(0, length, TILE):
             cols = start + tl.arange(0, TILE)
-            x = _load_source(compact, candidates_row, logits_row, processors, mask_row, cols, length, PROCESSORS, MASK)
+            x = _load_source(compact, candidates_row, logits_row, processors, mask_row, cols, length, PROCESSORS, MASK, WINDOW)
             ids = cols
             if compact:
                 ids = tl.load(ids_row + cols, cols < length, other=0)
@@ -238,9 +239,10 @@ def launch_filter(
     vocab: int,
     processors: int,
     masked: bool,
+    window: int,
 ) -> None:
-    """Sample the rows that have a filter; `source`: first arguments of the sampler's kernels, `processors`: their
-    PROCESSORS.
+    """Sample the rows that have a filter; `source`: first arguments of the sampler's kernels, `processors` and `window`: their
+    PROCESSORS and WINDOW.
     """
     shift = 0 if processors else KEY_SHIFT[source[0].dtype]
     num_blocks = triton.cdiv(vocab, words.SAMPLER_BLOCK)
@@ -248,6 +250,6 @@ def launch_filter(
     _filter_kernel[(rows,)](
         *source, positions, tables.params, workspace.block_max, workspace.block_sum, workspace.near_blocks,
         workspace.candidates, workspace.candidate_ids, workspace.sampled, vocab, num_blocks, tables.max_num_seqs + 1,
-        words.CANDIDATES, padded_blocks, min(padded_blocks, TILE_BLOCKS), shift, processors, masked,
+        words.CANDIDATES, padded_blocks, min(padded_blocks, TILE_BLOCKS), shift, processors, masked, window,
         num_warps=8, maxnreg=MAX_REGISTERS, enable_fp_fusion=False,
     )  # fmt: skip

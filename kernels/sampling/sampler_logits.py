@@ -1,7 +1,9 @@
 """Code shared by the sampler's kernels: a row's parameters, its logits as they are sampled from, and the noise.
 
 Every kernel reads a row's logits through `load_logits`: float32, penalized and masked for rows with processors, so that no copy
-of them is kept. `sampler` and `sampler_filter` are the kernels; sampler_cpu has the same noise, bit for bit.
+of them is kept. A row is a sample of the step. With WINDOW it may lie behind drafts of its sequence, and its processors count
+these as tokens that were sampled: `drafts_of_row` finds them among the step's input ids. `sampler` and `sampler_filter` are the
+kernels; sampler_cpu has the same noise, bit for bit.
 """
 
 import triton
@@ -90,12 +92,25 @@ def is_filtered(param_row, V):
 
 
 @triton.jit
+def drafts_of_row(row, input_ids, places, WINDOW: tl.constexpr):
+    """(a pointer to the last draft before the row's sample, the number of drafts). A token and its sample have one index."""
+    if WINDOW:
+        place = tl.minimum(tl.maximum(tl.load(places + row), 0), tl.minimum(row, WINDOW - 1).to(tl.int32))
+        return input_ids + row, place
+    else:
+        return input_ids, 0
+
+
+@triton.jit
 def processors_of_row(
-    row, slot, param_row, counts, counts_stride, entries, multiplier, pool_rows, token_mask, token_mask_stride,
-    PROCESSORS: tl.constexpr,
+    row, slot, param_row, counts, counts_stride, entries, multiplier, pool_rows, token_mask, token_mask_stride, input_ids,
+    places, PROCESSORS: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """The arguments of load_logits that describe a row's processors. PROCESSORS: bits of the table's size, or 0."""
+    """The arguments of load_logits that describe a row's processors. PROCESSORS: bits of the table's size, or 0. WINDOW: most
+    tokens of a window, or 0: no row lies behind drafts.
+    """
     at = slot.to(tl.int64)
+    last_draft, num_drafts = drafts_of_row(row, input_ids, places, WINDOW)
     return (
         has_processors(slot, param_row, pool_rows),
         counts + at * counts_stride,
@@ -105,6 +120,8 @@ def processors_of_row(
         float_param(param_row, S_REPETITION),
         float_param(param_row, S_FREQUENCY),
         float_param(param_row, S_PRESENCE),
+        last_draft,
+        num_drafts,
     )
 
 
@@ -115,12 +132,15 @@ def leaves_nothing(maxima, processors):
 
 
 @triton.jit
-def _processed(x, cols, inside, processors, PROCESSORS: tl.constexpr):
+def _processed(x, cols, inside, processors, PROCESSORS: tl.constexpr, WINDOW: tl.constexpr):
     """Logits x of a row after its processors."""
-    _, counts_row, entries_row, multiplier, mask_row, repetition, frequency, presence = processors
+    _, counts_row, entries_row, multiplier, mask_row, repetition, frequency, presence, last_draft, num_drafts = processors
     word = tl.load(counts_row + cols, inside, other=0).to(tl.int32)
     count = word & IN_TABLE
     x, count = look_up(x, count, cols, entries_row, multiplier, PROCESSORS)
+    if WINDOW:
+        for i in range(num_drafts):
+            count += (cols == tl.load(last_draft - i)).to(tl.int32)
     penalised = tl.where(x > 0, tl.div_rn(x, repetition + tl.zeros_like(x)), x * repetition)
     x = tl.where((count > 0) | (word >= PROMPT_BIT), penalised, x)
     x = x - frequency * count.to(tl.float32)
@@ -130,13 +150,13 @@ def _processed(x, cols, inside, processors, PROCESSORS: tl.constexpr):
 
 
 @triton.jit
-def load_logits(logits_row, processors, mask_row, cols, V, PROCESSORS: tl.constexpr, MASK: tl.constexpr):
+def load_logits(logits_row, processors, mask_row, cols, V, PROCESSORS: tl.constexpr, MASK: tl.constexpr, WINDOW: tl.constexpr):
     """Logits at cols in float32, processed if the row has processors; -inf beyond V, where masked, for NaN. No +inf, -0."""
     inside = cols < V
     x = tl.load(logits_row + cols, inside, other=-float("inf")).to(tl.float32)
     if PROCESSORS:  # noqa: SIM102 (compiled away; the inner test runs on the device)
         if processors[0]:
-            x = _processed(x, cols, inside, processors, PROCESSORS)
+            x = _processed(x, cols, inside, processors, PROCESSORS, WINDOW)
     if MASK:
         bits = tl.load(mask_row + (cols >> 5), inside, other=0)
         x = tl.where(((bits >> (cols & 31)) & 1) != 0, x, -float("inf"))

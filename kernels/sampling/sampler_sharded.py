@@ -110,8 +110,8 @@ def best_of_shard(
         return best
     _partial_kernel[(rows, triton.cdiv(num_blocks, PARTIAL_BLOCKS))](
         logits, logits.stride(0), pool.counts, pool.counts.stride(0), pool.entries, pool.multiplier, pool.num_rows,
-        row_slots, 0, row_slots, 0, row_slots, tables.params, workspace.block_max, workspace.block_sum, vocab, num_blocks,
-        num_slots, PARTIAL_BLOCKS, random, 0, False, num_warps=8, enable_fp_fusion=False,
+        row_slots, 0, row_slots, 0, row_slots, row_slots, row_slots, tables.params, workspace.block_max, workspace.block_sum,
+        vocab, num_blocks, num_slots, PARTIAL_BLOCKS, random, 0, False, 0, num_warps=8, enable_fp_fusion=False,
     )  # fmt: skip
     _best_of_shard_kernel[(rows,)](
         logits, logits.stride(0), row_slots, positions, tables.params, workspace.block_max, workspace.block_sum, best, vocab,

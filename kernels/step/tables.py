@@ -7,8 +7,9 @@ ipc/step/sections.py declares them, and the kernels share its constants. No trit
 """
 
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,11 +18,12 @@ from quire.ipc.step.sections import (
     LOGPROBS,
     MAX_BAD_WORD_TOKENS,
     MAX_BAD_WORDS,
+    MAX_DRAFTS,
     MAX_LOGIT_BIAS,
-    MAX_LOGPROBS,
     MAX_MASKED_STOPS,
     SLOT,
     SLOT_VALUES,
+    USUAL_LOGPROBS,
 )
 
 HISTORY = MAX_BAD_WORD_TOKENS  # last output tokens kept for bad words
@@ -29,7 +31,7 @@ PROMPT_BIT = 1 << 7  # in LogitsProcessorPool.counts: the token occurs in the pr
 IN_TABLE = PROMPT_BIT - 1  # the bits below: occurrences in the output; if all are set, they are in LogitsProcessorPool.entries
 ENTRY_KEY, ENTRY_EXTRA, ENTRY_BIAS = range(3)
 ENTRY_PLANES = 3
-NUM_TOP = MAX_LOGPROBS
+NUM_TOP = USUAL_LOGPROBS
 LOGPROB_WORDS = LOGPROBS.width  # result words of one row's log-probabilities
 _VALUES = {v.name: v for v in SLOT_VALUES}
 
@@ -44,10 +46,18 @@ class SlotTables:
     params: torch.Tensor  # int32 [S, SLOT.width], rows of SLOT; float32 values as bits
     history: torch.Tensor  # int32 [S, HISTORY], last output tokens of slots with logits processors, newest last, -1 padded
     decode_slots: torch.Tensor  # int32 [micro-batches, S], the decode rows of each one's last plan that had them
+    drafts: torch.Tensor  # int32 [S, MAX_DRAFTS], tokens that may follow the last one; [S, 0] without speculation
+    num_drafts: torch.Tensor  # int32 [S], how many of them are there
 
     @classmethod
     def allocate(
-        cls, max_num_seqs: int, num_groups: int, max_blocks: int, device: torch.device | str, num_micro_batches: int = 1
+        cls,
+        max_num_seqs: int,
+        num_groups: int,
+        max_blocks: int,
+        device: torch.device | str,
+        num_micro_batches: int = 1,
+        speculates: bool = False,
     ) -> "SlotTables":
         """Empty tables: every slot samples greedily and has no logits processors."""
         s = max_num_seqs + 1
@@ -55,8 +65,9 @@ class SlotTables:
         def ints(*shape: int) -> torch.Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=device)
 
-        decode = ints(num_micro_batches, s)
-        tables = cls(ints(num_groups, s, max_blocks), ints(s), ints(s), ints(s, SLOT.width), ints(s, HISTORY) - 1, decode)
+        decode, drafts = ints(num_micro_batches, s), ints(s, MAX_DRAFTS if speculates else 0)
+        block_table, params, history = ints(num_groups, s, max_blocks), ints(s, SLOT.width), ints(s, HISTORY) - 1
+        tables = cls(block_table, ints(s), ints(s), params, history, decode, drafts, ints(s))
         for value in SLOT_VALUES:
             tables.column(value.name).fill_(value.default)
         return tables
@@ -75,7 +86,7 @@ class SlotTables:
     @cached_property
     def host(self) -> dict[str, np.ndarray]:
         """numpy views of tables on the CPU, made once: a view costs a microsecond, and a step needs a dozen."""
-        names = ("block_table", "last_token", "seq_len", "params", "history", "decode_slots")
+        names = ("block_table", "last_token", "seq_len", "params", "history", "decode_slots", "drafts", "num_drafts")
         return {name: getattr(self, name).numpy() for name in names}
 
 
@@ -136,7 +147,12 @@ class LogitsProcessorPool:
 
 @dataclass
 class StepBuffers:
-    """Inputs of one step at the largest size; a step of T padded tokens and R padded rows uses the first T or R entries."""
+    """Inputs of one step at the largest size; a step of T padded tokens and R padded rows uses the first T or R entries.
+
+    A step with windows has N padded samples, and as many padded rows. Its decode rows come first, so that a token of theirs and
+    its sample have the same index; the sample of prefill row j has index (tokens of decode rows) + j. Other steps have as many
+    samples as rows, and do not touch the tensors from sample_slots on. Padded samples have the dummy slot, and zeros.
+    """
 
     input_ids: torch.Tensor  # int32 [T]
     positions: torch.Tensor  # int32 [T]
@@ -144,27 +160,60 @@ class StepBuffers:
     row_slots: torch.Tensor  # int32 [R]
     query_start: torch.Tensor  # int32 [R + 1]
     seq_lens: torch.Tensor  # int32 [R], KV length with this step's tokens; 0 for padded rows
-    logits_indices: torch.Tensor  # int32 [R], index of each row's last token
+    logits_indices: torch.Tensor  # int32 [R], index of each row's last token; with windows [N], of each sample's token
     samples: torch.Tensor  # int32 [R], 1 if the row samples
     num_decode_rows: torch.Tensor  # int32 [1]
     num_rows: torch.Tensor  # int32 [1]
+    sample_slots: torch.Tensor  # int32 [N]
+    sample_positions: torch.Tensor  # int32 [N], index in its sequence of the token to be sampled
+    sample_places: torch.Tensor  # int32 [N], index of the sample in its row's window: the number of drafts before it
+    first_sample: torch.Tensor  # int32 [R + 1], index of each row's first sample; of padded rows the number of samples
+    num_samples: torch.Tensor  # int32 [1]
+    row_tokens: torch.Tensor  # int32 [R], tokens of each decode row in this step; 0 for other rows
+    accepted: torch.Tensor  # int32 [R], samples of each row that count: see kernels/speculation/accept.py
     max_tokens: int = field(default=0)
     max_rows: int = field(default=0)
 
     @classmethod
-    def allocate(cls, max_tokens: int, max_rows: int, num_groups: int, device: torch.device | str) -> "StepBuffers":
+    def allocate(
+        cls, max_tokens: int, max_rows: int, num_groups: int, device: torch.device | str, max_samples: int = 0
+    ) -> "StepBuffers":
+        """max_samples: of a step with windows; 0 if there are none."""
+
         def ints(*shape: int) -> torch.Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=device)
 
         mapping = torch.full((num_groups, max_tokens), -1, dtype=torch.int64, device=device)
-        t, r = max_tokens, max_rows
-        return cls(ints(t), ints(t), mapping, ints(r), ints(r + 1), ints(r), ints(r), ints(r), ints(1), ints(1), t, r)
+        t, r, n = max_tokens, max(max_rows, max_samples), max_samples
+        inputs = ints(t), ints(t), mapping, ints(r), ints(r + 1), ints(r), ints(r), ints(r), ints(1), ints(1)
+        return cls(*inputs, ints(n), ints(n), ints(n), ints(r + 1 if n else 0), ints(1), ints(n), ints(n), t, r)
 
     @cached_property
     def host(self) -> dict[str, np.ndarray]:
-        """numpy views of buffers on the CPU."""
-        names = ("input_ids", "positions", "slot_mapping", "row_slots", "query_start", "seq_lens", "logits_indices", "samples")
-        return {name: getattr(self, name).numpy() for name in (*names, "num_decode_rows", "num_rows")}
+        """numpy views of buffers on the CPU, by name."""
+        return {f.name: getattr(self, f.name).numpy() for f in fields(self) if not f.name.startswith("max_")}
+
+
+class WindowIds(NamedTuple):
+    """The tokens of a step with windows, for samples that count the drafts before them as if they were known."""
+
+    input_ids: torch.Tensor  # int32 [T]; those before sample i of place p are [i - p + 1, i + 1)
+    places: torch.Tensor  # int32 [N]
+
+
+@dataclass
+class StateRows:
+    """Ids of the recurrent states of one step's rows at the largest number of rows; 0 is the dummy state."""
+
+    own: torch.Tensor  # int32 [R], of the row's sequence: a decode row reads and writes it, a chunk writes it
+    first: torch.Tensor  # int32 [R], that a chunk begins with, 0: zeros; a decode row's own
+    last: torch.Tensor  # int32 [R], where a chunk leaves its last state, too; 0: nowhere
+    num_states: int = 1  # that there are
+
+    @classmethod
+    def allocate(cls, max_rows: int, device: torch.device | str) -> "StateRows":
+        own, first, last = torch.zeros((3, max_rows), dtype=torch.int32, device=device)
+        return cls(own, first, last)
 
 
 SAMPLER_BLOCK = 512  # tokens in a block of the sampler's two-level race; changing it changes the tokens of a given seed

@@ -58,17 +58,20 @@ _ONE = DecodeConfig(tile=64, num_warps=4, num_stages=4, programs_per_sm=1)
 _TWO = DecodeConfig(tile=64, num_warps=4, num_stages=3, programs_per_sm=2, whole_tiles=4)
 _FOUR = DecodeConfig(tile=64, num_warps=4, num_stages=2, programs_per_sm=4)
 
-# More than 32 query rows mean speculative decoding with large groups: wgmma tiles.
+# More than 32 query rows mean speculative decoding with large groups: wgmma tiles. More than 64: twice the warps, as sums of
+# 128 rows would take all registers of four warps (estimated).
 DECODE = (
     DecodeRule(query_bytes=4, max_head_dim=128, min_query_rows=33, configs=(DecodeConfig(32, 8, 2, 2),)),
     DecodeRule(query_bytes=4, max_head_dim=128, configs=(DecodeConfig(32, 4, 2, 2),)),
     DecodeRule(query_bytes=4, max_head_dim=256, min_query_rows=33, configs=(DecodeConfig(16, 8, 2, 2),)),
     DecodeRule(query_bytes=4, max_head_dim=256, configs=(DecodeConfig(16, 4, 2, 2),)),
     DecodeRule(query_bytes=4, configs=(DecodeConfig(16, 8, 2, 1),)),
+    DecodeRule(query_bytes=2, max_head_dim=128, min_query_rows=65, configs=(DecodeConfig(64, 8, 2, 1),)),
     DecodeRule(query_bytes=2, max_head_dim=128, min_query_rows=33, configs=(DecodeConfig(64, 4, 3, 1),)),
     # An 8-bit tile is half as many bytes to wait for: 8 rows of 7,100 keys take 36 us with two programs, 54 with one.
     DecodeRule(query_bytes=2, max_head_dim=128, cache_bytes=1, configs=(DecodeConfig(128, 4, 3, 2), _FOUR)),
     DecodeRule(query_bytes=2, max_head_dim=128, configs=(_ONE, _TWO, _FOUR)),
+    DecodeRule(query_bytes=2, max_head_dim=256, min_query_rows=65, configs=(DecodeConfig(32, 8, 2, 1),)),
     DecodeRule(query_bytes=2, max_head_dim=256, min_query_rows=33, configs=(DecodeConfig(64, 8, 2, 1),)),
     DecodeRule(query_bytes=2, max_head_dim=256, configs=(DecodeConfig(64, 4, 3, 1),)),
     DecodeRule(query_bytes=2, configs=(DecodeConfig(32, 8, 2, 1),)),  # heads of 512: not measured

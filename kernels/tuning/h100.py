@@ -20,8 +20,10 @@ _ONE_ROW = (  # by K: over 4096, 4096, over 2048, over 1024, fewer
     SkinnyConfig(False, 4, 512, 8),
 )
 _FOUR_ROWS = SkinnyConfig(False, 2, 2048, 4)
-_DECODE_RULE = 6  # 16-bit queries and cache, heads of up to 128
-_DECODE = H200.attention.decode[_DECODE_RULE]
+_DECODE = next(  # 16-bit queries and cache, heads of up to 128, one query a row
+    rule for rule in H200.attention.decode if rule.fits(2, 2, 128, 1)
+)
+_DECODE_RULE = H200.attention.decode.index(_DECODE)
 
 H100 = replace(
     H200,
