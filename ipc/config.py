@@ -15,7 +15,14 @@ from quire.ipc.deterministic import check_deterministic
 from quire.ipc.hosts_flags import add_hosts_arguments, check_hosts
 from quire.ipc.layout import check_layout
 from quire.ipc.log_flags import add_frontend_logs
+from quire.ipc.memory_plan import blocks_in
+from quire.ipc.own_code_flags import add_own_code_arguments
 from quire.ipc.process.flags import DTYPES, LOAD_FORMATS, MODEL_IMPLS, JsonObject, Switch, human_int, model_len, one_of
+from quire.ipc.speculation_flags import add_speculation_arguments, check_speculation
+from quire.ipc.speculative_config import SpeculativeConfig
+from quire.ipc.speculative_options import speculation_of
+from quire.ipc.states_flags import StateDtype, add_state_arguments, check_states
+from quire.ipc.step.sections import MAX_LOGPROBS
 
 Add = Callable[..., None]
 
@@ -45,9 +52,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     quantization: str | None = None  # a name of ipc/quantization.py; None: as the checkpoint says
     max_model_len: int | None = None
     gpu_memory_utilization: float = 0.9
-    cpu_kv_cache_gib: float = 0.5
+    cpu_kv_cache_gib: float | None = None  # None: by the memory that is free
     kv_cache_memory_bytes: int | None = None  # the KV cache's size, instead of what gpu_memory_utilization leaves
     num_gpu_blocks_override: int | None = None
+    num_states: int | None = None  # recurrent states, with the dummy state; None: what fits
+    mamba_ssm_cache_dtype: StateDtype = "auto"  # of recurrent states
     kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3", "fp8_e5m2"] = "auto"
     kv_cache_dtype_skip_layers: list[str] = []  # indices, "sliding_window"
     block_size: int | None = None  # tokens; None: chosen by device
@@ -62,6 +71,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     admission: Literal["lookahead", "optimistic"] = "lookahead"
     enforce_eager: bool = False
     deterministic: bool = False  # tokens that depend on nothing but their request, to the last bit
+    speculative_config: SpeculativeConfig | None = None  # None: no drafts
+    per_request_spec_decode_metrics: Literal["none", "summary", "detailed"] = "none"  # what answers say about their drafts
     max_logprobs: int = 20
     seed: int = 0
     tensor_parallel_size: int = 1
@@ -75,6 +86,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     interface: str | None = None  # network interface, or its address, for workers' sockets; None: loopback
     data_parallel_size: int = 1  # number of engines that frontends use as one; this one is counted
     device_index: int = 0  # the engine's first GPU, among those that it sees
+    host_memory_bytes: int | None = None  # for all engines on a CPU together; None: read at the start
+    host_memory_limit: str = ""  # what limits it, if it was read
+    host_ranks: int | None = None  # of this engine on the worker's host; None: all
+    frontends: int = 1  # HTTP processes on the engine's host, whose memory counts
     step_timeout_s: float = 60.0
     replay: bool = True  # run requests again when their worker or engine dies
     logits_processors: list[str] = []  # the operator's own classes: module:Class, or file.py:Class
@@ -95,11 +110,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
         need(self.max_model_len is None or self.max_model_len >= 2, "--max-model-len must be at least 2")
         need(0.05 <= self.gpu_memory_utilization <= 1.0, "--gpu-memory-utilization must be between 0.05 and 1.0")
-        need(self.cpu_kv_cache_gib > 0, "--cpu-kv-cache-gib must be greater than 0")
+        need(self.cpu_kv_cache_gib is None or self.cpu_kv_cache_gib > 0, "--cpu-kv-cache-gib must be greater than 0")
         need(
             self.num_gpu_blocks_override is None or self.num_gpu_blocks_override >= 2,
             "--num-gpu-blocks-override must be at least 2",
         )
+        check_states(self.num_states)
         need(
             self.block_size is None or self.block_size in (16, 32, 64, 128, 256), "--block-size must be 16, 32, 64, 128 or 256"
         )
@@ -120,7 +136,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         need(self.max_num_waiting >= 1, "--max-num-waiting must be at least 1")
         need(self.max_num_queued_tokens >= 0, "--max-num-queued-tokens must be at least 0 (0: no bound)")
         need(0 <= self.max_queue_s < float("inf"), "--max-queue-s must be at least 0 (0: no bound)")
-        need(0 <= self.max_logprobs <= 20, "--max-logprobs must be between 0 and 20")
+        if self.max_logprobs == -1:
+            msgspec.structs.force_setattr(self, "max_logprobs", MAX_LOGPROBS)
+        most = MAX_LOGPROBS
+        need(0 <= self.max_logprobs <= most, f"--max-logprobs must be between 0 and {most}, or -1 for {most}")
         need(
             self.quantization is None or self.quantization in quantizations.NAMES,
             f"--quantization must be one of {', '.join(quantizations.NAMES)}, not {self.quantization!r:.40}",
@@ -128,6 +147,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         need(0 <= self.seed < 1 << 63, "--seed must be at least 0 and less than 2^63")
         check_layout(self)
         check_deterministic(self)
+        check_speculation(self)
         check_hosts(self, need)
         need(self.device_index >= 0, "device_index must be at least 0")
         need(self.step_timeout_s > 0, "--step-timeout-s must be greater than 0")
@@ -140,11 +160,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def output_rank(self) -> int:
         return self.world_size - self.tensor_parallel_size  # the first rank of the last stage: the core reads its results
 
-    def requested_blocks(self, block_bytes: int) -> int | None:
-        """Number of KV blocks that flags ask for, whatever memory is free; None if the free memory decides."""
+    def requested_blocks(self, block_bytes: int, taken: int = 0) -> int | None:
+        """KV blocks that flags ask for; None if the free memory decides. taken: bytes of what shares the memory with them."""
         if self.num_gpu_blocks_override is not None or self.kv_cache_memory_bytes is None:
             return self.num_gpu_blocks_override
-        return self.kv_cache_memory_bytes // block_bytes
+        return blocks_in(max(self.kv_cache_memory_bytes - taken, 0), block_bytes)
 
 
 # ------------------------------------------------------------------------------------------------------------- flags
@@ -157,10 +177,12 @@ def add_engine_arguments(parser: argparse.ArgumentParser, model: str = "model") 
         ("model", _add_model),
         ("chat template and sampling defaults", _add_defaults),
         ("device and memory", _add_memory),
+        ("recurrent states", add_state_arguments),
         ("several hosts", add_hosts_arguments),
         ("batching and scheduling", _add_scheduling),
+        ("speculation", add_speculation_arguments),
         ("logs", _add_logs),
-        ("own code and profiles", _add_own_code),
+        ("own code and profiles", add_own_code_arguments),
     ):
         is_group = isinstance(parser, argparse._ArgumentGroup)  # a script's own group, and groups hold no groups
         add_to(_adder(parser if is_group else parser.add_argument_group(title)))
@@ -253,7 +275,7 @@ def _add_defaults(add: Add) -> None:
         metavar="JSON",
         help='fields that replace those of generation_config.json, like {"temperature": 0.5} (default: none)',
     )
-    add("--max-logprobs", type=int, help="the most logprobs that a request may ask for, 0 to 20")
+    add("--max-logprobs", type=int, help="the most logprobs that a request may ask for, 0 to 128; -1: 128")
 
 
 def _add_memory(add: Add) -> None:
@@ -263,7 +285,7 @@ def _add_memory(add: Add) -> None:
     add("--pipeline-parallel-size", "-pp", type=int, metavar="N", help="stages to cut the layers into, each on GPUs of its own")
     add("--data-parallel-size", "-dp", type=int, metavar="N", help="whole engines that share the requests (--router)")
     add("--gpu-memory-utilization", type=float, help="share of the GPU's memory to use, other processes included")
-    add("--cpu-kv-cache-gib", type=float, help="size of the KV cache on a CPU, GiB")
+    add("--cpu-kv-cache-gib", type=float, help="size of the KV cache on a CPU, GiB (default: half of what is left, at most 8)")
     add(
         "--kv-cache-memory-bytes",
         type=human_int,
@@ -356,31 +378,7 @@ def _add_logs(add: Add) -> None:
     add("--disable-log-stats", action=Switch, help="do not log statistics every 10 s (default: off)")
 
 
-def _add_own_code(add: Add) -> None:
-    """Flags for developers: their own classes, and where the time goes."""
-    add("--emulate-world-size", type=int, metavar="N", help="run one of N ranks, to measure it; needs --load-format dummy")
-    add(
-        "--logits-processors",
-        nargs="+",
-        action="extend",
-        metavar="MODULE:CLASS",
-        help="classes with vLLM's LogitsProcessor interface (also FILE.py:CLASS), for requests with vllm_xargs (default: none)",
-    )
-    add(
-        "--logits-processors-path",
-        nargs="+",
-        action="extend",
-        metavar="FOLDER",
-        help="folders that are searched for these modules after the installed ones and the current folder (default: none)",
-    )
-    add(
-        "--profile-dir",
-        metavar="FOLDER",
-        help="folder for the traces of torch's profiler, which /start_profile begins (default: no profiling)",
-    )
-
-
 def engine_config_from(args: argparse.Namespace, **more: Any) -> EngineConfig:
     """EngineConfig from parsed flags; `more` adds or overrides. Raises ValueError for values that can never work."""
-    values = {name: getattr(args, name) for name in EngineConfig.__struct_fields__ if hasattr(args, name)}
-    return EngineConfig(**{**values, **more})
+    values = {name: getattr(args, name) for name in EngineConfig.__struct_fields__ if hasattr(args, name)} | more
+    return EngineConfig(**values | {"speculative_config": speculation_of(values.get("speculative_config"))})

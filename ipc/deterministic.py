@@ -18,6 +18,7 @@ def check_deterministic(config: Any) -> None:
         "--quantization": config.quantization is not None,
         "--kv-cache-dtype": config.kv_cache_dtype != "auto",
         "--model-impl transformers": config.model_impl == "transformers",
+        "--speculative-config": config.speculative_config is not None,
     }
     if wrong := [flag for flag, is_set in refused.items() if is_set]:
         raise ValueError(

@@ -21,6 +21,9 @@ CONTEXT_BYTES = 850 * MIB  # CUDA's context, kernels' code and workspaces: estim
 PROCESSOR_ROW_BYTES = 42 * 1024  # for a slot's logits processors, besides the bytes per token of the vocabulary: estimated
 CAPTURED_TOKENS = 2048  # the tuning tables' step.captured_tokens: estimated
 LARGE_WEIGHTS_BYTES = 16 * 10**9  # the tuning tables' step.large_weights_bytes: estimated
+NULL_BLOCKS = 1  # blocks that hold no tokens
+LEAST_STATES = 3  # recurrent states: the dummy, a sequence's own, and one to begin with
+STATE_ALIGNMENT = 256  # bytes, of each tensor in a recurrent state
 EXCHANGED_ROWS = 2048  # rows in the tuning tables' exchange, which holds about six buffers for each: estimated
 
 
@@ -33,6 +36,8 @@ class LayerSizes(NamedTuple):
     cache_itemsize: int = 0  # bytes of an element in the KV cache; 0: like an activation's
     has_cache: bool = True  # False: it reads another layer's keys and values
     has_values: bool = True  # False: the cached key is the value, too, as in latent attention
+    recurrent_elements: int = 0  # of a state, in the states' dtype
+    convolution_elements: int = 0  # of a state, in the activations'
 
     @property
     def q_size(self) -> int:
@@ -48,6 +53,18 @@ class ModelSizes(NamedTuple):
     hidden_size: int
     layers: tuple[LayerSizes, ...]
     layer_inputs: int = 0  # values of a token for all layers together, beside its hidden state (Gemma 4)
+    state_dtype: str = "float32"  # of recurrent states, by the checkpoint
+
+
+class CpuAsked(msgspec.Struct, frozen=True):
+    """How a CPU's worker would be started, beside SizesAsked's ranks. The answer is the bytes of its weights alone."""
+
+    folder: str | None  # of the checkpoint, if it is here
+    overrides: dict[str, Any]  # --hf-overrides
+    dtype: str
+    model_impl: str
+    quantization: str | None
+    pipeline_parallel_size: int = 1
 
 
 class SizesAsked(msgspec.Struct, frozen=True):
@@ -56,10 +73,11 @@ class SizesAsked(msgspec.Struct, frozen=True):
     config: dict[str, Any]
     tensor_parallel_size: int = 1
     enable_expert_parallel: bool = False
+    cpu: CpuAsked | None = None
 
 
 class RankSizes(msgspec.Struct, frozen=True):
-    """The answer of workers/sizes.py; it answers with a text instead if it cannot tell."""
+    """The answer of workers/sizes.py without CpuAsked; it answers with a text instead if it cannot tell."""
 
     sizes: ModelSizes
     num_parameters: int
@@ -68,9 +86,9 @@ class RankSizes(msgspec.Struct, frozen=True):
 
 
 # ------------------------------------------------------------------------------------------------------------ defaults
-def default_max_num_seqs(gpu_bytes: int) -> int:
-    """gpu_bytes: memory of the GPU; 0 for a CPU."""
-    return (1024 if gpu_bytes >= BIG_GPU_BYTES else 256) if gpu_bytes else 64
+def default_max_num_seqs(gpu_bytes: int, keeps_states: bool = False) -> int:
+    """gpu_bytes: memory of the GPU; 0 for a CPU. keeps_states: each sequence of the model has a recurrent state, too."""
+    return (1024 if gpu_bytes >= BIG_GPU_BYTES and not keeps_states else 256) if gpu_bytes else 64
 
 
 def default_max_num_batched_tokens(is_gpu: bool) -> int:
@@ -123,11 +141,14 @@ def graphs_bytes(captured: int, max_num_batched_tokens: int, activation_bytes: i
     return logits_bytes + activation_bytes * captured // max_num_batched_tokens
 
 
-def tables_bytes(model: ModelSizes, max_num_seqs: int, max_model_len: int, max_tokens: int, block_size: int) -> int:
-    """Estimated bytes that stay on a GPU beside weights and KV cache: context, tables by slot, sampler, rotary tables."""
+def tables_bytes(
+    model: ModelSizes, max_num_seqs: int, max_model_len: int, max_tokens: int, block_size: int, max_samples: int = 0
+) -> int:
+    """Estimated bytes that stay on a GPU beside weights and KV cache: context, tables by slot, sampler, rotary tables.
+    max_samples: of a step where rows have drafts, if there are more than rows."""
     vocab, rows = model.vocab_size, max_num_seqs
     processors = rows * (vocab + vocab // 8 + PROCESSOR_ROW_BYTES)
-    sampler = rows * (2 * vocab // 8 + 2 * 4 * 4096 + 3 * 4 * vocab // 512)
+    sampler = max(rows, max_samples) * (2 * vocab // 8 + 2 * 4 * 4096 + 3 * 4 * vocab // 512)
     block_table = 4 * rows * -(-max_model_len // block_size)
     rotary = 4 * max_model_len * max(layer.head_dim for layer in model.layers)
     return CONTEXT_BYTES + processors + sampler + block_table + rotary + 32 * max_tokens
@@ -169,11 +190,39 @@ def block_bytes(shapes: Iterable[tuple[int, int, int, int]]) -> int:
     return 2 * sum(heads * size * dim * itemsize for heads, size, dim, itemsize in shapes)
 
 
+def blocks_in(room: int, block_bytes: int) -> int:
+    """KV blocks that fit into `room` bytes. A model without attention has only the null block, which takes no bytes."""
+    return room // block_bytes if block_bytes else NULL_BLOCKS
+
+
+def useful_states(max_num_seqs: int, keeps_prefixes: bool) -> int:
+    """Recurrent states for max_num_seqs rows, for as many checkpoints if prefixes are cached, and the dummy."""
+    return max(1 + max_num_seqs * (2 if keeps_prefixes else 1), LEAST_STATES)
+
+
+def state_bytes(model: ModelSizes, itemsize: int, state_itemsize: int) -> int:
+    """Bytes of a recurrent state: of each layer with one, a tensor of each kind."""
+    sizes = [x.recurrent_elements * state_itemsize for x in model.layers]
+    sizes += [x.convolution_elements * itemsize for x in model.layers]
+    return sum(-(-size // STATE_ALIGNMENT) * STATE_ALIGNMENT for size in sizes)
+
+
+def states_in(room: int, block_bytes: int, state_bytes: int, wanted: int) -> int:
+    """Recurrent states that get a part of `room` bytes: two thirds at most, unless the model has no KV blocks."""
+    share = 2 * room // 3 if block_bytes else room
+    return max(min(share // state_bytes, wanted), LEAST_STATES) if state_bytes else wanted
+
+
+def least_blocks(block_bytes: int) -> int:
+    """KV blocks without which nothing runs: the null block, and one more if blocks hold anything."""
+    return NULL_BLOCKS + 1 if block_bytes else NULL_BLOCKS
+
+
 def most_useful_blocks(num_groups: int, max_num_seqs: int, max_model_len: int, block_size: int) -> int:
     """KV blocks for max_num_seqs requests of the largest length, and the null block."""
     return num_groups * max_num_seqs * -(-max_model_len // block_size) + 1
 
 
 def cached_tokens(num_blocks: int, block_size: int, num_groups: int) -> int:
-    """Tokens the cache can hold: each needs a place in every KV group; block 0 is the null block."""
-    return max(num_blocks - 1, 0) * block_size // num_groups
+    """Tokens the KV cache can hold: each needs a place in every KV group; block 0 is the null block. 0 without groups."""
+    return max(num_blocks - NULL_BLOCKS, 0) * block_size // max(num_groups, 1)

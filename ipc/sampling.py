@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 
 from quire.ipc.step.sections import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_LOGPROBS
-from quire.ipc.struct_errors import StructErrors
+from quire.ipc.struct_errors import StructErrors, check_elsewhere, is_elsewhere, no_field, other_field
 from quire.ipc.structured_outputs import StructuredOutputs, check_grammar
 from quire.ipc.structured_outputs_params import StructuredOutputsParams
 
@@ -23,6 +23,7 @@ SAMPLING_EPS = 1e-5  # a temperature below this means greedy
 MIN_TEMPERATURE = 1e-2  # a positive temperature below this is raised to it, as in vLLM: fp32 logits / T overflow below
 
 MAX_N = 128
+ALL_LOGPROBS = -1  # as many as the engine's max_logprobs
 MAX_STOP_STRINGS = 64
 MAX_STOP_LENGTH = 1024  # characters of one stop string
 MAX_STOP_TOKEN_IDS = 240  # plus at most 16 end-of-sequence ids of the model: MAX_MASKED_STOPS
@@ -52,8 +53,8 @@ BOUNDS: dict[str, tuple[float | None, float | None, bool]] = {
     "seed": (-(2**63), 2**63 - 1, True),
     "max_tokens": (1, None, True),
     "min_tokens": (0, 2**31 - 1, True),
-    "logprobs": (0, MAX_LOGPROBS, True),
-    "prompt_logprobs": (0, MAX_LOGPROBS, True),
+    "logprobs": (ALL_LOGPROBS, MAX_LOGPROBS, True),
+    "prompt_logprobs": (ALL_LOGPROBS, MAX_LOGPROBS, True),
     "thinking_token_budget": (0, 2**31 - 1, True),
 }
 
@@ -78,6 +79,12 @@ class RequestOutputKind(enum.Enum):
     FINAL_ONLY = 2
 
 
+class SamplingType(enum.IntEnum):
+    GREEDY = 0
+    RANDOM = 1
+    RANDOM_SEED = 2
+
+
 class SamplingParams(msgspec.Struct, kw_only=True, array_like=True, forbid_unknown_fields=True, metaclass=StructErrors):
     """How to sample one request. Names, defaults and meaning are vLLM's.
 
@@ -87,7 +94,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, array_like=True, forbid_unkno
     stop: strings that end the text (cut from it unless include_stop_str_in_output). stop_token_ids: ids that end it.
     ignore_eos: go on past the model's end-of-sequence ids. max_tokens: None means as many as fit into the context (the HTTP
     routes and `LLM` set 16 where OpenAI's and vLLM's defaults are 16). min_tokens: no stop id before so many tokens.
-    logprobs, prompt_logprobs: None, or how many (0 to 20) alternatives to return beside each token's own log-probability.
+    logprobs, prompt_logprobs: None, or how many alternatives to return beside each token's own log-probability: 0 to 128, and
+    at most the engine's max_logprobs, which is 20 if nothing else is said; -1: as many as that.
     logit_bias: token id -> bias in [-100, 100]. allowed_token_ids: nothing else may be sampled. bad_words: never produced.
     detokenize: False returns ids without text. skip_special_tokens: leave special tokens out of the text.
     structured_outputs: what the output must be (StructuredOutputsParams). thinking_token_budget: most tokens of a model's
@@ -156,10 +164,20 @@ class SamplingParams(msgspec.Struct, kw_only=True, array_like=True, forbid_unkno
         _check_lists(self)
 
     def __setattr__(self, name: str, value: object) -> None:
+        if name == "guided_decoding":
+            name = "structured_outputs"
+        elif is_elsewhere(name):
+            return check_elsewhere("SamplingParams", name, value, self.n)
         if name not in self.__struct_fields__:
-            raise AttributeError(f"SamplingParams has no field {name!r}")
+            no_field(type(self), name)
         checked = msgspec.structs.replace(self, **{name: value})
         msgspec.structs.force_setattr(self, name, getattr(checked, name))
+        return None
+
+    if not TYPE_CHECKING:  # type checkers must not know other names
+
+        def __getattr__(self, name: str) -> Any:
+            return other_field(type(self), name)
 
     @classmethod
     def from_optional(cls, **fields: Any) -> Self:
@@ -181,6 +199,29 @@ class SamplingParams(msgspec.Struct, kw_only=True, array_like=True, forbid_unkno
         """structured_outputs in the form that travels. Raises ValueError for options without meaning."""
         wanted = self.structured_outputs
         return wanted.to_message() if isinstance(wanted, StructuredOutputsParams) else wanted
+
+    @property
+    def guided_decoding(self) -> StructuredOutputsParams | StructuredOutputs | None:
+        """The older name of structured_outputs."""
+        return self.structured_outputs
+
+    @property
+    def sampling_type(self) -> SamplingType:
+        """vLLM's name for how tokens are chosen."""
+        if self.is_greedy:
+            return SamplingType.GREEDY
+        return SamplingType.RANDOM if self.seed is None else SamplingType.RANDOM_SEED
+
+    @property
+    def all_stop_token_ids(self) -> set[int]:
+        """The ids of stop_token_ids; the engine knows the model's own besides."""
+        return set(self.stop_token_ids or ())
+
+    def update_from_generation_config(self, *_: object) -> None:
+        """vLLM's step of adding the model's own stop ids: the engine does it."""
+
+    def update_from_tokenizer(self, *_: object) -> None:
+        """vLLM's step of turning bad_words into ids: the engine's client does it."""
 
     @property
     def is_greedy(self) -> bool:
@@ -258,6 +299,7 @@ def _check_lists(p: SamplingParams) -> None:
     if p.extra_args is not None:
         _check_extra_args(p.extra_args)
     if p.logit_bias is not None:
+        _check_kind("logit_bias", p.logit_bias, dict, "a dict of token ids and biases")
         if len(p.logit_bias) > MAX_LOGIT_BIAS:
             raise ValueError(f"logit_bias takes at most {MAX_LOGIT_BIAS} tokens, got {len(p.logit_bias)}")
         if not set(map(type, (*p.logit_bias, *p.logit_bias.values()))) <= {int, float}:
@@ -312,6 +354,8 @@ def _check_ids(name: str, ids: list[int] | None, most: int) -> list[int] | None:
     """The same list, or a new one of ints if it holds equivalent numbers (numpy's)."""
     if ids is None:
         return None
+    if not hasattr(ids, "__len__"):
+        raise ValueError(f"{name} must be a list of token ids, got {ids!r:.80}")
     if len(ids) > most:
         raise ValueError(f"{name} takes at most {most} token ids, got {len(ids)}")
     if not len(ids) or (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < 2**31):  # a million take some 20 ms
@@ -334,7 +378,7 @@ def check_against(p: SamplingParams, *, vocab_size: int, max_logprobs: int) -> N
     of grammars. Raises ValueError."""
     for name in ("logprobs", "prompt_logprobs"):
         value = getattr(p, name)
-        if value is not None and value > max_logprobs:
+        if value is not None and not 0 <= value <= max_logprobs:
             raise ValueError(f"{name} must be at most {max_logprobs}, got {value}")
     if (grammar := p.grammar) is not None:
         check_grammar(grammar)

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from quire.ipc.struct_errors import FieldErrors
 from quire.ipc.structured_outputs import Kind, StructuredOutputs, check_grammar
 
 _MAPS_OF_SCHEMAS = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
@@ -22,7 +23,7 @@ _CLOSED_BY = ("properties", "patternProperties")
 
 
 @dataclasses.dataclass
-class StructuredOutputsParams:
+class StructuredOutputsParams(metaclass=FieldErrors):
     """One of: json, a JSON Schema, as text or dict; regex, for the whole output; choice, a list of texts; grammar, in Lark or
     EBNF; json_object True, any JSON object; structural_tag, as text or dict.
 

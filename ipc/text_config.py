@@ -7,6 +7,7 @@ The worker reads the whole config (quire.workers.models); the two must agree on 
 from typing import Any
 
 MAX_CONTEXT = 1 << 24  # tokens; tables grow with it. The longest published context has 10 million
+MAX_VOCABULARY = 1 << 22  # tokens; the core keeps a text for each. The largest published vocabularies have 0.26 million
 
 # transformers' defaults for absent fields, by model_type, for models with published configs that leave them out.
 _GEMMA3 = {"vocab_size": 262208, "max_position_embeddings": 131072}
@@ -22,6 +23,7 @@ _DEFAULTS: dict[str, dict[str, int]] = {
     "gemma4_text": _GEMMA4,
     "llama4": _LLAMA4,
     "llama4_text": _LLAMA4,
+    "mamba2": {"max_position_embeddings": 1 << 18},  # it has no positions: as long as Codestral Mamba was tested
     "mistral4": {"vocab_size": 131072, "max_position_embeddings": 1048576},
 }
 # The same for text models that are nested in a multimodal model's config, whose configs leave out more.
@@ -48,7 +50,7 @@ NESTED_DEFAULTS: dict[str, dict[str, Any]] = {
 # Names of the context length's field; the first that is present counts.
 POSITIONS = (
     "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length", "max_sequence_length",
-    "max_target_positions",
+    "max_target_positions", "model_max_length",
 )  # fmt: skip
 _NOT_STRETCHED = (
     "gemma3",
@@ -60,6 +62,19 @@ _NOT_STRETCHED = (
 )  # max_position_embeddings is the length after scaling
 
 
+# Fields that only models with recurrent layers have.
+_OF_RECURRENT_MODELS = (
+    "attn_layer_indices",
+    "conv_L_cache",
+    "full_attn_idxs",
+    "hybrid_override_pattern",
+    "linear_attn_config",
+    "linear_num_value_heads",
+    "mamba_d_conv",
+    "mamba_d_state",
+    "ssm_state_size",
+    "state_size",
+)
 _NAMES_OF_TEXT = ("text_config", "llm_config")  # the second is InternVLChatModel's
 
 
@@ -78,6 +93,14 @@ def text_fields(config: dict[str, Any]) -> dict[str, Any]:
     return {**defaults, **fields, **({"max_position_embeddings": positions[0]} if positions else {})}
 
 
+def keeps_states(fields: dict[str, Any]) -> bool:
+    """Whether layers of the model are recurrent, so that each sequence has a state beside its KV blocks."""
+    kinds = fields.get("layer_types") or fields.get("layers_block_type")
+    kinds = kinds if isinstance(kinds, list) else []
+    listed = any("attention" not in str(kind) or "linear" in str(kind) for kind in kinds if str(kind) not in ("mlp", "moe"))
+    return listed or any(fields.get(name) for name in _OF_RECURRENT_MODELS)
+
+
 def checked_context(length: int) -> int:
     """The length, of the positions with rope_scaling. Raises ValueError for one beyond MAX_CONTEXT."""
     if length > MAX_CONTEXT:
@@ -85,6 +108,13 @@ def checked_context(length: int) -> int:
             f"config.json: max_position_embeddings, with rope_scaling, is {length}: at most {MAX_CONTEXT} are supported"
         )
     return length
+
+
+def checked_vocabulary(size: int) -> int:
+    """The number of tokens. Raises ValueError for more than MAX_VOCABULARY."""
+    if size > MAX_VOCABULARY:
+        raise ValueError(f"config.json: vocab_size is {size}: at most {MAX_VOCABULARY} are supported")
+    return size
 
 
 def is_stretched(fields: dict[str, Any]) -> bool:

@@ -10,6 +10,7 @@ import msgspec
 
 from quire.ipc.config import EngineConfig
 from quire.ipc.interfaces import LOOPBACK, Interface
+from quire.ipc.step.sections import max_samples_of
 
 
 class ResolvedEngineConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -23,6 +24,11 @@ class ResolvedEngineConfig(EngineConfig, frozen=True, kw_only=True, forbid_unkno
 
     def __post_init__(self) -> None:
         """No checks: the user's values were checked as an EngineConfig."""
+
+    @property
+    def max_samples(self) -> int:
+        """Most samples of a step where decode rows have drafts; 0: none has."""
+        return 0 if self.speculative_config is None else max_samples_of(self.max_num_seqs)
 
 
 # Fields that only the daemon reads: secrets, paths on the core's host, and a template that may be long. Workers get none.

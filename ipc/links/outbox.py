@@ -24,6 +24,7 @@ class PendingOutputs:
         self.finished: list[Finished] = []
         self.started: list[Started] = []
         self.logprobs: list[TokenLogprobs] = []
+        self.drafts = bytearray()
 
     def merge(self, outputs: StepOutputs) -> None:
         self.keys += outputs.keys
@@ -31,9 +32,11 @@ class PendingOutputs:
         self.finished += outputs.finished
         self.started += outputs.started
         self.logprobs += outputs.logprobs
+        self.drafts += outputs.drafts
 
     def message(self, seq: int) -> StepOutputs:
-        return StepOutputs(self.epoch, seq, bytes(self.keys), bytes(self.tokens), self.finished, self.started, self.logprobs)
+        keys, tokens, drafts = bytes(self.keys), bytes(self.tokens), bytes(self.drafts)
+        return StepOutputs(self.epoch, seq, keys, tokens, self.finished, self.started, self.logprobs, drafts)
 
 
 class Total:
@@ -98,7 +101,7 @@ class Outbox:
 
 def _weight(m: StepOutputs) -> int:
     logprobs = sum(_LOGPROBS_BYTES + len(x.top_ids) + len(x.top_logprobs) for x in m.logprobs)
-    return len(m.keys) + len(m.tokens) + _ITEM_BYTES * (1 + len(m.finished) + len(m.started)) + logprobs
+    return len(m.keys) + len(m.tokens) + len(m.drafts) + _ITEM_BYTES * (1 + len(m.finished) + len(m.started)) + logprobs
 
 
 class FrontendConnection:

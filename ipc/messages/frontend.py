@@ -50,6 +50,7 @@ class TokenInputs(Message, tag="tokens", frozen=True):
     """A prompt as token ids."""
 
     token_ids: bytes  # int32, at least one token
+    marks: list[int] = []  # numbers of tokens after which other prompts may go on: the first 8 count
 
 
 class Candidates(Message, frozen=True):
@@ -158,6 +159,14 @@ class EngineLimits(Message, frozen=True):
     vocab_size: int
     max_num_seqs: int
     max_logprobs: int
+    takes_marks: bool = False  # prompts should bring TokenInputs.marks
+
+
+class DraftsTold(Message, frozen=True):
+    """The counts of drafts that answers have (--per-request-spec-decode-metrics)."""
+
+    by_step: bool  # besides totals
+    num_speculative_tokens: int
 
 
 class Welcome(Message, tag="welcome", frozen=True):
@@ -177,6 +186,7 @@ class Welcome(Message, tag="welcome", frozen=True):
     model_digest: str = ""  # equal for engines with the same model
     numerics: Numerics = Numerics()  # equal for engines with equal answers
     replay: bool = False  # requests outlive their processes: when this core is lost, frontends send theirs again
+    drafts_told: DraftsTold | None = None  # None: nothing
 
 
 class File(Message, tag="file", frozen=True):
@@ -242,6 +252,8 @@ class StepOutputs(Message, tag="outputs", frozen=True):
     finished: list[Finished] = []
     started: list[Started] = []
     logprobs: list[TokenLogprobs] = []  # for the tokens of requests with logprobs, in the order of keys
+    # with Welcome.drafts_told: int64 [n, 3], each sequence with drafts in a step: its key, how many were verified, and accepted
+    drafts: bytes = b""
 
 
 class PromptLogprobs(Message, tag="prompt_logprobs", frozen=True):
@@ -277,6 +289,8 @@ class Heartbeat(Message, tag="heartbeat", frozen=True):
     stats: EngineStats | None = None  # None until the loop makes steps
     replays: int = 0  # requests that ran again after their workers or their engine had died; a total, too
     replays_given_up: int = 0  # requests that ended because they ran at two deaths without a token between
+    num_states: int = 0  # recurrent states that sequences can use; 0: the model has none
+    states_used: int = 0  # of them, those of running sequences
 
 
 class UtilityResult(Message, tag="utility_result", frozen=True):

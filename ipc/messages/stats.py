@@ -53,6 +53,30 @@ class TenantStats(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     num_running: int
 
 
+class SpeculationStats(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Drafts that were verified, since the engine's start."""
+
+    num_drafts: int  # rows with at least one draft
+    draft_tokens: int
+    accepted_by_place: list[int]  # [i]: rows with at least i + 1 drafts accepted; as long as a row may have drafts
+
+    @property
+    def accepted_tokens(self) -> int:
+        return sum(self.accepted_by_place)
+
+    def since(self, before: "SpeculationStats") -> "SpeculationStats":
+        """The counts between `before` and these."""
+        by_place = [b - a for a, b in zip(before.accepted_by_place, self.accepted_by_place, strict=True)]
+        return SpeculationStats(self.num_drafts - before.num_drafts, self.draft_tokens - before.draft_tokens, by_place)
+
+    def in_words(self) -> str:
+        """Mean accepted length (tokens that a step gave a row with drafts), and acceptance by place; "" without drafts."""
+        if not self.num_drafts:
+            return ""
+        shares = [f"{n / self.num_drafts:.0%}" for n in self.accepted_by_place if n] or ["0%"]
+        return f"accepted length {1 + self.accepted_tokens / self.num_drafts:.2f}, drafts accepted by place {' '.join(shares)}"
+
+
 class EngineStats(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Totals of one engine since its start."""
 
@@ -66,6 +90,7 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     processes: list[ProcessUsage] = []  # the core's and its workers'
     experts: ExpertStats | None = None  # None: no expert parallelism
     tenants: list[TenantStats] = []  # those with a label that have requests
+    speculation: SpeculationStats | None = None  # None: no speculation
 
 
 class CacheInfo(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -13,10 +13,23 @@ MAX_CONTROL_BYTES = 1 << 16  # bytes of a control record
 MAX_CONTROL_PAYLOAD = 1 << 20  # bytes of its reply
 
 
-class KVGroup(Message, frozen=True):
-    """Layers that share a block table. window: tokens that they attend to, the last ones; 0: all."""
+class FullAttention(Message, tag="full", frozen=True):
+    """Layers whose tokens attend to all tokens before them."""
 
-    window: int
+
+class SlidingWindow(Message, tag="window", frozen=True):
+    """Layers whose tokens attend to the last `tokens` tokens, themselves included."""
+
+    tokens: int
+
+
+KVGroupKind = FullAttention | SlidingWindow
+
+
+class KVGroup(Message, frozen=True):
+    """Layers that share a block table."""
+
+    kind: KVGroupKind
     layers: list[int]
 
 
@@ -28,7 +41,8 @@ class ProcessorsInfo(Message, frozen=True):
 
 
 class WorkerProfile(Message, tag="profile", frozen=True):
-    """A worker has loaded its weights and measured its memory; num_blocks: KV blocks that it can hold."""
+    """A worker has loaded its weights and measured its memory; num_blocks, num_states: KV blocks and recurrent
+    states that it can hold, with the null block and the dummy state; num_states is 0 in models without states."""
 
     rank: int
     num_blocks: int
@@ -41,6 +55,8 @@ class WorkerProfile(Message, tag="profile", frozen=True):
     block_bytes: int
     processors: ProcessorsInfo | None = None
     numerics: Numerics = Numerics()
+    num_states: int = 0
+    state_bytes: int = 0
 
 
 class WorkerReady(Message, tag="ready", frozen=True):
@@ -125,9 +141,10 @@ ControlRequest = DumpStacks | CaptureMaskedSamplingGraphs | StartProfiler | Stop
 
 
 class AllocateKV(Message, tag="allocate_kv", frozen=True):
-    """The core's decision: the least of all workers' num_blocks."""
+    """The core's decision: the least of all workers' num_blocks, and of their num_states."""
 
     num_blocks: int
+    num_states: int = 0
 
 
 WorkerCommand = AllocateKV | StoreValue

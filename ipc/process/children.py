@@ -36,6 +36,9 @@ _MAX_MESSAGE_BYTES = 64 << 20
 _MAX_FDS = 64
 _CONFIG_TIMEOUT_S = 60.0
 _ORPHAN_EXIT_CODE = 70
+FROM_OUTSIDE = "from_outside"  # in a child's message on an error of its start: a signal is the cause
+# Signals that come from outside: an operator's, or for lack of memory. A mistake of the process itself ends in another way.
+_SIGNALS_FROM_OUTSIDE = frozenset((signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT))
 KILL_WAIT_S = 5.0  # until a killed process is gone; one in uninterruptible sleep may never be
 
 ConfigT = TypeVar("ConfigT", bound=msgspec.Struct)
@@ -115,8 +118,10 @@ class Child:
         return 0
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal, unless the child has ended."""
+        """Send a signal, unless the child has ended. A stopped child goes on to act on SIGTERM, as with systemd."""
         self.proc.send_signal(number)
+        if number == signal.SIGTERM:
+            self.proc.send_signal(signal.SIGCONT)
 
     def terminate(self, grace_s: float) -> int | None:
         """SIGTERM, after grace_s SIGKILL; closes the parent's descriptors and returns the exit code. May be called again.
@@ -124,7 +129,7 @@ class Child:
         None if it is not gone KILL_WAIT_S after SIGKILL: then it hangs in the kernel, and nothing can end it.
         """
         if self.proc.poll() is None:
-            self.proc.terminate()
+            self.send_signal(signal.SIGTERM)
             if self.wait(grace_s) is None:
                 self.proc.kill()
                 self.wait(KILL_WAIT_S)
@@ -154,6 +159,11 @@ def how_it_ended(code: int | None) -> str:
     if code is None:
         return "it does not end even when it is killed"
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def was_killed(code: int | None) -> bool:
+    """Whether a signal from outside ended the process, by the result of `Child.poll`."""
+    return code is not None and -code in _SIGNALS_FROM_OUTSIDE
 
 
 def spawn(module: str, config: msgspec.Struct, pass_fds: Sequence[int] = (), *, arguments: Sequence[str] = ()) -> Child:

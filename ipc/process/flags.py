@@ -82,6 +82,19 @@ class JsonObject(argparse.Action):
         setattr(namespace, self.dest, merged(getattr(namespace, self.dest) or {}, given))
 
 
+class JsonMember(argparse.Action):
+    """One key of a flag that takes a JSON object, as a flag of its own. key: its name there; dest: the object's flag's."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, key: str = "", **kwargs: Any) -> None:
+        super().__init__(option_strings, dest, **kwargs)
+        self.key = key
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: str | None = None
+    ) -> None:
+        setattr(namespace, self.dest, merged(getattr(namespace, self.dest) or {}, {self.key: values}))
+
+
 def merged(base: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
     """`base` updated with `more`, recursively for objects within objects; "key+" appends to a list."""
     result = dict(base)

@@ -1,16 +1,18 @@
 """Restarts: decides when to start a process again after its end, and when to give up. It starts nothing and reads no clock.
 
 A process that has served a request is started again at once. Otherwise the pause before a start doubles each time; after a
-process that has lived well it is the shortest again. Restarting is given up after a number of starts in a row that did not
-become ready, or of short lives in a row without a served request: then the parent of this process starts everything anew, or
-alerts an operator. Used by `quire serve` for the engine and for its frontends (frontend/supervisor.py), by `quire host` for its
-agent, and by the core for its workers (enginecore/worker_supervisor.py).
+process that has lived well it is the shortest again. A start that a signal from outside ended is no failure, and is repeated at
+once; but where there are many in a row, memory may be short each time, and they count. Restarting is given up after a number of
+starts in a row that did not become ready, or of short lives in a row without a served request: then the parent of this process
+starts everything anew, or alerts an operator. Used by `quire serve` for the engine and for its frontends
+(frontend/supervisor.py), by `quire host` for its agent, and by the core for its workers (enginecore/worker_supervisor.py).
 """
 
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 30.0
 LIVED_WELL_S = 120.0
 MAX_FAILED_STARTS = 4  # within 7 or 15 s, depending on the first pause: a dead process's GPU memory may be freed as late
 MAX_SHORT_LIVES = 8  # within a minute of pauses and the time of the starts
+MAX_KILLED_STARTS = 8  # in a row, by signals from outside; later ones are failed starts
 # A restart takes as long as the start before it, or less: files are in the page cache and kernels are compiled. But files may
 # have to be fetched again, and a first start, which has no limit, may have been quick: hence the large factor.
 START_LIMIT_S, START_LIMIT_FACTOR = 300.0, 10.0
@@ -38,23 +40,27 @@ class Restarts:
         self._max_failed_starts = max_failed_starts
         self._max_short_lives = max_short_lives
         self._pause_s = first_pause_s
-        self._failed_starts = self._short_lives = 0
+        self._failed_starts = self._short_lives = self._killed_starts = 0
         self._ready_at: float | None = None
         self._has_served = False
 
     def ready(self, now: float) -> None:
         """A start has succeeded."""
-        self._ready_at, self._failed_starts = now, 0
+        self._ready_at, self._failed_starts, self._killed_starts = now, 0, 0
 
     def served(self) -> None:
         """The process that is ready has served a request: the start was no failure, however soon it ends."""
         self._has_served = True
 
-    def ended(self, now: float) -> float | None:
-        """The process has ended, ready or not; returns the seconds until the next start, or None to give up."""
+    def ended(self, now: float, from_outside: bool = False) -> float | None:
+        """The process has ended, ready or not; returns the seconds until the next start, or None to give up. from_outside: by a
+        signal that it did not cause."""
         has_served, self._has_served = self._has_served, False
+        if self._ready_at is None and not has_served and from_outside and self._killed_starts < MAX_KILLED_STARTS:
+            self._killed_starts += 1
+            return 0.0
         if has_served:
-            self._short_lives, self._failed_starts, self._ready_at = 0, 0, None
+            self._short_lives, self._failed_starts, self._killed_starts, self._ready_at = 0, 0, 0, None
             self._pause_s = self._first_pause_s or FIRST_PAUSE_S
             return 0.0
         if self._ready_at is None:

@@ -1,8 +1,8 @@
 """StoppedFor: how long other processes have been stopped by a signal (SIGSTOP) or a debugger, as seen by repeated checks.
 
 A slow process still makes progress; a stopped one makes none until it is continued. Used where no other time-out would end the
-wait: by the launcher for an engine that starts, by `quire host` for its agent, and by the core for workers that start or have
-nothing to do.
+wait: by the launcher for an engine or a frontend that starts, by `quire host` for its agent, and by the core for workers that
+start or have nothing to do.
 """
 
 import time

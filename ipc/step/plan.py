@@ -5,7 +5,8 @@ device, in tables indexed by slot, and a decode row that merely continues costs 
 sections that the step needs, at the places that the header says; sections.py declares their content, word by word.
 
 Rows of a step are its decode rows, then its prefill rows; the tokens are laid out in the same order. Every row yields one
-result word; the core ignores that of a prefill row without PREFILL_SAMPLE.
+result word; the core ignores that of a prefill row without PREFILL_SAMPLE. In a step with windows, a decode row yields one for
+each of its tokens; how many it has is decided on the device, within `window` and `draft_tokens`.
 """
 
 import struct
@@ -24,7 +25,6 @@ from quire.ipc.step.sections import (
     SECTIONS,
     SLOT_VALUES,
     STEP_MASK,
-    TOKENS_PER_ROW,
     WORD,
     ListField,
     Record,
@@ -59,6 +59,7 @@ _NO_ROWS = {name: np.zeros(0, dtype) for name, dtype in DTYPES.items()}
 _STEP, _FLAGS, _SAMPLING_KIND, _WORDS = (HEADER.at[name] for name in ("step", "flags", "sampling_kind", "words"))
 _MAX_SEQ_LEN, _DEVICE_WORDS = HEADER.at["max_seq_len"], HEADER.at["device_words"]
 _MICRO_BATCH, _LAG = HEADER.at["micro_batch"], HEADER.at["lag"]
+_WINDOW, _MASK_WINDOW, _DRAFT_TOKENS = (HEADER.at[name] for name in ("window", "mask_window", "draft_tokens"))
 _DECODE = "decode_rows"
 # (name, its count's word in the header, words of a row, dtype); the word after the count's is the section's offset
 _PLACES = [(s.name, HEADER.at[f"num_{s.name}"], s.record.width, DTYPES[s.name]) for s in SECTIONS]
@@ -85,6 +86,8 @@ class StepPlan:
     max_seq_len: int = 0
     micro_batch: int = 0
     lag: int = 0
+    window: int = 1
+    draft_tokens: int = 0
 
     def section(self, name: str) -> np.ndarray:
         """The section's rows; empty if the plan has none."""
@@ -116,7 +119,13 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
-        return TOKENS_PER_ROW * len(self.decode_rows) + len(self.prefill_tokens)
+        """At most: there may be fewer drafts."""
+        return len(self.decode_rows) + self.draft_tokens + len(self.prefill_tokens)
+
+    @property
+    def num_samples(self) -> int:
+        """The number of result words; an upper bound of the samples."""
+        return self.num_rows + self.draft_tokens
 
     @property
     def has_mask_rows(self) -> bool:
@@ -144,6 +153,7 @@ class StepPlan:
         header[_FLAGS] = FLAG_SAME_DECODE_ROWS * self.same_decode_rows
         header[_MAX_SEQ_LEN] = self.max_seq_len
         header[_MICRO_BATCH], header[_LAG] = self.micro_batch, self.lag
+        header[_WINDOW], header[_MASK_WINDOW], header[_DRAFT_TOKENS] = self.window, 1, self.draft_tokens
         return np.concatenate([np.array(header, np.int32), *parts])
 
     def _place(self, places: list[tuple[str, int, int, np.dtype]], at: int, header: list[int], parts: list[np.ndarray]) -> int:
@@ -172,7 +182,8 @@ def decode_plan(words: np.ndarray, last_decode_rows: np.ndarray) -> StepPlan:
             sections[name] = words[at : at + count * width].view(dtype)
     if same:
         sections[_DECODE] = last_decode_rows
-    return StepPlan(h[_STEP], sections, h[_SAMPLING_KIND], same, h[_MAX_SEQ_LEN], h[_MICRO_BATCH], h[_LAG])
+    places = h[_MAX_SEQ_LEN], h[_MICRO_BATCH], h[_LAG], h[_WINDOW], h[_DRAFT_TOKENS]
+    return StepPlan(h[_STEP], sections, h[_SAMPLING_KIND], same, *places)
 
 
 Ids = Sequence[int] | np.ndarray

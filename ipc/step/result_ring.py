@@ -3,10 +3,15 @@
 The memory is a memfd passed by descriptor. Every word is a uint64 {step in the high 32 bits, value in the low 32}: it validates
 itself, so the GPU needs neither a fence nor a counter, and the core only checks whether all words of a step have arrived.
 
-    page 0   magic, max_rows, num_logprobs, depth, words_per_step, generation of workers | sleeping flag    (int64 words)
+    page 0   magic, max_rows, num_logprobs, depth, words_per_step, generation of workers, max_samples | sleeping flag   (int64)
     data     depth entries of words_per_step; step s is entry (s & 0x7fffffff) % depth
-    entry    the tokens of R rows, TOKENS_PER_ROW each, then for each row the words of sections.logprob_record(L), floats as
-             their bits; R = max_rows, L = num_logprobs; a row has all of its L alternatives or none at all
+    entry    the tokens of N samples, the index of each row's first sample [R], and then for each sample the words of
+             sections.logprob_record(L), floats as their bits; N = max_samples, R = max_rows, L = num_logprobs; a sample has all
+             of its L alternatives or none at all. If max_samples is 0, then N = R, and there are no indices
+
+A step without windows has one sample a row. A step with windows writes as many words as its plan has room for: a row's samples
+are those from its first one to the next row's; those that count come first, then words of REJECTED. Words at the end that are
+no row's are UNUSED.
 
 A GPU cannot ring a doorbell. The core raises its flag while it sleeps in its poll; a thread of the worker then rings.
 """
@@ -19,17 +24,19 @@ from typing import NamedTuple
 import numpy as np
 
 from quire.ipc.step.plan_ring import RingCorrupt, adopt, drain_doorbell, make_doorbell, make_fence, make_shared_memory
-from quire.ipc.step.sections import MAX_LOGPROBS, STEP_MASK, TOKENS_PER_ROW, logprob_record, result_words
+from quire.ipc.step.samples import Samples
+from quire.ipc.step.sections import STEP_MASK, USUAL_LOGPROBS, first_logprob_word, logprob_record, result_words
 
 _MAGIC = 0x544C_5345_5245_4951
 _PAGE = 4096
-_Q_MAGIC, _Q_MAX_ROWS, _Q_NUM_LOGPROBS, _Q_DEPTH, _Q_WORDS_PER_STEP, _Q_GENERATION, _Q_SLEEPING = 0, 1, 2, 3, 4, 5, 8
+_Q_MAGIC, _Q_MAX_ROWS, _Q_NUM_LOGPROBS, _Q_DEPTH, _Q_WORDS_PER_STEP, _Q_GENERATION, _Q_MAX_SAMPLES = range(7)
+_Q_SLEEPING = 8
 
 
 class RowLogprobs(NamedTuple):
-    """Logprobs of k rows of a step, each with m alternatives. When read, m is num_logprobs; when written, it may be less."""
+    """Logprobs of k samples of a step, each with m alternatives. When read, m is num_logprobs; when written, it may be less."""
 
-    rows: np.ndarray  # int [k], indices of rows of the step
+    rows: np.ndarray  # int [k], indices of samples of the step: of rows if there are no windows
     logprobs: np.ndarray  # float32 [k], of the sampled tokens
     ranks: np.ndarray  # int32 [k], 1 = the most likely
     top_ids: np.ndarray  # int32 [k, m], most likely first; if m is less than num_logprobs, the rest is -1
@@ -49,6 +56,7 @@ class ResultRing:
         memory = memoryview(mmap.mmap(fd, 0))
         self._q = memory[:_PAGE].cast("q")
         self.max_rows: int = self._q[_Q_MAX_ROWS]
+        self.max_samples: int = self._q[_Q_MAX_SAMPLES]  # 0: as many as rows
         self.num_logprobs: int = self._q[_Q_NUM_LOGPROBS]
         self.depth: int = self._q[_Q_DEPTH]
         self.words_per_step: int = self._q[_Q_WORDS_PER_STEP]
@@ -57,26 +65,31 @@ class ResultRing:
         self._fence = make_fence()
         words = np.frombuffer(self.buffer, np.uint64).reshape(self.depth, self.words_per_step)
         halves = words.view(np.int32).reshape(self.depth, self.words_per_step, 2)
-        grid = (self.depth, self.max_rows, self._record.width)
+        num_tokens = self.max_samples or self.max_rows
+        grid = (self.depth, num_tokens, self._record.width)
         self._halves = memory[_PAGE:].cast("i")
-        num_tokens = self.max_rows * TOKENS_PER_ROW
         self._token_words = words[:, :num_tokens]
         self._token_tags = [halves[slot, :num_tokens, 1] for slot in range(self.depth)]
         self._token_values = [halves[slot, :num_tokens, 0] for slot in range(self.depth)]
-        self._logprob_grid = words[:, num_tokens:].reshape(grid)
-        self._logprob_tags = halves[:, num_tokens:, 1].reshape(grid)
-        self._logprob_values = halves[:, num_tokens:, 0].reshape(grid)
+        first = first_logprob_word(self.max_rows, self.max_samples)
+        self._first_words, self._first_halves = words[:, num_tokens:first], halves[:, num_tokens:first]
+        self._logprob_grid = words[:, first:].reshape(grid)
+        self._logprob_tags = halves[:, first:, 1].reshape(grid)
+        self._logprob_values = halves[:, first:, 0].reshape(grid)
 
     @classmethod
-    def create(cls, max_rows: int, num_logprobs: int = MAX_LOGPROBS, depth: int = 8) -> "ResultRing":
-        """A ring for steps of up to max_rows rows. depth: the number of steps that it remembers, a power of two."""
-        if max_rows < 1 or num_logprobs < 0 or depth < 2 or depth & (depth - 1):
-            raise ValueError(f"no result ring of {max_rows} rows, {num_logprobs} logprobs and depth {depth}")
-        words_per_step = result_words(max_rows, num_logprobs)
+    def create(cls, max_rows: int, num_logprobs: int = USUAL_LOGPROBS, depth: int = 8, max_samples: int = 0) -> "ResultRing":
+        """A ring for steps of up to max_rows rows. depth: the number of steps that it remembers, a power of two. max_samples:
+        of a step with windows; 0: there are none."""
+        if max_rows < 1 or num_logprobs < 0 or depth < 2 or depth & (depth - 1) or 0 < max_samples < max_rows:
+            raise ValueError(
+                f"no result ring of {max_rows} rows, {num_logprobs} logprobs, depth {depth} and {max_samples} samples"
+            )
+        words_per_step = result_words(max_rows, num_logprobs, max_samples)
         fd = make_shared_memory("quire-result", _PAGE + -(-depth * words_per_step * 8 // _PAGE) * _PAGE)
         with mmap.mmap(fd, _PAGE) as page, memoryview(page) as raw, raw.cast("q") as q:
             q[_Q_MAX_ROWS], q[_Q_NUM_LOGPROBS] = max_rows, num_logprobs
-            q[_Q_DEPTH], q[_Q_WORDS_PER_STEP] = depth, words_per_step
+            q[_Q_DEPTH], q[_Q_WORDS_PER_STEP], q[_Q_MAX_SAMPLES] = depth, words_per_step, max_samples
             q[_Q_MAGIC] = _MAGIC
         ring = cls(fd, make_doorbell())
         # zeros would look like results of step 0, which occurs after the number wraps
@@ -92,7 +105,8 @@ class ResultRing:
             raise RingCorrupt("this is no result ring")
         with mmap.mmap(fds[0], _PAGE, prot=mmap.PROT_READ) as page, memoryview(page) as raw, raw.cast("q") as q:
             magic, rows, logprobs, depth, words = q[_Q_MAGIC], *q[_Q_MAX_ROWS : _Q_WORDS_PER_STEP + 1]
-        sane = rows > 0 and logprobs >= 0 and depth > 1 and words == result_words(rows, logprobs)
+            samples = q[_Q_MAX_SAMPLES]
+        sane = rows > 0 and logprobs >= 0 and depth > 1 and samples >= 0 and words == result_words(rows, logprobs, samples)
         if magic != _MAGIC or not sane or size < _PAGE + 8 * depth * words:
             raise RingCorrupt("this is no result ring")
         return cls(*fds)
@@ -111,27 +125,39 @@ class ResultRing:
         self._q[_Q_GENERATION] = value
 
     # ---------------------------------------------------------------------------------------------- the core's side
-    def ready(self, step: int, num_rows: int, logprob_rows: Sequence[int] | np.ndarray | None = None) -> bool:
-        """Whether tokens of rows [0, num_rows) and logprobs of `logprob_rows` of this step have arrived."""
+    def ready(
+        self, step: int, num_rows: int, draft_tokens: int = 0, logprob_rows: Sequence[int] | np.ndarray | None = None
+    ) -> bool:
+        """Whether tokens of rows [0, num_rows) and logprobs of `logprob_rows` of this step have arrived; draft_tokens:
+        of the plan."""
         if num_rows == 0:
             return True
         step &= STEP_MASK
-        slot, num_tokens = step % self.depth, num_rows * TOKENS_PER_ROW
+        slot, num_tokens = step % self.depth, num_rows + draft_tokens
         # One word first: a spinning core mostly gets False, and this takes 0.1 us instead of 1 us for the whole column.
         if self._halves[2 * (slot * self.words_per_step + num_tokens - 1) + 1] != step:
             return False
         if not (self._token_tags[slot][:num_tokens] == step).all():
             return False
+        if draft_tokens and not (self._first_halves[slot, :num_rows, 1] == step).all():
+            return False
         if logprob_rows is None or len(logprob_rows) == 0:
             return True
+        if draft_tokens:
+            samples = self.samples(step, num_rows, draft_tokens)
+            logprob_rows = samples.places[np.isin(samples.rows, logprob_rows)]
         return bool((self._logprob_tags[slot][logprob_rows] == step).all())
 
-    def tokens(self, step: int, num_rows: int) -> np.ndarray:
-        """The tokens of a ready step: int32 [num_rows * TOKENS_PER_ROW], in row order, a copy."""
-        return self._token_values[(step & STEP_MASK) % self.depth][: num_rows * TOKENS_PER_ROW].copy()
+    def samples(self, step: int, num_rows: int, draft_tokens: int = 0) -> Samples:
+        """The samples of a ready step that count; copies."""
+        slot = (step & STEP_MASK) % self.depth
+        words = self._token_values[slot][: num_rows + draft_tokens]
+        if not draft_tokens:
+            return Samples.one_a_row(words.copy())
+        return Samples.of_windows(words, self._first_halves[slot, :num_rows, 0])
 
     def logprobs(self, step: int, rows: np.ndarray) -> RowLogprobs:
-        """Logprobs of some rows (int [k]) of a ready step; copies."""
+        """Logprobs of some samples (int [k]: their places) of a ready step; copies."""
         columns = self._logprob_values[(step & STEP_MASK) % self.depth, rows]
         floats, at, top = columns.view(np.float32), self._record.at, self.num_logprobs
         ids, values = at["top_ids"], at["top_logprobs"]
@@ -142,11 +168,13 @@ class ResultRing:
         """The doorbell's descriptor, for a poller; it rings only while armed."""
         return self._doorbell
 
-    def arm(self, step: int, num_rows: int, logprob_rows: Sequence[int] | np.ndarray | None = None) -> bool:
+    def arm(
+        self, step: int, num_rows: int, draft_tokens: int = 0, logprob_rows: Sequence[int] | np.ndarray | None = None
+    ) -> bool:
         """Ask for the doorbell, before sleeping in poll. False, and not armed, if this step's results have arrived already."""
         self._q[_Q_SLEEPING] = 1
         self._fence()
-        if not self.ready(step, num_rows, logprob_rows):
+        if not self.ready(step, num_rows, draft_tokens, logprob_rows):
             return True
         self._q[_Q_SLEEPING] = 0
         return False
@@ -159,17 +187,26 @@ class ResultRing:
         drain_doorbell(self._doorbell)
 
     # ------------------------------------------------------------------------------------------ the output rank's side
-    def write(self, step: int, tokens: np.ndarray, logprobs: RowLogprobs | None = None) -> None:
-        """Store a step's results and ring the doorbell. tokens: int32 [rows * TOKENS_PER_ROW], in row order.
+    def write(
+        self,
+        step: int,
+        tokens: np.ndarray,
+        logprobs: RowLogprobs | None = None,
+        first_sample: np.ndarray | None = None,
+    ) -> None:
+        """Store a step's results and ring the doorbell. tokens: int32 [samples], in row order; first_sample: int32 [rows], of a
+        step with windows.
 
-        For a worker without a GPU. Raises ValueError for more rows or logprobs than the ring has.
+        For a worker without a GPU. Raises ValueError for more samples or logprobs than the ring has.
         """
-        if len(tokens) > self.max_rows * TOKENS_PER_ROW:
+        if len(tokens) > len(self._token_words[0]):
             raise ValueError(f"{len(tokens)} tokens do not fit a ring of {self.max_rows} rows")
         step &= STEP_MASK
         slot, tag = step % self.depth, np.uint64(step << 32)
         if logprobs is not None and len(logprobs.rows):
             self._logprob_grid[slot][logprobs.rows] = self._logprob_columns(logprobs) | tag
+        if first_sample is not None:
+            self._first_words[slot, : len(first_sample)] = np.asarray(first_sample, np.int32).view(np.uint32) | tag
         self._token_words[slot, : len(tokens)] = np.ascontiguousarray(tokens, np.int32).view(np.uint32) | tag
         self.ring_doorbell()
 
@@ -199,4 +236,10 @@ class ResultRing:
         os.close(self._doorbell)
         self._fd = -1
         del self._q, self.buffer, self._halves, self._token_words, self._token_tags, self._token_values
-        del self._logprob_grid, self._logprob_tags, self._logprob_values  # unmaps, and closes the map's own descriptor
+        del (
+            self._first_words,
+            self._first_halves,
+            self._logprob_grid,
+            self._logprob_tags,
+            self._logprob_values,
+        )  # unmaps, and closes the map's own descriptor

@@ -62,25 +62,29 @@ class ListRecord:
         self.head = self.lengths + len(lists)  # the first word of the lists
 
 
-# -------------------------------------------------------------------------------------------------- tokens of a row
-TOKENS_PER_ROW = 1  # computed by a decode row, and sampled by a row
-# Code that depends on it uses this constant. Rows of 1 to 8 tokens would need these changes, too, in the order of a step:
-#
-#     scheduling/decode.py      lengths are exact when a step is made; they would be bounds until its result is back. A result
-#                               holds as many tokens as were accepted; a stop id may be any of them, not only the last
-#     decode_rows, below        slots alone: the number of a row's tokens, and its drafts, would be added
-#     kernels/step/             a decode row is one token: row r's is token r, its id the slot's last_token; finish_step stores
-#                               one word a row, and seq_len grows by what was computed
-#     workers/runner.py         a decode step has as many tokens as rows, and all its hidden states are sampled from;
-#     workers/graph_sizes.py    and so have the padded sizes that are captured
-#     kernels/sampling/         sampled int32 [rows]: a row's parameters, mask and logprobs are those of one token
-#     attention                 decode kernels take up to 8 already, by max_query_len; decode_rope.py fuses for 1 only
-#     result_ring.py            either all words of a row are there or none; logprob_record is of one token
-#     core.py, publish.py       StepOutput has one token a row, and one entry of logprobs for it
+# --------------------------------------------------------------------------------------------------- rows and windows
+# A row is a span of a sequence: a slot, a first position, tokens and samples. A decode row computes its window: the last known
+# token and the drafts behind it; it samples at each of these places. A prefill row computes any number of tokens and has one
+# sample, behind its last token. The device decides how many drafts each row has; plan and core have bounds.
+MAX_WINDOW = 16  # most tokens of a decode row
+MAX_DRAFTS = MAX_WINDOW - 1
+MOST_SAMPLES = 512  # of a step with windows, unless it may have more rows
 
+
+def max_samples_of(max_num_seqs: int) -> int:
+    """Most samples of a step where decode rows have windows."""
+    return max(max_num_seqs, min(MAX_WINDOW * max_num_seqs, MOST_SAMPLES))
+
+
+# ------------------------------------------------------------------------------------------------- recurrent states
+# A state is all that recurrent layers keep of a sequence. Only models with such layers have states; ids count from 1.
+NO_STATE = 0  # reads as zeros; written, it is the dummy state of padded rows
+STATE_CHUNK = 64  # tokens: a state cut at any multiple of it has the same bits, so these are the places to keep one
 
 # ----------------------------------------------------------------------------------------------- limits of the lists
-MAX_LOGPROBS = 20  # most alternatives with log-probabilities for a token
+USUAL_LOGPROBS = 20  # alternatives with log-probabilities for a token that the result ring has words for
+MAX_LOGPROBS = 128  # most of them: an engine whose --max-logprobs is above the usual ones has a wider ring
+MAX_MARKS = 8  # most places in a prompt where the frontend would keep its recurrent state
 MAX_CANDIDATES = 128  # most next tokens for a beam search; they are a side result, without words in the result ring
 MAX_MASKED_STOPS = 256  # most stop ids of a sequence that min_tokens masks
 MAX_LOGIT_BIAS = 1024  # tokens
@@ -118,6 +122,9 @@ SLOT_VALUES = (
     SlotValue("has_processors", "has_processors"),  # 1: it has state in its row of LogitsProcessorPool; 0: kernels skip that
     SlotValue("min_len", "min_len"),  # at positions below it the stop ids in that row are masked
     SlotValue("num_logprobs", "params.logprobs", default=-1, none=-1),  # -1: none
+    SlotValue("state", "blocks.state", default=NO_STATE),  # the sequence's own: decode rows read and write it
+    SlotValue("final_len", "final_len", default=INT32_MAX),  # most tokens that it may have: the last one is never computed
+    SlotValue("max_window", "max_window", default=1),  # most tokens of its decode rows
 )
 
 
@@ -138,11 +145,15 @@ PREFILL = Record(
     Field("flags"),  # PREFILL_*
     Field("next_token"),  # the prompt token after the chunk, for the chunk's last prompt logprob; -1 at the prompt's end
     Field("num_prompt_logprobs"),  # or number of candidates
+    Field("first_state"),  # that the chunk begins with: NO_STATE, the sequence's own, or one that the prefix cache has
+    Field("last_state"),  # where it leaves its last state, besides the sequence's own; NO_STATE: nowhere else
     width=8,
 )
 PREFILL_SAMPLE = 1  # the chunk ends with the last known token: sample the next one
 PREFILL_PROMPT_LOGPROBS = 2  # the row has a side result for each position
 PREFILL_CANDIDATES = 4  # the row has a side result for its last position, which is sampled
+
+STATE_COPY = Record(Field("source"), Field("target"))  # states, before the step's forward
 
 WORD = Record(Field("word"))  # one word of a list
 
@@ -170,6 +181,7 @@ class StepLimits(NamedTuple):
     block_size: int
     num_groups: int
     max_blocks_per_seq: int
+    max_samples: int = 0  # 0: as many as rows, since decode rows have no windows
 
 
 class Section(NamedTuple):
@@ -187,7 +199,8 @@ class Section(NamedTuple):
 
 def _max_block_updates(s: StepLimits) -> int:
     """New KV blocks of all rows, and four whole block tables of cached prefixes: Admission stops after three."""
-    return s.num_groups * (2 * s.max_num_seqs + s.max_num_batched_tokens // s.block_size + 4 * s.max_blocks_per_seq)
+    of_row = 2 + (MAX_WINDOW // s.block_size if s.max_samples else 0)
+    return s.num_groups * (of_row * s.max_num_seqs + s.max_num_batched_tokens // s.block_size + 4 * s.max_blocks_per_seq)
 
 
 SECTIONS = (
@@ -199,6 +212,7 @@ SECTIONS = (
     Section("logits_processors", WORD, "host"),  # records of LOGITS_PROCESSORS, one after the other
     Section("custom_processors", WORD, "host"),  # records of custom_processors.py, one after the other
     Section("mask_rows", WORD, "sampling"),  # rows with masks, which follow in the ring in records of KIND_MASK
+    Section("state_copies", STATE_COPY, "host"),  # of decode rows whose states are to be kept; no two have one target
 )
 
 HEADER = Record(
@@ -213,6 +227,9 @@ HEADER = Record(
     ),  # ranks that the plan is for: set by the sender, as the scheduler does not know it; each rank checks it
     Field("micro_batch"),  # of the decode rows; there are as many micro-batches as pipeline stages
     Field("lag"),  # the decode rows' last tokens were sampled at least this many steps before; 0: no such row
+    Field("window"),  # most tokens of a decode row; 1: no row has drafts
+    Field("mask_window"),  # most tokens of a decode row with a mask: always 1
+    Field("draft_tokens"),  # most drafts of all rows together; 0 if window is 1
     *(Field(name) for s in SECTIONS for name in (f"num_{s.name}", s.name)),  # number of rows of a section, and its first word
     width=32,
 )
@@ -225,6 +242,7 @@ SAMPLING_FILTER = 2  # some row has top-k, top-p or min-p
 SAMPLING_PROCESSORS = 4  # some row has logits processors
 SAMPLING_LOGPROBS = 8  # some row wants logprobs
 SAMPLING_MASK = 16  # some row has a mask
+SAMPLING_WINDOWS = 64  # decode rows have windows
 SAMPLING_CUSTOM = 32  # the operator's logits processors see some row: such sampling is never captured
 
 
@@ -241,10 +259,12 @@ MASKS_ANY_TOKEN = 2  # the rows may be any token
 MASKS_IN_AREA = 3  # as MASKS_ALLOW, with masks in the ring's area: after the rows its first word and the words of a mask
 
 NO_TOKEN = -1  # result of a row without its mask, or with a mask that allows nothing: the core ends its request
+REJECTED = -2  # result of a place in a window that was not reached, because a draft before it is not the sampled token
+UNUSED = -3  # result word of a step with windows that no place had, because rows have fewer drafts than the plan allows
 
 
 def logprob_record(num_top: int) -> Record:
-    """The result words of one row's log-probabilities, beside its token's word."""
+    """The result words of one sample's log-probabilities, beside its token's word."""
     return Record(
         Field("logprob", "float32"),
         Field("rank"),  # 1 = the most likely
@@ -253,9 +273,15 @@ def logprob_record(num_top: int) -> Record:
     )
 
 
-LOGPROBS = logprob_record(MAX_LOGPROBS)
+LOGPROBS = logprob_record(USUAL_LOGPROBS)
 
 
-def result_words(max_rows: int, num_top: int = MAX_LOGPROBS) -> int:
-    """Number of words of one step's results: the tokens of all rows, then the log-probabilities of all rows."""
-    return max_rows * (TOKENS_PER_ROW + logprob_record(num_top).width)
+def first_logprob_word(max_rows: int, max_samples: int = 0) -> int:
+    """Where the log-probabilities of a step's results begin: see `result_words`."""
+    return max_samples + max_rows
+
+
+def result_words(max_rows: int, num_top: int = USUAL_LOGPROBS, max_samples: int = 0) -> int:
+    """Number of words of one step's results: all tokens, then, if there are windows (max_samples is not 0), the index of each
+    row's first sample, and then the log-probabilities of all samples."""
+    return first_logprob_word(max_rows, max_samples) + (max_samples or max_rows) * logprob_record(num_top).width

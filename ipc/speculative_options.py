@@ -1,0 +1,216 @@
+"""The keys of --speculative-config, which are vLLM's: what they may say, and which of them are refused, each with a reason.
+
+`speculation_of` makes a SpeculativeConfig of them, for the flags (config.py) and for the options of `LLM`.
+"""
+
+import itertools
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from quire.ipc.speculative_config import MAX_NGRAM, MAX_SPECULATIVE_TOKENS, SpeculativeConfig
+from quire.ipc.unknown_names import what_to_write
+
+FLAG = "--speculative-config"
+_NGRAM = ("ngram", "[ngram]", "ngram_gpu")
+_USE = '{"method": "ngram"} is'
+_YET = "is not served yet; " + _USE
+_NOT_HERE = "is not served; " + _USE
+METHODS = {  # vLLM's methods, but for ngram and those of single families (*_mtp)
+    **dict.fromkeys(("draft_model", "eagle", "eagle3", "mtp"), _YET),
+    **dict.fromkeys(("dflash", "dspark", "suffix", "medusa", "mlp_speculator", "extract_hidden_states"), _NOT_HERE),
+    "custom_class": "is not served, as no code of others is loaded; " + _USE,
+}
+_DRAFT_MODEL = "is a key of draft models, and ngram has none: leave it out"
+_NO_EFFECT = ("enforce_eager", "disable_logprobs", "disable_log_stats")
+_OTHER_KEYS = {  # each with the reason why it is refused, unless its value is None or False
+    **dict.fromkeys(
+        (
+            "draft_tensor_parallel_size",
+            "max_model_len",
+            "quantization",
+            "revision",
+            "code_revision",
+            "moe_backend",
+            "attention_backend",
+            "kv_cache_dtype",
+            "draft_load_config",
+            "draft_sample_method",
+            "use_heterogeneous_vocab",
+            "use_local_argmax_reduction",
+            "disable_padded_drafter_batch",
+            "disable_eagle_block_drop",
+            "index_share_for_mtp_iteration",
+            "dspark_draft_topk",
+        ),
+        _DRAFT_MODEL,
+    ),
+    "parallel_drafting": "(PARD, P-EAGLE) is not served; " + _USE,
+    "speculative_token_tree": "is not served, as drafts are chains and no trees",
+    **dict.fromkeys(
+        (
+            "suffix_decoding_max_tree_depth",
+            "suffix_decoding_max_cached_requests",
+            "suffix_decoding_max_spec_factor",
+            "suffix_decoding_min_token_prob",
+        ),
+        "is a key of suffix decoding, which is not served; " + _USE,
+    ),
+    "tensor_parallel_size": "is no key of it: a drafter is spread over GPUs like the model",
+    **dict.fromkeys(
+        ("acceptance_method", "draft_token_acceptance_method", "posterior_threshold", "posterior_alpha"),
+        "is a key of older versions; drafts are accepted in one way, which changes no answer",
+    ),
+}
+_ACCEPTED = {"standard": False, "strict": False, "probabilistic": False, "synthetic": True}  # is it the synthetic one?
+
+
+class _Given(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The keys that mean something here, as they are written."""
+
+    method: str | None = None
+    model: str | None = None
+    num_speculative_tokens: int | None = None
+    prompt_lookup_min: int | None = None
+    prompt_lookup_max: int | None = None
+    enable_adaptive_verification: bool | None = None
+    num_speculative_tokens_per_batch_size: list[tuple[int, int, int]] | None = None
+    disable_by_batch_size: int | None = None
+    rejection_sample_method: str | None = None
+    synthetic_acceptance_rates: list[float] | None = None
+    synthetic_acceptance_length: float | None = None
+
+
+def speculation_of(given: Any) -> SpeculativeConfig | None:
+    """The settings that a mapping of vLLM's keys asks for; None, and a SpeculativeConfig, are returned as they are.
+
+    Raises ValueError, which begins with the flag's name and names the key, for what can never work or is not served.
+    """
+    if given is None or isinstance(given, SpeculativeConfig):
+        return given
+    if not isinstance(given, Mapping):
+        raise ValueError(f'{FLAG}: an object with vLLM\'s keys is needed, like {{"method": "ngram"}}')
+    try:
+        return _config_of(_known(given))
+    except ValueError as error:
+        raise ValueError(f"{FLAG}: {error}") from None
+
+
+def _known(given: Mapping[str, Any]) -> _Given:
+    """The keys with a meaning, with values of the right types. Raises ValueError."""
+    left = dict(given)
+    for key, value in given.items():
+        if key in _NO_EFFECT or (key in _OTHER_KEYS and value in (None, False)):
+            del left[key]
+    known = _Given.__struct_fields__
+    for key in left:
+        if key not in known and key not in _OTHER_KEYS:
+            raise ValueError(f"there is no key {key!r}; {what_to_write(key, (*known, *_OTHER_KEYS))}")
+    _check_method(left)
+    for key, value in left.items():
+        if key not in known:
+            raise ValueError(f"{key}={value!r:.80} {_OTHER_KEYS[key]}")
+    try:
+        return msgspec.convert(left, _Given)
+    except msgspec.ValidationError as error:
+        what, _, path = str(error).partition(" - at `$.")
+        raise ValueError(f"{path.rstrip('`')}: {what[:1].lower()}{what[1:]}".replace("`", "")) from None
+
+
+def _check_method(given: Mapping[str, Any]) -> None:
+    """Raises ValueError if the method that the keys name, or that their model is for, is not served."""
+    method, model = given.get("method"), given.get("model")
+    if method is None and model not in (None, *_NGRAM):
+        method = method_of(str(model))
+        said = f"method {method!r}, which model {str(model)!r:.80} is for,"
+    elif method is None:
+        if model is None and not any(given.get(key) for key in ("prompt_lookup_min", "prompt_lookup_max")):
+            raise ValueError('name a method, like {"method": "ngram"}, the one that is served yet')
+        return
+    else:
+        said = f"method {method!r:.80}"
+    if method in _NGRAM:
+        if model not in (None, *_NGRAM):
+            raise ValueError(f"model {str(model)!r:.80} contradicts method ngram, which drafts without a model")
+        return
+    reason = METHODS.get("mtp" if str(method).endswith("_mtp") else method)
+    if reason is None:
+        raise ValueError(f"there is no method {method!r:.80}; {what_to_write(str(method), ('ngram', *METHODS))}")
+    raise ValueError(f"{said} {reason}")
+
+
+def method_of(model: str) -> str:
+    """vLLM's name of the method that a drafter is for: by its config.json if it is a folder, else by its name."""
+    try:
+        config = json.loads((Path(model) / "config.json").read_text())
+    except (OSError, ValueError):
+        config = {}
+    kind = str(config.get("model_type", "")) if isinstance(config, dict) else ""
+    if kind in ("medusa", "mlp_speculator") or kind.endswith("_mtp"):
+        return "mtp" if kind.endswith("_mtp") else kind
+    said = config.get("speculators_model_type") or config.get("architectures") if isinstance(config, dict) else None
+    words = f"{said or Path(model).name}".lower()
+    return next((name for name in ("dflash", "dspark", "eagle3", "eagle", "medusa") if name in words), "draft_model")
+
+
+def _config_of(given: _Given) -> SpeculativeConfig:
+    def need(ok: bool, what: str) -> None:
+        if not ok:
+            raise ValueError(what)
+
+    asked = given.num_speculative_tokens or MAX_SPECULATIVE_TOKENS
+    need(given.num_speculative_tokens != 0 and asked >= 1, "num_speculative_tokens must be at least 1")
+    drafts = min(asked, MAX_SPECULATIVE_TOKENS)
+    shortest, longest = given.prompt_lookup_min, given.prompt_lookup_max
+    if shortest is None:
+        shortest = 5 if longest is None else longest
+    if longest is None:
+        longest = shortest
+    need(shortest >= 1, f"prompt_lookup_min must be at least 1, not {shortest}")
+    need(longest <= MAX_NGRAM, f"prompt_lookup_max must be at most {MAX_NGRAM}, not {longest}")
+    need(shortest <= longest, f"prompt_lookup_min ({shortest}) must not be above prompt_lookup_max ({longest})")
+    need(given.disable_by_batch_size is None or given.disable_by_batch_size >= 1, "disable_by_batch_size must be at least 1")
+    ranges = given.num_speculative_tokens_per_batch_size or []
+    key = "num_speculative_tokens_per_batch_size"
+    need(not ranges or ranges[0][0] == 1, f"{key}: the first range begins at 1")
+    need(all(1 <= first <= last and most >= 0 for first, last, most in ranges), f"{key} is [[first, last, most drafts], ...]")
+    need(all(a[1] < b[0] for a, b in itertools.pairwise(ranges)), f"{key}: ranges rise and do not overlap")
+    return SpeculativeConfig(
+        method="ngram",
+        num_speculative_tokens=drafts,
+        asked_tokens=asked if asked > drafts else None,
+        prompt_lookup_min=shortest,
+        prompt_lookup_max=longest,
+        enable_adaptive_verification=given.enable_adaptive_verification is not False,
+        num_speculative_tokens_per_batch_size=ranges,
+        disable_by_batch_size=given.disable_by_batch_size,
+        synthetic_acceptance_rates=_synthetic_rates(given, asked)[:drafts],
+    )
+
+
+def _synthetic_rates(given: _Given, drafts: int) -> list[float]:
+    """The unconditional rates by place; [] if drafts are accepted for what they are. Raises ValueError."""
+    way, rates, length = given.rejection_sample_method, given.synthetic_acceptance_rates, given.synthetic_acceptance_length
+    if way is not None and way not in _ACCEPTED:
+        raise ValueError(f"rejection_sample_method {way!r:.40} is not served; there are standard and synthetic")
+    if not _ACCEPTED[way or "standard"]:
+        if rates is not None or length is not None:
+            name = "synthetic_acceptance_rates" if rates is not None else "synthetic_acceptance_length"
+            raise ValueError(f'{name} needs {{"rejection_sample_method": "synthetic"}}')
+        return []
+    if (rates is None) == (length is None):
+        raise ValueError("rejection_sample_method synthetic needs synthetic_acceptance_rates or ..._length, and not both")
+    if length is not None:  # as many places as its whole part are always accepted, the next one with the rest as probability
+        if not 1.0 <= length <= drafts + 1:
+            raise ValueError(f"synthetic_acceptance_length must be between 1 and {drafts + 1}")
+        return [min(max(length - 1.0 - place, 0.0), 1.0) for place in range(drafts)]
+    assert rates is not None
+    if len(rates) != drafts or not all(0.0 <= b <= a <= 1.0 for a, b in zip([1.0, *rates], rates, strict=False)):
+        raise ValueError(
+            f"synthetic_acceptance_rates must be {drafts} numbers (num_speculative_tokens) between 0 and 1, none above the one "
+            "before it"
+        )
+    return rates
