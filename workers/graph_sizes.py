@@ -3,6 +3,9 @@
 Decode steps have as many tokens as rows. Mixed steps are captured up to `most_tokens`; larger ones run eagerly, since there the
 GPU takes longer than the host. At start, decode steps of up to START_TOKENS are captured, and as large steps of a few prompts,
 which a prompt on an idle server would wait for; most others while the worker is idle. graphs.py captures and replays.
+
+If rows may have drafts, each step has a second kind, with windows. Its rows are padded to the number of its samples, and in a
+decode step these are as many as the tokens.
 """
 
 import bisect
@@ -15,6 +18,7 @@ from quire.kernels.tuning.table import padded_sizes
 
 START_TOKENS = 512  # the largest unmixed step captured at start: the first larger one waits 20 ms, rather than every start
 MAX_ROWS_AHEAD = 64  # of mixed steps that are captured ahead of use: a graph takes memory
+START_SAMPLES = 64  # of the largest decode step with windows captured at start
 PROMPT_ROWS = 4  # of steps without decode rows, such as the first step of an idle server
 
 
@@ -53,13 +57,15 @@ def mixed_row_sizes(max_rows: int) -> list[int]:
 class BatchDescriptor(NamedTuple):
     """The sizes that a step is padded to. mixed: it may have prefill rows; otherwise every row is a decode row of one token.
 
-    prompts_only: a mixed step without decode rows, which saves a launch of empty decode attention in each layer.
+    prompts_only: a mixed step without decode rows, which saves a launch of empty decode attention in each layer. windows:
+    decode rows may have drafts, and `rows` is the number of samples, too.
     """
 
     tokens: int
     rows: int
     mixed: bool
     prompts_only: bool = False
+    windows: bool = False
 
 
 def mixed_specializations(
@@ -108,37 +114,51 @@ def batches_ahead(decode: list[int], tokens: list[int], rows: list[int]) -> list
     return sorted(batches, key=lambda b: (b.rows, -b.tokens))
 
 
+def windows_ahead(samples: list[int], tokens: list[int], rows: list[int]) -> list[BatchDescriptor]:
+    """Steps with windows to capture ahead of their first use, in the order of `batches_ahead`. samples: of decode steps."""
+    captured = [t for t in tokens if t <= current().step.captured_tokens]
+    mixed = mixed_batches(captured, [r for r in rows if r <= MAX_ROWS_AHEAD])
+    batches = [BatchDescriptor(n, n, False) for n in samples] + list(mixed)
+    return [b._replace(windows=True) for b in sorted(batches, key=lambda b: (b.rows, -b.tokens))]
+
+
 class GraphSizes:
     """Which steps are replayed as graphs, and to what sizes they are padded.
 
     All ranks of a model agree, whatever memory each has left: their limits and GPUs are equal, and weights_bytes is the
-    largest.
+    largest. max_samples: of a step with windows; 0: there are none.
     """
 
-    def __init__(self, max_rows: int, max_tokens: int, weights_bytes: int):
+    def __init__(self, max_rows: int, max_tokens: int, weights_bytes: int, max_samples: int = 0):
         self.decode = decode_sizes(min(max_rows, max_tokens))
         self.mixed_tokens = mixed_token_sizes(min(max_tokens, most_tokens(weights_bytes)))
         self.all_tokens = mixed_token_sizes(max_tokens)  # of eager steps, too
         self.mixed_rows = mixed_row_sizes(max_rows)
+        # with windows; the least number of samples is two, of a token and its draft
+        self.samples = [n for n in decode_sizes(min(max_samples, max_tokens)) if n > 1] if max_samples else []
+        self.mixed_samples = mixed_row_sizes(max_samples) if max_samples else []
 
     def padded(self, plan: StepPlan) -> BatchDescriptor | None:
         """None if the step must run eagerly."""
-        tokens, rows = plan.num_tokens, plan.num_rows
+        tokens, rows, windows = plan.num_tokens, plan.num_samples, plan.window > 1
+        unmixed, mixed = (self.samples, self.mixed_samples) if windows else (self.decode, self.mixed_rows)
         if not len(plan.prefill_rows):
-            size = self.decode[bisect.bisect_left(self.decode, rows)]
-            return BatchDescriptor(size, size, False)
+            size = unmixed[bisect.bisect_left(unmixed, rows)]
+            return BatchDescriptor(size, size, False, windows=windows)
         if not self.mixed_tokens or tokens > self.mixed_tokens[-1] or plan.wants_prompt_logprobs or plan.wants_candidates:
             return None
         padded_tokens = self.mixed_tokens[bisect.bisect_left(self.mixed_tokens, tokens)]
         few = prompt_rows(self.mixed_rows)
         if rows <= few and not len(plan.decode_rows):
             return BatchDescriptor(padded_tokens, few, True, True)
-        return BatchDescriptor(padded_tokens, self.mixed_rows[bisect.bisect_left(self.mixed_rows, rows)], True)
+        return BatchDescriptor(padded_tokens, mixed[bisect.bisect_left(mixed, rows)], True, windows=windows)
 
     def at_start(self) -> list[BatchDescriptor]:
         """Steps to capture before serving."""
-        return batches_at_start(self.decode, self.mixed_tokens, self.mixed_rows)
+        few = [BatchDescriptor(n, n, False, windows=True) for n in reversed(self.samples) if n <= START_SAMPLES]
+        return batches_at_start(self.decode, self.mixed_tokens, self.mixed_rows) + few
 
     def ahead(self) -> list[BatchDescriptor]:
         """Steps to capture ahead of their first use, while the worker is idle."""
-        return batches_ahead(self.decode, self.mixed_tokens, self.mixed_rows)
+        sizes = [n for n in self.samples if n > START_SAMPLES], self.mixed_tokens, self.mixed_samples
+        return batches_ahead(self.decode, self.mixed_tokens, self.mixed_rows) + windows_ahead(*sizes)

@@ -25,6 +25,7 @@ from quire.ipc.step.sections import (
     SAMPLING_MASK,
     SAMPLING_PROCESSORS,
     SAMPLING_RANDOM,
+    SAMPLING_WINDOWS,
 )
 from quire.workers.attention.attention import ModelAttention
 from quire.workers.devices.device import DeviceContext
@@ -56,6 +57,10 @@ WARM_KINDS = (  # between them they run every kernel that a step without grammar
     _RANDOM_PROCESSORS | SAMPLING_FILTER,
     SAMPLING_MASK,
 )
+WARM_WINDOW_KINDS = tuple(  # the same for steps with windows, where no row has a mask
+    kind | SAMPLING_WINDOWS
+    for kind in (0, SAMPLING_LOGPROBS, SAMPLING_PROCESSORS, _RANDOM_PROCESSORS, _RANDOM_PROCESSORS | SAMPLING_FILTER)
+)
 
 
 class StepRunner(Protocol):
@@ -68,7 +73,7 @@ class StepRunner(Protocol):
     samples: bool  # otherwise a step is only its forward
 
     def forward(
-        self, device_plan: torch.Tensor, num_tokens: int, num_rows: int, num_decode_rows: int | None
+        self, device_plan: torch.Tensor, num_tokens: int, num_rows: int, num_decode_rows: int | None, *, windows: bool = False
     ) -> torch.Tensor: ...
 
     def sample(
@@ -89,7 +94,7 @@ class StepGraphs:
         self._runner = runner
         self._device = device
         ctx = runner.ctx
-        self.sizes = GraphSizes(ctx.max_rows, ctx.max_tokens, runner.weights_bytes)
+        self.sizes = GraphSizes(ctx.max_rows, ctx.max_tokens, runner.weights_bytes, ctx.max_samples)
         own_vocab = ctx.parallel.vocabulary(ctx.config.vocab_size).size
         self._logits = torch.empty(ctx.sampled_rows, own_vocab, dtype=ctx.dtype, device=ctx.device)
         self._pool = torch.cuda.graph_pool_handle()
@@ -165,10 +170,23 @@ class StepGraphs:
             self._run_forward(batch)
         for size in sizes_to_run(decode):
             self._run_forward(BatchDescriptor(size, size, False))
+        if sizes.samples:
+            self._run_window_kernels()
 
-    def _specialization(self, num_tokens: int, num_rows: int) -> Hashable:
+    def _run_window_kernels(self) -> None:
+        for kind in reversed(WARM_WINDOW_KINDS):
+            self._run_sampling(1, kind)
+
+        def specialization(num_tokens: int, num_rows: int) -> Hashable:
+            return self._specialization(num_tokens, num_rows, windows=True)
+
+        mixed = mixed_specializations(self.sizes.all_tokens, self.sizes.mixed_samples, specialization)
+        for batch in (*mixed, *(BatchDescriptor(n, n, False) for n in self.sizes.samples)):
+            self._run_forward(batch._replace(windows=True))
+
+    def _specialization(self, num_tokens: int, num_rows: int, windows: bool = False) -> Hashable:
         """Mixed steps with equal values here run the same compiled kernels; num_tokens and num_rows are padded sizes."""
-        attention = self._runner.attention.kernel_specialization(num_tokens, num_rows)
+        attention = self._runner.attention.kernel_specialization(num_tokens, num_rows, windows)
         return self._device.kernel_specialization(num_tokens), attention
 
     def warm_up(self) -> float:
@@ -210,7 +228,7 @@ class StepGraphs:
         """Capture a step with the common kinds of sampling. False if there is no memory; then no more are captured ahead."""
         try:
             for kind in COMMON_KINDS:
-                self.capture(batch, kind)
+                self.capture(batch, kind | SAMPLING_WINDOWS if batch.windows else kind)
             return True
         except torch.OutOfMemoryError:
             log.warning("no memory is left for more graphs: steps are captured only when they are met")
@@ -237,10 +255,10 @@ class StepGraphs:
         return graph
 
     def _run_forward(self, batch: BatchDescriptor) -> None:
-        tokens, rows, mixed, prompts_only = batch
+        tokens, rows, mixed, prompts_only, windows = batch
         r = self._runner
         num_decode_rows = 0 if prompts_only else None if mixed else rows
-        hidden = r.forward(self._device.plan, tokens, rows, num_decode_rows)
+        hidden = r.forward(self._device.plan, tokens, rows, num_decode_rows, windows=windows)
         if r.samples:
             r.model.compute_logits(hidden, self._logits[:rows])
 

@@ -1,21 +1,26 @@
 """How many KV blocks fit: the memory of the weights and of the largest step is measured; the KV cache gets the rest."""
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from quire.ipc import memory_plan
+from quire.ipc.cpu_memory import CpuNeeds, default_kv_bytes, refusal, room_for_kv
 from quire.ipc.memory_plan import GIB, GRAPHS_BYTES, LayerSizes, ModelSizes
 from quire.ipc.step.plan import DTYPES, StepPlan, default_slots
 from quire.ipc.step.sections import PREFILL_SAMPLE, SAMPLING_RANDOM
 from quire.ipc.worker_config import ResolvedEngineConfig
 from quire.workers.attention.kv_cache import KVCache
 from quire.workers.graph_sizes import most_tokens
-from quire.workers.models.config import ModelConfig
+from quire.workers.layers.formats.packed_cpu import SMALL_BYTES
+from quire.workers.layers.linear import Linear
+from quire.workers.models.config import ModelConfig, StateTensor
+from quire.workers.models.language_model import LanguageModel
 from quire.workers.parallel import Parallel
-
-MIN_BLOCKS = 2
+from quire.workers.recurrent.state_cache import state_cache_of
 
 
 class OutOfMemory(Exception):
@@ -26,6 +31,34 @@ class OutOfMemory(Exception):
 class Budget:
     num_blocks: int
     activation_bytes: int
+    num_states: int = 0  # with the dummy; 0: the model has none
+
+
+@dataclass(frozen=True)
+class StateNeeds:
+    """Recurrent states that a rank wants: bytes of one, 0 in a stage without recurrent layers; and how many are useful."""
+
+    state_bytes: int = 0
+    wanted: int = 0
+    is_asked: bool = False  # by a flag: it counts, whatever memory is left
+
+    def divide(self, room: int, block_bytes: int) -> tuple[int, int]:
+        """The number of states in `room` bytes, and the bytes that are left for KV blocks."""
+        count = self.wanted
+        if not self.is_asked:
+            count = memory_plan.states_in(max(room, 0), block_bytes, self.state_bytes, self.wanted)
+        return count, room - count * self.state_bytes
+
+
+NO_STATE_NEEDS = StateNeeds()
+
+
+def state_needs(config: ResolvedEngineConfig, model: ModelConfig, state_bytes: int) -> StateNeeds:
+    """state_bytes: of one state in this stage. --num-states, if given, is what is wanted, whatever memory is left."""
+    if all(layer.recurrent is None for layer in model.layers):
+        return NO_STATE_NEEDS
+    useful = memory_plan.useful_states(config.max_num_seqs, config.enable_prefix_caching)
+    return StateNeeds(state_bytes, config.num_states or useful, config.num_states is not None)
 
 
 def largest_plan(max_tokens: int, max_rows: int, max_model_len: int) -> StepPlan:
@@ -61,6 +94,7 @@ def sizes_of(model: ModelConfig, parallel: Parallel | None = None) -> ModelSizes
     """The sizes of a model, or of this rank's shard of it, that the memory formulas need."""
     ranks = parallel or Parallel()
     specs = [(layer.attention.on_rank(ranks), layer.mlp_width(model.hidden_size, ranks)) for layer in model.layers]
+    states = model.state_tensors(ranks)
     layers = tuple(
         LayerSizes(
             s.num_heads,
@@ -69,26 +103,107 @@ def sizes_of(model: ModelConfig, parallel: Parallel | None = None) -> ModelSizes
             s.window,
             mlp,
             1 if s.cache_dtype else 0,
-            has_cache=s.shares is None,
+            has_cache=s.has_cache,
             has_values=not s.latent_dim,
+            recurrent_elements=_elements(states.get(i, ()), is_recurrent=True),
+            convolution_elements=_elements(states.get(i, ()), is_recurrent=False),
         )
-        for s, mlp in specs
+        for i, (s, mlp) in enumerate(specs)
     )
     layer_inputs = 0 if model.model.per_layer is None else len(layers) * model.model.per_layer.size
-    return ModelSizes(model.vocab_size, model.hidden_size, layers, layer_inputs)
+    return ModelSizes(model.vocab_size, model.hidden_size, layers, layer_inputs, model.state_dtype or "float32")
 
 
-def cpu_budget(config: ResolvedEngineConfig, cache: KVCache, activation_bytes: int) -> Budget:
-    """The blocks in --cpu-kv-cache-gib, but no more than max_num_seqs requests of the largest length can use."""
-    if (asked := asked_for(config, cache)) is not None:
-        return Budget(asked, activation_bytes)
-    blocks = int(config.cpu_kv_cache_gib * GIB) // cache.block_bytes
-    if blocks < MIN_BLOCKS:
+def _elements(tensors: Iterable[StateTensor], *, is_recurrent: bool) -> int:
+    return sum(math.prod(tensor.shape) for tensor in tensors if tensor.is_recurrent == is_recurrent)
+
+
+def cpu_budget(
+    config: ResolvedEngineConfig,
+    cache: KVCache,
+    weights_bytes: int,
+    activation_bytes: int,
+    states: StateNeeds = NO_STATE_NEEDS,
+    *,
+    is_packed: bool = False,
+    vocab_size: int = 0,
+) -> Budget:
+    """The blocks that a flag asks for, or those in half of what is left, but no more than max_num_seqs requests of the largest
+    length can use. It loads nothing and measures nothing, so it can be called first. Raises OutOfMemory for what does not fit.
+    """
+    ranks, engines = config.host_ranks or config.world_size, config.data_parallel_size
+    itemsize, frontends = cache.dtype.itemsize, config.frontends
+    needs = CpuNeeds(weights_bytes, activation_bytes, ranks, engines, itemsize, is_packed, frontends, vocab_size)
+    available = config.host_memory_bytes
+    room = None if available is None else room_for_kv(available, needs)
+    blocks, num_states = _cpu_cache(config, cache, room, states)
+    num_bytes = blocks * cache.block_bytes + num_states * states.state_bytes
+    why = None if available is None else refusal(available, needs, num_bytes, config.host_memory_limit)
+    if why is not None:
+        raise OutOfMemory(why)
+    return Budget(blocks, activation_bytes, num_states)
+
+
+def _cpu_cache(config: ResolvedEngineConfig, cache: KVCache, room: int | None, states: StateNeeds) -> tuple[int, int]:
+    """KV blocks, and recurrent states."""
+    asked_bytes = None if config.cpu_kv_cache_gib is None else int(config.cpu_kv_cache_gib * GIB)
+    copies = (config.host_ranks or config.world_size) * config.data_parallel_size
+    num_bytes = default_kv_bytes(room, copies) if asked_bytes is None else asked_bytes
+    if (asked := asked_for(config, cache, num_bytes, states)) is not None:
+        return asked
+    num_states, num_bytes = states.divide(num_bytes, cache.block_bytes)
+    least = memory_plan.least_blocks(cache.block_bytes)
+    most = memory_plan.most_useful_blocks(len(cache.groups), config.max_num_seqs, config.max_model_len, cache.block_size)
+    blocks = memory_plan.blocks_in(num_bytes, cache.block_bytes)
+    if config.cpu_kv_cache_gib is None:
+        blocks = max(blocks, least)
+    elif blocks < least:
         raise OutOfMemory(
             f"--cpu-kv-cache-gib {config.cpu_kv_cache_gib:g} has no room for two blocks of {cache.block_bytes} bytes: raise it"
         )
-    most = memory_plan.most_useful_blocks(len(cache.groups), config.max_num_seqs, config.max_model_len, cache.block_size)
-    return Budget(min(blocks, most), activation_bytes)
+    return min(blocks, most), num_states
+
+
+def budget_before_loading(
+    config: ResolvedEngineConfig, model: ModelConfig, weights: LanguageModel, dtype: torch.dtype, parallel: Parallel
+) -> Budget:
+    """The budget on a CPU, when the model is built and none of its weights is read. Raises OutOfMemory if it does not fit."""
+    cache = KVCache(model.attention_specs(parallel), config.block_size, dtype)
+    tokens = max(config.max_num_batched_tokens, config.max_num_seqs)
+    step = cpu_step_bytes(model, tokens, max(config.max_num_seqs, config.max_samples), dtype, parallel)
+    states = state_cache_of(model, parallel, dtype, config.mamba_ssm_cache_dtype)
+    needs = state_needs(config, model, states.state_bytes)
+    is_packed, vocab_size = model.quantization is not None, model.vocab_size
+    return cpu_budget(config, cache, held_bytes(weights, dtype), step, needs, is_packed=is_packed, vocab_size=vocab_size)
+
+
+def held_bytes(model: LanguageModel, dtype: torch.dtype) -> int:
+    """Bytes of all weights of a model on a CPU when they will be loaded, for a model that is built and not loaded."""
+    return model.weights_bytes + packed_bytes(model, dtype)
+
+
+def packed_bytes(model: LanguageModel, dtype: torch.dtype) -> int:
+    """Bytes of second, packed copies that a CPU makes while it loads the weights."""
+    tied, small = packed_elements(model)
+    return dtype.itemsize * (tied + (small if dtype.itemsize == 4 else 0))
+
+
+def packed_elements(model: LanguageModel) -> list[int]:
+    """[elements of a head tied to the embedding, elements of weights that are packed twice if they are float32], on a CPU."""
+    tied, small = 0, 0
+    for module in model.modules():
+        weight = getattr(module.format, "weight", None) if isinstance(module, Linear) else None
+        if weight is None:
+            continue
+        if _is_shared(model, weight):
+            tied += weight.numel()
+        elif 4 * weight.numel() <= SMALL_BYTES:
+            small += weight.numel()
+    return [tied, small]
+
+
+def _is_shared(model: LanguageModel, weight: torch.Tensor) -> bool:
+    return sum(p is weight for module in model.modules() for p in module._parameters.values()) > 1
 
 
 def graphs_bytes(config: ResolvedEngineConfig, weights_bytes: int, activation_bytes: int, logits_bytes: int) -> int:
@@ -98,18 +213,32 @@ def graphs_bytes(config: ResolvedEngineConfig, weights_bytes: int, activation_by
     return 0 if config.enforce_eager else memory_plan.graphs_bytes(captured, most, activation_bytes, logits_bytes)
 
 
-def asked_for(config: ResolvedEngineConfig, cache: KVCache) -> int | None:
-    """KV blocks that flags ask for, whatever memory is left; None without such flags. Raises OutOfMemory for too few to run."""
-    blocks = config.requested_blocks(cache.block_bytes)
-    if config.num_gpu_blocks_override is None and blocks is not None and blocks < MIN_BLOCKS:
+def asked_for(config: ResolvedEngineConfig, cache: KVCache, room: int, states: StateNeeds) -> tuple[int, int] | None:
+    """KV blocks that flags ask for, whatever memory is left, and recurrent states; None without such flags. room: bytes without
+    these flags. Raises OutOfMemory for too few to run."""
+    num_states, taken = 0, 0
+    if config.kv_cache_memory_bytes is not None and config.num_gpu_blocks_override is None:
+        num_states, left = states.divide(config.kv_cache_memory_bytes, cache.block_bytes)
+        taken = config.kv_cache_memory_bytes - left
+    blocks, least = config.requested_blocks(cache.block_bytes, taken), memory_plan.least_blocks(cache.block_bytes)
+    if blocks is None:
+        return None
+    if config.num_gpu_blocks_override is not None:
+        num_states, _ = states.divide(room - blocks * cache.block_bytes, 0)
+    elif blocks < least:
         raise OutOfMemory(
             f"--kv-cache-memory-bytes {config.kv_cache_memory_bytes} has no room for two blocks of {cache.block_bytes} bytes"
         )
-    return blocks
+    return blocks, num_states
 
 
 def gpu_budget(
-    config: ResolvedEngineConfig, cache: KVCache, weights_bytes: int, activation_bytes: int, graphs_bytes: int
+    config: ResolvedEngineConfig,
+    cache: KVCache,
+    weights_bytes: int,
+    activation_bytes: int,
+    graphs_bytes: int,
+    states: StateNeeds = NO_STATE_NEEDS,
 ) -> Budget:
     """The share of the GPU that --gpu-memory-utilization allows, minus the memory in use and that of steps and graphs.
 
@@ -121,14 +250,15 @@ def gpu_budget(
     allowed = int(config.gpu_memory_utilization * total)
     in_use = total - free
     room = allowed - in_use - activation_bytes - graphs_bytes
-    if (asked := asked_for(config, cache)) is not None:
-        return Budget(asked, activation_bytes)
-    blocks = room // cache.block_bytes
-    if blocks < MIN_BLOCKS:
+    if (asked := asked_for(config, cache, room, states)) is not None:
+        return Budget(asked[0], activation_bytes, asked[1])
+    num_states, room = states.divide(room, cache.block_bytes)
+    blocks = memory_plan.blocks_in(room, cache.block_bytes)
+    if blocks < memory_plan.least_blocks(cache.block_bytes) or room < 0:
         raise OutOfMemory(
             f"no memory is left for the KV cache: the GPU has {total / GIB:.1f} GiB, --gpu-memory-utilization "
             f"{config.gpu_memory_utilization:g} allows {allowed / GIB:.1f}; weights take {weights_bytes / GIB:.1f}, a step "
             f"{activation_bytes / GIB:.1f}, graphs {graphs_bytes / GIB:.1f}, everything in use {in_use / GIB:.1f}. "
             "Raise --gpu-memory-utilization, lower --max-num-batched-tokens or --max-num-seqs, or free the GPU"
         )
-    return Budget(blocks, activation_bytes)
+    return Budget(blocks, activation_bytes, num_states)

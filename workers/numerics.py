@@ -31,7 +31,7 @@ def _quantization(model: ModelConfig) -> str:
 
 
 def _kv_cache_dtype(model: ModelConfig) -> str:
-    dtypes = [layer.attention.cache_dtype for layer in model.layers]
-    named = sorted({dtype for dtype in dtypes if dtype is not None})
-    others = [str(i) for i, dtype in enumerate(dtypes) if dtype is None]
+    dtypes = {i: layer.attention.cache_dtype for i, layer in enumerate(model.layers) if layer.attention.is_there}
+    named = sorted({dtype for dtype in dtypes.values() if dtype is not None})
+    others = [str(i) for i, dtype in dtypes.items() if dtype is None]
     return (", ".join(named) or "auto") + (f" but for layers {' '.join(others)}" if named and others else "")

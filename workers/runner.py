@@ -23,6 +23,7 @@ from quire.workers.devices.masks import ReadMasks
 from quire.workers.graphs import StepGraphs
 from quire.workers.logits_processors.batch import CustomProcessors
 from quire.workers.models.language_model import LanguageModel
+from quire.workers.models.step_context import step_context
 from quire.workers.pipeline import Links, Pipeline, advance
 
 NO_ROWS = np.zeros(0, np.int32)
@@ -66,14 +67,14 @@ class ModelRunner:
         self.attention = self.device.new_attention()
         self.graphs: StepGraphs | None = None
         self.pipeline: Pipeline | None = None  # of a model in stages
-        num_groups, stage = len(ctx.cache.groups), ctx.parallel.stage
+        num_groups, stage, samples = len(ctx.cache.groups), ctx.parallel.stage, ctx.max_samples
         self.samples = stage.is_last
-        self.tables = SlotTables.allocate(ctx.max_rows, num_groups, ctx.max_blocks, ctx.device, stage.count)
-        self.buffers = StepBuffers.allocate(ctx.max_tokens, ctx.max_rows, num_groups, ctx.device)
+        self.tables = SlotTables.allocate(ctx.max_rows, num_groups, ctx.max_blocks, ctx.device, stage.count, samples > 0)
+        self.buffers = StepBuffers.allocate(ctx.max_tokens, ctx.max_rows, num_groups, ctx.device, samples)
         if stage.count > 1:
             model.stage_buffer.hidden = torch.zeros(ctx.max_tokens, ctx.config.hidden_size, dtype=ctx.dtype, device=ctx.device)
         self._decode_rows = [NO_ROWS] * stage.count  # by micro-batch: those last received
-        self._appliers: dict[str, Callable[[np.ndarray], None]] = {}  # of the sections applied on the host
+        self._appliers: dict[str, Callable[[np.ndarray], None]] = {"state_copies": self.device.states.copy}  # on the host
         if self.samples:
             self._appliers["logits_processors"] = self._apply_logits_processors
             self._appliers["custom_processors"] = self._take_in_custom_processors
@@ -149,13 +150,12 @@ class ModelRunner:
             self.graphs.capture_masked_sampling_graph()
 
     def _run(self, plan: StepPlan, device_plan: torch.Tensor, read_masks: ReadMasks) -> list[PromptRow]:
-        rows, decode_rows = plan.num_rows, len(plan.decode_rows)
-        hidden = self.forward(device_plan, plan.num_tokens, rows, decode_rows, every_token=plan.wants_prompt_logprobs)
-        prompt_rows: list[PromptRow] = []
+        rows, every_token, sizes = plan.num_samples, plan.wants_prompt_logprobs, (plan.num_tokens, plan.num_samples)
+        hidden = self.forward(device_plan, *sizes, len(plan.decode_rows), every_token=every_token, windows=plan.window > 1)
         if not self.samples:
-            return prompt_rows
-        if plan.wants_prompt_logprobs:
-            prompt_rows = self._prompt_logprobs(plan, hidden)
+            return []
+        prompt_rows = self._prompt_logprobs(plan, hidden) if every_token else []
+        if every_token:
             hidden = hidden.index_select(0, self.buffers.logits_indices[:rows])
         logits = self.model.compute_logits(hidden)
         if plan.wants_candidates:
@@ -177,19 +177,19 @@ class ModelRunner:
         num_decode_rows: int | None,
         *,
         every_token: bool = False,
+        windows: bool = False,
     ) -> torch.Tensor:
         """Build the inputs and compute the hidden states of a step of these padded sizes. num_decode_rows None: on the device.
 
-        Returns [num_rows, H], of each row's last token, or [num_tokens, H] if every_token. Other stages than the last end here.
-        """
+        Returns [num_rows, H], of each sample, or [num_tokens, H] if every_token. Other stages than the last end here."""
         step = self.buffers
-        self.device.prepare(device_plan, self.tables, step, num_tokens, num_rows)
-        self.attention.begin(self.tables, step, num_tokens, num_rows, num_decode_rows)
+        num_tokens, num_rows, count, states = self.device.prepare(device_plan, self.tables, step, num_tokens, num_rows, windows)
+        self.attention.begin(self.tables, step, num_tokens, num_rows, num_decode_rows, windows)
         if (load := self.ctx.parallel.expert_load) is not None:
             load.begin(step.query_start[num_rows : num_rows + 1], step.num_rows, num_tokens)
-        is_decode = num_decode_rows == num_rows  # rows have one token each
-        logits_indices = None if is_decode or every_token else step.logits_indices[:num_rows]
-        hidden = self.model(step.input_ids[:num_tokens], step.positions[:num_tokens], self.attention.attend, logits_indices)
+        context = step_context(self.attention.attend, step, num_tokens, num_rows, num_decode_rows, states)
+        logits_indices = None if context.is_decode or every_token else step.logits_indices[:count]
+        hidden = self.model(step.input_ids[:num_tokens], context, logits_indices)
         if not self.samples:
             advance(self.tables, step, num_rows)
         return hidden

@@ -12,16 +12,14 @@ from pathlib import Path
 import msgspec
 import torch
 
-from quire.ipc.memory_plan import RankSizes, SizesAsked
+from quire.ipc.memory_plan import CpuAsked, RankSizes, SizesAsked
 from quire.workers.layers.experts import Experts
-from quire.workers.layers.formats.packed_cpu import SMALL_BYTES
-from quire.workers.layers.linear import Linear
-from quire.workers.memory import sizes_of
+from quire.workers.memory import held_bytes, packed_elements, sizes_of
 from quire.workers.models.build import build_model
 from quire.workers.models.config import ModelConfigError
 from quire.workers.models.family_table import read_model_config
-from quire.workers.models.language_model import LanguageModel
-from quire.workers.parallel import Parallel
+from quire.workers.parallel import Parallel, Stage
+from quire.workers.stages import stage_of
 
 
 def rank_sizes(asked: SizesAsked) -> RankSizes:
@@ -36,32 +34,33 @@ def rank_sizes(asked: SizesAsked) -> RankSizes:
         sizes=sizes_of(config, parallel),
         num_parameters=sum(p.numel() for p in model.parameters()),
         expert_parameters=sum(p.numel() for module in experts for p in module.parameters()),
-        packed_elements=_packed(model),
+        packed_elements=packed_elements(model),
     )
 
 
-def _packed(model: LanguageModel) -> list[int]:
-    """[elements of a head tied to the embedding, elements of weights that are packed twice if they are float32], on a CPU."""
-    tied, small = 0, 0
-    for module in model.modules():
-        weight = getattr(module.format, "weight", None) if isinstance(module, Linear) else None
-        if weight is None:
-            continue
-        if _is_shared(model, weight):
-            tied += weight.numel()
-        elif 4 * weight.numel() <= SMALL_BYTES:
-            small += weight.numel()
-    return [tied, small]
+def cpu_weights_bytes(asked: SizesAsked, cpu: CpuAsked) -> int:
+    """The number that a worker on a CPU checks before it loads anything, of the stage that holds most. Raises ModelConfigError.
 
-
-def _is_shared(model: LanguageModel, weight: torch.Tensor) -> bool:
-    return sum(p is weight for module in model.modules() for p in module._parameters.values()) > 1
+    The model is built on the CPU, as a worker builds it. Its tensors are never written, so they take no memory.
+    """
+    dtype = getattr(torch, cpu.dtype)
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_bytes(msgspec.json.encode(asked.config))
+        path = Path(cpu.folder or folder)
+        config = read_model_config(path, cpu.overrides, model_impl=cpu.model_impl, quantization=cpu.quantization)
+    count, found = cpu.pipeline_parallel_size, []
+    for stage in [stage_of(config, dtype, i, count, path) for i in range(count)] if count > 1 else [Stage()]:
+        parallel = Parallel(0, asked.tensor_parallel_size, stage=stage, expert_parallel=asked.enable_expert_parallel)
+        found.append(held_bytes(build_model(config, dtype, parallel), dtype))
+    return max(found)
 
 
 def answer(asked: bytes) -> bytes:
-    """Encoded SizesAsked -> encoded RankSizes, or the text of an error."""
+    """Encoded SizesAsked -> encoded RankSizes, or a number of bytes, or the text of an error."""
     try:
-        return msgspec.json.encode(rank_sizes(msgspec.json.decode(asked, type=SizesAsked)))
+        question = msgspec.json.decode(asked, type=SizesAsked)
+        found = rank_sizes(question) if question.cpu is None else cpu_weights_bytes(question, question.cpu)
+        return msgspec.json.encode(found)
     except ModelConfigError as error:
         return msgspec.json.encode(str(error))
 

@@ -55,7 +55,7 @@ from quire.workers.loading.weights import dummy_weights, load_weights
 from quire.workers.logits_processors.batch import CustomProcessors
 from quire.workers.logits_processors.engine import vllm_config
 from quire.workers.logits_processors.load import load_classes
-from quire.workers.memory import Budget, cpu_budget, cpu_step_bytes, gpu_budget, graphs_bytes, largest_plan
+from quire.workers.memory import Budget, budget_before_loading, gpu_budget, graphs_bytes, largest_plan, state_needs
 from quire.workers.models.build import build_model
 from quire.workers.models.config import ModelConfig, ModelConfigError
 from quire.workers.models.family_table import read_model_config
@@ -64,6 +64,7 @@ from quire.workers.numerics import numerics_of
 from quire.workers.parallel import Parallel
 from quire.workers.profiler import Profiler, ProfilerError
 from quire.workers.records import MASK_SPIN_S, Records
+from quire.workers.recurrent.state_cache import StateCache, state_cache_of
 from quire.workers.runner import ModelRunner, PromptRow, no_masks
 from quire.workers.start_failures import in_words
 
@@ -81,6 +82,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 class Worker:
     group: Group | None = None  # of several ranks, once they have met
+    cpu_budget: Budget | None = None  # on a CPU, before weights are loaded
 
     def __init__(self, config: WorkerConfig):
         self.config, self.engine = config, config.engine
@@ -164,7 +166,8 @@ class Worker:
         if classes:
             self.custom_processors = CustomProcessors(classes, vllm_config(c, model_config, dtype, self.device), self.device)
         processors = self.custom_processors if stage.is_last else None
-        runner = ModelRunner(model, self._context(model_config, cache, dtype), self._make_device, processors)
+        states = state_cache_of(model_config, self.parallel, dtype, engine.mamba_ssm_cache_dtype)
+        runner = ModelRunner(model, self._context(model_config, cache, states, dtype), self._make_device, processors)
         if self.group is not None:  # graph sizes, and so what ranks exchange, follow from it; all ranks are there now
             runner.weights_bytes = self.group.max_over_ranks("weights_bytes", weights_bytes)
             if stage.count > 1:
@@ -173,6 +176,7 @@ class Worker:
         self._report(runner, budget, weights_bytes)
         command = self._await_allocation()
         cache.allocate(command.num_blocks, self.device)
+        states.allocate(command.num_states, self.device)
         return runner
 
     def _await_allocation(self) -> AllocateKV:
@@ -187,6 +191,7 @@ class Worker:
         if self.engine.device == "cpu":
             # before weights are packed: how depends on the number of threads
             torch.set_num_threads(choose_num_threads(model.weights_bytes, self.engine.world_size))
+            self.cpu_budget = budget_before_loading(self.engine, model_config, model, dtype, self.parallel)
         if self.engine.load_format == "dummy":
             dummy_weights(model, self.engine.seed)
         else:
@@ -195,12 +200,12 @@ class Worker:
             quicken_attributes(model)
         return model
 
-    def _context(self, model_config: ModelConfig, cache: KVCache, dtype: torch.dtype) -> DeviceContext:
+    def _context(self, model_config: ModelConfig, cache: KVCache, states: StateCache, dtype: torch.dtype) -> DeviceContext:
         engine = self.engine
         rows, vocab = engine.max_num_seqs, model_config.vocab_size
         max_blocks = -(-engine.max_model_len // engine.block_size)
         sampled_rows = rows if self.parallel.stage.is_last else 0
-        limits = StepLimits(rows, engine.max_num_batched_tokens, engine.block_size, len(cache.groups), max_blocks)
+        sizes = rows, engine.max_num_batched_tokens, engine.block_size, len(cache.groups), max_blocks
         return DeviceContext(
             config=model_config,
             cache=cache,
@@ -211,8 +216,11 @@ class Worker:
             max_tokens=max(engine.max_num_batched_tokens, rows),
             max_rows=rows,
             max_blocks=max_blocks,
-            max_device_words=max_device_words(limits),
+            max_device_words=max_device_words(StepLimits(*sizes, engine.max_samples)),
             parallel=self.parallel,
+            states=states,
+            max_samples=engine.max_samples,
+            speculation=engine.speculative_config,
         )
 
     def _make_device(self, ctx: DeviceContext) -> Device:
@@ -227,12 +235,12 @@ class Worker:
 
     def _measure(self, runner: ModelRunner, weights_bytes: int) -> Budget:
         """Compile all kernels, and run the largest step in a cache of two blocks, to measure its memory: 0.2 s for an 8B."""
-        engine, cache = self.engine, runner.ctx.cache
+        engine, cache, states = self.engine, runner.ctx.cache, runner.ctx.states
         if engine.device == "cpu":
-            model = runner.ctx.config
-            sizes = runner.ctx.max_tokens, engine.max_num_seqs, runner.ctx.dtype
-            return cpu_budget(engine, cache, cpu_step_bytes(model, *sizes, self.parallel))
+            assert self.cpu_budget is not None
+            return self.cpu_budget
         cache.allocate(2, self.device)
+        states.allocate(2, self.device)
         words = largest_plan(engine.max_num_batched_tokens, engine.max_num_seqs, engine.max_model_len).encode()
         with runner.device.stream():
             begin = time.monotonic()
@@ -250,8 +258,10 @@ class Worker:
         if self.custom_processors is not None:  # they may copy a whole batch, as float32, and once more
             peak += engine.max_num_seqs * runner.ctx.config.vocab_size * (runner.ctx.dtype.itemsize + 12)
         cache.release()
-        logits = engine.max_num_seqs * runner.ctx.config.vocab_size * runner.ctx.dtype.itemsize
-        return gpu_budget(engine, cache, weights_bytes, peak, graphs_bytes(engine, weights_bytes, peak, logits))
+        states.release()
+        logits = max(engine.max_num_seqs, engine.max_samples) * runner.ctx.config.vocab_size * runner.ctx.dtype.itemsize
+        needs = state_needs(engine, runner.ctx.config, states.state_bytes)
+        return gpu_budget(engine, cache, weights_bytes, peak, graphs_bytes(engine, weights_bytes, peak, logits), needs)
 
     def _meet(self, where: str) -> None:
         """Wait for all ranks before they exchange anything, since a wait inside an exchange has a short time limit."""
@@ -266,12 +276,14 @@ class Worker:
                 rank=self.config.rank,
                 num_blocks=budget.num_blocks,
                 block_size=engine.block_size,
-                kv_groups=[KVGroup(group.spec.window, group.layers) for group in cache.groups],
+                kv_groups=[KVGroup(*group) for group in zip(cache.kinds, (g.layers for g in cache.groups), strict=True)],
                 vocab_size=runner.ctx.config.vocab_size,
                 device=f"{name}, {str(runner.ctx.dtype).removeprefix('torch.')}",
                 weights_bytes=weights_bytes,
                 activation_bytes=budget.activation_bytes,
                 block_bytes=cache.block_bytes,
+                num_states=budget.num_states,
+                state_bytes=runner.ctx.states.state_bytes,
                 processors=self.custom_processors.info if self.custom_processors is not None else None,
                 numerics=numerics_of(engine, runner.ctx.config, runner.ctx.dtype),
             )

@@ -19,13 +19,22 @@ from quire.workers.models.config import AttentionSpec, RopeConfig
 
 
 class ModelAttention(ABC):
-    """Attention of all layers of a model. A layer calls `attend` (blocks.Attend)."""
+    """Attention of all layers of a model. A layer calls `attend` (step_context.Attend)."""
 
     @abstractmethod
-    def begin(self, tables: SlotTables, step: StepBuffers, num_tokens: int, num_rows: int, num_decode_rows: int | None) -> None:
+    def begin(
+        self,
+        tables: SlotTables,
+        step: StepBuffers,
+        num_tokens: int,
+        num_rows: int,
+        num_decode_rows: int | None,
+        windows: bool = False,
+    ) -> None:
         """Prepare what the layers share in this step. Rows: decode rows, then prefill rows, then padding.
 
-        num_decode_rows None: a captured mixed step; their number is on the device only (step.num_decode_rows).
+        num_decode_rows None: a captured mixed step; their number is on the device only (step.num_decode_rows). windows: decode
+        rows may have several tokens; their numbers are in step.query_start.
         """
 
     @abstractmethod
@@ -42,7 +51,7 @@ class ModelAttention(ABC):
         q_norm, k_norm: weights [D] if the spec has QK-norm; sinks: [Hq] if the spec has some.
         """
 
-    def kernel_specialization(self, num_tokens: int, num_rows: int) -> Hashable:
+    def kernel_specialization(self, num_tokens: int, num_rows: int, windows: bool = False) -> Hashable:
         """Mixed steps of padded sizes with equal values here run the same compiled kernels; () if none are compiled."""
         return ()
 

@@ -28,13 +28,22 @@ class CpuModelAttention(ModelAttention):
         cache = ctx.cache
         rotary, specs = RotaryTables(cache, ctx.max_model_len, ctx.device), cache.own_specs
         self._kinds = {spec: CpuAttention(spec, cache, rotary[spec], ctx.max_model_len) for spec in specs}
-        self._layers = {i: self._kinds[cache.specs[i]] for i in cache.layers}
-        places = {i: cache.places[i] for i in cache.layers}
+        own = [i for i in cache.layers if cache.specs[i].is_there]
+        self._layers = {i: self._kinds[cache.specs[i]] for i in own}
+        places = {i: cache.places[i] for i in own}
         # one tensor of each group and dtype, since all of these have the same shape and strides
         self._tensors = {(place.group, cache.dtype_of(cache.specs[i])): place.tensor for i, place in places.items()}
         self._of_group = {place.group: place.tensor for place in places.values()}  # groups with layers in this stage
 
-    def begin(self, tables: SlotTables, step: StepBuffers, num_tokens: int, num_rows: int, num_decode_rows: int | None) -> None:
+    def begin(
+        self,
+        tables: SlotTables,
+        step: StepBuffers,
+        num_tokens: int,
+        num_rows: int,
+        num_decode_rows: int | None,
+        windows: bool = False,
+    ) -> None:
         cache, host = self._cache, step.host
         block_table = tables.host["block_table"][:, host["row_slots"][:num_rows]]
         seq_lens = host["seq_lens"][:num_rows].tolist()

@@ -9,10 +9,15 @@ from typing import NamedTuple
 
 import torch
 
-from quire.ipc.step.sections import TOKENS_PER_ROW
 from quire.kernels.attention.decode import decode_attention
 from quire.kernels.attention.decode_rope import Rope, can_fuse
-from quire.kernels.attention.decode_schedule import DecodeSchedule, DecodeWorkspace, decode_schedule
+from quire.kernels.attention.decode_schedule import (
+    MAX_QUERY_LEN,
+    DecodeSchedule,
+    DecodeWorkspace,
+    decode_schedule,
+    takes_queries,
+)
 from quire.kernels.attention.latent_decode import latent_decode, num_splits
 from quire.kernels.attention.latent_prefill import latent_prefill
 from quire.kernels.attention.latent_rope_kv import latent_rope_kv
@@ -52,19 +57,6 @@ class Window(NamedTuple):
     is_chunked: bool
 
 
-class Workspace:
-    """Device memory of all layers of one shape and dtype, and a decode schedule for each of their windows."""
-
-    def __init__(self, kind: Kind, windows: list[Window], ctx: DeviceContext):
-        rows, device, dtype = ctx.max_rows, ctx.device, ctx.dtype
-        shape, cached = kind
-        self.decode = DecodeWorkspace.allocate(rows, *shape, TOKENS_PER_ROW, device, dtype, cache_dtype=cached)
-        self.schedules: dict[Window, DecodeSchedule] = {window: self.decode.new_schedule(*window) for window in windows}
-        self.prefill = PrefillWorkspace.allocate(rows, ctx.max_tokens, *shape, device, dtype, cache_dtype=cached)
-        sizes = [window.keys for window in windows]
-        self.prefill_window = max(sizes) if all(sizes) else 0
-
-
 class Step(NamedTuple):
     """The current step, as all layers see it."""
 
@@ -75,6 +67,52 @@ class Step(NamedTuple):
     has_decode: bool
     has_prefill: bool
     limit: torch.Tensor | None  # int32 [1], number of decode rows, if the host does not know it
+    has_drafts: bool = False  # decode rows have up to MAX_QUERY_LEN queries, not one each
+
+
+class DecodeSide(NamedTuple):
+    """Decode attention of rows with up to so many queries: device memory, and a schedule for each of the layers' windows."""
+
+    workspace: DecodeWorkspace
+    schedules: dict[Window, DecodeSchedule]
+
+
+class Workspace:
+    """Device memory of all layers of one shape and dtype, and which kernels compute them in the current step."""
+
+    def __init__(self, kind: Kind, windows: list[Window], ctx: DeviceContext):
+        shape, cached = kind
+        rows, device, dtype = max(ctx.max_rows, ctx.max_samples), ctx.device, ctx.dtype
+
+        def side(max_rows: int, queries: int) -> DecodeSide:
+            space = DecodeWorkspace.allocate(max_rows, *shape, queries, device, dtype, cache_dtype=cached)
+            return DecodeSide(space, {window: space.new_schedule(*window) for window in windows})
+
+        takes = takes_queries(dtype, shape.head_dim, shape.num_heads // shape.num_kv_heads, MAX_QUERY_LEN)
+        self.single = side(ctx.max_rows, 1)
+        # for rows with drafts; None: prefill attention computes those
+        self.several = side(rows, MAX_QUERY_LEN) if ctx.max_samples and takes else None
+        self.prefill = PrefillWorkspace.allocate(rows, ctx.max_tokens, *shape, device, dtype, cache_dtype=cached)
+        sizes = [window.keys for window in windows]
+        self.prefill_window = max(sizes) if all(sizes) else 0
+        self.decode: DecodeSide | None = None  # of the current step; None: it has no rows for decode attention
+        self.has_prefill = False  # whether it has rows for prefill attention
+
+    def launch(self, num_rows: int, has_drafts: bool) -> Hashable:
+        """Decode attention of steps with equal values here runs the same compiled kernel."""
+        side = self.several if has_drafts else self.single
+        return side and side.workspace.launch(num_rows)
+
+    def begin(self, step: Step, num_tokens: int, max_keys: int) -> None:
+        self.decode = (self.several if step.has_drafts else self.single) if step.has_decode else None
+        is_prefill_of_all = step.has_decode and self.decode is None
+        self.has_prefill = step.has_prefill or is_prefill_of_all
+        if self.decode is not None:
+            for schedule in self.decode.schedules.values():
+                decode_schedule(self.decode.workspace, schedule, *step.lengths, num_tokens, max_keys, step.limit)
+        if self.has_prefill:
+            limit = None if is_prefill_of_all else step.limit
+            prefill_schedule(self.prefill, *step.lengths, num_tokens, max_keys, limit, window=self.prefill_window)
 
 
 class CudaModelAttention(ModelAttention):
@@ -101,11 +139,19 @@ class CudaModelAttention(ModelAttention):
         self._latent_layers = [latents.get(spec) for spec in cache.specs]
         self._latent_heads = {spec.num_heads for spec in latents}
 
-    def kernel_specialization(self, num_tokens: int, num_rows: int) -> Hashable:
+    def kernel_specialization(self, num_tokens: int, num_rows: int, windows: bool = False) -> Hashable:
         latents = [num_splits(num_rows, heads) > 1 for heads in self._latent_heads]
-        return choose_tile(num_tokens), *(space.decode.launch(num_rows) for space in self.workspaces.values()), *latents
+        return choose_tile(num_tokens), *(space.launch(num_rows, windows) for space in self.workspaces.values()), *latents
 
-    def begin(self, tables: SlotTables, step: StepBuffers, num_tokens: int, num_rows: int, num_decode_rows: int | None) -> None:
+    def begin(
+        self,
+        tables: SlotTables,
+        step: StepBuffers,
+        num_tokens: int,
+        num_rows: int,
+        num_decode_rows: int | None,
+        windows: bool = False,
+    ) -> None:
         # A mixed step gives all rows to both kernels, which skip the other's rows by a count on the device: a graph must not
         # depend on the mix, and for a slice from an odd row, which is aligned differently, Triton would compile anew.
         mixed = num_decode_rows is None or 0 < num_decode_rows < num_rows
@@ -114,13 +160,10 @@ class CudaModelAttention(ModelAttention):
         has_decode, has_prefill = mixed or num_decode_rows == num_rows, mixed or num_decode_rows == 0
         if current().fixed_order:  # one kernel for a token's attention, whether it is of a prompt or was sampled
             limit, has_decode, has_prefill = None, False, True
-        self._step = Step(step, tables.block_table, step.row_slots[:num_rows], lengths, has_decode, has_prefill, limit)
+        rows = step.row_slots[:num_rows]
+        self._step = Step(step, tables.block_table, rows, lengths, has_decode, has_prefill, limit, windows)
         for space in self.workspaces.values():
-            if has_decode:
-                for schedule in space.schedules.values():
-                    decode_schedule(space.decode, schedule, *lengths, num_tokens, self._max_keys, limit)
-            if has_prefill:
-                prefill_schedule(space.prefill, *lengths, num_tokens, self._max_keys, limit, window=space.prefill_window)
+            space.begin(self._step, num_tokens, self._max_keys)
 
     def attend(
         self,
@@ -159,7 +202,8 @@ class CudaLatentAttention:
         out = torch.empty_like(x.q_latent).view(t, self._spec.num_heads, -1)
         arguments = (q, latent_cache, step.block_table[place.group], step.rows, *step.lengths, out)
         if step.has_decode:
-            latent_decode(*arguments, scale=self._spec.scale, limit=step.limit, pdl=pdl)
+            queries = MAX_QUERY_LEN if step.has_drafts else 1
+            latent_decode(*arguments, scale=self._spec.scale, limit=step.limit, pdl=pdl, max_query_len=queries)
         if step.has_prefill:
             latent_prefill(*arguments, scale=self._spec.scale, first_row=step.limit)
         return out
@@ -176,7 +220,7 @@ class CudaAttention:
         self._interleaved = spec.rope is not None and spec.rope.interleaved
         self._q_scales = query_scales(spec, max_positions, cos_sin.device)
         self._shape = score_shape(spec, cos_sin.device)
-        self._schedule = workspace.schedules[Window(spec.window, spec.is_chunked)]
+        self._window = Window(spec.window, spec.is_chunked)
 
     def attend(
         self,
@@ -188,7 +232,7 @@ class CudaAttention:
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
         spec, cache, space, buffers = self._spec, self._cache, self._workspace, step.buffers
-        place, t, pdl = cache.places[layer], qkv.shape[0], mode_for(qkv.shape[0])
+        place, t, pdl, decode = cache.places[layer], qkv.shape[0], mode_for(qkv.shape[0]), space.decode
         k, v = cache.k[place.tensor], cache.v[place.tensor]
         k_scale, v_scale = cache.scale_tensors.get(layer, NO_SCALES)
         mapping = buffers.slot_mapping[place.group, :t]
@@ -196,7 +240,7 @@ class CudaAttention:
         shape = self._shape if sinks is None else self._shape._replace(sinks=sinks)
         # one row, or QK-norm, is faster with rotation and KV write in a kernel of their own (benchmarks/LOG.md)
         is_plain = q_norm is None and self._q_scales is None and spec.shares is None
-        if not step.has_prefill and t > 1 and is_plain and can_fuse(space.decode, cos_sin, interleaved):
+        if decode and not space.has_prefill and t > 1 and is_plain and can_fuse(decode.workspace, cos_sin, interleaved):
             rope = Rope(qkv, cos_sin, mapping)
         else:
             eps = spec.qk_norm_eps or 0.0
@@ -214,19 +258,19 @@ class CudaAttention:
         q = qkv[:, : spec.q_size].unflatten(1, (spec.num_heads, spec.head_dim))
         out = torch.empty(t, spec.num_heads, spec.head_dim, dtype=qkv.dtype, device=qkv.device)
         arguments = (q, k, v, step.block_table[place.group], step.rows, *step.lengths, out)
-        if step.has_decode:
+        if decode:
             decode_attention(
                 *arguments,
                 scale=spec.scale,
-                workspace=space.decode,
-                schedule=self._schedule,
+                workspace=decode.workspace,
+                schedule=decode.schedules[self._window],
                 shape=shape,
                 k_scale=k_scale,
                 v_scale=v_scale,
                 rope=rope,
                 dependent_launch=pdl,
             )
-        if step.has_prefill:
+        if space.has_prefill:
             prefill_attention(
                 *arguments,
                 scale=spec.scale,

@@ -4,8 +4,8 @@ Layers of equal cache spec (window and shape) are a group and share a block tabl
 tokens as for a window of the chunk's size, which is never less than they see. All groups draw block ids from one pool, and a
 block belongs to one group at a time, so the i-th layers of all groups of one shape share one tensor: a shape has as many
 tensors as its largest group has layers. Layers that are left out of an 8-bit cache have tensors of their own but share the
-block table. A layer that reads another layer's keys and values has the other's place. A stage has tensors for its own layers
-only, but the groups of the whole model: all stages get the same block tables.
+block table. A layer that reads another layer's keys and values has the other's place; one without attention has none. A stage
+has tensors for its own layers only, but the groups of the whole model: all stages get the same block tables.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 
 from quire.ipc.memory_plan import block_bytes
+from quire.ipc.messages.workers import FullAttention, KVGroupKind, SlidingWindow
 from quire.workers.layers.kv_scales import KVScales
 from quire.workers.models.config import AttentionSpec, CacheSpec
 
@@ -69,7 +70,7 @@ class KVCache:
         self.dtype = dtype
         self._kinds: list[Kind] = []  # of the tensors
         self.places = [Place(0, 0)] * len(specs)
-        makers = [i for i in self.layers if specs[i].shares is None]
+        makers = [i for i in self.layers if specs[i].has_cache]
         of_kind = [[i for i in makers if self._kind(specs[i]) == kind] for kind in self._all_kinds()]
         for alike in of_kind:
             first, placed = len(self._kinds), [0] * len(self.groups)
@@ -98,17 +99,17 @@ class KVCache:
 
     @property
     def own_specs(self) -> list[AttentionSpec]:
-        """The distinct specs of this stage's layers."""
-        return list(dict.fromkeys(self.specs[i] for i in self.layers))
+        """The distinct specs of this stage's layers with attention."""
+        return list(dict.fromkeys(self.specs[i] for i in self.layers if self.specs[i].is_there))
 
     def dtype_of(self, spec: AttentionSpec) -> torch.dtype:
         """The dtype of keys and values of layers with this spec."""
         return self.dtype if spec.cache_dtype is None else DTYPES[spec.cache_dtype]
 
     @property
-    def windows(self) -> tuple[int, ...]:
-        """The window of each group."""
-        return tuple(group.spec.window for group in self.groups)
+    def kinds(self) -> tuple[KVGroupKind, ...]:
+        """The kind of each group, for the core."""
+        return tuple(SlidingWindow(g.spec.window) if g.spec.window else FullAttention() for g in self.groups)
 
     @property
     def block_bytes(self) -> int:
@@ -135,5 +136,5 @@ class KVCache:
 
 def cache_groups(specs: list[AttentionSpec]) -> list[CacheGroup]:
     """Groups of the layers that write KV: each shares a block table. Full attention (window 0), if any, comes first."""
-    makers = {i: spec.cache for i, spec in enumerate(specs) if spec.shares is None}
+    makers = {i: spec.cache for i, spec in enumerate(specs) if spec.has_cache}
     return [CacheGroup(kind, [i for i, cache in makers.items() if cache == kind]) for kind in sorted(set(makers.values()))]

@@ -11,23 +11,49 @@ import torch
 from quire.ipc.step.result_ring import ResultRing
 from quire.ipc.step.sections import result_words
 from quire.kernels.sampling import sampler_cpu, sampler_sharded_cpu
-from quire.kernels.step import step_inputs_cpu
+from quire.kernels.speculation import accept_cpu, ngram_cpu
+from quire.kernels.step import step_inputs_cpu, step_states_cpu
+from quire.kernels.step.tables import SlotTables, StepBuffers
 from quire.workers.attention.cpu import CpuModelAttention
-from quire.workers.devices.device import RESULT_DEPTH, Device, DeviceContext
+from quire.workers.devices.device import RESULT_DEPTH, Device, DeviceContext, Inputs
 from quire.workers.devices.masks import CpuMasks
 
 
 class CpuDevice(Device):
     def __init__(self, ctx: DeviceContext, ring: ResultRing | None):
         super().__init__(
-            ctx, step_inputs_cpu, sampler_cpu, sampler_sharded_cpu, CpuMasks(ctx.sampled_rows, ctx.config.vocab_size)
+            ctx,
+            step_inputs_cpu,
+            step_states_cpu,
+            sampler_cpu,
+            sampler_sharded_cpu,
+            accept_cpu,
+            ngram_cpu,
+            CpuMasks(ctx.sampled_rows, ctx.config.vocab_size),
+            ring,
         )
-        self._ring = ring
         if ring is None:
-            words = np.zeros((RESULT_DEPTH, result_words(ctx.max_rows)), np.int64)
+            words = np.zeros((RESULT_DEPTH, result_words(ctx.max_rows, max_samples=ctx.max_samples)), np.int64)
         else:
             words = np.frombuffer(ring.buffer, np.int64).reshape(ring.depth, ring.words_per_step)
         self.results = torch.from_numpy(words)
+
+    def prepare(
+        self,
+        plan: torch.Tensor,
+        tables: SlotTables,
+        step: StepBuffers,
+        num_tokens: int,
+        num_rows: int,
+        windows: bool = False,
+    ) -> Inputs:
+        inputs = super().prepare(plan, tables, step, num_tokens, num_rows, windows)
+        if not windows:
+            return inputs
+        rows = int(step.num_rows[0])
+        return inputs._replace(
+            num_tokens=int(step.query_start[rows]), num_rows=rows, num_samples=int(step.num_samples[0])
+        )  # there may be fewer drafts than the plan has room for, and padding costs time
 
     def load_plan(self, words: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(words.copy())  # the ring's own memory is read-only, which torch warns about

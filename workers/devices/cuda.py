@@ -20,7 +20,8 @@ from quire.ipc.step.sections import HEADER, result_words
 from quire.kernels.experts import experts
 from quire.kernels.linear import fixed, scaled, split_linear
 from quire.kernels.sampling import sampler, sampler_sharded
-from quire.kernels.step import step_inputs
+from quire.kernels.speculation import accept, ngram
+from quire.kernels.step import step_inputs, step_states
 from quire.kernels.triton_support.dependent_launch import mode_for
 from quire.kernels.tuning.current import current
 from quire.workers.attention.cuda import CudaModelAttention
@@ -36,8 +37,7 @@ DEVICE_WORDS = HEADER.at["device_words"]
 class CudaDevice(Device):
     def __init__(self, ctx: DeviceContext, ring: ResultRing | None):
         masks = CudaMasks(ctx.sampled_rows, ctx.config.vocab_size, ctx.device)
-        super().__init__(ctx, step_inputs, sampler, sampler_sharded, masks)
-        self._ring = ring
+        super().__init__(ctx, step_inputs, step_states, sampler, sampler_sharded, accept, ngram, masks, ring)
         self._stream = torch.cuda.Stream(ctx.device)
         self.plan = torch.zeros(ctx.max_device_words, dtype=torch.int32, device=ctx.device)
         depth = 2 * max_in_flight(ctx.parallel.stage.count)  # at most half of these plans are being copied
@@ -123,4 +123,5 @@ def _mapped_results(ring: ResultRing) -> torch.Tensor:
 
 def _private_results(ctx: DeviceContext) -> torch.Tensor:
     """A buffer for the results of ranks other than the output rank; it is never read."""
-    return torch.zeros((RESULT_DEPTH, result_words(ctx.max_rows)), dtype=torch.int64, device=ctx.device)
+    words = result_words(ctx.max_rows, max_samples=ctx.max_samples)
+    return torch.zeros((RESULT_DEPTH, words), dtype=torch.int64, device=ctx.device)

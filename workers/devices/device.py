@@ -9,10 +9,13 @@ from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import ModuleType
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from quire.ipc.speculative_config import SpeculativeConfig
+from quire.ipc.step.result_ring import ResultRing
 from quire.ipc.step.sections import (
     NO_TOKEN,
     SAMPLING_FILTER,
@@ -20,14 +23,29 @@ from quire.ipc.step.sections import (
     SAMPLING_MASK,
     SAMPLING_PROCESSORS,
     SAMPLING_RANDOM,
+    SAMPLING_WINDOWS,
+    USUAL_LOGPROBS,
 )
-from quire.kernels.step.tables import LogitsProcessorPool, SamplerWorkspace, ShardedWorkspace, SlotTables, StepBuffers
+from quire.kernels.speculation.synthetic import pretend
+from quire.kernels.step.tables import (
+    LogitsProcessorPool,
+    SamplerWorkspace,
+    ShardedWorkspace,
+    SlotTables,
+    StepBuffers,
+    WindowIds,
+)
 from quire.kernels.tuning.current import current
 from quire.workers.attention.attention import ModelAttention
 from quire.workers.attention.kv_cache import KVCache
 from quire.workers.devices.masks import RowMasks
 from quire.workers.models.config import ModelConfig
+from quire.workers.models.step_context import StepStates
 from quire.workers.parallel import Parallel
+from quire.workers.recurrent.state_cache import StateCache
+from quire.workers.recurrent.step_states import RecurrentStates
+from quire.workers.speculation.drafter import Drafter
+from quire.workers.speculation.make import make_drafter
 
 
 @dataclass
@@ -43,27 +61,55 @@ class DeviceContext:
     max_blocks: int  # of a block table
     max_device_words: int  # of a plan
     parallel: Parallel = field(default_factory=Parallel)
+    states: StateCache = field(default_factory=StateCache.of_nothing)
+    max_samples: int = 0  # in a step with drafts; 0: no step has any
+    speculation: SpeculativeConfig | None = None
 
     @property
     def sampled_rows(self) -> int:
-        """The most rows of a step that are sampled here: 0 in all stages but the last."""
-        return self.max_rows if self.parallel.stage.is_last else 0
+        """The most samples of a step that are drawn here: 0 in all stages but the last."""
+        return max(self.max_rows, self.max_samples) if self.parallel.stage.is_last else 0
 
 
 RESULT_DEPTH = 8
+
+
+class Inputs(NamedTuple):
+    """A step's inputs, which are built: padded sizes, or on a CPU the sizes that they have."""
+
+    num_tokens: int
+    num_rows: int
+    num_samples: int
+    states: StepStates | None
 
 
 class Device(ABC):
     results: torch.Tensor  # int64 [depth, words]: the result ring's words
 
     def __init__(
-        self, ctx: DeviceContext, step_inputs: ModuleType, sampler: ModuleType, sampler_sharded: ModuleType, masks: RowMasks
+        self,
+        ctx: DeviceContext,
+        step_inputs: ModuleType,
+        step_states: ModuleType,
+        sampler: ModuleType,
+        sampler_sharded: ModuleType,
+        accept: ModuleType,
+        ngram: ModuleType,
+        masks: RowMasks,
+        ring: ResultRing | None,
     ):
         self.ctx = ctx
+        self._ring = ring
+        self._num_top = ring.num_logprobs if ring is not None else USUAL_LOGPROBS
         self.masks = masks
         self._step_inputs = step_inputs
+        self.states = RecurrentStates(ctx.states, step_states, ctx.max_rows, ctx.device)
         self._sampler = sampler
         self._sampler_sharded = sampler_sharded
+        self._accept = accept
+        rates = ctx.speculation.synthetic_acceptance_rates if ctx.speculation is not None else []
+        self._rates = torch.tensor(rates, dtype=torch.float32, device=ctx.device)
+        self.drafter: Drafter = make_drafter(ctx.speculation, ctx.cache, ngram)
         self._own = ctx.parallel.vocabulary(ctx.config.vocab_size)  # tokens whose logits this rank computes
         self._sharded_workspace = ShardedWorkspace.allocate(
             0 if self._own.is_whole else ctx.sampled_rows, self._own.size, ctx.device
@@ -71,8 +117,17 @@ class Device(ABC):
         self._workspace = SamplerWorkspace.allocate(ctx.sampled_rows, ctx.config.vocab_size, ctx.device)
 
     # ------------------------------------------------------------------------------------------- the same everywhere
-    def prepare(self, plan: torch.Tensor, tables: SlotTables, step: StepBuffers, num_tokens: int, num_rows: int) -> None:
-        """Apply a plan's changes to the tables and build the inputs of a step padded to these sizes."""
+    def prepare(
+        self,
+        plan: torch.Tensor,
+        tables: SlotTables,
+        step: StepBuffers,
+        num_tokens: int,
+        num_rows: int,
+        windows: bool = False,
+    ) -> Inputs:
+        """Apply a plan's changes to the tables and build the inputs of a step padded to these sizes. windows: num_rows is the
+        number of samples, too."""
         self._step_inputs.prepare_step(
             plan,
             tables,
@@ -82,7 +137,10 @@ class Device(ABC):
             block_size=self.ctx.cache.block_size,
             num_blocks=self.ctx.cache.num_blocks,
             vocab=self.ctx.config.vocab_size,
+            windows=windows,
         )
+        self.drafter.extend(step, num_tokens)
+        return Inputs(num_tokens, num_rows, num_rows, self.states.begin(plan, tables, step, num_rows))
 
     def sample(
         self,
@@ -94,20 +152,43 @@ class Device(ABC):
         results: torch.Tensor | None = None,
         processed: torch.Tensor | None = None,
     ) -> None:
-        """Sample from logits [rows, V], update the tables, and write the results, to `results` if it is given.
+        """Sample from logits [rows, V], update the tables, write the results, to `results` if it is given, and draft.
 
-        The logits may be those of this rank's shard of the vocabulary. kind: SAMPLING_*. processed [rows, V]: logits to sample
-        from instead; log-probabilities are still those of `logits`."""
-        rows, vocab = len(logits), self.ctx.config.vocab_size
+        The logits may be those of this rank's shard of the vocabulary; with windows they are of samples, not of rows. kind:
+        SAMPLING_*. processed [rows, V]: logits to sample from instead; log-probabilities are still those of `logits`."""
+        rows, vocab, windows = len(logits), self.ctx.config.vocab_size, bool(kind & SAMPLING_WINDOWS)
         # with shards a row's scores are rounded in another way than without: whichever rows share a step may not decide
-        needs_all = processed is not None or kind & ~SAMPLING_RANDOM or current().fixed_order
+        needs_all = processed is not None or kind & ~(SAMPLING_RANDOM | SAMPLING_WINDOWS) or current().fixed_order
         if logits.shape[1] == vocab or needs_all:
             logits = self.ctx.parallel.all_logits(logits, vocab)
             sampled, logprobs = self._sample_unsharded(logits, tables, step, kind, processed)
         else:
-            sampled, logprobs = self._sample_sharded(logits, tables, step, bool(kind & SAMPLING_RANDOM)), None
-        pool, max_rows, out = self.ctx.pool, self.ctx.max_rows, self.results if results is None else results
-        self._step_inputs.finish_step(plan, tables, pool, step, sampled, out, rows, max_rows=max_rows, logprobs=logprobs)
+            sampled, logprobs = self._sample_sharded(logits, tables, step, kind), None
+        if windows:
+            if len(self._rates):
+                pretend(step, tables, sampled, self._rates, vocab)
+            self._accept.accept(step, sampled, rows)
+        self._step_inputs.finish_step(
+            plan,
+            tables,
+            self.ctx.pool,
+            step,
+            sampled,
+            self.results if results is None else results,
+            rows,
+            max_rows=self.ctx.max_rows,
+            logprobs=logprobs,
+            max_samples=self.ctx.max_samples,
+            windows=windows,
+        )
+        self.drafter.draft(tables, step, rows)
+
+    def _samples(self, step: StepBuffers, kind: int, count: int) -> tuple[torch.Tensor, torch.Tensor, WindowIds | None]:
+        """The slot and the position of each sample, and what the sampler needs to know of windows."""
+        if not kind & SAMPLING_WINDOWS:
+            return step.row_slots[:count], step.seq_lens[:count], None
+        ids = WindowIds(step.input_ids, step.sample_places[:count])
+        return step.sample_slots[:count], step.sample_positions[:count], ids
 
     def _sample_unsharded(
         self,
@@ -119,10 +200,11 @@ class Device(ABC):
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...] | None]:
         """Tokens, and the sampler's tensors of their log-probabilities if SAMPLING_LOGPROBS is in `kind`."""
         rows = len(logits)
+        slots, positions, window = self._samples(step, kind, rows)
         sampled = self._sampler.sample(
             logits if processed is None else processed,
-            step.row_slots[:rows],
-            step.seq_lens[:rows],
+            slots,
+            positions,
             tables,
             self.ctx.pool,
             self._workspace,
@@ -130,15 +212,18 @@ class Device(ABC):
             filtered=bool(kind & SAMPLING_FILTER),
             processors=bool(kind & SAMPLING_PROCESSORS),
             bitmask=self.masks.tensor[:rows] if kind & SAMPLING_MASK else None,
+            window=window,
         )
         if processed is not None:  # the operator's own code made these, and may differ between ranks: rank 0's tokens count
             sampled = self.ctx.parallel.all_gather(sampled)[0]
         has_logprobs = bool(kind & SAMPLING_LOGPROBS)
-        return sampled, self._sampler.sampled_logprobs(logits, sampled, self._workspace) if has_logprobs else None
+        if not has_logprobs:
+            return sampled, None
+        return sampled, self._sampler.sampled_logprobs(logits, sampled, self._workspace, self._num_top)
 
-    def _sample_sharded(self, logits: torch.Tensor, tables: SlotTables, step: StepBuffers, random: bool) -> torch.Tensor:
+    def _sample_sharded(self, logits: torch.Tensor, tables: SlotTables, step: StepBuffers, kind: int) -> torch.Tensor:
         """Tokens of greedy and plain random rows, from logits sharded over the vocabulary: ranks exchange three words a row."""
-        slots, positions = step.row_slots[: len(logits)], step.seq_lens[: len(logits)]
+        (slots, positions, _), random = self._samples(step, kind, len(logits)), bool(kind & SAMPLING_RANDOM)
         pool, sampler, first = self.ctx.pool, self._sampler_sharded, self._own.start
         best = sampler.best_of_shard(logits, first, slots, positions, tables, pool, self._sharded_workspace, random=random)
         sampled: torch.Tensor = sampler.choose(self.ctx.parallel.all_gather(best), slots, tables, random=random)

@@ -13,13 +13,25 @@ from quire.workers.shard import whole
 class Embedding(WeightOwner):
     """scale * rows of weight [vocab, H] by token id; ids int32 [T] -> [T, H]. All ranks have all of it: a lookup is cheap."""
 
-    def __init__(self, vocab_size: int, hidden_size: int, dtype: torch.dtype, device: torch.device, scale: float = 1.0):
+    def __init__(
+        self,
+        vocab_size: int,
+        hidden_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        scale: float = 1.0,
+        table_dtype: torch.dtype | None = None,
+    ):
+        """dtype: of the result; table_dtype: of the weight on a CPU, if that is another one."""
         super().__init__()
-        self._scale = scale
-        self.weight = new_parameter((vocab_size, hidden_size), dtype, device)
+        self._scale, self._dtype = scale, dtype
+        self.weight = new_parameter((vocab_size, hidden_size), table_dtype or dtype, device)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return ops.embedding(ids, self.weight, self._scale)
+        if self.weight.dtype == self._dtype:
+            return ops.embedding(ids, self.weight, self._scale)
+        rows = ops.embedding(ids, self.weight).to(self._dtype)
+        return rows if self._scale == 1.0 else rows.mul_(self._scale)
 
     def loaders(self, name: str) -> Iterator[tuple[str, WeightLoader]]:
         vocab_size, hidden_size = self.weight.shape

@@ -1,10 +1,10 @@
 """A layer's experts and their router: the owners of all experts' stacked weights, and of the weights that choose among them.
 
 The checkpoint has a tensor for each expert, or one for all. Both become gate_up [E, 2 I, H] and down [E, H, I] in the dtype of
-the activations. Quantized experts stay quantized on a GPU if a kernel computes with them (formats/experts.py); otherwise they
-are dequantized while loading. A rank holds a shard of each expert's intermediate dimension, or whole experts
-(--enable-expert-parallel), and results are summed over the ranks. Every rank has the whole router, and all choose alike.
-Arithmetic is in ops.py; models/moe.py makes families' mixtures of these.
+the activations; experts without a gate have up alone, [E, I, H]. Quantized experts stay quantized on a GPU if a kernel computes
+with them (formats/experts.py); otherwise they are dequantized while loading. A rank holds a shard of each expert's intermediate
+dimension, or whole experts (--enable-expert-parallel), and results are summed over the ranks. Every rank has the whole router,
+and all choose alike. Arithmetic is in ops.py; models/moe.py makes families' mixtures of these.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,14 +13,15 @@ from typing import Any
 
 import torch
 
-from quire.kernels.experts.experts_reference import SwiGLU, Weights
+from quire.kernels.experts.experts_reference import Act, Weights, is_gated
 from quire.kernels.experts.routing_reference import Counting, Routing
 from quire.workers.layers import ops
 from quire.workers.layers.formats.activations import rounded_for
 from quire.workers.layers.formats.experts import ExpertRows, QuantizedExperts, Sizes, capability_of, choose
+from quire.workers.layers.kept_experts import KeptExperts, kinds_on_cpu
 from quire.workers.layers.linear import Placement
 from quire.workers.layers.module import WeightOwner, fill_cut, new_parameter
-from quire.workers.layers.rounded_experts import ExpertInputs, experts_of_rounded_inputs
+from quire.workers.layers.rounded_experts import ExpertInputs, experts_in_turn, experts_of_rounded_inputs
 from quire.workers.layers.stacked_experts import Names, StackedFloats
 from quire.workers.loading.quantized.packed_weight import PackedWeight, packing_of
 from quire.workers.loading.quantized.packing_experts import StackedMxFp4Packing, halves
@@ -95,7 +96,7 @@ def _packed_router(layer: str, experts: Shard, hidden_size: Shard, place: Placem
 def _lie_apart(place: Placement, names: Names) -> bool:
     """Whether a quantized checkpoint has tensors of each expert; packers write them so for any family."""
     holds = None if place.quantization is None else place.quantization.holds
-    return holds is not None and holds(f"{place.prefix}0.{names.gate}")
+    return holds is not None and holds(f"{place.prefix}0.{names.side_by_side[0]}")
 
 
 class Experts(WeightOwner):
@@ -108,16 +109,17 @@ class Experts(WeightOwner):
         inner: Shard,
         place: Placement,
         *,
-        act: SwiGLU,
+        act: Act,
         names: Names,
         has_bias: bool = False,
     ):
         super().__init__()
+        assert is_gated(act) == bool(names.gate)
         self._act, self._names, self._experts, self._inner = act, names, experts, inner
         self._num_routed = 0 if experts.is_whole else experts.full
         self._adds_bias = inner.is_whole or place.parallel.rank == 0
         dtype, device = place.dtype, place.device
-        num_experts = experts.size
+        num_experts, parts = experts.size, len(names.side_by_side)
         self._dtype = dtype
         self._device, self._sizes = device, Sizes(experts.full, hidden_size, inner)
         self._are_stacked = names.are_stacked and not _lie_apart(place, names)
@@ -125,17 +127,24 @@ class Experts(WeightOwner):
         self._inputs = self._rounded_inputs()
         self._kept, self.not_computed = self._keeps()
         if self._kept is None:
-            self.gate_up = new_parameter((num_experts, 2 * inner.size, hidden_size), dtype, device)
+            self.gate_up = new_parameter((num_experts, parts * inner.size, hidden_size), dtype, device)
             self.down = new_parameter((num_experts, hidden_size, inner.size), dtype, device)
-        self.gate_up_bias = new_parameter((num_experts, 2 * inner.size), dtype, device) if has_bias else None
+        self.gate_up_bias = new_parameter((num_experts, parts * inner.size), dtype, device) if has_bias else None
         self.down_bias = new_parameter((num_experts, hidden_size), dtype, device) if has_bias else None
 
     def forward(
         self, h: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, shared: torch.Tensor | None = None
     ) -> torch.Tensor:
+        if isinstance(self._kept, KeptExperts):
+            return experts_in_turn(h, self._experts.size, ids, weights, shared, self._one_kept)
         if self._inputs:
             return experts_of_rounded_inputs(h, self.weights, ids, weights, self._act, shared, self._inputs)
         return ops.experts(h, self.weights, ids, weights, self._act, shared, self._num_routed)
+
+    def _one_kept(self, h: torch.Tensor, expert: int) -> torch.Tensor:
+        assert isinstance(self._kept, KeptExperts)
+        inputs = self._inputs[expert] if self._inputs else None
+        return self._kept.expert(h, expert, self._act, inputs, (self.gate_up_bias, self.down_bias))
 
     @property
     def weights(self) -> Any:
@@ -149,16 +158,13 @@ class Experts(WeightOwner):
             return {}
         hidden_size, names = whole(self._sizes.hidden), self._names
         if self._are_stacked:
-            first = f"{place.prefix}gate_up_proj"
+            first = f"{place.prefix}{names.stacked[0]}"
             if (scheme := place.quantization.scheme_of(first)) is None:
                 return {}
             if not (isinstance(scheme, PackQuantized | Scaled) and scheme.from_floats):
                 return self._stacked_mxfp4(scheme, first)
-        kinds = (
-            (names.gate, self._inner, hidden_size),
-            (names.up, self._inner, hidden_size),
-            (names.down, hidden_size, self._inner),
-        )
+        kinds = [(kind, self._inner, hidden_size) for kind in names.side_by_side]
+        kinds.append((names.down, hidden_size, self._inner))
         found = {}
         for expert in range(self._sizes.experts):
             for kind, rows, columns in kinds:
@@ -196,12 +202,19 @@ class Experts(WeightOwner):
     @property
     def _has_plain(self) -> bool:
         """Whether some layers are plain and others quantized: rules may leave some of an expert's layers out."""
-        return 0 < len(self._packed) < 3 * self._sizes.experts and all(layer[0].isdecimal() for layer in self._packed)
+        layers = (len(self._names.side_by_side) + 1) * self._sizes.experts
+        return 0 < len(self._packed) < layers and all(layer[0].isdecimal() for layer in self._packed)
 
     def _keeps(self) -> tuple[QuantizedExperts | None, dict[str, str]]:
         """The module that keeps the weights quantized, on a GPU; or None, and the reason for each dequantized layer."""
-        if not self._packed or (capability := capability_of(self._device)) is None:
+        if not self._packed:
             return None, {}
+        if (capability := capability_of(self._device)) is None and self._device.type != "cpu":
+            return None, {}
+        if not self._names.gate:
+            return None, dict.fromkeys(self._packed, "experts without a gate")
+        if capability is None:
+            return self._keeps_on_cpu()
         is_down = {layer: layer.rpartition(".")[2] in (self._names.down, "down_proj") for layer in self._packed}
         gate_up, down = ([s for layer, s in self._packed.items() if is_down[layer] == kind] for kind in (False, True))
         if not self._experts.is_whole:
@@ -213,6 +226,17 @@ class Experts(WeightOwner):
             return None, dict.fromkeys(self._packed, found)
         return found.make(self._sizes, self._dtype, self._device), {}
 
+    def _keeps_on_cpu(self) -> tuple[QuantizedExperts | None, dict[str, str]]:
+        if self._has_plain:
+            return None, dict.fromkeys(self._packed, "experts of which some layers are plain")
+        downs = {layer for layer in self._packed if layer.rpartition(".")[2] in (self._names.down, "down_proj")}
+        kinds = kinds_on_cpu(self._packed, self._sizes, downs, self._dtype)
+        if isinstance(kinds, str):
+            return None, dict.fromkeys(self._packed, kinds)
+        kept = KeptExperts(self._sizes, self._experts, self._packed, kinds)
+        self.opaque_bytes = kept.expected_bytes
+        return kept, {}
+
     # ------------------------------------------------------------------------------------------------------ loading
     def loaders(self, name: str) -> Iterator[tuple[str, WeightLoader]]:
         if self._packed:
@@ -221,7 +245,7 @@ class Experts(WeightOwner):
             yield from self._stacked_loaders(name)
         else:
             for tensor, loader in self._loaders_of_each(name, self.gate_up, self.down, "weight"):
-                kind = "down_proj" if f".{self._names.down}." in tensor else "gate_up_proj"
+                kind = self._names.stacked[f".{self._names.down}." in tensor]
                 yield tensor, loader._replace(instead=(f"{name}.{kind}",))
             for tensor, loader in self._stacked_loaders(name):
                 yield tensor, loader._replace(is_optional=True)
@@ -233,7 +257,8 @@ class Experts(WeightOwner):
             yield from self._loaders_of_each(name, gate_up, down, "bias")
             return
         experts, inner, hidden_size = self._experts, self._inner, whole(self._sizes.hidden)
-        yield f"{name}.gate_up_proj_bias", self._loader((experts.full, 2 * inner.full), self._take_gate_up_bias)
+        height = len(self._names.side_by_side) * inner.full
+        yield f"{name}.{self._names.stacked[0]}_bias", self._loader((experts.full, height), self._take_gate_up_bias)
         yield f"{name}.down_proj_bias", copied(down, (experts, hidden_size))
 
     def _loaders_of_each(
@@ -244,9 +269,9 @@ class Experts(WeightOwner):
         for expert in range(self._experts.full):
             own = self._own(expert)
             of_gate_up, of_down = gate_up[own or 0], down[own or 0]
+            parts = of_gate_up.split(inner.size)
             for kind, part, sizes in (
-                (names.gate, of_gate_up[: inner.size], (inner, hidden_size)),
-                (names.up, of_gate_up[inner.size :], (inner, hidden_size)),
+                *((kind, part, (inner, hidden_size)) for kind, part in zip(names.side_by_side, parts, strict=True)),
                 (names.down, of_down, (hidden_size, inner)),
             ):
                 yield f"{name}.{expert}.{kind}.{tensor}", copied(part, sizes[: part.dim()])._replace(is_read=own is not None)
@@ -258,10 +283,9 @@ class Experts(WeightOwner):
 
     def _stacked_loaders(self, name: str) -> Iterator[tuple[str, WeightLoader]]:
         experts, hidden_size, inner = self._experts.full, self.gate_up.shape[2], self._inner.full
-        gate_up, down = (
-            self._names.stacked_shapes(experts, *sizes) for sizes in ((2 * inner, hidden_size), (hidden_size, inner))
-        )
-        yield f"{name}.gate_up_proj", self._loader(gate_up[0], self._take_gate_up)._replace(or_shapes=gate_up[1:])
+        height = len(self._names.side_by_side) * inner
+        gate_up, down = (self._names.stacked_shapes(experts, *sizes) for sizes in ((height, hidden_size), (hidden_size, inner)))
+        yield f"{name}.{self._names.stacked[0]}", self._loader(gate_up[0], self._take_gate_up)._replace(or_shapes=gate_up[1:])
         yield f"{name}.down_proj", self._loader(down[0], self._take_down)._replace(or_shapes=down[1:])
 
     def _quantized_loaders(self, name: str) -> Iterator[tuple[str, WeightLoader]]:
@@ -275,7 +299,7 @@ class Experts(WeightOwner):
         for layer, packed in self._packed.items() if not (of_floats and self._names.are_stacked) else ():
             expert, _, kind = layer.rpartition(".")
             own = self._own(int(expert)) if expert else 0
-            stacked = (f"{name}.{'down' if kind == self._names.down else 'gate_up'}_proj",) if of_floats else ()
+            stacked = (f"{name}.{self._names.stacked[kind == self._names.down]}",) if of_floats else ()
             where = f"{name}.{layer}" if expert else name
             for tensor, loader in packed.loaders(where, has_bias or not expert, thens[layer]):
                 yield tensor, loader._replace(is_read=own is not None, instead=(*loader.instead, *stacked))
@@ -290,7 +314,7 @@ class Experts(WeightOwner):
             return partial(self._kept.put, packed, f"{name}.{layer}", self._place(expert, kind))
         into: torch.Tensor = self.down if kind == self._names.down else self.gate_up
         if expert:
-            part = {self._names.gate: slice(size), self._names.up: slice(size, None)}.get(kind, slice(None))
+            part = slice(-size, None) if kind == self._names.up else slice(None if kind == self._names.down else size)
             into = into[self._own(int(expert)) or 0, part]
         return partial(packed.dequantize_into, into, f"{name}.{layer}" if expert else name)
 
@@ -315,9 +339,10 @@ class Experts(WeightOwner):
         self._put(self.gate_up_bias, piece.to(self._device), row)
 
     def _put(self, into: torch.Tensor, gate_up: torch.Tensor, row: int) -> None:
-        """Copy gate and up of some experts, [n, 2 I, ...] in the checkpoint's order."""
+        """Copy gate and up of some experts, [n, 2 I, ...] in the checkpoint's order, or up alone."""
         size, some = self._inner.size, into[row : row + len(gate_up)]
-        for number, half in enumerate(halves(gate_up, self._names.are_interleaved)):
+        parts = halves(gate_up, self._names.are_interleaved) if self._names.gate else (gate_up,)
+        for number, half in enumerate(parts):
             some[:, number * size : (number + 1) * size].copy_(half[:, self._inner.slice])
 
     def _take_down(self, piece: torch.Tensor, row: int) -> None:
@@ -331,14 +356,15 @@ class Experts(WeightOwner):
         if self._inner.is_whole and self._experts.is_whole:
             return super().fill_dummy(limit, generator)
         own, experts, hidden, inner = self._experts.slice, self._experts.full, self.down.shape[1], self._inner
+        parts = len(self._names.side_by_side)
 
         def both(whole: torch.Tensor) -> torch.Tensor:
-            return torch.cat([half[:, inner.slice] for half in whole[own].chunk(2, 1)], 1)
+            return torch.cat([part[:, inner.slice] for part in whole[own].chunk(parts, 1)], 1)
 
-        fill_cut(self.gate_up, (experts, 2 * inner.full, hidden), both, limit, generator)
+        fill_cut(self.gate_up, (experts, parts * inner.full, hidden), both, limit, generator)
         fill_cut(self.down, (experts, hidden, inner.full), lambda whole: whole[own, :, inner.slice], limit, generator)
         if self.gate_up_bias is not None and self.down_bias is not None:
-            fill_cut(self.gate_up_bias, (experts, 2 * inner.full), both, limit, generator)
+            fill_cut(self.gate_up_bias, (experts, parts * inner.full), both, limit, generator)
             fill_cut(self.down_bias, (experts, hidden), lambda whole: whole[own], limit, generator)
         return None
 
@@ -346,5 +372,6 @@ class Experts(WeightOwner):
         """As for a Linear: if results are summed over ranks, only one rank adds the bias."""
         if self._kept is not None:
             self._kept.finish()
+            self.opaque_bytes = 0  # parameters, from here on
         if self.down_bias is not None and not self._adds_bias:
             self.down_bias.zero_()

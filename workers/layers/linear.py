@@ -12,9 +12,11 @@ import torch
 from torch import nn
 
 from quire.kernels.linear.linear_cpu import can_pack
+from quire.workers.layers.formats.chosen_cpu import kept_format
 from quire.workers.layers.formats.dense import Dense
 from quire.workers.layers.formats.format import Format, WeightFormat, WeightShard
 from quire.workers.layers.formats.packed_cpu import PackedCpu
+from quire.workers.layers.formats.short_cpu import short_format
 from quire.workers.layers.module import Module
 from quire.workers.layers.norm import Norm
 from quire.workers.loading.quantized.packed_weight import packing_of
@@ -31,6 +33,8 @@ class Placement(NamedTuple):
     parallel: Parallel
     quantization: Quantization | None = None
     prefix: str = ""  # of names in the checkpoint: "", "model.layers.3.", "model.layers.3.mlp."
+    table_dtype: torch.dtype | None = None  # of an embedding and a head of fewer bits than activations; None: like these
+    is_table: bool = False  # whether this is the place of the head
 
     @property
     def device(self) -> torch.device:
@@ -39,6 +43,9 @@ class Placement(NamedTuple):
     def at(self, name: str) -> "Placement":
         """The placement within the child of this name."""
         return self._replace(prefix=f"{self.prefix}{name}.")
+
+    def of_head(self) -> "Placement":
+        return self._replace(is_table=self.table_dtype is not None)
 
     def of_router(self) -> "Placement":
         """For a router, which few packers quantize: it is plain unless the checkpoint's files say that it is not."""
@@ -84,7 +91,7 @@ class Linear(Module):
     `is_partial`.
     """
 
-    _outer: Format
+    outer: Format
     gated: Callable[[torch.Tensor], torch.Tensor]
     split_k: Callable[[torch.Tensor], torch.Tensor]
     behind_silu: Callable[[torch.Tensor], torch.Tensor]
@@ -110,16 +117,19 @@ class Linear(Module):
                 "set tie_word_embeddings to false"
             )
         shard = WeightShard(inputs, outputs, inputs.is_whole or place.parallel.rank == 0, packings)
-        self.format = choose_format(place)(shard, has_bias, place.dtype, place.device, tied_to)
+        choose = (
+            short_format(place.table_dtype) if place.is_table and place.table_dtype and not packings else choose_format(place)
+        )
+        self.format = choose(shard, has_bias, place.dtype, place.device, tied_to)
         self.set_adapter(None)
 
     def forward(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        return self._outer.product(x, out)
+        return self.outer.product(x, out)
 
     @property
     def bare_format(self) -> WeightFormat | None:
         """The format, if its own methods are the layer's products: neither an adapter nor a sum over ranks is around it."""
-        return self.format if self._outer is self.format else None
+        return self.format if self.outer is self.format else None
 
     def set_adapter(self, adapter: Adapter | None) -> None:
         """Fill or empty the adapter slot, before the first step, since blocks keep what they make of their layers' products.
@@ -134,11 +144,11 @@ class Linear(Module):
         if self._parallel.norm_exchange is not None:
             outer = BehindSums(outer)
         methods = {name: getattr(outer, name) for name in ("gated", "split_k", "behind_silu", "normed")}
-        self.__dict__.update(_outer=outer, **methods)  # past nn.Module, which would take a format for a second child
+        self.__dict__.update(outer=outer, **methods)  # past nn.Module, which would take a format for a second child
 
     def fuses_silu(self, rows: int) -> bool:
         """Whether to call `behind_silu` for so many rows, with gate|up."""
-        return self._outer.fuses_silu(rows)
+        return self.outer.fuses_silu(rows)
 
 
 class Adapted(Format):
@@ -190,5 +200,7 @@ def choose_format(place: Placement) -> Callable[..., WeightFormat]:
         from quire.workers.layers.formats.chosen_format import quantized_format  # imports Triton, which a CPU may not have
 
         return quantized_format
+    if place.quantization is not None and place.device.type == "cpu":
+        return kept_format
     is_packed = place.device.type == "cpu" and can_pack(torch.empty(0, dtype=place.dtype, device=place.device))
     return PackedCpu if is_packed else Dense

@@ -24,6 +24,7 @@ class Module(nn.Module):
 class WeightOwner(Module):
     """A module with parameters of its own."""
 
+    opaque_bytes = 0  # of what it holds besides parameters
     is_tied = False  # its weight is another owner's, which must be loaded before this one is finished
 
     def loaders(self, name: str) -> Iterator[tuple[str, WeightLoader]]:

@@ -15,7 +15,7 @@ from quire.kernels.elementwise import activation_cpu, norm_cpu, norm_reference
 from quire.kernels.elementwise.activation_cpu import Activation
 from quire.kernels.elementwise.norm_reference import Weighs
 from quire.kernels.experts import experts_reference, routing_reference
-from quire.kernels.experts.experts_reference import SwiGLU, Weights
+from quire.kernels.experts.experts_reference import Act, Weights
 from quire.kernels.experts.routing_reference import Counting, Routing
 from quire.workers.parallel import Partial
 
@@ -219,7 +219,7 @@ def experts(
     w: Weights,
     ids: torch.Tensor,
     weights: torch.Tensor,
-    act: SwiGLU,
+    act: Act,
     shared: torch.Tensor | None,
     num_routed: int = 0,
 ) -> torch.Tensor:

@@ -20,11 +20,21 @@ from quire.workers.shard import Shard
 class Names(NamedTuple):
     """How a checkpoint names its experts' tensors, and how it stacks them."""
 
-    gate: str = "gate_proj"  # of each expert; tensors of all experts are gate_up_proj and down_proj
+    gate: str = "gate_proj"  # of each expert; tensors of all experts are gate_up_proj and down_proj; "": there is no gate
     up: str = "up_proj"
     down: str = "down_proj"
     are_stacked: bool = False  # always, as [E, in, out] or [E, out, in]; otherwise a stacked tensor is [E, out, in]
     are_interleaved: bool = False  # gate|up: row 2i is gate's, row 2i + 1 is up's
+
+    @property
+    def side_by_side(self) -> tuple[str, ...]:
+        """The layers that are one product."""
+        return (self.gate, self.up) if self.gate else (self.up,)
+
+    @property
+    def stacked(self) -> tuple[str, str]:
+        """Tensors of all experts: gate's and up's, and down's."""
+        return "gate_up_proj" if self.gate else "up_proj", "down_proj"
 
     def stacked_shapes(self, experts: int, outputs: int, inputs: int) -> tuple[tuple[int, ...], ...]:
         """The shapes that a tensor of all experts may have, the published one first."""
@@ -38,7 +48,10 @@ class Names(NamedTuple):
 
 
 class StackedFloats:
-    """<name>.gate_up_proj and .down_proj for layers "<expert>.<kind>"; a layer's `then` is called when it has its weight."""
+    """<name>.gate_up_proj (or .up_proj) and .down_proj for layers "<expert>.<kind>".
+
+    A layer's `then` is called when it has its weight.
+    """
 
     def __init__(
         self,
@@ -52,7 +65,8 @@ class StackedFloats:
 
     def loaders(self, name: str) -> Iterator[tuple[str, WeightLoader]]:
         _, hidden, inner = self._sizes
-        shapes = {"gate_up_proj": (2 * inner.full, hidden), "down_proj": (hidden, inner.full)}
+        (first, second), height = self._names.stacked, len(self._names.side_by_side) * inner.full
+        shapes = {first: (height, hidden), second: (hidden, inner.full)}
         for kind, (n, k) in shapes.items():
             shape, *others = self._names.stacked_shapes(self._experts.full, n, k)
             take = partial(self._take, kind == "down_proj", k)
@@ -66,9 +80,9 @@ class StackedFloats:
             if is_down:
                 self._give(f"{expert}.{names.down}", weight)
                 continue
-            gate, up = halves(weight[None], names.are_interleaved)
-            self._give(f"{expert}.{names.gate}", gate[0])
-            self._give(f"{expert}.{names.up}", up[0])
+            parts = halves(weight[None], names.are_interleaved) if names.gate else (weight[None],)
+            for kind, part in zip(names.side_by_side, parts, strict=True):
+                self._give(f"{expert}.{kind}", part[0])
 
     def _give(self, layer: str, weight: torch.Tensor) -> None:
         self._layers[layer].take("weight", weight)

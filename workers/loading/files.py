@@ -8,7 +8,7 @@ import itertools
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import safetensors
 
@@ -17,6 +17,8 @@ from quire.workers.loading.checkpoint_tensor import CheckpointTensor
 from quire.workers.loading.names import CheckpointNames
 from quire.workers.loading.weight_loader import FLOATS, WeightsError
 
+TABLES = ("embed_tokens.weight", "embed_tokens_per_layer.weight", "lm_head.weight")
+SHORT_DTYPES: dict[str, Literal["bfloat16", "float16"]] = {"BF16": "bfloat16", "F16": "float16"}
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 SCALES_OF_ALL = (".experts.gate_up_proj_scale_inv", ".experts.down_proj_scale_inv")
 
@@ -103,6 +105,9 @@ class CheckpointLayers:
         self._layers = {name.rpartition(".")[0] for name in tensors}
         self._floats = {name for name, tensor in tensors.items() if tensor.dtype in FLOATS}
 
+        tables = {tensor.dtype for name, tensor in tensors.items() if name.endswith(TABLES)}
+        self.table_dtype = SHORT_DTYPES.get(tables.pop()) if len(tables) == 1 else None
+
     @property
     def are_all_plain(self) -> bool:
         return len(self._floats) == self._count
@@ -112,6 +117,7 @@ class CheckpointLayers:
 
     def is_plain(self, layer: str) -> bool:
         """Whether the layer's weight is floats, in its own tensor or in one of all experts."""
-        experts, _, number = layer.rpartition(".")[0].rpartition(".")
-        stacked = f"{experts}.gate_up_proj" if number.isdecimal() else layer
-        return any(self._names.in_model(tensor) in self._floats for tensor in (f"{layer}.weight", stacked))
+        expert, _, kind = layer.rpartition(".")
+        experts, _, number = expert.rpartition(".")
+        stacked = (f"{experts}.gate_up_proj", f"{experts}.{kind}") if number.isdecimal() else (layer,)
+        return any(self._names.in_model(tensor) in self._floats for tensor in (f"{layer}.weight", *stacked))

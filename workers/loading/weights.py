@@ -23,6 +23,7 @@ from quire.workers.layers.module import WeightOwner
 from quire.workers.loading.checkpoint_tensor import CheckpointTensor
 from quire.workers.loading.files import checkpoint_tensors, open_file
 from quire.workers.loading.fit import check_fit
+from quire.workers.loading.mapped import forget, trim
 from quire.workers.loading.weight_loader import WeightLoader, WeightsError
 from quire.workers.models.language_model import Fit, LanguageModel
 from quire.workers.models.stage_boundary import MissingLayer
@@ -90,6 +91,8 @@ def load_weights(model: LanguageModel, model_dir: str | Path, device: torch.devi
                 torch.cuda.synchronize(device)  # copies must be finished before the maps are closed
                 torch.cuda.empty_cache()  # frees conversions' temporaries, which belong to the readers' streams
     loading.finish_others(model)
+    if device.type == "cpu":
+        trim()
     return num_bytes
 
 
@@ -100,20 +103,29 @@ class _LoaderGroup:
         self._lock = Lock()
         self._missing = Counter(loader.then for loader in loaders)
         self._copied: dict[Callable[[], None], list[torch.cuda.Event]] = {}
+        self._mapped: dict[Callable[[], None], list[torch.Tensor]] = {}
 
-    def written(self, then: Callable[[], None], copied: torch.cuda.Event | None) -> None:
-        """Note that a loader is written. The last one's reader calls `then` on its stream, ordered after the others' copies."""
+    def written(self, then: Callable[[], None], copied: torch.cuda.Event | None, mapped: torch.Tensor | None = None) -> None:
+        """Note that a loader is written. The last one's reader calls `then` on its stream, ordered after the others' copies.
+
+        mapped: the tensor in its file, which is let go afterwards.
+        """
         with self._lock:
+            tensors = self._mapped.setdefault(then, [])
+            if mapped is not None:
+                tensors.append(mapped)
             events = self._copied.setdefault(then, [])
             if copied is not None:
                 events.append(copied)
             self._missing[then] -= 1
             if self._missing[then]:
                 return
-            del self._missing[then], self._copied[then]  # these hold the memory that they write to
+            del self._missing[then], self._copied[then], self._mapped[then]  # these hold the memory that they write to
         for event in events:
             torch.cuda.current_stream().wait_event(event)
         then()
+        for tensor in tensors:
+            forget(tensor)
 
 
 class _Loading:
@@ -196,8 +208,10 @@ def _copy(
     """Feed this rank's shard of a mapped tensor to its loader, slice by slice. Returns, on CUDA, the event of its end."""
     if device.type != "cuda":
         _write(file, tensor, loader)
-        if loader.then is not None:
-            group.written(loader.then, None)
+        if loader.then is None:
+            forget(file.get_tensor(tensor.name))
+        else:
+            group.written(loader.then, None, file.get_tensor(tensor.name))
         return None
     with torch.cuda.device(device), torch.cuda.stream(_stream(device)):
         _write(file, tensor, loader)

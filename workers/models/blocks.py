@@ -2,18 +2,17 @@
 
 A module gets the residual stream and the norm before it, since addition, norm and the first product may be one kernel; it
 returns its output, not yet added, and the residual. If a block norms once for several modules, their `of` takes the normed
-input. The family decides about order and norms. Rotary embedding, KV write and attention itself are one callable (`Attend`),
-since they need the cache and the step's metadata. No shape or branch depends on values, so forward can be captured.
+input. The family decides about order and norms. What a module needs of the step is in the `StepContext`; rotary embedding, KV
+write and attention itself are one callable there (`attend`). No shape or branch depends on values, so forward can be captured.
 """
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch.nn import functional
 
 from quire.kernels.elementwise.activation_cpu import Activation
-from quire.workers.attention.latent import Latents
 from quire.workers.layers import ops
 from quire.workers.layers.kv_scales import KVScales
 from quire.workers.layers.linear import Linear, Placement
@@ -22,25 +21,8 @@ from quire.workers.layers.norm import Norm, RMSNorm, UnweightedRMSNorm
 from quire.workers.loading.weight_loader import WeightLoader, copied
 from quire.workers.models.config import AttentionSpec, ValueHeads
 from quire.workers.models.fused import HeadRows, RowsByName, RowsOf, pair, separate
+from quire.workers.models.step_context import StepContext
 from quire.workers.shard import Shard, whole
-
-
-class Attend(Protocol):
-    """Attention of `layer`: qkv [T, (Hq + 2 Hkv) D] = q|k|v -> [T, Hq D], keys and values written to the cache.
-
-    For a layer that reads the keys and values of another (`shares`), qkv is q only. q_norm, k_norm: weights [D] of QK-norm
-    (applied to each head before the rotation); sinks [Hq]: attention sinks; None if the model has none. Latent attention
-    (mla.py) passes `Latents` and gets [T, Hq, L].
-    """
-
-    def __call__(
-        self,
-        layer: int,
-        qkv: torch.Tensor | Latents,
-        q_norm: torch.Tensor | None,
-        k_norm: torch.Tensor | None,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor: ...
 
 
 class Sinks(WeightOwner):
@@ -79,7 +61,8 @@ class SelfAttention(Module):
     qkv: how the checkpoint stores the three. values: their heads, if these are smaller than the keys' (only for separate
     tensors). make_qk_norm: makes a norm, other than the spec's, over the queries or keys of a rank's heads; it changes x
     [T, H D] in place. v_norm_eps: epsilon of a weightless RMSNorm of each head's values. feeds_add_norm: the output
-    is only ever passed to `Norm.add`, so it may be left as split-K partial sums.
+    is only ever passed to `Norm.add`, so it may be left as split-K partial sums. is_gated: `qkv` gives q|gate|k|v, and
+    each head's output is multiplied by the sigmoid of its gate.
     """
 
     def __init__(
@@ -97,6 +80,7 @@ class SelfAttention(Module):
         v_norm_eps: float | None = None,
         values: ValueHeads | None = None,
         feeds_add_norm: bool = True,
+        is_gated: bool = False,
     ):
         super().__init__()
         self.layer, place = layer, place.at(names.attention)
@@ -121,7 +105,7 @@ class SelfAttention(Module):
         self.has_qk_norm, self.has_sinks = spec.qk_norm_eps is not None, spec.has_sinks
         self._norms_all = make_qk_norm is not None and not self.has_qk_norm
         self._q_end, self._k_end = heads.size * spec.head_dim, (heads.size + kv_heads.size) * spec.head_dim
-        self._values, self._head_dim = values, spec.head_dim
+        self._values, self._head_dim, self._is_gated = values, spec.head_dim, is_gated
         self._feeds_add_norm, self._shares, self._norms_values = feeds_add_norm, spec.shares is not None, v_norm_eps is not None
 
     def forward(
@@ -129,31 +113,34 @@ class SelfAttention(Module):
         x: torch.Tensor | None,
         residual: torch.Tensor,
         norm: Norm,
-        attend: Attend,
+        context: StepContext,
         logits_indices: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(output, residual). With logits_indices, both only for these tokens; the cache gets keys and values of all."""
         qkv, residual = self.qkv_proj.normed(x, residual, norm)
-        heads, residual = self.heads(qkv, residual, attend, logits_indices)
+        heads, residual = self.heads(qkv, residual, context, logits_indices)
         return self.output(heads), residual
 
     def heads(
         self,
         qkv: torch.Tensor,
         residual: torch.Tensor,
-        attend: Attend,
+        context: StepContext,
         logits_indices: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """As forward, between qkv_proj and o_proj: qkv [T, N] -> [T, Hq D]."""
         if logits_indices is not None:
             residual = residual.index_select(0, logits_indices)
-        return self._attended(qkv, attend, logits_indices), residual
+        return self._attended(qkv, context, logits_indices), residual
 
-    def of(self, h: torch.Tensor, attend: Attend, logits_indices: torch.Tensor | None) -> torch.Tensor:
+    def of(self, h: torch.Tensor, context: StepContext, logits_indices: torch.Tensor | None) -> torch.Tensor:
         """The output for normed h [T, H]; with logits_indices, only for these tokens."""
-        return self.output(self._attended(self.qkv_proj(h), attend, logits_indices))
+        return self.output(self._attended(self.qkv_proj(h), context, logits_indices))
 
-    def _attended(self, qkv: torch.Tensor, attend: Attend, logits_indices: torch.Tensor | None) -> torch.Tensor:
+    def _attended(self, qkv: torch.Tensor, context: StepContext, logits_indices: torch.Tensor | None) -> torch.Tensor:
+        if self._is_gated:
+            gate, kv = qkv[:, self._q_end : 2 * self._q_end], qkv[:, 2 * self._q_end :]
+            qkv = torch.cat([qkv[:, : self._q_end], kv], 1)
         if self._values is not None:
             qkv = self._padded(qkv, self._values)
         q_norm = self.q_norm.weight if self.has_qk_norm else None
@@ -165,11 +152,13 @@ class SelfAttention(Module):
             self.q_norm(qkv[:, : self._q_end])
             self.k_norm(qkv[:, self._q_end : self._k_end])
         if self.has_sinks:
-            out = attend(self.layer, qkv, q_norm, k_norm, self.sinks.weight)
+            out = context.attend(self.layer, qkv, q_norm, k_norm, self.sinks.weight)
         else:
-            out = attend(self.layer, qkv, q_norm, k_norm)
+            out = context.attend(self.layer, qkv, q_norm, k_norm)
         if self._values is not None:
             out = out.unflatten(1, (-1, self._head_dim))[..., : self._values.head_dim].flatten(1)
+        if self._is_gated:
+            out = out * torch.sigmoid(gate)
         return out if logits_indices is None else out.index_select(0, logits_indices)
 
     def _padded(self, qkv: torch.Tensor, values: ValueHeads) -> torch.Tensor:
@@ -224,7 +213,7 @@ class GatedMLP(Module):
 
 
 class MLP(Module):
-    """down(activation(up(x))). up, down: names of the two layers in the checkpoint."""
+    """down(activation(up(x))). up, down: names of the two layers in the checkpoint; name: in the block and there."""
 
     def __init__(
         self,
@@ -236,9 +225,10 @@ class MLP(Module):
         *,
         has_bias: bool = True,
         activation: Activation,
+        name: str = "mlp",
     ):
         super().__init__()
-        place = place.at("mlp")
+        place = place.at(name)
         hidden, inner = whole(hidden_size), place.parallel.split(intermediate_size)
         self.up_proj = Linear(hidden, {up: inner}, has_bias, place)
         self.down_proj = Linear(inner, {down: hidden}, has_bias, place)
@@ -269,7 +259,7 @@ def parallel_residual(
     mlp_norm: Norm | None,
     x: torch.Tensor | None,
     residual: torch.Tensor,
-    attend: Attend,
+    context: StepContext,
     logits_indices: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """A block in which both modules have the same input: (attention(norm(x)) + mlp(mlp_norm(x)), the residual).
@@ -277,7 +267,7 @@ def parallel_residual(
     mlp_norm None: both get the output of `norm`. The attention must have been made with feeds_add_norm=False.
     """
     h = norm(residual) if x is None else norm.add(x, residual)
-    out = attention.of(h, attend, logits_indices)
+    out = attention.of(h, context, logits_indices)
     if logits_indices is not None:
         h, residual = h.index_select(0, logits_indices), residual.index_select(0, logits_indices)
     return out.add_(mlp.of(h if mlp_norm is None else mlp_norm(residual))), residual

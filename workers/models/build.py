@@ -26,7 +26,7 @@ def build_model(config: ModelConfig, dtype: torch.dtype, parallel: Parallel) -> 
     Raises ModelConfigError for a head size that the device's kernels do not support, for a number of ranks over which the model
     cannot be split, and for a layer that does not fit its quantization scheme.
     """
-    head_dims = {layer.attention.head_dim for layer in config.layers if not layer.latent}
+    head_dims = {layer.attention.head_dim for layer in config.layers if layer.attention.is_there and not layer.latent}
     if parallel.device.type == "cuda" and (other := sorted(head_dims.difference(GPU_HEAD_DIMS))):
         sizes = ", ".join(map(str, GPU_HEAD_DIMS))
         raise ModelConfigError(f"head_dim {other[0]} is not supported on a GPU; supported are {sizes}")
@@ -35,7 +35,7 @@ def build_model(config: ModelConfig, dtype: torch.dtype, parallel: Parallel) -> 
     _check_size(config, parallel)
     if parallel.stage.count > 1:
         _check_pieces(config)
-    place = Placement(dtype, parallel, config.quantization)
+    place = Placement(dtype, parallel, config.quantization, table_dtype=_table_dtype(config, dtype, parallel))
     try:
         if config.transformers_config is not None:
             from quire.workers.models.transformers.model import TransformersLM  # imports transformers, seconds
@@ -47,6 +47,15 @@ def build_model(config: ModelConfig, dtype: torch.dtype, parallel: Parallel) -> 
         raise ModelConfigError(str(error)) from None
     _say_what_is_dequantized(model, dtype)
     return model
+
+
+def _table_dtype(config: ModelConfig, dtype: torch.dtype, parallel: Parallel) -> torch.dtype | None:
+    """The 16 bits in which a quantized model's embedding and head stay on a CPU, beside float32 activations, if they do."""
+    quantized = config.quantization
+    if parallel.device.type != "cpu" or dtype != torch.float32 or quantized is None:
+        return None
+    name = config.dtype if quantized.holds is None else quantized.table_dtype
+    return {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(name or "")
 
 
 def _say_what_is_dequantized(model: LanguageModel, dtype: torch.dtype) -> None:
@@ -99,6 +108,8 @@ def _misfit(config: ModelConfig, size: int, expert_parallel: bool) -> str | None
             return f"{heads} attention heads"
         if kv_heads % size and size % kv_heads:
             return f"{kv_heads} KV heads"
+        if layer.recurrent is not None and (fits := layer.recurrent.misfit(size)):
+            return fits
         widths = {"intermediate_size": layer.intermediate_size}
         if (experts := layer.experts) is not None:
             if expert_parallel and experts.routing.num_experts < size:

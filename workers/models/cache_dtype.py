@@ -33,7 +33,7 @@ def with_cache_dtype(
 
     def is_skipped(index: int, layer: LayerSpec) -> bool:
         index = index if layer.attention.shares is None else layer.attention.shares
-        return index in indices or (SLIDING in skipped and layer.attention.window > 0)
+        return not layer.attention.is_there or index in indices or (SLIDING in skipped and layer.attention.window > 0)
 
     replace = msgspec.structs.replace
     return tuple(

@@ -10,7 +10,7 @@ import msgspec
 
 from quire.kernels.elementwise.activation_cpu import Activation
 from quire.kernels.elementwise.norm_reference import Weighs
-from quire.kernels.experts.experts_reference import SwiGLU
+from quire.kernels.experts.experts_reference import Act, SwiGLU
 from quire.kernels.experts.routing_reference import Routing
 from quire.workers.layers.norm import NormSpec
 from quire.workers.loading.names import CheckpointNames
@@ -106,14 +106,53 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
         return self.num_kv_heads * self.head_dim
 
     @property
+    def is_there(self) -> bool:
+        """False for NO_ATTENTION, with whatever changed."""
+        return self.num_heads > 0
+
+    @property
+    def has_cache(self) -> bool:
+        """Whether the layer stores keys and values of its own."""
+        return self.is_there and self.shares is None
+
+    @property
     def cache(self) -> CacheSpec:
         return CacheSpec(self.window, self.num_kv_heads, self.head_dim, self.is_chunked, self.latent_dim)
 
     def on_rank(self, parallel: Parallel) -> "AttentionSpec":
         """The same spec with the heads of this rank."""
+        if not self.is_there:
+            return self
         heads, kv_heads = parallel.split(self.num_heads), parallel.kv_heads(self.num_kv_heads)
         alibi = self.alibi and msgspec.structs.replace(self.alibi, slopes=self.alibi.slopes[heads.slice])
         return msgspec.structs.replace(self, num_heads=heads.size, num_kv_heads=kv_heads.size, alibi=alibi)
+
+
+# Of a layer without attention: it has no heads.
+NO_ATTENTION = AttentionSpec(num_heads=0, num_kv_heads=0, head_dim=0, scale=1.0, window=0, rope=None)
+
+
+class StateTensor(NamedTuple):
+    """A tensor of a recurrent layer's state: of one sequence, on one rank."""
+
+    shape: tuple[int, ...]
+    is_recurrent: bool  # in the states' dtype; False: in the activations', as the inputs that a convolution looks back at
+
+
+class RecurrentSpec(msgspec.Struct, frozen=True):
+    """Base of a recurrent layer's sizes, which its mixer's file defines. Layers of equal specs run the same kernels."""
+
+    def tensors(self, parallel: Parallel) -> tuple[StateTensor, ...]:
+        """The state that the layer keeps for a sequence on this rank."""
+        raise NotImplementedError
+
+    def mlp_width(self, parallel: Parallel) -> int:
+        """Width of a plain MLP that takes about as much memory per token on this rank; 0: no more than others of the layer."""
+        return 0
+
+    def misfit(self, size: int) -> str | None:
+        """The first number that cannot be split over `size` ranks, as text; None if all can."""
+        raise NotImplementedError
 
 
 class LatentSizes(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,14 +178,16 @@ class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True):
     routing: Routing
     intermediate_size: int  # of each expert
     shared_size: int = 0  # of the shared experts, which every token passes, together
-    act: SwiGLU = SwiGLU()
+    latent_size: int = 0  # elements of what experts read and write, projected from and to the hidden state; 0: the state itself
+    act: Act = SwiGLU()
     weighs_input: bool = False  # weights multiply an expert's input, not its output
 
 
 class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A layer, as its family's block builds it."""
 
-    attention: AttentionSpec
+    attention: AttentionSpec  # NO_ATTENTION if it has none
+    recurrent: RecurrentSpec | None = None  # beside attention or in its place
     intermediate_size: int
     experts: ExpertsSpec | None = None  # in place of the MLP
     latent: LatentSizes | None = None  # of the projections around latent attention
@@ -164,10 +205,11 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
         """Width of a plain MLP that takes about as much memory per token on this rank. For a mixture, this assumes that all
         experts of a token are here."""
         if self.experts is None:
-            return self.intermediate_size // parallel.size
+            recurrent = 0 if self.recurrent is None else self.recurrent.mlp_width(parallel)
+            return max(self.intermediate_size // parallel.size, recurrent)
         e = self.experts
         inner = parallel.of_each_expert(e.intermediate_size).size
-        return e.shared_size // parallel.size + e.routing.top_k * (inner + hidden_size) // 2
+        return e.shared_size // parallel.size + e.routing.top_k * (inner + (e.latent_size or hidden_size)) // 2
 
 
 class PerLayerSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -205,6 +247,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str | None  # float32, bfloat16, float16; None: config.json does not say
     quantization: Quantization | None = None  # of the weights
     transformers_config: str | None = None  # the text of config.json, if transformers' model is run
+    state_dtype: str | None = None  # of recurrent states; None: config.json does not say, so float32
     longest: int | None = None  # most positions that the model has, if fewer than its config says
 
     @property
@@ -214,3 +257,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def attention_specs(self, parallel: Parallel) -> list[AttentionSpec]:
         """Each layer's spec, with the heads of this rank."""
         return [layer.attention.on_rank(parallel) for layer in self.layers]
+
+    def state_tensors(self, parallel: Parallel) -> dict[int, tuple[StateTensor, ...]]:
+        """The state of each layer that keeps one, on this rank; layers of all stages."""
+        recurrent = {i: layer.recurrent for i, layer in enumerate(self.layers)}
+        return {i: spec.tensors(parallel) for i, spec in recurrent.items() if spec is not None}

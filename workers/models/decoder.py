@@ -1,6 +1,6 @@
 """The decoder-only transformer around a family's blocks: embedding, final norm, LM head. Also the definition of a `Family`.
 
-Module names are the checkpoint's. Rotary embedding, KV write and attention are one callable (blocks.Attend). The runner and
+Module names are the checkpoint's. A StepContext holds what layers need of a step (step_context.py). The runner and
 loading/ use `CausalLM` for every family.
 """
 
@@ -19,12 +19,13 @@ from quire.workers.layers.linear import Linear, Placement
 from quire.workers.layers.module import Module
 from quire.workers.layers.norm import Norm, NormSpec, make_norm
 from quire.workers.loading.names import CheckpointNames
-from quire.workers.models.blocks import Attend, SelfAttention
+from quire.workers.models.blocks import SelfAttention
 from quire.workers.models.config import LayerSpec, ModelConfig, ModelSpec
 from quire.workers.models.fields import SILU, Json, rms_norm_eps
 from quire.workers.models.language_model import LanguageModel
 from quire.workers.models.per_layer_inputs import PerLayerInputs
 from quire.workers.models.stage_boundary import MissingLayer, StageBuffer, StageInput, StageOutput
+from quire.workers.models.step_context import StepContext
 from quire.workers.parallel import Parallel
 from quire.workers.shard import whole
 
@@ -32,7 +33,7 @@ from quire.workers.shard import whole
 class MakeBlock(Protocol):
     """Makes layer number `layer`: a module with the forward
 
-    (output of the last sublayer or None, residual without it [T, H], attend, logits_indices=None) -> (output, residual).
+    (output of the last sublayer or None, residual without it [T, H], context, logits_indices=None) -> (output, residual).
     If the model has inputs of each layer (PerLayerInputs), they are the last argument.
     The residual may change in place. With logits_indices int32 [R], both results are of these tokens only, [R, H].
     """
@@ -75,7 +76,9 @@ class Decoder(Module):
             scale = float(torch.tensor(scale, dtype=place.dtype, device="cpu"))
         on_device = size, place.dtype, place.device
         has_table = stage.is_first or (stage.is_last and config.tie_word_embeddings)
-        self.embed_tokens: Module = Embedding(config.vocab_size, *on_device, scale) if has_table else MissingLayer()
+        self.embed_tokens: Module = (
+            Embedding(config.vocab_size, *on_device, scale, place.table_dtype) if has_table else MissingLayer()
+        )
         if model.embedding_norm is not None:
             self.embed_norm: Module = make_norm(model.embedding_norm, *on_device) if stage.is_first else MissingLayer()
         self._has_embed_norm = model.embedding_norm is not None and stage.is_first
@@ -93,15 +96,15 @@ class Decoder(Module):
         # not by nn.Module's __setattr__, or it would be a child under two names
         self.__dict__["_begin"] = self.embed_tokens if stage.is_first else StageInput(stage_buffer)
 
-    def forward(self, input_ids: torch.Tensor, attend: Attend, logits_indices: torch.Tensor | None) -> torch.Tensor:
+    def forward(self, input_ids: torch.Tensor, context: StepContext, logits_indices: torch.Tensor | None) -> torch.Tensor:
         x, residual = None, self._begin(input_ids)
         if self._has_embed_norm:
             residual = self.embed_norm(residual)
         inputs = (self.per_layer_inputs(input_ids, residual),) if self._has_inputs else ()
         *blocks, last = self.blocks
         for block in blocks:
-            x, residual = block(x, residual, attend, None, *inputs)
-        x, residual = last(x, residual, attend, logits_indices, *inputs)
+            x, residual = block(x, residual, context, None, *inputs)
+        x, residual = last(x, residual, context, logits_indices, *inputs)
         if x is None and isinstance(self.norm, Norm):
             return self.norm(residual)
         return self.norm.add(x, residual)
@@ -123,22 +126,21 @@ class CausalLM(LanguageModel):
         config = self.config
         outputs = {"lm_head": place.parallel.vocabulary(config.vocab_size)}
         tied_to = cast(Embedding, self.model.embed_tokens).weight if config.tie_word_embeddings else None
-        return Linear(whole(config.hidden_size), outputs, config.model.head_bias, place, tied_to=tied_to)
+        return Linear(whole(config.hidden_size), outputs, config.model.head_bias, place.of_head(), tied_to=tied_to)
 
     def forward(
         self,
         input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        attention: Attend,
+        context: StepContext,
         logits_indices: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """input_ids, positions int32 [T] -> hidden [T, H] after the final norm; with logits_indices int32 [R], [R, H] of these.
+        """input_ids int32 [T] -> hidden [T, H] after the final norm; with logits_indices int32 [R], [R, H] of these.
         A stage before the last returns [T, H] for the next stage.
 
         After the last layer's attention the other tokens are not needed: that saves a prompt most of a layer, 3 % of 28 layers.
-        Rotary families leave `positions` to `attention`; a family with learned positions would read them here.
+        Rotary families leave `context.positions` to attention; a family with learned positions would read them here.
         """
-        return self.model(input_ids, attention, logits_indices)
+        return self.model(input_ids, context, logits_indices)
 
     def kv_scales(self) -> dict[int, KVScales]:
         """KV scales of the layers that have an 8-bit cache, by layer."""

@@ -25,11 +25,13 @@ from quire.workers.models.cache_dtype import with_cache_dtype
 from quire.workers.models.config import ModelConfig, ModelConfigError
 from quire.workers.models.decoder import Family
 from quire.workers.models.families import (
+    bamba,
     bloom,
     cohere,
     deepseek,
     exaone4,
     falcon,
+    falcon_h1,
     gemma2,
     gemma3,
     gemma4,
@@ -40,15 +42,20 @@ from quire.workers.models.families import (
     gpt_oss,
     gptj,
     granite,
+    granite_moe_hybrid,
     hy_v3,
+    kimi_linear,
+    lfm2,
     llama,
     llama4,
+    mamba2,
     mimo_v2,
     minimax_m2,
     ministral3,
     mistral,
     mistral4,
     mixtral,
+    nemotron_h,
     olmo2,
     olmoe,
     phi,
@@ -57,10 +64,11 @@ from quire.workers.models.families import (
     qwen2_moe,
     qwen3,
     qwen3_moe,
+    qwen3_next,
     seed_oss,
     smollm3,
 )
-from quire.workers.models.fields import Json, flag, number, read_dtype, refuse_unknown, size
+from quire.workers.models.fields import Json, flag, number, read_dtype, read_state_dtype, refuse_unknown, size
 from quire.workers.models.refusals import refusal
 from quire.workers.models.stored_head import tied_as_stored
 from quire.workers.models.wrappers import WRAPPED, Wrapper, text_fields, wrapped_names, wrapper_of
@@ -69,6 +77,7 @@ log = logging.getLogger("quire.workers")
 
 # by config.json's "architectures"
 FAMILIES: dict[str, Family] = {
+    "BambaForCausalLM": bamba.FAMILY,
     "BloomForCausalLM": bloom.FAMILY,
     "Cohere2ForCausalLM": cohere.COHERE2,
     "CohereForCausalLM": cohere.COHERE,
@@ -76,6 +85,7 @@ FAMILIES: dict[str, Family] = {
     "DeepseekV3ForCausalLM": deepseek.DEEPSEEK_V3,
     "Exaone4ForCausalLM": exaone4.FAMILY,
     "FalconForCausalLM": falcon.FAMILY,
+    "FalconH1ForCausalLM": falcon_h1.FAMILY,
     "GPTJForCausalLM": gptj.FAMILY,
     "GPTNeoXForCausalLM": gpt_neox.FAMILY,
     "Gemma2ForCausalLM": gemma2.FAMILY,
@@ -87,9 +97,14 @@ FAMILIES: dict[str, Family] = {
     "GlmForCausalLM": glm.GLM,
     "GptOssForCausalLM": gpt_oss.FAMILY,
     "GraniteForCausalLM": granite.FAMILY,
+    "GraniteMoeHybridForCausalLM": granite_moe_hybrid.FAMILY,
     "HYV3ForCausalLM": hy_v3.FAMILY,
+    "KimiLinearForCausalLM": kimi_linear.FAMILY,
+    "Lfm2ForCausalLM": lfm2.LFM2,
+    "Lfm2MoeForCausalLM": lfm2.LFM2_MOE,
     "Llama4ForCausalLM": llama4.FAMILY,
     "LlamaForCausalLM": llama.FAMILY,
+    "Mamba2ForCausalLM": mamba2.FAMILY,
     "MiMoV2FlashForCausalLM": mimo_v2.FAMILY,
     "MiMoV2ForCausalLM": mimo_v2.FAMILY,
     "MiniMaxM2ForCausalLM": minimax_m2.FAMILY,
@@ -97,6 +112,7 @@ FAMILIES: dict[str, Family] = {
     "Mistral4ForCausalLM": mistral4.FAMILY,
     "MistralForCausalLM": mistral.FAMILY,
     "MixtralForCausalLM": mixtral.FAMILY,
+    "NemotronHForCausalLM": nemotron_h.FAMILY,
     "Olmo2ForCausalLM": olmo2.OLMO2,
     "Olmo3ForCausalLM": olmo2.OLMO3,
     "OlmoeForCausalLM": olmoe.FAMILY,
@@ -106,7 +122,10 @@ FAMILIES: dict[str, Family] = {
     "Qwen2MoeForCausalLM": qwen2_moe.FAMILY,
     "Qwen3ForCausalLM": qwen3.FAMILY,
     "Qwen3MoeForCausalLM": qwen3_moe.FAMILY,
+    "Qwen3NextForCausalLM": qwen3_next.QWEN3_NEXT,
     "Qwen3VLMoeTextModel": qwen3_moe.STACKED,
+    "Qwen3_5ForCausalLM": qwen3_next.QWEN3_5,
+    "Qwen3_5MoeForCausalLM": qwen3_next.QWEN3_5_MOE,
     "SeedOssForCausalLM": seed_oss.FAMILY,
     "SmolLM3ForCausalLM": smollm3.FAMILY,
 }
@@ -161,7 +180,7 @@ def _as_stored(quantized: Quantization, model_dir: Path, names: CheckpointNames)
     def scheme_of(*layer: str) -> QuantizationScheme | None:
         return None if any(map(stored.is_plain, layer)) else quantized.scheme_of(*layer)
 
-    return quantized._replace(scheme_of=scheme_of, holds=stored.holds)
+    return quantized._replace(scheme_of=scheme_of, holds=stored.holds, table_dtype=stored.table_dtype)
 
 
 def _beside(path: Path) -> Json:
@@ -246,6 +265,7 @@ def _of_family(fields: Json, architecture: str, wrapper: Wrapper | None, quantiz
         initializer_range=number(fields, "initializer_range", 0.02),
         dtype=read_dtype(fields),
         quantization=quantized,
+        state_dtype=read_state_dtype(fields),
     )
 
 

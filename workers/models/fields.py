@@ -63,7 +63,8 @@ USED = words(
 )
 
 SILU = frozenset({"silu", "swish"})  # names of hidden_act
-ACTIVATION_FIELDS = ("hidden_act", "hidden_activation", "activation", "activation_function")  # names of it, by family
+# names of it, by family
+ACTIVATION_FIELDS = ("hidden_act", "hidden_activation", "activation", "activation_function", "mlp_hidden_act")
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -211,6 +212,17 @@ def read_dtype(fields: Json) -> str | None:
     if name not in DTYPES:
         raise ModelConfigError(f"config.json: dtype {_short(value)} is not supported; supported are {', '.join(DTYPES)}")
     return name
+
+
+def read_state_dtype(fields: Json) -> str | None:
+    """The dtype of recurrent states; None: config.json does not say."""
+    found = {name: fields[name] for name in ("mamba_ssm_dtype", "mamba_ssm_cache_dtype") if fields.get(name) is not None}
+    for name, value in found.items():
+        dtype = str(value).removeprefix("torch.")
+        if dtype not in DTYPES:
+            raise ModelConfigError(f"config.json: {name} {_short(value)} is not supported; supported are {', '.join(DTYPES)}")
+        return dtype
+    return None
 
 
 def qwen_windows(fields: Json) -> tuple[int, ...]:

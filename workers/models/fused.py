@@ -41,6 +41,13 @@ def keys_twice(of: HeadRows) -> RowsByName:
     return {"q_proj": of.heads.times(of.head_dim), "k_proj": RowRanges(kv.full, ((kv.start, kv.stop), (kv.start, kv.stop)))}
 
 
+def with_gates(of: HeadRows) -> RowsByName:
+    """q_proj, which has each head's query before its gate, k_proj and v_proj: q|gate|k|v."""
+    kv, size = of.kv_heads.times(of.head_dim), 2 * of.head_dim
+    halves = [(head * size + at, head * size + at + of.head_dim) for at in (0, of.head_dim) for head in of.each(of.heads)]
+    return {"q_proj": RowRanges.of(of.heads.full * size, halves), "k_proj": kv, "v_proj": kv}
+
+
 def queries_alone(of: HeadRows) -> RowsByName:
     """q_proj only, for a layer that reads the keys and values of another."""
     return {"q_proj": of.heads.times(of.head_dim)}

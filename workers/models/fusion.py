@@ -21,7 +21,8 @@ from quire.kernels.triton_support.dependent_launch import LATE, mode_for
 from quire.workers.layers.formats.format import WeightFormat
 from quire.workers.layers.formats.scaled import ScaledFormat
 from quire.workers.layers.norm import Norm
-from quire.workers.models.blocks import Attend, PreNormBlock
+from quire.workers.models.blocks import PreNormBlock
+from quire.workers.models.step_context import StepContext
 from quire.workers.parallel import Parallel
 
 
@@ -58,7 +59,7 @@ class FusedBlock:
         self,
         x: torch.Tensor | NextQKV | None,
         residual: torch.Tensor,
-        attend: Attend,
+        context: StepContext,
         logits_indices: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor | NextQKV, torch.Tensor]:
         block, attention = self.block, self.block.self_attn
@@ -66,10 +67,10 @@ class FusedBlock:
         if isinstance(x, NextQKV):
             qkv = x.qkv
         elif kernel is None:
-            return block(x, residual, attend, logits_indices)  # type: ignore[no-any-return]
+            return block(x, residual, context, logits_indices)  # type: ignore[no-any-return]
         else:
             qkv, residual = attention.qkv_proj.normed(x, residual, block.input_layernorm)
-        heads, residual = attention.heads(qkv, residual, attend, logits_indices)
+        heads, residual = attention.heads(qkv, residual, context, logits_indices)
         if kernel is not None:
             return kernel(heads, residual)
         return block.mlp(attention.output(heads), residual, block.post_attention_layernorm)

@@ -12,9 +12,9 @@ from quire.workers.layers.kv_scales import KVScales
 from quire.workers.layers.module import Module, WeightOwner
 from quire.workers.loading.checkpoint_tensor import CheckpointTensor
 from quire.workers.loading.weight_loader import WeightLoader
-from quire.workers.models.blocks import Attend
 from quire.workers.models.config import ModelConfig
 from quire.workers.models.stage_boundary import StageBuffer
+from quire.workers.models.step_context import StepContext
 
 
 class Fit(NamedTuple):
@@ -34,11 +34,10 @@ class LanguageModel(Module):
     def forward(
         self,
         input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        attention: Attend,
+        context: StepContext,
         logits_indices: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """input_ids, positions int32 [T] -> hidden [T, H]; with logits_indices int32 [R], [R, H] of these."""
+        """input_ids int32 [T] -> hidden [T, H]; with logits_indices int32 [R], [R, H] of these."""
         raise NotImplementedError
 
     def compute_logits(self, hidden_rows: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -66,4 +65,5 @@ class LanguageModel(Module):
 
     @property
     def weights_bytes(self) -> int:
-        return sum(p.numel() * p.element_size() for p in self.parameters())
+        opaque = sum(owner.opaque_bytes for owner in self.modules() if isinstance(owner, WeightOwner))
+        return opaque + sum(p.numel() * p.element_size() for p in self.parameters())

@@ -20,8 +20,8 @@ from quire.workers.layers.module import Module, WeightOwner, fill_cut, new_param
 from quire.workers.layers.norm import Norm, RMSNorm
 from quire.workers.loading.quantized.packed_weight import PackedWeight
 from quire.workers.loading.weight_loader import WeightLoader, copied
-from quire.workers.models.blocks import Attend
 from quire.workers.models.config import AttentionSpec, LatentSizes
+from quire.workers.models.step_context import StepContext
 from quire.workers.shard import Shard, whole
 
 EPS = 1e-6  # of both norms here, whatever the model's is
@@ -92,7 +92,12 @@ class LatentAttention(Module):
         self.o_proj = Linear(heads.times(sizes.value), {"o_proj": hidden}, False, place)
 
     def forward(
-        self, x: torch.Tensor | None, residual: torch.Tensor, norm: Norm, attend: Attend, logits_indices: torch.Tensor | None
+        self,
+        x: torch.Tensor | None,
+        residual: torch.Tensor,
+        norm: Norm,
+        context: StepContext,
+        logits_indices: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """With logits_indices, the output of these tokens only, as in blocks.SelfAttention."""
         y, residual = self.down_proj.normed(x, residual, norm)
@@ -102,7 +107,7 @@ class LatentAttention(Module):
         q = q.unflatten(1, (self._heads, -1))
         weight, rounded = self.kv_a_layernorm.weight, self.kv_b_proj.rounded
         latents = Latents(q, self.kv_b_proj.into_queries(q[..., : self._nope]), kv, weight, EPS, rounded)
-        out = attend(self.layer, latents, None, None)
+        out = context.attend(self.layer, latents, None, None)
         if logits_indices is not None:
             out, residual = out.index_select(0, logits_indices), residual.index_select(0, logits_indices)
         return self.o_proj.split_k(self.kv_b_proj.values(out)), residual

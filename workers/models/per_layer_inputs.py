@@ -25,7 +25,7 @@ class PerLayerInputs(Module):
         super().__init__()
         self._shape, hidden = (len(config.layers), spec.size), config.hidden_size
         width, scale = len(config.layers) * spec.size, float(torch.tensor(spec.size**0.5, dtype=place.dtype, device="cpu"))
-        self.embed_tokens_per_layer = Embedding(spec.vocab_size, width, place.dtype, place.device, scale)
+        self.embed_tokens_per_layer = Embedding(spec.vocab_size, width, place.dtype, place.device, scale, place.table_dtype)
         outputs = {"per_layer_model_projection": whole(width)}
         self.per_layer_model_projection = Linear(whole(hidden), outputs, False, place.at("model"))
         # the norm of x / √H equals the norm of x with eps · H

@@ -54,3 +54,14 @@ def only(fields: Json, family: str, **allowed: Any) -> None:
         found = fields.get(name)
         if found is not None and found != value:
             raise ModelConfigError(f"config.json sets {name} to {found!r:.60}: only {value!r} is supported for {family} models")
+
+
+def plain_rotation(fields: Json) -> Json:
+    """The fields without sections of the rotation: the three positions of a token of text are equal, so they change nothing."""
+    found = dict(fields)
+    for name in ("rope_scaling", "rope_parameters"):
+        if not isinstance(params := found.get(name), dict) or not {"mrope_section", "mrope_interleaved"} & params.keys():
+            continue
+        params = {key: value for key, value in params.items() if key not in ("mrope_section", "mrope_interleaved")}
+        found[name] = {key: "default" if value == "mrope" else value for key, value in params.items()}
+    return found

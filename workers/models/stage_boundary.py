@@ -22,7 +22,7 @@ class MissingLayer(Module):
     """Replaces a module that another stage has, so it has no tensors. Called as a layer, it changes nothing."""
 
     def forward(
-        self, x: torch.Tensor | None, residual: torch.Tensor, attend: object, logits_indices: torch.Tensor | None = None
+        self, x: torch.Tensor | None, residual: torch.Tensor, context: object, logits_indices: torch.Tensor | None = None
     ) -> tuple[torch.Tensor | None, torch.Tensor]:
         return x, residual
 

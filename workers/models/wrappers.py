@@ -14,6 +14,7 @@ from quire.ipc.text_config import NESTED_DEFAULTS, nested_text
 from quire.workers.loading.names import CheckpointNames
 from quire.workers.models.config import ModelConfigError
 from quire.workers.models.fields import ONLY, USED, Json, words
+from quire.workers.models.spellings import plain_rotation
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -117,6 +118,7 @@ _BY_ARCHITECTURE: dict[str, dict[str, Wrapper]] = {
     "InternVLForConditionalGeneration": _around(INTERN, "qwen2", "llama", "qwen3", "qwen3_moe", "gpt_oss"),
     "KimiK25ForConditionalGeneration": dict.fromkeys(("kimi_k2", "deepseek_v3"), Wrapper("DeepseekV3ForCausalLM", KIMI)),
     "KimiVLForConditionalGeneration": {"deepseek_v3": Wrapper("DeepseekV3ForCausalLM", KIMI)},
+    "Lfm2VlForConditionalGeneration": {"lfm2": Wrapper("Lfm2ForCausalLM", LLAVA)},
     "Llama4ForConditionalGeneration": {"llama4_text": Wrapper("Llama4ForCausalLM", LLAMA4)},
     "LlavaForConditionalGeneration": _around(LLAVA, "llama", "mistral", "phi3", "gemma2", "qwen2", "qwen3"),
     "LlavaNextForConditionalGeneration": _around(LLAVA, "llama", "mistral", "qwen2"),
@@ -128,6 +130,8 @@ _BY_ARCHITECTURE: dict[str, dict[str, Wrapper]] = {
     "Qwen3VLMoeForConditionalGeneration": {
         "qwen3_vl_moe_text": Wrapper("Qwen3VLMoeTextModel", QWEN_VL, fixed={"norm_topk_prob": True}),
     },
+    "Qwen3_5ForConditionalGeneration": {"qwen3_5_text": Wrapper("Qwen3_5ForCausalLM", QWEN_VL)},
+    "Qwen3_5MoeForConditionalGeneration": {"qwen3_5_moe_text": Wrapper("Qwen3_5MoeForCausalLM", QWEN_VL)},
     "SmolVLMForConditionalGeneration": _around(IDEFICS, "llama"),
     "VipLlavaForConditionalGeneration": _around(LLAVA, "llama"),
 }
@@ -177,18 +181,7 @@ def text_fields(fields: Json, wrapper: Wrapper, known: frozenset[str]) -> Json:
         around = {name: value for name, value in fields.items() if name in USED | ONLY.keys() | known}
         own = {name: value for name, value in text.items() if name not in OF_MEDIA}
         found = {**NESTED_DEFAULTS.get(str(text.get("model_type")), {}), **around, **own}
-    return _plain_rotation({**wrapper.defaults, **found, **wrapper.fixed, "architectures": fields.get("architectures")})
-
-
-def _plain_rotation(fields: Json) -> Json:
-    """The fields without sections of the rotation: the three positions of a token of text are equal, so they change nothing."""
-    found = dict(fields)
-    for name in ("rope_scaling", "rope_parameters"):
-        if not isinstance(params := found.get(name), dict) or not {"mrope_section", "mrope_interleaved"} & params.keys():
-            continue
-        params = {key: value for key, value in params.items() if key not in ("mrope_section", "mrope_interleaved")}
-        found[name] = {key: "default" if value == "mrope" else value for key, value in params.items()}
-    return found
+    return plain_rotation({**wrapper.defaults, **found, **wrapper.fixed, "architectures": fields.get("architectures")})
 
 
 def wrapped_names(names: CheckpointNames, wrapper: Wrapper) -> CheckpointNames:

@@ -45,7 +45,7 @@ def quantized_format(
             refused[layer] = found
     formats: list[WeightFormat] = []
     for (kind, _), layers in itertools.groupby(shard.rows, choices.__getitem__):
-        part = _of(shard, list(layers))
+        part = shard.of(list(layers))
         if kind is not None:
             formats.append(kind(part, has_bias, dtype, device))
         else:
@@ -53,12 +53,6 @@ def quantized_format(
             plain.not_computed = {layer: refused[layer] for layer in part.packings}
             formats.append(plain)
     return formats[0] if len(formats) == 1 else SideBySide(formats)
-
-
-def _of(shard: WeightShard, layers: list[str]) -> WeightShard:
-    rows = {layer: shard.rows[layer] for layer in layers}
-    packings = {layer: shard.packings[layer] for layer in layers if layer in shard.packings}
-    return shard._replace(rows=rows, packings=packings)
 
 
 def capability_of(device: torch.device) -> tuple[int, int]:

@@ -67,6 +67,12 @@ class WeightShard(NamedTuple):
     def shape(self) -> tuple[int, int]:
         return sum(part.size for part in self.rows.values()), self.columns.size
 
+    def of(self, layers: list[str]) -> "WeightShard":
+        """The part of some of its layers."""
+        rows = {layer: self.rows[layer] for layer in layers}
+        packings = {layer: self.packings[layer] for layer in layers if layer in self.packings}
+        return self._replace(rows=rows, packings=packings)
+
 
 def fill_shard(parameter: torch.Tensor, shard: WeightShard, limit: float, generator: torch.Generator) -> None:
     """Fill a weight [rows, columns] or bias [rows] with dummy values, uniform on ±limit.

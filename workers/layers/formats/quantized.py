@@ -193,10 +193,10 @@ class SideBySide(WeightFormat):
     def __init__(self, formats: list[WeightFormat]):
         super().__init__()
         self.formats = nn.ModuleList(formats)
-        self._outer = [one.wrapped() for one in formats]
+        self.outer = [one.wrapped() for one in formats]
 
     def product(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        return torch.cat([outer.product(x) for outer in self._outer], -1, out=out)
+        return torch.cat([outer.product(x) for outer in self.outer], -1, out=out)
 
     def gated(self, x: torch.Tensor) -> torch.Tensor:
         return ops.silu_mul(self.product(x))

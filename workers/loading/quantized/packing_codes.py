@@ -8,6 +8,7 @@ offset. The offset and the sizes are in a JSON tensor, quant_state.
 import json
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 
@@ -28,6 +29,16 @@ from quire.workers.loading.quantized.schemes import MX_GROUP, FourBitCodes, MxFp
 INT8_RANGE = 127.0
 E2M1_HALVES = (0, 1, 2, 3, 4, 6, 8, 12)  # twice the values of e2m1, from 0 up; the highest bit of a code is the sign
 E8M0_BIAS = 127
+
+
+class StoredCodes(NamedTuple):
+    """Codes of [N, K] values: octets uint8 of two each, along the flattened weight; 16 values; a scale for each group."""
+
+    octets: torch.Tensor
+    table: torch.Tensor
+    scales: torch.Tensor
+    group_size: int
+    is_high_first: bool
 
 
 class FourBitPacking:
@@ -56,23 +67,28 @@ class FourBitPacking:
     def chunks(self, tensors: Tensors, rows: slice, columns: slice) -> Iterator[QuantizedWeight]:
         raise NotImplementedError("codes are no integers")
 
-    def dequantize_into(self, tensors: Tensors, out: torch.Tensor, rows: slice, columns: slice) -> None:
-        """Raises ValueError for a quant_state that contradicts the layer."""
+    def stored(self, tensors: Tensors) -> "StoredCodes":
+        """The codes and their scales. Raises ValueError for a quant_state that contradicts the layer."""
         state = quant_state(tensors[self.state])
         shape = state.get("shape")
         if shape != [self.n, self.k] or state.get("quant_type", self.scheme.quant_type) != self.scheme.quant_type:
             raise ValueError(f"quant_state says {state.get('quant_type')} of {shape}, expected {[self.n, self.k]}")
-        octets = tensors["weight"].flatten()
         scales = tensors["weight.absmax"]
         if self.scheme.is_nested:
             table = tensors["weight.nested_quant_map"].index_select(0, scales.to(torch.int32))
             scales = _times_blocks(table, tensors["weight.nested_absmax"], _size(state, "nested_blocksize"))
             scales = scales + _number(state, "nested_offset")
+        size = _size(state, "blocksize")
+        _check_blocks(self.n * self.k, scales, size)
+        return StoredCodes(tensors["weight"].flatten(), tensors["weight.quant_map"], scales, size, True)
+
+    def dequantize_into(self, tensors: Tensors, out: torch.Tensor, rows: slice, columns: slice) -> None:
+        octets, _, scales, size, _ = self.stored(tensors)
         values = torch.empty(2 * len(octets), dtype=torch.float32, device=octets.device)
         for part in row_chunks(len(octets), 2, octets.device):
             codes = torch.stack((octets[part] >> 4, octets[part] & 15), -1).flatten()
             values[2 * part.start : 2 * part.stop] = tensors["weight.quant_map"].index_select(0, codes.to(torch.int32))
-        values = _times_blocks(values[: self.n * self.k], scales, _size(state, "blocksize"))
+        values = _times_blocks(values[: self.n * self.k], scales, size)
         out.copy_(values.view(self.n, self.k)[rows, columns])
 
 
@@ -101,11 +117,17 @@ def _number(state: dict[str, object], name: str) -> float:
     return float(value)
 
 
+def _check_blocks(values: int, scales: torch.Tensor, size: int) -> int:
+    """The number of blocks of so many values. Raises ValueError if there are not as many scales."""
+    blocks = -(-values // size)
+    if len(scales) != blocks:
+        raise ValueError(f"{values} values in blocks of {size} need {blocks} scales, not {len(scales)}")
+    return blocks
+
+
 def _times_blocks(values: torch.Tensor, scales: torch.Tensor, size: int) -> torch.Tensor:
     """Flat values, each group of `size` times its scale; the last group may be short. Raises ValueError."""
-    blocks = -(-len(values) // size)
-    if len(scales) != blocks:
-        raise ValueError(f"{len(values)} values in blocks of {size} need {blocks} scales, not {len(scales)}")
+    blocks = _check_blocks(len(values), scales, size)
     if len(values) % size == 0:
         return (values.view(blocks, size) * scales[:, None]).flatten()
     return values * scales.repeat_interleave(size)[: len(values)]
@@ -152,15 +174,25 @@ class MxFp4Packing(IntegerPacking):
         """Codes and exponents as stored: uint8 [N, K / 2], two codes per byte, and uint8 [N, K / 32]."""
         return tensors[self.scheme.codes_name].reshape(self.n, -1), tensors[self.scheme.scales_name].view(torch.uint8)
 
+    def stored(self, tensors: Tensors) -> StoredCodes:
+        """The codes as they are. Raises ValueError for a NaN scale."""
+        octets, exponents = self.codes(tensors)
+        table = torch.tensor([*E2M1_HALVES, *(-x for x in E2M1_HALVES)], dtype=torch.float32)
+        return StoredCodes(octets.flatten(), table, self._scales(exponents).bfloat16().flatten(), MX_GROUP, False)
+
+    def _scales(self, exponents: torch.Tensor) -> torch.Tensor:
+        """Half of each group's power of two, float32."""
+        if (exponents == E8M0_NAN).any():
+            raise ValueError(f"{self.scheme.scales_name} has a NaN (255)")
+        return torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents.to(torch.int32) - E8M0_BIAS - 1)
+
     def unpacked(self, tensors: Tensors) -> QuantizedWeight:
         """q holds twice the values, which are multiples of 1/2, and scales are halved. Raises ValueError for a NaN scale."""
         octets, exponents = self.codes(tensors)
-        if (exponents == E8M0_NAN).any():
-            raise ValueError(f"{self.scheme.scales_name} has a NaN (255)")
+        scales = self._scales(exponents)
         table = torch.tensor([*E2M1_HALVES, *(-x for x in E2M1_HALVES)], dtype=torch.int8, device=octets.device)
         q = torch.empty(self.n, self.k, dtype=torch.int8, device=octets.device)
         for part in row_chunks(self.n, self.k, octets.device):
             codes = torch.stack((octets[part] & 15, octets[part] >> 4), -1).flatten(1)
             q[part] = table[codes.to(torch.int32)]
-        scales = torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents.to(torch.int32) - E8M0_BIAS - 1)
         return QuantizedWeight(q, scales, (1, MX_GROUP))

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 
 from quire.workers.loading.quantized.packing import QuantizedWeight, Tensors, TensorSpec
-from quire.workers.loading.quantized.packing_codes import MxFp4Packing
+from quire.workers.loading.quantized.packing_codes import MxFp4Packing, StoredCodes
 from quire.workers.loading.quantized.schemes import MX_GROUP, MxFp4
 
 
@@ -30,6 +30,7 @@ class StackedMxFp4Packing:
         self.name, self.experts, self.n, self.k = name, experts, n, k
         self._parts, self._are_interleaved = parts, are_interleaved
         self._one = MxFp4Packing(MxFp4(), name, n, k)
+        self.one = MxFp4Packing(MxFp4(), name, n // parts, k)  # gate's rows of an expert, up's or down's
 
     def tensor_specs(self) -> dict[str, TensorSpec]:
         shape = (self.experts, self.n, self.k // MX_GROUP)
@@ -45,6 +46,11 @@ class StackedMxFp4Packing:
         """Codes and exponents as stored: uint8 [E, N, K / 2], two codes per byte, and uint8 [E, N, K / 32]."""
         blocks, scales = tensors[f"{self.name}_blocks"], tensors[f"{self.name}_scales"]
         return blocks.reshape(self.experts, self.n, -1), scales.view(torch.uint8)
+
+    def stored(self, tensors: Tensors, expert: int) -> list[StoredCodes]:
+        """One expert's codes: of all rows, or gate's and up's. Raises ValueError as MxFp4Packing."""
+        parts = (self.of_expert(tensors[f"{self.name}_{kind}"], expert) for kind in ("blocks", "scales"))
+        return [self.one.stored({"weight_blocks": b, "weight_scales": s}) for b, s in zip(*parts, strict=True)]
 
     def of_expert(self, tensor: torch.Tensor, expert: int) -> tuple[torch.Tensor, ...]:
         """An expert's rows of a tensor [E, N, ...]: all, or gate's and up's."""

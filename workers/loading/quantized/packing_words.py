@@ -25,6 +25,7 @@ from quire.workers.loading.quantized.packing import (
 from quire.workers.loading.quantized.schemes import Awq, Gptq, PackQuantized
 
 I32 = ("I32",)
+OUTPUTS = 64  # a chunk has a multiple: kernels on a CPU pack so many together
 WORD = 8  # 4-bit values in a word; a multiple of the number of 8-bit values
 AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # the places of columns 0 to 7 in a word, from its low end
 
@@ -55,8 +56,8 @@ class WordPacking(IntegerPacking):
     def chunks(self, tensors: Tensors, rows: slice, columns: slice) -> Iterator[QuantizedWeight]:
         device = next(iter(tensors.values())).device
         first = rows.start // WORD * WORD
-        for part in row_chunks(num_groups(rows.stop - first, WORD), WORD * self.k, device):
-            start, stop = first + part.start * WORD, first + part.stop * WORD
+        for part in row_chunks(num_groups(rows.stop - first, OUTPUTS), OUTPUTS * self.k, device):
+            start, stop = first + part.start * OUTPUTS, min(first + part.stop * OUTPUTS, num_groups(self.n, WORD) * WORD)
             quantized = self.unpacked(self.outputs(tensors, start, stop))
             yield quantized.shard(slice(max(start, rows.start) - start, min(stop, rows.stop) - start), columns)
 

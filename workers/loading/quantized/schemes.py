@@ -125,6 +125,9 @@ class Quantization(NamedTuple):
     kv_cache_dtype: Literal["fp8_e4m3"] | None = None  # that the checkpoint was made for; None: it does not say
     # whether the checkpoint's files have a layer; None: scheme_of has not seen the files, and does not know plain layers
     holds: Callable[[str], bool] | None = None
+    table_dtype: Literal["bfloat16", "float16"] | None = (
+        None  # of the embedding and the head in the files; None: other or unknown
+    )
 
 
 def field(config: Json, name: str, kind: type | tuple[type, ...], default: Any, where: str = "quantization_config") -> Any:

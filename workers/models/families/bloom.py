@@ -10,12 +10,13 @@ from quire.workers.layers.module import Module
 from quire.workers.layers.norm import NormSpec, make_norm
 from quire.workers.loading.names import CheckpointNames
 from quire.workers.models.alibi import alibi_slopes
-from quire.workers.models.blocks import MLP, Attend, Names, SelfAttention
+from quire.workers.models.blocks import MLP, Names, SelfAttention
 from quire.workers.models.config import AlibiConfig, LayerSpec, ModelConfig, ModelSpec
 from quire.workers.models.decoder import Family
 from quire.workers.models.fields import Json, number, read_attention, size, uniform_windows, words
 from quire.workers.models.fused import by_group
 from quire.workers.models.spellings import only, renamed
+from quire.workers.models.step_context import StepContext
 
 FIELDS = words(
     "layer_norm_epsilon apply_residual_connection_post_layernorm slow_but_exact masked_softmax_fusion skip_bias_add",
@@ -46,9 +47,9 @@ class BloomBlock(Module):
         self.mlp = MLP(hidden_size, inner, place, "dense_h_to_4h", "dense_4h_to_h", activation=spec.activation)
 
     def forward(
-        self, x: torch.Tensor | None, residual: torch.Tensor, attend: Attend, logits_indices: torch.Tensor | None = None
+        self, x: torch.Tensor | None, residual: torch.Tensor, context: StepContext, logits_indices: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        x, residual = self.self_attention(x, residual, self.input_layernorm, attend, logits_indices)
+        x, residual = self.self_attention(x, residual, self.input_layernorm, context, logits_indices)
         return self.mlp(x, residual, self.post_attention_layernorm)
 
 

@@ -10,7 +10,7 @@ import torch
 from quire.workers.layers.linear import Placement
 from quire.workers.layers.module import Module
 from quire.workers.layers.norm import NormSpec, make_norm
-from quire.workers.models.blocks import Attend, GatedMLP, SelfAttention, parallel_residual
+from quire.workers.models.blocks import GatedMLP, SelfAttention, parallel_residual
 from quire.workers.models.config import LayerSpec, ModelConfig, ModelSpec
 from quire.workers.models.decoder import Family
 from quire.workers.models.fields import (
@@ -26,6 +26,7 @@ from quire.workers.models.fields import (
 )
 from quire.workers.models.qk_norms import layer_norm_of_each_head
 from quire.workers.models.spellings import ACTIVATIONS, activation, only, windows_but_every
+from quire.workers.models.step_context import StepContext
 
 FIELDS = words("layer_norm_eps logit_scale attention_bias use_qk_norm model_max_length")
 FIELDS_2 = FIELDS | words(
@@ -47,9 +48,9 @@ class CohereBlock(Module):
         self.mlp = GatedMLP(hidden_size, spec.intermediate_size, place, activation=spec.activation)
 
     def forward(
-        self, x: torch.Tensor | None, residual: torch.Tensor, attend: Attend, logits_indices: torch.Tensor | None = None
+        self, x: torch.Tensor | None, residual: torch.Tensor, context: StepContext, logits_indices: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        return parallel_residual(self.self_attn, self.mlp, self.input_layernorm, None, x, residual, attend, logits_indices)
+        return parallel_residual(self.self_attn, self.mlp, self.input_layernorm, None, x, residual, context, logits_indices)
 
 
 def _layer(fields: Json) -> LayerSpec:

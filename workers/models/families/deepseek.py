@@ -16,7 +16,7 @@ from quire.kernels.experts.routing_reference import Routing
 from quire.workers.layers.linear import Placement
 from quire.workers.layers.module import Module
 from quire.workers.layers.norm import RMSNorm
-from quire.workers.models.blocks import Attend, GatedMLP
+from quire.workers.models.blocks import GatedMLP
 from quire.workers.models.config import (
     AttentionSpec,
     ExpertsSpec,
@@ -40,6 +40,7 @@ from quire.workers.models.moe_fields import (
     read_group_routing,
     read_routing,
 )
+from quire.workers.models.step_context import StepContext
 
 CORRECTION = "gate.e_score_correction_bias"
 SIZES = frozenset({"q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "qk_head_dim"})
@@ -62,9 +63,9 @@ class DeepseekBlock(Module):
             self.mlp = MoE(spec.experts, hidden_size, place, correction=correction, shared="shared_experts")
 
     def forward(
-        self, x: torch.Tensor | None, residual: torch.Tensor, attend: Attend, logits_indices: torch.Tensor | None = None
+        self, x: torch.Tensor | None, residual: torch.Tensor, context: StepContext, logits_indices: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        x, residual = self.self_attn(x, residual, self.input_layernorm, attend, logits_indices)
+        x, residual = self.self_attn(x, residual, self.input_layernorm, context, logits_indices)
         return self.mlp(x, residual, self.post_attention_layernorm)
 
 

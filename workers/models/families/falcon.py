@@ -11,12 +11,13 @@ from quire.workers.layers.module import Module
 from quire.workers.layers.norm import Norm, NormSpec, make_norm
 from quire.workers.loading.names import CheckpointNames
 from quire.workers.models.alibi import alibi_slopes
-from quire.workers.models.blocks import MLP, Attend, Names, SelfAttention, parallel_residual
+from quire.workers.models.blocks import MLP, Names, SelfAttention, parallel_residual
 from quire.workers.models.config import AlibiConfig, AttentionSpec, LayerSpec, ModelConfig, ModelConfigError, ModelSpec
 from quire.workers.models.decoder import Family
 from quire.workers.models.fields import Json, flag, number, read_attention, size, uniform_windows, words
 from quire.workers.models.fused import by_group
 from quire.workers.models.spellings import ACTIVATIONS, activation, only, renamed
+from quire.workers.models.step_context import StepContext
 
 FIELDS = words(
     "layer_norm_epsilon num_ln_in_parallel_attn alibi new_decoder_architecture multi_query parallel_attn bias",
@@ -75,13 +76,13 @@ class FalconBlock(Module):
             self.add_module(second, mlp_norm)
 
     def forward(
-        self, x: torch.Tensor | None, residual: torch.Tensor, attend: Attend, logits_indices: torch.Tensor | None = None
+        self, x: torch.Tensor | None, residual: torch.Tensor, context: StepContext, logits_indices: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         norm = getattr(self, self._norm)
         mlp_norm = None if self._mlp_norm is None else getattr(self, self._mlp_norm)
         if self._is_parallel:
-            return parallel_residual(self.self_attention, self.mlp, norm, mlp_norm, x, residual, attend, logits_indices)
-        x, residual = self.self_attention(x, residual, norm, attend, logits_indices)
+            return parallel_residual(self.self_attention, self.mlp, norm, mlp_norm, x, residual, context, logits_indices)
+        x, residual = self.self_attention(x, residual, norm, context, logits_indices)
         return self.mlp(x, residual, mlp_norm)
 
 

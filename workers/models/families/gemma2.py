@@ -9,7 +9,7 @@ import torch
 from quire.workers.layers.linear import Placement
 from quire.workers.layers.module import Module
 from quire.workers.layers.norm import NormSpec, make_norm
-from quire.workers.models.blocks import Attend, GatedMLP, SelfAttention
+from quire.workers.models.blocks import GatedMLP, SelfAttention
 from quire.workers.models.config import AttentionSpec, LayerSpec, ModelConfig, ModelSpec
 from quire.workers.models.decoder import Family
 from quire.workers.models.fields import (
@@ -24,6 +24,7 @@ from quire.workers.models.fields import (
     words,
 )
 from quire.workers.models.spellings import ACTIVATIONS, activation, only, renamed, windows_but_every
+from quire.workers.models.step_context import StepContext
 
 FIELDS = words(
     "query_pre_attn_scalar attn_logit_softcapping final_logit_softcapping attention_bias",
@@ -48,9 +49,9 @@ class GemmaBlock(Module):
         self.post_feedforward_layernorm = make_norm(*norm)
 
     def forward(
-        self, x: torch.Tensor | None, residual: torch.Tensor, attend: Attend, logits_indices: torch.Tensor | None = None
+        self, x: torch.Tensor | None, residual: torch.Tensor, context: StepContext, logits_indices: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        x, residual = self.self_attn(x, residual, self.input_layernorm, attend, logits_indices)
+        x, residual = self.self_attn(x, residual, self.input_layernorm, context, logits_indices)
         x = self.post_attention_layernorm(x)
         x, residual = self.mlp(x, residual, self.pre_feedforward_layernorm)
         return self.post_feedforward_layernorm(x), residual

@@ -20,7 +20,7 @@ from quire.workers.layers.module import Module, WeightOwner, new_parameter
 from quire.workers.layers.norm import make_norm
 from quire.workers.layers.stacked_experts import Names
 from quire.workers.loading.weight_loader import WeightLoader, copied
-from quire.workers.models.blocks import Attend, GatedMLP, SelfAttention
+from quire.workers.models.blocks import GatedMLP, SelfAttention
 from quire.workers.models.config import LayerSpec, ModelConfig
 from quire.workers.models.decoder import Family
 from quire.workers.models.families.gemma4_fields import (
@@ -33,6 +33,7 @@ from quire.workers.models.families.gemma4_fields import (
     shared_tensors,
 )
 from quire.workers.models.fused import keys_twice, queries_alone, separate
+from quire.workers.models.step_context import StepContext
 from quire.workers.shard import Shard, whole
 
 
@@ -119,12 +120,12 @@ class Gemma4Block(Module):
         self,
         x: torch.Tensor | None,
         residual: torch.Tensor,
-        attend: Attend,
+        context: StepContext,
         logits_indices: torch.Tensor | None = None,
         inputs: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor | None, torch.Tensor]:
         """inputs [T, layers, P]: from PerLayerInputs."""
-        x, residual = self.self_attn(x, residual, self.input_layernorm, attend, logits_indices)
+        x, residual = self.self_attn(x, residual, self.input_layernorm, context, logits_indices)
         x, residual = self.mlp(self.post_attention_layernorm(x), residual, self.pre_feedforward_layernorm)
         if self._has_experts:
             x = self._with_experts(x, residual)

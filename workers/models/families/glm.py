@@ -9,12 +9,13 @@ import torch
 from quire.workers.layers.linear import Placement
 from quire.workers.layers.module import Module
 from quire.workers.layers.norm import NormSpec, make_norm
-from quire.workers.models.blocks import Attend, GatedMLP, SelfAttention
+from quire.workers.models.blocks import GatedMLP, SelfAttention
 from quire.workers.models.config import LayerSpec, ModelConfig, ModelSpec
 from quire.workers.models.decoder import Family
 from quire.workers.models.fields import Json, flag, number, read_attention, size, uniform_windows
 from quire.workers.models.fused import stacked_pair
 from quire.workers.models.spellings import ACTIVATIONS, activation
+from quire.workers.models.step_context import StepContext
 
 FIELDS = frozenset({"attention_bias"})
 
@@ -30,9 +31,9 @@ class GlmBlock(Module):
         self.mlp = GatedMLP(hidden_size, spec.intermediate_size, place, activation=spec.activation, gate_up=gate_up)
 
     def forward(
-        self, x: torch.Tensor | None, residual: torch.Tensor, attend: Attend, logits_indices: torch.Tensor | None = None
+        self, x: torch.Tensor | None, residual: torch.Tensor, context: StepContext, logits_indices: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        x, residual = self.self_attn(x, residual, self.input_layernorm, attend, logits_indices)
+        x, residual = self.self_attn(x, residual, self.input_layernorm, context, logits_indices)
         return self.mlp(x, residual, self.post_attention_layernorm)
 
 
@@ -50,9 +51,9 @@ class Glm4Block(Module):
         self.post_mlp_layernorm = make_norm(*norm)
 
     def forward(
-        self, x: torch.Tensor | None, residual: torch.Tensor, attend: Attend, logits_indices: torch.Tensor | None = None
+        self, x: torch.Tensor | None, residual: torch.Tensor, context: StepContext, logits_indices: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        x, residual = self.self_attn(x, residual, self.input_layernorm, attend, logits_indices)
+        x, residual = self.self_attn(x, residual, self.input_layernorm, context, logits_indices)
         x = self.post_self_attn_layernorm(x)
         x, residual = self.mlp(x, residual, self.post_attention_layernorm)
         return self.post_mlp_layernorm(x), residual

@@ -9,12 +9,13 @@ from quire.workers.layers.linear import Placement
 from quire.workers.layers.module import Module
 from quire.workers.layers.norm import NormSpec, make_norm
 from quire.workers.loading.names import CheckpointNames
-from quire.workers.models.blocks import MLP, Attend, Names, SelfAttention, parallel_residual
+from quire.workers.models.blocks import MLP, Names, SelfAttention, parallel_residual
 from quire.workers.models.config import LayerSpec, ModelConfig, ModelSpec
 from quire.workers.models.decoder import Family
 from quire.workers.models.fields import Json, flag, number, read_attention, size, uniform_windows, words
 from quire.workers.models.fused import by_group
 from quire.workers.models.spellings import ACTIVATIONS, activation, renamed
+from quire.workers.models.step_context import StepContext
 
 FIELDS = words(
     "layer_norm_eps use_parallel_residual attention_bias classifier_dropout attention_probs_dropout_prob",
@@ -53,12 +54,12 @@ class GPTNeoXBlock(Module):
         self._is_parallel = spec.is_parallel
 
     def forward(
-        self, x: torch.Tensor | None, residual: torch.Tensor, attend: Attend, logits_indices: torch.Tensor | None = None
+        self, x: torch.Tensor | None, residual: torch.Tensor, context: StepContext, logits_indices: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         norms = self.input_layernorm, self.post_attention_layernorm
         if self._is_parallel:
-            return parallel_residual(self.attention, self.mlp, *norms, x, residual, attend, logits_indices)
-        x, residual = self.attention(x, residual, norms[0], attend, logits_indices)
+            return parallel_residual(self.attention, self.mlp, *norms, x, residual, context, logits_indices)
+        x, residual = self.attention(x, residual, norms[0], context, logits_indices)
         return self.mlp(x, residual, norms[1])
 
 

@@ -14,7 +14,7 @@ from quire.workers.layers.linear import Placement
 from quire.workers.layers.module import Module
 from quire.workers.layers.norm import NormSpec, make_norm
 from quire.workers.layers.stacked_experts import Names
-from quire.workers.models.blocks import Attend, SelfAttention
+from quire.workers.models.blocks import SelfAttention
 from quire.workers.models.config import ExpertsSpec, LayerSpec, ModelConfig, ModelConfigError, ModelSpec
 from quire.workers.models.decoder import Family
 from quire.workers.models.fields import (
@@ -30,6 +30,7 @@ from quire.workers.models.fields import (
 )
 from quire.workers.models.moe import MoE
 from quire.workers.models.moe_fields import MOE_FIELDS, read_routing
+from quire.workers.models.step_context import StepContext
 
 NAMES = Names(are_stacked=True, are_interleaved=True)
 YARN = {
@@ -50,9 +51,9 @@ class GptOssBlock(Module):
         self.mlp = MoE(spec.experts, config.hidden_size, place, router="router", names=NAMES, has_bias=True)
 
     def forward(
-        self, x: torch.Tensor | None, residual: torch.Tensor, attend: Attend, logits_indices: torch.Tensor | None = None
+        self, x: torch.Tensor | None, residual: torch.Tensor, context: StepContext, logits_indices: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        x, residual = self.self_attn(x, residual, self.input_layernorm, attend, logits_indices)
+        x, residual = self.self_attn(x, residual, self.input_layernorm, context, logits_indices)
         return self.mlp(x, residual, self.post_attention_layernorm)
 
 

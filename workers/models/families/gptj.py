@@ -9,11 +9,12 @@ from quire.workers.layers.linear import Placement
 from quire.workers.layers.module import Module
 from quire.workers.layers.norm import NormSpec, make_norm
 from quire.workers.loading.names import CheckpointNames
-from quire.workers.models.blocks import MLP, Attend, Names, SelfAttention, parallel_residual
+from quire.workers.models.blocks import MLP, Names, SelfAttention, parallel_residual
 from quire.workers.models.config import LayerSpec, ModelConfig, ModelConfigError, ModelSpec
 from quire.workers.models.decoder import Family
 from quire.workers.models.fields import Json, number, read_attention, size, uniform_windows, words
 from quire.workers.models.spellings import ACTIVATIONS, activation, only, renamed
+from quire.workers.models.step_context import StepContext
 
 FIELDS = words(
     "rotary_dim layer_norm_epsilon scale_attn_weights rotary summary_activation summary_first_dropout",
@@ -43,9 +44,9 @@ class GPTJBlock(Module):
         self.mlp = MLP(hidden_size, inner, place, "fc_in", "fc_out", activation=spec.activation)
 
     def forward(
-        self, x: torch.Tensor | None, residual: torch.Tensor, attend: Attend, logits_indices: torch.Tensor | None = None
+        self, x: torch.Tensor | None, residual: torch.Tensor, context: StepContext, logits_indices: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        return parallel_residual(self.attn, self.mlp, self.ln_1, None, x, residual, attend, logits_indices)
+        return parallel_residual(self.attn, self.mlp, self.ln_1, None, x, residual, context, logits_indices)
 
 
 def plain_fields(fields: Json) -> Json:

@@ -7,11 +7,12 @@ import torch
 
 from quire.workers.layers.linear import Placement
 from quire.workers.layers.norm import make_norm
-from quire.workers.models.blocks import Attend, GatedMLP, PreNormBlock, SelfAttention
+from quire.workers.models.blocks import GatedMLP, PreNormBlock, SelfAttention
 from quire.workers.models.config import LayerSpec, ModelConfig, ModelConfigError
 from quire.workers.models.decoder import Family
 from quire.workers.models.fields import Json, flag, read_attention, size, uniform_windows, words
 from quire.workers.models.spellings import ACTIVATIONS, activation, only, renamed
+from quire.workers.models.step_context import StepContext
 
 
 class LlamaBlock(PreNormBlock):
@@ -26,9 +27,9 @@ class LlamaBlock(PreNormBlock):
         self.mlp = GatedMLP(hidden_size, spec.intermediate_size, place, has_bias=spec.mlp_bias, activation=spec.activation)
 
     def forward(
-        self, x: torch.Tensor | None, residual: torch.Tensor, attend: Attend, logits_indices: torch.Tensor | None = None
+        self, x: torch.Tensor | None, residual: torch.Tensor, context: StepContext, logits_indices: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        x, residual = self.self_attn(x, residual, self.input_layernorm, attend, logits_indices)
+        x, residual = self.self_attn(x, residual, self.input_layernorm, context, logits_indices)
         return self.mlp(x, residual, self.post_attention_layernorm)
 
 

@@ -15,7 +15,7 @@ from quire.workers.layers.linear import Placement
 from quire.workers.layers.module import Module
 from quire.workers.layers.norm import make_norm
 from quire.workers.layers.stacked_experts import Names
-from quire.workers.models.blocks import Attend, GatedMLP, SelfAttention
+from quire.workers.models.blocks import GatedMLP, SelfAttention
 from quire.workers.models.config import (
     AttentionSpec,
     ExpertsSpec,
@@ -28,6 +28,7 @@ from quire.workers.models.decoder import Family
 from quire.workers.models.fields import Json, flag, number, read_attention, rms_norm_eps, size, words
 from quire.workers.models.moe import MoE
 from quire.workers.models.moe_fields import MOE_FIELDS, read_routing
+from quire.workers.models.step_context import StepContext
 
 NAME = "feed_forward"
 FIELDS = MOE_FIELDS | words(
@@ -59,9 +60,9 @@ class Llama4Block(Module):
             self.feed_forward = MoE(spec.experts, hidden_size, place, name=NAME, **stacked)  # type: ignore[arg-type]
 
     def forward(
-        self, x: torch.Tensor | None, residual: torch.Tensor, attend: Attend, logits_indices: torch.Tensor | None = None
+        self, x: torch.Tensor | None, residual: torch.Tensor, context: StepContext, logits_indices: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        x, residual = self.self_attn(x, residual, self.input_layernorm, attend, logits_indices)
+        x, residual = self.self_attn(x, residual, self.input_layernorm, context, logits_indices)
         return self.feed_forward(x, residual, self.post_attention_layernorm)
 
 

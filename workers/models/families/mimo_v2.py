@@ -16,7 +16,7 @@ from quire.workers.layers.linear import Placement
 from quire.workers.layers.module import Module
 from quire.workers.layers.norm import make_norm
 from quire.workers.loading.names import CheckpointNames
-from quire.workers.models.blocks import Attend, GatedMLP, SelfAttention
+from quire.workers.models.blocks import GatedMLP, SelfAttention
 from quire.workers.models.config import ExpertsSpec, LayerSpec, ModelConfig, ModelConfigError, RopeConfig, ValueHeads
 from quire.workers.models.decoder import Family
 from quire.workers.models.fields import Json, flag, number, read_attention, read_rope, size, windows_by_type, words
@@ -30,6 +30,7 @@ from quire.workers.models.moe_fields import (
     sparse_by_type,
 )
 from quire.workers.models.spellings import renamed
+from quire.workers.models.step_context import StepContext
 
 FULL, LOCAL = "full_attention", "sliding_attention"
 PART = 0.334  # of a head that is rotated, if config.json does not say
@@ -53,9 +54,9 @@ class MiMoBlock(Module):
         )
 
     def forward(
-        self, x: torch.Tensor | None, residual: torch.Tensor, attend: Attend, logits_indices: torch.Tensor | None = None
+        self, x: torch.Tensor | None, residual: torch.Tensor, context: StepContext, logits_indices: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        x, residual = self.self_attn(x, residual, self.input_layernorm, attend, logits_indices)
+        x, residual = self.self_attn(x, residual, self.input_layernorm, context, logits_indices)
         return self.mlp(x, residual, self.post_attention_layernorm)
 
 

@@ -11,7 +11,7 @@ from quire.workers.layers.linear import Placement
 from quire.workers.layers.module import Module
 from quire.workers.layers.norm import RMSNorm
 from quire.workers.layers.stacked_experts import Names
-from quire.workers.models.blocks import Attend, SelfAttention
+from quire.workers.models.blocks import SelfAttention
 from quire.workers.models.config import ExpertsSpec, LayerSpec, ModelConfig
 from quire.workers.models.decoder import Family
 from quire.workers.models.families.mixtral import CHECKPOINT
@@ -19,6 +19,7 @@ from quire.workers.models.fields import Json, read_attention, size
 from quire.workers.models.moe import MoE
 from quire.workers.models.moe_fields import MOE_FIELDS, check_only, read_routing
 from quire.workers.models.qk_norms import over_all_heads
+from quire.workers.models.step_context import StepContext
 
 NAMES = Names("w1", "w3", "w2")
 MTP = frozenset({"use_mtp", "num_mtp_modules", "mtp_transformer_layers", "num_mtp_layers"})
@@ -43,9 +44,9 @@ class MiniMaxM2Block(Module):
         )
 
     def forward(
-        self, x: torch.Tensor | None, residual: torch.Tensor, attend: Attend, logits_indices: torch.Tensor | None = None
+        self, x: torch.Tensor | None, residual: torch.Tensor, context: StepContext, logits_indices: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        x, residual = self.self_attn(x, residual, self.input_layernorm, attend, logits_indices)
+        x, residual = self.self_attn(x, residual, self.input_layernorm, context, logits_indices)
         return self.block_sparse_moe(x, residual, self.post_attention_layernorm)
 
 

@@ -11,12 +11,13 @@ from quire.workers.layers.module import Module
 from quire.workers.layers.norm import RMSNorm
 from quire.workers.layers.stacked_experts import Names
 from quire.workers.loading.names import CheckpointNames
-from quire.workers.models.blocks import Attend, SelfAttention
+from quire.workers.models.blocks import SelfAttention
 from quire.workers.models.config import ExpertsSpec, LayerSpec, ModelConfig
 from quire.workers.models.decoder import Family
 from quire.workers.models.fields import Json, read_attention, size, sliding_window, uniform_windows, with_windows
 from quire.workers.models.moe import MoE
 from quire.workers.models.moe_fields import MOE_FIELDS, read_routing
+from quire.workers.models.step_context import StepContext
 
 NAMES = Names("w1", "w3", "w2")
 # names of transformers 5, and of checkpoints that llm-compressor quantized expert by expert
@@ -36,9 +37,9 @@ class MixtralBlock(Module):
         self.block_sparse_moe = MoE(spec.experts, hidden_size, place, name="block_sparse_moe", names=NAMES)
 
     def forward(
-        self, x: torch.Tensor | None, residual: torch.Tensor, attend: Attend, logits_indices: torch.Tensor | None = None
+        self, x: torch.Tensor | None, residual: torch.Tensor, context: StepContext, logits_indices: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        x, residual = self.self_attn(x, residual, self.input_layernorm, attend, logits_indices)
+        x, residual = self.self_attn(x, residual, self.input_layernorm, context, logits_indices)
         return self.block_sparse_moe(x, residual, self.post_attention_layernorm)
 
 

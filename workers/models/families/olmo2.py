@@ -9,7 +9,7 @@ import torch
 from quire.workers.layers.linear import Placement
 from quire.workers.layers.module import Module
 from quire.workers.layers.norm import NoNorm, NormSpec, make_norm
-from quire.workers.models.blocks import Attend, GatedMLP, SelfAttention
+from quire.workers.models.blocks import GatedMLP, SelfAttention
 from quire.workers.models.config import LayerSpec, ModelConfig, ModelSpec
 from quire.workers.models.decoder import Family
 from quire.workers.models.families.gemma3 import by_layer_type
@@ -25,6 +25,7 @@ from quire.workers.models.fields import (
 )
 from quire.workers.models.qk_norms import over_all_heads
 from quire.workers.models.spellings import ACTIVATIONS, activation, windows_but_every
+from quire.workers.models.step_context import StepContext
 
 OLMO3_THETA = 500000.0
 
@@ -53,9 +54,9 @@ class OlmoBlock(Module):
         self.post_feedforward_layernorm = make_norm(*norm)
 
     def forward(
-        self, x: torch.Tensor | None, residual: torch.Tensor, attend: Attend, logits_indices: torch.Tensor | None = None
+        self, x: torch.Tensor | None, residual: torch.Tensor, context: StepContext, logits_indices: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        x, residual = self.self_attn(x, residual, self.no_norm, attend, logits_indices)
+        x, residual = self.self_attn(x, residual, self.no_norm, context, logits_indices)
         x = self.post_attention_layernorm(x)
         x, residual = self.mlp(x, residual, self.no_norm)
         return self.post_feedforward_layernorm(x), residual

@@ -7,7 +7,7 @@ import torch
 from quire.workers.layers.linear import Placement
 from quire.workers.layers.module import Module
 from quire.workers.layers.norm import RMSNorm
-from quire.workers.models.blocks import Attend, SelfAttention
+from quire.workers.models.blocks import SelfAttention
 from quire.workers.models.config import ExpertsSpec, LayerSpec, ModelConfig
 from quire.workers.models.decoder import Family
 from quire.workers.models.fields import Json, flag, read_attention, size, uniform_windows
@@ -15,6 +15,7 @@ from quire.workers.models.moe import MoE
 from quire.workers.models.moe_fields import MOE_FIELDS, read_routing
 from quire.workers.models.qk_norms import over_all_heads
 from quire.workers.models.spellings import only
+from quire.workers.models.step_context import StepContext
 
 
 class OlmoeBlock(Module):
@@ -31,9 +32,9 @@ class OlmoeBlock(Module):
         self.mlp = MoE(spec.experts, hidden_size, place)
 
     def forward(
-        self, x: torch.Tensor | None, residual: torch.Tensor, attend: Attend, logits_indices: torch.Tensor | None = None
+        self, x: torch.Tensor | None, residual: torch.Tensor, context: StepContext, logits_indices: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        x, residual = self.self_attn(x, residual, self.input_layernorm, attend, logits_indices)
+        x, residual = self.self_attn(x, residual, self.input_layernorm, context, logits_indices)
         return self.mlp(x, residual, self.post_attention_layernorm)
 
 

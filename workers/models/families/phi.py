@@ -8,11 +8,12 @@ from quire.workers.layers.linear import Placement
 from quire.workers.layers.module import Module
 from quire.workers.layers.norm import NormSpec, make_norm
 from quire.workers.loading.names import CheckpointNames
-from quire.workers.models.blocks import MLP, Attend, Names, SelfAttention, parallel_residual
+from quire.workers.models.blocks import MLP, Names, SelfAttention, parallel_residual
 from quire.workers.models.config import LayerSpec, ModelConfig, ModelSpec
 from quire.workers.models.decoder import Family
 from quire.workers.models.fields import Json, number, read_attention, size, uniform_windows, words
 from quire.workers.models.spellings import ACTIVATIONS, activation, only
+from quire.workers.models.step_context import StepContext
 
 FIELDS = words("layer_norm_eps qk_layernorm")
 NAMES = CheckpointNames(prefixes=(("model.final_layernorm.", "model.norm."),))
@@ -36,9 +37,9 @@ class PhiBlock(Module):
         self.mlp = MLP(hidden_size, inner, place, "fc1", "fc2", activation=spec.activation)
 
     def forward(
-        self, x: torch.Tensor | None, residual: torch.Tensor, attend: Attend, logits_indices: torch.Tensor | None = None
+        self, x: torch.Tensor | None, residual: torch.Tensor, context: StepContext, logits_indices: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        return parallel_residual(self.self_attn, self.mlp, self.input_layernorm, None, x, residual, attend, logits_indices)
+        return parallel_residual(self.self_attn, self.mlp, self.input_layernorm, None, x, residual, context, logits_indices)
 
 
 def read_layers(fields: Json) -> tuple[LayerSpec, ...]:

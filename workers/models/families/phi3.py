@@ -8,12 +8,13 @@ import torch
 from quire.workers.layers.linear import Placement
 from quire.workers.layers.module import Module
 from quire.workers.layers.norm import make_norm
-from quire.workers.models.blocks import Attend, GatedMLP, SelfAttention
+from quire.workers.models.blocks import GatedMLP, SelfAttention
 from quire.workers.models.config import LayerSpec, ModelConfig
 from quire.workers.models.decoder import Family
 from quire.workers.models.fields import Json, read_attention, size, sliding_window, uniform_windows, with_windows, words
 from quire.workers.models.fused import stacked, stacked_pair
 from quire.workers.models.spellings import ACTIVATIONS, activation, only
+from quire.workers.models.step_context import StepContext
 
 FIELDS = words("attention_bias full_attn_mod interpolate_factor lm_head_bias mlp_bias embd_layer")
 
@@ -30,9 +31,9 @@ class Phi3Block(Module):
         )
 
     def forward(
-        self, x: torch.Tensor | None, residual: torch.Tensor, attend: Attend, logits_indices: torch.Tensor | None = None
+        self, x: torch.Tensor | None, residual: torch.Tensor, context: StepContext, logits_indices: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        x, residual = self.self_attn(x, residual, self.input_layernorm, attend, logits_indices)
+        x, residual = self.self_attn(x, residual, self.input_layernorm, context, logits_indices)
         return self.mlp(x, residual, self.post_attention_layernorm)
 
 

@@ -1,4 +1,4 @@
-"""Attention of a layer of transformers: its attention module's call becomes one call of ours (blocks.Attend).
+"""Attention of a layer of transformers: its attention module's call becomes one call of ours (Attend).
 
 Queries and keys are rotated already, unless the rotation was recognized and left to us (rotary.py). If values and keys differ
 in size, the smaller is padded with zeros, which add nothing to products; the padding's columns of the output are cut off.
@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from quire.workers.models.blocks import Attend
 from quire.workers.models.config import AttentionSpec
+from quire.workers.models.step_context import Attend
 from quire.workers.models.transformers.recorder import AttentionCall
 
 

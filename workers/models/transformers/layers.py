@@ -25,7 +25,7 @@ class FlatLinear(Linear):
     """A Linear for [..., in] -> [..., out]."""
 
     def forward(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        y = self._outer.product(x.reshape(-1, x.shape[-1]), out)
+        y = self.outer.product(x.reshape(-1, x.shape[-1]), out)
         return y.view(*x.shape[:-1], y.shape[-1])
 
 

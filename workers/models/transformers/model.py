@@ -14,9 +14,9 @@ from torch import nn
 
 from quire.workers.layers.kv_scales import KVScales
 from quire.workers.layers.linear import Placement
-from quire.workers.models.blocks import Attend
 from quire.workers.models.config import ModelConfig
 from quire.workers.models.language_model import Fit, LanguageModel
+from quire.workers.models.step_context import StepContext
 from quire.workers.models.transformers.attention import LayerAttention, Step
 from quire.workers.models.transformers.checkpoint import Names
 from quire.workers.models.transformers.counting import counted
@@ -62,12 +62,11 @@ class TransformersLM(LanguageModel):
     def forward(
         self,
         input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        attention: Attend,
+        context: StepContext,
         logits_indices: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        self._step.attend = attention
-        numbers = positions.long()[None]
+        self._step.attend = context.attend
+        numbers = context.positions.long()[None]
         inputs = {IDS: input_ids.long()[None], POSITIONS: numbers + self._first if self._first else numbers}
         given = {name: inputs.get(value, value) if isinstance(value, str) else value for name, value in self._arguments.items()}
         counting = nullcontext() if self._counting is None else counted(self._counting, numbers[0])

@@ -6,6 +6,7 @@ initialized, and no code from a checkpoint is run. The model calls attention and
 
 import contextlib
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,6 +24,8 @@ from quire.workers.models.transformers.rotary import refuse_dynamic, still_longr
 
 Model = transformers.PreTrainedModel
 LARGE = 1 << 28  # elements
+_COUNT = re.compile(r"^(num|n)_.*(layer|expert|block)|layers$")
+MAX_COUNT = 2048  # of layers, and of experts: one takes 15 ms to make and to record
 QUANTIZATION = ("quantization_config", "compression_config")  # not passed on: transformers would change layers by them
 
 
@@ -37,11 +40,21 @@ def read_config(fields: dict[str, Any]) -> Any:
             )
         raise ModelConfigError(f"model_type {model_type!r:.80} is not known to transformers {transformers.__version__}")
     plain = {name: value for name, value in fields.items() if name not in (*QUANTIZATION, "auto_map")}
+    _check_counts(plain)
     cls = CONFIG_MAPPING[model_type]
     try:
         return cls.from_dict(cls._decode_special_floats(plain))  # as from a file
     except Exception as error:  # whatever the validators and constructors of any model raise is about config.json
         raise ModelConfigError(f"transformers cannot read config.json: {one_line(error)}") from None
+
+
+def _check_counts(fields: dict[str, Any]) -> None:
+    """Refuse layers and experts without end: transformers makes a module of each. Raises ModelConfigError."""
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            _check_counts(value)
+        elif _COUNT.search(str(name)) and isinstance(value, int | float) and not value <= MAX_COUNT:
+            raise ModelConfigError(f"config.json: {name} is {value!r:.40}: at most {MAX_COUNT} are supported")
 
 
 def model_class(config: Any, architectures: object) -> type[Model]:

@@ -1,0 +1,49 @@
+"""NgramDrafter: drafts what followed when the end of a sequence's text occurred before in it (prompt lookup decoding).
+
+It keeps an int32 id for each token of the KV cache, at the slot of a group with full attention. So a sequence's block table
+reads its whole text, whichever request has computed it. Without a model of its own it costs little, and helps where outputs
+repeat their prompts: edits, quotes, code, extraction.
+"""
+
+from types import ModuleType
+
+import torch
+
+from quire.ipc.messages.workers import FullAttention
+from quire.ipc.speculative_config import SpeculativeConfig
+from quire.kernels.step.tables import SlotTables, StepBuffers
+from quire.workers.attention.kv_cache import KVCache
+from quire.workers.models.config import ModelConfigError
+from quire.workers.speculation.drafter import Drafter
+
+
+class NgramDrafter(Drafter):
+    def __init__(self, config: SpeculativeConfig, cache: KVCache, kernels: ModuleType) -> None:
+        """kernels: kernels/speculation/ngram, or its functions for a CPU."""
+        groups = [number for number, kind in enumerate(cache.kinds) if isinstance(kind, FullAttention)]
+        if not groups:
+            raise ModelConfigError(
+                "--speculative-config needs a layer of full attention, and this model has none: leave it out"
+            )
+        self._config, self._cache, self._kernels, self._group = config, cache, kernels, groups[0]
+        self._text = torch.zeros(0, dtype=torch.int32)
+
+    def extend(self, step: StepBuffers, num_tokens: int) -> None:
+        size = self._cache.num_blocks * self._cache.block_size
+        if len(self._text) != size:  # the cache was allocated meanwhile
+            self._text = torch.zeros(size, dtype=torch.int32, device=step.input_ids.device)
+        self._kernels.write_text(step, self._text, self._group, num_tokens)
+
+    def draft(self, tables: SlotTables, step: StepBuffers, num_rows: int) -> None:
+        c = self._config
+        self._kernels.draft_ngrams(
+            tables,
+            step,
+            self._text,
+            self._group,
+            num_rows,
+            block_size=self._cache.block_size,
+            min_n=c.prompt_lookup_min,
+            max_n=c.prompt_lookup_max,
+            num_drafts=c.num_speculative_tokens,
+        )
