@@ -4,7 +4,7 @@ import signal
 import sys
 
 from quire.ipc.config import EngineConfig
-from quire.ipc.process.children import WORKER_MODULE, child_main_config, heartbeat, prespawn, tell_parent
+from quire.ipc.process.children import FROM_OUTSIDE, WORKER_MODULE, child_main_config, heartbeat, prespawn, tell_parent
 from quire.ipc.process.logs import set_up_logging
 
 
@@ -26,7 +26,8 @@ def main() -> None:
     try:
         run_engine(config, lambda address: tell_parent({"ready": address}), worker, heartbeat, served)
     except (StartupError, Stopped, WorkersFailed) as error:
-        tell_parent({"error": str(error)})
+        from_outside = isinstance(error, Stopped) or (isinstance(error, StartupError) and error.from_outside)
+        tell_parent({"error": str(error), **({FROM_OUTSIDE: "yes"} if from_outside else {})})
         sys.exit(1)
 
 

@@ -45,6 +45,7 @@ from quire.ipc.messages.frontend import (
 )
 from quire.ipc.messages.utilities import ServerInfo
 from quire.ipc.messages.workers import ProcessorsInfo, SideResults
+from quire.ipc.step.samples import Samples
 from quire.ipc.step.sections import STEP_MASK
 
 log = logging.getLogger("quire.enginecore")
@@ -74,6 +75,7 @@ class CoreConfig:
     replay: bool = True  # whether requests outlive workers that die
     max_num_queued_tokens: int = 0  # 0: no bound
     max_queue_s: float = 0.0  # 0: no bound
+    tells_drafts: bool = False  # frontends are sent the counts of each sequence's drafts
 
 
 @dataclass
@@ -246,11 +248,11 @@ class EngineCore:
         self._expected.learn(step, seconds)
         self.requests.learn(step, seconds)
         self._last_result = now
-        tokens = self._tokens(step)
+        samples = self._tokens(step)
         if step.side_rows:
             self._pass_on_side_results(step)
-        news = self._grammar.take(step, tokens)
-        out = self.scheduler.update(step, tokens, now)
+        news = self._grammar.take(step, samples)
+        out = self.scheduler.update(step, samples, now)
         if self._grammar.advance(news, out):
             self.stats.masks(time.monotonic() - now)
         logprobs: list[TokenLogprobs] = []
@@ -268,19 +270,17 @@ class EngineCore:
         self.stats.step(len(step.slots), step.num_tokens, seconds, time.monotonic() - now, out.since_last)
         return True
 
-    def _tokens(self, step: ScheduledStep) -> np.ndarray:
-        """The sampled tokens, int32 [rows]; 0 where no token could be sampled, which ends the request."""
-        return self._without_token.end(step, self.workers.result_ring.tokens(step.step, len(step.slots)))
+    def _tokens(self, step: ScheduledStep) -> Samples:
+        """The sampled tokens; 0 where no token could be sampled, which ends the request."""
+        return self._without_token.end(step, self.workers.result_ring.samples(*step.size))
 
     def _is_done(self, step: InFlight) -> bool:
         s = step.scheduled
-        rows = step.logprob_rows if len(step.logprob_rows) else None
-        if not self.workers.result_ring.ready(s.step, len(s.slots), rows):
-            return False
-        return not s.side_rows or s.step & STEP_MASK in self._side_results
+        is_ready = self.workers.result_ring.ready(*s.size, step.logprob_rows)
+        return is_ready and (not s.side_rows or s.step & STEP_MASK in self._side_results)
 
     def _publish(self, out: StepOutput, logprobs: list[TokenLogprobs]) -> None:
-        for owner, message in messages_of(out, logprobs, self.link.epoch):
+        for owner, message in messages_of(out, logprobs, self.link.epoch, self.config.tells_drafts):
             self.owners.send(owner, message)
 
     def _pass_on_side_results(self, step: ScheduledStep) -> None:
@@ -311,7 +311,7 @@ class EngineCore:
         if self.config.spins and -LATE_S < expected < SPIN_S:
             self._spin(oldest)
             return
-        armed = self.workers.result_ring.arm(oldest.scheduled.step, len(oldest.scheduled.slots), oldest.logprob_rows)
+        armed = self.workers.result_ring.arm(*oldest.scheduled.size, oldest.logprob_rows)
         if armed or not self._is_done(oldest):  # prompt logprobs come as a message, after the tokens
             self._poll(min(until_heartbeat, expected - SPIN_S) if self.config.spins and expected > SPIN_S else until_heartbeat)
         self.workers.result_ring.disarm()
@@ -319,9 +319,9 @@ class EngineCore:
 
     def _spin(self, step: InFlight) -> None:
         """Check the result ring SPIN_LOOKS times, then poll the sockets once."""
-        ready, s = self.workers.result_ring.ready, step.scheduled
+        ready, size = self.workers.result_ring.ready, step.scheduled.size
         for _ in range(SPIN_LOOKS):
-            if ready(s.step, len(s.slots)):
+            if ready(*size):
                 return
         self._poll(0.0)
 
@@ -357,11 +357,11 @@ class EngineCore:
 
     def _replace_workers(self, why: str) -> None:
         """Plan a start of new workers, which run the requests in flight again (replay.py). Raises WorkersFailed."""
-        self.workers.kill()
+        from_outside = self.workers.kill()
         self._in_flight.clear()
         self._side_results.clear()
         self._grammar.clear()
-        self.replay.workers_died(why)
+        self.replay.workers_died(why, from_outside)
         self._last_result = 0.0
         self._poller = self._make_poller()
-        self.supervisor.plan_start(why)
+        self.supervisor.plan_start(why, from_outside)

@@ -36,6 +36,7 @@ from quire.enginecore.loading.model_files import (
     resolve_tokenizer,
 )
 from quire.enginecore.loading.model_names import served_name
+from quire.enginecore.loading.speculation_start import drafts_told, say_drafts, unfit_for_drafts
 from quire.enginecore.params_check import ParamsCheck
 from quire.enginecore.scheduling.config import SchedulerConfig
 from quire.enginecore.scheduling.prefill_budget import mixed_step_tokens
@@ -43,11 +44,13 @@ from quire.enginecore.stop_signals import EarlyStop, on_stop_signals
 from quire.enginecore.worker_supervisor import SAY_EVERY_S, log_slow_start
 from quire.enginecore.workers import WorkerGroup, WorkersFailed
 from quire.ipc.config import EngineConfig
+from quire.ipc.cpu_memory import available
 from quire.ipc.links.core_to_frontends import CoreToFrontends
 from quire.ipc.links.curve import CoreKeys, load_core_keys, load_or_make_keys
 from quire.ipc.links.welcome import file_infos, new_epoch
 from quire.ipc.memory_plan import (
     GIB,
+    MIB,
     cached_tokens,
     default_block_size,
     default_max_num_batched_tokens,
@@ -56,7 +59,7 @@ from quire.ipc.memory_plan import (
 from quire.ipc.messages.frontend import PROTOCOL_VERSION, EngineLimits, Heartbeat, Welcome
 from quire.ipc.messages.stats import CacheInfo
 from quire.ipc.messages.utilities import ServerInfo
-from quire.ipc.messages.workers import WorkerProfile
+from quire.ipc.messages.workers import KVGroupKind, WorkerProfile
 from quire.ipc.process.children import Child
 from quire.ipc.process.cpus import cpu_share
 from quire.ipc.version import VERSION
@@ -70,7 +73,11 @@ BUNDLED_NAME = "quire-tiny"
 
 
 class StartupError(Exception):
-    """The engine cannot start; the text is for the user."""
+    """The engine cannot start; the text is for the user. from_outside: a signal from outside ended or stopped a worker."""
+
+    def __init__(self, text: str, from_outside: bool = False) -> None:
+        super().__init__(text)
+        self.from_outside = from_outside
 
 
 def run_engine(
@@ -169,16 +176,20 @@ def worker_config(config: EngineConfig, folder: Path, summary: ModelSummary) -> 
     shape = config.tensor_parallel_size, config.pipeline_parallel_size
     if gpus and not is_spread(config) and (problem := unfit_for_ranks(gpus, *shape)):
         raise StartupError(problem)
+    if problem := unfit_for_drafts(config, summary.keeps_states):
+        raise StartupError(problem)
     max_model_len = config.max_model_len or summary.max_model_len
     if max_model_len > summary.max_model_len:
         raise StartupError(
             f"--max-model-len {max_model_len} is more than the model was made for ({summary.max_model_len}, by its config.json)"
         )
+    if device == "cpu" and config.host_memory_bytes is None and (found := available()) is not None:
+        config = msgspec.structs.replace(config, host_memory_bytes=found.num_bytes, host_memory_limit=found.limit)
     engine = resolved(
         config,
         device=device,
         max_model_len=max_model_len,
-        max_num_seqs=config.max_num_seqs or default_max_num_seqs(gpus[0].memory_bytes if gpus else 0),
+        max_num_seqs=config.max_num_seqs or default_max_num_seqs(gpus[0].memory_bytes if gpus else 0, summary.keeps_states),
         max_num_batched_tokens=config.max_num_batched_tokens or default_max_num_batched_tokens(bool(gpus)),
         block_size=config.block_size or default_block_size(bool(gpus)),
     )
@@ -216,14 +227,15 @@ def _own_gpus(config: EngineConfig, gpus: list[Gpu]) -> list[Gpu]:
 def core_config_of(summary: ModelSummary, worker: WorkerConfig, profile: WorkerProfile) -> CoreConfig:
     """The core's configuration, after the workers have reported their capacity. Logs one line about memory."""
     engine = worker.engine
-    windows = tuple(g.window for g in profile.kv_groups)
+    kinds = tuple(g.kind for g in profile.kv_groups)
     scheduler = SchedulerConfig(
         max_num_seqs=engine.max_num_seqs,
         max_num_batched_tokens=engine.max_num_batched_tokens,
         max_model_len=engine.max_model_len,
         block_size=engine.block_size,
         num_blocks=profile.num_blocks,
-        windows=windows,
+        kv_groups=kinds,
+        num_states=profile.num_states,
         enable_prefix_caching=engine.enable_prefix_caching,
         policy=engine.scheduling_policy,
         look_ahead=engine.admission == "lookahead",
@@ -232,15 +244,18 @@ def core_config_of(summary: ModelSummary, worker: WorkerConfig, profile: WorkerP
         mixed_step_tokens=mixed_step_tokens(profile.weights_bytes, engine.device),
         num_micro_batches=engine.pipeline_parallel_size,
         long_prefill_token_threshold=engine.long_prefill_token_threshold,
+        speculation=engine.speculative_config,
         max_queue_s=engine.max_queue_s,
     )
-    capacity = kv_capacity_tokens(windows, engine.block_size, profile.num_blocks, engine.max_model_len)
+    capacity = kv_capacity_tokens(kinds, engine.block_size, profile.num_blocks, engine.max_model_len)
     _log_sizes(engine, profile, capacity)
+    say_drafts(engine.speculative_config)
     limits = EngineLimits(
         max_model_len=capacity,
         vocab_size=profile.vocab_size,
         max_num_seqs=engine.max_num_seqs,
         max_logprobs=engine.max_logprobs,
+        takes_marks=bool(profile.num_states) and engine.enable_prefix_caching,
     )
     if limits.max_model_len < 2:
         raise StartupError("the KV cache has no room for even two tokens: give it more memory or smaller blocks")
@@ -260,6 +275,7 @@ def core_config_of(summary: ModelSummary, worker: WorkerConfig, profile: WorkerP
         has_profiler=engine.profile_dir is not None,
         processors=profile.processors,
         replay=engine.replay,
+        tells_drafts=drafts_told(engine) is not None,
     )
 
 
@@ -280,9 +296,9 @@ def server_info(worker: WorkerConfig, profile: WorkerProfile, capacity: int) -> 
     return ServerInfo({name: value if isinstance(value, simple) else str(value) for name, value in values.items()})
 
 
-def kv_capacity_tokens(windows: tuple[int, ...], block_size: int, num_blocks: int, max_model_len: int) -> int:
+def kv_capacity_tokens(kinds: tuple[KVGroupKind, ...], block_size: int, num_blocks: int, max_model_len: int) -> int:
     """The longest single sequence that the KV blocks can hold, up to max_model_len."""
-    kv = KVManager(num_blocks, block_size, windows, num_slots=1)
+    kv = KVManager(num_blocks, block_size, kinds, num_slots=1)
     return bisect.bisect_left(range(1, max_model_len + 1), True, key=lambda n: bool(kv.blocks_needed(n) >= num_blocks))
 
 
@@ -298,6 +314,9 @@ def _log_sizes(engine: ResolvedEngineConfig, profile: WorkerProfile, capacity: i
         tokens / engine.max_model_len,
         engine.max_model_len,
     )
+    if profile.num_states:
+        size = profile.num_states * profile.state_bytes / GIB
+        log.info("recurrent states %.2f GiB: %d of %.1f MiB", size, profile.num_states, profile.state_bytes / MIB)
     if capacity < engine.max_model_len:
         log.warning(
             "the KV cache holds %d tokens, less than the model's %d: requests beyond are refused "
@@ -330,7 +349,7 @@ def _wait_until_ready(
             link.flush()
             link.broadcast(heartbeat)
     except WorkersFailed as error:
-        raise StartupError(str(error)) from error
+        raise StartupError(str(error), workers.kill()) from error
     assert workers.profile is not None
     return workers.profile
 
@@ -365,6 +384,7 @@ def _welcome(
         ),
         model_digest=digest,
         replay=config.replay,
+        drafts_told=drafts_told(config),
     )
 
 

@@ -29,7 +29,7 @@ from quire.ipc.messages.frontend import (
 )
 from quire.ipc.messages.workers import ProcessorsInfo
 from quire.ipc.sampling import SamplingParams, check_against, loggable
-from quire.ipc.step.sections import MAX_CANDIDATES
+from quire.ipc.step.sections import MAX_CANDIDATES, MAX_MARKS
 
 MAX_CACHE_SALT = 1024  # characters
 MOST_ON_THE_WAY_S = 60.0  # an arrival time that is older, or in the future, comes from another host's clock
@@ -108,7 +108,9 @@ class Intake:
                 tenant=tenant,
                 expected_output=self._expected_output(params, limit),
                 is_bounded=request.is_bounded and resume is None,
-                blocks=SequenceBlocks(root, cache, may_hit=_may_hit(params) or child > 0),
+                blocks=SequenceBlocks(
+                    root, cache, _may_hit(params) or child > 0, marks=tuple(request.inputs.marks[:MAX_MARKS])
+                ),
             )
             for child in (outputs if resume is not None else range(params.n))
         ]

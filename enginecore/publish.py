@@ -14,14 +14,16 @@ from quire.ipc.messages.frontend import CoreMessage, Finished, PromptLogprobs, S
 from quire.ipc.messages.workers import PromptLogprobsOfRow, SideResult
 from quire.ipc.step.result_ring import ResultRing
 
+NO_DRAFTS = np.zeros((0, 4), np.int64)
+
 
 def read_logprobs(out: StepOutput, ring: ResultRing, step: int, num_logprobs: np.ndarray) -> list[TokenLogprobs]:
     """Logprobs of the tokens in `out`, for requests that want them. num_logprobs, int [rows]: how many each row asked for."""
-    rows = out.rows[out.wants_logprobs]
-    if not len(rows):
+    places = out.places[out.wants_logprobs]
+    if not len(places):
         return []
-    got = ring.logprobs(step, rows)
-    most = num_logprobs[rows].tolist()
+    got = ring.logprobs(step, places)
+    most = num_logprobs[out.rows[out.wants_logprobs]].tolist()
     return [
         TokenLogprobs(logprob, rank, ids[:n].tobytes(), logprobs[:n].tobytes())
         for logprob, rank, ids, logprobs, n in zip(
@@ -45,19 +47,32 @@ def side_messages(results: list[SideResult], targets: Mapping[int, SideTarget], 
     return messages
 
 
-def messages_of(out: StepOutput, logprobs: list[TokenLogprobs], epoch: int) -> list[tuple[int, StepOutputs]]:
-    """(owner, message) for every frontend with a token in this step. `seq` is set by the link when it sends."""
+def messages_of(
+    out: StepOutput, logprobs: list[TokenLogprobs], epoch: int, tells_drafts: bool = False
+) -> list[tuple[int, StepOutputs]]:
+    """(owner, message) for every frontend with a token in this step. `seq` is set by the link when it sends. tells_drafts:
+    whether messages have counts of drafts, too."""
     owners = out.owners
     if not len(owners):
         return []
+    drafts = _drafts(out) if tells_drafts else NO_DRAFTS
     if (owners == owners[0]).all():
         finished, started = [f for _, f in out.finished], [s for _, s in out.started]
         keys, tokens = out.keys.tobytes(), out.tokens.astype(np.int32, copy=False).tobytes()
-        return [(int(owners[0]), StepOutputs(epoch, 0, keys, tokens, finished, started, logprobs))]
-    return _split(out, logprobs, epoch)
+        return [(int(owners[0]), StepOutputs(epoch, 0, keys, tokens, finished, started, logprobs, drafts[:, 1:].tobytes()))]
+    return _split(out, logprobs, drafts, epoch)
 
 
-def _split(out: StepOutput, logprobs: list[TokenLogprobs], epoch: int) -> list[tuple[int, StepOutputs]]:
+def _drafts(out: StepOutput) -> np.ndarray:
+    """int64 [n, 4]: owner, key, drafts that were verified and that were accepted, of each sequence with drafts and a token."""
+    first = np.flatnonzero(np.diff(out.rows, prepend=-1))  # a row's tokens are neighbors
+    num_tokens = np.diff(first, append=len(out.rows))
+    drafted = out.drafted[out.rows[first]]
+    found = np.stack([out.owners[first], out.keys[first], drafted, num_tokens - 1], 1, dtype=np.int64)
+    return found[drafted > 0]
+
+
+def _split(out: StepOutput, logprobs: list[TokenLogprobs], drafts: np.ndarray, epoch: int) -> list[tuple[int, StepOutputs]]:
     finished: dict[int, list[Finished]] = defaultdict(list)
     started: dict[int, list[Started]] = defaultdict(list)
     logprobs_of: dict[int, list[TokenLogprobs]] = defaultdict(list)
@@ -71,5 +86,7 @@ def _split(out: StepOutput, logprobs: list[TokenLogprobs], epoch: int) -> list[t
     for owner in np.unique(out.owners).tolist():
         mine = out.owners == owner
         keys, tokens = out.keys[mine].tobytes(), out.tokens[mine].astype(np.int32, copy=False).tobytes()
-        messages.append((owner, StepOutputs(epoch, 0, keys, tokens, finished[owner], started[owner], logprobs_of[owner])))
+        more = drafts[drafts[:, 0] == owner, 1:].tobytes()
+        lists = finished[owner], started[owner], logprobs_of[owner]
+        messages.append((owner, StepOutputs(epoch, 0, keys, tokens, *lists, more)))
     return messages

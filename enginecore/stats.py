@@ -28,6 +28,7 @@ from quire.ipc.messages.stats import (
     Distribution,
     EngineStats,
     ExpertStats,
+    SpeculationStats,
     TenantStats,
 )
 from quire.ipc.process.usage import process_usage
@@ -121,14 +122,27 @@ class Statistics:
             preemptions=c.preemptions,
             worker_restarts=supervisor.num_restarts,
             ready=workers.is_ready,
-            stats=self._message(preparing.num_sequences, workers.pids, expert_load.so_far(), requests.backlog.stats()),
+            stats=self._message(
+                preparing.num_sequences,
+                workers.pids,
+                expert_load.so_far(),
+                requests.backlog.stats(),
+                c.windows.so_far(),
+            ),
             replays=c.replays,
             replays_given_up=c.replays_given_up,
+            num_states=max(scheduler.kv.states.num_states - 1, 0),
+            states_used=scheduler.kv.states.num_used,
         )
         return self._last_heartbeat
 
     def _message(
-        self, num_deferred: int, worker_pids: Sequence[int], experts: ExpertStats | None, tenants: list[TenantStats]
+        self,
+        num_deferred: int,
+        worker_pids: Sequence[int],
+        experts: ExpertStats | None,
+        tenants: list[TenantStats],
+        speculation: SpeculationStats | None,
     ) -> EngineStats:
         names = {os.getpid(): "engine"} | {pid: f"worker-{rank}" for rank, pid in enumerate(worker_pids)}
         return EngineStats(
@@ -142,6 +156,7 @@ class Statistics:
             processes=[usage for pid, name in names.items() if (usage := process_usage(pid, name)) is not None],
             experts=experts,
             tenants=tenants,
+            speculation=speculation,
         )
 
     def log(self, now: float) -> None:
@@ -183,8 +198,16 @@ class StatsLine:
             f"prompt {prompt / seconds:.1f} tok/s, generation {generated / seconds:.1f} tok/s, "
             f"running {b.num_running}, waiting {b.num_waiting}, KV cache {b.kv_usage:.1%}, prefix hits {hits:.1%}, "
             f"{self._steps / seconds:.1f} steps/s of {self._rows / self._steps:.1f} rows, "
-            f"preempted {b.preemptions - a.preemptions}"
+            f"preempted {b.preemptions - a.preemptions}" + _drafts(a, b)
         )
+
+
+def _drafts(a: Heartbeat, b: Heartbeat) -> str:
+    """The log's words about the drafts between two heartbeats; "" without any."""
+    if a.stats is None or b.stats is None or a.stats.speculation is None or b.stats.speculation is None:
+        return ""
+    said = b.stats.speculation.since(a.stats.speculation).in_words()
+    return f", {said}" if said else ""
 
 
 class Expected:

@@ -49,7 +49,7 @@ class Utilities:
         match message.call:
             case ResetPrefixCache():
                 log.info("the prefix cache is emptied, as asked")
-                self._scheduler.kv.pool.forget_all()
+                self._scheduler.kv.forget_all()
                 answer(ResetDone(not self._scheduler.has_requests))
             case StartProfile():
                 self._profile(StartProfiler, answer)

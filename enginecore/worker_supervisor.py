@@ -92,13 +92,14 @@ class WorkerSupervisor:
         raise WorkersFailed(f"{why}: {stopped}" if stopped else why)
 
     # ---------------------------------------------------------------------------------------------------- restarts
-    def plan_start(self, why: str) -> None:
-        """The workers were killed: plan the start of others. Raises WorkersFailed to give up."""
+    def plan_start(self, why: str, from_outside: bool = False) -> None:
+        """The workers were killed: plan the start of others. from_outside: a signal from outside had ended or stopped one of
+        them. Raises WorkersFailed to give up."""
         self.num_restarts += 1
         if self._ready_at is not None and self._step is None and self.now - self._ready_at >= LIVED_WELL_S:
             self._restarts.ready(self._ready_at)
         self._ready_at = None
-        pause_s = self._restarts.ended(self.now)
+        pause_s = self._restarts.ended(self.now, from_outside)
         if pause_s is None:
             raise WorkersFailed(f"the workers failed to start, or soon after, several times in a row: {why}")
         if pause_s > 0:

@@ -36,12 +36,12 @@ from quire.ipc.messages.workers import (
     WorkerProfile,
     WorkerReady,
 )
-from quire.ipc.process.children import WORKER_MODULE, Child, how_it_ended, wait_for_all
+from quire.ipc.process.children import WORKER_MODULE, Child, how_it_ended, wait_for_all, was_killed
 from quire.ipc.step.control import encode_control
 from quire.ipc.step.masks import any_token_record, area_records, mask_records, no_masks_record
 from quire.ipc.step.plan_ring import KIND_CONTROL, KIND_MASK, KIND_PLAN, KIND_SHUTDOWN, PlanRing, RingCorrupt, RingFull
 from quire.ipc.step.result_ring import ResultRing, result_depth
-from quire.ipc.step.sections import HEADER
+from quire.ipc.step.sections import HEADER, USUAL_LOGPROBS
 from quire.ipc.worker_config import WorkerConfig
 
 RING_WORDS = 8 << 20  # int32: room for the largest plan several times over; pages are touched as the ring turns
@@ -93,7 +93,8 @@ class WorkerGroup:
         with contextlib.ExitStack() as on_failure:  # an attempt that lacks descriptors must leave nothing open
             plan_ring = PlanRing.create(RING_WORDS, len(self._here), 0 if self._is_spread else AREA_WORDS)
             on_failure.callback(plan_ring.close)
-            result_ring = ResultRing.create(engine.max_num_seqs, depth=result_depth(engine.pipeline_parallel_size))
+            num_logprobs, depth = max(engine.max_logprobs, USUAL_LOGPROBS), result_depth(engine.pipeline_parallel_size)
+            result_ring = ResultRing.create(engine.max_num_seqs, num_logprobs, depth, engine.max_samples)
             on_failure.callback(result_ring.close)
             self._link = CoreToWorkers(self.generation)
             on_failure.pop_all()
@@ -114,7 +115,8 @@ class WorkerGroup:
         is_here, placed = rank in self._here, self._ranks.placement.ranks[rank]
         engine = self.template.engine
         if self.profile is not None:  # a later generation must have a KV cache of the size that frontends were told
-            engine = msgspec.structs.replace(engine, num_gpu_blocks_override=self.profile.num_blocks)
+            states = self.profile.num_states or None
+            engine = msgspec.structs.replace(engine, num_gpu_blocks_override=self.profile.num_blocks, num_states=states)
         return msgspec.structs.replace(
             self.template,
             engine=engine,
@@ -146,8 +148,10 @@ class WorkerGroup:
             child.send_signal(signal.SIGUSR1)
         wait_for_all(self._children, STACKS_S)
 
-    def kill(self) -> None:
-        """Kill the generation. Processes that are not gone at once (the kernel still frees their memory) are `dying`."""
+    def kill(self) -> bool:
+        """Kill the generation. Processes that are not gone at once (the kernel still frees their memory) are `dying`. Returns
+        whether a signal from outside had ended or stopped one of them before."""
+        from_outside = any(was_killed(child.poll()) or child.is_stopped() for child in self._children)
         self._ranks.end()  # other hosts are told before any process is waited for
         for child in self._children:
             child.send_signal(signal.SIGKILL)
@@ -161,6 +165,7 @@ class WorkerGroup:
             self.result_ring.close()
         self._link, self.is_ready, self._broken = None, False, ""
         self._give_up_control()
+        return from_outside
 
     def keep_spares(self) -> None:
         """Start spare processes for the next generation on this host, as far as there is room for them."""
@@ -266,7 +271,7 @@ class WorkerGroup:
     def _allocate(self) -> None:
         self.profile = profile_of_all([self._profiles[rank] for rank in range(self.world_size)])
         for rank in range(self.world_size):
-            self._send(rank, AllocateKV(self.profile.num_blocks))
+            self._send(rank, AllocateKV(self.profile.num_blocks, self.profile.num_states))
 
     @property
     def start_stage(self) -> str:
@@ -375,13 +380,14 @@ def profile_of_all(profiles: Sequence[WorkerProfile]) -> WorkerProfile:
     """
     first = profiles[0]
     for profile in profiles[1:]:
-        if (profile.block_size, profile.vocab_size) != (first.block_size, first.vocab_size) or (
-            [(g.window, g.layers) for g in profile.kv_groups] != [(g.window, g.layers) for g in first.kv_groups]
-        ):
+        own, others = ((p.block_size, p.vocab_size, p.kv_groups) for p in (profile, first))
+        if own != others:
             raise WorkersFailed(f"worker {profile.rank} has other KV groups than worker {first.rank}: they do not fit together")
     return msgspec.structs.replace(
         first,
         num_blocks=min(p.num_blocks for p in profiles),
+        num_states=min(p.num_states for p in profiles),
+        state_bytes=max(p.state_bytes for p in profiles),
         weights_bytes=max(p.weights_bytes for p in profiles),
         activation_bytes=max(p.activation_bytes for p in profiles),
         block_bytes=max(p.block_bytes for p in profiles),

@@ -30,6 +30,7 @@ from quire.enginecore.workers import WorkerGroup
 from quire.ipc.messages.frontend import Finished, FinishReason, StepOutputs
 from quire.ipc.messages.workers import CaptureMaskedSamplingGraphs
 from quire.ipc.step.masks import mask_words
+from quire.ipc.step.samples import Samples
 from quire.ipc.step.sections import INT32_MAX, MAX_BAD_WORD_TOKENS, SAMPLING_PROCESSORS
 
 AHEAD = 0  # stands for the step of a mask that is made before its row is scheduled
@@ -101,7 +102,7 @@ class GrammarSteps:
         self._submit(self._ask())
         self._deferred.defer_slow(scheduled, rows)
 
-    def take(self, scheduled: ScheduledStep, tokens: np.ndarray) -> list[Sequence]:
+    def take(self, scheduled: ScheduledStep, samples: Samples) -> list[Sequence]:
         """A step has returned, and the scheduler takes its tokens next. Returns the sequences with tokens for their matchers.
 
         Left out are sequences with a row in the next step that needs only their grammar: these masks are requested here.
@@ -111,6 +112,7 @@ class GrammarSteps:
         if not t.num_constrained:
             return []
         slots, news = scheduled.slots, []
+        tokens = samples.of_rows(len(slots))  # a constrained sequence has no windows
         is_news = scheduled.samples & t.alive[slots] & t.constrained[slots]
         for waiting in self._steps.values():
             is_news[self._ask_early(waiting, slots, is_news, tokens)] = False

@@ -11,6 +11,7 @@ from quire.enginecore.scheduling.step import ScheduledStep
 from quire.enginecore.workers import WorkersFailed
 from quire.ipc.messages.frontend import ErrorCode
 from quire.ipc.sampling import SamplingParams
+from quire.ipc.step.samples import Samples
 from quire.ipc.step.sections import NO_TOKEN, SAMPLING_PROCESSORS
 
 TOO_LATE = "what its output may go on with was not found out in time"
@@ -23,30 +24,31 @@ class WithoutToken:
         self._owners = owners
         self._vocab_size = vocab_size
 
-    def end(self, step: ScheduledStep, tokens: np.ndarray) -> np.ndarray:
-        """End the requests of rows without a token; returns tokens, int32 [rows], with 0 for these rows.
+    def end(self, step: ScheduledStep, samples: Samples) -> Samples:
+        """End the requests of rows without a token; returns the samples with a 0 as token there.
 
         Raises WorkersFailed for values that no correct worker writes."""
-        if not self._are_wrong(step, tokens):  # NO_TOKEN is outside the vocabulary, too
-            return tokens
+        if not self._are_wrong(step, samples):  # NO_TOKEN is outside the vocabulary, too
+            return samples
         if len(step.mask_rows):
-            self._end(step, step.mask_rows, tokens, TOO_LATE)
+            self._end(step, step.mask_rows, samples, TOO_LATE)
         if len(step.processed_rows):
-            self._end(step, step.processed_rows, tokens, PROCESSOR_FAILED)
-        if self._are_wrong(step, tokens):
+            self._end(step, step.processed_rows, samples, PROCESSOR_FAILED)
+        if self._are_wrong(step, samples):
             has_bans = self._scheduler.slots.sampling_kind[step.slots] & SAMPLING_PROCESSORS != 0
-            self._end(step, (step.samples & has_bans).nonzero()[0], tokens, None)
-            if self._are_wrong(step, tokens):
+            self._end(step, has_bans.nonzero()[0], samples, None)
+            if self._are_wrong(step, samples):
                 raise WorkersFailed("a worker's result is a token outside the vocabulary")
-        return tokens
+        return samples
 
-    def _are_wrong(self, step: ScheduledStep, tokens: np.ndarray) -> bool:
-        return bool((tokens.view(np.uint32) >= self._vocab_size)[step.samples].any())
+    def _are_wrong(self, step: ScheduledStep, samples: Samples) -> bool:
+        wrong = samples.tokens.view(np.uint32) >= self._vocab_size
+        return bool(wrong.any() and (wrong & step.samples[samples.rows]).any())
 
-    def _end(self, step: ScheduledStep, rows: np.ndarray, tokens: np.ndarray, failure: str | None) -> None:
+    def _end(self, step: ScheduledStep, rows: np.ndarray, samples: Samples, failure: str | None) -> None:
         """failure: the engine's; None where the request's own parameters leave no token."""
-        without = rows[(tokens[rows] == NO_TOKEN) & step.samples[rows]]
-        for slot in step.slots[without]:
+        without = ((samples.tokens == NO_TOKEN) & step.samples[samples.rows] & np.isin(samples.rows, rows)).nonzero()[0]
+        for slot in step.slots[samples.rows[without]]:
             if not self._scheduler.slots.alive[slot]:
                 continue  # aborted meanwhile, and another request may have its id by now
             seq = self._scheduler.slots.sequence(slot)
@@ -54,7 +56,7 @@ class WithoutToken:
             text = nothing_left(seq.params) if failure is None else failure
             if self._scheduler.abort(seq.owner, seq.request_id):
                 self._owners.refuse(seq.owner, seq.request_id, code, text)
-        tokens[without] = 0
+        samples.tokens[without] = 0
 
 
 def nothing_left(params: SamplingParams) -> str:

@@ -13,17 +13,27 @@ import msgspec
 import numpy as np
 import zmq
 
+from quire.ipc.cpu_memory import available
 from quire.ipc.interfaces import Interface
 from quire.ipc.links.core_and_workers import CoreToWorkers
 from quire.ipc.messages.hosts import RankEnded
 from quire.ipc.messages.workers import WorkerCommand, WorkerMessage
 from quire.ipc.process.children import WORKER_MODULE, Child, prespawn, wait_for_all
 from quire.ipc.step.plan_ring import PlanRing
-from quire.ipc.worker_config import WorkerConfig
+from quire.ipc.worker_config import ResolvedEngineConfig, WorkerConfig
 
 RING_WORDS = 8 << 20  # like the core's own
 WRITE_TIMEOUT_S = 1.0  # the ring holds many steps, and about two are in flight: if it is full so long, a worker hangs
 KILL_WAIT_S = 1.0
+
+
+def _on_this_host(engine: ResolvedEngineConfig, num_ranks: int) -> ResolvedEngineConfig:
+    """On a CPU, the ranks may take what this host has, and not what the core's has."""
+    found = available() if engine.device == "cpu" else None
+    size, limit = (None, "") if found is None else found
+    return msgspec.structs.replace(
+        engine, host_memory_bytes=size, host_memory_limit=limit, host_ranks=num_ranks, data_parallel_size=1, frontends=1
+    )
 
 
 class HostRanks:
@@ -40,10 +50,12 @@ class HostRanks:
             on_failure.pop_all()
         self._children = {config.rank: child for config, child in zip(configs, children, strict=True)}
         self._said_ended: set[int] = set()
+        engine = _on_this_host(configs[0].engine, len(configs))
         for reader, config in enumerate(configs):
             fds = self._ring.fds(reader)
             here = msgspec.structs.replace(
                 config,
+                engine=engine,
                 model_dir=str(folder),
                 control_address=self._link.address,
                 plan_ring_fds=fds,

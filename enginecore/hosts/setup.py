@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from quire.enginecore.device import find_gpus, unfit_for_ranks
-from quire.enginecore.hosts.placement import HostEntry, PlacementError, place, read_hosts_file
+from quire.enginecore.hosts.placement import HostEntry, Placement, PlacementError, place, read_hosts_file
 from quire.enginecore.hosts.ray_hosts import RayHosts, own_devices
 from quire.enginecore.hosts.remote_ranks import RemoteRanks, no_others
 from quire.enginecore.hosts.same_model import model_files
@@ -42,7 +42,8 @@ def place_ranks(config: EngineConfig, template: WorkerConfig, folder: Path) -> t
     if gpus and (problem := unfit_for_ranks(gpus, len(placement.ranks_of(None)))):
         raise PlacementError(problem)
     keys, model, name = _keys(config.hosts_key_file), model_files(config, folder), gpus[0].name if gpus else None
-    return _bound_to(template, interface), RemoteRanks(placement, keys, model, name, silence_s=config.collective_timeout_s)
+    ranks = RemoteRanks(placement, keys, model, name, silence_s=config.collective_timeout_s)
+    return _bound_to(template, interface, placement), ranks
 
 
 def _by_ray(config: EngineConfig, template: WorkerConfig, folder: Path) -> tuple[WorkerConfig, RemoteRanks]:
@@ -63,7 +64,7 @@ def _by_ray(config: EngineConfig, template: WorkerConfig, folder: Path) -> tuple
         ray.close()
         raise
     ranks = RemoteRanks(placement, keys, model, name, ray.find if hosts else None, config.collective_timeout_s, ray.close)
-    return _bound_to(template, own), ranks
+    return _bound_to(template, own, placement), ranks
 
 
 def _interface(config: EngineConfig, hosts: list[HostEntry] | None = None) -> Interface:
@@ -81,8 +82,10 @@ def _interface(config: EngineConfig, hosts: list[HostEntry] | None = None) -> In
     return LOOPBACK
 
 
-def _bound_to(template: WorkerConfig, interface: Interface) -> WorkerConfig:
-    return msgspec.structs.replace(template, bound_to=interface)
+def _bound_to(template: WorkerConfig, interface: Interface, placement: Placement | None = None) -> WorkerConfig:
+    here = None if placement is None else len(placement.ranks_of(None))
+    engine = msgspec.structs.replace(template.engine, host_ranks=here)  # an agent puts its own number there
+    return msgspec.structs.replace(template, engine=engine, bound_to=interface)
 
 
 def _keys(path: str) -> KeyPair:

@@ -1,51 +1,59 @@
 """KVManager: which blocks each sequence holds, per KV group, and what the prefix cache can give it. No I/O.
 
-A KV group is a set of layers that share a block table: window 0 sees everything, a sliding window only its last tokens. All
-groups draw from one pool and grow together: block i of every group holds tokens [i * size, (i + 1) * size). Blocks that a
-window has left behind are given back, and their entries in the table name the null block. Only KVManager writes a
-SequenceBlocks. It knows nothing of scheduling; the scheduler's parts call it.
+A KV group is a set of layers that share a block table; groups.py has their kinds. All groups draw from one pool and grow
+together: block i of every group holds tokens [i * size, (i + 1) * size). Blocks that a window has left behind are given back,
+and their entries in the table name the null block. Only KVManager writes a SequenceBlocks. It knows nothing of scheduling; the
+scheduler's parts call it.
 """
 
 import bisect
 from collections import Counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from quire.enginecore.kv.pool import BlockHasher, BlockPool
-from quire.enginecore.kv.sequence_blocks import SequenceBlocks
+from quire.enginecore.kv.groups import group_of
+from quire.enginecore.kv.pool import NULL_BLOCK, BlockHasher, BlockPool
+from quire.enginecore.kv.sequence_blocks import NO_HITS, PrefixHits, SequenceBlocks
+from quire.enginecore.kv.states import NoStates, States
+from quire.ipc.messages.workers import KVGroupKind
 
-NULL_BLOCK = 0
-
-
-class PrefixHits(NamedTuple):
-    """The blocks that the prefix cache has for a sequence."""
-
-    blocks: list[list[int]]  # per KV group, all of equal length: the null block where a window does not look
-    num_blocks: int  # found for each group
-    waits_for: bytes | None = None  # another sequence is computing the next blocks, up to this one: nothing is taken yet
+NO_STATES = NoStates()
 
 
 class KVManager:
-    def __init__(self, num_blocks: int, block_size: int, windows: tuple[int, ...], num_slots: int):
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        kinds: tuple[KVGroupKind, ...],
+        num_slots: int,
+        states: States | NoStates = NO_STATES,
+    ):
         """num_slots: of the device's block tables, including the padding slot; a table row is group * num_slots + slot."""
         self.block_size = block_size
-        self.windows = windows
-        self.num_groups = len(windows)
+        self.groups = [group_of(kind, index, block_size) for index, kind in enumerate(kinds)]
+        self.num_groups = len(kinds)
+        self._early = [group for group in self.groups if group.frees_early]
         self._num_slots = num_slots
-        self.pool = BlockPool(num_blocks, self.num_groups)
+        self.states = states
+        self.pool = BlockPool(num_blocks, self.num_groups, states.forget)
         self.hasher = BlockHasher(block_size)
         self._pending: Counter[bytes] = Counter()  # hashes that prefills under way will register
         self._computes: dict[bytes, SequenceBlocks] = {}  # hash in _pending -> a sequence that computes its block, or did
         self._waited_for: set[bytes] = set()  # hashes in _pending that find_prefix has told a sequence to wait for
         self._resolved: list[bytes] = []  # those of them that are no longer pending
 
+    @property
+    def frees_early(self) -> bool:
+        """Whether running sequences give blocks back, in `release_outside_window`."""
+        return bool(self._early)
+
     def blocks_needed(self, num_tokens: Any) -> Any:
         """Blocks that a sequence of num_tokens tokens holds, over all groups; in groups with a window, the fewest that suffice.
 
         num_tokens is an int or an array, and so is the result."""
-        full = -(-num_tokens // self.block_size)
-        return sum(np.minimum(full, -(-w // self.block_size) + 2) if w else full for w in self.windows)
+        return sum((group.blocks_needed(num_tokens) for group in self.groups), 0 * num_tokens)
 
     def blocks_to_grow(self, held: SequenceBlocks, num_tokens: int) -> int:
         """Blocks per group that `held` lacks for `num_tokens`."""
@@ -60,6 +68,7 @@ class KVManager:
                 block = self.pool.allocate()
                 updates.append((row, len(blocks), block))
                 blocks.append(block)
+        held.num_blocks += count
         return updates
 
     def table_of(self, held: SequenceBlocks, slot: int) -> list[tuple[int, int, int]]:
@@ -88,68 +97,69 @@ class KVManager:
 
     def find_prefix(self, held: SequenceBlocks, num_tokens: int) -> PrefixHits:
         """The longest cached prefix of a sequence's num_tokens tokens, in whole blocks and without the last token; or the hash
-        of the block that it should wait for, because another sequence is computing it. `is_hashed` must hold."""
-        if not held.use_cache or not held.may_hit:
-            return PrefixHits([[] for _ in self.windows], 0)
-        hashes, most = held.hashes, (num_tokens - 1) // self.block_size
-        length = self._full_hits(hashes, most)
-        while True:
-            found = {g: self._window_hits(g, hashes, length) for g, window in enumerate(self.windows) if window}
-            shorter = min((reach for reach, _ in found.values()), default=length)
-            if shorter == length:
-                break
-            length = shorter
-        if length < most and hashes[length] in self._pending:
-            last = self._last_in_common(hashes, length, most)
-            self._waited_for.add(last)
-            return PrefixHits([[] for _ in self.windows], length, waits_for=last)
-        groups = range(self.num_groups)
-        return PrefixHits([found[g][1] if g in found else self.pool.find_all(g, hashes[:length]) for g in groups], length)
+        of the block that it should wait for, because another sequence is computing it. `is_hashed` must hold. The result is
+        also kept in `held.hits`, for `attach`."""
+        held.hits = self._hits_of(held, num_tokens)
+        return held.hits
 
-    def _last_in_common(self, hashes: list[bytes], first: int, end: int) -> bytes:
-        """The last of `hashes[first:end]` that is computed by the same sequence as hashes[first].
+    def _hits_of(self, held: SequenceBlocks, num_tokens: int) -> PrefixHits:
+        if not held.use_cache or not held.may_hit:
+            return PrefixHits([[] for _ in self.groups], 0)
+        hashes, most = held.hashes, (num_tokens - 1) // self.block_size
+        reach, length = self._count_hits(hashes, most)
+        if (block_hash := self._waits_for(hashes, reach, length, most)) is not None:
+            return PrefixHits([[] for _ in self.groups], length, waits_for=block_hash)
+        blocks = [group.hits(self.pool, hashes, length) for group in self.groups]
+        num_held = sum(len(some) - some.count(NULL_BLOCK) for some in blocks)
+        return PrefixHits(blocks, length, None, num_held, sum(map(self.pool.count_unused, blocks)), reach)
+
+    def _waits_for(self, hashes: list[bytes], reach: int, length: int, most: int) -> bytes | None:
+        """The block that a sequence should wait for, because another one is computing it. reach: blocks that are there already;
+        length: of these, what it would hit."""
+        if reach < most and hashes[reach] in self._pending:
+            last = self._last_in_common(hashes, reach, most)
+            if not self.states.ask_for(self._computes[hashes[reach]], last + 1):
+                self._waited_for.add(hashes[last])
+                return hashes[last]
+        return self.states.wait_for(hashes, length, most)
+
+    def _last_in_common(self, hashes: list[bytes], first: int, end: int) -> int:
+        """The index of the last of `hashes[first:end]` that is computed by the same sequence as hashes[first].
 
         Chains agree up to one point and nowhere after it. Waiting only for the first would mean a look after each chunk of the
         other sequence: 300 requests behind one new prefix of 60k tokens made a step's schedule take 66 ms."""
         other = self._computes[hashes[first]].hashes
         end = bisect.bisect_left(range(first, min(end, len(other))), True, key=lambda i: hashes[i] != other[i]) + first
-        return hashes[end - 1] if end > first and hashes[end - 1] in self._pending else hashes[first]
+        return end - 1 if end > first and hashes[end - 1] in self._pending else first
 
     def take_resolved(self) -> list[bytes]:
         """Hashes that a sequence was told to wait for, and that are no longer pending."""
         resolved, self._resolved = self._resolved, []
-        return resolved
+        return resolved + self.states.take_resolved()
 
-    def _full_hits(self, hashes: list[bytes], most: int) -> int:
-        """How many of the first `most` blocks are cached, one after the other, in all groups without a window."""
-        for group in (g for g, w in enumerate(self.windows) if not w):
-            most = self.pool.count_cached(group, hashes, most)
-        return most
+    def _count_hits(self, hashes: list[bytes], most: int) -> tuple[int, int]:
+        """How many of the first `most` blocks may be hit in all groups, and how many of these end where a state is kept."""
+        reach = length = self._agreed_by_groups(hashes, most)
+        while (count := self.states.count_hits(hashes, length)) < length:
+            length = self._agreed_by_groups(hashes, count)
+        return reach, length
 
-    def _window_hits(self, group: int, hashes: list[bytes], length: int) -> tuple[int, list[int]]:
-        """How many of `length` blocks may be hit by this group alone (fewer if one that the next token sees is not cached), and
-        the group's blocks if all may."""
-        first = self._first_visible(group, length * self.block_size)
-        found: list[int] = []
-        for i in range(length - 1, first - 1, -1):
-            block = self.pool.find(group, hashes[i])
-            if block is None:
-                return i, []
-            found.append(block)
-        return length, [NULL_BLOCK] * first + found[::-1]
+    def _agreed_by_groups(self, hashes: list[bytes], most: int) -> int:
+        length, agreed, at = most, 0, 0  # agreed: groups, the last ones asked, that have all of `length`
+        while agreed < self.num_groups:
+            count = self.groups[at].count_hits(self.pool, hashes, length)
+            agreed = agreed + 1 if count == length else 1
+            length, at = count, (at + 1) % self.num_groups
+        return length
 
-    def _first_visible(self, group: int, num_computed: int) -> int:
-        """Index of the first block that the token at position `num_computed` can see."""
-        window = self.windows[group]
-        return max(num_computed - window + 1, 0) // self.block_size if window else 0
-
-    def attach(self, held: SequenceBlocks, hits: PrefixHits) -> int:
-        """Give the blocks that were found to the sequence; returns how many each group has."""
+    def attach(self, held: SequenceBlocks) -> int:
+        """Give the blocks that `find_prefix` has found to the sequence; returns how many each group has."""
+        hits, held.hits = held.hits, NO_HITS
         for blocks in hits.blocks:
             self.pool.take(blocks)
         held.blocks = hits.blocks
-        held.num_released = [self._first_visible(g, len(b) * self.block_size) for g, b in enumerate(hits.blocks)]
-        held.num_registered = hits.num_blocks
+        held.num_released = [group.first_visible(hits.num_blocks * self.block_size) for group in self.groups]
+        held.num_blocks = held.num_registered = hits.num_blocks
         return hits.num_blocks
 
     def register(self, held: SequenceBlocks, num_full_blocks: int) -> None:
@@ -162,6 +172,7 @@ class KVManager:
             if held.is_pending:
                 self._drop_pending(held.hashes[i])
         held.num_registered = max(held.num_registered, end)
+        self.states.register(held)
 
     def add_pending(self, held: SequenceBlocks) -> None:
         """Let other sequences wait for the blocks that this one is about to compute."""
@@ -189,21 +200,24 @@ class KVManager:
     # ----------------------------------------------------------------------------------------------------- release
     def release_outside_window(self, held: SequenceBlocks, num_computed: int) -> None:
         """Give back blocks that no step can read after the one that computed token num_computed - 1."""
-        for group, window in enumerate(self.windows):
-            if not window:
-                continue
-            blocks, released = held.blocks[group], held.num_released[group]
-            first = min(self._first_visible(group, num_computed), len(blocks))
+        for group in self._early:
+            blocks, released = held.blocks[group.index], held.num_released[group.index]
+            first = min(group.first_visible(num_computed), len(blocks))
             for i in range(released, first):
                 self.pool.release([blocks[i]])
                 blocks[i] = NULL_BLOCK
-            held.num_released[group] = max(released, first)
+            held.num_released[group.index] = max(released, first)
 
     def free(self, held: SequenceBlocks) -> None:
         """Give back all blocks; the end of the sequence is evicted before its beginning."""
         for blocks in held.blocks:
             self.pool.release(reversed(blocks))
-        held.blocks, held.num_released, held.num_registered = [], [], 0
+        held.blocks, held.num_released, held.num_blocks, held.num_registered = [], [], 0, 0
+
+    def forget_all(self) -> None:
+        """Empty the prefix cache."""
+        self.pool.forget_all()
+        self.states.forget_all()
 
     def check(self, holders: list[SequenceBlocks]) -> None:
         """Assert that `holders`, all there are, account for every reference and every pending hash."""

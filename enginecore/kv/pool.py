@@ -13,11 +13,12 @@ end, the group for the layers in the block.
 import hashlib
 import secrets
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
 BlockHash = bytes
+NULL_BLOCK = 0
 NUM_RECENT = 4  # long chains that are kept, for the next ones to copy hashes from
 LONG_CHAIN = 8  # blocks; shorter chains take less time to hash than to compare
 
@@ -78,10 +79,14 @@ class BlockHasher:
 class BlockPool:
     """Blocks 1 to num_blocks - 1, shared by all KV groups."""
 
-    def __init__(self, num_blocks: int, num_groups: int):
-        if num_blocks < 2:
+    def __init__(self, num_blocks: int, num_groups: int, on_evicted: Callable[[BlockHash], None] = lambda block_hash: None):
+        """on_evicted: called with the hash of a cached block that is evicted.
+
+        Without groups, which only a model without attention has, the null block is enough."""
+        if num_blocks < (2 if num_groups else 1):
             raise ValueError("a block pool needs at least 2 blocks: the null block and one more")
         self.num_blocks = num_blocks
+        self._on_evicted = on_evicted
         self._free = list(range(num_blocks - 1, 0, -1))
         self._lru: OrderedDict[int, None] = OrderedDict()  # cached blocks, least recently used first
         self._refs = [0] * num_blocks
@@ -99,7 +104,7 @@ class BlockPool:
 
     @property
     def usage(self) -> float:
-        return self.num_used / (self.num_blocks - 1)
+        return self.num_used / max(self.num_blocks - 1, 1)
 
     def allocate(self) -> int:
         """A block of reference count 1 with no meaningful content. Raises IndexError if none is available."""
@@ -175,6 +180,7 @@ class BlockPool:
     def _forget(self, block: int) -> None:
         group, block_hash = self._hash_of.pop(block)
         del self._by_hash[group][block_hash]
+        self._on_evicted(block_hash)
 
     def check(self, holders: Iterable[Iterable[int]] | None = None) -> None:
         """Assert conservation; with `holders` (every sequence's blocks) also that the reference counts are theirs."""

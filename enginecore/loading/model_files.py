@@ -29,7 +29,7 @@ from quire.enginecore.loading.settings import plain
 from quire.enginecore.loading.tokenizer_files import ADDITIONAL_TEMPLATES, TokenizerFiles, TokenizerFilesError
 from quire.ipc.generation_config import check_overrides, generation_defaults, passed_over
 from quire.ipc.hub_names import hub_id_of
-from quire.ipc.text_config import checked_context, is_stretched, text_fields
+from quire.ipc.text_config import checked_context, checked_vocabulary, is_stretched, keeps_states, text_fields
 from quire.ipc.weights_file import weights_file
 
 log = logging.getLogger("quire.enginecore")
@@ -69,6 +69,7 @@ class ModelSummary(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int  # the model's own limit, rope scaling included
     eos_token_ids: list[int]  # ascending
     vocab_size: int
+    keeps_states: bool = False  # it has recurrent layers
 
 
 # ------------------------------------------------------------------------------------------------------- folders
@@ -190,8 +191,8 @@ def model_summary(
     _check_generation_defaults(_generation_config_file(model_dir, generation_config), generation_overrides)
     if nothing := no_vocabulary(config):
         raise ModelFilesError(nothing)
-    vocab_size = _positive(config, "vocab_size")
     try:
+        vocab_size = checked_vocabulary(_positive(config, "vocab_size"))
         max_model_len = checked_context(_max_model_len(config))
     except ValueError as error:
         raise ModelFilesError(str(error)) from None
@@ -199,6 +200,7 @@ def model_summary(
         max_model_len=max_model_len,
         eos_token_ids=_eos_token_ids(config, generation, tokenizer_dir or model_dir, vocab_size),
         vocab_size=vocab_size,
+        keeps_states=keeps_states(config),
     )
 
 

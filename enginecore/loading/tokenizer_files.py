@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from quire.ipc.text_config import MAX_VOCABULARY
+
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 ADDITIONAL_TEMPLATES = "additional_chat_templates"
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
@@ -99,7 +101,7 @@ class _Settings(NamedTuple):
         config = _object(folder / "tokenizer_config.json")
         decoder = config.get("added_tokens_decoder")
         if isinstance(decoder, dict):  # the present format, with which files of older formats are ignored
-            added = {int(key): _token(value) for key, value in decoder.items() if key.isdecimal() and _is_token(value)}
+            added = {_id(key, folder): _token(value) for key, value in decoder.items() if key.isdecimal() and _is_token(value)}
         else:
             config |= _object(folder / "special_tokens_map.json")
             added = _legacy_added(_object(folder / "added_tokens.json"), config)
@@ -141,8 +143,19 @@ def _with_tokens(folder: Path, tokenizer_json: bytes, settings: _Settings) -> by
         backend = tokenizers.Tokenizer.from_buffer(tokenizer_json)
     except Exception as error:  # `tokenizers` raises bare Exception
         raise TokenizerFilesError(f"{folder / 'tokenizer.json'} cannot be read: {error}") from None
+    if max(backend.get_vocab(with_added_tokens=True).values(), default=0) >= MAX_VOCABULARY:  # written, gaps would be filled
+        raise TokenizerFilesError(f"{folder / 'tokenizer.json'}: the ids of tokens must be below {MAX_VOCABULARY}")
     backend.add_tokens([tokenizers.AddedToken(**msgspec.to_builtins(token)) for token in missing])
     return backend.to_str().encode()
+
+
+def _id(key: str, folder: Path) -> int:
+    if len(key) > len(str(MAX_VOCABULARY)):
+        raise TokenizerFilesError(
+            f"{folder / 'tokenizer_config.json'}: added_tokens_decoder: {key:.40} is no token's id: ids must be below "
+            f"{MAX_VOCABULARY}"
+        )
+    return int(key)
 
 
 def _legacy_added(added: Mapping[str, Any], config: Mapping[str, Any]) -> dict[int, AddedToken]:
@@ -202,4 +215,8 @@ def _object(path: Path) -> dict[str, Any]:
         raise TokenizerFilesError(f"{path} cannot be read: {error}") from None
     if not isinstance(value, dict):
         raise TokenizerFilesError(f"{path} is not a JSON object")
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise TokenizerFilesError(f"{path} holds half a surrogate pair, which is no character") from None
     return value

@@ -6,9 +6,13 @@ queue stops until memory is freed. The others get a slot and their first chunk. 
 because decode rows wait for it; the rest is done in the next steps. Called by the scheduler once a step.
 """
 
-from quire.enginecore.kv.manager import NULL_BLOCK, KVManager, PrefixHits
+import numpy as np
+
+from quire.enginecore.kv.manager import KVManager
+from quire.enginecore.kv.sequence_blocks import PrefixHits
 from quire.enginecore.scheduling.config import SchedulerConfig
 from quire.enginecore.scheduling.decode import DecodeRows
+from quire.enginecore.scheduling.leases import Leases
 from quire.enginecore.scheduling.leaving import Leaving
 from quire.enginecore.scheduling.peak_estimate import PeakEstimate, Projection
 from quire.enginecore.scheduling.plan_builder import PlanBuilder, logits_processors_of, slot_words
@@ -33,6 +37,7 @@ class Admission:
         config: SchedulerConfig,
         slots: Slots,
         kv: KVManager,
+        leases: Leases,
         waiting: WaitingQueue,
         prefills: Prefills,
         decode: DecodeRows,
@@ -40,10 +45,10 @@ class Admission:
         counters: Counters,
     ):
         self.peak = PeakEstimate()
-        self._config, self._slots, self._kv, self._counters = config, slots, kv, counters
+        self._config, self._slots, self._kv, self._leases, self._counters = config, slots, kv, leases, counters
         self._waiting, self._prefills, self._decode, self._leaving = waiting, prefills, decode, leaving
         # the cap of block updates is four whole block tables; the last sequence admitted may add the fourth
-        self._max_table_updates = 3 * kv.num_groups * -(-config.max_model_len // config.block_size)
+        self._max_table_updates = 3 * max(kv.num_groups, 1) * -(-config.max_model_len // config.block_size)
         self._projection: Projection | None = None  # of the running sequences, for the step being made
         self._work = 0  # left for this step
 
@@ -53,7 +58,7 @@ class Admission:
         Cached prefixes count, too: they are looked up only when a sequence's turn comes.
         """
         num_streams = num_tokens = 0
-        places = len(self._slots.free)
+        places = self._slots.free
         for seq in self._waiting.could_start():
             if num_tokens >= enough or not places or seq is self._waiting.no_room_for:
                 break
@@ -96,9 +101,11 @@ class Admission:
                 return True
             if hits.waits_for is not None:  # another sequence is computing the same prefix: wait, then hit its blocks
                 self._waiting.wait_for_prefix(seq, hits.waits_for)
-            elif self._has_room_for(seq, hits):
+            elif self._prefills.puts_off(hits.num_blocks * self._config.block_size, len(seq.known), build, budget):
+                break
+            elif self._has_room_for(seq):
                 self._waiting.remove(seq)
-                budget -= self._start(seq, hits, build, budget)
+                budget -= self._start(seq, build, budget)
             else:
                 self._waiting.no_room_for = seq
         return False
@@ -115,21 +122,18 @@ class Admission:
         self._work -= LOOK_WORK + hits.num_blocks  # may go below 0: hits cannot be split
         return hits
 
-    def _has_room_for(self, seq: Sequence, hits: PrefixHits) -> bool:
+    def _has_room_for(self, seq: Sequence) -> bool:
         """Look ahead: whether the blocks of all sequences are expected to fit until their ends."""
-        kv, length = self._kv, len(seq.known)
-        if len(self._slots.free) == self._config.max_num_seqs:
-            return True  # no other sequence has blocks
-        held = sum(len(blocks) - blocks.count(NULL_BLOCK) for blocks in hits.blocks)
-        unused = sum(map(kv.pool.count_unused, hits.blocks))
-        new = max(int(kv.blocks_needed(length + 1)) - held, kv.num_groups) + unused
-        if new > kv.pool.num_available:
+        kv, length, hits = self._kv, len(seq.known), seq.blocks.hits
+        if self._slots.free == self._config.max_num_seqs:
+            return True  # no other sequence holds anything
+        if not self._leases.are_enough(seq):
             return False
         if not self._config.look_ahead:
             return True
         projection = self._projection = self._projection or self._project()
         final = self.peak.final_len(length, len(seq.prompt), seq.final_len, seq.ends_by_length)
-        counted_twice = max(projection.num_held - kv.pool.num_used, 0) + held - unused
+        counted_twice = max(projection.num_held - kv.pool.num_used, 0) + hits.num_held - hits.num_unused
         self._work -= PEAK_WORK if projection.is_short else 0
         return projection.add_if_it_fits(length, final, self._config.num_blocks - 1 + counted_twice)
 
@@ -137,15 +141,15 @@ class Admission:
         """A projection of the running sequences; sequences that the step admits are added later."""
         t = self._slots
         live = t.running.nonzero()[0]
-        used = t.sched_tokens[live]
+        used = np.minimum(t.sched_upper[live], t.final_len[live])
         final = self.peak.final_lens(used, t.prompt_len[live], t.final_len[live], t.ends_by_length[live])
         return Projection(used, final, self._kv.blocks_needed, self._config.max_num_seqs + 1)
 
-    def _start(self, seq: Sequence, hits: PrefixHits, build: PlanBuilder, budget: int) -> int:
+    def _start(self, seq: Sequence, build: PlanBuilder, budget: int) -> int:
         """Give a sequence its slot and first chunk; returns the chunk's tokens."""
         known = seq.known
-        slot = self._slots.lease(seq, known)
-        cached = self._kv.attach(seq.blocks, hits) * self._config.block_size
+        self._leases.take(seq)
+        slot, cached = seq.slot, seq.blocks.num_blocks * self._config.block_size
         self._waiting.started(seq, len(known), cached)
         seq.tokens = None
         seq.num_computed = cached

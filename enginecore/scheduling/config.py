@@ -2,7 +2,11 @@
 
 from dataclasses import dataclass
 
+from quire.enginecore.kv.states import NoStates, States
 from quire.enginecore.scheduling.prefill_budget import MIXED_STEP_TOKENS
+from quire.ipc.messages.workers import KVGroupKind
+from quire.ipc.speculative_config import SpeculativeConfig
+from quire.ipc.step.sections import STATE_CHUNK
 
 
 @dataclass(frozen=True)
@@ -12,7 +16,9 @@ class SchedulerConfig:
     max_model_len: int
     block_size: int
     num_blocks: int
-    windows: tuple[int, ...]  # per KV group; 0: sees everything
+    kv_groups: tuple[KVGroupKind, ...]
+    num_states: int = 0  # recurrent states, with the dummy; 0: the model has none
+    state_chunk: int = STATE_CHUNK
     enable_prefix_caching: bool = True
     policy: str = "fcfs"
     look_ahead: bool = True  # False: admit while blocks are free, and preempt when they run out
@@ -21,4 +27,9 @@ class SchedulerConfig:
     mixed_step_tokens: int = MIXED_STEP_TOKENS  # target size of the steps with decode rows over which prompts are spread
     num_micro_batches: int = 1  # of decode rows, scheduled in turn: as many as the model has stages
     long_prefill_token_threshold: int = 0  # most tokens of one prompt in a step; 0: no such limit
+    speculation: SpeculativeConfig | None = None
     max_queue_s: float = 0.0  # a waiting sequence comes before all priorities after this; 0: never
+
+    def states(self) -> States | NoStates:
+        """The pool of recurrent states that the model needs."""
+        return States(self.num_states, self.block_size, self.state_chunk) if self.num_states else NoStates()

@@ -1,19 +1,21 @@
-"""DecodeRows: sequences that have all known tokens computed; and the meaning of a row's sampled token. No I/O.
+"""DecodeRows: sequences that have all known tokens computed; and the meaning of a step's sampled tokens. No I/O.
 
-All code of the scheduler that relies on a decode row computing one token, and on a row sampling one, is in this file (for the
-rest of the engine see ipc/step/sections.py, beside TOKENS_PER_ROW):
+How many tokens a decode row computes and samples is decided on the device, within its window (windows.py). So a length is known
+by two bounds while steps are in flight: sched_tokens and sched_upper, which are num_tokens when all results are back.
 
-    a decode row         computes position sched_tokens - 1: it needs room for sched_tokens tokens
-    a row that samples   yields the token at position sched_tokens, which grows by one when it is scheduled, as num_tokens does
-                         when the result is back; it ends by length with its token at final_len - 1
-    a step's results     are one id a row, in row order; that of a row that does not sample is ignored
-    a step's budget      is used by a decode row as by one token of a prompt
+    a decode row         computes 1 to `window` positions, the first one from sched_tokens - 1 to sched_upper - 1: it needs room
+                         for sched_upper + window - 1 tokens, but the token at final_len - 1 is never computed
+    a row that samples   yields 1 to `window` tokens, from the position num_tokens on; the lower bound grows by one when it is
+                         scheduled, the upper one by `window`, and both are set right when its result is back
+    a row runs           while sched_tokens < final_len. If its last token came from an earlier step, it yields none
+    a step's budget      is used by a decode row as by one token of a prompt; drafts take what is left
 
 The scheduler calls it for every step, once to schedule and once to take results; a steady step is a few numpy calls. With
 pipeline stages the rows are divided into micro-batches (micro_batches.py): a step has the rows of the one that has its turn.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,20 +24,27 @@ from quire.enginecore.scheduling.micro_batches import MicroBatch, MicroBatches
 from quire.enginecore.scheduling.plan_builder import PlanBuilder
 from quire.enginecore.scheduling.sequence import Sequence, SequenceState, Slots
 from quire.enginecore.scheduling.step import ScheduledStep
-from quire.ipc.step.sections import TOKENS_PER_ROW
+from quire.enginecore.scheduling.windows import Windows
+from quire.ipc.step.samples import Samples
 
 MakeRoom = Callable[[Sequence], bool]  # see Leaving.make_room
 
 
-def num_tokens_of(rows: np.ndarray) -> int:
-    """Tokens of a step's budget that its decode rows take."""
-    return len(rows) * TOKENS_PER_ROW
+class Taken(NamedTuple):
+    """A step's tokens that count, without those behind a stop id, in row order."""
+
+    slots: np.ndarray  # of each token
+    samples: Samples
+    last: np.ndarray | slice  # int [k]: the index of each row's last token
+    counts: np.ndarray | int  # int [k]: each row's tokens
+    stops: np.ndarray  # bool: whether each token is a stop id
 
 
 class DecodeRows:
-    def __init__(self, slots: Slots, kv: KVManager, num_micro_batches: int = 1):
+    def __init__(self, slots: Slots, kv: KVManager, windows: Windows, num_micro_batches: int = 1):
         self._slots = slots
         self._kv = kv
+        self._windows = windows
         self.micro_batches = MicroBatches(num_micro_batches)
         self._filled: list[tuple[Sequence, int]] = []  # rows that filled a block, and their computed tokens
         self.num_stalled = 0  # rows left out of this step for lack of blocks
@@ -58,54 +67,81 @@ class DecodeRows:
     def remove(self, seq: Sequence) -> None:
         self.micro_batches.remove(seq.slot)
 
+    def num_computed(self, slot: int) -> int:
+        """Tokens that are computed for a row, with those of steps in flight."""
+        return int(self._slots.sched_tokens[slot]) - 1
+
     # -------------------------------------------------------------------------------------------------- schedule
     def schedule(self, build: PlanBuilder, budget: int, make_room: MakeRoom) -> np.ndarray:
         """Slots of the step's decode rows, from the micro-batch that has its turn; they take at most `budget` tokens."""
         t, micro_batch = self._slots, self.micro_batches.now
         self.num_stalled = 0
-        rows, most = micro_batch.rows, budget // TOKENS_PER_ROW
+        rows = micro_batch.rows
         if not len(rows):
             return rows
         left = t.sched_tokens[rows] < t.final_len[rows]
         if not left.all():
             rows = micro_batch.rows = rows[left]  # their last token is in flight
-        if len(rows) > most:  # take turns
-            micro_batch.rows = np.concatenate([rows[most:], rows[:most]])
-            rows = rows[:most]
-        short = t.sched_tokens[rows] > t.capacity[rows]
-        if short.any():
-            rows = self._grow(micro_batch, rows, short, build, make_room)
+        if len(rows) > budget:  # take turns
+            micro_batch.rows = np.concatenate([rows[budget:], rows[:budget]])
+            rows = rows[:budget]
+        build.window = self._windows.wanted(len(rows))
+        lacking = self._lacking(rows, build.window)
+        if build.window > 1 and lacking.sum() * self._kv.num_groups > self._kv.pool.num_available:
+            build.window, lacking = 1, self._lacking(rows, 1)
+        if lacking.any():
+            rows = self._grow(micro_batch, rows, lacking, build, make_room)
         if self.micro_batches.are_several and len(rows):
             build.lag = build.step - int(t.last_step[rows].max())
         t.last_step[rows] = build.step
         return rows
 
+    def _lacking(self, rows: np.ndarray, window: int) -> np.ndarray:
+        """Tokens for which these rows lack blocks; int [rows]."""
+        t = self._slots
+        reach = t.sched_upper[rows] if window == 1 else t.sched_upper[rows] + (np.minimum(window, t.max_window[rows]) - 1)
+        missing = np.maximum(np.minimum(reach, t.final_len[rows] - 1) - t.capacity[rows], 0)
+        return -(-missing // self._kv.block_size) if missing.any() else missing
+
     def _grow(
-        self, micro_batch: MicroBatch, rows: np.ndarray, short: np.ndarray, build: PlanBuilder, make_room: MakeRoom
+        self, micro_batch: MicroBatch, rows: np.ndarray, lacking: np.ndarray, build: PlanBuilder, make_room: MakeRoom
     ) -> np.ndarray:
-        """Give rows at the end of their last block another one; a row that gets none is left out, or preempted."""
+        """Give rows at the end of their last block those that they lack; a row that gets none is left out, or preempted."""
         t, before = self._slots, micro_batch.rows
-        needy = [t.sequence(slot) for slot in rows[short]]
-        needy.sort(key=lambda s: s.order)
+        at = lacking.nonzero()[0]
+        needy = [(t.sequence(slot), count) for slot, count in zip(rows[at].tolist(), lacking[at].tolist(), strict=True)]
+        needy.sort(key=lambda needs: needs[0].order)
         stalled: set[int] = set()
-        for seq in needy:
+        for seq, count in needy:
             if seq.state is not SequenceState.DECODE:
                 continue  # preempted just now, for an earlier one
-            if not make_room(seq):
+            may_wait = t.sched_tokens[seq.slot] <= t.capacity[seq.slot]  # the results in flight may show that it lacks nothing
+            if (may_wait and self._kv.pool.num_available < self._kv.num_groups) or not make_room(seq):
                 if seq.state is SequenceState.DECODE:
                     stalled.add(seq.slot)
                 continue
-            build.block_updates += self._kv.grow(seq.blocks, seq.slot, 1)
-            t.capacity[seq.slot] += self._kv.block_size
+            build.block_updates += self._kv.grow(seq.blocks, seq.slot, count)
+            build.state_copies += self._kv.states.leave_while_decoding(seq.blocks, int(t.capacity[seq.slot]))
+            t.capacity[seq.slot] += count * self._kv.block_size
         self.num_stalled = len(stalled)
         if not stalled and micro_batch.rows is before:
             return rows
         running = set(micro_batch.rows.tolist()) - stalled
         return np.asarray([slot for slot in rows.tolist() if slot in running], np.int32)
 
-    def advance(self, sampling: np.ndarray, lengths: np.ndarray) -> None:
-        """The rows of these slots, all of which sample, were scheduled; `lengths`: their sched_tokens before."""
-        self._slots.sched_tokens[sampling] = lengths + TOKENS_PER_ROW
+    def advance(self, build: PlanBuilder, rows: np.ndarray, samples: np.ndarray, mask_rows: np.ndarray) -> np.ndarray:
+        """The step's rows, by their slots, are all chosen: decide about its window. samples: bool [rows].
+
+        Returns the most tokens that each has computed after this step, int [rows]."""
+        t, sampling = self._slots, rows[samples]
+        self._windows.settle(build, rows, mask_rows)
+        reach = np.minimum(t.sched_upper[rows] + (build.window - 1), t.final_len[rows])
+        t.sched_tokens[sampling] += 1
+        t.sched_upper[sampling] += 1
+        if build.window > 1:
+            decode = rows[: len(rows) - len(build.prefills)]
+            t.sched_upper[decode] += np.minimum(build.window, t.max_window[decode]) - 1
+        return reach
 
     def are_as_sent(self, rows: np.ndarray) -> bool:
         """Whether the step's decode rows equal those of its micro-batch's last step, which the workers still hold.
@@ -116,31 +152,66 @@ class DecodeRows:
         return rows is sent or (sent is not None and np.array_equal(rows, sent))
 
     # --------------------------------------------------------------------------------------------------- results
-    def take(self, step: ScheduledStep, sampled: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Append a step's sampled tokens, int32 [rows], to its sequences; returns rows, slots, tokens of those that count."""
+    def take(self, step: ScheduledStep, samples: Samples, eos: np.ndarray) -> Taken:
+        """Append a step's sampled tokens to its sequences. eos: bool [vocabulary]."""
         t = self._slots
-        rows = (step.samples & t.alive[step.slots]).nonzero()[0]
-        slots, tokens = step.slots[rows], sampled[rows]
-        t.token_ids[slots, t.num_tokens[slots]] = tokens
-        t.num_tokens[slots] += TOKENS_PER_ROW
-        return rows, slots, tokens
+        counts = step.samples & t.alive[step.slots]
+        at = counts[samples.rows].nonzero()[0]
+        if len(at) < len(samples.tokens):
+            samples = samples.only(at)
+        slots = step.slots[samples.rows]
+        stops = self._are_stops(slots, samples.tokens, eos)
+        if step.window == 1:
+            t.token_ids[slots, t.num_tokens[slots]] = samples.tokens
+            t.num_tokens[slots] += 1
+            return Taken(slots, samples, slice(None), 1, stops)
+        self._settle(step, samples, counts.nonzero()[0])
+        starts = np.diff(samples.rows, prepend=-1).nonzero()[0]
+        lengths = np.diff(starts, append=len(at))
+        index = np.arange(len(at)) - starts.repeat(lengths)  # of each token within its row
+        before = np.cumsum(stops) - stops  # stop ids
+        kept = (before == before[starts].repeat(lengths)).nonzero()[0]
+        slots, stops, index = slots[kept], stops[kept], index[kept]
+        samples = samples.only(kept)
+        last = np.diff(samples.rows, append=-1).nonzero()[0]
+        t.token_ids[slots, t.num_tokens[slots] + index] = samples.tokens
+        t.num_tokens[slots[last]] += (index[last] + 1).astype(np.int32)
+        return Taken(slots, samples, last, index[last] + 1, stops)
 
-    def find_ended(self, slots: np.ndarray, tokens: np.ndarray, eos: np.ndarray) -> list[tuple[int, bool]]:
-        """(index, whether a stop id ended it) of the rows that end with this token. eos: bool [vocabulary]."""
+    def _settle(self, step: ScheduledStep, samples: Samples, rows: np.ndarray) -> None:
+        """Set the bounds of these rows' lengths right, after a step with windows."""
+        t, slots = self._slots, step.slots[rows]
+        counts = np.bincount(samples.rows, minlength=len(step.slots)).astype(np.int32)[rows]
+        num_decode = int(np.searchsorted(rows, len(step.slots) - len(step.prefills)))
+        most = np.ones(len(rows), np.int32)
+        most[:num_decode] = np.minimum(step.window, t.max_window[slots[:num_decode]])
+        t.sched_tokens[slots] += counts - 1
+        t.sched_upper[slots] += counts - most
+        self._windows.observe(samples.drafted[rows[:num_decode]], np.maximum(counts[:num_decode] - 1, 0))
+
+    def _are_stops(self, slots: np.ndarray, tokens: np.ndarray, eos: np.ndarray) -> np.ndarray:
         t = self._slots
-        stops = eos[np.minimum(tokens, len(eos) - 1)] & t.checks_eos[slots]
+        stops: np.ndarray = eos[np.minimum(tokens, len(eos) - 1)] & t.checks_eos[slots]
         for i in t.checks_ids[slots].nonzero()[0]:
             stops[i] |= int(tokens[i]) in t.sequence(slots[i]).stop_ids
-        ends = stops | (t.num_tokens[slots] >= t.final_len[slots])
-        return [(int(i), bool(stops[i])) for i in ends.nonzero()[0]]
+        return stops
 
-    def note_filled(self, slots: np.ndarray) -> None:
+    def find_ended(self, taken: Taken) -> list[tuple[Sequence, int, int, bool]]:
+        """(sequence, slot, its last token, whether that is a stop id that ended it) of the rows that end with this step."""
+        t, slots, stops = self._slots, taken.slots[taken.last], taken.stops[taken.last]
+        ends = (stops | (t.num_tokens[slots] >= t.final_len[slots])).nonzero()[0]
+        tokens = taken.samples.tokens[taken.last][ends].tolist()
+        columns = slots[ends].tolist(), tokens, stops[ends].tolist()
+        return [(t.sequence(slot), slot, token, stop) for slot, token, stop in zip(*columns, strict=True)]
+
+    def note_filled(self, taken: Taken) -> None:
         """Note rows that have just filled a block for `register_filled`; give back blocks that the window has left behind."""
-        computed = self._slots.num_tokens[slots] - TOKENS_PER_ROW  # of the steps that have returned
-        ends = (computed % self._kv.block_size == 0).nonzero()[0]
+        slots, size = taken.slots[taken.last], self._kv.block_size
+        computed = self._slots.num_tokens[slots] - 1  # of the steps that have returned
+        ends = (computed // size > (computed - taken.counts) // size).nonzero()[0]
         filled = [(self._slots.sequence(slots[i]), int(computed[i])) for i in ends]
         self._filled += filled
-        if any(self._kv.windows):
+        if self._kv.frees_early:
             self.register_filled()  # blocks that are given back should be findable
             for seq, num_computed in filled:
                 self._kv.release_outside_window(seq.blocks, num_computed)

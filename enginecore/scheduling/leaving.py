@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from quire.enginecore.kv.manager import KVManager
 from quire.enginecore.scheduling.decode import DecodeRows
+from quire.enginecore.scheduling.leases import Leases
 from quire.enginecore.scheduling.prefill import Prefills
 from quire.enginecore.scheduling.sequence import Sequence, SequenceState, Slots
 from quire.enginecore.scheduling.step import Counters
@@ -30,12 +31,13 @@ class Leaving:
         self,
         slots: Slots,
         kv: KVManager,
+        leases: Leases,
         waiting: WaitingQueue,
         prefills: Prefills,
         decode: DecodeRows,
         counters: Counters,
     ):
-        self._slots, self._kv, self._counters = slots, kv, counters
+        self._slots, self._kv, self._leases, self._counters = slots, kv, leases, counters
         self._waiting, self._prefills, self._decode = waiting, prefills, decode
         self._leaving: list[Sequence] = []  # finished or preempted, with a step in flight
         self.returned = 0  # the last step that has returned; set by the scheduler
@@ -126,9 +128,9 @@ class Leaving:
         waits_again = seq.state is SequenceState.DRAINING
         if waits_again:
             seq.tokens = self._slots.known(seq).copy()
-        self._kv.free(seq.blocks)
         self._waiting.stopped(seq, int(self._slots.num_tokens[seq.slot]))
-        self._slots.give_back(seq)
+        self._kv.states.keep_own(seq.blocks, self._decode.num_computed(seq.slot))
+        self._leases.give_back(seq)
         self._waiting.no_room_for = None
         if waits_again:
             seq.state, seq.num_computed = SequenceState.WAITING, 0

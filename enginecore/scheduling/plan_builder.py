@@ -17,6 +17,7 @@ from quire.ipc.step.sections import (
     PREFILL_CANDIDATES,
     PREFILL_PROMPT_LOGPROBS,
     PREFILL_SAMPLE,
+    SAMPLING_WINDOWS,
     SLOT,
     SLOT_VALUES,
 )
@@ -41,8 +42,10 @@ class PlanBuilder:
         self.step = step
         self.now = now
         self.micro_batch = self.lag = 0  # see sections.HEADER
+        self.window, self.draft_tokens = 1, 0
         self.slot_updates: list[bytes] = []  # of slot_words
         self.block_updates: list[tuple[int, int, int]] = []  # fields of BLOCK
+        self.state_copies: list[tuple[int, int]] = []  # fields of STATE_COPY
         self.prefills: list[tuple[Sequence, int]] = []
         self.samples: list[bool] = []
         self.side_targets: dict[int, SideTarget] = {}  # by the index of a prefill row
@@ -50,7 +53,7 @@ class PlanBuilder:
         self._prefill_tokens: list[np.ndarray] = []
         self._processors: list[np.ndarray] = []
         self._custom_processors: list[np.ndarray] = []
-        self.processor_words = 0
+        self.num_prefill_tokens = self.processor_words = 0
         self.table_updates = 0  # block updates that repeat a cached prefix
 
     def add_prefill(self, seq: Sequence, token_ids: np.ndarray, **values: int) -> None:
@@ -65,6 +68,7 @@ class PlanBuilder:
         self.samples.append(bool(flags & PREFILL_SAMPLE))
         self._prefill_rows.append(_PREFILL_ROW.pack(*_prefill_values(values)))
         self._prefill_tokens.append(token_ids)
+        self.num_prefill_tokens += len(token_ids)
 
     def add_processors(self, processors: LogitsProcessors) -> None:
         record = encode_logits_processors(processors)
@@ -96,15 +100,20 @@ class PlanBuilder:
             sections["custom_processors"] = np.concatenate(self._custom_processors)
         if len(mask_rows):
             sections["mask_rows"] = mask_rows
+        if self.state_copies:
+            sections["state_copies"] = np.array(self.state_copies, np.int32).view(DTYPES["state_copies"])[:, 0]
+        windows = SAMPLING_WINDOWS if self.window > 1 else 0
         longest = int(lengths[: len(decode)].max()) if len(decode) else 0
         return StepPlan(
             step=self.step,
             sections=sections,
-            sampling_kind=int(np.bitwise_or.reduce(sampling_kinds)) if len(sampling_kinds) else 0,
+            sampling_kind=windows | (int(np.bitwise_or.reduce(sampling_kinds)) if len(sampling_kinds) else 0),
             same_decode_rows=same,
             max_seq_len=max([longest, *(end for _, end in self.prefills)]),
             micro_batch=self.micro_batch,
             lag=self.lag,
+            window=self.window,
+            draft_tokens=self.draft_tokens,
         )
 
     def side_rows(self, first_prefill_row: int) -> dict[int, SideTarget]:

@@ -67,19 +67,26 @@ class Prefills:
 
     def chunk(self, seq: Sequence, build: PlanBuilder, budget: int, make_room: MakeRoom) -> int:
         """Schedule the next chunk of a sequence; returns its tokens (0 if there is no room now)."""
-        total = int(self._slots.num_tokens[seq.slot])
+        total = known = int(self._slots.num_tokens[seq.slot])
         if seq.num_computed < seq.num_scored < len(seq.prompt):
             total = seq.num_scored  # a chunk of its own: the prompt's logprobs up to here were sent before
+        if self.puts_off(seq.num_computed, known, build, budget):
+            return 0
         length = min(total - seq.num_computed, budget, self._longest_chunk)
         length = self._room_for(seq, length, make_room)
         if length <= 0:
             return 0
+        length = self._kv.states.cut(seq.blocks, seq.num_computed, length, known)
         grow = self._kv.blocks_to_grow(seq.blocks, seq.num_computed + length)
         if grow:
             build.block_updates += self._kv.grow(seq.blocks, seq.slot, grow)
             self._slots.capacity[seq.slot] += grow * self._kv.block_size
         self._put(seq, length, build)
         return length
+
+    def puts_off(self, start: int, known: int, build: PlanBuilder, budget: int) -> bool:
+        """Whether a chunk of so few tokens is rather left to a later step. A step with no other chunk takes any."""
+        return bool(build.prefills) and self._kv.states.puts_off(start, budget, known)
 
     def _room_for(self, seq: Sequence, length: int, make_room: MakeRoom) -> int:
         """How many of `length` tokens can be computed now: fewer if blocks are short, at least one block's worth or none."""
@@ -107,7 +114,10 @@ class Prefills:
             flags |= PREFILL_CANDIDATES
             num_prompt_logprobs = seq.num_candidates
         ids = t.token_ids[seq.slot, start:end]
-        build.add_prefill(seq, ids, start=start, flags=flags, next_token=next_token, num_prompt_logprobs=num_prompt_logprobs)
+        first, last = self._kv.states.begin_chunk(seq.blocks, start, end)
+        states = {"first_state": first, "last_state": last}
+        num_top = num_prompt_logprobs
+        build.add_prefill(seq, ids, start=start, flags=flags, next_token=next_token, num_prompt_logprobs=num_top, **states)
         seq.num_computed = end
         t.last_step[seq.slot] = build.step
         if not seq.first_scheduled:
@@ -120,6 +130,7 @@ class Prefills:
         written, self._written = self._written, []
         for seq, num_blocks in written:
             if seq.slot >= 0:  # not preempted in the same step
+                self._kv.states.step_made(seq.blocks)
                 self._kv.register(seq.blocks, num_blocks)
 
     def take_computed(self, build: PlanBuilder) -> list[Sequence]:

@@ -12,7 +12,8 @@ import numpy as np
 from quire.enginecore.kv.manager import KVManager
 from quire.enginecore.scheduling.admission import Admission
 from quire.enginecore.scheduling.config import SchedulerConfig
-from quire.enginecore.scheduling.decode import DecodeRows, num_tokens_of
+from quire.enginecore.scheduling.decode import DecodeRows
+from quire.enginecore.scheduling.leases import Blocks, Leases, OwnStates
 from quire.enginecore.scheduling.leaving import RUNNING, Leaving, Lost
 from quire.enginecore.scheduling.plan_builder import NO_WORDS, PlanBuilder
 from quire.enginecore.scheduling.prefill import Prefills
@@ -20,8 +21,10 @@ from quire.enginecore.scheduling.prefill_budget import prefill_budget
 from quire.enginecore.scheduling.sequence import Sequence, SequenceState, Slots
 from quire.enginecore.scheduling.step import Counters, ScheduledStep, StepOutput
 from quire.enginecore.scheduling.waiting import WaitingQueue
+from quire.enginecore.scheduling.windows import Windows
 from quire.ipc.messages.frontend import Finished, Started
 from quire.ipc.step.plan import StepPlan
+from quire.ipc.step.samples import Samples
 from quire.ipc.step.sections import SAMPLING_CUSTOM
 
 
@@ -29,17 +32,17 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig):
         self.config = config
         self.slots = Slots(config.max_num_seqs, config.max_model_len)
-        self.kv = KVManager(config.num_blocks, config.block_size, config.windows, num_slots=config.max_num_seqs + 1)
+        self.kv = KVManager(config.num_blocks, config.block_size, config.kv_groups, config.max_num_seqs + 1, config.states())
+        self.leases = Leases(self.slots, OwnStates(self.kv), Blocks(self.kv))
         self.waiting = WaitingQueue(config.policy, config.max_queue_s)
         self.counters = Counters()
         self._eos = np.zeros(max(config.vocab_size, 1), bool)
         self._eos[[i for i in config.eos_token_ids if i < config.vocab_size]] = True
-        self._decode = DecodeRows(self.slots, self.kv, config.num_micro_batches)
+        self._decode = DecodeRows(self.slots, self.kv, Windows(config, self.slots, self.counters), config.num_micro_batches)
         self._prefills = Prefills(self.slots, self.kv, config.long_prefill_token_threshold)
-        self._leaving = Leaving(self.slots, self.kv, self.waiting, self._prefills, self._decode, self.counters)
-        self._admission = Admission(
-            config, self.slots, self.kv, self.waiting, self._prefills, self._decode, self._leaving, self.counters
-        )
+        shared = self.slots, self.kv, self.leases, self.waiting, self._prefills, self._decode
+        self._leaving = Leaving(*shared, self.counters)
+        self._admission = Admission(config, *shared, self._leaving, self.counters)
         self._step = 0
         self._sequences: dict[tuple[int, int], list[Sequence]] = {}  # (owner, request id) -> live children
 
@@ -105,7 +108,7 @@ class Scheduler:
     def reset(self) -> list[Lost]:
         """The workers are gone, and with them the steps in flight and the KV cache. All that ran waits again; returns it."""
         lost = self._leaving.lose_all(self._step)
-        self.kv.pool.forget_all()
+        self.kv.forget_all()
         self._decode.micro_batches.forget_sent()
         return lost
 
@@ -122,7 +125,7 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        return self.config.max_num_seqs - len(self.slots.free) - len(self._leaving)
+        return self.config.max_num_seqs - self.slots.free - len(self._leaving)
 
     @property
     def oldest_step(self) -> int:
@@ -164,23 +167,20 @@ class Scheduler:
         if micro_batches.are_several:
             micro_batches.begin(build.step)
         same = self._decode.are_as_sent(decode)
-        rows, samples, sampling = decode, np.ones(len(decode), bool), decode
+        rows, samples = decode, np.ones(len(decode), bool)
         if build.prefills:
             rows = np.concatenate([decode, np.asarray([s.slot for s, _ in build.prefills], np.int32)])
             samples = np.concatenate([samples, np.asarray(build.samples, bool)])
-            sampling = rows[samples]
-        lengths = self.slots.sched_tokens[rows]
         mask_rows = NO_WORDS
         if self.slots.num_constrained:
+            lengths = self.slots.sched_tokens[rows]
             mask_rows = (samples & (lengths >= self.slots.mask_from[rows])).nonzero()[0].astype(np.int32)
-        plan = build.finish(decode, same, self.slots.sampling_kind[sampling], lengths, mask_rows)
-        self._decode.advance(sampling, lengths[samples])
+        lengths = self._decode.advance(build, rows, samples, mask_rows)
+        plan = build.finish(decode, same, self.slots.sampling_kind[rows[samples]], lengths, mask_rows)
         self._decode.add(self._prefills.take_computed(build))
-        side_rows = build.side_rows(len(decode))
         processed = self._processed_rows(rows, samples) if plan.sampling_kind & SAMPLING_CUSTOM else NO_WORDS
-        return plan, ScheduledStep(
-            build.step, rows, samples, build.prefills, plan.num_tokens, side_rows, mask_rows=mask_rows, processed_rows=processed
-        )
+        beside = build.side_rows(len(decode)), processed, mask_rows, plan.window, plan.draft_tokens
+        return plan, ScheduledStep(build.step, rows, samples, build.prefills, plan.num_tokens, *beside)
 
     def _processed_rows(self, rows: np.ndarray, samples: np.ndarray) -> np.ndarray:
         """The rows, of these slots, that the operator's own logits processors see; int32."""
@@ -192,7 +192,7 @@ class Scheduler:
         decode = self._decode.schedule(build, self._for_decode(), make_room)
         if not self._prefills and not self.waiting.num_to_schedule and len(decode):
             return decode
-        has_more = self._schedule_prefills(build, self._for_prefill(num_tokens_of(decode)))
+        has_more = self._schedule_prefills(build, self._for_prefill(len(decode)))
         if not len(decode) and not build.prefills and not self._leaving.has_preempted:
             decode = self._decode.schedule(build, budget, make_room)  # no prefill used the budget reserved for it
         while not len(decode) and not build.prefills and self._leaving.returned == self._step:
@@ -233,8 +233,8 @@ class Scheduler:
         return prefill_budget(num_decode, streams, num_new_streams, num_tokens, left, target)
 
     # --------------------------------------------------------------------------------------------------- results
-    def update(self, scheduled: ScheduledStep, sampled: np.ndarray, now: float) -> StepOutput:
-        """Take a step's sampled ids (int32 [rows]); steps return in order. now: seconds of a clock that never goes back."""
+    def update(self, scheduled: ScheduledStep, samples: Samples, now: float) -> StepOutput:
+        """Take a step's sampled tokens; steps return in order. now: seconds of a clock that never goes back."""
         self.register_filled_blocks()
         t = self.slots
         self._leaving.returned = scheduled.step
@@ -242,17 +242,18 @@ class Scheduler:
             seq.num_scored = max(seq.num_scored, min(computed, len(seq.prompt)))
             if seq.slot >= 0:
                 self.kv.release_outside_window(seq.blocks, computed)
-        if any(self.config.windows):
+        if self.kv.frees_early:
             self.waiting.no_room_for = None  # windows give blocks back without an end
-        rows, slots, tokens = self._decode.take(scheduled, sampled)
+        taken = self._decode.take(scheduled, samples, self._eos)
+        slots, (tokens, rows, places, drafted) = taken.slots, taken.samples
         self.counters.generation_tokens += len(tokens)
-        out = StepOutput(t.owner[slots], t.key[slots], tokens, rows, t.wants_logprobs[slots], now - t.last_token_time[slots])
-        t.last_token_time[slots] = now
-        self._report_started(slots, out)
-        # looked up before any of these sequences ends and gives back its slot
-        ends = self._decode.find_ended(slots, tokens, self._eos)
-        ended = [(t.sequence(slots[i]), int(slots[i]), int(tokens[i]), stop) for i, stop in ends]
-        self._decode.note_filled(slots)
+        of_rows = slots[taken.last]
+        columns = t.owner[slots], t.key[slots], tokens, rows, t.wants_logprobs[slots], now - t.last_token_time[of_rows]
+        out = StepOutput(*columns, places, drafted=drafted)
+        t.last_token_time[of_rows] = now
+        self._report_started(of_rows, out)
+        ended = self._decode.find_ended(taken)  # before any of these sequences ends and gives back its slot
+        self._decode.note_filled(taken)
         for seq, slot, token, by_stop_id in ended:
             self._admission.peak.observe(int(t.num_tokens[slot]) - len(seq.prompt))
             reason = Finished(seq.key, "stop", token) if by_stop_id else Finished(seq.key, "length")
@@ -274,8 +275,8 @@ class Scheduler:
 
     def check(self) -> None:
         """Assert that no slot, block or sequence is leaked or wrongly shared."""
-        held = self.slots.check()
-        self.kv.check([s.blocks for s in held])
+        held = self.slots.holders
+        self.leases.check(held)
         for part in (self._decode, self._prefills, self._leaving):
             part.check(held)
         self.waiting.check()

@@ -5,6 +5,7 @@ Index ranges of a running sequence's tokens, counted from the prompt's start:
     [0, num_computed)            KV written, or being written by steps in flight: all that has been scheduled
     [0, num_tokens)              ids known to the host
     [num_tokens, sched_tokens)   sampled by steps in flight: ids not known yet
+    [num_tokens, sched_upper)    the most that these steps may sample, if rows have windows
     [0, final_len)               all that may ever exist: prompt + max_tokens, bounded by the context
 
 decode.py says which of these a decode row computes and samples.
@@ -23,6 +24,7 @@ from quire.enginecore.tenants.tenant import TenantState
 from quire.ipc.sampling import RequestOutputKind, SamplingParams
 from quire.ipc.step.sections import (
     INT32_MAX,
+    MAX_WINDOW,
     SAMPLING_CUSTOM,
     SAMPLING_FILTER,
     SAMPLING_LOGPROBS,
@@ -107,6 +109,11 @@ class Sequence:
         return self.params.needs_logits_processors
 
     @property
+    def max_window(self) -> int:
+        """Most tokens of a decode row: one if the core or the operator's own code has a say in each of its tokens."""
+        return 1 if self.constraint is not None or self.is_processed else MAX_WINDOW
+
+    @property
     def min_len(self) -> int:
         """The length below which none of min_tokens_stop_ids may be sampled."""
         return min(len(self.prompt) + self.params.min_tokens, self.final_len)
@@ -143,11 +150,13 @@ class Slots:
 
     def __init__(self, max_num_seqs: int, max_model_len: int):
         n = max_num_seqs
-        self.free = list(range(n - 1, -1, -1))
+        self._free = list(range(n - 1, -1, -1))
         self.sequences: list[Sequence | None] = [None] * n
         self.token_ids = _sparse_zeros(n, max_model_len + 1)
         self.num_tokens = np.zeros(n, np.int32)
-        self.sched_tokens = np.zeros(n, np.int32)
+        self.sched_tokens = np.zeros(n, np.int32)  # when all scheduled steps are done: the fewest tokens,
+        self.sched_upper = np.zeros(n, np.int32)  # and the most, which may be beyond final_len
+        self.max_window = np.zeros(n, np.int32)
         self.capacity = np.zeros(n, np.int32)  # tokens that the allocated blocks hold
         self.prompt_len = np.zeros(n, np.int32)
         self.final_len = np.zeros(n, np.int32)
@@ -169,13 +178,21 @@ class Slots:
         self.mask_from = np.full(n, INT32_MAX, np.int32)
         self.num_constrained = 0  # while it is 0, the two tables are not read
 
-    def lease(self, seq: Sequence, tokens: np.ndarray) -> int:
-        """Give `seq` a slot; `tokens` are all its known ids."""
-        slot = self.free.pop()
+    # A lease (leases.py).
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    def need(self, seq: Sequence) -> int:
+        return 1
+
+    def take(self, seq: Sequence) -> None:
+        slot, tokens = self._free.pop(), seq.known
         self.sequences[slot], seq.slot = seq, slot
         n = len(tokens)
         self.token_ids[slot, :n] = tokens
-        self.num_tokens[slot] = self.sched_tokens[slot] = n
+        self.num_tokens[slot] = self.sched_tokens[slot] = self.sched_upper[slot] = n
+        self.max_window[slot] = seq.max_window
         self.capacity[slot] = 0
         self.prompt_len[slot], self.final_len[slot] = len(seq.prompt), seq.final_len
         self.ends_by_length[slot] = seq.ends_by_length
@@ -192,7 +209,6 @@ class Slots:
         self.last_token_time[slot] = seq.last_token_time
         self.constrained[slot], self.mask_from[slot] = seq.constraint is not None, seq.mask_from
         self.num_constrained += seq.constraint is not None
-        return slot
 
     def sequence(self, slot: int) -> Sequence:
         """The sequence with this slot, which must be leased."""
@@ -209,13 +225,16 @@ class Slots:
         seq.last_token_time = float(self.last_token_time[seq.slot])
         self.alive[seq.slot] = False
         self.num_constrained -= seq.constraint is not None
-        self.free.append(seq.slot)
+        self._free.append(seq.slot)
         seq.slot = -1
 
-    def check(self) -> list[Sequence]:
-        """Assert that every slot is leased once or free; returns the sequences with slots."""
-        held = [s for s in self.sequences if s is not None]
-        assert len(held) + len(self.free) == len(self.sequences) and len(set(self.free)) == len(self.free)
+    @property
+    def holders(self) -> list[Sequence]:
+        """All sequences with a slot."""
+        return [s for s in self.sequences if s is not None]
+
+    def check(self, held: list[Sequence]) -> None:
+        assert held == self.holders
+        assert len(held) + len(self._free) == len(self.sequences) and len(set(self._free)) == len(self._free)
         assert all(self.sequences[s.slot] is s for s in held)
         assert self.num_constrained == sum(s.constraint is not None for s in held)
-        return held

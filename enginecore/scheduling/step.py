@@ -6,6 +6,7 @@ import numpy as np
 
 from quire.enginecore.scheduling.plan_builder import NO_WORDS, SideTarget
 from quire.enginecore.scheduling.sequence import Sequence
+from quire.enginecore.speculation_stats import WindowCounters
 from quire.ipc.messages.frontend import Finished, Started
 
 
@@ -17,24 +18,33 @@ class ScheduledStep:
     slots: np.ndarray  # int32 [rows]
     samples: np.ndarray  # bool [rows]
     prefills: list[tuple[Sequence, int]]  # sequence, and tokens computed once this step is done
-    num_tokens: int
+    num_tokens: int  # at most
     side_rows: dict[int, SideTarget] = field(default_factory=dict)  # rows with results that come by message, too
     processed_rows: np.ndarray = field(default_factory=lambda: NO_WORDS)  # int32; NO_TOKEN here means a processor failed
     mask_rows: np.ndarray = field(default_factory=lambda: NO_WORDS)  # int32; NO_TOKEN here means a mask did not come
+    window: int = 1  # most tokens of a decode row
+    draft_tokens: int = 0  # most drafts of all rows
+
+    @property
+    def size(self) -> tuple[int, int, int]:
+        """(step, rows, most drafts): the result words that there will be."""
+        return self.step, len(self.slots), self.draft_tokens
 
 
 @dataclass
 class StepOutput:
-    """The meaning of a step's results: new tokens in row order, and sequences that began or ended. Arrays have equal length."""
+    """The meaning of a step's results: new tokens in row order, and sequences that began or ended. Arrays are of tokens."""
 
     owners: np.ndarray
     keys: np.ndarray
     tokens: np.ndarray
     rows: np.ndarray  # row of the step that each token came from
     wants_logprobs: np.ndarray
-    since_last: np.ndarray  # seconds since the previous token of the same sequence; NaN for its first
+    since_last: np.ndarray  # [rows with tokens] seconds since the previous ones of the same sequence; NaN for its first
+    places: np.ndarray  # where the step's results have the log-probabilities of each token
     finished: list[tuple[int, Finished]] = field(default_factory=list)  # (owner, ...)
     started: list[tuple[int, Started]] = field(default_factory=list)
+    drafted: np.ndarray = field(default_factory=lambda: NO_WORDS)  # int32 [rows of the step]: drafts that were verified
 
 
 @dataclass
@@ -46,3 +56,4 @@ class Counters:
     preemptions: int = 0
     replays: int = 0  # requests
     replays_given_up: int = 0  # requests
+    windows: WindowCounters = field(default_factory=WindowCounters)

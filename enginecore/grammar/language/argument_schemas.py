@@ -107,9 +107,16 @@ def parameters_of(schema: Any) -> tuple[dict[str, Any], dict[str, tuple[Any, boo
     if not isinstance(properties, dict) or not is_names(required):
         raise ValueError("`properties` must be an object, and `required` a list of texts")
     others = root.get("additionalProperties", True)
-    names = {name: (value, name in required) for name, value in properties.items() if value is not False or name in required}
+    names = {
+        name: (value, name in required) for name, value in properties.items() if name in required or not _is_never(value, root)
+    }
     names |= {str(name): (others, True) for name in required if name not in properties}
     return root, names
+
+
+def _is_never(schema: Any, root: dict[str, Any]) -> bool:
+    """Whether no value is valid by it, so that a property that is not required is not written."""
+    return schema is False or any(resolved(schema, root).get(name) == [] for name in ("enum", *_CHOICES))
 
 
 def resolved(schema: Any, root: dict[str, Any]) -> dict[str, Any]:
