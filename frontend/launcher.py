@@ -16,7 +16,8 @@ import msgspec
 
 from quire.frontend.client.client import Client
 from quire.ipc.config import EngineConfig
-from quire.ipc.process.children import CORE_MODULE, Child, how_it_ended, prespawn, wait_for_all
+from quire.ipc.cpu_memory import available
+from quire.ipc.process.children import CORE_MODULE, FROM_OUTSIDE, Child, how_it_ended, prespawn, wait_for_all, was_killed
 from quire.ipc.process.stopped import StoppedFor
 
 log = logging.getLogger("quire.serve")
@@ -35,7 +36,11 @@ STOP_GRACE_S = 40.0  # the core lets requests finish for up to 30 s
 
 
 class EngineStartError(RuntimeError):
-    """The engine could not start; the text is the engine's own and for the user."""
+    """The engine could not start; the text is the engine's own and for the user. from_outside: it was ended by a signal."""
+
+    def __init__(self, text: str, from_outside: bool = False) -> None:
+        super().__init__(text)
+        self.from_outside = from_outside
 
 
 class CoreProcess:
@@ -77,6 +82,9 @@ def engine_configs(config: EngineConfig) -> list[EngineConfig]:
     """One config per engine of --data-parallel-size, each with GPUs of its own. Raises ValueError."""
     if config.data_parallel_size > 1 and config.listen is not None:
         raise ValueError("--listen is one engine's address, and --data-parallel-size says that there are several")
+    several = config.data_parallel_size > 1 and config.device != "cuda"  # the memory is read once: they share it
+    if several and (found := available()) is not None:
+        config = msgspec.structs.replace(config, host_memory_bytes=found.num_bytes, host_memory_limit=found.limit)
     return [
         msgspec.structs.replace(config, device_index=config.device_index + i * config.world_size)
         for i in range(config.data_parallel_size)
@@ -154,7 +162,8 @@ def _addresses(starts: Sequence["_Start"], timeout_s: float | None) -> list[str]
             try:
                 address = start.address(patience_s / (len(starts) - len(found)))
             except EngineStartError as error:
-                raise EngineStartError(f"engine {number}: {error}" if len(starts) > 1 else str(error)) from None
+                text = f"engine {number}: {error}" if len(starts) > 1 else str(error)
+                raise EngineStartError(text, error.from_outside) from None
             if address is not None:
                 found[number] = address
         if deadline is not None and time.monotonic() > deadline:
@@ -175,12 +184,15 @@ class _Start:
         if said is not None and "ready" in said:
             return said["ready"]
         if said is not None and "error" in said:
-            raise EngineStartError(said["error"])
+            raise EngineStartError(said["error"], FROM_OUTSIDE in said)
         code = self._child.wait(0.0)
         if code is not None:
-            raise EngineStartError(f"the engine ended while it started ({how_it_ended(code)}); if it said why, that is above")
+            text = f"the engine ended while it started ({how_it_ended(code)}); if it said why, that is above"
+            raise EngineStartError(text, was_killed(code))
         stopped_s = self._stopped_for.seconds(self._child.is_stopped())
         if stopped_s > self._stopped_limit_s:
             self._child.send_signal(signal.SIGKILL)  # the only signal that a stopped process obeys
-            raise EngineStartError(f"the engine's process was stopped by a signal {stopped_s:.3g} s ago, while it started")
+            raise EngineStartError(
+                f"the engine's process was stopped by a signal {stopped_s:.3g} s ago, while it started", True
+            )
         return None

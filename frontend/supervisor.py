@@ -28,7 +28,11 @@ T = TypeVar("T")
 
 
 class StartFailed(Exception):
-    """A process could not be started; the text is for the user."""
+    """A process could not be started; the text is for the user. from_outside: a signal from outside ended it."""
+
+    def __init__(self, text: str, from_outside: bool = False) -> None:
+        super().__init__(text)
+        self.from_outside = from_outside
 
 
 class Supervised(Protocol):
@@ -74,15 +78,15 @@ class Supervisor:
                 log.info("%s is back", self._process.name)
 
     async def _start_again(self, what: str) -> None:
-        why = ""  # of the last failed start
-        while (pause_s := self._restarts.ended(time.monotonic())) is not None:
+        why, from_outside = "", False  # of the last failed start
+        while (pause_s := self._restarts.ended(time.monotonic(), from_outside)) is not None:
             self._process.on_down()
             log.error("%s %s; %s; next start in %.0f s", self._process.name, what, self._process.while_down, pause_s)
             await asyncio.sleep(pause_s)
             try:
                 return await self._process.start_again()
             except StartFailed as error:
-                why = str(error)
+                why, from_outside = str(error), error.from_outside
                 what = f"did not start again ({why})"
         raise StartFailed(f"{self._process.name} {f'cannot start again: {why}' if why else f'{what}, as often before'}")
 

@@ -7,37 +7,34 @@ import argparse
 import http.client
 import json
 import os
-import ssl
 from collections.abc import Iterable, Iterator
-from typing import Any
-from urllib.parse import urlsplit
+from typing import Any, NamedTuple
 
-from quire.ipc.process.command import as_started
+from quire.frontend.cli.api_address import Address, ChatError, NotReadyError, StrangerError
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 URL = "http://127.0.0.1:8000"
-_CONNECT_TIMEOUT_S = 10.0
 _READ_TIMEOUT_S = 600.0  # between two reads of an answer
 
 
-class ChatError(Exception):
-    """A request has failed; the text is for the user."""
+class Piece(NamedTuple):
+    """A piece of a chat's answer."""
 
-
-class NotReadyError(ChatError):
-    """No connection, or a 5xx answer: the server, or one behind a proxy, may be starting."""
+    text: str
+    is_reasoning: bool = False
 
 
 def add_client_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of every command that asks a server."""
-    parser.add_argument("--url", default=URL, help="address of the server (default: %(default)s)")
+    parser.add_argument("--url", default=URL, help="address of the server: http, https, or unix:PATH (default: %(default)s)")
     parser.add_argument("--model", "--model-name", help="one of the server's models (default: its first)")
     parser.add_argument("--api-key", help=f"the server's key (default: {KEY_VARIABLE} of the environment, or none)")
+    parser.add_argument("--cacert", metavar="FILE", help="a certificate, in PEM, to trust for https (default: the system's)")
 
 
 def server_of(args: argparse.Namespace) -> "ChatServer":
     """The server that a command's flags name. Raises ChatError."""
-    return ChatServer(args.url, api_key_of(args))
+    return ChatServer(args.url, api_key_of(args), cacert=args.cacert)
 
 
 def api_key_of(args: argparse.Namespace) -> str | None:
@@ -45,20 +42,12 @@ def api_key_of(args: argparse.Namespace) -> str | None:
 
 
 class ChatServer:
-    """url: with or without its /v1."""
+    """url, cacert: as for Address (api_address.py)."""
 
-    def __init__(self, url: str, api_key: str | None = None, headers: Iterable[tuple[str, str]] = ()) -> None:
-        try:
-            parts = urlsplit(url if "://" in url else f"http://{url}")
-            port = parts.port
-        except ValueError:
-            raise ChatError(f"{url}: this is not an URL") from None
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ChatError(f"{url}: an URL like http://127.0.0.1:8000 is needed")
-        self._secure = parts.scheme == "https"
-        self._host, self._port = parts.hostname, port
-        self._prefix = parts.path.rstrip("/").removesuffix("/v1")
-        self._url = url
+    def __init__(
+        self, url: str, api_key: str | None = None, headers: Iterable[tuple[str, str]] = (), cacert: str | None = None
+    ) -> None:
+        self.address = Address(url, cacert)
         self._headers = {"Content-Type": b"application/json"}
         if api_key is not None:
             if not api_key.isprintable():
@@ -67,7 +56,7 @@ class ChatServer:
         self._headers |= {name: value.encode() for name, value in headers}
 
     def models(self) -> list[str]:
-        """Names of the server's models."""
+        """Names of the server's models. Raises ChatError; StrangerError if what answers has no list of models."""
         return [str(card["id"]) for card in self.model_cards()]
 
     def model_cards(self) -> list[dict[str, Any]]:
@@ -75,18 +64,27 @@ class ChatServer:
             answer = _json(response.read())
         return [card for card in _objects(answer, "data") if "id" in card]
 
+    def text(self, path: str) -> str:
+        """The answer to GET as text. Raises ChatError."""
+        with self._request("GET", path) as response:
+            return response.read().decode(errors="replace")
+
     def first_model(self) -> str:
         name = next(iter(self.models()), None)
         if name is None:
             raise ChatError("the server offers no model")
         return name
 
-    def stream(self, body: dict[str, Any]) -> Iterator[str]:
-        """Yield a chat's answer in pieces of text. Raises ChatError; closing the iterator stops the answer."""
+    def stream(self, body: dict[str, Any]) -> Iterator[Piece]:
+        """Yield a chat's answer in pieces. Raises ChatError; closing the iterator stops the answer."""
         for choice in self._choices("/v1/chat/completions", body):
             delta = choice.get("delta")
-            if isinstance(delta, dict) and (text := delta.get("content")):
-                yield str(text)
+            if not isinstance(delta, dict):
+                continue
+            if reasoning := delta.get("reasoning") or delta.get("reasoning_content"):
+                yield Piece(str(reasoning), is_reasoning=True)
+            if text := delta.get("content"):
+                yield Piece(str(text))
 
     def complete(self, body: dict[str, Any]) -> Iterator[str]:
         """Yield a completion, likewise."""
@@ -111,26 +109,19 @@ class ChatServer:
         raise ChatError("the answer broke off")
 
     def _request(self, method: str, path: str, body: bytes | None = None) -> "_Response":
-        connection: http.client.HTTPConnection
-        if self._secure:
-            context = ssl.create_default_context()
-            connection = http.client.HTTPSConnection(self._host, self._port, timeout=_CONNECT_TIMEOUT_S, context=context)
-        else:
-            connection = http.client.HTTPConnection(self._host, self._port, timeout=_CONNECT_TIMEOUT_S)
-        try:
-            connection.connect()
-        except OSError as error:
-            hint = f"start one with: {as_started('quire serve')}"
-            raise NotReadyError(f"nobody answers at {self._url} ({error.strerror or error}); {hint}") from None
+        connection = self.address.connect()
         try:
             connection.sock.settimeout(_READ_TIMEOUT_S)
-            connection.request(method, self._prefix + path, body, self._headers)
+            connection.request(method, self.address.prefix + path, body, self._headers)
             response = connection.getresponse()
             if response.status != 200:
-                raise _refused(response.read(), response.status)
+                page = response.read()
+                if self.address.is_for_tls(page):
+                    raise ChatError(self.address.wants_https())
+                raise _refused(page, response.status, method)
         except (OSError, http.client.HTTPException) as error:
             connection.close()
-            raise ChatError(f"{self._url} broke off: {error}") from None
+            raise ChatError(self.address.why_broken(error)) from None
         except BaseException:  # includes Ctrl-C: raised again, with the connection closed
             connection.close()
             raise
@@ -152,12 +143,14 @@ class _Response:
         self._connection.close()
 
 
-def _refused(data: bytes, status: int) -> ChatError:
+def _refused(data: bytes, status: int, method: str) -> ChatError:
     """The error of an answer with a status other than 200; of a proxy's page only the status is used."""
     try:
         answer = json.loads(data)
     except ValueError:
         answer = None
+    if method == "GET" and status in (404, 405) and not (isinstance(answer, dict) and "error" in answer):
+        return StrangerError(f"what answers has no list of models (HTTP status {status}); is this an OpenAI-compatible server?")
     kind = NotReadyError if status >= 500 else ChatError
     return kind(_error_text(answer if isinstance(answer, dict) else {}, status))
 
@@ -166,7 +159,7 @@ def _json(data: bytes) -> dict[str, Any]:
     try:
         value = json.loads(data)
     except ValueError:
-        raise ChatError("the server's answer is not JSON; is this an OpenAI-compatible server?") from None
+        raise StrangerError("the server's answer is not JSON; is this an OpenAI-compatible server?") from None
     return value if isinstance(value, dict) else {}
 
 

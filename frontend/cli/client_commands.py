@@ -34,15 +34,23 @@ def add_client_commands(commands: "argparse._SubParsersAction[CommandParser]", w
 def _add_chat(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     chat = commands.add_parser(
         "chat",
-        help="talk to a served model in the terminal",
-        description="Talk to any OpenAI-compatible server. Ctrl-C stops an answer, /clear forgets, /exit (or Ctrl-D) leaves. "
-        "With text piped in, answers that and ends.",
+        help="talk to a model in the terminal",
+        usage="quire chat [MODEL] [FLAGS] [-- FLAGS OF quire serve]",
+        description="Talk to any OpenAI-compatible server. With MODEL, a server starts and ends with the chat if none answers; "
+        "flags behind -- are for it. Ctrl-C stops an answer, /help lists the commands, /exit (or Ctrl-D) leaves. With text "
+        "piped in, answers that and ends.",
+    )
+    chat.add_argument(
+        "own_model",
+        nargs="?",
+        metavar="MODEL",
+        help="model folder or hub id for a server of this chat's own (default: none is started)",
     )
     add_client_arguments(chat)
     chat.add_argument("--system", "--system-prompt", help="a system message (default: none)")
     _add_sampling(chat)
     chat.add_argument("-q", "--quick", metavar="TEXT", help="ask this, print the answer and end (default: a conversation)")
-    chat.set_defaults(run=_chat, parser=chat)
+    chat.set_defaults(run=_chat, parser=chat, prepare=_without_serve_flags, serve_flags=())
 
 
 def _add_complete(commands: "argparse._SubParsersAction[CommandParser]") -> None:
@@ -78,7 +86,20 @@ def _add_models(commands: "argparse._SubParsersAction[CommandParser]") -> None:
 def _chat(args: argparse.Namespace) -> int:
     from quire.frontend.cli.chat import chat, options_of
 
+    if args.serve_flags and args.own_model is None:
+        args.parser.error(
+            f"{args.serve_flags[0]} is for a server, which needs a MODEL: quire chat MODEL -- {args.serve_flags[0]}"
+        )
     return chat(options_of(args))
+
+
+def _without_serve_flags(parser: CommandParser, words: list[str]) -> list[str]:
+    """The words before --; those behind it become the parser's default of `serve_flags`."""
+    if "--" not in words:
+        return words
+    at = words.index("--")
+    parser.set_defaults(serve_flags=tuple(words[at + 1 :]))
+    return words[:at]
 
 
 def _complete(args: argparse.Namespace) -> int:

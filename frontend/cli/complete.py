@@ -5,7 +5,8 @@ import io
 import sys
 from typing import Any, TextIO
 
-from quire.frontend.cli.api_client import ChatError, ChatServer, server_of
+from quire.frontend.cli.api_address import ChatError
+from quire.frontend.cli.api_client import ChatServer, server_of
 from quire.frontend.cli.chat import typed_lines
 
 

@@ -13,6 +13,7 @@ import yaml
 
 from quire.frontend.cli.vllm_compat import UnsupportedFlag, nearest, take_out
 from quire.frontend.cli.vllm_flags import BY_FLAG
+from quire.frontend.http.limits.limits_file import YAML_ERRORS, yaml_error
 from quire.ipc.process.command import CommandParser
 from quire.ipc.process.flags import JsonObject, Switch
 
@@ -41,7 +42,10 @@ def words_of(path: str, parser: CommandParser, given: Collection[str]) -> list[s
                 parser.error(f"unknown key {entry.key!r}" + (f"; did you mean {close[2:]}?" if close else ""))
             if entry.value is None or (action is not None and action.dest in given):
                 continue
-            found = _words(name, action, entry.value, negated=f"--no-{name[2:]}" in actions)
+            try:
+                found = _words(name, action, entry.value, negated=f"--no-{name[2:]}" in actions)
+            except (TypeError, ValueError, RecursionError):  # a date, a set, or a list that contains itself
+                parser.error(f"{entry.key}: this value cannot be written as JSON")
             _check(parser, found)
             words += found
     finally:
@@ -71,8 +75,8 @@ def _entries(path: str, parser: CommandParser) -> list[Entry]:
         if error.problem_mark is not None:
             parser.place = f"{path}, line {error.problem_mark.line + 1}: "
         parser.error(f"this is not YAML: {error.problem}")
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        parser.error(f"this is not YAML: {str(error).splitlines()[0]}")
+    except YAML_ERRORS as error:
+        parser.error(f"this is not YAML: {yaml_error(error)}")
     _check_keys(path, parser, entries)
     return entries
 

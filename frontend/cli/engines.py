@@ -83,7 +83,7 @@ class Engine:
             limit_s = restart_limit_s(self._start_s, self._start_limit_s)
             await in_daemon_thread(lambda: self.start(limit_s))
         except (EngineStartError, OSError) as error:  # OSError: no process can be created now
-            raise StartFailed(str(error)) from None
+            raise StartFailed(str(error), isinstance(error, EngineStartError) and error.from_outside) from None
 
     def on_down(self) -> None:
         self._process = None  # a process that is starting ends with us

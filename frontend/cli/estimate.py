@@ -12,15 +12,19 @@ import subprocess
 import sys
 from typing import NamedTuple
 
+import msgspec
+
 from quire.frontend.cli.estimate_model import BUNDLED, ITEMSIZE, Model, read_model
-from quire.frontend.cli.estimate_sizes import EstimateError
+from quire.frontend.cli.estimate_sizes import EstimateError, cpu_weights_bytes
 from quire.frontend.cli.estimate_stage import share_of
 from quire.frontend.cli.estimate_weights import WITHOUT_FP8, check_quantization, weights_bytes
 from quire.ipc import memory_plan as plan
 from quire.ipc.config import EngineConfig, add_engine_arguments, engine_config_from
-from quire.ipc.memory_plan import GIB
+from quire.ipc.cpu_memory import CpuNeeds, available, default_kv_bytes, refusal, room_for_kv
+from quire.ipc.memory_plan import GIB, CpuAsked
 from quire.ipc.process.command import CommandParser
 from quire.ipc.quantization import WHILE_LOADING
+from quire.ipc.step.sections import max_samples_of
 
 # GiB that the driver offers, which is less than the name says
 GPUS = {
@@ -39,7 +43,7 @@ class _GpuName(str):
 
 
 class Estimate(NamedTuple):
-    """Sizes in bytes, unless a field's name says otherwise. total_bytes: 0 on a CPU, where a flag sets the KV cache's size."""
+    """Sizes in bytes, unless a field's name says otherwise. total_bytes: on a CPU what is available, 0 if that is not known."""
 
     model: str
     device: str
@@ -57,6 +61,9 @@ class Estimate(NamedTuple):
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    num_states: int = 0  # recurrent states, with the dummy
+    states_bytes: int = 0
+    refusal: str | None = None  # why a start on this CPU would be refused
 
     @property
     def requests(self) -> float:
@@ -67,7 +74,7 @@ class Estimate(NamedTuple):
 def add_estimate(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     parser = commands.add_parser(
         "estimate",
-        help="compute how a model would fit into a GPU's memory, without a GPU",
+        help="compute how a model would fit into a GPU's memory, or this machine's",
         usage="quire estimate [MODEL] [--gpu NAME | --gpu-memory SIZE | --device cpu] [FLAGS]",
         description="Computes how memory would be divided, from config.json and the weights' headers. Flags: as quire serve's.",
         epilog="example: quire estimate Qwen/Qwen3-0.6B --gpu L4 --max-model-len 8k",
@@ -81,6 +88,15 @@ def add_estimate(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     )
     machine.add_argument(
         "--gpu-memory", type=_bytes, metavar="SIZE", help="a GPU's memory, like 24GiB or 24GB (default: --gpu's)"
+    )
+    machine.add_argument(
+        "--frontends",
+        "--api-server-count",
+        "-asc",
+        type=int,
+        default=1,
+        metavar="N",
+        help="HTTP processes, whose memory counts on a CPU (default: 1)",
     )
     machine.add_argument("--json", action="store_true", help="print all numbers as one JSON object")
     add_engine_arguments(parser)
@@ -98,12 +114,17 @@ def _estimate(args: argparse.Namespace) -> int:
         model = read_model(
             args.model or str(BUNDLED), config.revision, config.download_dir, config.hf_token, config.hf_overrides
         )
-        found = estimate(model, config, memory, name)
+        there = None if memory else available()
+        if there is not None:
+            config = msgspec.structs.replace(config, host_memory_limit=there.limit)
+        found = estimate(model, config, memory, name, None if there is None else there.num_bytes)
+        if args.model is None:
+            found = found._replace(model="quire-tiny")
     except EstimateError as error:
         print(f"quire estimate: {error}", file=sys.stderr)
         return 1
     print(json.dumps({**found._asdict(), "requests": round(found.requests, 3)}) if args.json else text_of(found, model, config))
-    return 0 if found.num_blocks >= 2 else 1
+    return 0 if found.num_blocks >= plan.least_blocks(found.kv_bytes_per_token) and found.refusal is None else 1
 
 
 def machine_of(args: argparse.Namespace) -> tuple[str, int]:
@@ -168,49 +189,50 @@ def _bytes(text: str) -> int:
 
 
 # ----------------------------------------------------------------------------------------------------------- the plan
-def estimate(model: Model, config: EngineConfig, memory: int, gpu: str = "") -> Estimate:
-    """memory: the GPU's bytes; 0 for a CPU. Raises EstimateError."""
+def estimate(model: Model, config: EngineConfig, memory: int, gpu: str = "", available: int | None = None) -> Estimate:
+    """memory: the GPU's bytes; 0 for a CPU. available: bytes for an engine on a CPU, if known. Raises EstimateError."""
     check_quantization(model, config.quantization)
     model = on_one(model._replace(sizes=with_cache_dtype(model, config)), config)
     is_gpu, sizes = memory > 0, model.sizes
-    dtype = config.dtype if config.dtype != "auto" else (model.dtype or "bfloat16") if is_gpu else "float32"
-    if dtype not in ITEMSIZE:
-        raise EstimateError(f"{model.name}: dtype {dtype} is not supported")
+    dtype, length = _dtype_and_length(model, config, is_gpu=is_gpu)
     item = ITEMSIZE[dtype]
-    length = config.max_model_len or model.max_model_len
-    if length > model.max_model_len:
-        raise EstimateError(f"--max-model-len {length} is more than the model was made for ({model.max_model_len})")
-    rows = config.max_num_seqs or plan.default_max_num_seqs(memory)
+    states = states_of(sizes, config, item)
+    rows = config.max_num_seqs or plan.default_max_num_seqs(memory, states > 0)
+    samples = rows if config.speculative_config is None else max_samples_of(rows)  # those of a step
     tokens = config.max_num_batched_tokens or plan.default_max_num_batched_tokens(is_gpu)
     block_size = config.block_size or plan.default_block_size(is_gpu)
     weights, has_fp8 = model.num_parameters * item, not _plain(gpu).startswith(WITHOUT_FP8)
     if is_gpu:
-        weights = weights_bytes(
-            model, config.quantization, item, has_fp8=has_fp8, expert_parallel=config.enable_expert_parallel
-        )
+        whole = config.enable_expert_parallel
+        weights = weights_bytes(model, config.quantization, item, has_fp8=has_fp8, expert_parallel=whole)
     block = plan.kv_block_bytes(sizes, block_size, item)
     groups = len(plan.kv_groups(sizes))
     if is_gpu:
         step = plan.gpu_step_bytes(sizes, max(tokens, rows), item)
-        logits = rows * sizes.vocab_size * item
+        logits = samples * sizes.vocab_size * item
         captured = plan.captured_tokens(weights, tokens)
         graphs = plan.GRAPHS_BYTES + (0 if config.enforce_eager else plan.graphs_bytes(captured, tokens, step, logits))
-        tables = plan.tables_bytes(sizes, rows, length, tokens, block_size)
+        tables = plan.tables_bytes(sizes, rows, length, tokens, block_size, samples)
         tables += plan.exchange_bytes(sizes, config.tensor_parallel_size, item)
         room = int(config.gpu_memory_utilization * memory) - weights - step - graphs - tables
-        blocks = max(room // block, 0)
+        num_states, room = divided(room, block, states, config, rows)
+        blocks = max(plan.blocks_in(room, block), 0) if room >= 0 else 0
     else:
-        weights += cpu_packed_bytes(model, item)
-        step, graphs, tables = plan.cpu_step_bytes(sizes, max(tokens, rows), rows, item), 0, 0
+        weights = _cpu_weights(model, config, dtype, weights + cpu_packed_bytes(model, item))
+        step, graphs, tables = plan.cpu_step_bytes(sizes, max(tokens, rows), samples, item), 0, 0
         most = plan.most_useful_blocks(groups, rows, length, block_size)
-        blocks = min(int(config.cpu_kv_cache_gib * GIB) // block, most)
-    if (requested := config.requested_blocks(block)) is not None:
-        blocks = requested
+        is_packed = model.quantization is not None or config.quantization is not None
+        ranks, engines = config.world_size, config.data_parallel_size
+        needs = CpuNeeds(weights, step, ranks, engines, item, is_packed, config.frontends, sizes.vocab_size)
+        num_states, room = divided(_cpu_cache(config, needs, available), block, states, config, rows)
+        least = plan.least_blocks(block) if config.cpu_kv_cache_gib is None else 0
+        blocks = min(max(plan.blocks_in(room, block), least), most)
+    blocks, num_states = _as_asked(config, block, states, rows) or (blocks, num_states)
     return Estimate(
         model=model.name,
         device=(gpu or "GPU") if is_gpu else "CPU",
         dtype=dtype,
-        total_bytes=memory,
+        total_bytes=memory or available or 0,
         weights_bytes=weights,
         activation_bytes=step,
         graphs_bytes=graphs,
@@ -223,7 +245,67 @@ def estimate(model: Model, config: EngineConfig, memory: int, gpu: str = "") -> 
         max_model_len=length,
         max_num_seqs=rows,
         max_num_batched_tokens=tokens,
+        refusal=None if is_gpu else _refusal(config, available, needs, blocks * block + num_states * states),
+        num_states=num_states,
+        states_bytes=num_states * states,
     )
+
+
+def _refusal(config: EngineConfig, available: int | None, needs: CpuNeeds, cache_bytes: int) -> str | None:
+    return None if available is None else refusal(available, needs, cache_bytes, config.host_memory_limit)
+
+
+def _dtype_and_length(model: Model, config: EngineConfig, *, is_gpu: bool) -> tuple[str, int]:
+    dtype = config.dtype if config.dtype != "auto" else (model.dtype or "bfloat16") if is_gpu else "float32"
+    if dtype not in ITEMSIZE:
+        raise EstimateError(f"{model.name}: dtype {dtype} is not supported")
+    length = config.max_model_len or model.max_model_len
+    if length > model.max_model_len:
+        raise EstimateError(f"--max-model-len {length} is more than the model was made for ({model.max_model_len})")
+    return dtype, length
+
+
+def _cpu_weights(model: Model, config: EngineConfig, dtype: str, plain: int) -> int:
+    """As the worker counts them. plain: those of an unquantized model on one worker, which is computed here."""
+    asked, ranks = config.quantization, config.tensor_parallel_size
+    is_whole = config.world_size == 1 and not config.enable_expert_parallel
+    if model.config is None or (is_whole and asked is None and model.quantization is None and dtype == "float32"):
+        return plain
+    stages, overrides = config.pipeline_parallel_size, config.hf_overrides
+    cpu = CpuAsked(model.folder, overrides, dtype, config.model_impl, asked, stages)
+    return cpu_weights_bytes(model.name, model.config, cpu, ranks, expert_parallel=config.enable_expert_parallel)
+
+
+def _cpu_cache(config: EngineConfig, needs: CpuNeeds, available: int | None) -> int:
+    """Bytes of KV blocks and recurrent states, as workers/memory.py decides."""
+    if config.cpu_kv_cache_gib is not None:
+        return int(config.cpu_kv_cache_gib * GIB)
+    room = None if available is None else room_for_kv(available, needs)
+    return default_kv_bytes(room, needs.ranks * needs.engines)
+
+
+def _as_asked(config: EngineConfig, block: int, states: int, rows: int) -> tuple[int, int] | None:
+    """KV blocks and recurrent states that flags ask for, whatever memory there is; None without such flags."""
+    asked = config.requested_blocks(1)  # in blocks of a byte
+    if asked is None:
+        return None
+    num_states, _ = divided(asked if config.num_gpu_blocks_override is None else 0, block, states, config, rows)
+    return config.requested_blocks(block, num_states * states) or 0, num_states
+
+
+def states_of(sizes: plan.ModelSizes, config: EngineConfig, item: int) -> int:
+    """Bytes of a recurrent state; 0 if the model has none."""
+    asked = config.mamba_ssm_cache_dtype
+    return plan.state_bytes(sizes, item, ITEMSIZE[sizes.state_dtype if asked == "auto" else asked])
+
+
+def divided(room: int, block: int, states: int, config: EngineConfig, rows: int) -> tuple[int, int]:
+    """The number of states of so many bytes, and the bytes that they leave of `room`, as workers/memory.py decides."""
+    if not states:
+        return 0, room
+    useful = plan.useful_states(rows, config.enable_prefix_caching)
+    count = config.num_states or plan.states_in(max(room, 0), block, states, useful)
+    return count, room - count * states
 
 
 def on_one(model: Model, config: EngineConfig) -> Model:
@@ -266,7 +348,7 @@ def text_of(found: Estimate, model: Model, config: EngineConfig) -> str:
     ranks, model = config.world_size, on_one(model, config)
     each = f", each of {ranks}" if ranks > 1 else ""
     counted = "" if model.is_counted else ", computed from config.json"
-    if found.total_bytes and (model.stored_bytes or config.quantization in WHILE_LOADING):
+    if found.device != "CPU" and (model.stored_bytes or config.quantization in WHILE_LOADING):
         counted += ", quantized"
     size = f" ({found.total_bytes / GIB:.1f} GiB)" if found.total_bytes else ""
     rows = [
@@ -274,10 +356,16 @@ def text_of(found: Estimate, model: Model, config: EngineConfig) -> str:
         ("activations", found.activation_bytes, f"of a step of {found.max_num_batched_tokens:,} tokens"),
         ("graphs", found.graphs_bytes, "captured steps" if not config.enforce_eager else "a reserve"),
         ("tables", found.tables_bytes, f"of {found.max_num_seqs:,} sequences at once, and CUDA's context"),
+        ("states", found.states_bytes, f"{found.num_states:,} recurrent states"),
         ("KV cache", found.kv_cache_bytes, f"{found.tokens:,} tokens of {found.kv_bytes_per_token:,} bytes"),
     ]
     lines = [f"{found.model} on {found.device}{size}{each}, {found.dtype}"]
     lines += [f"  {name:<12} {value / GIB:>8.2f} GiB  {text}" for name, value, text in rows if value or name == "KV cache"]
+    if found.refusal is not None:
+        return "\n".join([*lines, f"It does not fit: {found.refusal}."])
+    if not found.kv_bytes_per_token and found.num_blocks:  # a model without attention
+        running = min(max(found.num_states - 1, 0), found.max_num_seqs)  # less the dummy
+        return "\n".join([*lines, f"{running:,} requests fit at once, of any length."])
     if found.num_blocks < 2:
         needed = sum(value for _, value, _ in rows) / config.gpu_memory_utilization / GIB
         return "\n".join([*lines, f"It does not fit: {needed:.1f} GiB of memory are needed before any KV cache."])

@@ -20,6 +20,7 @@ from quire.ipc.text_config import checked_context, is_stretched, text_fields
 from quire.ipc.weights_file import weights_file
 
 _MAX_HEADER_BYTES = 100 << 20
+_MAX_LAYERS = 10_000  # as of a worker (workers/models/fields.py)
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 # Architectures counted here, with their number of KV heads if config.json has none; None: as many as query heads
@@ -43,6 +44,8 @@ class Model(NamedTuple):
     stored_expert_bytes: int = 0  # a quantized checkpoint's experts
     stored_floats: int = 0  # elements of its weights that are floats, with
     stored_item: int = 0  # bytes each
+    folder: str | None = None  # of the files, if they are here
+    config: Json | None = None  # config.json with overrides
 
 
 class Tensor(NamedTuple):
@@ -58,19 +61,23 @@ BUNDLED = Path(__file__).parents[2] / "enginecore" / "loading" / "bundled"  # th
 
 def read_model(name: str, revision: str | None, download_dir: str | None, token: str | None, overrides: Json) -> Model:
     """Read a folder or hub repository. Raises EstimateError."""
-    folder = Path(name).expanduser()
+    folder, here = Path(name).expanduser(), None
     if folder.is_dir():
         config, tensors = _json(folder / "config.json"), list(_local_tensors(folder))
+        here = str(folder)
     elif folder.exists():
         raise EstimateError(f"{name} is a file; give the model's folder")
     else:
         try:
-            config, tensors = _of_hub(hub_id_of(name), revision, download_dir, token)
+            config, tensors, here = _of_hub(hub_id_of(name), revision, download_dir, token)
         except ValueError as error:  # also EstimateError
             raise EstimateError(str(error)) from None
     config = {**config, **overrides}
-    if not _is_plain(config):
-        return _asked(name, config, tensors)
+    model = _asked(name, config, tensors) if not _is_plain(config) else _by_hand(name, config, tensors)
+    return model._replace(folder=here, config=config)
+
+
+def _by_hand(name: str, config: Json, tensors: list[Tensor]) -> Model:
     sizes = sizes_of(config)
     tied = bool(config.get("tie_word_embeddings"))
     tensors = [tensor for tensor in tensors if not (tied and tensor.name == "lm_head.weight")]
@@ -209,8 +216,8 @@ def on_rank(model: Model, size: int, *, expert_parallel: bool = False) -> Model:
 def _size(config: Json, name: str, default: int | None = None) -> int:
     value = config.get(name)
     value = default if value is None else value
-    if type(value) is not int or value < 1:
-        raise EstimateError(f"config.json: {name} must be a positive integer, not {value!r}")
+    if type(value) is not int or not 1 <= value <= (_MAX_LAYERS if name == "num_hidden_layers" else 1 << 30):
+        raise EstimateError(f"config.json: {name} must be a positive integer, not {value!r:.80}")
     return value
 
 
@@ -243,6 +250,8 @@ def _stretched(config: Json) -> int:
     """max_position_embeddings, stretched as the core does (enginecore/loading/model_files.py)."""
     positions = _size(config, "max_position_embeddings")
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(rope, dict):
+        raise EstimateError("config.json: rope_scaling must be an object")
     kind, factor = rope.get("rope_type", rope.get("type")), rope.get("factor")
     if kind not in ("linear", "yarn") or not is_stretched(config) or not isinstance(factor, int | float):
         return positions
@@ -288,12 +297,17 @@ def _tensors(path: Path) -> Iterator[Tensor]:
         for name, tensor in header.items():
             if name != "__metadata__":
                 start, stop = tensor["data_offsets"]
+                if not all(type(number) is int and number >= 0 for number in (start, stop, *tensor["shape"])):
+                    raise ValueError(f"sizes of {name:.80} that are none")
                 yield Tensor(name, math.prod(tensor["shape"]), stop - start)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error) as error:
         raise EstimateError(f"{path} is not a safetensors file: {error}") from None
 
 
-def _of_hub(name: str, revision: str | None, download_dir: str | None, token: str | None) -> tuple[Json, list[Tensor]]:
+def _of_hub(
+    name: str, revision: str | None, download_dir: str | None, token: str | None
+) -> tuple[Json, list[Tensor], str | None]:
+    """config.json, the weights' tensors, and the folder of both if they were downloaded."""
     import huggingface_hub
     from huggingface_hub import errors
 
@@ -304,7 +318,7 @@ def _of_hub(name: str, revision: str | None, download_dir: str | None, token: st
         )
         folder = Path(found)
         if local := list(_local_tensors(folder)):
-            return _json(folder / "config.json"), local
+            return _json(folder / "config.json"), local, str(folder)
         files = huggingface_hub.get_safetensors_metadata(name, revision=revision, token=token).files_metadata.values()
         config = _json(folder / "config.json")
     except EstimateError:
@@ -321,6 +335,8 @@ def _of_hub(name: str, revision: str | None, download_dir: str | None, token: st
         reason = (str(error).strip().splitlines() or [""])[0]
         raise EstimateError(f"{name} is no local folder, and of the hub: {type(error).__name__}: {reason}") from None
     found_tensors = ((tensor, info) for file in files for tensor, info in file.tensors.items())
-    return config, [
-        Tensor(tensor, math.prod(info.shape), info.data_offsets[1] - info.data_offsets[0]) for tensor, info in found_tensors
-    ]
+    return (
+        config,
+        [Tensor(tensor, math.prod(info.shape), info.data_offsets[1] - info.data_offsets[0]) for tensor, info in found_tensors],
+        None,
+    )

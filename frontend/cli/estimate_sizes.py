@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from quire.ipc.memory_plan import RankSizes, SizesAsked
+from quire.ipc.memory_plan import CpuAsked, RankSizes, SizesAsked
 
 TIMEOUT_S = 300.0
 SIZES_MODULE = "quire.workers.sizes"
@@ -27,17 +27,25 @@ def sizes_on_rank(name: str, config: Json, size: int = 1, *, expert_parallel: bo
     """Sizes of the largest of `size` ranks; weights are counted as if not quantized. Raises EstimateError."""
     plain = {key: value for key, value in config.items() if key not in ("quantization_config", "compression_config")}
     answer = _answer(msgspec.json.encode(SizesAsked(plain, size, expert_parallel)))
-    if isinstance(answer, str):
+    if not isinstance(answer, RankSizes):
+        raise EstimateError(f"{name}: {answer}")
+    return answer
+
+
+def cpu_weights_bytes(name: str, config: Json, cpu: CpuAsked, size: int = 1, *, expert_parallel: bool = False) -> int:
+    """Bytes of the weights of a worker on a CPU, by the function that it checks them with itself. Raises EstimateError."""
+    answer = _answer(msgspec.json.encode(SizesAsked(config, size, expert_parallel, cpu)))
+    if not isinstance(answer, int):
         raise EstimateError(f"{name}: {answer}")
     return answer
 
 
 @functools.lru_cache(maxsize=16)
-def _answer(asked: bytes) -> RankSizes | str:
+def _answer(asked: bytes) -> RankSizes | int | str:
     command = [sys.executable, "-P", "-m", SIZES_MODULE]
     try:
         done = subprocess.run(command, input=asked, capture_output=True, timeout=TIMEOUT_S)
-        return msgspec.json.decode(done.stdout, type=RankSizes | str)
+        return msgspec.json.decode(done.stdout, type=RankSizes | int | str)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise EstimateError(f"its layers cannot be counted: {error}") from None
     except msgspec.DecodeError:

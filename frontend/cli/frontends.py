@@ -14,18 +14,22 @@ import contextlib
 import logging
 import signal
 import socket
+import time
 
 import msgspec
 
 from quire.frontend.http.server import FrontendConfig, StopSignals
 from quire.frontend.supervisor import StartFailed, Supervisor, in_daemon_thread, until_ended, watch_until_ended
-from quire.ipc.process.children import Child, how_it_ended, spawn
+from quire.ipc.process.children import Child, how_it_ended, spawn, was_killed
 from quire.ipc.process.restarts import Restarts
+from quire.ipc.process.stopped import StoppedFor
 
 log = logging.getLogger("quire.serve")
 
 _START_TIMEOUT_S = 60.0
-_END_S = 1.0  # from a process's last message, or its closed socket, to its end
+_END_S = 0.05  # at once for a process that has ended; one that is ending has closed its link, and is looked at again
+_LOOK_S = 0.5  # between looks at a process that starts
+_STOPPED = "was stopped by a signal while it started"
 HUNG_AFTER_S = 8.0
 _LAST_WORDS_S = 5.0  # beyond the grace for requests
 PANELS_EACH = 4  # for the metrics of each frontend's process and of those that leave
@@ -122,6 +126,19 @@ def _supervisor(frontend: "Frontend") -> Supervisor:
     return Supervisor(frontend, Restarts(max_failed_starts=None, max_short_lives=None), HUNG_AFTER_S)
 
 
+def _first_words(child: Child) -> tuple[dict[str, str], str]:
+    """The first message of a process that starts, and why it is late: "" if it has said something or has ended."""
+    deadline, stopped_for = time.monotonic() + _START_TIMEOUT_S, StoppedFor()
+    while (left_s := deadline - time.monotonic()) > 0:
+        if (said := child.receive(min(left_s, _LOOK_S))) is not None:
+            return said, ""
+        if child.wait(_END_S) is not None:
+            return child.receive(0.0) or {}, ""
+        if stopped_for.seconds(child.is_stopped()) > HUNG_AFTER_S:
+            return {}, _STOPPED
+    return {}, f"was not ready within {_START_TIMEOUT_S:g} s"
+
+
 class Frontend:
     """One frontend: its socket, and its process, which is up, or down, or starting, and is replaced now and then."""
 
@@ -177,13 +194,14 @@ class Frontend:
     async def _started(self) -> Child:
         """A new process, when it serves. Raises StartFailed."""
         child = self._starting = self._spawn()  # kept if this is cancelled: `stop` ends it
-        said = await in_daemon_thread(lambda: child.receive(_START_TIMEOUT_S)) or {}
+        said, late = await in_daemon_thread(lambda: _first_words(child))
         self._starting = None
         if "ready" not in said:
-            is_late = await in_daemon_thread(lambda: child.wait(_END_S)) is None  # an ending process closes its link
-            how = how_it_ended(await in_daemon_thread(lambda: child.terminate(0.0)))
-            why = f"was not ready within {_START_TIMEOUT_S:g} s" if is_late else f"ended while it started ({how})"
-            raise StartFailed(said.get("error", f"a frontend process {why}"))
+            code = await in_daemon_thread(lambda: child.terminate(0.0))
+            how = late or f"ended while it started ({how_it_ended(code)})"
+            raise StartFailed(
+                said.get("error", f"a frontend process {how}"), late == _STOPPED or (not late and was_killed(code))
+            )
         self.model = said["ready"]
         return child
 

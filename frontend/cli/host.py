@@ -108,22 +108,22 @@ class AgentKeeper:
 
     def run(self, start: "Callable[[str, HostConfig], Child] | None" = None) -> int:
         """Returns the exit code, after a signal or when starts are given up. start: in place of `spawn`, for tests."""
-        from quire.ipc.process.children import spawn
+        from quire.ipc.process.children import spawn, was_killed
 
-        why = ""
+        why, from_outside = "", False
         while not self.is_stopping():
             try:
                 agent = self._agent = (start or spawn)(AGENT_MODULE, self._config)
             except OSError as error:  # no process can be started now
-                why = str(error)
+                why, from_outside = str(error), False
             else:
                 if self.is_stopping():  # the signal came before there was an agent to pass it on to
                     agent.send_signal(signal.SIGTERM)
                 why = self.watch(agent)
-                agent.terminate(0.0)
+                from_outside = was_killed(agent.terminate(0.0))
             if self.is_stopping():
                 break
-            pause_s = self._restarts.ended(time.monotonic()) if self._was_ready else None
+            pause_s = self._restarts.ended(time.monotonic(), from_outside) if self._was_ready else None
             if pause_s is None:
                 return _failed(why)
             print(f"quire host: {why}; next start in {pause_s:.0f} s", file=sys.stderr, flush=True)
@@ -148,6 +148,8 @@ class AgentKeeper:
                 return f"the agent was stopped by a signal {stopped_s:.0f} s ago"
         while (more := agent.receive(0.0)) is not None:  # what it sent between our last two looks
             said |= more
+            if "ready" in more:  # it was, however short it lived
+                self._on_ready(said)
         if "served" in said:
             self._restarts.served()
         if "error" in said:

@@ -7,6 +7,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from quire.ipc.process.command import CommandParser, quiet_interrupts
 from quire.ipc.process.flags import json_flags, normal_words, split_flag
@@ -48,6 +49,8 @@ def _run(words: list[str]) -> int:
     words = normal_words(words[len(path) :], json_flags(command))
     if not path and words and words[0] in _OTHER_COMMANDS:
         parser.error(f"there is no command {words[0]!r}; did you mean {_OTHER_COMMANDS[words[0]]}?")
+    if words and (choices := subcommands(command)) and words[0] not in choices and not words[0].startswith("-"):
+        _no_command(command, words[0], list(choices))
     prepare = command.get_default("prepare")
     if prepare is not None:
         words = prepare(command, words)
@@ -77,6 +80,14 @@ def subcommands(parser: argparse.ArgumentParser) -> dict[str, CommandParser]:
         if isinstance(action, argparse._SubParsersAction):
             return dict(action.choices)
     return {}
+
+
+def _no_command(parser: CommandParser, word: str, commands: list[str]) -> NoReturn:
+    from difflib import get_close_matches
+
+    close = get_close_matches(word, commands, n=1)
+    meant = f"did you mean {parser.prog} {close[0]}?" if close else f"there are {', '.join(commands)}"
+    parser.error(f"there is no command {word!r}; {meant}")
 
 
 def _meant(parser: CommandParser, unknown: list[str]) -> str:

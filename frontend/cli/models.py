@@ -4,7 +4,8 @@ import argparse
 import sys
 from typing import Any
 
-from quire.frontend.cli.api_client import ChatError, server_of
+from quire.frontend.cli.api_address import ChatError
+from quire.frontend.cli.api_client import server_of
 
 _GB = 10**9
 

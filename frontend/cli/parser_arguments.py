@@ -5,17 +5,17 @@ import argparse
 TOOL_CALL_PARSERS = (
     "apertus", "cohere_command3", "cohere_command4", "deepseek_v3", "deepseek_v31", "ernie45", "functiongemma", "gemma4",
     "gigachat3", "glm45", "glm47", "granite", "granite-20b-fc", "granite4", "hermes", "hunyuan_a13b", "hy_v3", "kimi_k2",
-    "llama3_json", "llama4_json", "llama4_pythonic", "longcat", "mimo", "minimax_m2", "mistral", "olmo3", "phi4_mini_json",
-    "poolside_v1", "pythonic", "qwen", "qwen3_coder", "qwen3_xml", "seed_oss", "xlam",
+    "lfm2", "llama3_json", "llama4_json", "llama4_pythonic", "longcat", "mimo", "minimax_m2", "mistral", "nemotron_json",
+    "olmo3", "phi4_mini_json", "poolside_v1", "pythonic", "qwen", "qwen3_coder", "qwen3_xml", "seed_oss", "xlam",
 )  # fmt: skip
 REASONING_PARSERS = (
     "cohere_command3", "cohere_command4", "deepseek_r1", "deepseek_v3", "ernie45", "gemma4", "glm45", "glm47", "granite",
-    "holo2", "hunyuan_a13b", "hy_v3", "kimi_k2", "mimo", "minimax_m2", "minimax_m2_append_think", "mistral", "olmo3",
-    "poolside_v1", "qwen3", "seed_oss",
+    "holo2", "hunyuan_a13b", "hy_v3", "kimi_k2", "mimo", "minimax_m2", "minimax_m2_append_think", "mistral", "nano_v3",
+    "nemotron_nano_v2", "nemotron_v3", "olmo3", "poolside_v1", "qwen3", "seed_oss", "super_v3",
 )  # fmt: skip
 _SPARSE, _RECURRENT, _UNKNOWN = (
     "has sparse attention, which is not served here",
-    "has recurrent layers, which are not served here",
+    "has recurrent layers of a kind that is not served here",
     "is a family that is not served here",
 )
 REFUSED = {  # vLLM's names of parsers for models that do not run here, with the model and the reason
@@ -26,21 +26,14 @@ REFUSED = {  # vLLM's names of parsers for models that do not run here, with the
     "internlm": ("InternLM 2", "runs by code in its checkpoint, which is never loaded here"),
     "jamba": ("Jamba", _RECURRENT),
     "kimi_k3": ("Kimi K3", _UNKNOWN),
-    "lfm2": ("LFM2", _RECURRENT),
     "minicpm5": ("MiniCPM5", _UNKNOWN),
     "minimax": ("MiniMax-M1", _RECURRENT),
     "minimax_m1": ("MiniMax-M1", _RECURRENT),
     "minimax_m3": ("MiniMax-M3", _SPARSE),
-    "nano_v3": ("Nemotron 3 Nano", _RECURRENT),
-    "nemotron": ("Nemotron-H", _RECURRENT),
-    "nemotron_json": ("Nemotron-H", _RECURRENT),
-    "nemotron_nano_v2": ("Nemotron Nano 2", _RECURRENT),
-    "nemotron_v3": ("Nemotron 3", _RECURRENT),
     "rwkv": ("RWKV", _RECURRENT),
     "solar_open2": ("Solar Open 2", _UNKNOWN),
     "step3": ("Step3", _UNKNOWN),
     "step3p5": ("Step-3.5", _UNKNOWN),
-    "super_v3": ("Nemotron 3 Super", _RECURRENT),
 }
 _HARMONY = ("gpt-oss", "gpt_oss", "gptoss", "harmony", "openai", "openai_gptoss")  # one format has both
 

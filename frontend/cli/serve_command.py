@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 KEY_VARIABLE = "VLLM_API_KEY"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-_OURS_TOO = ("enable_log_requests", "log_level", "log_format")  # engine options that frontends use, too
+_OURS_TOO = ("enable_log_requests", "log_level", "log_format", "frontends")  # engine options that frontends use, too
 _POSITIVE = (
     "max_connections", "max_body_mib", "max_files_mib", "keep_alive_timeout_s", "h11_max_header_count",
     "h11_max_incomplete_event_size",

@@ -14,7 +14,7 @@ WORKING = """
 --load-format --model-impl --quantization -q --max-model-len --max-logprobs --seed --enforce-eager --chat-template
 --generation-config --override-generation-config --tensor-parallel-size -tp --pipeline-parallel-size -pp
 --enable-expert-parallel -ep --data-parallel-size -dp --gpu-memory-utilization --distributed-executor-backend
---kv-cache-memory-bytes --num-gpu-blocks-override --kv-cache-dtype --kv-cache-dtype-skip-layers
+--kv-cache-memory-bytes --num-gpu-blocks-override --kv-cache-dtype --kv-cache-dtype-skip-layers --mamba-ssm-cache-dtype
 --block-size --enable-prefix-caching --max-num-seqs --max-num-batched-tokens --max-num-queued-reqs --max-num-queued-tokens
 --long-prefill-token-threshold --scheduling-policy --enable-log-requests --disable-log-stats --device --host --port --api-key
 --allowed-origins --allowed-methods --allowed-headers --allow-credentials --api-server-count -asc --config
@@ -23,6 +23,7 @@ WORKING = """
 --enable-force-include-usage --enable-request-id-headers --h11-max-header-count --h11-max-incomplete-event-size
 --tool-call-parser --reasoning-parser --otlp-traces-endpoint --logits-processors --profiler-config --uds --root-path
 --ssl-keyfile --ssl-certfile --ssl-ca-certs --ssl-cert-reqs --ssl-ciphers --enable-ssl-refresh --disable-fastapi-docs
+--speculative-config -sc --spec-method --spec-model --spec-tokens --per-request-spec-decode-metrics
 """
 
 
@@ -47,7 +48,6 @@ _HOSTS = "other hosts run `quire host`, and one `quire serve` names them"
 _AGENTS = "--hosts FILE, or --distributed-executor-backend ray"
 _RAY, _BY_RAY = "Ray is used where it is asked for by name", "--distributed-executor-backend ray"
 _MAMBA = "state-space models are not served"
-_SPEC = "there is no speculative decoding"
 _OFFLOAD = "weights and KV cache stay on the GPU"
 _STRAIGHT = "weights go straight to the device"
 _WHOLE = "sequences stay together"
@@ -198,7 +198,7 @@ ROWS = (
     Row("--prefix-cache-retention-interval", "value", ("0",), "blocks stay until their memory is needed"),
     Row("--prefix-match-unit", "value", (), "prefixes are shared by whole blocks", "--block-size"),
     Row("--kv-sharing-fast-prefill", "switch", OFF, "layers have caches of their own"),
-    Row("--mamba-block-size --mamba-cache-dtype --mamba-ssm-cache-dtype --mamba-cache-mode", "value", ANY, _MAMBA),
+    Row("--mamba-block-size --mamba-cache-dtype --mamba-cache-mode", "value", ANY, _MAMBA),
     Row("--mamba-backend --mamba-ssu-algorithm --mamba-cache-philox-rounds --replayssm-buffer-len", "value", ANY, _MAMBA),
     Row("--gdn-prefill-backend --kda-prefill-backend", "value", ANY, _MAMBA),
     Row("--use-replayssm --enable-mamba-cache-stochastic-rounding", "switch", OFF, _MAMBA),
@@ -242,8 +242,9 @@ ROWS = (
     Row("--scheduler-delay-factor --num-lookahead-slots", "value", ANY, "a step waits for nothing but the one before"),
     Row("--preemption-mode", "value", ("recompute",), "who is preempted is computed anew", "recompute"),
     Row("--use-v2-block-manager", "switch", ANY, "there is one block manager"),
-    Row("--speculative-config -sc --diffusion-config -dc", "json", (), _SPEC),
-    Row("--spec-method --spec-model --spec-tokens --speculative-model --num-speculative-tokens", "value", (), _SPEC),
+    Row("--diffusion-config -dc", "json", (), "models of text that is made token by token are served"),
+    Row("--speculative-model", "value", (), "it is a key of --speculative-config", "--spec-model"),
+    Row("--num-speculative-tokens", "value", (), "it is a key of --speculative-config", "--spec-tokens"),
     # ------------------------------------------------------------------------------------------------ kernels, compiling
     Row("--compilation-config -cc --attention-config -ac", "json", ANY, _KERNELS, "--enforce-eager"),
     Row("--optimization-level -O", "value", ANY, _KERNELS, "--enforce-eager"),
@@ -256,7 +257,6 @@ ROWS = (
     Row("--collect-detailed-traces", "list", ANY, "a request has one span, with all its times"),
     Row("--show-hidden-metrics-for-version", "value", ANY, "no metric is hidden"),
     Row("--kv-cache-metrics --cudagraph-metrics --enable-mfu-metrics", "switch", ANY, _MEASURES, "/metrics"),
-    Row("--per-request-spec-decode-metrics", "switch", OFF, _SPEC),
     Row("--kv-cache-metrics-sample", "value", ANY, _MEASURES),
     Row("--enable-layerwise-nvtx-tracing --enable-logging-iteration-details", "switch", OFF, _MEASURES, "/metrics"),
     Row("--jit-monitor-mode", "value", ANY, "kernels that were compiled are logged"),

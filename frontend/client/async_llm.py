@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from quire.frontend.client.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output, search_all
 from quire.frontend.client.client import Client
-from quire.frontend.client.engine_args import EngineArgs
-from quire.frontend.client.model_config import ModelConfig, VllmConfig, vllm_config
+from quire.frontend.client.engine_args import EngineArgs, check_engine_args
+from quire.frontend.client.model_config import ModelConfig, VllmConfig, check_config, vllm_config
 from quire.frontend.client.not_here import ENGINE_NAMES, check_options, check_reset, without
 from quire.frontend.client.outputs import RequestOutput
 from quire.frontend.client.own_engine import FORKED
@@ -37,9 +37,12 @@ class AsyncLLM:
     """An engine of its own, or several (data_parallel_size). They end with `shutdown`, an `async with`, garbage collection, or
     the interpreter's exit."""
 
-    def __init__(self, engine_args: EngineArgs) -> None:
-        """Start the engine and wait for it. Raises EngineStartError with the engine's own text."""
-        self._options = engine_args.create_engine_config()
+    def __init__(self, engine_args: EngineArgs | VllmConfig | None = None, **_: Any) -> None:
+        """Start the engine and wait for it. Other arguments of vLLM's (log_stats, ...) have no effect. Raises EngineStartError
+        with the engine's own text."""
+        is_config = isinstance(engine_args, VllmConfig)
+        name = type(self).__name__
+        self._options = check_config(engine_args) if is_config else check_engine_args(name, engine_args).config
         cores = launch_cores(engine_configs(self._options))
         self._addresses = [core.address for core in cores]
         self._finalizer = weakref.finalize(self, _stop, cores, os.getpid())
@@ -57,6 +60,12 @@ class AsyncLLM:
     def from_engine_args(cls, engine_args: EngineArgs, **_: Any) -> Self:
         """Other arguments of vLLM's (usage_context, stat_loggers, ...) are accepted and have no effect."""
         return cls(engine_args)
+
+    @classmethod
+    def from_vllm_config(cls, vllm_config: VllmConfig, **_: Any) -> Self:
+        """vllm_config: what AsyncEngineArgs.create_engine_config returns."""
+        check_config(vllm_config)
+        return cls(vllm_config)
 
     async def _connected(self) -> Client:
         if not self._finalizer.alive:
@@ -116,7 +125,7 @@ class AsyncLLM:
         for each in [request_id] if isinstance(request_id, str) else request_id:
             client.abort(each)
 
-    async def get_tokenizer(self) -> Any:
+    async def get_tokenizer(self, lora_request: None = None) -> Any:
         """transformers' tokenizer of the model's files. The first call imports transformers."""
         client = await self._connected()
         if self._tokenizer is None:
@@ -147,7 +156,16 @@ class AsyncLLM:
         check_reset(reset_running_requests)
         return (await (await self._connected()).utility(ResetPrefixCache(), ResetDone)).complete
 
-    async def start_profile(self) -> None:
+    async def is_tracing_enabled(self) -> bool:
+        return False
+
+    async def do_log_stats(self) -> None:
+        """vLLM's request to log figures now: the engine logs them by itself, with disable_log_stats=False."""
+
+    async def reset_mm_cache(self) -> None:
+        """vLLM's cache of images: there is none here, and nothing to forget."""
+
+    async def start_profile(self, profile_prefix: str | None = None) -> None:
         """Let every worker record a profile, for at most a thousand steps. Needs `profile_dir`."""
         await (await self._connected()).utility(StartProfile(), ProfileDone)
 
@@ -186,7 +204,7 @@ class AsyncLLM:
     if not TYPE_CHECKING:  # type checkers must not know other names
 
         def __getattr__(self, name: str) -> Any:
-            raise without(self, name, ENGINE_NAMES)
+            return without(self, name, ENGINE_NAMES)
 
     async def __aenter__(self) -> Self:
         await self._connected()

@@ -19,7 +19,7 @@ _RETRY_S = 0.05  # when the engine's queue is full
 async def run_batch(
     client: Client, prompts: list[Prompt], params: list[SamplingParams], priority: Sequence[int] | None, use_tqdm: bool
 ) -> list[RequestOutput]:
-    """One output per prompt, in order. Raises TypeError, ValueError and ClientErrors; then no request is left running."""
+    """One output per prompt, in order. Raises ValueError and ClientErrors; then no request is left running."""
     resolved = await _resolve_all(client, prompts)
     checked = _check_batch(client, resolved, params)
     priorities = priority or [0] * len(prompts)
@@ -77,7 +77,7 @@ async def _run_one(
     bar: ProgressBar,
 ) -> RequestOutput:
     async with window:
-        stream, deltas = await _collect(client, ids, params, priority, given.cache_salt, bar)
+        stream, deltas = await _collect(client, ids, params, priority, given, bar)
     outputs = new_completions(params.n, params.logprobs is not None)
     for delta in deltas:
         add_delta(outputs, delta)
@@ -95,11 +95,11 @@ async def _run_one(
 
 
 async def _collect(
-    client: Client, ids: np.ndarray, params: SamplingParams, priority: int, cache_salt: str, bar: ProgressBar
+    client: Client, ids: np.ndarray, params: SamplingParams, priority: int, given: PromptParts, bar: ProgressBar
 ) -> tuple[Stream, list[Delta]]:
     while True:
         try:
-            stream = client.submit(ids, params, priority=priority, cache_salt=cache_salt)
+            stream = client.submit(ids, params, priority=priority, cache_salt=given.cache_salt, marks=given.marks)
             bar.running.add(stream)
             try:
                 return stream, await stream.collect()

@@ -30,7 +30,8 @@ from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.limits import output_room
 from quire.ipc.messages.frontend import Candidates
 from quire.ipc.sampling import SamplingParams
-from quire.ipc.step.sections import MAX_CANDIDATES, MAX_LOGPROBS
+from quire.ipc.step.sections import MAX_CANDIDATES, USUAL_LOGPROBS
+from quire.ipc.struct_errors import StructErrors
 
 MAX_BEAM_WIDTH = MAX_CANDIDATES // 2
 MAX_LENGTH_PENALTY = 20.0
@@ -42,7 +43,7 @@ _MAX_SEARCHES = 16  # run at once by one `beam_search`
 _searches = itertools.count(1)
 
 
-class BeamSearchParams(msgspec.Struct, frozen=True):
+class BeamSearchParams(msgspec.Struct, frozen=True, metaclass=StructErrors):
     """Parameters of a search, with vLLM's names and defaults.
 
     beam_width: 1 to 64, the beams kept at each step and returned. max_tokens: per beam. ignore_eos: continue after an
@@ -255,16 +256,16 @@ class _Found(NamedTuple):
 async def search_all(
     client: Client, prompts: Sequence[Prompt], params: BeamSearchParams, most: int | None = None, use_tqdm: bool = False
 ) -> list[_Found]:
-    """Run a search for each prompt, at most `most` at once; none runs if one is invalid. Raises ClientError, TypeError."""
+    """Run a search for each prompt, at most `most` at once; none runs if one is invalid. Raises ClientError, ValueError."""
     if not isinstance(params, BeamSearchParams):
-        raise TypeError(f"params must be BeamSearchParams, got {type(params).__name__}")
+        raise ValueError(f"params must be BeamSearchParams(beam_width=..., max_tokens=...), got {type(params).__name__}")
     searches = []
     for i, prompt in enumerate(prompts):
-        text, ids, salt = split_prompt(prompt)
+        text, ids, salt, _ = split_prompt(prompt)
         try:
             if ids is None:
                 ids = await client.encode(text or "")
-            num_logprobs = min(2 * params.beam_width, MAX_LOGPROBS)
+            num_logprobs = min(2 * params.beam_width, USUAL_LOGPROBS)
             searches.append(BeamSearch(client, ids, params, num_logprobs=num_logprobs, cache_salt=salt))
         except InvalidRequest as error:
             raise type(error)(f"prompt {i}: {error}") from None

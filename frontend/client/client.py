@@ -13,7 +13,7 @@ from typing import Any, Protocol, Self
 import msgspec
 import numpy as np
 
-from quire.frontend.client.encoding import checked_ids, encode_prompt
+from quire.frontend.client.encoding import checked_ids, encode_marked, encode_prompt
 from quire.frontend.client.outputs import RequestOutput
 from quire.frontend.client.prompt import Prompt, split_prompt
 from quire.frontend.client.request_outputs import request_outputs
@@ -25,7 +25,7 @@ from quire.ipc.limits import output_room
 from quire.ipc.messages.frontend import AddRequest, Candidates, Generate, Heartbeat, TokenInputs, Welcome
 from quire.ipc.messages.stats import CacheInfo
 from quire.ipc.messages.utilities import UtilityCall
-from quire.ipc.sampling import SamplingParams, check_against
+from quire.ipc.sampling import ALL_LOGPROBS, SamplingParams, check_against
 
 
 class Engine(Protocol):
@@ -126,10 +126,12 @@ class Client(ABC):
         request_name: str = "",
         candidates: Candidates | None = None,
         terms: Terms = NO_TERMS,
+        marks: Sequence[int] = (),
     ) -> Stream:
-        """Check and send one request, without waiting. candidates: see the message; the answer is `Stream.candidates`.
-        max_tokens is reduced to the room in the context. Raises InvalidRequest, TooLong, Overloaded (our queue to the core is
-        full), EngineDown, DeadlineExceeded. Errors that the core finds are raised by the Stream.
+        """Check and send one request, without waiting. candidates: see the message; the answer is `Stream.candidates`. marks:
+        as in TokenInputs. max_tokens is reduced to the room in the context. The Stream raises errors that the core finds.
+
+        Raises InvalidRequest, TooLong, Overloaded (our queue to the core is full), EngineDown, DeadlineExceeded.
         """
         self._check_connected()
         ids = self._check_prompt(prompt_token_ids, getattr(params, "max_tokens", None))
@@ -137,7 +139,7 @@ class Client(ABC):
         check_priority(priority)
         self._next_id += 1
         request_id, arrival = self._next_id, time.time()
-        inputs, task = TokenInputs(ids.tobytes()), Generate(params, candidates)
+        inputs, task = TokenInputs(ids.tobytes(), list(marks)), Generate(params, candidates)
         request = AddRequest(0, request_id, inputs, task, priority, terms.salted(cache_salt), arrival)
         engine = self._send_to_one(request, terms)
         # made while the request travels: answers arrive in a later turn of the event loop
@@ -186,6 +188,12 @@ class Client(ABC):
         """Token ids of a prompt; long texts are tokenized off the event loop. Raises TooLong for a text that can never fit."""
         return await encode_prompt(self.tokenizer, text, add_special_tokens, self.welcome.limits.max_model_len)
 
+    async def encode_marked(
+        self, text: str, add_special_tokens: bool, ends: Sequence[int]
+    ) -> tuple[list[int], tuple[int, ...]]:
+        """As `encode`, and how many ids lie before each of `ends` (Tokenizer.encode_marked)."""
+        return await encode_marked(self.tokenizer, text, add_special_tokens, self.welcome.limits.max_model_len, ends)
+
     def _check_prompt(self, prompt_token_ids: Sequence[int] | np.ndarray, max_tokens: int | None = None) -> np.ndarray:
         """The ids as int32. Raises InvalidRequest, TooLong."""
         return checked_ids(prompt_token_ids, self.welcome.limits, max_tokens)
@@ -193,13 +201,14 @@ class Client(ABC):
     def _check_params(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
         """The params as they are sent to the core. Raises InvalidRequest."""
         if not isinstance(params, SamplingParams):
-            raise TypeError(f"sampling_params must be SamplingParams, got {type(params).__name__}")
+            raise ValueError(f"sampling_params must be SamplingParams(...), got {type(params).__name__}")
         limits = self.welcome.limits
         try:
             if params.bad_words and params.bad_words_token_ids is None:
                 params = self.tokenizer.with_bad_words(params)
             if (grammar := params.grammar) is not params.structured_outputs:
                 params = msgspec.structs.replace(params, structured_outputs=grammar)
+            params = with_number_of_logprobs(params, limits.max_logprobs)
             check_against(params, vocab_size=limits.vocab_size, max_logprobs=limits.max_logprobs)
         except ValueError as error:
             raise InvalidRequest(str(error)) from error
@@ -228,27 +237,34 @@ class Client(ABC):
         params = sampling_params if sampling_params is not None else self.default_sampling_params()
         if isinstance(params, SamplingParams):
             params = params.clone()  # the caller may change its object for other requests
-        text, ids, own_salt = await self._resolve(prompt)
+        text, ids, own_salt, marks = await self._resolve(prompt)
         salt = own_salt or cache_salt
-        stream = self.submit(ids, params, priority=priority, cache_salt=salt, request_name=request_id or "")
+        stream = self.submit(ids, params, priority=priority, cache_salt=salt, request_name=request_id or "", marks=marks)
         try:
             async for output in request_outputs(stream, text, ids, params):
                 yield output
         finally:
             stream.cancel()
 
-    async def _resolve(self, prompt: Prompt) -> tuple[str | None, list[int], str]:
-        """A prompt as (its text or None, its token ids, its cache_salt)."""
-        text, ids, salt = split_prompt(prompt)
+    async def _resolve(self, prompt: Prompt) -> tuple[str | None, list[int], str, Sequence[int]]:
+        """A prompt as (its text or None, its token ids, its cache_salt, its marks)."""
+        text, ids, salt, marks = split_prompt(prompt)
         if ids is not None:
-            return text, list(ids), salt
+            return text, list(ids), salt, marks
         assert text is not None
-        return text, await self.encode(text), salt
+        return text, await self.encode(text), salt, marks
 
     def render_chat(self, messages: list[dict[str, Any]], **options: Any) -> str:
         """A conversation as prompt text; options as for Tokenizer.render_chat. Raises InvalidRequest."""
         try:
             return self.tokenizer.render_chat(messages, **options)
+        except ValueError as error:
+            raise InvalidRequest(str(error)) from error
+
+    def render_marked_chat(self, messages: list[dict[str, Any]], **options: Any) -> tuple[str, list[int]]:
+        """As `render_chat`, and the prompt's marks in characters."""
+        try:
+            return self.tokenizer.render_marked_chat(messages, **options)
         except ValueError as error:
             raise InvalidRequest(str(error)) from error
 
@@ -263,9 +279,14 @@ class Client(ABC):
         **options: Any,
     ) -> AsyncIterator[RequestOutput]:
         """`generate` for a conversation; options (tools, chat_template, ...) as for Tokenizer.render_chat."""
-        text = self.render_chat(messages, **options)
-        ids = await self.encode(text, add_special_tokens=False)
-        prompt = {"prompt": text, "prompt_token_ids": ids}
+        prompt: Prompt
+        if self.welcome.limits.takes_marks:
+            text, ends = self.render_marked_chat(messages, **options)
+            ids, marks = await self.encode_marked(text, False, ends)
+            prompt = {"prompt": text, "prompt_token_ids": ids, "marks": marks}
+        else:
+            text = self.render_chat(messages, **options)
+            prompt = {"prompt": text, "prompt_token_ids": await self.encode(text, add_special_tokens=False)}
         outputs = self.generate(prompt, sampling_params, request_id, priority=priority, cache_salt=cache_salt)
         try:
             async for output in outputs:
@@ -278,3 +299,9 @@ def check_priority(priority: int) -> None:
     """Raises InvalidRequest."""
     if abs(priority) >= 1 << 31:
         raise InvalidRequest("priority must fit 32 bits")
+
+
+def with_number_of_logprobs(p: SamplingParams, max_logprobs: int) -> SamplingParams:
+    """The same, with max_logprobs in place of ALL_LOGPROBS."""
+    wanted = [name for name in ("logprobs", "prompt_logprobs") if getattr(p, name) == ALL_LOGPROBS]
+    return msgspec.structs.replace(p, **dict.fromkeys(wanted, max_logprobs)) if wanted else p

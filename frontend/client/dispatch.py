@@ -94,6 +94,8 @@ class Dispatcher:
         eager: dict[OutputSequence, None] = {}
         if message.started:
             self._started(message.started)
+        if message.drafts:
+            self._drafts(message.drafts)
         find, rows = self._sequences.get, iter(message.logprobs)
         keys = np.frombuffer(message.keys, "<i8").tolist()
         for key, token in zip(keys, np.frombuffer(message.tokens, "<i4").tolist(), strict=True):
@@ -137,6 +139,13 @@ class Dispatcher:
                 sequence.request.num_cached_tokens, sequence.request.seed = start.num_cached_tokens, start.seed
                 sequence.request.metrics.queue_s = start.queue_s
                 sequence.request.metrics.first_token_time = now
+
+    def _drafts(self, drafts: bytes) -> None:
+        for key, verified, accepted in np.frombuffer(drafts, "<i8").reshape(-1, 3).tolist():
+            if (sequence := self._sequences.get(key)) is not None:
+                metrics = sequence.request.metrics
+                metrics.drafts = metrics.drafts or []
+                metrics.drafts.append((verified, accepted))
 
     def _decode(self, sequence: OutputSequence, news: list[RequestState]) -> None:
         """Decode new tokens and look for stop strings; at one, end the sequence if the core has not."""

@@ -18,20 +18,30 @@ _LOST_AT_CUT = 32  # extra tokens that a chunk may have because the text was cut
 
 async def encode_prompt(tokenizer: Tokenizer, text: str, add_special_tokens: bool, max_model_len: int) -> list[int]:
     """Token ids of a text. Raises TooLong, before it makes the list of ids, for a text that can never fit into the context."""
+    return (await encode_marked(tokenizer, text, add_special_tokens, max_model_len, ()))[0]
+
+
+async def encode_marked(
+    tokenizer: Tokenizer, text: str, add_special_tokens: bool, max_model_len: int, ends: Sequence[int]
+) -> tuple[list[int], tuple[int, ...]]:
+    """As `encode_prompt`, and the text's marks in tokens (Tokenizer.encode_marked)."""
     if len(text) <= LONG_TEXT:
-        return tokenizer.encode(text, add_special_tokens)
+        return tokenizer.encode_marked(text, add_special_tokens, ends)
     has_many = len(text) > max_model_len * tokenizer.max_token_chars
     if has_many and tokenizer.keeps_characters:
         raise TooLong(f"the prompt has {len(text)} characters, more than {max_model_len} tokens can hold")
     most = max(max_model_len, MOST_TOKENS)
     try:
         # of characters that may be no tokens, no more are tokenized than it takes to know that they are too many
-        return await in_native_thread(_encode, tokenizer, text, add_special_tokens, most, max_model_len if has_many else most)
+        most_of_parts = max_model_len if has_many else most
+        return await in_native_thread(_encode, tokenizer, text, add_special_tokens, ends, most, most_of_parts)
     except TooManyTokens as error:
         raise TooLong(f"the prompt cannot be used: {error}") from None
 
 
-def _encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool, most: int, most_of_parts: int) -> list[int]:
+def _encode(
+    tokenizer: Tokenizer, text: str, add_special_tokens: bool, ends: Sequence[int], most: int, most_of_parts: int
+) -> tuple[list[int], tuple[int, ...]]:
     """Count the tokens of a very long text in chunks first: as a whole it takes 150 bytes a character and a second a
     megabyte."""
     if len(text) > most_of_parts * _USUAL_CHARS:
@@ -43,7 +53,7 @@ def _encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool, most: int
             count += max(0, tokenizer.count(part) - _LOST_AT_CUT)
             if count > most_of_parts:
                 raise TooManyTokens(f"the text has more than {most_of_parts} tokens")
-    return tokenizer.encode(text, add_special_tokens, most)
+    return tokenizer.encode_marked(text, add_special_tokens, ends, most)
 
 
 async def encode_end(

@@ -15,6 +15,9 @@ from quire.frontend.cli.vllm_flags import BY_FLAG, Row
 from quire.ipc.config import EngineConfig
 from quire.ipc.process.flags import LOAD_FORMATS, MODEL_IMPLS, profile_dir_of
 from quire.ipc.quantization import OTHER_NAMES
+from quire.ipc.speculation_flags import SHORT_FLAGS
+from quire.ipc.speculative_config import SpeculativeConfig
+from quire.ipc.speculative_options import FLAG, speculation_of
 
 log = logging.getLogger("quire")
 
@@ -38,9 +41,9 @@ NOT_NEEDED: dict[str, tuple[Any, ...]] = {
     "max_parallel_loading_workers": (ANY,),
     "max_seq_len_to_capture": (ANY,),
     "num_lookahead_slots": (0,),
+    "reasoning_parser": (ANY,),  # outputs of Python are the text as it is; the routes of `quire serve` tell reasoning apart
     "runner": ("auto", "generate"),
     "skip_tokenizer_init": (False,),
-    "speculative_config": (None,),
     "swap_space": (ANY,),  # there is none: preempted sequences are computed again
     "task": (None, "auto", "generate"),
     "tokenizer_pool_size": (ANY,),
@@ -51,11 +54,18 @@ NOT_NEEDED: dict[str, tuple[Any, ...]] = {
 _DTYPES = {"half": "float16", "float": "float32"}
 
 
+def is_vllms(name: str) -> bool:
+    """Whether it is an option of vLLM's that is no field of EngineConfig."""
+    flag = "--" + name.replace("_", "-")
+    return name not in EngineConfig.__struct_fields__ and (name in NOT_NEEDED or name in SHORT_FLAGS or flag in BY_FLAG)
+
+
 def engine_options(options: dict[str, Any]) -> dict[str, Any]:
     """vLLM's options as EngineConfig's. Raises ValueError for an unsupported value; unknown names are kept."""
     found, not_needed = dict(options), list[str]()
     if (folder := _profile_dir(found.pop("profiler_config", None))) is not None:
         found.setdefault("profile_dir", folder)
+    _take_speculation(found)
     for name in found.keys() - set(EngineConfig.__struct_fields__):
         row = BY_FLAG.get("--" + name.replace("_", "-"))
         if name not in NOT_NEEDED and row is None:
@@ -69,6 +79,8 @@ def engine_options(options: dict[str, Any]) -> dict[str, Any]:
         log.info("not needed here, and without effect: %s", ", ".join(sorted(not_needed)))
     if variables := unread_variables(os.environ):
         log.info("environment variables without effect here: %s", variables)
+    if type(found.get("dtype")).__module__ == "torch":  # torch.bfloat16
+        found["dtype"] = str(found["dtype"]).removeprefix("torch.")
     if isinstance(found.get("dtype"), str):
         found["dtype"] = _DTYPES.get(found["dtype"], found["dtype"])
     if isinstance(found.get("quantization"), str):
@@ -89,6 +101,18 @@ def _profile_dir(config: Any) -> str | None:
         return profile_dir_of(config)
     except ValueError as error:
         raise ValueError(f"profiler_config {error}".replace("--profile-dir", "profile_dir")) from None
+
+
+def _take_speculation(options: dict[str, Any]) -> None:
+    """Replace the options of speculation by what they ask for together. Raises ValueError."""
+    given = options.pop("speculative_config", None)
+    short = {key: value for name, key in SHORT_FLAGS.items() if (value := options.pop(name, None)) is not None}
+    if short and not isinstance(given, SpeculativeConfig):
+        given = {**(given or {}), **short}
+    try:
+        options["speculative_config"] = speculation_of(given)
+    except ValueError as error:
+        raise ValueError(str(error).replace(FLAG, "speculative_config")) from None
 
 
 def _is_harmless(name: str, row: Row | None, value: Any) -> bool:

@@ -9,77 +9,103 @@ The engine is the object's own (own_engine.py) and ends with it: `shutdown`, the
 interpreter's exit.
 """
 
+import contextlib
 import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, KeysView, Mapping, Sequence, ValuesView
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Self
 
 from quire.frontend.client.batch import run_batch
 from quire.frontend.client.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output, search_all
 from quire.frontend.client.client import Client
+from quire.frontend.client.engine_args import check_engine_args
+from quire.frontend.client.engine_metrics import Metric, engine_metrics
+from quire.frontend.client.enqueued import Enqueued
 from quire.frontend.client.llm_engine import LLMEngine
-from quire.frontend.client.model_config import ModelConfig, vllm_config
-from quire.frontend.client.not_here import LLM_METHODS, check_options, check_reset, without
+from quire.frontend.client.model_config import ModelConfig, VllmConfig, vllm_config
+from quire.frontend.client.not_here import LLM_NAMES, check_options, check_reset, without
 from quire.frontend.client.outputs import RequestOutput
 from quire.frontend.client.own_engine import OwnEngine, engine_config
 from quire.frontend.client.prompt import Prompt
+from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.messages.utilities import ProfileDone, ResetDone, ResetPrefixCache, StartProfile, StopProfile
 from quire.ipc.process.children import CORE_MODULE
 from quire.ipc.sampling import SamplingParams
 
 Conversation = list[dict[str, Any]]
+_OLDER_NAMES = ("prompt_token_ids", "use_tqdm", "lora_request")
 
 
 class LLM:
     """An engine of its own, or several (data_parallel_size), with a blocking interface. Methods may be called from several
     threads at once.
 
-    model: folder or hub id; None: the bundled model. options: fields of EngineConfig. Raises TypeError for an unknown option,
-    ValueError for a bad value, EngineStartError with the engine's own text.
+    model: folder or hub id; None: the bundled model. options: fields of EngineConfig. older: positional arguments of older
+    versions of vLLM's: the tokenizer. Raises ValueError for an unknown option or a bad value, EngineStartError with the
+    engine's own text.
     """
 
     engine_module = CORE_MODULE  # the module that the engine's process runs
+    DEPRECATE_LEGACY: ClassVar[bool] = True  # vLLM's switch, without effect
+    engine_class = LLMEngine
 
-    def __init__(self, model: str | os.PathLike[str] | None = None, **options: Any) -> None:
+    def __init__(self, model: str | os.PathLike[str] | None = None, *older: Any, **options: Any) -> None:
+        if len(older) > 1:
+            raise ValueError("LLM takes the model; give all other options by name: LLM(model, dtype=...)")
+        options |= dict(zip(("tokenizer",), older, strict=False))
         self._own = OwnEngine(engine_config(model, options), self.engine_module)
 
     @classmethod
     def from_engine_args(cls, engine_args: Any) -> Self:
         """engine_args: an EngineArgs (engine_args.py)."""
+        check_engine_args(cls.__name__, engine_args)
         return cls(engine_args.model, **engine_args.options)
+
+    @classmethod
+    @contextlib.contextmanager
+    def deprecate_legacy_api(cls) -> Iterator[None]:
+        """vLLM's context that warns of older arguments: no effect."""
+        yield
 
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt] | None = None,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        use_tqdm: bool = True,
-        priority: Sequence[int] | None = None,
+        *older: Any,
+        use_tqdm: bool | Callable[..., Any] = True,
+        priority: Sequence[int] | int | None = None,
         **others: None,
     ) -> list[RequestOutput]:
         """Outputs in the order of the prompts.
 
         prompts: one prompt or a list of them; a prompt is a text, a list of token ids, a TextPrompt or a TokensPrompt, which
-        are dicts. sampling_params: one for all or one each; None: the model's defaults. priority: one each, lower runs first;
-        needs scheduling_policy="priority". Raises TypeError or ValueError for an invalid prompt or parameter, before any prompt
+        are dicts. sampling_params: one for all or one each; None: the model's defaults. priority: the same, lower runs first;
+        needs scheduling_policy="priority". Raises ValueError for an invalid prompt or parameter, before any prompt
         runs, and EngineDown if the engine is lost. Ctrl-C aborts the requests. others: vLLM's options that must be None
-        (not_here.py).
+        (not_here.py). older: positional arguments of older versions of vLLM's, prompt_token_ids first, by these rules, too.
         """
-        check_options("LLM.generate", others)
+        names = ("use_tqdm", "lora_request") if isinstance(next(iter(older), None), bool) else _OLDER_NAMES
+        if len(older) > len(names):
+            raise ValueError("LLM.generate() takes prompts and sampling_params; give all other arguments by name")
+        given = dict(zip(names, older, strict=False))
+        use_tqdm = given.pop("use_tqdm", use_tqdm)
+        check_options("LLM.generate", {**given, **others})
         if prompts is None:
-            raise TypeError("LLM.generate() needs prompts: a text, a list of token ids, or a list of these")
+            raise ValueError("LLM.generate() needs prompts: a text, a list of token ids, or a list of these")
         batch = _prompt_list(prompts)
         params = self._params(sampling_params, len(batch))
+        if isinstance(priority, int):
+            priority = [priority] * len(batch)
         if priority is not None and len(priority) != len(batch):
             raise ValueError(f"there are {len(batch)} prompts and {len(priority)} priorities")
-        return self._own.run(run_batch(self._client, batch, params, priority, use_tqdm))
+        return self._own.run(run_batch(self._client, batch, params, priority, bool(use_tqdm)))
 
     def chat(
         self,
-        messages: Conversation | Sequence[Conversation],
+        messages: Conversation | Sequence[Conversation] | None = None,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        use_tqdm: bool = True,
+        use_tqdm: bool | Callable[..., Any] = True,
         lora_request: None = None,
         *,
         tools: list[dict[str, Any]] | None = None,
@@ -93,29 +119,64 @@ class LLM:
     ) -> list[RequestOutput]:
         """`generate` for one conversation or a list of them, rendered with the model's chat template or `chat_template`."""
         check_options("LLM.chat", {"lora_request": lora_request, **others})
+        prompts = self.preprocess_chat(
+            messages,  # type: ignore[arg-type]  # None is refused there
+            tools=tools,
+            documents=documents,
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            chat_template_kwargs=chat_template_kwargs,
+            chat_template_content_format=chat_template_content_format,
+        )
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def preprocess_chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        *,
+        chat_template_content_format: Literal["auto", "string", "openai"] = "auto",
+        **options: Any,
+    ) -> list[Prompt]:
+        """The prompts of one conversation or a list of them, as `chat` makes them. options: those of `chat` about templates."""
         if chat_template_content_format not in ("auto", "string", "openai"):
             raise ValueError(f"chat_template_content_format is auto, string or openai, not {chat_template_content_format!r}")
         if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
             kind = type(messages).__name__
-            raise TypeError(f"messages must be a list of messages, or a list of such lists, got {kind}")
-        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        tokenizer = self._client.tokenizer
-        texts = [
-            tokenizer.render_chat(
-                list(conversation) if isinstance(conversation, tuple) else conversation,  # type: ignore[arg-type]
-                tools=tools,
-                documents=documents,
-                chat_template=chat_template,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                chat_template_kwargs=chat_template_kwargs,
-                chat_template_content_format=chat_template_content_format,
+            raise ValueError(
+                "messages must be a list of messages, such as {'role': 'user', 'content': 'Hi'}, or a list of such lists, "
+                f"got {kind}"
             )
-            for conversation in conversations
-        ]
+        conversations: Sequence[Any] = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        tokenizer, options["chat_template_content_format"] = self._client.tokenizer, chat_template_content_format
+        conversations = [list(some) if isinstance(some, tuple) else some for some in conversations]
+        if self._client.welcome.limits.takes_marks:
+            return [_marked_prompt(tokenizer, conversation, options) for conversation in conversations]
+        texts = [tokenizer.render_chat(conversation, **options) for conversation in conversations]  # type: ignore[arg-type]
         rows = tokenizer.encode_batch(texts, add_special_tokens=False)
-        prompts = [{"prompt": text, "prompt_token_ids": ids} for text, ids in zip(texts, rows, strict=True)]
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+        return [{"prompt": text, "prompt_token_ids": ids} for text, ids in zip(texts, rows, strict=True)]
+
+    def enqueue(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        lora_request: None = None,
+        priority: Sequence[int] | None = None,
+        use_tqdm: bool = True,
+        **others: None,
+    ) -> list[str]:
+        """Begin requests without waiting for them; returns their ids. Arguments and errors as for `generate`."""
+        check_options("LLM.enqueue", {"lora_request": lora_request, **others})
+        batch = _prompt_list(prompts)
+        return self._enqueued.add(batch, self._params(sampling_params, len(batch)), priority or [0] * len(batch))
+
+    def wait_for_completion(self, output_type: object = None, *, use_tqdm: bool = True) -> list[RequestOutput]:
+        """Wait for all enqueued requests; returns their outputs, in order. output_type and use_tqdm have no effect."""
+        return self._enqueued.collect()
+
+    @functools.cached_property
+    def _enqueued(self) -> Enqueued:
+        return Enqueued(self.llm_engine)
 
     def beam_search(
         self,
@@ -134,26 +195,45 @@ class LLM:
         work = search_all(self._client, _prompt_list(prompts), params, concurrency_limit, use_tqdm)
         return [beam_search_output(each, self._client._tokenizer) for each in self._own.run(work)]
 
-    def get_tokenizer(self) -> Any:
+    def get_tokenizer(self, lora_request: None = None) -> Any:
         """transformers' tokenizer of the model's files. The first call imports transformers."""
         return self._own.tokenizer
 
     @property
     def model_config(self) -> ModelConfig:
         """The known configuration of the model: max_model_len, vocab_size, dtype, ..."""
-        return vllm_config(self._own.options, self._client).model_config
+        return self.vllm_config.model_config
 
     @functools.cached_property
     def llm_engine(self) -> LLMEngine:
         """This engine as an LLMEngine, for vLLM's scripts that read its model_config, or add requests and step."""
         return LLMEngine(self._own)
 
+    @property
+    def vllm_config(self) -> VllmConfig:
+        """The engine's configuration, as far as it is known, under vLLM's names."""
+        return vllm_config(self._own.options, self._client)
+
     def get_default_sampling_params(self) -> SamplingParams:
         """SamplingParams with the model's own defaults, from generation_config.json."""
         return self._client.default_sampling_params()
 
-    def start_profile(self) -> None:
-        """Let every worker record a profile, for at most a thousand steps. Needs `profile_dir`."""
+    @property
+    def supported_tasks(self) -> tuple[str, ...]:
+        """What this model can be asked for, by vLLM's names."""
+        return ("generate",)
+
+    def get_world_size(self, include_dp: bool = True) -> int:
+        """The number of workers: of all engines, or without include_dp of one."""
+        options = self._own.options
+        return options.world_size * (options.data_parallel_size if include_dp else 1)
+
+    def get_metrics(self) -> list[Metric]:
+        """Figures of the engine, at most half a second old, by the names of /metrics (engine_metrics.py)."""
+        return engine_metrics(self._client)
+
+    def start_profile(self, profile_prefix: str | None = None) -> None:
+        """Let workers record a profile, for at most a thousand steps. Needs `profile_dir`; profile_prefix has no effect."""
         self._own.run(self._client.utility(StartProfile(), ProfileDone))
 
     def stop_profile(self) -> list[str]:
@@ -165,6 +245,9 @@ class LLM:
         check_reset(reset_running_requests)
         return self._own.run(self._client.utility(ResetPrefixCache(), ResetDone)).complete
 
+    def reset_mm_cache(self) -> None:
+        """vLLM's cache of images: there is none here, and nothing to forget."""
+
     def shutdown(self) -> None:
         """End the engine and free its memory. May be called again; afterwards `generate` raises EngineDown."""
         self._own.shutdown()
@@ -172,7 +255,17 @@ class LLM:
     if not TYPE_CHECKING:  # type checkers must not know other names
 
         def __getattr__(self, name: str) -> Any:
-            raise without(self, name, LLM_METHODS)
+            return without(self, name, LLM_NAMES)
+
+    def __delattr__(self, name: str) -> None:
+        """`del llm.llm_engine` and such are vLLM's ways of freeing memory: `shutdown` does it, or the end of the LLM itself."""
+        if name in self.__dict__:
+            object.__delattr__(self, name)
+        elif not hasattr(type(self), name):
+            without(self, name, LLM_NAMES)
+
+    def __call__(self, *_: object, **__: object) -> NoReturn:
+        raise NotImplementedError("LLM objects are not called: write llm.generate(prompts, SamplingParams(...))")
 
     def __enter__(self) -> Self:
         return self
@@ -190,7 +283,8 @@ class LLM:
         if isinstance(params, SamplingParams):
             return [params] * count
         if isinstance(params, str | Mapping) or not isinstance(params, Sequence):
-            raise TypeError(f"sampling_params must be SamplingParams or a list of them, got {type(params).__name__}")
+            hint = "; SamplingParams(**fields) makes one of a dict" if isinstance(params, Mapping) else ""
+            raise ValueError(f"sampling_params must be SamplingParams or a list of them, got {type(params).__name__}{hint}")
         if len(params) != count:
             raise ValueError(f"there are {count} prompts and {len(params)} sampling_params")
         return list(params)
@@ -200,8 +294,18 @@ def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt, or a list of them, as a list."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
+    if isinstance(prompts, Iterator | ValuesView | KeysView):
+        return list(prompts)  # type: ignore[arg-type]
+    if hasattr(prompts, "tolist"):  # an array or a tensor
+        prompts = prompts.tolist()
     if not hasattr(prompts, "__len__") or not hasattr(prompts, "__getitem__"):
-        raise TypeError(f"prompts must be a prompt or a list of prompts, got {type(prompts).__name__}")
-    if len(prompts) and isinstance(prompts[0], Integral):
+        raise ValueError(f"prompts must be a prompt or a list of prompts, got {type(prompts).__name__}")
+    if len(prompts) and isinstance(prompts[0], Integral):  # type: ignore[index]
         return [prompts]  # type: ignore[list-item]  # the token ids of one prompt
     return list(prompts)  # type: ignore[arg-type]
+
+
+def _marked_prompt(tokenizer: Tokenizer, conversation: Any, options: dict[str, Any]) -> Prompt:
+    text, ends = tokenizer.render_marked_chat(conversation, **options)
+    ids, marks = tokenizer.encode_marked(text, False, ends)
+    return {"prompt": text, "prompt_token_ids": ids, "marks": marks}

@@ -10,29 +10,46 @@ The engine runs by itself, in its own process: `step` only waits for new outputs
 """
 
 import asyncio
+import contextlib
 import threading
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from quire.frontend.client.engine_args import EngineArgs
-from quire.frontend.client.model_config import ModelConfig, VllmConfig, vllm_config
+from quire.frontend.client.engine_args import EngineArgs, check_engine_args
+from quire.frontend.client.engine_metrics import Metric, engine_metrics
+from quire.frontend.client.model_config import (
+    CacheConfig,
+    DeviceConfig,
+    LoadConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    VllmConfig,
+    check_config,
+    vllm_config,
+)
 from quire.frontend.client.not_here import ENGINE_NAMES, check_options, check_reset, without
 from quire.frontend.client.outputs import RequestOutput
 from quire.frontend.client.own_engine import OwnEngine
 from quire.frontend.client.prompt import Prompt
 from quire.frontend.client.request_outputs import merged
-from quire.ipc.messages.stats import CacheInfo
-from quire.ipc.messages.utilities import ResetDone, ResetPrefixCache
+from quire.frontend.client.stream import EngineDown
+from quire.ipc.messages.utilities import ProfileDone, ResetDone, ResetPrefixCache, StartProfile, StopProfile
 from quire.ipc.sampling import SamplingParams
+from quire.ipc.speculative_config import SpeculativeConfig
+
+T = TypeVar("T")
 
 
 class LLMEngine:
     """An engine of its own. Methods may be called from any thread, but from one at a time."""
 
-    def __init__(self, engine_args: EngineArgs | OwnEngine) -> None:
-        """Raises EngineStartError with the engine's own text."""
-        if isinstance(engine_args, EngineArgs):
-            engine_args = OwnEngine(engine_args.create_engine_config())
+    def __init__(self, engine_args: EngineArgs | VllmConfig | OwnEngine | None = None, **_: Any) -> None:
+        """Other arguments of vLLM's (log_stats, ...) have no effect. Raises EngineStartError with the engine's own text."""
+        if isinstance(engine_args, VllmConfig):
+            engine_args = OwnEngine(check_config(engine_args))
+        elif not isinstance(engine_args, OwnEngine):
+            engine_args = OwnEngine(check_engine_args(type(self).__name__, engine_args).config)
         self._own: OwnEngine = engine_args
         self._changed = threading.Condition()  # guards the fields below, which the event loop's thread writes, too
         self._running: dict[str, asyncio.Task[None]] = {}
@@ -44,35 +61,50 @@ class LLMEngine:
         """Other arguments of vLLM's (usage_context, stat_loggers, ...) are accepted and have no effect."""
         return cls(engine_args)
 
+    @classmethod
+    def from_vllm_config(cls, vllm_config: VllmConfig, **_: Any) -> Self:
+        """vllm_config: what EngineArgs.create_engine_config returns."""
+        return cls(OwnEngine(check_config(vllm_config)))
+
     def add_request(
         self,
         request_id: str,
-        prompt: Prompt,
-        params: SamplingParams,
+        prompt: Prompt | None = None,
+        params: SamplingParams | None = None,
         arrival_time: float | None = None,
         lora_request: None = None,
-        *,
+        *older: Any,
         priority: int = 0,
+        sampling_params: SamplingParams | None = None,
         **others: None,
     ) -> None:
         """Begin a request. Raises ValueError for an id in use, and the errors of `LLM.generate`.
 
-        arrival_time is accepted and not used: the request arrives now. others: vLLM's options that must be None (not_here.py).
+        sampling_params: another name for params; without either, the model's defaults. arrival_time is accepted and not used:
+        the request arrives now. others: vLLM's options that must be None (not_here.py).
         """
         if not isinstance(request_id, str):
-            raise TypeError(f"request_id must be a string, got {type(request_id).__name__}")
+            raise ValueError(f"request_id must be a string, got {type(request_id).__name__}")
+        names = ("tokenization_kwargs", "trace_headers", "priority")
+        if len(older) > len(names):
+            raise ValueError("LLMEngine.add_request takes a request_id, a prompt and params; give all other arguments by name")
+        others |= dict(zip(names, older, strict=False))
+        priority = others.pop("priority", None) or priority
         check_options("LLMEngine.add_request", {"lora_request": lora_request, **others})
-        self._own.run(self._begin(request_id, prompt, params, priority))
+        params = params if params is not None else sampling_params
+        if params is None:
+            params = self._own.client.default_sampling_params()
+        self._own.run(self._begin(request_id, prompt, params, priority))  # type: ignore[arg-type]  # None is refused there
 
     async def _begin(self, request_id: str, prompt: Prompt, params: SamplingParams, priority: int) -> None:
         client = self._own.client
-        text, ids, salt = await client._resolve(prompt)
+        text, ids, salt, marks = await client._resolve(prompt)
         client._check_prompt(ids)
         client._check_params(params, len(ids))
         with self._changed:
             if request_id in self._running or request_id in self._news:
                 raise ValueError(f"request_id {request_id!r} is in use")
-            prompt = {"prompt": text, "prompt_token_ids": ids, "cache_salt": salt}
+            prompt = {"prompt": text, "prompt_token_ids": ids, "cache_salt": salt, "marks": marks}
             task = asyncio.create_task(self._run(request_id, prompt, params.clone(), priority))
             self._running[request_id] = task
         await asyncio.sleep(0)  # sends the request
@@ -106,10 +138,11 @@ class LLMEngine:
             news, self._news = self._news, {}
             return list(news.values())
 
-    def abort_request(self, request_id: str | Iterable[str]) -> None:
+    def abort_request(self, request_id: str | Iterable[str], internal: bool = False) -> None:
         """Abort requests, without further outputs. Unknown ids are ignored, as of ended requests."""
+        ids = list(request_id) if isinstance(request_id, Iterable) and not isinstance(request_id, str) else [request_id]
         with self._changed:
-            for each in [request_id] if isinstance(request_id, str) else list(request_id):
+            for each in ids:
                 self._news.pop(each, None)
                 if (task := self._running.pop(each, None)) is not None:
                     task.get_loop().call_soon_threadsafe(task.cancel)
@@ -128,13 +161,46 @@ class LLMEngine:
         check_reset(reset_running_requests)
         return self._own.run(self._own.client.utility(ResetPrefixCache(), ResetDone)).complete
 
-    def get_tokenizer(self) -> Any:
+    def get_tokenizer(self, lora_request: None = None) -> Any:
         """transformers' tokenizer of the model's files. The first call imports transformers."""
         return self._own.tokenizer
 
     @property
     def tokenizer(self) -> Any:
-        return self._own.tokenizer
+        """The same, with itself as its attribute `tokenizer`, by which older scripts reach it."""
+        found = self._own.tokenizer
+        found.tokenizer = found
+        found.get_lora_tokenizer = lambda lora_request=None: found
+        return found
+
+    def get_tokenizer_group(self) -> Any:
+        return self.tokenizer
+
+    def check_health(self) -> None:
+        """Raises EngineDown, which says what is wrong, if the engine is not healthy."""
+        if problem := self._own.client.health():
+            raise EngineDown(problem)
+
+    def do_log_stats(self) -> None:
+        """vLLM's request to log figures now: the engine logs them by itself, with disable_log_stats=False."""
+
+    def is_tracing_enabled(self) -> bool:
+        return False
+
+    def get_metrics(self) -> list[Metric]:
+        """Figures of the engine, at most half a second old, by the names of /metrics (engine_metrics.py)."""
+        return engine_metrics(self._own.client)
+
+    def start_profile(self, profile_prefix: str | None = None) -> None:
+        """Let workers record a profile, for at most a thousand steps. Needs `profile_dir`; profile_prefix has no effect."""
+        self._own.run(self._own.client.utility(StartProfile(), ProfileDone))
+
+    def stop_profile(self) -> list[str]:
+        """Write the traces, one per rank, into `profile_dir`; returns the files' names."""
+        return self._own.run(self._own.client.utility(StopProfile(), ProfileDone)).traces
+
+    def reset_mm_cache(self) -> None:
+        """vLLM's cache of images: there is none here, and nothing to forget."""
 
     @property
     def vllm_config(self) -> VllmConfig:
@@ -145,14 +211,83 @@ class LLMEngine:
     def model_config(self) -> ModelConfig:
         return self.vllm_config.model_config
 
+    def get_model_config(self) -> ModelConfig:
+        return self.model_config
+
     @property
-    def cache_config(self) -> CacheInfo | None:
+    def cache_config(self) -> CacheConfig | None:
         return self.vllm_config.cache_config
+
+    @property
+    def scheduler_config(self) -> SchedulerConfig:
+        return self.vllm_config.scheduler_config
+
+    def get_scheduler_config(self) -> SchedulerConfig:
+        return self.scheduler_config
+
+    @property
+    def parallel_config(self) -> ParallelConfig:
+        return self.vllm_config.parallel_config
+
+    def get_parallel_config(self) -> ParallelConfig:
+        return self.parallel_config
+
+    @property
+    def device_config(self) -> DeviceConfig:
+        return self.vllm_config.device_config
+
+    @property
+    def load_config(self) -> LoadConfig:
+        return self.vllm_config.load_config
+
+    # vLLM's configurations of what is not here
+    lora_config = prompt_adapter_config = None
+
+    @property
+    def speculative_config(self) -> SpeculativeConfig | None:
+        return self._own.options.speculative_config
+
+    @property
+    def log_stats(self) -> bool:
+        """Whether the engine logs its figures."""
+        return not self._own.options.disable_log_stats
+
+    def get_supported_tasks(self) -> tuple[str, ...]:
+        """What this model can be asked for, by vLLM's names."""
+        return ("generate",)
+
+    def has_unfinished_requests_for_virtual_engine(self, virtual_engine: int = 0) -> bool:
+        return self.has_unfinished_requests()
+
+    @classmethod
+    def validate_output(cls, output: object, output_type: type[T]) -> T:
+        """vLLM's check of an output's class. Raises ValueError."""
+        if not isinstance(output, output_type):
+            raise ValueError(f"expected an output of type {output_type.__name__}, got {type(output).__name__}")
+        return output
+
+    @classmethod
+    def validate_outputs(cls, outputs: Iterable[object], output_type: type[T]) -> list[T]:
+        """The outputs, each checked. Raises ValueError."""
+        return [cls.validate_output(each, output_type) for each in outputs]
+
+    @classmethod
+    @contextlib.contextmanager
+    def enable_output_validation(cls) -> Iterator[None]:
+        """vLLM's context that checks classes of outputs: no effect."""
+        yield
 
     if not TYPE_CHECKING:  # type checkers must not know other names
 
         def __getattr__(self, name: str) -> Any:
-            raise without(self, name, ENGINE_NAMES)
+            return without(self, name, ENGINE_NAMES)
+
+    def __delattr__(self, name: str) -> None:
+        """`del engine.model_executor` and such are vLLM's ways of freeing memory: `shutdown` does it."""
+        if name in self.__dict__:
+            object.__delattr__(self, name)
+        elif not hasattr(type(self), name):
+            without(self, name, ENGINE_NAMES)
 
     def shutdown(self) -> None:
         """End the engine and free its memory. May be called again."""

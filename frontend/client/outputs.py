@@ -7,9 +7,11 @@ here talks to the core or knows a tokenizer.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from quire.frontend.client.not_here import METRICS_FIELDS, OUTPUT_FIELDS, missing, without
 from quire.ipc.messages.frontend import FinishReason
 
 
@@ -17,12 +19,14 @@ class Logprob(msgspec.Struct, gc=False):
     """Log-probability of one token at one position; `rank` counts from 1, the most likely token of the vocabulary."""
 
     logprob: float
-    rank: int
-    decoded_token: str
+    rank: int = 0
+    decoded_token: str = ""
 
 
 # For one position: first its token, then the most likely tokens (a token that is both appears once).
 TokenLogprobDict = dict[int, Logprob]
+SampleLogprobs = list[TokenLogprobDict]
+PromptLogprobs = list[TokenLogprobDict | None]  # the first token has none
 
 
 class Delta(msgspec.Struct):
@@ -52,9 +56,34 @@ class RequestMetrics:
     first_token_time: float | None = None
     last_token_time: float | None = None  # as the consumer saw it
     finished_time: float | None = None
+    drafts: list[tuple[int, int]] | None = None  # by step with drafts: verified, accepted; None unless the engine tells them
+    scheduler_time = model_forward_time = model_execute_time = None  # vLLM's: always None
+
+    @property
+    def time_in_queue(self) -> float | None:
+        return self.queue_s
+
+    @property
+    def first_scheduled_time(self) -> float | None:
+        return None if self.queue_s is None else self.arrival_time + self.queue_s
+
+    @property
+    def first_token_latency(self) -> float | None:
+        return None if self.first_token_time is None else self.first_token_time - self.arrival_time
+
+    # vLLM's newer names
+    queued_ts = property(lambda self: self.arrival_time)
+    scheduled_ts = first_scheduled_time
+    first_token_ts = property(lambda self: self.first_token_time)
+    last_token_ts = property(lambda self: self.last_token_time)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            return without(self, name, METRICS_FIELDS)
 
 
-@dataclass(slots=True)
+@dataclass
 class CompletionOutput:
     """One completion, cumulative. cumulative_logprob: sum over the sampled tokens; None unless logprobs were asked for."""
 
@@ -70,8 +99,13 @@ class CompletionOutput:
     def finished(self) -> bool:
         return self.finish_reason is not None
 
+    if not TYPE_CHECKING:
 
-@dataclass(slots=True)
+        def __getattr__(self, name: str) -> Any:
+            return missing(self, name, OUTPUT_FIELDS)
+
+
+@dataclass
 class RequestOutput:
     """A request's prompt and its completions, in order of index. prompt is None when token ids were given."""
 
@@ -84,6 +118,12 @@ class RequestOutput:
     num_cached_tokens: int | None = None
     metrics: RequestMetrics | None = None
     lora_request = encoder_prompt = encoder_prompt_token_ids = kv_transfer_params = None  # vLLM's: always None
+    multi_modal_placeholders = prompt_routed_experts = None
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            return missing(self, name, OUTPUT_FIELDS)
 
 
 def new_completions(n: int, with_logprobs: bool) -> list[CompletionOutput]:

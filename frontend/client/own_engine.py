@@ -5,7 +5,6 @@ it ends with the object: by `shutdown`, garbage collection, or the interpreter's
 """
 
 import asyncio
-import difflib
 import functools
 import os
 import re
@@ -27,6 +26,8 @@ from quire.frontend.launcher import CoreProcess, EngineStartError, engine_config
 from quire.frontend.replicas.replicas import client_of
 from quire.ipc.config import EngineConfig
 from quire.ipc.process.children import CORE_MODULE
+from quire.ipc.sampling import SamplingParams
+from quire.ipc.unknown_names import what_to_write
 
 _CANCEL_S = 5.0  # to abort interrupted requests
 _NOT_FOR_LLM = ("listen", "curve_secret_key_file", "curve_allow_file")  # options without use here: not suggested
@@ -35,6 +36,22 @@ FORKED = (
     "this engine belongs to the process that started it, and cannot be used in a fork of it: use it there, start an engine in "
     "the child, or share one by `quire serve` or `enginecore` and AsyncClient"
 )
+
+_MODEL = "the model comes first: {of}('folder or hub id')"
+_OTHER_OPTIONS = dict.fromkeys(("model_path", "model_name", "model_id", "pretrained_model_name_or_path"), _MODEL) | {
+    "rope_scaling": "it replaces a field of config.json: {of}(hf_overrides={{'rope_scaling': ...}})",
+    "rope_theta": "it replaces a field of config.json: {of}(hf_overrides={{'rope_theta': ...}})",
+    "log_stats": "use disable_log_stats",
+    "engine_args": "{of}.from_engine_args(EngineArgs(...)) takes them",
+    "torch_dtype": "use dtype",
+    "max_length": "use max_model_len",
+    "device_map": "use tensor_parallel_size for several GPUs, and device='cpu' without one",
+    "load_in_4bit": "use quantization='bitsandbytes'",
+    "load_in_8bit": "use quantization='int8'",
+    "gpu_memory_fraction": "use gpu_memory_utilization",
+    "tp_size": "use tensor_parallel_size",
+}
+_FROM_ARGS = "; LLM.from_engine_args and LLMEngine.from_engine_args take an EngineArgs"
 
 T = TypeVar("T")
 
@@ -139,14 +156,14 @@ def _copy_result(task: asyncio.Task[T], result: Future[T]) -> None:
 
 
 def engine_config(model: str | os.PathLike[str] | None, options: dict[str, Any], of: str = "LLM") -> EngineConfig:
-    """EngineConfig from the arguments of LLM, or of the class that `of` names. Raises TypeError, ValueError."""
+    """EngineConfig from the arguments of LLM, or of the class that `of` names. Raises ValueError."""
     names, options = EngineConfig.__struct_fields__, engine_options(options)
     for name in options:
         if name not in names:
             public = [n for n in names if n not in _NOT_FOR_LLM]
-            close = difflib.get_close_matches(name, public, n=3, cutoff=0.7)
-            hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(public)}"
-            raise TypeError(f"{of} has no option {name!r}; {hint}")
+            raise ValueError(f"{of} has no option {name!r}; {what_to_write(name, public, _elsewhere(of))}")
+    if not isinstance(model, str | os.PathLike | None):
+        raise ValueError(f"{of}: model must be a folder or hub id, got {type(model).__name__}{_FROM_ARGS}")
     options = with_processor_names(options)
     values = {"disable_log_stats": True, **options, "model": None if model is None else os.fspath(model)}
     if isinstance(values.get("served_model_name"), str):
@@ -155,6 +172,12 @@ def engine_config(model: str | os.PathLike[str] | None, options: dict[str, Any],
         return msgspec.convert(values, EngineConfig)
     except msgspec.ValidationError as error:
         raise ValueError(_in_words_of_python(str(error))) from None
+
+
+def _elsewhere(of: str) -> dict[str, str]:
+    """What to write instead of options that other engines, or requests, have."""
+    of_requests = {name: f"it is a request's: SamplingParams({name}=...)" for name in SamplingParams.__struct_fields__}
+    return of_requests | {name: text.format(of=of) for name, text in _OTHER_OPTIONS.items()}
 
 
 def _in_words_of_python(text: str) -> str:

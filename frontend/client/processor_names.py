@@ -13,12 +13,12 @@ LOADED = "_quire_"  # prefix of module names of files loaded by a worker (worker
 
 
 def with_processor_names(options: dict[str, Any]) -> dict[str, Any]:
-    """LLM's options, with logits_processors as names. Raises TypeError, ValueError."""
+    """LLM's options, with logits_processors as names. Raises ValueError."""
     given = options.get("logits_processors")
     if not given:
         return options
     if isinstance(given, str) or not isinstance(given, Sequence):
-        raise TypeError(f"logits_processors must be a list of classes or of names like 'module:Class', got {given!r}")
+        raise ValueError(f"logits_processors must be a list of classes or of names like 'module:Class', got {given!r}")
     folders = [os.path.abspath(folder) for folder in sys.path if folder and os.path.isdir(folder)]
     names = [item if isinstance(item, str) else _name(item) for item in given]
     return {"logits_processors_path": folders, **options, "logits_processors": names}
@@ -26,7 +26,7 @@ def with_processor_names(options: dict[str, Any]) -> dict[str, Any]:
 
 def _name(kind: Any) -> str:
     if not isinstance(kind, type):
-        raise TypeError(f"logits_processors must hold classes or names like 'module:Class', got {kind!r}")
+        raise ValueError(f"logits_processors must hold classes or names like 'module:Class', got {kind!r}")
     module, name = kind.__module__, kind.__qualname__
     if module.startswith(LOADED):  # or each worker would start an engine, with workers that ...
         raise RuntimeError(

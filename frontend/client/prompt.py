@@ -14,11 +14,13 @@ class TextPrompt(TypedDict):
 
 
 class TokensPrompt(TypedDict):
-    """A prompt as token ids. prompt: their text, which outputs repeat."""
+    """A prompt as token ids. prompt: their text, which outputs repeat. marks: numbers of tokens after which other prompts may
+    go on, at most 8; models with recurrent layers keep states there."""
 
     prompt_token_ids: list[int]
     prompt: NotRequired[str]
     cache_salt: NotRequired[str]
+    marks: NotRequired[Sequence[int]]
 
 
 Prompt = str | Sequence[int] | Mapping[str, Any]  # text, token ids, or a dict like the two above
@@ -31,24 +33,36 @@ class PromptParts(NamedTuple):
     text: str | None
     ids: Sequence[int] | None
     cache_salt: str = ""
+    marks: Sequence[int] = ()
 
 
+_NOT_HERE = {
+    "multi_modal_data": "models of text only are served yet, no images, audio or video",
+    "prompt_embeds": "prompts are texts or token ids",
+    "encoder_prompt": "models without an encoder are served",
+}
 _KEYS = TextPrompt.__annotations__.keys() | TokensPrompt.__annotations__.keys()
 
 
 def split_prompt(prompt: Prompt) -> PromptParts:
-    """Raises InvalidRequest for a mapping with other keys, which would change the answer if they were supported; TypeError for
+    """Raises InvalidRequest for a mapping with other keys, which would change the answer if they were supported; ValueError for
     anything that is no prompt."""
-    salt = None
+    salt: Any = None
+    marks: Any = ()
     if isinstance(prompt, Mapping):
         if unknown := [str(key) for key, value in prompt.items() if key not in _KEYS and value is not None]:
-            raise InvalidRequest(f"a prompt holds prompt, prompt_token_ids or cache_salt; not supported: {', '.join(unknown)}")
+            why = next((f": {_NOT_HERE[key]}" for key in unknown if key in _NOT_HERE), "")
+            said = f"a prompt holds prompt, prompt_token_ids or cache_salt; not supported: {', '.join(unknown)}{why}"
+            raise InvalidRequest(said)
         text, ids, salt = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("cache_salt")
+        marks = prompt.get("marks") or ()
     else:
         text, ids = (prompt, None) if isinstance(prompt, str) else (None, prompt)
     no_ids = isinstance(ids, str | bytes) or not hasattr(ids, "__len__")
     if not isinstance(text, str | None) or (no_ids and (ids is not None or text is None)):
-        raise TypeError("a prompt is a text, a list of token ids, {'prompt': text} or {'prompt_token_ids': ids}")
+        raise ValueError("a prompt is a text, a list of token ids, {'prompt': text} or {'prompt_token_ids': ids}")
     if not isinstance(salt, str | None):
-        raise TypeError(f"cache_salt must be a string, got {type(salt).__name__}")
-    return PromptParts(text, ids, salt or "")
+        raise ValueError(f"cache_salt must be a string, got {type(salt).__name__}")
+    if not isinstance(marks, list | tuple) or not all(isinstance(mark, int) for mark in marks):
+        raise ValueError("marks must be a list of numbers of tokens")
+    return PromptParts(text, ids, salt or "", marks)

@@ -9,6 +9,7 @@ namespace package without names.
 """
 
 import os
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -70,6 +71,23 @@ elif os.path.isdir(os.path.join(_HERE, "frontend", "package")):
     _PATH.append(os.path.join(_HERE, "frontend", "package"))
 
 
+class _VllmModules:
+    """A finder behind all others, for vLLM's modules (vllm_modules.py), which are read when one is first imported."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> object:
+        if not name.startswith("quire.") or name.startswith(_OWN):
+            return None
+        from quire.frontend.client.vllm_modules import VllmModules
+
+        return VllmModules().find_spec(name)
+
+
+_OWN = ("quire.frontend", "quire.ipc", "quire.enginecore", "quire.workers", "quire.kernels")
+if not any(getattr(finder, "__name__", "") == _VllmModules.__name__ for finder in sys.meta_path):
+    sys.meta_path.append(_VllmModules)  # type: ignore[arg-type]
+
+
 def __getattr__(name: str) -> object:
     module: object
     match name:
@@ -106,8 +124,16 @@ def __getattr__(name: str) -> object:
             from quire.ipc.version import VERSION
 
             return VERSION
-        case _:
+        case "__version_tuple__":
+            from quire.ipc.version import VERSION_TUPLE
+
+            return VERSION_TUPLE
+        case _ if name.startswith("_"):
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        case _:
+            from quire.frontend.client.vllm_modules import names_of
+
+            return names_of("quire")(name)
     return getattr(module, name)
 
 

@@ -3,7 +3,29 @@
 Our own code does not import from here, but from the files that define the names.
 """
 
-from quire.frontend.client.model_config import ModelConfig, VllmConfig
-from quire.frontend.client.script_tools import CompilationConfig
+from quire.frontend.client.model_config import (
+    CacheConfig,
+    DeviceConfig,
+    LoadConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    VllmConfig,
+)
+from quire.frontend.client.script_tools import CompilationConfig, CompilationLevel, CompilationMode
+from quire.frontend.client.vllm_modules import names_of
 
-__all__ = ["CompilationConfig", "ModelConfig", "VllmConfig"]
+__all__ = [
+    "CacheConfig",
+    "CompilationConfig",
+    "CompilationLevel",
+    "CompilationMode",
+    "DeviceConfig",
+    "LoadConfig",
+    "ModelConfig",
+    "ParallelConfig",
+    "SchedulerConfig",
+    "VllmConfig",
+]
+
+__getattr__ = names_of(__name__)

@@ -3,10 +3,7 @@
 Our own code does not import from here, but from the files that define the names.
 """
 
-from quire.frontend.client.outputs import Logprob
+from quire.frontend.client.outputs import Logprob, PromptLogprobs, SampleLogprobs
 from quire.frontend.client.outputs import TokenLogprobDict as LogprobsOnePosition
-
-SampleLogprobs = list[LogprobsOnePosition]
-PromptLogprobs = list[LogprobsOnePosition | None]
 
 __all__ = ["Logprob", "LogprobsOnePosition", "PromptLogprobs", "SampleLogprobs"]

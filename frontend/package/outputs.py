@@ -11,6 +11,7 @@ from quire.frontend.client.not_served import (
     ScoringRequestOutput,
 )
 from quire.frontend.client.outputs import CompletionOutput, RequestOutput
+from quire.frontend.client.vllm_modules import names_of
 
 __all__ = [
     "ClassificationRequestOutput",
@@ -21,3 +22,5 @@ __all__ = [
     "RequestOutput",
     "ScoringRequestOutput",
 ]
+
+__getattr__ = names_of(__name__)

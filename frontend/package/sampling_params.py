@@ -6,9 +6,15 @@ Our own code does not import from here, but from the files that define the names
 """
 
 from quire.frontend.client.beam_search import BeamSearchParams
-from quire.ipc.sampling import RequestOutputKind, SamplingParams
+from quire.frontend.client.guided_decoding import GuidedDecodingParams
+from quire.ipc.sampling import RequestOutputKind, SamplingParams, SamplingType
 from quire.ipc.structured_outputs_params import StructuredOutputsParams
 
-GuidedDecodingParams = StructuredOutputsParams  # the older name
-
-__all__ = ["BeamSearchParams", "GuidedDecodingParams", "RequestOutputKind", "SamplingParams", "StructuredOutputsParams"]
+__all__ = [
+    "BeamSearchParams",
+    "GuidedDecodingParams",
+    "RequestOutputKind",
+    "SamplingParams",
+    "SamplingType",
+    "StructuredOutputsParams",
+]

@@ -43,6 +43,7 @@ def holds_for_all(welcomes: Sequence[Welcome]) -> Welcome:
         vocab_size=limits[0].vocab_size,
         max_num_seqs=sum(each.max_num_seqs for each in limits),
         max_logprobs=min(each.max_logprobs for each in limits),
+        takes_marks=any(each.takes_marks for each in limits),
     )
     return msgspec.structs.replace(welcomes[0], limits=common, spins=any(welcome.spins for welcome in welcomes))
 

@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from quire.frontend.text.chat_template import ChatTemplate, ChatTemplateError
+from quire.frontend.text.prompt_marks import Place, render_marked
 from quire.ipc.process.asked_child import AskedChild
 from quire.ipc.process.children import child_main_config, own_fds
 from quire.ipc.process.fair_executor import FairExecutor
@@ -33,7 +34,7 @@ _READY = b"ready"
 
 
 class ToRender(msgspec.Struct, frozen=True):
-    """The arguments of ChatTemplate and its `render`."""
+    """The arguments of ChatTemplate and its `render`; marks: places (prompt_marks.py)."""
 
     source: str
     special_tokens: dict[str, str]
@@ -44,12 +45,15 @@ class ToRender(msgspec.Struct, frozen=True):
     add_generation_prompt: bool
     continue_final_message: bool
     variables: dict[str, Any]
+    marks: list[Place] = []
 
 
 class Rendered(msgspec.Struct, frozen=True):
-    """error: why there is no text, for the user. is_last: the child uses too much memory to render more."""
+    """marks: where they are, in characters. error: why there is no text, for the user. is_last: the child uses too much memory
+    to render more."""
 
     text: str
+    marks: list[int] = []
     error: str = ""
     is_last: bool = False
 
@@ -71,8 +75,8 @@ class TemplateProcess:
         self._max_kept_bytes = max_kept_bytes
         self._child = AskedChild(MODULE)
 
-    def render(self, wanted: ToRender, timeout_s: float) -> str:
-        """The prompt text. Raises ChatTemplateError; OSError if no process can be started, or two were lost."""
+    def render(self, wanted: ToRender, timeout_s: float) -> Rendered:
+        """The prompt. Raises ChatTemplateError; OSError if no process can be started, or two were lost."""
         try:
             request = _encode(wanted)
         except (TypeError, ValueError, RecursionError) as error:
@@ -89,7 +93,7 @@ class TemplateProcess:
             self.close()
         if rendered.error:
             raise ChatTemplateError(rendered.error)
-        return rendered.text
+        return rendered
 
     def _config(self, socket_fd: int) -> msgspec.Struct:
         return TemplateProcessConfig(socket_fd, self._max_kept_bytes)
@@ -107,16 +111,16 @@ atexit.register(_process.close)  # the threads have ended by then
 atexit.register(_own_process.close)
 
 
-async def render_apart(wanted: ToRender, owner: str = "") -> str:
-    """The prompt text, when it is the turn of the owner of the request's key. Raises ChatTemplateError."""
+async def render_apart(wanted: ToRender, owner: str = "") -> Rendered:
+    """The prompt, when it is the turn of the owner of the request's key. Raises ChatTemplateError."""
     work = _turns.submit(lambda: _process.render(wanted, TIMEOUT_S), owner, len(wanted.source))
     return await asyncio.wrap_future(work)
 
 
-Render = Callable[[ToRender, str], Awaitable[str]]  # and the owner of the request's key
+Render = Callable[[ToRender, str], Awaitable[Rendered]]  # and the owner of the request's key
 
 
-async def render_own(wanted: ToRender, owner: str = "") -> str:
+async def render_own(wanted: ToRender, owner: str = "") -> Rendered:
     """The same for the model's own template, in a process that no request's template delays."""
     work = _own_turns.submit(lambda: _own_process.render(wanted, TIMEOUT_S), owner, len(wanted.source))
     return await asyncio.wrap_future(work)
@@ -135,26 +139,29 @@ def main() -> None:
 
 def _answer(wanted: ToRender, most_bytes: int) -> bytes:
     try:
-        return _encode(Rendered(render_here(wanted), is_last=data_bytes() > most_bytes))
+        return _encode(msgspec.structs.replace(render_here(wanted), is_last=data_bytes() > most_bytes))
     except ChatTemplateError as error:
         text = str(error)
     except UnicodeEncodeError:
         text = "the chat template makes a text with half of a surrogate pair"
     except MemoryError:
         text = "the chat template needs more memory than is allowed"
-    return _encode(Rendered("", text.encode(errors="replace").decode(), data_bytes() > most_bytes))
+    return _encode(Rendered("", [], text.encode(errors="replace").decode(), data_bytes() > most_bytes))
 
 
-def render_here(wanted: ToRender) -> str:
-    """The prompt text, without any limits. Raises ChatTemplateError."""
-    return ChatTemplate(wanted.source, wanted.special_tokens, wanted.content_format).render(
+def render_here(wanted: ToRender) -> Rendered:
+    """The prompt, without any limits. Raises ChatTemplateError."""
+    text, marks = render_marked(
+        ChatTemplate(wanted.source, wanted.special_tokens, wanted.content_format),
         wanted.messages,
+        wanted.marks,
         tools=wanted.tools,
         documents=wanted.documents,
         add_generation_prompt=wanted.add_generation_prompt,
         continue_final_message=wanted.continue_final_message,
         variables=wanted.variables,
     )
+    return Rendered(text, marks)
 
 
 if __name__ == "__main__":

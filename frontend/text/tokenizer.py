@@ -14,11 +14,13 @@ import tokenizers
 
 from quire.frontend.text.chat_template import ChatTemplate, ChatTemplateError, Message
 from quire.frontend.text.detokenizer import IncrementalDetokenizer
+from quire.frontend.text.prompt_marks import places, render_marked, without_marks
 from quire.frontend.text.token_bytes import Pieces
 from quire.frontend.text.token_chars import keeps_characters
 from quire.ipc.generation_config import generation_defaults
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.step.sections import MAX_BAD_WORD_TOKENS
+from quire.ipc.text_config import MAX_VOCABULARY
 
 LONG_TEXT = 2 << 10  # characters; tokenizing them takes some 4 ms
 _DECODED_AT_ONCE = 4096  # tokens
@@ -34,10 +36,11 @@ _OF_TENSORS = ("return_tensors", "return_dict", "return_assistant_tokens_mask", 
 
 
 class ChatPrompt(NamedTuple):
-    """A conversation as a prompt. template: its chat template's source."""
+    """A conversation as a prompt. template: its chat template's source. marks: of prompt_marks.py, in tokens."""
 
     text: str
     template: str
+    marks: tuple[int, ...] = ()
 
 
 class Tokenizer:
@@ -67,6 +70,8 @@ class Tokenizer:
         named = {i for text in self.special_tokens.values() if (i := backend.token_to_id(text)) is not None}
         vocab = backend.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocab.values(), default=-1) + 1
+        if self.vocab_size > MAX_VOCABULARY:
+            raise ValueError(f"tokenizer.json: the ids of tokens must be below {MAX_VOCABULARY}, got {self.vocab_size - 1}")
         self.max_token_chars = max(map(len, vocab), default=1)
         self.keeps_characters = keeps_characters(backend)
         self.added_ids = frozenset(added)
@@ -123,15 +128,26 @@ class Tokenizer:
 
         Long texts are tokenized without the interpreter's lock. Raises TooManyTokens for more than `most` tokens.
         """
+        return self.encode_marked(text, add_special_tokens, (), most)[0]
+
+    def encode_marked(
+        self, text: str, add_special_tokens: bool, ends: Sequence[int], most: int | None = None
+    ) -> tuple[list[int], tuple[int, ...]]:
+        """As `encode`, and how many of the ids lie before each of `ends`, numbers of characters.
+
+        A token that reaches beyond one is not counted: what precedes it is equal for all texts that are equal up to there."""
         text = _encodable(text)
         if len(text) <= LONG_TEXT:
             encoding = self.backend.encode(text, add_special_tokens=add_special_tokens)
-        else:
-            (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        else:  # the fast one knows no characters
+            encode_batch = self.backend.encode_batch if ends else self.backend.encode_batch_fast
+            (encoding,) = encode_batch([text], add_special_tokens=add_special_tokens)
         if most is not None and len(encoding) > most:
             raise TooManyTokens(f"the text has {len(encoding)} tokens, more than {most}")
-        ids = encoding.ids
-        return [*self._add_bos, *ids] if self._add_bos and add_special_tokens else ids
+        bos = self._add_bos if self._add_bos and add_special_tokens else []
+        found = [len(encoding) if end >= len(text) else encoding.char_to_token(end) for end in ends]
+        marks = tuple(len(bos) + mark for mark in found if mark is not None)
+        return [*bos, *encoding.ids] if bos else encoding.ids, marks
 
     def count(self, text: str) -> int:
         """The number of a text's tokens, without special tokens around it."""
@@ -210,6 +226,21 @@ class Tokenizer:
             continue_final_message=continue_final_message,
             variables=chat_template_kwargs or {},
         )
+
+    def render_marked_chat(
+        self,
+        messages: list[Message],
+        *,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        chat_template_content_format: str = "auto",
+        **options: Any,
+    ) -> tuple[str, list[int]]:
+        """As `render_chat`, and the prompt's marks in characters, for `encode_marked`. Raises ChatTemplateError."""
+        source = self.template_source(chat_template, bool(options.get("tools")))
+        template = ChatTemplate(source, self.special_tokens, self.content_format(chat_template_content_format))
+        at = places(messages, bool(options.get("tools")))
+        return render_marked(template, without_marks(messages), at, variables=chat_template_kwargs or {}, **options)
 
     def apply_chat_template(
         self,

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from quire.frontend.cli.bench import drafts
+
 METRICS = {
     "ttft": "Time to First Token",
     "tpot": "Time per Output Token",
@@ -136,7 +138,15 @@ def report(found: dict[str, Any], metrics: Sequence[str], percentiles: Sequence[
         lines.append(f"{METRICS[name]:-^50}")
         lines += [_line((f"{kind.title()} {short} (ms):", found[f"{kind}_{name}_ms"])) for kind in ("mean", "median")]
         lines += [_line((f"P{p:g} {short} (ms):", found[f"p{p:g}_{name}_ms"])) for p in percentiles]
+    if of_drafts := drafts.rows(found):
+        lines += [f"{'Speculative Decoding':-^50}", *map(_line, of_drafts)]
     return "\n".join([*lines, "=" * 50])
+
+
+def outcome(found: dict[str, Any]) -> str:
+    """How the requests ended, in one line."""
+    good, failed, refused = (found[name] for name in ("completed", "failed", "refused"))
+    return f"{good + failed} requests: {good} completed, {failed} failed, {refused} of them refused (503, 429)"
 
 
 def _line(row: tuple[str, Any]) -> str:

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from quire.frontend.cli.bench.datasets import DatasetError, Request, random_requests
+from quire.frontend.cli.bench.drafts import HEARTBEAT_S, counts_of_metrics, figures
 from quire.frontend.cli.bench.serve import check_writable, requests_of, timed
 from quire.frontend.client.llm import LLM
 from quire.frontend.launcher import EngineStartError
@@ -56,10 +58,22 @@ def _generate(llm: LLM, requests: Sequence[Request], args: argparse.Namespace, u
     return sum(len(completion.token_ids) for output in outputs for completion in output.outputs)
 
 
+def _drafts(llm: LLM, config: EngineConfig) -> dict[str, Any]:
+    """How drafts fared since the engine's start, which it prints; {} without speculation."""
+    if config.speculative_config is None:
+        return {}
+    time.sleep(HEARTBEAT_S)
+    counts = counts_of_metrics(llm.get_metrics())
+    if counts is not None and (said := counts.in_words()):
+        print(said[:1].upper() + said[1:])
+    return figures(counts)
+
+
 def throughput(args: argparse.Namespace, config: EngineConfig) -> dict[str, Any]:
     requests = requests_of(args)
     with engine(config) as llm:
         tokens_out, seconds = timed(lambda: _generate(llm, requests, args, not args.disable_tqdm))
+        drafted = _drafts(llm, config)
     total = sum(r.prompt_len for r in requests) + tokens_out
     found = {
         "elapsed_time": seconds,
@@ -68,6 +82,7 @@ def throughput(args: argparse.Namespace, config: EngineConfig) -> dict[str, Any]
         "requests_per_second": len(requests) / seconds,
         "tokens_per_second": total / seconds,
         "output_tokens_per_second": tokens_out / seconds,
+        **drafted,
     }
     print(
         f"Throughput: {found['requests_per_second']:.2f} requests/s, {found['tokens_per_second']:.2f} total tokens/s, "
@@ -82,10 +97,12 @@ def latency(args: argparse.Namespace, config: EngineConfig) -> dict[str, Any]:
         for _ in range(args.num_iters_warmup):
             _generate(llm, requests, args, False)
         latencies = [timed(lambda: _generate(llm, requests, args, False))[1] for _ in range(args.num_iters)]
+        drafted = _drafts(llm, config)
     found: dict[str, Any] = {
         "avg_latency": float(np.mean(latencies)),
         "latencies": latencies,
         "percentiles": _percentiles(latencies),
+        **drafted,
     }
     print(f"Avg latency: {found['avg_latency']} seconds")
     for p, value in found["percentiles"].items():

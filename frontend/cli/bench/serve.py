@@ -18,13 +18,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import uvloop
-from tqdm import tqdm
 
-from quire.frontend.cli.api_client import ChatError, ChatServer, NotReadyError, api_key_of
+from quire.frontend.cli.api_address import ChatError, NotReadyError
+from quire.frontend.cli.api_client import ChatServer, api_key_of
 from quire.frontend.cli.bench import datasets
 from quire.frontend.cli.bench.datasets import DatasetError, Request
-from quire.frontend.cli.bench.metrics import Result, report, summary
+from quire.frontend.cli.bench.drafts import ServerCounts, figures
+from quire.frontend.cli.bench.metrics import Result, outcome, report, summary
+from quire.frontend.cli.bench.progress import Progress
 from quire.frontend.cli.bench.sse_client import Connections, Target, clock
+from quire.ipc.messages.stats import SpeculationStats
 from quire.ipc.sampling import BOUNDS
 
 CHAT = "openai-chat"
@@ -37,11 +40,11 @@ PATHS = {"openai": "/v1/completions", "vllm": "/v1/completions", "quire": "/v1/c
 class Load:
     """Sends requests to a server, and collects their results."""
 
-    def __init__(self, target: Target, args: argparse.Namespace, model: str, bar: Any) -> None:
+    def __init__(self, target: Target, args: argparse.Namespace, model: str, progress: Progress | None) -> None:
         self._target = target
         self._args = args
         self._model = model
-        self._bar = bar
+        self._progress = progress
         self._connections = Connections(target)
         self._slots = asyncio.Semaphore(args.max_concurrency or 1 << 30)
         self.interrupted = False
@@ -70,8 +73,8 @@ class Load:
     async def _one(self, request: Request) -> Result:
         async with self._slots:
             result = await self.ask(request)
-        if self._bar is not None:
-            self._bar.update(1)
+        if self._progress is not None:
+            self._progress.add(result)
         return result
 
     async def ask(self, request: Request) -> Result:
@@ -142,11 +145,12 @@ def bench_serve(args: argparse.Namespace) -> int:
         requests = requests_of(args, as_words=args.backend == CHAT)
         path = "/" + (args.endpoint or PATHS[args.backend]).removeprefix("/")
         target = Target.of(url, path, api_key_of(args))._replace(headers=tuple(args.header))
+        server = ChatServer(url, api_key_of(args), args.header)
         file = result_path(args, model, begin) if args.save_result or args.save_detailed else None
     except (ChatError, DatasetError, ValueError) as error:
         print(f"quire bench serve: {error}", file=sys.stderr)
         return 1
-    measured = uvloop.run(_measure(args, target, model, requests, ready_by))
+    measured = uvloop.run(_measure(args, target, model, requests, ready_by, server))
     if measured.problem:
         print(f"quire bench serve: the first request failed: {measured.problem}", file=sys.stderr)
         return 1
@@ -157,6 +161,7 @@ def _tell(args: argparse.Namespace, measured: "Measured", model: str, begin: dat
     """Print the figures, and save them unless interrupted; returns the exit code."""
     results = measured.results
     found = summary(results, measured.seconds, args.percentile_metrics, args.metric_percentiles, args.goodput)
+    found |= figures(measured.drafts)
     print(report(found, args.percentile_metrics, args.metric_percentiles))
     for reason in sorted({r.error for r in results if r.error})[:5]:
         print(f"failed: {reason}", file=sys.stderr)
@@ -167,6 +172,7 @@ def _tell(args: argparse.Namespace, measured: "Measured", model: str, begin: dat
     if file is not None:
         file.write_text(json.dumps(_contents(args, begin, model, found, results)))
         print(f"saved: {file}")
+    print(outcome(found))
     return 1 if found["failed"] else 0
 
 
@@ -189,10 +195,11 @@ class Measured(NamedTuple):
     seconds: float
     problem: str = ""
     interrupted: bool = False
+    drafts: SpeculationStats | None = None
 
 
 async def _measure(
-    args: argparse.Namespace, target: Target, model: str, requests: Sequence[Request], ready_by: float
+    args: argparse.Namespace, target: Target, model: str, requests: Sequence[Request], ready_by: float, server: ChatServer
 ) -> Measured:
     """Send one request first, which must succeed, then the warm-ups, then the load."""
     warm = Load(target, args, model, None)
@@ -205,11 +212,12 @@ async def _measure(
     if first.error:
         return Measured([], 0.0, first.error)
     due = due_times(len(requests), args.request_rate, args.burstiness, args.seed)
-    with tqdm(total=len(requests), disable=args.disable_tqdm or None, unit="request") as bar:
-        load = Load(target, args, model, bar)
+    counts = ServerCounts(server)  # blocks the loop, on which nothing runs now
+    with Progress(len(requests), args.disable_tqdm) as progress:
+        load = Load(target, args, model, progress)
         results, seconds = await load.run(requests, due)
         await load.close()
-    return Measured(results, seconds, interrupted=load.interrupted)
+    return Measured(results, seconds, interrupted=load.interrupted, drafts=counts.since())
 
 
 async def _first(load: Load, request: Request, ready_by: float) -> Result:

@@ -95,7 +95,7 @@ def _window_s(text: str) -> int:
 def _metadata(data: bytearray) -> dict[str, str] | None:
     try:
         return _metadata_decoder.decode(data).metadata
-    except msgspec.ValidationError:
+    except (msgspec.DecodeError, UnicodeDecodeError):  # the first decoder did not read it
         text = "metadata must be at most 16 texts of up to 512 characters, under names of up to 64"
         raise invalid(text, "metadata") from None
 

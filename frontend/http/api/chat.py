@@ -23,12 +23,14 @@ from quire.frontend.http.api.chat_run import check_chat, prepare_chat, submit_ch
 from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.api.generate import Pump, collect, running
 from quire.frontend.http.api.logs.request_log import new_id
+from quire.frontend.http.api.metrics.draft_metrics import draft_metrics
 from quire.frontend.http.api.prompt_run import PromptRun, usage_of
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.sse import ChunkEvents, ChunkWriter, includes_usage, json_bytes
 from quire.frontend.http.api.terms import terms_of
 from quire.frontend.http.protocol.exchange import Request, Response
 from quire.frontend.text.tokenizer import Tokenizer
+from quire.ipc.sampling import ALL_LOGPROBS
 
 _decoder = BodyDecoder(ChatRequest)
 
@@ -42,6 +44,7 @@ async def chat_completions(services: Services, request: Request, response: Respo
     checked = check_chat(body, tokenizer, _num_logprobs(body, client.welcome.limits.max_logprobs))
     checked.terms = terms_of(services, request, body.timeout, body.priority)
     chat = await prepare_chat(services, body, checked)
+    told = client.welcome.drafts_told
     name, created, runs = new_id("chatcmpl", request.headers, body.request_id), int(time.time()), list[PromptRun]()
     async with running(name, runs, metrics, services.request_log):
         runs.append(submit_chat(services, body, chat, name))
@@ -52,7 +55,7 @@ async def chat_completions(services: Services, request: Request, response: Respo
             chunks = ChunkWriter(
                 "chat", id=name, created=created, model=model, num_choices=checked.n, null_usage=includes_usage(body)
             )
-            return await Pump(response, runs, metrics, ChunkEvents(chunks, chat_format, runs, body)).run()
+            return await Pump(response, runs, metrics, ChunkEvents(chunks, chat_format, runs, body, told)).run()
         (deltas,) = await collect(runs, metrics, services.max_response_bytes)
         answer = ChatResponse(
             id=name,
@@ -63,6 +66,7 @@ async def chat_completions(services: Services, request: Request, response: Respo
             prompt_logprobs=prompt_logprobs(runs[0].stream.prompt_logprobs),
             prompt_token_ids=chat.token_ids if body.return_token_ids else msgspec.UNSET,
             prompt_text=chat.text if body.return_prompt_text else msgspec.UNSET,
+            metrics=draft_metrics(runs, told),
         )
     if chat_format.is_large(runs[0]):
         return await send_json(response, answer, services.max_response_bytes)
@@ -149,6 +153,8 @@ def _num_logprobs(body: ChatRequest, most: int) -> int | None:
     """Chat's `logprobs` (a flag) and `top_logprobs` (a number) as the engine takes them: None or a number."""
     if body.stream and body.prompt_logprobs is not None:
         raise invalid("prompt_logprobs is not available with stream: true", "prompt_logprobs")
+    if body.top_logprobs == ALL_LOGPROBS:
+        body.top_logprobs = most
     top = body.top_logprobs
     if top is not None and not 0 <= top <= most:
         raise invalid(f"top_logprobs must be at least 0 and at most {most}, got {top}", "top_logprobs")

@@ -22,11 +22,12 @@ from quire.ipc.sampling import SamplingParams
 
 
 class PlannedChat(NamedTuple):
-    """A prompt and the plan of its output. plan: None if the output is plain text."""
+    """A prompt and the plan of its output. plan: None if the output is plain text. marks: as in TokenInputs."""
 
     text: str
     token_ids: list[int]
     plan: Plan | None
+    marks: tuple[int, ...]
 
 
 class PreparedChat(NamedTuple):
@@ -35,6 +36,7 @@ class PreparedChat(NamedTuple):
     text: str
     token_ids: list[int]
     plan: Plan | None
+    marks: tuple[int, ...]
     checked: CheckedRequest
     params: SamplingParams
 
@@ -91,12 +93,12 @@ async def plan_chat(
         body.messages = messages
         prompt, ids = await chat_prompt(*arguments, owner=owner, render=services.render_own)
     plan = chat_plan(services.parsers, body, tools, client.tokenizer, prompt, thinks, may_not_reason)
-    return PlannedChat(prompt.text, ids, plan)
+    return PlannedChat(prompt.text, ids, plan, prompt.marks)
 
 
 def submit_chat(services: Services, body: ChatRequest, chat: PreparedChat, name: str) -> PromptRun:
     """Send the prompt to the engine. Raises ClientErrors."""
-    run = submit(services.client, body, chat.token_ids, chat.params, chat.checked, name)
+    run = submit(services.client, body, chat.token_ids, chat.params, chat.checked, name, marks=chat.marks)
     if chat.plan is not None and not isinstance(run.stream, BeamStream):  # a search of beams is not streamed
         chat.plan.show_markers(run.stream)
     return run

@@ -35,6 +35,7 @@ from quire.frontend.http.api.bodies.schemas import (
 from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.api.generate import Pump, collect, running
 from quire.frontend.http.api.logs.request_log import new_id
+from quire.frontend.http.api.metrics.draft_metrics import draft_metrics
 from quire.frontend.http.api.prompt import encoded, num_kept, truncated
 from quire.frontend.http.api.prompt_run import PromptRun, submit, usage_of
 from quire.frontend.http.api.services import Services
@@ -43,6 +44,7 @@ from quire.frontend.http.api.terms import terms_of
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.http.protocol.exchange import Request, Response
 from quire.frontend.text.tokenizer import Tokenizer
+from quire.ipc.sampling import ALL_LOGPROBS
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -56,6 +58,8 @@ async def completions(services: Services, request: Request, response: Response) 
     model = check_model(body.model, client.welcome.served_model_names)
     tokenizer = client.tokenizer
     _check(body)
+    if body.logprobs == ALL_LOGPROBS:
+        body.logprobs = client.welcome.limits.max_logprobs
     returns_prompt_logprobs = body.prompt_logprobs is not None
     if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
         if body.use_beam_search:
@@ -74,6 +78,7 @@ async def completions(services: Services, request: Request, response: Response) 
     _check_fan_out(body, len(prompts), checked.n)
     checked.terms = terms_of(services, request, body.timeout, body.priority)
     await add_bad_words(checked, tokenizer)
+    told = client.welcome.drafts_told
     name, created, runs = new_id("cmpl", request.headers, body.request_id), int(time.time()), list[PromptRun]()
     async with running(name, runs, metrics, services.request_log):
         texts = await _submit(services, body, prompts, checked, name, runs)
@@ -84,12 +89,16 @@ async def completions(services: Services, request: Request, response: Response) 
             chunks = ChunkWriter(
                 "completion", id=name, created=created, model=model, num_choices=num_choices, null_usage=includes_usage(body)
             )
-            events, shown = ChunkEvents(chunks, text_format, runs, body), _without_output if body.max_tokens == 0 else None
+            events, shown = (
+                ChunkEvents(chunks, text_format, runs, body, told),
+                _without_output if body.max_tokens == 0 else None,
+            )
             return await Pump(response, runs, metrics, events, shown).run()
         results = await collect(runs, metrics, services.max_response_bytes)
         pairs = [(run, delta) for run, deltas in zip(runs, results, strict=True) for delta in deltas]
         choices = [text_format.choice(run, delta, returns_prompt_logprobs) for run, delta in pairs]
-        answer = CompletionResponse(id=name, created=created, model=model, choices=choices, usage=usage_of(runs))
+        usage, of_drafts = usage_of(runs), draft_metrics(runs, told)
+        answer = CompletionResponse(id=name, created=created, model=model, choices=choices, usage=usage, metrics=of_drafts)
     if text_format.is_large(runs):
         return await send_json(response, answer, services.max_response_bytes)
     response.send(200, json_bytes(answer))

@@ -268,13 +268,15 @@ def _chosen_name(tool: Any) -> str | None:
 
 
 def _allowed(use: ToolUse, allowed: dict[str, Any]) -> ToolUse:
-    mode, tools = allowed.get("mode", "auto"), allowed.get("tools")
+    tools = allowed.get("tools")
+    mode: Any = "auto" if allowed.get("mode") is None else allowed["mode"]
     if mode not in ("auto", "required") or not isinstance(tools, list) or not tools:
         raise invalid("tool_choice.allowed_tools needs a mode, 'auto' or 'required', and a list of tools", "tool_choice")
-    functions: list[Function] = []
+    functions: dict[str, Function] = {}  # one that is named twice is allowed once
     for i, tool in enumerate(tools):
-        functions += chosen(use, str(_chosen_name(tool)), f"tool_choice.allowed_tools.tools[{i}]").functions
-    return ToolUse(mode, functions, use.parallel)
+        (function,) = chosen(use, str(_chosen_name(tool)), f"tool_choice.allowed_tools.tools[{i}]").functions
+        functions[function.name] = function
+    return ToolUse(mode, list(functions.values()), use.parallel)
 
 
 def chat_plan(

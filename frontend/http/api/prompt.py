@@ -8,6 +8,8 @@ import logging
 import re
 from typing import Any
 
+from msgspec.structs import replace
+
 from quire.frontend.client.client import Client
 from quire.frontend.client.encoding import encode_end
 from quire.frontend.http.api.bodies.schemas import MAX_ITEMS, ChatRequest, TokenizeRequest
@@ -15,8 +17,9 @@ from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.api.tools.custom_tools import shown_tools
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.text.chat_template import ChatTemplateError
+from quire.frontend.text.prompt_marks import places, without_marks
 from quire.frontend.text.request_templates import Render, ToRender, render_apart, render_own
-from quire.frontend.text.tokenizer import ChatPrompt, Tokenizer
+from quire.frontend.text.tokenizer import ChatPrompt
 from quire.ipc.limits import output_room
 
 log = logging.getLogger("quire.http")
@@ -49,7 +52,9 @@ async def chat_prompt(
     options, special, tokenizer = _template_options(body), bool(body.add_special_tokens), client.tokenizer
     try:
         render = render if body.chat_template is None else render_apart
-        prompt = await _rendered(tokenizer, body.chat_template, options, render, owner)
+        (source, form), variables = tokenizer.template(body.chat_template, bool(options["tools"])), _template_variables(body)
+        wanted = ToRender(source, tokenizer.special_tokens, form, variables=variables, **options)
+        rendered = await render(_with_marks(client, body, wanted, keep), owner)
     except ChatTemplateError as error:
         raise invalid(f"messages: {error}", "messages") from None
     except OSError as error:
@@ -57,15 +62,17 @@ async def chat_prompt(
         text = "The process that renders chat templates was lost; try again."
         raise ApiError(503, text, code="overloaded", retry_after_s=1) from None
     side = body.truncation_side if isinstance(body, ChatRequest) else None
-    return prompt, await encoded(client, prompt.text, special, keep, side)
+    if not rendered.marks:
+        return ChatPrompt(rendered.text, source), await encoded(client, rendered.text, special, keep, side)
+    ids, marks = await client.encode_marked(rendered.text, special, rendered.marks)
+    return ChatPrompt(rendered.text, source, marks), ids
 
 
-async def _rendered(
-    tokenizer: Tokenizer, template: str | None, options: dict[str, Any], render: Render, owner: str
-) -> ChatPrompt:
-    (source, form), variables = tokenizer.template(template, bool(options["tools"])), options.pop("chat_template_kwargs")
-    wanted = ToRender(source, tokenizer.special_tokens, form, variables=variables, **options)
-    return ChatPrompt(await render(wanted, owner), source)
+def _with_marks(client: Client, body: ChatRequest | TokenizeRequest, wanted: ToRender, keep: int | None) -> ToRender:
+    """With the prompt's places, if it is a whole one for an engine that takes marks."""
+    if keep is not None or not client.welcome.limits.takes_marks or not isinstance(body, ChatRequest):
+        return wanted
+    return replace(wanted, marks=places(body.messages, bool(wanted.tools)))
 
 
 def _template_options(body: ChatRequest | TokenizeRequest) -> dict[str, Any]:
@@ -79,12 +86,11 @@ def _template_options(body: ChatRequest | TokenizeRequest) -> dict[str, Any]:
     if continues and opens:
         raise invalid("continue_final_message and add_generation_prompt exclude each other", "continue_final_message")
     return {
-        "messages": messages,
+        "messages": without_marks(messages),
         "tools": shown_tools(body.tools or []) or None,
         "documents": body.documents or None,
         "add_generation_prompt": opens,
         "continue_final_message": continues,
-        "chat_template_kwargs": _template_variables(body),
     }
 
 

@@ -82,8 +82,11 @@ def submit(
     checked: CheckedRequest,
     name: str,
     first_choice: int = 0,
+    marks: Sequence[int] = (),
 ) -> PromptRun:
-    """Send a prompt to the engine. checked: the request that params were made of. Raises ClientErrors."""
+    """Send a prompt to the engine. checked: the request that params were made of. marks: as in TokenInputs.
+
+    Raises ClientErrors."""
     options: dict[str, Any] = {"priority": body.priority or 0, "cache_salt": body.cache_salt or "", "request_name": name}
     options["terms"] = checked.terms
     if body.use_beam_search:
@@ -91,7 +94,7 @@ def submit(
         beams = beam_search_params(body, output_limit(params.max_tokens, room))
         search = BeamSearch(client, ids, beams, num_logprobs=params.logprobs, **options)
         return PromptRun(BeamStream(search, params, name), params, ids, first_choice)
-    stream = client.submit(ids, params, **options)
+    stream = client.submit(ids, params, marks=marks, **options)
     if params.n == checked.n:
         return PromptRun(stream, params, ids, first_choice)
     return PromptRun(stream, params, ids, first_choice, lambda deltas: _best(deltas, checked), checked)

@@ -12,10 +12,12 @@ from typing import Literal, Protocol
 import msgspec
 
 from quire.frontend.client.outputs import Delta
+from quire.frontend.http.api.bodies.draft_metrics import AnswerMetrics
 from quire.frontend.http.api.bodies.schemas import ChatLogprobs, CompletionLogprobs, SamplingFields, Usage
+from quire.frontend.http.api.metrics.draft_metrics import draft_metrics
 from quire.frontend.http.api.prompt_run import PromptRun, RunningUsage, usage_of
 from quire.frontend.http.protocol.errors import ApiError
-from quire.ipc.messages.frontend import FinishReason
+from quire.ipc.messages.frontend import DraftsTold, FinishReason
 
 DONE = b"data: [DONE]\n\n"
 
@@ -137,8 +139,9 @@ class ChunkWriter:
         tail = b',"logprobs":null,"finish_reason":%b,"stop_reason":%b%b}]%b}\n\n' % reason
         return self._openings[index] + self._finish_delta + tail
 
-    def usage(self, usage: Usage) -> bytes:
-        return self._head + b'"choices":[],"usage":' + json_bytes(usage) + b"}\n\n"
+    def usage(self, usage: Usage, metrics: AnswerMetrics | msgspec.UnsetType | None = msgspec.UNSET) -> bytes:
+        more = b"" if metrics is msgspec.UNSET else b',"metrics":' + json_bytes(metrics)
+        return self._head + b'"choices":[],"usage":' + json_bytes(usage) + more + b"}\n\n"
 
     def _usage(self, usage: Usage | None) -> bytes:
         return self._no_usage if usage is None else b',"usage":' + json_bytes(usage)
@@ -185,12 +188,18 @@ class ChunkEvents:
     """The events of one response (generate.StreamedAnswer)."""
 
     def __init__(
-        self, chunks: ChunkWriter, answer_format: AnswerFormat, runs: Sequence[PromptRun], body: SamplingFields
+        self,
+        chunks: ChunkWriter,
+        answer_format: AnswerFormat,
+        runs: Sequence[PromptRun],
+        body: SamplingFields,
+        told: DraftsTold | None,
     ) -> None:
         options = body.stream_options
         self._chunks = chunks
         self._format = answer_format
         self._runs = runs
+        self._told = told
         self._include_usage = includes_usage(body)
         self._usage_always = options is not None and options.usage_in_every_event
         self._token_ids = bool(body.return_token_ids)
@@ -221,7 +230,9 @@ class ChunkEvents:
         return lambda delta: text_chunk(index, delta.text) if delta.text else b""
 
     async def closing(self) -> bytes:
-        return (self._chunks.usage(usage_of(self._runs)) if self._include_usage else b"") + DONE
+        if not self._include_usage:
+            return DONE
+        return self._chunks.usage(usage_of(self._runs), draft_metrics(self._runs, self._told)) + DONE
 
     def _rich_chunks(self, run: PromptRun, delta: Delta) -> bytes:
         if self._usage is not None:

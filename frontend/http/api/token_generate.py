@@ -39,7 +39,7 @@ from quire.frontend.http.api.sse import DONE, json_bytes
 from quire.frontend.http.api.terms import terms_of
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.http.protocol.exchange import Request, Response
-from quire.ipc.sampling import RequestOutputKind, SamplingParams
+from quire.ipc.sampling import ALL_LOGPROBS, RequestOutputKind, SamplingParams
 
 _NAME = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _UNSUPPORTED = ("features", "content_parts", "kv_transfer_params", "ec_transfer_params")
@@ -120,6 +120,8 @@ async def generate(services: Services, request: Request, response: Response) -> 
     client, metrics = services.client, services.metrics
     model = check_model(body.model, client.welcome.served_model_names)
     checked = _check(body)
+    if checked.sampling.get("logprobs") == ALL_LOGPROBS:
+        checked.sampling["logprobs"] = services.client.welcome.limits.max_logprobs
     terms = terms_of(services, request, body.timeout, body.priority)
     if checked.sampling.get("bad_words"):
         await add_bad_words(checked, client.tokenizer)

@@ -90,7 +90,7 @@ def _wrong(data: bytes, text: str) -> BadLine:
     custom_id = None
     try:
         custom_id = _custom_id_decoder.decode(data).custom_id
-    except (msgspec.ValidationError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # what the first decoder did not read may be broken, too
         return BadLine("invalid_json_line", "a line must be a JSON object, with a custom_id that is a text")
     custom_id = custom_id if isinstance(custom_id, str) and len(custom_id) <= MAX_CUSTOM_ID_CHARS else None
     path = _PATH.search(text)

@@ -25,6 +25,8 @@ _INTEGERS = {  # field: (lowest, highest)
     "max_files_mib": (0, 1 << 30),
 }
 _LONGEST_SALT = 256
+# What reading YAML may raise: PyYAML's constructors raise others than its own for a value that does not fit its tag.
+YAML_ERRORS = (yaml.YAMLError, ValueError, RecursionError, AttributeError, TypeError, LookupError, OverflowError)
 
 
 class _Loader(yaml.SafeLoader):
@@ -55,8 +57,8 @@ def read_limits(path: str) -> KeyLimits:
         raise ValueError(f"--limits {path}: {error.strerror or error}") from None
     try:
         return parse_limits(text)
-    except (ValueError, yaml.YAMLError, RecursionError) as error:
-        raise ValueError(f"--limits {path}: {_in_one_line(error)}") from None
+    except YAML_ERRORS as error:
+        raise ValueError(f"--limits {path}: {yaml_error(error)}") from None
 
 
 def parse_limits(text: bytes) -> KeyLimits:
@@ -140,7 +142,10 @@ def _name(key: str, given: Any) -> str:
     return given
 
 
-def _in_one_line(error: Exception) -> str:
+def yaml_error(error: Exception) -> str:
+    """The text of one of YAML_ERRORS, in a line."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
+    if not isinstance(error, yaml.YAMLError | ValueError):
+        return "a value does not fit its tag"
     return " ".join(str(error).split())

@@ -1,49 +1,105 @@
-// The conversation: its messages, on the screen and as they are sent, one answer at a time, and tool calls.
+// The conversation: its entries, on the screen and as they are sent, one answer at a time, and tool calls.
+//
+// An entry is {role, content, reasoning, calls, tool_call_id, figures}, of which the last four are there where they apply.
 
 import { Answer } from "./client.js";
-import { answer as answerCall } from "./demos.js";
+import { answer as answerCall, PROMPTS } from "./demos.js";
+import { element } from "./dom.js";
+import { Figures } from "./figures.js";
+import { isSendKey, MessageView } from "./message.js";
+import { load, save } from "./saved.js";
 
 const MAX_ROUNDS = 5; // rounds of tool calls that the page answers by itself
-const WHO = { user: "You", assistant: "Model", tool: "Result" };
+const SAVE_EVERY_MS = 1000; // while an answer comes
 
 export class Chat {
   constructor(get, client, settings) {
     this.get = get;
     this.client = client;
     this.settings = settings;
-    this.messages = [];
+    this.entries = [];
+    this.views = []; // of the entries
     this.running = null; // an AbortController
+    this.coming = null; // the entry that an answer has so far
+    this.cut = false; // whether older entries were too long to be kept over a reload
     this.log = get("messages");
-    get("composer").addEventListener("submit", (event) => { event.preventDefault(); this.send(); });
+    get("composer").addEventListener("submit", (event) => { event.preventDefault(); this.send(this.get("prompt").value); });
     get("stop").addEventListener("click", () => this.stop());
     get("retry").addEventListener("click", () => this.retry());
     get("clear").addEventListener("click", () => this.clear());
+    get("demos").addEventListener("change", () => this.showPrompts());
     get("prompt").addEventListener("keydown", (event) => {
-      const composing = event.isComposing || event.keyCode === 229; // Safari ends a composition before its Enter
-      if (event.key === "Enter" && !event.shiftKey && !composing) {
-        event.preventDefault();
-        this.send();
-      }
+      if (!isSendKey(event)) return;
+      event.preventDefault();
+      this.send(this.get("prompt").value);
     });
     document.addEventListener("keydown", (event) => { if (event.key === "Escape") this.stop(); });
+    window.addEventListener("pagehide", () => this.save());
+    this.restore();
+    get("prompt").focus({ preventScroll: true });
   }
 
-  send() {
-    const prompt = this.get("prompt"), text = prompt.value.trim();
-    if (!text || this.running) return;
-    prompt.value = "";
-    this.log.querySelector("form")?.parentElement.remove(); // a form for tool results, which the user has skipped
-    this.say({ role: "user", content: text });
+  restore() {
+    const { entries, draft, cut } = load();
+    this.cut = cut;
+    this.get("prompt").value = draft;
+    if (cut) this.log.append(element("p", { class: "hint" }, "What came before was too long to be kept over a reload."));
+    for (const entry of entries) {
+      const view = this.add(entry);
+      if (entry.role === "assistant") view.end(entry.figures, entry.content);
+    }
     this.log.scrollTop = this.log.scrollHeight;
-    this.answer();
+    this.setBusy(false);
+  }
+
+  save() {
+    const entries = this.coming ? [...this.entries, { ...this.coming, figures: "cut off" }] : this.entries;
+    this.savedAt = performance.now();
+    save({ entries, draft: this.get("prompt").value, cut: this.cut });
+  }
+
+  // A question is taken only if the settings can be sent with it; otherwise it stays where it was written.
+  send(text) {
+    if (!text.trim() || this.running || !this.settings.check()) return;
+    const prompt = this.get("prompt");
+    if (text === prompt.value) prompt.value = "";
+    this.ask(this.entries.length, text.trim());
+  }
+
+  // Puts the question in the place of the entries from this one on, and asks it.
+  ask(at, text) {
+    const replaced = { entries: this.entries.splice(at), views: this.views.splice(at) };
+    for (const view of replaced.views) view.remove();
+    this.log.querySelector(".results")?.remove(); // a form for tool results, which the user has skipped
+    this.add({ role: "user", content: text });
+    this.log.scrollTop = this.log.scrollHeight;
+    this.answer(() => this.giveBack(at, text, replaced));
+  }
+
+  // Undoes ask(): what was asked is a draft again.
+  giveBack(at, text, { entries, views }) {
+    this.entries.length = at;
+    for (const view of this.views.splice(at)) view.remove();
+    this.entries.push(...entries);
+    this.views.push(...views);
+    this.log.append(...views.map((view) => view.item));
+    if (views.length) views[0].openForm(text);
+    else this.get("prompt").value ||= text;
+  }
+
+  edit(view, text) {
+    if (this.running || !this.settings.check()) return;
+    view.closeForm();
+    this.ask(this.views.indexOf(view), text);
   }
 
   // Drops everything after the user's last message, and asks again.
   retry() {
-    const last = this.messages.findLastIndex((message) => message.role === "user");
-    if (last < 0 || this.running) return;
-    this.messages.length = last + 1;
-    while (this.log.lastElementChild && !this.log.lastElementChild.classList.contains("user")) this.log.lastElementChild.remove();
+    const last = this.entries.findLastIndex((entry) => entry.role === "user");
+    if (last < 0 || this.running || !this.settings.check()) return;
+    this.log.querySelector(".results")?.remove();
+    this.entries.length = last + 1;
+    for (const view of this.views.splice(last + 1)) view.remove();
     this.answer();
   }
 
@@ -53,55 +109,88 @@ export class Chat {
 
   clear() {
     this.stop();
-    this.messages = [];
+    this.entries = [];
+    this.views = [];
+    this.coming = null;
+    this.cut = false;
     this.log.replaceChildren();
     this.showError("");
-    this.get("retry").disabled = true;
+    this.setBusy(false);
+    this.save();
     this.get("prompt").focus();
   }
 
-  say(message) {
-    this.messages.push(message);
-    const view = new MessageView(this.log, message.role);
-    view.show(message.content);
+  add(entry) {
+    const view = new MessageView(this.log, entry.role, (text) => this.edit(view, text));
+    this.entries.push(entry);
+    this.views.push(view);
+    view.show(entry);
     return view;
   }
 
-  async answer() {
+  // giveBack: undoes the question if the server refuses a setting before anything was said
+  async answer(giveBack = null) {
     const controller = (this.running = new AbortController());
     this.setBusy(true);
     this.showError("");
+    this.save();
     try {
       for (let round = 0; round < MAX_ROUNDS; round++) {
         const calls = await this.oneAnswer(controller.signal);
+        giveBack = null;
         if (!calls.length || !this.answerCalls(calls)) break;
       }
     } catch (error) {
-      if (error.name !== "AbortError") this.showError(error.message);
+      if (this.running === controller && error.name !== "AbortError") this.fail(error, giveBack);
     } finally {
-      if (this.running === controller) this.running = null;
-      this.setBusy(this.running !== null);
+      if (this.running === controller) this.finish();
     }
+  }
+
+  fail(error, giveBack) {
+    if (this.settings.blame(error)) giveBack?.();
+    else this.showError(error.message);
+  }
+
+  finish() {
+    this.running = null;
+    this.setBusy(false);
+    this.save();
+    const at = document.activeElement;
+    if (at === document.body || this.get("composer").contains(at)) this.get("prompt").focus({ preventScroll: true });
   }
 
   // Returns the answer's tool calls.
   async oneAnswer(signal) {
-    const messages = this.messages, answer = new Answer();
-    const body = { ...this.settings.body(), messages: [...this.settings.system(), ...messages] };
-    if (body.tool_choice === "required" && messages.at(-1).role === "tool") body.tool_choice = "auto"; // else endless calls
+    const { entries, views } = this, answer = new Answer();
+    const body = { ...this.settings.body(), messages: [...this.settings.system(), ...entries.map(sent).filter(Boolean)] };
+    if (body.tool_choice === "required" && entries.at(-1).role === "tool") body.tool_choice = "auto"; // else endless calls
     const view = new MessageView(this.log, "assistant"), figures = new Figures();
+    const isCurrent = () => this.entries === entries; // "New chat" begins another list
+    view.follow(() => view.item.classList.add("coming"));
     try {
       await this.client.chat(body, signal, (chunk) => {
         answer.add(chunk);
         figures.add(chunk);
         view.showSoon(answer);
+        if (!isCurrent()) return;
+        this.coming = entryOf(answer);
+        if (performance.now() - this.savedAt > SAVE_EVERY_MS) this.save();
       });
     } finally {
+      view.item.classList.remove("coming");
       view.showNow(answer);
-      view.end(figures.text(signal.aborted ? "stopped" : answer.finishReason));
-      if (answer.isEmpty && answer.finishReason === null) view.remove();
+      const isNothing = answer.isEmpty && answer.finishReason === null;
       if (signal.aborted || answer.finishReason === null) answer.calls = []; // they may be incomplete
-      if (answer.content || answer.calls.length) messages.push(answer.message());
+      const entry = { ...entryOf(answer), figures: figures.text(signal.aborted ? "stopped" : (answer.finishReason ?? "cut off")) };
+      view.end(entry.figures, answer.content);
+      if (isNothing) {
+        view.remove();
+      } else {
+        entries.push(entry);
+        views.push(view);
+      }
+      if (isCurrent()) this.coming = null;
     }
     return answer.calls;
   }
@@ -113,13 +202,13 @@ export class Chat {
       this.askUser(calls, results);
       return false;
     }
-    calls.forEach((call, i) => this.say({ role: "tool", tool_call_id: call.id, content: results[i] }));
+    calls.forEach((call, i) => this.add({ role: "tool", tool_call_id: call.id, content: results[i] }));
     return true;
   }
 
   // Shows a form for the results that the page cannot compute.
   askUser(calls, known) {
-    const form = element("form", { class: "message call" });
+    const form = element("form", { class: "message call results" });
     const fields = calls.map((call, i) => {
       const label = element("label", { class: "field" }, `Result of ${call.name}(${call.arguments})`);
       const field = element("input", { type: "text", required: "" });
@@ -131,121 +220,57 @@ export class Chat {
     form.append(element("button", { type: "submit" }, "Send the result"));
     form.addEventListener("submit", (event) => {
       event.preventDefault();
-      if (this.running) return;
-      form.parentElement.remove();
-      calls.forEach((call, i) => this.say({ role: "tool", tool_call_id: call.id, content: fields[i].value }));
+      if (this.running || !this.settings.check()) return;
+      form.remove();
+      calls.forEach((call, i) => this.add({ role: "tool", tool_call_id: call.id, content: fields[i].value }));
       this.answer();
     });
-    const item = element("div", {});
-    item.append(form);
-    this.log.append(item);
+    this.log.append(form);
     fields[0].focus();
+  }
+
+  // Questions to click, while nothing has been said.
+  showPrompts() {
+    this.log.querySelector(".prompts")?.remove();
+    if (this.entries.length || this.running) return;
+    const box = element("div", { class: "prompts" });
+    box.append(element("p", { class: "hint" }, "Write a message below, or try one of these:"));
+    for (const text of PROMPTS[this.settings.demo]) {
+      const button = element("button", { type: "button" }, text);
+      button.addEventListener("click", () => {
+        this.send(text);
+        this.get("prompt").focus({ preventScroll: true });
+      });
+      box.append(button);
+    }
+    this.log.append(box);
   }
 
   setBusy(busy) {
     this.log.setAttribute("aria-busy", String(busy));
+    this.log.classList.toggle("busy", busy);
     this.get("send").disabled = busy;
     this.get("stop").disabled = !busy;
-    this.get("retry").disabled = busy || !this.messages.length;
+    this.get("retry").disabled = busy || !this.entries.length;
+    this.showPrompts();
   }
 
   showError(text) {
     const error = this.get("error");
     error.textContent = text;
     error.hidden = !text;
+    if (text) this.log.scrollTop = this.log.scrollHeight; // which has become smaller
   }
 }
 
-class MessageView {
-  constructor(log, role) {
-    this.log = log;
-    this.item = element("div", { class: `message ${role}` });
-    this.item.append(element("p", { class: "who" }, WHO[role]));
-    this.text = element("p", { class: "text" });
-    this.item.append(this.text);
-    this.follow(() => log.append(this.item));
-  }
-
-  // Changes the log, and scrolls to its end if that was visible.
-  follow(change) {
-    const atEnd = this.log.scrollHeight - this.log.scrollTop - this.log.clientHeight < 60;
-    change();
-    if (atEnd) this.log.scrollTop = this.log.scrollHeight;
-  }
-
-  show(content, reasoning = "", calls = []) {
-    this.follow(() => {
-      this.text.textContent = content ?? "";
-      if (reasoning) this.showReasoning(reasoning);
-      if (calls.length) this.showCalls(calls);
-    });
-  }
-
-  // Shows the answer once per drawn frame: each change lays all of its text out anew.
-  showSoon(answer) {
-    this.frame ??= requestAnimationFrame(() => this.showNow(answer));
-  }
-
-  showNow(answer) {
-    cancelAnimationFrame(this.frame);
-    this.frame = null;
-    this.show(answer.content, answer.reasoning, answer.calls);
-  }
-
-  showReasoning(reasoning) {
-    if (!this.reasoning) {
-      const details = element("details", {});
-      this.reasoning = element("p", { class: "text" });
-      details.append(element("summary", {}, "Reasoning"), this.reasoning);
-      this.text.before(details);
-    }
-    this.reasoning.textContent = reasoning;
-  }
-
-  showCalls(calls) {
-    this.calls ??= this.item.appendChild(element("div", {}));
-    this.calls.replaceChildren(...calls.map((call) => {
-      const box = element("div", { class: "call" }, "Calls ");
-      box.append(element("code", {}, `${call.name}(${call.arguments})`));
-      return box;
-    }));
-  }
-
-  end(figures) {
-    if (figures) this.follow(() => this.item.append(element("p", { class: "figures" }, figures)));
-  }
-
-  remove() {
-    this.item.remove();
-  }
+function entryOf({ content, reasoning, calls }) {
+  return { role: "assistant", content, ...(reasoning ? { reasoning } : {}), ...(calls.length ? { calls: calls.filter(Boolean) } : {}) };
 }
 
-// Tokens and times of one answer, as this page has measured them.
-class Figures {
-  began = performance.now();
-  first = 0;
-  usage = null;
-
-  add(chunk) {
-    const delta = chunk.choices?.[0]?.delta;
-    if (!this.first && (delta?.content || delta?.reasoning || delta?.tool_calls)) this.first = performance.now();
-    this.usage = chunk.usage ?? this.usage;
-  }
-
-  text(reason) {
-    const words = [];
-    if (this.usage) words.push(`${this.usage.prompt_tokens} + ${this.usage.completion_tokens} tokens`);
-    if (this.first) words.push(`first after ${Math.round(this.first - this.began)} ms`);
-    const seconds = (performance.now() - this.first) / 1000;
-    if (this.usage && this.first && seconds > 0.05) words.push(`${Math.round(this.usage.completion_tokens / seconds)} tok/s`);
-    if (reason) words.push(reason);
-    return words.join(" · ");
-  }
-}
-
-function element(name, attributes, text = "") {
-  const made = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  if (text) made.append(text);
-  return made;
+// An entry as the API takes it; null for an answer that says nothing.
+function sent({ role, content, calls, tool_call_id }) {
+  if (role !== "assistant") return { role, ...(role === "tool" ? { tool_call_id } : {}), content };
+  if (!content && !calls) return null;
+  const tool_calls = calls?.map(({ id, name, arguments: text }) => ({ id, type: "function", function: { name, arguments: text } }));
+  return { role, content: content || null, ...(tool_calls ? { tool_calls } : {}) };
 }

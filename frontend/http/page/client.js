@@ -19,7 +19,7 @@ export class Client {
       if (error.name === "AbortError") throw error;
       throw new Error("The server cannot be reached.");
     }
-    if (!response.ok) throw new Error(await problem(response));
+    if (!response.ok) throw await problem(response, this.key !== "");
     return response;
   }
 
@@ -62,16 +62,19 @@ async function nextPiece(reader) {
   }
 }
 
-async function problem(response) {
+// A refusal as an Error with the response's status, and the name of the field that is to blame, if the server says it.
+async function problem(response, hasKey) {
   const text = await response.text();
-  let message = text.slice(0, 500);
+  let message = text.slice(0, 500), param = null;
   try {
-    message = JSON.parse(text).error.message;
+    ({ message, param } = JSON.parse(text).error);
   } catch {
     // not our JSON, but perhaps a proxy's page
   }
-  if (response.status === 401) message = "This server needs an API key: enter it under Settings.";
-  return `${message || response.statusText} (HTTP ${response.status})`;
+  if (response.status === 401) {
+    message = hasKey ? "The server does not know this API key: correct it under Settings." : "This server needs an API key: enter it under Settings.";
+  }
+  return Object.assign(new Error(`${message || response.statusText} (HTTP ${response.status})`), { status: response.status, param });
 }
 
 // A message that grows with the deltas of its stream: content, reasoning, tool calls.
@@ -98,10 +101,5 @@ export class Answer {
 
   get isEmpty() {
     return !this.content && !this.reasoning && !this.calls.length;
-  }
-
-  message() {
-    const tool_calls = this.calls.map(({ id, name, arguments: text }) => ({ id, type: "function", function: { name, arguments: text } }));
-    return { role: "assistant", content: this.content || null, ...(tool_calls.length ? { tool_calls } : {}) };
   }
 }

@@ -10,16 +10,27 @@ export const SCHEMA = {
   properties: {
     name: { type: "string" },
     age: { type: "integer" },
-    hobbies: { type: "array", items: { type: "string" }, maxItems: 3 },
+    city: { type: "string" },
   },
-  required: ["name", "age", "hobbies"],
+  required: ["name", "age", "city"],
   additionalProperties: false,
 };
 
 export const HINTS = {
   none: "",
-  tools: "The model may call these functions; the page answers multiply and get_time itself. Try: What is 12 times 34?",
-  json: "The answer is JSON of this form. Try: Describe a person.",
+  tools: "The model may call these functions; the page answers multiply and get_time itself.",
+  json: "The answer is JSON of this form.",
+};
+
+// Questions to click; the bundled model can answer them.
+export const PROMPTS = {
+  none: ["What is the capital of France?", "What is 417 plus 268?", "Sort these words: pear, apple, fig"],
+  tools: ["What is 12 times 34?", "Multiply 7 by 91.", "Multiply 23 by 19 and 12 by 34."],
+  json: [
+    "Give me a JSON object with name Tom, age 31 and city Paris.",
+    "Convert to JSON: name is Anna, age is 7, city is Oslo",
+    "Make a JSON object with name Emma, age 58 and city Tokyo.",
+  ],
 };
 
 function tool(name, description, types) {
@@ -36,6 +47,14 @@ export function answer(name, argumentsText) {
     return "error: the arguments are not JSON";
   }
   if (name === "multiply") return String(Number(given.a) * Number(given.b));
-  if (name === "get_time") return `${new Date().toTimeString().slice(0, 5)} (this browser's time, wherever ${given.city} is)`;
+  if (name === "get_time") return timeIn(String(given.city));
   return null;
+}
+
+// The browser knows the time zones that are named after a city: Europe/Oslo, America/New_York.
+function timeIn(city) {
+  const end = `/${city.split(",")[0].trim().replaceAll(" ", "_")}`.toLowerCase();
+  const timeZone = Intl.supportedValuesOf("timeZone").find((zone) => zone.toLowerCase().endsWith(end));
+  if (!timeZone) return "error: this browser knows no time zone of that name";
+  return new Date().toLocaleTimeString("en-GB", { timeZone, hour: "2-digit", minute: "2-digit" });
 }

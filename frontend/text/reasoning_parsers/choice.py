@@ -41,10 +41,14 @@ REASONING_PARSERS: dict[str, type[ReasoningParser]] = {
     "minimax_m2": DeepSeekR1,
     "minimax_m2_append_think": AppendThink,
     "mistral": Mistral,
+    "nano_v3": DeepSeekR1,
+    "nemotron_nano_v2": DeepSeekR1,
+    "nemotron_v3": DeepSeekR1,
     "olmo3": Qwen3,
     "poolside_v1": Qwen3,
     "qwen3": Qwen3,
     "seed_oss": SeedOss,
+    "super_v3": DeepSeekR1,
 }
 
 # The first line with all its texts in the template applies.

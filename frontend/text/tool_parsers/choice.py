@@ -10,13 +10,22 @@ from quire.frontend.text.tool_parsers.glm import Glm45, HyV3
 from quire.frontend.text.tool_parsers.hermes import Hermes
 from quire.frontend.text.tool_parsers.hunyuan import Hunyuan
 from quire.frontend.text.tool_parsers.kimi_k2 import KimiK2
+from quire.frontend.text.tool_parsers.lfm2 import Lfm2
 from quire.frontend.text.tool_parsers.llama3_json import Llama3Json
 from quire.frontend.text.tool_parsers.minimax_m2 import MiniMaxM2
 from quire.frontend.text.tool_parsers.mistral import Mistral
 from quire.frontend.text.tool_parsers.olmo3 import Olmo3
 from quire.frontend.text.tool_parsers.pythonic import Pythonic
 from quire.frontend.text.tool_parsers.qwen3_coder import Qwen3Coder
-from quire.frontend.text.tool_parsers.tagged_json import CohereCommand, GigaChat3, Granite, Granite20bFC, Longcat, Phi4Mini
+from quire.frontend.text.tool_parsers.tagged_json import (
+    CohereCommand,
+    GigaChat3,
+    Granite,
+    Granite20bFC,
+    Longcat,
+    Nemotron,
+    Phi4Mini,
+)
 from quire.frontend.text.tool_parsers.xlam import Xlam
 
 TOOL_PARSERS: dict[str, type[ToolParser]] = {
@@ -38,6 +47,7 @@ TOOL_PARSERS: dict[str, type[ToolParser]] = {
     "hunyuan_a13b": Hunyuan,
     "hy_v3": HyV3,
     "kimi_k2": KimiK2,
+    "lfm2": Lfm2,
     "llama3_json": Llama3Json,
     "llama4_json": Llama3Json,
     "llama4_pythonic": Pythonic,
@@ -45,6 +55,7 @@ TOOL_PARSERS: dict[str, type[ToolParser]] = {
     "mimo": Qwen3Coder,
     "minimax_m2": MiniMaxM2,
     "mistral": Mistral,
+    "nemotron_json": Nemotron,
     "olmo3": Olmo3,
     "phi4_mini_json": Phi4Mini,
     "poolside_v1": Glm45,
@@ -61,6 +72,8 @@ _SHOWN: tuple[tuple[type[ToolParser], tuple[str, ...]], ...] = (
     (Mistral, ("[TOOL_CALLS]",)),
     (DeepSeekV3, (CALLS,)),
     (KimiK2, ("<|tool_call_begin|>",)),
+    (Lfm2, ("<|tool_call_start|>",)),
+    (Lfm2, ("<|tool_list_start|>",)),
     (CohereCommand, ("<|START_ACTION|>",)),
     (Apertus, ("<|tools_prefix|>",)),
     (GigaChat3, ("function call<|role_sep|>",)),
@@ -74,6 +87,7 @@ _SHOWN: tuple[tuple[type[ToolParser], tuple[str, ...]], ...] = (
     (Hunyuan, ("<tool_calls>",)),  # also Apriel
     (Olmo3, ("<function_calls>", "</function_calls>")),
     (Granite20bFC, ("<function_call> ",)),
+    (Nemotron, ("<TOOLCALL>",)),
     (Phi4Mini, ("functools[",)),
     (Phi4Mini, ("<|tool|>", "<|/tool|>")),
     (Granite, ("<|tool_call|>",)),
@@ -85,6 +99,7 @@ _SHOWN: tuple[tuple[type[ToolParser], tuple[str, ...]], ...] = (
     (Llama3Json, ('"name":', '"parameters":', "<|header_start|>")),  # Llama 4
     (Llama3Json, ("<|python_tag|>",)),
     (Pythonic, ("<|python_start|>",)),
+    (Lfm2, ("List of tools: [",)),
 )
 
 

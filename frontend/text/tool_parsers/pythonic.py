@@ -5,6 +5,7 @@ Arguments are translated into JSON as they come. A call begins with its first va
 """
 
 import re
+from typing import ClassVar
 
 from quire.frontend.text.tool_parsers.base import ToolParser
 from quire.frontend.text.tool_parsers.python_values import begins_value, json_escaped, python_value
@@ -15,6 +16,9 @@ _NAME = re.compile(r"[\w.-]*")
 
 
 class Pythonic(ToolParser):
+    """frame: the markers around a list."""
+
+    frame: ClassVar[tuple[str, str]] = (START, END)
     starts = Markers(START)
     special = (START, END)
 
@@ -25,11 +29,12 @@ class Pythonic(ToolParser):
             reader.give_back()
 
     def _call(self, reader: Reader) -> Waits[None]:
-        yield from reader.expect(START)
+        start, end = self.frame
+        yield from reader.expect(start)
         yield from reader.skip_space()
         yield from self._list(reader)
         yield from reader.skip_space()
-        if (yield from reader.optional(END)):
+        if (yield from reader.optional(end)):
             reader.close()
         else:
             reader.give_back()

@@ -52,6 +52,15 @@ class Granite20bFC(TaggedJson):
     special = (START,)
 
 
+class Nemotron(TaggedJson):
+    """Nemotron Nano 2: `<TOOLCALL>[...]</TOOLCALL>`. Nemotron 3 writes as Qwen3-Coder."""
+
+    START, END = "<TOOLCALL>", "</TOOLCALL>"
+    begins, ends = (START,), (END,)
+    starts = Markers(START)
+    special = (START, END)
+
+
 class Phi4Mini(TaggedJson):
     """Phi-4-mini: `functools[...]`, or its tokens `<|tool_call|>[...]<|/tool_call|>`."""
 

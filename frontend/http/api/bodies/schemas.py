@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from quire.frontend.http.api.bodies.draft_metrics import AnswerMetrics
 from quire.frontend.http.api.bodies.fields import MoreFields
 from quire.frontend.http.api.bodies.structured import ResponseFormat, StructuredOutputsFields
 from quire.frontend.http.protocol.errors import ApiError
@@ -306,6 +307,7 @@ class ChatResponse(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: PromptLogprobList | None = None
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     prompt_text: str | msgspec.UnsetType = msgspec.UNSET
+    metrics: AnswerMetrics | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -326,6 +328,7 @@ class CompletionResponse(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: list[CompletionChoice]
     usage: Usage
+    metrics: AnswerMetrics | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class ModelPermission(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ from quire.frontend.http.api.bodies.schemas import MAX_ITEMS, Json
 from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.api.messages.schemas import Block, CountTokensRequest, InputMessage
 from quire.frontend.http.protocol.errors import ApiError
+from quire.frontend.text.prompt_marks import CACHE_CONTROL
 
 _ATTRIBUTION = "x-anthropic-billing-header:"  # of Claude Code's first system block, for billing; it differs in each request
 # Uses and results of tools that Anthropic's servers run, in a conversation that began there: passed over.
@@ -44,6 +45,8 @@ def chat_messages(body: CountTokensRequest) -> list[Json]:
         turns.of("system").texts.append(system)
     for i, message in enumerate(body.messages):
         _READ[message.role](turns, message, f"messages[{i}]")
+        if message.role != "user" and _is_marked(message.content):
+            turns.mark()
     if len(turns.turns) > MAX_ITEMS:
         raise invalid(f"messages may hold at most {MAX_ITEMS} turns and results of tools", "messages")
     return [turn.message() for turn in turns.turns]
@@ -72,23 +75,31 @@ def _parts(content: str | list[Json]) -> list[Json]:
 
 @dataclass(slots=True)
 class _Turn:
-    """A message that is being built. more: fields of the role "tool"."""
+    """A message that is being built. more: fields of the role "tool". marks: how many of its texts were there before each
+    cache_control."""
 
     role: str
     texts: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     calls: list[Json] = field(default_factory=list)
     more: Json = field(default_factory=dict)
+    marks: list[int] = field(default_factory=list)
 
     def message(self) -> Json:
         message: Json = {"role": self.role, "content": "\n\n".join(text for text in self.texts if text), **self.more}
         if self.role == "user" and len(self.texts) > 1:
-            message["content"] = [{"type": "text", "text": text} for text in self.texts]
+            message["content"] = [self._part(i) for i in range(len(self.texts))]
         if self.calls:
             message["tool_calls"] = self.calls
         if any(self.reasoning):
             message["reasoning_content"] = "".join(self.reasoning)
+        if self.marks and (isinstance(message["content"], str) or self.marks[-1] == len(self.texts)):
+            message[CACHE_CONTROL] = True
         return message
+
+    def _part(self, i: int) -> Json:
+        part = {"type": "text", "text": self.texts[i]}
+        return {**part, CACHE_CONTROL: True} if i + 1 in self.marks and i + 1 < len(self.texts) else part
 
 
 class _Turns:
@@ -104,6 +115,11 @@ class _Turns:
             self.turns.append(_Turn(role))
         return self.turns[-1]
 
+    def mark(self) -> None:
+        """A block with cache_control was read."""
+        if self.turns:
+            self.turns[-1].marks.append(len(self.turns[-1].texts))
+
 
 def _system_text(system: str | Sequence[Block] | None) -> str:
     if system is None or isinstance(system, str):
@@ -112,24 +128,37 @@ def _system_text(system: str | Sequence[Block] | None) -> str:
     return "\n".join(text for text in texts if not text.startswith(_ATTRIBUTION))
 
 
+def _is_marked(content: str | Sequence[Block] | None) -> bool:
+    return not isinstance(content, str) and any(block.cache_control is not None for block in content or ())
+
+
+def _content(message: InputMessage, place: str) -> str | list[Block]:
+    content = message.content
+    if content is None:
+        _needed(None, f"{place}.content")
+    assert content is not None
+    return content
+
+
 def _read_system(turns: _Turns, message: InputMessage, place: str) -> None:
-    turns.of("system").texts.append(_joined(message.content, f"{place}.content"))
+    turns.of("system").texts.append(_joined(_content(message, place), f"{place}.content"))
 
 
 def _read_user(turns: _Turns, message: InputMessage, place: str) -> None:
-    if isinstance(message.content, str):
-        turns.of("user").texts.append(message.content)
+    content = _content(message, place)
+    if isinstance(content, str):
+        turns.of("user").texts.append(content)
         return
-    if not message.content:
+    if not content:
         turns.of("user")
-    for j, block in enumerate(message.content):
+    for j, block in enumerate(content):
         where = f"{place}.content[{j}]"
-        if block.type in _OF_SERVER_TOOLS:
-            continue
         if block.type == "tool_result":
             turns.turns.append(_result(turns, block, where))
-        else:
+        elif block.type not in _OF_SERVER_TOOLS:
             turns.of("user").texts.append(_text(block, where))
+        if block.cache_control is not None:
+            turns.mark()
 
 
 def _result(turns: _Turns, block: Block, place: str) -> _Turn:
@@ -144,7 +173,7 @@ def _read_assistant(turns: _Turns, message: InputMessage, place: str) -> None:
     if isinstance(message.content, str):
         turn.texts.append(message.content)
         return
-    for j, block in enumerate(message.content):
+    for j, block in enumerate(message.content or ()):
         where = f"{place}.content[{j}]"
         match block.type:
             case "thinking":

@@ -17,8 +17,8 @@ RawObject = Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema={"type": "obje
 # ------------------------------------------------------------------------------------------------------------- requests
 class Block(msgspec.Struct, kw_only=True):
     """A content block of a message: text, thinking, redacted_thinking, tool_use, tool_result or, in a result, tool_reference.
-    conversation.py checks which fields it must have. cache_control is accepted and has no effect: everything that can be cached
-    is."""
+    conversation.py checks which fields it must have. Everything that can be cached is; cache_control
+    marks where a model with recurrent layers keeps a state."""
 
     type: str
     text: str | None = None
@@ -36,8 +36,10 @@ class Block(msgspec.Struct, kw_only=True):
 
 
 class InputMessage(msgspec.Struct, kw_only=True):
+    """content: may be missing of an assistant's message only."""
+
     role: Literal["user", "assistant", "system"]
-    content: str | list[Block]
+    content: str | list[Block] | None = None
 
 
 class Tool(msgspec.Struct, kw_only=True):

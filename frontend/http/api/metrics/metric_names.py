@@ -16,6 +16,7 @@ from quire.ipc.messages.stats import (
     TOKEN_SECONDS,
     Distribution,
     EngineStats,
+    SpeculationStats,
 )
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
@@ -68,6 +69,8 @@ GAUGES: tuple[tuple[str, str, Callable[[Heartbeat], float]], ...] = (
     ("vllm:num_requests_running", "Sequences in the running batch.", lambda b: b.num_running),
     ("vllm:num_requests_waiting", "Sequences that wait to run.", lambda b: b.num_waiting),
     ("vllm:kv_cache_usage_perc", "Used part of the KV cache, 0 to 1.", lambda b: b.kv_usage),
+    ("quire:states", "Recurrent states; 0 if the model has none.", lambda b: b.num_states),
+    ("quire:states_used", "Recurrent states of running sequences.", lambda b: b.states_used),
     ("quire:oldest_step_seconds", "Age of the oldest step in flight.", lambda b: b.oldest_step_s),
 )
 COUNTERS: tuple[tuple[str, str, Callable[[Heartbeat], float]], ...] = (
@@ -91,6 +94,12 @@ OPTIONAL_GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float | None]], .
     ("quire:expert_parallel_imbalance", "Tokens of the busiest rank's experts by the mean rank's, lately; 1 is even.",
      lambda s: None if s.experts is None else s.experts.imbalance),
 )  # fmt: skip
+# Counters of engines that speculate; others have no samples.
+DRAFT_COUNTERS: tuple[tuple[str, str, Callable[[SpeculationStats], float]], ...] = (
+    ("vllm:spec_decode_num_drafts", "Sequences with drafts, summed over steps.", lambda s: s.num_drafts),
+    ("vllm:spec_decode_num_draft_tokens", "Drafts that were verified.", lambda s: s.draft_tokens),
+    ("vllm:spec_decode_num_accepted_tokens", "Drafts that were accepted.", lambda s: s.accepted_tokens),
+)
 # Gauges with one more label: name, help, label, and values by label value
 LABELLED_GAUGES: tuple[tuple[str, str, str, Callable[[Heartbeat], dict[str, float]]], ...] = (
     ("vllm:num_requests_waiting_by_reason", "Sequences that wait: for room, or for what must be ready first.", "reason",
@@ -108,6 +117,8 @@ LABELLED_COUNTERS: tuple[tuple[str, str, str, Callable[[Heartbeat], dict[str, fl
                 "external_kv_transfer": 0}),
     ("quire:expert_parallel_tokens", "Tokens that a rank's experts got, over all layers.", "rank",
      lambda b: _by_rank(b.stats)),
+    ("vllm:spec_decode_num_accepted_tokens_per_pos", "Drafts that were accepted, by their place in a window.", "position",
+     lambda b: _by_place(b.stats)),
 )  # fmt: skip
 ENGINE_HISTOGRAMS: tuple[tuple[str, str, Sequence[float], Callable[[EngineStats], Distribution]], ...] = (
     ("vllm:iteration_tokens_total", "Tokens computed in a step.", ITERATION_TOKENS, lambda s: s.iteration_tokens),
@@ -123,6 +134,12 @@ def _by_rank(stats: EngineStats | None) -> dict[str, float]:
     if stats is None or stats.experts is None:
         return {}
     return {str(rank): tokens for rank, tokens in enumerate(stats.experts.tokens)}
+
+
+def _by_place(stats: EngineStats | None) -> dict[str, float]:
+    if stats is None or stats.speculation is None:
+        return {}
+    return {str(place): tokens for place, tokens in enumerate(stats.speculation.accepted_by_place)}
 
 
 def _waiting(num_waiting: int, stats: EngineStats | None) -> dict[str, float]:

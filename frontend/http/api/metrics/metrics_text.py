@@ -91,6 +91,9 @@ def _engines(text: "Text", engines: Sequence[_LiveEngine]) -> None:
     for name, help_text, of_optional in names.OPTIONAL_GAUGES:
         found_values = [(who, value) for who, stats in counted if (value := of_optional(stats)) is not None]
         text.family(name, "gauge", help_text, found_values)
+    of_drafts = [(who, stats.speculation) for who, stats in counted if stats.speculation is not None]
+    for name, help_text, of_speculation in names.DRAFT_COUNTERS:
+        text.family(f"{name}_total", "counter", help_text, [(who, of_speculation(stats)) for who, stats in of_drafts])
     if counted:
         for name, help_text, bounds, of_stats in names.ENGINE_HISTOGRAMS:
             found: list[tuple[str, Distribution]] = [(who, of_stats(stats)) for who, stats in counted]

@@ -212,7 +212,7 @@ def _tool_choice(choice: str | Json | None) -> str | Json:
     if "tools" not in choice:
         return {name: choice[name] for name in _CHOSEN if name in choice}
     tools = [{name: tool[name] for name in _CHOSEN if name in tool} for tool in choice["tools"]]
-    return {"type": choice["type"], "mode": choice.get("mode", "auto"), "tools": tools}
+    return {"type": choice["type"], "mode": choice.get("mode") or "auto", "tools": tools}
 
 
 def usage_of_response(usage: Usage) -> ResponseUsage:

@@ -9,6 +9,8 @@ import asyncio
 import logging
 import math
 
+import msgspec
+
 from quire.frontend.http.api.chat_run import submit_chat
 from quire.frontend.http.api.generate import running
 from quire.frontend.http.api.prompt_run import PromptRun
@@ -17,6 +19,7 @@ from quire.frontend.http.api.responses.running import RunningTurn
 from quire.frontend.http.api.responses.translate import error_of
 from quire.frontend.http.api.responses.turn import Turn
 from quire.frontend.http.api.services import Services
+from quire.frontend.http.api.sse import json_bytes
 from quire.frontend.http.protocol.errors import ApiError, internal_error, shutting_down
 
 logger = logging.getLogger("quire.http")
@@ -25,16 +28,16 @@ MAX_RUNNING = 256  # in one frontend
 _LOOK_S = 2.0
 
 
-async def begin(services: Services, turn: Turn) -> None:
-    """Start a response; returns when it runs and has a record. Raises ApiError, ClientErrors."""
+async def begin(services: Services, turn: Turn) -> bytes:
+    """Start a response; returns, when it runs and has a record, its JSON without any output. Raises ApiError, ClientErrors."""
     tasks, id = services.state.background, turn.response.id
     if len(tasks) >= MAX_RUNNING:
         raise ApiError(503, "Too many responses run in the background.", code="overloaded", retry_after_s=5)
-    begun = asyncio.get_running_loop().create_future()
+    begun: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
     task = tasks[id] = asyncio.create_task(_run(services, turn, begun))
     task.add_done_callback(lambda _: tasks.pop(id))
     try:
-        await begun
+        return await begun
     except asyncio.CancelledError:  # the client has disconnected without the response's id
         task.cancel()
         raise
@@ -57,7 +60,7 @@ async def end_all(services: Services) -> None:
         await asyncio.wait(tasks)
 
 
-async def _run(services: Services, turn: Turn, begun: asyncio.Future[None]) -> None:
+async def _run(services: Services, turn: Turn, begun: asyncio.Future[bytes]) -> None:
     response, storage = turn.response, services.storage
     try:
         await _answer(services, turn, begun)
@@ -72,13 +75,14 @@ async def _run(services: Services, turn: Turn, begun: asyncio.Future[None]) -> N
         await keep_result(storage, turn.owner, response, turn.items)
 
 
-async def _answer(services: Services, turn: Turn, begun: asyncio.Future[None]) -> None:
+async def _answer(services: Services, turn: Turn, begun: asyncio.Future[bytes]) -> None:
     response, runs = turn.response, list[PromptRun]()
     async with running(response.id, runs, services.metrics, services.request_log):
         runs.append(submit_chat(services, turn.chat_body, turn.chat, response.id))
         services.request_log.started(response.id, runs, False)
         await keep_begun(services.storage, turn.owner, response, turn.items)
-        begun.set_result(None)
+        # now, as the output may be there before the client has its answer, which is "queued" as OpenAI's and vLLM's are
+        begun.set_result(json_bytes(msgspec.structs.replace(response, status="queued")))
         watch = asyncio.create_task(_watch(services, turn, runs[0]))
         try:
             await RunningTurn(services, turn, runs[0]).whole()

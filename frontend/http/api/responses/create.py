@@ -50,9 +50,7 @@ async def create_response(services: Services, request: Request, response: Respon
 async def _answer(services: Services, turn: Turn, response: Response, num_bytes: int) -> None:
     body = turn.body
     if body.background:
-        await begin(services, turn)
-        queued = msgspec.structs.replace(turn.response, status="queued")  # as OpenAI and vLLM answer, whatever it is now
-        return response.send(200, json_bytes(queued))
+        return response.send(200, await begin(services, turn))
     answer, runs = turn.response, list[PromptRun]()
     async with running(answer.id, runs, services.metrics, services.request_log):
         runs.append(submit_chat(services, turn.chat_body, turn.chat, answer.id))

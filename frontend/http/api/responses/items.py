@@ -148,7 +148,9 @@ def _message(item: Json, place: str) -> Json:
     role, content = item.get("role"), item.get("content")
     if role not in ("user", "assistant", "system", "developer"):
         raise invalid(f"{place}.role must be user, assistant, system or developer", f"{place}.role")
-    if isinstance(content, str):
+    if content is None and role == "assistant":  # one that has only called tools, or was cut off before its first token
+        content = []
+    elif isinstance(content, str):
         content = [{"type": "output_text" if role == "assistant" else "input_text", "text": content}]
     if not isinstance(content, list):
         raise invalid(f"{place}.content must be a text or a list of parts", f"{place}.content")
@@ -212,7 +214,7 @@ def _texts(value: Any, kind: str, place: str) -> list[Json]:
         raise invalid(f"{place} must be a list", place)
     texts = []
     for i, part in enumerate(value):
-        if not isinstance(part, dict) or part.get("type", kind) != kind:
+        if not isinstance(part, dict) or part.get("type") not in (None, kind):
             raise invalid(f"{place}[{i}] must be an object of type {kind}", f"{place}[{i}]")
         texts.append({"type": kind, "text": _text(part.get("text"), f"{place}[{i}].text", may_be_empty=True)})
     return texts

@@ -13,6 +13,7 @@ from quire.frontend.http.api.bodies.checked import check_stream_options
 from quire.frontend.http.api.bodies.schemas import MAX_ITEMS, SAMPLING_VALUES, ChatRequest, Int64, Json, Objects, ShortText
 from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.protocol.errors import ApiError
+from quire.ipc.sampling import ALL_LOGPROBS
 
 Items = Annotated[list[Json], msgspec.Meta(max_length=MAX_ITEMS)]
 
@@ -166,6 +167,8 @@ def check_request(body: ResponsesRequest, max_logprobs: int) -> None:
             raise invalid(f"include[{i}] must be {LOGPROBS!r} or {ENCRYPTED!r}: {name[:64]!r} is not known", f"include[{i}]")
     if body.max_output_tokens is not None and body.max_output_tokens < 1:
         raise invalid(f"max_output_tokens must be at least 1, got {body.max_output_tokens}", "max_output_tokens")
+    if body.top_logprobs == ALL_LOGPROBS:
+        body.top_logprobs = max_logprobs
     if body.top_logprobs is not None and not 0 <= body.top_logprobs <= max_logprobs:
         raise invalid(f"top_logprobs must be at least 0 and at most {max_logprobs}, got {body.top_logprobs}", "top_logprobs")
     _check_storing(body)

@@ -56,7 +56,7 @@ class ChatTools:
         tools = choice.get("tools")
         if isinstance(tools, list):
             tools = [one for i, tool in enumerate(tools) for one in self._allowed(tool, f"tool_choice.tools[{i}]")]
-        return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode", "auto"), "tools": tools}}
+        return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": tools}}
 
     def _allowed(self, tool: Any, place: str) -> Iterable[Json]:
         kind = tool.get("type") if isinstance(tool, dict) else None
@@ -143,11 +143,22 @@ def _add(chat: ChatTools, tool: Json, place: str, namespace: str | None = None) 
     fields = ("name", "description", "format") if kind == "custom" else ("name", "description", "parameters", "strict")
     given = {key: tool[key] for key in fields if tool.get(key) is not None}
     if isinstance(name, str):
-        given["name"] = called_name(ToolName(name, namespace))
-        chat.names[given["name"]] = ToolName(name, namespace)
+        given["name"] = _called(chat, ToolName(name, namespace), place)
     assert chat.tools is not None
     chat.tools.append({"type": kind, kind: given})
     chat.places.append(place)
+
+
+def _called(chat: ChatTools, tool: ToolName, place: str) -> str:
+    """The tool's name towards the model. Raises ApiError 400 if another tool has it, too."""
+    called = called_name(tool)
+    other = chat.names.setdefault(called, tool)
+    if other != tool:
+        names = " and ".join(f"{t.name[:64]!r}{f' of {t.namespace[:64]!r}' if t.namespace else ''}" for t in (other, tool))
+        raise invalid(
+            f"{place}.name: {names} are both called {called!r} towards the model; rename one of them", f"{place}.name"
+        )
+    return called
 
 
 def _depth(value: Any) -> int:

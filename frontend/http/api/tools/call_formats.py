@@ -27,6 +27,7 @@ from quire.frontend.text.tool_parsers import (
     hermes,
     hunyuan,
     kimi_k2,
+    lfm2,
     llama3_json,
     minimax_m2,
     mistral,
@@ -36,7 +37,15 @@ from quire.frontend.text.tool_parsers import (
     xlam,
 )  # fmt: skip
 from quire.frontend.text.tool_parsers.base import ToolParser
-from quire.frontend.text.tool_parsers.tagged_json import CohereCommand, GigaChat3, Granite, Granite20bFC, Longcat, Phi4Mini
+from quire.frontend.text.tool_parsers.tagged_json import (
+    CohereCommand,
+    GigaChat3,
+    Granite,
+    Granite20bFC,
+    Longcat,
+    Nemotron,
+    Phi4Mini,
+)
 
 # Beginnings that a free text must not have: a parser of formats in which a whole answer is a call may take it for one.
 _OBJECT_OF_A_CALL = r'[ \t\r\n]*\{[ \t\r\n]*"([^"\\]*\\|(name|type|id|parameters|arguments)")'
@@ -80,6 +89,10 @@ def _granite(functions: Functions, several: bool) -> Format:
 def _granite_20b_fc(functions: Functions, several: bool) -> Format:
     calls = [tag(f"{Granite20bFC.START} {named(f)}", ref(f), "}") for f in functions]
     return triggered([Granite20bFC.START], calls)
+
+
+def _nemotron(functions: Functions, several: bool) -> Format:
+    return triggered([Nemotron.START], [tag(Nemotron.START, _call_list(functions, several), Nemotron.END)])
 
 
 def _phi4_mini(functions: Functions, several: bool) -> Format:
@@ -163,6 +176,11 @@ def _pythonic(functions: Functions, several: bool) -> Format:
     return either([calls, triggered([pythonic.START], [framed], excludes_start=_LIST_OF_CALLS)])
 
 
+def _lfm2(functions: Functions, several: bool) -> Format:
+    listed = separated(_python_calls(functions), ", ", several)
+    return triggered([lfm2.START], [tag(lfm2.START + "[", listed, "]" + lfm2.END)])
+
+
 def _olmo3(functions: Functions, several: bool) -> Format:
     calls = separated(_python_calls(functions), "\n", several)
     return triggered([olmo3.START], [tag(olmo3.START + "\n", calls, "\n" + olmo3.END)])
@@ -208,6 +226,7 @@ CALL_FORMATS: dict[type[ToolParser], Builder] = {
     mistral.Mistral: _mistral,
     Granite: _granite,
     Granite20bFC: _granite_20b_fc,
+    Nemotron: _nemotron,
     Phi4Mini: _phi4_mini,
     GigaChat3: _gigachat3,
     CohereCommand: _cohere_command,
@@ -218,6 +237,7 @@ CALL_FORMATS: dict[type[ToolParser], Builder] = {
     deepseek_v3.DeepSeekV3: _deepseek_v3,
     qwen3_coder.Qwen3Coder: _qwen3_coder,
     pythonic.Pythonic: _pythonic,
+    lfm2.Lfm2: _lfm2,
     olmo3.Olmo3: _olmo3,
     glm.Glm45: _glm,
     glm.HyV3: _hy_v3,

@@ -18,6 +18,7 @@ from quire.frontend.http.api.tools.tool_use import Function, ToolUse
 from quire.frontend.text.tool_parsers.base import ToolParser
 from quire.frontend.text.tool_parsers.gemma import FunctionGemma, Gemma4
 from quire.frontend.text.tool_parsers.glm import Glm45, HyV3
+from quire.frontend.text.tool_parsers.lfm2 import Lfm2
 from quire.frontend.text.tool_parsers.minimax_m2 import MiniMaxM2
 from quire.frontend.text.tool_parsers.olmo3 import Olmo3
 from quire.frontend.text.tool_parsers.pythonic import Pythonic
@@ -103,6 +104,7 @@ _STYLES: dict[type[ToolParser], str] = {  # that are not JSON (enginecore/gramma
     Gemma4: "gemma4",
     Glm45: "glm_xml",
     HyV3: "glm_xml",
+    Lfm2: "pythonic",
     MiniMaxM2: "minimax_xml",
     Olmo3: "pythonic",
     Pythonic: "pythonic",

@@ -19,9 +19,11 @@ _SYNTAXES = {"lark": "Lark grammar", "regex": "regular expression"}
 
 
 def kept_tools(tools: Sequence[Json]) -> list[tuple[int, Json]]:
-    """The tools that are not left out, each with its index. Raises ApiError 400 for a type that is not known."""
+    """The tools that are not left out, each with its index, and without fields that are null. Raises ApiError 400 for a type
+    that is not known."""
     kept = []
-    for i, tool in enumerate(tools):
+    for i, given in enumerate(tools):
+        tool = _without_nulls(given)
         kind = tool.get("type", "function")
         if is_left_out(kind):
             leave_out(kind)
@@ -30,6 +32,17 @@ def kept_tools(tools: Sequence[Json]) -> list[tuple[int, Json]]:
         else:
             raise invalid(f"tools[{i}].type must be 'function' or 'custom'", f"tools[{i}].type")
     return kept
+
+
+def _without_nulls(tool: Json) -> Json:
+    """A tool's own fields and its function's that are not null; what is null in the schema of its arguments is the client's."""
+    if None not in tool.values() and not any(isinstance(value, dict) and None in value.values() for value in tool.values()):
+        return tool
+    return {
+        name: {inner: of_it for inner, of_it in value.items() if of_it is not None} if isinstance(value, dict) else value
+        for name, value in tool.items()
+        if value is not None
+    }
 
 
 def shown_tools(tools: Sequence[Json]) -> list[Json]:
@@ -71,7 +84,9 @@ def _grammar(value: Any, place: str) -> tuple[str, str] | None:
     kind = value.get("type") if isinstance(value, dict) else None
     if value is None or kind == "text":
         return None
-    grammar = value.get("grammar", value) if kind == "grammar" else None
+    grammar = None
+    if kind == "grammar":
+        grammar = value if value.get("grammar") is None else value["grammar"]
     if (
         not isinstance(grammar, dict)
         or not isinstance(grammar.get("syntax"), str)

@@ -67,7 +67,7 @@ def _function(place: str, value: Any, is_custom: bool) -> Function:
         raise invalid(f"{place}.name must be 1 to 128 letters, digits, '_', '-' or '.'", f"{place}.name")
     if parameters is not None and not isinstance(parameters, dict):
         raise invalid(f"{place}.parameters must be a JSON Schema of an object", f"{place}.parameters")
-    if parameters and parameters.get("type", "object") != "object":
+    if parameters and parameters.get("type") not in (None, "object"):
         raise invalid(
             f"{place}.parameters must be a JSON Schema of an object: its type must be 'object'", f"{place}.parameters"
         )
