@@ -124,7 +124,7 @@ FIELDS_OF: dict[str, dict[str, Note]] = {
         "priority": Note("lower goes first; needs --scheduling-policy priority, unless it is 0", "0"),
         "timeout": Note("seconds until it must have ended, else 504; see limits.md", "--request-timeout-s"),
         "store": Note("keep the response, for 30 days; the answer says false where it could not be kept", "true"),
-        "top_logprobs": Note("0 to 20; more than 0 asks for log-probabilities by itself", "0"),
+        "top_logprobs": Note("0 to --max-logprobs, -1: so many; any but 0 asks for log-probabilities by itself", "0"),
         "background": Note("answer at once, and work on; needs store; not with stream", "false"),
         "structured_outputs": Note("as with chats; excludes text.format", "none"),
         "tools": Note(
@@ -228,7 +228,9 @@ FIELDS_OF: dict[str, dict[str, Note]] = {
         "content": Note("of a result: a text, or blocks of text"),
         "is_error": Note("of a result: the call has failed", "false"),
         "tool_name": Note("of a `tool_reference` in a result: a function that the client's own search has found"),
-        "cache_control": Note("every prefix is cached, with or without it", treatment="harmless"),
+        "cache_control": Note(
+            "every prefix is cached, with or without it; models with recurrent layers also keep a state behind it"
+        ),
     },
     "Tool": {
         "type": Note("custom; tools that Anthropic defines or runs are left out", "custom"),
@@ -316,6 +318,18 @@ ANSWERS: dict[str, str] = {
     "prompt_logprobs": "with prompt_logprobs: by token of the prompt, ids and their log-probabilities; null for the first",
     "prompt_token_ids": "with return_token_ids",
     "prompt_text": "with return_prompt_text",
+    "metrics": "with --per-request-spec-decode-metrics: of an answer of one sequence; null for others",
+    "speculative_decoding": "how its drafts fared ([speculation.md](speculation.md))",
+    "mean_acceptance_length": "tokens that a step with drafts gave, on the mean",
+    "draft_acceptance_rate": "accepted drafts by verified ones",
+    "acceptance_histogram": "steps by how many drafts they accepted, from 0",
+    "acceptance_histogram_by_draft_length": "the same by how many drafts they verified",
+    "num_spec_steps": "steps with drafts",
+    "num_accepted_draft_tokens": "drafts that were accepted",
+    "num_draft_tokens": "drafts that were verified",
+    "num_spec_tokens": "the most drafts of a step",
+    "per_step_accepted": "with detailed: accepted drafts by step",
+    "per_step_drafted": "with detailed: verified drafts by step",
     "prompt_tokens": "of all prompts",
     "completion_tokens": "of all answers, those that best_of left out included",
     "total_tokens": "both",

@@ -222,7 +222,7 @@ FIELDS = (
         "top_logprobs",
         "chat",
         "works",
-        "likeliest tokens to list beside each; 0 to --max-logprobs; needs logprobs: true",
+        "likeliest tokens to list beside each; 0 to --max-logprobs, -1: so many; needs logprobs: true",
         "0",
     ),
     Field("prompt_logprobs", "both", "works", "the same for the prompt's tokens; not with stream", "none"),

@@ -123,7 +123,7 @@ FLAG_NOTES: dict[str, FlagNote] = {
     "--chat-template-content-format": FlagNote("", "auto"),
     "--generation-config": FlagNote("", "auto; vllm for plain defaults"),
     "--override-generation-config": FlagNote("a lower max_tokens ends long answers", '{"temperature": 0.6}'),
-    "--max-logprobs": FlagNote("logprobs make answers many times longer; 0: each token's own only", "20"),
+    "--max-logprobs": FlagNote("logprobs make answers longer; 0: each token's own only; above 20 they cost more a step", "20"),
     # ----------------------------------------------------------------------------------------------- device and memory
     "--device": FlagNote("a CPU serves small models only", "auto"),
     "--tensor-parallel-size": FlagNote(
@@ -147,9 +147,19 @@ FLAG_NOTES: dict[str, FlagNote] = {
         "prefix hits",
         "0.9; 0.95 where nothing else is on the GPU, less beside other processes",
     ),
-    "--cpu-kv-cache-gib": FlagNote("memory of exactly this size: more is more requests at once", "0.5 to 16"),
+    "--cpu-kv-cache-gib": FlagNote("memory of this size: more is more requests at once", "leave it out"),
     "--kv-cache-memory-bytes": FlagNote("the KV cache's size itself; no measuring of what is free", "leave it out"),
     "--num-gpu-blocks-override": FlagNote("the same, in blocks: for tests", "leave it out"),
+    "--num-states": FlagNote(
+        "the memory of a model with recurrent layers: more states are more requests at once and more prefix hits, fewer leave "
+        "more to KV blocks",
+        "leave it out",
+    ),
+    "--mamba-ssm-cache-dtype": FlagNote(
+        "16 bits halve what a decode row reads and writes; answers change a little. float16 is rounded by chance, by a hash of "
+        "the token's position, so that small changes of a state add up: the same request gets the same tokens again",
+        "auto",
+    ),
     "--kv-cache-dtype": FlagNote(
         "fp8 holds twice the tokens of 16 bits; answers change a little, more where the checkpoint has no scales", "auto; fp8"
     ),
@@ -198,6 +208,16 @@ FLAG_NOTES: dict[str, FlagNote] = {
     "--step-timeout-s": FlagNote("", "60"),
     "--replay": FlagNote("the tokens of what was in flight are computed again", "on"),
     "--collective-timeout-s": FlagNote("", "10; more where one step takes seconds"),
+    # ------------------------------------------------------------------------------------------------------ speculation
+    "--speculative-config": FlagNote(
+        "a sequence's text by KV slot, 4 bytes a token, and logits of up to 512 places; fewer steps where texts repeat "
+        "themselves, hardly slower ones where they do not (docs/speculation.md)",
+        '{"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 5}, for code, edits and summaries',
+    ),
+    "--per-request-spec-decode-metrics": FlagNote("a few bytes a step of each sequence with drafts", "none"),
+    "--spec-method": _NONE,
+    "--spec-model": _NONE,
+    "--spec-tokens": FlagNote("more drafts are verified at once: wider steps, and more tokens from each that is right", "15"),
     # ------------------------------------------------------------------------------------------------------------ logs
     "--log-level": FlagNote("", "info"),
     "--log-format": FlagNote("", "json, where logs are collected"),

@@ -28,6 +28,7 @@ HERE = Path(__file__).parent
 VLLM: dict[str, Any] = json.loads((HERE / "vllm_names.json").read_text())
 SAME, DIFFERS, NOT_HERE = "same", "differs", "not here"
 
+_DRAFTS = "ngram is served, other methods not yet"
 FLAGS_DIFFER = {
     "--api-server-count": "default 1; also --frontends",
     "--block-size": "16 to 256; default 64 on a GPU, 16 on a CPU",
@@ -43,13 +44,18 @@ FLAGS_DIFFER = {
     "--host": "default 127.0.0.1 (vLLM: all addresses)",
     "--load-format": "auto, safetensors, dummy",
     "--logits-processors": "FILE.py:CLASS, too; steps without such requests are as fast as ever",
-    "--max-logprobs": "0 to 20",
+    "--max-logprobs": "0 to 128; -1 is 128, not the whole vocabulary",
     "--max-num-batched-tokens": "default 8192 on a GPU, 512 on a CPU",
     "--max-num-seqs": "default 1024 on a GPU of 70 GB and more, 256 on smaller ones, 64 on a CPU",
     "--otlp-traces-endpoint": "OTLP over HTTP, not gRPC",
     "--profiler-config": "torch's profiler and its folder, nothing else",
     "--reasoning-parser": "found by the chat template, unless it is named; the names are in configuration.md",
     "--seed": "the same noise at every start, but not vLLM's",
+    "--spec-method": _DRAFTS,
+    "--spec-model": _DRAFTS,
+    "--spec-tokens": "default 15, at most 15",
+    "--speculative-config": f"{_DRAFTS}, answers do not change, and what does not pay is left out by itself",
+    "-sc": "as --speculative-config",
     "--shutdown-timeout": "default 30 s (vLLM: 0); also --shutdown-grace-s",
     "--pipeline-parallel-size": "GPUs of one host, or of several by --hosts or Ray",
     "--tensor-parallel-size": "GPUs of one host, or of several by --hosts or Ray",
@@ -119,7 +125,7 @@ ROUTES_DIFFER = {
     "POST /stop_profile": "answers with the files that it wrote",
     "GET /tokenizer_info": "always there",
 }
-_MULTI = "at most 20; -1 (all) is refused"
+_MULTI = "at most --max-logprobs, which is 20 and can be 128; -1: as many as that, not the whole vocabulary"
 FIELDS_DIFFER = {
     "n": "at most 128",
     "messages": "parts of type text only",
@@ -168,7 +174,9 @@ LLM_DIFFERS = {
     "generate": "prompts of text: no multi_modal_data, no prompt_embeds; outputs are vLLM's",
     "chat": "messages of text; chat_template takes a template of the caller's",
     "get_tokenizer": "transformers' tokenizer of the local files",
-    "start_profile": "needs profile_dir",
+    "start_profile": "needs profile_dir; profile_prefix has no effect",
+    "get_metrics": "figures of the heartbeat, at most half a second old; a server has more at /metrics",
+    "reset_mm_cache": "there is none: it does nothing",
     "reset_prefix_cache": "requests that run keep their blocks: reset_running_requests is refused",
 }
 
@@ -317,7 +325,7 @@ def metrics() -> str:
 def _metrics_here() -> set[str]:
     """Without _total, as the tables have most of them."""
     m = metric_names
-    tables = (m.GAUGES, m.COUNTERS, m.LABELLED_GAUGES, m.LABELLED_COUNTERS, m.ENGINE_HISTOGRAMS)
+    tables = (m.GAUGES, m.COUNTERS, m.DRAFT_COUNTERS, m.LABELLED_GAUGES, m.LABELLED_COUNTERS, m.ENGINE_HISTOGRAMS)
     names = {row[0] for rows in tables for row in rows} | {m.REQUEST_SUCCESS[0], "vllm:cache_config_info"}
     names |= {m.PREFIXES.get(name, "vllm:") + name for name in m.HISTOGRAMS}
     return {name.removesuffix("_total") for name in names}

@@ -20,6 +20,7 @@ PUBLISHED = {
     "KimiK25ForConditionalGeneration": "Kimi K2.5, K2.6, K2.7",
     "KimiVLForConditionalGeneration": "Kimi-VL",
     "Kimi_K25ForConditionalGeneration": "Kimi K2.5 to K2.7, saved by transformers",
+    "Lfm2VlForConditionalGeneration": "LFM2-VL",
     "Llama4ForConditionalGeneration": "Llama 4",
     "LlavaForConditionalGeneration": "LLaVA 1.5, Pixtral 12B",
     "LlavaNextForConditionalGeneration": "LLaVA 1.6",
@@ -29,6 +30,8 @@ PUBLISHED = {
     "Qwen2_5_VLForConditionalGeneration": "Qwen2.5-VL",
     "Qwen3VLForConditionalGeneration": "Qwen3-VL",
     "Qwen3VLMoeForConditionalGeneration": "Qwen3-VL, mixtures of experts",
+    "Qwen3_5ForConditionalGeneration": "Qwen3.5, 3.6, 3.8",
+    "Qwen3_5MoeForConditionalGeneration": "Qwen3.5, 3.6, 3.8 with experts",
     "SmolVLMForConditionalGeneration": "SmolVLM",
     "VipLlavaForConditionalGeneration": "ViP-LLaVA",
 }

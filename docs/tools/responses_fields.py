@@ -51,7 +51,7 @@ FIELDS = (
     _field("stream", note="events as OpenAI's; the first with the first token"),
     _field("stream_options", note="include_obfuscation: false only"),
     _field("include", note="message.output_text.logprobs, reasoning.encrypted_content; of others there is nothing to include"),
-    _field("top_logprobs", note="0 to 20; more than 0 asks for log-probabilities by itself"),
+    _field("top_logprobs", note="0 to --max-logprobs, -1: so many; any but 0 asks for log-probabilities by itself"),
     _field("metadata", note="up to 16 texts, returned with the response"),
     _field("enable_response_messages", "refused", "vLLM's"),
     _field("moderation", "refused"),
