@@ -3,10 +3,11 @@
 Against any OpenAI-compatible server:    python benchmarks/accuracy.py --url http://127.0.0.1:8000 --concurrency 16
 Against transformers, with no server:    python benchmarks/accuracy.py --engine transformers --model enginecore/loading/bundled
 
-Every question is greedy (temperature 0) through /v1/chat/completions. An answer counts when it equals the expected text, a
-function call when its name and its arguments do. The questions come from tiny_data.py, seeded; none of them is in the tiny
-model's training text. Relatives may be there: 34 + 12 where 12 + 34 is asked, another phrasing of the same fact, a call with
-the same arguments by another name. Prints a table and a last line `RESULT {json}`; exits 1 when a task is under --at-least.
+Every question is greedy (temperature 0) through /v1/chat/completions. An answer counts when it equals the expected text,
+function calls when their number, order, names and arguments do. The questions come from tiny_data.py, seeded; none of them is
+in the tiny model's training text. Relatives may be there: 34 + 12 where 12 + 34 is asked, another phrasing of the same fact, a
+call with the same arguments by another name. Prints a table and a last line `RESULT {json}`; exits 1 when a task is under
+--at-least.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from urllib.parse import urlsplit
 from tiny_data import SCORED, benchmark_items
 
 MAX_TOKENS = 160
+BETWEEN = "</tool_call>\n<tool_call>"
 
 
 def messages_of(item):
@@ -27,20 +29,20 @@ def messages_of(item):
 
 
 def called(reply):
-    """The function call in a reply, as {"name", "arguments"}: parsed by the server, or else written in the text."""
+    """The function calls in a reply, each as {"name", "arguments"}: parsed by the server, or else written in the text."""
     try:
         if reply.get("tool_calls"):
-            function = reply["tool_calls"][0]["function"]
-            return {"name": function["name"], "arguments": json.loads(function["arguments"])}
+            functions = [call["function"] for call in reply["tool_calls"]]
+            return [{"name": function["name"], "arguments": json.loads(function["arguments"])} for function in functions]
         text = (reply.get("content") or "").strip()
-        return json.loads(text.removeprefix("<tool_call>").removesuffix("</tool_call>"))
+        return [json.loads(call) for call in text.removeprefix("<tool_call>").removesuffix("</tool_call>").split(BETWEEN)]
     except (ValueError, KeyError, TypeError):
-        return None
+        return []
 
 
 def is_right(item, reply):
-    if item.call:
-        return len(reply.get("tool_calls") or [0]) == 1 and called(reply) == item.call
+    if item.calls:
+        return called(reply) == list(item.calls)
     return not reply.get("tool_calls") and (reply.get("content") or "").strip() == item.answer
 
 

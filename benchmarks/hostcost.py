@@ -51,10 +51,12 @@ from quire.ipc.links.core_and_workers import CoreToWorkers
 from quire.ipc.links.core_to_frontends import CoreToFrontends
 from quire.ipc.links.welcome import new_epoch
 from quire.ipc.messages.frontend import PROTOCOL_VERSION, EngineLimits, Welcome
+from quire.ipc.messages.workers import FullAttention
 from quire.ipc.process.children import Child
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.step.plan_ring import PlanReader, PlanRing
 from quire.ipc.step.result_ring import ResultRing
+from quire.ipc.step.samples import Samples
 from quire.ipc.worker_config import WorkerConfig, resolved
 
 ROWS = (1, 64, 256, 1024)
@@ -133,8 +135,8 @@ def engine(args: argparse.Namespace, rows: int, steps: int, command: Any = None)
     )
     scheduler = SchedulerConfig(
         max_num_seqs=flags.max_num_seqs, max_num_batched_tokens=8192, max_model_len=max_model_len, block_size=BLOCK_SIZE,
-        num_blocks=num_blocks, windows=(0,), enable_prefix_caching=not args.no_prefix_caching, vocab_size=VOCAB_SIZE,
-        eos_token_ids=(2,),
+        num_blocks=num_blocks, kv_groups=(FullAttention(),), enable_prefix_caching=not args.no_prefix_caching,
+        vocab_size=VOCAB_SIZE, eos_token_ids=(2,),
     )  # fmt: skip
     limits = EngineLimits(max_model_len, VOCAB_SIZE, flags.max_num_seqs, 20)
     config = CoreConfig(scheduler, limits, 8192, 0, 60.0, spins=True, log_requests=False, log_stats=False)
@@ -284,7 +286,7 @@ def measure_worker(model_dir: str, sizes: list[int], steps: int, device: str = "
                 if gpu:
                     torch.cuda.synchronize()
                 done = in_flight.popleft()
-                inline.scheduler.update(done, np.full(len(done.slots), 7, np.int32), now=0.0)
+                inline.scheduler.update(done, Samples.one_a_row(np.full(len(done.slots), 7, np.int32)), now=0.0)
         yield size, times
     inline.runner.device.close()
 

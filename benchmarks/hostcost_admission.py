@@ -27,7 +27,9 @@ from quire.enginecore.scheduling.sequence import Sequence
 from quire.enginecore.scheduling.step import ScheduledStep
 from quire.enginecore.tenants.backlog import Room
 from quire.ipc.messages.frontend import AddRequest, EngineLimits, Generate, RequestError, TokenInputs
+from quire.ipc.messages.workers import FullAttention
 from quire.ipc.sampling import SamplingParams
+from quire.ipc.step.samples import Samples
 
 BLOCK_SIZE, BUDGET, MAX_MODEL_LEN, VOCAB_SIZE = 64, 8192, 131072, 128256
 MAX_NUM_SEQS, NUM_DECODE, MAX_NUM_WAITING = 1024, 64, 1 << 20
@@ -71,7 +73,9 @@ class Engine:
 
     def __init__(self, num_blocks: int):
         self.scheduler = Scheduler(
-            SchedulerConfig(MAX_NUM_SEQS, BUDGET, MAX_MODEL_LEN, BLOCK_SIZE, num_blocks, (0,), vocab_size=VOCAB_SIZE)
+            SchedulerConfig(
+                MAX_NUM_SEQS, BUDGET, MAX_MODEL_LEN, BLOCK_SIZE, num_blocks, (FullAttention(),), vocab_size=VOCAB_SIZE
+            )
         )
         limits = EngineLimits(MAX_MODEL_LEN, VOCAB_SIZE, MAX_NUM_SEQS, 20)
         config = IntakeConfig(limits, (), True, False, 0, MAX_NUM_WAITING)
@@ -100,7 +104,8 @@ class Engine:
         while len(self._in_flight) < 2 and (made := self._timed("schedule", self.scheduler.schedule)) is not None:
             self._in_flight.append(made[1])
         done = self._in_flight.popleft()
-        out = self._timed("update", self.scheduler.update, done, np.full(len(done.slots), 7, np.int32), 0.0)
+        samples = Samples.one_a_row(np.full(len(done.slots), 7, np.int32))
+        out = self._timed("update", self.scheduler.update, done, samples, 0.0)
         self.seen.update(out.keys.tolist())
 
 

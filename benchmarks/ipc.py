@@ -226,13 +226,13 @@ def measure_ring_calls(table: Table, rounds: int) -> None:
     results.write(1, tokens)
     table.add(f"ResultRing ready, {ROWS} rows, no", timed(lambda: results.ready(2, ROWS), rounds))
     table.add(f"ResultRing ready, {ROWS} rows, yes", timed(lambda: results.ready(1, ROWS), rounds))
-    table.add(f"ResultRing tokens, {ROWS} rows", timed(lambda: results.tokens(1, ROWS), rounds))
+    table.add(f"ResultRing samples, {ROWS} rows", timed(lambda: results.samples(1, ROWS), rounds))
     table.add(f"ResultRing write, {ROWS} rows", timed(lambda: results.write(1, tokens), rounds))
     rows = np.arange(32)
     top = np.zeros((32, 20), np.int32)
     logprobs = RowLogprobs(rows, np.zeros(32, np.float32), np.ones(32, np.int32), top, top.view(np.float32))
     table.add("ResultRing write, 32 of its rows with 20 logprobs", timed(lambda: results.write(1, tokens, logprobs), rounds))
-    table.add("ResultRing ready, 32 of its rows with logprobs, yes", timed(lambda: results.ready(1, ROWS, rows), rounds))
+    table.add("ResultRing ready, 32 of its rows with logprobs, yes", timed(lambda: results.ready(1, ROWS, 0, rows), rounds))
     table.add("ResultRing logprobs, 32 rows", timed(lambda: results.logprobs(1, rows), rounds))
     results.close()
 
@@ -257,7 +257,7 @@ def measure_step(table: Table, rounds: int, readers: int, spin: bool) -> None:
                 poller.poll(1000)
                 results.disarm()
                 results.drain_doorbell()
-        results.tokens(number, ROWS)
+        results.samples(number, ROWS)
 
     step(1)
     times = []

@@ -3,9 +3,10 @@
 Each engine runs in a process of its own, one after the other, on the same machine. Start-up (process to first token) is timed;
 then every workload runs once to warm up and `--repeat` times for measurement, of which the best counts. Lengths are fixed,
 temperature is 1.0, detokenizing is on only with --detokenize, threads are set by --threads for all engines. `transformers` runs
-requests one after the other. Prefix caching is off, except for workloads.PREFIX_WORKLOADS: for these a second process has it
-on, and each run has new prompts, so that it finds no prefix of an earlier run. `generate` is called once for a turn of all
-conversations.
+requests one after the other. In a conversation alone a turn is two calls, for its first token and for the
+rest of its answer, so that the time to the first token is known: `ttft_ms` is its median over the turns behind the first.
+Prefix caching is off, except for workloads.PREFIX_WORKLOADS: for these a second process has it on, and each run has new
+prompts, so that it finds no prefix of an earlier run. `generate` is called once for a turn of all conversations.
 Prints a table and a last line `RESULT {json}`; `--csv FILE` appends rows. Method and bias: README.md beside this file.
 """
 
@@ -15,6 +16,7 @@ import datetime
 import json
 import os
 import platform
+import statistics
 import subprocess
 import sys
 import time
@@ -136,20 +138,27 @@ def measure_prefixes(run: Run, name: str, vocab: int, args: argparse.Namespace) 
     workload = workloads.PREFIX_WORKLOADS[name]
     if not args.cold:
         converse(run, workload, vocab, seed=0)
-    seconds = min(converse(run, workload, vocab, seed=100 * (i + 1)) for i in range(args.repeat))
-    return workloads.figures(seconds, workload.input_lengths, workload.output_lengths, workload.turns)
+    seconds, first = min(converse(run, workload, vocab, seed=100 * (i + 1)) for i in range(args.repeat))
+    figures = workloads.figures(seconds, workload.input_lengths, workload.output_lengths, workload.turns)
+    return figures | ({"ttft_ms": round(1e3 * statistics.median(first[1:]), 2)} if first else {})
 
 
-def converse(run: Run, workload: workloads.PrefixWorkload, vocab: int, seed: int) -> float:
-    """Seconds of all turns, without the time to build the next prompts."""
+def converse(run: Run, workload: workloads.PrefixWorkload, vocab: int, seed: int) -> tuple[float, list[float]]:
+    """Seconds of all turns, without the time to build the next prompts; and, of a conversation alone, of each first token."""
     prompts = workloads.opening(workload, vocab, seed)
-    total = 0.0
+    total, first = 0.0, []
+    is_alone = workload.conversations == 1
     for turn in range(1, workload.turns + 1):
-        seconds, answers = run(prompts, [workload.answer] * workload.conversations)
+        if is_alone:
+            seconds, answers = run(prompts, [1])
+            first.append(seconds)
+            total += seconds
+            prompts = [prompts[0] + answers[0]]
+        seconds, answers = run(prompts, [workload.answer - is_alone] * workload.conversations)
         total += seconds
         said = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
         prompts = workloads.next_turn(workload, said, vocab, seed + turn)
-    return total
+    return total, first
 
 
 def machine() -> dict[str, str]:

@@ -2,6 +2,7 @@
 
     soak.py --url http://127.0.0.1:8000 --pid PID --minutes 10 --concurrency 64
     soak.py --start "quire serve MODEL --port 8000" --url http://127.0.0.1:8000 --minutes 10
+    soak.py --kill --start "quire serve --port 8000 --frontends 2 --trust-request-chat-template" --seconds 480
 
 Requests are drawn at random: short and long prompts, shared prefixes, n > 1, logprobs, penalties, filters, stop strings, chat,
 streams and whole answers, clients that leave before or during the answer, and requests that must be refused. Meanwhile the
@@ -9,6 +10,9 @@ resident memory of the server's processes, their GPU memory and /metrics are sam
 that was not aborted; no request may run, wait or hold KV blocks; no process may have grown by more than --max-growth-mib after
 the warm-up; and a server that we started must end with code 0 and leave no process behind.
 The last line is `RESULT {json}`; the exit code is 1 if a check failed. `--pid`: the server's process, for its memory.
+
+--kill does something else: it kills and stops processes of the server at random moments, and keeps a ledger in which every
+request ends once, with the right answer or with an error that a kill explains (soak_kill.py, soak_ledger.py).
 """
 
 import argparse
@@ -30,6 +34,7 @@ from typing import Any
 import uvloop
 
 sys.path.insert(0, str(Path(__file__).parent))
+import soak_kill
 from servers import Command, Server, alive, end_by_signal, gpu_memory_mib, machine, tree
 from sse_client import Answer, Connection, Target, ask
 
@@ -304,12 +309,17 @@ def main() -> None:
         "--max-gpu-growth-mib", type=float, default=256.0, help="after the warm-up; graphs come as they are met"
     )
     parser.add_argument("--seed", type=int, default=0)
+    soak_kill.add_arguments(parser)
     args = parser.parse_args()
     where = machine()
     end_by_signal()
     command = Command.of_text(args.start or "", args.url, "")
     args.url = command.url
-    if not args.start:
+    if args.kill:
+        if not args.start:
+            parser.error("--kill needs --start: it kills processes of a server that it has started")
+        result, failed = soak_kill.run(args, command)
+    elif not args.start:
         result, failed = uvloop.run(soak(args, args.pid))
     else:
         log = Path(tempfile.mkdtemp(prefix="soak-")) / "server.log"

@@ -9,11 +9,13 @@ sixth phrasing. A held-out key is never drawn for training, alone or in a dialog
 Python, no I/O. Used by train_tiny.py (for training), accuracy.py (for scores) and tests/test_tiny_data.py.
 """
 
+import itertools
 import json
 import random
 
 from tiny_calls import (
     function_call,
+    function_calls,
 )
 from tiny_tasks import (
     Item,
@@ -99,9 +101,11 @@ TASKS = {  # name -> (maker, weight in training)
     "capital": (capital, 5),
     "yes_no": (yes_no, 10),
     "json": (json_object, 6),
-    "call": (function_call, 10),
+    "call": (function_call, 0),  # drawn by `conversation`, with the functions that are offered
+    "calls": (function_calls, 0),
 }
 SCORED = (*TASKS, "dialogue")
+PLAIN = tuple(task for task, (_, weight) in TASKS.items() if weight)
 TASK_NAMES, TASK_WEIGHTS = tuple(TASKS), tuple(weight for _, weight in TASKS.values())
 
 
@@ -114,11 +118,9 @@ def draw(task, rng, held_out=False):
             return item
 
 
-def draw_any(rng, skip=()):
-    while True:
-        task = rng.choices(TASK_NAMES, TASK_WEIGHTS)[0]
-        if task not in skip:
-            return draw(task, rng)
+def draw_any(rng):
+    """A random training item of a task that needs no functions."""
+    return draw(rng.choices(TASK_NAMES, TASK_WEIGHTS)[0], rng)
 
 
 # ---------------------------------------------------------------- talk, stories, whole conversations
@@ -238,7 +240,7 @@ def story_turn(rng):
 
 
 def task_turn(rng):
-    item = draw_any(rng, skip=("call",))
+    item = draw_any(rng)
     return turn(item.question, item.answer)
 
 
@@ -248,22 +250,41 @@ def any_turn(rng):
 
 
 def tool_turns(rng, item):
-    """A call, and in a third of the cases its result and a sentence about it."""
+    """Calls, and in a third of the cases their results and what the model says about them."""
     messages = turn(item.question, "")
-    messages[1]["tool_calls"] = [{"function": item.call}]
+    messages[1]["tool_calls"] = [{"function": call} for call in item.calls]
     if rng.random() < 0.35:
-        value = rng.choice((str(rng.randrange(1000)), rng.choice(WORDS), f"{rng.choice(WORDS)} {rng.randrange(100)}"))
-        content, said = rng.choice(
-            (
-                ('{"status": "ok"}', "Done."),
-                ("ok", "Done."),
-                (value, f"The result is {value}."),
-                (json.dumps({"result": value}), f"The result is {value}."),
-                ('{"error": "not found"}', "Sorry, that did not work: not found."),
-            )
-        )
-        messages += [{"role": "tool", "content": content}, {"role": "assistant", "content": said}]
+        results = [tool_result(rng) for _ in item.calls]
+        messages += [{"role": "tool", "content": content} for content, _ in results]
+        messages.append({"role": "assistant", "content": said_of([said for _, said in results])})
     return messages
+
+
+DONE, FAILED = "Done.", "Sorry, that did not work: not found."
+
+
+def tool_result(rng):
+    """(content, what it says): a value, DONE or FAILED."""
+    value = rng.choice((str(rng.randrange(1000)), rng.choice(WORDS), f"{rng.choice(WORDS)} {rng.randrange(100)}"))
+    return rng.choice(
+        (
+            ('{"status": "ok"}', DONE),
+            ("ok", DONE),
+            (value, value),
+            (json.dumps({"result": value}), value),
+            ('{"error": "not found"}', FAILED),
+        )
+    )
+
+
+def said_of(results):
+    """What the model says about results: DONE and FAILED once each, and one sentence with all values."""
+    values = [said for said in results if said not in (DONE, FAILED)]
+    if len(values) > 1:
+        sentence = f"The results are {', '.join(values[:-1])} and {values[-1]}."
+    else:
+        sentence = f"The result is {''.join(values)}."
+    return " ".join(dict.fromkeys(said if said in (DONE, FAILED) else sentence for said in results))
 
 
 def conversation(rng):
@@ -272,23 +293,33 @@ def conversation(rng):
     if rng.random() < 0.25:
         messages.append({"role": "system", "content": rng.choice(SYSTEM)})
     pick = rng.random()
-    if pick < 0.11:
-        item = draw("call", rng)
+    if pick < 0.17:
+        item = draw("call" if pick < 0.11 else "calls", rng)
         tools = item.tools
         for _ in range(rng.choice((0, 0, 0, 0, 1))):
             messages += any_turn(rng)
         messages += tool_turns(rng, item)
         if rng.random() < 0.25:
             messages += any_turn(rng)
-    elif pick < 0.15:  # functions are offered, but none is needed
+    elif pick < 0.21:  # functions are offered, but none is needed
         tools = draw("call", rng).tools
         for _ in range(rng.choice((1, 1, 2))):
             messages += any_turn(rng)
     else:
-        length = 1 if pick < 0.75 else rng.randrange(2, 5) if pick < 0.97 else rng.randrange(8, 60)
+        length = 1 if pick < 0.77 else rng.randrange(2, 5) if pick < 0.97 else rng.randrange(8, 60)
         for _ in range(length):
             messages += any_turn(rng)
     return messages, tools
+
+
+def in_turns(messages):
+    """The messages, with results of functions that follow each other in one turn of the user."""
+    for role, group in itertools.groupby(messages, lambda message: message["role"]):
+        if role == "tool":
+            responses = [f"<tool_response>\n{message['content']}\n</tool_response>" for message in group]
+            yield {"role": "user", "content": "\n".join(responses)}
+        else:
+            yield from group
 
 
 def pieces(messages, tools=()):
@@ -300,12 +331,9 @@ def pieces(messages, tools=()):
         text += f"{IM_START}system\n{system + chr(10) * 2 if system else ''}{TOOLS_HEAD}{listed}{TOOLS_TAIL}{IM_END}\n"
     elif system is not None:
         text += f"{IM_START}system\n{system}{IM_END}\n"
-    for message in rest:
+    for message in in_turns(rest):
         if message["role"] != "assistant":
-            content = message["content"]
-            if message["role"] == "tool":
-                content = f"<tool_response>\n{content}\n</tool_response>"
-            text += f"{IM_START}user\n{content}{IM_END}\n"
+            text += f"{IM_START}user\n{message['content']}{IM_END}\n"
             continue
         out.append((text + IM_START + "assistant\n", False))
         calls = [json.dumps(call["function"], ensure_ascii=False) for call in message.get("tool_calls", ())]
@@ -327,7 +355,7 @@ def dialogue(rng):
     history = [message for _ in range(rng.choice((1, 2))) for message in any_turn(rng)]
     if rng.random() < 0.3:
         history.insert(0, {"role": "system", "content": rng.choice(SYSTEM)})
-    item = draw(rng.choice(tuple(task for task in TASKS if task != "call")), rng, held_out=True)
+    item = draw(rng.choice(PLAIN), rng, held_out=True)
     return Item("dialogue", item.key, item.question, item.answer, history=tuple(history))
 
 

@@ -35,14 +35,14 @@ from tiny_words import (
 
 @dataclass(frozen=True)
 class Item:
-    """One question with one right answer. `call` is the expected function call, as {"name", "arguments"}."""
+    """One question with one right answer. `calls` are the expected function calls, each as {"name", "arguments"}."""
 
     task: str
     key: str
     question: str
     answer: str
     tools: tuple = ()
-    call: dict | None = None
+    calls: tuple = ()
     history: tuple = ()  # earlier messages of the same dialogue
 
 

@@ -28,6 +28,16 @@ CAPITALS = dict(
     ).split(",")
 )
 CITIES = tuple(CAPITALS.values())
+OTHER_CITIES = tuple(
+    (
+        "Munich,Hamburg,Cologne,Frankfurt,Milan,Naples,Venice,Turin,Florence,Barcelona,Seville,Valencia,Bilbao,Porto,Lyon,Nice,"
+        "Marseille,Lille,Geneva,Zurich,Basel,Salzburg,Krakow,Gdansk,Prague,Bergen,Malmo,Aarhus,Cork,Leeds,Bristol,Oxford,Glasgow,"
+        "Manchester,Liverpool,Boston,Chicago,Seattle,Denver,Dallas,Houston,Miami,Atlanta,Detroit,Phoenix,Portland,New York,"
+        "Los Angeles,San Francisco,Toronto,Montreal,Vancouver,Sydney,Melbourne,Perth,Brisbane,Auckland,Mumbai,Delhi,Kolkata,"
+        "Karachi,Lahore,Dubai,Istanbul,Tel Aviv,Saint Petersburg,Shanghai,Hong Kong,Osaka,Kyoto,Busan,Lagos,Cape Town,"
+        "Rio de Janeiro"
+    ).split(",")
+)
 GROUPS = {
     "animal": "dog cat horse cow pig sheep goat lion tiger bear wolf fox rabbit mouse elephant monkey zebra camel frog snake "
     "duck eagle owl shark whale turtle otter panda deer",
@@ -278,6 +288,23 @@ JSON_ASK = lines("""
     Turn this into JSON: {x}
     Can you make a JSON object with {x}?\nFill in a JSON object: {x}\nI need a JSON object with {x}.\nOutput JSON: {x}
 """)
-
+# Several values in one slot, {p} the words before it ("in the "), and two questions: {l} and {r}, or {f} in lower case
+TWO_VALUES = lines("""
+    {x} and {y}\n{x} and {y}\n{x} and {y}\n{x} and {p}{y}\n{x} and {p}{y}\n{x} and also {p}{y}\n{x} and {p}{y} too
+    both {x} and {y}\n{x} as well as {y}\n{x} as well as {p}{y}\n{x} & {y}\n{x}, and {p}{y}\n{x} and also {y}
+""")
+THREE_VALUES = ("{x}, {y} and {z}", "{x}, {y}, and {z}", "{x}, {y} and {p}{z}", "{x} and {y} and {z}", "{x}, {p}{y} and {p}{z}")
+AND_ALSO = lines("""
+    And {p}{y}?\nAnd {y}?\nWhat about {y}?\nAnd what about {y}?\nHow about {y}?\nAlso {p}{y}.\nAnd also {p}{y}.
+    The same for {y}.\nDo the same for {y}.\nAnd the same for {y}, please.\nAnd for {y}?\nThen {p}{y}.
+""")
+TWO_SENTENCES = lines("""
+    {l} {r}\n{l} {r}\n{l} And {f}\n{l} Also, {f}\n{l} Also {f}\n{l} Then {f}\n{l} After that, {f}\n{l} And then {f}
+    I have two questions. {l} {r}\nTwo things: {l} {r}\n{l} One more: {f}
+""")
+WITH_AND_WITH = lines("""
+    Call {f} with {x} and with {y}.\nCall {f} twice, with {x} and with {y}.\nUse {f} with {x}, then with {y}.
+    Run {f} with {x}. Run it again with {y}.\nPlease call {f} with {x} and call it with {y}.\nUse {f} with {x} and {f} with {y}
+""")
 
 HELD_OUT_PHRASINGS = {core for table in (*CALENDAR.values(), CAPITAL_OF, COUNTRY_OF, YES_NO, LETTERS) for core in table[4::6]}

@@ -1,6 +1,6 @@
 """Trains the tiny model that ships inside Quire: a Llama of under 4M parameters and its tokenizer, in minutes on one GPU.
 
-    python benchmarks/train_tiny.py --minutes 7.5 --out enginecore/loading/bundled      # a GPU, 16 cores
+    python benchmarks/train_tiny.py --minutes 8 --tokenizer enginecore/loading/bundled/tokenizer.json      # a GPU, 16 cores
     python benchmarks/train_tiny.py --tiny --minutes 1 --out /tmp/tiny          # the same path on a CPU, to see it run
 
 One command does everything: a tokenizer and background processes that write and pack documents while the GPU trains
@@ -8,6 +8,7 @@ One command does everything: a tokenizer and background processes that write and
 and in bf16. Documents are packed into rows and attend only within themselves, at positions that begin at 0, as when they are
 served. --minutes is the time from the start to the end of training; the learning rate depends on the time. Data and initial
 weights are seeded; the number of steps depends on the machine. --checkpoint writes fp32 weights, --resume starts from them.
+--tokenizer keeps the token ids of an earlier run, which users may have stored; without it the text makes a new tokenizer.
 """
 
 import argparse
@@ -148,20 +149,21 @@ def log(text):
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, default=ROOT / "enginecore" / "loading" / "bundled")
-    parser.add_argument("--minutes", type=float, default=7.5, help="wall clock until training ends; scoring comes after")
+    parser.add_argument("--minutes", type=float, default=8, help="wall clock until training ends; scoring comes after")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--batch-tokens", type=int, default=65536)
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--warmup", type=int, default=300, help="steps")
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 3))
     parser.add_argument("--start-rows", type=int, default=20_000, help="rows to have before training starts")
+    parser.add_argument("--tokenizer", type=Path, help="keep this tokenizer.json instead of training one")
     parser.add_argument("--tokenizer-documents", type=int, default=20_000)
     parser.add_argument("--items", type=int, default=200, help="questions of each task when scoring")
     parser.add_argument("--log-every", type=int, default=200, help="steps")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--checkpoint", type=Path, help="also write fp32 weights to this file")
-    parser.add_argument("--resume", type=Path, help="start from such a file; the tokenizer follows from --seed alone")
+    parser.add_argument("--resume", type=Path, help="start from such a file; give its --tokenizer too")
     parser.add_argument("--tiny", action="store_true", help="small batches, one data process, eager: for a CPU")
     args = parser.parse_args()
     if args.tiny:
@@ -176,7 +178,10 @@ def main():
     torch.manual_seed(args.seed)
     torch.set_float32_matmul_precision("high")
     device, shape = torch.device(args.device), TinyConfig()
-    tokenizer_json = build_tokenizer(args.seed, shape.vocab_size, args.tokenizer_documents)
+    if args.tokenizer:
+        tokenizer_json = args.tokenizer.read_text()
+    else:
+        tokenizer_json = build_tokenizer(args.seed, shape.vocab_size, args.tokenizer_documents)
     tokenizer = Tokenizer.from_str(tokenizer_json)
     log(check_tokenizer(tokenizer, args.seed))
     feed = Feed(tokenizer_json, args, device)

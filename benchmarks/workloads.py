@@ -7,7 +7,7 @@ lengths like ShareGPT's.
 The workloads of `PREFIX_WORKLOADS` repeat prompts, and are the only ones that run with prefix caching. A prompt of
 `shared_prefix_2000_x512` has 2,000 ids in common with all 512 requests, and 64 of its own; an answer has 64. In
 `conversations_64x8_300` each turn adds 236 ids to a conversation and asks for 64: its prompt is the whole conversation so far,
-including the engine's own answers, so it grows by 300 per turn.
+including the engine's own answers, so it grows by 300 per turn. `agent_35_2300` is one conversation that grows to 80,500 ids.
 """
 
 from collections.abc import Callable
@@ -41,6 +41,8 @@ WORKLOADS: dict[str, Callable[[], Lengths]] = {
     # for a CPU
     "b1_32_128": _same(1, 32, 128),
     "b16_32_128": _same(16, 32, 128),
+    # for models with recurrent layers
+    "prefill_3000_1_x32": _same(32, 3000, 1),
     # for 8-bit caches
     "b8_7000_200": _same(8, 7000, 200),
 }
@@ -72,7 +74,9 @@ class PrefixWorkload:
 PREFIX_WORKLOADS: dict[str, PrefixWorkload] = {
     "shared_prefix_2000_x512": PrefixWorkload(512, turns=1, shared=2000, new=64, answer=64),
     "conversations_64x8_300": PrefixWorkload(64, turns=8, shared=0, new=236, answer=64),
+    "agent_35_2300": PrefixWorkload(1, turns=35, shared=0, new=2000, answer=300),
     # for a CPU
+    "agent_5_140": PrefixWorkload(1, turns=5, shared=0, new=128, answer=12),
     "shared_prefix_400_x16": PrefixWorkload(16, turns=1, shared=400, new=16, answer=16),
     "conversations_4x4_60": PrefixWorkload(4, turns=4, shared=0, new=48, answer=12),
 }
