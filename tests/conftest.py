@@ -24,6 +24,7 @@ ON_REQUEST = {"gpu", "interpret", "browser", "deploy", "ray"}
 
 # The files that take longest, which begin first: one that began last would run alone, beside an idle core.
 LONGEST = (
+    "tests/fuzz/test_fuzz.py",
     "tests/test_greedy_equality.py",
     "tests/kernels/test_experts_row.py",
     "tests/enginecore/grammar/test_deferred.py",

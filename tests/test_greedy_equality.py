@@ -7,12 +7,14 @@ import functools
 
 import pytest
 import tiny_families
+import tiny_hybrids
 import torch
 from inline_engine import InlineEngine
 from router_gaps import tie_at
 from tiny_models import ALL_MODELS, ALWAYS, reference, tiny_model
 
 from quire.ipc.sampling import SamplingParams
+from quire.workers.parallel import Parallel
 
 NEW_TOKENS = 64
 ROUNDING = 1e-5  # of logits of about 4
@@ -78,6 +80,9 @@ def test_equals_generate(name):
     some = [prompts()[n] for n in (0, 8, 15)]
     outputs = InlineEngine(tiny_model(name)).generate(some, GREEDY)
     for prompt, got in zip(some, outputs, strict=True):
+        if name in tiny_hybrids.CLAMPED_IN_PREFILL:
+            assert is_greedy(name, tuple(prompt), tuple(got))
+            continue
         assert equals_but_for_ties(name, prompt, got, greedy_by_transformers(name, prompt))
 
 
@@ -106,7 +111,7 @@ def test_under_a_token_budget_of_32(name):
 def test_in_a_pool_so_small_that_sequences_are_preempted(name):
     engine = InlineEngine(tiny_model(name), budget=64, num_blocks=26, look_ahead=False)
     assert_equal(engine.generate(prompts(), GREEDY), name)
-    assert engine.scheduler.counters.preemptions > 0
+    assert engine.scheduler.counters.preemptions > 0 or name in tiny_hybrids.WITHOUT_KV_CACHE
 
 
 @pytest.mark.parametrize("name", MOST)
@@ -115,7 +120,8 @@ def test_with_a_cold_and_a_warm_prefix_cache(name):
     assert_equal(engine.generate(prompts(), GREEDY), name)
     assert engine.scheduler.counters.cached_tokens == 0
     assert_equal(engine.generate(prompts(), GREEDY), name)
-    assert engine.scheduler.counters.cached_tokens > 400
+    # of a model with recurrent layers multiples of 64
+    assert engine.scheduler.counters.cached_tokens > (100 if name in tiny_hybrids.MODELS else 400)
 
 
 def test_a_prompt_that_fills_the_context_takes_one_token():
@@ -134,10 +140,11 @@ def test_a_prompt_that_fills_the_context_takes_one_token():
 def wrong_kv_slot(engine):
     prepare = engine.runner.device.prepare
 
-    def shifted(plan, tables, step, num_tokens, num_rows):
-        prepare(plan, tables, step, num_tokens, num_rows)
+    def shifted(plan, tables, step, num_tokens, *more):
+        prepared = prepare(plan, tables, step, num_tokens, *more)
         if (step.positions[:num_tokens] == 7).any():
             step.slot_mapping[:, :num_tokens][:, step.positions[:num_tokens] == 7] += 1
+        return prepared
 
     engine.runner.device.prepare = shifted
 
@@ -145,10 +152,11 @@ def wrong_kv_slot(engine):
 def position_plus_one(engine):
     prepare = engine.runner.device.prepare
 
-    def shifted(plan, tables, step, num_tokens, num_rows):
-        prepare(plan, tables, step, num_tokens, num_rows)
+    def shifted(plan, tables, step, num_tokens, *more):
+        prepared = prepare(plan, tables, step, num_tokens, *more)
         # rotary attention sees differences of positions only: shift those from 20 on
         step.positions[:num_tokens] += (step.positions[:num_tokens] >= 20).int()
+        return prepared
 
     engine.runner.device.prepare = shifted
 
@@ -163,6 +171,29 @@ def wrong_window(engine):
 def attention_off(engine):
     attend = engine.runner.attention.attend
     engine.runner.attention.attend = lambda *a: torch.zeros_like(attend(*a))
+
+
+def lost_tails(engine):
+    """Convolutions look back at zeros in place of the inputs before a step."""
+    prepare, states = engine.runner.device.prepare, engine.runner.ctx.states
+    layers = engine.runner.model.config.state_tensors(Parallel())
+
+    def forgetful(*arguments):
+        for layer, tensors in layers.items():
+            for tensor, memory in zip(tensors, states.tensors(layer), strict=True):
+                if not tensor.is_recurrent:
+                    memory.zero_()
+        return prepare(*arguments)
+
+    engine.runner.device.prepare = forgetful
+
+
+@pytest.mark.parametrize("name", ["lfm2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3.5", "kimi-linear"))])
+def test_a_convolution_that_loses_its_tail_is_seen(name):
+    engine = InlineEngine(tiny_model(name))
+    lost_tails(engine)
+    with pytest.raises(AssertionError, match="output differs"):
+        assert_equal(engine.generate(prompts(), GREEDY), name)
 
 
 @pytest.mark.parametrize("fault", [wrong_kv_slot, position_plus_one, wrong_window, attention_off])

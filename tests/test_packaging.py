@@ -9,6 +9,7 @@ import json
 import shutil
 import subprocess
 import sys
+import urllib.request
 import zipfile
 from pathlib import Path
 
@@ -56,7 +57,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("source")
     for name in FOLDERS:
         shutil.copytree(ROOT / name, folder / name, ignore=IGNORED)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "Makefile", "constraints.txt"):
         shutil.copy(ROOT / name, folder)
     return folder
 
@@ -144,6 +145,34 @@ def test_the_installation_generates_text_with_its_bundled_model(installed):
             print(len(output.outputs[0].token_ids))
     """
     assert installed.run("python", "-P", "-W", "error", "-c", code) == "8\n"
+
+
+def test_make_wheel_builds_what_serves_in_an_empty_environment(source, wheel, tmp_path):
+    (source / "build" / "lib" / "quire").mkdir(parents=True, exist_ok=True)
+    (source / "build" / "lib" / "quire" / "stale.py").touch()  # left by a build before the file was removed
+    make = ["make", "-C", source, f"VENV={sys.prefix}", "--assume-old", f"{sys.prefix}/.installed-run", "wheel"]
+    said = run(make, cwd=tmp_path)
+    (built,) = (source / "dist").glob("*.whl")
+    assert f"pip install '{built}'" in said
+    names = set(zipfile.ZipFile(built).namelist())
+    assert names == set(zipfile.ZipFile(wheel).namelist()) and "quire/py.typed" in names
+    environment = Environment(tmp_path / "venv")
+    environment.install(built)
+    command = [environment.folder / "bin" / "quire", "serve", "--port", "0", "--max-model-len", "128"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as server:
+        try:
+            url = server.stdout.readline().rpartition(" at ")[2].strip()
+            with urllib.request.urlopen(f"{url}/", timeout=120) as page:
+                assert b"<html" in page.read()
+            body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
+            headers = {"Content-Type": "application/json"}
+            request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), headers)
+            with urllib.request.urlopen(request, timeout=120) as answer:
+                assert json.load(answer)["usage"]["completion_tokens"] > 0
+        finally:
+            server.terminate()
+            server.stdout.read()
+    assert server.returncode == 0
 
 
 # ------------------------------------------------------------------------------------------- Hugging Face's `kernels`

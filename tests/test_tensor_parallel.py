@@ -8,6 +8,7 @@ import functools
 from typing import Any
 
 import pytest
+import tiny_hybrids
 import torch
 from inline_engine import InlineEngine
 from test_greedy_equality import is_greedy
@@ -40,7 +41,8 @@ ASKED = {  # name -> (prompt's length, params)
     "logprobs": (50, SamplingParams(temperature=0.6, seed=8, logprobs=5, prompt_logprobs=3, **PLAIN)),
 }
 FAMILIES = ("split-llama", "split-qwen3")
-SIZES = [(name, 2) for name in FAMILIES] + [("split-qwen2", 4), ("split-mistral", 4)]
+HYBRIDS = ("qwen3.5", "nemotron-h", "kimi-linear", "lfm2")  # one of each kind of recurrent layers
+SIZES = [(name, 2) for name in (*FAMILIES, *HYBRIDS)] + [("split-qwen2", 4), ("split-mistral", 4)]
 ALL = [*((name, 2) for name in (*ALL_MODELS, *SPLIT_MODELS)), *((name, 4) for name in (*sorted(ALWAYS), *SPLIT_MODELS))]
 MISFITS = {  # refused, as build.py tells
     ("falcon-7b", 2): "7 attention heads",
@@ -57,7 +59,7 @@ def prompt(length: int) -> tuple[int, ...]:
 def small(name: str, size: int, exchange: Any = None, **more: Any) -> InlineEngine:
     """An engine of so few blocks, and of steps of so few tokens, that sequences come in chunks and are preempted."""
     folder = tiny_model(name)
-    num_blocks = 16 * len(cache_groups(read_model_config(folder).attention_specs(Parallel())))
+    num_blocks = 16 * len(cache_groups(read_model_config(folder).attention_specs(Parallel()))) or 1
     return engine_of_ranks(folder, size, exchange, budget=32, num_blocks=num_blocks, max_num_seqs=8, look_ahead=False, **more)
 
 
@@ -74,7 +76,7 @@ def outputs(engine: InlineEngine) -> tuple[dict[str, list[int]], dict[str, list[
 def alone(name: str) -> tuple[dict[str, list[int]], dict[str, list[int]], list[list[float]]]:
     engine = small(name, 1)
     found = outputs(engine)
-    assert engine.scheduler.counters.preemptions > 0 and engine.scheduler.counters.cached_tokens > 0
+    tiny_hybrids.assert_scarce(name, engine.scheduler.counters)
     return found
 
 
@@ -95,7 +97,7 @@ def assert_same(name: str, engine: InlineEngine) -> None:
 def test_ranks_give_the_tokens_of_one_alone(name, size):
     engine = small(name, size)
     assert_same(name, engine)
-    assert engine.scheduler.counters.preemptions > 0 and engine.scheduler.counters.cached_tokens > 0
+    tiny_hybrids.assert_scarce(name, engine.scheduler.counters)
 
 
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])

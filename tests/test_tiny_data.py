@@ -129,7 +129,7 @@ def check_json(question, answer):
 CHECKS = {name.removeprefix("check_"): check for name, check in list(globals().items()) if name.startswith("check_")}
 
 
-@pytest.mark.parametrize("task", [task for task in tiny_data.TASKS if task != "call"])
+@pytest.mark.parametrize("task", tiny_data.PLAIN)
 @pytest.mark.parametrize("held_out", [False, True])
 def test_answers_are_right(task, held_out):
     rng = random.Random(task)
@@ -141,18 +141,54 @@ def test_answers_are_right(task, held_out):
             pytest.fail(f"{item.question!r} -> {item.answer!r}")
 
 
-def test_calls_fit_their_schemas():
+@pytest.mark.parametrize("task", ["call", "calls"])
+def test_calls_fit_their_schemas(task):
     rng = random.Random(0)
     types = {"integer": int, "string": str, "boolean": bool}
     for _ in range(1000):
-        item = tiny_data.draw("call", rng)
+        item = tiny_data.draw(task, rng)
         functions = {tool["function"]["name"]: tool["function"]["parameters"] for tool in item.tools}
         assert len(functions) == len(item.tools)
-        parameters, arguments = functions[item.call["name"]], item.call["arguments"]
-        assert list(arguments) == parameters["required"]
-        assert all(type(value) is types[parameters["properties"][key]["type"]] for key, value in arguments.items())
-        assert all(str(value).lower() in item.question.lower() for value in arguments.values())
+        assert len(item.calls) in ({1} if task == "call" else {2, 3})
+        for call in item.calls:
+            parameters, arguments = functions[call["name"]], call["arguments"]
+            assert list(arguments) == parameters["required"]
+            assert all(type(value) is types[parameters["properties"][key]["type"]] for key, value in arguments.items())
+            assert all(str(value).lower() in item.question.lower() for value in arguments.values())
         assert accuracy.is_right(item, {"content": item.answer})
+        assert not accuracy.is_right(item, {"content": item.answer + "\n" + item.answer})
+
+
+def test_several_calls_are_in_the_order_of_their_question():
+    rng, pairs = random.Random(3), 0
+    for _ in range(1000):
+        item = tiny_data.draw("calls", rng)
+        assert len({json.dumps(call) for call in item.calls}) == len(item.calls)
+        assert not re.search(r"[{}]|\S[?.][A-Z]|  ", item.question), item.question
+        cities = [tuple(call["arguments"].values()) for call in item.calls]
+        if all(len(values) == 1 and values[0] in tiny_words.CITIES for values in cities):
+            places = [item.question.index(city) for (city,) in cities]
+            assert places == sorted(places)
+            pairs += len(set(cities)) == len(cities) == 2
+    assert pairs > 30
+
+
+def test_results_of_functions_are_told_in_one_answer():
+    rng, seen = random.Random(4), set()
+    for _ in range(3000):
+        item = tiny_data.draw("calls", rng)
+        asked, called, *results = tiny_data.tool_turns(rng, item)
+        assert asked["content"] == item.question and [call["function"] for call in called["tool_calls"]] == list(item.calls)
+        if not results:
+            continue
+        said = results.pop()
+        assert [message["role"] for message in results] == ["tool"] * len(item.calls) and said["role"] == "assistant"
+        values = [json.loads(r["content"]).get("result") if r["content"][0] == "{" else r["content"] for r in results]
+        values = [value for value in values if value not in (None, "ok")]
+        told = re.search(r"The results? (?:is|are) (.*?)\.", said["content"])
+        assert (re.split(", | and ", told[1]) if told else []) == values
+        seen.add(len(values))
+    assert seen == {0, 1, 2, 3}
 
 
 def test_same_seed_same_text():
@@ -237,17 +273,17 @@ class Knowing(http.server.BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         item = self.server.items[body["messages"][-1]["content"]]
         message = {"content": item.answer if item.task != "subtract" else "0.5"}
-        if item.call:
-            function = {"name": item.call["name"], "arguments": json.dumps(item.call["arguments"])}
-            message = {"content": None, "tool_calls": [{"function": function}]}
+        if item.calls:
+            functions = [{"name": call["name"], "arguments": json.dumps(call["arguments"])} for call in item.calls]
+            message = {"content": None, "tool_calls": [{"function": function} for function in functions]}
         self.send({"choices": [{"message": message}]})
 
 
 def test_accuracy_scores_a_server():
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Knowing)
-    tasks = ("add", "subtract", "call", "dialogue")
+    tasks = ("add", "subtract", "call", "calls", "dialogue")
     server.items = {item.question: item for task in tasks for item in tiny_data.benchmark_items(task, 20)}
     with answering(server):
         client = accuracy.Server(f"{url_of(server)}/v1", "key", "", 4)
         assert client.model == "knowing"
-        assert accuracy.score(client, 20, tasks) == {"add": 1.0, "subtract": 0.0, "call": 1.0, "dialogue": 1.0}
+        assert accuracy.score(client, 20, tasks) == {"add": 1.0, "subtract": 0.0, "call": 1.0, "calls": 1.0, "dialogue": 1.0}

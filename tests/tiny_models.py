@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import tiny_families
+import tiny_hybrids
 import tiny_moe
 
 VOCAB_SIZE = 512
@@ -99,8 +100,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
-ALL_MODELS = {**MODELS, **tiny_families.MODELS, **tiny_moe.MODELS}
-ALWAYS = {*MODELS, *tiny_families.FIRST, *tiny_moe.FIRST}  # in every run; the others where there is time
+ALL_MODELS = {**MODELS, **tiny_families.MODELS, **tiny_moe.MODELS, **tiny_hybrids.MODELS}
+ALWAYS = {*MODELS, *tiny_families.FIRST, *tiny_moe.FIRST, *tiny_hybrids.FIRST}  # in every run; the others where there is time
 
 # The same for a GPU, whose kernels are built for certain head sizes; and as transformers 5.17 and later ones read them alike.
 HEAD_DIMS = {
@@ -161,8 +162,11 @@ def reference(name: str) -> Any:
     family, changes = {**ALL_MODELS, **GPU_MODELS, **WIDE_MODELS, **SPLIT_MODELS}[name]
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(len(name) + sum(name.encode()))
-        model = tiny_families.make(family, {**BASE, **changes})
+        made_by = tiny_hybrids if family in tiny_hybrids.CLASSES else tiny_families
+        model = made_by.make(family, {**BASE, **changes})
         for key, parameter in model.named_parameters():
+            if family in tiny_hybrids.CLASSES and tiny_hybrids.vary(family, key, parameter):
+                continue
             if key.endswith("sinks"):
                 parameter.normal_(0.0, 1.0)
             elif key.endswith("proj_bias"):  # of all experts
@@ -178,7 +182,7 @@ def reference(name: str) -> Any:
             elif key.endswith(("gate.weight", "router.weight")):  # of experts: far apart, so that rounding chooses no other
                 parameter.normal_(0.0, 0.21 if family.startswith("mistral4") else 0.4)  # a flat softmax over its groups
         for key, buffer in model.named_buffers():
-            if key.endswith("e_score_correction_bias"):
+            if key.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.normal_(0.0, 0.3)
             elif key.endswith("layer_scalar"):
                 buffer.uniform_(0.5, 1.2)

@@ -86,6 +86,11 @@ MODELS: dict[str, Case] = {
         {"model_type": "siglip_vision_model", **PATCHES},
     ),
     "idefics3": Case("Idefics3", {"model_type": "llama"}, PATCHES),
+    "lfm2-vl": Case(
+        "Lfm2Vl",
+        {"model_type": "lfm2", "layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3, "head_dim": ...},
+        {"model_type": "siglip2_vision_model", **{k: v for k, v in PATCHES.items() if k != "image_size"}, "num_patches": 4},
+    ),
 }
 
 

@@ -9,9 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import acceptance
 import ceilings
 import hostcost_admission
 import http_sse
+import numpy as np
 import offline
 import plot
 import pytest
@@ -94,13 +96,23 @@ def played(name, seed=0):
 
 
 def test_every_turn_of_a_conversation_begins_with_all_that_was_said():
-    seconds, calls = played("conversations_64x8_300")
-    assert seconds == 8.0
+    (seconds, first), calls = played("conversations_64x8_300")
+    assert (seconds, first) == (8.0, [])
     assert [{len(prompt) for prompt in prompts} for prompts in calls] == [{236 + 300 * turn} for turn in range(8)]
     for turn in range(1, 8):
         for before, now in zip(calls[turn - 1], calls[turn], strict=True):
             assert now[: len(before) + 64] == before + [turn] * 64
     assert len({tuple(prompt[:16]) for prompt in calls[0]}) == 64
+
+
+def test_a_turn_of_a_conversation_alone_goes_on_behind_its_first_token():
+    (seconds, first), calls = played("agent_5_140")
+    assert (seconds, first) == (10.0, [1.0] * 5)
+    for turn in range(5):
+        (asked,), (going_on,) = calls[2 * turn : 2 * turn + 2]
+        assert going_on == [*asked, 2 * turn + 1]
+        if turn:
+            assert asked[: 140 * turn] == calls[2 * turn - 1][0] + [2 * turn] * 11
 
 
 def test_a_shared_prefix_is_shared_by_all_requests_of_a_run_and_by_no_other_run():
@@ -116,7 +128,8 @@ def test_a_shared_prefix_is_shared_by_all_requests_of_a_run_and_by_no_other_run(
 def test_a_workload_of_prefixes_has_the_lengths_that_its_figures_are_of(name):
     workload = workloads.PREFIX_WORKLOADS[name]
     _, calls = played(name)
-    assert [len(prompt) for prompts in calls for prompt in prompts] == workload.input_lengths
+    calls_of_turn = 2 if workload.conversations == 1 else 1  # the first token has a call of its own
+    assert [len(prompt) for prompts in calls[::calls_of_turn] for prompt in prompts] == workload.input_lengths
     assert len(workload.output_lengths) == len(workload.input_lengths)
 
 
@@ -200,3 +213,15 @@ def test_the_cost_of_a_mask_is_measured():
     assert found["mask_us_mean"] > 0 and found["compile_ms"] > 0
     assert structured.schema(1) != structured.schema(2)
     assert len({str(structured.schema(3, titles)) for titles in structured.TITLES}) == len(structured.TITLES)
+
+
+def test_acceptance_of_drafts_by_the_three_ways():
+    rng = np.random.default_rng(3)
+    target = rng.standard_normal((6, 700), np.float32) * 4
+    of_target = acceptance.draws(target, 1.0, 40)
+    p = acceptance.probabilities(target, 1.0)
+    same = acceptance.acceptance(target, target, 1.0, of_target)
+    assert same == pytest.approx({"shared": 1.0, "rejection": 1.0, "greedy": p.max(1).mean()})
+    strange = acceptance.acceptance(target, np.roll(target, 7, axis=1), 1.0, of_target)
+    assert strange["rejection"] == pytest.approx(np.minimum(p, np.roll(p, 7, axis=1)).sum(1).mean())
+    assert strange["shared"] < 0.3 and strange["greedy"] < 0.1

@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from scheduler_harness import VOCAB, Harness
 
 from quire.enginecore.scheduling.prefill_budget import MIXED_STEP_TOKENS
+from quire.ipc.speculative_config import SpeculativeConfig
+from quire.ipc.step.sections import SECTIONS, StepLimits, max_samples_of
 
 requests = st.fixed_dictionaries(
     {
@@ -38,7 +40,7 @@ events = st.lists(
 @given(
     events=events,
     blocks=st.integers(16, 40),
-    windows=st.sampled_from([(0,), (6,), (0, 8), (0, 5, 9)]),
+    windows=st.sampled_from([(0,), (6,), (0, 8), (0, 5, 9), ()]),
     budget=st.sampled_from([1, 3, 8, 32]),
     seqs=st.integers(1, 6),
     caching=st.booleans(),
@@ -47,12 +49,14 @@ events = st.lists(
     look_ahead=st.booleans(),
     target=st.sampled_from([MIXED_STEP_TOKENS, 4]),
     micro_batches=st.sampled_from([1, 1, 2, 3]),
+    states=st.sampled_from([0, 0, 3, 5, 9, 20]),
+    chunk=st.sampled_from([4, 8]),
 )
 def test_any_history_ends_every_request_once_with_its_own_tokens(
-    events, blocks, windows, budget, seqs, caching, policy, eos, look_ahead, target, micro_batches
+    events, blocks, windows, budget, seqs, caching, policy, eos, look_ahead, target, micro_batches, states, chunk
 ):
     h = Harness(
-        num_blocks=blocks * len(windows),
+        num_blocks=max(blocks * len(windows), 1),
         windows=windows,
         budget=budget,
         max_num_seqs=seqs,
@@ -62,7 +66,50 @@ def test_any_history_ends_every_request_once_with_its_own_tokens(
         eos=range(0, VOCAB, 11) if eos else (),
         mixed_step_tokens=target,
         num_micro_batches=micro_batches,
+        num_states=states or 9 * (not windows),
+        state_chunk=chunk,
     )
+    live_through(h, events)
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    first=st.lists(requests, min_size=1, max_size=5),
+    events=events,
+    blocks=st.integers(16, 60),
+    windows=st.sampled_from([(0,), (0,), (0, 8), (0, 5, 9)]),
+    budget=st.sampled_from([3, 8, 32, 100]),
+    seqs=st.integers(1, 6),
+    caching=st.booleans(),
+    eos=st.booleans(),
+    look_ahead=st.booleans(),
+    drafts=st.sampled_from([1, 3, 15]),
+    adapts=st.booleans(),
+)
+def test_any_history_with_drafts_ends_every_request_once_with_its_own_tokens(
+    first, events, blocks, windows, budget, seqs, caching, eos, look_ahead, drafts, adapts
+):
+    h = Harness(
+        num_blocks=blocks * len(windows),
+        windows=windows,
+        budget=budget,
+        max_num_seqs=seqs,
+        enable_prefix_caching=caching,
+        look_ahead=look_ahead,
+        eos=range(0, VOCAB, 11) if eos else (),
+        speculation=SpeculativeConfig(
+            method="ngram", num_speculative_tokens=drafts, enable_adaptive_verification=adapts, prompt_lookup_min=1
+        ),
+    )
+    live_through(h, [*(("add", request) for request in first), *events])
+    assert all(plan.num_samples <= max_samples_of(seqs) for plan in h.plans)
+    blocks_per_seq = -(-h.config.max_model_len // h.config.block_size)
+    limits = StepLimits(seqs, budget, h.config.block_size, len(windows), blocks_per_seq, max_samples_of(seqs))
+    most = next(section.cap(limits) for section in SECTIONS if section.name == "block_updates")
+    assert all(len(plan.section("block_updates")) <= most for plan in h.plans)
+
+
+def live_through(h, events):
     aborted = set()
     for what, arg in events:
         if what == "add":
@@ -118,9 +165,10 @@ arrivals = st.fixed_dictionaries(
     seqs=st.integers(1, 5),
     caching=st.booleans(),
     look_ahead=st.booleans(),
+    drafts=st.sampled_from([0, 1, 15]),
 )
 def test_under_endless_arrivals_each_request_ends_within_what_stood_before_it(
-    requests, blocks, windows, budget, seqs, caching, look_ahead
+    requests, blocks, windows, budget, seqs, caching, look_ahead, drafts
 ):
     """fcfs, and one more request in every turn for as long as the first ones last: nobody starves.
 
@@ -140,6 +188,7 @@ def test_under_endless_arrivals_each_request_ends_within_what_stood_before_it(
         max_model_len=32,
         enable_prefix_caching=caching,
         look_ahead=look_ahead,
+        speculation=SpeculativeConfig(method="ngram", num_speculative_tokens=drafts) if drafts else None,
     )
     longest = 3 + 14 + 8
     due: dict[int, int] = {}  # name -> turn by which it has ended

@@ -293,6 +293,27 @@ def test_a_stop_that_was_dropped_while_the_workers_start_is_not_lost(by_hand, ca
         daemon._wait_until_ready(SlowWorkers(caplog), by_hand.link, early)
 
 
+class KilledWorkers(SlowWorkers):
+    """Workers that end while they start."""
+
+    from_outside = True
+
+    def check_alive(self) -> None:
+        raise WorkersFailed("worker 0 ended unexpectedly")
+
+    def kill(self) -> bool:
+        return self.from_outside
+
+
+@pytest.mark.parametrize("from_outside", [True, False])
+def test_a_start_that_fails_says_whether_a_signal_from_outside_is_the_cause(by_hand, caplog, from_outside):
+    workers = KilledWorkers(caplog)
+    workers.from_outside = from_outside
+    with pytest.raises(daemon.StartupError, match="worker 0 ended") as failed:
+        daemon._wait_until_ready(workers, by_hand.link, stop_signals.EarlyStop())
+    assert failed.value.from_outside is from_outside
+
+
 def test_workers_that_take_long_to_start_are_spoken_of(by_hand, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("quire"), "propagate", True)
     monkeypatch.setattr(daemon, "HEARTBEAT_INTERVAL_S", 0.0)

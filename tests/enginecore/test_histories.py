@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+from kv_kinds import FULL
 from scheduler_harness import Harness
 
 from quire.enginecore.intake import Intake, IntakeConfig
@@ -14,6 +15,7 @@ from quire.enginecore.scheduling.scheduler import Scheduler
 from quire.enginecore.tenants.backlog import Room
 from quire.ipc.messages.frontend import AddRequest, EngineLimits, Generate, RequestError, TokenInputs
 from quire.ipc.sampling import SamplingParams
+from quire.ipc.step.samples import Samples
 from quire.ipc.step.sections import HEADER, SLOT_VALUES, StepLimits, max_device_words
 
 
@@ -71,7 +73,7 @@ def test_a_row_that_is_preempted_in_its_turn_leaves_the_step_to_the_next(prompt_
 
 def test_no_plan_is_longer_than_the_worker_has_room_for():
     mml, bs, seqs, budget = 131072, 64, 1024, 8192  # a GPU's defaults
-    s = Scheduler(SchedulerConfig(seqs, budget, mml, bs, 20_000, (0,), vocab_size=1000))
+    s = Scheduler(SchedulerConfig(seqs, budget, mml, bs, 20_000, FULL, vocab_size=1000))
     it = Intake(IntakeConfig(EngineLimits(mml, 1000, seqs, 20), (), True, False, 0, 8192), s.kv.hasher)
     prompt = (np.arange(16384) % 1000).astype(np.int32)
     for q in it.accept(
@@ -86,7 +88,7 @@ def test_no_plan_is_longer_than_the_worker_has_room_for():
             flight.append(made[1])
         if flight and (len(flight) > 1 or not made):
             step = flight.pop(0)
-            s.update(step, np.zeros(len(step.slots), np.int32), 0.0)
+            s.update(step, Samples.one_a_row(np.zeros(len(step.slots), np.int32)), 0.0)
     assert longest <= max_device_words(StepLimits(seqs, budget, bs, 1, -(-mml // bs)))
 
 
@@ -100,7 +102,7 @@ def test_no_plan_is_longer_than_the_worker_has_room_for():
     ],
 )
 def test_legal_extremes_make_a_plan_of_finite_numbers(params):
-    s = Scheduler(SchedulerConfig(4, 64, 128, 16, 40, (0,), vocab_size=100))
+    s = Scheduler(SchedulerConfig(4, 64, 128, 16, 40, FULL, vocab_size=100))
     it = Intake(IntakeConfig(EngineLimits(128, 100, 4, 20), (), True, False, 0, 100), s.kv.hasher)
     accepted = it.accept(
         0, AddRequest(0, 1, TokenInputs(np.arange(3, dtype=np.int32).tobytes()), Generate(SamplingParams(**params))), Room()
@@ -114,7 +116,7 @@ def test_legal_extremes_make_a_plan_of_finite_numbers(params):
 
 
 def test_what_is_refused_at_the_door():
-    s = Scheduler(SchedulerConfig(4, 64, 128, 16, 40, (0,), vocab_size=100))
+    s = Scheduler(SchedulerConfig(4, 64, 128, 16, 40, FULL, vocab_size=100))
     it = Intake(IntakeConfig(EngineLimits(128, 100, 4, 20), (7,), True, False, 0, 100), s.kv.hasher)
     prompt = np.arange(3, dtype=np.int32).tobytes()
     too_many = SamplingParams(allowed_token_ids=[5] * 101)
@@ -132,7 +134,7 @@ def test_what_is_refused_at_the_door():
 def test_the_clock_of_another_host_is_not_ours(said, is_taken, monkeypatch):
     """Else a request would have waited an hour, by the metrics."""
     monkeypatch.setattr(time, "time", lambda: 1e9)
-    s = Scheduler(SchedulerConfig(4, 64, 128, 16, 40, (0,), vocab_size=100))
+    s = Scheduler(SchedulerConfig(4, 64, 128, 16, 40, FULL, vocab_size=100))
     it = Intake(IntakeConfig(EngineLimits(128, 100, 4, 20), (), True, False, 0, 9), s.kv.hasher)
     prompt = np.arange(3, dtype=np.int32).tobytes()
     (seq,) = it.accept(0, AddRequest(0, 1, TokenInputs(prompt), Generate(SamplingParams()), arrival_time=1e9 + said), Room())
@@ -141,7 +143,7 @@ def test_the_clock_of_another_host_is_not_ours(said, is_taken, monkeypatch):
 
 @pytest.mark.parametrize("by_priority", [False, True])
 def test_a_priority_that_would_not_count_is_refused(by_priority):
-    s = Scheduler(SchedulerConfig(4, 64, 128, 16, 40, (0,), vocab_size=100))
+    s = Scheduler(SchedulerConfig(4, 64, 128, 16, 40, FULL, vocab_size=100))
     it = Intake(IntakeConfig(EngineLimits(128, 100, 4, 20), (), True, by_priority, 0, 9), s.kv.hasher)
     prompt = np.arange(3, dtype=np.int32).tobytes()
     usual, urgent = (
@@ -156,7 +158,7 @@ def test_a_priority_that_would_not_count_is_refused(by_priority):
 
 
 def test_more_choices_than_may_wait_will_not_fit_later_either():
-    s = Scheduler(SchedulerConfig(4, 64, 128, 16, 40, (0,), vocab_size=100))
+    s = Scheduler(SchedulerConfig(4, 64, 128, 16, 40, FULL, vocab_size=100))
     it = Intake(IntakeConfig(EngineLimits(128, 100, 4, 20), (), True, False, 0, 3), s.kv.hasher)
     prompt = np.arange(3, dtype=np.int32).tobytes()
     codes = [it.accept(0, AddRequest(0, 1, TokenInputs(prompt), Generate(SamplingParams(n=n))), Room(1)).code for n in (3, 4)]
@@ -164,7 +166,7 @@ def test_more_choices_than_may_wait_will_not_fit_later_either():
 
 
 def test_without_prefix_caching_only_the_children_of_one_request_share():
-    s = Scheduler(SchedulerConfig(4, 64, 128, 16, 40, (0,), False, vocab_size=100))
+    s = Scheduler(SchedulerConfig(4, 64, 128, 16, 40, FULL, False, vocab_size=100))
     it = Intake(IntakeConfig(EngineLimits(128, 100, 4, 20), (), False, False, 0, 100), s.kv.hasher)
     prompt = np.arange(40, dtype=np.int32).tobytes()
     for _ in range(2):  # an id may be used again when its request has ended
@@ -173,5 +175,5 @@ def test_without_prefix_caching_only_the_children_of_one_request_share():
             s.add(seq)
         while not s.is_idle:
             _, step = s.schedule()
-            s.update(step, np.zeros(len(step.slots), np.int32), 0.0)
+            s.update(step, Samples.one_a_row(np.zeros(len(step.slots), np.int32)), 0.0)
         assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 32)

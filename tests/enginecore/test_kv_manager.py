@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
+from kv_kinds import kinds_of
 
-from quire.enginecore.kv.manager import NULL_BLOCK, KVManager
-from quire.enginecore.kv.sequence_blocks import SequenceBlocks
+from quire.enginecore.kv.manager import KVManager
+from quire.enginecore.kv.pool import NULL_BLOCK
+from quire.enginecore.kv.sequence_blocks import PrefixHits, SequenceBlocks
 
 ROOT = b"root"
 
@@ -14,7 +16,7 @@ def ids(*tokens):
 
 
 def manager(windows=(0,)):
-    return KVManager(40, 4, windows, num_slots=5)
+    return KVManager(40, 4, kinds_of(windows), num_slots=5)
 
 
 def start(kv, tokens, slot=0, *, compute=True, **more):
@@ -23,7 +25,7 @@ def start(kv, tokens, slot=0, *, compute=True, **more):
     kv.hash_known(held, tokens)
     hits = kv.find_prefix(held, len(tokens))
     assert hits.waits_for is None
-    kv.attach(held, hits)
+    kv.attach(held)
     kv.add_pending(held)
     kv.grow(held, slot, kv.blocks_to_grow(held, len(tokens)))
     if compute:
@@ -35,7 +37,8 @@ def start(kv, tokens, slot=0, *, compute=True, **more):
 def test_blocks_grow_in_step_and_tables_say_where():
     kv = manager(windows=(0, 8))
     held = SequenceBlocks(ROOT, False)
-    kv.attach(held, kv.find_prefix(held, 9))
+    kv.find_prefix(held, 9)
+    kv.attach(held)
     assert kv.blocks_to_grow(held, 9) == 3 and held.num_blocks == 0
     updates = kv.grow(held, 2, 3)
     assert [(row, index) for row, index, _ in updates] == [(2, 0), (2, 1), (2, 2), (7, 0), (7, 1), (7, 2)]
@@ -61,7 +64,8 @@ def test_a_prefix_is_hit_in_whole_blocks_and_never_the_last_token():
     hits = kv.find_prefix(again, 12)
     assert hits.num_blocks == 2 and hits.blocks == [first.blocks[0][:2]]
     assert kv.find_prefix(again, 13).num_blocks == 3
-    assert kv.attach(again, hits) == again.num_registered == 2
+    kv.find_prefix(again, 12)
+    assert kv.attach(again) == again.num_registered == 2
     kv.check([first, again])
     kv.free(first)
     kv.check([again])
@@ -74,7 +78,7 @@ def test_who_may_not_hit_gets_nothing_and_waits_for_nobody(more):
     for tokens in (ids(*range(9)), ids(*range(20, 40))):
         held = SequenceBlocks(**{"root_hash": ROOT, "use_cache": True, **more})
         kv.hash_known(held, tokens)
-        assert kv.find_prefix(held, len(tokens)) == ([[]], 0, None)
+        assert kv.find_prefix(held, len(tokens)) == PrefixHits([[]], 0)
     kv.check([computed, pending])
 
 
@@ -87,7 +91,7 @@ def test_a_window_needs_only_what_it_sees():
     kv.hash_known(again, ids(*range(25)))
     hits = kv.find_prefix(again, 25)
     assert hits.num_blocks == 6 and hits.blocks[1] == [NULL_BLOCK] * 4 + first.blocks[1][4:]
-    kv.attach(again, hits)
+    kv.attach(again)
     assert again.num_released == [0, 4]
     kv.check([first, again])
     while kv.pool.num_available:  # the cached blocks behind the window go

@@ -47,7 +47,8 @@ def chunk(
     build: PlanBuilder, seq: Sequence, start: int, end: int, flags: int = 0, next_token: int = -1, num_top: int = 0
 ) -> None:
     ids = seq.prompt[start:end]
-    build.add_prefill(seq, ids, start=start, flags=flags, next_token=next_token, num_prompt_logprobs=num_top)
+    states = {"first_state": 0, "last_state": 0}
+    build.add_prefill(seq, ids, start=start, flags=flags, next_token=next_token, num_prompt_logprobs=num_top, **states)
 
 
 def sent(plan: StepPlan, last_decode_rows: np.ndarray = NO_ROWS) -> StepPlan:

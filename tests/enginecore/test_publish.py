@@ -33,7 +33,7 @@ def ring():
 def output(rows: list[int], wants: list[bool], owners: list[int]) -> StepOutput:
     """Row r has token 10 + r and key 1000 + r."""
     r = np.asarray(rows)
-    return StepOutput(np.asarray(owners), 1000 + r.astype(np.int64), (10 + r).astype(np.int32), r, np.asarray(wants), r / 8)
+    return StepOutput(np.asarray(owners), 1000 + r.astype(np.int64), (10 + r).astype(np.int32), r, np.asarray(wants), r / 8, r)
 
 
 def assert_of_row(logprobs, row: int, num: int) -> None:
@@ -73,6 +73,17 @@ def test_every_frontend_gets_its_tokens_with_their_logprobs(ring, owners):
             assert_of_row(got, row, 2)
         assert [f.key for f in message.finished] == [1001] * (owner == owners[1])
         assert [s.key for s in message.started] == [1005] * (owner == owners[3])
+
+
+@pytest.mark.parametrize("owners", [[7] * 6, [7, 9, 9, 9, 7, 7]])
+def test_drafts_are_told_by_sequence_where_that_is_wanted(owners):
+    out = output([0, 1, 1, 1, 3, 4], [False] * 6, owners)  # row 1 gets three tokens; row 2 was dropped meanwhile
+    out.drafted = np.asarray([0, 5, 7, 2, 1], np.int32)
+    expected = [(owners[1], 1001, 5, 2), (owners[4], 1003, 2, 0), (owners[5], 1004, 1, 0)]
+    for owner, message in messages_of(out, [], EPOCH, tells_drafts=True):
+        told = np.frombuffer(message.drafts, np.int64).reshape(-1, 3).tolist()
+        assert told == [list(counts) for to, *counts in expected if to == owner]
+    assert all(message.drafts == b"" for _, message in messages_of(out, [], EPOCH))
 
 
 def test_side_results_go_to_those_whose_rows_they_are_of():

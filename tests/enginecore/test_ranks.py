@@ -9,7 +9,7 @@ from quire.enginecore.group_store import GroupStore
 from quire.enginecore.silent_ranks import GRACE_S, SilentRanks
 from quire.enginecore.workers import WorkersFailed, profile_of_all
 from quire.ipc.messages.group import StoreRequest
-from quire.ipc.messages.workers import KVGroup, WorkerProfile
+from quire.ipc.messages.workers import FullAttention, KVGroup, SlidingWindow, WorkerProfile
 from quire.ipc.step.result_ring import result_depth
 
 
@@ -123,10 +123,10 @@ def test_the_ring_of_results_remembers_twice_what_is_in_flight(stages, depth):
 
 
 def test_blocks_are_the_least_and_bytes_the_most_of_all_ranks():
-    first = WorkerProfile(0, 70, 16, [KVGroup(0, [0, 1])], 512, "NVIDIA H200, bfloat16", 10, 5, 100)
+    first = WorkerProfile(0, 70, 16, [KVGroup(FullAttention(), [0, 1])], 512, "NVIDIA H200, bfloat16", 10, 5, 100)
     second = msgspec.structs.replace(first, rank=1, num_blocks=60, weights_bytes=12, activation_bytes=4, block_bytes=150)
     both = profile_of_all([first, second])
     assert (both.num_blocks, both.weights_bytes, both.activation_bytes, both.block_bytes) == (60, 12, 5, 150)
     assert both.device == "2 x NVIDIA H200, bfloat16" and profile_of_all([first]) == first
     with pytest.raises(WorkersFailed, match="worker 1 has other KV groups than worker 0"):
-        profile_of_all([first, msgspec.structs.replace(second, kv_groups=[KVGroup(8, [0, 1])])])
+        profile_of_all([first, msgspec.structs.replace(second, kv_groups=[KVGroup(SlidingWindow(8), [0, 1])])])

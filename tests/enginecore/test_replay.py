@@ -111,6 +111,49 @@ def test_a_request_that_runs_at_two_deaths_without_a_token_between_ends_with_an_
     assert by_hand.core.scheduler.counters.replays_given_up == 1
 
 
+@pytest.mark.parametrize(("from_outside", "num_deaths"), [(False, 2), (True, 4)])
+def test_a_request_that_had_tokens_and_company_takes_no_other_with_it(
+    by_hand: CoreByHand, from_outside: bool, num_deaths: int
+) -> None:
+    def is_poison(plan: StepPlan) -> bool:
+        """The fourth token of request 2 kills the workers."""
+        slots = by_hand.core.scheduler.slots
+        seq = next((seq for seq in slots.sequences if seq is not None and seq.request_id == 2), None)
+        if seq is None or len(slots.known(seq)) < 4 + 3:
+            return False
+        by_hand.workers.from_outside = from_outside
+        return seq.slot in (*plan.decode_rows.tolist(), *plan.prefill_rows["slot"].tolist())
+
+    frontend = by_hand.frontend()
+    outputs = Outputs(by_hand, frontend)
+    when_it_runs(by_hand, is_poison)
+    for n in range(1, 5):
+        frontend.send(add(n, max_tokens=40))
+    arrive(by_hand.core, 4)
+    outputs.until_ended(1, 2, 3, 4)
+    assert {n: error.code for n, error in outputs.failed.items()} == {2: "engine_error"}
+    assert "twice" in outputs.failed[2].message and len(outputs.tokens[2 << 8]) == 3
+    assert all(outputs.tokens[n << 8] == alone(4, 40) for n in (1, 3, 4))
+    assert by_hand.core.supervisor.num_restarts == num_deaths
+    assert by_hand.core.scheduler.counters.replays_given_up == 1
+
+
+def test_workers_that_are_killed_from_outside_twice_before_any_token_take_no_request_with_them(by_hand: CoreByHand) -> None:
+    frontend, core = by_hand.frontend(), by_hand.core
+    outputs = Outputs(by_hand, frontend)
+    for n in range(1, 5):
+        frontend.send(add(n, max_tokens=12))
+    while len(outputs.tokens) < 4:
+        outputs.take()
+    for _ in range(2):
+        by_hand.until(lambda: core.scheduler.num_running == 4)
+        by_hand.begin()
+        by_hand.workers.from_outside = True
+        kill(core)
+    outputs.until_ended(1, 2, 3, 4)
+    assert all(outputs.tokens[n << 8] == alone(4, 12) for n in range(1, 5)) and not outputs.failed
+
+
 def test_many_requests_that_kill_the_workers_do_not_end_the_engine(by_hand: CoreByHand) -> None:
     frontend = by_hand.frontend()
     outputs = Outputs(by_hand, frontend)
@@ -135,7 +178,10 @@ def test_a_token_between_two_deaths_clears_a_request(by_hand: CoreByHand) -> Non
     assert outputs.tokens[1 << 8] == alone(4, 12) and not outputs.failed
 
 
-def test_sequences_without_any_token_start_one_by_one_after_those_that_have_some(by_hand: CoreByHand) -> None:
+@pytest.mark.parametrize("from_outside", [True, False])
+def test_sequences_without_any_token_start_one_by_one_after_those_that_have_some(
+    by_hand: CoreByHand, from_outside: bool
+) -> None:
     frontend, core = by_hand.frontend(), by_hand.core
     outputs = Outputs(by_hand, frontend)
     frontend.send(add(1))
@@ -145,6 +191,7 @@ def test_sequences_without_any_token_start_one_by_one_after_those_that_have_some
     arrive(core, 2)
     by_hand.until(lambda: core.scheduler.num_running == 3)  # they have slots, and no results
     assert not {2 << 8, 3 << 8} & outputs.tokens.keys()
+    by_hand.workers.from_outside = from_outside
     kill(core)
     assert [seq.request_id for seq in core.scheduler.waiting if not seq.is_deferred] == [1]
     order: list[int] = []

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from quire.enginecore.kv.sequence_blocks import SequenceBlocks
 from quire.enginecore.scheduling.plan_builder import slot_words
 from quire.ipc.sampling import BOUNDS, SamplingParams
 from quire.ipc.step.plan import DTYPES
@@ -16,7 +17,9 @@ PARAMS = {v.source.removeprefix("params."): v for v in SLOT_VALUES if v.source.s
 
 
 def written(seed: int = 1, **params: Any) -> np.ndarray:
-    sequence = types.SimpleNamespace(params=SamplingParams(**params), slot=3, seed=seed, has_processors=True, min_len=17)
+    blocks = SequenceBlocks(b"", use_cache=True, may_hit=True)
+    own = {"slot": 3, "seed": seed, "has_processors": True, "min_len": 17, "final_len": 90, "max_window": 16}
+    sequence = types.SimpleNamespace(params=SamplingParams(**params), blocks=blocks, **own)
     (row,) = np.frombuffer(slot_words(sequence), DTYPES["slot_updates"])
     return row
 
@@ -24,6 +27,7 @@ def written(seed: int = 1, **params: Any) -> np.ndarray:
 def test_the_state_of_a_sequence_is_written_by_name():
     row = written(temperature=0.75, top_k=40, repetition_penalty=1.25, logprobs=3)
     assert (row["slot"], row["seed"], row["has_processors"], row["min_len"]) == (3, 1, 1, 17)
+    assert (row["final_len"], row["max_window"]) == (90, 16)
     assert (row["temperature"], row["top_k"], row["repetition"], row["num_logprobs"]) == (0.75, 40, 1.25, 3)
     assert written()["num_logprobs"] == -1 and written(top_k=-1)["top_k"] == 0
 

@@ -3,11 +3,14 @@
 import logging
 import re
 
+import msgspec
 import numpy as np
 import pytest
+from metrics_cases import engine_stats
 
 from quire.enginecore.stats import INTERVAL_S, Counted, StatsLine
 from quire.ipc.messages.frontend import Heartbeat
+from quire.ipc.messages.stats import SpeculationStats
 
 
 def heartbeat(tokens: int) -> Heartbeat:
@@ -35,6 +38,19 @@ def test_rates_since_the_last_line(lines: pytest.LogCaptureFixture) -> None:
         "2.0 steps/s of 8.0 rows", "preempted 10",
     ):  # fmt: skip
         assert re.search(rf"\b{part}(,|$)", line), line
+
+
+@pytest.mark.parametrize("speculates", [False, True])
+def test_drafts_are_named_where_there_are_any(lines: pytest.LogCaptureFixture, speculates: bool) -> None:
+    stats = StatsLine(True)
+    for i in range(2):
+        of = {"speculation": SpeculationStats(10 * i, 20 * i, [9 * i, 4 * i])} if speculates else {}
+        beat = msgspec.structs.replace(heartbeat(1000), stats=engine_stats(**{"speculation": None, **of}))
+        stats.heartbeat(beat, 100.0 + INTERVAL_S * i)
+        stats.step(1, 3)
+    (line,) = lines.messages
+    assert line.endswith(", accepted length 2.30, drafts accepted by place 90% 40%") == speculates
+    assert ("accepted" in line) == speculates
 
 
 def test_nothing_to_say_while_idle_or_turned_off(lines: pytest.LogCaptureFixture) -> None:

@@ -9,7 +9,7 @@ import pytest
 import transformers
 from toy_tokenizers import byte_level
 
-from quire.enginecore.loading.model_files import frontend_files, tokenizer_eos_id
+from quire.enginecore.loading.model_files import ModelFilesError, frontend_files, model_summary, tokenizer_eos_id
 from quire.enginecore.loading.tokenizer_files import TokenizerFiles, TokenizerFilesError
 from quire.frontend.text.tokenizer import Tokenizer
 
@@ -102,6 +102,43 @@ def test_a_file_that_cannot_be_read_is_named(name, make):
     (folder / name).write_bytes(b"[\xff")
     with pytest.raises(TokenizerFilesError, match=name.replace(".", r"\.")):
         TokenizerFiles.read(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("tokenizer_config.json", {"eos_token": "\ud800"}, "half a surrogate pair"),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"5": {"content": "\udfff"}}}, "half a surrogate pair"),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"9" * 5000: {"content": "<x>"}}}, "ids must be below 4194304"),
+        ("special_tokens_map.json", {"pad_token": "\ud800"}, "half a surrogate pair"),
+        ("added_tokens.json", {"\ud800": 3}, "half a surrogate pair"),
+    ],
+)
+def test_a_token_that_is_none_is_told_with_its_file(name, content, says, make):
+    folder = make({})
+    (folder / name).write_text(json.dumps(content))
+    with pytest.raises(TokenizerFilesError, match=f"{name}.*{says}"):
+        TokenizerFiles.read(folder)
+
+
+def test_a_vocabulary_of_billions_is_told_and_not_kept(make):
+    folder = make({})
+    for size in ((1 << 22) + 1, 1 << 40):
+        (folder / "config.json").write_text(json.dumps({"vocab_size": size, "max_position_embeddings": 64}))
+        with pytest.raises(ModelFilesError, match=rf"config\.json: vocab_size is {size}: at most 4194304"):
+            model_summary(folder)
+
+
+def test_an_id_of_billions_is_told_and_not_counted_to(make):
+    folder = make({})
+    tokenizer = json.loads((folder / "tokenizer.json").read_bytes())
+    tokenizer["model"]["vocab"]["<far>"] = (1 << 32) - 2
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (folder / "added_tokens.json").write_text(json.dumps({"<new>": 3}))
+    with pytest.raises(TokenizerFilesError, match=r"tokenizer\.json: the ids of tokens must be below 4194304"):
+        TokenizerFiles.read(folder)
+    with pytest.raises(ValueError, match=r"tokenizer\.json: the ids of tokens must be below 4194304, got"):
+        Tokenizer.from_files({"tokenizer.json": (folder / "tokenizer.json").read_bytes()})
 
 
 # ------------------------------------------------------------------------------------------------------- templates

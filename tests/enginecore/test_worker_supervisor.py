@@ -15,7 +15,7 @@ from quire.enginecore.worker_supervisor import DYING_LIMIT_S, DYING_LOOK_S, SAY_
 from quire.enginecore.workers import WorkerGroup, WorkersFailed
 from quire.ipc.messages.frontend import Heartbeat, RequestError, StepOutputs
 from quire.ipc.process.loop_clock import MAX_TICK_S
-from quire.ipc.process.restarts import LIVED_WELL_S, MAX_FAILED_STARTS, MAX_SHORT_LIVES, START_LIMIT_S
+from quire.ipc.process.restarts import LIVED_WELL_S, MAX_FAILED_STARTS, MAX_KILLED_STARTS, MAX_SHORT_LIVES, START_LIMIT_S
 
 STEP_TIMEOUT_S = 60.0
 
@@ -82,9 +82,9 @@ class Watched:
         self.turn(step=1)
         self.turn()
 
-    def fail(self) -> None:
+    def fail(self, from_outside: bool = False) -> None:
         self.group.is_ready = False
-        self.supervisor.plan_start("it is broken")
+        self.supervisor.plan_start("it is broken", from_outside)
 
     def seconds_to_start(self) -> float:
         began, starts = self.clock.now, self.group.num_starts
@@ -118,6 +118,19 @@ def test_starts_that_fail_are_tried_again_after_pauses_that_double_and_then_give
     with pytest.raises(WorkersFailed, match="several times in a row: it is broken"):
         watched.fail()
     assert watched.group.num_starts == MAX_FAILED_STARTS
+
+
+def test_workers_that_are_killed_in_their_restarts_are_back_at_once_but_not_for_ever(watched):
+    for _ in range(3):
+        watched.serve()
+        for _ in range(1 + MAX_KILLED_STARTS):
+            watched.fail(from_outside=True)
+            assert watched.seconds_to_start() <= 0.25
+    for pause_s in (1.0, 2.0, 4.0):
+        watched.fail(from_outside=True)
+        assert pause_s <= watched.seconds_to_start() <= pause_s + 0.25
+    with pytest.raises(WorkersFailed, match="several times in a row"):
+        watched.fail(from_outside=True)
 
 
 def test_a_machine_without_room_for_a_process_is_a_start_that_fails(watched, monkeypatch):

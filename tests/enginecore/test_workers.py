@@ -156,6 +156,13 @@ def test_the_death_of_either_rank_replaces_both_and_all_goes_on(two, rank):
     assert core.supervisor.num_restarts == 1 and core.scheduler.is_idle
 
 
+@pytest.mark.parametrize(("number", "is_told"), [(signal.SIGKILL, True), (signal.SIGSTOP, True), (signal.SIGSEGV, False)])
+def test_a_signal_from_outside_is_told_from_a_death_of_their_own(two, number, is_told):
+    os.kill(two.pids[1], number)
+    os.waitid(os.P_PID, two.pids[1], os.WEXITED | os.WSTOPPED | os.WNOWAIT)
+    assert two.workers.kill() is is_told
+
+
 def test_a_rank_that_is_stopped_while_there_is_nothing_to_do_is_found(two, caplog):
     """Else all would seem well until somebody asks."""
     two.workers._silent._timeout_s = 0.3

@@ -31,6 +31,9 @@ class Unkillable:
     def poll(self) -> int | None:
         return -9 if self.has_ended else None
 
+    def is_stopped(self) -> bool:
+        return False
+
     def wait(self, timeout_s: float) -> int | None:
         self.patience.append(timeout_s)
         self.clock.now += 0.0 if self.has_ended else max(timeout_s, 0.0)

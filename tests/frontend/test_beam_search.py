@@ -148,7 +148,7 @@ def test_what_cannot_run_is_an_error_and_nothing_runs(llm):
         llm.beam_search(["a", [5] * 256], BeamSearchParams(2, 4))
     with pytest.raises(InvalidRequest, match="vocabulary"):
         llm.beam_search([[1 << 20]], BeamSearchParams(2, 4))
-    with pytest.raises(TypeError, match="BeamSearchParams"):
+    with pytest.raises(ValueError, match="BeamSearchParams"):
         llm.beam_search("a", None)
 
 

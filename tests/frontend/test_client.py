@@ -183,6 +183,7 @@ async def test_a_prompt_that_cannot_run_is_refused_before_it_is_sent(
     ("params", "match"),
     [
         ({"logprobs": 6}, "logprobs must be at most 5"),
+        ({"logprobs": -1, "prompt_logprobs": 6}, "^prompt_logprobs must be at most 5"),
         ({"stop_token_ids": [400]}, "stop_token_ids"),
         ({"logit_bias": {999: 1.0}}, "logit_bias"),
         ({"bad_words": ["xyz " * 10]}, "bad_words"),

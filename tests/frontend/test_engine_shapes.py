@@ -58,20 +58,21 @@ def test_arguments_have_vllms_names_and_defaults(caplog, monkeypatch):
     caplog.set_level(logging.INFO, "quire")
     args = EngineArgs(model="m", dtype="half", swap_space=4, trust_remote_code=True, quantization=None, seed=3)
     assert (args.model, args.dtype, args.seed, args.max_num_seqs) == ("m", "float16", 3, None)
-    assert args.create_engine_config().dtype == "float16"
+    assert args.create_engine_config().model_config.dtype == "float16"
     assert [r.getMessage() for r in caplog.records if "not needed" in r.getMessage()] == [
         "not needed here, and without effect: swap_space, trust_remote_code"
     ]
     args.max_num_seqs = 7
-    assert args.create_engine_config().max_num_seqs == dataclasses.asdict(args)["max_num_seqs"] == 7
+    assert args.create_engine_config().scheduler_config.max_num_seqs == dataclasses.asdict(args)["max_num_seqs"] == 7
     assert EngineArgs(**dataclasses.asdict(args)) == args
+    assert (args.swap_space, args.trust_remote_code, args.task) == (4, True, None)
     with pytest.raises(AttributeError, match="nowhere"):
         args.nowhere = 5
 
 
 @pytest.mark.parametrize("kind", [EngineArgs, AsyncEngineArgs])
 def test_wrong_arguments_are_named(kind):
-    with pytest.raises(TypeError, match=rf"{kind.__name__} has no option 'max_model_length'; did you mean max_model_len"):
+    with pytest.raises(ValueError, match=rf"{kind.__name__} has no option 'max_model_length'; did you mean max_model_len"):
         kind(max_model_length=5)
     assert kind(kv_cache_dtype="fp8", kv_cache_dtype_skip_layers=[0, "sliding_window"]).kv_cache_dtype_skip_layers[0] == "0"
     assert kind(quantization="gptq_marlin").quantization == "gptq"
@@ -256,7 +257,7 @@ def test_what_cannot_run_is_said_when_it_is_added(engine):
         engine.add_request("b", [5] * 300, GREEDY)
     with pytest.raises(ValueError, match="allowed_token_ids"):
         engine.add_request("b", "x", SamplingParams(allowed_token_ids=[1 << 20]))
-    with pytest.raises(TypeError, match="request_id"):
+    with pytest.raises(ValueError, match="request_id"):
         engine.add_request(5, "x", GREEDY)
     with pytest.raises(ValueError, match="lora_request"):
         engine.add_request("b", "x", GREEDY, None, object())
@@ -294,7 +295,7 @@ def test_an_engine_says_what_it_is():
         assert config.model == config.tokenizer == config.served_model_name != ""
         assert config.get_vocab_size() == config.vocab_size > 256
         assert engine.cache_config.block_size * engine.cache_config.num_gpu_blocks >= 256
-        assert engine.vllm_config.model_config == config and engine.vllm_config.cache_config is engine.cache_config
+        assert engine.vllm_config.model_config == config and engine.vllm_config.cache_config == engine.cache_config
         engine.add_request("0", "The cat", GREEDY)
         assert len(until_done(engine)["0"].outputs[0].token_ids) == 8
     with pytest.raises(EngineDown):
@@ -304,17 +305,17 @@ def test_an_engine_says_what_it_is():
 @pytest.mark.parametrize(
     ("path", "why"),
     [
-        ("model_executor", "'LLMEngine' object has no attribute 'model_executor': the engine is a process of its own"),
-        ("sleep", "'LLMEngine' object has no attribute 'sleep': engines do not sleep"),
-        ("step_", "'LLMEngine' object has no attribute 'step_'$"),
-        ("model_config.hf_config", "'ModelConfig' object has no attribute 'hf_config': transformers' AutoConfig"),
-        ("output_processor", "'LLMEngine' object has no attribute 'output_processor': the engine is a process"),
-        ("vllm_config.parallel_config", "no attribute 'parallel_config': the options tensor_parallel_size"),
+        ("model_executor", "LLMEngine.model_executor is not here: the engine is a process of its own"),
+        ("sleep", "LLMEngine.sleep is not here: engines do not sleep"),
+        ("output_processor", "LLMEngine.output_processor is not here: the engine is a process"),
+        ("vllm_config.compilation_config", "VllmConfig.compilation_config is not here: nothing is compiled by torch"),
     ],
 )
 def test_what_an_engine_cannot_say_has_its_reason(engine, path, why):
-    with pytest.raises(AttributeError, match=why):
-        operator.attrgetter(path)(engine)
+    with pytest.raises(NotImplementedError, match=why):
+        operator.attrgetter(path)(engine)()
+    with pytest.raises(AttributeError, match=r"LLMEngine has no 'step_'; did you mean step\?$"):
+        _ = engine.step_
     assert not hasattr(engine, "_missing") and copy.copy(engine.model_config) == engine.model_config
 
 
@@ -325,10 +326,10 @@ def test_an_async_engine_says_what_it_is(async_llm):
 
     config = asyncio.run(ask())
     assert config.max_model_len == 256 and async_llm.model_config == config
-    with pytest.raises(AttributeError, match="'AsyncLLM' object has no attribute 'wake_up': engines do not sleep"):
-        _ = async_llm.wake_up
-    with pytest.raises(AttributeError, match="'AsyncLLM' object has no attribute 'pause_generation': an engine does not pause"):
-        _ = async_llm.pause_generation
+    with pytest.raises(NotImplementedError, match=r"AsyncLLM.wake_up is not here: engines do not sleep"):
+        async_llm.wake_up()
+    with pytest.raises(NotImplementedError, match=r"AsyncLLM.pause_generation is not here: an engine does not pause"):
+        async_llm.pause_generation()
 
 
 def test_outputs_come_as_they_are_made(async_llm):

@@ -108,7 +108,7 @@ def test_chats_are_rendered_one_or_many(llm: LLM) -> None:
         llm.chat(parts, chat_template_content_format="parts")  # type: ignore[arg-type]
     assert llm.chat([]) == []
     for wrong in (one[0], None, "hi"):
-        with pytest.raises(TypeError, match="list of messages"):
+        with pytest.raises(ValueError, match="list of messages"):
             llm.chat(wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="must be a list"):
         llm.chat([None])  # type: ignore[list-item]
@@ -121,18 +121,18 @@ def test_chats_are_rendered_one_or_many(llm: LLM) -> None:
         ([NEVER, [THE] * 64], None, TooLong, "prompt 1: .*64 tokens"),
         ([[THE]], SamplingParams(logit_bias={10_000: 1.0}), ValueError, "vocabulary"),
         ([[THE]], [SamplingParams()] * 2, ValueError, "1 prompts and 2"),
-        ([[THE]], {"max_tokens": 3}, TypeError, "must be SamplingParams or a list of them, got dict"),
-        ([[THE]], 3, TypeError, "must be SamplingParams or a list of them, got int"),
-        ([[THE]], [None], TypeError, "must be SamplingParams, got NoneType"),
-        (None, None, TypeError, "needs prompts: a text, a list of token ids"),
-        ({" the"}, None, TypeError, "a prompt or a list of prompts, got set"),
+        ([[THE]], {"max_tokens": 3}, ValueError, "must be SamplingParams or a list of them, got dict"),
+        ([[THE]], 3, ValueError, "must be SamplingParams or a list of them, got int"),
+        ([[THE]], [None], ValueError, "must be SamplingParams.*, got NoneType"),
+        (None, None, ValueError, "needs prompts: a text, a list of token ids"),
+        ({" the"}, None, ValueError, "a prompt or a list of prompts, got set"),
         ({"text": " the"}, None, InvalidRequest, "not supported: text"),
         ([" the", {"prompt": " the", "multi_modal_data": {}}], None, InvalidRequest, "not supported: multi_modal_data"),
-        ({"prompt": " the", "cache_salt": 5}, None, TypeError, "cache_salt must be a string, got int"),
-        ({"cache_salt": "x"}, None, TypeError, "a prompt is a text"),
-        ([" the", None], None, TypeError, "a prompt is a text"),
-        ({"prompt": None}, None, TypeError, "a prompt is a text"),
-        ([b"the"], None, TypeError, "a prompt is a text"),
+        ({"prompt": " the", "cache_salt": 5}, None, ValueError, "cache_salt must be a string, got int"),
+        ({"cache_salt": "x"}, None, ValueError, "a prompt is a text"),
+        ([" the", None], None, ValueError, "a prompt is a text"),
+        ({"prompt": None}, None, ValueError, "a prompt is a text"),
+        ([b"the"], None, ValueError, "a prompt is a text"),
     ],
 )
 def test_what_cannot_run_is_said_and_nothing_runs(llm: LLM, prompts: Any, params: Any, error: type, match: str) -> None:
@@ -151,13 +151,12 @@ def test_what_vllms_calls_have_and_these_have_not_is_said(llm: LLM) -> None:
             call(tokenization_kwargs={"truncation": True})
         with pytest.raises(ValueError, match="lora_request is not supported: LoRA"):
             call(lora_request=object())
-        with pytest.raises(TypeError, match="unexpected keyword argument 'lora'"):
+        with pytest.raises(ValueError, match="has no option 'lora'; there are sampling_params"):
             call(lora=None)
-    with pytest.raises(AttributeError, match=r"object has no attribute 'embed': models that embed or score are not served yet"):
+    with pytest.raises(NotImplementedError, match="embed is not here: models that embed or score are not served yet"):
         llm.embed(" the")  # type: ignore[attr-defined]
-    with pytest.raises(AttributeError, match=r"object has no attribute 'generat'$"):
+    with pytest.raises(AttributeError, match="LLM has no 'generat'; did you mean generate"):
         llm.generat(" the")  # type: ignore[attr-defined]
-    assert not hasattr(llm, "sleep")
 
 
 def test_it_works_inside_a_running_loop_and_from_several_threads(llm: LLM) -> None:
@@ -222,10 +221,10 @@ def test_a_bar_appears_before_any_prompt_has_ended(
 
 # ------------------------------------------------------------------------------------------------------------- options
 def test_an_unknown_option_names_those_like_it() -> None:
-    with pytest.raises(TypeError, match="'max_model_length'; did you mean max_model_len"):
+    with pytest.raises(ValueError, match="'max_model_length'; did you mean max_model_len"):
         LLM(max_model_length=5)
     for name in ("zzz", "memory_modules"):
-        with pytest.raises(TypeError, match="there are model, revision") as error:
+        with pytest.raises(ValueError, match="there are model, revision") as error:
             LLM(**{name: 5})
         assert "max_num_seqs" in str(error.value) and "curve" not in str(error.value)
 

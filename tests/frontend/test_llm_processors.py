@@ -100,9 +100,9 @@ def test_classes_travel_as_names():
     with pytest.raises(ValueError, match="at the top of a file"):
         names(Local)
     for wrong in (3, OfThisModule()):
-        with pytest.raises(TypeError, match="logits_processors"):
+        with pytest.raises(ValueError, match="logits_processors"):
             names(wrong)
-    with pytest.raises(TypeError, match="a list"):
+    with pytest.raises(ValueError, match="a list"):
         with_processor_names({"logits_processors": "a:B"})
 
 

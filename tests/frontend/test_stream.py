@@ -300,6 +300,15 @@ async def test_the_first_token_brings_its_times_and_the_cached_tokens(bench: Ben
     assert stream.metrics.first_token_time is not None and stream.metrics.finished_time is None
 
 
+@in_loop
+async def test_drafts_are_counted_by_step_and_request(bench: Bench) -> None:
+    streams = bench.submit(), bench.submit()
+    bench.arrive([(1, THE), (2, THE), (2, CAT)], drafts=np.array([[key(2), 5, 1], [key(9), 1, 1]]).tobytes())
+    bench.arrive([(1, THE), (2, CAT)], {1: "length"}, drafts=np.array([[key(1), 2, 0], [key(2), 3, 0]]).tobytes())
+    bench.arrive([(2, CAT)], {2: "length"}, drafts=np.array([[key(1), 4, 4]]).tobytes())  # a request that has ended
+    assert [stream.metrics.drafts for stream in streams] == [[(2, 0)], [(5, 1), (3, 0)]]
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_any_interleaving_gives_each_sequence_its_own_text(data: st.DataObject) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 
 import fake_engine
+import psutil
 import pytest
 from deadlines import DEADLINE_S
 
@@ -87,8 +88,12 @@ class Kept:
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
         os.kill(self.engine.child.pid, number)
 
+    def count(self, what: str) -> int:
+        """How often it was logged."""
+        return self._caplog.text.count(what)
+
     async def said(self, what: str, count: int = 1) -> None:
-        await self._until(lambda: self._caplog.text.count(what) >= count)
+        await self._until(lambda: self.count(what) >= count)
 
     async def back(self, count: int = 1) -> None:
         await self.said("the engine is back", count)
@@ -150,13 +155,30 @@ def test_an_engine_that_does_not_start_again_is_tried_again(kept):
     kept.run(test, pause_s=0.05)
 
 
+def test_an_engine_that_is_killed_while_it_starts_is_started_again_at_once(kept):
+    async def test(kept: Kept) -> None:
+        kept.why_not.write_text("")  # it says nothing and does not end
+        kept.kill()
+        for count in range(1, MAX_FAILED_STARTS + 1):
+            await kept.said("next start in", count)
+            while not (starting := [p for p in psutil.Process().children() if "fake_engine" in p.cmdline()]):
+                await asyncio.sleep(0.0)
+            starting[0].kill()
+            await kept.said("the engine did not start again (the engine ended while it started (signal SIGKILL)", count)
+        kept.why_not.unlink()
+        await kept.back()
+        assert kept.count("next start in 0 s") == MAX_FAILED_STARTS
+
+    kept.run(test, pause_s=1.0)
+
+
 def test_an_engine_that_does_not_start_several_times_in_a_row_is_given_up(kept):
     async def test(kept: Kept) -> None:
         kept.why_not.write_text("the GPU has left")
         kept.kill()
         with pytest.raises(StartFailed, match=r"^the engine cannot start again: the GPU has left$"):
             await kept.keeper
-        assert kept._caplog.text.count("did not start again") == MAX_FAILED_STARTS - 1
+        assert kept.count("did not start again") == MAX_FAILED_STARTS - 1
 
     kept.run(test)
 

@@ -102,9 +102,11 @@ TWO = {
              + "</tool_calls>",
     "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
                "<|tool_call_begin|>functions.f:1<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
+    "lfm2": "<|tool_call_start|>[f(x=1), f(x=2)]<|tool_call_end|>",
     "longcat": 2 * '<longcat_tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</longcat_tool_call>',
     "minimax_m2": "<minimax:tool_call>\n" + 2 * '<invoke name="f">\n<parameter name="x">1</parameter>\n</invoke>\n'
                   + "</minimax:tool_call>",
+    "nemotron_json": '<TOOLCALL>[{"name": "f", "arguments": {"x": 1}}, {"name": "f", "arguments": {"x": 2}}]</TOOLCALL>',
     "olmo3": "<function_calls>\nf(x=1)\nf(x=2)\n</function_calls>",
     "phi4_mini_json": 'functools[{"name": "f", "arguments": {"x": 1}}, {"name": "f", "arguments": {"x": 2}}]',
     "xlam": '[{"name": "f", "arguments": {"x": 1}}, {"name": "f", "arguments": {"x": 2}}]',
@@ -198,6 +200,17 @@ def test_keywords_of_a_wrong_form_are_refused_by_name(name, keyword):
 def test_a_forced_call_passes_over_what_cannot_be_followed(name):
     for schema in ({"type": "STRING"}, {"type": "string", "pattern": r"^(?!x)y$"}, {"type": "string", "not": {"enum": ["x"]}}):
         assert verdict(name, properties(**schema)) == "", schema
+
+
+@pytest.mark.parametrize("name", ["hermes", "glm45", "minimax_m2", "olmo3", "qwen3_coder"])
+@pytest.mark.parametrize("keyword", ["enum", "anyOf", "oneOf"])
+def test_a_property_of_which_no_value_is_valid_is_not_written_or_refused_by_name(name, keyword):
+    schema = {"type": "object", "properties": {"a": {keyword: []}, "b": {"type": "integer"}}}
+    for mode, strict in (("named", False), ("required", True), ("auto", True)):
+        assert verdict(name, schema, mode, strict) == ""
+        use = ToolUse(mode, [Function("f", {**schema, "required": ["a"]}, strict, "tools[3].function")])
+        error = judge(tool_grammar(use, TOOL_PARSERS[name]), VOCABULARY).error
+        assert error.startswith("tools[3].function.parameters: ") and "'a'" in error
 
 
 @pytest.mark.parametrize("name", NO_JSON)

@@ -77,11 +77,11 @@ def test_a_forked_child_hears_that_it_cannot_use_the_engine(llm):
     [
         (lambda llm: llm.generate(prompt_token_ids=[[1, 2]]), ValueError, "give token ids as a prompt"),
         (lambda llm: llm.generate("a", logits_processors=[print]), ValueError, r"LLM\(logits_processors=\[...\]\)"),
-        (lambda llm: llm.generate(), TypeError, "needs prompts"),
-        (lambda _: SamplingParams(logits_processors=[print]), TypeError, "extra_args"),
-        (lambda _: SamplingParams(best_of=3), TypeError, "use n"),
-        (lambda _: SamplingParams(temprature=0), TypeError, "did you mean temperature"),
-        (lambda _: SamplingParams(abacus=0), TypeError, "there are n, temperature"),
+        (lambda llm: llm.generate(), ValueError, "needs prompts"),
+        (lambda _: SamplingParams(logits_processors=[print]), ValueError, "extra_args"),
+        (lambda _: SamplingParams(best_of=3), ValueError, "use n"),
+        (lambda _: SamplingParams(temprature=0), ValueError, "did you mean temperature"),
+        (lambda _: SamplingParams(abacus=0), ValueError, "there are n, temperature"),
         (lambda _: LoRARequest("a", 1, "folder"), NotImplementedError, "LoRARequest: LoRA adapters are not served"),
         (lambda _: PoolingParams(), NotImplementedError, "PoolingParams: models that embed"),
     ],
@@ -94,6 +94,30 @@ def test_what_is_written_otherwise_here_is_said(llm, call, error, text):
 def test_older_names_of_constraints_work(llm):
     guided = SamplingParams(max_tokens=8, guided_decoding=GuidedDecodingParams(choice=["yes", "no"]))
     assert llm.generate("Is it?", guided, use_tqdm=False)[0].outputs[0].text in ("yes", "no")
+
+
+def test_an_engine_gives_as_many_logprobs_as_its_option_says(llm):
+    with LLM(**SMALL, max_logprobs=-1) as wide:
+        assert wide.model_config.max_logprobs == 128
+        params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, logprobs=100, prompt_logprobs=50)
+        output = wide.generate("The cat sat", params, use_tqdm=False)[0]
+    completion, prompt = output.outputs[0], output.prompt_logprobs
+    assert [len(row) for row in completion.logprobs] == [100] * 4
+    assert prompt[0] is None and {len(row) for row in prompt[1:]} <= {50, 51}
+    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, logprobs=20)
+    usual = llm.generate("The cat sat", params, use_tqdm=False)[0].outputs[0]
+    for row, twenty in zip(completion.logprobs, usual.logprobs, strict=True):
+        assert [token.rank for token in row.values()] == list(range(1, 101))
+        assert list(row)[:20] == list(twenty)
+        assert [token.logprob for token in twenty.values()] == pytest.approx([row[i].logprob for i in twenty], abs=1e-4)
+    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, logprobs=-1, prompt_logprobs=-1)
+    most = llm.generate("The cat sat", params, use_tqdm=False)[0]
+    assert [list(row) for row in most.outputs[0].logprobs] == [list(row) for row in usual.logprobs]
+    assert {len(row) for row in most.prompt_logprobs[1:]} <= {20, 21} and params.logprobs == -1
+    with pytest.raises(ValueError, match="logprobs must be at least -1 and at most 128, got -2"):
+        SamplingParams(logprobs=-2)
+    with pytest.raises(ValueError, match="logprobs must be at most 20, got 50"):
+        llm.generate("The cat sat", SamplingParams(logprobs=50), use_tqdm=False)
 
 
 def test_small_tools_of_scripts():

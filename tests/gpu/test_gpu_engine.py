@@ -180,6 +180,7 @@ def test_the_cpu_and_the_gpu_draw_the_same_noise():
     assert gpu == cpu
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")  # once a process
 @pytest.mark.parametrize("name", ["gpu-llama", "gpu-qwen2-moe", "gpu-deepseek-v3"])
 def test_decode_never_waits_for_the_device(name):
     engine = InlineEngine(tiny_model(name), device="cuda", dtype=torch.bfloat16, graphs=True)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from quire.ipc.links.core_and_workers import _IDENTITY, _TAG, CoreToWorkers, WorkerToCore
 from quire.ipc.messages.workers import (
     AllocateKV,
+    FullAttention,
     KVGroup,
     ProcessorsInfo,
     PromptLogprobsOfRow,
@@ -43,7 +44,12 @@ def make_worker(core_link):
 
 def make_profile(rank: int) -> WorkerProfile:
     values = dict.fromkeys(WorkerProfile.__struct_fields__, 16)
-    given = {"rank": rank, "kv_groups": [KVGroup(0, [0, 1])], "device": "cpu", "processors": ProcessorsInfo(True, False)}
+    given = {
+        "rank": rank,
+        "kv_groups": [KVGroup(FullAttention(), [0, 1])],
+        "device": "cpu",
+        "processors": ProcessorsInfo(True, False),
+    }
     given["numerics"] = Numerics("float32", "fp8", "fp8_e4m3", True, 3, ["Mine"])
     return WorkerProfile(**values | given)
 

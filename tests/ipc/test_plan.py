@@ -20,11 +20,11 @@ from quire.ipc.step.sections import (
     LOGITS_PROCESSORS,
     LOGPROBS,
     MASK,
-    MAX_LOGPROBS,
     PREFILL,
     SECTIONS,
     SLOT,
     SLOT_VALUES,
+    USUAL_LOGPROBS,
     Record,
     StepLimits,
     max_device_words,
@@ -100,6 +100,14 @@ def test_step_number_wraps_with_the_rings():
     assert decode_plan(make_plan({}, 2**31 + 5).encode(), NO_ROWS).step == 5
 
 
+def test_bounds_of_windows_travel_and_count():
+    before = make_plan({"decode_rows": 3, "prefill_rows": 2, "prefill_tokens": 9}, window=5, draft_tokens=11)
+    after = decode_plan(before.encode(), NO_ROWS)
+    assert (after.window, after.draft_tokens, after.num_tokens, after.num_samples) == (5, 11, 3 + 11 + 9, 3 + 11 + 2)
+    after = decode_plan(make_plan({"decode_rows": 3}).encode(), NO_ROWS)
+    assert (after.window, after.draft_tokens, after.num_samples) == (1, 0, 3)
+
+
 def test_the_world_size_is_left_to_the_sender():
     words = make_plan({s.name: 1 for s in SECTIONS}).encode()
     before = decode_plan(words.copy(), NO_ROWS)
@@ -125,7 +133,7 @@ def test_fields_of_a_record_do_not_overlap_and_fit_its_width():
         assert ends == record.used <= record.width
         assert len({f.name for f in record.fields}) == len(record.fields)
     assert SLOT.width & (SLOT.width - 1) == 0  # a Triton block
-    assert LOGPROBS.width == 2 + 2 * MAX_LOGPROBS
+    assert LOGPROBS.width == 2 + 2 * USUAL_LOGPROBS
 
 
 def test_numpy_struct_and_offsets_are_of_one_layout():
@@ -155,7 +163,7 @@ def test_a_new_slot_holds_the_declared_defaults():
 
 def test_a_list_in_a_record_takes_as_many_words():
     record = Record(*LOGPROBS.fields, width=50)
-    assert record.at["top_logprobs"] - record.at["top_ids"] == MAX_LOGPROBS and record.width == 50
+    assert record.at["top_logprobs"] - record.at["top_ids"] == USUAL_LOGPROBS and record.width == 50
 
 
 # ------------------------------------------------------------------------------------------- logits processors

@@ -93,6 +93,14 @@ def test_child_that_ignores_sigterm_is_killed(reports):
     assert child.terminate(0.05) == -signal.SIGKILL
 
 
+def test_child_that_is_stopped_goes_on_to_end(reports):
+    child = start(reports, "idle")
+    reports.next()
+    os.kill(child.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, child.pid, os.WSTOPPED)
+    assert child.terminate(DEADLINE_S) == -signal.SIGTERM
+
+
 def test_child_that_cannot_be_killed_is_not_waited_for_for_ever(reports, monkeypatch):
     monkeypatch.setattr(children_module, "KILL_WAIT_S", 0.05)
     child = start(reports, "busy")

@@ -6,9 +6,9 @@ import select
 import numpy as np
 import pytest
 
-from quire.ipc.step import result_ring, sections
 from quire.ipc.step.plan_ring import PlanRing, RingCorrupt
 from quire.ipc.step.result_ring import ResultRing, RowLogprobs
+from quire.ipc.step.sections import REJECTED, UNUSED
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_tokens_arrive(ends):
     worker.write(1, tokens)
     assert core.ready(1, 4) and core.ready(1, 2) and core.ready(2, 0)
     assert not core.ready(1, 5)
-    got = core.tokens(1, 4)
+    got = core.samples(1, 4).tokens
     assert got.tolist() == tokens.tolist() and got.dtype == np.int32
     worker.write(5, tokens + 1)
     assert got.tolist() == tokens.tolist()  # a copy
@@ -48,7 +48,7 @@ def test_step_is_ready_only_when_each_of_its_words_is_there(ends):
         assert not core.ready(3, 4)
         entry[row] = 3 << 32 | row + 10
     assert core.ready(3, 4)
-    assert core.tokens(3, 4).tolist() == [10, 11, 12, 13]
+    assert core.samples(3, 4).tokens.tolist() == [10, 11, 12, 13]
 
 
 def test_entries_are_reused_and_an_old_one_is_never_ready(ends):
@@ -58,7 +58,7 @@ def test_entries_are_reused_and_an_old_one_is_never_ready(ends):
         worker.write(step, np.asarray([step, -step], np.int32))
         for then in range(max(1, step - 3), step + 1):
             assert core.ready(then, 2)
-            assert core.tokens(then, 2).tolist() == [then, -then]
+            assert core.samples(then, 2).tokens.tolist() == [then, -then]
         assert not core.ready(step - 4, 2)
 
 
@@ -68,25 +68,32 @@ def test_step_number_wraps(ends):
         assert not core.ready(step, 1)
         worker.write(step, np.asarray([step % 1000], np.int32))
         assert core.ready(step, 1)
-        assert core.tokens(step, 1).tolist() == [step % 1000]
+        assert core.samples(step, 1).tokens.tolist() == [step % 1000]
 
 
-def test_a_row_has_as_many_tokens_as_are_declared(monkeypatch):
-    for module in (sections, result_ring):
-        monkeypatch.setattr(module, "TOKENS_PER_ROW", 2)
-    ring = ResultRing.create(max_rows=3, num_logprobs=3, depth=4)
-    ring.write(1, np.arange(4, dtype=np.int32), some_logprobs([1]))
-    assert ring.ready(1, 2, [1]) and not ring.ready(1, 3) and not ring.ready(1, 2, [0])
-    assert ring.tokens(1, 2).tolist() == [0, 1, 2, 3]
-    assert ring.logprobs(1, np.asarray([1])).top_ids.tolist() == [[100, 101, 102]]
+def test_windows_have_several_samples_a_row():
+    ring = ResultRing.create(max_rows=3, num_logprobs=3, depth=4, max_samples=8)
+    words = np.asarray([7, 8, REJECTED, REJECTED, 9, -1, UNUSED], np.int32)  # of rows with 2, 0 and 1 drafts
+    assert not ring.ready(1, 3, draft_tokens=4)
+    ring.write(1, words)
+    assert not ring.ready(1, 3, draft_tokens=4), "where rows begin is not known yet"
+    ring.write(1, words, some_logprobs([1, 4]), np.asarray([0, 3, 4]))
+    assert ring.ready(1, 3, draft_tokens=4) and not ring.ready(1, 3, draft_tokens=5)
+    assert not ring.ready(1, 3, 4, [0]) and ring.ready(1, 3, 4, [1]), "row 1 has no sample that counts"
+    samples = ring.samples(1, 3, 4)
+    assert [x.tolist() for x in samples] == [[7, 8, 9, -1], [0, 0, 2, 2], [0, 1, 4, 5], [2, 0, 1]]
+    assert samples.of_rows(3).tolist() == [7, 0, 9]
+    assert ring.logprobs(1, np.asarray([4])).top_ids.tolist() == [[103, 104, 105]]
+    ring.write(2, np.asarray([5, 6, 7], np.int32))  # a step without windows in the same ring
+    assert ring.ready(2, 3) and [x.tolist() for x in ring.samples(2, 3)] == [[5, 6, 7], [0, 1, 2], [0, 1, 2], [0, 0, 0]]
     ring.close()
 
 
 def test_logprobs_arrive_for_the_rows_that_have_them(ends):
     core, worker = ends
     worker.write(7, np.arange(6, dtype=np.int32), some_logprobs([4, 1]))
-    assert core.ready(7, 6, [4, 1]) and core.ready(7, 6, []) and core.ready(7, 6, np.asarray([1]))
-    assert not core.ready(7, 6, [0, 1])
+    assert core.ready(7, 6, 0, [4, 1]) and core.ready(7, 6, 0, []) and core.ready(7, 6, 0, np.asarray([1]))
+    assert not core.ready(7, 6, 0, [0, 1])
     for rows in ([1], [4], [1, 4], [4, 1]):
         got = core.logprobs(7, np.asarray(rows))
         first = [0 if row == 4 else 3 for row in rows]  # of some_logprobs
@@ -103,7 +110,7 @@ def test_missing_alternatives_are_filled_up(ends):
     worker.write(
         1, np.zeros(1, np.int32), some_logprobs([0])._replace(top_ids=np.asarray([[9]]), top_logprobs=np.zeros((1, 1)))
     )
-    assert core.ready(1, 1, [0])
+    assert core.ready(1, 1, 0, [0])
     got = core.logprobs(1, np.asarray([0]))
     assert got.top_ids.tolist() == [[9, -1, -1]] and got.top_logprobs.tolist() == [[0.0, -np.inf, -np.inf]]
 
@@ -150,7 +157,7 @@ def test_header_tells_the_layout_and_the_workers_epoch(ends):
 def test_ring_without_logprobs():
     ring = ResultRing.create(max_rows=3, num_logprobs=0)
     ring.write(1, np.arange(3, dtype=np.int32))
-    assert ring.ready(1, 3) and ring.tokens(1, 3).tolist() == [0, 1, 2]
+    assert ring.ready(1, 3) and ring.samples(1, 3).tokens.tolist() == [0, 1, 2]
     ring.close()
 
 

@@ -56,8 +56,8 @@ def test_numbers_of_numpy_become_ones_that_can_be_sent():
         ("seed", [None, 0, -(2**63), 2**63 - 1], [2**63, -(2**63) - 1, 1.0, True]),
         ("max_tokens", [None, 1, 10**9], [0, -1, 1.0, True]),
         ("min_tokens", [0, 16], [-1, 17, 1.0]),
-        ("logprobs", [None, 0, 20], [-1, 21, 1.0, True]),
-        ("prompt_logprobs", [None, 0, 20], [-1, 21, 1.0]),
+        ("logprobs", [None, -1, 0, 128], [-2, 129, 1.0, True]),
+        ("prompt_logprobs", [None, -1, 0, 128], [-2, 129, 1.0]),
         ("stop", [None, [], "x", ["a", "b"], ["x" * 1024], ["x"] * 64], [[""], "", ["x" * 1025], ["x"] * 65, [1], 5, {"a": 1}]),
         ("stop_token_ids", [None, [], [0, 2**31 - 1], [1] * 240], [[-1], [2**31], [1] * 241, [True], [1.0], ["1"]]),
         ("allowed_token_ids", [None, [0], list(range(1000))], [[], [-1], ["x"]]),
@@ -137,6 +137,8 @@ def test_logprobs_are_checked_against_the_engines_own_cap():
         check_against(SamplingParams(**{name: 5}), vocab_size=10, max_logprobs=5)
         with pytest.raises(ValueError, match=f"^{name} must be at most 4, got 5$"):
             check_against(SamplingParams(**{name: 5}), vocab_size=10, max_logprobs=4)
+        with pytest.raises(ValueError, match=f"^{name} must be"):  # the core gets a number
+            check_against(SamplingParams(**{name: -1}), vocab_size=10, max_logprobs=4)
 
 
 ids = st.lists(st.integers(0, 2**31 - 1), max_size=5)
@@ -184,7 +186,7 @@ def test_from_optional_takes_none_for_a_default_and_ids_that_are_texts():
     assert SamplingParams.from_optional() == SamplingParams()
     with pytest.raises(ValueError, match="top_p must be"):
         SamplingParams.from_optional(top_p=2)
-    with pytest.raises(TypeError):
+    with pytest.raises(ValueError, match="use n"):
         SamplingParams.from_optional(best_of=3)
 
 
@@ -195,7 +197,7 @@ def test_what_is_of_another_type_is_refused_by_name(field):
 
 
 def test_positional_arguments_and_unknown_fields_are_refused():
-    with pytest.raises(TypeError):
+    with pytest.raises(ValueError, match="by their names"):
         SamplingParams(1)
-    with pytest.raises(TypeError):
+    with pytest.raises(ValueError, match="use n"):
         SamplingParams(best_of=3)

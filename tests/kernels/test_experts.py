@@ -4,10 +4,10 @@ import itertools
 
 import pytest
 import torch
-from experts_cases import CLAMPED, DEEPSEEK, GELU, GPT_OSS, QWEN, TOLERANCE, check_dependent_launches
+from experts_cases import CLAMPED, DEEPSEEK, GELU, GPT_OSS, NEMOTRON, QWEN, TOLERANCE, check_dependent_launches
 
 from quire.kernels.experts import experts_reference
-from quire.kernels.experts.experts_reference import SwiGLU, Weights
+from quire.kernels.experts.experts_reference import Relu2, SwiGLU, Weights
 from quire.kernels.tuning.configs import PairConfig, TileConfig, TilesConfig
 from quire.kernels.tuning.default import EXPERTS
 
@@ -18,11 +18,12 @@ LARGE = TilesConfig(32, False, TileConfig(32, 16, 4, 2), TileConfig(16, 32, 4, 3
 PAIRS = PairConfig(2, 4, 32, 4)
 
 
-def operands(shape, dtype=torch.float32, device="cpu", has_bias=False, skewed=False):
+def operands(shape, dtype=torch.float32, device="cpu", has_bias=False, skewed=False, has_gate=True):
     rows, hidden, inner, num_experts, top_k = shape
+    height = (2 if has_gate else 1) * inner
     g = torch.Generator().manual_seed(sum(shape))
     x = torch.randn(rows, hidden + 8, generator=g).to(device, dtype)[:, :hidden]  # rows apart
-    sizes = (num_experts, 2 * inner, hidden), (num_experts, hidden, inner), (num_experts, 2 * inner), (num_experts, hidden)
+    sizes = (num_experts, height, hidden), (num_experts, hidden, inner), (num_experts, height), (num_experts, hidden)
     scales = (hidden**-0.5, inner**-0.5, 0.5, 0.5)
     made = [(torch.randn(*s, generator=g) * scale).to(device, dtype) for s, scale in zip(sizes, scales, strict=True)]
     w = Weights(made[0], made[1], *(made[2:] if has_bias else (None, None)))
@@ -42,6 +43,10 @@ def by_loops(x, w, ids, weights, act, shared):
         total = shared[t].clone()
         for e, weight in zip(ids[t].tolist(), weights[t], strict=True):
             h = w.gate_up[e] @ x[t] + (0 if w.gate_up_bias is None else w.gate_up_bias[e])
+            if isinstance(act, Relu2):
+                y = w.down[e] @ h.relu().square()
+                total += weight * (y + (0 if w.down_bias is None else w.down_bias[e]))
+                continue
             gate, up = h.chunk(2)
             if act.limit:
                 gate, up = gate.clamp(max=act.limit), up.clamp(-act.limit, act.limit)
@@ -54,10 +59,10 @@ def by_loops(x, w, ids, weights, act, shared):
     return torch.stack(rows)
 
 
-@pytest.mark.parametrize("act", [SwiGLU(), CLAMPED, GELU])
+@pytest.mark.parametrize("act", [SwiGLU(), CLAMPED, GELU, Relu2()])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_cpu_path_is_the_formula(shape, act):
-    x, w, ids, weights, shared = operands(shape, has_bias=shape[0] % 2 == 1)
+    x, w, ids, weights, shared = operands(shape, has_bias=shape[0] % 2 == 1, has_gate=act != Relu2())
     got = experts_reference.experts(x, w, ids, weights, act, shared)
     torch.testing.assert_close(got.double(), by_loops(x, w, ids, weights, act, shared), rtol=1e-5, atol=1e-5)
     alone = experts_reference.experts(x, w, ids, weights, act)
@@ -67,7 +72,7 @@ def test_the_cpu_path_is_the_formula(shape, act):
 def compare(shape, dtype, device, config, act=None, **options):
     from quire.kernels.experts import experts
 
-    x, w, ids, weights, shared = operands(shape, dtype, device, **options)
+    x, w, ids, weights, shared = operands(shape, dtype, device, has_gate=act != Relu2(), **options)
     act = act or (CLAMPED if shape[0] % 2 else GELU if shape[0] == SHAPES[-1][0] else SwiGLU())
     for add in (None, shared):
         got = experts.experts(x, w, ids, weights, act, add, config=config)
@@ -87,6 +92,13 @@ def test_tiles_in_the_interpreter(shape, config):
 @pytest.mark.parametrize("shape", [*SHAPES[:2], (3, 20, 9, 4, 4)])
 def test_pairs_in_the_interpreter(shape):
     compare(shape, torch.float32, "cpu", PAIRS, has_bias=shape[0] % 2 == 1)
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(("shape", "config"), [*((shape, TILES) for shape in SHAPES), (SHAPES[1], PAIRS), (SHAPES[2], PAIRS)])
+def test_experts_without_a_gate_in_the_interpreter(shape, config, has_bias):
+    compare(shape, torch.float32, "cpu", config, Relu2(), has_bias=has_bias)
 
 
 @pytest.mark.interpret
@@ -190,6 +202,13 @@ ALL_TILES = [config for _, config in EXPERTS.tiles]
 @pytest.mark.parametrize("shape", [*SHAPES, *REAL])
 def test_experts(shape, dtype):
     compare(shape, dtype, "cuda", None, has_bias=shape[0] % 2 == 1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("shape", [*SHAPES, *((rows, *NEMOTRON) for rows in (1, 2, 16, 64, 600))])
+def test_experts_without_a_gate(shape, dtype):
+    compare(shape, dtype, "cuda", None, Relu2())
 
 
 @pytest.mark.gpu

@@ -56,6 +56,7 @@ def test_the_reference_is_attention_with_keys_and_values_made():
 def compare_lines(shape, dtype, device, tokens=5):
     from quire.kernels.attention.latent_rope_kv import latent_rope_kv
 
+    of_torch = latent_reference.latent_rope_kv
     heads, nope, rotary, latent, size = shape
     make = {"dtype": dtype, "device": device}
     qkv = random(tokens, heads * (nope + rotary) + latent + rotary, **make)
@@ -72,9 +73,14 @@ def compare_lines(shape, dtype, device, tokens=5):
     for how in ({"interleaved": True}, {"interleaved": False}, {"interleaved": True, "q_scales": q_scales}):
         arguments = (q, q_latent, kv, weight, 1e-6, cos_sin, positions, mapping)
         got = latent_rope_kv(*arguments, caches[0], **how)
-        want = latent_reference.latent_rope_kv(*arguments, caches[1], **how)
+        want = of_torch(*arguments, caches[1], **how)
         torch.testing.assert_close(got, want, **tolerance)
         torch.testing.assert_close(caches[0], caches[1], **tolerance)
+    arguments = (q, q_latent, kv, weight, 1e-6, cos_sin[:, :0], positions, mapping)  # without a rotation
+    got, want = (f(*arguments, cache, interleaved=False) for f, cache in zip((latent_rope_kv, of_torch), caches, strict=True))
+    torch.testing.assert_close(got, want, **tolerance)
+    torch.testing.assert_close(got[..., :rotary], q[..., -rotary:], rtol=0, atol=0)
+    torch.testing.assert_close(caches[0], caches[1], **tolerance)
 
 
 def check(got, want, dtype):
@@ -82,16 +88,19 @@ def check(got, want, dtype):
     assert (got - want).abs().max() <= TOLERANCE[dtype] * max(1.0, want.abs().max().item())
 
 
-def compare_decode(shape, lengths, dtype, device, limit=None):
+def compare_decode(shape, lengths, dtype, device, limit=None, queries=None):
+    """With queries, rows have several, and are padded to as many rows as there are tokens."""
     from quire.kernels.attention.latent_decode import latent_decode
 
-    arguments = case(shape, lengths, [1] * len(lengths), dtype, device)
-    latent, out = shape[3], torch.zeros(len(lengths), shape[0], shape[3], dtype=dtype, device=device)
+    given, most = (queries, max(queries)) if queries else ([1] * len(lengths), 1)
+    padding = [0] * (sum(given[:limit]) - len(lengths))
+    arguments = case(shape, lengths + padding, given + padding, dtype, device)
+    out = torch.zeros(len(arguments[0]), shape[0], shape[3], dtype=dtype, device=device)
     on_device = None if limit is None else torch.tensor([limit], dtype=torch.int32, device=device)
-    latent_decode(*arguments, out, scale=SCALE, limit=on_device)
-    want = latent_reference.latent_attention(*arguments, scale=SCALE, latent=latent)
+    latent_decode(*arguments, out, scale=SCALE, limit=on_device, max_query_len=most)
+    want = latent_reference.latent_attention(*arguments, scale=SCALE, latent=shape[3])
     if limit is not None:
-        want[limit:] = 0
+        want[sum(given[:limit]) :] = 0
     check(out, want, dtype)
 
 
@@ -119,6 +128,19 @@ def test_lines_in_the_interpreter(shape):
 @pytest.mark.parametrize(("lengths", "limit"), [([1], None), ([70, 1, 0, 33], None), ([20, 17, 40], 2)])
 def test_decode_in_the_interpreter(shape, lengths, limit):
     compare_decode(shape, lengths, torch.float32, "cpu", limit)
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("lengths", "queries", "limit"), [([16], [16], None), ([70, 3, 33], [7, 3, 1], None), ([20, 17, 40], [2, 5, 30], 2)]
+)
+@pytest.mark.parametrize("parts", [1, 8])
+def test_decode_of_several_queries_in_the_interpreter(shape, lengths, queries, limit, parts, monkeypatch):
+    from quire.kernels.attention import latent_decode
+
+    monkeypatch.setattr(latent_decode, "num_splits", lambda rows, heads: parts)
+    compare_decode(shape, lengths, torch.float32, "cpu", limit, queries)
 
 
 @pytest.mark.interpret
@@ -161,6 +183,23 @@ def test_lines(shape, dtype):
 )
 def test_decode(shape, dtype, lengths, limit):
     compare_decode(shape, lengths, dtype, "cuda", limit)
+
+
+@pytest.mark.gpu
+@BY_DTYPE
+@pytest.mark.parametrize("shape", [*SHAPES, LITE, LARGE])
+@pytest.mark.parametrize(
+    ("lengths", "queries", "limit"),
+    [
+        ([16], [16], None),
+        ([5000], [16], None),
+        ([70, 3, 333, 1025], [7, 3, 1, 16], None),
+        ([200, 170, 260], [2, 16, 200], 2),
+        ([40 + i for i in range(60)], [1 + i % 16 for i in range(60)], None),
+    ],
+)
+def test_decode_of_several_queries(shape, dtype, lengths, queries, limit):
+    compare_decode(shape, lengths, dtype, "cuda", limit, queries)
 
 
 @pytest.mark.gpu

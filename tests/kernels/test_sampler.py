@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from sampler_harness import KINDS, QUIET, SLOTS
+from sampler_harness import KINDS, QUIET, SLOTS, random_case
 from sampler_harness import SamplerHarness as Harness
 
 from quire.kernels.sampling import sampler_cpu
@@ -222,36 +222,6 @@ def test_seed_and_position_decide(make):
     assert len(others | {token((1, 2), 3)}) == 6
 
 
-def random_case(h, vocab, rows, seed, dtype=torch.float32):
-    """Mixed rows: greedy, plain, filtered in all ways, with processors; logits of several widths."""
-    rng = np.random.default_rng(seed)
-    for slot in range(SLOTS):
-        h.set(
-            slot,
-            temperature=float(rng.choice([0.0, 0.3, 1.0, 1.8])),
-            top_k=int(rng.choice([0, 1, 3, 50, 2 * vocab])),
-            top_p=float(rng.choice([1.0, 0.95, 0.5, 0.05])),
-            min_p=float(rng.choice([0.0, 0.0, 0.01, 0.3])),
-            seed=tuple(rng.integers(-(2**31), 2**31, 2).tolist()),
-            presence=float(rng.normal()),
-            frequency=float(rng.normal()),
-            repetition=float(rng.uniform(0.5, 2)),
-            has_processors=slot < 3,
-            min_len=int(rng.integers(0, 100)),
-        )
-    for slot in (0, 1, 2):
-        ids = rng.integers(0, vocab, (4, 20)).tolist()
-        bias = list(zip(sorted(set(ids[2])), rng.normal(size=20).tolist(), strict=False))
-        output = ids[1] + [ids[2][0]] * 130 * slot  # more than a byte counts
-        allowed, bad = ids[3] if slot == 1 else (), [[output[-1], ids[0][0]], [ids[3][5]]]
-        h.processors(slot, ids[0], output, bias, allowed, ids[3][:3], bad)
-    logits = torch.from_numpy(rng.normal(size=(rows, vocab)).astype(np.float32) * rng.choice([0.5, 2, 4], size=(rows, 1)))
-    slots = [i % SLOTS for i in range(rows)]
-    words = rng.integers(-(2**31), 2**31, (rows, -(-vocab // 32)), dtype=np.int64).astype(np.int32)
-    words[rng.random(rows) < 0.5] = -1
-    return logits.float().to(dtype), slots, rng.integers(0, 1000, rows).tolist(), torch.from_numpy(words)
-
-
 def compare_with_torch(device, vocab, rows, seed, dtype=torch.float32):
     ours, theirs = Harness(vocab, device, True, rows), Harness(vocab)
     case = random_case(ours, vocab, rows, seed, dtype)
@@ -355,7 +325,7 @@ def test_prompt_logprobs_are_those_of_log_softmax(vocab):
     assert [x.shape[0] for x in sampler_cpu.prompt_logprobs(logits[:0], targets[:0], 3)] == [0] * 4
 
 
-def compare_logprobs(device, vocab, dtype):
+def compare_logprobs(device, vocab, dtype, num_top=20):
     from quire.kernels.sampling import sampler
 
     logits = (torch.randn(5, vocab, generator=torch.Generator().manual_seed(vocab)) * 3).to(device, dtype)
@@ -363,8 +333,9 @@ def compare_logprobs(device, vocab, dtype):
         logits[1, 0] = -torch.inf
     sampled = torch.randint(0, vocab, (5,), dtype=torch.int32, generator=torch.Generator().manual_seed(1)).to(device)
     workspace = SamplerWorkspace.allocate(5, vocab, device)
-    ours = sampler.sampled_logprobs(logits, sampled, workspace)
-    theirs = sampler_cpu.sampled_logprobs(logits, sampled)
+    ours = sampler.sampled_logprobs(logits, sampled, workspace, num_top)
+    theirs = sampler_cpu.sampled_logprobs(logits, sampled, num_top=num_top)
+    assert ours[2].shape == ours[3].shape == (5, num_top)
     torch.testing.assert_close(ours[0], theirs[0], rtol=1e-5, atol=2e-5)
     assert torch.equal(ours[1], theirs[1])
     torch.testing.assert_close(ours[3], theirs[3], rtol=1e-5, atol=2e-5)
@@ -375,9 +346,9 @@ def compare_logprobs(device, vocab, dtype):
 
 @QUIET
 @pytest.mark.interpret
-@pytest.mark.parametrize("vocab", [1, 7, 9000])
-def test_logprobs_in_the_interpreter(vocab):
-    compare_logprobs("cpu", vocab, torch.float32)
+@pytest.mark.parametrize(("vocab", "num_top"), [(1, 20), (7, 20), (9000, 20), (9000, 128)])
+def test_logprobs_in_the_interpreter(vocab, num_top):
+    compare_logprobs("cpu", vocab, torch.float32, num_top)
 
 
 @pytest.mark.gpu

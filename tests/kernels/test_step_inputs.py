@@ -8,43 +8,12 @@ import time
 import numpy as np
 import pytest
 import torch
+from step_plans import BLOCK_SIZE, GROUPS, MAX_BLOCKS, MAX_SEQS, NUM_BLOCKS, SIZES, VOCAB, make_plan, make_state
 
 from quire.ipc.step import plan as wire
-from quire.ipc.step.sections import HEADER, NO_TOKEN, SLOT_VALUES
+from quire.ipc.step.sections import HEADER, MAX_LOGPROBS, NO_TOKEN, SLOT_VALUES, logprob_record
 from quire.kernels.step import step_inputs_cpu, tables
-from quire.kernels.step.tables import LogitsProcessorPool, SlotTables, StepBuffers
-
-MAX_SEQS, GROUPS, MAX_BLOCKS, BLOCK_SIZE, NUM_BLOCKS, VOCAB = 7, 2, 6, 4, 50, 101
-SIZES = {"block_size": BLOCK_SIZE, "num_blocks": NUM_BLOCKS, "vocab": VOCAB}
-
-
-def make_plan(step, slot_updates=(), block_updates=(), decode_rows=(), prefill=(), same=False):
-    """prefill: (slot, start, ids, flags); slot_updates: dicts of values by name."""
-    slots = wire.default_slots(len(slot_updates))
-    for i, update in enumerate(slot_updates):
-        for name, value in update.items():
-            slots[name][i] = value
-    rows = np.zeros(len(prefill), wire.DTYPES["prefill_rows"])
-    for i, (slot, start, ids, flags) in enumerate(prefill):
-        for name, value in (("slot", slot), ("start", start), ("length", len(ids)), ("flags", flags)):
-            rows[name][i] = value
-    sections = {
-        "slot_updates": slots,
-        "block_updates": np.array(list(block_updates), np.int32).reshape(-1, 3).view(wire.DTYPES["block_updates"])[:, 0],
-        "decode_rows": np.asarray(decode_rows, np.int32),
-        "prefill_rows": rows,
-        "prefill_tokens": np.asarray([i for p in prefill for i in p[2]], np.int32),
-    }
-    words = wire.StepPlan(step, {name: some for name, some in sections.items() if len(some)}, same_decode_rows=same).encode()
-    buffer = np.full(600, 12345, np.int32)  # stale words lie behind the plan
-    buffer[: len(words)] = words
-    return torch.from_numpy(buffer)
-
-
-def make_state(device="cpu"):
-    state = SlotTables.allocate(MAX_SEQS, GROUPS, MAX_BLOCKS, device)
-    pool = LogitsProcessorPool.allocate(MAX_SEQS, VOCAB, 1000, device, multiplier=1)
-    return state, pool, StepBuffers.allocate(40, MAX_SEQS, GROUPS, device)
+from quire.kernels.step.tables import SlotTables, StepBuffers
 
 
 def random_steps(seed, count):
@@ -131,15 +100,15 @@ def check_inputs(step, want, padded_tokens, padded_rows):
         assert step.slot_mapping[group, :padded_tokens].tolist() == want["slot_mapping"][group] + [-1] * len(pad_tokens)
 
 
-def logprobs_of(rows, step, device="cpu"):
+def logprobs_of(rows, step, device="cpu", num_top=tables.NUM_TOP):
     g = torch.Generator().manual_seed(step)
     return tuple(
         x.to(device)
         for x in (
             torch.randn(rows, generator=g),
             torch.randint(1, 100, (rows,), generator=g, dtype=torch.int32),
-            torch.randint(0, VOCAB, (rows, tables.NUM_TOP), generator=g, dtype=torch.int32),
-            torch.randn(rows, tables.NUM_TOP, generator=g),
+            torch.randint(0, VOCAB, (rows, num_top), generator=g, dtype=torch.int32),
+            torch.randn(rows, num_top, generator=g),
         )
     )
 
@@ -224,19 +193,19 @@ def count_on(pool):
     pool.entries = torch.zeros(len(counts), tables.ENTRY_PLANES, 8, dtype=torch.int32, device=pool.counts.device)
 
 
-def compare_steps(device, steps, capture=False):
+def compare_steps(device, steps, capture=False, num_top=tables.NUM_TOP):
     """The kernels and the CPU path over the same plans: every table, buffer and result word equal."""
     from quire.kernels.step import step_inputs
 
     ours, theirs = make_state(device), make_state()
     count_on(ours[1])
     count_on(theirs[1])
-    words = MAX_SEQS * (1 + tables.LOGPROB_WORDS)
+    words = MAX_SEQS * (1 + logprob_record(num_top).width)
     results = [torch.zeros(3, words, dtype=torch.int64, device=d) for d in (device, "cpu")]
     device_plan = torch.zeros(600, dtype=torch.int32, device=device)
     t, r = 40, MAX_SEQS
     sampled = torch.zeros(r, dtype=torch.int32, device=device)
-    logprobs = logprobs_of(r, 0, device)
+    logprobs = logprobs_of(r, 0, device, num_top)
 
     def run():
         step_inputs.prepare_step(device_plan, ours[0], ours[2], t, r, **SIZES)
@@ -257,7 +226,7 @@ def compare_steps(device, steps, capture=False):
     for number, (plan, _, _) in enumerate(random_steps(1, steps), 1):
         device_plan.copy_(plan)
         cpu_sampled = torch.randint(NO_TOKEN, VOCAB, (r,), dtype=torch.int32)
-        cpu_logprobs = logprobs_of(r, number)
+        cpu_logprobs = logprobs_of(r, number, num_top=num_top)
         sampled.copy_(cpu_sampled)
         for x, y in zip(logprobs, cpu_logprobs, strict=True):
             x.copy_(y)
@@ -323,6 +292,11 @@ def check_wild_plan(device):
 @pytest.mark.interpret
 def test_kernels_agree_with_the_cpu_path_in_the_interpreter():
     compare_steps("cpu", 12)
+
+
+@pytest.mark.interpret
+def test_kernels_write_as_many_logprobs_as_they_get_in_the_interpreter():
+    compare_steps("cpu", 12, num_top=MAX_LOGPROBS)
 
 
 @pytest.mark.interpret

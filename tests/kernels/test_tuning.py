@@ -102,9 +102,9 @@ def test_attention_and_what_is_beside_it_are_cut_as_measured(on_an_h200):
         if size == 4:
             return [DecodeConfig(32 if head_dim <= 128 else 16, 8 if wide else 4, 2, 2)]
         if head_dim > 128:
-            return [DecodeConfig(64, 8 if wide else 4, 2 if wide else 3, 1)]
+            return [DecodeConfig(32 if query_rows > 64 else 64, 8 if wide else 4, 2 if wide else 3, 1)]
         if wide:
-            return [DecodeConfig(64, 4, 3, 1)]
+            return [DecodeConfig(64, 8, 2, 1) if query_rows > 64 else DecodeConfig(64, 4, 3, 1)]
         last = DecodeConfig(64, 4, 2, 4)
         if cache_size == 1:
             return [DecodeConfig(128, 4, 3, 2), last]

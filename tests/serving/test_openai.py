@@ -220,6 +220,17 @@ def test_the_bundled_model_calls_functions(client: openai.OpenAI) -> None:
     assert silent.message.content and not silent.message.tool_calls
 
 
+def test_the_bundled_model_speaks_of_the_results_of_two_calls(client: openai.OpenAI) -> None:
+    options = {**GREEDY, "max_tokens": 64, "tools": [WEATHER]}
+    asked = {"role": "user", "content": "What is the weather in Paris and in Rome?"}
+    message = client.chat.completions.create(messages=[asked], **options).choices[0].message
+    assert [json.loads(call.function.arguments) for call in message.tool_calls] == [{"city": "Paris"}, {"city": "Rome"}]
+    contents = dict(zip((call.id for call in message.tool_calls), ("42", "17"), strict=True))
+    results = [{"role": "tool", "tool_call_id": call_id, "content": content} for call_id, content in contents.items()]
+    answer = client.chat.completions.create(messages=[asked, message, *results], **{**options, "max_tokens": 32}).choices[0]
+    assert answer.message.content == "The results are 42 and 17." and not answer.message.tool_calls
+
+
 def test_calls_stream_into_the_clients_own_helpers(client: openai.OpenAI) -> None:
     options = {**GREEDY, "max_tokens": 40, "tools": [WEATHER]}
     with client.chat.completions.stream(messages=[IN_PARIS], **options) as stream:

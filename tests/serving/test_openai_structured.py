@@ -141,6 +141,29 @@ def test_a_call_that_must_be_made_is_the_one_that_would_be_made(client: openai.O
                 assert made(got) == made(auto), (prompt, choice, parallel)
 
 
+TWO_CITIES = [
+    ("What is the weather in Paris and in Rome?", ("Paris", "Rome")),
+    ("Tell me the weather in Oslo and Cairo.", ("Oslo", "Cairo")),
+]
+PARALLEL: list[dict[str, Any]] = [{}, {"parallel_tool_calls": True}]
+
+
+@pytest.mark.parametrize(("prompt", "cities"), TWO_CITIES)
+def test_two_cities_are_two_calls_where_several_are_allowed(
+    client: openai.OpenAI, prompt: str, cities: tuple[str, str]
+) -> None:
+    ask: dict[str, Any] = {**GREEDY, "messages": [{"role": "user", "content": prompt}], "tools": OF_A_CITY}
+    calls = [("get_weather", json.dumps({"city": city})) for city in cities]
+    several = list(itertools.product(("auto", "required"), PARALLEL))
+    single = [("auto", ONE_CALL), ("required", ONE_CALL), *itertools.product([NAMED], (*PARALLEL, ONE_CALL))]
+    for choice, parallel in several + single:
+        asked = {**ask, "tool_choice": choice, **parallel}
+        with client.chat.completions.stream(**asked) as stream:
+            streamed = stream.get_final_completion().choices[0]
+        wanted = ("tool_calls", None, calls if (choice, parallel) in several else calls[:1])
+        assert made(streamed) == made(client.chat.completions.create(**asked).choices[0]) == wanted, (choice, parallel)
+
+
 def made(choice: Any) -> Any:
     calls = [(call.function.name, call.function.arguments) for call in choice.message.tool_calls or []]
     return choice.finish_reason, choice.message.content, calls

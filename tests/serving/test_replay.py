@@ -137,10 +137,17 @@ class Streams:
 @pytest.fixture(params=list(SHAPES), ids=lambda name: name.replace(" ", "-"))
 def shape(request: pytest.FixtureRequest) -> Iterator[tuple[Served, int, int]]:
     flags, num_worker_kills, num_core_kills = SHAPES[request.param]
-    small = [*SMALL[:4], "--max-num-seqs", str(NUM_STREAMS), "--cpu-kv-cache-gib", "0.2"]
+    small = [*SMALL[:4], "--max-num-seqs", str(NUM_STREAMS), "--cpu-kv-cache-gib", "0.2", "--max-queue-s", "0"]
     with Served(*small, *flags) as served:
         yield served.ready(), num_worker_kills, num_core_kills
         served.end()
+
+
+def victims(served: Served, module: str) -> list[int]:
+    """The processes of this kind; waits until there is one."""
+    found: list[int] = []
+    until(lambda: found.extend(served.pids(module)) or found)
+    return found
 
 
 def test_streams_outlive_workers_and_engines(shape: tuple[Served, int, int]) -> None:
@@ -154,7 +161,7 @@ def test_streams_outlive_workers_and_engines(shape: tuple[Served, int, int]) -> 
             before, more = served.metric("generation_tokens_total"), rng.randint(1, 300)  # until a random moment
             # a new core counts from 0
             until(lambda before=before, more=more: not 0 <= served.metric("generation_tokens_total") - before < more)
-            pid = rng.choice(served.pids(module))
+            pid = rng.choice(victims(served, module))
             with contextlib.suppress(psutil.NoSuchProcess):
                 children = psutil.Process(pid).children() if module == CORE else []
                 os.kill(pid, signal.SIGKILL)

@@ -68,11 +68,13 @@ FUNCTION_GEMMA = (
     .replace('<|"|>', "<escape>")
 )
 KEYWORDS = ITEMS + "{{ k }}={% if v is string %}'{{ v }}'{% else %}{{ v | tojson }}{% endif %}" + COMMA + DONE
+LFM2 = f"<|tool_call_start|>[{EACH}{NAME}({KEYWORDS}){COMMA}{DONE}]<|tool_call_end|>"
 OLMO = f"<function_calls>\n{EACH}{NAME}({KEYWORDS})\n{DONE}</function_calls>"
 ACTION = '{"tool_call_id": "{{ loop.index0 }}", "tool_name": "' + NAME + '", "parameters": ' + ARGUMENTS + "}"
 COHERE = f"<|START_ACTION|>[\n{EACH}    {ACTION}{COMMA}\n{DONE}]<|END_ACTION|>"
 APERTUS = f'<|tools_prefix|>[{EACH}{{"{NAME}": {ARGUMENTS}}}{COMMA}{DONE}]<|tools_suffix|>'
 GIGACHAT = f'{EACH}function call<|role_sep|>\n{{"name": "{NAME}", "arguments": {ARGUMENTS}}}{DONE}'
+NEMOTRON_2 = f'<TOOLCALL>[{EACH}{{"name": "{NAME}", "arguments": {ARGUMENTS}}}{COMMA}{DONE}]</TOOLCALL>'
 GRANITE_20B = f'{EACH}<function_call> {{"name": "{NAME}", "arguments": {ARGUMENTS}}} {DONE}'
 
 # how turns begin and end
@@ -174,6 +176,17 @@ CHECKPOINTS = [
         "kimi_k2",
         "kimi_k2",
     ),
+    ("LiquidAI/LFM2-1.2B", chatml(intro="List of tools: <|tool_list_start|>["), "lfm2", None),
+    ("LiquidAI/LFM2.5-1.2B-Instruct", chatml(intro="List of tools: ["), "lfm2", None),
+    ("LiquidAI/LFM2.5-1.2B-Thinking", chatml(LFM2, "List of tools: [", thought=THOUGHT), "lfm2", "qwen3"),
+    (
+        "moonshotai/Kimi-Linear-48B-A3B-Instruct",
+        template(*KIMI_TURN, KIMI, "<|im_system|>tool_declare<|im_middle|>"),
+        "kimi_k2",
+        None,
+    ),
+    ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", chatml(CODER, "# Tools\n", OPENS, THOUGHT), "qwen3_coder", "qwen3"),
+    ("ibm-granite/granite-4.0-h-tiny", template(*GRANITE_TURN, HERMES, HERMES_INTRO), "granite4", None),
     ("google/gemma-3-27b-it", template(*GEMMA_TURN), None, None),
     (
         "google/gemma-4-31b-it",
@@ -302,6 +315,7 @@ CHECKPOINTS = [
         "cohere_command4",
         "cohere_command4",
     ),
+    ("nvidia/NVIDIA-Nemotron-Nano-9B-v2", template("<SPECIAL_11>{{ m.role }}\n", "\n", NEMOTRON_2), "nemotron_json", None),
     ("ai-sage/GigaChat3-10B-A1.8B", template("{{ m.role }}<|role_sep|>\n", "<|message_sep|>\n\n", GIGACHAT), "gigachat3", None),
     ("swiss-ai/Apertus-8B-Instruct-2509", template("<|{{ m.role }}_start|>", "<|{{ m.role }}_end|>", APERTUS), "apertus", None),
     (

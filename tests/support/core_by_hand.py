@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 from fake_worker import VOCAB_SIZE, FakeWorker
 from ipc_cores import RawFrontend
+from kv_kinds import FULL
 
 from quire.enginecore.core import CoreConfig, EngineCore
 from quire.enginecore.preparation import Preparer
@@ -43,6 +44,8 @@ decode = msgspec.msgpack.Decoder(CoreMessage).decode
 class FakeWorkers(WorkerGroup):
     """Real rings, and a fake worker in this process that takes a plan when it is told to."""
 
+    from_outside = False  # whether their next death is the work of a signal
+
     def start(self) -> None:
         self.generation += 1
         self.plan_ring = PlanRing.create(1 << 16, 1)
@@ -53,6 +56,7 @@ class FakeWorkers(WorkerGroup):
         self._decode_rows = np.zeros(0, np.int32)
         self._waiting: tuple[StepPlan, set[int], set[int]] | None = None  # for masks: rows not named yet, rows that get none
         self.is_ready = True
+        self.from_outside = False
 
     def answer(self) -> None:
         """Take the next record, if there is one: run a plan, or keep it until all its masks are here."""
@@ -90,9 +94,10 @@ class FakeWorkers(WorkerGroup):
     def keep_spares(self) -> None:
         """There are no processes."""
 
-    def kill(self) -> None:
+    def kill(self) -> bool:
         self._reader.close()
         super().kill()
+        return self.from_outside
 
 
 def worker_template(world_size: int = 1, model_dir: str = "") -> WorkerConfig:
@@ -113,7 +118,7 @@ class CoreByHand:
     """`workers`: a group of worker processes; without, a FakeWorkers."""
 
     def __init__(self, workers: WorkerGroup | None = None, preparers: Iterable[Preparer] = (), replay: bool = True) -> None:
-        scheduler = SchedulerConfig(MAX_NUM_SEQS, 16, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS, (0,), vocab_size=VOCAB_SIZE)
+        scheduler = SchedulerConfig(MAX_NUM_SEQS, 16, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS, FULL, vocab_size=VOCAB_SIZE)
         limits = EngineLimits(MAX_MODEL_LEN, VOCAB_SIZE, MAX_NUM_SEQS, 20)
         config = CoreConfig(scheduler, limits, 100, 0, 60.0, spins=False, log_requests=False, log_stats=False, replay=replay)
         welcome = Welcome(EPOCH, PROTOCOL_VERSION, ["tiny"], limits, [], [0], "0", 1, 60.0)

@@ -108,9 +108,9 @@ class ModelWorkers(WorkerGroup):
     def keep_spares(self) -> None:
         """There are no processes."""
 
-    def kill(self) -> None:
+    def kill(self) -> bool:
         self._reader.close()
-        super().kill()
+        return super().kill()
 
 
 class Output:

@@ -12,6 +12,7 @@ GELU = SwiGLU(alpha=1.5957691216057308, cubic=0.044715)
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 # hidden, intermediate, experts, top k
 QWEN, GPT_OSS, DEEPSEEK = (2048, 768, 128, 8), (2880, 2880, 32, 4), (2048, 1408, 64, 6)
+NEMOTRON = (2688, 1856, 128, 6)  # without a gate
 TABLE = torch.tensor([*E2M1, *(-x for x in E2M1)], dtype=torch.float64)
 EVERY = slice(None)
 

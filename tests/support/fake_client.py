@@ -180,6 +180,9 @@ class FakeClient:
             )
         return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens)
 
+    async def encode_marked(self, text: str, add_special_tokens: bool, ends):
+        return self.tokenizer.encode_marked(text, add_special_tokens, ends)
+
     def submit(self, prompt_token_ids, params, **options) -> FakeStream:
         if self.submit_error is not None:
             raise self.submit_error

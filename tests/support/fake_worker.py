@@ -1,7 +1,8 @@
 """A fake worker: runs plans against a KV cache with entries that name the token and prefix that they stand for.
 
 Every read is checked: a row must find, at each position its window sees, exactly its own prefix. The token it samples depends
-on the whole prefix, so wrong sharing, a lost update or a wrong position changes a sequence's output.
+on the whole prefix, so wrong sharing, a lost update or a wrong position changes a sequence's output. In a step with windows it
+drafts by coin: a row has any number of drafts that the plan allows, and each is right or not.
 
 As a process, `python -m fake_worker` instead of a worker, it takes plans from its ring and writes what it was sent to the
 folder `model_dir`: a file for each generation and rank, one digest per line.
@@ -13,13 +14,13 @@ from pathlib import Path
 import numpy as np
 
 from quire.ipc.links.core_and_workers import WorkerToCore
-from quire.ipc.messages.workers import AllocateKV, ControlReply, KVGroup, WorkerProfile, WorkerReady
+from quire.ipc.messages.workers import AllocateKV, ControlReply, FullAttention, KVGroup, WorkerProfile, WorkerReady
 from quire.ipc.process.children import child_main_config, own_fds
 from quire.ipc.step.control import decode_control
 from quire.ipc.step.plan import StepPlan, decode_plan
 from quire.ipc.step.plan_ring import KIND_CONTROL, KIND_SHUTDOWN, PlanReader
 from quire.ipc.step.result_ring import ResultRing
-from quire.ipc.step.sections import HEADER, PREFILL_SAMPLE
+from quire.ipc.step.sections import HEADER, PREFILL_SAMPLE, REJECTED, UNUSED
 from quire.ipc.worker_config import WorkerConfig
 
 VOCAB_SIZE = 50
@@ -41,18 +42,27 @@ def solo_output(prompt: list[int], final_len: int, eos: set[int], vocab_size: in
 
 
 class FakeWorker:
-    def __init__(self, num_slots: int, max_blocks: int, block_size: int, windows: tuple[int, ...], vocab_size: int):
+    def __init__(
+        self, num_slots: int, max_blocks: int, block_size: int, windows: tuple[int, ...], vocab_size: int, has_states=False
+    ):
         self.block_size, self.windows, self.vocab_size = block_size, windows, vocab_size
         self.num_slots = num_slots
         self.tables = np.full((len(windows) * num_slots, max_blocks), -1, np.int64)
         self.cache: list[dict[tuple[int, int], tuple[int, ...]]] = [{} for _ in windows]  # (block, offset) -> prefix up to it
+        self.has_states = has_states
+        self.states: dict[int, tuple[int, ...]] = {}  # recurrent state -> the tokens that it stands for
+        self.own_state: dict[int, int] = {}  # slot -> its sequence's own state
         self.prefix: dict[int, list[int]] = {}  # slot -> computed tokens
         self.last_token: dict[int, int] = {}
         self.sampled_in: dict[int, int] = {}  # slot -> the last step
         self.decode_rows: dict[int, np.ndarray] = {}  # by micro-batch
+        self.final_len: dict[int, int] = {}  # by slot
+        self.max_window: dict[int, int] = {}
+        self.coin = np.random.default_rng(0)
+        self.first_sample = np.zeros(0, np.int32)  # of the last step: the index of each row's first sample
 
     def run(self, plan: StepPlan) -> np.ndarray:
-        """One sampled id per row. The plan goes through its wire form."""
+        """One sampled id per row; with windows one per sample. The plan goes through its wire form."""
         plan = decode_plan(plan.encode(), self.decode_rows.get(plan.micro_batch, np.zeros(0, np.int32)))
         self.decode_rows[plan.micro_batch] = plan.decode_rows.copy()
         ages = [plan.step - self.sampled_in[slot] for slot in plan.decode_rows.tolist()]
@@ -67,23 +77,95 @@ class FakeWorker:
         assert len(set(slots)) == len(slots), "a slot has two rows"
         for slot in new:  # a new sequence: what the slot's last one computed is not its own
             self.prefix[slot] = []
-        work, at = [], 0
+        for name, values in (("final_len", self.final_len), ("max_window", self.max_window)):
+            values.update(zip(new, plan.section("slot_updates")[name].tolist(), strict=True))
+        self._take_states(plan)
+        work, at, drafts_left = [], 0, plan.draft_tokens
         for slot in plan.decode_rows.tolist():
-            work.append((slot, len(self.prefix[slot]), [self.last_token[slot]], True))
-        for slot, start, length, flags, *_ in plan.prefill_rows.tolist():
+            drafts = self._drafts(slot, min(plan.window - 1, drafts_left))
+            drafts_left -= len(drafts)
+            work.append((slot, len(self.prefix[slot]), [self.last_token[slot], *drafts], True))
+        for slot, start, length, flags, _, _, *states in plan.prefill_rows.tolist():
             work.append((slot, start, plan.prefill_tokens[at : at + length].tolist(), bool(flags & PREFILL_SAMPLE)))
             if start != len(self.prefix[slot]):  # begins behind a cached prefix: read it from the cache
-                self.prefix[slot] = list(self._read(self._longest_group(), slot, start - 1))
+                self.prefix[slot] = self.found(slot, start, states[0] if states else 0)
             at += length
         for slot, start, tokens, samples in work:
             assert len(self.prefix[slot]) == start
-            self._write(slot, tokens)
+            if not self._has_ended(slot, start):
+                self._write(slot, tokens)
             if samples:
                 self.sampled_in[slot] = plan.step
-        return np.asarray([self._sample(slot, samples) for slot, _, _, samples in work], np.int32)
+        self._write_states(plan)
+        if plan.window == 1:
+            return np.asarray([self._sample(slot, samples) for slot, _, _, samples in work], np.int32)
+        rows = len(plan.decode_rows)
+        words = [self._verify(slot, start, tokens) for slot, start, tokens, _ in work[:rows]]
+        words += [[self._sample(slot, samples)] for slot, _, _, samples in work[rows:]]
+        self.first_sample = np.cumsum([0, *map(len, words)])[:-1].astype(np.int32)
+        used = [word for row in words for word in row]
+        return np.asarray([*used, *[UNUSED] * (plan.num_samples - len(used))], np.int32)
 
-    def _longest_group(self) -> int:
-        return 0
+    def _has_ended(self, slot: int, start: int) -> bool:
+        """Whether the row would compute its sequence's last token, which another step has sampled."""
+        return start >= self.final_len[slot] - 1
+
+    def _drafts(self, slot: int, most: int) -> list[int]:
+        known = [*self.prefix[slot], self.last_token[slot]]
+        most = min(most, self.max_window[slot] - 1, self.final_len[slot] - 1 - len(known))
+        for _ in range(self.coin.integers(most + 1) if most > 0 else 0):
+            known.append(next_token(known, self.vocab_size) if self.coin.random() < 0.8 else 0)
+        return known[len(self.prefix[slot]) + 1 :]
+
+    def _verify(self, slot: int, start: int, tokens: list[int]) -> list[int]:
+        """The result words of a decode row's window; the prefix keeps what was accepted."""
+        if self._has_ended(slot, start):
+            return [REJECTED]
+        whole, words = self.prefix[slot], []
+        for count in range(1, len(tokens) + 1):
+            self.prefix[slot] = whole[: start + count]
+            words.append(self._sample(slot, samples=True))
+            if count < len(tokens) and tokens[count] != words[-1]:
+                break
+        return words + [REJECTED] * (len(tokens) - len(words))
+
+    def found(self, slot: int, start: int, first_state: int) -> list[int]:
+        """The prefix that the prefix cache had for a slot."""
+        return list(self._read(0, slot, start - 1) if self.windows else self.states[first_state])
+
+    def _take_states(self, plan: StepPlan) -> None:
+        """Check that each row reads the state of its prefix, and that no row reads or writes what another one writes."""
+        updates, copies = plan.section("slot_updates"), plan.section("state_copies").tolist()
+        self.own_state.update(zip(updates["slot"].tolist(), updates["state"].tolist(), strict=True))
+        chunks = plan.prefill_rows
+        if not self.has_states:
+            assert not copies and not any(self.own_state.values())
+            assert not chunks["first_state"].any() and not chunks["last_state"].any()
+            return
+        for source, target in copies:
+            self.states[target] = self.states[source]
+        decode = [self.own_state[slot] for slot in plan.decode_rows.tolist()]
+        own = [self.own_state[slot] for slot in chunks["slot"].tolist()]
+        written = [*decode, *own, *(last for last in chunks["last_state"].tolist() if last), *(target for _, target in copies)]
+        assert 0 not in written and len(set(written)) == len(written), "a state is written twice"
+        for slot, state in zip(plan.decode_rows.tolist(), decode, strict=True):
+            assert self.states[state] == tuple(self.prefix[slot]), "a decode row reads another state"
+        for state, (_, start, _, _, _, _, first, _) in zip(own, chunks.tolist(), strict=True):
+            assert bool(first) == bool(start), "a chunk begins with zeros, and only at the start"
+            assert first in (0, state) or first not in [*decode, *own, *chunks["last_state"].tolist()]
+
+    def _write_states(self, plan: StepPlan) -> None:
+        if not self.has_states:
+            return
+        for slot in plan.decode_rows.tolist():
+            self.states[self.own_state[slot]] = tuple(self.prefix[slot])
+        begun = [(first, start) for _, start, _, _, _, _, first, _ in plan.prefill_rows.tolist()]
+        read = [self.states[first] if first else () for first, _ in begun]
+        for (slot, start, *_, last), state in zip(plan.prefill_rows.tolist(), read, strict=True):
+            assert state == tuple(self.prefix[slot][:start]), "a chunk reads another state"
+            for place in (self.own_state[slot], last):
+                if place:
+                    self.states[place] = tuple(self.prefix[slot])
 
     def _place(self, group: int, slot: int, position: int) -> tuple[int, int]:
         block = int(self.tables[group * self.num_slots + slot, position // self.block_size])
@@ -124,7 +206,9 @@ def main() -> None:
     ring = ResultRing.attach(own_fds(c.result_ring_fds)) if c.result_ring_fds else None
     link = WorkerToCore(c.control_address, c.rank, c.generation)
     num_blocks = 60 + c.rank  # the least counts
-    link.send(WorkerProfile(c.rank, num_blocks, c.engine.block_size, [KVGroup(0, [0])], VOCAB_SIZE, "fake", 0, 0, 0))
+    link.send(
+        WorkerProfile(c.rank, num_blocks, c.engine.block_size, [KVGroup(FullAttention(), [0])], VOCAB_SIZE, "fake", 0, 0, 0)
+    )
     command = link.receive(60.0)
     assert command == AllocateKV(60)
     if ring is not None:

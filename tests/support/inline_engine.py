@@ -5,6 +5,7 @@ from types import MappingProxyType
 
 import numpy as np
 import torch
+from recurrent_states import poison
 
 from quire.enginecore.intake import Intake, IntakeConfig
 from quire.enginecore.scheduling.config import SchedulerConfig
@@ -12,7 +13,15 @@ from quire.enginecore.scheduling.scheduler import Scheduler
 from quire.enginecore.tenants.backlog import Room
 from quire.ipc.messages.frontend import AddRequest, EngineLimits, Generate, RequestError, TokenInputs
 from quire.ipc.sampling import SamplingParams
-from quire.ipc.step.sections import STEP_MASK, StepLimits, max_device_words
+from quire.ipc.step.samples import Samples
+from quire.ipc.step.sections import (
+    LOGPROBS,
+    STEP_MASK,
+    StepLimits,
+    first_logprob_word,
+    max_device_words,
+    max_samples_of,
+)
 from quire.kernels.step.tables import LogitsProcessorPool
 from quire.workers.attention.kv_cache import KVCache
 from quire.workers.devices.cpu import CpuDevice
@@ -23,6 +32,7 @@ from quire.workers.logits_processors.batch import CustomProcessors
 from quire.workers.models.build import build_model
 from quire.workers.models.family_table import read_model_config
 from quire.workers.parallel import Parallel
+from quire.workers.recurrent.state_cache import state_cache_of
 from quire.workers.runner import ModelRunner
 
 
@@ -45,27 +55,25 @@ class InlineEngine:
         processors=(),
         model_options=MappingProxyType({}),
         parallel=None,
+        num_states=None,
+        state_dtype="auto",
+        speculation=None,
         **scheduling,
     ):
-        self.depth, self.device = depth, torch.device(device)
+        self.depth, self.device, self.speculation = depth, torch.device(device), speculation
         parallel = parallel or Parallel(device=self.device)
-        config = read_model_config(model_dir, **model_options)
-        max_model_len = max_model_len or min(config.max_position_embeddings, 512)
-        self.model = build_model(config, dtype, parallel).eval()
-        if dummy:
-            dummy_weights(self.model, 0)
-        else:
-            load_weights(self.model, model_dir, self.device, progress=False)
-        if self.device.type == "cpu":
-            quicken_attributes(self.model)
+        config = self.read_config(model_dir, model_options)
+        max_model_len, self._unused = max_model_len or min(config.max_position_embeddings, 512), set()
+        self.model = self.load(config, dtype, parallel, None if dummy else model_dir)
         layers = parallel.stage.layers if parallel.stage.count > 1 else None
         cache = KVCache(config.attention_specs(parallel), block_size, dtype, self.model.kv_scales(), layers)
         cache.allocate(num_blocks, self.device)
+        states = state_cache_of(config, parallel, dtype, state_dtype)
+        num_states = (num_states or 2 * max_num_seqs + 1) if config.state_tensors(parallel) else 0
+        states.allocate(num_states, self.device)
         self.processors = CustomProcessors(processors, None, self.device) if processors else None
-        self.runner = self._make_runner(config, cache, dtype, max_num_seqs, budget, max_model_len, parallel)
-        if graphs:
-            with self.runner.device.stream():
-                self.runner.capture_graphs()
+        self.runner = self._make_runner(config, cache, states, dtype, max_num_seqs, budget, max_model_len, parallel)
+        self._capture(graphs)
         self.scheduler = Scheduler(
             SchedulerConfig(
                 max_num_seqs=max_num_seqs,
@@ -73,22 +81,44 @@ class InlineEngine:
                 max_model_len=max_model_len,
                 block_size=block_size,
                 num_blocks=num_blocks,
-                windows=cache.windows,
+                kv_groups=cache.kinds,
+                num_states=num_states,
                 num_micro_batches=parallel.stage.count,
                 eos_token_ids=tuple(eos),
                 vocab_size=config.vocab_size,
+                speculation=speculation,
                 **scheduling,
             )
         )
         limits = EngineLimits(max_model_len, config.vocab_size, max_num_seqs, 20)
-        caching = self.scheduler.config.enable_prefix_caching
-        info = self.processors.info if self.processors is not None else None
-        self.intake = Intake(IntakeConfig(limits, tuple(eos), caching, False, 0, 10_000, info), self.scheduler.kv.hasher)
+        caching, info = self.scheduler.config.enable_prefix_caching, self.processors and self.processors.info
+        accepts = IntakeConfig(limits, tuple(eos), caching, False, 0, 10_000, info)
+        self.intake = Intake(accepts, self.scheduler.kv.hasher)
         self.masks: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}  # step -> what a worker's ring would bring
-        self.count, self.prompt_rows = 0, []
+        self.count, self.prompt_rows, self.logprobs = 0, [], {}  # the last: key -> those of its output, if it wants them
 
-    def _make_runner(self, config, cache, dtype, max_num_seqs, budget, max_model_len, parallel):
+    def _capture(self, graphs):
+        if graphs:
+            with self.runner.device.stream():
+                self.runner.capture_graphs()
+
+    def read_config(self, model_dir, options):
+        return read_model_config(model_dir, **options)
+
+    def load(self, config, dtype, parallel, model_dir):
+        """The model, with random weights if model_dir is None."""
+        model = build_model(config, dtype, parallel).eval()
+        if model_dir is None:
+            dummy_weights(model, 0)
+        else:
+            load_weights(model, model_dir, self.device, progress=False)
+        if self.device.type == "cpu":
+            quicken_attributes(model)
+        return model
+
+    def _make_runner(self, config, cache, states, dtype, max_num_seqs, budget, max_model_len, parallel):
         max_blocks = -(-max_model_len // cache.block_size)
+        max_samples = max_samples_of(max_num_seqs) if self.speculation else 0
         ctx = DeviceContext(
             config=config,
             cache=cache,
@@ -102,9 +132,12 @@ class InlineEngine:
             max_rows=max_num_seqs,
             max_blocks=max_blocks,
             max_device_words=max_device_words(
-                StepLimits(max_num_seqs, budget, cache.block_size, len(cache.groups), max_blocks)
+                StepLimits(max_num_seqs, budget, cache.block_size, len(cache.groups), max_blocks, max_samples)
             ),
             parallel=parallel,
+            states=states,
+            max_samples=max_samples,
+            speculation=self.speculation,
         )
         return ModelRunner(self.model, ctx, self._make_device, self.processors)
 
@@ -146,16 +179,38 @@ class InlineEngine:
                 step = in_flight.popleft()
                 out = self.scheduler.update(step, self._results(step), now=0.0)
                 self.scheduler.check()
+                self._poison()
                 for key, token in zip(out.keys.tolist(), out.tokens.tolist(), strict=True):
                     outputs.setdefault(key, []).append(token)
+                self._take_logprobs(step, out)
 
-    def _results(self, step) -> np.ndarray:
+    def _poison(self) -> None:
+        """Recurrent states that were given back are NaN. All steps have run; in stages and on a GPU they may not have."""
+        released, self._unused = set(self.scheduler.kv.states.unused) - self._unused, set(self.scheduler.kv.states.unused)
+        runners = getattr(self.runner, "runners", [self.runner])
+        if self.device.type == "cpu" and runners[0].ctx.parallel.stage.count == 1:
+            for runner in runners:
+                poison(runner.ctx, released)
+
+    def _results(self, step) -> Samples:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
-        number = step.step & STEP_MASK
-        words = self.runner.device.results[number % len(self.runner.device.results), : len(step.slots)].cpu().numpy()
-        assert (words >> 32 == number).all(), "a result word of another step"
-        return (words & 0xFFFFFFFF).astype(np.uint32).view(np.int32)
+        number, rows = step.step & STEP_MASK, len(step.slots)
+        entry = self.runner.device.results[number % len(self.runner.device.results)].cpu().numpy()
+        at = self.runner.ctx.max_samples
+        parts = [entry[: rows + step.draft_tokens], entry[at : at + rows if step.draft_tokens else at]]
+        assert all((words >> 32 == number).all() for words in parts), "a result word of another step"
+        tokens, first = ((words & 0xFFFFFFFF).astype(np.uint32).view(np.int32) for words in parts)
+        return Samples.of_windows(tokens, first) if step.draft_tokens else Samples.one_a_row(tokens)
+
+    def _take_logprobs(self, step, out) -> None:
+        ctx, results = self.runner.ctx, self.runner.device.results
+        record = results[(step.step & STEP_MASK) % len(results), first_logprob_word(ctx.max_rows, ctx.max_samples) :]
+        for key, place in zip(out.keys[out.wants_logprobs].tolist(), out.places[out.wants_logprobs].tolist(), strict=True):
+            word = int(record[place * LOGPROBS.width + LOGPROBS.at["logprob"]])
+            assert word >> 32 == step.step & STEP_MASK, "a result word of another step"
+            value = np.uint32(word & 0xFFFFFFFF).view(np.float32)
+            self.logprobs.setdefault(key, []).append(float(value))
 
     def generate(self, prompts, params) -> list[list[int]]:
         """Outputs of one-child requests, in order; params may be one for all or a list."""

@@ -17,6 +17,7 @@ from quire.ipc.messages.stats import (
     Distribution,
     EngineStats,
     ExpertStats,
+    SpeculationStats,
     TenantStats,
 )
 from quire.ipc.process.usage import process_usage
@@ -39,6 +40,7 @@ def engine_stats(**changes) -> EngineStats:
             "processes": [process_usage(os.getpid(), "engine")],
             "experts": ExpertStats([300, 100], 1.5),
             "tenants": [TenantStats("chat", 3, 2), TenantStats("key-0a1b2c3d", 0, 1)],
+            "speculation": SpeculationStats(10, 25, [8, 3, 1]),
             **changes,
         }
     )

@@ -287,7 +287,7 @@ def quantized(name: str, form: str, folder: Path) -> Any:
             module.weight.data = weight
             if rounded is not None:
                 module.register_forward_pre_hook(partial(_round, model, layer, rounded))
-    model.inputs = {}
+    model.inputs, model.last_bits = {}, LAST_BITS
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return model
 
@@ -295,8 +295,8 @@ def quantized(name: str, form: str, folder: Path) -> Any:
 def _round(model: Any, layer: str, rounded: Callable[[torch.Tensor, str], torch.Tensor], module: Any, args: Any) -> Any:
     x = args[0]
     if layer in model.inputs:
-        ours = model.inputs[layer][None]
-        torch.testing.assert_close(ours, x[:, -ours.shape[1] :], rtol=LAST_BITS, atol=LAST_BITS, msg=lambda m: f"{layer}: {m}")
+        ours, bits = model.inputs[layer][None], model.last_bits
+        torch.testing.assert_close(ours, x[:, -ours.shape[1] :], rtol=bits, atol=bits, msg=lambda m: f"{layer}: {m}")
         x = torch.cat((x[:, : -ours.shape[1]], ours), 1)
     return rounded(x, layer), *args[1:]
 
@@ -307,14 +307,16 @@ def inputs_recorded(model: Any) -> Iterator[dict[str, torch.Tensor]]:
     steps: dict[str, list[torch.Tensor]] = {}
     found: dict[str, torch.Tensor] = {}
     multiply = RoundedInputs.product
-    names = {
-        id(module._outer): [f"{name.rpartition('.')[0]}.{layer}" for layer in module.format.shard.rows]
-        for name, module in model.named_modules()
-        if isinstance(module, Linear)
-    }
+    names: dict[int, list[str]] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, Linear):
+            parts = zip(module.format.formats, module.format.outer, strict=True) if hasattr(module.format, "formats") else ()
+            for one, outer in (*parts, (module.format, module.outer)):
+                layers = one.shard.rows if hasattr(one, "shard") else ()
+                names[id(outer)] = [f"{name.rpartition('.')[0]}.{layer}" for layer in layers]
 
     def product(self: RoundedInputs, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        for layer in names[id(self)]:
+        for layer in names.get(id(self), []):
             steps.setdefault(layer, []).append(x.clone())
         return multiply(self, x, out)
 

@@ -10,6 +10,7 @@ import pytest
 import tiny_moe
 import torch
 import torch.nn.functional as F
+from step_contexts import context_of
 from tiny_models import tiny_model
 from workers.test_models import DenseAttention
 
@@ -80,5 +81,5 @@ def inputs_of_routers(model, tokens):
     attention = DenseAttention(model.config.attention_specs(Parallel()))
     with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
         patch.setattr(Router, "__call__", seen)
-        model(torch.tensor(tokens, dtype=torch.int32), torch.arange(len(tokens), dtype=torch.int32), attention)
+        model(torch.tensor(tokens, dtype=torch.int32), context_of(attention, torch.arange(len(tokens), dtype=torch.int32)))
     return found

@@ -4,14 +4,16 @@ from collections import deque
 
 import numpy as np
 from fake_worker import FakeWorker, solo_output
+from kv_kinds import kinds_of
 
 from quire.enginecore.core import STEPS_OF_STAGE
 from quire.enginecore.kv.sequence_blocks import SequenceBlocks
 from quire.enginecore.scheduling.config import SchedulerConfig
 from quire.enginecore.scheduling.scheduler import Scheduler
-from quire.enginecore.scheduling.sequence import Sequence
+from quire.enginecore.scheduling.sequence import Sequence, SequenceState
 from quire.ipc.messages.frontend import sequence_key
 from quire.ipc.sampling import SamplingParams
+from quire.ipc.step.samples import Samples
 
 VOCAB = 50
 
@@ -22,14 +24,14 @@ class Harness:
     def __init__(
         self, *, num_blocks=40, block_size=4, windows=(0,), max_num_seqs=4, budget=16, max_model_len=64, eos=(), **more
     ):
-        self.eos = set(eos)
+        self.eos, self.windows = set(eos), windows
         self.config = SchedulerConfig(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=budget,
             max_model_len=max_model_len,
             block_size=block_size,
             num_blocks=num_blocks,
-            windows=windows,
+            kv_groups=kinds_of(windows),
             eos_token_ids=tuple(eos),
             vocab_size=VOCAB,
             **more,
@@ -50,7 +52,9 @@ class Harness:
 
     def new_worker(self):
         c = self.config
-        return FakeWorker(c.max_num_seqs + 1, c.max_model_len // c.block_size + 1, c.block_size, c.windows, VOCAB)
+        return FakeWorker(
+            c.max_num_seqs + 1, c.max_model_len // c.block_size + 1, c.block_size, self.windows, VOCAB, c.num_states > 0
+        )
 
     def die(self):
         """The worker dies with the steps in flight, and another one comes. Returns what the scheduler has lost."""
@@ -69,7 +73,20 @@ class Harness:
         return request_id
 
     def _add_child(
-        self, prompt, max_tokens, request_id, child, root, *, n, priority=0, owner=0, tenant=None, ignore_eos=False, **params
+        self,
+        prompt,
+        max_tokens,
+        request_id,
+        child,
+        root,
+        *,
+        n,
+        priority=0,
+        owner=0,
+        tenant=None,
+        ignore_eos=False,
+        marks=(),
+        **params,
     ):
         self.count += 1
         p = SamplingParams(n=n, max_tokens=max_tokens, ignore_eos=ignore_eos, **params)
@@ -88,7 +105,7 @@ class Harness:
             tenant=tenant,
             expected_output=max_tokens,
             blocks=SequenceBlocks(
-                root, self.config.enable_prefix_caching or n > 1, may_hit=p.prompt_logprobs is None or child > 0
+                root, self.config.enable_prefix_caching or n > 1, may_hit=p.prompt_logprobs is None or child > 0, marks=marks
             ),
         )
         assert self.scheduler.fits(seq.final_len)
@@ -105,18 +122,32 @@ class Harness:
             assert plan.num_tokens <= self.config.max_num_batched_tokens
             assert not len(plan.decode_rows) or bool(plan.lag) == (self.config.num_micro_batches > 1)
             self.plans.append(plan)
-            self.in_flight.append((step, self.worker.run(plan)))
+            words, first = self.worker.run(plan), self.worker.first_sample
+            samples = Samples.of_windows(words, first) if plan.window > 1 else Samples.one_a_row(words)
+            self.in_flight.append((step, samples))
+            self._poison()
         return made
 
+    def _poison(self):
+        """States that no sequence holds are read no more: the worker asserts it."""
+        for state in self.scheduler.kv.states.unused:
+            self.worker.states.pop(state, None)
+
     def collect(self):
-        step, tokens = self.in_flight.popleft()
+        step, samples = self.in_flight.popleft()
         self.now += 1.0
-        out = self.scheduler.update(step, tokens, self.now)
+        out = self.scheduler.update(step, samples, self.now)
         self.scheduler.check()
+        self._poison()
+        t = self.scheduler.slots
+        for slot in (s.slot for s in t.holders if s.state is SequenceState.DECODE):
+            assert t.num_tokens[slot] <= t.sched_tokens[slot] <= t.sched_upper[slot]
+            assert self.in_flight or t.num_tokens[slot] == t.sched_upper[slot], "all results are back"
         for key, token in zip(out.keys.tolist(), out.tokens.tolist(), strict=True):
             assert self.names[key] not in self.finished, "a token after the end"
             self.outputs[self.names[key]].append(token)
-        for key, seconds in zip(out.keys.tolist(), out.since_last.tolist(), strict=True):
+        rows = np.unique(out.rows, return_index=True)[1]
+        for key, seconds in zip(out.keys[rows].tolist(), out.since_last.tolist(), strict=True):
             self.since_last.setdefault(self.names[key], []).append(seconds)
             self.token_times.setdefault(self.names[key], []).append(self.now)
         for _, f in out.finished:
@@ -156,7 +187,7 @@ class Harness:
             if not self.turn(depth):
                 break
         assert self.scheduler.is_idle, "something is stuck"
-        assert self.scheduler.kv.pool.num_used == 0
+        assert self.scheduler.kv.pool.num_used == 0 and self.scheduler.kv.states.num_used == 0
 
     def expected(self, name):
         seq = self.sequences[name]

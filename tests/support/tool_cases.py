@@ -491,6 +491,16 @@ CASES = [
             "<|tool_calls_section_begin|><|tool_call_begin|>f<|tool_call_argument_begin|>{}<|tool_call_end|>",
         )
     ),
+    # lfm2
+    (
+        "lfm2",
+        "So\n<|tool_call_start|>[f(a='x', n=None, l=[1, {'k': True}]), g()]<|tool_call_end|>Now I wait.",
+        "So\nNow I wait.",
+        [("f", '{"a": "x", "n": null, "l": [1, {"k": true}]}'), ("g", "{}")],
+    ),
+    ("lfm2", "<|tool_call_start|>[f(a=1)]<|tool_call_end|><|tool_call_start|>[g()]", "", [("f", '{"a": 1}'), ("g", "{}")]),
+    ("lfm2", "<|tool_call_start|>[f(a='cut", "", [("f", '{"a": "cut')]),
+    *(("lfm2", text, text, []) for text in ("[f(a=1)]", "<|tool_call_start|>[]<|tool_call_end|>", "<|tool_call_start|>f(a=1)")),
     ("longcat", '<longcat_tool_call>\n{"name": "f", "arguments": {}}\n</longcat_tool_call> ok', " ok", [("f", "{}")]),
     # minimax
     (

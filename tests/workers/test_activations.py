@@ -56,7 +56,7 @@ def test_layers_side_by_side_keep_what_they_are():
         values[f"{name}.bias"] = torch.randn(size)
         values[f"{name}.weight"] = q if schemes[name] else weights[name]
         values |= {f"{name}.weight_scale": s, f"{name}.input_scale": torch.tensor(inputs[name])} if schemes[name] else {}
-    loaders = dict(layer.format.loaders("qkv_proj.format"))
+    loaders = {name: loader for one in layer.format.formats for name, loader in one.loaders("qkv_proj.format")}
     others = {f"{name}.activation_scale" for name in ("q_proj", "v_proj")}  # transformers' name, where the other is missing
     assert loaders.keys() == values.keys() | others
     loaders = {name: loader for name, loader in loaders.items() if name not in others}
@@ -65,7 +65,8 @@ def test_layers_side_by_side_keep_what_they_are():
         loader.write(values[name], 0)
     for then in {loader.then for loader in loaders.values()} - {None}:
         then()
-    layer.format.finish()
+    for one in layer.format.formats:
+        one.finish()
     x = torch.randn(3, 16)
     expected = []
     for name, s in inputs.items():

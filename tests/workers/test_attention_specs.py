@@ -7,12 +7,14 @@ import inline_engine
 import msgspec
 import pytest
 import torch
+from kv_kinds import kinds_of
+from step_contexts import context_of
 from tiny_models import tiny_model
 from workers.test_models import PROMPT, DenseAttention
 
 from quire.ipc.sampling import SamplingParams
 from quire.workers.attention.kv_cache import KVCache, Place
-from quire.workers.models.config import AlibiConfig, CacheSpec, RopeConfig
+from quire.workers.models.config import NO_ATTENTION, AlibiConfig, CacheSpec, RopeConfig
 from quire.workers.models.family_table import read_model_config
 from quire.workers.parallel import Parallel
 
@@ -62,7 +64,21 @@ def test_layers_share_a_block_table_if_window_and_cache_shape_are_equal():
     assert cache.places == [Place(0, 0), Place(2, 0), Place(1, 2), Place(2, 1), Place(1, 3), Place(0, 1)]
     cache.allocate(3, torch.device("cpu"))
     assert [tuple(k.shape) for k in cache.k] == [(3, 2, 16, 16)] * 2 + [(3, 4, 16, 8)] * 2
-    assert cache.block_bytes == sum(x[0].nbytes for x in (*cache.k, *cache.v)) and cache.windows == (0, 0, 10)
+    assert cache.block_bytes == sum(x[0].nbytes for x in (*cache.k, *cache.v)) and cache.kinds == kinds_of((0, 0, 10))
+
+
+def test_a_layer_without_attention_has_no_place_in_the_cache():
+    (spec,) = specs_of({})
+    cache = KVCache([NO_ATTENTION, spec, NO_ATTENTION, spec], 16, torch.float32)
+    assert [group.layers for group in cache.groups] == [[1, 3]] and cache.own_specs == [spec]
+    assert cache.block_bytes == KVCache([spec, spec], 16, torch.float32).block_bytes
+    assert NO_ATTENTION.on_rank(Parallel(0, 2)) == NO_ATTENTION
+
+
+def test_a_model_without_attention_has_no_group_and_blocks_of_no_bytes():
+    cache = KVCache([NO_ATTENTION] * 3, 16, torch.float32)
+    cache.allocate(1, torch.device("cpu"))
+    assert (cache.groups, cache.kinds, cache.block_bytes, cache.k) == ([], (), 0, [])
 
 
 def test_a_layer_that_reads_anothers_keys_and_values_has_its_place_and_no_memory():
@@ -89,7 +105,9 @@ def test_a_model_of_layers_that_differ_equals_a_dense_pass(scheduling, changes, 
     for prompt, out in zip(prompts, outputs, strict=True):
         ids = torch.tensor(prompt + out[:-1], dtype=torch.int32)
         with torch.inference_mode():
-            logits = engine.model.compute_logits(engine.model(ids, torch.arange(len(ids)), dense))[len(prompt) - 1 :]
+            logits = engine.model.compute_logits(engine.model(ids, context_of(dense, torch.arange(len(ids)))))[
+                len(prompt) - 1 :
+            ]
         chosen = logits.gather(1, torch.tensor(out)[:, None])[:, 0]
         assert (chosen >= logits.max(-1).values - 1e-4).all() and len(set(out)) > 5
 
@@ -101,19 +119,21 @@ def cuda(monkeypatch):
     pytest.importorskip("triton")
     from quire.workers.attention import cuda
 
-    calls = []
+    calls, limits = [], []  # limits: of the rows that prefill attention is given
     space = types.SimpleNamespace
 
     def record(name, *keep):
         def call(*args, **kwargs):
             calls.append((name, *(kwargs[key] if isinstance(key, str) else args[key] for key in keep)))
+            if name == "prefill_schedule":
+                limits.append(args[-1])
 
         return call
 
     decode = functools.partial(
         space, new_schedule=lambda window, is_chunked: ("schedule", window), launch=lambda rows: rows > 4
     )
-    monkeypatch.setattr(cuda, "DecodeWorkspace", space(allocate=lambda rows, *shape, cache_dtype: decode(shape=shape[:3])))
+    monkeypatch.setattr(cuda, "DecodeWorkspace", space(allocate=lambda rows, *shape, cache_dtype: decode(shape=shape[:4])))
     monkeypatch.setattr(
         cuda, "PrefillWorkspace", space(allocate=lambda rows, tokens, *shape, cache_dtype: space(shape=shape[:3]))
     )
@@ -122,27 +142,27 @@ def cuda(monkeypatch):
     monkeypatch.setattr(cuda, "decode_attention", record("decode", "schedule", "scale"))
     monkeypatch.setattr(cuda, "prefill_attention", record("prefill", "window", "scale"))
     monkeypatch.setattr(cuda, "rope_kv", record("rope_kv", 9))
-    monkeypatch.setattr(cuda, "can_fuse", lambda *args: True)
+    monkeypatch.setattr(cuda, "can_fuse", lambda workspace, *rest: workspace.shape[3] == 1)
     monkeypatch.setattr(cuda, "mode_for", lambda tokens: 0)
-    return space(module=cuda, calls=calls)
+    return space(module=cuda, calls=calls, limits=limits)
 
 
-def cuda_attention(cuda, specs, cache=None):
-    cache = cache or KVCache(specs, 16, torch.float32)
+def cuda_attention(cuda, specs, cache=None, max_samples=0, dtype=torch.float32):
+    cache = cache or KVCache(specs, 16, dtype)
     cache.allocate(2, torch.device("cpu"))
-    ctx = types.SimpleNamespace(
-        cache=cache, max_blocks=4, max_model_len=64, max_rows=8, max_tokens=32, device=torch.device("cpu"), dtype=torch.float32
-    )
+    sizes = {"max_blocks": 4, "max_model_len": 64, "max_rows": 8, "max_tokens": 32, "max_samples": max_samples}
+    ctx = types.SimpleNamespace(cache=cache, **sizes, device=torch.device("cpu"), dtype=dtype)
     return cuda.module.CudaModelAttention(ctx)
 
 
-def run_step(attention, specs, tokens, rows, decode_rows):
+def run_step(attention, specs, tokens, rows, decode_rows, **more):
     zeros = torch.zeros(64, dtype=torch.int32)
     step = types.SimpleNamespace(
         num_decode_rows=zeros[:1], query_start=zeros, seq_lens=zeros, row_slots=zeros, positions=zeros,
         slot_mapping=torch.zeros(3, 64, dtype=torch.int64),
     )  # fmt: skip
-    attention.begin(types.SimpleNamespace(block_table=torch.zeros(3, 9, 4, dtype=torch.int32)), step, tokens, rows, decode_rows)
+    tables = types.SimpleNamespace(block_table=torch.zeros(3, 9, 4, dtype=torch.int32))
+    attention.begin(tables, step, tokens, rows, decode_rows, **more)
     for layer, spec in enumerate(specs):
         norm = None if spec.qk_norm_eps is None else torch.ones(spec.head_dim)
         out = attention.attend(layer, torch.zeros(tokens, spec.q_size + 2 * spec.kv_size), norm, norm)
@@ -170,6 +190,28 @@ def test_a_step_launches_one_schedule_for_each_window_and_one_for_prefill(cuda, 
     assert schedules in ([], [("schedule", 0), ("schedule", 10)])
     assert [call[1:] for call in cuda.calls if call[0] == "decode"] in ([], [(("schedule", w), 0.25) for w in (0, 10, 0, 10)])
     assert [call[1] for call in cuda.calls if call[0] == "prefill"] in ([], [0, 10, 0, 10])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "heads", "step", "launched"),
+    [
+        (torch.float16, 4, (9, 9, 9), ["decode_schedule", "rope_kv", "decode"]),
+        (torch.float16, 4, (16, 9, None), ["decode_schedule", "prefill_schedule", "rope_kv", "decode", "prefill"]),
+        (torch.float16, 32, (9, 9, 9), ["prefill_schedule", "rope_kv", "prefill"]),  # 16 heads, 16 tokens: 256 rows of a tile
+        (torch.float32, 4, (9, 9, 9), ["prefill_schedule", "rope_kv", "prefill"]),
+        (torch.float32, 4, (16, 9, None), ["prefill_schedule", "rope_kv", "prefill"]),
+    ],
+)
+def test_rows_with_drafts_have_a_workspace_or_are_prefill_rows(cuda, dtype, heads, step, launched):
+    specs = specs_of({"num_heads": heads})
+    attention = cuda_attention(cuda, specs, max_samples=16, dtype=dtype)
+    run_step(attention, specs, *step, windows=True)
+    assert [name for name, *_ in cuda.calls] == launched
+    takes_all = [launched[0] == "prefill_schedule"] * len(cuda.limits)
+    assert [limit is None for limit in cuda.limits] == takes_all
+    cuda.calls.clear()
+    run_step(attention, specs, 4, 4, 4)  # a step without drafts is what it was
+    assert [name for name, *_ in cuda.calls] == ["decode_schedule", "decode"]
 
 
 def test_what_layers_have_in_common_they_share(cuda):

@@ -126,9 +126,9 @@ def test_a_request_that_breaks_a_processor_breaks_nothing_else(model):
     results = engine._results
 
     def without_failed(step):
-        tokens = results(step)
-        failed.extend(int(step.slots[row]) for row in step.processed_rows if tokens[row] == NO_TOKEN)
-        return np.where(tokens == NO_TOKEN, 0, tokens)
+        samples = results(step)
+        failed.extend(int(step.slots[row]) for row in step.processed_rows if samples.tokens[row] == NO_TOKEN)
+        return samples._replace(tokens=np.where(samples.tokens == NO_TOKEN, 0, samples.tokens))
 
     engine._results = without_failed
     bad = [{"break": "update"}, {"only": 10**6}, {"only": "x"}]

@@ -11,6 +11,7 @@ import tiny_moe
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
+from step_contexts import context_of
 from workers.test_models import PROMPT, DenseAttention
 from workers.test_parallel import on_every_rank
 
@@ -26,6 +27,8 @@ from quire.workers.models.config import ModelConfigError
 from quire.workers.models.family_table import read_model_config
 from quire.workers.parallel import Parallel
 from quire.workers.shard import Shard
+
+pytestmark = pytest.mark.usefixtures("dequantized")
 
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 
@@ -318,7 +321,7 @@ def test_the_ranks_together_are_the_whole_model(name, expert_parallel):
         model = model_of(folder, parallel)
         with torch.inference_mode():
             return model.compute_logits(
-                model(PROMPT, torch.arange(len(PROMPT)), DenseAttention(config.attention_specs(parallel)))
+                model(PROMPT, context_of(DenseAttention(config.attention_specs(parallel)), torch.arange(len(PROMPT))))
             )
 
     [alone], _ = on_every_rank(1, logits)

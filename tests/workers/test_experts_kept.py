@@ -18,6 +18,8 @@ from quire.workers.models.build import build_model
 from quire.workers.models.family_table import read_model_config
 from quire.workers.parallel import Parallel
 
+pytestmark = pytest.mark.usefixtures("dequantized")
+
 
 @pytest.fixture
 def keep(monkeypatch):

@@ -10,6 +10,8 @@ from workers.test_experts import assert_same_experts, changed, fp8, model_of
 
 from quire.workers.parallel import Parallel
 
+pytestmark = pytest.mark.usefixtures("dequantized")
+
 
 @pytest.mark.parametrize("name", ["mixtral", "minimax-m2"])
 def test_llm_compressor_has_its_own_names_for_experts_layers(name, tmp_path):

@@ -9,6 +9,7 @@ import pytest
 import tiny_models
 import torch
 from safetensors.torch import load_file, save_file
+from step_contexts import context_of
 from workers.test_experts import fp8
 from workers.test_models import PROMPT, DenseAttention
 
@@ -26,7 +27,7 @@ def logits(folder):
     load_weights(model, folder, "cpu", progress=False)
     with torch.inference_mode():
         attention = DenseAttention(config.attention_specs(Parallel()))
-        return model.compute_logits(model(PROMPT, torch.arange(len(PROMPT)), attention))
+        return model.compute_logits(model(PROMPT, context_of(attention, torch.arange(len(PROMPT)))))
 
 
 def with_more(name, folder, tensors, **fields):

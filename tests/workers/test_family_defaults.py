@@ -9,6 +9,7 @@ import json
 import msgspec
 import pytest
 import tiny_families
+import tiny_hybrids
 import tiny_models
 import tiny_moe
 import transformers
@@ -18,6 +19,7 @@ from quire.workers.models.family_table import parse_model_config
 from quire.workers.models.fields import words
 
 NAMES = [*tiny_models.MODELS, *tiny_families.MODELS, *tiny_moe.MODELS]
+HYBRIDS = {family: name for name, (family, _) in tiny_hybrids.MODELS.items() if family.startswith(("lfm2", "kimi"))}
 FAMILIES = {tiny_models.ALL_MODELS[name][0]: name for name in reversed(NAMES)}
 ALWAYS = {"gemma3-images", "deepseek_v3", "ministral3", "gpt_oss", "minimax_m2", "smollm3", "seed_oss", "gpt_neox"}
 HEADS = (None, 8, 16, 32)
@@ -25,7 +27,7 @@ HEADS = (None, 8, 16, 32)
 REQUIRED = words(
     "vocab_size hidden_size n_embd intermediate_size num_hidden_layers n_layer num_attention_heads n_head n_positions",
     "max_position_embeddings num_experts num_local_experts n_routed_experts num_experts_per_tok moe_intermediate_size",
-    "kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim",
+    "model_max_length kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim",
 )
 # Served though transformers 5.23 refuses it: yarn's factor follows from the positions, as from a factor of null.
 SERVED = {"rope_parameters.factor", "rope_parameters.full_attention.factor"}
@@ -61,7 +63,7 @@ def with_heads(fields, count):
 
 def filled_by_transformers(family, fields):
     """None: it refuses them."""
-    config_class = getattr(transformers, tiny_families.CLASSES[family][0])
+    config_class = getattr(transformers, {**tiny_families.CLASSES, **tiny_hybrids.CLASSES}[family][0])
     try:
         filled = config_class.from_dict(json.loads(json.dumps(fields))).to_dict()
     except Exception:  # validators of transformers' raise what they like
@@ -69,9 +71,11 @@ def filled_by_transformers(family, fields):
     return {**json.loads(json.dumps(filled)), "architectures": fields["architectures"]}
 
 
-@pytest.mark.parametrize("family", [f if f in ALWAYS else pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES])
+@pytest.mark.parametrize(
+    "family", [f if f in ALWAYS else pytest.param(f, marks=pytest.mark.slow) for f in (*FAMILIES, *HYBRIDS)]
+)
 def test_an_absent_field_has_transformers_default(family):
-    fields = json.loads((tiny_models.tiny_model(FAMILIES[family]) / "config.json").read_bytes())
+    fields = json.loads((tiny_models.tiny_model({**FAMILIES, **HYBRIDS}[family]) / "config.json").read_bytes())
     text, compared = fields.get("text_config", fields), 0
     for heads in HEADS:
         for name, rest in left_out(with_heads(text, heads)):

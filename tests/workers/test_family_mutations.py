@@ -7,118 +7,50 @@ import functools
 
 import msgspec
 import pytest
+import tiny_hybrids
+import tiny_mambas
 import tiny_models
 import tiny_moe
 import torch
+from mutations import (
+    alibi,
+    around,
+    attention,
+    constant_gate,
+    decay_of_heads,
+    factors,
+    group_by_group,
+    halves_swapped,
+    layers,
+    mamba,
+    norms,
+    ones,
+    reordered,
+    rope,
+    rotates_everywhere,
+    swapped_bases,
+    ungated,
+    window,
+    without,
+    without_decay,
+    without_first_tap,
+    without_norms,
+    zeros,
+)
+from recurrent_states import poisoned_states
+from step_contexts import context_of
 from workers.test_models import ROUNDING, DenseAttention, greedy_reference
 
 from quire.workers.layers.norm import RMSNorm
 from quire.workers.loading.weights import load_weights
 from quire.workers.models.build import build_model
 from quire.workers.models.config import RopeConfig
+from quire.workers.models.families.falcon_h1 import Multipliers
 from quire.workers.models.family_table import read_model_config
 from quire.workers.parallel import Parallel
 
 replace = msgspec.structs.replace
-
-
-def attention(**changes):
-    """Of all layers; a value may be a function of the attention's spec."""
-
-    def changed(layer):
-        spec = layer.attention
-        values = {key: value(spec) if callable(value) else value for key, value in changes.items()}
-        return replace(layer, attention=replace(spec, **values))
-
-    return lambda config: replace(config, layers=tuple(map(changed, config.layers)))
-
-
-def layers(**changes):
-    return lambda config: replace(config, layers=tuple(replace(layer, **changes) for layer in config.layers))
-
-
-def around(**changes):
-    """Of the model's spec."""
-    return lambda config: replace(config, model=replace(config.model, **changes))
-
-
-def norms(**changes):
-    return lambda config: replace(config, model=replace(config.model, norm=replace(config.model.norm, **changes)))
-
-
-def rope(**changes):
-    return attention(rope=lambda spec: spec.rope and replace(spec.rope, **changes))
-
-
-def alibi(**changes):
-    return attention(alibi=lambda spec: replace(spec.alibi, **changes))
-
-
-def window(by):
-    return attention(window=lambda spec: spec.window and spec.window + by)
-
-
-def swapped_bases(config):
-    """Each kind of layer has the other's rotary table."""
-    ropes = {layer.attention.window > 0: layer.attention.rope for layer in config.layers}
-    return attention(rope=lambda spec: ropes[spec.window == 0])(config)
-
-
-def rotates_everywhere(config):
-    rope = next(layer.attention.rope for layer in config.layers if layer.attention.rope is not None)
-    return attention(rope=rope)(config)
-
-
-def without(*names):
-    """A fault in the model: these attributes, set to what turns them off, wherever a module has them."""
-
-    def change(model):
-        for module in model.modules():
-            for name, value in names:
-                if hasattr(module, name):
-                    module.__dict__[name] = value
-
-    return change
-
-
-def ones(*ends):
-    """Parameters of these names' ends, as if they had been forgotten."""
-
-    def change(model):
-        found = [p for name, p in model.named_parameters() if name.endswith(ends)]
-        assert found
-        for parameter in found:
-            parameter.fill_(0.0 if ends[0].endswith("bias") else 1.0)
-
-    return change
-
-
-def reordered(name, rows_of):
-    """Rows of each layer of this name in another order, as if the checkpoint's had been taken for another one."""
-
-    def change(model):
-        for module in model.modules():
-            if (layer := getattr(module, "_modules", {}).get(name)) is not None:
-                rows = rows_of(model.config.layers[0].attention, len(layer.format.weight))
-                layer.format.weight = torch.nn.Parameter(layer.format.weight[rows].contiguous(), requires_grad=False)
-                if layer.format.bias is not None:
-                    layer.format.bias.copy_(layer.format.bias[rows])
-                layer.format.finish()
-
-    return change
-
-
-def group_by_group(spec, count):
-    """Of q|k|v, where each group's queries lie before its key and value."""
-    group = spec.num_heads // spec.num_kv_heads
-    heads = [h for g in range(spec.num_kv_heads) for h in (*range(g * group, (g + 1) * group), -1, -2)]
-    k, v = spec.num_heads, spec.num_heads + spec.num_kv_heads
-    found = [h if h >= 0 else (k if h == -1 else v) + i // (group + 2) for i, h in enumerate(heads)]
-    return torch.arange(count).view(-1, spec.head_dim)[found].flatten()
-
-
-def halves_swapped(spec, count):
-    return torch.arange(count).roll(count // 2)
+INFINITY = float("inf")
 
 
 BY_GROUP, SWAPPED = reordered("qkv_proj", group_by_group), reordered("gate_up_proj", halves_swapped)
@@ -130,6 +62,44 @@ MUTATIONS = {
     ("gemma2", "softcap dropped"): attention(softcap=0.0),
     ("gemma2", "scale of the head size"): attention(scale=lambda spec: spec.head_dim**-0.5),
     ("gemma2", "w for 1 + w"): norms(weighs="wide"),
+    **{(name, "w for 1 + w"): norms(weighs="wide") for name in tiny_hybrids.FIRST if name.startswith("qwen")},
+    **{(name, "1 + w for w"): norms(weighs="plus_one") for name in tiny_mambas.FIRST},
+    **{(name, "D dropped"): (None, zeros("per_head.D")) for name in tiny_mambas.FIRST},
+    **{(name, "the convolution's bias dropped"): (None, zeros("conv1d.bias")) for name in tiny_mambas.FIRST},
+    **{(name, "the norm before the gate"): mamba(norms_first=True) for name in tiny_mambas.FIRST if name != "falcon-h1"},
+    **{
+        (name, "all channels normed together"): (None, without(("group_size", 96)))
+        for name in ("nemotron-h", "falcon-h1-norm-after")
+    },
+    **{(name, "steps not clamped"): mamba(dt_min=0.0, dt_max=INFINITY) for name in tiny_hybrids.CLAMPED_IN_PREFILL},
+    ("bamba-clamped", "steps without a greatest"): mamba(dt_max=INFINITY),
+    ("falcon-h1-norm", "no norm"): (None, without_norms),
+    ("falcon-h1-norm", "the norm after the gate"): mamba(norms_first=False),
+    ("falcon-h1", "in_proj's output not scaled"): mamba(multipliers=None),
+    ("falcon-h1", "dt not scaled"): mamba(multipliers=(1.2, 0.8, 0.7, 1.1, 1.0)),
+    **{("falcon-h1", f"{name} not scaled"): factors(**{name: 1.0}) for name in Multipliers.__struct_fields__},
+    ("falcon-h1", "attention_out not scaled"): (factors(attention_out=1.0), None, True),
+    ("falcon-h1", "scale of the head size"): (attention(scale=0.25), None, True),
+    ("falcon-h1", "embedding not scaled"): (around(embedding_scale=1.0), None, True),
+    ("falcon-h1", "logits not scaled"): (around(logit_scale=1.0), None, True),
+    ("granite-4", "embedding not scaled"): around(embedding_scale=1.0),
+    ("granite-4", "residual not scaled"): norms(residual_scale=1.0),
+    ("granite-4", "scale of the head size"): attention(scale=0.25),
+    ("granite-4", "logits not scaled"): (around(logit_scale=1.0), None, True),
+    ("granite-4", "attention rotates"): attention(rope=RopeConfig()),
+    ("granite-4-dense", "attention does not rotate"): attention(rope=None),
+    ("nemotron-h", "attention rotates"): attention(rope=RopeConfig()),
+    ("nemotron-h", "relu for its square"): layers(activation="relu"),
+    ("nemotron-h", "the router's correction dropped"): (None, zeros("gate.correction")),
+    ("bamba", "whole heads rotated"): rope(rotary_dim=0),
+    **{(name, "no decay"): (None, without_decay) for name in tiny_hybrids.FIRST if not name.startswith("lfm2")},
+    **{(name, "a convolution over fewer tokens"): (None, without_first_tap) for name in tiny_hybrids.FIRST},
+    ("kimi-linear", "decay by head"): (None, decay_of_heads),
+    ("kimi-linear", "gate dropped"): (None, constant_gate),
+    ("kimi-linear", "rotation"): attention(rope=lambda spec: RopeConfig(rotary_dim=8) if spec.is_there else None),
+    ("lfm2", "the first gate dropped"): (None, ungated("before")),
+    ("lfm2", "the second gate dropped"): (None, ungated("after")),
+    ("lfm2", "QK-norm's weights dropped"): (None, ones("q_norm.weight", "k_norm.weight")),
     ("gemma2", "embedding not scaled"): around(embedding_scale=1.0),
     ("gemma2", "logits not capped"): (around(logit_softcap=0.0), None, True),
     ("gemma2", "SiLU"): layers(activation="silu"),
@@ -226,7 +196,7 @@ MUTATIONS = {
     ("gptj", "whole heads rotated"): rope(rotary_dim=0),
     ("gptj", "head's bias dropped"): (None, ones("lm_head.format.bias")),
 }
-ALWAYS = ("gemma2", "gemma3", "olmo2", "falcon-rw")
+ALWAYS = ("gemma2", "gemma3", "olmo2", "falcon-rw", "kimi-linear", "lfm2")
 
 
 @functools.cache
@@ -255,8 +225,10 @@ def assert_seen(name, entry):
     load_weights(model, tiny_models.tiny_model(name), "cpu", progress=False)
     if of_model is not None:
         of_model(model)
+    states = poisoned_states(changed, Parallel()) if changed.state_tensors(Parallel()) else None
+    attend = DenseAttention(changed.attention_specs(Parallel()))
     with torch.inference_mode():
-        hidden = model(sequence, torch.arange(len(sequence)), DenseAttention(changed.attention_specs(Parallel())))
+        hidden = model(sequence, context_of(attend, torch.arange(len(sequence)).int(), states))
         got = model.compute_logits(hidden)
     assert (got - logits).abs().max() > 5 * ROUNDING * max(1.0, float(logits.abs().max()) / 4)  # test_models allows a fifth
     if not is_silent:

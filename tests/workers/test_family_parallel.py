@@ -4,6 +4,7 @@ import pytest
 import tiny_families
 import tiny_models
 import torch
+from step_contexts import context_of
 from workers.test_models import PROMPT, DenseAttention
 from workers.test_parallel import on_every_rank
 
@@ -30,7 +31,7 @@ def on_ranks(name, size):
         load_weights(model, folder, "cpu", progress=False)
         with torch.inference_mode():
             attention = DenseAttention(config.attention_specs(parallel))
-            return model.compute_all_logits(model(PROMPT, torch.arange(len(PROMPT)), attention))
+            return model.compute_all_logits(model(PROMPT, context_of(attention, torch.arange(len(PROMPT)))))
 
     return on_every_rank(size, logits)[0]
 

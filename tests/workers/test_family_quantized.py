@@ -5,6 +5,7 @@ import pytest
 import torch
 from quantized_models import WHILE_LOADING, quantized
 from safetensors.torch import load_file, save_file
+from step_contexts import context_of
 from tiny_models import tiny_model
 from workers.test_models import PROMPT, DenseAttention
 from workers.test_parallel import on_every_rank
@@ -31,7 +32,7 @@ from quire.workers.parallel import Parallel
         ("gemma4", "gptq"),
     ],
 )
-def test_fused_layers_are_sorted(name, form, ranks, tmp_path):
+def test_fused_layers_are_sorted(name, form, ranks, tmp_path, dequantized):
     theirs = quantized(name, form, tmp_path / "model")
     config = read_model_config(tmp_path / "model")
 
@@ -40,7 +41,7 @@ def test_fused_layers_are_sorted(name, form, ranks, tmp_path):
         load_weights(model, tmp_path / "model", "cpu", progress=False)
         with torch.inference_mode():
             attention = DenseAttention(config.attention_specs(parallel))
-            return model.compute_logits(model(PROMPT, torch.arange(len(PROMPT)), attention))
+            return model.compute_logits(model(PROMPT, context_of(attention, torch.arange(len(PROMPT)))))
 
     with torch.inference_mode():
         want = theirs(PROMPT.long()[None]).logits[0]
@@ -58,7 +59,7 @@ def test_static_scales_of_inputs_have_two_names(tmp_path):
         load_weights(model, tmp_path / "model", "cpu", progress=False)
         with torch.inference_mode():
             attention = DenseAttention(config.attention_specs(Parallel()))
-            return model.compute_logits(model(PROMPT, torch.arange(len(PROMPT)), attention))
+            return model.compute_logits(model(PROMPT, context_of(attention, torch.arange(len(PROMPT)))))
 
     want, tensors = logits(), load_file(file)
     renamed = {name.replace(".input_scale", ".activation_scale"): tensor.clone() for name, tensor in tensors.items()}

@@ -32,6 +32,7 @@ def test_a_dense_model_gets_the_table():
         ("llama", {"kv_cache_dtype": "fp8"}, GPU, "a KV cache of 8 bits"),
         ("llama", {"model_impl": "transformers"}, GPU, "transformers' model code"),
         ("deepseek-v3", {}, GPU, r"latent attention \(DeepseekV3ForCausalLM\)"),
+        ("qwen3.5", {}, GPU, r"recurrent layers \(Qwen3_5ForCausalLM\)"),
     ],
 )
 def test_others_are_refused_by_name(name, options, device, named):

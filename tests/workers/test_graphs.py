@@ -5,6 +5,7 @@ import itertools
 import weakref
 from collections import deque
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 pytest.importorskip("triton")
 
 from quire.ipc.step.plan import DTYPES, StepPlan
-from quire.ipc.step.sections import SAMPLING_FILTER, SAMPLING_PROCESSORS, SAMPLING_RANDOM
+from quire.ipc.step.sections import SAMPLING_FILTER, SAMPLING_PROCESSORS, SAMPLING_RANDOM, SAMPLING_WINDOWS
 from quire.kernels.attention.decode_schedule import DecodeWorkspace
 from quire.kernels.triton_support import dependent_launch
 from quire.kernels.tuning.configs import DecodeConfig
@@ -38,7 +39,7 @@ from quire.workers.graph_sizes import (
     most_tokens,
     unmixed_batches,
 )
-from quire.workers.graphs import COMMON_KINDS, WARM_KINDS, StepGraphs
+from quire.workers.graphs import COMMON_KINDS, WARM_KINDS, WARM_WINDOW_KINDS, StepGraphs
 from quire.workers.parallel import Parallel
 
 MAX_TOKENS = H200.step.captured_tokens
@@ -61,8 +62,8 @@ def padded(sizes, n):
 def test_every_kernel_of_a_mixed_step_is_met_before_serving(max_rows, kv_heads, streamed_rows, monkeypatch):
     monkeypatch.setattr(dependent_launch, "_max_rows", lambda: streamed_rows)
     workspace = SimpleNamespace(num_kv_heads=kv_heads, configs=[(c, 132 * c.programs_per_sm) for c in CONFIGS])
-    decode = SimpleNamespace(launch=lambda rows: DecodeWorkspace.launch(workspace, rows))
-    attention = SimpleNamespace(workspaces={"shape": SimpleNamespace(decode=decode)}, _latent_heads=set())
+    decode = SimpleNamespace(launch=lambda rows, has_drafts: DecodeWorkspace.launch(workspace, rows))
+    attention = SimpleNamespace(workspaces={"shape": decode}, _latent_heads=set())
     device = SimpleNamespace(ctx=SimpleNamespace(config=SimpleNamespace(layers=[]), parallel=Parallel(0, 2)))
 
     def specialization(tokens, rows):
@@ -197,14 +198,14 @@ def graphs(monkeypatch):
     memory.
     """
     made = StepGraphs.__new__(StepGraphs)
-    made.captured, made.ran, made.idle, made.is_short, made.room = [], [], True, False, 1000
+    made.captured, made.ran, made.kinds, made.idle, made.is_short, made.room = [], [], [], True, False, 1000
     made.sizes = small_sizes()
     made._masked = deque()
     made._ahead = deque([BatchDescriptor(64, 16, True), BatchDescriptor(16, 16, True), BatchDescriptor(64, 32, True)])
     made._device = SimpleNamespace(
         is_idle=lambda: made.idle, load_plan=lambda words: None, kernel_specialization=lambda t: 0, plan="plan"
     )
-    attention = SimpleNamespace(kernel_specialization=lambda t, r: 0)
+    attention = SimpleNamespace(kernel_specialization=lambda t, r, windows: 0)
 
     @contextmanager
     def short():
@@ -228,7 +229,7 @@ def graphs(monkeypatch):
 
     monkeypatch.setattr(StepGraphs, "_captured", captured)
     monkeypatch.setattr(StepGraphs, "_run_forward", lambda self, batch: self.ran.append((batch, made.is_short)))
-    monkeypatch.setattr(StepGraphs, "_run_sampling", lambda self, rows, kind: None)
+    monkeypatch.setattr(StepGraphs, "_run_sampling", lambda self, rows, kind: made.kinds.append(kind))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: made.captured.append("synchronized"))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "new pool")
@@ -260,17 +261,40 @@ def test_at_start_the_largest_step_then_decode_and_prompts_of_few_rows_are_captu
     assert graphs.ran[: len(ran)] == [(batch, True) for batch in ran] and not graphs.is_short
 
 
+def test_steps_with_windows_have_graphs_of_their_own_if_there_may_be_any(graphs):
+    assert GraphSizes(16, 64, 10**9).samples == GraphSizes(16, 64, 10**9).mixed_samples == []
+    sizes = graphs.sizes = GraphSizes(4, 64, 10**9, max_samples=64)
+    assert sizes.samples == decode_sizes(64)[1:] and sizes.mixed_samples == [64] and sizes.decode == decode_sizes(4)
+    start, ahead = sizes.at_start(), sizes.ahead()
+    assert [b for b in start if b.windows] == [BatchDescriptor(n, n, False, windows=True) for n in reversed(sizes.samples)]
+    assert [b for b in ahead if b.windows] == [BatchDescriptor(t, 64, True, windows=True) for t in reversed(sizes.mixed_tokens)]
+    without = GraphSizes(4, 64, 10**9)
+    assert [b for b in start if not b.windows] == without.at_start() and [b for b in ahead if not b.windows] == without.ahead()
+    graphs.warm_up()
+    ran, kinds = {batch for batch, _ in graphs.ran}, graphs.kinds
+    assert {BatchDescriptor(n, n, False, windows=True) for n in sizes.samples} < ran and not {*WARM_WINDOW_KINDS} - {*kinds}
+    assert any(batch.windows and batch.mixed for batch in ran)
+    windows = [(batch, kind) for batch, kind in graphs.captured if batch.windows]
+    assert windows == [(b, kind | SAMPLING_WINDOWS) for b in start if b.windows for kind in COMMON_KINDS]
+    for decode_rows, prompts, batch in ((3, [], (16, 16, False)), (2, [20], (32, 64, True))):
+        plan = replace(plan_of(decode_rows, prompts), window=4, draft_tokens=9, sampling_kind=SAMPLING_WINDOWS)
+        assert graphs.run(plan, pytest.fail)
+        assert (BatchDescriptor(*batch, windows=True), SAMPLING_WINDOWS) in graphs.captured
+
+
 def test_a_step_runs_with_the_kernels_of_its_kind(graphs, monkeypatch):
     monkeypatch.undo()
     seen = []
     graphs._device.plan = "plan"
     graphs._logits = torch.zeros(16, 3)
-    graphs._runner.forward = lambda *args: seen.append(args) or "hidden"
+    graphs._runner.forward = lambda *args, windows: seen.append((*args, windows)) or "hidden"
     graphs._runner.model = SimpleNamespace(compute_logits=lambda hidden, out: seen.append((hidden, len(out))))
-    for shape in (BatchDescriptor(8, 8, False), BatchDescriptor(64, 4, True), BatchDescriptor(64, 4, True, True)):
+    shapes = [BatchDescriptor(8, 8, False), BatchDescriptor(64, 4, True), BatchDescriptor(64, 4, True, True)]
+    for shape in (*shapes, *(shape._replace(windows=True) for shape in shapes[:2])):
         StepGraphs._run_forward(graphs, shape)
-    assert seen[::2] == [("plan", 8, 8, 8), ("plan", 64, 4, None), ("plan", 64, 4, 0)]
-    assert seen[1::2] == [("hidden", 8), ("hidden", 4), ("hidden", 4)]
+    plain = [("plan", 8, 8, 8, False), ("plan", 64, 4, None, False), ("plan", 64, 4, 0, False)]
+    assert seen[::2] == [*plain, *((*args[:-1], True) for args in plain[:2])]
+    assert seen[1::2] == [("hidden", 8), ("hidden", 4), ("hidden", 4), ("hidden", 8), ("hidden", 4)]
 
 
 def test_without_memory_for_more_graphs_at_start_the_worker_goes_on(graphs):
@@ -344,5 +368,5 @@ def test_of_a_stage_that_does_not_sample_the_forward_is_all(graphs, monkeypatch)
     batch = BatchDescriptor(8, 8, False)
     replayed = []
     graphs._forward[batch] = SimpleNamespace(replay=lambda: replayed.append(batch))
-    plan = SimpleNamespace(num_tokens=7, num_rows=7, prefill_rows=[], sampling_kind=0, has_mask_rows=True)
+    plan = SimpleNamespace(num_tokens=7, num_samples=7, window=1, prefill_rows=[], sampling_kind=0, has_mask_rows=True)
     assert graphs.run(plan, None) and replayed == [batch]

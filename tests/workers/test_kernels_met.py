@@ -18,6 +18,7 @@ PROGRAM = """
 import itertools, json, pathlib, sys, types
 import hopper_offline
 from hopper_offline import KEYS, ints, meta
+from step_contexts import context_of
 import torch
 from quire.kernels.linear import blas
 from quire.kernels.triton_support import dependent_launch
@@ -93,7 +94,7 @@ choices = choose_decode_configs(torch.bfloat16, torch.bfloat16, spec.head_dim, s
 configs = [(choice, 132 * choice.programs_per_sm) for choice in choices]
 workspace = types.SimpleNamespace(num_kv_heads=spec.num_kv_heads, configs=configs)
 decode = types.SimpleNamespace(launch=lambda rows: DecodeWorkspace.launch(workspace, rows))
-spaces, heads = {"shape": types.SimpleNamespace(decode=decode)}, set()
+spaces, heads = {"shape": types.SimpleNamespace(launch=lambda rows, has_drafts: decode.launch(rows))}, set()
 if spec.latent_dim:
     spaces, heads = {}, {spec.num_heads}
 attention = types.SimpleNamespace(workspaces=spaces, _latent_heads=heads)
@@ -101,7 +102,7 @@ cache, cos_sin = meta(2, spec.num_kv_heads, 64, spec.head_dim), meta(4096, spec.
 logits = meta(max_rows, ranks.vocabulary(config.vocab_size).size)
 
 def met(batch):
-    tokens, rows, mixed, _ = batch
+    tokens, rows, mixed, *_ = batch
     def attend(layer, qkv, q_norm, k_norm, sinks=None):
         slots = meta(tokens, dtype=torch.int64)
         rope_kv(qkv, ints(tokens), cos_sin, slots, cache, cache, spec.num_heads, q_norm, k_norm, 1e-6, pdl=mode_for(tokens))
@@ -111,7 +112,7 @@ def met(batch):
     KEYS.clear()
     if expert_parallel:
         ranks.expert_load.begin(starts[rows : rows + 1], ints(1), tokens)
-    hidden = model(ints(tokens), ints(tokens), attend, ints(rows) if mixed else None)
+    hidden = model(ints(tokens), context_of(attend, ints(tokens)), ints(rows) if mixed else None)
     model.compute_logits(hidden, logits[:rows])
     return set(KEYS)
 

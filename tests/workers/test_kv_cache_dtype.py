@@ -200,7 +200,7 @@ def test_a_block_has_the_bytes_of_its_tensors(name, skipped):
     if not skipped:
         plain = KVCache(read_model_config(tiny_model(name)).attention_specs(Parallel()), 16, torch.bfloat16)
         assert 2 * cache.block_bytes == plain.block_bytes
-    assert cache.windows == KVCache(read_model_config(tiny_model(name)).attention_specs(Parallel()), 16, torch.float32).windows
+    assert cache.kinds == KVCache(read_model_config(tiny_model(name)).attention_specs(Parallel()), 16, torch.float32).kinds
 
 
 def test_values_beyond_a_scale_saturate():

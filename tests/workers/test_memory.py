@@ -15,7 +15,7 @@ from quire.enginecore.device import Gpu
 from quire.enginecore.loading.model_files import model_summary
 from quire.ipc.config import EngineConfig
 from quire.ipc.memory_plan import GIB, GRAPHS_BYTES, PRIMITIVES_BYTES
-from quire.ipc.messages.workers import KVGroup, WorkerProfile
+from quire.ipc.messages.workers import FullAttention, KVGroup, SlidingWindow, WorkerProfile
 from quire.workers.attention.kv_cache import KVCache
 from quire.workers.memory import (
     OutOfMemory,
@@ -25,8 +25,10 @@ from quire.workers.memory import (
     graphs_bytes,
     largest_plan,
 )
+from quire.workers.models.config import NO_ATTENTION
 from quire.workers.models.family_table import read_model_config
 from quire.workers.parallel import Parallel
+from quire.workers.recurrent.state_cache import StateCache
 from quire.workers.worker import Worker
 
 LLAMA_BLOCK_BYTES = 2 * 3 * 2 * 16 * 16 * 4  # keys and values, layers, heads, tokens, head size, float32
@@ -71,7 +73,7 @@ def test_a_cpu_has_the_blocks_that_its_gib_hold(monkeypatch):
     cache = cache_of("llama")
     assert cache.block_bytes == LLAMA_BLOCK_BYTES
     config = resolved_engine(monkeypatch, cpu_kv_cache_gib=1000.5 * LLAMA_BLOCK_BYTES / GIB)
-    budget = cpu_budget(config, cache, activation_bytes=7)
+    budget = cpu_budget(config, cache, 0, activation_bytes=7)
     assert (budget.num_blocks, budget.activation_bytes) == (1000, 7)
 
 
@@ -79,14 +81,19 @@ def test_a_cpu_has_the_blocks_that_its_gib_hold(monkeypatch):
 def test_a_cpu_takes_no_more_than_a_full_house_of_longest_requests(monkeypatch, model, num_groups):
     config = resolved_engine(monkeypatch, model=model, cpu_kv_cache_gib=4.0, max_num_seqs=8, max_model_len=100)
     assert (
-        cpu_budget(config, cache_of(model), 0).num_blocks == num_groups * 8 * 7 + 1
+        cpu_budget(config, cache_of(model), 0, 0).num_blocks == num_groups * 8 * 7 + 1
     )  # 7 blocks of 16 hold 100; the null block
 
 
 def test_a_cpu_cache_of_less_than_two_blocks_is_refused(monkeypatch):
     config = resolved_engine(monkeypatch, cpu_kv_cache_gib=1.9 * LLAMA_BLOCK_BYTES / GIB)
     with pytest.raises(OutOfMemory, match=f"^--cpu-kv-cache-gib .* no room for two blocks of {LLAMA_BLOCK_BYTES} bytes: raise"):
-        cpu_budget(config, cache_of("llama"), 0)
+        cpu_budget(config, cache_of("llama"), 0, 0)
+
+
+def test_a_model_without_attention_needs_the_null_block_alone(monkeypatch):
+    config = resolved_engine(monkeypatch, cpu_kv_cache_gib=0.001)
+    assert cpu_budget(config, KVCache([NO_ATTENTION] * 2, 16, torch.float32), 0, 0).num_blocks == 1
 
 
 def test_what_a_step_takes_on_a_cpu_is_counted():
@@ -99,7 +106,18 @@ def test_what_a_step_takes_on_a_cpu_is_counted():
 
 def test_a_number_of_blocks_that_was_asked_for_is_taken(monkeypatch):
     config = resolved_engine(monkeypatch, cpu_kv_cache_gib=1e-9, num_gpu_blocks_override=26)
-    assert cpu_budget(config, cache_of("llama"), 0).num_blocks == 26
+    assert cpu_budget(config, cache_of("llama"), 0, 0).num_blocks == 26
+
+
+def test_the_memory_of_a_host_is_for_its_own_ranks_and_frontends(monkeypatch):
+    def blocks(**flags):
+        config = resolved_engine(monkeypatch, max_num_seqs=8000, tensor_parallel_size=4, host_memory_bytes=2 * GIB, **flags)
+        return cpu_budget(config, cache_of("llama"), 0, 0).num_blocks
+
+    of_all = blocks()
+    assert blocks(host_ranks=1) > 3 * of_all and blocks(host_ranks=4) == of_all > blocks(frontends=2) > blocks(frontends=4)
+    with pytest.raises(OutOfMemory, match=r"for 4 workers .* 2\.00 GiB are available"):
+        blocks(kv_cache_memory_bytes=2 * GIB)
 
 
 def test_every_sequence_that_runs_can_have_logits_processors(monkeypatch):
@@ -108,7 +126,7 @@ def test_every_sequence_that_runs_can_have_logits_processors(monkeypatch):
     worker.engine, worker.device = resolved_engine(monkeypatch, max_num_seqs=300), torch.device("cpu")
     worker.parallel = Parallel()
     model = msgspec.structs.replace(read_model_config(tiny_model("llama")), vocab_size=151_936)
-    ctx = worker._context(model, cache_of("llama"), torch.float32)
+    ctx = worker._context(model, cache_of("llama"), StateCache.of_nothing(), torch.float32)
     assert ctx.pool.num_rows == 300
 
 
@@ -175,7 +193,7 @@ def profile(**changes):
         rank=0,
         num_blocks=1001,
         block_size=16,
-        kv_groups=[KVGroup(0, [0, 1, 2])],
+        kv_groups=[KVGroup(FullAttention(), [0, 1, 2])],
         vocab_size=512,
         device="CPU, float32",
         weights_bytes=3 * GIB // 2,
@@ -195,8 +213,11 @@ def lines(monkeypatch, caplog, found, **flags):
 @pytest.mark.parametrize(
     ("groups", "room"),
     [
-        ([KVGroup(0, [0, 1, 2])], "16000 tokens: 40.0 requests of 400 tokens"),
-        ([KVGroup(0, [0]), KVGroup(16, [1, 2])], "8000 tokens: 20.0 requests of 400 tokens"),  # each token is in two blocks
+        ([KVGroup(FullAttention(), [0, 1, 2])], "16000 tokens: 40.0 requests of 400 tokens"),
+        (
+            [KVGroup(FullAttention(), [0]), KVGroup(SlidingWindow(16), [1, 2])],
+            "8000 tokens: 20.0 requests of 400 tokens",
+        ),  # each token is in two blocks
     ],
 )
 def test_one_line_says_what_memory_is_for(monkeypatch, caplog, groups, room):

@@ -3,6 +3,7 @@
 import pytest
 import tiny_models
 import torch
+from step_contexts import context_of
 from thread_ranks import on_every_rank
 from workers.test_models import PROMPT, DenseAttention
 
@@ -74,7 +75,7 @@ def test_one_rank_exchanges_nothing_and_its_layers_know_nothing_of_it():
     assert alone.all_reduce(x) is x and alone.all_logits(x, 3) is x
     place = Placement(torch.float32, alone)
     layer = Linear(alone.split(8), {"o_proj": whole(8)}, True, place)
-    assert layer._outer is layer.format
+    assert layer.outer is layer.format
 
 
 def test_ranks_without_an_exchange_can_be_built_and_loaded_but_not_run():
@@ -99,7 +100,7 @@ def test_the_ranks_together_are_the_whole_model(name, size):
         specs = config.attention_specs(parallel)
         group_sizes.append((specs[0].num_heads, specs[0].num_kv_heads))
         with torch.inference_mode():
-            hidden = model(PROMPT, torch.arange(len(PROMPT)), DenseAttention(specs))
+            hidden = model(PROMPT, context_of(DenseAttention(specs), torch.arange(len(PROMPT))))
             return model.compute_all_logits(hidden)
 
     [alone], _ = on_every_rank(1, logits)
@@ -119,7 +120,7 @@ def test_dummy_weights_are_parts_of_the_whole_models(name):
         model = build_model(config, torch.float32, parallel)
         dummy_weights(model, 1)
         with torch.inference_mode():
-            hidden = model(PROMPT, torch.arange(len(PROMPT)), DenseAttention(config.attention_specs(parallel)))
+            hidden = model(PROMPT, context_of(DenseAttention(config.attention_specs(parallel)), torch.arange(len(PROMPT))))
             return model.compute_all_logits(hidden)
 
     [alone], _ = on_every_rank(1, logits)

@@ -1,5 +1,8 @@
 """Architectures that are not served are refused as what they are, by their names or by config.json's fields."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from quire.workers.models.config import ModelConfigError
@@ -13,6 +16,7 @@ SPARSE_TOO = (
     "GlmMoeDsaForCausalLM",
     "HYV4ForCausalLM",
     "MiniMaxM3SparseForConditionalGeneration",
+    "MiniMaxM3VLForCausalLM",
     "Qwen4ExpForCausalLM",
 )
 
@@ -25,12 +29,38 @@ def test_sparse_attention_is_said_to_be_sparse(name, impl):
     assert ("recurrent" in str(error.value)) == name.startswith("Qwen4")
 
 
-@pytest.mark.parametrize(
-    "name", ["Qwen3NextForCausalLM", "Qwen3_5MoeForConditionalGeneration", "Lfm2ForCausalLM", "ZayaForCausalLM"]
-)
-def test_recurrent_models_are_said_to_be_recurrent(name):
-    with pytest.raises(ModelConfigError, match=f"architecture {name} is not supported: it has recurrent layers, which are not"):
-        parse_model_config({"architectures": [name]})
+RECURRENT_KINDS = {
+    "MambaForCausalLM": "Mamba 1",
+    "JambaForCausalLM": "Mamba 1",
+    "ZambaForCausalLM": "Mamba 1",
+    "Zamba2ForCausalLM": "Mamba 2 with attention that layers share",
+    "RwkvForCausalLM": "RWKV",
+    "xLSTMForCausalLM": "xLSTM",
+    "RecurrentGemmaForCausalLM": "RecurrentGemma's RG-LRU",
+    "MiniMaxText01ForCausalLM": "lightning attention",
+    "MiniMaxM1ForCausalLM": "lightning attention",
+    "BailingMoeV2_5ForCausalLM": "lightning attention",
+    "BailingHybridForCausalLM": "Kimi Delta Attention with other gates",
+    "KimiK3ForConditionalGeneration": "Kimi K3's, between residuals of its own",
+    "InklingForConditionalGeneration": "Inkling's convolutions",
+    "Lfm3ForCausalLM": "LFM3's convolutions",
+    "ZayaForCausalLM": "convolutions within attention",
+}
+
+
+@pytest.mark.parametrize("impl", ["auto", "transformers"])
+@pytest.mark.parametrize("name", RECURRENT_KINDS)
+def test_kinds_of_recurrent_layers_are_named(name, impl):
+    why = f"it has recurrent layers of a kind that is not served: {RECURRENT_KINDS[name]}"
+    with pytest.raises(ModelConfigError) as error:
+        parse_model_config({"architectures": [name], "text_config": {"model_type": "kimi_linear"}}, model_impl=impl)
+    assert str(error.value) == f"architecture {name} is not supported: {why}"
+
+
+def test_a_kimi_linear_model_with_parts_of_kimi_k3_is_refused_by_field():
+    fields = json.loads((Path(__file__).parent / "published_fields.json").read_bytes())["Kimi-Linear-48B-A3B"]
+    with pytest.raises(ModelConfigError, match=r"config\.json sets attn_res_block_size: not known for kimi_linear models"):
+        parse_model_config({**fields, "attn_res_block_size": 4}, model_impl="quire")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from quantized_models import compressed, fp8_groups
 from quantized_packers import fp8_rows, int8_rows
 from safetensors.torch import load_file, save_file
+from step_contexts import context_of
 from tiny_models import tiny_model
 from workers.test_models import PROMPT, DenseAttention
 
@@ -18,6 +19,8 @@ from quire.workers.models import mla
 from quire.workers.models.build import build_model
 from quire.workers.models.family_table import read_model_config
 from quire.workers.parallel import Parallel
+
+pytestmark = pytest.mark.usefixtures("dequantized")
 
 CHANNEL, TOKEN = {"num_bits": 8, "strategy": "channel"}, {"num_bits": 8, "strategy": "token", "dynamic": True}
 STATIC = {"w1": 0.02, "w3": 0.035, "w2": 0.06}
@@ -102,7 +105,7 @@ def test_latents_are_what_kv_b_proj_would_see(tmp_path, monkeypatch):
     def logits():
         with torch.inference_mode():
             return model.compute_logits(
-                model(PROMPT, torch.arange(len(PROMPT)), DenseAttention(config.attention_specs(Parallel())))
+                model(PROMPT, context_of(DenseAttention(config.attention_specs(Parallel())), torch.arange(len(PROMPT))))
             )
 
     rounded = logits()

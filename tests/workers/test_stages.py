@@ -94,7 +94,7 @@ def test_groups_are_the_models_and_tensors_the_stages():
     specs = config.attention_specs(Parallel())
     whole = KVCache(specs, 16, torch.float32)
     parts = [KVCache(specs, 16, torch.float32, layers=range(i, i + 1)) for i in range(len(specs))]
-    assert all(cache.groups == whole.groups and cache.windows == whole.windows for cache in parts)
+    assert all(cache.groups == whole.groups and cache.kinds == whole.kinds for cache in parts)
     for i, cache in enumerate(parts):
         cache.allocate(3, torch.device("cpu"))
         assert len(cache.k) == 1 and cache.places[i].group == whole.places[i].group

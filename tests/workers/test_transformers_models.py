@@ -11,6 +11,7 @@ import torch
 from inline_engine import InlineEngine
 from quantized_models import FORMATS, quantized
 from safetensors.torch import load_file, save_file
+from step_contexts import context_of
 from torch import nn
 from transformers_tiny import MODEL_OPTIONS, NEW_TOKENS, TYPES, greedy, outcome, prompts, tiny_config
 from transformers_tiny import tiny_model as tiny_random
@@ -106,10 +107,10 @@ def test_a_short_model_runs_two_layers_of_each_kind():
 
     windows = [layer.attention.window for layer in model.config.layers]
     with torch.inference_mode(), model.short():
-        model.forward(ids, ids, attend)
+        model.forward(ids, context_of(attend, ids))
     assert seen == [i for i, window in enumerate(windows) if windows[:i].count(window) < 2]
     with torch.inference_mode():
-        model.compute_logits(model.forward(ids, ids, attend))
+        model.compute_logits(model.forward(ids, context_of(attend, ids)))
     assert seen[-len(windows) :] == list(range(len(windows)))
 
 
@@ -324,6 +325,14 @@ def test_a_model_without_a_family_is_refused_where_transformers_is_not_asked():
         parse_model_config(fields, model_impl="quire")
     with pytest.raises(ModelConfigError, match='lacks "architectures"'):
         parse_model_config({**fields, "architectures": "Starcoder2ForCausalLM"})
+
+
+@pytest.mark.parametrize("name", ["num_hidden_layers", "num_experts"])
+def test_layers_and_experts_without_end_are_refused(name):
+    fields = json.loads(tiny_config("starcoder2").to_json_string()) | {"architectures": ["Starcoder2ForCausalLM"]}
+    for number in (1 << 62, 1e300):
+        with pytest.raises(ModelConfigError, match=f"config.json: {name} is .*: at most 2048 are supported"):
+            parse_model_config({**fields, name: number})
 
 
 def test_positions_that_begin_behind_the_padding_token_leave_fewer_tokens():

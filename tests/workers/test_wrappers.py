@@ -12,6 +12,7 @@ from inline_engine import InlineEngine
 from quantized_models import compressed
 from quantized_packers import packed
 from safetensors.torch import load_file, save_file
+from step_contexts import context_of
 from workers.test_models import PROMPT as IDS
 from workers.test_models import DenseAttention
 from workers.test_parallel import on_every_rank
@@ -100,7 +101,7 @@ def logits(folder, parallel=None):
     load_weights(model, folder, "cpu", progress=False)
     with torch.inference_mode():
         attention = DenseAttention(config.attention_specs(parallel))
-        return model.compute_all_logits(model(IDS, torch.arange(len(IDS)), attention))
+        return model.compute_all_logits(model(IDS, context_of(attention, torch.arange(len(IDS)))))
 
 
 @pytest.mark.parametrize("name", ["qwen2.5-vl", "glm4.1v", "glm4.5v"])
@@ -217,6 +218,7 @@ ALWAYS = (("kimi-k2.5", 2), ("glm4-moe-lite", 1), ("hy-v3", 2), ("mimo-v2", 2))
 OTHERS = (("kimi-k2.5", 1), ("glm4.5v", 1), ("internvl-moe", 2), ("glm4-moe-lite", 2), ("hy-v3", 1), ("mimo-v2", 1))
 
 
+@pytest.mark.usefixtures("dequantized")
 @pytest.mark.parametrize(("name", "ranks"), [*ALWAYS, *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHERS)])
 def test_experts_may_be_quantized_under_the_names_of_checkpoints(name, ranks, tmp_path):
     """4-bit integers, each expert by itself; the same values as floats give the same logits, on each of the ranks."""

@@ -34,7 +34,8 @@ dspy.configure(lm=lm, adapter=dspy.JSONAdapter())
 predict = dspy.Predict(dspy.Signature("question: str -> answer: str").with_updated_fields("answer", type_=Word))
 whole = predict(question="Is a dog an animal?").answer
 last, parts = asyncio.run(streamed(predict, question="Is a dog an animal?"))
-found.chat(json.dumps(whole), parts)  # the parts are those of the JSON text
+# The parts are those of the JSON text, in which blanks may stand around the value.
+found.chat(json.dumps(whole), [parts[0].lstrip(), "".join(parts[1:]).rstrip()])
 (answer,) = lm(messages=messages(WEATHER), tools=[WEATHER_TOOL])
 (call,) = answer["tool_calls"]
 found.tool(call["function"]["name"], call["function"]["arguments"])

@@ -35,6 +35,7 @@ REQUIREMENTS = {
     "crewai": "crewai==1.15.30",
     "dspy": "dspy==3.4.1",
     "aider": "aider-chat==0.86.2",
+    "ollama": "ollama==0.6.3",
     "smolagents": "smolagents[openai]==1.26.0",
 }
 

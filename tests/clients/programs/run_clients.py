@@ -32,7 +32,7 @@ from serving import SMALL, Served
 
 KEY, MODEL = "secret", "tiny"
 TIMEOUT_S = 300
-NPM = ("npm-openai", "npm-anthropic", "ai-openai-compatible", "ai-openai", "ai-anthropic")
+NPM = ("npm-openai", "npm-anthropic", "npm-ollama", "ai-openai-compatible", "ai-openai", "ai-anthropic")
 # Parts that a client does not have, with the reason. All others must be there.
 LACKS = {
     "outlines": {"tool": "it has no tools"},

@@ -213,7 +213,8 @@ def test_an_end_that_is_found_late_is_told_to_its_own_frontend(engine):
     for owners in ([99], []):
         late = begun(engine, 2)
         none = np.zeros(len(owners), np.int32)
-        out = StepOutput(np.asarray(owners, np.int32), none.astype(np.int64), none, none, none.astype(bool), none.astype(float))
+        columns = none.astype(np.int64), none, none, none.astype(bool), none.astype(float), none
+        out = StepOutput(np.asarray(owners, np.int32), *columns)
         seq = next(s for s in engine.core.scheduler.slots.sequences if s is not None and s.request_id == late)
         engine.core._grammar._complete(seq, out)
         assert not out.finished

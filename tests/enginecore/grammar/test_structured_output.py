@@ -121,7 +121,7 @@ def test_a_last_token_that_ends_the_grammar_is_a_stop_and_not_a_length(engine, m
     monkeypatch.setattr(steps, "INLINE_S", inline_s)
     length = len(one(engine.run("Say it", params(YES_NO))).ids)
     assert one(engine.run("Say it", params(YES_NO, max_tokens=length))).finished.reason == "stop"
-    assert one(engine.run("Say it", params(StructuredOutputs("regex", "a+"), max_tokens=3))).finished.reason == "length"
+    assert one(engine.run("Say it", params(StructuredOutputs("regex", "a{9,}"), max_tokens=3))).finished.reason == "length"
     assert not engine.core._grammar._ambiguous
 
 
@@ -241,10 +241,10 @@ END = [50]  # of reasoning: any token will do
 
 
 def test_nothing_is_bounded_before_the_end_of_reasoning(engine):
-    free = one(engine.run("Think", SamplingParams(max_tokens=4, temperature=0.0))).ids
+    free = one(engine.run("Story", SamplingParams(max_tokens=4, temperature=0.0))).ids
     before = engine.workers.any_token_rows
     fields = {"reasoning_end_token_ids": END, "thinking_token_budget": 4, "max_tokens": 120}
-    output = one(engine.run("Think", params(**fields)))
+    output = one(engine.run("Story", params(**fields)))
     assert output.ids[:4] == free and output.ids[4] == END[0] and engine.workers.any_token_rows > before
     answer = Output()
     answer.ids, answer.finished = output.ids[5:], output.finished
@@ -252,8 +252,8 @@ def test_nothing_is_bounded_before_the_end_of_reasoning(engine):
 
 
 def test_without_a_budget_reasoning_may_take_all_tokens(engine):
-    output = one(engine.run("Think", params(reasoning_end_token_ids=[49], max_tokens=6)))
-    assert output.ids == one(engine.run("Think", SamplingParams(max_tokens=6, temperature=0.0))).ids
+    output = one(engine.run("Story", params(reasoning_end_token_ids=[49], max_tokens=6)))
+    assert output.ids == one(engine.run("Story", SamplingParams(max_tokens=6, temperature=0.0))).ids
 
 
 @pytest.mark.parametrize("closed", [True, False])
@@ -269,28 +269,28 @@ def test_reasoning_that_ended_in_the_prompts_last_turn_is_over(engine, closed):
 
 @pytest.mark.parametrize(("ends", "budget"), [([50], 0), ([50], 3), ([50, 60, 50, 70], 2)], ids=str)
 def test_a_budget_forces_the_end_without_a_grammar_too(engine, ends, budget):
-    free = one(engine.run("Think", SamplingParams(max_tokens=budget + 1, temperature=0.0))).ids
+    free = one(engine.run("Story", SamplingParams(max_tokens=budget + 1, temperature=0.0))).ids
     fields = {"reasoning_end_token_ids": ends, "thinking_token_budget": budget}
     rows = engine.workers.mask_rows
-    output = one(engine.run("Think", SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True, **fields)))
+    output = one(engine.run("Story", SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True, **fields)))
     assert output.ids[:budget] == free[:budget] and output.ids[budget : budget + len(ends)] == ends
     assert len(output.ids) == 20 and engine.workers.mask_rows - rows <= len(ends) + 1
 
 
 def test_a_budget_counts_for_reasoning_and_is_ignored_without(engine):
-    free = one(engine.run("Think", SamplingParams(max_tokens=12, temperature=0.0))).ids
+    free = one(engine.run("Story", SamplingParams(max_tokens=12, temperature=0.0))).ids
     fields = {"reasoning_end_token_ids": END, "thinking_token_budget": 2, "max_tokens": 12, "temperature": 0.0}
     missing = next(i for i in range(300, 400) if i not in free)
-    assert one(engine.run("Think", SamplingParams(reasoning_start_token_ids=[missing], **fields))).ids == free
-    begun = one(engine.run("Think", SamplingParams(reasoning_start_token_ids=free[1:2], **fields))).ids
+    assert one(engine.run("Story", SamplingParams(reasoning_start_token_ids=[missing], **fields))).ids == free
+    begun = one(engine.run("Story", SamplingParams(reasoning_start_token_ids=free[1:2], **fields))).ids
     at = free.index(free[1]) + 3  # two tokens after its start
     assert begun[:at] == free[:at] and begun[at] == END[0]
 
 
 def test_a_grammar_waits_for_reasoning_only_if_it_begins(engine):
     fields = {"reasoning_end_token_ids": END, "reasoning_start_token_ids": [49], "thinking_token_budget": 3}
-    assert is_a_person(engine, one(engine.run("Who?", params(**fields))))
-    reasoning = one(engine.run("Who?", params(**fields, logit_bias={49: 100.0, 50: -100.0}, max_tokens=20)))
+    assert is_a_person(engine, one(engine.run("Story", params(**fields))))
+    reasoning = one(engine.run("Story", params(**fields, logit_bias={49: 100.0, 50: -100.0}, max_tokens=20)))
     assert reasoning.ids == [49, 49, 49, 49, *END, *reasoning.ids[5:]]
     answer = Output()
     answer.ids = reasoning.ids[5:]

@@ -1,5 +1,6 @@
 """The agent of a host against engines by hand: who is heard, and what is refused; nothing that comes ends it."""
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -30,7 +31,9 @@ from quire.ipc.messages.hosts import (
     HostRefused,
     HostWelcome,
     PlanRecord,
+    RankMessage,
 )
+from quire.ipc.messages.workers import WorkerFailed
 from quire.ipc.version import VERSION
 from quire.ipc.worker_config import WorkerConfig
 
@@ -219,6 +222,19 @@ def test_ranks_that_cannot_be_are_refused(host: Host, begin: BeginRanks, why: st
     engine = host.welcomed()
     tell(engine, begin)
     assert why in answer(engine, HostRefused).reason
+
+
+def test_ranks_that_do_not_fit_into_the_memory_of_their_host_are_refused(host: Host) -> None:
+    """Its own memory counts: the engine's host has, as the engine says, enough."""
+    config = worker_template()
+    wanted = {"host_memory_bytes": 1 << 60, "host_ranks": 3, "kv_cache_memory_bytes": 9 << 43, "cpu_kv_cache_gib": None}
+    engine = host.welcomed()
+    tell(engine, BeginRanks(MODEL, [msgspec.structs.replace(config, engine=msgspec.structs.replace(config.engine, **wanted))]))
+    failed = answer(engine, RankMessage).message
+    assert isinstance(failed, WorkerFailed), failed
+    assert re.search(
+        r"the KV cache does not fit .*: 7\d{4}\.\d\d GiB are needed \(.* \d+\.\d\d GiB are available by", failed.message
+    )
 
 
 def test_what_comes_without_ranks_is_passed_over(host: Host) -> None:

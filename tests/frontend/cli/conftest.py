@@ -3,7 +3,12 @@
 import logging
 from collections.abc import Iterator
 
+import msgspec
 import pytest
+
+from quire.frontend.cli import estimate_sizes
+from quire.ipc.memory_plan import RankSizes
+from quire.workers.sizes import answer
 
 
 @pytest.fixture(autouse=True)
@@ -13,3 +18,10 @@ def logging_is_as_before() -> Iterator[None]:
     yield
     logger.handlers[:], logger.propagate = handlers, propagate
     logger.setLevel(level)
+
+
+@pytest.fixture
+def asked_here(monkeypatch):
+    """A worker's code counts weights and sizes in this process."""
+    decode = msgspec.json.Decoder(RankSizes | int | str).decode
+    monkeypatch.setattr(estimate_sizes, "_answer", lambda asked: decode(answer(asked)))

@@ -2,6 +2,7 @@
 
 import asyncio
 import http.server
+import io
 import json
 import signal
 import subprocess
@@ -18,7 +19,8 @@ from quire.enginecore.loading.model_files import BUNDLED
 from quire.frontend.cli import main as cli
 from quire.frontend.cli.bench import datasets, serve
 from quire.frontend.cli.bench.datasets import DatasetError
-from quire.frontend.cli.bench.metrics import Result, report, summary
+from quire.frontend.cli.bench.metrics import Result, outcome, report, summary
+from quire.frontend.cli.bench.progress import Progress
 from quire.frontend.cli.bench.serve import due_times
 from quire.frontend.cli.bench.sse_client import Target
 
@@ -42,6 +44,7 @@ class Streams(http.server.ThreadingHTTPServer):
         self.bodies: list[dict] = []
         self.headers: list[dict] = []
         self.not_ready = 0  # so many requests first get a proxy's 503
+        self.metrics: list[str] = []  # the next answers of /metrics
         self.holding, self.release = threading.Event(), threading.Event()
 
 
@@ -54,6 +57,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if self.server.not_ready:
             self.server.not_ready -= 1
             return self._answer(503, "text/html", b"<html>wait</html>")
+        if self.path == "/metrics" and self.server.metrics:
+            return self._answer(200, "text/plain", self.server.metrics.pop(0).encode())
         self._answer(200, "application/json", b'{"data": [{"id": "m", "max_model_len": 100}]}')
 
     def do_POST(self) -> None:
@@ -98,6 +103,39 @@ def bench(server: Streams, *words: str) -> int:
     return cli.main(["bench", "serve", "--base-url", f"http://127.0.0.1:{server.server_port}", "--disable-tqdm", *words])
 
 
+def counters(drafts: int, tokens: int, *by_place: int) -> str:
+    """A server's text with vLLM's counters of drafts, those of two engines."""
+    place = "spec_decode_num_accepted_tokens_per_pos"
+    families = {
+        "num_requests_running": 3.0,
+        "spec_decode_num_drafts_total": drafts,
+        "spec_decode_num_draft_tokens_total": tokens,
+    }
+    lines = [f'vllm:{name}{{model_name="m",engine="{e}"}} {n}' for name, n in families.items() for e in (0, 1)]
+    lines += [
+        f'vllm:{place}_total{{model_name="m",engine="{e}",position="{i}"}} {float(n)}'
+        for i, n in enumerate(by_place)
+        for e in (0, 1)
+    ]
+    return "\n".join(["# TYPE vllm:spec_decode_num_drafts_total counter", *lines, ""])
+
+
+def test_a_server_that_speculates_says_how_drafts_fared(streams, tmp_path, capsys):
+    streams.metrics = [counters(100, 300, 70, 50, 50), counters(110, 330, 78, 52, 50)]
+    saved = ("--save-result", "--result-dir", str(tmp_path), "--result-filename", "r.json")
+    assert bench(streams, "--num-prompts", "2", "--random-input", "5", "--random-output", "4", *saved) == 0
+    said = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    start = next(i for i, line in enumerate(said) if "Speculative Decoding" in line)
+    assert said[start + 1 : start + 9] == [
+        "Acceptance rate (%): 33.33", "Acceptance length: 2.00", "Drafts: 20", "Draft tokens: 60", "Accepted tokens: 20",
+        "Position 0 acceptance (%): 80.00", "Position 1 acceptance (%): 20.00", "Position 2 acceptance (%): 0.00",
+    ]  # fmt: skip
+    found = json.loads((tmp_path / "r.json").read_text())
+    assert found["spec_decode_acceptance_length"] == 2.0
+    assert found["spec_decode_per_position_acceptance_rates"] == [0.8, 0.2, 0.0]
+    assert streams.metrics == []
+
+
 def test_a_run_and_its_file(streams, tmp_path, capsys):
     where = ("--save-result", "--save-detailed", "--result-dir", str(tmp_path / "new"), "--result-filename", "r.json")
     load = (
@@ -117,7 +155,7 @@ def test_a_run_and_its_file(streams, tmp_path, capsys):
             "--temperature", "0", "--extra-body", '{"min_tokens": 1}', "--api-key", "k", "--request-rate", "5000")  # fmt: skip
     assert bench(streams, *load, *where, *more) == 0
     found = json.loads((tmp_path / "new" / "r.json").read_text())
-    assert VLLM_KEYS | DETAILED | {"a"} <= set(found)
+    assert VLLM_KEYS | DETAILED | {"a"} <= set(found) and not any(key.startswith("spec_decode") for key in found)
     assert (found["completed"], found["failed"], found["model_id"]) == (12, 0, "m")
     assert found["total_input_tokens"] == 12 * 7 and found["total_output_tokens"] == sum(found["output_lens"])
     assert found["request_goodput"] == found["request_throughput"] > 0 and found["max_concurrent_requests"] <= 3
@@ -313,3 +351,26 @@ def test_refused_requests_are_told_apart_from_others_that_failed():
     found = summary(results, 2.0, ("ttft",), (99.0,), {})
     assert (found["completed"], found["failed"], found["refused"]) == (1, 6, 3)
     assert "Refused requests:                        3" in report(found, ("ttft",), (99.0,))
+    assert outcome(found) == "7 requests: 1 completed, 6 failed, 3 of them refused (503, 429)"
+
+
+def test_progress_is_lines_where_there_is_no_terminal():
+    class Log(io.StringIO):
+        said = asyncio.Event()
+
+        def write(self, text: str) -> int:
+            if "2 of 9" in text:
+                self.said.set()
+            return super().write(text)
+
+    async def run(log: Log) -> None:
+        with Progress(9, False, log, line_s=0.001) as progress:
+            progress.add(Result(0.0, 1.0, 2.0, [], 1, 1))
+            progress.add(Result(0.0, 1.0, 2.0, [], 1, 0, "503: {}"))
+            await log.said.wait()
+        with Progress(9, True, log):
+            await asyncio.sleep(0)
+
+    log = Log()
+    asyncio.run(run(log))
+    assert "quire bench serve: 0 s: 2 of 9 requests done, 1 failed (1 refused)\n" in log.getvalue()

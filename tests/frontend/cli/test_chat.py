@@ -21,9 +21,11 @@ from served import (
     say,
     say_hi,
 )
+from terminals import Terminal, type_lines
 from toy_tokenizers import byte_level
 
-from quire.frontend.cli.api_client import ChatError, ChatServer
+from quire.frontend.cli.api_address import ChatError
+from quire.frontend.cli.api_client import ChatServer
 from quire.frontend.cli.chat import ChatOptions, Conversation, chat
 from quire.frontend.http.listener import bind
 from quire.ipc.messages.frontend import Abort, AddRequest
@@ -48,38 +50,23 @@ def test_chat_answers_piped_text_and_keeps_the_conversation(capsys):
 
 
 def test_chat_in_a_terminal(monkeypatch, capsys):
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    def type_lines(*lines: str | type[BaseException]) -> None:
-        left = iter(lines)
-
-        def read(prompt: str) -> str:
-            line = next(left)
-            if isinstance(line, str):
-                return line
-            raise line
-
-        monkeypatch.setattr("builtins.input", read)
-
     with FakeCore(say_hi, limits=ROOMY) as core, Served("--engine", core.address) as served:
         options = ChatOptions(url=served.url())
         out = io.StringIO()
-        type_lines("hi", "", KeyboardInterrupt, "/clear", "again", "/exit")
+        type_lines(monkeypatch, "hi", "", KeyboardInterrupt, "/clear", "again", "/exit")
         assert chat(options, Terminal(), out) == 0
         assert out.getvalue().count("hello world!\n") == 2
         first = [next_of(core, AddRequest).inputs.token_ids for _ in range(2)]
         assert first[0] != first[1] and len(first[1]) < 2 * len(first[0])  # nothing of "hi" is left after /clear
         out.truncate(0)
-        type_lines("/help", "/clera all", "//etc", "/quit")
+        type_lines(monkeypatch, "/help", "/clera all", "//etc", "/quit")
         assert chat(options, Terminal(), out) == 0
-        assert "/clear   forget" in out.getvalue() and "/clera is no command: /help" in out.getvalue()
+        assert "/clear        forget" in out.getvalue() and "/clera is no command: /help" in out.getvalue()
         assert out.getvalue().count("hello world!\n") == 1
         sent = np.frombuffer(next_of(core, AddRequest).inputs.token_ids, "<i4").tolist()
         assert "/etc" in byte_level().decode(sent) and "//etc" not in byte_level().decode(sent)
         served.end()
-        type_lines("anyone?", EOFError)
+        type_lines(monkeypatch, "anyone?", EOFError)
         assert chat(ChatOptions(url=options.url, model="toy"), Terminal(), out) == 0
         assert "nobody answers" in capsys.readouterr().err
 
@@ -89,7 +76,7 @@ def test_chat_says_when_nobody_is_there(capsys):
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
         assert chat(ChatOptions(url=url), io.StringIO("hi")) == 1
     err = capsys.readouterr().err
-    assert "nobody answers" in err and "quire serve" in err
+    assert "nobody answers" in err and "quire serve" in err and "quire chat MODEL" in err
     assert chat(ChatOptions(url="ftp://x"), io.StringIO("hi")) == 1
     assert "an URL like" in capsys.readouterr().err
     assert chat(ChatOptions(url="http://[x"), io.StringIO("hi")) == 1

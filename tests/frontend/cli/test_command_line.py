@@ -58,7 +58,7 @@ def test_wrong_starts_say_why(tmp_path):
         (["--allowed-origins", '["a", 3]'], "--allowed-origins"),
         (["--allowed-origins", "[a"], "--allowed-origins"), (["--allowed-origins", "a,,b"], "--allowed-origins"),
         (["--tool-call-parser", "json"], "--tool-call-parser"), (["--reasoning-parser", "x"], "--reasoning-parser"),
-        (["--tool-call-parser", "step3"], "this parser is for Step3"), (["--reasoning-parser", "nano_v3"], "recurrent layers"),
+        (["--tool-call-parser", "step3"], "this parser is for Step3"), (["--tool-call-parser", "jamba"], "recurrent layers"),
         (["--port", "http"], "a port is"), (["--shutdown-grace-s", "nan"], "--shutdown-grace-s"),
         (["model", "--engine", "ipc:///x"], "leave the model out"), (["--engine", "foo"], "foo: an address starts with"),
         (["--engine", "ipc:///x", "--max-model-len", "9", "--enforce-eager"], "leave --max-model-len, --enforce-eager out"),
@@ -143,8 +143,8 @@ def test_what_ends_a_server_is_said_under_its_commands_name(command, monkeypatch
 
 def test_parsers_of_models_that_do_not_run_are_refused_with_the_reason(capsys):
     """vLLM 0.2x's names of parsers that are missing here are all of such models."""
-    tools = "deepseek_v32 deepseek_v4 internlm jamba kimi_k3 lfm2 minimax minimax_m3 minicpm5 step3 step3p5 inkling solar_open2"
-    reasoning = "deepseek_v4 kimi_k3 minimax_m3 nemotron_v3 nano_v3 step3 step3p5 inkling solar_open2"
+    tools = "deepseek_v32 deepseek_v4 internlm jamba kimi_k3 minimax minimax_m3 minicpm5 step3 step3p5 inkling solar_open2"
+    reasoning = "deepseek_v4 kimi_k3 minimax_m3 step3 step3p5 inkling solar_open2"
     for flag, names in (("--tool-call-parser", tools), ("--reasoning-parser", reasoning)):
         for name in names.split():
             with pytest.raises(SystemExit):
@@ -247,9 +247,16 @@ def test_the_ready_message_can_be_pasted(capsys):
 
 
 @pytest.mark.parametrize(
-    ("word", "meant"), [("run", "quire chat MODEL"), ("pull", "quire serve MODEL"), ("list", "quire models")]
+    ("word", "meant"),
+    [("run", "quire chat MODEL"), ("pull", "quire serve MODEL"), ("list", "quire models"), ("srve", "quire serve")],
 )
 def test_commands_of_other_programs_are_answered_with_ours(word, meant, capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main([word, "some/model"])
     assert ended.value.code == 2 and f"there is no command {word!r}; did you mean {meant}" in capsys.readouterr().err
+
+
+def test_a_command_that_resembles_none_gets_the_list(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["bench", "xyz"])
+    assert "quire bench: there is no command 'xyz'; there are serve, throughput," in capsys.readouterr().err

@@ -18,7 +18,6 @@ from quire.frontend.cli.estimate import GPUS, estimate, gpu_bytes, machine_of, t
 from quire.frontend.cli.estimate_model import BY_HAND, on_rank, read_model, sizes_of
 from quire.frontend.cli.estimate_sizes import EstimateError
 from quire.frontend.cli.estimate_stage import share_of
-from quire.frontend.cli.estimate_weights import PLAIN, bits_on_gpu
 from quire.ipc import memory_plan
 from quire.ipc.config import EngineConfig
 from quire.ipc.memory_plan import GIB
@@ -26,11 +25,12 @@ from quire.kernels.tuning.default import DEFAULT
 from quire.workers.attention.kv_cache import KVCache
 from quire.workers.layers.formats.packed_cpu import SMALL_BYTES
 from quire.workers.loading.weights import load_weights
-from quire.workers.memory import cpu_budget, cpu_step_bytes
+from quire.workers.memory import cpu_budget, cpu_step_bytes, state_needs
 from quire.workers.memory import sizes_of as workers_sizes_of
 from quire.workers.models.build import build_model
 from quire.workers.models.family_table import FAMILIES, parse_model_config, read_model_config
 from quire.workers.parallel import Parallel
+from quire.workers.recurrent.state_cache import state_cache_of
 from quire.workers.stages import stage_of
 
 LLAMA_8B = {
@@ -63,7 +63,7 @@ def test_an_8_bit_cache_is_counted_as_an_engine_does(skipped):
     found = estimate(read(folder), config, 0)
     worker = daemon.worker_config(config, folder, model_summary(folder)).engine
     assert (worker.kv_cache_dtype, worker.kv_cache_dtype_skip_layers) == ("fp8", skipped)
-    assert (found.num_blocks, found.kv_cache_bytes) == (n := cpu_budget(worker, cache, 0).num_blocks, n * cache.block_bytes)
+    assert (found.num_blocks, found.kv_cache_bytes) == (n := cpu_budget(worker, cache, 0, 0).num_blocks, n * cache.block_bytes)
 
 
 FEW = ("llama", "llama-tied", "mistral-sliding", "qwen2-mixed", "qwen3")
@@ -80,15 +80,28 @@ def test_a_cpu_engine_counts_the_same(name):
     cache = KVCache(worker_config.attention_specs(Parallel()), worker.block_size, torch.float32)
     rows, tokens = worker.max_num_seqs, max(worker.max_num_batched_tokens, worker.max_num_seqs)
     step = cpu_step_bytes(worker_config, tokens, rows, torch.float32)
-    assert (found.num_blocks, found.kv_cache_bytes) == (n := cpu_budget(worker, cache, 0).num_blocks, n * cache.block_bytes)
+    assert (found.num_blocks, found.kv_cache_bytes) == (n := cpu_budget(worker, cache, 0, 0).num_blocks, n * cache.block_bytes)
     assert found.activation_bytes == step and found.max_model_len == worker.max_model_len
     loaded = build_model(worker_config, torch.float32, Parallel())
     load_weights(loaded, folder, torch.device("cpu"))
     assert found.weights_bytes == loaded.weights_bytes and model.is_counted
 
 
+@pytest.mark.parametrize("name", ["qwen3.5", pytest.param("qwen3-next", marks=pytest.mark.slow)])
+def test_states_are_counted_as_the_worker_divides_memory(name, asked_here):
+    folder = tiny_model(name)
+    config, worker_config = EngineConfig(device="cpu", cpu_kv_cache_gib=0.01), read_model_config(folder)
+    found = estimate(read(folder), config, 0)
+    worker = daemon.worker_config(config, folder, model_summary(folder)).engine
+    cache = KVCache(worker_config.attention_specs(Parallel()), worker.block_size, torch.float32)
+    size = state_cache_of(worker_config, Parallel(), torch.float32).state_bytes
+    budget = cpu_budget(worker, cache, 0, 0, state_needs(worker, worker_config, size))
+    assert (found.num_blocks, found.num_states) == (budget.num_blocks, budget.num_states)
+    assert found.states_bytes == budget.num_states * size > 0
+
+
 @pytest.mark.parametrize(("name", "size"), [("split-qwen2", 2), ("split-llama", 4), ("split-qwen3", 2)])
-def test_one_of_several_ranks_is_counted_as_it_is_built(name, size):
+def test_one_of_several_ranks_is_counted_as_it_is_built(name, size, asked_here):
     folder, ranks = tiny_model(name), Parallel(0, size)
     config, worker_config = EngineConfig(device="cpu", tensor_parallel_size=size), read_model_config(folder)
     model = on_rank(read(folder), size)
@@ -103,7 +116,7 @@ def test_one_of_several_ranks_is_counted_as_it_is_built(name, size):
 
 
 @pytest.mark.parametrize(("name", "stages", "size"), [("split-qwen2", 2, 1), ("llama", 3, 1), ("split-llama", 2, 2)])
-def test_the_largest_of_several_stages_is_counted_as_it_is_built(name, stages, size):
+def test_the_largest_of_several_stages_is_counted_as_it_is_built(name, stages, size, asked_here):
     folder = tiny_model(name)
     config = EngineConfig(device="cpu", tensor_parallel_size=size, pipeline_parallel_size=stages)
     worker_config, model = read_model_config(folder), share_of(read(folder), size, stages)
@@ -237,110 +250,6 @@ def test_names_of_gpus():
     assert all(gpu_bytes(name.lower().replace("-", " "), None) == int(gib * GIB) for name, gib in GPUS.items())
 
 
-def test_weights_on_a_gpu_take_what_they_are_quantized_to():
-    model, memory = read(tiny_model("llama")), 8 * GIB
-    of = {name: estimate(model, EngineConfig(quantization=name), memory).weights_bytes for name in (None, "fp8", "int4")}
-    kept = 2 * model.sizes.vocab_size * model.sizes.hidden_size
-    assert of[None] == 4 * model.num_parameters  # float32, as config.json has it
-    assert of["fp8"] == 4 * kept + model.num_parameters - kept
-    assert of["int4"] == 4 * kept + (model.num_parameters - kept) * 67 // 128
-    assert "quantized" in text_of(
-        estimate(model, EngineConfig(quantization="fp8"), memory), model, EngineConfig(quantization="fp8")
-    )
-    assert (
-        estimate(model, EngineConfig(quantization="fp8"), 0).weights_bytes == estimate(model, EngineConfig(), 0).weights_bytes
-    )
-
-
-def test_a_quantized_checkpoint_counts_what_it_stands_for(tmp_path):
-    quantized("llama", "gptq", tmp_path / "model")
-    model = read(tmp_path / "model")
-    file = tmp_path / "model" / "model.safetensors"
-    assert 0.95 * file.stat().st_size < model.stored_bytes < file.stat().st_size
-    assert estimate(model, EngineConfig(), 8 * GIB).weights_bytes == model.stored_bytes
-    assert (model.num_parameters, model.is_counted) == (read(tiny_model("llama")).num_parameters, False)
-
-
-GROUP = {"targets": ["Linear"], "weights": {"num_bits": 4, "strategy": "group", "group_size": 128}, "input_activations": None}
-INT8 = {"num_bits": 8, "symmetric": True}
-
-
-def compressed(**changes):
-    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": GROUP | changes}}
-
-
-@pytest.mark.parametrize(
-    ("config", "bits"),
-    [
-        ({"quant_method": "gptq", "bits": 4, "group_size": 128}, None),
-        ({"quant_method": "gptq", "bits": 4, "group_size": -1}, None),
-        ({"quant_method": "awq", "bits": 4, "group_size": 16}, PLAIN),
-        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, PLAIN),
-        ({"load_in_4bit": True}, PLAIN),
-        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, None),
-        ({"quant_method": "mxfp4"}, 9),
-        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, None),
-        ({"quant_method": "fp8", "weight_block_size": [128, 96]}, PLAIN),
-        (compressed(), None),
-        (compressed(weights={"num_bits": 4, "group_size": 48}), PLAIN),
-        (compressed(input_activations=INT8), PLAIN),
-        (compressed(weights=INT8, input_activations=INT8), None),
-        (compressed(weights=INT8, input_activations=INT8 | {"symmetric": False}), PLAIN),
-        (compressed(weights={"num_bits": 8, "type": "float", "block_structure": [128, 64]}), None),
-        (compressed(weights={"num_bits": 8, "block_structure": [128, 64]}, input_activations=INT8), PLAIN),
-        (compressed() | {"format": "mxfp4-pack-quantized"}, 9),
-        ({}, None),
-    ],
-    ids=str,
-)
-def test_what_no_kernel_computes_takes_a_plain_weights_bytes(config, bits):
-    assert bits_on_gpu(config, has_fp8=True) == bits
-
-
-@pytest.mark.parametrize("name", ["llama", "qwen3-tied", "gemma2"])
-def test_head_and_embedding_of_a_quantized_checkpoint_take_the_dtypes_bytes(name, tmp_path):
-    """The files' are float32."""
-    quantized(name, "w8a8", tmp_path / "model")
-    model = read(tmp_path / "model")
-    of = {dtype: estimate(model, EngineConfig(dtype=dtype), 8 * GIB).weights_bytes for dtype in ("float32", "bfloat16")}
-    kept = (1 if model.is_tied else 2) * model.sizes.vocab_size * model.sizes.hidden_size
-    assert of == {"float32": model.stored_bytes, "bfloat16": model.stored_bytes - 2 * kept}
-
-
-def test_a_quantized_head_takes_its_files_bytes(tmp_path):
-    quantized("llama", "gptq-head", tmp_path / "model")
-    model = read(tmp_path / "model")
-    weights = estimate(model, EngineConfig(dtype="bfloat16"), 8 * GIB).weights_bytes
-    embedding, hidden = model.sizes.vocab_size * model.sizes.hidden_size, model.sizes.hidden_size
-    floats = embedding + hidden * (7 + 3 * 128)  # norms, and three layers' up_proj, which rules leave out
-    assert weights == model.stored_bytes - 2 * floats
-
-
-@pytest.mark.parametrize("form", ["nf4", "mxfp4", "pack-quantized", "awq"])
-def test_a_quantized_checkpoint_takes_what_the_worker_holds_of_it(form, tmp_path):
-    quantized("llama", form, tmp_path / "model")
-    model = read(tmp_path / "model")
-    kept, found = 2 * model.sizes.vocab_size * model.sizes.hidden_size, estimate(model, EngineConfig(), 8 * GIB)
-    wanted = {
-        "nf4": 4 * model.num_parameters,
-        "pack-quantized": 4 * model.num_parameters,  # groups of 16
-        "mxfp4": 4 * kept + (model.num_parameters - kept) * 9 // 8,
-        "awq": model.stored_bytes,
-    }
-    assert found.weights_bytes == wanted[form]
-
-
-def test_gpus_without_fp8_hold_plain_weights(tmp_path):
-    model = read(tiny_model("llama"))
-    of = {gpu: estimate(model, EngineConfig(quantization="fp8"), 8 * GIB, gpu).weights_bytes for gpu in GPUS}
-    plain = {gpu for gpu, size in of.items() if size == 4 * model.num_parameters}
-    assert plain == {"A100", "A100-40GB", "A10", "A10G", "A6000", "RTX-3090"}
-    quantized("llama", "fp8-row", tmp_path / "model")
-    model = read(tmp_path / "model")
-    assert estimate(model, EngineConfig(), 8 * GIB, "nvidia a100-80gb").weights_bytes == 4 * model.num_parameters
-    assert estimate(model, EngineConfig(), 8 * GIB, "L4").weights_bytes == model.stored_bytes
-
-
 def test_a_checkpoint_whose_config_lies_elsewhere(tmp_path):
     quantized("llama", "gptq", tmp_path / "model")
     config = json.loads((tmp_path / "model" / "config.json").read_text())
@@ -392,3 +301,13 @@ def test_without_a_flag_it_is_for_the_gpu_that_is_here_or_the_cpu(answer, name, 
     assert machine_of(asked) == ("RTX 4060", int(GPUS["RTX-4060"] * GIB))
     asked.device = "cpu"
     assert machine_of(asked) == ("", 0)
+
+
+def test_a_model_without_attention_has_states_alone():
+    """And so has room for as many requests as rows, of whatever length."""
+    folder = str(tiny_model("mamba2"))
+    found = estimate(read(folder), EngineConfig(), gpu_bytes("H200", None))
+    assert (found.kv_bytes_per_token, found.kv_cache_bytes, found.num_states) == (0, 0, 513)
+    assert text_of(found, read(folder), EngineConfig()).endswith("256 requests fit at once, of any length.")
+    assert cli.main(["estimate", folder, "--gpu", "h200"]) == 0
+    assert cli.main(["estimate", folder, "--gpu-memory", "1GiB"]) == 1

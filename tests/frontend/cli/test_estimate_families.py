@@ -2,7 +2,6 @@
 
 import json
 
-import msgspec
 import pytest
 import torch
 from estimate_cases import QWEN3_06B, folder_of, read
@@ -10,14 +9,14 @@ from tiny_models import ALL_MODELS, MODELS, tiny_model
 
 from quire.enginecore import daemon
 from quire.enginecore.loading.model_files import model_summary
-from quire.frontend.cli import estimate_sizes
 from quire.frontend.cli import main as cli
 from quire.frontend.cli.estimate import estimate, gpu_bytes
 from quire.frontend.cli.estimate_model import on_rank
 from quire.frontend.cli.estimate_sizes import EstimateError
 from quire.frontend.cli.estimate_weights import experts_are_kept, weights_bytes
 from quire.ipc.config import EngineConfig
-from quire.ipc.memory_plan import RankSizes
+from quire.ipc.speculative_config import SpeculativeConfig
+from quire.kernels.step.tables import SamplerWorkspace
 from quire.workers.attention.kv_cache import KVCache
 from quire.workers.loading.weights import load_weights
 from quire.workers.memory import cpu_budget, cpu_step_bytes
@@ -25,15 +24,6 @@ from quire.workers.memory import sizes_of as workers_sizes_of
 from quire.workers.models.build import build_model
 from quire.workers.models.family_table import read_model_config
 from quire.workers.parallel import Parallel
-from quire.workers.sizes import answer
-
-
-@pytest.fixture
-def asked_here(monkeypatch):
-    """A worker's code counts in this process."""
-    decode = msgspec.json.Decoder(RankSizes | str).decode
-    monkeypatch.setattr(estimate_sizes, "_answer", lambda asked: decode(answer(asked)))
-
 
 OTHERS = [name for name in ALL_MODELS if name not in MODELS]
 ALWAYS = ("gemma3-images", "falcon-7b", "bloom", "gptj", "deepseek-v3", "gpt-oss", "qwen2-moe")
@@ -46,7 +36,7 @@ def test_a_cpu_engine_of_any_family_counts_the_same(name, asked_here):
     found, worker_config = estimate(read(folder), config, 0), read_model_config(folder)
     worker = daemon.worker_config(config, folder, model_summary(folder)).engine
     cache = KVCache(worker_config.attention_specs(Parallel()), worker.block_size, torch.float32)
-    assert (found.num_blocks, found.kv_cache_bytes) == (n := cpu_budget(worker, cache, 0).num_blocks, n * cache.block_bytes)
+    assert (found.num_blocks, found.kv_cache_bytes) == (n := cpu_budget(worker, cache, 0, 0).num_blocks, n * cache.block_bytes)
     rows, tokens = worker.max_num_seqs, max(worker.max_num_batched_tokens, worker.max_num_seqs)
     assert found.activation_bytes == cpu_step_bytes(worker_config, tokens, rows, torch.float32)
     assert found.max_model_len == worker.max_model_len
@@ -213,3 +203,20 @@ def test_a_quantization_that_an_engine_refuses_is_not_estimated(method, asked, s
 def test_what_no_worker_can_run_is_not_estimated(tmp_path, asked_here):
     with pytest.raises(EstimateError, match="Mamba"):
         read(folder_of(tmp_path, {**QWEN3_06B, "architectures": ["MambaForCausalLM"]}))
+
+
+def test_speculation_has_logits_and_a_sampler_for_every_sample():
+    model, drafted = read(tiny_model("llama")), SpeculativeConfig(method="ngram", num_speculative_tokens=3)
+    plain, on = (EngineConfig(max_num_seqs=20, max_num_batched_tokens=512, speculative_config=c) for c in (None, drafted))
+    before, after = (estimate(model, config, 16 << 30, "L4") for config in (plain, on))
+    vocab, more = model.sizes.vocab_size, 16 * 20 - 20
+    assert after.graphs_bytes - before.graphs_bytes == more * vocab * 4
+    workspaces = [SamplerWorkspace.allocate(rows, vocab, "meta") for rows in (20, 20 + more)]
+    few, many = (sum(x.nbytes for x in vars(space).values()) for space in workspaces)
+    masks = more * vocab // 8
+    assert after.tables_bytes - before.tables_bytes == pytest.approx(many - few + masks, rel=0.05)
+    assert after.activation_bytes == before.activation_bytes and after.kv_cache_bytes < before.kv_cache_bytes
+    config = EngineConfig(device="cpu", cpu_kv_cache_gib=0.01, max_num_seqs=20, speculative_config=drafted)
+    worker = daemon.worker_config(config, tiny_model("llama"), model_summary(tiny_model("llama"))).engine
+    step = cpu_step_bytes(read_model_config(tiny_model("llama")), worker.max_num_batched_tokens, 20 + more, torch.float32)
+    assert worker.max_samples == 20 + more and estimate(model, config, 0).activation_bytes == step

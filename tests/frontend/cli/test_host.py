@@ -44,6 +44,7 @@ class Agents:
         select.select([agent.control_fileno()], [], [], DEADLINE_S)
         if self.ends:
             agent.send_signal(self.ends.pop(0) or signal.SIGTERM)
+            agent.wait(DEADLINE_S)  # dead before the keeper's first look: it was ready, all the same
         else:
             self.keeper.on_stop()
             agent.send_signal(signal.SIGTERM)

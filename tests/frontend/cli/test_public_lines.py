@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from launch_lines import parsed
 
+from quire.ipc.config import engine_config_from
+
 TAKEN = (Path(__file__).parent / "public_lines.txt").read_text().splitlines()
 
 REFUSED = {
-    "GLM --speculative-config.method mtp --speculative-config.num_speculative_tokens 1": "no speculative decoding",
     "m --enable-lora --lora-modules sql=/x --max-loras 4": "LoRA adapters are not served",
     'm --kv-transfer-config \'{"kv_connector":"LMCacheConnectorV1","kv_role":"kv_both"}\'': "KV blocks stay in their engine",
     "m --kv-offloading-size 20": "weights and KV cache stay on the GPU",
@@ -28,6 +29,12 @@ REFUSED = {
 @pytest.mark.parametrize("line", TAKEN, ids=lambda line: " ".join(line.split()[:3]))
 def test_a_public_line_is_taken(line):
     assert parsed(*shlex.split(line)).model == line.split()[0]
+
+
+def test_drafters_that_are_not_served_are_refused_by_name():
+    args = parsed(*shlex.split("GLM --speculative-config.method mtp --speculative-config.num_speculative_tokens 1"))
+    with pytest.raises(ValueError, match="method 'mtp' is not served yet"):
+        engine_config_from(args)
 
 
 @pytest.mark.parametrize("line", REFUSED, ids=lambda line: " ".join(line.split()[1:3]))

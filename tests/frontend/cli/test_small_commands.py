@@ -10,6 +10,7 @@ import pytest
 from deadlines import DEADLINE_S
 from fake_core import FakeCore
 from served import ROOMY, Served, say_hi
+from terminals import Terminal, type_lines
 
 from quire.frontend.cli import main as cli
 from quire.frontend.cli import models
@@ -27,23 +28,11 @@ def test_commands_that_ask_a_server(capsys, monkeypatch):
         assert cli.main(["chat", "--url", url, "-q", "hi", "--max-tokens", "40"]) == 0
         assert capsys.readouterr().out == "hello world!\nhello world!\n"
         out = io.StringIO()
-        args = argparse.Namespace(url=url, api_key=None, model=None, quick=None, max_tokens=40, temperature=0.0)
+        args = argparse.Namespace(url=url, api_key=None, cacert=None, model=None, quick=None, max_tokens=40, temperature=0.0)
         assert complete(args, io.StringIO("piped"), out) == 0 and out.getvalue() == "hello world!\n"
         assert complete(args, io.StringIO(""), out) == 1
         assert "nothing was piped in" in capsys.readouterr().err
-        lines = iter(["once", "", KeyboardInterrupt, "twice", EOFError])
-
-        def read(prompt: str) -> str:
-            line = next(lines)
-            if isinstance(line, str):
-                return line
-            raise line
-
-        class Terminal(io.StringIO):
-            def isatty(self) -> bool:
-                return True
-
-        monkeypatch.setattr("builtins.input", read)
+        type_lines(monkeypatch, "once", "", KeyboardInterrupt, "twice", EOFError)
         assert complete(args, Terminal(), out) == 0 and out.getvalue().count("hello world!") == 3
         assert cli.main(["models", "--url", url]) == 0
         table = capsys.readouterr().out.splitlines()

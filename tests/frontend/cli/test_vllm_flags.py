@@ -129,7 +129,7 @@ def _forms(flag, row):
 def test_dotted_keys_levels_and_negative_numbers():
     assert take_out(["--compilation-config.mode", "3", "-cc.x=1", "-O3", "-O", "2"], KNOWN)[0] == []
     assert take_out(["--max-model-len", "-1", "--nnodes", "1"], KNOWN)[0] == ["--max-model-len", "-1"]
-    for words in (["--speculative-config.model", "x"], ["-sc.model=x"], ['--speculative-config={"a":1}'], ["--nnodes", "-1"]):
+    for words in (["--diffusion-config.model", "x"], ["-dc.model=x"], ['--diffusion-config={"a":1}'], ["--nnodes", "-1"]):
         with pytest.raises(UnsupportedFlag, match="is not supported"):
             take_out(words, KNOWN)
     with pytest.raises(UnsupportedFlag, match="needs a value"):

@@ -128,6 +128,7 @@ def test_lines():
         (json.dumps({**chat("a"), "body": 5}).encode(), "invalid_type", "a"),
         (json.dumps(chat("a", stream=True)).encode(), "invalid_value", "a"),
         (json.dumps(chat("a", background=True)).encode(), "invalid_value", "a"),
+        (b'{"method": 5, "x": "\\ud800"}', "invalid_json_line", None),  # broken where the first error keeps it from being read
         (bytes(MAX_LINE_BYTES + 1), "line_too_long", None),
     ]:
         with pytest.raises(BadLine) as bad:

@@ -116,6 +116,12 @@ def test_a_server_may_allow_fewer_logprobs():
         api.client.welcome = msgspec.structs.replace(welcome, limits=msgspec.structs.replace(welcome.limits, max_logprobs=3))
         status, answer = await api.json("POST", CHAT, {**HELLO, "logprobs": True, "top_logprobs": 4})
         assert status == 400 and answer["error"]["param"] == "top_logprobs" and "at most 3" in answer["error"]["message"]
+        _, three = await api.json("POST", CHAT, {**HELLO, "logprobs": True, "top_logprobs": 3})
+        status, answer = await api.json("POST", CHAT, {**HELLO, "logprobs": True, "top_logprobs": -1, "prompt_logprobs": -1})
+        assert status == 200 and api.client.streams[-1].params.logprobs == 3
+        assert answer["choices"][0]["logprobs"] == three["choices"][0]["logprobs"]
+        status, answer = await api.json("POST", CHAT, {**HELLO, "top_logprobs": -1})
+        assert status == 400 and answer["error"]["message"] == "top_logprobs needs logprobs: true."
 
     asyncio.run(main())
 

@@ -120,7 +120,8 @@ def test_numbers_and_booleans_are_taken_as_pydantic_takes_them():
             assert p.stop == ["5"] and api.client.streams[-1].options["priority"] == -3
         status, _ = await api.json("POST", COMPLETIONS, {"prompt": [5.0, "6"]})
         assert status == 400  # neither ids nor texts
-        for given, want in [(True, 1), (False, None), ("3", 3), (0, 0)]:
+        most = api.client.welcome.limits.max_logprobs
+        for given, want in [(True, 1), (False, None), ("3", 3), (0, 0), (-1, most)]:
             await api.json("POST", COMPLETIONS, {**PROMPT, "logprobs": given})
             assert api.client.streams[-1].params.logprobs == want
         for wrong in ({"n": 1.5}, {"n": "two"}, {"n": True}, {"temperature": "nan"}, {"stream": 2}, {"seed": "1e400"}):

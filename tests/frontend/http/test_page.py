@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import subprocess
+from datetime import datetime, timedelta, timezone
 from html.parser import HTMLParser
 
 import fake_client as http
@@ -181,13 +182,13 @@ def test_answers_are_put_together_from_deltas(node):
         delta({ tool_calls: [{ index: 1, id: "c2", function: { name: "g", arguments: "" } }] });
         delta({ tool_calls: [{ index: 0, function: { arguments: "}" } }] }, "tool_calls");
         answer.add({ choices: [], usage: {} });
-        console.log(JSON.stringify([answer.message(), answer.reasoning, answer.finishReason]));
+        console.log(JSON.stringify([answer.content, answer.calls, answer.reasoning, answer.finishReason]));
     """)
     calls = [
-        {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}},
-        {"id": "c2", "type": "function", "function": {"name": "g", "arguments": ""}},
+        {"id": "c1", "name": "f", "arguments": "{}"},
+        {"id": "c2", "name": "g", "arguments": ""},
     ]
-    assert found == [{"role": "assistant", "content": "a", "tool_calls": calls}, "hm", "tool_calls"]
+    assert found == ["a", calls, "hm", "tool_calls"]
 
 
 def test_whatever_a_model_calls_the_demos_functions_with_is_answered(node):
@@ -197,3 +198,83 @@ def test_whatever_a_model_calls_the_demos_functions_with_is_answered(node):
         console.log(JSON.stringify([given.map((text) => answer("multiply", text)), answer("another", "null")]));
     """)
     assert found == [["42", *["NaN"] * 5, "error: the arguments are not JSON"], None]
+
+
+def test_the_time_is_that_of_the_city(node):
+    cities = ["Tokyo", "tokyo, Japan", "New York", "Atlantis", ""]
+    found = node(f"""
+        import {{ answer }} from "./demos.js";
+        const before = Date.now(), times = {cities}.map((city) => answer("get_time", JSON.stringify({{ city }})));
+        console.log(JSON.stringify([times, before, Date.now()]));
+    """)
+    (tokyo, same, new_york, *unknown), *moments = found
+    in_tokyo = {datetime.fromtimestamp(moment / 1000, timezone(timedelta(hours=9))).strftime("%H:%M") for moment in moments}
+    assert {tokyo, same} <= in_tokyo
+    assert re.fullmatch(r"\d\d:\d\d", new_york) and new_york != tokyo
+    assert unknown == ["error: this browser knows no time zone of that name"] * 2
+
+
+def test_markdown_of_any_kind_is_read_in_time(node):
+    """Each text has 200,000 characters; a reader whose time grows with their square would take minutes."""
+    found = node("""
+        import { inline } from "./inline.js";
+        import { parse } from "./markdown.js";
+        const fill = (piece) => piece.repeat(200000 / piece.length), began = performance.now();
+        const pieces = ["`", "` `` ", "*", "**a*", "_a_", "[", "[a](", "![a](http://b) ", "> ", "> > a\\n", "- ", "- a\\n",
+          "  - a\\n", "|a|b|\\n|-|-|\\n", "|\\n", "http://", "&amp;&", "<a ", "# ", "*a **b ", "```\\n", " "];
+        for (const piece of pieces) {
+          const read = (blocks) => blocks.forEach((block) => { inline(block.text ?? ""); read(block.blocks ?? []); });
+          read(parse(fill(piece)));
+        }
+        console.log(JSON.stringify(performance.now() - began < 60000));
+    """)
+    assert found is True
+
+
+def test_only_whole_addresses_of_the_web_become_links(node):
+    bad = [
+        "javascript:alert(1)",
+        "JaVaScRiPt:alert(1)",
+        "data:text/html,x",
+        "vbscript:x",
+        "/metrics",
+        "//a.b",
+        "file:///x",
+        "http:x",
+    ]
+    found = node(f"""
+        import {{ inline, safeAddress }} from "./inline.js";
+        const links = (text) => inline(text).filter((part) => part.kind === "link").map((part) => part.address);
+        console.log(JSON.stringify([{json.dumps(bad)}.flatMap((one) => links(`[a](${{one}}) ![b](${{one}}) <${{one}}>`)),
+          links("[a](https://a.b/c_(d)) ![b](http://c.d) <https://e.f> see https://g.h/i. (https://j.k)"), safeAddress("https://")]));
+    """)
+    assert found == [
+        [],
+        ["https://a.b/c_(d)", "http://c.d/", "https://e.f/", "https://g.h/i", "https://j.k/"],
+        None,
+    ]
+
+
+def test_what_is_wrong_with_a_schema_is_said_with_its_place(node):
+    schemas = [
+        {"type": "object", "properties": {"a": {"type": "strin"}}}, [], {"required": "a"}, {"enum": []}, {"anyOf": {}},
+        {"properties": []}, {"items": 3}, {"pattern": "("}, {"maxItems": -1}, {"$ref": "#/$defs/a"},
+        {"$ref": "#/$defs/a", "$defs": {"a": {"type": ["string", "null"]}}, "additionalProperties": False},
+    ]  # fmt: skip
+    found = node(f"""
+        import {{ problem, problemOfTools }} from "./schema.js";
+        console.log(JSON.stringify([...{json.dumps(schemas)}.map(problem), problemOfTools([{{}}])]));
+    """)
+    assert found[0].startswith('properties.a.type is "strin"')
+    assert all(found[:10]) and found[10] == "" and found[11].startswith("Tool 1")
+
+
+def test_a_conversation_that_is_too_long_is_kept_from_a_question_on(node):
+    found = node("""
+        import { newest } from "./saved.js";
+        const entries = ["a", "b", "c"]
+          .flatMap((x) => [{ role: "user", content: x }, { role: "assistant", content: x.repeat(50) }]);
+        const first = (most) => newest(entries, most).map((entry) => entry.content[0]).join("");
+        console.log(JSON.stringify([first(10000), first(250), first(150), first(20)]));
+    """)
+    assert found == ["aabbcc", "bbcc", "cc", ""]

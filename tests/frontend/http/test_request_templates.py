@@ -118,10 +118,10 @@ def test_a_template_apart_renders_as_it_does_here(process):
     here = ChatTemplate(WANTED.source, WANTED.special_tokens, WANTED.content_format).render(
         WANTED.messages, tools=WANTED.tools, documents=WANTED.documents, variables=WANTED.variables
     )
-    assert process.render(WANTED, 30.0) == here
+    assert process.render(WANTED, 30.0).text == here
     with pytest.raises(ChatTemplateError, match="plain JSON"):
         process.render(ToRender("", {}, None, [object()], None, None, True, False, {}), 30.0)
-    assert process.render(WANTED, 30.0) == here
+    assert process.render(WANTED, 30.0).text == here
 
 
 def test_the_process_is_one_and_is_started_anew(process):
@@ -167,7 +167,7 @@ def test_what_templates_leave_in_the_process_is_bounded():
     process, others = TemplateProcess(max_kept_bytes=8 << 20), set(psutil.Process().children())
     for size, is_kept in ((1, True), (1, True), (9 << 20, False), (1, True)):
         source = f"{{% set a = 'x' * {size} %}}{{{{ a|length }}}}"  # a constant of the compiled template
-        assert process.render(msgspec.structs.replace(WANTED, source=source), 60.0) == str(size)
+        assert process.render(msgspec.structs.replace(WANTED, source=source), 60.0).text == str(size)
         assert bool(set(psutil.Process().children()) - others) == is_kept
     process.close()
 

@@ -130,6 +130,8 @@ def test_log_probabilities_are_those_of_the_text():
             assert done["logprobs"] == part["logprobs"]
             bare = await create(api, {**TOOLS, "include": [LOGPROBS]})
             assert bare["output"][1]["content"][0]["logprobs"][0]["top_logprobs"] == []
+            await create(api, {**TOOLS, "top_logprobs": -1})
+            assert api.client.streams[-1].params.logprobs == api.client.welcome.limits.max_logprobs
 
     asyncio.run(main())
 

@@ -38,7 +38,7 @@ def test_outputs_of_a_slow_frontend_wait_merged_and_in_order(make_core, make_fro
     identity, core_link = slow.frontend.identity, slow.core.link
     logprobs = [TokenLogprobs(-1.0, 1, b"", b"")]
     for token in range(at, at + 50):
-        core_link.send(identity, outputs(token, started=[Started(token, 0, 0.1)], logprobs=logprobs))
+        core_link.send(identity, outputs(token, started=[Started(token, 0, 0.1)], logprobs=logprobs, drafts=bytes([token])))
     core_link.send(identity, RequestError(EPOCH, 9, "engine_error", "between"))
     core_link.send(identity, outputs(at + 50, finished=[Finished(0, "stop", 3)]))
     assert len(core_link._slow[identity].outbox) == 3  # 51 steps, an error, one step
@@ -50,7 +50,7 @@ def test_outputs_of_a_slow_frontend_wait_merged_and_in_order(make_core, make_fro
     assert [m.seq for m in steps] == list(range(len(steps)))
     assert isinstance(got[-2], RequestError) and got[-1].finished == [Finished(0, "stop", 3)]
     assert [s.key for s in steps[-2].started] == list(range(at, at + 50))
-    assert len(steps[-2].logprobs) == 50
+    assert len(steps[-2].logprobs) == 50 and list(steps[-2].drafts) == list(range(at, at + 50))
     assert len(steps[-2].keys) == 8 * len(steps[-2].tokens) // 4
     assert slow.core.lost == []
 

@@ -94,6 +94,8 @@ def test_without_keys_the_rest_of_a_file_is_for_all():
         ("!!python/object/apply:os.system ['true']", "constructor"),
         ("[" * 5000, ""),
         ("\x00", "special characters"),
+        (f"{A}: !!timestamp x", "a value does not fit its tag"),
+        (f"{A}: {{weight: !!int ''}}", "a value does not fit its tag"),
     ],
 )
 def test_what_is_wrong_is_named(text, says, tmp_path):

@@ -1,0 +1,88 @@
+"""On a GPU: whatever is drafted, fp32 tokens are those without drafts, by graphs and eagerly."""
+
+import functools
+
+import pytest
+import torch
+from inline_engine import InlineEngine
+from tiny_models import tiny_model
+
+from quire.ipc.sampling import SamplingParams
+from quire.ipc.speculative_config import SpeculativeConfig
+from quire.workers.speculation.drafter import Drafter
+
+pytestmark = pytest.mark.gpu
+
+EOS = 7
+KINDS = (
+    {"temperature": 0.0, "logprobs": 2},
+    {"temperature": 0.9, "seed": 5, "top_p": 0.9, "repetition_penalty": 1.2, "presence_penalty": 0.4, "logprobs": 0},
+    {"temperature": 0.7, "seed": 6, "bad_words_token_ids": [[30], [31, 32]], "min_tokens": 5, "ignore_eos": False},
+    {"temperature": 1.1, "seed": 7, "min_p": 0.02, "max_tokens": 5},
+    {"temperature": 0.0, "frequency_penalty": 0.6, "logit_bias": {11: 2.0}},
+    {"temperature": 0.0, "max_tokens": 300},  # to the end of the context
+)
+
+
+class Hostile(Drafter):
+    """As many drafts as there may be, mostly wrong, some outside the vocabulary: by operations that a graph can hold."""
+
+    def extend(self, step, num_tokens):
+        pass
+
+    def draft(self, tables, step, num_rows):
+        slots = step.row_slots[:num_rows].long()
+        ids = tables.last_token[slots][:, None] * 7 + torch.arange(15, device=slots.device, dtype=torch.int32) - 3
+        tables.drafts[slots] = ids
+        tables.num_drafts[slots] = 15
+
+
+def outputs_of(engine):
+    for i, params in enumerate(KINDS * 4):
+        part = [(7 * i + 3 * k * k) % 400 + 4 for k in range(4 + i)]
+        engine.add(part + part, SamplingParams(**{"max_tokens": 40, "ignore_eos": True, **params}))
+    return engine.run(), engine.logprobs
+
+
+def engine_of(family, dtype=torch.float32, **more):
+    return InlineEngine(tiny_model(family), device="cuda", dtype=dtype, max_model_len=128, block_size=16, eos=(EOS,), **more)
+
+
+@functools.cache
+def without_drafts(family):
+    return outputs_of(engine_of(family))
+
+
+def config(window):
+    lookup = {"prompt_lookup_min": 1, "prompt_lookup_max": 3, "enable_adaptive_verification": False}
+    return SpeculativeConfig(method="ngram", num_speculative_tokens=window - 1, **lookup)
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("window", [2, 4, 16])
+@pytest.mark.parametrize("drafter", ["ngram", "hostile"])
+@pytest.mark.parametrize("family", ["llama", "qwen2-mixed", "deepseek-v3", "gpt-oss"])
+def test_tokens_are_those_without_drafts(family, drafter, window, graphs):
+    engine = engine_of(family, speculation=config(window), graphs=False)
+    if drafter == "hostile":
+        engine.runner.device.drafter = Hostile()
+    if graphs:
+        with engine.runner.device.stream():
+            engine.runner.capture_graphs()
+    outputs, logprobs = outputs_of(engine)
+    expected, expected_logprobs = without_drafts(family)
+    assert outputs == expected
+    for key, values in expected_logprobs.items():
+        assert logprobs[key] == pytest.approx(values, abs=1e-4)
+    assert engine.scheduler.counters.windows.so_far().draft_tokens > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_in_16_bits_drafts_of_a_repeating_text_are_accepted(dtype):
+    """Tokens may differ by rounding, so only the path is seen: decode attention of several queries a row, by graphs."""
+    engine = engine_of("llama", dtype, speculation=config(8), graphs=True)
+    part = list(range(20, 36))
+    engine.add(part * 3, SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True))
+    assert [len(tokens) for tokens in engine.run().values()] == [60]
+    stats = engine.scheduler.counters.windows.so_far()
+    assert sum(stats.accepted_by_place) > 0

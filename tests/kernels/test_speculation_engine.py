@@ -1,0 +1,74 @@
+"""A GPU's kernels of speculation beneath a whole engine, in Triton's interpreter: tokens are those of a CPU without drafts."""
+
+import pytest
+from drafters import DrafterOfTexts, drafting
+from inline_engine import InlineEngine
+from tiny_models import VOCAB_SIZE, tiny_model
+
+from quire.ipc.sampling import SamplingParams
+from quire.ipc.speculative_config import SpeculativeConfig
+
+EOS = 7  # an id that outputs happen to have
+SIZES = {"max_num_seqs": 3, "budget": 24, "block_size": 16, "max_model_len": 64, "eos": (EOS,)}
+KINDS = (
+    {"temperature": 0.0, "logprobs": 2},
+    {"temperature": 0.9, "seed": 5, "top_p": 0.9, "repetition_penalty": 1.2, "presence_penalty": 0.4, "logprobs": 0},
+    {"temperature": 0.7, "seed": 6, "bad_words_token_ids": [[30], [31, 32]], "min_tokens": 5, "ignore_eos": False},
+    {"temperature": 1.1, "seed": 7, "min_p": 0.02, "max_tokens": 5},
+    {"temperature": 0.0, "frequency_penalty": 0.6, "logit_bias": {11: 2.0}},
+)
+
+
+def outputs_of(engine, count):
+    for i, params in enumerate(KINDS[:count]):
+        part = [(7 * i + 3 * k * k) % 400 + 4 for k in range(4 + 2 * i)]
+        engine.add(part + part, SamplingParams(**{"max_tokens": 3 * count, "ignore_eos": True, **params}))
+    return engine.run()
+
+
+def compare(family, drafter, window, padded, count, monkeypatch):
+    from interpreted_engine import InterpretedEngine, emulate_gpu
+
+    emulate_gpu(monkeypatch)
+    plain = InlineEngine(tiny_model(family), **SIZES)
+    want = outputs_of(plain, count)
+    lookup = {"prompt_lookup_min": 1, "prompt_lookup_max": 3, "enable_adaptive_verification": False}
+    config = SpeculativeConfig(method="ngram", num_speculative_tokens=window - 1, **lookup)
+    engine = InterpretedEngine(tiny_model(family), **SIZES, speculation=config, padded=padded)
+    if drafter != "ngram":
+        prompts = [[(7 * i + 3 * k * k) % 400 + 4 for k in range(4 + 2 * i)] * 2 for i in range(count)]
+        texts = [[*prompt, *want[i + 1 << 8]] for i, prompt in enumerate(prompts)]
+        draft_of = drafting(drafter, texts, EOS, VOCAB_SIZE)
+        engine.runner.device.drafter = DrafterOfTexts(engine.runner.ctx.cache, 0, draft_of)
+    assert outputs_of(engine, count) == want
+    for key, values in plain.logprobs.items():
+        assert engine.logprobs[key] == pytest.approx(values, abs=1e-4)
+    stats = engine.scheduler.counters.windows.so_far()
+    assert stats.draft_tokens > 0
+    if padded:  # whether mixed, whether with windows
+        assert {(False, True), (True, False)} <= engine.runner.graphs.seen and (
+            count < 3 or (True, True) in engine.runner.graphs.seen
+        )
+    return stats
+
+
+@pytest.mark.interpret
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter computes with numpy, which warns of infinities
+@pytest.mark.parametrize(
+    ("family", "drafter", "window", "padded", "count"),
+    [
+        ("llama", "some", 3, True, 2),
+        pytest.param("llama", "some", 4, True, 5, marks=pytest.mark.slow),
+        pytest.param("llama", "ngram", 16, False, 5, marks=pytest.mark.slow),
+        pytest.param("llama", "right", 8, True, 5, marks=pytest.mark.slow),
+        pytest.param("llama", "outside", 2, False, 5, marks=pytest.mark.slow),
+        pytest.param("qwen2-mixed", "ngram", 4, True, 5, marks=pytest.mark.slow),
+        pytest.param("deepseek-v3", "right", 4, True, 5, marks=pytest.mark.slow),
+        pytest.param("deepseek-v3", "random", 16, False, 5, marks=pytest.mark.slow),
+        pytest.param("gpt-oss", "some", 8, True, 5, marks=pytest.mark.slow),
+    ],
+)
+def test_tokens_are_those_without_drafts(family, drafter, window, padded, count, monkeypatch):
+    stats = compare(family, drafter, window, padded, count, monkeypatch)
+    if drafter == "right":
+        assert sum(stats.accepted_by_place) > 0.5 * stats.draft_tokens

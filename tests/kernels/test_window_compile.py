@@ -1,0 +1,71 @@
+"""Kernels of steps with windows for a Hopper GPU that is simulated: they compile, once for all padded sizes."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import hopper_offline
+hopper_offline.HOW()
+import json, torch
+from hopper_offline import COMPILED, KEYS, ints, meta
+from quire.ipc.step.sections import result_words
+from quire.kernels.attention.latent_decode import latent_decode
+from quire.kernels.sampling import sampler
+from quire.kernels.speculation import accept, ngram
+from quire.kernels.step import step_inputs
+from quire.kernels.step.tables import LogitsProcessorPool, SamplerWorkspace, SlotTables, StepBuffers, WindowIds
+rows, vocab, most = 64, 1000, 512
+tables = SlotTables.allocate(rows, 2, 40, "meta", speculates=True)
+pool = LogitsProcessorPool.allocate(rows, vocab, 1000, "meta")
+step, text = StepBuffers.allocate(600, rows, 2, "meta", most), ints(99 * 64)
+results, space = meta(2, result_words(rows, 20, most), dtype=torch.int64), SamplerWorkspace.allocate(most, vocab, "meta")
+q, cache, out = meta(most, 16, 576), meta(99, 1, 64, 576), meta(most, 16, 512)
+
+def run(n):
+    step_inputs.prepare_step(ints(6000), tables, step, n, n, block_size=64, num_blocks=99, vocab=vocab, windows=True)
+    lengths = step.query_start[: n + 1], step.seq_lens[:n]
+    latent_decode(q, cache, ints(65, 40), step.row_slots[:n], *lengths, out, scale=0.1, limit=ints(1), max_query_len=16)
+    slots, window = step.sample_slots[:n], WindowIds(step.input_ids, step.sample_places[:n])
+    given = slots, step.sample_positions[:n], tables, pool, space
+    sampled = sampler.sample(meta(n, vocab), *given, random=True, processors=True, window=window)
+    accept.accept(step, sampled, n)
+    columns = meta(n, dtype=torch.float32), ints(n), ints(n, 20), meta(n, 20, dtype=torch.float32)
+    how = {"max_rows": rows, "max_samples": most, "logprobs": columns, "windows": True}
+    step_inputs.finish_step(ints(6000), tables, pool, step, sampled, results, n, **how)
+    ngram.write_text(step, text, 1, n)
+    ngram.draft_ngrams(tables, step, text, 1, n, block_size=64, min_n=5, max_n=5, num_drafts=15)
+
+run(2)
+first = set(KEYS)
+for n in SIZES:
+    run(n)
+print(json.dumps([len(COMPILED), len(first), sorted(name for name, _ in KEYS - first)]))
+"""
+
+
+def found_by(how, sizes, tmp_path, monkeypatch):
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+    program = PROGRAM.replace("HOW", how).replace("SIZES", str(sizes))
+    child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600)
+    assert child.returncode == 0, child.stderr[-3000:]
+    return json.loads(child.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow  # a process that imports torch and quire
+def test_padded_sizes_share_compiled_kernels(tmp_path, monkeypatch):
+    _, kernels, more = found_by("look_up_launches", [3, 16, 17, 64, 512], tmp_path, monkeypatch)
+    assert kernels > 10
+    assert set(more) <= {"_several_kernel", "_combine_several_kernel"}  # whether keys are split, which is met before serving
+
+
+@pytest.mark.slow  # half a minute of compiling
+def test_all_kernels_compile_for_a_hopper(tmp_path, monkeypatch):
+    compiled, _, _ = found_by("compile_launches", [], tmp_path, monkeypatch)
+    assert compiled > 10
