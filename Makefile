@@ -7,6 +7,7 @@ ARGS ?=
 PYTEST_ARGS ?=
 JOBS ?= 2
 MINUTES ?= 10
+SEED ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -20,17 +21,19 @@ PIP_INSTALL = $(BIN)/python -m pip install --quiet --no-compile --disable-pip-ve
 # times as long). Bytecode is kept, whatever the environment says: hundreds of processes would each compile our modules anew.
 # The files are shared out among JOBS processes, in the order of tests/conftest.py. A test that hangs shows its stacks and ends the
 # run: in a new process it would only hang again.
-PYTEST = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder \
+# What failed runs once more, alone: tests/run.py.
+PYTEST = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python tests/run.py --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder \
 	--max-worker-restart 0 -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all test-gpu test-browser test-ray test-deploy test-clients harmony-oracle lint types clean
+.PHONY: help run test test-all fuzz test-gpu test-browser test-ray test-deploy test-clients harmony-oracle lint types wheel clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make run       serve the bundled model at 127.0.0.1:$(PORT)   (PORT=8001, ARGS='MODEL --api-key KEY')"
 	@echo "make test      run the tests but the slow ones            (PYTEST_ARGS='tests/ipc -x', JOBS=2 at a time)"
 	@echo "make test-all  run all that needs no GPU and no browser"
+	@echo "make fuzz      try hostile input for ten minutes     (MINUTES=60, SEED=7, ARGS='--target bodies', ARGS='--case FILE')"
 	@echo "make test-gpu  run the GPU tests for ten minutes; called again, it goes on   (MINUTES=10, ARGS=--anew, PYTEST_ARGS=tests/gpu)"
 	@echo "make test-browser  run the tests of the page in an installed Chromium"
 	@echo "make test-ray  run the tests with a Ray cluster of this machine, for which Ray is installed"
@@ -39,6 +42,7 @@ help:
 	@echo "make harmony-oracle  compare the kept readings of Harmony with openai-harmony, which is installed for it"
 	@echo "make lint      check style and formatting with ruff"
 	@echo "make types     check types with mypy"
+	@echo "make wheel     build a wheel into dist/, for pip on other machines"
 	@echo "make clean     remove .venv and caches"
 	@echo "PYTHON=python3.12 chooses the interpreter that .venv is made with."
 
@@ -56,6 +60,10 @@ test test-all: $(FOR_TEST)
 	TRITON_INTERPRET=1 $(PYTEST) --dist worksteal -m '$(INTERPRETED)' $(or $(PYTEST_ARGS),tests/kernels) || [ $$? -eq 5 ] || failed=1; \
 	$(PYTEST) -m '$(MARKS)' $(PYTEST_ARGS) || failed=1; \
 	exit $$failed
+
+# A minute of it, with cases that are the same in each run, is a part of the tests.
+fuzz: $(FOR_TEST)
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/run.py --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 # Its status says whether all have passed; what is left and what to do about it stands in its last lines.
 test-gpu: $(FOR_TEST)
@@ -85,6 +93,12 @@ lint: $(FOR_TEST)
 
 types: $(FOR_TEST)
 	$(BIN)/mypy
+
+# What an earlier build has left in build/ would be in this wheel, too.
+wheel: $(FOR_RUN)
+	@rm -rf build/lib build/bdist.*
+	@$(BIN)/python -m pip --disable-pip-version-check wheel --quiet --no-deps --no-index --no-build-isolation --wheel-dir dist .
+	@echo "Install it with: pip install '$$(ls -t "$(CURDIR)"/dist/quire-*.whl | head -n 1)'"
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
