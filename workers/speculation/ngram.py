@@ -29,17 +29,14 @@ class NgramDrafter(Drafter):
         self._text = torch.zeros(0, dtype=torch.int32)
 
     def extend(self, step: StepBuffers, num_tokens: int) -> None:
-        size = self._cache.num_blocks * self._cache.block_size
-        if len(self._text) != size:  # the cache was allocated meanwhile
-            self._text = torch.zeros(size, dtype=torch.int32, device=step.input_ids.device)
-        self._kernels.write_text(step, self._text, self._group, num_tokens)
+        self._kernels.write_text(step, self._text_on(step.input_ids.device), self._group, num_tokens)
 
     def draft(self, tables: SlotTables, step: StepBuffers, num_rows: int) -> None:
         c = self._config
         self._kernels.draft_ngrams(
             tables,
             step,
-            self._text,
+            self._text_on(tables.last_token.device),
             self._group,
             num_rows,
             block_size=self._cache.block_size,
@@ -47,3 +44,10 @@ class NgramDrafter(Drafter):
             max_n=c.prompt_lookup_max,
             num_drafts=c.num_speculative_tokens,
         )
+
+    def _text_on(self, device: torch.device) -> torch.Tensor:
+        """The ids of the cache's slots, int32 [blocks * block size]; made anew if the cache was allocated meanwhile."""
+        size = self._cache.num_blocks * self._cache.block_size
+        if len(self._text) != size:
+            self._text = torch.zeros(size, dtype=torch.int32, device=device)
+        return self._text
