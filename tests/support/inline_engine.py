@@ -33,6 +33,7 @@ from quire.workers.models.build import build_model
 from quire.workers.models.family_table import read_model_config
 from quire.workers.parallel import Parallel
 from quire.workers.recurrent.state_cache import state_cache_of
+from quire.workers.speculation.loaded import build_draft_model
 from quire.workers.runner import ModelRunner
 
 
@@ -67,6 +68,10 @@ class InlineEngine:
         self.model = self.load(config, dtype, parallel, None if dummy else model_dir)
         layers = parallel.stage.layers if parallel.stage.count > 1 else None
         cache = KVCache(config.attention_specs(parallel), block_size, dtype, self.model.kv_scales(), layers)
+        self.draft = build_draft_model(speculation, max_model_len, block_size, dtype, parallel)
+        if self.draft is not None:
+            self.draft.load(speculation.model, self.device, dummy=dummy, seed=0, progress=False)
+            cache.drafter = self.draft.cache
         cache.allocate(num_blocks, self.device)
         states = state_cache_of(config, parallel, dtype, state_dtype)
         num_states = (num_states or 2 * max_num_seqs + 1) if config.state_tensors(parallel) else 0
@@ -138,6 +143,7 @@ class InlineEngine:
             states=states,
             max_samples=max_samples,
             speculation=self.speculation,
+            draft_model=self.draft,
         )
         return ModelRunner(self.model, ctx, self._make_device, self.processors)
 

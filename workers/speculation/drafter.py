@@ -1,15 +1,32 @@
 """Drafter: the interface of what drafts tokens.
 
 A drafter writes the tables' `drafts` and `num_drafts`. Drafts have no influence on the tokens of any sequence, only on
-how many of them a step yields. Called by the device around a step's forward (devices/device.py); make.py chooses one.
+how many of them a step yields. Called by the device around a step's forward (devices/device.py), and by the runner behind a
+step; make.py chooses one.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable
+from typing import Protocol
 
+import torch
+
+from quire.ipc.step.plan import StepPlan
 from quire.kernels.step.tables import SlotTables, StepBuffers
 
 
+class Graphs(Protocol):
+    """Where a drafter's passes are captured (graphs.StepGraphs)."""
+
+    def replay(self, key: Hashable, run: Callable[[], None]) -> None:
+        """Do what `run` launches, which is the same for an equal key; it is captured first if need be."""
+        ...
+
+
 class Drafter(ABC):
+    def begin(self, plan: torch.Tensor, tables: SlotTables) -> None:
+        """A plan has come, of which nothing is done yet. A part of the step's forward."""
+
     @abstractmethod
     def extend(self, step: StepBuffers, num_tokens: int) -> None:
         """The inputs of a step of so many padded tokens are built. A part of the step's forward."""
@@ -18,6 +35,12 @@ class Drafter(ABC):
     def draft(self, tables: SlotTables, step: StepBuffers, num_rows: int) -> None:
         """A step of so many padded rows is done, its tokens are in the tables and its results are out: draft for its rows. They
         have no drafts now. A part of the step's sampling."""
+
+    def follow(self, plan: StepPlan, tables: SlotTables, step: StepBuffers, graphs: Graphs | None) -> None:
+        """The step of this plan was given to the device: give it the passes of a model that drafts. None of graphs: eager."""
+
+    def compile(self, tables: SlotTables, step: StepBuffers) -> None:
+        """Run every kernel of such passes, on padding."""
 
 
 class NoDrafter(Drafter):
