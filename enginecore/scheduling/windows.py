@@ -1,9 +1,9 @@
 """Windows: how many drafts the decode rows of a step may have. No I/O.
 
 A window costs blocks, and a place in the step's tokens and samples: it never takes them from anybody. Steps have none where
-something counts on one token a row. Where drafts are of no use, only few steps try them. A drafter with a model drafts behind
-the step before, and until a try it rests, except that it reads prompts. Called by DecodeRows (decode.py) for each step, and told
-how the drafts of a step with windows fared.
+something counts on one token a row. Where drafts are of no use, only few steps try them. A draft model drafts behind the step
+before; where drafts are of no use it only reads prompts until the next try is near. Called by DecodeRows (decode.py) for each
+step, and told how the drafts of a step with windows fared.
 """
 
 import numpy as np
@@ -44,10 +44,9 @@ class Windows:
         """Most drafts of each row that a drafter with a model should make behind a step of so many rows."""
         if self._config is None or self._config.model is None:
             return 0
-        if self._useless >= USELESS_STEPS and self._config.enable_adaptive_verification:
-            if not 0 < -self._waited % TRY_EVERY <= DRAFTED_BEFORE:
-                return 0
-        return self._config.most_drafts(num_rows)
+        is_useless = self._useless >= USELESS_STEPS and self._config.enable_adaptive_verification
+        rests = is_useless and not 0 < -self._waited % TRY_EVERY <= DRAFTED_BEFORE
+        return 0 if rests else self._config.most_drafts(num_rows)
 
     @property
     def ahead(self) -> int:

@@ -50,9 +50,10 @@ def begin_pass(
 ) -> tuple[int, int]:
     """Build the inputs of a pass of at most num_tokens tokens for the step's first num_rows rows; its tokens are in the tables.
 
-    Each row gets the tokens that follow those computed, as far as its block table reaches; a decode row at most MAX_WINDOW. A row
-    that has all known tokens then gets drafts, at most `depth`, and none whose sample would lie behind its last token, or whose
-    position is `longest` or beyond. vocab: the draft model's. Returns the numbers of tokens and rows, padded on a GPU.
+    Each row gets the tokens that follow those computed, as far as its block table reaches; a decode row at most MAX_WINDOW. A
+    row that has all known tokens then gets drafts: at most `depth`, none whose sample would lie behind its last token, and none
+    that follows a token at position `longest` or beyond. vocab: the draft model's. Returns the numbers of tokens and rows,
+    padded on a GPU.
     """
     host, now, seqs, dst = tables.host, step.host, state.host, out.host
     count, num_decode = min(num_rows, int(now["num_rows"][0])), int(now["num_decode_rows"][0])

@@ -1,8 +1,8 @@
 """DraftState: what a drafter with a model of its own keeps on the device. Changed by the kernels of `draft_passes`.
 
-A draft model has keys and values at the slots of the target's block table. `filled` says how many tokens of each KV block they
-cover, whichever sequence has computed them, so a cached prefix needs no computing. `draft_len` says it for each slot's sequence.
-Both count known tokens only. No triton here: CPU machines use these too.
+A draft model has keys and values at the slots of the target's block table. `filled` says how many tokens of each KV block
+they cover, whichever sequence has computed them, so a cached prefix needs no computing. `draft_len` says it for each slot's
+sequence. Both count known tokens only. No triton here: CPU machines use these too.
 """
 
 from dataclasses import dataclass, fields
@@ -29,6 +29,9 @@ class DraftState:
     slots: torch.Tensor  # int32 [R], of the next drafts; the dummy slot of rows that get none
     positions: torch.Tensor  # int32 [R], of the next drafts in their sequences
     places: torch.Tensor  # int32 [R], of the next drafts: the number of drafts before them
+    first: torch.Tensor  # int32 [R]: the first token that each row lacks; this and the next two are the kernels' own
+    wanted: torch.Tensor  # int32 [R]: how many it would compute
+    reach: torch.Tensor  # int32 [R]: where its block table ends, or something else
 
     @classmethod
     def allocate(cls, num_blocks: int, block_size: int, max_num_seqs: int, device: torch.device | str) -> "DraftState":
@@ -36,7 +39,7 @@ class DraftState:
             return torch.zeros(shape, dtype=torch.int32, device=device)
 
         rows, draft_len = max_num_seqs, ints(max_num_seqs + 1) + UNKNOWN
-        of_rows = ints(rows), ints(rows), ints(rows, MAX_WINDOW), ints(rows), ints(rows), ints(rows)
+        of_rows = ints(rows), ints(rows), ints(rows, MAX_WINDOW), *(ints(rows) for _ in range(6))
         return cls(ints(num_blocks * block_size), ints(num_blocks), draft_len, *of_rows)
 
     def renew(self, num_blocks: int, block_size: int) -> None:

@@ -33,8 +33,8 @@ from quire.workers.models.build import build_model
 from quire.workers.models.family_table import read_model_config
 from quire.workers.parallel import Parallel
 from quire.workers.recurrent.state_cache import state_cache_of
-from quire.workers.speculation.loaded import build_draft_model
 from quire.workers.runner import ModelRunner
+from quire.workers.speculation.loaded import build_draft_model
 
 
 class InlineEngine:

@@ -201,8 +201,9 @@ class Device(ABC):
         tables: SlotTables,
         kind: int,
     ) -> torch.Tensor:
-        """Drafts, int32 [rows]: the tokens that `sample` would draw from these logits at these positions, without masks. Nothing
-        is recorded. All ranks have the same; the result holds until something else is drawn."""
+        """Drafts, int32 [rows]: the tokens that `sample` would draw from these logits at these positions, without masks.
+
+        Nothing is recorded. All ranks have the same; the result holds until something else is drawn."""
         if self._takes_shards(logits, kind):
             return self._sample_sharded(logits, slots, positions, tables, kind)
         logits = self.ctx.parallel.all_logits(logits, self.ctx.config.vocab_size)

@@ -2,8 +2,8 @@
 
     begin     a plan's new sequences: their block tables are emptied, so that what a table reaches can be told
     extend    the step's tokens are noted by KV slot: a block table then reads a sequence's whole text
-    follow    behind the step's sampling: a pass over the known tokens that the model has not computed, and then one pass for each
-              further draft. What a pass computes is decided on the device (kernels/speculation/draft_passes.py)
+    follow    behind the step's sampling: a pass over the known tokens that the model has not computed, and then one pass for
+              each further draft. What a pass computes is decided on the device (kernels/speculation/draft_passes.py)
 
 Its layers have keys and values of their own under the block table of the target's full attention. Drafts are drawn as the
 target draws: with the request's noise, parameters and penalties, so a draft model that agrees with the target has the same
@@ -11,6 +11,7 @@ tokens at every temperature. Passes have padded sizes and are captured as graphs
 """
 
 from dataclasses import replace
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -58,20 +59,21 @@ class DraftModelDrafter(Drafter):
     def extend(self, step: StepBuffers, num_tokens: int) -> None:
         self._kernels.note_tokens(step, self._state, self._group, num_tokens, block_size=self._cache.block_size)
 
-    def draft(self, tables: SlotTables, step: StepBuffers, num_rows: int) -> None:
-        pass  # `follow` does
-
     def follow(self, plan: StepPlan, tables: SlotTables, step: StepBuffers, graphs: Graphs | None) -> None:
         if (wanted := pass_of(plan, self._max_tokens)) is None:
             return
         captured = None if graphs is None else self._pass_sizes.padded(wanted)
         if graphs is None or captured is None:
             return self._run(wanted, tables, step)
-        return graphs.replay(captured, lambda: self._run(captured, tables, step))
+        return graphs.replay(captured, lambda: self._run(captured, tables, step), captured.tokens)
 
-    def compile(self, tables: SlotTables, step: StepBuffers) -> None:
+    def run_kernels(self, tables: SlotTables, step: StepBuffers) -> None:
         for some in self._pass_sizes.to_run(self._depth):
             self._run(some, tables, step)
+
+    def capture(self, graphs: Graphs, tables: SlotTables, step: StepBuffers) -> None:
+        for some in self._pass_sizes.at_start(self._depth):
+            graphs.prepare(some, partial(self._run, some, tables, step))
 
     @property
     def _pass_sizes(self) -> DraftPassSizes:
