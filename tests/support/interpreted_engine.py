@@ -72,6 +72,11 @@ class PaddedSteps:
         runner.sample(runner.device.plan, runner.model.compute_logits(hidden)[:rows], plan.sampling_kind)
         return True
 
+    def replay(self, key, run, tokens):
+        """A draft model's pass."""
+        self.seen.add(("draft", key.mixed))
+        run()
+
 
 class InterpretedEngine(InlineEngine):
     def __init__(self, *args, padded=False, **options):
