@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 MAX_SPECULATIVE_TOKENS = 15  # drafts of a sequence in a step: a window has 16 tokens
+MODEL_DRAFTS = 7  # of a draft model, by default
 MAX_NGRAM = 32
 
 

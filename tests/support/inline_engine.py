@@ -1,7 +1,7 @@
 """Scheduler and runner in one process, without links: a model's outputs under given scheduling, step by step."""
 
 from collections import deque
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 
 import numpy as np
 import torch
@@ -68,9 +68,12 @@ class InlineEngine:
         self.model = self.load(config, dtype, parallel, None if dummy else model_dir)
         layers = parallel.stage.layers if parallel.stage.count > 1 else None
         cache = KVCache(config.attention_specs(parallel), block_size, dtype, self.model.kv_scales(), layers)
-        self.draft = build_draft_model(speculation, max_model_len, block_size, dtype, parallel)
+        asked = SimpleNamespace(
+            speculative_config=speculation, max_model_len=max_model_len, block_size=block_size, load_format="auto", seed=0
+        )
+        self.draft = build_draft_model(asked, dtype, parallel)
         if self.draft is not None:
-            self.draft.load(speculation.model, self.device, dummy=dummy, seed=0, progress=False)
+            self.draft.load(asked, self.device, progress=False)
             cache.drafter = self.draft.cache
         cache.allocate(num_blocks, self.device)
         states = state_cache_of(config, parallel, dtype, state_dtype)
