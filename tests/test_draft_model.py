@@ -141,7 +141,7 @@ def test_vocabularies_may_be_padded_to_other_sizes(vocab, tmp_path):
     (folder / "config.json").write_text(json.dumps({**settings, "vocab_size": vocab}))
     engine = engine_with(draft_model("llama", 5, model=str(folder)))
     assert_equal(outputs_of(engine), without_drafts("llama"))
-    assert acceptance(engine)[0] > (0.5 if vocab < VOCAB_SIZE else 0.99)
+    assert acceptance(engine)[0] > (0.2 if vocab < VOCAB_SIZE else 0.99)
 
 
 def test_a_model_that_is_never_right_rests():

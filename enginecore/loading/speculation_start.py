@@ -11,7 +11,13 @@ from pathlib import Path
 import msgspec
 
 from quire.enginecore.hosts.setup import is_spread
-from quire.enginecore.loading.model_files import ModelFilesError, frontend_files, model_summary, resolve_model
+from quire.enginecore.loading.model_files import (
+    ModelFilesError,
+    frontend_files,
+    model_summary,
+    resolve_model,
+    resolve_tokenizer,
+)
 from quire.ipc.config import EngineConfig
 from quire.ipc.messages.frontend import DraftsTold
 from quire.ipc.speculative_config import SpeculativeConfig
@@ -40,6 +46,7 @@ def with_draft_model(config: EngineConfig, tokenizer_json: bytes) -> EngineConfi
     try:
         place, token = config.download_dir, config.hf_token
         folder = resolve_model(asked.model, asked.revision, place, config.load_format != "dummy", token)
+        resolve_tokenizer(None, folder)
         summary = model_summary(folder, generation_config="vllm")
         own = frontend_files(folder, generation_config="vllm")["tokenizer.json"]
     except ModelFilesError as error:
