@@ -50,8 +50,8 @@ def test_a_prefix_that_is_hit_is_drafted_from(family):
     rate, seen = acceptance(engine)
     assert rate >= 0.99
     lengths = []
-    run = engine.runner.device.drafter._run
-    engine.runner.device.drafter._run = lambda some, *rest: (lengths.append(some.tokens), run(some, *rest))
+    run = engine.runner.device.drafter.run
+    engine.runner.device.drafter.run = lambda some, *rest: (lengths.append(some.tokens), run(some, *rest))
     engine.generate([PROMPT + first], params)
     assert acceptance(engine, seen)[0] >= 0.99
     assert max(lengths) <= 64  # nothing of the prefix is computed again
@@ -61,9 +61,9 @@ def test_hits_of_a_model_that_has_not_caught_up():
     """The first sequence ends before its prompt is read: passes have room for a few tokens only. Later ones read it."""
     engine = engine_with(draft_model("llama", 4), max_model_len=400)
     drafter = engine.runner.device.drafter
-    drafter._max_tokens = 16
+    drafter.max_tokens = 16
     (once,) = engine.generate([PROMPT], SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True))
-    assert int(drafter._state.filled.max()) == 16 and int((drafter._state.filled > 0).sum()) < len(PROMPT) // 16
+    assert int(drafter.state.filled.max()) == 16 and int((drafter.state.filled > 0).sum()) < len(PROMPT) // 16
     (output,) = engine.generate([PROMPT], GREEDY)
     assert output[:1] == once and engine.scheduler.counters.cached_tokens == 64
     rate, stats = acceptance(engine)
@@ -74,9 +74,9 @@ def test_hits_of_a_model_that_has_not_caught_up():
 def test_logits_are_those_of_a_plain_forward(family):
     """Of every draft: behind prompts, hits and chunks, accepted and rejected drafts."""
     engine = engine_with(draft_model(family, 5), budget=24, max_num_seqs=5, max_model_len=200)
-    device, drafter, group = engine.runner.device, engine.runner.device.drafter, 0
+    drafter, group = engine.runner.device.drafter, 0
     assert isinstance(engine.runner.ctx.cache.kinds[group], FullAttention)
-    found, draw = [], device.draw
+    found, draw = [], drafter.draw_tokens
 
     def note(logits, slots, positions, window, tables, kind):
         for row, (slot, position, place) in enumerate(
@@ -86,13 +86,13 @@ def test_logits_are_those_of_a_plain_forward(family):
                 continue
             known = position - place  # tokens
             blocks = tables.block_table[group, slot, : -(-known // 16)].long()
-            text = drafter._state.text.view(-1, 16)[blocks].view(-1)[: known - 1].tolist()
+            text = drafter.state.text.view(-1, 16)[blocks].view(-1)[: known - 1].tolist()
             drafts = window.input_ids[row * window.stride : row * window.stride + place + 1].tolist()
             found.append((text + drafts, logits[row].clone()))
         drawn = draw(logits, slots, positions, window, tables, kind)
         return torch.where(torch.arange(len(drawn)) % 2 == 0, drawn, (drawn + 1) % VOCAB_SIZE)  # so that half are rejected
 
-    device.draw = note
+    drafter.draw_tokens = note
     prompts = [PROMPT[: 20 + 10 * i] for i in range(6)]
     engine.generate(prompts, [SamplingParams(max_tokens=20, temperature=0.7, seed=i, ignore_eos=True) for i in range(6)])
     assert len(found) > 60
@@ -104,14 +104,15 @@ def test_logits_are_those_of_a_plain_forward(family):
 
 def test_hostile_drafts_change_nothing():
     engine = engine_with(draft_model("llama", 8))
-    generator, draw = torch.Generator().manual_seed(0), engine.runner.device.draw
+    generator, drafter = torch.Generator().manual_seed(0), engine.runner.device.drafter
+    draw = drafter.draw_tokens
 
     def hostile(*arguments):
         drawn = draw(*arguments)
         others = torch.randint(-1, VOCAB_SIZE, drawn.shape, generator=generator, dtype=torch.int32)
         return torch.where(torch.rand(drawn.shape, generator=generator) < 0.5, others, drawn)
 
-    engine.runner.device.draw = hostile
+    drafter.draw_tokens = hostile
     assert_equal(outputs_of(engine), without_drafts("llama"))
     assert 0 < acceptance(engine)[0] < 0.9
 
@@ -147,15 +148,15 @@ def test_vocabularies_may_be_padded_to_other_sizes(vocab, tmp_path):
 def test_a_model_that_is_never_right_rests():
     """Where no draft is accepted, it only reads prompts, and drafts before the next try."""
     engine = engine_with(draft_model("llama", 5, enable_adaptive_verification=True), max_model_len=400)
-    device, drafter = engine.runner.device, engine.runner.device.drafter
-    draw, run, depths = device.draw, drafter._run, []
-    device.draw = lambda *arguments: (draw(*arguments) + 1) % VOCAB_SIZE
-    drafter._run = lambda some, *rest: (depths.append(some.depth), run(some, *rest))
+    drafter = engine.runner.device.drafter
+    draw, run, depths = drafter.draw_tokens, drafter.run, []
+    drafter.draw_tokens = lambda *arguments: (draw(*arguments) + 1) % VOCAB_SIZE
+    drafter.run = lambda some, *rest: (depths.append(some.depth), run(some, *rest))
     engine.generate([[4, 5, 6]], SamplingParams(max_tokens=300, temperature=0.0, ignore_eos=True))
     stats = engine.scheduler.counters.windows.so_far()
     assert 35 <= stats.num_drafts < 45  # 32 steps, those in flight then, and one in 64
     assert len(depths) < 70 and set(depths) == {4}
-    device.draw = draw  # it is right again: the next tries find that out
+    drafter.draw_tokens = draw  # it is right again: the next tries find that out
     engine.generate([[4, 5, 6]], SamplingParams(max_tokens=300, temperature=0.0, ignore_eos=True))
     assert engine.scheduler.counters.windows.so_far().num_drafts > stats.num_drafts + 30
 

@@ -106,8 +106,7 @@ class ModelRunner:
         return prompt_rows
 
     def _compute(self, plan: StepPlan, device_plan: torch.Tensor, read_masks: ReadMasks) -> list[PromptRow]:
-        is_done = self.graphs is not None and self.graphs.run(plan, read_masks)
-        prompt_rows = [] if is_done else self._run(plan, device_plan, read_masks)
+        prompt_rows = [] if self.graphs and self.graphs.run(plan, read_masks) else self._run(plan, device_plan, read_masks)
         self.device.drafter.follow(plan, self.tables, self.buffers, self.graphs)
         return prompt_rows
 

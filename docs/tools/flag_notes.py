@@ -217,7 +217,10 @@ FLAG_NOTES: dict[str, FlagNote] = {
     "--per-request-spec-decode-metrics": FlagNote("a few bytes a step of each sequence with drafts", "none"),
     "--spec-method": _NONE,
     "--spec-model": FlagNote("the model's weights, and its part of each KV block", "the smallest model of the same family"),
-    "--spec-tokens": FlagNote("more drafts are verified at once: wider steps, and more tokens from each that is right", "15; 2 to 4 with a draft model"),
+    "--spec-tokens": FlagNote(
+        "more drafts are verified at once: wider steps, and more tokens from each that is right",
+        "15; 2 to 4 with a draft model",
+    ),
     # ------------------------------------------------------------------------------------------------------------ logs
     "--log-level": FlagNote("", "info"),
     "--log-format": FlagNote("", "json, where logs are collected"),

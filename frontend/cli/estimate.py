@@ -209,12 +209,10 @@ def estimate(model: Model, config: EngineConfig, memory: int, gpu: str = "", ava
         whole = config.enable_expert_parallel
         weights = weights_bytes(model, config.quantization, item, has_fp8=has_fp8, expert_parallel=whole)
     draft = draft_sizes(config, dtype, max(tokens, rows), rows, block_size, is_gpu=is_gpu, has_fp8=has_fp8)
-    block = plan.kv_block_bytes(sizes, block_size, item) + draft.block
-    groups = len(plan.kv_groups(sizes))
+    block, groups = plan.kv_block_bytes(sizes, block_size, item) + draft.block, len(plan.kv_groups(sizes))
     if is_gpu:
         step = max(plan.gpu_step_bytes(sizes, max(tokens, rows), item), draft.step)
-        logits = samples * sizes.vocab_size * item
-        captured = plan.captured_tokens(weights, tokens)
+        logits, captured = samples * sizes.vocab_size * item, plan.captured_tokens(weights, tokens)
         graphs = plan.GRAPHS_BYTES + (0 if config.enforce_eager else plan.graphs_bytes(captured, tokens, step, logits))
         tables = plan.tables_bytes(sizes, rows, length, tokens, block_size, samples)
         tables += plan.exchange_bytes(sizes, config.tensor_parallel_size, item)
@@ -226,8 +224,8 @@ def estimate(model: Model, config: EngineConfig, memory: int, gpu: str = "", ava
         step, graphs, tables = max(plan.cpu_step_bytes(sizes, max(tokens, rows), samples, item), draft.step), 0, 0
         most = plan.most_useful_blocks(groups, rows, length, block_size)
         is_packed = model.quantization is not None or config.quantization is not None
-        ranks, engines = config.world_size, config.data_parallel_size
-        needs = CpuNeeds(weights + draft.weights, step, ranks, engines, item, is_packed, config.frontends, sizes.vocab_size)
+        copies, held = (config.world_size, config.data_parallel_size), weights + draft.weights
+        needs = CpuNeeds(held, step, *copies, item, is_packed, config.frontends, sizes.vocab_size)
         num_states, room = divided(_cpu_cache(config, needs, available), block, states, config, rows)
         least = plan.least_blocks(block) if config.cpu_kv_cache_gib is None else 0
         blocks = min(max(plan.blocks_in(room, block), least), most)

@@ -7,7 +7,7 @@ how a plan gets to the device and how results get back. A device also makes the 
 
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import NamedTuple
 
@@ -44,6 +44,7 @@ from quire.workers.models.step_context import StepStates
 from quire.workers.parallel import Parallel
 from quire.workers.recurrent.state_cache import StateCache
 from quire.workers.recurrent.step_states import RecurrentStates
+from quire.workers.speculation.draft_model import DraftDevice
 from quire.workers.speculation.drafter import Drafter
 from quire.workers.speculation.loaded import DraftModel
 from quire.workers.speculation.make import make_drafter
@@ -118,12 +119,22 @@ class Device(ABC):
         self._accept = accept
         rates = ctx.speculation.synthetic_acceptance_rates if ctx.speculation is not None else []
         self._rates = torch.tensor(rates, dtype=torch.float32, device=ctx.device)
-        self.drafter: Drafter = make_drafter(self, ngram, draft_passes)
+        self.drafter: Drafter = make_drafter(ctx.speculation, ctx.cache, ngram, self._draft_model(draft_passes))
         self._own = ctx.parallel.vocabulary(ctx.config.vocab_size)  # tokens whose logits this rank computes
         self._sharded_workspace = ShardedWorkspace.allocate(
             0 if self._own.is_whole else ctx.sampled_rows, self._own.size, ctx.device
         )
         self._workspace = SamplerWorkspace.allocate(ctx.sampled_rows, ctx.config.vocab_size, ctx.device)
+
+    def _draft_model(self, kernels: ModuleType) -> tuple[DraftModel, DraftDevice] | None:
+        ctx, draft = self.ctx, self.ctx.draft_model
+        if draft is None:
+            return None
+        nothing = StateCache.of_nothing()
+        own = replace(ctx, config=draft.config, cache=draft.cache, parallel=draft.parallel, states=nothing)
+        return draft, DraftDevice(
+            kernels, self.new_attention(own), self.draw, ctx.max_rows, ctx.max_tokens, ctx.config.vocab_size
+        )
 
     # ------------------------------------------------------------------------------------------- the same everywhere
     def prepare(

@@ -220,7 +220,7 @@ def test_a_draft_model_is_counted_as_a_worker_counts_it(target, draft, asked_her
         cache = KVCache(model.attention_specs(parallel), worker.block_size, torch.float32)
         own = cache.block_bytes
         cache.drafter = drafts.cache
-        assert len(drafts.cache._kinds) == len(drafts.config.layers) and cache.block_bytes > own
+        assert len({place.tensor for place in drafts.cache.places}) == len(drafts.config.layers) and cache.block_bytes > own
         found = estimate(read(folder), config, 0)
         assert (found.num_blocks, found.kv_cache_bytes) == (budget.num_blocks, budget.num_blocks * cache.block_bytes)
         assert found.draft_weights_bytes == held_bytes(drafts.model, torch.float32)
