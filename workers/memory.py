@@ -78,6 +78,7 @@ def largest_plan(max_tokens: int, max_rows: int, max_model_len: int) -> StepPlan
         sections={"slot_updates": slots, "prefill_rows": rows, "prefill_tokens": tokens},
         sampling_kind=SAMPLING_RANDOM,
         max_seq_len=max(lengths),
+        draft_depth=2,  # of a draft model, if there is one: a pass over the tokens, and one for each further draft
     )
 
 

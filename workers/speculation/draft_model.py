@@ -87,8 +87,9 @@ class DraftModelDrafter(Drafter):
         return graphs.replay(captured, lambda: self.run(captured, tables, step), captured.tokens)
 
     def run_kernels(self, tables: SlotTables, step: StepBuffers) -> None:
-        for some in self._pass_sizes.to_run(self._depth):
-            self.run(some, tables, step)
+        with self._draft.model.short():
+            for some in self._pass_sizes.to_run(self._depth):
+                self.run(some, tables, step)
 
     def capture(self, graphs: Graphs, tables: SlotTables, step: StepBuffers) -> None:
         for some in self._pass_sizes.at_start(self._depth):
