@@ -36,7 +36,7 @@ from quire.enginecore.loading.model_files import (
     resolve_tokenizer,
 )
 from quire.enginecore.loading.model_names import served_name
-from quire.enginecore.loading.speculation_start import drafts_told, say_drafts, unfit_for_drafts
+from quire.enginecore.loading.speculation_start import drafts_told, say_drafts, unfit_for_drafts, with_draft_model
 from quire.enginecore.params_check import ParamsCheck
 from quire.enginecore.scheduling.config import SchedulerConfig
 from quire.enginecore.scheduling.prefill_budget import mixed_step_tokens
@@ -130,6 +130,7 @@ def _run(
         form = config.chat_template_content_format
         files = frontend_files(folder, tokenizer, config.chat_template, defaults, overrides, form)
         digest = model_digest(folder, has_weights, config.hf_overrides)
+        config = with_draft_model(config, files["tokenizer.json"])
         template, ranks = place_ranks(config, worker_config(config, folder, summary), folder)
     except (HostFailed, ModelFilesError, PlacementError) as error:
         raise StartupError(str(error)) from error

@@ -171,9 +171,10 @@ def kv_groups(model: ModelSizes) -> dict[tuple[int, int, int], int]:
     return groups
 
 
-def kv_block_bytes(model: ModelSizes, block_size: int, itemsize: int) -> int:
-    """Bytes of a KV block. KV groups share tensors of equal shape and dtype, as many as the largest group has layers."""
-    makers = [layer for layer in model.layers if layer.has_cache]
+def kv_block_bytes(model: ModelSizes, block_size: int, itemsize: int, *, one_table: bool = False) -> int:
+    """Bytes of a KV block. KV groups share tensors of equal shape and dtype, as many as the largest group has layers.
+    one_table: of a draft model, where every layer has its own."""
+    makers = [layer._replace(window=0) if one_table else layer for layer in model.layers if layer.has_cache]
     layers = Counter((x.window, x.num_kv_heads, x.head_dim, x.cache_itemsize, x.has_values) for x in makers)
     most: dict[tuple[int, int, int, bool], int] = {}
     for (_, *kind), count in layers.items():

@@ -21,6 +21,7 @@ from quire.workers.models.config import ModelConfig, StateTensor
 from quire.workers.models.language_model import LanguageModel
 from quire.workers.parallel import Parallel
 from quire.workers.recurrent.state_cache import state_cache_of
+from quire.workers.speculation.loaded import DraftModel
 
 
 class OutOfMemory(Exception):
@@ -77,6 +78,7 @@ def largest_plan(max_tokens: int, max_rows: int, max_model_len: int) -> StepPlan
         sections={"slot_updates": slots, "prefill_rows": rows, "prefill_tokens": tokens},
         sampling_kind=SAMPLING_RANDOM,
         max_seq_len=max(lengths),
+        draft_depth=2,  # of a draft model, if there is one: a pass over the tokens, and one for each further draft
     )
 
 
@@ -165,16 +167,25 @@ def _cpu_cache(config: ResolvedEngineConfig, cache: KVCache, room: int | None, s
 
 
 def budget_before_loading(
-    config: ResolvedEngineConfig, model: ModelConfig, weights: LanguageModel, dtype: torch.dtype, parallel: Parallel
+    config: ResolvedEngineConfig,
+    model: ModelConfig,
+    weights: LanguageModel,
+    dtype: torch.dtype,
+    parallel: Parallel,
+    draft: DraftModel | None = None,
 ) -> Budget:
-    """The budget on a CPU, when the model is built and none of its weights is read. Raises OutOfMemory if it does not fit."""
+    """The budget on a CPU, when the models are built and no weights are read. Raises OutOfMemory if it does not fit."""
     cache = KVCache(model.attention_specs(parallel), config.block_size, dtype)
-    tokens = max(config.max_num_batched_tokens, config.max_num_seqs)
-    step = cpu_step_bytes(model, tokens, max(config.max_num_seqs, config.max_samples), dtype, parallel)
+    tokens, rows = max(config.max_num_batched_tokens, config.max_num_seqs), max(config.max_num_seqs, config.max_samples)
+    step, held = cpu_step_bytes(model, tokens, rows, dtype, parallel), held_bytes(weights, dtype)
+    if draft is not None:  # its passes come behind a step, which has given back its memory
+        cache.drafter = draft.cache
+        step = max(step, cpu_step_bytes(draft.config, tokens, config.max_num_seqs, dtype, draft.parallel))
+        held += held_bytes(draft.model, dtype)
     states = state_cache_of(model, parallel, dtype, config.mamba_ssm_cache_dtype)
     needs = state_needs(config, model, states.state_bytes)
     is_packed, vocab_size = model.quantization is not None, model.vocab_size
-    return cpu_budget(config, cache, held_bytes(weights, dtype), step, needs, is_packed=is_packed, vocab_size=vocab_size)
+    return cpu_budget(config, cache, held, step, needs, is_packed=is_packed, vocab_size=vocab_size)
 
 
 def held_bytes(model: LanguageModel, dtype: torch.dtype) -> int:

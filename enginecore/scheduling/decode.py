@@ -99,7 +99,8 @@ class DecodeRows:
     def _lacking(self, rows: np.ndarray, window: int) -> np.ndarray:
         """Tokens for which these rows lack blocks; int [rows]."""
         t = self._slots
-        reach = t.sched_upper[rows] if window == 1 else t.sched_upper[rows] + (np.minimum(window, t.max_window[rows]) - 1)
+        more = 0 if window == 1 else np.minimum(window, t.max_window[rows]) - 1 + self._windows.ahead
+        reach = t.sched_upper[rows] + more
         missing = np.maximum(np.minimum(reach, t.final_len[rows] - 1) - t.capacity[rows], 0)
         return -(-missing // self._kv.block_size) if missing.any() else missing
 

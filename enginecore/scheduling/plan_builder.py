@@ -42,7 +42,7 @@ class PlanBuilder:
         self.step = step
         self.now = now
         self.micro_batch = self.lag = 0  # see sections.HEADER
-        self.window, self.draft_tokens = 1, 0
+        self.window, self.draft_tokens, self.draft_depth = 1, 0, 0
         self.slot_updates: list[bytes] = []  # of slot_words
         self.block_updates: list[tuple[int, int, int]] = []  # fields of BLOCK
         self.state_copies: list[tuple[int, int]] = []  # fields of STATE_COPY
@@ -114,6 +114,7 @@ class PlanBuilder:
             lag=self.lag,
             window=self.window,
             draft_tokens=self.draft_tokens,
+            draft_depth=self.draft_depth,
         )
 
     def side_rows(self, first_prefill_row: int) -> dict[int, SideTarget]:

@@ -1,8 +1,9 @@
 """Windows: how many drafts the decode rows of a step may have. No I/O.
 
 A window costs blocks, and a place in the step's tokens and samples: it never takes them from anybody. Steps have none where
-something counts on one token a row. Where drafts are of no use, only few steps try them. Called by DecodeRows (decode.py) for
-each step, and told how the drafts of a step with windows fared.
+something counts on one token a row. Where drafts are of no use, only few steps try them. A draft model drafts behind the step
+before; where drafts are of no use it only reads prompts until the next try is near. Called by DecodeRows (decode.py) for each
+step, and told how the drafts of a step with windows fared.
 """
 
 import numpy as np
@@ -16,6 +17,7 @@ from quire.ipc.step.sections import SAMPLING_CUSTOM, max_samples_of
 
 USELESS_STEPS = 32  # steps with windows, one after the other, in which no draft was accepted: then windows are only tried
 TRY_EVERY = 64  # steps
+DRAFTED_BEFORE = 5  # steps before a try behind which a model drafts: it reads 16 tokens of a row at a time
 
 
 class Windows:
@@ -38,8 +40,22 @@ class Windows:
                 return 1
         return 1 + self._config.most_drafts(num_rows)
 
+    def draft_depth(self, num_rows: int) -> int:
+        """Most drafts of each row that a drafter with a model should make behind a step of so many rows."""
+        if self._config is None or self._config.model is None:
+            return 0
+        is_useless = self._useless >= USELESS_STEPS and self._config.enable_adaptive_verification
+        rests = is_useless and not 0 < -self._waited % TRY_EVERY <= DRAFTED_BEFORE
+        return 0 if rests else self._config.most_drafts(num_rows)
+
+    @property
+    def ahead(self) -> int:
+        """Tokens behind a window for which a decode row needs blocks, too, because its drafts are computed there."""
+        return 0 if self._config is None or self._config.model is None else self._config.num_speculative_tokens
+
     def settle(self, build: PlanBuilder, rows: np.ndarray, mask_rows: np.ndarray) -> None:
         """Set build.draft_tokens for a step of these rows, which are chosen now; without any, build.window falls to 1."""
+        build.draft_depth = self.draft_depth(len(rows))
         if build.window == 1:
             return
         num_prefills = len(build.prefills)

@@ -199,7 +199,7 @@ class Section(NamedTuple):
 
 def _max_block_updates(s: StepLimits) -> int:
     """New KV blocks of all rows, and four whole block tables of cached prefixes: Admission stops after three."""
-    of_row = 2 + (MAX_WINDOW // s.block_size if s.max_samples else 0)
+    of_row = 2 + (2 * MAX_WINDOW // s.block_size if s.max_samples else 0)  # a window, and drafts behind it
     return s.num_groups * (of_row * s.max_num_seqs + s.max_num_batched_tokens // s.block_size + 4 * s.max_blocks_per_seq)
 
 
@@ -230,6 +230,7 @@ HEADER = Record(
     Field("window"),  # most tokens of a decode row; 1: no row has drafts
     Field("mask_window"),  # most tokens of a decode row with a mask: always 1
     Field("draft_tokens"),  # most drafts of all rows together; 0 if window is 1
+    Field("draft_depth"),  # most drafts of each row that a drafter with a model should make behind this step
     *(Field(name) for s in SECTIONS for name in (f"num_{s.name}", s.name)),  # number of rows of a section, and its first word
     width=32,
 )

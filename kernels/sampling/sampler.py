@@ -240,7 +240,9 @@ def sample(
     rows, vocab = logits.shape
     num_slots, pool_rows, bits = tables.max_num_seqs + 1, pool.num_rows, pool.table_bits if processors else 0
     num_blocks = triton.cdiv(vocab, words.SAMPLER_BLOCK)
-    most, ids = (MAX_WINDOW, window) if processors and window is not None else (0, (row_slots, row_slots))
+    most, ids = 0, (row_slots, row_slots)
+    if processors and window is not None:
+        most, ids = -window.stride or MAX_WINDOW, window[:2]
     sampled, token_mask = workspace.sampled[:rows], workspace.token_mask
     if rows == 0:
         return sampled

@@ -195,10 +195,14 @@ class StepBuffers:
 
 
 class WindowIds(NamedTuple):
-    """The tokens of a step with windows, for samples that count the drafts before them as if they were known."""
+    """The tokens of a step with windows, for samples that count the drafts before them as if they were known.
 
-    input_ids: torch.Tensor  # int32 [T]; those before sample i of place p are [i - p + 1, i + 1)
-    places: torch.Tensor  # int32 [N]
+    The sample's own token has index i or, with a stride, i * stride + place; its drafts are the `place` tokens up to there.
+    """
+
+    input_ids: torch.Tensor  # int32 [T]
+    places: torch.Tensor  # int32 [N], the number of drafts before each sample
+    stride: int = 0  # tokens from one row's first to the next one's, if each sample is of another row; 0: one index for both
 
 
 @dataclass

@@ -45,7 +45,7 @@ def outputs_of(engine):
 
 
 def engine_of(family, dtype=torch.float32, **more):
-    return InlineEngine(tiny_model(family), device="cuda", dtype=dtype, max_model_len=128, block_size=16, eos=(EOS,), **more)
+    return InlineEngine(tiny_model(f"gpu-{family}"), device="cuda", dtype=dtype, max_model_len=128, block_size=16, eos=(EOS,), **more)
 
 
 @functools.cache
@@ -53,17 +53,23 @@ def without_drafts(family):
     return outputs_of(engine_of(family))
 
 
-def config(window):
+def config(window, **drafter):
     lookup = {"prompt_lookup_min": 1, "prompt_lookup_max": 3, "enable_adaptive_verification": False}
-    return SpeculativeConfig(method="ngram", num_speculative_tokens=window - 1, **lookup)
+    return SpeculativeConfig(**{"method": "ngram", "num_speculative_tokens": window - 1, **lookup, **drafter})
+
+
+def draft_model(name):
+    return {"method": "draft_model", "model": str(tiny_model(f"gpu-{name}"))}
 
 
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("window", [2, 4, 16])
-@pytest.mark.parametrize("drafter", ["ngram", "hostile"])
+@pytest.mark.parametrize("drafter", ["ngram", "hostile", "itself", "another model"])
 @pytest.mark.parametrize("family", ["gpu-llama", "gpu-qwen2-mixed", "deepseek-v3", "gpu-gpt-oss"])
 def test_tokens_are_those_without_drafts(family, drafter, window, graphs):
-    engine = engine_of(family, speculation=config(window), graphs=False)
+    models = {"itself": family, "another model": "gpu-gemma3"}
+    own = draft_model(models[drafter]) if drafter in models else {}
+    engine = engine_of(family, speculation=config(window, **own), graphs=False)
     if drafter == "hostile":
         engine.runner.device.drafter = Hostile()
     if graphs:
@@ -74,7 +80,20 @@ def test_tokens_are_those_without_drafts(family, drafter, window, graphs):
     assert outputs == expected
     for key, values in expected_logprobs.items():
         assert logprobs[key] == pytest.approx(values, abs=1e-4)
-    assert engine.scheduler.counters.windows.so_far().draft_tokens > 0
+    stats = engine.scheduler.counters.windows.so_far()
+    assert stats.draft_tokens > 0
+    if drafter == "itself":
+        assert sum(stats.accepted_by_place) >= 0.97 * stats.draft_tokens
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_a_draft_model_knows_prefixes_that_are_hit(graphs):
+    engine = engine_of("llama", speculation=config(5, **draft_model("llama")), graphs=graphs)
+    prompt, params = [(5 * k * k) % 400 + 4 for k in range(70)], SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+    first = engine.generate([prompt], params)
+    assert engine.generate([prompt] * 3, params) == first * 3 and engine.scheduler.counters.cached_tokens >= 3 * 64
+    stats = engine.scheduler.counters.windows.so_far()
+    assert sum(stats.accepted_by_place) >= 0.97 * stats.draft_tokens > 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

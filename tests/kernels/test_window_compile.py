@@ -15,13 +15,15 @@ from hopper_offline import COMPILED, KEYS, ints, meta
 from quire.ipc.step.sections import result_words
 from quire.kernels.attention.latent_decode import latent_decode
 from quire.kernels.sampling import sampler
-from quire.kernels.speculation import accept, ngram
+from quire.kernels.speculation import accept, draft_passes, ngram
+from quire.kernels.speculation.draft_state import DraftState
 from quire.kernels.step import step_inputs
 from quire.kernels.step.tables import LogitsProcessorPool, SamplerWorkspace, SlotTables, StepBuffers, WindowIds
 rows, vocab, most = 64, 1000, 512
 tables = SlotTables.allocate(rows, 2, 40, "meta", speculates=True)
 pool = LogitsProcessorPool.allocate(rows, vocab, 1000, "meta")
 step, text = StepBuffers.allocate(600, rows, 2, "meta", most), ints(99 * 64)
+inputs, state = StepBuffers.allocate(600, most, 1, "meta"), DraftState.allocate(99, 64, most, "meta")
 results, space = meta(2, result_words(rows, 20, most), dtype=torch.int64), SamplerWorkspace.allocate(most, vocab, "meta")
 q, cache, out = meta(most, 16, 576), meta(99, 1, 64, 576), meta(most, 16, 512)
 
@@ -38,6 +40,14 @@ def run(n):
     step_inputs.finish_step(ints(6000), tables, pool, step, sampled, results, n, **how)
     ngram.write_text(step, text, 1, n)
     ngram.draft_ngrams(tables, step, text, 1, n, block_size=64, min_n=5, max_n=5, num_drafts=15)
+    draft_passes.begin_sequences(ints(6000), tables, state, 1)
+    draft_passes.note_tokens(step, state, 1, n, block_size=64)
+    how = {"block_size": 64, "vocab": vocab}
+    draft_passes.begin_pass(tables, step, state, inputs, 1, n, n, depth=n % 15, longest=2000 + n, **how)
+    window = WindowIds(state.ids.view(-1), state.places[:n], 16)
+    given = state.slots[:n], state.positions[:n], tables, pool, space
+    sampled = sampler.sample(meta(n, vocab), *given, random=True, filtered=True, processors=True, window=window)
+    draft_passes.next_drafts(tables, state, inputs, 1, sampled, n % 15, n, **how)
 
 run(2)
 first = set(KEYS)

@@ -11,7 +11,7 @@ from inline_engine import InlineEngine
 
 from quire.ipc.step.sections import result_words
 from quire.kernels.sampling import sampler, sampler_sharded
-from quire.kernels.speculation import accept, ngram
+from quire.kernels.speculation import accept, draft_passes, ngram
 from quire.kernels.step import step_inputs, step_states
 from quire.workers.attention import cuda
 from quire.workers.attention.cuda import CudaModelAttention
@@ -29,7 +29,7 @@ def emulate_gpu(monkeypatch):
 
 class InterpretedDevice(Device):
     def __init__(self, ctx):
-        modules = (step_inputs, step_states, sampler, sampler_sharded, accept, ngram)
+        modules = (step_inputs, step_states, sampler, sampler_sharded, accept, ngram, draft_passes)
         super().__init__(ctx, *modules, CpuMasks(ctx.sampled_rows, ctx.config.vocab_size), None)
         words = result_words(ctx.max_rows, max_samples=ctx.max_samples)
         self.results = torch.zeros((RESULT_DEPTH, words), dtype=torch.int64)
@@ -39,8 +39,8 @@ class InterpretedDevice(Device):
         self.plan[: len(words)] = torch.from_numpy(words.copy())[: len(self.plan)]
         return self.plan
 
-    def new_attention(self):
-        return CudaModelAttention(self.ctx)
+    def new_attention(self, ctx):
+        return CudaModelAttention(ctx)
 
     def signal(self):
         pass
@@ -71,6 +71,11 @@ class PaddedSteps:
         hidden = runner.forward(runner.device.plan, tokens, rows, decode_rows, windows=windows)
         runner.sample(runner.device.plan, runner.model.compute_logits(hidden)[:rows], plan.sampling_kind)
         return True
+
+    def replay(self, key, run, tokens):
+        """A draft model's pass."""
+        self.seen.add(("draft", key.mixed))
+        run()
 
 
 class InterpretedEngine(InlineEngine):

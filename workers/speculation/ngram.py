@@ -9,23 +9,17 @@ from types import ModuleType
 
 import torch
 
-from quire.ipc.messages.workers import FullAttention
 from quire.ipc.speculative_config import SpeculativeConfig
 from quire.kernels.step.tables import SlotTables, StepBuffers
 from quire.workers.attention.kv_cache import KVCache
-from quire.workers.models.config import ModelConfigError
 from quire.workers.speculation.drafter import Drafter
+from quire.workers.speculation.whole_texts import full_attention_group
 
 
 class NgramDrafter(Drafter):
     def __init__(self, config: SpeculativeConfig, cache: KVCache, kernels: ModuleType) -> None:
         """kernels: kernels/speculation/ngram, or its functions for a CPU."""
-        groups = [number for number, kind in enumerate(cache.kinds) if isinstance(kind, FullAttention)]
-        if not groups:
-            raise ModelConfigError(
-                "--speculative-config needs a layer of full attention, and this model has none: leave it out"
-            )
-        self._config, self._cache, self._kernels, self._group = config, cache, kernels, groups[0]
+        self._config, self._cache, self._kernels, self._group = config, cache, kernels, full_attention_group(cache)
         self._text = torch.zeros(0, dtype=torch.int32)
 
     def extend(self, step: StepBuffers, num_tokens: int) -> None:

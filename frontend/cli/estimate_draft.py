@@ -1,0 +1,43 @@
+"""What a draft model takes of a device's memory, for `quire estimate`: its weights, and its keys and values in each KV block.
+
+Its worker builds it like the model, with the type and the ranks of the model and without the model's other flags.
+"""
+
+from typing import NamedTuple
+
+import msgspec
+
+from quire.frontend.cli.estimate_cpu import cpu_packed_bytes, weights_on_cpu
+from quire.frontend.cli.estimate_model import ITEMSIZE, read_model
+from quire.frontend.cli.estimate_stage import share_of
+from quire.frontend.cli.estimate_weights import check_quantization, weights_bytes
+from quire.ipc import memory_plan as plan
+from quire.ipc.config import EngineConfig
+
+
+class DraftSizes(NamedTuple):
+    """Bytes on one rank."""
+
+    weights: int = 0
+    block: int = 0  # of a KV block
+    step: int = 0  # of its largest pass
+
+
+def draft_sizes(
+    config: EngineConfig, dtype: str, tokens: int, rows: int, block_size: int, *, is_gpu: bool, has_fp8: bool
+) -> DraftSizes:
+    """Of the draft model that `config` asks for; zeros without one. tokens, rows: most of a step. Raises EstimateError."""
+    asked = config.speculative_config
+    if asked is None or asked.model is None:
+        return DraftSizes()
+    plain = {"hf_overrides": {}, "model_impl": "auto", "enable_expert_parallel": False, "speculative_config": None}
+    own = msgspec.structs.replace(config, quantization=asked.quantization, **plain)
+    whole = read_model(asked.model, asked.revision, config.download_dir, config.hf_token, {})
+    check_quantization(whole, asked.quantization)
+    model, item = share_of(whole, config.tensor_parallel_size, 1), ITEMSIZE[dtype]
+    block = plan.kv_block_bytes(model.sizes, block_size, item, one_table=True)
+    if is_gpu:
+        weights = weights_bytes(model, asked.quantization, item, has_fp8=has_fp8)
+        return DraftSizes(weights, block, plan.gpu_step_bytes(model.sizes, tokens, item))
+    weights = weights_on_cpu(model, own, dtype, model.num_parameters * item + cpu_packed_bytes(model, item))
+    return DraftSizes(weights, block, plan.cpu_step_bytes(model.sizes, tokens, rows, item))
