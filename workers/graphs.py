@@ -27,6 +27,7 @@ from quire.ipc.step.sections import (
     SAMPLING_RANDOM,
     SAMPLING_WINDOWS,
 )
+from quire.kernels.step.tables import SlotTables
 from quire.workers.attention.attention import ModelAttention
 from quire.workers.devices.device import DeviceContext
 from quire.workers.devices.masks import ReadMasks
@@ -69,6 +70,7 @@ class StepRunner(Protocol):
     model: LanguageModel
     weights_bytes: int
     ctx: DeviceContext
+    tables: SlotTables
     attention: ModelAttention
     samples: bool  # otherwise a step is only its forward
 
@@ -176,6 +178,7 @@ class StepGraphs:
     def _run_window_kernels(self) -> None:
         for kind in reversed(WARM_WINDOW_KINDS):
             self._run_sampling(1, kind)
+        self._device.states.apply_nothing(self._runner.tables, self._runner.model)
 
         def specialization(num_tokens: int, num_rows: int) -> Hashable:
             return self._specialization(num_tokens, num_rows, windows=True)

@@ -9,13 +9,6 @@ from quire.ipc.speculative_config import SpeculativeConfig
 log = logging.getLogger("quire.enginecore")
 
 
-def unfit_for_drafts(config: EngineConfig, keeps_states: bool) -> str | None:
-    """Why this model runs without speculation only; None if it does not. keeps_states: it has recurrent layers."""
-    if config.speculative_config is not None and keeps_states:
-        return "--speculative-config: models with recurrent layers are not served with it yet; leave it out"
-    return None
-
-
 def drafts_told(config: EngineConfig) -> DraftsTold | None:
     """The counts of drafts that answers have; None: none."""
     if config.speculative_config is None or config.per_request_spec_decode_metrics == "none":
