@@ -86,6 +86,7 @@ class DecodeRows:
         t, micro_batch = self._slots, self.micro_batches.now
         self.num_stalled = 0
         rows = micro_batch.rows
+        self._states.begin(rows)
         if not len(rows):
             return rows
         left = t.sched_tokens[rows] < t.final_len[rows]

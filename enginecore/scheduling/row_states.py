@@ -37,6 +37,9 @@ class RowStates:
         end = int(self._slots.capacity[seq.slot])
         build.state_copies += self._kv.states.leave_while_decoding(seq.blocks, end)
 
+    def begin(self, rows: np.ndarray) -> None:
+        """A step's decode rows will be some of these. No prompt has been given a state to begin with in it yet."""
+
     def schedule(self, build: PlanBuilder, rows: np.ndarray) -> None:
         """The step's decode rows and its window are chosen; the bounds of lengths are still those before it."""
 
@@ -61,44 +64,51 @@ class WindowRowStates(RowStates):
         self._applied = np.zeros(n, np.int32)  # tokens in its state before its last step; NEVER: only more is known
         self._place = np.zeros(n, np.int32)  # where its state is left next; 0: it is no decode row
         self._promised = np.zeros(n, bool)  # an id is reserved for that
-        self._due: list[tuple[int, int, int, int]] = []  # fields of KEPT_INPUTS, of sequences that have left
+        # for the next plan that is made: fields of KEPT_INPUTS by slot, and of STATE_COPY
+        self._due: dict[int, tuple[int, int, int, int]] = {}
+        self._copies: list[tuple[int, int]] = []
 
     def add(self, seq: Sequence) -> None:
         if not self._place[seq.slot]:
-            period, start = self._kv.states.period, seq.blocks.states.num_known
-            self._place[seq.slot] = (start // period + 1) * period if seq.blocks.use_cache else NEVER
+            self._place[seq.slot] = self._place_behind(seq.blocks.states.num_known) if seq.blocks.use_cache else NEVER
             self._applied[seq.slot] = 0
+
+    def _place_behind(self, num_tokens: int) -> int:
+        return (num_tokens // self._kv.states.period + 1) * self._kv.states.period
 
     def filled(self, build: PlanBuilder, seq: Sequence) -> None:
         """Places are no ends of blocks here: several blocks may be filled at once, or none."""
 
-    def schedule(self, build: PlanBuilder, rows: np.ndarray) -> None:
+    def begin(self, rows: np.ndarray) -> None:
         t = self._slots
-        waits = (self._pending & t.alive).nonzero()[0]
-        if build.window > 1:
-            waits = np.setdiff1d(waits, rows)
-        both = np.union1d(rows, waits)
-        reach = np.minimum(t.sched_upper[both], t.final_len[both]) - 1
-        for slot in both[(self._place[both] <= reach) & ~self._promised[both]].tolist():
-            self._promise(build, slot)
-        between = rows[self._promised[rows] & ~self._pending[rows]]  # the place may be where the row's state is now
-        build.kept_inputs += [*self._due, *((slot, -1, 0, 1) for slot in np.union1d(waits, between).tolist())]
-        self._due = []
+        reach = np.minimum(t.sched_upper, t.final_len) - 1
+        near = self._pending & t.alive
+        near[rows] = True
+        for slot in (near & (self._place <= reach) & ~self._promised).nonzero()[0].tolist():
+            self._promise(slot)
+
+    def schedule(self, build: PlanBuilder, rows: np.ndarray) -> None:
+        waits = self._pending & self._slots.alive
+        waits[rows] = waits[rows] & (build.window == 1)
+        waits[rows] |= self._promised[rows] & ~self._pending[rows]  # the place may be where the row's state is now
+        build.kept_inputs += [*self._due.values(), *((slot, -1, 0, 1) for slot in waits.nonzero()[0].tolist())]
+        build.state_copies += self._copies
+        self._due, self._copies = {}, []
         self._pending[:] = False
         if build.window > 1:
             self._pending[rows] = True
 
-    def _promise(self, build: PlanBuilder, slot: int) -> None:
+    def _promise(self, slot: int) -> None:
         """The row's state may reach its place in this step."""
         t, held, place = self._slots, self._slots.sequence(slot).blocks, int(self._place[slot])
         if not self._pending[slot] and t.sched_tokens[slot] == t.sched_upper[slot]:  # its length is known, as without windows
             if t.sched_tokens[slot] - 1 == place:
-                build.state_copies += self._kv.states.leave_while_decoding(held, place)
+                self._copies += self._kv.states.leave_while_decoding(held, place)
         elif state := self._kv.states.promise(held, place):
-            build.kept_inputs.append((slot, place, state, 0))
+            self._due[slot] = (slot, place, state, 0)
             self._promised[slot] = True
             return
-        self._place[slot] += self._kv.states.period
+        self._place[slot] = self._place_behind(int(t.sched_upper[slot]) - 1)
 
     def returned(self, step: ScheduledStep, counts: np.ndarray) -> None:
         slots, t = step.slots, self._slots
@@ -110,7 +120,8 @@ class WindowRowStates(RowStates):
     def _fulfil(self, seq: Sequence) -> None:
         self._kv.states.fulfil(seq.blocks)
         self._promised[seq.slot] = False
-        self._place[seq.slot] += self._kv.states.period
+        reached = int(self._slots.sched_upper[seq.slot]) - 1  # at most: a place that a row has passed is not looked for again
+        self._place[seq.slot] = self._place_behind(max(reached, int(self._place[seq.slot])))
 
     def leave(self, seq: Sequence) -> None:
         """Its newest place within the known tokens is kept: as it was left, or in its own state, which ends there."""
@@ -124,9 +135,9 @@ class WindowRowStates(RowStates):
             if self._promised[slot] and self._place[slot] == place:
                 self._fulfil(seq)
         elif self._kv.states.keep_own(held, place) and self._pending[slot] and applied < place:
-            self._due.append((slot, place, own, 1))
+            self._due[slot] = (slot, place, own, 1)
         self._place[slot], self._promised[slot], self._pending[slot] = 0, False, False
 
     def forget(self) -> None:
         self._pending[:] = False
-        self._due = []
+        self._due, self._copies = {}, []

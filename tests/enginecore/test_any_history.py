@@ -85,9 +85,11 @@ def test_any_history_ends_every_request_once_with_its_own_tokens(
     look_ahead=st.booleans(),
     drafts=st.sampled_from([1, 3, 15]),
     adapts=st.booleans(),
+    states=st.sampled_from([0, 0, 3, 5, 9, 20]),
+    chunk=st.sampled_from([4, 8, 16]),
 )
 def test_any_history_with_drafts_ends_every_request_once_with_its_own_tokens(
-    first, events, blocks, windows, budget, seqs, caching, eos, look_ahead, drafts, adapts
+    first, events, blocks, windows, budget, seqs, caching, eos, look_ahead, drafts, adapts, states, chunk
 ):
     h = Harness(
         num_blocks=blocks * len(windows),
@@ -100,6 +102,8 @@ def test_any_history_with_drafts_ends_every_request_once_with_its_own_tokens(
         speculation=SpeculativeConfig(
             method="ngram", num_speculative_tokens=drafts, enable_adaptive_verification=adapts, prompt_lookup_min=1
         ),
+        num_states=states,
+        state_chunk=chunk,
     )
     live_through(h, [*(("add", request) for request in first), *events])
     assert all(plan.num_samples <= max_samples_of(seqs) for plan in h.plans)
