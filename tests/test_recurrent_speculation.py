@@ -85,9 +85,9 @@ def test_a_preempted_sequence_goes_on_from_a_checkpoint_left_within_a_window():
     want = InlineEngine(tiny_model("qwen3.5")).generate(prompts, LONG)
     texts = [prompt + output for prompt, output in zip(prompts, want, strict=True)]
     engine = drafted("qwen3.5", "some", texts=texts, num_blocks=17, look_ahead=False)
-    starts, chunk = [], engine.scheduler._prefills._put
-    engine.scheduler._prefills._put = lambda seq, *more: (starts.append(seq.num_computed), chunk(seq, *more))
-    assert engine.generate(prompts, LONG) == want and engine.scheduler.counters.preemptions
+    names, starts = [engine.add(prompt, LONG) for prompt in prompts], []
+    outputs = engine.run(until=lambda plan: starts.extend(plan.prefill_rows["start"].tolist()))
+    assert [outputs[name << 8] for name in names] == want and engine.scheduler.counters.preemptions
     assert any(start >= 64 for start in starts)
 
 
@@ -109,7 +109,7 @@ def test_ranks_apply_alike(family):
 
 
 def nothing_is_accepted(engine):
-    kept = engine.runner.device.states._kept
+    kept = engine.runner.device.states.kept
     end = kept.end
 
     def forget(step, num_rows):
@@ -120,7 +120,7 @@ def nothing_is_accepted(engine):
 
 
 def all_is_accepted(engine):
-    kept = engine.runner.device.states._kept
+    kept = engine.runner.device.states.kept
     end = kept.end
 
     def take(step, num_rows):
@@ -133,7 +133,7 @@ def all_is_accepted(engine):
 
 
 def the_other_half(engine):
-    kept = engine.runner.device.states._kept
+    kept = engine.runner.device.states.kept
     begin = kept.begin
 
     def stay(plan):
@@ -144,20 +144,18 @@ def the_other_half(engine):
 
 
 def nothing_is_applied_between(engine):
-    engine.runner.device.states._kept.apply_now = lambda *_: None
+    engine.runner.device.states.kept.apply_now = lambda *_: None
 
 
 def places_are_late(engine):
-    states = engine.scheduler._decode._states
-    promise = states._promise
+    kept = engine.runner.device.states.kept
+    apply = kept.apply
 
-    def late(slot):
-        promise(slot)
-        states._due = {
-            of: (of, at + 1 if at > 0 else at, state, applies) for of, (_, at, state, applies) in states._due.items()
-        }
+    def late(*args):
+        apply(*args)
+        kept.tables.keep_at.copy_(kept.tables.keep_at // 64 * 64 + 1)
 
-    states._promise = late
+    kept.apply = late
 
 
 FAULTS = [nothing_is_accepted, all_is_accepted, the_other_half, nothing_is_applied_between, places_are_late]

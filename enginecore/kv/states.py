@@ -140,8 +140,8 @@ class States:
                 self._came(held.hashes[left.depth - 1])
         if states.newest is not None and self._tree.holds(states.newest):
             self._tree.mark_newest(states.newest, False)
-        left = states.left if states.promised is None else [*states.left, states.promised]
-        self._free += [state for state in (held.state, *(some.state for some in left)) if state != NO_STATE]
+        reserved = states.left if states.promised is None else [*states.left, states.promised]
+        self._free += [state for state in (held.state, *(left.state for left in reserved)) if state != NO_STATE]
         held.state, held.states = NO_STATE, NO_STATES_HELD
 
     def _hit(self, held: SequenceBlocks) -> Checkpoint | None:

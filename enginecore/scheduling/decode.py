@@ -46,7 +46,7 @@ class DecodeRows:
         self._slots = slots
         self._kv = kv
         self._windows = windows
-        self._states = (WindowRowStates if windows.may_be and kv.states.num_states else RowStates)(slots, kv)
+        self.states = (WindowRowStates if windows.may_be and kv.states.num_states else RowStates)(slots, kv)
         self.micro_batches = MicroBatches(num_micro_batches)
         self._filled: list[tuple[Sequence, int]] = []  # rows that filled a block, and their computed tokens
         self.num_stalled = 0  # rows left out of this step for lack of blocks
@@ -63,7 +63,7 @@ class DecodeRows:
         """Make these sequences rows, from the next step on."""
         for seq in sequences:
             seq.state = SequenceState.DECODE
-            self._states.add(seq)
+            self.states.add(seq)
         if sequences:
             self.micro_batches.assign(np.asarray([s.slot for s in sequences], np.int32))
 
@@ -73,12 +73,12 @@ class DecodeRows:
     def leave(self, seq: Sequence) -> None:
         """A sequence, whether it was a row or not, is about to give back what it holds; all of its steps have returned."""
         self.register_filled()
-        self._states.leave(seq)
+        self.states.leave(seq)
 
     def forget_sent(self) -> None:
         """The workers are gone, and with them all that they held."""
         self.micro_batches.forget_sent()
-        self._states.forget()
+        self.states.forget()
 
     # -------------------------------------------------------------------------------------------------- schedule
     def schedule(self, build: PlanBuilder, budget: int, make_room: MakeRoom) -> np.ndarray:
@@ -86,7 +86,7 @@ class DecodeRows:
         t, micro_batch = self._slots, self.micro_batches.now
         self.num_stalled = 0
         rows = micro_batch.rows
-        self._states.begin(rows)
+        self.states.begin(rows)
         if not len(rows):
             return rows
         left = t.sched_tokens[rows] < t.final_len[rows]
@@ -131,7 +131,7 @@ class DecodeRows:
                     stalled.add(seq.slot)
                 continue
             build.block_updates += self._kv.grow(seq.blocks, seq.slot, count)
-            self._states.filled(build, seq)
+            self.states.filled(build, seq)
             t.capacity[seq.slot] += count * self._kv.block_size
         self.num_stalled = len(stalled)
         if not stalled and micro_batch.rows is before:
@@ -146,7 +146,7 @@ class DecodeRows:
         t, sampling = self._slots, rows[samples]
         self._windows.settle(build, rows, mask_rows)
         decode = rows[: len(rows) - len(build.prefills)]
-        self._states.schedule(build, decode)
+        self.states.schedule(build, decode)
         reach = np.minimum(t.sched_upper[rows] + (build.window - 1), t.final_len[rows])
         t.sched_tokens[sampling] += 1
         t.sched_upper[sampling] += 1
@@ -167,7 +167,7 @@ class DecodeRows:
         """Append a step's sampled tokens to its sequences. eos: bool [vocabulary]."""
         t = self._slots
         counts = step.samples & t.alive[step.slots]
-        self._states.returned(step, counts)
+        self.states.returned(step, counts)
         at = counts[samples.rows].nonzero()[0]
         if len(at) < len(samples.tokens):
             samples = samples.only(at)

@@ -24,7 +24,7 @@ NEVER = INT32_MAX
 
 
 class RowStates:
-    """Of steps without windows, and of models without recurrent layers."""
+    """The states of rows without windows; nothing for models without recurrent layers."""
 
     def __init__(self, slots: Slots, kv: KVManager):
         self._slots, self._kv = slots, kv
@@ -55,7 +55,7 @@ class RowStates:
 
 
 class WindowRowStates(RowStates):
-    """Of steps with windows, and those between them. The tables are by slot."""
+    """The states of rows that may have windows. All tables are by slot."""
 
     def __init__(self, slots: Slots, kv: KVManager):
         super().__init__(slots, kv)

@@ -198,10 +198,7 @@ def estimate(model: Model, config: EngineConfig, memory: int, gpu: str = "", ava
     item = ITEMSIZE[dtype]
     states = states_of(sizes, config, item)
     rows = config.max_num_seqs or plan.default_max_num_seqs(memory, states > 0)
-    samples, kept = rows, 0
-    if config.speculative_config is not None:
-        samples = max_samples_of(rows)  # those of a step
-        kept = plan.kept_bytes(sizes, samples, item)
+    samples, kept = _samples_and_kept(sizes, config, rows, item)
     tokens = config.max_num_batched_tokens or plan.default_max_num_batched_tokens(is_gpu)
     block_size = config.block_size or plan.default_block_size(is_gpu)
     weights, has_fp8 = model.num_parameters * item, not _plain(gpu).startswith(WITHOUT_FP8)
@@ -252,6 +249,14 @@ def estimate(model: Model, config: EngineConfig, memory: int, gpu: str = "", ava
         num_states=num_states,
         states_bytes=num_states * states,
     )
+
+
+def _samples_and_kept(sizes: plan.ModelSizes, config: EngineConfig, rows: int, item: int) -> tuple[int, int]:
+    """The most samples of a step, and bytes of what recurrent layers keep of its drafts."""
+    if config.speculative_config is None:
+        return rows, 0
+    samples = max_samples_of(rows)
+    return samples, plan.kept_bytes(sizes, samples, item)
 
 
 def _refusal(config: EngineConfig, available: int | None, needs: CpuNeeds, cache_bytes: int) -> str | None:

@@ -53,8 +53,8 @@ class Windows(NamedTuple):
 class KeptRow(NamedTuple):
     """A decode row with a window, known to the host.
 
-    Its tokens are [start, stop), the first of which has the position `position`. Of the num_kept tokens before it that are
-    kept, those in [first, end) are applied. leaves: how many are when the state is kept as keep_state; None: it is not.
+    Its tokens are [start, stop), the first of which has the position `position`. There are num_kept tokens before it that are
+    kept, and those in [first, end) are applied. leaves: how many are when the state is kept as keep_state; None: it is not.
     """
 
     own: int

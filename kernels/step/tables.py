@@ -218,7 +218,7 @@ class StateRows:
 
 @dataclass
 class KeptTables:
-    """Of each slot's sequence, the tokens that are not in its recurrent state yet: layers have kept their inputs. S slots.
+    """Which tokens of each slot's sequence are not in its recurrent state yet: layers have kept their inputs. S slots.
 
     Two steps in turn keep inputs in two halves: a step applies those of the step before while it keeps its own.
     """
@@ -232,8 +232,8 @@ class KeptTables:
 
     @classmethod
     def allocate(cls, num_slots: int, half: int, device: torch.device) -> "KeptTables":
-        of_slots = torch.zeros((4, num_slots), dtype=torch.int32, device=device)
-        return cls(*of_slots, torch.zeros(1, dtype=torch.int32, device=device), half)
+        num_kept, first_kept, keep_at, keep_state = torch.zeros((4, num_slots), dtype=torch.int32, device=device)
+        return cls(num_kept, first_kept, keep_at, keep_state, torch.zeros(1, dtype=torch.int32, device=device), half)
 
 
 SAMPLER_BLOCK = 512  # tokens in a block of the sampler's two-level race; changing it changes the tokens of a given seed

@@ -74,5 +74,5 @@ class KeptInputs:
         return host
 
 
-def _no_attention(*_: Any) -> torch.Tensor:
+def _no_attention(*_: Any, **__: Any) -> torch.Tensor:
     raise RuntimeError("what is kept is applied to states alone")

@@ -21,7 +21,7 @@ class RecurrentStates:
         self._cache, self._module = cache, module
         self._rows = StateRows.allocate(max(max_rows, max_samples), device)
         keeps = cache.state_bytes and max_samples
-        self._kept = KeptInputs(cache, module, max_rows + 1, max_samples, device) if keeps else None
+        self.kept = KeptInputs(cache, module, max_rows + 1, max_samples, device) if keeps else None
 
     def begin(
         self, plan: torch.Tensor, tables: SlotTables, step: StepBuffers, num_rows: int, windows: bool
@@ -29,7 +29,7 @@ class RecurrentStates:
         """The states of a step's rows, padded to num_rows; its inputs are built. windows: decode rows have windows."""
         if not self._cache.state_bytes:
             return None
-        rows, kept, of_layer = self._rows, self._kept, None
+        rows, kept, of_layer = self._rows, self.kept, None
         rows.num_states = self._cache.num_states
         self._module.prepare_states(plan, tables, step, rows, num_rows)
         if kept is not None:
@@ -40,21 +40,21 @@ class RecurrentStates:
 
     def end(self, step: StepBuffers, num_rows: int) -> None:
         """It is known which samples of a step with windows count."""
-        if self._kept is not None:
-            self._kept.end(step, num_rows)
+        if self.kept is not None:
+            self.kept.end(step, num_rows)
 
     def appliers(self, tables: SlotTables, model: nn.Module) -> dict[str, Callable[[np.ndarray], None]]:
         """What does a plan's sections that are about states, in this order, before the step's inputs are built."""
-        kept, found = self._kept, dict[str, Callable[[np.ndarray], None]]()
+        kept, found = self.kept, dict[str, Callable[[np.ndarray], None]]()
         if kept is not None:
             found["kept_inputs"] = lambda words: kept.apply(words, tables, model)
         return found | {"state_copies": self.copy}
 
     def apply_nothing(self, tables: SlotTables, model: nn.Module) -> None:
         """Run the kernels that apply what is kept, for the dummy slot: a warm-up."""
-        if self._kept is not None:
+        if self.kept is not None:
             dummy = torch.full_like(tables.seq_len[:1], tables.max_num_seqs)
-            self._kept.apply_now(dummy, tables, model)
+            self.kept.apply_now(dummy, tables, model)
 
     def copy(self, copies: np.ndarray) -> None:
         """Copy states as the plan's section says, in order, before the step's forward. copies: [n], fields of STATE_COPY."""
