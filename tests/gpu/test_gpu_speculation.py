@@ -61,7 +61,9 @@ def config(window):
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("window", [2, 4, 16])
 @pytest.mark.parametrize("drafter", ["ngram", "hostile"])
-@pytest.mark.parametrize("family", ["llama", "qwen2-mixed", "deepseek-v3", "gpt-oss"])
+@pytest.mark.parametrize(
+    "family", ["llama", "qwen2-mixed", "deepseek-v3", "gpt-oss", "qwen3.5", "kimi-linear", "nemotron-h", "lfm2"]
+)
 def test_tokens_are_those_without_drafts(family, drafter, window, graphs):
     engine = engine_of(family, speculation=config(window), graphs=False)
     if drafter == "hostile":
