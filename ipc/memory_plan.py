@@ -38,6 +38,7 @@ class LayerSizes(NamedTuple):
     has_values: bool = True  # False: the cached key is the value, too, as in latent attention
     recurrent_elements: int = 0  # of a state, in the states' dtype
     convolution_elements: int = 0  # of a state, in the activations'
+    kept_elements: int = 0  # that a recurrent layer keeps of a token whose row has drafts, in the activations'
 
     @property
     def q_size(self) -> int:
@@ -206,6 +207,11 @@ def state_bytes(model: ModelSizes, itemsize: int, state_itemsize: int) -> int:
     sizes = [x.recurrent_elements * state_itemsize for x in model.layers]
     sizes += [x.convolution_elements * itemsize for x in model.layers]
     return sum(-(-size // STATE_ALIGNMENT) * STATE_ALIGNMENT for size in sizes)
+
+
+def kept_bytes(model: ModelSizes, max_samples: int, itemsize: int) -> int:
+    """Bytes of what recurrent layers keep of decode rows with drafts, in two halves, each for the samples of a step."""
+    return 2 * max_samples * sum(layer.kept_elements for layer in model.layers) * itemsize
 
 
 def states_in(room: int, block_bytes: int, state_bytes: int, wanted: int) -> int:

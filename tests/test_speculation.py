@@ -6,6 +6,7 @@ of two factors is in at least one case.
 
 import functools
 from itertools import combinations
+from typing import Any
 
 import pytest
 from drafters import DrafterOfTexts, drafting
@@ -32,13 +33,14 @@ SCHEDULING = {
     "one step in flight": {"depth": 1},
     "small blocks": {"block_size": 4, "num_blocks": 500},
     "few samples": {"max_num_seqs": 3},
+    "few rows": {"budget": 7},  # they take turns
 }
 
 
-def pairs() -> list[tuple[str, str, int, str]]:
+def pairs(factors: dict[str, list[Any]]) -> list[tuple[str, str, int, str]]:
     """Few cases with every pair of values, found greedily."""
-    names = list(FACTORS)
-    left = {(a, x, b, y) for a, b in combinations(names, 2) for x in FACTORS[a] for y in FACTORS[b]}
+    names = list(factors)
+    left = {(a, x, b, y) for a, b in combinations(names, 2) for x in factors[a] for y in factors[b]}
     cases = []
     while left:
         case: dict[str, object] = {}
@@ -46,7 +48,7 @@ def pairs() -> list[tuple[str, str, int, str]]:
         case[a], case[b] = x, y
         for name in names:
             if name not in case:
-                case[name] = max(FACTORS[name], key=lambda value: len(_covered({**case, name: value}) & left))
+                case[name] = max(factors[name], key=lambda value: len(_covered({**case, name: value}) & left))
         left -= _covered(case)
         cases.append(tuple(case[name] for name in names))
     return cases
@@ -139,10 +141,18 @@ def assert_equal(got, want) -> None:
 
 
 ALWAYS = 9
-CASES = [case if i < ALWAYS else pytest.param(*case, marks=pytest.mark.slow) for i, case in enumerate(pairs())]
+CASES = [case if i < ALWAYS else pytest.param(*case, marks=pytest.mark.slow) for i, case in enumerate(pairs(FACTORS))]
+# The same for models with recurrent layers: each kind of recurrence, and one beside attention.
+RECURRENT = {
+    **FACTORS,
+    "family": ["qwen3.5", "kimi-linear", "nemotron-h", "lfm2", "falcon-h1"],
+    "drafter": ["ngram", "right", "wrong", "some", "random", "eos"],
+    "scheduling": [*FACTORS["scheduling"], "few rows"],
+}
+RECURRENT_CASES = [case if i < 5 else pytest.param(*case, marks=pytest.mark.slow) for i, case in enumerate(pairs(RECURRENT))]
 
 
-@pytest.mark.parametrize(("family", "drafter", "window", "scheduling"), CASES)
+@pytest.mark.parametrize(("family", "drafter", "window", "scheduling"), [*CASES, *RECURRENT_CASES])
 def test_tokens_are_those_without_drafts(family, drafter, window, scheduling):
     engine = engine_with(family, drafter, window, **SCHEDULING[scheduling])
     assert_equal(outputs_of(engine), without_drafts(family))
@@ -158,9 +168,10 @@ def test_tokens_are_those_without_drafts(family, drafter, window, scheduling):
         assert engine.scheduler.counters.preemptions
 
 
-def test_every_pair_is_in_a_case():
-    covered = set().union(*(_covered(dict(zip(FACTORS, case, strict=True))) for case in pairs()))
-    assert len(covered) == sum(len(FACTORS[a]) * len(FACTORS[b]) for a, b in combinations(FACTORS, 2))
+@pytest.mark.parametrize("factors", [FACTORS, RECURRENT])
+def test_every_pair_is_in_a_case(factors):
+    covered = set().union(*(_covered(dict(zip(factors, case, strict=True))) for case in pairs(factors)))
+    assert len(covered) == sum(len(factors[a]) * len(factors[b]) for a, b in combinations(factors, 2))
 
 
 def test_a_revisited_prefix_is_hit_whole_and_drafted_from():

@@ -71,8 +71,8 @@ class StepRunner(Protocol):
     model: LanguageModel
     weights_bytes: int
     ctx: DeviceContext
-    attention: ModelAttention
     tables: SlotTables
+    attention: ModelAttention
     buffers: StepBuffers
     samples: bool  # otherwise a step is only its forward
 
@@ -197,6 +197,7 @@ class StepGraphs:
     def _run_window_kernels(self) -> None:
         for kind in reversed(WARM_WINDOW_KINDS):
             self._run_sampling(1, kind)
+        self._device.states.apply_nothing(self._runner.tables, self._runner.model)
 
         def specialization(num_tokens: int, num_rows: int) -> Hashable:
             return self._specialization(num_tokens, num_rows, windows=True)

@@ -96,7 +96,7 @@ def sizes_of(model: ModelConfig, parallel: Parallel | None = None) -> ModelSizes
     """The sizes of a model, or of this rank's shard of it, that the memory formulas need."""
     ranks = parallel or Parallel()
     specs = [(layer.attention.on_rank(ranks), layer.mlp_width(model.hidden_size, ranks)) for layer in model.layers]
-    states = model.state_tensors(ranks)
+    states, kept = model.state_tensors(ranks), model.kept_sizes(ranks)
     layers = tuple(
         LayerSizes(
             s.num_heads,
@@ -109,6 +109,7 @@ def sizes_of(model: ModelConfig, parallel: Parallel | None = None) -> ModelSizes
             has_values=not s.latent_dim,
             recurrent_elements=_elements(states.get(i, ()), is_recurrent=True),
             convolution_elements=_elements(states.get(i, ()), is_recurrent=False),
+            kept_elements=sum(kept.get(i, ())),
         )
         for i, (s, mlp) in enumerate(specs)
     )
@@ -178,6 +179,7 @@ def budget_before_loading(
     cache = KVCache(model.attention_specs(parallel), config.block_size, dtype)
     tokens, rows = max(config.max_num_batched_tokens, config.max_num_seqs), max(config.max_num_seqs, config.max_samples)
     step, held = cpu_step_bytes(model, tokens, rows, dtype, parallel), held_bytes(weights, dtype)
+    step += memory_plan.kept_bytes(sizes_of(model, parallel), config.max_samples, dtype.itemsize)
     if draft is not None:  # its passes come behind a step, which has given back its memory
         cache.drafter = draft.cache
         step = max(step, cpu_step_bytes(draft.config, tokens, config.max_num_seqs, dtype, draft.parallel))

@@ -74,7 +74,7 @@ class ModelRunner:
         if stage.count > 1:
             model.stage_buffer.hidden = torch.zeros(ctx.max_tokens, ctx.config.hidden_size, dtype=ctx.dtype, device=ctx.device)
         self._decode_rows = [NO_ROWS] * stage.count  # by micro-batch: those last received
-        self._appliers: dict[str, Callable[[np.ndarray], None]] = {"state_copies": self.device.states.copy}  # on the host
+        self._appliers: dict[str, Callable[[np.ndarray], None]] = self.device.states.appliers(self.tables, model)  # on the host
         if self.samples:
             self._appliers["logits_processors"] = self._apply_logits_processors
             self._appliers["custom_processors"] = self._take_in_custom_processors

@@ -25,13 +25,6 @@ from quire.ipc.speculative_config import SpeculativeConfig
 log = logging.getLogger("quire.enginecore")
 
 
-def unfit_for_drafts(config: EngineConfig, keeps_states: bool) -> str | None:
-    """Why this model runs without speculation only; None if it does not. keeps_states: it has recurrent layers."""
-    if config.speculative_config is not None and keeps_states:
-        return "--speculative-config: models with recurrent layers are not served with it yet; leave it out"
-    return None
-
-
 def with_draft_model(config: EngineConfig, tokenizer_json: bytes) -> EngineConfig:
     """The configuration with its draft model's folder and context, if it has one. tokenizer_json: the model's.
 

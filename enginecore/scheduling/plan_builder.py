@@ -46,6 +46,7 @@ class PlanBuilder:
         self.slot_updates: list[bytes] = []  # of slot_words
         self.block_updates: list[tuple[int, int, int]] = []  # fields of BLOCK
         self.state_copies: list[tuple[int, int]] = []  # fields of STATE_COPY
+        self.kept_inputs: list[tuple[int, int, int, int]] = []  # fields of KEPT_INPUTS
         self.prefills: list[tuple[Sequence, int]] = []
         self.samples: list[bool] = []
         self.side_targets: dict[int, SideTarget] = {}  # by the index of a prefill row
@@ -102,6 +103,8 @@ class PlanBuilder:
             sections["mask_rows"] = mask_rows
         if self.state_copies:
             sections["state_copies"] = np.array(self.state_copies, np.int32).view(DTYPES["state_copies"])[:, 0]
+        if self.kept_inputs:
+            sections["kept_inputs"] = np.array(self.kept_inputs, np.int32).view(DTYPES["kept_inputs"])[:, 0]
         windows = SAMPLING_WINDOWS if self.window > 1 else 0
         longest = int(lengths[: len(decode)].max()) if len(decode) else 0
         return StepPlan(

@@ -30,6 +30,11 @@ class Windows:
         self._useless = 0  # steps with drafts since one was accepted
         self._waited = 0  # steps since windows were tried
 
+    @property
+    def may_be(self) -> bool:
+        """Whether decode rows may ever have more than one token."""
+        return self._config is not None
+
     def wanted(self, num_rows: int) -> int:
         """Most tokens that each of so many decode rows should have in the next step."""
         if self._config is None:

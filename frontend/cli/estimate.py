@@ -201,7 +201,7 @@ def estimate(model: Model, config: EngineConfig, memory: int, gpu: str = "", ava
     item = ITEMSIZE[dtype]
     states = states_of(sizes, config, item)
     rows = config.max_num_seqs or plan.default_max_num_seqs(memory, states > 0)
-    samples = rows if config.speculative_config is None else max_samples_of(rows)  # those of a step
+    samples, kept = _samples_and_kept(sizes, config, rows, item)
     tokens = config.max_num_batched_tokens or plan.default_max_num_batched_tokens(is_gpu)
     block_size = config.block_size or plan.default_block_size(is_gpu)
     weights, has_fp8 = model.num_parameters * item, not _plain(gpu).startswith(WITHOUT_FP8)
@@ -215,13 +215,13 @@ def estimate(model: Model, config: EngineConfig, memory: int, gpu: str = "", ava
         logits, captured = samples * sizes.vocab_size * item, plan.captured_tokens(weights, tokens)
         graphs = plan.GRAPHS_BYTES + (0 if config.enforce_eager else plan.graphs_bytes(captured, tokens, step, logits))
         tables = plan.tables_bytes(sizes, rows, length, tokens, block_size, samples)
-        tables += plan.exchange_bytes(sizes, config.tensor_parallel_size, item)
+        tables += plan.exchange_bytes(sizes, config.tensor_parallel_size, item) + kept
         room = int(config.gpu_memory_utilization * memory) - weights - draft.weights - step - graphs - tables
         num_states, room = divided(room, block, states, config, rows)
         blocks = max(plan.blocks_in(room, block), 0) if room >= 0 else 0
     else:
         weights = weights_on_cpu(model, config, dtype, weights + cpu_packed_bytes(model, item))
-        step, graphs, tables = max(plan.cpu_step_bytes(sizes, max(tokens, rows), samples, item), draft.step), 0, 0
+        step, graphs, tables = max(plan.cpu_step_bytes(sizes, max(tokens, rows), samples, item) + kept, draft.step), 0, 0
         most = plan.most_useful_blocks(groups, rows, length, block_size)
         is_packed = model.quantization is not None or config.quantization is not None
         copies, held = (config.world_size, config.data_parallel_size), weights + draft.weights
@@ -252,6 +252,14 @@ def estimate(model: Model, config: EngineConfig, memory: int, gpu: str = "", ava
         states_bytes=num_states * states,
         draft_weights_bytes=draft.weights,
     )
+
+
+def _samples_and_kept(sizes: plan.ModelSizes, config: EngineConfig, rows: int, item: int) -> tuple[int, int]:
+    """The most samples of a step, and bytes of what recurrent layers keep of its drafts."""
+    if config.speculative_config is None:
+        return rows, 0
+    samples = max_samples_of(rows)
+    return samples, plan.kept_bytes(sizes, samples, item)
 
 
 def _refusal(config: EngineConfig, available: int | None, needs: CpuNeeds, cache_bytes: int) -> str | None:

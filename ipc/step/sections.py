@@ -155,6 +155,14 @@ PREFILL_CANDIDATES = 4  # the row has a side result for its last position, which
 
 STATE_COPY = Record(Field("source"), Field("target"))  # states, before the step's forward
 
+# What a step with windows has kept of a decode row, for its recurrent state; before the step's forward.
+KEPT_INPUTS = Record(
+    Field("slot"),
+    Field("keep_at"),  # once so many of its tokens are in the state, the state is kept; -1: what was said before holds
+    Field("state"),  # under this id; its own: then the state ends there, and what comes later is dropped
+    Field("applies"),  # 1: what is kept is applied now, since no row of this step does it
+)
+
 WORD = Record(Field("word"))  # one word of a list
 
 # Rare sampling state of one sequence, sent when it gets its slot.
@@ -212,6 +220,7 @@ SECTIONS = (
     Section("logits_processors", WORD, "host"),  # records of LOGITS_PROCESSORS, one after the other
     Section("custom_processors", WORD, "host"),  # records of custom_processors.py, one after the other
     Section("mask_rows", WORD, "sampling"),  # rows with masks, which follow in the ring in records of KIND_MASK
+    Section("kept_inputs", KEPT_INPUTS, "host"),  # first what is said of all slots, then what is applied, then copies
     Section("state_copies", STATE_COPY, "host"),  # of decode rows whose states are to be kept; no two have one target
 )
 

@@ -1,15 +1,17 @@
 """Causal convolution over the last W inputs of each channel, with silu or gates; the states keep the W - 1 inputs before the
 next token.
 
-Decode rows take one launch, a program for a row and some channels. Prompts take two: one computes, a program for 64 tokens and
-some channels; the other keeps the tails, afterwards, since the first chunk of a row may still have to read the tail that is
-replaced. Rows and chunks come from the device's metadata. Reference: `convolution_reference.causal_convolution`.
+Decode rows take one launch, a program for a row and some channels; those with windows take `convolution_windows`. Prompts take
+two: one computes, a program for 64 tokens and some channels; the other keeps the tails, afterwards, since the first chunk of a
+row may still have to read the tail that is replaced. Rows and chunks come from the device's metadata. Reference:
+`convolution_reference.causal_convolution`.
 """
 
 import torch
 import triton
 import triton.language as tl
 
+from quire.kernels.recurrent import convolution_windows
 from quire.kernels.recurrent.chunks import CHUNK, find_chunk, max_chunks, rows_2
 from quire.kernels.recurrent.convolution_reference import Gates
 from quire.kernels.recurrent.rows import Rows
@@ -200,7 +202,9 @@ def causal_convolution(
     kind, strides = {"BIAS": bias is not None, "GATED": gates is not None}, (x.stride(0), tails.stride(0), channels)
     before, after = (None, None) if gates is None else gates
     assert gates is None or {gate.stride(0) for gate in gates} == {x.stride(0)}
-    if rows.has_decode:
+    if rows.windows is not None:
+        convolution_windows.convolve_windows(x, weight, bias, tails, rows, y, gates)
+    elif rows.has_decode:
         grid = rows.num_decode_rows or num_rows, triton.cdiv(channels, DECODE_CHANNELS)
         _decode_kernel[grid](
             x,

@@ -1,5 +1,5 @@
 """Gated DeltaNet: a launch for decode rows, and for prompts `delta_prefill`, or `channel_prefill` where channels decay apart.
-Reference: `delta_reference.gated_delta`.
+Decode rows with windows: `delta_windows`. Reference: `delta_reference.gated_delta`.
 
 A program of decode rows has a row's value head: it computes gates and normalized q and k, reads the head's state [K, V] once
 and writes it once, block by block of its columns, and applies the norm and the gate to its output. Its first block is on its
@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from quire.kernels.recurrent import channel_prefill, delta_prefill, delta_reference
+from quire.kernels.recurrent import channel_prefill, delta_prefill, delta_reference, delta_windows
 from quire.kernels.recurrent.delta_reference import DeltaHeads, DeltaInputs, DeltaWeights
 from quire.kernels.recurrent.gates import decay, gated, l2_normed
 from quire.kernels.recurrent.rounding import rounded
@@ -141,7 +141,9 @@ def gated_delta(
     """
     num_tokens = len(inputs.qkv)
     y = torch.empty((num_tokens, heads.value_size), dtype=inputs.qkv.dtype, device=states.device)
-    if rows.has_decode:
+    if rows.windows is not None:
+        delta_windows.take_windows(inputs, weights, heads, states, rows, y)
+    elif rows.has_decode:
         strides = (*(x.stride(0) for x in inputs), states.stride(0))
         grid = heads.num_values, rows.num_decode_rows or len(rows.own)
         block, num_warps = config or choose(heads, grid[1])

@@ -1,4 +1,5 @@
-"""Mamba 2's recurrence: a launch for decode rows, one for prompts, and one for the norm. Reference: `mamba_reference.mamba`.
+"""Mamba 2's recurrence: a launch for decode rows, one for prompts, and one for the norm. Decode rows with windows:
+`mamba_windows`. Reference: `mamba_reference.mamba`.
 
 A program of decode rows has a row's head and some of its channels, and reads and writes their part of the state [N, P] once.
 A program of prompts has the same and goes through the row by chunks of 64 tokens with the state. The norm is of many heads'
@@ -9,7 +10,9 @@ import torch
 import triton
 import triton.language as tl
 
+from quire.kernels.recurrent import mamba_windows
 from quire.kernels.recurrent.chunks import CHUNK
+from quire.kernels.recurrent.gates import time_steps
 from quire.kernels.recurrent.mamba_reference import MambaHeads, MambaInputs, MambaWeights
 from quire.kernels.recurrent.rounding import rounded
 from quire.kernels.recurrent.rows import Rows
@@ -17,15 +20,6 @@ from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options,
 
 BLOCK_CHANNELS = 32  # of a program of prompts
 DECODE_CHANNELS, DECODE_WARPS = 64, 4  # of a program of decode rows
-
-
-@triton.jit
-def _steps(dt, dt_bias, a_log, dt_min, dt_max):
-    """(Δ, logarithm of the decay), float32 of any shape."""
-    x = dt.to(tl.float32) + dt_bias
-    delta = tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
-    delta = tl.minimum(tl.maximum(delta, dt_min), dt_max)
-    return delta, -delta * tl.exp(a_log)
 
 
 @triton.jit
@@ -69,7 +63,7 @@ def _decode_kernel(
     group = xbc + HEADS * P + head // (HEADS // GROUPS) * N + i
     b = tl.load(group, i < N, other=0.0).to(tl.float32)
     c = tl.load(group + GROUPS * N, i < N, other=0.0).to(tl.float32)
-    delta, decay = _steps(tl.load(dt_ptr + row * dt_stride + head), bias, a_log, dt_min, dt_max)
+    delta, decay = time_steps(tl.load(dt_ptr + row * dt_stride + head), bias, a_log, dt_min, dt_max)
     state = state * tl.exp(decay) + b[:, None] * (x * delta)[None, :]
     stored = rounded(state, tl.load(positions_ptr + row), element, states_ptr.dtype.element_ty)
     tl.store(state_ptrs, stored, inside)
@@ -122,7 +116,7 @@ def _prefill_kernel(
     for begin in range(start, stop, CHUNK):
         t = (begin + n).to(tl.int64)
         valid = t < stop
-        delta, decay = _steps(tl.load(dt_ptr + t * dt_stride + head, valid, other=0.0), bias, a_log, dt_min, dt_max)
+        delta, decay = time_steps(tl.load(dt_ptr + t * dt_stride + head, valid, other=0.0), bias, a_log, dt_min, dt_max)
         decay = tl.where(valid, decay, 0.0)
         sums, end = tl.cumsum(decay, 0), tl.sum(decay, 0)
         of_group = valid[:, None] & (i < N)[None, :]
@@ -188,7 +182,9 @@ def mamba(
     numbers = xbc.stride(0), dt.stride(0), states.stride(0), weights.dt_min, weights.dt_max
     sizes = {"GROUPS": heads.num_groups, "HEADS": heads.num_heads, "N": heads.state_size, "P": heads.head_dim}
     n_2, p_2 = (triton.next_power_of_2(size) for size in (heads.state_size, heads.head_dim))
-    if rows.has_decode:
+    if rows.windows is not None:
+        mamba_windows.take_windows(inputs, weights, heads, states, rows, y)
+    elif rows.has_decode:
         block = min(p_2, DECODE_CHANNELS)
         grid = triton.cdiv(heads.head_dim, block), heads.num_heads, rows.num_decode_rows or len(rows.own)
         how = {"N_2": n_2, "BLOCK": block, "PDL": pdl, "num_warps": DECODE_WARPS, **launch_options(pdl)}

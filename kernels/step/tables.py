@@ -220,6 +220,26 @@ class StateRows:
         return cls(own, first, last)
 
 
+@dataclass
+class KeptTables:
+    """Which tokens of each slot's sequence are not in its recurrent state yet: layers have kept their inputs. S slots.
+
+    Two steps in turn keep inputs in two halves: a step applies those of the step before while it keeps its own.
+    """
+
+    num_kept: torch.Tensor  # int32 [S], tokens that were accepted and are not in the state
+    first_kept: torch.Tensor  # int32 [S], where the inputs of the first of them are
+    keep_at: torch.Tensor  # int32 [S], the state is left once it has so many tokens; 0: nowhere
+    keep_state: torch.Tensor  # int32 [S], where it is left
+    base: torch.Tensor  # int32 [1], where the step's half begins
+    half: int  # tokens in a half
+
+    @classmethod
+    def allocate(cls, num_slots: int, half: int, device: torch.device) -> "KeptTables":
+        num_kept, first_kept, keep_at, keep_state = torch.zeros((4, num_slots), dtype=torch.int32, device=device)
+        return cls(num_kept, first_kept, keep_at, keep_state, torch.zeros(1, dtype=torch.int32, device=device), half)
+
+
 SAMPLER_BLOCK = 512  # tokens in a block of the sampler's two-level race; changing it changes the tokens of a given seed
 CANDIDATES = 4096  # that the filter kernel lists; a row with more of them above its bounds is searched in place
 LOGPROB_TILE = 8192

@@ -86,9 +86,11 @@ def test_any_history_ends_every_request_once_with_its_own_tokens(
     drafts=st.sampled_from([1, 3, 15]),
     adapts=st.booleans(),
     has_model=st.booleans(),
+    states=st.sampled_from([0, 0, 3, 5, 9, 20]),
+    chunk=st.sampled_from([4, 8, 16]),
 )
 def test_any_history_with_drafts_ends_every_request_once_with_its_own_tokens(
-    first, events, blocks, windows, budget, seqs, caching, eos, look_ahead, drafts, adapts, has_model
+    first, events, blocks, windows, budget, seqs, caching, eos, look_ahead, drafts, adapts, has_model, states, chunk
 ):
     drafter = {"method": "draft_model", "model": "any"} if has_model else {"method": "ngram", "prompt_lookup_min": 1}
     h = Harness(
@@ -100,6 +102,8 @@ def test_any_history_with_drafts_ends_every_request_once_with_its_own_tokens(
         look_ahead=look_ahead,
         eos=range(0, VOCAB, 11) if eos else (),
         speculation=SpeculativeConfig(num_speculative_tokens=drafts, enable_adaptive_verification=adapts, **drafter),
+        num_states=states,
+        state_chunk=chunk,
     )
     live_through(h, [*(("add", request) for request in first), *events])
     assert all(plan.num_samples <= max_samples_of(seqs) for plan in h.plans)

@@ -19,17 +19,12 @@ NGRAM = speculation_of({"method": "ngram", "num_speculative_tokens": 3})
 SYNTHETIC = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.0}
 
 
-def test_models_with_recurrent_layers_are_refused() -> None:
-    summary = msgspec.structs.replace(model_summary(BUNDLED), keeps_states=True)
+@pytest.mark.parametrize("keeps_states", [False, True])
+def test_models_with_recurrent_layers_speculate_like_others(keeps_states: bool) -> None:
+    summary = msgspec.structs.replace(model_summary(BUNDLED), keeps_states=keeps_states)
     for speculation in (None, NGRAM):
         config = EngineConfig(device="cpu", max_num_seqs=4, host_memory_bytes=1 << 30, speculative_config=speculation)
-        if speculation is None:
-            assert daemon.worker_config(config, BUNDLED, summary).engine.speculative_config is None
-            continue
-        with pytest.raises(daemon.StartupError, match="models with recurrent layers"):
-            daemon.worker_config(config, BUNDLED, summary)
-    found = daemon.worker_config(config, BUNDLED, msgspec.structs.replace(summary, keeps_states=False))
-    assert found.engine.speculative_config == NGRAM
+        assert daemon.worker_config(config, BUNDLED, summary).engine.speculative_config == speculation
 
 
 @pytest.mark.parametrize(

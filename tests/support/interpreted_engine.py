@@ -10,6 +10,7 @@ import torch
 from inline_engine import InlineEngine
 
 from quire.ipc.step.sections import result_words
+from quire.kernels.recurrent import convolution, delta, mamba
 from quire.kernels.sampling import sampler, sampler_sharded
 from quire.kernels.speculation import accept, draft_passes, ngram
 from quire.kernels.step import step_inputs, step_states
@@ -18,10 +19,14 @@ from quire.workers.attention.cuda import CudaModelAttention
 from quire.workers.devices.device import RESULT_DEPTH, Device
 from quire.workers.devices.masks import CpuMasks
 from quire.workers.graph_sizes import GraphSizes
+from quire.workers.layers import recurrent_ops
 
 
 def emulate_gpu(monkeypatch):
-    """Let attention be that of a GPU of two SMs, and decode attention take rows with drafts in fp32, too."""
+    """Let attention be that of a GPU of two SMs, and decode attention take rows with drafts in fp32, too; and recurrent layers
+    have a GPU's kernels."""
+    for name, kernels in (("convolution_cpu", convolution), ("delta_cpu", delta), ("mamba_cpu", mamba)):
+        monkeypatch.setattr(recurrent_ops, name, kernels)
     gpu = SimpleNamespace(multi_processor_count=2, shared_memory_per_block_optin=1 << 30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
     monkeypatch.setattr(cuda, "takes_queries", lambda *args: True)

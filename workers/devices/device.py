@@ -113,7 +113,7 @@ class Device(ABC):
         self._num_top = ring.num_logprobs if ring is not None else USUAL_LOGPROBS
         self.masks = masks
         self._step_inputs = step_inputs
-        self.states = RecurrentStates(ctx.states, step_states, ctx.max_rows, ctx.device)
+        self.states = RecurrentStates(ctx.states, step_states, ctx.max_rows, ctx.max_samples, ctx.device)
         self._sampler = sampler
         self._sampler_sharded = sampler_sharded
         self._accept = accept
@@ -161,7 +161,7 @@ class Device(ABC):
             windows=windows,
         )
         self.drafter.extend(step, num_tokens)
-        return Inputs(num_tokens, num_rows, num_rows, self.states.begin(plan, tables, step, num_rows))
+        return Inputs(num_tokens, num_rows, num_rows, self.states.begin(plan, tables, step, num_rows, windows))
 
     def sample(
         self,
@@ -188,6 +188,7 @@ class Device(ABC):
             if len(self._rates):
                 pretend(step, tables, sampled, self._rates, vocab)
             self._accept.accept(step, sampled, rows)
+            self.states.end(step, rows)
         self._step_inputs.finish_step(
             plan,
             tables,

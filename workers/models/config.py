@@ -146,6 +146,10 @@ class RecurrentSpec(msgspec.Struct, frozen=True):
         """The state that the layer keeps for a sequence on this rank."""
         raise NotImplementedError
 
+    def kept_sizes(self, parallel: Parallel) -> tuple[int, ...]:
+        """Elements of each tensor that the layer keeps of a token of a window, in the activations' dtype, on this rank."""
+        raise NotImplementedError
+
     def mlp_width(self, parallel: Parallel) -> int:
         """Width of a plain MLP that takes about as much memory per token on this rank; 0: no more than others of the layer."""
         return 0
@@ -262,3 +266,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         """The state of each layer that keeps one, on this rank; layers of all stages."""
         recurrent = {i: layer.recurrent for i, layer in enumerate(self.layers)}
         return {i: spec.tensors(parallel) for i, spec in recurrent.items() if spec is not None}
+
+    def kept_sizes(self, parallel: Parallel) -> dict[int, tuple[int, ...]]:
+        """What each recurrent layer keeps of a token of a window, on this rank: see RecurrentSpec."""
+        recurrent = {i: layer.recurrent for i, layer in enumerate(self.layers)}
+        return {i: spec.kept_sizes(parallel) for i, spec in recurrent.items() if spec is not None}

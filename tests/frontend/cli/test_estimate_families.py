@@ -25,6 +25,7 @@ from quire.workers.memory import sizes_of as workers_sizes_of
 from quire.workers.models.build import build_model
 from quire.workers.models.family_table import read_model_config
 from quire.workers.parallel import Parallel
+from quire.workers.recurrent.state_cache import state_cache_of
 from quire.workers.speculation.loaded import build_draft_model
 
 OTHERS = [name for name in ALL_MODELS if name not in MODELS]
@@ -230,6 +231,25 @@ def test_a_draft_model_is_counted_as_a_worker_counts_it(target, draft, asked_her
     on_gpu = [estimate(read(folder), EngineConfig(speculative_config=c), 16 << 30, "L4") for c in (None, asked)]
     assert on_gpu[1].kv_cache_bytes < on_gpu[0].kv_cache_bytes - on_gpu[1].draft_weights_bytes + (8 << 20)
     assert "draft model" in text_of(on_gpu[1], read(folder), config) and "draft" not in text_of(on_gpu[0], read(folder), config)
+
+
+def test_speculation_keeps_inputs_of_recurrent_layers():
+    """As many as a worker allocates, on a GPU beside its tables, on a CPU within a step."""
+    folder, drafted = tiny_model("qwen3.5"), SpeculativeConfig(method="ngram")
+    config, rows = read_model_config(folder), 20
+    kept = state_cache_of(config, Parallel(), torch.float32).new_kept(2 * 16 * rows, torch.device("cpu"))
+    num_bytes = sum(tensor.nbytes for tensors in kept.values() for tensor in tensors)
+    for memory, part in ((16 << 30, "tables_bytes"), (0, "activation_bytes")):
+        flags = {"max_num_seqs": rows, "speculative_config": drafted, "dtype": "float32"}
+        sizes = read(folder).sizes
+        bare = sizes._replace(layers=tuple(layer._replace(kept_elements=0) for layer in sizes.layers))
+        model = read(folder)
+        found, without = (estimate(model._replace(sizes=some), EngineConfig(**flags), memory) for some in (sizes, bare))
+        assert getattr(found, part) - getattr(without, part) == num_bytes > 0
+    worker = daemon.worker_config(EngineConfig(device="cpu", **flags), folder, model_summary(folder)).engine
+    built = build_model(config, torch.float32, Parallel())
+    step = cpu_step_bytes(config, max(worker.max_num_batched_tokens, rows), worker.max_samples, torch.float32)
+    assert budget_before_loading(worker, config, built, torch.float32, Parallel()).activation_bytes == step + num_bytes
 
 
 def test_speculation_has_logits_and_a_sampler_for_every_sample():
