@@ -88,6 +88,7 @@ class StepPlan:
     lag: int = 0
     window: int = 1
     draft_tokens: int = 0
+    mask_window: int = 1
 
     def section(self, name: str) -> np.ndarray:
         """The section's rows; empty if the plan has none."""
@@ -153,7 +154,7 @@ class StepPlan:
         header[_FLAGS] = FLAG_SAME_DECODE_ROWS * self.same_decode_rows
         header[_MAX_SEQ_LEN] = self.max_seq_len
         header[_MICRO_BATCH], header[_LAG] = self.micro_batch, self.lag
-        header[_WINDOW], header[_MASK_WINDOW], header[_DRAFT_TOKENS] = self.window, 1, self.draft_tokens
+        header[_WINDOW], header[_MASK_WINDOW], header[_DRAFT_TOKENS] = self.window, self.mask_window, self.draft_tokens
         return np.concatenate([np.array(header, np.int32), *parts])
 
     def _place(self, places: list[tuple[str, int, int, np.dtype]], at: int, header: list[int], parts: list[np.ndarray]) -> int:
@@ -182,7 +183,7 @@ def decode_plan(words: np.ndarray, last_decode_rows: np.ndarray) -> StepPlan:
             sections[name] = words[at : at + count * width].view(dtype)
     if same:
         sections[_DECODE] = last_decode_rows
-    places = h[_MAX_SEQ_LEN], h[_MICRO_BATCH], h[_LAG], h[_WINDOW], h[_DRAFT_TOKENS]
+    places = h[_MAX_SEQ_LEN], h[_MICRO_BATCH], h[_LAG], h[_WINDOW], h[_DRAFT_TOKENS], h[_MASK_WINDOW]
     return StepPlan(h[_STEP], sections, h[_SAMPLING_KIND], same, *places)
 
 
