@@ -11,7 +11,8 @@ import pytest
 from core_with_model import CoreWithModel, Output
 from drafters import DrafterOfTexts, drafting
 
-from quire.enginecore.grammar import mask_threads, masks
+from quire.enginecore.grammar import deferred, mask_threads, masks
+from quire.enginecore.grammar.without_token import TOO_LATE
 from quire.ipc.messages.frontend import RequestError
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.speculative_config import SpeculativeConfig
@@ -241,3 +242,20 @@ def test_streams_go_on_where_a_worker_dies_amid_windows(drafting_engine, awaits_
         for i, (_, p) in zip(ids, REQUESTS, strict=True)
     ]
     assert said(results) == expected
+
+
+def test_a_mask_that_never_comes_ends_its_request_alone(drafting_engine, monkeypatch):
+    expected, _ = without_drafts()
+    engine, threads, asked = drafting_engine, drafting_engine.grammars.mask_threads, []
+    victim, submit = list(ASKED).index("penalties") + 1, threads.submit  # its request's id
+
+    def withhold(works):
+        asked.extend(w for w in works if w.window is not None and w.seq.request_id == victim)
+        lost = {id(work) for work in asked[4:]}
+        submit([work for work in works if id(work) not in lost])
+
+    monkeypatch.setattr(threads, "submit", withhold)
+    monkeypatch.setattr(deferred, "MASK_TIMEOUT_S", 0.2)
+    told = said(engine.run_all(REQUESTS))
+    assert told.pop("penalties") == f"structured_outputs (json): {TOO_LATE}" and len(asked) == 5
+    assert told == {name: answer for name, answer in expected.items() if name != "penalties"}
