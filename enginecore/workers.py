@@ -290,15 +290,17 @@ class WorkerGroup:
         words[WORLD_SIZE] = self.world_size
         self._write(KIND_PLAN, words)
 
-    def send_masks(self, step: int, rows: np.ndarray, masks: np.ndarray) -> None:
-        """Send masks (int32 [n, words], bit set = allowed) for some of the mask rows (int32 [n]) of the step last sent."""
+    def send_masks(self, step: int, rows: np.ndarray, masks: np.ndarray, windows: bool = False) -> None:
+        """Send masks (int32 [n, words], bit set = allowed) for some of the mask rows (int32 [n]) of the step last sent.
+
+        windows: the step has some, and `rows` has names of masks."""
         area = self.plan_ring.area
         if area is not None and (place := area.place_of(masks)) is not None:
-            for parts in area_records(step, rows, place, masks.shape[1]):
+            for parts in area_records(step, rows, place, masks.shape[1], windows):
                 self._write_masks(*parts)
             area.named(place, self.plan_ring.position)
             return
-        for parts in mask_records(step, rows, masks, self.plan_ring.max_record_words):
+        for parts in mask_records(step, rows, masks, self.plan_ring.max_record_words, windows):
             self._write_masks(*parts)
 
     def mask_memory(self, n: int, width: int) -> np.ndarray:

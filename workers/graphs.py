@@ -59,9 +59,12 @@ WARM_KINDS = (  # between them they run every kernel that a step without grammar
     _RANDOM_PROCESSORS | SAMPLING_FILTER,
     SAMPLING_MASK,
 )
-WARM_WINDOW_KINDS = tuple(  # the same for steps with windows, where no row has a mask
+WARM_WINDOW_KINDS = tuple(  # the same for steps with windows
     kind | SAMPLING_WINDOWS
-    for kind in (0, SAMPLING_LOGPROBS, SAMPLING_PROCESSORS, _RANDOM_PROCESSORS, _RANDOM_PROCESSORS | SAMPLING_FILTER)
+    for kind in (
+        *(0, SAMPLING_LOGPROBS, SAMPLING_PROCESSORS, _RANDOM_PROCESSORS, _RANDOM_PROCESSORS | SAMPLING_FILTER),
+        SAMPLING_MASK,
+    )
 )
 
 
@@ -233,8 +236,11 @@ class StepGraphs:
         """The first grammar was admitted: queue sampling graphs with masks for capture, those of few rows first."""
         if not self._runner.samples:
             return
-        rows = sorted({*self.sizes.decode, prompt_rows(self.sizes.mixed_rows), *self.sizes.mixed_rows})
-        self._masked = deque((r, k | SAMPLING_MASK) for r in rows if r <= MAX_ROWS_AHEAD for k in COMMON_KINDS)
+        sizes = self.sizes
+        rows = {*sizes.decode, prompt_rows(sizes.mixed_rows), *sizes.mixed_rows}
+        graphs = [(r, k) for r in rows for k in COMMON_KINDS]
+        graphs += [(r, k | SAMPLING_WINDOWS) for r in {*sizes.samples, *sizes.mixed_samples} for k in COMMON_KINDS]
+        self._masked = deque((r, k | SAMPLING_MASK) for r, k in sorted(graphs) if r <= MAX_ROWS_AHEAD)
 
     def capture_masked_sampling_graph(self) -> None:
         """Capture one of the queued graphs. It takes some milliseconds, in which the device works on the last step."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from quire.ipc.step.masks import RowsAndMasks, decode_masks
+from quire.ipc.step.masks import RowsAndMasks, decode_masks, rows_and_places
 from quire.ipc.step.plan import StepPlan
 from quire.ipc.step.plan_ring import KIND_CONTROL, KIND_MASK, PlanReader
 from quire.ipc.step.sections import MASKS_NONE
@@ -48,7 +48,8 @@ class Records:
                 self._kept.append((kind, words.copy()))
                 return
             elif (come := decode_masks(words, self._reader.area)).step == plan.step:
-                named = set(come.rows.tolist())
+                has_places = plan.window > 1 and come.masks is not None
+                named = set((rows_and_places(come.rows)[0] if has_places else come.rows).tolist())
                 if not named <= due:
                     raise RuntimeError(f"masks came for rows {sorted(named - due)} of step {plan.step}, which wait for none")
                 due -= named

@@ -10,8 +10,8 @@ import math
 
 import numpy as np
 
-from quire.enginecore.grammar.mask_threads import Work
 from quire.enginecore.grammar.masks import MASK_TIMEOUT_S
+from quire.enginecore.grammar.work import Work
 from quire.enginecore.scheduling.scheduler import Scheduler
 from quire.enginecore.scheduling.sequence import Sequence, SequenceState
 from quire.enginecore.scheduling.step import ScheduledStep
@@ -60,11 +60,14 @@ class DeferredSequences:
         """The mask of a deferred sequence was requested before any step has a row for it."""
         self._since[work.seq] = now
 
-    def take(self, work: Work, mask: np.ndarray) -> None:
-        """The mask of a deferred sequence, int32 [words], is ready: it may go on."""
+    def take(self, work: Work, mask: np.ndarray | None) -> None:
+        """The mask of a deferred sequence, int32 [words] (None: any token), is ready: it may go on."""
         if self._since.pop(work.seq, None) is not None and work.seq.state is not SequenceState.FINISHED:
-            work.constraint.mask = mask.copy()
-            self._scheduler.release(work.seq)
+            seq = work.seq
+            work.constraint.mask = mask.copy() if mask is not None else None
+            if seq.slot >= 0:
+                self._scheduler.slots.mask_window[seq.slot] = seq.mask_window
+            self._scheduler.release(seq)
 
     def release_all(self) -> None:
         """The steps in flight are lost, and with them the tokens that these sequences wait for. A mask that is still being made

@@ -4,7 +4,8 @@ The fast lane's thread serves a step in two calls of llguidance, which runs them
 microseconds there, less than several Python threads would need to share the GIL. Sequences in a slow call are moved to a
 slow-lane thread, one row per call, until they are fast again. So a slow grammar is found, and no longer delays the masks of
 others; if one of its tokens takes too long, its request ends. Meanwhile its sequence gets one token at a time, scheduled when
-the mask is ready (deferred.py). The core's loop is woken by an eventfd, or waits briefly for results itself.
+the mask is ready (deferred.py). The core's loop is woken by an eventfd, or waits briefly for results itself. Masks of windows
+wait for their step's drafts here, so that the loop need not (window_masks.py).
 """
 
 import operator
@@ -15,16 +16,17 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 
 import llguidance
 import numpy as np
 from llguidance.numpy import fill_next_token_bitmask_par
 
 from quire.enginecore.grammar.limits import MAX_WAIT_S
-from quire.enginecore.grammar.matchers import NOTHING_LEFT, Constraint, Failure, restrict
+from quire.enginecore.grammar.matchers import Failure
 from quire.enginecore.grammar.vocabulary import Vocabulary
-from quire.enginecore.scheduling.sequence import Sequence, SequenceState
+from quire.enginecore.grammar.window_masks import WindowMaker
+from quire.enginecore.grammar.work import Done, Work, complete_mask, look_at
+from quire.enginecore.scheduling.sequence import SequenceState
 
 MAX_THREADS = 12
 PIECE = 64  # sequences in one call, for each thread
@@ -42,40 +44,6 @@ TOO_SLOW = Failure("invalid", f"its grammar took more than {MAX_WAIT_S:g} s for 
 def mask_threads(num_cores: int) -> int:
     """How many llguidance threads to use: the loop, the fast lane's thread, a worker and a frontend need a core each."""
     return min(max(num_cores - 4, 1), MAX_THREADS)
-
-
-@dataclass(slots=True)
-class Work:
-    """A task for one sequence: tokens to give to its matcher, and the row of a step, if any, that waits for the next mask."""
-
-    seq: Sequence
-    constraint: Constraint
-    tokens: list[int]
-    step: int = 0
-    row: int = -1  # -1: no row waits
-    banned: list[int] | tuple[int, ...] = ()
-    opening: int | None = None  # a token to allow beside those of the grammar: reasoning may begin with it
-    has_ended: bool = False  # result: no token may follow
-    failure: Failure | None = None  # result: why it has ended, if not because the grammar is complete
-
-    @property
-    def is_bound(self) -> bool:
-        """Whether more than its grammar determines its mask."""
-        return bool(self.banned) or self.opening is not None or self.constraint.allowed is not None
-
-    def fail(self, failure: Failure) -> None:
-        self.has_ended, self.failure = True, self.failure or failure
-
-
-@dataclass(slots=True)
-class Done:
-    """Results of all of `works`: those that have ended, and masks, int32 [n, words], of n others."""
-
-    works: list[Work]
-    ended: list[Work]  # grammar complete, or failed
-    masked: list[Work]
-    masks: np.ndarray
-    slow: list[Work]  # those of `works` that count as slow now
 
 
 class MaskThreads:
@@ -110,9 +78,10 @@ class MaskThreads:
             (by_queue[c.queue] if c.queue else quick).append(work)
         if quick:
             by_queue[0] = quick
-            self.num_quick += len(quick)
-            self._begun.acquire(blocking=False)
-            self._may_begin = True
+            if num_quick := sum(work.is_quick for work in quick):
+                self.num_quick += num_quick
+                self._begun.acquire(blocking=False)
+                self._may_begin = True
         for number, some in by_queue.items():
             if number not in self._queues:
                 self._start(number)
@@ -137,7 +106,7 @@ class MaskThreads:
             os.eventfd_read(self._fd)
             self.num_outstanding -= len(done.works)
             for work in done.works:
-                self.num_quick -= not work.constraint.queue
+                self.num_quick -= work.is_quick
                 work.constraint.num_works -= 1
         return found
 
@@ -211,6 +180,7 @@ class _Maker:
         is_range = len(partial) and partial[-1] - partial[0] + 1 == len(partial)
         self._partial = slice(partial[0], partial[-1] + 1) if is_range else partial
         self._known = vocabulary.known[partial]
+        self._windows = WindowMaker(self._executor, vocabulary, self._trim, closing)
 
     def run(self) -> None:
         while (works := self._works.get()) is not None:
@@ -219,6 +189,23 @@ class _Maker:
                     self._do_piece(works[first : first + self._piece])
 
     def _do_piece(self, works: list[Work]) -> None:
+        """Do these works and hand over their results: of rows with windows after those of all others."""
+        if windows := [w for w in works if w.window is not None]:
+            works = [w for w in works if w.window is None]
+        if works:
+            self._do_plain(works)
+        if windows:
+            self._do_windows(windows)
+
+    def _do_windows(self, works: list[Work]) -> None:
+        """The masks of rows with windows, once their step has begun and their drafts are known."""
+        live = [w for w in works if self._windows.await_drafts(w)]
+        clock = _Clock()
+        masked, places, masks = self._windows.make(live, self.memory)
+        seconds = clock.lap() / (1 + max(places, default=0))  # a mask, so that a long window does not count as slow
+        self._end_part(works, masked, masks, seconds, places)
+
+    def _do_plain(self, works: list[Work]) -> None:
         """Advance all matchers. Hand over the works that get no mask, then the masks in parts, each when it is made."""
         clock = _Clock()
         live = [w for w in works if w.row < 0 or w.seq.state is not _FINISHED]  # the others were aborted meanwhile
@@ -242,7 +229,9 @@ class _Maker:
             self._making_s += making_s
             self._end_part(part, part, masks, seconds + making_s)
 
-    def _end_part(self, works: list[Work], masked: list[Work], masks: np.ndarray, seconds: float) -> None:
+    def _end_part(
+        self, works: list[Work], masked: list[Work], masks: np.ndarray, seconds: float, places: list[int] | None = None
+    ) -> None:
         is_slow, is_alone = seconds > SLOW_S, self._piece == 1
         slow = works if is_slow else [work for work in works if work.constraint.slow_for]
         for work in slow:
@@ -255,7 +244,8 @@ class _Maker:
         if ended:
             kept = [i for i, w in enumerate(masked) if not w.has_ended]
             masked, masks = [masked[i] for i in kept], masks[kept]
-        self._hand_over(Done(works, ended, masked, masks, slow))
+            places = [places[i] for i in kept] if places else places
+        self._hand_over(Done(works, ended, masked, masks, slow, places or []))
 
     def _consume(self, works: list[Work]) -> None:
         """Give the matchers their tokens. Whether one has ended is seen here, unless its mask will show it (`_finish`)."""
@@ -275,7 +265,11 @@ class _Maker:
                 taken = self._executor.consume_token_par(pairs)  # type: ignore[arg-type]
                 for work, is_taken in zip(given, taken, strict=False):
                     if not is_taken or work.row < 0 or turn + 1 < len(work.tokens):
-                        _look_at(work)
+                        look_at(work)
+
+    def _trim(self, masks: np.ndarray) -> None:
+        """Leave only ids that are tokens."""
+        masks[:, self._partial] &= self._known
 
     def _tell_begun(self) -> None:
         if self.begun is not None and self.begun.locked():  # no other thread releases it
@@ -285,12 +279,12 @@ class _Maker:
         """Note which works have ended with their last token, and complete the masks of the others."""
         column, bit = divmod(self._vocabulary.end_id, 32)
         may_end = set((masks[:, column] >> bit & 1).nonzero()[0].tolist())
-        masks[:, self._partial] &= self._known
+        self._trim(masks)
         for i in may_end:  # a matcher that has ended, or failed, allows nothing but the end
-            _look_at(works[i])
+            look_at(works[i])
         for i in may_end.union(i for i, work in enumerate(works) if work.is_bound):
             if not works[i].has_ended:
-                _complete_mask(works[i], masks[i].view(np.uint32), i in may_end)
+                complete_mask(works[i], masks[i].view(np.uint32), i in may_end)
 
 
 def _new_memory(n: int, width: int) -> np.ndarray:
@@ -306,28 +300,3 @@ def _by_lexer(works: list[Work]) -> list[int]:
 def _without(works: list[Work], others: list[Work]) -> list[Work]:
     ids = {id(work) for work in others}
     return [work for work in works if id(work) not in ids]
-
-
-def _look_at(work: Work) -> None:
-    """Note whether its matcher has ended or failed. Without any token it has not ended: an end token must come first."""
-    matcher = work.constraint.matcher
-    if matcher is None or work.has_ended:
-        return
-    if matcher.is_error():
-        reason = matcher.get_error().replace("<non-verbose/>", "").strip()
-        work.fail(Failure("invalid", f"the output cannot go on by its grammar: {reason}"))
-    elif work.tokens and matcher.is_stopped():
-        work.has_ended = True
-
-
-def _complete_mask(work: Work, mask: np.ndarray, may_end: bool) -> None:
-    """Allow the model's end tokens in a mask where the grammar may end, and remove what the request forbids."""
-    c = work.constraint
-    if work.opening is not None:
-        mask[work.opening >> 5] |= np.uint32(1 << (work.opening & 31))
-    if may_end:
-        mask[c.stops.words] |= c.stops.bits
-        if not len(c.stops.words) and not mask.any():
-            mask[c.last_resort.words] |= c.last_resort.bits
-    if not restrict(mask, c.allowed, work.banned):
-        work.fail(NOTHING_LEFT)

@@ -12,7 +12,7 @@ import llguidance
 import numpy as np
 
 from quire.ipc.messages.frontend import ErrorCode
-from quire.ipc.step.sections import INT32_MAX
+from quire.ipc.step.sections import INT32_MAX, MAX_WINDOW
 
 MAX_BEFORE_REASONING = 4  # tokens, such as white space
 
@@ -72,6 +72,12 @@ class Reasoning:
         self._matched += self.ends[self._matched] == token
         self.ended = self._matched == len(self.ends)
 
+    def copy(self) -> "Reasoning":
+        other = Reasoning(self.ends, self.budget, self.starts, self._max_before)
+        other.num_tokens, other.has_begun, other.ended = self.num_tokens, self.has_begun, self.ended
+        other._before, other._matched = list(self._before), self._matched
+        return other
+
     def _shorter(self, matched: int) -> int:
         """Length of the longest prefix of `ends` that is a proper suffix of its first `matched` ids."""
         return next(n for n in range(matched - 1, -1, -1) if self.ends[:n] == self.ends[matched - n : matched])
@@ -127,6 +133,11 @@ class Constraint:
         return self.slow_for > 0
 
     @property
+    def max_window(self) -> int:
+        """Most tokens of its next row with a mask: one if only the reasoning is bounded, or if its mask is made already."""
+        return 1 if self.matcher is None or self.mask is not None else MAX_WINDOW
+
+    @property
     def is_over(self) -> bool:
         """Whether it restricts nothing any more: there is no grammar, and the reasoning has ended."""
         return self.matcher is None and self.reasoning is None
@@ -141,16 +152,25 @@ class Constraint:
 
     def take(self, token: int) -> bool:
         """Record a token that the sequence was given; returns whether its matcher needs it."""
-        if self.reasoning is not None:
-            self.reasoning.push(token)
-            is_missing = self.reasoning.is_missing  # then this first token of the output is the grammar's
-            if self.reasoning.ended or is_missing:
-                self.reasoning = None
-            if not is_missing:
-                return False
-        if self.matcher is not None:
-            self.unconsumed.append(token)
-        return self.matcher is not None
+        self.reasoning, is_grammars = follow(self.reasoning, token)
+        if self.matcher is None or not is_grammars:
+            return False
+        self.unconsumed.append(token)
+        return True
+
+    def take_all(self, tokens: list[int]) -> bool:
+        """The same of several tokens."""
+        needs = [self.take(token) for token in tokens]
+        return any(needs)
+
+
+def follow(reasoning: Reasoning | None, token: int) -> tuple[Reasoning | None, bool]:
+    """The reasoning, which is changed, after a token; None if it is over. And whether the token is the grammar's."""
+    if reasoning is None:
+        return None, True
+    reasoning.push(token)
+    is_missing = reasoning.is_missing  # then this first token of the output is the grammar's
+    return None if reasoning.ended or is_missing else reasoning, is_missing
 
 
 class Failure(NamedTuple):

@@ -3,6 +3,7 @@
     plan N+1 is sent with its mask rows while step N runs      `expect` requests masks that do not depend on N
     the tokens of N arrive                                     `take` requests masks that need nothing but these tokens
     the scheduler has taken the tokens of N                    `advance` requests the others; each is sent when it is made
+    rows of N+1 have windows                                   their masks wait for drafts, in a thread; nothing else does
     a mask takes longer than INLINE_S                          `turn` takes it in a later turn of the loop
     a mask takes longer than MASKS_LATE_S                      its sequence is deferred (deferred.py), the step drops its row
     a token reaches max_tokens and may complete the grammar    the finish reason is reported when known, within AMBIGUOUS_S
@@ -12,16 +13,17 @@ If a row no longer needs its mask, the workers are told at once that it gets non
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 
+from quire.enginecore.grammar.bans import Bans, bans_of
 from quire.enginecore.grammar.compiler import GrammarCompiler
 from quire.enginecore.grammar.deferred import DeferredSequences
-from quire.enginecore.grammar.mask_threads import Work
 from quire.enginecore.grammar.masks import StepMasks
 from quire.enginecore.grammar.matchers import NOTHING_LEFT, Constraint, Failure, restrict, stop_bits
+from quire.enginecore.grammar.waiting import Waiting
 from quire.enginecore.grammar.without_token import TOO_LATE, nothing_left
+from quire.enginecore.grammar.work import Window, Work
 from quire.enginecore.owners import Owners
 from quire.enginecore.scheduling.scheduler import Scheduler
 from quire.enginecore.scheduling.sequence import Sequence, SequenceState
@@ -29,30 +31,14 @@ from quire.enginecore.scheduling.step import ScheduledStep, StepOutput
 from quire.enginecore.workers import WorkerGroup
 from quire.ipc.messages.frontend import Finished, FinishReason, StepOutputs
 from quire.ipc.messages.workers import CaptureMaskedSamplingGraphs
-from quire.ipc.step.masks import mask_words
+from quire.ipc.step.drafts import StepDrafts
+from quire.ipc.step.masks import mask_names, mask_words
 from quire.ipc.step.samples import Samples
-from quire.ipc.step.sections import INT32_MAX, MAX_BAD_WORD_TOKENS, SAMPLING_PROCESSORS
+from quire.ipc.step.sections import INT32_MAX, SAMPLING_PROCESSORS
 
 AHEAD = 0  # stands for the step of a mask that is made before its row is scheduled
 INLINE_S = 4e-3  # how long the loop waits for masks before it does other things: normally they take a fraction of it
 AMBIGUOUS_S = 2.0  # if the grammar's answer takes longer, the reported finish reason is the length
-
-
-@dataclass(slots=True)
-class _Waiting:
-    """Rows of a step, int32 [n], for which masks were not requested yet, and a Work for each row that needs only its grammar.
-
-    The works are prepared while the workers run the step before. When that step returns, the workers wait for the masks."""
-
-    scheduled: ScheduledStep
-    rows: np.ndarray
-    slots: np.ndarray
-    works: list[Work | None]
-    is_plain: np.ndarray  # bool [n]: has such a Work
-
-    def keep(self, left: np.ndarray) -> None:
-        self.works = [self.works[i] for i in left.nonzero()[0].tolist()]
-        self.rows, self.slots, self.is_plain = self.rows[left], self.slots[left], self.is_plain[left]
 
 
 class GrammarSteps:
@@ -75,7 +61,7 @@ class GrammarSteps:
         if self._threads is not None:
             self._threads.memory = workers.mask_memory
         self._epoch = epoch
-        self._steps: dict[int, _Waiting] = {}  # in flight, with mask rows
+        self._steps: dict[int, Waiting] = {}  # in flight, with mask rows
         self._deferred = DeferredSequences(scheduler)
         self._ambiguous: dict[int, tuple[Sequence, float]] = {}  # ended by length, perhaps by grammar; by id(), with deadlines
         self._now = 0.0  # of the last turn
@@ -92,13 +78,13 @@ class GrammarSteps:
         """The plan of a step with mask rows was just sent: request the masks that can be made already."""
         rows, slots = scheduled.mask_rows, scheduled.slots[scheduled.mask_rows]
         self._waiting.expect(scheduled.step, rows, now)
-        processors = self._scheduler.slots.sampling_kind[slots] & SAMPLING_PROCESSORS != 0
-        columns = zip(rows.tolist(), slots.tolist(), processors.tolist(), strict=True)
-        works = [
-            None if has_processors else self._plain_work(scheduled.step, row, slot) for row, slot, has_processors in columns
-        ]
+        has_window = scheduled.has_window(rows)
+        is_bound = has_window | (self._scheduler.slots.sampling_kind[slots] & SAMPLING_PROCESSORS != 0)
+        columns = zip(rows.tolist(), slots.tolist(), is_bound.tolist(), strict=True)
+        works = [None if is_bound else self._plain_work(scheduled.step, row, slot) for row, slot, is_bound in columns]
         is_plain = np.asarray([work is not None for work in works], bool)
-        self._steps[scheduled.step] = _Waiting(scheduled, rows, slots, works, is_plain)
+        drafts = self._workers.result_ring.drafts(*scheduled.size) if has_window.any() else None
+        self._steps[scheduled.step] = Waiting(scheduled, rows, slots, works, is_plain, drafts, has_window)
         self._submit(self._ask())
         self._deferred.defer_slow(scheduled, rows)
 
@@ -112,14 +98,14 @@ class GrammarSteps:
         if not t.num_constrained:
             return []
         slots, news = scheduled.slots, []
-        tokens = samples.of_rows(len(slots))  # a constrained sequence has no windows
         is_news = scheduled.samples & t.alive[slots] & t.constrained[slots]
+        is_news &= np.bincount(samples.rows, minlength=len(slots)) > 0
         for waiting in self._steps.values():
-            is_news[self._ask_early(waiting, slots, is_news, tokens)] = False
+            is_news[self._ask_early(waiting, slots, is_news, samples)] = False
         rows = is_news.nonzero()[0]
-        for slot, token in zip(slots[rows].tolist(), tokens[rows].tolist(), strict=True):
+        for slot, tokens in zip(slots[rows].tolist(), samples.of_rows(rows), strict=True):
             seq = t.sequence(slot)
-            if seq.constraint.take(token):
+            if seq.constraint.take_all(tokens):
                 news.append(seq)
             elif seq.constraint.is_over:
                 seq.mask_from = t.mask_from[slot] = INT32_MAX
@@ -160,9 +146,9 @@ class GrammarSteps:
             for seq in [seq for seq, deadline in self._ambiguous.values() if deadline < time.monotonic()]:
                 self._report_ambiguous_finish(seq, "length", None)
         if self._waiting:
-            for step in self._steps:
-                if step > self._oldest:
-                    self._waiting.postpone(step, now)  # its masks could not be requested while the step before it ran
+            for step, waiting in self._steps.items():
+                if step > self._oldest or waiting.lacks_drafts:
+                    self._waiting.postpone(step, now)  # its masks could not be made while the step before it ran
             self._give_up_dead()
             for step, late in self._waiting.late(now):
                 if len(rows := self._deferred.defer_late(self._steps[step].scheduled, late, now)):
@@ -180,6 +166,9 @@ class GrammarSteps:
     def clear(self) -> None:
         """Forget the steps in flight: they are lost. Their masks are asked for again when their rows are scheduled again."""
         self._waiting.clear()
+        for waiting in self._steps.values():
+            if waiting.drafts is not None:
+                waiting.drafts.is_given_up = True
         self._steps.clear()
         self._deferred.release_all()
 
@@ -192,8 +181,8 @@ class GrammarSteps:
             return None
         return Work(seq, c, [], step, row)
 
-    def _ask_early(self, waiting: _Waiting, slots: np.ndarray, has_token: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """Request a step's masks that need only the tokens, int32 [rows], of the step before; slots: those of its rows.
+    def _ask_early(self, waiting: Waiting, slots: np.ndarray, has_token: np.ndarray, samples: Samples) -> np.ndarray:
+        """Request a step's masks that need only the tokens of the step before; slots: those of its rows.
 
         Matchers advance while the scheduler takes the tokens. Returns the step before's rows that were submitted.
         """
@@ -207,10 +196,10 @@ class GrammarSteps:
             return before[:0]
         before = before[is_early]
         works = [work for work, early in zip(waiting.works, is_early.tolist(), strict=True) if early and work is not None]
-        for work, token in zip(works, tokens[before].tolist(), strict=True):
+        for work, tokens in zip(works, samples.of_rows(before), strict=True):
             c = work.constraint
             work.tokens, c.unconsumed = c.unconsumed, work.tokens
-            work.tokens.append(token)
+            work.tokens += tokens
         assert self._threads is not None
         self._threads.submit(works)
         self._threads.let_begin()
@@ -221,15 +210,19 @@ class GrammarSteps:
         """Works for masks that can be made now, since all tokens before them are known. Answers rows that need no matcher."""
         works: list[Work] = []
         for step, waiting in self._steps.items():
-            if not (can_be_made := self._can_be_made(waiting.slots)).any():
+            can_be_made = self._can_be_made(waiting.slots)
+            if step > self._scheduler.oldest_step:
+                can_be_made &= ~waiting.has_window  # a thread that waits for drafts should not wait for a whole step
+            if not can_be_made.any():
                 continue
             due, alive = self._waiting.due(step), self._scheduler.slots.alive[waiting.slots]
-            columns = zip(*(c.tolist() for c in (waiting.rows, waiting.slots, can_be_made, alive)), waiting.works, strict=True)
-            for row, slot, can_be, is_alive, work in columns:
+            arrays = waiting.rows, waiting.slots, can_be_made, alive, waiting.has_window
+            columns = zip(*(c.tolist() for c in arrays), waiting.works, strict=True)
+            for row, slot, can_be, is_alive, has_window, work in columns:
                 if not can_be or row not in due:
                     continue
                 if work is None or not is_alive:
-                    works += self._ask_for(step, row, slot)
+                    works += self._ask_for(step, row, slot, waiting.drafts if has_window else None)
                 else:
                     c = work.constraint
                     work.tokens, c.unconsumed = c.unconsumed, work.tokens
@@ -252,8 +245,8 @@ class GrammarSteps:
                 for row in self._waiting.due(step).intersection(mask_rows[is_dead].tolist()):
                     self._send_none(step, row)
 
-    def _ask_for(self, step: int, row: int, slot: int) -> list[Work]:
-        """The Work for one row's mask, or none if the row was answered at once."""
+    def _ask_for(self, step: int, row: int, slot: int, drafts: StepDrafts | None) -> list[Work]:
+        """The Work for one row's mask, or none if the row was answered at once. drafts: the step's, if the row has a window."""
         if not self._scheduler.slots.alive[slot]:
             self._send_none(step, row)
             return []
@@ -263,8 +256,13 @@ class GrammarSteps:
             return []
         if c.mask is not None:
             mask, c.mask = c.mask, None
+            self._scheduler.slots.mask_window[slot] = seq.mask_window
             self._send(step, [row], mask[None])
             return []
+        if drafts is not None:
+            reasoning = c.reasoning.copy() if c.reasoning is not None else None
+            tokens = self._work(seq)
+            return [tokens, Work(seq, c, [], step, row, window=Window(drafts, tokens, reasoning, self._bans(seq)))]
         opening = c.reasoning.opening if c.reasoning is not None else None
         if c.matcher is not None and (c.reasoning is None or opening is not None):
             work = self._work(seq)
@@ -272,8 +270,7 @@ class GrammarSteps:
             return [work]
         forced = c.reasoning.forced if c.reasoning is not None else None
         if forced is None:
-            self._waiting.send(step, _one(row))
-            self._workers.send_any_token(step, _one(row))
+            self._send_any_token(step, row)
         else:
             self._force(seq, c, forced, step, row)
         return []
@@ -303,22 +300,12 @@ class GrammarSteps:
             self._send(step, [row], mask.view(np.int32)[None])
 
     def _banned(self, seq: Sequence) -> list[int]:
-        """Ids that the request's other parameters forbid next, as in the sampler; sets the constraint's `allowed`."""
-        p, c = seq.params, seq.constraint
-        if not p.needs_logits_processors:
-            return []
-        if p.allowed_token_ids and c.allowed is None:
-            c.allowed = np.zeros(self._num_words, np.uint32)
-            words, bits = stop_bits(p.allowed_token_ids)
-            c.allowed[words] = bits
-        known = self._scheduler.slots.known(seq) if seq.slot >= 0 else seq.known
-        banned = list(seq.min_tokens_stop_ids) if len(known) < seq.min_len else []
-        outputs = known[len(seq.prompt) :][-MAX_BAD_WORD_TOKENS:].tolist()
-        for word in p.bad_words_token_ids or ():
-            before = len(word) - 1
-            if before == 0 or outputs[-before:] == word[:-1]:
-                banned.append(word[-1])
-        return banned
+        """Ids that the request's other parameters forbid next; sets the constraint's `allowed`."""
+        bans = self._bans(seq)
+        return bans.behind([]) if bans is not None else []
+
+    def _bans(self, seq: Sequence) -> Bans | None:
+        return bans_of(seq, self._scheduler.slots.known(seq) if seq.slot >= 0 else seq.known, self._num_words)
 
     def _submit(self, works: list[Work]) -> None:
         if works:
@@ -340,13 +327,16 @@ class GrammarSteps:
                 for work in done.works:
                     self._report_ambiguous_finish(work.seq, "length", out)
             if self._deferred:
-                for work, mask in zip(done.masked, done.masks, strict=True):
+                for work, mask in done.first_masks():
                     if work.seq.is_deferred and work.row not in self._waiting.due(work.step):
                         self._deferred.take(work, mask)
             steps = {work.step for work in done.masked}
             for step in steps:
                 at = [i for i, work in enumerate(done.masked) if work.step == step] if len(steps) > 1 else slice(None)
-                self._send(step, [work.row for work in done.masked if work.step == step], done.masks[at])
+                places = np.asarray(done.places, np.int32)[at] if done.places else None
+                self._send(step, [work.row for work in done.masked if work.step == step], done.masks[at], places)
+            for work in done.without_masks():
+                self._send_any_token(work.step, work.row)
         if self._waiting:
             self._give_up_dead()
 
@@ -379,16 +369,23 @@ class GrammarSteps:
             message = nothing_left(seq.params) if failure is NOTHING_LEFT else failure.message
             self._owners.refuse(seq.owner, seq.request_id, failure.code, f"{field}: {message}")
 
-    def _send(self, step: int, rows: list[int], masks: np.ndarray) -> None:
-        """Send the masks of those rows that still wait."""
+    def _send(self, step: int, rows: list[int], masks: np.ndarray, places: np.ndarray | None = None) -> None:
+        """Send the masks of those rows that still wait. places: int32 [n], in the rows' windows; None: the first ones."""
         due = self._waiting.due(step)
         if not due.issuperset(rows):
             at = [i for i, row in enumerate(rows) if row in due]
-            rows, masks = [rows[i] for i in at], masks[at]
+            rows, masks, places = [rows[i] for i in at], masks[at], places[at] if places is not None else None
         if rows:
             named = np.asarray(rows, np.int32)
             self._waiting.send(step, named)
-            self._workers.send_masks(step, named, masks)
+            windows = self._steps[step].scheduled.window > 1
+            if windows:
+                named = mask_names(named, places if places is not None else np.zeros_like(named))
+            self._workers.send_masks(step, named, masks, windows)
+
+    def _send_any_token(self, step: int, row: int) -> None:
+        if self._waiting.send(step, _one(row)):
+            self._workers.send_any_token(step, _one(row))
 
     def _send_none(self, step: int, row: int) -> None:
         if self._waiting.send(step, _one(row)):

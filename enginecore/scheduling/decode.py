@@ -151,8 +151,8 @@ class DecodeRows:
         reach = np.minimum(t.sched_upper[rows] + (build.window - 1), t.final_len[rows])
         t.sched_tokens[sampling] += 1
         t.sched_upper[sampling] += 1
-        if build.window > 1:
-            t.sched_upper[decode] += np.minimum(build.window, t.max_window[decode]) - 1
+        if build.row_windows is not None:
+            t.sched_upper[rows[: len(build.row_windows)]] += build.row_windows - 1
         return reach
 
     def are_as_sent(self, rows: np.ndarray) -> bool:
@@ -197,7 +197,8 @@ class DecodeRows:
         counts = np.bincount(samples.rows, minlength=len(step.slots)).astype(np.int32)[rows]
         num_decode = int(np.searchsorted(rows, len(step.slots) - len(step.prefills)))
         most = np.ones(len(rows), np.int32)
-        most[:num_decode] = np.minimum(step.window, t.max_window[slots[:num_decode]])
+        if step.row_windows is not None:
+            most[:num_decode] = step.row_windows[rows[:num_decode]]
         t.sched_tokens[slots] += counts - 1
         t.sched_upper[slots] += counts - most
         self._windows.observe(samples.drafted[rows[:num_decode]], np.maximum(counts[:num_decode] - 1, 0))

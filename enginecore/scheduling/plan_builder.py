@@ -42,7 +42,9 @@ class PlanBuilder:
         self.step = step
         self.now = now
         self.micro_batch = self.lag = 0  # see sections.HEADER
-        self.window, self.draft_tokens, self.draft_depth = 1, 0, 0
+        self.window, self.draft_tokens, self.draft_depth, self.mask_window = 1, 0, 0, 1
+        self.row_windows: np.ndarray | None = None  # int32 [decode rows], most tokens of each in a step with windows
+        self.has_narrow_rows = False  # some row has fewer than its slot and the step allow
         self.slot_updates: list[bytes] = []  # of slot_words
         self.block_updates: list[tuple[int, int, int]] = []  # fields of BLOCK
         self.state_copies: list[tuple[int, int]] = []  # fields of STATE_COPY
@@ -101,6 +103,8 @@ class PlanBuilder:
             sections["custom_processors"] = np.concatenate(self._custom_processors)
         if len(mask_rows):
             sections["mask_rows"] = mask_rows
+        if self.has_narrow_rows and self.row_windows is not None:
+            sections["row_windows"] = self.row_windows
         if self.state_copies:
             sections["state_copies"] = np.array(self.state_copies, np.int32).view(DTYPES["state_copies"])[:, 0]
         if self.kept_inputs:
@@ -118,6 +122,7 @@ class PlanBuilder:
             window=self.window,
             draft_tokens=self.draft_tokens,
             draft_depth=self.draft_depth,
+            mask_window=self.mask_window,
         )
 
     def side_rows(self, first_prefill_row: int) -> dict[int, SideTarget]:

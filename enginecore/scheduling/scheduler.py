@@ -173,13 +173,13 @@ class Scheduler:
             samples = np.concatenate([samples, np.asarray(build.samples, bool)])
         mask_rows = NO_WORDS
         if self.slots.num_constrained:
-            lengths = self.slots.sched_tokens[rows]
+            lengths = self.slots.sched_upper[rows]
             mask_rows = (samples & (lengths >= self.slots.mask_from[rows])).nonzero()[0].astype(np.int32)
         lengths = self._decode.advance(build, rows, samples, mask_rows)
         plan = build.finish(decode, same, self.slots.sampling_kind[rows[samples]], lengths, mask_rows)
         self._decode.add(self._prefills.take_computed(build))
         processed = self._processed_rows(rows, samples) if plan.sampling_kind & SAMPLING_CUSTOM else NO_WORDS
-        beside = build.side_rows(len(decode)), processed, mask_rows, plan.window, plan.draft_tokens
+        beside = build.side_rows(len(decode)), processed, mask_rows, plan.window, plan.draft_tokens, build.row_windows
         return plan, ScheduledStep(build.step, rows, samples, build.prefills, plan.num_tokens, *beside)
 
     def _processed_rows(self, rows: np.ndarray, samples: np.ndarray) -> np.ndarray:

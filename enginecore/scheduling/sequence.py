@@ -110,8 +110,13 @@ class Sequence:
 
     @property
     def max_window(self) -> int:
-        """Most tokens of a decode row: one if the core or the operator's own code has a say in each of its tokens."""
-        return 1 if self.constraint is not None or self.is_processed else MAX_WINDOW
+        """Most tokens of a decode row: one if the operator's own code has a say in each of its tokens."""
+        return 1 if self.is_processed else MAX_WINDOW
+
+    @property
+    def mask_window(self) -> int:
+        """Most tokens of its next decode row with a mask."""
+        return min(self.constraint.max_window, self.max_window) if self.constraint is not None else 1
 
     @property
     def min_len(self) -> int:
@@ -176,7 +181,8 @@ class Slots:
         self.last_token_time = np.full(n, np.nan)  # time of its last token, by the clock of `Scheduler.update`
         self.constrained = np.zeros(n, bool)  # has a constraint
         self.mask_from = np.full(n, INT32_MAX, np.int32)
-        self.num_constrained = 0  # while it is 0, the two tables are not read
+        self.mask_window = np.ones(n, np.int32)  # most tokens of a decode row with a mask
+        self.num_constrained = 0  # while it is 0, the three tables are not read
 
     # A lease (leases.py).
     @property
@@ -208,6 +214,7 @@ class Slots:
         self.is_first[slot] = n == len(seq.prompt)
         self.last_token_time[slot] = seq.last_token_time
         self.constrained[slot], self.mask_from[slot] = seq.constraint is not None, seq.mask_from
+        self.mask_window[slot] = seq.mask_window
         self.num_constrained += seq.constraint is not None
 
     def sequence(self, slot: int) -> Sequence:

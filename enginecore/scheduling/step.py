@@ -24,6 +24,15 @@ class ScheduledStep:
     mask_rows: np.ndarray = field(default_factory=lambda: NO_WORDS)  # int32; NO_TOKEN here means a mask did not come
     window: int = 1  # most tokens of a decode row
     draft_tokens: int = 0  # most drafts of all rows
+    row_windows: np.ndarray | None = None  # int32 [decode rows], most tokens of each; None if window is 1
+
+    def has_window(self, rows: np.ndarray) -> np.ndarray:
+        """Whether each of these rows may have drafts, bool [n]. rows: int32 [n]."""
+        if self.row_windows is None:
+            return np.zeros(len(rows), bool)
+        windows = np.append(self.row_windows, np.int32(1))  # of prefill rows
+        has_them: np.ndarray = windows[np.minimum(rows, len(windows) - 1)] > 1
+        return has_them
 
     @property
     def size(self) -> tuple[int, int, int]:

@@ -4,6 +4,12 @@ A window costs blocks, and a place in the step's tokens and samples: it never ta
 something counts on one token a row. Where drafts are of no use, only few steps try them. A draft model drafts behind the step
 before; where drafts are of no use it only reads prompts until the next try is near. Called by DecodeRows (decode.py) for each
 step, and told how the drafts of a step with windows fared.
+
+Rows of constrained sequences share a step with others, and have narrower windows:
+
+    a row without a mask    ends before the length from which it needs one (Slots.mask_from)
+    a row with a mask       needs one at each place: the step's rows share MOST_DRAFT_MASKS beyond one a row
+    a held mask             was made before its row was scheduled, for one place: the window is 1 (Slots.mask_window)
 """
 
 import numpy as np
@@ -18,6 +24,7 @@ from quire.ipc.step.sections import SAMPLING_CUSTOM, max_samples_of
 USELESS_STEPS = 32  # steps with windows, one after the other, in which no draft was accepted: then windows are only tried
 TRY_EVERY = 64  # steps
 DRAFTED_BEFORE = 5  # steps before a try behind which a model drafts: it reads 16 tokens of a row at a time
+MOST_DRAFT_MASKS = 64  # of a step, beyond one a row: one has 19 kB and takes 35 us for 150,000 tokens
 
 
 class Windows:
@@ -59,17 +66,34 @@ class Windows:
         return 0 if self._config is None or self._config.model is None else self._config.num_speculative_tokens
 
     def settle(self, build: PlanBuilder, rows: np.ndarray, mask_rows: np.ndarray) -> None:
-        """Set build.draft_tokens for a step of these rows, which are chosen now; without any, build.window falls to 1."""
+        """Set the windows of a step of these rows, which are chosen now; without any drafts, build.window falls to 1.
+
+        mask_rows: int32 [n], those with masks."""
         build.draft_depth = self.draft_depth(len(rows))
         if build.window == 1:
             return
         num_prefills = len(build.prefills)
-        num_decode = len(rows) - num_prefills
+        num_decode, t = len(rows) - num_prefills, self._slots
+        decode = rows[:num_decode]
+        build.row_windows = widest = np.minimum(build.window, t.max_window[decode])
+        if t.num_constrained:
+            build.row_windows = self._of_constrained(build, decode, widest, mask_rows[mask_rows < num_decode])
+            build.has_narrow_rows = bool((build.row_windows < widest).any())
         left = self._budget - num_decode - build.num_prefill_tokens, self._max_samples - len(rows)
-        build.draft_tokens = max(min((build.window - 1) * num_decode, *left), 0)
-        needs_one = len(mask_rows) or build.side_targets or (self._slots.sampling_kind[rows] & SAMPLING_CUSTOM).any()
+        build.draft_tokens = max(min(int(build.row_windows.sum()) - num_decode, *left), 0)
+        needs_one = build.side_targets or (t.sampling_kind[rows] & SAMPLING_CUSTOM).any()
         if needs_one or not build.draft_tokens:
-            build.window, build.draft_tokens = 1, 0
+            build.window, build.draft_tokens, build.mask_window, build.row_windows = 1, 0, 1, None
+
+    def _of_constrained(self, build: PlanBuilder, decode: np.ndarray, widest: np.ndarray, masked: np.ndarray) -> np.ndarray:
+        """Most tokens of each decode row, int32 [rows]; widest: without constraints. masked: int32 [n], those with masks."""
+        t, slots = self._slots, decode[masked]
+        windows: np.ndarray = np.minimum(widest, np.maximum(t.mask_from[decode] - t.sched_upper[decode], 1))
+        able = t.mask_window[slots]
+        count = int((able > 1).sum())
+        windows[masked] = np.minimum(np.minimum(widest[masked], able), 1 + MOST_DRAFT_MASKS // max(count, 1))
+        build.mask_window = int(windows[masked].max(initial=1))
+        return windows
 
     def observe(self, drafted: np.ndarray, accepted: np.ndarray) -> None:
         """A step with windows has returned. drafted, accepted: int [rows], drafts of each decode row."""

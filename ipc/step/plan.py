@@ -90,6 +90,7 @@ class StepPlan:
     window: int = 1
     draft_tokens: int = 0
     draft_depth: int = 0
+    mask_window: int = 1
 
     def section(self, name: str) -> np.ndarray:
         """The section's rows; empty if the plan has none."""
@@ -155,7 +156,7 @@ class StepPlan:
         header[_FLAGS] = FLAG_SAME_DECODE_ROWS * self.same_decode_rows
         header[_MAX_SEQ_LEN] = self.max_seq_len
         header[_MICRO_BATCH], header[_LAG] = self.micro_batch, self.lag
-        header[_WINDOW], header[_MASK_WINDOW], header[_DRAFT_TOKENS] = self.window, 1, self.draft_tokens
+        header[_WINDOW], header[_MASK_WINDOW], header[_DRAFT_TOKENS] = self.window, self.mask_window, self.draft_tokens
         header[_DRAFT_DEPTH] = self.draft_depth
         return np.concatenate([np.array(header, np.int32), *parts])
 
@@ -185,7 +186,8 @@ def decode_plan(words: np.ndarray, last_decode_rows: np.ndarray) -> StepPlan:
             sections[name] = words[at : at + count * width].view(dtype)
     if same:
         sections[_DECODE] = last_decode_rows
-    places = h[_MAX_SEQ_LEN], h[_MICRO_BATCH], h[_LAG], h[_WINDOW], h[_DRAFT_TOKENS], h[_DRAFT_DEPTH]
+    drafts = h[_WINDOW], h[_DRAFT_TOKENS], h[_DRAFT_DEPTH], h[_MASK_WINDOW]
+    places = h[_MAX_SEQ_LEN], h[_MICRO_BATCH], h[_LAG], *drafts
     return StepPlan(h[_STEP], sections, h[_SAMPLING_KIND], same, *places)
 
 

@@ -5,13 +5,14 @@ itself, so the GPU needs neither a fence nor a counter, and the core only checks
 
     page 0   magic, max_rows, num_logprobs, depth, words_per_step, generation of workers, max_samples | sleeping flag   (int64)
     data     depth entries of words_per_step; step s is entry (s & 0x7fffffff) % depth
-    entry    the tokens of N samples, the index of each row's first sample [R], and then for each sample the words of
-             sections.logprob_record(L), floats as their bits; N = max_samples, R = max_rows, L = num_logprobs; a sample has all
-             of its L alternatives or none at all. If max_samples is 0, then N = R, and there are no indices
+    entry    the tokens of N samples, the index of each row's first sample [R], the draft before each sample [N], and then for
+             each sample the words of sections.logprob_record(L), floats as their bits; N = max_samples, R = max_rows,
+             L = num_logprobs; a sample has all of its L alternatives or none at all. If max_samples is 0, then N = R, and there
+             are no indices and no drafts
 
 A step without windows has one sample a row. A step with windows writes as many words as its plan has room for: a row's samples
 are those from its first one to the next row's; those that count come first, then words of REJECTED. Words at the end that are
-no row's are UNUSED.
+no row's are UNUSED. Drafts are written only if grammar masks depend on them, and before all others (drafts.py).
 
 A GPU cannot ring a doorbell. The core raises its flag while it sleeps in its poll; a thread of the worker then rings.
 """
@@ -23,9 +24,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from quire.ipc.step.drafts import StepDrafts
 from quire.ipc.step.plan_ring import RingCorrupt, adopt, drain_doorbell, make_doorbell, make_fence, make_shared_memory
 from quire.ipc.step.samples import Samples
-from quire.ipc.step.sections import STEP_MASK, USUAL_LOGPROBS, first_logprob_word, logprob_record, result_words
+from quire.ipc.step.sections import STEP_MASK, USUAL_LOGPROBS, draft_words, first_logprob_word, logprob_record, result_words
 
 _MAGIC = 0x544C_5345_5245_4951
 _PAGE = 4096
@@ -72,7 +74,8 @@ class ResultRing:
         self._token_tags = [halves[slot, :num_tokens, 1] for slot in range(self.depth)]
         self._token_values = [halves[slot, :num_tokens, 0] for slot in range(self.depth)]
         first = first_logprob_word(self.max_rows, self.max_samples)
-        self._first_words, self._first_halves = words[:, num_tokens:first], halves[:, num_tokens:first]
+        firsts, drafts = slice(num_tokens, num_tokens + self.max_rows), draft_words(self.max_rows, self.max_samples)
+        self._first_words, self._first_halves, self._draft_words = words[:, firsts], halves[:, firsts], words[:, drafts]
         self._logprob_grid = words[:, first:].reshape(grid)
         self._logprob_tags = halves[:, first:, 1].reshape(grid)
         self._logprob_values = halves[:, first:, 0].reshape(grid)
@@ -155,6 +158,10 @@ class ResultRing:
         if not draft_tokens:
             return Samples.one_a_row(words.copy())
         return Samples.of_windows(words, self._first_halves[slot, :num_rows, 0])
+
+    def drafts(self, step: int, num_rows: int, draft_tokens: int) -> StepDrafts:
+        """The drafts of a step, which may not have come yet. draft_tokens, and a mask_window above 1: of its plan."""
+        return StepDrafts(self._draft_words[(step & STEP_MASK) % self.depth, : num_rows + draft_tokens], step)
 
     def logprobs(self, step: int, rows: np.ndarray) -> RowLogprobs:
         """Logprobs of some samples (int [k]: their places) of a ready step; copies."""
@@ -239,6 +246,7 @@ class ResultRing:
         del (
             self._first_words,
             self._first_halves,
+            self._draft_words,
             self._logprob_grid,
             self._logprob_tags,
             self._logprob_values,

@@ -37,8 +37,7 @@ class Samples(NamedTuple):
         """The samples of these indices, int [n]."""
         return Samples(self.tokens[at], self.rows[at], self.places[at], self.drafted)
 
-    def of_rows(self, num_rows: int) -> np.ndarray:
-        """The first token of each row, int32 [rows]; 0 for a row without one."""
-        tokens = np.zeros(num_rows, np.int32)
-        tokens[self.rows[::-1]] = self.tokens[::-1]
-        return tokens
+    def of_rows(self, rows: np.ndarray) -> list[list[int]]:
+        """The tokens of each of these rows, int [n]."""
+        tokens, begins, ends = self.tokens.tolist(), np.searchsorted(self.rows, rows), np.searchsorted(self.rows, rows, "right")
+        return [tokens[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]

@@ -217,6 +217,7 @@ SECTIONS = (
     Section("decode_rows", WORD, "device", lambda s: s.max_num_seqs),  # slots; under FLAG_SAME_DECODE_ROWS only their number
     Section("prefill_rows", PREFILL, "device", lambda s: s.max_num_seqs),
     Section("prefill_tokens", WORD, "device", lambda s: s.max_num_batched_tokens),  # of all prefill rows, one after the other
+    Section("row_windows", WORD, "device", lambda s: s.max_num_seqs * (s.max_samples > 0)),  # most tokens of each decode row
     Section("logits_processors", WORD, "host"),  # records of LOGITS_PROCESSORS, one after the other
     Section("custom_processors", WORD, "host"),  # records of custom_processors.py, one after the other
     Section("mask_rows", WORD, "sampling"),  # rows with masks, which follow in the ring in records of KIND_MASK
@@ -237,7 +238,7 @@ HEADER = Record(
     Field("micro_batch"),  # of the decode rows; there are as many micro-batches as pipeline stages
     Field("lag"),  # the decode rows' last tokens were sampled at least this many steps before; 0: no such row
     Field("window"),  # most tokens of a decode row; 1: no row has drafts
-    Field("mask_window"),  # most tokens of a decode row with a mask: always 1
+    Field("mask_window"),  # most tokens of a decode row with a mask; above 1, drafts come to the core before the tokens
     Field("draft_tokens"),  # most drafts of all rows together; 0 if window is 1
     Field("draft_depth"),  # most drafts of each row that a drafter with a model should make behind this step
     *(Field(name) for s in SECTIONS for name in (f"num_{s.name}", s.name)),  # number of rows of a section, and its first word
@@ -263,6 +264,7 @@ def max_device_words(limits: StepLimits) -> int:
 
 # ------------------------------------------------------------------------------------------------- masks and results
 MASK = Record(Field("step"), Field("num_rows"), Field("kind"))  # then num_rows rows, then their masks if there are any
+# In a step with windows a mask is named by its row * MAX_WINDOW + its place in the row's window: see masks.py.
 MASKS_NONE = 0  # the rows get no mask, and no token
 MASKS_ALLOW = 1  # the rows may be the tokens that their masks allow
 MASKS_ANY_TOKEN = 2  # the rows may be any token
@@ -271,6 +273,7 @@ MASKS_IN_AREA = 3  # as MASKS_ALLOW, with masks in the ring's area: after the ro
 NO_TOKEN = -1  # result of a row without its mask, or with a mask that allows nothing: the core ends its request
 REJECTED = -2  # result of a place in a window that was not reached, because a draft before it is not the sampled token
 UNUSED = -3  # result word of a step with windows that no place had, because rows have fewer drafts than the plan allows
+FIRST_PLACE = -1  # draft word of a row's first sample, which is behind a token that the core knows
 
 
 def logprob_record(num_top: int) -> Record:
@@ -288,10 +291,15 @@ LOGPROBS = logprob_record(USUAL_LOGPROBS)
 
 def first_logprob_word(max_rows: int, max_samples: int = 0) -> int:
     """Where the log-probabilities of a step's results begin: see `result_words`."""
-    return max_samples + max_rows
+    return 2 * max_samples + max_rows
+
+
+def draft_words(max_rows: int, max_samples: int) -> slice:
+    """Where the drafts of a step are among the words of its results: see `result_words`."""
+    return slice(max_samples + max_rows, 2 * max_samples + max_rows)
 
 
 def result_words(max_rows: int, num_top: int = USUAL_LOGPROBS, max_samples: int = 0) -> int:
     """Number of words of one step's results: all tokens, then, if there are windows (max_samples is not 0), the index of each
-    row's first sample, and then the log-probabilities of all samples."""
+    row's first sample and the draft before each sample, and then the log-probabilities of all samples."""
     return first_logprob_word(max_rows, max_samples) + (max_samples or max_rows) * logprob_record(num_top).width

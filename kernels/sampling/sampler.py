@@ -36,6 +36,7 @@ from quire.kernels.sampling.sampler_logits import (
     S_SEED_LO,
     S_TEMPERATURE,
     drafts_of_row,
+    end_window,
     float_param,
     has_processors,
     is_filtered,
@@ -157,6 +158,7 @@ def _combine_kernel(
     token = tl.minimum(first + tl.argmax(x, 0), V - 1).to(tl.int32)
     if PROCESSORS:
         token = tl.where(leaves_nothing(maxima, processors), NO_TOKEN, token)
+    token = end_window(token, maxima, row, places, MASK, WINDOW)
     if FILTER:
         tl.store(sampled + row, token, is_filtered(param_row, V) == 0)
     else:
@@ -234,14 +236,15 @@ def sample(
 
     A superfluous flag only costs time. A row that needs a flag that is not set is sampled without it. Every result is a valid
     token id, whatever the logits, except for a row with processors (and mask) that allow no token: NO_TOKEN. With `window`,
-    rows are samples, and processors count the drafts before them.
+    rows are samples, and processors count the drafts before them; a sample behind a draft is NO_TOKEN, too, if its mask allows
+    no token.
     """
     _check(logits, workspace, bitmask)
     rows, vocab = logits.shape
     num_slots, pool_rows, bits = tables.max_num_seqs + 1, pool.num_rows, pool.table_bits if processors else 0
     num_blocks = triton.cdiv(vocab, words.SAMPLER_BLOCK)
     most, ids = 0, (row_slots, row_slots)
-    if processors and window is not None:
+    if window is not None and (processors or bitmask is not None):
         most, ids = -window.stride or MAX_WINDOW, window[:2]
     sampled, token_mask = workspace.sampled[:rows], workspace.token_mask
     if rows == 0:

@@ -8,7 +8,7 @@ then within the winning block. A row with a filter races over all tokens that pa
 Filters act in vLLM's order after the temperature: min-p (relative to the largest probability), top-k, then top-p over the rest.
 Each is a threshold on the logit: tokens that tie with the last one kept are kept too. Greedy takes the lowest index among
 equals. NaN counts as -inf; a row without any finite logit gives token 0, or NO_TOKEN if it has processors: they (and the mask)
-may leave no token, and the request must then be told.
+may leave no token, and the request must then be told. A masked row behind a draft gives NO_TOKEN, too: its window ends there.
 
 CPU and GPU agree bit for bit on the hash; E, sums and exponentials differ in the last bits. So their tokens may differ if two
 scores, or a nucleus' mass and top_p, are equal within float32 rounding.
@@ -105,6 +105,7 @@ def sample(
             x = processed_row(x, slot, at[row], tables, pool, NO_DRAFTS if window is None else _drafts_before(row, window))
         if bitmask is not None and not bool((bitmask[row] == -1).all()):
             x = _masked(x, bitmask[row])
+            is_processed |= window is not None and int(window.places[row]) > 0  # a mask of zeros ends a window
         if is_processed:
             processed.append((row, x))
         floats = params[slot].view(np.float32)

@@ -27,6 +27,7 @@ from quire.kernels.sampling.sampler_logits import (
     S_TEMPERATURE,
     S_TOP_K,
     S_TOP_P,
+    end_window,
     float_param,
     is_filtered,
     leaves_nothing,
@@ -227,6 +228,7 @@ def _filter_kernel(
         token = tl.minimum(token, V - 1)
         if PROCESSORS:
             token = tl.where(leaves_nothing(maxima, processors), NO_TOKEN, token)
+        token = end_window(token, maxima, row, places, MASK, WINDOW)
         tl.store(sampled + row, token.to(tl.int32))
 
 

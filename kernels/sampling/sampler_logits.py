@@ -136,6 +136,16 @@ def leaves_nothing(maxima, processors):
 
 
 @triton.jit
+def end_window(token, maxima, row, places, MASK: tl.constexpr, WINDOW: tl.constexpr):
+    """The token, or NO_TOKEN behind a draft that leaves none: a mask of zeros ends a row's window. See `accept`."""
+    if MASK:  # noqa: SIM102 (both are compiled away)
+        if WINDOW:
+            nothing = (tl.max(maxima, 0) == -float("inf")) & (tl.load(places + row) > 0)
+            token = tl.where(nothing, NO_TOKEN, token)
+    return token
+
+
+@triton.jit
 def _processed(x, cols, inside, processors, PROCESSORS: tl.constexpr, WINDOW: tl.constexpr):
     """Logits x of a row after its processors."""
     _, counts_row, entries_row, multiplier, mask_row, repetition, frequency, presence, last_draft, num_drafts = processors

@@ -1,7 +1,7 @@
 """Which samples of a step with windows count: a draft counts while it equals the token sampled at its place.
 
-The first sample that differs counts, too, and the others of the row become REJECTED. `accept_cpu` is the reference. Moves 8
-bytes a sample.
+The first sample that differs counts, too, and the others of the row become REJECTED. So does a sample behind an accepted draft
+that is no token: the row's next step meets its place first. `accept_cpu` is the reference. Moves 8 bytes a sample.
 """
 
 import torch
@@ -12,6 +12,7 @@ import quire.ipc.step.sections as sections
 from quire.kernels.step.tables import StepBuffers
 
 MAX_WINDOW, REJECTED = tl.constexpr(sections.MAX_WINDOW), tl.constexpr(sections.REJECTED)
+NO_TOKEN = tl.constexpr(sections.NO_TOKEN)
 
 ROWS = 16  # of a program
 
@@ -32,7 +33,8 @@ def _accept_kernel(
     behind = is_place & (place > 0)
     draft = tl.load(input_ids + at, behind, other=0)
     before = tl.load(sampled + at - 1, behind, other=0)
-    ends = (is_place == 0) | (behind & (draft != before))
+    own = tl.load(sampled + at, behind, other=0)
+    ends = (is_place == 0) | (behind & ((draft != before) | (own == NO_TOKEN)))
     counts = tl.min(tl.where(ends, place, MAX_WINDOW), 1)
     counts = tl.where(tl.load(samples + row, real, other=0) == 1, tl.where(decode, counts, 1), 0)
     tl.store(accepted + row, counts, row < num_rows)

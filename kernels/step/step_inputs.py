@@ -28,7 +28,7 @@ from quire.ipc.step.sections import HEADER, LOGPROBS, PREFILL, SLOT
 from quire.kernels.step.finish_windows import finish_windows
 from quire.kernels.step.tables import LogitsProcessorPool, SlotTables, StepBuffers
 from quire.kernels.step.token_counts import count_tokens
-from quire.kernels.step.windows import S_FINAL_LEN, share_drafts, window_tokens, write_samples
+from quire.kernels.step.windows import S_FINAL_LEN, share_drafts, window_tokens, write_drafts, write_samples
 
 H_STEP, H_FLAGS = tl.constexpr(HEADER.at["step"]), tl.constexpr(HEADER.at["flags"])
 H_NUM_SLOT_UPDATES, H_SLOT_UPDATES = tl.constexpr(HEADER.at["num_slot_updates"]), tl.constexpr(HEADER.at["slot_updates"])
@@ -313,10 +313,11 @@ def prepare_step(
     num_blocks: int,
     vocab: int,
     windows: bool = False,
+    draft_words: torch.Tensor | None = None,
 ) -> None:
     """Apply the plan's changes to the tables and write the inputs of a step padded to num_tokens and num_rows.
 
-    windows: decode rows have windows, and num_rows is the padded number of samples, too.
+    windows: decode rows have windows, and num_rows is the padded number of samples, too. draft_words: for `write_drafts`.
     """
     groups, num_slots, max_blocks = tables.block_table.shape
     if plan.dtype != torch.int32 or not plan.is_contiguous() or not tables.block_table.is_contiguous():
@@ -340,6 +341,8 @@ def prepare_step(
         max_blocks, vocab, step.slot_mapping.stride(0), groups, block_size, BUILD_BLOCK, BUILD_CHUNK,
         len(tables.decode_slots), speculates, windows, step.max_rows.bit_length() if windows else 0,
     )  # fmt: skip
+    if draft_words is not None:
+        write_drafts(plan, step, draft_words, num_rows)
 
 
 def finish_step(

@@ -21,7 +21,7 @@ from quire.ipc.step.sections import (
 )
 from quire.kernels.step.tables import LogitsProcessorPool, SlotTables, StepBuffers
 from quire.kernels.step.token_counts_cpu import count_tokens
-from quire.kernels.step.windows_cpu import share_drafts
+from quire.kernels.step.windows_cpu import share_drafts, write_drafts
 
 _STEP, _FLAGS = HEADER.at["step"], HEADER.at["flags"]
 _NUM_DECODE, _NUM_PREFILL = HEADER.at["num_decode_rows"], HEADER.at["num_prefill_rows"]
@@ -41,10 +41,11 @@ def prepare_step(
     num_blocks: int,
     vocab: int,
     windows: bool = False,
+    draft_words: torch.Tensor | None = None,
 ) -> None:
     """Apply the plan's changes to the tables, and write the inputs of a step padded to num_tokens and num_rows.
 
-    windows: decode rows have windows, and num_rows is the padded number of samples, too.
+    windows: decode rows have windows, and num_rows is the padded number of samples, too. draft_words: for `write_drafts`.
     """
     words = plan.numpy()
     h = words[: HEADER.width].tolist()
@@ -93,6 +94,8 @@ def prepare_step(
         out["logits_indices"][:rows] = query_start[1 : rows + 1] - 1
         out["logits_indices"][rows:num_rows] = 0
     _pad(out, rows, num_rows, total, num_tokens, len(state["seq_len"]) - 1)
+    if draft_words is not None:
+        write_drafts(plan, step, draft_words, num_rows)
 
 
 def _put_windows(state: dict[str, np.ndarray], out: dict[str, np.ndarray], nd: int, vocab: int) -> int:

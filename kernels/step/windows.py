@@ -3,7 +3,7 @@
 A decode row's window is its last token and some of its drafts. How many it gets is decided here, on the device, before a step's
 inputs are built: the plan only says how many drafts a row and all rows may have, so a captured step serves any mix. One program
 reads 20 bytes a row twice. `step_inputs` then finds a token's row with `window_tokens`, and describes the step's samples with
-`write_samples`.
+`write_samples`. `write_drafts` tells the core what the drafts are, if it must make grammar masks for them.
 """
 
 import torch
@@ -16,20 +16,27 @@ from quire.kernels.step.tables import SlotTables, StepBuffers
 
 H_NUM_DECODE_ROWS = tl.constexpr(HEADER.at["num_decode_rows"])
 H_WINDOW, H_DRAFT_TOKENS = tl.constexpr(HEADER.at["window"]), tl.constexpr(HEADER.at["draft_tokens"])
+H_NUM_ROW_WINDOWS, H_ROW_WINDOWS = tl.constexpr(HEADER.at["num_row_windows"]), tl.constexpr(HEADER.at["row_windows"])
+H_STEP, H_MASK_WINDOW = tl.constexpr(HEADER.at["step"]), tl.constexpr(HEADER.at["mask_window"])
 SLOT_WORDS = tl.constexpr(SLOT.width)
 S_MAX_WINDOW, S_FINAL_LEN = tl.constexpr(SLOT.at["max_window"]), tl.constexpr(SLOT.at["final_len"])
 MAX_WINDOW, MAX_DRAFTS = tl.constexpr(sections.MAX_WINDOW), tl.constexpr(sections.MAX_DRAFTS)
+FIRST_PLACE, UNUSED = tl.constexpr(sections.FIRST_PLACE), tl.constexpr(sections.UNUSED)
 
 CHUNK = 256  # rows that the program takes at once
+WORDS = 128  # that a program writes
 
 
 @triton.jit
-def _possible_drafts(row, count, window, decode_slots, slot_params, seq_len, num_drafts, num_slots):
+def _possible_drafts(
+    row, count, window, row_windows, num_row_windows, decode_slots, slot_params, seq_len, num_drafts, num_slots
+):
     """The most drafts that rows may have; 0 from row `count` on."""
     live = row < count
     slot = tl.minimum(tl.maximum(tl.load(decode_slots + row, live, other=0), 0), num_slots - 1)
     params = slot_params + slot * SLOT_WORDS
-    most = tl.minimum(window, tl.load(params + S_MAX_WINDOW, live, other=0)) - 1
+    most = tl.minimum(window, tl.load(params + S_MAX_WINDOW, live, other=0))
+    most = tl.minimum(most, tl.load(row_windows + row, live & (row < num_row_windows), other=MAX_WINDOW)) - 1
     most = tl.minimum(most, tl.load(num_drafts + slot, live, other=0))
     most = tl.minimum(most, tl.load(params + S_FINAL_LEN, live, other=0) - 2 - tl.load(seq_len + slot, live, other=0))
     return tl.where(live, tl.maximum(most, 0), 0)
@@ -37,16 +44,21 @@ def _possible_drafts(row, count, window, decode_slots, slot_params, seq_len, num
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _share_kernel(
-    plan, decode_slots, slot_params, seq_len, num_drafts, row_tokens, query_start, num_rows, num_slots, CHUNK: tl.constexpr
-):
+    plan, plan_len, decode_slots, slot_params, seq_len, num_drafts, row_tokens, query_start, num_rows, num_slots,
+    CHUNK: tl.constexpr,
+):  # fmt: skip
     count = tl.minimum(tl.maximum(tl.load(plan + H_NUM_DECODE_ROWS), 0), num_rows)
     most = tl.maximum(tl.load(plan + H_DRAFT_TOKENS), 0)
     window = tl.minimum(tl.load(plan + H_WINDOW), MAX_WINDOW)
+    at = tl.minimum(tl.maximum(tl.load(plan + H_ROW_WINDOWS), 0), plan_len)
+    num_narrow = tl.minimum(tl.load(plan + H_NUM_ROW_WINDOWS), plan_len - at)
     lanes = tl.arange(0, CHUNK)
     levels = tl.arange(0, MAX_WINDOW)
     totals = tl.zeros([MAX_WINDOW], tl.int32)  # drafts of all rows, if each has at most so many
     for start in range(0, count, CHUNK):
-        drafts = _possible_drafts(start + lanes, count, window, decode_slots, slot_params, seq_len, num_drafts, num_slots)
+        drafts = _possible_drafts(
+            start + lanes, count, window, plan + at, num_narrow, decode_slots, slot_params, seq_len, num_drafts, num_slots
+        )
         totals += tl.sum(tl.minimum(drafts[:, None], levels[None, :]), 0)
     level = tl.max(tl.where(totals <= most, levels, 0), 0)
     left = most - tl.max(tl.where(totals <= most, totals, 0), 0)  # rows that get one more, in order
@@ -54,7 +66,9 @@ def _share_kernel(
     begin = count * 0
     for start in range(0, num_rows, CHUNK):
         row = start + lanes
-        drafts = _possible_drafts(row, count, window, decode_slots, slot_params, seq_len, num_drafts, num_slots)
+        drafts = _possible_drafts(
+            row, count, window, plan + at, num_narrow, decode_slots, slot_params, seq_len, num_drafts, num_slots
+        )
         wants = (drafts > level).to(tl.int32)
         gets = (wants == 1) & (with_more + tl.cumsum(wants, 0) <= left)
         tokens = tl.where(row < count, 1 + tl.minimum(drafts, level) + gets.to(tl.int32), 0)
@@ -73,8 +87,34 @@ def share_drafts(plan: torch.Tensor, tables: SlotTables, step: StepBuffers, num_
     if not 0 < num_rows <= len(step.row_tokens) or len(tables.decode_slots) > 1:
         raise ValueError(f"share_drafts: {num_rows} rows do not fit, or there are micro-batches")
     _share_kernel[(1,)](
-        plan, tables.decode_slots, tables.params, tables.seq_len, tables.num_drafts, step.row_tokens, step.query_start,
-        num_rows, tables.max_num_seqs + 1, CHUNK,
+        plan, plan.numel(), tables.decode_slots, tables.params, tables.seq_len, tables.num_drafts, step.row_tokens,
+        step.query_start, num_rows, tables.max_num_seqs + 1, CHUNK,
+    )  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------------------- drafts to the core
+@triton.jit(do_not_specialize=["num_padded"])  # one compilation for all padded sizes
+def _drafts_kernel(
+    plan, num_rows_ptr, num_samples_ptr, sample_places, input_ids, words, stride, depth, num_padded, WORDS: tl.constexpr
+):
+    if tl.load(plan + H_MASK_WINDOW) > 1:
+        i = tl.program_id(0) * WORDS + tl.arange(0, WORDS)
+        is_sample = i < tl.minimum(tl.load(num_samples_ptr), num_padded)
+        is_draft = tl.load(sample_places + i, is_sample, other=0) > 0
+        value = tl.where(is_draft, tl.load(input_ids + i, is_draft, other=0), tl.where(is_sample, FIRST_PLACE, UNUSED))
+        num_words = tl.load(num_rows_ptr) + tl.maximum(tl.load(plan + H_DRAFT_TOKENS), 0)
+        step = tl.load(plan + H_STEP).to(tl.int64)
+        record = words + (step % depth) * stride
+        tl.store(record + i, (step << 32) | (value.to(tl.int64) & 0xFFFFFFFF), i < tl.minimum(num_words, num_padded))
+
+
+def write_drafts(plan: torch.Tensor, step: StepBuffers, words: torch.Tensor, num_padded: int) -> None:
+    """Write the draft before each sample, if the plan's mask_window is above 1: see `windows_cpu.write_drafts`."""
+    if words.dtype != torch.int64 or words.stride(1) != 1 or not 0 < num_padded <= min(words.shape[1], len(step.sample_places)):
+        raise ValueError(f"write_drafts: {num_padded} samples do not fit {words.dtype} {tuple(words.shape)}")
+    _drafts_kernel[(triton.cdiv(num_padded, WORDS),)](
+        plan, step.num_rows, step.num_samples, step.sample_places, step.input_ids, words, words.stride(0), len(words),
+        num_padded, WORDS, num_warps=1,
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from quire.ipc.step.plan_ring import PlanRing, RingCorrupt
 from quire.ipc.step.result_ring import ResultRing, RowLogprobs
-from quire.ipc.step.sections import REJECTED, UNUSED
+from quire.ipc.step.sections import FIRST_PLACE, REJECTED, UNUSED, draft_words
 
 
 @pytest.fixture
@@ -82,11 +82,25 @@ def test_windows_have_several_samples_a_row():
     assert not ring.ready(1, 3, 4, [0]) and ring.ready(1, 3, 4, [1]), "row 1 has no sample that counts"
     samples = ring.samples(1, 3, 4)
     assert [x.tolist() for x in samples] == [[7, 8, 9, -1], [0, 0, 2, 2], [0, 1, 4, 5], [2, 0, 1]]
-    assert samples.of_rows(3).tolist() == [7, 0, 9]
+    assert samples.of_rows(np.asarray([2, 1, 0])) == [[9, -1], [], [7, 8]]
     assert ring.logprobs(1, np.asarray([4])).top_ids.tolist() == [[103, 104, 105]]
     ring.write(2, np.asarray([5, 6, 7], np.int32))  # a step without windows in the same ring
     assert ring.ready(2, 3) and [x.tolist() for x in ring.samples(2, 3)] == [[5, 6, 7], [0, 1, 2], [0, 1, 2], [0, 0, 0]]
     ring.close()
+
+
+def test_drafts_come_before_tokens_and_outlive_their_ring():
+    ring = ResultRing.create(max_rows=3, num_logprobs=3, depth=4, max_samples=8)
+    words = np.frombuffer(ring.buffer, np.int64).reshape(4, -1)[:, draft_words(3, 8)]
+    before, drafts = ring.drafts(1, 3, 4), ring.drafts(5, 3, 4)  # of one entry
+    ids = np.asarray([FIRST_PLACE, 7, 8, FIRST_PLACE, FIRST_PLACE, 0, UNUSED], np.int32).view(np.uint32)
+    words[1, :7] = np.int64(1 << 32) | ids
+    assert before.have_come() and [before.of_row(row) for row in range(3)] == [[7, 8], [], [0]]
+    words[1, :6] = np.int64(5 << 32) | ids[:6]
+    assert not drafts.have_come() and not ring.ready(5, 3, 4)
+    ring.close()
+    words[1, 6] = np.int64(5 << 32) | ids[6]
+    assert drafts.have_come() and drafts.of_row(0) == [7, 8] and before.of_row(2) == [0]
 
 
 def test_logprobs_arrive_for_the_rows_that_have_them(ends):

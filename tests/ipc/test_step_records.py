@@ -7,7 +7,7 @@ import pytest
 from quire.ipc.messages.workers import MAX_CONTROL_BYTES, ControlReply, ControlRequest, DumpStacks
 from quire.ipc.step import control
 from quire.ipc.step.control import decode_control, encode_control
-from quire.ipc.step.masks import MASK_RECORD_WORDS, decode_masks, mask_records, no_masks_record
+from quire.ipc.step.masks import MASK_RECORD_WORDS, decode_masks, mask_names, mask_records, no_masks_record, rows_and_places
 from quire.ipc.step.sections import MASK
 
 
@@ -73,3 +73,16 @@ def test_a_reply_is_a_worker_message():
 
     reply = ControlReply(1, 5, "", b"text")
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(reply), type=WorkerMessage) == reply
+
+
+@pytest.mark.parametrize("at_once", [3, 4, 7])
+def test_the_masks_of_a_rows_window_are_in_one_record(at_once):
+    rows, places = np.asarray([[5, 2, 2, 2, 0, 0, 9, 9, 9], [0, 0, 1, 2, 1, 2, 0, 1, 2]], np.int32)
+    masks = np.arange(18, dtype=np.int32).reshape(9, 2)
+    records = [joined(parts) for parts in mask_records(1, mask_names(rows, places), masks, 3 + 3 * at_once, windows=True)]
+    come = [decode_masks(words) for words in records]
+    assert np.concatenate([record.masks for record in come]).tolist() == masks.tolist()
+    of_records = [set(rows_and_places(record.rows)[0].tolist()) for record in come]
+    assert sum(map(len, of_records)) == 4 and max(len(record.rows) for record in come) <= at_once
+    with pytest.raises(ValueError, match="masks of a row's window do not fit"):
+        list(mask_records(1, mask_names(rows, places), masks, 3 + 3 * 2, windows=True))

@@ -5,13 +5,15 @@ import pytest
 import torch
 from step_plans import BLOCK_SIZE, GROUPS, MAX_BLOCKS, MAX_SEQS, SIZES, VOCAB, make_plan
 
-from quire.ipc.step.sections import HEADER, MAX_DRAFTS, NO_TOKEN, logprob_record, result_words
+from quire.ipc.step.sections import HEADER, MAX_DRAFTS, NO_TOKEN, draft_words, logprob_record, result_words
 from quire.kernels.speculation import accept_cpu
 from quire.kernels.step import step_inputs_cpu, windows_cpu
 from quire.kernels.step.tables import ENTRY_PLANES, LogitsProcessorPool, SlotTables, StepBuffers
 
 MAX_TOKENS, MAX_SAMPLES, NUM_TOP = 60, 45, 3
 LENGTH = MAX_BLOCKS * BLOCK_SIZE
+NARROW_AT = 580  # where a plan has row_windows
+DRAFT_WORDS = draft_words(MAX_SEQS, MAX_SAMPLES)
 
 
 def make_state(device):
@@ -49,6 +51,10 @@ def random_plans(seed, count, tables):
         drafts = 0 if window == 1 else int(rng.integers(1, max(2, min(room, (window - 1) * len(decode)))))
         plan = make_plan(step, updates, blocks, decode, prefill)
         plan[HEADER.at["window"]], plan[HEADER.at["draft_tokens"]] = window, drafts
+        plan[HEADER.at["mask_window"]] = step % 3
+        if window > 1 and step % 2 and len(decode):
+            plan[HEADER.at["num_row_windows"]], plan[HEADER.at["row_windows"]] = len(decode), NARROW_AT
+            plan[NARROW_AT : NARROW_AT + len(decode)] = torch.from_numpy(rng.choice([1, 2, 5, 16], len(decode)))
         yield plan, window > 1
         running.update(slot for slot, *_ in prefill)
 
@@ -79,11 +85,12 @@ def compare_steps(device, count, seed):
         device_plan.copy_(plan)
         n = MAX_SAMPLES if windows else MAX_SEQS
         sizes = SIZES | {"windows": windows}
-        step_inputs.prepare_step(device_plan, ours[0], ours[2], MAX_TOKENS, n, **sizes)
-        step_inputs_cpu.prepare_step(plan, theirs[0], theirs[2], MAX_TOKENS, n, **sizes)
+        for module, side, words in ((step_inputs, ours, device_plan), (step_inputs_cpu, theirs, plan)):
+            to = side[3][:, DRAFT_WORDS] if windows else None
+            module.prepare_step(words, side[0], side[2], MAX_TOKENS, n, draft_words=to, **sizes)
         compare(ours, theirs, number)
         sampled = random_sampled(rng, theirs[2], n)
-        on_device = sampled.to(device)
+        on_device = sampled.to(device, copy=True)
         if windows:
             accept.accept(ours[2], on_device, n)
             accept_cpu.accept(theirs[2], sampled, n)
@@ -131,6 +138,9 @@ def compare_sharing(device, rows, seed):
         words = {"num_decode_rows": rows, "window": int(rng.integers(2, 17)), "draft_tokens": most}
         for name, value in words.items():
             plan[HEADER.at[name]] = value
+        if most % 2:
+            plan[HEADER.at["num_row_windows"]], plan[HEADER.at["row_windows"]] = rows, 600 - rows
+            plan[600 - rows :] = torch.from_numpy(rng.integers(1, 17, rows))
         for tables, _ in sides:
             tables.decode_slots[0, :rows] = slots.to(tables.seq_len.device)
             for name, column in (("final_len", final), ("max_window", window)):
@@ -154,11 +164,12 @@ def check_wild_plan(device):
     wild = 2**30
     for words in (make_plan(1, [{"slot": wild}], (), [wild, -3], [(wild, wild, [wild, -wild], 1)]), torch.full((600,), wild)):
         plan = words.int()
-        plan[HEADER.at["window"]], plan[HEADER.at["draft_tokens"]] = wild, wild
+        for name in ("window", "draft_tokens", "mask_window", "num_row_windows", "row_windows"):
+            plan[HEADER.at[name]] = wild
         plan = plan.to(device)
         tables.num_drafts.fill_(wild)
         tables.column("max_window").fill_(wild)
-        step_inputs.prepare_step(plan, tables, step, 8, 5, windows=True, **SIZES)
+        step_inputs.prepare_step(plan, tables, step, 8, 5, windows=True, draft_words=results[:, DRAFT_WORDS], **SIZES)
         assert int(step.input_ids.min()) >= 0 and int(step.input_ids.max()) < VOCAB
         assert int(step.sample_slots.min()) >= 0 and int(step.sample_slots.max()) <= MAX_SEQS
         assert int(step.logits_indices.max()) < 8 and int(step.logits_indices.min()) >= 0

@@ -1,11 +1,13 @@
 """An EngineCore with a real ModelRunner on the CPU as its worker, both in the test's process and turned by hand.
 
-It runs a request with a grammar from its message to its tokens. The model is the bundled one in float32.
+It runs a request with a grammar from its message to its tokens. The model is the bundled one in float32. A step begins when it
+has all its masks; if they depend on its drafts, they come while it runs, and the core's loop is turned for them.
 """
 
 import json
 import os
 from collections import deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,7 @@ from quire.ipc.messages.frontend import (
     Welcome,
 )
 from quire.ipc.sampling import SamplingParams
-from quire.ipc.step.masks import decode_masks
+from quire.ipc.step.masks import RowsAndMasks, decode_masks, rows_and_places
 from quire.ipc.step.plan import StepPlan, decode_plan
 from quire.ipc.step.plan_ring import KIND_CONTROL, KIND_MASK, KIND_PLAN, PlanReader, PlanRing
 from quire.ipc.step.result_ring import ResultRing
@@ -51,56 +53,86 @@ class ModelWorkers(WorkerGroup):
         self.controls = 0
         self.mask_rows = 0  # of all plans
         self.any_token_rows = 0
+        self.most_masks = 0  # of one plan
+        self.window_masks = 0  # behind drafts, of all plans
+        self.pump: Callable[[], None] = lambda: None  # lets the core send masks
+        self._num_masks = 0  # of this plan
 
     def start(self) -> None:
         self.generation += 1
         self.plan_ring = PlanRing.create(1 << 20, 1)
-        self.result_ring = ResultRing.create(self.engine.runner.ctx.max_rows)
+        ctx, device = self.engine.runner.ctx, self.engine.runner.device
+        self.result_ring = ring = ResultRing.create(ctx.max_rows, max_samples=ctx.max_samples)
+        device.results = torch.from_numpy(np.frombuffer(ring.buffer, np.int64).reshape(ring.depth, ring.words_per_step))
         self._link = CoreToWorkers(self.generation)
         self._reader = PlanReader.attach([os.dup(fd) for fd in self.plan_ring.fds(0)])
         self._decode_rows = np.zeros(0, np.int32)
         self._plan: tuple[StepPlan, np.ndarray] | None = None
         self._due: set[int] = set()
-        self._masks: list[tuple[np.ndarray, np.ndarray | None]] = []
+        self._masks: list[RowsAndMasks] = []
         self.is_ready = True
 
     def answer(self) -> bool:
         """Take what there is: run a plan, or keep it until all its masks are here. Whether there was something."""
-        if self._plan is None or self._due:
+        if self._plan is None or (self._due and not self._needs_drafts):
             record = self._reader.read(0.0)
             if record is None:
                 return False
             self._take(record[0], record[1].copy())
-        if self._plan is not None and not self._due:
+        if self._plan is not None and (not self._due or self._needs_drafts):
             self._run()
         return True
+
+    @property
+    def _needs_drafts(self) -> bool:
+        return self._plan is not None and self._plan[0].mask_window > 1
+
+    def _masks_of_drafts(self) -> Iterator[RowsAndMasks]:
+        """Called when the drafts have been written."""
+        given = 0
+        while True:
+            yield from self._masks[given:]
+            given = len(self._masks)
+            if not self._due:
+                return
+            self.pump()
+            while self._due and (record := self._reader.read(0.0)) is not None:
+                self._take(record[0], record[1].copy())
 
     def _take(self, kind: int, words: np.ndarray) -> None:
         if kind == KIND_CONTROL:
             self.controls += 1
         elif kind == KIND_MASK:
             come = decode_masks(words, self._reader.area)
-            assert self._plan is not None and come.step == self._plan[0].step and set(come.rows.tolist()) <= self._due
-            self._due -= set(come.rows.tolist())
-            self.any_token_rows += len(come.rows) * (come.kind != MASKS_NONE and come.masks is None)
+            assert self._plan is not None and come.step == self._plan[0].step
+            rows, places = come.rows, np.zeros_like(come.rows)
+            if self._plan[0].window > 1 and come.masks is not None:
+                rows, places = rows_and_places(rows)
+            assert set(rows.tolist()) <= self._due
+            self._due -= set(rows.tolist())
+            self.any_token_rows += len(rows) * (come.kind != MASKS_NONE and come.masks is None)
+            self.window_masks += int((places > 0).sum())
+            self._num_masks += len(places)
+            self.most_masks = max(self.most_masks, self._num_masks)
             if come.kind != MASKS_NONE:
-                self._masks.append((come.rows, come.masks))
+                # the area is used again once the next record is read
+                self._masks.append((come.rows, None if come.masks is None else come.masks.copy()))
         else:
             assert kind == KIND_PLAN and self._plan is None, "a plan came where masks were due"
             plan = decode_plan(words, self._decode_rows)
             self._decode_rows = plan.decode_rows.copy()
             self._plan, self._due, self._masks = (plan, words), set(plan.mask_rows.tolist()), []
+            self._num_masks = 0
             self.mask_rows += len(plan.mask_rows)
 
     def _run(self) -> None:
         assert self._plan is not None
         plan, words = self._plan
-        self._plan = None
         with torch.inference_mode():
-            self.engine.runner.step(words, lambda _: self._masks)
-        results = self.engine.runner.device.results[plan.step % len(self.engine.runner.device.results), : plan.num_rows].numpy()
-        assert (results >> 32 == plan.step).all(), "a result word of another step"
-        self.result_ring.write(plan.step, (results & 0xFFFFFFFF).astype(np.uint32).view(np.int32))
+            self.engine.runner.step(words, lambda _: self._masks_of_drafts())
+        self._plan = None
+        assert self.result_ring.ready(plan.step, plan.num_rows, plan.draft_tokens), "a result word of another step"
+        self.result_ring.ring_doorbell()
 
     def check_stopped(self, meanwhile: str) -> None:
         """There are no processes."""
@@ -137,6 +169,7 @@ class CoreWithModel:
         self.link = CoreToFrontends(None, epoch=EPOCH, welcome=welcome)
         self.workers = ModelWorkers(self.engine)
         self.workers.start()
+        self.workers.pump = self._pump
         tokenizer_json = frontend_files(model_dir)["tokenizer.json"]
         self.grammars = GrammarCompiler(tokenizer_json, s.vocab_size, self.eos, num_mask_threads)
         self.core = EngineCore(config, self.link, self.workers, grammars=self.grammars)
@@ -162,6 +195,11 @@ class CoreWithModel:
         core.check()
         while self.frontend.ready():
             self._hear(decode(self.frontend.socket.recv()))
+
+    def _pump(self) -> None:
+        self.core._watch_workers()
+        if self.core._masks:
+            self.core._poll(0.005)
 
     def _hear(self, message: Any) -> None:
         match message:

@@ -83,8 +83,9 @@ class FakeWorker:
             values.update(zip(new, plan.section("slot_updates")[name].tolist(), strict=True))
         self._take_states(plan)
         work, at, drafts_left = [], 0, plan.draft_tokens
-        for slot in plan.decode_rows.tolist():
-            drafts = self._drafts(slot, min(plan.window - 1, drafts_left))
+        narrow = plan.section("row_windows").tolist() or [plan.window] * len(plan.decode_rows)
+        for slot, most in zip(plan.decode_rows.tolist(), narrow, strict=True):
+            drafts = self._drafts(slot, min(plan.window - 1, most - 1, drafts_left))
             drafts_left -= len(drafts)
             work.append((slot, len(self.prefix[slot]), [self.last_token[slot], *drafts], True))
         for slot, start, length, flags, _, _, *states in plan.prefill_rows.tolist():

@@ -3,6 +3,7 @@
 The ring is real; a test is its core.
 """
 
+import dataclasses
 import os
 from collections.abc import Iterator
 
@@ -15,7 +16,7 @@ from quire.enginecore.workers import AREA_WORDS, RING_WORDS, WorkerGroup
 from quire.ipc.links.core_and_workers import CoreToWorkers
 from quire.ipc.messages.workers import ControlReply, DumpStacks
 from quire.ipc.step.control import encode_control
-from quire.ipc.step.masks import MASK_RECORD_WORDS
+from quire.ipc.step.masks import MASK_RECORD_WORDS, mask_names, rows_and_places
 from quire.ipc.step.plan import StepPlan
 from quire.ipc.step.plan_ring import KIND_CONTROL, KIND_PLAN, KIND_SHUTDOWN, PlanReader, PlanRing
 from quire.workers import worker as worker_module
@@ -64,6 +65,20 @@ def test_a_step_takes_its_masks_from_several_records(core):
     core.masks(7, 2)
     core.ring.write(KIND_PLAN, NOTHING, 0.0)
     assert core.come(waiting(7, 1, 2, 4)) == {4: 4, 1: 1, 2: 2}
+    assert core.records.read(0.0, 0.0)[0] == KIND_PLAN
+
+
+def test_a_row_with_a_window_has_its_masks_once_all_of_them_came(core):
+    plan = dataclasses.replace(waiting(7, 0, 1, 2, 3), window=4)
+    rows, places = np.asarray([[1, 1, 1, 3], [0, 1, 2, 1]], np.int32)
+    masks = np.arange(12, dtype=np.int32).reshape(4, 3)
+    core.group.send_any_token(7, np.asarray([2], np.int32))
+    core.group.send_masks(7, mask_names(rows, places), masks, windows=True)
+    core.group.send_no_masks(7, np.asarray([0], np.int32))
+    core.ring.write(KIND_PLAN, NOTHING, 0.0)
+    (free, nothing), (names, came) = [(some.copy(), words) for some, words in core.records.masks(plan)]
+    assert free.tolist() == [2] and nothing is None
+    assert [x.tolist() for x in rows_and_places(names)] == [rows.tolist(), places.tolist()] and came.shape == (4, 3)
     assert core.records.read(0.0, 0.0)[0] == KIND_PLAN
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from quire.ipc.step.masks import area_records, mask_records
+from quire.ipc.step.masks import area_records, mask_names, mask_records
 from quire.ipc.step.plan import StepPlan
 from quire.ipc.step.plan_ring import KIND_MASK, PlanReader, PlanRing, RingFull
 from quire.workers.devices.masks import CpuMasks, CudaMasks, PinnedRing, Staging
@@ -49,6 +49,25 @@ def test_a_row_has_its_mask_for_one_step(masks):
         assert masks.load(np.asarray(rows, np.int32), step).tolist() == rows
         assert masks.tensor.tolist() == expected(*rows)
     assert masks.tensor.data_ptr() == address  # captured sampling graphs hold it
+
+
+def test_masks_of_places_lie_at_the_samples_of_their_rows(masks):
+    """In a step with windows; they are set back in the next step, whether that has windows or not."""
+
+    def names(*rows_and_places: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+        rows, places = np.asarray(rows_and_places, np.int32).T
+        return mask_names(rows, places), np.tile((100 + first[rows] + places)[:, None], (1, WORDS)).astype(np.int32)
+
+    for first in (np.asarray([0, 3, 4, 8], np.int32), np.asarray([0, 1, 2, 5], np.int32)):
+        first_sample = torch.from_numpy(first).to(masks.tensor.device)
+        free = (np.asarray([1], np.int32), None)
+        records = [names((2, 0), (2, 1), (0, 0), (0, 1), (0, 2)), free, names((3, 0))]
+        assert masks.load(np.asarray([0, 1, 2, 3], np.int32), records, first_sample).tolist() == [0, 2, 1, 3]
+        assert masks.tensor.tolist() == expected(0, 1, 2, first[2], first[2] + 1, first[3])
+        assert masks.load(np.asarray([1], np.int32), [record(1)]).tolist() == [1]
+        assert masks.tensor.tolist() == expected(1)
+    masks.load(np.zeros(0, np.int32), [], first_sample)
+    assert masks.tensor.tolist() == expected()
 
 
 def test_rows_in_any_order_and_with_others_between_them(masks):

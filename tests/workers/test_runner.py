@@ -6,11 +6,13 @@ import threading
 import numpy as np
 import pytest
 import torch
+from drafters import DrafterOfTexts
 from inline_engine import InlineEngine
 from tiny_models import reference, tiny_model
 
 from quire.ipc.sampling import SamplingParams
-from quire.ipc.step.masks import mask_words
+from quire.ipc.speculative_config import SpeculativeConfig
+from quire.ipc.step.masks import mask_names, mask_words
 from quire.ipc.step.sections import NO_TOKEN, SECTIONS
 
 PROMPTS = [[5, 6, 7], list(range(4, 44)), [9] * 17, [100, 200, 300, 400]]
@@ -98,6 +100,45 @@ def test_a_row_without_its_mask_has_no_token_and_the_others_theirs():
     engine = InlineEngine(tiny_model("llama"))
     with_masks(engine, rows=lambda plan: [1, 2], missing=(2,))
     assert engine.generate(PROMPTS, params) == [*want[:2], [NO_TOKEN], want[3]]
+
+
+def test_a_row_without_its_masks_has_no_token_in_a_step_with_windows():
+    """At its first sample, wherever that lies; the others have theirs, from places without masks, too."""
+    params, found = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True), []
+
+    def results(missing):
+        speculation = SpeculativeConfig(method="ngram", num_speculative_tokens=3, enable_adaptive_verification=False)
+        engine = InlineEngine(tiny_model("llama"), speculation=speculation)
+        engine.runner.device.drafter = DrafterOfTexts(engine.runner.ctx.cache, 0, lambda text: [7] * (len(text) % 4 + 1))
+        schedule, take = engine.scheduler.schedule, engine._results
+
+        def masked(now=0.0):
+            if (made := schedule(now)) is None:
+                return None
+            plan, step = made
+            if plan.window > 1:
+                plan = dataclasses.replace(plan, sections={**plan.sections, "mask_rows": np.arange(4, dtype=np.int32)})
+                rows = np.asarray([row for row in (2, 0, 1, 3) if row not in missing], np.int32)
+                masks = np.full((len(rows), mask_words(engine.runner.ctx.config.vocab_size)), -1, np.int32)
+                engine.masks[plan.step] = [(mask_names(rows, np.zeros_like(rows)), masks)]
+            return plan, step
+
+        def until_drafts(step):
+            samples = take(step)
+            if samples.drafted.all():
+                found.append(samples.of_rows(np.arange(4)))
+                raise KeyError("drafts in all rows")
+            return samples
+
+        engine.scheduler.schedule, engine._results = masked, until_drafts
+        with pytest.raises(KeyError, match="drafts in all rows"):
+            engine.generate(PROMPTS, params)
+
+    results(())
+    results((1, 3))
+    whole, lacking = found
+    assert all(whole) and [lacking[i] for i in (0, 2)] == [whole[i] for i in (0, 2)]
+    assert [lacking[i][0] for i in (1, 3)] == [NO_TOKEN] * 2
 
 
 def test_every_section_applied_on_the_host_has_its_applier():

@@ -25,6 +25,7 @@ from quire.ipc.step.sections import (
     SAMPLING_RANDOM,
     SAMPLING_WINDOWS,
     USUAL_LOGPROBS,
+    draft_words,
 )
 from quire.kernels.speculation.synthetic import pretend
 from quire.kernels.step.tables import (
@@ -159,6 +160,7 @@ class Device(ABC):
             num_blocks=self.ctx.cache.num_blocks,
             vocab=self.ctx.config.vocab_size,
             windows=windows,
+            draft_words=self.results[:, draft_words(self.ctx.max_rows, self.ctx.max_samples)] if windows else None,
         )
         self.drafter.extend(step, num_tokens)
         return Inputs(num_tokens, num_rows, num_rows, self.states.begin(plan, tables, step, num_rows, windows))
@@ -297,6 +299,8 @@ class Device(ABC):
         rows = torch.from_numpy(without.astype(np.int64))
         if scratch.is_cuda:
             rows = rows.pin_memory().to(scratch.device, non_blocking=True)  # a copy from pageable memory would wait for the GPU
+        if kind & SAMPLING_WINDOWS:
+            rows = step.first_sample.index_select(0, rows).long()
         scratch[entry].index_fill_(0, rows, number << 32 | NO_TOKEN & 0xFFFFFFFF)
         self.results[entry].copy_(scratch[entry], non_blocking=True)
 

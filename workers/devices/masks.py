@@ -2,9 +2,12 @@
 
 The tensor is never replaced, since sampling graphs hold its address. A row that expects a mask in this step is overwritten by
 the record that comes for it. A row that had a mask before and expects none is reset to ones before that; so rows that always
-have a mask are never reset. A GPU copies records directly from the plan ring, if that can be page-locked; the ring keeps them
-until then. Otherwise they are staged in pinned buffers, which are reused. Nothing waits for the device. Owned by a Device,
-filled by the runner between a step's forward and its sampling.
+have a mask are never reset. In a step with windows the tensor has a row for each sample, and which these are is known to the
+device alone: all masks of the step before are reset, and those that come are put in their places by the device.
+
+A GPU copies records directly from the plan ring, if that can be page-locked; the ring keeps them until then. Otherwise they are
+staged in pinned buffers, which are reused. Nothing waits for the device. Owned by a Device, filled by the runner between a
+step's forward and its sampling.
 """
 
 import logging
@@ -17,7 +20,7 @@ from contextlib import suppress
 import numpy as np
 import torch
 
-from quire.ipc.step.masks import MASK_RECORD_WORDS, RowsAndMasks, mask_words
+from quire.ipc.step.masks import MASK_RECORD_WORDS, RowsAndMasks, mask_words, rows_and_places
 from quire.ipc.step.plan import StepPlan
 from quire.ipc.step.plan_ring import PlanReader
 
@@ -29,9 +32,10 @@ ReadMasks = Callable[[StepPlan], Iterable[RowsAndMasks]]  # yields the masks tha
 
 class RowMasks(ABC):
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
-        """tensor: int32 [max_rows, mask_words(V)], bit set = allowed."""
+        """tensor: int32 [max_rows, mask_words(V)], bit set = allowed. max_rows: or samples."""
         self.tensor = torch.full((max_rows, mask_words(vocab_size)), -1, dtype=torch.int32, device=device)
         self._has_mask = np.zeros(max_rows, bool)
+        self._of_samples: list[torch.Tensor] = []  # rows of the tensor with masks of a step with windows, on the device
 
     def read_from(self, reader: PlanReader) -> None:  # noqa: B027 - optional
         """Records will be views of this ring's memory, each of the record last read."""
@@ -39,12 +43,20 @@ class RowMasks(ABC):
     def close(self) -> None:  # noqa: B027 - optional
         """No more masks will come."""
 
-    def load(self, expected: np.ndarray, records: Iterable[RowsAndMasks]) -> np.ndarray:
+    def load(
+        self, expected: np.ndarray, records: Iterable[RowsAndMasks], first_sample: torch.Tensor | None = None
+    ) -> np.ndarray:
         """Load a step's masks as they come, each record before the next is read. expected: the rows that wait for one, int32.
 
-        Returns the rows of all records, int32: those that got a mask, and those that may be any token (their record has None).
-        The masks of other expected rows must not be used.
+        first_sample: int32 [rows], of a step with windows, which is on the device. Returns the rows of all records, int32:
+        those that got a mask, and those that may be any token (their record has None). The masks of other expected rows must
+        not be used.
         """
+        for samples in self._of_samples:
+            self.tensor.index_fill_(0, samples, -1)
+        self._of_samples.clear()
+        if first_sample is not None:
+            return self._load_samples(records, first_sample)
         stale = self._has_mask.copy()
         stale[expected] = False
         self._set_back(stale.nonzero()[0])
@@ -56,6 +68,21 @@ class RowMasks(ABC):
             else:
                 self._copy(rows, masks)
                 self._has_mask[rows] = True
+        return np.concatenate(loaded)
+
+    def _load_samples(self, records: Iterable[RowsAndMasks], first_sample: torch.Tensor) -> np.ndarray:
+        self._set_back(self._has_mask.nonzero()[0])
+        loaded = [np.zeros(0, np.int32)]
+        for rows, masks in records:
+            if masks is None:
+                loaded.append(rows.copy())
+                continue
+            of_row, places = rows_and_places(rows)
+            loaded.append(np.unique(of_row))
+            at = self._to_device(np.stack((of_row, places)))
+            samples = first_sample.index_select(0, at[0]).add_(at[1]).long()
+            self._of_samples.append(samples)
+            self.tensor.index_copy_(0, samples, self._to_device(masks))
         return np.concatenate(loaded)
 
     def _set_back(self, rows: np.ndarray) -> None:
@@ -71,6 +98,10 @@ class RowMasks(ABC):
     def _copy(self, rows: np.ndarray, masks: np.ndarray) -> None:
         """Set these rows, int32 [n], to masks, int32 [n, words]; both arrays are valid during this call only."""
 
+    @abstractmethod
+    def _to_device(self, words: np.ndarray) -> torch.Tensor:
+        """The words, int32, as a tensor there; valid while other words are read."""
+
 
 class CpuMasks(RowMasks):
     def __init__(self, max_rows: int, vocab_size: int) -> None:
@@ -82,6 +113,9 @@ class CpuMasks(RowMasks):
 
     def _copy(self, rows: np.ndarray, masks: np.ndarray) -> None:
         self._words[rows] = masks
+
+    def _to_device(self, words: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(words.copy())  # the ring is read-only, which torch warns about
 
 
 class Staging:
