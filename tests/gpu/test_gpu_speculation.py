@@ -45,7 +45,9 @@ def outputs_of(engine):
 
 
 def engine_of(family, dtype=torch.float32, **more):
-    return InlineEngine(tiny_model(f"gpu-{family}"), device="cuda", dtype=dtype, max_model_len=128, block_size=16, eos=(EOS,), **more)
+    return InlineEngine(
+        tiny_model(f"gpu-{family}"), device="cuda", dtype=dtype, max_model_len=128, block_size=16, eos=(EOS,), **more
+    )
 
 
 @functools.cache

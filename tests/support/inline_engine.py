@@ -61,7 +61,12 @@ class InlineEngine:
         speculation=None,
         **scheduling,
     ):
-        self.depth, self.device, self.speculation = depth, torch.device(device), speculation
+        self.depth, self.device, self.speculation, self._sizes = (
+            depth,
+            torch.device(device),
+            speculation,
+            (max_num_seqs, budget),
+        )
         parallel = parallel or Parallel(device=self.device)
         config = self.read_config(model_dir, model_options)
         max_model_len, self._unused = max_model_len or min(config.max_position_embeddings, 512), set()
@@ -100,9 +105,10 @@ class InlineEngine:
         self.count, self.prompt_rows, self.logprobs = 0, [], {}  # the last: key -> those of its output, if it wants them
 
     def _load_draft(self, cache, max_model_len, dtype, parallel):
-        sizes = {"max_model_len": max_model_len, "block_size": cache.block_size}
+        sizes = {"max_model_len": max_model_len, "block_size": cache.block_size, "max_num_seqs": self._sizes[0]}
+        sizes["max_num_batched_tokens"] = self._sizes[1]
         asked = SimpleNamespace(speculative_config=self.speculation, load_format="auto", seed=0, **sizes)
-        self.draft = build_draft_model(asked, dtype, parallel)
+        self.draft = build_draft_model(asked, dtype, parallel, self.model)
         if self.draft is not None:
             self.draft.load(asked, self.device, progress=False)
             cache.drafter = self.draft.cache

@@ -215,7 +215,8 @@ def test_a_draft_model_is_counted_as_a_worker_counts_it(target, draft, asked_her
         config = EngineConfig(device="cpu", cpu_kv_cache_gib=0.01, tensor_parallel_size=size, speculative_config=asked)
         worker, model = daemon.worker_config(config, folder, model_summary(folder)).engine, read_model_config(folder)
         parallel = Parallel(0, size)
-        whole, drafts = build_model(model, torch.float32, parallel), build_draft_model(worker, torch.float32, parallel)
+        whole = build_model(model, torch.float32, parallel)
+        drafts = build_draft_model(worker, torch.float32, parallel, whole)
         budget = budget_before_loading(worker, model, whole, torch.float32, parallel, drafts)
         cache = KVCache(model.attention_specs(parallel), worker.block_size, torch.float32)
         own = cache.block_bytes
