@@ -123,4 +123,5 @@ def _eagle3(
     cache = KVCache(config.layer.attention_specs(parallel), engine.block_size, dtype, one_table=True)
     cache.more_bytes = config.layer.hidden_size * dtype.itemsize
     features = Features(taps, head.combine, config.layer.hidden_size)
-    return DraftModel(head, config.layer, cache, parallel, engine.max_model_len, features)
+    longest = min(engine.max_model_len, speculation.max_model_len or engine.max_model_len)
+    return DraftModel(head, config.layer, cache, parallel, longest, features)
