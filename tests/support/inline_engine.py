@@ -61,19 +61,14 @@ class InlineEngine:
         speculation=None,
         **scheduling,
     ):
-        self.depth, self.device, self.speculation, self._sizes = (
-            depth,
-            torch.device(device),
-            speculation,
-            (max_num_seqs, budget),
-        )
+        self.depth, self.device, self.speculation = depth, torch.device(device), speculation
         parallel = parallel or Parallel(device=self.device)
         config = self.read_config(model_dir, model_options)
         max_model_len, self._unused = max_model_len or min(config.max_position_embeddings, 512), set()
         self.model = self.load(config, dtype, parallel, None if dummy else model_dir)
         layers = parallel.stage.layers if parallel.stage.count > 1 else None
         cache = KVCache(config.attention_specs(parallel), block_size, dtype, self.model.kv_scales(), layers)
-        self._load_draft(cache, max_model_len, dtype, parallel)
+        self._load_draft(cache, (max_num_seqs, budget, max_model_len), dtype, parallel)
         cache.allocate(num_blocks, self.device)
         states = state_cache_of(config, parallel, dtype, state_dtype)
         num_states = (num_states or 2 * max_num_seqs + 1) if config.state_tensors(parallel) else 0
@@ -104,10 +99,10 @@ class InlineEngine:
         self.masks: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}  # step -> what a worker's ring would bring
         self.count, self.prompt_rows, self.logprobs = 0, [], {}  # the last: key -> those of its output, if it wants them
 
-    def _load_draft(self, cache, max_model_len, dtype, parallel):
-        sizes = {"max_model_len": max_model_len, "block_size": cache.block_size, "max_num_seqs": self._sizes[0]}
-        sizes["max_num_batched_tokens"] = self._sizes[1]
-        asked = SimpleNamespace(speculative_config=self.speculation, load_format="auto", seed=0, **sizes)
+    def _load_draft(self, cache, limits, dtype, parallel):
+        names = "max_num_seqs", "max_num_batched_tokens", "max_model_len"
+        sizes = dict(zip(names, limits, strict=True)) | {"block_size": cache.block_size, "load_format": "auto", "seed": 0}
+        asked = SimpleNamespace(speculative_config=self.speculation, **sizes)
         self.draft = build_draft_model(asked, dtype, parallel, self.model)
         if self.draft is not None:
             self.draft.load(asked, self.device, progress=False)

@@ -42,7 +42,6 @@ from quire.workers.graph_sizes import (
 from quire.workers.graphs import COMMON_KINDS, WARM_KINDS, WARM_WINDOW_KINDS, StepGraphs
 from quire.workers.parallel import Parallel
 from quire.workers.speculation.drafter import Drafter
-from quire.workers.speculation.pass_sizes import DraftPass, DraftPassSizes
 
 MAX_TOKENS = H200.step.captured_tokens
 CONFIGS = [DecodeConfig(64, 4, 4, 1), DecodeConfig(64, 4, 3, 2), DecodeConfig(64, 4, 2, 4)]
@@ -387,18 +386,3 @@ def test_passes_of_a_draft_model_are_captured_once_and_run_what_they_say(graphs)
     assert ran == [1]
     graphs.prepare("another", lambda: ran.append(3))
     assert ran == [1, 3]
-
-
-def test_passes_are_padded_to_sizes_that_hold_them():
-    sizes = DraftPassSizes(256, 8192 + 256, 10**9)
-    for mixed, tokens, rows in itertools.product((False, True), (1, 5, 64, 700, 2049), (1, 4, 5, 200)):
-        some = DraftPass(max(tokens, rows), rows, mixed, 3, 0)
-        if (found := sizes.padded(some)) is not None:
-            assert found.tokens >= some.tokens and found.rows >= some.rows and found[2:] == some[2:]
-        else:
-            assert mixed
-    large = DraftPassSizes(256, 8192 + 256, 10**12)
-    assert large.padded(DraftPass(8192 + 256, 256, True, 3, 0)) is None
-    start = sizes.at_start(3)
-    assert start and all(sizes.padded(some) == some for some in start)
-    assert all(some.tokens <= 8192 + 256 for some in sizes.to_run(7))
