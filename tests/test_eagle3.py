@@ -5,16 +5,15 @@ Random heads are hardly ever right, so what is right here is drawn from the refe
 
 import pytest
 import torch
-from eagle3_heads import Head
+from eagle3_heads import HIDDEN, TAPS, Head, assert_right, head_of, note_drafts
 from inline_engine import InlineEngine
 from test_speculation import EOS, MAX_LEN, SCHEDULING, assert_equal, config, outputs_of, without_drafts
 from thread_ranks import engine_of_ranks
-from tiny_models import VOCAB_SIZE, reference, tiny_model
+from tiny_models import VOCAB_SIZE, tiny_model
 
 from quire.ipc.sampling import SamplingParams
 from quire.workers.models.config import ModelConfigError
 
-HIDDEN, TAPS = 64, (0, 1, 2)
 PROMPT = [(5 * k * k) % 400 + 4 for k in range(70)]
 LAYOUTS = {
     "plain": ({}, {}),
@@ -26,50 +25,12 @@ LAYOUTS = {
 }
 
 
-def head_of(family="llama", **how) -> Head:
-    if how.get("embedding"):
-        how["embedding"] = reference(family).get_input_embeddings().weight.detach().clone()
-    return Head(reference(family).config.hidden_size, VOCAB_SIZE, **{"taps": TAPS, **how})
-
-
 def eagle3(folder, window, **more):
     return config(window, method="eagle3", model=str(folder), **more)
 
 
 def engine_with(speculation, family="llama", **how):
     return InlineEngine(tiny_model(family), **{"max_model_len": MAX_LEN, "eos": (EOS,), "speculation": speculation, **how})
-
-
-def note_drafts(engine, wrong=True):
-    """A list that gets (known ids, drafts, logits of what follows) of each draft; every other draft is then made wrong."""
-    drafter, found = engine.runner.device.drafter, []
-    draw, size = drafter.draw_tokens, engine.runner.ctx.cache.block_size
-
-    def note(logits, slots, positions, window, tables, kind):
-        for row, (slot, position, place) in enumerate(
-            zip(slots.tolist(), positions.tolist(), window.places.tolist(), strict=True)
-        ):
-            if slot == tables.max_num_seqs:
-                continue
-            known = position - place
-            text = drafter.state.text.view(-1, size)[tables.block_table[0, slot, : -(-known // size)].long()].view(-1)
-            own = window.input_ids[row * window.stride : row * window.stride + place + 1].tolist()
-            found.append(([*text[: known - 1].tolist(), own[0]], own[1:], logits[row].clone()))
-        drawn = draw(logits, slots, positions, window, tables, kind)
-        return torch.where(torch.arange(len(drawn)) % 2 == 0, drawn, (drawn + 1) % VOCAB_SIZE) if wrong else drawn
-
-    drafter.draw_tokens = note
-    return found
-
-
-def assert_right(found, head, family, most=40):
-    model = reference(family)
-    assert len(found) > 30
-    for ids, drafts, logits in found[:: max(len(found) // most, 1)]:
-        with torch.inference_mode():
-            states = model(torch.tensor([ids]), output_hidden_states=True).hidden_states
-            expected = head.drafts(ids, torch.cat([states[i][0] for i in TAPS], 1), drafts)[-1]
-        torch.testing.assert_close(logits, expected, atol=2e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

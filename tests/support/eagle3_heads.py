@@ -4,9 +4,11 @@ import json
 
 import torch
 from safetensors.torch import save_file
+from tiny_models import VOCAB_SIZE, reference
 from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 
 EPS = 1e-5
+HIDDEN, TAPS = 64, (0, 1, 2)  # of the tiny llama
 PLAIN = {"norm_before_residual": False, "norm_before_fc": False, "norm_output": False}
 
 
@@ -102,3 +104,41 @@ class Head:
         angles = torch.arange(1, x.shape[1] + 1)[:, None] * 10000.0 ** (-torch.arange(half) / half)
         a, b = x[..., :half], x[..., half:]
         return torch.cat((a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()), -1)
+
+
+def head_of(family="llama", **how) -> Head:
+    if how.get("embedding"):
+        how["embedding"] = reference(family).get_input_embeddings().weight.detach().clone()
+    return Head(reference(family).config.hidden_size, VOCAB_SIZE, **{"taps": TAPS, **how})
+
+
+def note_drafts(engine, wrong=True):
+    """A list that gets (known ids, drafts, logits of what follows) of each draft; every other draft is then made wrong."""
+    drafter, found = engine.runner.device.drafter, []
+    draw, size = drafter.draw_tokens, engine.runner.ctx.cache.block_size
+
+    def note(logits, slots, positions, window, tables, kind):
+        for row, (slot, position, place) in enumerate(
+            zip(slots.tolist(), positions.tolist(), window.places.tolist(), strict=True)
+        ):
+            if slot == tables.max_num_seqs:
+                continue
+            known = position - place
+            text = drafter.state.text.view(-1, size)[tables.block_table[0, slot, : -(-known // size)].long()].view(-1)
+            own = window.input_ids[row * window.stride : row * window.stride + place + 1].tolist()
+            found.append(([*text[: known - 1].tolist(), own[0]], own[1:], logits[row].clone()))
+        drawn = draw(logits, slots, positions, window, tables, kind)
+        return torch.where(torch.arange(len(drawn)) % 2 == 0, drawn, (drawn + 1) % VOCAB_SIZE) if wrong else drawn
+
+    drafter.draw_tokens = note
+    return found
+
+
+def assert_right(found, head, family, most=40):
+    model = reference(family)
+    assert len(found) > 30
+    for ids, drafts, logits in found[:: max(len(found) // most, 1)]:
+        with torch.inference_mode():
+            states = model(torch.tensor([ids]), output_hidden_states=True).hidden_states
+            expected = head.drafts(ids, torch.cat([states[i][0] for i in TAPS], 1), drafts)[-1]
+        torch.testing.assert_close(logits, expected, atol=2e-4, rtol=1e-4)
