@@ -147,7 +147,7 @@ def _method(given: Mapping[str, Any]) -> Method:
     if method == "draft_model" or method == "eagle3":
         if model in (None, ""):
             raise ValueError(f"{method} needs a model, a folder or hub id")
-        return method
+        return "eagle3" if method == "eagle3" else "draft_model"
     reason = METHODS.get("mtp" if str(method).endswith("_mtp") else method)
     if reason is None:
         raise ValueError(

@@ -128,7 +128,8 @@ def note_drafts(engine, wrong=True):
             own = window.input_ids[row * window.stride : row * window.stride + place + 1].tolist()
             found.append(([*text[: known - 1].tolist(), own[0]], own[1:], logits[row].clone()))
         drawn = draw(logits, slots, positions, window, tables, kind)
-        return torch.where(torch.arange(len(drawn)) % 2 == 0, drawn, (drawn + 1) % VOCAB_SIZE) if wrong else drawn
+        is_right = torch.arange(len(drawn), device=drawn.device) % 2 == 0
+        return torch.where(is_right, drawn, (drawn + 1) % VOCAB_SIZE) if wrong else drawn
 
     drafter.draw_tokens = note
     return found

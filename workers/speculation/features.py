@@ -48,7 +48,7 @@ class Features:
         at = (begin + before - first).clamp_(0, len(of_step) - 1).long()
         block = tables.block_table[group, inputs.row_slots[row].long(), before.clamp(min=0).long() // block_size].long()
         found = torch.where((before >= first).unsqueeze(1), of_step[at], self._kept[block])
-        found.masked_fill_((before < 0).unsqueeze(1), 0.0)  # a sequence's first token has none, and nobody looks at its entry
+        found.masked_fill_((before < 0).unsqueeze(1), 0.0)  # a sequence's first token has none, and its entry is hidden
         self._keep(tables, step, group, of_step, num_rows, block_size)
         return found
 
