@@ -77,9 +77,11 @@ def test_tokens_are_those_without_drafts(scheduling, tmp_path):
     assert engine.scheduler.counters.windows.so_far().draft_tokens > 0
 
 
-def test_ranks_draft_alike(tmp_path):
-    head = head_of(draft_vocab=300)
-    engine = engine_of_ranks(tiny_model("llama"), 2, max_model_len=MAX_LEN, speculation=eagle3(head.save(tmp_path), 4))
+@pytest.mark.parametrize("for_norms", [False, True])
+def test_ranks_draft_alike(for_norms, tmp_path):
+    """Also where sums over the ranks are formed with the norms behind them, which taps come before."""
+    speculation = eagle3(head_of(draft_vocab=300).save(tmp_path), 4)
+    engine = engine_of_ranks(tiny_model("llama"), 2, max_model_len=MAX_LEN, speculation=speculation, for_norms=for_norms)
     alone = engine_with(eagle3(tmp_path, 4))
     prompts, params = [PROMPT[:20], PROMPT[:33]], SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True)
     assert engine.generate(prompts, params) == alone.generate(prompts, params)

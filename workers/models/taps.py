@@ -4,7 +4,8 @@ A tapped layer begins as the first layer of a pipeline stage does: what the laye
 (stage_boundary.py), so that the stream is whole.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -12,21 +13,21 @@ from quire.workers.layers.norm import Norm, make_norm
 from quire.workers.models.config import ModelConfigError
 from quire.workers.models.decoder import CausalLM
 from quire.workers.models.language_model import LanguageModel
+from quire.workers.parallel import Partial
 
 
 class Tapped:
     """A block that keeps the stream that enters it. out: [most tokens, H], a part of the taps' buffer."""
 
-    def __init__(self, block: object, norm: Norm, out: torch.Tensor):
+    def __init__(self, block: Callable[..., tuple[Any, torch.Tensor]], norm: Norm, out: torch.Tensor):
         self._block, self._norm, self._out = block, norm, out
 
-    def __call__(
-        self, x: torch.Tensor | None, residual: torch.Tensor, *rest: object
-    ) -> tuple[torch.Tensor | None, torch.Tensor]:
-        if x is not None:
-            self._norm.add(x, residual)
+    def __call__(self, x: Any, residual: torch.Tensor, *rest: object) -> tuple[Any, torch.Tensor]:
+        if isinstance(x, torch.Tensor | Partial):  # else there is nothing to add, or fusion.py's kernel has added it
+            self._norm.add(x, residual)  # type: ignore[arg-type]  # a norm's `add` looks at it
+            x = None
         self._out[: len(residual)].copy_(residual)
-        return self._block(None, residual, *rest)  # type: ignore[operator, no-any-return]
+        return self._block(x, residual, *rest)
 
 
 def tap(model: LanguageModel, layers: Sequence[int], max_tokens: int, dtype: torch.dtype) -> torch.Tensor:
