@@ -16,8 +16,8 @@ MAX_NGRAM = 32
 class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings of speculation, all of them decided."""
 
-    method: Literal["ngram", "draft_model"]
-    model: str | None = None  # of a draft model, a folder or hub id; the daemon makes it a folder
+    method: Literal["ngram", "draft_model", "eagle3"]
+    model: str | None = None  # of a draft model or an EAGLE-3 head, a folder or hub id; the daemon makes it a folder
     revision: str | None = None  # branch, tag or commit of its hub repository
     quantization: str | None = None  # as --quantization, for its weights
     max_model_len: int | None = None  # longest sequence that it drafts for; None: as long as its own context

@@ -16,19 +16,20 @@ from quire.ipc.speculative_config import MAX_NGRAM, MAX_SPECULATIVE_TOKENS, MODE
 from quire.ipc.unknown_names import what_to_write
 
 FLAG = "--speculative-config"
+Method = Literal["ngram", "draft_model", "eagle3"]
 _NGRAM = ("ngram", "[ngram]", "ngram_gpu")
-_USE = '{"method": "ngram"} and "draft_model" are'
+_USE = '{"method": "ngram"}, "draft_model" and "eagle3" are'
 _YET = "is not served yet; " + _USE
 _NOT_HERE = "is not served; " + _USE
 METHODS = {  # vLLM's methods that are not served, but for those of single families (*_mtp)
-    **dict.fromkeys(("eagle", "eagle3", "mtp"), _YET),
+    **dict.fromkeys(("eagle", "mtp"), _YET),
     **dict.fromkeys(("dflash", "dspark", "suffix", "medusa", "mlp_speculator", "extract_hidden_states"), _NOT_HERE),
     "custom_class": "is not served, as no code of others is loaded; " + _USE,
 }
 _DRAFT_MODEL = "is a key of draft models, and ngram has none: leave it out"
 _OF_DRAFT_MODELS = ("max_model_len", "quantization", "revision")
 _OF_NGRAM = ("prompt_lookup_min", "prompt_lookup_max")
-_NGRAMS = "is a key of n-grams, and the method is draft_model: leave it out"
+_NGRAMS = "is a key of n-grams, and the method is another: leave it out"
 _AS_THE_MODEL = "is no key of it: a draft model is run like the model, with its type, kernels and GPUs"
 _NO_EFFECT = ("enforce_eager", "disable_logprobs", "disable_log_stats")
 _OTHER_KEYS = {  # each with the reason why it is refused, unless its value is None or False
@@ -105,7 +106,7 @@ def speculation_of(given: Any) -> SpeculativeConfig | None:
         raise ValueError(f"{FLAG}: {error}") from None
 
 
-def _known(given: Mapping[str, Any]) -> tuple[Literal["ngram", "draft_model"], _Given]:
+def _known(given: Mapping[str, Any]) -> tuple[Method, _Given]:
     """The method, and the keys with a meaning, with values of the right types. Raises ValueError."""
     left = dict(given)
     for key, value in given.items():
@@ -127,7 +128,7 @@ def _known(given: Mapping[str, Any]) -> tuple[Literal["ngram", "draft_model"], _
         raise ValueError(f"{path.rstrip('`')}: {what[:1].lower()}{what[1:]}".replace("`", "")) from None
 
 
-def _method(given: Mapping[str, Any]) -> Literal["ngram", "draft_model"]:
+def _method(given: Mapping[str, Any]) -> Method:
     """The method that the keys name, or that their model is for. Raises ValueError if it is not served."""
     method, model = given.get("method"), given.get("model")
     if method is None and model not in (None, *_NGRAM):
@@ -143,36 +144,52 @@ def _method(given: Mapping[str, Any]) -> Literal["ngram", "draft_model"]:
         if model not in (None, *_NGRAM):
             raise ValueError(f"model {str(model)!r:.80} contradicts method ngram, which drafts without a model")
         return "ngram"
-    if method == "draft_model":
+    if method == "draft_model" or method == "eagle3":
         if model in (None, ""):
-            raise ValueError("draft_model needs a model, a folder or hub id")
-        return "draft_model"
+            raise ValueError(f"{method} needs a model, a folder or hub id")
+        return "eagle3" if method == "eagle3" else "draft_model"
     reason = METHODS.get("mtp" if str(method).endswith("_mtp") else method)
     if reason is None:
-        raise ValueError(f"there is no method {method!r:.80}; {what_to_write(str(method), ('ngram', 'draft_model', *METHODS))}")
+        raise ValueError(
+            f"there is no method {method!r:.80}; {what_to_write(str(method), ('ngram', 'draft_model', 'eagle3', *METHODS))}"
+        )
     raise ValueError(f"{said} {reason}")
 
 
 def method_of(model: str) -> str:
     """vLLM's name of the method that a drafter is for: by its config.json if it is a folder, else by its name."""
-    try:
-        config = json.loads((Path(model) / "config.json").read_text())
-    except (OSError, ValueError):
-        config = {}
-    kind = str(config.get("model_type", "")) if isinstance(config, dict) else ""
+    config = _config_json(model)
+    kind = str(config.get("model_type", ""))
     if kind in ("medusa", "mlp_speculator") or kind.endswith("_mtp"):
         return "mtp" if kind.endswith("_mtp") else kind
-    said = config.get("speculators_model_type") or config.get("architectures") if isinstance(config, dict) else None
+    said = config.get("speculators_model_type") or config.get("architectures")
     words = f"{said or Path(model).name}".lower()
     return next((name for name in ("dflash", "dspark", "eagle3", "eagle", "medusa") if name in words), "draft_model")
 
 
-def _config_of(method: Literal["ngram", "draft_model"], given: _Given) -> SpeculativeConfig:
+def _config_json(model: str) -> dict[str, Any]:
+    """The config.json of a folder; {} for a hub id, and for a file that cannot be read, which the start refuses later."""
+    try:
+        config = json.loads((Path(model) / "config.json").read_text())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
+def _drafts_of(model: str | None) -> int:
+    """The number of drafts that a checkpoint of the speculators library was made for, or that of any other model."""
+    said: Any = _config_json(model or "").get("speculators_config")
+    ways = said.get("proposal_methods") if isinstance(said, dict) else None
+    counts = [way.get("speculative_tokens") for way in ways if isinstance(way, dict)] if isinstance(ways, list) else []
+    return next((count for count in counts if type(count) is int and count >= 1), MODEL_DRAFTS)
+
+
+def _config_of(method: Method, given: _Given) -> SpeculativeConfig:
     def need(ok: bool, what: str) -> None:
         if not ok:
             raise ValueError(what)
 
-    asked = given.num_speculative_tokens or (MAX_SPECULATIVE_TOKENS if method == "ngram" else MODEL_DRAFTS)
+    asked = given.num_speculative_tokens or (MAX_SPECULATIVE_TOKENS if method == "ngram" else _drafts_of(given.model))
     need(given.num_speculative_tokens != 0 and asked >= 1, "num_speculative_tokens must be at least 1")
     drafts = min(asked, MAX_SPECULATIVE_TOKENS)
     shortest, longest = given.prompt_lookup_min, given.prompt_lookup_max
@@ -196,7 +213,7 @@ def _config_of(method: Literal["ngram", "draft_model"], given: _Given) -> Specul
     need(all(a[1] < b[0] for a, b in itertools.pairwise(ranges)), f"{key}: ranges rise and do not overlap")
     return SpeculativeConfig(
         method=method,
-        model=given.model if method == "draft_model" else None,
+        model=None if method == "ngram" else given.model,
         revision=given.revision,
         quantization=given.quantization,
         max_model_len=given.max_model_len,

@@ -190,7 +190,7 @@ class Worker:
 
     def _load(self, model_config: ModelConfig, dtype: torch.dtype) -> LanguageModel:
         model = build_model(model_config, dtype, self.parallel)
-        self.draft_model = draft = build_draft_model(self.engine, dtype, self.parallel)
+        self.draft_model = draft = build_draft_model(self.engine, dtype, self.parallel, model)
         if self.engine.device == "cpu":
             # before weights are packed: how depends on the number of threads
             torch.set_num_threads(choose_num_threads(model.weights_bytes, self.engine.world_size))

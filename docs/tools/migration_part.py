@@ -28,7 +28,7 @@ HERE = Path(__file__).parent
 VLLM: dict[str, Any] = json.loads((HERE / "vllm_names.json").read_text())
 SAME, DIFFERS, NOT_HERE = "same", "differs", "not here"
 
-_DRAFTS = "ngram and draft_model are served, other methods not yet"
+_DRAFTS = "ngram, draft_model and eagle3 are served, other methods not yet"
 FLAGS_DIFFER = {
     "--api-server-count": "default 1; also --frontends",
     "--block-size": "16 to 256; default 64 on a GPU, 16 on a CPU",

@@ -26,7 +26,7 @@ log = logging.getLogger("quire.enginecore")
 
 
 def with_draft_model(config: EngineConfig, tokenizer_json: bytes) -> EngineConfig:
-    """The configuration with its draft model's folder and context, if it has one. tokenizer_json: the model's.
+    """The configuration with its draft model's folder and context, if it has one, or its head's. tokenizer_json: the model's.
 
     Raises ModelFilesError, of which the text begins with the flag, if the draft model is not there or has other tokens.
     """
@@ -35,10 +35,12 @@ def with_draft_model(config: EngineConfig, tokenizer_json: bytes) -> EngineConfi
         return config
     flag = f"--speculative-config: model {asked.model}"
     if is_spread(config):
-        raise ModelFilesError("--speculative-config: draft_model does not work with workers on several hosts yet")
+        raise ModelFilesError(f"--speculative-config: {asked.method} does not work with workers on several hosts yet")
     try:
         place, token = config.download_dir, config.hf_token
         folder = resolve_model(asked.model, asked.revision, place, config.load_format != "dummy", token)
+        if asked.method == "eagle3":  # its tokens are the model's, and its worker says what does not fit
+            return msgspec.structs.replace(config, speculative_config=msgspec.structs.replace(asked, model=str(folder)))
         resolve_tokenizer(None, folder)
         summary = model_summary(folder, generation_config="vllm")
         own = frontend_files(folder, generation_config="vllm")["tokenizer.json"]
@@ -77,7 +79,9 @@ def say_drafts(config: SpeculativeConfig | None) -> None:
     if config is None:
         return
     by = f"{config.method} of {config.prompt_lookup_min} to {config.prompt_lookup_max} tokens"
-    if config.model is not None:
+    if config.method == "eagle3":
+        by = f"the EAGLE-3 head {config.model}"
+    elif config.model is not None:
         by = f"the draft model {config.model}, in sequences of up to {config.max_model_len} tokens"
     log.info("speculation: up to %d drafts a sequence and step, by %s", config.num_speculative_tokens, by)
     if config.asked_tokens is not None:

@@ -75,6 +75,16 @@ def test_a_draft_model_is_found_with_its_context(draft) -> None:
         assert with_draft_model(config, b"") is config
 
 
+def test_a_head_needs_no_tokenizer(draft) -> None:
+    (draft / "tokenizer.json").unlink()
+    asked = speculation_of({"method": "eagle3", "model": str(draft)})
+    config = EngineConfig(speculative_config=asked)
+    assert with_draft_model(config, b"").speculative_config == asked
+    (draft / "model.safetensors").unlink()
+    with pytest.raises(ModelFilesError, match=r"^--speculative-config: model .* has no model.safetensors"):
+        with_draft_model(config, b"")
+
+
 def change(path, **fields) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
 

@@ -5,6 +5,7 @@ import functools
 import pytest
 import tiny_hybrids
 import torch
+from eagle3_heads import assert_right, head_of, note_drafts
 from inline_engine import InlineEngine
 from tiny_models import tiny_model
 
@@ -101,6 +102,20 @@ def test_a_draft_model_knows_prefixes_that_are_hit(graphs):
     assert engine.generate([prompt] * 3, params) == first * 3 and engine.scheduler.counters.cached_tokens >= 3 * 64
     stats = engine.scheduler.counters.windows.so_far()
     assert sum(stats.accepted_by_place) >= 0.97 * stats.draft_tokens > 0
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("family", ["llama", "qwen2-mixed"])
+def test_an_eagle3_head_computes_what_the_reference_does(family, graphs, tmp_path):
+    """Behind prompts, hits, accepted and rejected drafts. The drafts are noted where passes run eagerly."""
+    head = head_of(f"gpu-{family}", draft_vocab=300)
+    engine = engine_of(family, speculation=config(4, method="eagle3", model=str(head.save(tmp_path))), graphs=graphs)
+    found = [] if graphs else note_drafts(engine)
+    assert outputs_of(engine)[0] == without_drafts(family)[0]
+    assert engine.scheduler.counters.windows.so_far().draft_tokens > 0
+    if not graphs:
+        on_cpu = [(ids, drafts, logits.cpu()) for ids, drafts, logits in found]
+        assert_right(on_cpu, head, f"gpu-{family}")
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

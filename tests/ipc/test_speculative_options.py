@@ -76,6 +76,17 @@ def test_what_keys_of_a_draft_model_become(given: dict[str, object], changes: di
     assert speculation_of(given) == expected == speculation_of(expected)
 
 
+def test_a_head_is_told_by_its_config_with_its_own_number_of_drafts(tmp_path) -> None:
+    ways = [{"proposal_type": "greedy", "speculative_tokens": 3}]
+    fields = {"speculators_model_type": "eagle3", "speculators_config": {"proposal_methods": ways}}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    expected = SpeculativeConfig(method="eagle3", model=str(tmp_path), num_speculative_tokens=3)
+    assert speculation_of({"model": str(tmp_path)}) == expected
+    assert speculation_of({"method": "eagle3", "model": "a/b"}) == SpeculativeConfig(
+        method="eagle3", model="a/b", num_speculative_tokens=7
+    )
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -86,7 +97,7 @@ def test_what_keys_of_a_draft_model_become(given: dict[str, object], changes: di
         ({**NGRAM, "model": "a/b"}, "model 'a/b' contradicts method ngram"),
         ({"method": "draft_model"}, "draft_model needs a model, a folder or hub id"),
         ({"method": "draft_modle", "model": "a/b"}, "there is no method 'draft_modle'; did you mean draft_model?"),
-        ({**DRAFT, "prompt_lookup_max": 3}, "prompt_lookup_max=3 is a key of n-grams, and the method is draft_model"),
+        ({**DRAFT, "prompt_lookup_max": 3}, "prompt_lookup_max=3 is a key of n-grams, and the method is another"),
         ({**DRAFT, "draft_tensor_parallel_size": 2}, "a draft model is run like the model, with its type, kernels and GPUs"),
         (
             {**DRAFT, "use_heterogeneous_vocab": True},
@@ -95,7 +106,8 @@ def test_what_keys_of_a_draft_model_become(given: dict[str, object], changes: di
         ({**DRAFT, "draft_sample_method": "greedy"}, "drafts are drawn with a request's own parameters"),
         ({**DRAFT, "quantization": "fp9"}, "quantization must be one of fp8,"),
         ({**DRAFT, "max_model_len": 0}, "max_model_len must be at least 1"),
-        ({"model": "org/EAGLE3-Llama"}, "method 'eagle3', which model 'org/EAGLE3-Llama' is for, is not served yet"),
+        ({"model": "org/EAGLE-Llama"}, "method 'eagle', which model 'org/EAGLE-Llama' is for, is not served yet"),
+        ({"method": "eagle3"}, "eagle3 needs a model, a folder or hub id"),
         ({"method": "mtp"}, "method 'mtp' is not served yet"),
         ({"method": "qwen3_next_mtp", "num_speculative_tokens": 2}, "method 'qwen3_next_mtp' is not served yet"),
         ({"method": "dflash", "model": "a"}, "method 'dflash' is not served;"),

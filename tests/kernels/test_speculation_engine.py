@@ -2,6 +2,7 @@
 
 import pytest
 from drafters import DrafterOfTexts, drafting
+from eagle3_heads import assert_right, head_of, note_drafts
 from inline_engine import InlineEngine
 from tiny_models import ALL_MODELS, VOCAB_SIZE, tiny_model
 
@@ -83,3 +84,20 @@ def test_tokens_are_those_without_drafts(family, drafter, window, padded, count,
         assert sum(stats.accepted_by_place) > 0.5 * stats.draft_tokens
     if drafter == family:  # a draft model that is the target: what it drafts is right, but for ties
         assert sum(stats.accepted_by_place) > 0.9 * stats.draft_tokens
+
+
+@pytest.mark.interpret
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("padded", [True, False])
+def test_an_eagle3_head_computes_what_the_reference_does(padded, tmp_path, monkeypatch):
+    from interpreted_engine import InterpretedEngine, emulate_gpu
+
+    emulate_gpu(monkeypatch)
+    head = head_of(draft_vocab=300)
+    config = SpeculativeConfig(method="eagle3", model=str(head.save(tmp_path)), num_speculative_tokens=3)
+    plain = InlineEngine(tiny_model("llama"), **SIZES)
+    engine = InterpretedEngine(tiny_model("llama"), **SIZES, speculation=config, padded=padded)
+    found = note_drafts(engine)
+    assert outputs_of(engine, 5) == outputs_of(plain, 5)
+    assert_right(found, head, "llama")

@@ -173,7 +173,7 @@ def test_an_answer_of_several_sequences_tells_no_counts(both: tuple[Served, Serv
 
 
 def test_what_is_not_served_ends_the_start_with_one_line() -> None:
-    with Served(*SMALL, "--speculative-config", '{"method": "eagle3", "model": "x"}') as served:
+    with Served(*SMALL, "--speculative-config", '{"method": "eagle", "model": "x"}') as served:
         assert served.wait() == 2
         (line,) = (line for line in served.lines if "speculative" in line)
-        assert "method 'eagle3' is not served yet" in line
+        assert "method 'eagle' is not served yet" in line

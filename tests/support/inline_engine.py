@@ -68,7 +68,7 @@ class InlineEngine:
         self.model = self.load(config, dtype, parallel, None if dummy else model_dir)
         layers = parallel.stage.layers if parallel.stage.count > 1 else None
         cache = KVCache(config.attention_specs(parallel), block_size, dtype, self.model.kv_scales(), layers)
-        self._load_draft(cache, max_model_len, dtype, parallel)
+        self._load_draft(cache, (max_num_seqs, budget, max_model_len), dtype, parallel)
         cache.allocate(num_blocks, self.device)
         states = state_cache_of(config, parallel, dtype, state_dtype)
         num_states = (num_states or 2 * max_num_seqs + 1) if config.state_tensors(parallel) else 0
@@ -99,10 +99,11 @@ class InlineEngine:
         self.masks: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}  # step -> what a worker's ring would bring
         self.count, self.prompt_rows, self.logprobs = 0, [], {}  # the last: key -> those of its output, if it wants them
 
-    def _load_draft(self, cache, max_model_len, dtype, parallel):
-        sizes = {"max_model_len": max_model_len, "block_size": cache.block_size}
-        asked = SimpleNamespace(speculative_config=self.speculation, load_format="auto", seed=0, **sizes)
-        self.draft = build_draft_model(asked, dtype, parallel)
+    def _load_draft(self, cache, limits, dtype, parallel):
+        names = "max_num_seqs", "max_num_batched_tokens", "max_model_len"
+        sizes = dict(zip(names, limits, strict=True)) | {"block_size": cache.block_size, "load_format": "auto", "seed": 0}
+        asked = SimpleNamespace(speculative_config=self.speculation, **sizes)
+        self.draft = build_draft_model(asked, dtype, parallel, self.model)
         if self.draft is not None:
             self.draft.load(asked, self.device, progress=False)
             cache.drafter = self.draft.cache

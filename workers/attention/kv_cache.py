@@ -92,6 +92,7 @@ class KVCache:
         self.num_blocks = 0
         self.k: list[torch.Tensor] = []
         self.v: list[torch.Tensor] = []
+        self.more_bytes = 0  # that something else keeps for each block
         self.drafter: KVCache | None = None  # keys and values of a draft model, under the same blocks' ids
 
     def _all_kinds(self) -> dict[Kind, None]:
@@ -119,7 +120,7 @@ class KVCache:
     @property
     def block_bytes(self) -> int:
         own = sum(kind.block_bytes(self.block_size) for kind in self._kinds)
-        return own + (0 if self.drafter is None else self.drafter.block_bytes)
+        return own + self.more_bytes + (0 if self.drafter is None else self.drafter.block_bytes)
 
     def allocate(self, num_blocks: int, device: torch.device) -> None:
         """Replace the tensors; the null block is zeroed, so that it contains no NaN."""

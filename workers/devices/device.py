@@ -131,11 +131,10 @@ class Device(ABC):
         ctx, draft = self.ctx, self.ctx.draft_model
         if draft is None:
             return None
-        nothing = StateCache.of_nothing()
-        own = replace(ctx, config=draft.config, cache=draft.cache, parallel=draft.parallel, states=nothing)
-        return draft, DraftDevice(
-            kernels, self.new_attention(own), self.draw, ctx.max_rows, ctx.max_tokens, ctx.config.vocab_size
-        )
+        most = ctx.max_tokens + ctx.max_rows  # those of a step, and what its prompts have sampled
+        own = replace(ctx, config=draft.config, cache=draft.cache, parallel=draft.parallel, max_tokens=most)
+        attention = self.new_attention(replace(own, states=StateCache.of_nothing()))
+        return draft, DraftDevice(kernels, attention, self.draw, ctx.max_rows, most, ctx.config.vocab_size)
 
     # ------------------------------------------------------------------------------------------- the same everywhere
     def prepare(

@@ -83,7 +83,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     num_kv_heads: int
     head_dim: int
     scale: float  # factor of the products q·k
-    window: int  # 0 sees everything, otherwise the last `window` tokens, the token itself included
+    window: int  # 0 sees everything, -1 all but the first; otherwise the last `window` tokens, the token itself included
     is_chunked: bool = False  # a token sees its chunk of `window` tokens up to itself
     rope: RopeConfig | None  # None: nothing is rotated
     qk_norm_eps: float | None = None  # of an RMSNorm of each head of q and k before the rotation; None: there is none

@@ -73,13 +73,14 @@ class DraftModelDrafter(Drafter):
         cache = self._cache
         if len(self.state.filled) != cache.num_blocks:  # the cache was allocated meanwhile
             self.state.renew(cache.num_blocks, cache.block_size)
+            self._draft.renew(cache.num_blocks)
         self._kernels.begin_sequences(plan, tables, self.state, self._group)
 
     def extend(self, step: StepBuffers, num_tokens: int) -> None:
         self._kernels.note_tokens(step, self.state, self._group, num_tokens, block_size=self._cache.block_size)
 
     def follow(self, plan: StepPlan, tables: SlotTables, step: StepBuffers, graphs: Graphs | None) -> None:
-        if (wanted := pass_of(plan, self.max_tokens)) is None:
+        if (wanted := pass_of(plan, self.max_tokens, reads_all=self._draft.features is not None)) is None:
             return
         captured = None if graphs is None else self._pass_sizes.padded(wanted)
         if graphs is None or captured is None:
@@ -106,6 +107,7 @@ class DraftModelDrafter(Drafter):
         arguments = (tables, step, self.state, inputs, self._group, some.tokens, some.rows)
         how = {"block_size": size, "depth": some.depth, "longest": self._draft.longest, "vocab": vocab}
         tokens, rows = kernels.begin_pass(*arguments, **how)
+        self._draft.read(tables, step, inputs, self._group, tokens, rows, some.tokens, size)
         if not tokens:
             return
         decode_rows = None if some.mixed else rows

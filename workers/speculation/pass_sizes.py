@@ -28,10 +28,10 @@ class DraftPass(NamedTuple):
     kind: int  # of sampling, SAMPLING_*
 
 
-def pass_of(plan: StepPlan, max_tokens: int) -> DraftPass | None:
-    """What is to be computed behind a step; None if that is nothing."""
+def pass_of(plan: StepPlan, max_tokens: int, *, reads_all: bool = False) -> DraftPass | None:
+    """What is to be computed behind a step; None if that is nothing. reads_all: every step's tokens must be read at once."""
     rows, mixed = plan.num_rows, len(plan.prefill_rows) > 0
-    if not rows or not (mixed or plan.draft_depth):
+    if not rows or not (mixed or plan.draft_depth or reads_all):
         return None
     tokens = max(plan.num_tokens + len(plan.prefill_rows), min(MAX_WINDOW * rows, CATCH_UP_TOKENS))
     return DraftPass(min(tokens, max_tokens), rows, mixed, plan.draft_depth, plan.sampling_kind & _KINDS)

@@ -5,6 +5,7 @@ import json
 import msgspec
 import pytest
 import torch
+from eagle3_heads import Head
 from estimate_cases import QWEN3_06B, folder_of, read
 from tiny_models import ALL_MODELS, MODELS, tiny_model
 
@@ -216,7 +217,8 @@ def test_a_draft_model_is_counted_as_a_worker_counts_it(target, draft, asked_her
         config = EngineConfig(device="cpu", cpu_kv_cache_gib=0.01, tensor_parallel_size=size, speculative_config=asked)
         worker, model = daemon.worker_config(config, folder, model_summary(folder)).engine, read_model_config(folder)
         parallel = Parallel(0, size)
-        whole, drafts = build_model(model, torch.float32, parallel), build_draft_model(worker, torch.float32, parallel)
+        whole = build_model(model, torch.float32, parallel)
+        drafts = build_draft_model(worker, torch.float32, parallel, whole)
         budget = budget_before_loading(worker, model, whole, torch.float32, parallel, drafts)
         cache = KVCache(model.attention_specs(parallel), worker.block_size, torch.float32)
         own = cache.block_bytes
@@ -250,6 +252,23 @@ def test_speculation_keeps_inputs_of_recurrent_layers():
     built = build_model(config, torch.float32, Parallel())
     step = cpu_step_bytes(config, max(worker.max_num_batched_tokens, rows), worker.max_samples, torch.float32)
     assert budget_before_loading(worker, config, built, torch.float32, Parallel()).activation_bytes == step + num_bytes
+
+
+@pytest.mark.parametrize("speculators", [False, True])
+def test_an_eagle3_head_is_counted_by_its_file(speculators, tmp_path):
+    folder = tiny_model("llama")
+    Head(64, 512, draft_vocab=300, taps=(0, 1, 2)).save(tmp_path, speculators=speculators)
+    asked = SpeculativeConfig(method="eagle3", model=str(tmp_path))
+    config = EngineConfig(device="cpu", cpu_kv_cache_gib=0.01, speculative_config=asked)
+    worker, model = daemon.worker_config(config, folder, model_summary(folder)).engine, read_model_config(folder)
+    whole = build_model(model, torch.float32, Parallel())
+    head = build_draft_model(worker, torch.float32, Parallel(), whole)
+    budget = budget_before_loading(worker, model, whole, torch.float32, Parallel(), head)
+    found = estimate(read(folder), config, 0)
+    assert found.num_blocks == budget.num_blocks
+    assert found.draft_weights_bytes == pytest.approx(held_bytes(head.model, torch.float32), rel=0.15)
+    with pytest.raises(EstimateError, match="a local folder is read"):
+        estimate(read(folder), EngineConfig(speculative_config=SpeculativeConfig(method="eagle3", model="a/b")), 16 << 30, "L4")
 
 
 def test_speculation_has_logits_and_a_sampler_for_every_sample():
