@@ -227,8 +227,7 @@ class ModelRunner:
     def load_masks(self, plan: StepPlan, read_masks: ReadMasks) -> np.ndarray:
         """Load the step's masks as they come; returns the rows that should have one and got none."""
         expected = plan.mask_rows.copy()  # reading the next record gives back the plan's place in the ring
-        first_sample = self.buffers.first_sample if plan.window > 1 else None
-        loaded = self.device.masks.load(expected, read_masks(plan), first_sample)
+        loaded = self.device.masks.load(expected, read_masks(plan), self.buffers.first_sample if plan.window > 1 else None)
         return NO_ROWS if len(loaded) == len(expected) else np.setdiff1d(expected, loaded)
 
     def _prompt_logprobs(self, plan: StepPlan, hidden: torch.Tensor) -> list[PromptRow]:

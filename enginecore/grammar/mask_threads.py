@@ -184,18 +184,14 @@ class _Maker:
 
     def run(self) -> None:
         while (works := self._works.get()) is not None:
-            for first in range(0, len(works), self._piece):
-                if not self._closing.is_set():
-                    self._do_piece(works[first : first + self._piece])
-
-    def _do_piece(self, works: list[Work]) -> None:
-        """Do these works and hand over their results: of rows with windows after those of all others."""
-        if windows := [w for w in works if w.window is not None]:
-            works = [w for w in works if w.window is None]
-        if works:
-            self._do_plain(works)
-        if windows:
-            self._do_windows(windows)
+            by_kind = (
+                (self._do_plain, [w for w in works if w.window is None]),
+                (self._do_windows, [w for w in works if w.window]),
+            )
+            for do, some in by_kind:  # those with windows last: they wait
+                for first in range(0, len(some), self._piece):
+                    if not self._closing.is_set():
+                        do(some[first : first + self._piece])
 
     def _do_windows(self, works: list[Work]) -> None:
         """The masks of rows with windows, once their step has begun and their drafts are known."""

@@ -5,6 +5,7 @@ import math
 import re
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -36,6 +37,8 @@ COMPLETIONS: dict[str, dict[str, Any]] = {
     "ids": {"return_token_ids": True, "echo": True},
     "one token": {"max_tokens": 1},
     "grammar": {"structured_outputs": {"regex": "(one two ){12}"}},
+    "schema": RANDOM | {"structured_outputs": {"json": {"type": "array", "items": {"enum": ["one", "two"]}, "maxItems": 9}}},
+    "choice": {"structured_outputs": {"choice": ["one two three", "one two", "three"]}, "ignore_eos": False},
     "logprobs of the prompt": {"prompt_logprobs": 1},
 }
 
@@ -70,6 +73,17 @@ def test_an_answer_is_the_one_without_drafts(both: tuple[Served, Served], name: 
     assert drafting["usage"] == plain["usage"] and "metrics" not in plain
     if name.startswith("stop"):
         assert [choice["finish_reason"] for choice in drafting["choices"]] == ["stop"]
+
+
+def test_rows_with_grammars_have_drafts(both: tuple[Served, Served]) -> None:
+    """Real workers wait for masks that wait for drafts, beside a request without a grammar."""
+    plain, drafting = both
+    with ThreadPoolExecutor() as pool:
+        beside = pool.submit(drafting.complete, **body("seeded", max_tokens=400, logprobs=None))
+        told = drafting.complete(**body("grammar"))
+        beside.result()
+    assert told["choices"] == plain.complete(**body("grammar"))["choices"]
+    assert told["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"] > 10
 
 
 def test_a_chat_is_the_one_without_drafts(both: tuple[Served, Served]) -> None:

@@ -12,9 +12,10 @@ from toy_tokenizers import byte_level
 
 from quire.enginecore.grammar import mask_threads as module
 from quire.enginecore.grammar.language.texts import to_lark
-from quire.enginecore.grammar.mask_threads import TOO_SLOW, Done, MaskThreads, Work, mask_threads
+from quire.enginecore.grammar.mask_threads import TOO_SLOW, MaskThreads, mask_threads
 from quire.enginecore.grammar.matchers import Constraint, stop_bits
 from quire.enginecore.grammar.vocabulary import make_vocabulary
+from quire.enginecore.grammar.work import Done, Work
 from quire.enginecore.scheduling.sequence import SequenceState
 from quire.ipc.structured_outputs import StructuredOutputs
 
