@@ -155,7 +155,7 @@ PREFILL_CANDIDATES = 4  # the row has a side result for its last position, which
 
 STATE_COPY = Record(Field("source"), Field("target"))  # states, before the step's forward
 
-# What a step with windows has kept of a decode row, for its recurrent state; before the step's forward.
+# Inputs that a step with windows has kept of a decode row, for its recurrent state; before the step's forward.
 KEPT_INPUTS = Record(
     Field("slot"),
     Field("keep_at"),  # once so many of its tokens are in the state, the state is kept; -1: what was said before holds

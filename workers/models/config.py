@@ -268,6 +268,6 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return {i: spec.tensors(parallel) for i, spec in recurrent.items() if spec is not None}
 
     def kept_sizes(self, parallel: Parallel) -> dict[int, tuple[int, ...]]:
-        """What each recurrent layer keeps of a token of a window, on this rank: see RecurrentSpec."""
+        """Sizes of what each recurrent layer keeps of a token of a window, on this rank: see RecurrentSpec."""
         recurrent = {i: layer.recurrent for i, layer in enumerate(self.layers)}
         return {i: spec.kept_sizes(parallel) for i, spec in recurrent.items() if spec is not None}
