@@ -24,6 +24,7 @@ def compiled_kernels() -> dict[tuple[str, str], Any]:
         prefill_hopper,
         prefill_schedule,
         rope_kv,
+        varlen,
     )
     from quire.kernels.elementwise import activation, embedding, logits, norm  # noqa: F401
     from quire.kernels.exchange import all_reduce_norm, peer_link  # noqa: F401
