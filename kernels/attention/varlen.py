@@ -181,7 +181,7 @@ def _varlen_kernel(
 
 
 def choose_tiles(num_tokens: int, head_dim: int, dtype: torch.dtype) -> tuple[int, int, int]:
-    """(queries of a tile, keys of a tile, warps). fp32 heads are as large as 16-bit ones of twice the size, and few use them."""
+    """(queries of a tile, keys of a tile, warps)."""
     if dtype == torch.float32:
         return 32, 32, 4
     if head_dim > 128:

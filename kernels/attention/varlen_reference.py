@@ -1,6 +1,6 @@
-"""Attention over packed rows in plain torch: the oracle of `varlen` and `varlen_cpu`, row by row, in float32. Formula: varlen.py.
+"""Attention over packed rows in plain torch: the oracle of `varlen` and `varlen_cpu`, row by row, in float32.
 
-`Reach` and `row_spans`, which all of them use, are here, too.
+The formula is in varlen.py. `Reach` and `row_spans`, which all of them use, are here, too.
 """
 
 from itertools import pairwise
@@ -39,7 +39,7 @@ def row_spans(cu_seqlens: torch.Tensor, num_tokens: int) -> tuple[torch.Tensor, 
 
 
 def relative_bias(relative: torch.Tensor, distances: torch.Tensor) -> torch.Tensor:
-    """The biases [Hq, *distances] by distance, key - query; relative [Hq, 2 n + 1] is of distances -n to n, and clamped there."""
+    """Biases [Hq, *distances] by distance, key - query; relative [Hq, 2 n + 1] is of distances -n to n, which clamp there."""
     most = relative.shape[1] // 2
     return relative[:, distances.clamp(-most, most) + most]
 

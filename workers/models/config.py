@@ -16,6 +16,7 @@ from quire.workers.layers.norm import NormSpec
 from quire.workers.loading.names import CheckpointNames
 from quire.workers.loading.quantized.schemes import Quantization
 from quire.workers.parallel import Parallel
+from quire.workers.pooling.specs import HeadSpec
 
 RopeType = Literal["default", "linear", "llama3", "yarn", "longrope", "proportional"]
 CacheDtype = Literal["fp8_e4m3", "fp8_e5m2"]
@@ -84,6 +85,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     head_dim: int
     scale: float  # factor of the products q·k
     window: int  # 0 sees everything, otherwise the last `window` tokens, the token itself included
+    is_causal: bool = True  # False: a token sees those after it, too, with a window as many as before it, and nothing is cached
     is_chunked: bool = False  # a token sees its chunk of `window` tokens up to itself
     rope: RopeConfig | None  # None: nothing is rotated
     qk_norm_eps: float | None = None  # of an RMSNorm of each head of q and k before the rotation; None: there is none
@@ -113,7 +115,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def has_cache(self) -> bool:
         """Whether the layer stores keys and values of its own."""
-        return self.is_there and self.shares is None
+        return self.is_there and self.shares is None and self.is_causal
 
     @property
     def cache(self) -> CacheSpec:
@@ -194,6 +196,7 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     attention_bias: bool = False  # the block decides of which projections
     output_bias: bool | None = None  # of attention's output projection in LlamaBlock; None: as attention_bias
     mlp_bias: bool = False
+    down_bias: bool | None = None  # of the MLP's last product in an encoder; None: as mlp_bias
     activation: Activation = "silu"  # of the MLP
     norms_qk: bool = False  # by a norm of the block, if the attention's spec has none
     values: ValueHeads | None = None  # if their heads have another size than keys'
@@ -232,8 +235,19 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     logit_softcap: float = 0.0  # logits are softcap * tanh(logit / softcap); 0: none
 
 
+class EncoderSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What an encoder has around its layers besides the modules of `ModelSpec` (encoder.py)."""
+
+    num_positions: int = 0  # rows of the table of learned positions; 0: none
+    first_position: int = 0  # the table's row of a text's first token
+    num_token_types: int = 0  # rows of the table of token types; 0: none
+    num_buckets: int = 0  # of a bias by relative position, which all layers share; 0: none
+    has_final_norm: bool = False
+    head: HeadSpec | None = None  # None: it ends with the hidden states
+
+
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A decoder-only transformer as its checkpoint describes it."""
+    """A decoder-only transformer, or an encoder, as its checkpoint describes it."""
 
     architecture: str  # key of family_table.FAMILIES, if transformers_config is None
     vocab_size: int
@@ -249,6 +263,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     transformers_config: str | None = None  # the text of config.json, if transformers' model is run
     state_dtype: str | None = None  # of recurrent states; None: config.json does not say, so float32
     longest: int | None = None  # most positions that the model has, if fewer than its config says
+    encoder: EncoderSpec | None = None  # None: it is a decoder
 
     @property
     def rms_norm_eps(self) -> float:
