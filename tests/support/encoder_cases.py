@@ -32,7 +32,7 @@ def randomized(model: Any) -> Any:
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            is_scale = parameter.dim() == 1 and name.endswith("weight")
+            is_scale = parameter.dim() == 1 and name.endswith("weight") and not model.config.model_type.startswith("gemma")
             parameter.normal_(1.0 if is_scale else 0.0, 0.3 if parameter.dim() > 1 else 0.2, generator=generator)
     return model.eval()
 

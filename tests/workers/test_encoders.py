@@ -3,7 +3,7 @@
 import pytest
 import torch
 import transformers
-from encoder_cases import POSITIONS, SMALL, our_hidden, pair, texts, their_hidden, types_of
+from encoder_cases import HIDDEN, POSITIONS, SMALL, VOCAB, our_hidden, pair, texts, their_hidden, types_of
 
 LENGTHS = [1, 2, 7, 33]
 
@@ -13,6 +13,15 @@ def roberta(name: str, **changes):
     return (f"{name}Model", {**fields, **changes})
 
 
+IDS = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "mask_token_id"), 0)
+DISTIL = {
+    "vocab_size": VOCAB, "dim": HIDDEN, "n_layers": 3, "n_heads": 4, "hidden_dim": 48, "max_position_embeddings": POSITIONS,
+}  # fmt: skip
+MODERN = {**SMALL, **IDS, "num_hidden_layers": 4, "local_attention": 10}
+GEMMA = {
+    **SMALL, **IDS, "num_key_value_heads": 2, "head_dim": 16, "sliding_window": 12, "query_pre_attn_scalar": 20,
+    "num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2,
+}  # fmt: skip
 # name -> (transformers' class, its config's fields)
 CASES = {
     "bert": ("BertModel", {**SMALL, "hidden_act": "gelu"}),
@@ -20,8 +29,19 @@ CASES = {
     "roberta": roberta("Roberta"),
     "xlm-roberta": roberta("XLMRoberta", type_vocab_size=2),
     "camembert": roberta("Camembert"),
+    "distilbert": ("DistilBertModel", DISTIL),
+    "mpnet": ("MPNetModel", {**SMALL, "max_position_embeddings": POSITIONS + 2}),
+    "modernbert": ("ModernBertModel", MODERN),
+    "modernbert-biases": ("ModernBertModel", {**MODERN, "norm_bias": True, "attention_bias": True, "mlp_bias": True}),
+    "embedding-gemma": ("Gemma3TextModel", {**GEMMA, "use_bidirectional_attention": True}),
+    "gemma3-causal": ("Gemma3TextModel", GEMMA),
+    "nomic": ("NomicBertModel", SMALL),
+    "gte": ("GteModel", {**SMALL, "type_vocab_size": 2}),
+    "gte-untyped": ("GteModel", {**SMALL, "type_vocab_size": 0}),
+    "eurobert": ("EuroBertModel", {**SMALL, "num_key_value_heads": 2, **IDS}),
+    "jina-v3": ("JinaEmbeddingsV3Model", {**SMALL, "type_vocab_size": 2}),
 }
-HAS_TYPES = {"bert", "bert-relu", "xlm-roberta"}
+HAS_TYPES = {"bert", "bert-relu", "xlm-roberta", "nomic", "gte", "jina-v3"}
 
 
 @pytest.fixture(scope="module")

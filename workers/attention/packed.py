@@ -1,4 +1,4 @@
-"""Attention of a step without a cache: packed rows of whole texts, in which tokens see both ways. Encoders begin it once a step.
+"""Attention of a step without a cache: packed rows of whole texts whose tokens see both ways. Encoders begin it once a step.
 
 It is called by blocks as `step_context.Attend`, like attention over the cache (attention.py). The kernels are
 kernels/attention/varlen on a GPU and varlen_cpu elsewhere; q and k are normed and rotated before, in place on a GPU: rope_kv

@@ -175,7 +175,8 @@ class SelfAttention(Module):
 class GatedMLP(Module):
     """down(activation(gate(x)) · up(x)); gate and up are one matrix product. name: in the block and in the checkpoint.
 
-    gate_up: how the checkpoint stores the two. feeds_add_norm: see SelfAttention. down_bias: of the last product, None as others.
+    gate_up: how the checkpoint stores the two. feeds_add_norm: see SelfAttention.
+    down_bias: of the last product; None: as the others.
     """
 
     def __init__(

@@ -75,10 +75,10 @@ def label_activation(fields: Mapping[str, Any], num_labels: int) -> LabelActivat
 
 
 def score_activation(fields: Mapping[str, Any], num_labels: int) -> LabelActivation:
-    """For the scores of pairs: what a cross-encoder of sentence-transformers says, else the sigmoid of one label. Raises HeadError.
+    """For the scores of pairs: what a cross-encoder of sentence-transformers says, else the sigmoid of one label.
 
     It is in config.json's `sentence_transformers.activation_fn`, once `sbert_ce_default_activation_function`, as the name of a
-    class of torch.
+    class of torch. Raises HeadError.
     """
     nested = fields.get("sentence_transformers")
     nested = nested if isinstance(nested, Mapping) else {}

@@ -11,7 +11,7 @@ from quire.workers.layers.norm import NormSpec
 class HeadSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A head: a dense layer of the hidden size with its activation, a norm and a product, of which the first two may lack.
 
-    sequence: a score for each label of a text; token: of each of its tokens; masked_lm: a logit for each token of the vocabulary.
+    sequence: a score for each label of a text; token: of each of its tokens; masked_lm: a logit for each of the vocabulary.
     """
 
     kind: Literal["sequence", "token", "masked_lm"]

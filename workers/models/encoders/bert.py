@@ -1,4 +1,4 @@
-"""BERT (arXiv:1810.04805) and the RoBERTa models: learned positions, token types, post-norm blocks with an MLP that is not gated.
+"""BERT (arXiv:1810.04805) and the RoBERTa models: learned positions, token types, post-norm blocks with an ungated MLP.
 
 RoBERTa's first position is the padding token's id + 1, and its heads differ. XLM-RoBERTa and CamemBERT are RoBERTa.
 """

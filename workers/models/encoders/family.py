@@ -1,4 +1,4 @@
-"""EncoderFamily: what a family's file defines, the blocks that several share, and readers of fields that encoders have in common.
+"""EncoderFamily: what a family's file defines; the block that several share, and readers of fields that they have in common.
 
 The layers' names in the model are those of newer checkpoints: self_attn.q_proj, …, post_attention_layernorm, mlp.up_proj,
 mlp.down_proj, post_mlp_layernorm; `names` maps those of a family's own checkpoints to them.

@@ -9,7 +9,7 @@ from quire.workers.layers.linear import Placement
 from quire.workers.loading.quantized.schemes import Quantization
 from quire.workers.models.config import ModelConfig, ModelConfigError
 from quire.workers.models.encoder import Encoder
-from quire.workers.models.encoders import bert
+from quire.workers.models.encoders import bert, distilbert, eurobert, gemma3, modernbert, mpnet, rotary
 from quire.workers.models.encoders.family import EncoderFamily
 from quire.workers.models.fields import Json, flag, number, read_dtype, refuse_unknown, size, words
 from quire.workers.models.spellings import ACTIVATIONS
@@ -33,6 +33,15 @@ ENCODERS: dict[str, tuple[EncoderFamily, str]] = {
     **_kinds("Roberta", bert.ROBERTA),
     **_kinds("XLMRoberta", bert.ROBERTA),
     **_kinds("Camembert", bert.ROBERTA),
+    **_kinds("DistilBert", distilbert.FAMILY),
+    **_kinds("EuroBert", eurobert.FAMILY),
+    **_kinds("Gemma3Text", gemma3.FAMILY, ("Model",)),
+    **_kinds("Gte", rotary.GTE),
+    **_kinds("JinaEmbeddingsV3", rotary.JINA_V3),
+    **_kinds("MPNet", mpnet.FAMILY),
+    **_kinds("ModernBert", modernbert.FAMILY),
+    **_kinds("New", rotary.GTE),
+    **_kinds("NomicBert", rotary.NOMIC),
 }
 
 
