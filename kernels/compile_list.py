@@ -67,6 +67,7 @@ def compiled_kernels() -> dict[tuple[str, str], Any]:
         w8a16_row,
     )
     from quire.kernels.persistent import scaled_block  # noqa: F401
+    from quire.kernels.pooling import segments  # noqa: F401
     from quire.kernels.recurrent import channel_prefill, convolution, delta, delta_prefill, mamba  # noqa: F401
     from quire.kernels.sampling import sampler, sampler_filter, sampler_sharded  # noqa: F401
     from quire.kernels.speculation import accept, ngram  # noqa: F401

@@ -1,4 +1,4 @@
-"""Attention over packed rows for a Hopper GPU that is simulated: it compiles to wgmma, once for all numbers of tokens."""
+"""Attention over packed rows and poolers' sums for a Hopper GPU that is simulated: they compile, attention to wgmma."""
 
 import json
 import os
@@ -15,6 +15,7 @@ from hopper_offline import COMPILED, KEYS, ints, meta
 from quire.kernels.attention.score_shape import ScoreShape
 from quire.kernels.attention.varlen import varlen_attention
 from quire.kernels.attention.varlen_reference import Reach
+from quire.kernels.pooling.segments import segments
 
 def run(n, heads, dim, **how):
     q, k, v = meta(n, 3 * heads * dim).unflatten(1, (-1, dim)).split(heads, 1)
@@ -27,7 +28,10 @@ for n in SIZES:
         run(n, 12, dim, reach=Reach(64, 64))
     for how in KINDS:
         run(n, 12, 64, **how)
-notes = [[c.asm["ptx"].count("wgmma.mma_async"), c.metadata.num_warps] for c in COMPILED]
+notes = list(COMPILED)
+for how in ("sum", "weighted", "max"):
+    segments(meta(SIZES[0], 96), ints(9), ints(9), ints(9), how)
+notes = [[c.asm["ptx"].count("wgmma.mma_async"), c.metadata.num_warps] for c in notes]
 print(json.dumps([notes, len(KEYS)]))
 """
 

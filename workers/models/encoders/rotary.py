@@ -109,7 +109,7 @@ def _gte_block(config: ModelConfig, spec: LayerSpec, place: Placement, layer: in
 
 
 def gte_fields(fields: Json) -> Json:
-    """The rotation's type `ntk` of the first configs scales the base and, slightly, all frequencies, for texts of any length."""
+    """The type `ntk` of the first configs scales the base and, slightly, all frequencies, for texts of any length."""
     found = {"tie_word_embeddings": True, "type_vocab_size": 1, "position_embedding_type": "rope", **fields}
     _, params = rope_parameters(found)
     if params.get("type", params.get("rope_type")) != "ntk":

@@ -58,7 +58,7 @@ def read_encoder_config(fields: Json, architecture: str, quantized: Quantization
         hidden_size=size(fields, "hidden_size"),
         layers=family.read_layers(fields),
         model=family.read_model(fields),
-        names=family.names(fields, kind),
+        names=family.names(fields, kind)._replace(torch_files=True),
         tie_word_embeddings=flag(fields, "tie_word_embeddings"),
         max_position_embeddings=positions,
         initializer_range=number(fields, "initializer_range", 0.02),
