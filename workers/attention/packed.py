@@ -27,6 +27,12 @@ def reach_of(spec: AttentionSpec) -> Reach:
     return Reach(before, 0 if spec.is_causal else before)
 
 
+def _heads(spec: AttentionSpec, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """q [T, Hq, D], k and v [T, Hkv, D], views of the product."""
+    q, k, v = qkv.unflatten(1, (-1, spec.head_dim)).split([spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], 1)
+    return q, k, v
+
+
 class PackedAttention:
     """Attention of all layers of an encoder. specs: of each layer, with the heads of this rank."""
 
@@ -46,8 +52,7 @@ class PackedAttention:
         """
         self._positions, self._relative = positions, relative
         if positions.is_cuda:
-            self._spans = row_spans(cu_seqlens, len(positions))
-            self._slots = torch.arange(len(positions), dtype=torch.int64, device=positions.device)
+            self._begin_kernels(cu_seqlens)
             return
         self._bounds: list[int] = cu_seqlens.tolist()
         at = positions.numpy()
@@ -69,25 +74,34 @@ class PackedAttention:
         """qkv [T, (Hq + 2 Hkv) D] -> [T, Hq D]."""
         assert isinstance(qkv, torch.Tensor) and sinks is None, "no encoder has latent attention or sinks"
         spec = self._specs[layer]
-        how = {"scale": spec.scale, "reach": reach_of(spec), "shape": self._shapes[spec], "relative": self._relative}
-        heads = [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads]
         if qkv.is_cuda:
-            from quire.kernels.attention.varlen import varlen_attention  # imports Triton, which a CPU may not have
+            return self._attend_kernels(spec, qkv, q_norm, k_norm)
+        q, k, v = self._rotated(spec, qkv, q_norm, k_norm)
+        shape, relative = self._shapes[spec], self._relative
+        reach = reach_of(spec)
+        out = attend_on_cpu(q, k, v, self._bounds, scale=spec.scale, reach=reach, shape=shape, relative=relative)
+        return out.flatten(1)
 
+    def _begin_kernels(self, cu_seqlens: torch.Tensor) -> None:
+        positions = self._positions
+        self._spans = row_spans(cu_seqlens, len(positions))
+        self._slots = torch.arange(len(positions), dtype=torch.int64, device=positions.device)
+
+    def _attend_kernels(
+        self, spec: AttentionSpec, qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None
+    ) -> torch.Tensor:
+        from quire.kernels.attention.varlen import varlen_attention  # imports Triton, which a CPU may not have
+
+        if spec.rope is not None or q_norm is not None:
             self._rotate_in_place(spec, qkv, q_norm, k_norm)
-            q, k, v = qkv.unflatten(1, (-1, spec.head_dim)).split(heads, 1)
-            return varlen_attention(q, k, v, *self._spans, **how).flatten(1)  # type: ignore[arg-type]
-        if spec.rope is None and q_norm is None:
-            q, k, v = qkv.unflatten(1, (-1, spec.head_dim)).split(heads, 1)
-        else:
-            q, k, v = self._rotated(spec, qkv, q_norm, k_norm)
-        return attend_on_cpu(q, k, v, self._bounds, **how).flatten(1)  # type: ignore[arg-type]
+        q, k, v = _heads(spec, qkv)
+        shape, relative = self._shapes[spec], self._relative
+        out = varlen_attention(q, k, v, *self._spans, scale=spec.scale, reach=reach_of(spec), shape=shape, relative=relative)
+        return out.flatten(1)
 
     def _rotate_in_place(
         self, spec: AttentionSpec, qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None
     ) -> None:
-        if spec.rope is None and q_norm is None:
-            return
         from quire.kernels.attention.rope_kv import rope_kv as rope_kv_on_gpu
 
         blocks = qkv.view(len(qkv), -1, 1, spec.head_dim)  # a cache of blocks of one token
@@ -111,6 +125,8 @@ class PackedAttention:
         self, spec: AttentionSpec, qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """q, k and v with q and k normed and rotated; the product is left as it is."""
+        if spec.rope is None and q_norm is None:
+            return _heads(spec, qkv)
         turned = self._turned[(spec.rope, spec.head_dim), spec.rope is not None and spec.rope.interleaved]
         kv_shape = len(qkv), spec.num_kv_heads, spec.head_dim
         k = torch.empty(kv_shape, dtype=qkv.dtype)

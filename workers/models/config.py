@@ -235,6 +235,13 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     logit_softcap: float = 0.0  # logits are softcap * tanh(logit / softcap); 0: none
 
 
+class MergedAdapter(NamedTuple):
+    """Which of a checkpoint's adapters is added to its weights, and by which factor."""
+
+    task: int
+    scale: float
+
+
 class EncoderSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What an encoder has around its layers besides the modules of `ModelSpec` (encoder.py)."""
 
@@ -244,6 +251,7 @@ class EncoderSpec(msgspec.Struct, frozen=True, kw_only=True):
     num_buckets: int = 0  # of a bias by relative position, which all layers share; 0: none
     has_final_norm: bool = False
     head: HeadSpec | None = None  # None: it ends with the hidden states
+    adapter: MergedAdapter | None = None
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,7 +20,8 @@ from quire.workers.layers.module import Module
 from quire.workers.layers.norm import Norm, make_norm
 from quire.workers.models.config import EncoderSpec, ModelConfig
 from quire.workers.models.decoder import MakeBlock, two_of_each
-from quire.workers.models.language_model import LanguageModel
+from quire.workers.models.encoders.merged import merged
+from quire.workers.models.language_model import Fit, LanguageModel
 from quire.workers.models.step_context import StepContext
 from quire.workers.pooling.heads import Head
 from quire.workers.shard import whole
@@ -108,7 +109,8 @@ class Encoder(LanguageModel):
     def __init__(self, config: ModelConfig, make_block: MakeBlock, place: Placement):
         super().__init__()
         assert config.encoder is not None, "a decoder's config"
-        self.config, self._parallel, head = config, place.parallel, config.encoder.head
+        self.config, self._parallel, self._spec = config, place.parallel, config.encoder
+        head = config.encoder.head
         self.model = EncoderBody(config, config.encoder, make_block, place)
         if head is not None:
             self.head = Head(head, config.hidden_size, place.at("head"))
@@ -145,6 +147,11 @@ class Encoder(LanguageModel):
     def compute_all_logits(self, hidden_rows: torch.Tensor) -> torch.Tensor:
         """hidden_rows [R, H] -> logits [R, V] on every rank."""
         return self._parallel.all_logits(self.compute_logits(hidden_rows), self.config.vocab_size)
+
+    def converted(self, fit: Fit) -> Fit:
+        """The fit with the adapter of the config's task added to the weights. Raises WeightsError."""
+        adapter = self._spec.adapter
+        return fit if adapter is None else merged(fit, adapter)
 
     def kv_scales(self) -> dict[int, KVScales]:
         """None: it has no cache."""

@@ -1,5 +1,4 @@
-"""Post-norm encoders with rotary embedding: NomicBERT (arXiv:2402.01613), GTE (arXiv:2407.19669), jina-embeddings-v3
-(arXiv:2409.10173). NomicBERT and GTE have gated MLPs.
+"""Post-norm encoders with rotary embedding and gated MLPs: NomicBERT (arXiv:2402.01613) and GTE (arXiv:2407.19669).
 
 Their checkpoints have q, k and v in one tensor, and the names of the code that they were published with.
 """
@@ -12,7 +11,7 @@ from quire.workers.layers.linear import Placement
 from quire.workers.layers.module import Module
 from quire.workers.loading.names import CheckpointNames
 from quire.workers.models.config import EncoderSpec, LayerSpec, ModelConfig, ModelConfigError, RopeConfig
-from quire.workers.models.encoders.bert import BERT, BUFFERS, EMBEDDINGS, HEADS, ROBERTA_HEADS, ROBERTA_PREFIXES, UNUSED
+from quire.workers.models.encoders.bert import BERT, BUFFERS, EMBEDDINGS, HEADS, UNUSED
 from quire.workers.models.encoders.bert import FIELDS as BERT_FIELDS
 from quire.workers.models.encoders.family import PostNormBlock, activation_of, read_heads, small_int
 from quire.workers.models.fields import Json, flag, number, read_rope, rope_parameters, size, words
@@ -72,7 +71,7 @@ def read_nomic_layers(fields: Json) -> tuple[LayerSpec, ...]:
     for name in ("num_experts", "rotary_emb_scale_base", "rotary_scaling_factor", "num_shared_experts"):
         if fields.get(name):
             raise ModelConfigError(f"config.json sets {name}: not supported for NomicBERT models")
-    return _rotary_layers(
+    return rotary_layers(
         fields, 1000.0, flag(fields, "qkv_proj_bias"), flag(fields, "mlp_fc1_bias"), flag(fields, "mlp_fc2_bias")
     )
 
@@ -127,7 +126,7 @@ def read_gte_layers(fields: Json) -> tuple[LayerSpec, ...]:
         fields, "GTE", position_embedding_type="rope", layer_norm_type="layer_norm", pack_qkv=True, logn_attention_scale=False,
         logn_attention_clip1=False,
     )  # fmt: skip
-    return _rotary_layers(fields, 160000.0, True, False, True)
+    return rotary_layers(fields, 160000.0, True, False, True)
 
 
 def gte_names(fields: Json, kind: str) -> CheckpointNames:
@@ -135,42 +134,9 @@ def gte_names(fields: Json, kind: str) -> CheckpointNames:
     return CheckpointNames((("new.", ""), ("gte.", ""), *EMBEDDINGS, *GTE_HEADS[kind]), (*BUFFERS, *unused), inner=GTE_LAYERS)
 
 
-# -------------------------------------------------------------------------------------------------- jina-embeddings-v3
-JINA_FIELDS = BERT_FIELDS | words(
-    "rotary_emb_base lora_adaptations lora_alpha lora_dropout_p lora_main_params_trainable lora_rank load_trained_adapters",
-    "matryoshka_dimensions task_instructions truncate_dim use_flash_attn use_reentrant emb_pooler jina_task",
-)
-JINA_LAYERS = (
-    ("mixer.Wqkv.", "self_attn.Wqkv."),
-    ("mixer.out_proj.", "self_attn.o_proj."),
-    ("norm1.", "post_attention_layernorm."),
-    ("norm2.", "post_mlp_layernorm."),
-    ("mlp.fc1.", "mlp.up_proj."),
-    ("mlp.fc2.", "mlp.down_proj."),
-)
-
-
-def _jina_block(config: ModelConfig, spec: LayerSpec, place: Placement, layer: int) -> Module:
-    return PostNormBlock(config, spec, place, layer, qkv=stacked("Wqkv"))
-
-
-def jina_fields(fields: Json) -> Json:
-    found = renamed(fields, {"rotary_emb_base": "rope_theta"}, {"tie_word_embeddings": True, "type_vocab_size": 1})
-    return {"layer_norm_eps": 1e-5, **found}
-
-
-def read_jina_layers(fields: Json) -> tuple[LayerSpec, ...]:
-    only(fields, "jina-embeddings-v3", position_embedding_type="rotary")
-    return _rotary_layers(fields, 20000.0, True, True, True)
-
-
-def jina_names(fields: Json, kind: str) -> CheckpointNames:
-    prefixes = (*ROBERTA_PREFIXES, *FLASH_EMBEDDINGS, *ROBERTA_HEADS[kind])
-    return CheckpointNames(prefixes, (*BUFFERS, *UNUSED[kind]), inner=JINA_LAYERS)
-
-
 # -------------------------------------------------------------------------------------------------------------- shared
-def _rotary_layers(fields: Json, theta: float, bias: bool, up_bias: bool, down_bias: bool) -> tuple[LayerSpec, ...]:
+def rotary_layers(fields: Json, theta: float, bias: bool, up_bias: bool, down_bias: bool) -> tuple[LayerSpec, ...]:
+    """theta: the default of rope_theta; the biases are attention's, the MLP's and its last product's."""
     attention = read_heads(fields)
     rope: RopeConfig = read_rope(fields, attention.head_dim, theta=theta)
     layer = LayerSpec(
@@ -205,13 +171,4 @@ GTE = BERT._replace(
     read_encoder=read_encoder,
     names=gte_names,
     plain_fields=gte_fields,
-)
-JINA_V3 = BERT._replace(
-    name="jina-embeddings-v3",
-    fields=JINA_FIELDS,
-    read_layers=read_jina_layers,
-    make_block=_jina_block,
-    read_encoder=read_encoder,
-    names=jina_names,
-    plain_fields=jina_fields,
 )

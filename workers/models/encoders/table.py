@@ -9,7 +9,7 @@ from quire.workers.layers.linear import Placement
 from quire.workers.loading.quantized.schemes import Quantization
 from quire.workers.models.config import ModelConfig, ModelConfigError
 from quire.workers.models.encoder import Encoder
-from quire.workers.models.encoders import bert, distilbert, eurobert, gemma3, modernbert, mpnet, rotary
+from quire.workers.models.encoders import bert, distilbert, eurobert, gemma3, jina_v3, jinabert, modernbert, mpnet, rotary
 from quire.workers.models.encoders.family import EncoderFamily
 from quire.workers.models.fields import Json, flag, number, read_dtype, refuse_unknown, size, words
 from quire.workers.models.spellings import ACTIVATIONS
@@ -37,7 +37,8 @@ ENCODERS: dict[str, tuple[EncoderFamily, str]] = {
     **_kinds("EuroBert", eurobert.FAMILY),
     **_kinds("Gemma3Text", gemma3.FAMILY, ("Model",)),
     **_kinds("Gte", rotary.GTE),
-    **_kinds("JinaEmbeddingsV3", rotary.JINA_V3),
+    **_kinds("JinaBert", jinabert.FAMILY),
+    **_kinds("JinaEmbeddingsV3", jina_v3.FAMILY),
     **_kinds("MPNet", mpnet.FAMILY),
     **_kinds("ModernBert", modernbert.FAMILY),
     **_kinds("New", rotary.GTE),
@@ -45,15 +46,22 @@ ENCODERS: dict[str, tuple[EncoderFamily, str]] = {
 }
 
 
+def _entry(fields: Json, architecture: str) -> tuple[EncoderFamily, str]:
+    """jina-embeddings-v3 has XLM-RoBERTa's name."""
+    family, kind = ENCODERS[architecture]
+    is_rotary = fields.get("position_embedding_type") == "rotary"
+    return (jina_v3.FAMILY, kind) if family is bert.ROBERTA and is_rotary else (family, kind)
+
+
 def read_encoder_config(fields: Json, architecture: str, quantized: Quantization | None = None) -> ModelConfig:
     """ModelConfig from config.json's fields for an architecture of the table. Raises ModelConfigError, naming the field."""
-    family, kind = ENCODERS[architecture]
+    family, kind = _entry(fields, architecture)
     given, fields = fields, family.plain_fields(fields)
     refuse_unknown(fields, family.name, family.fields | OF_ALL, frozenset(ACTIVATIONS), given)
     encoder = family.read_encoder(fields, family.read_head(fields, kind))
     positions = size(fields, "max_position_embeddings")
     return ModelConfig(
-        architecture=architecture,
+        architecture=f"JinaEmbeddingsV3{kind}" if family is jina_v3.FAMILY else architecture,
         vocab_size=size(fields, "vocab_size"),
         hidden_size=size(fields, "hidden_size"),
         layers=family.read_layers(fields),
