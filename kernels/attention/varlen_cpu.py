@@ -31,8 +31,8 @@ def varlen_attention(
     out = torch.empty(q.shape, dtype=q.dtype)
     out[cu_seqlens[-1] :] = 0
     for rows, length in _by_length(cu_seqlens):
-        groups = [_gathered(x, rows, length) for x in (q, k, v)]
-        result = _attend(*groups, scale, reach, shape, relative)  # [n, Hq, L, D]
+        own = (_gathered(q, rows, length), _gathered(k, rows, length), _gathered(v, rows, length))
+        result = _attend(*own, scale, reach, shape, relative)  # [n, Hq, L, D]
         for row, begin in zip(result, rows, strict=True):
             out[begin : begin + length] = row.transpose(0, 1)
     return out

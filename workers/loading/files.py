@@ -37,8 +37,8 @@ def checkpoint_files(model_dir: Path, torch_files: bool = False) -> list[Path]:
         return [single]
     if torch_files and (index := model_dir / "pytorch_model.bin.index.json").exists():
         return _indexed_files(index, ".bin")
-    if torch_files and (single := model_dir / "pytorch_model.bin").exists():
-        return [single]
+    if torch_files and (pickled := model_dir / "pytorch_model.bin").exists():
+        return [pickled]
     if any(path.suffix in PICKLED for path in model_dir.iterdir()):
         raise WeightsError(
             f"{model_dir} holds pickled weights (.bin, .pt) only. Quire reads safetensors, because unpickling runs code "

@@ -7,7 +7,7 @@ encoders/. A pooler (workers/pooling/) makes vectors and scores of the hidden st
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -177,4 +177,4 @@ def hidden_states(model: Encoder, rows: list[list[int]], token_types: list[list[
 
     bounds = torch.tensor([0, *(len(row) for row in rows)], device=device).cumsum(0, dtype=torch.int32)
     types = None if token_types is None else flat(token_types)
-    return cast(torch.Tensor, model.encode(flat(rows), flat([list(range(len(row))) for row in rows]), types, bounds))
+    return model.encode(flat(rows), flat([list(range(len(row))) for row in rows]), types, bounds)

@@ -100,7 +100,7 @@ class Dense:
 
     def __init__(self, stage: DenseStage, folder: Path, device: torch.device):
         self._stage = stage
-        expected = {"linear.weight": (stage.out_features, stage.in_features)}
+        expected: dict[str, tuple[int, ...]] = {"linear.weight": (stage.out_features, stage.in_features)}
         if stage.has_bias:
             expected["linear.bias"] = (stage.out_features,)
         if stage.has_residual and stage.in_features != stage.out_features:

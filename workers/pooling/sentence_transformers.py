@@ -178,7 +178,7 @@ def _pooling(config: Json, file: str) -> PoolingStage:
     _known(config, file, "word_embedding_dimension embedding_dimension include_prompt pooling_mode", *FLAGS)
     given = config.get("pooling_mode")
     if given is None:
-        modes = [mode for name, mode in FLAGS.items() if config.get(name) is True] or ["mean"]
+        modes: Any = [mode for name, mode in FLAGS.items() if config.get(name) is True] or ["mean"]
     else:
         modes = [given] if isinstance(given, str) else given
     if not isinstance(modes, list) or not modes or any(mode not in MODES for mode in modes):

@@ -8,11 +8,11 @@ from quire.workers.models.config import EncoderSpec, LayerSpec, ModelConfigError
 from quire.workers.models.encoders.family import EncoderFamily, num_labels
 from quire.workers.models.families import llama
 from quire.workers.models.fields import Json, flag, number, size, words
-from quire.workers.pooling.specs import HeadSpec
+from quire.workers.pooling.specs import HeadPooling, HeadSpec
 
 FIELDS = llama.FIELDS | words("classifier_pooling clf_pooling")
 # how a head's input is made, by the names that the field has
-POOLING = {"bos": "cls", "mean": "mean", "late": "late"}
+POOLING: dict[str, HeadPooling] = {"bos": "cls", "mean": "mean", "late": "late"}
 
 
 def plain_fields(fields: Json) -> Json:

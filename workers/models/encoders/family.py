@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from quire.kernels.elementwise.activation_cpu import Activation
 from quire.workers.layers.linear import Placement
 from quire.workers.layers.module import Module
 from quire.workers.layers.norm import NormSpec, make_norm
@@ -91,7 +92,7 @@ def layer_norm(fields: Json, name: str = "layer_norm_eps", default: float = 1e-1
     return NormSpec(type="layer", has_bias=True, eps=number(fields, name, default))
 
 
-def activation_of(fields: Json, name: str, default: str) -> str:
+def activation_of(fields: Json, name: str, default: str) -> Activation:
     """A field's activation by our name for it. Raises ModelConfigError."""
     value = fields.get(name)
     value = default if value is None else value

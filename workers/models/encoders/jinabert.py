@@ -2,6 +2,7 @@
 
 import msgspec
 
+from quire.kernels.elementwise.activation_cpu import Activation
 from quire.workers.layers.linear import Placement
 from quire.workers.layers.module import Module
 from quire.workers.loading.names import CheckpointNames
@@ -17,7 +18,7 @@ from quire.workers.models.spellings import only
 from quire.workers.pooling.specs import HeadSpec
 
 FIELDS = BERT_FIELDS | words("attn_implementation emb_pooler feed_forward_type model_max_length")
-GATES = {"geglu": "gelu", "reglu": "relu"}  # feed_forward_type -> the activation of the first half
+GATES: dict[str, Activation] = {"geglu": "gelu", "reglu": "relu"}  # feed_forward_type -> the activation of the first half
 MLP = (("mlp.wo.", "mlp.down_proj."), ("mlp.layernorm.", "post_mlp_layernorm."))
 
 
@@ -31,7 +32,8 @@ def plain_fields(fields: Json) -> Json:
 
 def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
     only(fields, "JinaBERT", is_decoder=False, position_embedding_type="alibi")
-    if (kind := fields.get("feed_forward_type")) not in GATES:
+    kind = str(fields.get("feed_forward_type"))
+    if kind not in GATES:
         known = ", ".join(GATES)
         raise ModelConfigError(f"config.json sets feed_forward_type to {kind!r:.60}: only {known} are supported")
     attention = read_heads(fields)

@@ -18,7 +18,7 @@ from quire.workers.models.fields import Json, flag, number, size, windows_by_typ
 from quire.workers.models.fused import stacked, stacked_pair
 from quire.workers.models.spellings import renamed
 from quire.workers.models.step_context import StepContext
-from quire.workers.pooling.specs import HeadSpec
+from quire.workers.pooling.specs import HeadKind, HeadPooling, HeadSpec
 
 FIELDS = words(
     "norm_eps norm_bias local_attention attention_bias mlp_bias decoder_bias classifier_pooling classifier_bias",
@@ -37,6 +37,12 @@ PREFIXES = (
 )
 LAYERS = (("attn.Wqkv.", "self_attn.Wqkv."), ("attn.Wo.", "self_attn.o_proj."), ("mlp.Wo.", "mlp.down_proj."))
 UNUSED = ("head.", "lm_head.")
+POOLING: dict[str, HeadPooling] = {"cls": "cls", "mean": "mean"}
+KINDS: dict[str, HeadKind] = {
+    "ForSequenceClassification": "sequence",
+    "ForTokenClassification": "token",
+    "ForMaskedLM": "masked_lm",
+}
 
 
 class ModernBertBlock(Module):
@@ -102,14 +108,13 @@ def read_head(fields: Json, kind: str) -> HeadSpec | None:
     if kind == "Model":
         return None
     pooling = fields.get("classifier_pooling") or "cls"
-    if pooling not in ("cls", "mean"):
+    if pooling not in POOLING:
         raise ModelConfigError(f"config.json sets classifier_pooling to {pooling!r:.60}: only 'cls' and 'mean' are supported")
-    kinds = {"ForSequenceClassification": "sequence", "ForTokenClassification": "token", "ForMaskedLM": "masked_lm"}
     is_masked = kind == "ForMaskedLM"
     return HeadSpec(
-        kind=kinds[kind],
+        kind=KINDS[kind],
         num_outputs=size(fields, "vocab_size") if is_masked else num_labels(fields),
-        pooling=pooling,
+        pooling=POOLING[pooling],
         dense=activation_of(fields, "classifier_activation", "gelu"),
         dense_bias=flag(fields, "classifier_bias"),
         norm=read_norm(fields),
