@@ -28,13 +28,21 @@ def varlen_attention(
     relative: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """q [T, Hq, D], k, v [T, Hkv, D], any strides -> [T, Hq, D]; zeros for tokens after the last row."""
-    out = torch.empty(q.shape, dtype=q.dtype)
-    out[cu_seqlens[-1] :] = 0
+    out = None
     for rows, length in _by_length(cu_seqlens):
         own = (_gathered(q, rows, length), _gathered(k, rows, length), _gathered(v, rows, length))
-        result = _attend(*own, scale, reach, shape, relative)  # [n, Hq, L, D]
+        result = _attend(*own, scale, reach, shape, relative).transpose(1, 2)  # [n, L, Hq, D], mostly dense
+        if len(rows) * length == len(q):
+            return result.reshape(q.shape)
+        if out is None:
+            out = torch.empty(q.shape, dtype=q.dtype)
+        if _are_consecutive(rows, length):
+            out[rows[0] : rows[0] + len(rows) * length].unflatten(0, (len(rows), length)).copy_(result)
+            continue
         for row, begin in zip(result, rows, strict=True):
-            out[begin : begin + length] = row.transpose(0, 1)
+            out[begin : begin + length] = row
+    out = torch.empty(q.shape, dtype=q.dtype) if out is None else out
+    out[cu_seqlens[-1] :] = 0
     return out
 
 
@@ -47,9 +55,13 @@ def _by_length(cu_seqlens: Sequence[int]) -> Iterable[tuple[list[int], int]]:
     return ((rows, length) for length, rows in found.items())
 
 
+def _are_consecutive(rows: list[int], length: int) -> bool:
+    return rows[-1] - rows[0] == (len(rows) - 1) * length
+
+
 def _gathered(x: torch.Tensor, rows: list[int], length: int) -> torch.Tensor:
     """[n, H, L, D] of the rows; a view if they follow one another."""
-    if rows[-1] - rows[0] == (len(rows) - 1) * length:
+    if _are_consecutive(rows, length):
         return x[rows[0] : rows[0] + len(rows) * length].unflatten(0, (len(rows), length)).transpose(1, 2)
     return torch.stack([x[begin : begin + length] for begin in rows]).transpose(1, 2)
 
