@@ -158,6 +158,89 @@ def test_nomic_as_it_was_published(tmp_path):
     close(our_hidden(loaded(rewritten(tmp_path, fields)), [row])[0], their_hidden(theirs, row))
 
 
+class NomicReference:
+    """Nomic Embed v2 in plain torch, from sections 3 and 4 of arXiv:2502.07972 and megablocks' dropless mixture."""
+
+    def __init__(self, fields, tensors):
+        self.fields, self.t = fields, tensors
+
+    def linear(self, x, name):
+        return F.linear(x, self.t[f"{name}.weight"], self.t.get(f"{name}.bias"))
+
+    def norm(self, x, name):
+        return F.layer_norm(x, x.shape[-1:], self.t[f"{name}.weight"], self.t[f"{name}.bias"], 1e-5)
+
+    def rotated(self, x):
+        half = x.shape[-1] // 2
+        angles = torch.arange(x.shape[1])[:, None] / 10000.0 ** (torch.arange(half) / half)
+        a, b = x[..., :half], x[..., half:]
+        return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], -1)
+
+    def mixture(self, x, name):
+        experts, inner = self.fields["num_experts"], self.fields["n_inner"]
+        w1, w2 = (self.t[f"{name}.experts.mlp.{w}"].view(experts, inner, -1) for w in ("w1", "w2"))
+        weights, chosen = self.linear(x, f"{name}.router.layer").softmax(-1).topk(self.fields["moe_top_k"])
+        rows = []
+        for row, own, experts_of_row in zip(x, weights, chosen, strict=True):
+            rows.append(sum(w * (F.gelu(w1[e] @ row) @ w2[e]) for w, e in zip(own, experts_of_row, strict=True)))
+        return torch.stack(rows) + self.t[f"{name}.experts.bias"]
+
+    def __call__(self, ids):
+        x = self.norm(
+            self.t["embeddings.word_embeddings.weight"][ids] + self.t["embeddings.token_type_embeddings.weight"][0], "emb_ln"
+        )
+        for i in range(self.fields["n_layer"]):
+            layer = f"encoder.layers.{i}"
+            q, k, v = self.linear(x, f"{layer}.attn.Wqkv").unflatten(1, (3, HEADS, -1)).permute(1, 2, 0, 3)
+            q, k = self.rotated(q), self.rotated(k)
+            out = ((q @ k.transpose(1, 2) / q.shape[-1] ** 0.5).softmax(-1) @ v).transpose(0, 1).flatten(1)
+            x = self.norm(self.linear(out, f"{layer}.attn.out_proj") + x, f"{layer}.norm1")
+            dense = self.linear(F.gelu(self.linear(x, f"{layer}.mlp.fc1")), f"{layer}.mlp.fc2") if i % 2 == 0 else None
+            x = self.norm((self.mixture(x, f"{layer}.mlp") if dense is None else dense) + x, f"{layer}.norm2")
+        return x
+
+
+def nomic_v2(folder):
+    fields = {
+        "architectures": ["NomicBertModel"], "model_type": "nomic_bert", "vocab_size": VOCAB, "n_embd": HIDDEN, "n_head": HEADS,
+        "n_inner": INNER, "n_layer": 4, "n_positions": POSITIONS, "activation_function": "gelu", "rotary_emb_base": 10000,
+        "rotary_emb_fraction": 1.0, "qkv_proj_bias": True, "mlp_fc1_bias": True, "mlp_fc2_bias": True, "type_vocab_size": 1,
+        "layer_norm_epsilon": 1e-5, "num_experts": 4, "moe_every_n_layers": 2, "moe_top_k": 2, "expert_choice_router": False,
+        "moe_normalize_expert_weights": False, "num_shared_experts": 0, "ffn_div": 1, "moe_impl": "megablocks",
+    }  # fmt: skip
+    generator = torch.Generator().manual_seed(7)
+
+    def drawn(*shape, mean=0.0):
+        return torch.randn(shape, generator=generator) * 0.3 + mean
+
+    def layer(name, *shape, mean=0.0):
+        return {f"{name}.weight": drawn(*shape, mean=mean), f"{name}.bias": drawn(shape[0])}
+
+    tensors = {"embeddings.word_embeddings.weight": drawn(VOCAB, HIDDEN), **layer("emb_ln", HIDDEN, mean=1.0)}
+    tensors["embeddings.token_type_embeddings.weight"] = drawn(1, HIDDEN)
+    for i in range(4):
+        at = f"encoder.layers.{i}"
+        tensors |= layer(f"{at}.attn.Wqkv", 3 * HIDDEN, HIDDEN) | layer(f"{at}.attn.out_proj", HIDDEN, HIDDEN)
+        tensors |= layer(f"{at}.norm1", HIDDEN, mean=1.0) | layer(f"{at}.norm2", HIDDEN, mean=1.0)
+        if i % 2 == 0:
+            tensors |= layer(f"{at}.mlp.fc1", INNER, HIDDEN) | layer(f"{at}.mlp.fc2", HIDDEN, INNER)
+            continue
+        tensors |= {f"{at}.mlp.experts.mlp.{w}": drawn(4 * INNER, HIDDEN) for w in ("w1", "w2")}
+        tensors |= {f"{at}.mlp.router.layer.weight": drawn(4, HIDDEN), f"{at}.mlp.experts.bias": drawn(HIDDEN)}
+    return rewritten(folder, fields, tensors), NomicReference(fields, tensors)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_nomic_v2_equals_its_description(tmp_path, ranks, monkeypatch):
+    monkeypatch.setattr("quire.workers.loading.weights.SLICE_BYTES", HIDDEN * 4 * 50)  # slices that no expert ends with
+    folder, reference = nomic_v2(tmp_path)
+    rows = texts([1, 2, 7, POSITIONS])
+    results, _ = on_every_rank(ranks, lambda parallel: our_hidden(loaded(folder, parallel=parallel), rows))
+    for row, *got in zip(rows, *results, strict=True):
+        for one in got:
+            close(one, reference(torch.tensor(row)))
+
+
 # --------------------------------------------------------------------------------------------------- jina-embeddings-v3
 TASKS = ["retrieval.query", "retrieval.passage", "separation"]
 
@@ -246,7 +329,8 @@ def test_old_names_of_norms_are_read(tmp_path):
         ("BertModel", {"new_field": 3}, "new_field"),
         ("BertModel", {"hidden_act": "odd"}, "hidden_act"),
         ("BertModel", {"num_attention_heads": 5}, "num_attention_heads"),
-        ("NomicBertModel", {"num_experts": 8}, "num_experts"),
+        ("NomicBertModel", {"num_experts": 8, "moe_every_n_layers": 2}, "gelu alone"),
+        ("NomicBertModel", {"num_shared_experts": 1}, "num_shared_experts"),
         ("NomicBertModel", {"rotary_emb_fraction": 0.5}, "rotary_emb_fraction"),
         ("NewModel", {"pack_qkv": False}, "pack_qkv"),
         ("JinaBertModel", {"feed_forward_type": "original"}, "feed_forward_type"),

@@ -198,6 +198,7 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     mlp_bias: bool = False
     down_bias: bool | None = None  # of the MLP's last product in an encoder; None: as mlp_bias
     activation: Activation = "silu"  # of the MLP
+    has_gate: bool = True  # whether the MLP has one, in an encoder that is published with and without
     norms_qk: bool = False  # by a norm of the block, if the attention's spec has none
     values: ValueHeads | None = None  # if their heads have another size than keys'
     keys_are_values: bool = False  # before QK-norm and rotation

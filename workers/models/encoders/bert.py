@@ -41,6 +41,8 @@ EMBEDDINGS = (
     ("embeddings.LayerNorm.", "model.embed_norm."),
     ("encoder.layer.", "model.layers."),
 )
+# of checkpoints whose code came from flash-attention's
+FLASH_EMBEDDINGS = (*EMBEDDINGS, ("emb_ln.", "model.embed_norm."), ("encoder.layers.", "model.layers."))
 BUFFERS = (".position_ids", ".token_type_ids")
 HEADS = {
     "Model": (),

@@ -5,8 +5,9 @@ mlp.down_proj, post_mlp_layernorm; `names` maps those of a family's own checkpoi
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
+import msgspec
 import torch
 
 from quire.kernels.elementwise.activation_cpu import Activation
@@ -15,9 +16,17 @@ from quire.workers.layers.module import Module
 from quire.workers.layers.norm import NormSpec, make_norm
 from quire.workers.loading.names import CheckpointNames
 from quire.workers.models.blocks import MLP, GatedMLP, SelfAttention
-from quire.workers.models.config import AttentionSpec, EncoderSpec, LayerSpec, ModelConfig, ModelConfigError, ModelSpec
+from quire.workers.models.config import (
+    AttentionSpec,
+    EncoderSpec,
+    LayerSpec,
+    ModelConfig,
+    ModelConfigError,
+    ModelSpec,
+    RopeConfig,
+)
 from quire.workers.models.decoder import MakeBlock
-from quire.workers.models.fields import Json, number, size
+from quire.workers.models.fields import Json, number, read_rope, size
 from quire.workers.models.fused import RowsByName, RowsOf, pair, separate
 from quire.workers.models.spellings import ACTIVATIONS
 from quire.workers.models.step_context import StepContext
@@ -39,8 +48,17 @@ class EncoderFamily(NamedTuple):
     plain_fields: Callable[[Json], Json] = dict  # config.json -> the same with the names and defaults of fields.py
 
 
+class EncoderMLP(Protocol):
+    """What a post-norm block calls: the output for h [T, H]."""
+
+    def of(self, h: torch.Tensor) -> torch.Tensor: ...
+
+
 class PostNormBlock(Module):
-    """h = norm(h + attention(h)); h = norm(h + mlp(h)). The MLP is gated if `gate_up` says how its first product is stored."""
+    """h = norm(h + attention(h)); h = norm(h + mlp(h)).
+
+    The MLP is gated if `gate_up` says how its first product is stored; `mlp` makes another one in its place.
+    """
 
     def __init__(
         self,
@@ -51,6 +69,7 @@ class PostNormBlock(Module):
         *,
         qkv: RowsOf = separate,
         gate_up: Callable[[Shard], RowsByName] | None = None,
+        mlp: Callable[[Placement], EncoderMLP] | None = None,
     ):
         super().__init__()
         hidden_size, norm = config.hidden_size, (config.model.norm, config.hidden_size, place.dtype, place.device)
@@ -58,8 +77,10 @@ class PostNormBlock(Module):
         self.self_attn = SelfAttention(spec.attention, hidden_size, place, layer, qkv_bias=bias, o_bias=bias, qkv=qkv)
         self.post_attention_layernorm = make_norm(*norm)
         how = {"has_bias": spec.mlp_bias, "activation": spec.activation}
-        self.mlp: MLP | GatedMLP
-        if gate_up is None:
+        self.mlp: EncoderMLP
+        if mlp is not None:
+            self.mlp = mlp(place.at("mlp"))
+        elif gate_up is None:
             self.mlp = MLP(hidden_size, inner, place, "up_proj", "down_proj", **how)  # type: ignore[arg-type]
         else:
             self.mlp = GatedMLP(hidden_size, inner, place, gate_up=gate_up, down_bias=spec.down_bias, **how)  # type: ignore[arg-type]
@@ -118,5 +139,21 @@ def small_int(fields: Json, name: str, default: int) -> int:
     return value
 
 
-def no_head(kind: str) -> bool:
-    return kind == "Model"
+def rotary_layers(fields: Json, theta: float, bias: bool, up_bias: bool, down_bias: bool) -> tuple[LayerSpec, ...]:
+    """theta: the default of rope_theta; the biases are attention's, the MLP's and its last product's."""
+    attention = read_heads(fields)
+    rope: RopeConfig = read_rope(fields, attention.head_dim, theta=theta)
+    layer = LayerSpec(
+        attention=msgspec.structs.replace(attention, rope=rope),
+        intermediate_size=size(fields, "intermediate_size"),
+        attention_bias=bias,
+        mlp_bias=up_bias,
+        down_bias=down_bias,
+        activation=activation_of(fields, "hidden_act", "gelu"),
+    )
+    return (layer,) * size(fields, "num_hidden_layers")
+
+
+def read_typed_encoder(fields: Json, head: HeadSpec | None) -> EncoderSpec:
+    """Token types and no table of positions."""
+    return EncoderSpec(num_token_types=small_int(fields, "type_vocab_size", 0), head=head)

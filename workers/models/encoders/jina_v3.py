@@ -10,10 +10,17 @@ from quire.workers.layers.linear import Placement
 from quire.workers.layers.module import Module
 from quire.workers.loading.names import CheckpointNames
 from quire.workers.models.config import EncoderSpec, LayerSpec, MergedAdapter, ModelConfig, ModelConfigError
-from quire.workers.models.encoders.bert import BERT, BUFFERS, ROBERTA_HEADS, ROBERTA_PREFIXES, UNUSED, read_roberta_head
+from quire.workers.models.encoders.bert import (
+    BERT,
+    BUFFERS,
+    FLASH_EMBEDDINGS,
+    ROBERTA_HEADS,
+    ROBERTA_PREFIXES,
+    UNUSED,
+    read_roberta_head,
+)
 from quire.workers.models.encoders.bert import FIELDS as BERT_FIELDS
-from quire.workers.models.encoders.family import PostNormBlock
-from quire.workers.models.encoders.rotary import FLASH_EMBEDDINGS, read_encoder, rotary_layers
+from quire.workers.models.encoders.family import PostNormBlock, read_typed_encoder, rotary_layers
 from quire.workers.models.fields import Json, number, size, words
 from quire.workers.models.fused import stacked
 from quire.workers.models.spellings import only, renamed
@@ -50,7 +57,7 @@ def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
 
 
 def read_jina_encoder(fields: Json, head: HeadSpec | None) -> EncoderSpec:
-    return msgspec.structs.replace(read_encoder(fields, head), adapter=read_adapter(fields))
+    return msgspec.structs.replace(read_typed_encoder(fields, head), adapter=read_adapter(fields))
 
 
 def read_adapter(fields: Json) -> MergedAdapter | None:

@@ -9,7 +9,7 @@ from quire.workers.layers.linear import Placement
 from quire.workers.loading.quantized.schemes import Quantization
 from quire.workers.models.config import ModelConfig, ModelConfigError
 from quire.workers.models.encoder import Encoder
-from quire.workers.models.encoders import bert, distilbert, eurobert, gemma3, jina_v3, jinabert, modernbert, mpnet, rotary
+from quire.workers.models.encoders import bert, distilbert, eurobert, gemma3, gte, jina_v3, jinabert, modernbert, mpnet, nomic
 from quire.workers.models.encoders.family import EncoderFamily
 from quire.workers.models.fields import Json, flag, number, read_dtype, refuse_unknown, size, words
 from quire.workers.models.spellings import ACTIVATIONS
@@ -36,13 +36,13 @@ ENCODERS: dict[str, tuple[EncoderFamily, str]] = {
     **_kinds("DistilBert", distilbert.FAMILY),
     **_kinds("EuroBert", eurobert.FAMILY),
     **_kinds("Gemma3Text", gemma3.FAMILY, ("Model",)),
-    **_kinds("Gte", rotary.GTE),
+    **_kinds("Gte", gte.FAMILY),
     **_kinds("JinaBert", jinabert.FAMILY),
     **_kinds("JinaEmbeddingsV3", jina_v3.FAMILY),
     **_kinds("MPNet", mpnet.FAMILY),
     **_kinds("ModernBert", modernbert.FAMILY),
-    **_kinds("New", rotary.GTE),
-    **_kinds("NomicBert", rotary.NOMIC),
+    **_kinds("New", gte.FAMILY),
+    **_kinds("NomicBert", nomic.FAMILY),
 }
 
 
