@@ -256,8 +256,9 @@ def core_config_of(summary: ModelSummary, worker: WorkerConfig, profile: WorkerP
         max_num_seqs=engine.max_num_seqs,
         max_logprobs=engine.max_logprobs,
         takes_marks=bool(profile.num_states) and engine.enable_prefix_caching,
+        pooling=profile.pooling,
     )
-    if limits.max_model_len < 2:
+    if capacity < 2:
         raise StartupError("the KV cache has no room for even two tokens: give it more memory or smaller blocks")
     return CoreConfig(
         scheduler=scheduler,

@@ -9,6 +9,15 @@ from quire.ipc.numerics import Numerics
 from quire.ipc.worker_config import ResolvedEngineConfig
 from quire.workers.models.config import ModelConfig
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def choose_dtype(name: str, config: ModelConfig, device: str) -> torch.dtype:
+    """`auto`: float32 on a CPU, the checkpoint's own on a GPU."""
+    if name != "auto":
+        return DTYPES[name]
+    return torch.float32 if device == "cpu" else DTYPES[config.dtype or "bfloat16"]
+
 
 def numerics_of(config: ResolvedEngineConfig, model: ModelConfig, dtype: torch.dtype) -> Numerics:
     ropes = [layer.attention.rope for layer in model.layers]

@@ -58,14 +58,17 @@ from quire.workers.logits_processors.load import load_classes
 from quire.workers.memory import Budget, budget_before_loading, gpu_budget, graphs_bytes, largest_plan, state_needs
 from quire.workers.models.build import build_model
 from quire.workers.models.config import ModelConfig, ModelConfigError
-from quire.workers.models.family_table import read_model_config
 from quire.workers.models.language_model import LanguageModel
-from quire.workers.numerics import numerics_of
+from quire.workers.numerics import choose_dtype, numerics_of
+from quire.workers.outputs.output import RowResult
+from quire.workers.outputs.vectors import vectors_of
 from quire.workers.parallel import Parallel
+from quire.workers.pooling.choice import PoolingChoice
+from quire.workers.pooling.start import read_served
 from quire.workers.profiler import Profiler, ProfilerError
 from quire.workers.records import MASK_SPIN_S, Records
 from quire.workers.recurrent.state_cache import StateCache, state_cache_of
-from quire.workers.runner import ModelRunner, PromptRow, no_masks
+from quire.workers.runner import ModelRunner, no_masks
 from quire.workers.start_failures import in_words
 
 log = logging.getLogger("quire.workers")
@@ -77,12 +80,12 @@ GPU_SPIN_S = 2e-2  # spin for the next plan, given enough cores: a step may take
 SHORT_SPIN_S = 2e-4
 GPU_SWITCH_S = 1e-4  # the longest that a spinning main thread keeps the interpreter from the thread that wakes the core
 STEP, WORLD_SIZE = HEADER.at["step"], HEADER.at["world_size"]
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class Worker:
     group: Group | None = None  # of several ranks, once they have met
     cpu_budget: Budget | None = None  # on a CPU, before weights are loaded
+    pooling: PoolingChoice  # from its start on
 
     def __init__(self, config: WorkerConfig):
         self.config, self.engine = config, config.engine
@@ -132,9 +135,10 @@ class Worker:
     def _start(self) -> ModelRunner:
         c, engine = self.config, self.engine
         classes = load_classes(engine.logits_processors, engine.logits_processors_path)
-        model_config = read_model_config(
+        model_config, self.pooling = read_served(
             c.model_dir,
             engine.hf_overrides,
+            engine,
             model_impl=engine.model_impl,
             quantization=engine.quantization,
             kv_cache_dtype=engine.kv_cache_dtype,
@@ -167,7 +171,8 @@ class Worker:
             self.custom_processors = CustomProcessors(classes, vllm_config(c, model_config, dtype, self.device), self.device)
         processors = self.custom_processors if stage.is_last else None
         states = state_cache_of(model_config, self.parallel, dtype, engine.mamba_ssm_cache_dtype)
-        runner = ModelRunner(model, self._context(model_config, cache, states, dtype), self._make_device, processors)
+        ctx, vectors = self._context(model_config, cache, states, dtype), vectors_of(self.pooling, model, engine.max_num_seqs)
+        runner = ModelRunner(model, ctx, self._make_device, processors, vectors)
         if self.group is not None:  # graph sizes, and so what ranks exchange, follow from it; all ranks are there now
             runner.weights_bytes = self.group.max_over_ranks("weights_bytes", weights_bytes)
             if stage.count > 1:
@@ -286,6 +291,7 @@ class Worker:
                 state_bytes=runner.ctx.states.state_bytes,
                 processors=self.custom_processors.info if self.custom_processors is not None else None,
                 numerics=numerics_of(engine, runner.ctx.config, runner.ctx.dtype),
+                pooling=self.pooling.info,
             )
         )
 
@@ -378,7 +384,7 @@ class Worker:
             error = f"{type(failure).__name__}: {failure}"
         self.link.send(ControlReply(self.config.rank, request.id, error, payload[:MAX_CONTROL_PAYLOAD]))
 
-    def _send_side_results(self, step: int, results: list[PromptRow]) -> None:
+    def _send_side_results(self, step: int, results: list[RowResult]) -> None:
         if self.ring is None:  # every rank has them; only the output rank sends them
             return
         self.link.send(SideResults(self.config.rank, step, [row.message() for row in results]))
@@ -391,10 +397,3 @@ def logged_if_long(what: str) -> Iterator[None]:
     yield
     if (seconds := time.monotonic() - begin) >= 1.0:
         log.info("%s in %.1f s", what, seconds)
-
-
-def choose_dtype(name: str, config: ModelConfig, device: str) -> torch.dtype:
-    """`auto`: float32 on a CPU, the checkpoint's own on a GPU."""
-    if name != "auto":
-        return DTYPES[name]
-    return torch.float32 if device == "cpu" else DTYPES[config.dtype or "bfloat16"]

@@ -304,7 +304,7 @@ class GrammarSteps:
 
     def _banned(self, seq: Sequence) -> list[int]:
         """Ids that the request's other parameters forbid next, as in the sampler; sets the constraint's `allowed`."""
-        p, c = seq.params, seq.constraint
+        p, c = seq.task.sampling, seq.constraint
         if not p.needs_logits_processors:
             return []
         if p.allowed_token_ids and c.allowed is None:
@@ -312,7 +312,7 @@ class GrammarSteps:
             words, bits = stop_bits(p.allowed_token_ids)
             c.allowed[words] = bits
         known = self._scheduler.slots.known(seq) if seq.slot >= 0 else seq.known
-        banned = list(seq.min_tokens_stop_ids) if len(known) < seq.min_len else []
+        banned = list(seq.task.min_tokens_stop_ids) if len(known) < seq.min_len else []
         outputs = known[len(seq.prompt) :][-MAX_BAD_WORD_TOKENS:].tolist()
         for word in p.bad_words_token_ids or ():
             before = len(word) - 1
@@ -374,9 +374,9 @@ class GrammarSteps:
     def _fail(self, seq: Sequence, failure: Failure) -> None:
         """End a request with an error, unless it has ended."""
         if seq.state is not SequenceState.FINISHED and self._scheduler.abort(seq.owner, seq.request_id):
-            wanted = seq.params.grammar
+            wanted = seq.task.sampling.grammar
             field = "thinking_token_budget" if wanted is None else wanted.name
-            message = nothing_left(seq.params) if failure is NOTHING_LEFT else failure.message
+            message = nothing_left(seq.task.sampling) if failure is NOTHING_LEFT else failure.message
             self._owners.refuse(seq.owner, seq.request_id, failure.code, f"{field}: {message}")
 
     def _send(self, step: int, rows: list[int], masks: np.ndarray) -> None:

@@ -255,6 +255,16 @@ class EncoderSpec(msgspec.Struct, frozen=True, kw_only=True):
     adapter: MergedAdapter | None = None
 
 
+class PoolingSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model that pools has behind its layers: its head over the vocabulary, a head of labels, or neither."""
+
+    generates: bool = False
+    num_labels: int = 0  # 0: no head of labels
+    has_bias: bool = False  # of that head
+    label_tokens: tuple[int, ...] = ()  # their rows of the head over the vocabulary are the weights of the labels'
+    is_difference: bool = False  # there are two such tokens, and one score: of the second one over the first
+
+
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A decoder-only transformer, or an encoder, as its checkpoint describes it."""
 
@@ -273,6 +283,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     state_dtype: str | None = None  # of recurrent states; None: config.json does not say, so float32
     longest: int | None = None  # most positions that the model has, if fewer than its config says
     encoder: EncoderSpec | None = None  # None: it is a decoder
+    pooling: PoolingSpec | None = None  # None: it generates, and does not pool
 
     @property
     def rms_norm_eps(self) -> float:

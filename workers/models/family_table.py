@@ -7,7 +7,7 @@ generation_config.json and tokenizer files are read by
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -133,8 +133,11 @@ FAMILIES: dict[str, Family] = {
 BESIDE = ("quantize_config.json", "quant_config.json")  # AutoGPTQ's, and AutoAWQ's first name
 
 
-def read_model_config(model_dir: str | Path, overrides: Json | None = None, **options: Any) -> ModelConfig:
-    """ModelConfig of the folder's config.json, with `overrides` replacing fields. options: those of parse_model_config.
+def read_model_config(
+    model_dir: str | Path, overrides: Json | None = None, choose: Callable[[Json], Json] | None = None, **options: Any
+) -> ModelConfig:
+    """ModelConfig of the folder's config.json, with `overrides` replacing fields. options: those of parse_model_config. choose:
+    changes the fields before a family reads them.
 
     Raises ModelConfigError for a model that cannot be served.
     """
@@ -154,6 +157,7 @@ def read_model_config(model_dir: str | Path, overrides: Json | None = None, **op
         fields["quantization_config"] = _beside(beside)
     own = quantization_config_of(fields)
     fields = tied_as_stored(_overridden(fields, overrides or {}), Path(model_dir))
+    fields = fields if choose is None else choose(fields)
     config = parse_model_config(fields, quantization_file=(beside or path).name, **options)
     if config.quantization is None or own is None or quantization_config_of(fields) is not own:
         return config  # a flag counts for all layers, whatever the files hold
