@@ -14,7 +14,6 @@ from encoder_cases import HIDDEN, POSITIONS, SMALL, VOCAB, our_hidden, pair, tex
 from safetensors.torch import save_file
 
 from quire.workers.models.encoder import hidden_states
-from quire.workers.pooling.heads import HeadError, label_activation, score_activation
 from quire.workers.pooling.poolers import DEFAULT, LabelPooler, SentencePooler, Spans, SparsePooler, TokenPooler, cut, pooled
 from quire.workers.pooling.sentence_transformers import (
     MODES,
@@ -322,19 +321,3 @@ def test_a_masked_language_model_serves_as_embedder_without_its_head(tmp_path):
     with torch.no_grad():
         expected = theirs.bert(input_ids=torch.tensor([row])).last_hidden_state[0]
     torch.testing.assert_close(our_hidden(ours, [row])[0], expected, rtol=2e-4, atol=2e-5)
-
-
-def test_functions_of_labels():
-    assert label_activation({}, 3) == "softmax" and label_activation({}, 1) == "sigmoid"
-    assert label_activation({"problem_type": "regression"}, 3) == "identity"
-    assert label_activation({"problem_type": "multi_label_classification"}, 3) == "sigmoid"
-    assert score_activation({}, 1) == "sigmoid" and score_activation({}, 3) == "identity"
-    identity = {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}
-    assert score_activation(identity, 1) == "identity"
-    assert score_activation({"sbert_ce_default_activation_function": "torch.nn.modules.activation.Sigmoid"}, 3) == "sigmoid"
-    for function, fields, text in (
-        (label_activation, {"problem_type": "odd"}, "problem_type"),
-        (score_activation, {"sbert_ce_default_activation_function": "os.system"}, "os.system"),
-    ):
-        with pytest.raises(HeadError, match=text):
-            function(fields, 1)

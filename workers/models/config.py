@@ -12,11 +12,11 @@ from quire.kernels.elementwise.activation_cpu import Activation
 from quire.kernels.elementwise.norm_reference import Weighs
 from quire.kernels.experts.experts_reference import Act, SwiGLU
 from quire.kernels.experts.routing_reference import Routing
+from quire.workers.layers.heads import HeadSpec
 from quire.workers.layers.norm import NormSpec
 from quire.workers.loading.names import CheckpointNames
 from quire.workers.loading.quantized.schemes import Quantization
 from quire.workers.parallel import Parallel
-from quire.workers.pooling.specs import HeadSpec
 
 RopeType = Literal["default", "linear", "llama3", "yarn", "longrope", "proportional"]
 CacheDtype = Literal["fp8_e4m3", "fp8_e5m2"]

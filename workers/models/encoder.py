@@ -14,6 +14,7 @@ from torch import nn
 
 from quire.workers.attention.packed import PackedAttention
 from quire.workers.layers.embedding import Embedding
+from quire.workers.layers.heads import Head
 from quire.workers.layers.kv_scales import KVScales
 from quire.workers.layers.linear import Linear, Placement
 from quire.workers.layers.module import Module
@@ -23,7 +24,6 @@ from quire.workers.models.decoder import MakeBlock, two_of_each
 from quire.workers.models.encoders.merged import merged
 from quire.workers.models.language_model import Fit, LanguageModel
 from quire.workers.models.step_context import StepContext
-from quire.workers.pooling.heads import Head
 from quire.workers.shard import whole
 
 

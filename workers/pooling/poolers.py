@@ -14,9 +14,10 @@ from torch.nn import functional
 from quire.kernels.elementwise import activation_cpu
 from quire.kernels.pooling import segments_cpu
 from quire.kernels.pooling.segments_cpu import How
+from quire.workers.layers.heads import Head
 from quire.workers.loading.files import open_file
 from quire.workers.loading.weight_loader import WeightsError
-from quire.workers.pooling.heads import Head, LabelActivation, activate_labels
+from quire.workers.pooling.labels import LabelActivation, activate_labels
 from quire.workers.pooling.sentence_transformers import (
     DenseStage,
     Mode,
@@ -240,5 +241,5 @@ class LabelPooler:
 
     def of_tokens(self, hidden: torch.Tensor, spans: Spans) -> list[torch.Tensor]:
         """[n, labels] of the n tokens of each row."""
-        scores = activate_labels(self._head(hidden), self._activation)
+        scores = activate_labels(self._head(hidden).float(), self._activation)
         return [scores[first:end] for first, end in spans.lists()]

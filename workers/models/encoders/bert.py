@@ -5,6 +5,7 @@ RoBERTa's first position is the padding token's id + 1, and its heads differ. XL
 
 import msgspec
 
+from quire.workers.layers.heads import HeadSpec
 from quire.workers.loading.names import CheckpointNames
 from quire.workers.models.config import EncoderSpec, LayerSpec, ModelSpec
 from quire.workers.models.encoders.family import (
@@ -18,7 +19,6 @@ from quire.workers.models.encoders.family import (
 )
 from quire.workers.models.fields import Json, size, words
 from quire.workers.models.spellings import only
-from quire.workers.pooling.specs import HeadSpec
 
 FIELDS = words("type_vocab_size hidden_dropout_prob attention_probs_dropout_prob layer_norm_eps position_embedding_type")
 # the layers of BERT's own checkpoints, which older ones of other families share

@@ -1,12 +1,12 @@
 """DistilBERT (arXiv:1910.01108): BERT's layers without token types, under names of its own."""
 
+from quire.workers.layers.heads import HeadSpec
 from quire.workers.loading.names import CheckpointNames
 from quire.workers.models.config import EncoderSpec
 from quire.workers.models.encoders.bert import BERT, BUFFERS, EMBEDDINGS
 from quire.workers.models.encoders.family import activation_of, layer_norm, num_labels
 from quire.workers.models.fields import Json, size, words
 from quire.workers.models.spellings import renamed
-from quire.workers.pooling.specs import HeadSpec
 
 FIELDS = words("dropout qa_dropout seq_classif_dropout sinusoidal_pos_embds")
 RENAMED = {

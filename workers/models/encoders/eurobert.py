@@ -2,13 +2,13 @@
 
 import msgspec
 
+from quire.workers.layers.heads import HeadPooling, HeadSpec
 from quire.workers.layers.norm import NormSpec
 from quire.workers.loading.names import CheckpointNames
 from quire.workers.models.config import EncoderSpec, LayerSpec, ModelConfigError, ModelSpec
 from quire.workers.models.encoders.family import EncoderFamily, num_labels
 from quire.workers.models.families import llama
 from quire.workers.models.fields import Json, flag, number, size, words
-from quire.workers.pooling.specs import HeadPooling, HeadSpec
 
 FIELDS = llama.FIELDS | words("classifier_pooling clf_pooling")
 # how a head's input is made, by the names that the field has

@@ -11,6 +11,7 @@ import msgspec
 import torch
 
 from quire.kernels.elementwise.activation_cpu import Activation
+from quire.workers.layers.heads import HeadSpec
 from quire.workers.layers.linear import Placement
 from quire.workers.layers.module import Module
 from quire.workers.layers.norm import NormSpec, make_norm
@@ -30,7 +31,6 @@ from quire.workers.models.fields import Json, number, read_rope, size
 from quire.workers.models.fused import RowsByName, RowsOf, pair, separate
 from quire.workers.models.spellings import ACTIVATIONS
 from quire.workers.models.step_context import StepContext
-from quire.workers.pooling.specs import HeadSpec
 from quire.workers.shard import Shard
 
 

@@ -2,13 +2,13 @@
 
 import msgspec
 
+from quire.workers.layers.heads import HeadSpec
 from quire.workers.loading.names import CheckpointNames
 from quire.workers.models.config import EncoderSpec, LayerSpec
 from quire.workers.models.encoders.family import EncoderFamily
 from quire.workers.models.families import gemma3
 from quire.workers.models.families.gemma2 import GemmaBlock, gemma_model, plain_fields
 from quire.workers.models.fields import Json, flag
-from quire.workers.pooling.specs import HeadSpec
 
 
 def read_layers(fields: Json) -> tuple[LayerSpec, ...]:

@@ -6,6 +6,7 @@ are XLMRobertaModel; transformers' own are JinaEmbeddingsV3Model, without adapte
 
 import msgspec
 
+from quire.workers.layers.heads import HeadSpec
 from quire.workers.layers.linear import Placement
 from quire.workers.layers.module import Module
 from quire.workers.loading.names import CheckpointNames
@@ -24,7 +25,6 @@ from quire.workers.models.encoders.family import PostNormBlock, read_typed_encod
 from quire.workers.models.fields import Json, number, size, words
 from quire.workers.models.fused import stacked
 from quire.workers.models.spellings import only, renamed
-from quire.workers.pooling.specs import HeadSpec
 
 FIELDS = BERT_FIELDS | words(
     "rotary_emb_base lora_adaptations lora_alpha lora_dropout_p lora_main_params_trainable lora_rank load_trained_adapters",

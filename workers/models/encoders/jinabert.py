@@ -3,6 +3,7 @@
 import msgspec
 
 from quire.kernels.elementwise.activation_cpu import Activation
+from quire.workers.layers.heads import HeadSpec
 from quire.workers.layers.linear import Placement
 from quire.workers.layers.module import Module
 from quire.workers.loading.names import CheckpointNames
@@ -15,7 +16,6 @@ from quire.workers.models.encoders.family import PostNormBlock, read_heads, smal
 from quire.workers.models.fields import Json, size, words
 from quire.workers.models.fused import stacked_pair
 from quire.workers.models.spellings import only
-from quire.workers.pooling.specs import HeadSpec
 
 FIELDS = BERT_FIELDS | words("attn_implementation emb_pooler feed_forward_type model_max_length")
 GATES: dict[str, Activation] = {"geglu": "gelu", "reglu": "relu"}  # feed_forward_type -> the activation of the first half

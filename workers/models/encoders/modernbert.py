@@ -6,6 +6,7 @@ before attention, since the embedding has one.
 import msgspec
 import torch
 
+from quire.workers.layers.heads import HeadKind, HeadPooling, HeadSpec
 from quire.workers.layers.linear import Placement
 from quire.workers.layers.module import Module
 from quire.workers.layers.norm import NoNorm, NormSpec, make_norm
@@ -18,7 +19,6 @@ from quire.workers.models.fields import Json, flag, number, size, windows_by_typ
 from quire.workers.models.fused import stacked, stacked_pair
 from quire.workers.models.spellings import renamed
 from quire.workers.models.step_context import StepContext
-from quire.workers.pooling.specs import HeadKind, HeadPooling, HeadSpec
 
 FIELDS = words(
     "norm_eps norm_bias local_attention attention_bias mlp_bias decoder_bias classifier_pooling classifier_bias",

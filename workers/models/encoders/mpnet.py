@@ -1,11 +1,11 @@
 """MPNet (arXiv:2004.09297): BERT's layers with a bias by relative position, which they share; positions begin at 2."""
 
+from quire.workers.layers.heads import HeadSpec
 from quire.workers.loading.names import CheckpointNames
 from quire.workers.models.config import EncoderSpec
 from quire.workers.models.encoders.bert import BERT, BUFFERS, EMBEDDINGS, ROBERTA_HEADS, UNUSED, read_roberta_head
 from quire.workers.models.fields import Json, size, words
 from quire.workers.models.spellings import only
-from quire.workers.pooling.specs import HeadSpec
 
 FIELDS = words("hidden_dropout_prob attention_probs_dropout_prob relative_attention_num_buckets")
 BUCKETS = 32  # transformers computes with so many, whatever the field says
