@@ -69,7 +69,8 @@ class PoolingInfo(Message, frozen=True):
     """How a model pools. embedding_size: elements of a vector; 0: it makes none. labels: of a classifier's scores, in order;
     empty: it has none. is_matryoshka: `dimensions` may cut vectors, to one of matryoshka_dimensions if there are some.
 
-    prompts: texts that are put before a text, by name. score_template: how a query and a document become one prompt.
+    prompts: texts that are put before a text, by name. score_template: how a query and a document become one prompt. is_whole:
+    a prompt is computed in one step, as its tokens see both ways. takes_types: a second text has another token type.
     """
 
     tasks: list[PoolingTask]
@@ -84,11 +85,13 @@ class PoolingInfo(Message, frozen=True):
     prompts: dict[str, str] = {}  # noqa: RUF012
     default_prompt_name: str | None = None
     score_template: ScoreTemplate | None = None
+    is_whole: bool = False
+    takes_types: bool = False
 
     @property
     def may_hit(self) -> bool:
         """Whether a prefix in the cache may stand for its tokens' hidden states: only the last one's are pooled."""
-        return self.pooling_type == "LAST"
+        return self.pooling_type == "LAST" and not self.is_whole
 
 
 class PoolRow(NamedTuple):

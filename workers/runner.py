@@ -148,6 +148,8 @@ class ModelRunner:
 
     def _run(self, plan: StepPlan, device_plan: torch.Tensor, read_masks: ReadMasks) -> list[RowResult]:
         outputs = [output for output in self.outputs if output.is_wanted(plan)]
+        for output in outputs:
+            output.begin(plan)
         every_token = any(output.needs_every_token(plan) for output in outputs)
         sizes = plan.num_tokens, plan.num_samples, len(plan.decode_rows)
         hidden = self.forward(device_plan, *sizes, every_token=every_token, windows=plan.window > 1)

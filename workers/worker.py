@@ -61,7 +61,7 @@ from quire.workers.models.config import ModelConfig, ModelConfigError
 from quire.workers.models.language_model import LanguageModel
 from quire.workers.numerics import choose_dtype, numerics_of
 from quire.workers.outputs.output import RowResult
-from quire.workers.outputs.vectors import vectors_of
+from quire.workers.outputs.pooling_outputs import pooling_outputs
 from quire.workers.parallel import Parallel
 from quire.workers.pooling.choice import PoolingChoice
 from quire.workers.pooling.start import read_served
@@ -171,7 +171,8 @@ class Worker:
             self.custom_processors = CustomProcessors(classes, vllm_config(c, model_config, dtype, self.device), self.device)
         processors = self.custom_processors if stage.is_last else None
         states = state_cache_of(model_config, self.parallel, dtype, engine.mamba_ssm_cache_dtype)
-        ctx, vectors = self._context(model_config, cache, states, dtype), vectors_of(self.pooling, model, engine.max_num_seqs)
+        ctx = self._context(model_config, cache, states, dtype)
+        vectors = pooling_outputs(self.pooling, model, engine.max_num_seqs)
         runner = ModelRunner(model, ctx, self._make_device, processors, vectors)
         if self.group is not None:  # graph sizes, and so what ranks exchange, follow from it; all ranks are there now
             runner.weights_bytes = self.group.max_over_ranks("weights_bytes", weights_bytes)

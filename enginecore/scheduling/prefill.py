@@ -15,8 +15,9 @@ from quire.enginecore.scheduling.sequence import Sequence, SequenceState, Slots
 
 
 class Prefills:
-    def __init__(self, slots: Slots, kv: KVManager, longest_chunk: int = 0):
-        """longest_chunk: most tokens of one sequence in a step; 0: no limit."""
+    def __init__(self, slots: Slots, kv: KVManager, longest_chunk: int = 0, are_whole: bool = False):
+        """longest_chunk: most tokens of one sequence in a step; 0: no limit. are_whole: no prompt is cut into chunks."""
+        self._are_whole = are_whole
         self._slots = slots
         self._kv = kv
         self._longest_chunk = longest_chunk or 1 << 62
@@ -84,7 +85,10 @@ class Prefills:
         return length
 
     def puts_off(self, start: int, known: int, build: PlanBuilder, budget: int) -> bool:
-        """Whether a chunk of so few tokens is rather left to a later step. A step with no other chunk takes any."""
+        """Whether a chunk of so few tokens is rather left to a later step. A step with no other chunk takes any, but for whole
+        prompts."""
+        if self._are_whole:
+            return known - start > budget
         return bool(build.prefills) and self._kv.states.puts_off(start, budget, known)
 
     def _room_for(self, seq: Sequence, length: int, make_room: MakeRoom) -> int:

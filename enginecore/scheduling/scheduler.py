@@ -39,7 +39,7 @@ class Scheduler:
         self._eos = np.zeros(max(config.vocab_size, 1), bool)
         self._eos[[i for i in config.eos_token_ids if i < config.vocab_size]] = True
         self._decode = DecodeRows(self.slots, self.kv, Windows(config, self.slots, self.counters), config.num_micro_batches)
-        self._prefills = Prefills(self.slots, self.kv, config.long_prefill_token_threshold)
+        self._prefills = Prefills(self.slots, self.kv, config.long_prefill_token_threshold, config.has_whole_prompts)
         shared = self.slots, self.kv, self.leases, self.waiting, self._prefills, self._decode
         self._leaving = Leaving(*shared, self.counters)
         self._admission = Admission(config, *shared, self._leaving, self.counters)

@@ -34,7 +34,7 @@ from quire.workers.loading.weights import dummy_weights, load_weights
 from quire.workers.logits_processors.batch import CustomProcessors
 from quire.workers.models.build import build_model
 from quire.workers.models.family_table import read_model_config
-from quire.workers.outputs.vectors import vectors_of
+from quire.workers.outputs.pooling_outputs import pooling_outputs
 from quire.workers.parallel import Parallel
 from quire.workers.pooling.start import read_served
 from quire.workers.recurrent.state_cache import state_cache_of
@@ -71,6 +71,8 @@ class InlineEngine:
         config, self.choice = self._read(model_dir, model_options, pooling)
         max_model_len, self._unused = max_model_len or min(config.max_position_embeddings, 512), set()
         self.model = self.load(config, dtype, parallel, None if dummy else model_dir)
+        if self.choice and self.choice.info and self.choice.info.is_whole:
+            scheduling["has_whole_prompts"] = True
         layers = parallel.stage.layers if parallel.stage.count > 1 else None
         cache = KVCache(config.attention_specs(parallel), block_size, dtype, self.model.kv_scales(), layers)
         cache.allocate(num_blocks, self.device)
@@ -155,7 +157,7 @@ class InlineEngine:
             max_samples=max_samples,
             speculation=self.speculation,
         )
-        vectors = vectors_of(self.choice, self.model, max_num_seqs) if self.choice else []
+        vectors = pooling_outputs(self.choice, self.model, max_num_seqs) if self.choice else []
         return ModelRunner(self.model, ctx, self._make_device, self.processors, vectors)
 
     def _make_device(self, ctx):

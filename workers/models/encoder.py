@@ -106,6 +106,9 @@ class EncoderBody(Module):
 class Encoder(LanguageModel):
     """An encoder as one rank holds it. `encode` computes hidden states; `forward` does so for a step of the runner."""
 
+    has_head = False  # that a step ends with; a masked language model's is for vectors
+    token_types: torch.Tensor | None = None  # int32 [T] of the next step's tokens
+
     def __init__(self, config: ModelConfig, make_block: MakeBlock, place: Placement):
         super().__init__()
         assert config.encoder is not None, "a decoder's config"
@@ -136,8 +139,12 @@ class Encoder(LanguageModel):
     def forward(
         self, input_ids: torch.Tensor, context: StepContext, logits_indices: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """`encode` for a step whose rows are whole texts of one type; with logits_indices int32 [R], [R, H] of these."""
-        hidden = self.encode(input_ids, context.positions, None, context.query_start)
+        """`encode` for a step whose rows are whole texts; with logits_indices int32 [R], [R, H] of these.
+
+        `token_types` are for this step alone; None: all tokens are of the first text.
+        """
+        types, self.token_types = self.token_types, None
+        hidden = self.encode(input_ids, context.positions, types, context.query_start)
         return hidden if logits_indices is None else hidden.index_select(0, logits_indices)
 
     def compute_logits(self, hidden_rows: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:

@@ -24,6 +24,7 @@ from quire.workers.loading.weight_loader import WeightsError
 from quire.workers.models.cache_dtype import with_cache_dtype
 from quire.workers.models.config import ModelConfig, ModelConfigError
 from quire.workers.models.decoder import Family
+from quire.workers.models.encoders.table import ENCODERS, read_encoder_config
 from quire.workers.models.families import (
     bamba,
     bloom,
@@ -224,6 +225,8 @@ def _by_impl(fields: Json, quantized: Quantization | None, model_impl: str) -> M
     A model that its family refuses is refused: transformers would ignore a field that it does not know.
     """
     reason, architectures = "", _architectures(fields)
+    if model_impl != "transformers" and architectures and architectures[0] in ENCODERS:
+        return read_encoder_config(fields, str(architectures[0]), quantized)
     if architectures and not _is_known(fields) and (why := refusal(fields, architectures[0])):
         raise ModelConfigError(f"architecture {architectures[0]!s:.80} is not supported: {why}")
     if model_impl != "transformers":

@@ -72,6 +72,9 @@ class Output(ABC):
         """Whether the hidden states of every token are needed, not only those of samples."""
         return False
 
+    def begin(self, plan: StepPlan) -> None:  # noqa: B027 - most outputs have nothing to say
+        """Before the step's forward: tell the model what it must know of the plan's rows."""
+
     @abstractmethod
     def compute(self, step: Computed) -> list[RowResult]:
         """The step's results of this kind that are not in the result ring."""

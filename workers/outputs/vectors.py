@@ -81,7 +81,7 @@ class Vectors(Output):
 
 
 def vectors_of(choice: PoolingChoice, model: LanguageModel, max_rows: int) -> list[Vectors]:
-    """The runner's output for a model that pools; none for another."""
+    """The runner's output for a decoder that pools; none for one that does not."""
     if choice.info is None:
         return []
     pooling = Pooling(choice.info, model.compute_scores, choice.activation)

@@ -11,6 +11,8 @@ from typing import Any, Literal, NamedTuple
 
 from quire.ipc.pooling import PoolingInfo, PoolingTask, PoolingType
 from quire.workers.models.config import ModelConfigError, PoolingSpec
+from quire.workers.models.encoders.table import ENCODERS
+from quire.workers.pooling.encoder_choice import EncoderChoice, choose_encoder
 from quire.workers.pooling.label_tokens import label_tokens
 from quire.workers.pooling.labels import LabelActivation, label_activation, labels_of
 from quire.workers.pooling.modules import Modules, read_modules
@@ -31,6 +33,7 @@ _OWN_FIELDS = (
     "sentence_transformers", "sbert_ce_default_activation_function", "classifier_dropout", "score_bias",
 )  # fmt: skip
 _POOLER = ("pooling_type", "seq_pooling_type", "tok_pooling_type", "use_activation", "normalize", "softmax", "activation")
+_USES = ("use_activation", "normalize", "softmax", "activation")
 _TYPES: tuple[PoolingType, ...] = ("CLS", "LAST", "MEAN")
 
 
@@ -41,6 +44,7 @@ class PoolingChoice(NamedTuple):
     spec: PoolingSpec | None = None
     info: PoolingInfo | None = None
     activation: LabelActivation = "identity"
+    encoder: EncoderChoice | None = None  # None: it is a decoder
 
 
 def choose_pooling(
@@ -49,6 +53,14 @@ def choose_pooling(
     """families: the architectures with a decoder here. runner, convert, pooler_config: the flags. Raises ModelConfigError."""
     names = fields.get("architectures")
     name = str(names[0]) if isinstance(names, list) and names else ""
+    if name in ENCODERS:
+        given = _pooler(pooler_config, "LAST", True)
+        pooler = (given[0] if _names_type(pooler_config) else None, given[1] if _names_use(pooler_config) else None)
+        found = choose_encoder(fields, model_dir, name, runner=runner, convert=convert, pooler=pooler)
+        plain = {key: value for key, value in fields.items() if key not in _OWN_FIELDS} | {
+            "architectures": [found.architecture]
+        }
+        return PoolingChoice(plain, PoolingSpec(), found.info, found.activation, found)
     family, kind, is_of_tokens = _by_architecture(name, families)
     if family is None:
         if runner == "pooling" or convert not in ("auto", "none"):
@@ -137,6 +149,14 @@ def _size(fields: Json) -> int:
     return value if isinstance(value, int) else 0
 
 
+def _names_type(config: Json) -> bool:
+    return any(config.get(name) is not None for name in ("pooling_type", "seq_pooling_type"))
+
+
+def _names_use(config: Json) -> bool:
+    return any(config.get(name) is not None for name in _USES)
+
+
 def _pooler(config: Json, default: PoolingType, use: bool) -> tuple[PoolingType, bool]:
     """--pooler-config as (pooling type, whether its activation or normalization is used)."""
     for name, value in config.items():
@@ -147,11 +167,7 @@ def _pooler(config: Json, default: PoolingType, use: bool) -> tuple[PoolingType,
     found = str(config.get("seq_pooling_type") or config.get("pooling_type") or default).upper()
     for known in _TYPES:
         if found == known:
-            flags = [
-                config[name]
-                for name in ("use_activation", "normalize", "softmax", "activation")
-                if config.get(name) is not None
-            ]
+            flags = [config[name] for name in _USES if config.get(name) is not None]
             if not all(isinstance(value, bool) for value in flags):
                 raise ModelConfigError("--pooler-config: use_activation must be true or false")
             return known, flags[0] if flags else use
