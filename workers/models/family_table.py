@@ -225,7 +225,7 @@ def _by_impl(fields: Json, quantized: Quantization | None, model_impl: str) -> M
     A model that its family refuses is refused: transformers would ignore a field that it does not know.
     """
     reason, architectures = "", _architectures(fields)
-    if model_impl != "transformers" and architectures and architectures[0] in ENCODERS:
+    if model_impl != "transformers" and architectures and str(architectures[0]) in ENCODERS:
         return read_encoder_config(fields, str(architectures[0]), quantized)
     if architectures and not _is_known(fields) and (why := refusal(fields, architectures[0])):
         raise ModelConfigError(f"architecture {architectures[0]!s:.80} is not supported: {why}")
