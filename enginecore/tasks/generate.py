@@ -100,7 +100,7 @@ def asked(
         # later request gets, whatever its id
         shares=params.n > 1 or candidates is not None,
         search=candidates.search if candidates is not None else None,
-        may_hit=params.prompt_logprobs is None and not params.skip_reading_prefix_cache,
+        may_hit=task.may_hit,
     )
 
 

@@ -91,6 +91,20 @@ class Generate(Message, tag="generate", frozen=True):
         """Whether an engine that was lost has run it."""
         return self.resume is not None
 
+    @property
+    def may_hit(self) -> bool:
+        """Whether cached blocks of its prompt can be used."""
+        return not self.has_early_results and not self.params.skip_reading_prefix_cache
+
+    @property
+    def has_early_results(self) -> bool:
+        """Whether results come before its first token."""
+        return self.params.prompt_logprobs is not None
+
+    @property
+    def is_search_step(self) -> bool:
+        return self.candidates is not None
+
 
 class Pool(Message, tag="pool", frozen=True):
     """Make a vector or scores of each prompt. The prompts are numbered from 0; answers name their key (id, number)."""
@@ -102,6 +116,15 @@ class Pool(Message, tag="pool", frozen=True):
     @property
     def num_sequences(self) -> int:
         return len(self.lengths) or 1
+
+    @property
+    def may_hit(self) -> bool:
+        """Whether cached blocks may be used, as far as a frontend knows: of several prompts it does not look any up."""
+        return self.num_sequences == 1 and not self.params.skip_reading_prefix_cache
+
+    candidates = None
+    has_early_results = False
+    is_search_step = False
 
 
 RequestInputs = TokenInputs  # a tagged union of one member, for now
