@@ -20,7 +20,7 @@ class Prefills:
         self._are_whole = are_whole
         self._slots = slots
         self._kv = kv
-        self._longest_chunk = longest_chunk or 1 << 62
+        self._longest_chunk = 1 << 62 if are_whole else longest_chunk or 1 << 62
         self._running: list[Sequence] = []  # by order
         self._written: list[tuple[Sequence, int]] = []  # sequences of this step, and their full blocks after it
 

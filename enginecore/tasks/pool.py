@@ -29,11 +29,13 @@ class PoolTask:
     min_tokens_stop_ids: list[int] = []  # noqa: RUF012  # never changed
     sampling_kind = 0
 
-    def __init__(self, row: PoolRow) -> None:
-        self._word, self._is_of_tokens = row.word(), row.is_of_tokens
+    def __init__(self, row: PoolRow, seconds: list[int]) -> None:
+        """seconds: where the second texts of all prompts begin; empty: there are none."""
+        self._word, self._is_of_tokens, self._seconds = row.word(), row.is_of_tokens, seconds
 
     def chunk(self, seq: Prompted, start: int, end: int, known: int) -> Chunk:
-        return Chunk(PREFILL_POOL | (PREFILL_POOL_END if end == known else 0), -1, self._word)
+        second = self._seconds[seq.child] if self._seconds else -1
+        return Chunk(PREFILL_POOL | (PREFILL_POOL_END if end == known else 0), second, self._word)
 
     def side_target(self, seq: Prompted, chunk: Chunk, start: int, end: int) -> SideTarget | None:
         is_last = bool(chunk.flags & PREFILL_POOL_END)
@@ -47,6 +49,9 @@ def asked(task: Pool, ids: np.ndarray, limits: EngineLimits) -> Asked:
     lengths = task.lengths or [len(ids)]
     if not 1 <= len(lengths) <= MAX_INPUTS or min(lengths) < 1 or sum(lengths) != len(ids):
         raise Refused("invalid", f"lengths must hold 1 to {MAX_INPUTS} lengths of prompts, which together are the tokens")
+    pairs = zip(task.seconds, lengths, strict=False)
+    if task.seconds and (len(task.seconds) != len(lengths) or not all(0 <= at < length for at, length in pairs)):
+        raise Refused("invalid", "seconds must hold a place within each prompt")
     if max(lengths) > limits.max_model_len:
         raise Refused(
             "too_long",
@@ -61,4 +66,4 @@ def asked(task: Pool, ids: np.ndarray, limits: EngineLimits) -> Asked:
     may_hit = info.may_hit and not row.is_of_tokens and not task.params.skip_reading_prefix_cache
     ends = list(accumulate(lengths))
     prompts = {i: ids[end - length : end] for i, (length, end) in enumerate(zip(lengths, ends, strict=True))}
-    return Asked(PoolTask(row), prompts, limit=0, may_hit=may_hit)
+    return Asked(PoolTask(row, task.seconds), prompts, limit=0, may_hit=may_hit)

@@ -16,7 +16,7 @@ import numpy as np
 from quire.frontend.client import pool_calls
 from quire.frontend.client.encoding import checked_ids, encode_marked, encode_prompt
 from quire.frontend.client.outputs import RequestOutput
-from quire.frontend.client.pooling import Ids, PooledState, joined_ids
+from quire.frontend.client.pooling import Ids, PooledState, joined_ids, seconds_of
 from quire.frontend.client.pooling_outputs import (
     ClassificationRequestOutput,
     EmbeddingRequestOutput,
@@ -183,7 +183,7 @@ class Client(ABC):
         check_priority(priority)
         self._next_id += 1
         request_id, arrival = self._next_id, time.time()
-        inputs, task = TokenInputs(ids.tobytes()), Pool(params, lengths)
+        inputs, task = TokenInputs(ids.tobytes()), Pool(params, lengths, seconds=seconds_of(prompts))
         request = AddRequest(0, request_id, inputs, task, priority, terms.salted(cache_salt), arrival)
         engine = self._send_to_one(request, terms)
         state = PooledState(request_id, request_name or str(request_id), lengths, arrival)

@@ -17,7 +17,7 @@ from quire.frontend.client.outputs import RequestMetrics
 from quire.frontend.client.stream import ClientError, InvalidRequest, TooLong
 from quire.frontend.client.terms import NO_TERMS, Terms
 from quire.frontend.client.turns import in_native_thread
-from quire.frontend.text.tokenizer import Tokenizer
+from quire.frontend.text.tokenizer import PairIds, Tokenizer
 from quire.ipc.messages.frontend import AddRequest, EngineLimits, Welcome
 from quire.ipc.pooling import MAX_INPUTS, PoolingParams
 
@@ -173,6 +173,12 @@ def joined_ids(prompts: Sequence[Ids], limits: EngineLimits) -> tuple[np.ndarray
     if np.maximum.reduce(ids.astype(np.int64, copy=False).view(np.uint64)) >= limits.vocab_size:
         raise InvalidRequest(f"the prompt holds a token id outside the vocabulary of {limits.vocab_size}")
     return ids.astype("<i4"), lengths
+
+
+def seconds_of(prompts: Sequence[Ids]) -> list[int]:
+    """Where the second text of each pair begins, for `Pool`; [] if there are none."""
+    found = [prompt.second if isinstance(prompt, PairIds) else 0 for prompt in prompts]
+    return found if any(found) else []
 
 
 async def tokenized(

@@ -44,6 +44,14 @@ class ChatPrompt(NamedTuple):
     marks: tuple[int, ...] = ()
 
 
+class PairIds(list[int]):
+    """The ids of two texts. second: where the tokens of the second type begin; 0: the tokenizer gives all one type."""
+
+    def __init__(self, before: Sequence[int], ids: Sequence[int], types: Sequence[int]) -> None:
+        super().__init__([*before, *ids])
+        self.second = len(before) + types.index(1) if 1 in types else 0
+
+
 class Tokenizer:
     """A model's tokenizer. `backend` is the `tokenizers` object behind it.
 
@@ -162,9 +170,9 @@ class Tokenizer:
         return [[*prefix, *row.ids] for row in rows]
 
     def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[list[int]]:
-        """The ids of two texts each, joined as the tokenizer's files say, on all cores."""
+        """The ids of two texts each, PairIds, joined as the tokenizer's files say, on all cores."""
         rows = self.backend.encode_batch_fast([(_encodable(a), _encodable(b)) for a, b in pairs], add_special_tokens=True)
-        return [[*self._add_bos, *row.ids] for row in rows]
+        return [PairIds(self._add_bos, row.ids, row.type_ids) for row in rows]
 
     @cached_property
     def around(self) -> tuple[int, int]:

@@ -112,6 +112,7 @@ class Pool(Message, tag="pool", frozen=True):
     params: PoolingParams
     lengths: list[int] = []  # tokens of each prompt in TokenInputs, at most 128 of them; empty: it is one
     is_resumed: bool = False  # an engine that was lost has run it
+    seconds: list[int] = []  # where each prompt's second text begins, for models with token types; 0: it has none; empty: all
 
     @property
     def num_sequences(self) -> int:

@@ -226,7 +226,9 @@ def _by_impl(fields: Json, quantized: Quantization | None, model_impl: str) -> M
     """
     reason, architectures = "", _architectures(fields)
     if model_impl != "transformers" and architectures and str(architectures[0]) in ENCODERS:
-        return read_encoder_config(fields, str(architectures[0]), quantized)
+        config = read_encoder_config(fields, str(architectures[0]), quantized)
+        by_names = None if quantized is None else _by_all_names(quantized, config.names)
+        return msgspec.structs.replace(config, quantization=by_names)
     if architectures and not _is_known(fields) and (why := refusal(fields, architectures[0])):
         raise ModelConfigError(f"architecture {architectures[0]!s:.80} is not supported: {why}")
     if model_impl != "transformers":
