@@ -177,11 +177,11 @@ class InlineEngine:
             self.scheduler.add(seq)
         return self.count
 
-    def add_pool(self, prompts, params: PoolingParams | None = None) -> int:
+    def add_pool(self, prompts, params: PoolingParams | None = None, seconds=()) -> int:
         """A request for vectors or scores; the results, by key, are in `pooled`."""
         self.count += 1
         data, lengths = np.concatenate([np.asarray(p, np.int32) for p in prompts]).tobytes(), [len(p) for p in prompts]
-        task = Pool(params or PoolingParams(), lengths)
+        task = Pool(params or PoolingParams(), lengths, seconds=list(seconds))
         accepted = self.intake.accept(0, AddRequest(0, self.count, TokenInputs(data), task), Room())
         if isinstance(accepted, RequestError):
             raise ValueError(accepted.message)
@@ -189,9 +189,9 @@ class InlineEngine:
             self.scheduler.add(seq)
         return self.count
 
-    def pool(self, prompts, params: PoolingParams | None = None) -> list[np.ndarray]:
-        """Results of one request, in order."""
-        name = self.add_pool(prompts, params)
+    def pool(self, prompts, params: PoolingParams | None = None, seconds=()) -> list[np.ndarray]:
+        """Results of one request, in order. seconds: where second texts begin."""
+        name = self.add_pool(prompts, params, seconds)
         self.run()
         return [np.concatenate(self.pooled.pop(name << 8 | i)) for i in range(len(prompts))]
 
