@@ -77,3 +77,22 @@ def their_hidden(model: Any, row: list[int], types: list[int] | None = None) -> 
 @torch.no_grad()
 def our_hidden(model: Encoder, rows: list[list[int]], types: list[list[int]] | None = None) -> list[torch.Tensor]:
     return list(hidden_states(model, rows, types).split([len(row) for row in rows]))
+
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(VOCAB - 5))]
+
+
+def add_tokenizer(folder: Path) -> Any:
+    """A BERT tokenizer, of whole words, with the types that BERT's writes; returns it."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+    made = Tokenizer(models.WordPiece({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    made.normalizer, made.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    made.post_processor = processors.TemplateProcessing(
+        single="[CLS]:0 $A:0 [SEP]:0", pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    made.add_special_tokens(WORDS[:5])
+    made.save(str(folder / "tokenizer.json"))
+    fields = {"tokenizer_class": "BertTokenizer", "model_max_length": POSITIONS, "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(fields))
+    return made
