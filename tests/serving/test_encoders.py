@@ -72,7 +72,7 @@ def test_pairs_are_scored_with_their_types(tmp_path: Any) -> None:
     theirs, tokenizer = pair(transformers.BertForSequenceClassification, config, tmp_path).theirs, add_tokenizer(tmp_path)
     with Served("--model", str(tmp_path), *FLAGS) as served:
         served.ready()
-        answer = served.ask("POST", "/v1/rerank", {"query": TEXTS[0], "documents": TEXTS[1:]}).json
+        answer = served.ask("POST", "/v1/rerank", {"query": TEXTS[0], "documents": TEXTS[1:]}).json()
         assert served.end() == 0
     scores = {result["index"]: result["relevance_score"] for result in answer["results"]}
     for i, document in enumerate(TEXTS[1:]):
