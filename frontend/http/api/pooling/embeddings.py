@@ -58,7 +58,7 @@ async def embeddings(services: Services, request: Request, response: Response) -
     model = check_model(body.model, services.model_names)
     info = need(services, "embed")
     refuse(body, messages="vectors of conversations are not served yet; render them to texts and give input")
-    form = VectorFormat(body.encoding_format, body.embed_dtype, body.endianness)
+    form = VectorFormat(body.encoding_format, body.embed_dtype, body.endianness, request.is_patient)
     params = params_of(task="embed", dimensions=body.dimensions, use_activation=body.uses_activation)
     prompts, run = prompts_of(body.input), PoolRun(services, request, body, "embd")
     results = await run.pool(await ids_of(services, prompts, body, named_prompt(info, body.prompt_name)), params)

@@ -56,7 +56,7 @@ async def pooling(services: Services, request: Request, response: Response) -> N
     task = body.task or next((task for task in ("token_embed", "token_classify") if task in info.tasks), info.tasks[0])
     if task not in info.tasks:
         raise invalid(f"task must be one of {', '.join(info.tasks)} for this model, got {task}", "task")
-    form = VectorFormat(body.encoding_format, body.embed_dtype, body.endianness)
+    form = VectorFormat(body.encoding_format, body.embed_dtype, body.endianness, request.is_patient)
     params = params_of(task=task, dimensions=body.dimensions, use_activation=body.uses_activation)
     prompts, run = prompts_of(body.input), PoolRun(services, request, body, "pool")
     results = await run.pool(await ids_of(services, prompts, body), params)

@@ -19,7 +19,7 @@ OCTETS = b"application/octet-stream"
 class VectorFormat:
     """encoding_format, embed_dtype and endianness of a body, checked. Raises ApiError 400."""
 
-    def __init__(self, encoding: str | None, dtype: str | None, endianness: str | None) -> None:
+    def __init__(self, encoding: str | None, dtype: str | None, endianness: str | None, is_for_batch: bool = False) -> None:
         self.encoding, self.dtype = encoding or "float", dtype or "float32"
         self.endianness = endianness or "native"
         for name, value, known in (
@@ -29,6 +29,9 @@ class VectorFormat:
         ):
             if value not in known:
                 raise invalid(f"{name} must be one of {', '.join(known)}, got {value[:40]}", name)
+
+        if is_for_batch and self.is_binary:
+            raise invalid("encoding_format: bytes are not possible in a batch, a file of JSON; base64 is", "encoding_format")
 
     @property
     def is_binary(self) -> bool:
