@@ -19,7 +19,7 @@ def has_torch_weights(folder: Path) -> bool:
 
 
 def more_patterns(folder: Path, has_safetensors: bool) -> list[str]:
-    """What is to be downloaded besides, of a repository the small files of which are in the folder."""
+    """Patterns of further files to download; the small files of the repository are in the folder."""
     patterns = []
     if is_encoder(_object(folder / "config.json")) and not has_safetensors:
         patterns += [*TORCH_WEIGHTS, "pytorch_model-*.bin"]

@@ -1,7 +1,7 @@
 """Attention over packed rows on the CPU: as varlen_reference, with rows of one length in one call of torch's attention.
 
-Scores with a bias are computed for some queries at a time, so that memory stays bounded for rows of any length. What a query
-with a window does not see is not computed, but for the slice of queries that it shares.
+Scores with a bias are computed for some queries at a time, so that memory stays bounded for rows of any length. With a window,
+a slice of queries sees only the keys that one of them sees.
 """
 
 from collections.abc import Iterable, Sequence
@@ -96,7 +96,7 @@ def _attend(
 
 
 def _bias(distances: torch.Tensor, reach: Reach, shape: ScoreShape, relative: torch.Tensor | None) -> torch.Tensor:
-    """What is added to scores at these distances: float32 [1 or Hq, Q, L], -inf where a query does not see a key."""
+    """The sum of all biases of scores at these distances: float32 [1 or Hq, Q, L], -inf where a query does not see a key."""
     bias = torch.zeros(1, *distances.shape)
     if shape.slopes is not None:
         bias = bias - shape.slopes.float()[:, None, None] * distances.abs() * shape.alibi_scale

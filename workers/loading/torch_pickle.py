@@ -2,7 +2,7 @@
 
 A pickle is a program for a stack machine, and Python's own machine imports and calls what the program names. This one knows the
 opcodes that torch.save needs for a dict of tensors, and a closed list of names (`STORAGES`, `CALLS`) for which it has values of
-its own: nothing is imported, nothing is called, no attribute is set. Whatever else a file holds refuses the file. torch_file.py
+its own: nothing is imported, nothing is called, no attribute is set. Anything else refuses the file. torch_file.py
 finds the bytes.
 """
 

@@ -1,7 +1,7 @@
 """sentence-transformers' files beside a checkpoint: modules.json, the modules' configs, prompts and lengths. No weights.
 
 A folder's modules are read into stages (`Stage`), which poolers.py runs: pooling, dense layers, norms to length 1, SPLADE's
-pooling. What would change a vector and is not known is refused by name. Formats: sentence-transformers 2 to 5, pylate.
+pooling. A field that is not known, and so might change a vector, is refused. Formats: sentence-transformers 2 to 5, pylate.
 """
 
 import json
@@ -73,7 +73,7 @@ Stage = PoolingStage | DenseStage | NormalizeStage | SpladeStage
 
 
 class LateInteraction(msgspec.Struct, frozen=True, kw_only=True):
-    """What the token vectors of queries and documents differ in: ColBERT's (arXiv:2004.12832) and pylate's settings."""
+    """The differences between token vectors of queries and of documents: ColBERT's (arXiv:2004.12832) and pylate's settings."""
 
     query_prefix: str = "[Q] "
     document_prefix: str = "[D] "
@@ -103,7 +103,7 @@ class SentenceTransformers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_sentence_transformers(folder: Path) -> SentenceTransformers | None:
-    """What a checkpoint's folder says; None if it has no modules.json. Raises PoolingConfigError."""
+    """The settings in a checkpoint's folder; None if it has no modules.json. Raises PoolingConfigError."""
     modules = _read(folder / "modules.json", list)
     if modules is None:
         return None
@@ -225,10 +225,7 @@ def _unit(config: Json, file: str, default: Unit) -> Unit:
 def _of_model(config: Json) -> Json:
     """Prompts and similarity in config_sentence_transformers.json."""
     file = "config_sentence_transformers.json"
-    _known(
-        config, file, "__version__ model_type prompts default_prompt_name similarity_fn_name truncate_dim", *_LATE,
-        "max_active_dims router_mapping",
-    )  # fmt: skip
+    _known(config, file, *_OF_MODEL, *_LATE)
     prompts, default = config.get("prompts") or {}, config.get("default_prompt_name")
     if not isinstance(prompts, dict) or any(not isinstance(text, str | None) for text in prompts.values()):
         raise PoolingConfigError(f"{file}: prompts must be an object of texts")
@@ -257,20 +254,25 @@ def _lengths(folder: Path) -> Json:
         found = _read(folder / name, dict)
         if found is None:
             continue
-        _known(
-            found, name, "max_seq_length do_lower_case transformer_task modality_config module_output_name unpad_inputs",
-            "model_args config_args tokenizer_args processor_args model_kwargs config_kwargs processor_kwargs",
-            "processing_kwargs query_length document_length query_expansion track_media_counts",
-        )  # fmt: skip
+        _known(found, name, *_OF_TRANSFORMER)
         return found
     return {}
 
 
 # pylate's settings, beside the model's
 _LATE = (
-    "query_prefix", "document_prefix", "query_length", "document_length", "attend_to_expansion_tokens", "skiplist_words",
-    "do_query_expansion", "attend_to_mask_tokens",
-)  # fmt: skip
+    "query_prefix document_prefix query_length document_length skiplist_words",
+    "attend_to_expansion_tokens do_query_expansion attend_to_mask_tokens",
+)
+_OF_MODEL = (
+    "__version__ model_type prompts default_prompt_name similarity_fn_name truncate_dim",
+    "max_active_dims router_mapping",
+)
+_OF_TRANSFORMER = (
+    "max_seq_length do_lower_case transformer_task modality_config module_output_name unpad_inputs",
+    "model_args config_args tokenizer_args processor_args model_kwargs config_kwargs processor_kwargs",
+    "processing_kwargs query_length document_length query_expansion track_media_counts",
+)
 
 
 def _late(folder: Path, config: Json, lengths: Json) -> LateInteraction:

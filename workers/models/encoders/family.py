@@ -49,7 +49,7 @@ class EncoderFamily(NamedTuple):
 
 
 class EncoderMLP(Protocol):
-    """What a post-norm block calls: the output for h [T, H]."""
+    """The interface of an MLP to a post-norm block."""
 
     def of(self, h: torch.Tensor) -> torch.Tensor: ...
 

@@ -54,9 +54,14 @@ def plain_fields(fields: Json) -> Json:
 
 def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
     only(
-        fields, "GTE", position_embedding_type="rope", layer_norm_type="layer_norm", pack_qkv=True, logn_attention_scale=False,
+        fields,
+        "GTE",
+        position_embedding_type="rope",
+        layer_norm_type="layer_norm",
+        pack_qkv=True,
+        logn_attention_scale=False,
         logn_attention_clip1=False,
-    )  # fmt: skip
+    )
     return rotary_layers(fields, 160000.0, True, False, True)
 
 

@@ -127,10 +127,20 @@ def plain_fields(fields: Json) -> Json:
 
 def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
     only(
-        fields, "NomicBERT", prenorm=False, parallel_block=False, use_rms_norm=False, causal=False, rotary_emb_fraction=1.0,
-        rotary_emb_interleaved=False, scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False,
-        expert_choice_router=False, moe_normalize_expert_weights=False, ffn_div=1,
-    )  # fmt: skip
+        fields,
+        "NomicBERT",
+        prenorm=False,
+        parallel_block=False,
+        use_rms_norm=False,
+        causal=False,
+        rotary_emb_fraction=1.0,
+        rotary_emb_interleaved=False,
+        scale_attn_weights=True,
+        scale_attn_by_inverse_layer_idx=False,
+        expert_choice_router=False,
+        moe_normalize_expert_weights=False,
+        ffn_div=1,
+    )
     for name in ("rotary_emb_scale_base", "rotary_scaling_factor", "num_shared_experts"):
         if fields.get(name):
             raise ModelConfigError(f"config.json sets {name}: not supported for NomicBERT models")
