@@ -147,3 +147,42 @@ def test_scores_of_tokens(tmp_path):
     for row, got in zip(rows, engine.pool(rows), strict=True):
         with torch.no_grad():
             close(got, theirs(input_ids=torch.tensor([row])).logits[0].softmax(-1), 2e-5)
+
+
+def test_splade_vectors(tmp_path):
+    theirs = pair(transformers.BertForMaskedLM, transformers.BertConfig(**SMALL), tmp_path).theirs
+    sparse = "sentence_transformers.sparse_encoder.models."
+    modules = [{"idx": 0, "name": "0", "path": "", "type": f"{sparse}MLMTransformer"}]
+    modules.append({"idx": 1, "name": "1", "path": "1_SpladePooling", "type": f"{sparse}SpladePooling"})
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    engine, rows = engine_of(tmp_path), texts([9, 30])
+    for row, got in zip(rows, engine.pool(rows), strict=True):
+        with torch.no_grad():
+            close(got, torch.log1p(theirs(input_ids=torch.tensor([row])).logits[0].relu()).amax(0), 2e-5)
+    assert engine.choice.info.tasks == ["embed"] and engine.choice.info.embedding_size == SMALL["vocab_size"]
+
+
+def test_a_masked_language_model_is_an_embedder_without_its_head(tmp_path):
+    theirs = pair(transformers.BertForMaskedLM, transformers.BertConfig(**SMALL), tmp_path).theirs
+    row = texts([9])[0]
+    with torch.no_grad():
+        states = theirs.bert(input_ids=torch.tensor([row])).last_hidden_state[0]
+    close(engine_of(tmp_path).pool([row])[0], F.normalize(states[0], dim=-1))
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"1_Pooling/config.json": {"pooling_mode": "mean", "include_prompt": False}}, "include_prompt"),
+        ({"sentence_bert_config.json": {"do_lower_case": True}}, "do_lower_case"),
+        ({"config_sentence_transformers.json": {"query_prefix": "[Q] "}}, "ColBERT"),
+        ({"1_Pooling/config.json": {"pooling_mode": "median"}}, "median"),
+    ],
+)
+def test_what_is_not_served_yet_is_refused_by_name(tmp_path, change, text):
+    pair(transformers.BertModel, transformers.BertConfig(**SMALL), tmp_path)
+    with_modules(tmp_path, "mean")
+    for name, fields in change.items():
+        (tmp_path / name).write_text(json.dumps(fields))
+    with pytest.raises(ModelConfigError, match=text):
+        engine_of(tmp_path)
