@@ -344,6 +344,34 @@ def test_what_is_not_served_is_refused_by_name(architecture, changes, text):
         read_encoder_config({**SMALL, "architectures": [architecture], **changes}, architecture)
 
 
+# Further fields of published configs, as they are spelt there.
+PUBLISHED = {
+    "BertModel": {"classifier_dropout": None, "gradient_checkpointing": False, "position_embedding_type": "absolute"},
+    "ModernBertModel": {
+        "global_attn_every_n_layers": 3, "global_rope_theta": 160000.0, "local_rope_theta": 10000.0, "local_attention": 128,
+        "hidden_activation": "gelu", "layer_norm_eps": 1e-5, "norm_eps": 1e-5, "position_embedding_type": "absolute",
+        "reference_compile": None, "repad_logits_with_grad": False, "sparse_prediction": False, "gradient_checkpointing": False,
+    },
+    "EuroBertModel": {
+        "bos_token": "<|begin_of_text|>", "clf_dropout": 0.0, "clf_pooling": "late", "hidden_dropout": 0.0, "head_dim": 8,
+        "mask_token": "<|mask|>", "pad_token": "<|end_of_text|>", "rope_theta": 250000, "num_key_value_heads": 4,
+    },
+    "JinaBertForMaskedLM": {
+        "attn_implementation": None, "emb_pooler": "mean", "feed_forward_type": "geglu", "position_embedding_type": "alibi",
+    },
+    "MPNetModel": {"relative_attention_num_buckets": 32},
+    "NewForSequenceClassification": {
+        "logn_attention_clip1": False, "layer_norm_type": "layer_norm", "use_memory_efficient_attention": False,
+        "rope_scaling": {"factor": 8.0, "type": "ntk"}, "rope_theta": 20000, "unpad_inputs": False, "type_vocab_size": 1,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("architecture", PUBLISHED)
+def test_published_fields_are_known(architecture):
+    read_encoder_config({**SMALL, "architectures": [architecture], **PUBLISHED[architecture]}, architecture)
+
+
 def test_lengths_end_where_positions_do():
     fields = {**SMALL, "max_position_embeddings": 514, "pad_token_id": 1}
     assert read_encoder_config(fields, "RobertaModel").longest == 512

@@ -189,6 +189,8 @@ def test_files_are_read(tmp_path):
     assert (spec.max_seq_length, spec.do_lower_case, spec.similarity) == (256, True, "dot")
     assert (spec.prompts, spec.default_prompt_name, spec.normalizes) == ({"query": "query: "}, "query", False)
     assert read_sentence_transformers(tmp_path / "elsewhere") is None
+    folder = write(tmp_path, [("custom_st.Transformer", ""), POOLING])
+    assert read_sentence_transformers(folder).stages == spec.stages
 
 
 @pytest.mark.parametrize(

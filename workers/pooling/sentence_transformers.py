@@ -151,7 +151,8 @@ def _kind(module: object, number: int) -> tuple[str, str, bool]:
     if not isinstance(module, dict) or not isinstance(module.get("type"), str) or not isinstance(module.get("path"), str):
         raise PoolingConfigError(f"modules.json: module {number} has no type or no path")
     name, path = module["type"], module["path"]
-    if not name.startswith(PACKAGES):
+    is_own_transformer = number == 0 and name.endswith(".Transformer")  # as custom_st.Transformer of jina-embeddings-v3
+    if not name.startswith(PACKAGES) and not is_own_transformer:
         raise PoolingConfigError(f"modules.json: module {number} is a {name!r:.80}: only sentence-transformers' are supported")
     if Path(path).is_absolute() or ".." in Path(path).parts:
         raise PoolingConfigError(f"modules.json: the path {path!r:.80} leaves the folder")

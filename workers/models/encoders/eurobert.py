@@ -10,7 +10,9 @@ from quire.workers.models.encoders.family import EncoderFamily, num_labels
 from quire.workers.models.families import llama
 from quire.workers.models.fields import Json, flag, number, size, words
 
-FIELDS = llama.FIELDS | words("classifier_pooling clf_pooling")
+FIELDS = llama.FIELDS | words(
+    "classifier_pooling clf_pooling clf_dropout hidden_dropout bos_token eos_token pad_token mask_token"
+)
 # how a head's input is made, by the names that the field has
 POOLING: dict[str, HeadPooling] = {"bos": "cls", "mean": "mean", "late": "late"}
 
