@@ -87,7 +87,7 @@ _ALL: dict[str, dict[str, Note]] = {
     "Score": {**_INDEX, "score": Note("of the pair: the classifier's, or the cosine of two vectors")},
     "RerankRequest": {
         **_POOL,
-        **_CUT,
+        "truncate": Note("cut the longer text of a pair to what fits the context", "false"),
         "query": Note("one text"),
         "documents": Note("texts, or objects with a `text`", bounds="1 to 65,536"),
         "top_n": Note("how many documents are returned; 0: all", "all"),

@@ -40,6 +40,7 @@ BUNDLED = Path(__file__).parent / "bundled"
 
 SMALL_FILES = ["*.json", "tokenizer.model", "tiktoken.model", "*.tiktoken", "merges.txt", "vocab.txt", "chat_template.jinja"]
 WEIGHT_FILES = ["*.safetensors"]
+OF_SUBFOLDERS = [f"{ADDITIONAL_TEMPLATES}/*.jinja", "*_Pooling/config.json"]
 # Not downloaded from a hub repository: subfolders (other formats of the same weights), and a second copy of the weights.
 IGNORED_FILES = ["*/*", "consolidated*"]
 CONTENT_FORMAT = "chat_template_content_format"  # a field of the tokenizer_config.json that frontends are sent
@@ -155,8 +156,8 @@ def _download(
     try:
         of_repository: dict[str, Any] = {"revision": revision, "cache_dir": download_dir, "token": token}
         folder = huggingface_hub.snapshot_download(hub_id, allow_patterns=patterns, ignore_patterns=ignored, **of_repository)
-        # in a folder of its own, which the patterns above cannot tell from others
-        huggingface_hub.snapshot_download(hub_id, allow_patterns=[f"{ADDITIONAL_TEMPLATES}/*.jinja"], **of_repository)
+        # in folders of their own, which the patterns above cannot tell from others
+        huggingface_hub.snapshot_download(hub_id, allow_patterns=OF_SUBFOLDERS, **of_repository)
         return Path(folder)
     except errors.GatedRepoError:
         raise ModelFilesError(

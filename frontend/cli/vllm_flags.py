@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 Kind = Literal["switch", "value", "list", "json"]  # no value (also --no-x), one word, several words, a JSON object
 
 WORKING = """
+--runner --convert --pooler-config --override-pooler-config
 --model --tokenizer --tokenizer-revision --revision --download-dir --hf-token --hf-overrides --served-model-name --dtype
 --load-format --model-impl --quantization -q --max-model-len --max-logprobs --seed --enforce-eager --chat-template
 --generation-config --override-generation-config --tensor-parallel-size -tp --pipeline-parallel-size -pp
@@ -109,7 +110,7 @@ ROWS = (
     Row("--code-revision", "value", ANY, "no code of a checkpoint is ever run, and none is needed"),
     Row("--tokenizer-mode", "value", ("auto", "hf", "slow", "mistral"), "a tokenizer.json is used, or made", "auto"),
     Row("--skip-tokenizer-init", "switch", OFF, "the tokenizer is always there", "prompts of token ids"),
-    Row("--task", "value", ("auto", "generate"), "--runner and --convert say it", "--runner"),
+    Row("--task", "value", ("auto", "generate"), "--runner and --convert say it: pooling, embed, classify"),
     Row("--model-class-overrides", "json", (), _CODE),
     Row("--config-format", "value", ("auto", "hf", "mistral"), "models are read in Hugging Face's format", "auto"),
     Row("--hf-config-path", "value", (), "config.json is the model's", "--hf-overrides"),

@@ -194,7 +194,7 @@ class AsyncClient(Client):
     def expire(self, now: float) -> None:
         for state in [s for s in self._dispatcher.requests.values() if s.deadline + LATE_S <= now]:
             self._dispatcher.fail(state.id, DeadlineExceeded("the request's timeout has passed"))
-            self._dispatcher.abort_sent(state.id, state.params)
+            self._dispatcher.abort_sent(state.id, state.params if isinstance(state, RequestState) else None)
         self._lost.expire(now)
 
     def abort(self, request: str | int) -> None:

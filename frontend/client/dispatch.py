@@ -74,9 +74,9 @@ class Dispatcher:
         self._dropped_sequences.clear()
         return requests
 
-    def abort_sent(self, request_id: int, params: SamplingParams) -> None:
-        """Abort a request that was sent and never added."""
-        if params.logprobs is not None:
+    def abort_sent(self, request_id: int, params: SamplingParams | None) -> None:
+        """Abort a request that was sent and is not in the tables. params: if it generates."""
+        if params is not None and params.logprobs is not None:
             self._dropped_sequences.update((sequence_key(request_id, child), time.monotonic()) for child in range(params.n))
         self._send(Abort(self._epoch, [request_id]))
 

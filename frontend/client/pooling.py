@@ -105,7 +105,16 @@ class PoolClient(Protocol):
 
     def hold(self) -> None: ...
 
-    def submit_pool(self, prompts: Sequence[Ids], params: PoolingParams, **how: Any) -> PooledState: ...
+    def submit_pool(
+        self,
+        prompts: Sequence[Ids],
+        params: PoolingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+        request_name: str = "",
+        terms: Terms = NO_TERMS,
+    ) -> PooledState: ...
 
     def cancel_pool(self, state: PooledState) -> None: ...
 
@@ -141,7 +150,7 @@ async def pool(
         if len(prompts) > 1:
             client.hold()
         for part in _parts(prompts):
-            more = {"priority": priority, "cache_salt": cache_salt, "request_name": name, "terms": terms}
+            more: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "request_name": name, "terms": terms}
             states.append(client.submit_pool(part, params, **more))
         on_sent(states)
         data = [result for state in states for result in await state.results()]

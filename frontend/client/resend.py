@@ -29,7 +29,14 @@ State = RequestState | PooledState
 def model_of(welcome: Welcome) -> Model:
     """Equal for engines between which requests can move."""
     files = tuple(sorted((file.name, file.digest) for file in welcome.files))
-    return welcome.model_digest, files, welcome.limits.vocab_size, tuple(welcome.eos_token_ids), welcome.numerics
+    return (
+        welcome.model_digest,
+        files,
+        welcome.limits.vocab_size,
+        welcome.limits.pooling,
+        tuple(welcome.eos_token_ids),
+        welcome.numerics,
+    )
 
 
 class LostRequests:

@@ -109,9 +109,8 @@ class FrontendToCore:
     ) -> "FrontendToCore":
         """Connect, and stay connected until `close`. Returns once welcomed, with all files received and on_connected called.
 
-        on_message gets what a core sends of the present epoch, but for answers to the link itself. on_lost gets a reason, once
-        per loss; all requests sent before have then failed. Raises LinkDown after timeout_s without a core (None: waits
-        forever), or as soon as one refuses us; ValueError for an address that cannot be used.
+        on_message gets messages of the present epoch. on_lost gets a reason, once per loss; all requests have then failed.
+        Raises LinkDown after timeout_s without a core (None: never), or when one refuses us; ValueError for a bad address.
         """
         link = cls(address, on_message, on_lost, on_connected, keys, silence_s)
         link._task = asyncio.get_running_loop().create_task(link._run(), name="core-link")

@@ -214,6 +214,12 @@ def test_requests_outlive_a_worker_that_is_killed(embedder: Served) -> None:
     assert made.shape == (300, 64) and np.abs(made[:20] - wanted).max() < 1e-6 and text in found
 
 
+def test_a_deadline_ends_a_request(embedder: Served) -> None:
+    error = call(embedder, "/v1/embeddings", {"input": ["word " * 100] * 1500, "timeout": 0.05}, 504)["error"]
+    assert error["code"] == "deadline_exceeded"
+    assert vectors(embedder, TEXTS[0]).shape == (1, 64)
+
+
 def test_python_has_the_same_calls() -> None:
     from quire import LLM, PoolingParams
     from quire.outputs import EmbeddingRequestOutput, ScoringRequestOutput

@@ -27,8 +27,9 @@ def label_tokens(fields: dict[str, Any], model_dir: Path) -> tuple[tuple[int, ..
     from tokenizers import Tokenizer  # few models need it
 
     tokenizer = Tokenizer.from_file(str(path))
-    ids = [tokenizer.token_to_id(token) for token in named]
-    for token, found in zip(named, ids, strict=True):
-        if found is None:
+    ids: list[int] = []
+    for token in named:
+        if (found := tokenizer.token_to_id(token)) is None:
             raise ModelConfigError(f"config.json: classifier_from_token: {token!r:.60} is no token of the tokenizer")
+        ids.append(found)
     return tuple(ids), method == "from_2_way_softmax"
