@@ -12,6 +12,7 @@ STEMS = ("Bert", "Camembert", "DistilBert", "EuroBert", "Gte", "JinaBert", "Jina
 STEMS += ("NomicBert", "Roberta", "XLMRoberta")
 ARCHITECTURES = frozenset({f"{stem}{kind}" for stem in STEMS for kind in KINDS} | {"Gemma3TextModel"})
 MOST_TOKENS = 32768  # of a step by default, and so of a text
+TWO_WAY_LLAMA = "LlamaBidirectional"
 _ROBERTA = ("Roberta", "XLMRoberta", "Camembert")
 
 
@@ -21,7 +22,14 @@ def architecture_of(config: Mapping[str, Any]) -> str:
 
 
 def is_encoder(config: Mapping[str, Any]) -> bool:
-    return architecture_of(config) in ARCHITECTURES
+    """Whether its tokens see both ways: an encoder's, and those of a decoder that was made an embedder so."""
+    return architecture_of(config) in ARCHITECTURES or is_two_way(config)
+
+
+def is_two_way(config: Mapping[str, Any]) -> bool:
+    """Whether it is a decoder whose tokens see both ways."""
+    name = architecture_of(config)
+    return name not in ARCHITECTURES and (config.get("is_causal") is False or name.startswith(TWO_WAY_LLAMA))
 
 
 def longest_text(config: Mapping[str, Any], positions: int) -> int:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from encoder_cases import HIDDEN, POSITIONS, SMALL, pair, texts, their_hidden
+from encoder_cases import HIDDEN, POSITIONS, SMALL, build, pair, texts, their_hidden
 from inline_engine import InlineEngine
 from safetensors.torch import save_file
 
@@ -147,6 +147,49 @@ def test_scores_of_tokens(tmp_path):
     for row, got in zip(rows, engine.pool(rows), strict=True):
         with torch.no_grad():
             close(got, theirs(input_ids=torch.tensor([row])).logits[0].softmax(-1), 2e-5)
+
+
+TWO_WAY = {"num_key_value_heads": 2, "rms_norm_eps": 1e-5, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+
+
+@pytest.mark.parametrize("name", ["Qwen2Model", "Qwen2ForCausalLM"])
+def test_a_decoder_whose_tokens_see_both_ways(tmp_path, name):
+    """gte-Qwen2: transformers' own model, told so."""
+    cls = getattr(transformers, name)
+    theirs = build(cls, transformers.Qwen2Config(**SMALL, **TWO_WAY, is_causal=False))
+    theirs.save_pretrained(tmp_path)
+    theirs = getattr(theirs, "model", theirs)
+    with_modules(tmp_path, "lasttoken")
+    engine, rows = engine_of(tmp_path), texts([1, 9, POSITIONS, 30])
+    for row, got in zip(rows, engine.pool(rows), strict=True):
+        close(got, F.normalize(their_hidden(theirs, row)[-1], dim=-1))
+    assert engine.runner.ctx.cache.groups == []
+    causal = F.normalize(their_hidden(build(cls, transformers.Qwen2Config(**SMALL, **TWO_WAY)).base_model, rows[1])[0], dim=-1)
+    first = engine_of(tmp_path, pooler_config={"seq_pooling_type": "CLS"}).pool([rows[1]])[0]
+    assert np.abs(first - causal.numpy()).max() > 1e-2
+
+
+def test_a_llama_whose_tokens_see_both_ways(tmp_path):
+    """It computes what EuroBERT does."""
+    theirs = build(transformers.EuroBertModel, transformers.EuroBertConfig(**SMALL, **TWO_WAY, mask_token_id=3))
+    theirs.save_pretrained(tmp_path)
+    fields = json.loads((tmp_path / "config.json").read_text())
+    own = ("classifier_pooling", "mask_token_id")
+    plain = {name: value for name, value in fields.items() if name not in own}
+    changes = {"architectures": ["LlamaBidirectionalModel"], "model_type": "llama_bidirec", "pooling": "avg"}
+    (tmp_path / "config.json").write_text(json.dumps({**plain, **changes}))
+    engine, rows = engine_of(tmp_path), texts([9, 30])
+    for row, got in zip(rows, engine.pool(rows), strict=True):
+        close(got, F.normalize(their_hidden(theirs, row).mean(0), dim=-1))
+    with pytest.raises(ModelConfigError, match="makes vectors"):
+        engine_of(tmp_path, runner="generate")
+
+
+def test_a_window_cannot_be_two_way(tmp_path):
+    config = transformers.MistralConfig(**SMALL, **TWO_WAY, sliding_window=8, is_causal=False)
+    build(transformers.MistralModel, config).save_pretrained(tmp_path)
+    with pytest.raises(ModelConfigError, match="with windows"):
+        engine_of(tmp_path)
 
 
 def test_splade_vectors(tmp_path):

@@ -9,7 +9,7 @@ import torch
 from inline_engine import InlineEngine
 from thread_ranks import engine_of_ranks
 from tiny_models import tiny_model
-from tiny_pools import PROMPTS, as_sentence_transformer, change_config, classifier, hidden_states, logits, vector
+from tiny_pools import PROMPTS, as_sentence_transformer, classifier, hidden_states, logits, vector
 
 from quire.ipc.pooling import PoolingParams
 from quire.ipc.sampling import SamplingParams
@@ -183,13 +183,6 @@ def test_sentence_transformers_files_say_how_to_pool():
 def test_what_is_not_served_is_refused_by_name(make, flags, text):
     with pytest.raises(ModelConfigError, match=text):
         InlineEngine(make(), pooling=flags)
-
-
-def test_a_decoder_whose_tokens_see_both_ways_is_refused():
-    folder = as_sentence_transformer("qwen3")
-    change_config(folder, is_causal=False)
-    with pytest.raises(ModelConfigError, match="is_causal"):
-        InlineEngine(folder, pooling={})
 
 
 # ------------------------------------------------------------------------------------------------- faults that must be seen

@@ -28,7 +28,8 @@ def build_model(config: ModelConfig, dtype: torch.dtype, parallel: Parallel) -> 
     cannot be split, and for a layer that does not fit its quantization scheme.
     """
     if config.encoder is not None:
-        return build_encoder(config, dtype, parallel)
+        family = FAMILIES.get(config.architecture)  # a decoder's, if its tokens see both ways
+        return build_encoder(config, dtype, parallel, None if family is None else family.make_block)
     head_dims = {layer.attention.head_dim for layer in config.layers if layer.attention.is_there and not layer.latent}
     if parallel.device.type == "cuda" and (other := sorted(head_dims.difference(GPU_HEAD_DIMS))):
         sizes = ", ".join(map(str, GPU_HEAD_DIMS))

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from quire.ipc.encoders import TWO_WAY_LLAMA, is_two_way
 from quire.ipc.pooling import PoolingInfo, PoolingTask, PoolingType
 from quire.workers.models.config import ModelConfigError, PoolingSpec
 from quire.workers.models.encoders.table import ENCODERS
-from quire.workers.pooling.encoder_choice import EncoderChoice, choose_encoder
+from quire.workers.pooling.encoder_choice import EncoderChoice, choose_encoder, choose_two_way
 from quire.workers.pooling.label_tokens import label_tokens
 from quire.workers.pooling.labels import LabelActivation, label_activation, labels_of
 from quire.workers.pooling.modules import Modules, read_modules
@@ -54,14 +55,15 @@ def choose_pooling(
     names = fields.get("architectures")
     name = str(names[0]) if isinstance(names, list) and names else ""
     if name in ENCODERS:
-        given = _pooler(pooler_config, "LAST", True)
-        pooler = (given[0] if _names_type(pooler_config) else None, given[1] if _names_use(pooler_config) else None)
+        pooler = _given_pooler(pooler_config)
         found = choose_encoder(fields, model_dir, name, runner=runner, convert=convert, pooler=pooler)
         plain = {key: value for key, value in fields.items() if key not in _OWN_FIELDS} | {
             "architectures": [found.architecture]
         }
         return PoolingChoice(plain, PoolingSpec(), found.info, found.activation, found)
-    family, kind, is_of_tokens = _by_architecture(name, families)
+    family, kind, is_of_tokens = _by_architecture(name.replace(TWO_WAY_LLAMA, "Llama"), families)
+    if family is not None and is_two_way(fields):
+        return _two_way(fields, model_dir, family, runner, convert, pooler_config)
     if family is None:
         if runner == "pooling" or convert not in ("auto", "none"):
             raise ModelConfigError(f"--runner pooling: architecture {name!r:.80} has no decoder that can pool (docs/models.md)")
@@ -78,12 +80,28 @@ def choose_pooling(
         if runner == "pooling":
             raise ModelConfigError(f"--convert none: {name} does not pool as it is; --convert embed makes it an embedder")
         return PoolingChoice(fields)
-    if fields.get("is_causal") is False:
-        raise ModelConfigError("config.json: is_causal false: decoders whose tokens see both ways are not served yet")
     plain = {key: value for key, value in fields.items() if key not in _OWN_FIELDS} | {"architectures": [family]}
     if convert == "classify":
         return _classifier(fields, plain, model_dir, runner, pooler_config, is_of_tokens)
     return _embedder(fields, plain, modules or Modules(), runner, pooler_config)
+
+
+def _two_way(fields: Json, model_dir: Path, family: str, runner: str, convert: str, pooler_config: Json) -> PoolingChoice:
+    """A decoder whose tokens see both ways: it makes vectors alone."""
+    if runner == "generate" or convert not in ("auto", "embed"):
+        raise ModelConfigError("config.json: is_causal false: such a model makes vectors: --runner pooling, --convert embed")
+    if str(fields["architectures"][0]).endswith(("ForSequenceClassification", "ForTokenClassification")):
+        raise ModelConfigError("config.json: is_causal false: heads of labels of such models are not served yet")
+    found = choose_two_way(fields, model_dir, family, _given_pooler(pooler_config))
+    own = (*_OWN_FIELDS, "pooling")
+    plain = {key: value for key, value in fields.items() if key not in own} | {"architectures": [family]}
+    return PoolingChoice(plain, PoolingSpec(), found.info, found.activation, found)
+
+
+def _given_pooler(config: Json) -> tuple[PoolingType | None, bool | None]:
+    """--pooler-config's type and use_activation, as far as it names them."""
+    kind, use = _pooler(config, "LAST", True)
+    return kind if _names_type(config) else None, use if _names_use(config) else None
 
 
 def _by_architecture(name: str, families: Mapping[str, object]) -> tuple[str | None, Convert, bool]:

@@ -61,6 +61,24 @@ def choose_encoder(
     return _embedder(fields, folder, name, spec, dimensions, pooler)
 
 
+_OLD_NAMES: dict[str, Mode] = {"avg": "mean", "mean": "mean", "cls": "cls", "last": "lasttoken"}
+
+
+def choose_two_way(fields: Json, folder: Path, family: str, pooler: tuple[PoolingType | None, bool | None]) -> EncoderChoice:
+    """Of a decoder whose tokens see both ways; family: its architecture. Without files, by config.json's `pooling`, else the
+    last token. Raises ModelConfigError."""
+    named = fields.get("pooling", "last")
+    if named not in _OLD_NAMES:
+        raise ModelConfigError(f"config.json: pooling {named!r:.40} is not supported; supported are {', '.join(_OLD_NAMES)}")
+    default = msgspec.structs.replace(DEFAULT, stages=(PoolingStage((_OLD_NAMES[named],)), NormalizeStage()))
+    try:
+        spec = read_sentence_transformers(folder) or default
+        dimensions = matryoshka_dimensions(fields)
+    except PoolingConfigError as error:
+        raise ModelConfigError(str(error)) from None
+    return _embedder(fields, folder, family, spec, dimensions, pooler)
+
+
 def _embedder(
     fields: Json,
     folder: Path,

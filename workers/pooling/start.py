@@ -6,6 +6,7 @@ from typing import Any, Protocol
 import msgspec
 
 from quire.workers.models.config import ModelConfig
+from quire.workers.models.encoders.two_way import two_way
 from quire.workers.models.family_table import FAMILIES, read_model_config
 from quire.workers.pooling.choice import PoolingChoice, choose_pooling
 
@@ -35,4 +36,6 @@ def read_served(
         return chosen[0].fields
 
     config = read_model_config(model_dir, overrides, choose, **options)
+    if chosen[0].encoder is not None and config.encoder is None:
+        config = two_way(config)
     return msgspec.structs.replace(config, pooling=chosen[0].spec), chosen[0]

@@ -8,6 +8,7 @@ import torch
 from quire.workers.layers.linear import Placement
 from quire.workers.loading.quantized.schemes import Quantization
 from quire.workers.models.config import ModelConfig, ModelConfigError
+from quire.workers.models.decoder import MakeBlock
 from quire.workers.models.encoder import Encoder
 from quire.workers.models.encoders import bert, distilbert, eurobert, gemma3, gte, jina_v3, jinabert, modernbert, mpnet, nomic
 from quire.workers.models.encoders.family import EncoderFamily
@@ -77,8 +78,10 @@ def read_encoder_config(fields: Json, architecture: str, quantized: Quantization
     )
 
 
-def build_encoder(config: ModelConfig, dtype: torch.dtype, parallel: Parallel) -> Encoder:
-    """The rank's shard with uninitialized parameters. Raises ModelConfigError for a number of ranks that cannot share it."""
+def build_encoder(config: ModelConfig, dtype: torch.dtype, parallel: Parallel, make_block: MakeBlock | None = None) -> Encoder:
+    """The rank's shard with uninitialized parameters. make_block: of a decoder's family, instead of the encoder's.
+
+    Raises ModelConfigError for a number of ranks that cannot share it."""
     heads, inner = config.layers[0].attention.num_heads, config.layers[0].intermediate_size
     if heads % parallel.size or inner % parallel.size:
         raise ModelConfigError(
@@ -87,5 +90,5 @@ def build_encoder(config: ModelConfig, dtype: torch.dtype, parallel: Parallel) -
         )
     if parallel.stage.count > 1:
         raise ModelConfigError("an encoder runs in one piece: --pipeline-parallel-size 1")
-    family, _ = ENCODERS[config.architecture]
-    return Encoder(config, family.make_block, Placement(dtype, parallel, config.quantization))
+    make_block = make_block or ENCODERS[config.architecture][0].make_block
+    return Encoder(config, make_block, Placement(dtype, parallel, config.quantization))
