@@ -8,7 +8,18 @@ from collections.abc import Mapping
 from typing import Any
 
 KINDS = ("Model", "ForSequenceClassification", "ForTokenClassification", "ForMaskedLM")
-STEMS = ("Bert", "Camembert", "DistilBert", "EuroBert", "Gte", "JinaBert", "JinaEmbeddingsV3", "MPNet", "ModernBert", "New")
+STEMS: tuple[str, ...] = (
+    "Bert",
+    "Camembert",
+    "DistilBert",
+    "EuroBert",
+    "Gte",
+    "JinaBert",
+    "JinaEmbeddingsV3",
+    "MPNet",
+    "ModernBert",
+    "New",
+)
 STEMS += ("NomicBert", "Roberta", "XLMRoberta")
 ARCHITECTURES = frozenset({f"{stem}{kind}" for stem in STEMS for kind in KINDS} | {"Gemma3TextModel"})
 MOST_TOKENS = 32768  # of a step by default, and so of a text
