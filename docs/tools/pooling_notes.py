@@ -55,7 +55,7 @@ _ALL: dict[str, dict[str, Note]] = {
     "EmbeddingResponse": _ANSWER,
     "Embedding": {**_INDEX, "embedding": Note("numbers, or base64 of their bytes")},
     "PoolingUsage": _COUNTS,
-    "RerankUsage": _COUNTS,
+    "RerankUsage": {name: _COUNTS[name] for name in ("prompt_tokens", "total_tokens")},
     "PoolingRequest": {
         **_POOL,
         **_FORMAT,
