@@ -30,7 +30,10 @@ class DraftSizes(NamedTuple):
 def draft_sizes(
     config: EngineConfig, dtype: str, tokens: int, rows: int, block_size: int, *, is_gpu: bool, has_fp8: bool
 ) -> DraftSizes:
-    """Sizes of the draft model that `config` asks for; zeros without one. tokens, rows: most of a step. Raises EstimateError."""
+    """Sizes of the draft model that `config` asks for; zeros without one. tokens, rows: most of a step.
+
+    Raises EstimateError.
+    """
     asked = config.speculative_config
     if asked is None or asked.model is None:
         return DraftSizes()

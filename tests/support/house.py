@@ -39,7 +39,7 @@ MOST_FUNCTION_LINES_OF_DATA = 40  # all functions of a file of data together
 BOUNDS = {
     "sentences that begin with Who, Whose, What or Of": 40,
     "lines that say nobody": 15,
-    "lines of the engine": 103_000,
+    "lines of the engine": 108_500,
     "lines of enginecore/core.py": 395,
     "lines of enginecore/scheduling/scheduler.py": 284,
     "lines of workers/runner.py": 273,
@@ -226,8 +226,8 @@ def figures() -> dict[str, int]:
         "files that name the sampling value min_p": _naming("min_p"),
         "files that name the flag kv_cache_memory_bytes": _naming("kv[_-]cache[_-]memory[_-]bytes"),
         "lines that ruff does not format": sum(source.count("fmt: " + "skip") for source in EVERYTHING.values()),
-        "private names that tests reach for": 640private_names(tests),
-        "calls of monkeypatch.setattr in tests": 365sum(source.count("monkeypatch." + "setattr(") for source in tests.values()),
+        "private names that tests reach for": private_names(tests),
+        "calls of monkeypatch.setattr in tests": sum(source.count("monkeypatch." + "setattr(") for source in tests.values()),
     }
 
 
