@@ -45,6 +45,16 @@ def test_logits_are_those_of_the_reference(name, tmp_path):
     assert_right(found, head, "llama")
 
 
+def test_fields_may_be_in_an_eagle_config(tmp_path):
+    head = head_of(taps=(2, 0, 1), norm_before_fc=True)
+    own = {"eagle_aux_hidden_state_layer_ids": [0, 1, 2], "norm_before_fc": True, "use_aux_hidden_state": True}
+    head.save(tmp_path, eagle_config=own, norm_before_fc=None, eagle_aux_hidden_state_layer_ids=None)
+    engine = engine_with(eagle3(tmp_path, 4))
+    found = note_drafts(engine)
+    engine.generate([PROMPT[: 20 + i] for i in range(3)], SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True))
+    assert_right(found, head, "llama", 10)
+
+
 @pytest.mark.parametrize("family", ["qwen2-mixed", "gpt-oss", "bloom"])
 def test_other_families_are_tapped(family, tmp_path):
     head = head_of(family, draft_vocab=300)
@@ -110,6 +120,10 @@ def test_a_head_that_is_never_right_still_reads_every_step(tmp_path):
         ({}, {"num_hidden_layers": 2}, "num_hidden_layers is 2"),
         ({}, {"sliding_window": 8}, "sets sliding_window"),
         ({}, {"strange": 1}, "config.json sets strange"),
+        ({}, {"eagle_config": {"strange": 1}}, "config.json sets strange"),
+        ({}, {"eagle_config": {"use_last_layernorm": False}}, "use_last_layernorm to False: only True"),
+        ({"speculators": True}, {"strange": 1}, "config.json sets strange"),
+        ({"speculators": True}, {"transformer_layer_config": {"model_type": "qwen3"}}, "model_type 'qwen3'"),
         ({}, {"target_hidden_size": 96}, "target_hidden_size is 96, and the model's hidden_size 64"),
         ({}, {"vocab_size": 600}, "its vocabulary has 600 tokens, and the model's 512"),
         ({}, {"draft_vocab_size": 100}, "it has 100 tokens and no d2t"),
@@ -118,7 +132,9 @@ def test_a_head_that_is_never_right_still_reads_every_step(tmp_path):
     ids=str,
 )
 def test_what_does_not_fit_is_refused_in_one_line(how, changes, said, tmp_path):
+    how = dict(how)
+    layout = {"speculators": how.pop("speculators", False)}
     head = head_of(**how) if "embedding" not in how else Head(HIDDEN, VOCAB_SIZE, size=48, taps=TAPS, embedding=torch.zeros(1))
     with pytest.raises(ModelConfigError, match=r"^--speculative-config: model ") as refused:
-        engine_with(eagle3(head.save(tmp_path, **changes), 4))
+        engine_with(eagle3(head.save(tmp_path, **layout, **changes), 4))
     assert said in str(refused.value) and "\n" not in str(refused.value)

@@ -183,7 +183,7 @@ def budget_before_loading(
     if draft is not None:  # its passes come behind a step, which has given back its memory
         cache.drafter = draft.cache
         step = max(step, cpu_step_bytes(draft.config, tokens, config.max_num_seqs, dtype, draft.parallel))
-        held += held_bytes(draft.model, dtype)
+        held += held_bytes(draft.model, dtype) + (0 if draft.features is None else draft.features.num_bytes)
     states = state_cache_of(model, parallel, dtype, config.mamba_ssm_cache_dtype)
     needs = state_needs(config, model, states.state_bytes)
     is_packed, vocab_size = model.quantization is not None, model.vocab_size

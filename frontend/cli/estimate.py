@@ -208,7 +208,7 @@ def estimate(model: Model, config: EngineConfig, memory: int, gpu: str = "", ava
     if is_gpu:
         whole = config.enable_expert_parallel
         weights = weights_bytes(model, config.quantization, item, has_fp8=has_fp8, expert_parallel=whole)
-    draft = draft_sizes(config, dtype, max(tokens, rows), rows, block_size, is_gpu=is_gpu, has_fp8=has_fp8)
+    draft = draft_sizes(config, dtype, max(tokens, rows), rows, block_size, sizes.hidden_size, is_gpu=is_gpu, has_fp8=has_fp8)
     block, groups = plan.kv_block_bytes(sizes, block_size, item) + draft.block, len(plan.kv_groups(sizes))
     if is_gpu:
         step = max(plan.gpu_step_bytes(sizes, max(tokens, rows), item), draft.step)

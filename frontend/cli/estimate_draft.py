@@ -18,27 +18,39 @@ from quire.frontend.cli.estimate_weights import check_quantization, weights_byte
 from quire.ipc import memory_plan as plan
 from quire.ipc.config import EngineConfig
 
+TAPS = 3  # layers of the target that an EAGLE-3 head reads, as a rule
+
 
 class DraftSizes(NamedTuple):
     """Bytes on one rank."""
 
-    weights: int = 0
+    weights: int = 0  # and the hidden states that a head reads
     block: int = 0  # of a KV block
     step: int = 0  # of its largest pass
 
 
 def draft_sizes(
-    config: EngineConfig, dtype: str, tokens: int, rows: int, block_size: int, *, is_gpu: bool, has_fp8: bool
+    config: EngineConfig,
+    dtype: str,
+    tokens: int,
+    rows: int,
+    block_size: int,
+    hidden_size: int,
+    *,
+    is_gpu: bool,
+    has_fp8: bool,
 ) -> DraftSizes:
     """Sizes of the draft model that `config` asks for; zeros without one. tokens, rows: most of a step.
 
-    Raises EstimateError.
+    hidden_size: the target's. Raises EstimateError.
     """
     asked = config.speculative_config
     if asked is None or asked.model is None:
         return DraftSizes()
     if asked.method == "eagle3":
-        return _head_sizes(asked.model, config, ITEMSIZE[dtype], tokens, rows, block_size, is_gpu=is_gpu)
+        taps = (tokens + rows) * TAPS * hidden_size * ITEMSIZE[dtype]
+        found = _head_sizes(asked.model, config, ITEMSIZE[dtype], tokens, rows, block_size, is_gpu=is_gpu)
+        return found._replace(weights=found.weights + taps)
     plain = {"hf_overrides": {}, "model_impl": "auto", "enable_expert_parallel": False, "speculative_config": None}
     own = msgspec.structs.replace(config, quantization=asked.quantization, **plain)
     whole = read_model(asked.model, asked.revision, config.download_dir, config.hf_token, {})

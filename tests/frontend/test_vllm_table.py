@@ -200,7 +200,7 @@ SAYS = {  # the call, and a part of what it says
     "SamplingParams(use_beam_search=True)": "LLM.beam_search",
     "SamplingParams(best_of=3)": "use n",
     "SamplingParams(logits_processors=[print])": "LLM(logits_processors=[...])",
-    "EngineArgs(speculative_config={'method': 'eagle3', 'model': 'x'})": "method 'eagle3' is not served yet",
+    "EngineArgs(speculative_config={'method': 'eagle', 'model': 'x'})": "method 'eagle' is not served yet",
     "EngineArgs(spec_method='ngram', spec_tokens='x')": "num_speculative_tokens: expected int",
     "EngineArgs(enable_lora=True)": "LoRA",
     "EngineArgs().create_model_config()": "LLM(...).model_config",

@@ -28,10 +28,16 @@ _OTHERS = words(
     "speculators_config speculators_version speculators_model_type transformer_layer_config embed_requires_grad model_type",
     "has_no_defaults_at_init auto_map target_model_type num_lookahead_tokens tokenizer_class bias parallel_drafting",
 )
-_PLAIN = words(
-    "architectures dtype torch_dtype transformers_version quantization_config use_aux_hidden_state head_dim has_lm_head",
-    "use_input_layernorm_in_first_layer use_last_layernorm use_mtp_layernorm",
-)
+_PLAIN = words("architectures dtype torch_dtype transformers_version quantization_config head_dim eagle_decoder_type")
+# with the one value that is supported
+_ONLY = {
+    "use_aux_hidden_state": True,
+    "has_lm_head": True,
+    "use_input_layernorm_in_first_layer": True,
+    "use_last_layernorm": True,
+    "use_mtp_layernorm": False,
+    "parallel_draft_step": 1,
+}
 
 
 class Eagle3Config(NamedTuple):
@@ -54,9 +60,9 @@ def read_eagle3_config(folder: str, num_layers: int, hidden_size: int, quantizat
     if not isinstance(fields, dict):
         raise ModelConfigError("config.json is not a JSON object")
     head = {**fields, **_object(fields, "eagle_config")}
-    inner = _object(fields, "transformer_layer_config") or {k: v for k, v in fields.items() if k not in _HEAD | _OTHERS}
-    nested = bool(fields.get("transformer_layer_config"))
-    _refuse(head, inner, nested)
+    inner = _object(fields, "transformer_layer_config")
+    _refuse(head, inner, head if inner else _object(fields, "eagle_config"))
+    inner = inner or {name: value for name, value in fields.items() if name not in _HEAD | _OTHERS}
     given = {**inner, "architectures": ["LlamaForCausalLM"], "model_type": "llama", "tie_word_embeddings": False}
     given["initializer_range"] = inner.get("initializer_range") or 0.02
     config = parse_model_config(given, quantization=quantization)
@@ -81,7 +87,8 @@ def _object(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _refuse(head: Mapping[str, Any], inner: Mapping[str, Any], nested: bool) -> None:
+def _refuse(head: Mapping[str, Any], inner: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """own: the fields that are the head's alone; those of its layer are checked as a Llama's."""
     if head.get("fc_norm"):
         raise ModelConfigError("config.json sets fc_norm: EAGLE-3.1's norms of each tap are not supported")
     if inner.get("model_type", "llama") != "llama":
@@ -91,7 +98,11 @@ def _refuse(head: Mapping[str, Any], inner: Mapping[str, Any], nested: bool) -> 
         raise ModelConfigError("layer_types: an EAGLE-3 head with a sliding window is not supported")
     if head.get("parallel_drafting") or head.get("num_lookahead_tokens"):
         raise ModelConfigError("config.json sets parallel_drafting: P-EAGLE is not supported")
-    if nested and (unknown := sorted(name for name in head if name not in _HEAD | _OTHERS | _PLAIN and head[name] is not None)):
+    for name, only in _ONLY.items():
+        if own.get(name) not in (None, only):
+            raise ModelConfigError(f"config.json sets {name} to {own[name]!r:.40}: only {only!r} is supported")
+    known = _HEAD | _OTHERS | _PLAIN | _ONLY.keys()
+    if unknown := sorted(name for name in own if name not in known and own[name] is not None):
         raise ModelConfigError(f"config.json sets {', '.join(unknown)}: not known for EAGLE-3 heads")
 
 

@@ -20,6 +20,11 @@ class Features:
         self._taps, self._combine = taps, combine
         self._kept = taps.new_zeros(0, size)  # [num_blocks, D]
 
+    @property
+    def num_bytes(self) -> int:
+        """Of the taps' buffer."""
+        return self._taps.nbytes
+
     def renew(self, num_blocks: int) -> None:
         """The cache was allocated anew."""
         self._kept = self._kept.new_zeros(num_blocks, self._kept.shape[1])
