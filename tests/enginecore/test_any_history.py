@@ -114,13 +114,14 @@ def test_any_history_with_drafts_ends_every_request_once_with_its_own_tokens(
 
 
 def live_through(h, events):
-    aborted = set()
+    aborted, salts = set(), {}
     for what, arg in events:
         if what == "add":
             prompt = [arg["family"]] * 3 + list(range(arg["prompt"]))
             params = {"presence_penalty": 1.0} if arg["penalty"] else {}
             more = {name: arg[name] for name in ("n", "priority", "salt", "ignore_eos")}
-            h.add(prompt, arg["max_tokens"], **more, **params)
+            begun = h.add(prompt, arg["max_tokens"], **more, **params)
+            salts |= dict.fromkeys(range(begun, h.count + 1), arg["salt"])
         elif what == "abort" and h.count:
             request_id = h.sequences[arg % h.count + 1].request_id
             children = {name for name, s in h.sequences.items() if s.request_id == request_id}
@@ -147,6 +148,11 @@ def live_through(h, events):
         h.release(0)
     h.run()
     assert set(h.finished) | aborted == set(h.sequences) and not set(h.finished) & aborted
+    for name, salt in salts.items():  # continue what was answered: from what the cache keeps of it
+        text = [*h.sequences[name].prompt.tolist(), *h.outputs[name]]
+        if len(text) < h.config.max_model_len - 1:
+            h.add([*text, 1], 1, salt=salt)
+    h.run()
     h.assert_right()
 
 

@@ -8,6 +8,9 @@ from scheduler_harness import VOCAB, Harness
 from quire.enginecore.kv.sequence_blocks import SequenceBlocks
 from quire.enginecore.kv.states import States
 from quire.ipc.messages.frontend import TokenInputs
+from quire.ipc.speculative_config import SpeculativeConfig
+
+DRAFTS = SpeculativeConfig(method="ngram", num_speculative_tokens=15)
 
 
 def engine(**changes):
@@ -58,11 +61,12 @@ def test_a_prompt_of_any_length_is_found_to_its_last_place(block_size, budget, l
         assert cached == ([0, (n - 1) // period * period, n // period * period] if budget >= 64 else [0, 0, 0])
 
 
+@pytest.mark.parametrize("speculation", [None, DRAFTS])
 @pytest.mark.parametrize("is_stopped", [False, True])
 @pytest.mark.parametrize("block_size", [16, 128])
-def test_an_answer_is_found_to_the_last_place_that_is_computed(block_size, is_stopped):
+def test_an_answer_is_found_to_the_last_place_that_is_computed(block_size, is_stopped, speculation):
     """All tokens but the last are computed. An answer that has its most tokens is in no further step."""
-    period, h = max(64, block_size), engine(block_size=block_size, num_blocks=6400 // block_size)
+    period, h = max(64, block_size), engine(block_size=block_size, num_blocks=6400 // block_size, speculation=speculation)
     for n, m in (
         (1, 64),
         (30, 34),
@@ -169,8 +173,9 @@ def test_a_checkpoint_goes_with_its_block():
     assert found(h, tokens(1, 300)) == 0
 
 
-def test_a_preempted_sequence_goes_on_from_its_newest_checkpoint():
-    h = engine(num_blocks=21, look_ahead=False, max_num_seqs=2)
+@pytest.mark.parametrize("speculation", [None, DRAFTS])
+def test_a_preempted_sequence_goes_on_from_its_newest_checkpoint(speculation):
+    h = engine(num_blocks=21, look_ahead=False, max_num_seqs=2, speculation=speculation)
     first, second = h.add(tokens(1, 100), 150), h.add(tokens(2, 100), 150)
     h.run()
     h.assert_right()

@@ -6,7 +6,7 @@ import torch
 
 from quire.ipc.step import plan as wire
 from quire.kernels.step import step_inputs_cpu, step_states_cpu
-from quire.kernels.step.tables import SlotTables, StateRows, StepBuffers
+from quire.kernels.step.tables import KeptTables, SlotTables, StateRows, StepBuffers
 
 SLOTS, ROWS, TOKENS = 7, 6, 40
 SIZES = {"block_size": 4, "num_blocks": 50, "vocab": 101}
@@ -59,6 +59,42 @@ def test_rows_have_the_states_of_their_slots_and_chunks_those_of_the_plan():
         step_inputs_cpu.prepare_step(made, tables, step, TOKENS, ROWS, **SIZES)
         step_states_cpu.prepare_states(made, tables, step, rows, ROWS)
         assert ids_of(rows) == wanted
+
+
+def kept_after(module, device="cpu"):
+    """What is kept of slots, after a plan that gives slot 4 to another sequence, and after its step with windows."""
+    kept = KeptTables.allocate(SLOTS + 1, 30, torch.device(device))
+    kept.num_kept.fill_(3), kept.keep_at.fill_(64)
+    step = StepBuffers.allocate(TOKENS, ROWS, 1, device, ROWS)
+    for name, values in (("row_slots", [2, 0, 4]), ("query_start", [0, 2, 7, 9]), ("accepted", [1, 4, 1])):
+        getattr(step, name)[: len(values)] = torch.tensor(values, dtype=torch.int32)
+    step.num_decode_rows[0], step.num_rows[0] = 2, 3
+    plan = plan_of([(4, 9)], [2, 0], [(4, 0, 2, 0, 0)]).to(device)
+    module.begin_kept(plan, kept)
+    before = kept.num_kept.tolist(), kept.keep_at.tolist(), kept.base.tolist()
+    module.end_kept(step, kept, ROWS)
+    return before, kept.num_kept.tolist(), kept.first_kept.tolist()
+
+
+KEPT = ([3, 3, 3, 3, 0, 3, 3, 3], [64, 64, 64, 64, 0, 64, 64, 64], [30]), [4, 3, 1, 3, 0, 3, 3, 3], [32, 0, 30, 0, 0, 0, 0, 0]
+
+
+def test_what_is_kept_is_noted_by_slot():
+    assert kept_after(step_states_cpu) == KEPT
+
+
+@pytest.mark.interpret
+def test_what_is_kept_is_noted_by_slot_in_the_interpreter():
+    from quire.kernels.step import step_states
+
+    assert kept_after(step_states) == KEPT
+
+
+@pytest.mark.gpu
+def test_what_is_kept_is_noted_by_slot_on_a_gpu():
+    from quire.kernels.step import step_states
+
+    assert kept_after(step_states, "cuda") == KEPT
 
 
 @pytest.mark.gpu

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from quire.ipc.step.plan import DTYPES
 from quire.kernels.recurrent.rows import Windows
@@ -42,7 +41,7 @@ class KeptInputs:
         of_slots = t.num_kept, t.first_kept, tables.seq_len, t.keep_at, t.keep_state
         return Windows(slots, *of_slots, t.base, self._inputs[layer])
 
-    def apply(self, words: np.ndarray, tables: SlotTables, model: nn.Module) -> None:
+    def apply(self, words: np.ndarray, tables: SlotTables, layers: list[RecurrentLayer]) -> None:
         """Do what the plan's section says, before anything else of the step. words: [n], fields of KEPT_INPUTS."""
         records = words.view(DTYPES["kept_inputs"])
         said = records[records["keep_at"] >= 0]
@@ -53,18 +52,17 @@ class KeptInputs:
             self.tables.keep_state.index_copy_(0, slots.long(), states.clamp(0, self._cache.num_states - 1))
         applied = records["slot"][records["applies"] == 1]
         if len(applied):
-            self.apply_now(self._on_device(applied), tables, model)
+            self.apply_now(self._on_device(applied), tables, layers)
 
-    def apply_now(self, slots: torch.Tensor, tables: SlotTables, model: nn.Module) -> None:
+    def apply_now(self, slots: torch.Tensor, tables: SlotTables, layers: list[RecurrentLayer]) -> None:
         """Apply what is kept of sequences to their states. slots: int32 [n], on the device."""
         count, nothing = len(slots), torch.zeros_like(slots)
         own = tables.column("state").index_select(0, slots.long()).clamp(0, self._cache.num_states - 1)
         states = StepStates(own, own, nothing, self._cache.tensors, lambda layer: self.windows(layer, slots, tables))
         starts, limit = slots.new_zeros(count + 1), slots.new_full((1,), count)
         context = StepContext(_no_attention, slots.new_zeros(1), slots, starts, limit, count, states)
-        for layer in model.modules():
-            if isinstance(layer, RecurrentLayer):
-                layer.apply_kept(context)
+        for layer in layers:
+            layer.apply_kept(context)
         self.tables.num_kept.index_fill_(0, slots.long(), 0)
 
     def _on_device(self, values: np.ndarray) -> torch.Tensor:

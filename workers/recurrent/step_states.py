@@ -9,6 +9,7 @@ from torch import nn
 
 from quire.ipc.step.plan import DTYPES
 from quire.kernels.step.tables import SlotTables, StateRows, StepBuffers
+from quire.workers.models.recurrent_layer import RecurrentLayer
 from quire.workers.models.step_context import StepStates
 from quire.workers.recurrent.kept_inputs import KeptInputs
 from quire.workers.recurrent.state_cache import StateCache
@@ -47,17 +48,22 @@ class RecurrentStates:
         """Functions that apply a plan's sections about states, in this order, before the step's inputs are built."""
         kept, found = self.kept, dict[str, Callable[[np.ndarray], None]]()
         if kept is not None:
-            found["kept_inputs"] = lambda words: kept.apply(words, tables, model)
+            layers = _recurrent_layers(model)
+            found["kept_inputs"] = lambda words: kept.apply(words, tables, layers)
         return found | {"state_copies": self.copy}
 
     def apply_nothing(self, tables: SlotTables, model: nn.Module) -> None:
         """Run the kernels that apply what is kept, for the dummy slot: a warm-up."""
         if self.kept is not None:
             dummy = torch.full_like(tables.seq_len[:1], tables.max_num_seqs)
-            self.kept.apply_now(dummy, tables, model)
+            self.kept.apply_now(dummy, tables, _recurrent_layers(model))
 
     def copy(self, copies: np.ndarray) -> None:
         """Copy states as the plan's section says, in order, before the step's forward. copies: [n], fields of STATE_COPY."""
         if self._cache.state_bytes:
             for source, target in copies.view(DTYPES["state_copies"]).tolist():
                 self._cache.copy(source, target)
+
+
+def _recurrent_layers(model: nn.Module) -> list[RecurrentLayer]:
+    return [module for module in model.modules() if isinstance(module, RecurrentLayer)]
