@@ -50,7 +50,7 @@ def prepared(
         engine = InlineEngine(
             model, device="cuda", dtype=torch.bfloat16, max_num_seqs=1024, budget=8192, block_size=64, num_blocks=blocks,
             max_model_len=8192, dummy=True, model_options={"quantization": quantization}, speculation=speculation(window),
-            enable_prefix_caching=False, look_ahead=False,
+            enable_prefix_caching=False, look_ahead=False, num_states=max(rows, most_rows) + 4,
         )  # fmt: skip
         if window > 1:
             engine.runner.device.drafter = NeverRight()

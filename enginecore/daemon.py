@@ -36,7 +36,7 @@ from quire.enginecore.loading.model_files import (
     resolve_tokenizer,
 )
 from quire.enginecore.loading.model_names import served_name
-from quire.enginecore.loading.speculation_start import drafts_told, say_drafts, unfit_for_drafts
+from quire.enginecore.loading.speculation_start import drafts_told, say_drafts, with_draft_model
 from quire.enginecore.params_check import ParamsCheck
 from quire.enginecore.scheduling.config import SchedulerConfig
 from quire.enginecore.scheduling.prefill_budget import mixed_step_tokens
@@ -130,6 +130,7 @@ def _run(
         form = config.chat_template_content_format
         files = frontend_files(folder, tokenizer, config.chat_template, defaults, overrides, form)
         digest = model_digest(folder, has_weights, config.hf_overrides)
+        config = with_draft_model(config, files["tokenizer.json"])
         template, ranks = place_ranks(config, worker_config(config, folder, summary), folder)
     except (HostFailed, ModelFilesError, PlacementError) as error:
         raise StartupError(str(error)) from error
@@ -175,8 +176,6 @@ def worker_config(config: EngineConfig, folder: Path, summary: ModelSummary) -> 
     device: Literal["cuda", "cpu"] = "cuda" if gpus else "cpu"
     shape = config.tensor_parallel_size, config.pipeline_parallel_size
     if gpus and not is_spread(config) and (problem := unfit_for_ranks(gpus, *shape)):
-        raise StartupError(problem)
-    if problem := unfit_for_drafts(config, summary.keeps_states):
         raise StartupError(problem)
     max_model_len = config.max_model_len or summary.max_model_len
     if max_model_len > summary.max_model_len:

@@ -38,6 +38,7 @@ class LayerSizes(NamedTuple):
     has_values: bool = True  # False: the cached key is the value, too, as in latent attention
     recurrent_elements: int = 0  # of a state, in the states' dtype
     convolution_elements: int = 0  # of a state, in the activations'
+    kept_elements: int = 0  # that a recurrent layer keeps of a token whose row has drafts, in the activations'
 
     @property
     def q_size(self) -> int:
@@ -171,9 +172,10 @@ def kv_groups(model: ModelSizes) -> dict[tuple[int, int, int], int]:
     return groups
 
 
-def kv_block_bytes(model: ModelSizes, block_size: int, itemsize: int) -> int:
-    """Bytes of a KV block. KV groups share tensors of equal shape and dtype, as many as the largest group has layers."""
-    makers = [layer for layer in model.layers if layer.has_cache]
+def kv_block_bytes(model: ModelSizes, block_size: int, itemsize: int, *, one_table: bool = False) -> int:
+    """Bytes of a KV block. KV groups share tensors of equal shape and dtype, as many as the largest group has layers.
+    one_table: of a draft model, where every layer has its own."""
+    makers = [layer._replace(window=0) if one_table else layer for layer in model.layers if layer.has_cache]
     layers = Counter((x.window, x.num_kv_heads, x.head_dim, x.cache_itemsize, x.has_values) for x in makers)
     most: dict[tuple[int, int, int, bool], int] = {}
     for (_, *kind), count in layers.items():
@@ -205,6 +207,11 @@ def state_bytes(model: ModelSizes, itemsize: int, state_itemsize: int) -> int:
     sizes = [x.recurrent_elements * state_itemsize for x in model.layers]
     sizes += [x.convolution_elements * itemsize for x in model.layers]
     return sum(-(-size // STATE_ALIGNMENT) * STATE_ALIGNMENT for size in sizes)
+
+
+def kept_bytes(model: ModelSizes, max_samples: int, itemsize: int) -> int:
+    """Bytes of what recurrent layers keep of decode rows with drafts, in two halves, each for the samples of a step."""
+    return 2 * max_samples * sum(layer.kept_elements for layer in model.layers) * itemsize
 
 
 def states_in(room: int, block_bytes: int, state_bytes: int, wanted: int) -> int:

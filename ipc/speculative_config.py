@@ -9,13 +9,18 @@ from typing import Literal
 import msgspec
 
 MAX_SPECULATIVE_TOKENS = 15  # drafts of a sequence in a step: a window has 16 tokens
+MODEL_DRAFTS = 7  # of a draft model, by default
 MAX_NGRAM = 32
 
 
 class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings of speculation, all of them decided."""
 
-    method: Literal["ngram"]
+    method: Literal["ngram", "draft_model", "eagle3"]
+    model: str | None = None  # of a draft model or an EAGLE-3 head, a folder or hub id; the daemon makes it a folder
+    revision: str | None = None  # branch, tag or commit of its hub repository
+    quantization: str | None = None  # as --quantization, for its weights
+    max_model_len: int | None = None  # longest sequence that it drafts for; None: as long as its own context
     num_speculative_tokens: int = MAX_SPECULATIVE_TOKENS  # drafts of a sequence in a step, 1 to 15
     asked_tokens: int | None = None  # what was asked for instead, if it was more
     prompt_lookup_min: int = 5  # tokens; the shortest suffix of the text that is searched for in it

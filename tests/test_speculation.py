@@ -6,6 +6,7 @@ of two factors is in at least one case.
 
 import functools
 from itertools import combinations
+from typing import Any
 
 import pytest
 from drafters import DrafterOfTexts, drafting
@@ -21,7 +22,7 @@ from quire.workers.models.config import ModelConfigError
 MAX_LEN, EOS = 96, 7  # EOS: an id that outputs happen to have
 FACTORS = {
     "family": ["llama", "qwen2-mixed", "deepseek-v3", "gemma3", "gpt-oss", "bloom"],
-    "drafter": ["ngram", "right", "wrong", "some", "random", "eos", "outside"],
+    "drafter": ["ngram", "right", "wrong", "some", "random", "eos", "outside", "itself", "another model"],
     "window": [2, 4, 8, 16],
     "scheduling": ["plain", "chunks", "preemption", "one step in flight", "small blocks", "few samples"],
 }
@@ -32,13 +33,14 @@ SCHEDULING = {
     "one step in flight": {"depth": 1},
     "small blocks": {"block_size": 4, "num_blocks": 500},
     "few samples": {"max_num_seqs": 3},
+    "few rows": {"budget": 7},  # they take turns
 }
 
 
-def pairs() -> list[tuple[str, str, int, str]]:
+def pairs(factors: dict[str, list[Any]]) -> list[tuple[str, str, int, str]]:
     """Few cases with every pair of values, found greedily."""
-    names = list(FACTORS)
-    left = {(a, x, b, y) for a, b in combinations(names, 2) for x in FACTORS[a] for y in FACTORS[b]}
+    names = list(factors)
+    left = {(a, x, b, y) for a, b in combinations(names, 2) for x in factors[a] for y in factors[b]}
     cases = []
     while left:
         case: dict[str, object] = {}
@@ -46,7 +48,7 @@ def pairs() -> list[tuple[str, str, int, str]]:
         case[a], case[b] = x, y
         for name in names:
             if name not in case:
-                case[name] = max(FACTORS[name], key=lambda value: len(_covered({**case, name: value}) & left))
+                case[name] = max(factors[name], key=lambda value: len(_covered({**case, name: value}) & left))
         left -= _covered(case)
         cases.append(tuple(case[name] for name in names))
     return cases
@@ -108,14 +110,19 @@ def texts_of(family: str) -> list[list[int]]:
 
 def config(window: int, **more) -> SpeculativeConfig:
     lookup = {"prompt_lookup_min": 1, "prompt_lookup_max": 4}
-    return SpeculativeConfig(
-        method="ngram", num_speculative_tokens=window - 1, enable_adaptive_verification=False, **lookup, **more
-    )
+    how = {"method": "ngram", "num_speculative_tokens": window - 1, "enable_adaptive_verification": False}
+    return SpeculativeConfig(**{**how, **lookup, **more})
+
+
+def draft_model(name: str, window: int, **more) -> SpeculativeConfig:
+    return config(window, **{"method": "draft_model", "model": str(tiny_model(name)), **more})
 
 
 def engine_with(family: str, drafter: str, window: int, **how) -> InlineEngine:
-    engine = InlineEngine(tiny_model(family), **{"max_model_len": MAX_LEN, "eos": (EOS,), "speculation": config(window), **how})
-    if drafter != "ngram":
+    models = {"itself": family, "another model": "deepseek-v3" if family == "gemma3" else "gemma3"}
+    speculation = draft_model(models[drafter], window) if drafter in models else config(window)
+    engine = InlineEngine(tiny_model(family), **{"max_model_len": MAX_LEN, "eos": (EOS,), "speculation": speculation, **how})
+    if drafter not in ("ngram", *models):
         hold(engine, family, drafter)
     return engine
 
@@ -134,10 +141,18 @@ def assert_equal(got, want) -> None:
 
 
 ALWAYS = 9
-CASES = [case if i < ALWAYS else pytest.param(*case, marks=pytest.mark.slow) for i, case in enumerate(pairs())]
+CASES = [case if i < ALWAYS else pytest.param(*case, marks=pytest.mark.slow) for i, case in enumerate(pairs(FACTORS))]
+# The same for models with recurrent layers: each kind of recurrence, and one beside attention.
+RECURRENT = {
+    **FACTORS,
+    "family": ["qwen3.5", "kimi-linear", "nemotron-h", "lfm2", "falcon-h1"],
+    "drafter": ["ngram", "right", "wrong", "some", "random", "eos"],
+    "scheduling": [*FACTORS["scheduling"], "few rows"],
+}
+RECURRENT_CASES = [case if i < 5 else pytest.param(*case, marks=pytest.mark.slow) for i, case in enumerate(pairs(RECURRENT))]
 
 
-@pytest.mark.parametrize(("family", "drafter", "window", "scheduling"), CASES)
+@pytest.mark.parametrize(("family", "drafter", "window", "scheduling"), [*CASES, *RECURRENT_CASES])
 def test_tokens_are_those_without_drafts(family, drafter, window, scheduling):
     engine = engine_with(family, drafter, window, **SCHEDULING[scheduling])
     assert_equal(outputs_of(engine), without_drafts(family))
@@ -145,15 +160,18 @@ def test_tokens_are_those_without_drafts(family, drafter, window, scheduling):
     assert stats.draft_tokens > 0
     if drafter == "right":
         assert sum(stats.accepted_by_place) > 0.5 * stats.draft_tokens
+    if drafter == "itself":
+        assert sum(stats.accepted_by_place) >= 0.99 * stats.draft_tokens
     if drafter == "wrong":
         assert sum(stats.accepted_by_place) < 0.05 * stats.draft_tokens
     if scheduling == "preemption":
         assert engine.scheduler.counters.preemptions
 
 
-def test_every_pair_is_in_a_case():
-    covered = set().union(*(_covered(dict(zip(FACTORS, case, strict=True))) for case in pairs()))
-    assert len(covered) == sum(len(FACTORS[a]) * len(FACTORS[b]) for a, b in combinations(FACTORS, 2))
+@pytest.mark.parametrize("factors", [FACTORS, RECURRENT])
+def test_every_pair_is_in_a_case(factors):
+    covered = set().union(*(_covered(dict(zip(factors, case, strict=True))) for case in pairs(factors)))
+    assert len(covered) == sum(len(factors[a]) * len(factors[b]) for a, b in combinations(factors, 2))
 
 
 def test_a_revisited_prefix_is_hit_whole_and_drafted_from():
@@ -187,10 +205,11 @@ def test_blocks_that_windows_fill_are_hit():
     assert engine.scheduler.counters.cached_tokens == (len(prompt + output) - 1) // 16 * 16
 
 
-@pytest.mark.parametrize("drafter", ["ngram", "some"])
+@pytest.mark.parametrize("drafter", ["ngram", "some", "itself"])
 def test_ranks_accept_alike(drafter):
-    engine = engine_of_ranks(tiny_model("llama"), 2, max_model_len=MAX_LEN, eos=(EOS,), speculation=config(8))
-    if drafter != "ngram":
+    speculation = draft_model("llama", 8) if drafter == "itself" else config(8)
+    engine = engine_of_ranks(tiny_model("llama"), 2, max_model_len=MAX_LEN, eos=(EOS,), speculation=speculation)
+    if drafter == "some":
         for runner in engine.runner.runners:
             runner.device.drafter = DrafterOfTexts(runner.ctx.cache, 0, drafting(drafter, texts_of("llama"), EOS, VOCAB_SIZE))
     for prompt, params in requests():
@@ -202,7 +221,8 @@ def test_ranks_accept_alike(drafter):
     names = [i + 1 for i, params in enumerate(wanted) if params.logprobs is None]
     renamed = {names[(key >> 8) - 1] << 8 | key & 255: tokens for key, tokens in outputs.items()}
     assert renamed == {key: tokens for key, tokens in expected.items() if key >> 8 in names}
-    assert sum(engine.scheduler.counters.windows.so_far().accepted_by_place) > 0
+    stats = engine.scheduler.counters.windows.so_far()
+    assert sum(stats.accepted_by_place) >= (0.99 * stats.draft_tokens if drafter == "itself" else 1)
 
 
 def test_drafts_that_are_never_right_are_soon_only_tried():

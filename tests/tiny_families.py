@@ -201,7 +201,7 @@ REPETITIVE = ("bloom", "bloom-tied", "falcon-rw")
 FIRST = tuple({family: name for name, (family, _) in reversed(MODELS.items())}.values())
 
 
-def _for_gpu(changes: dict[str, Any]) -> dict[str, Any]:
+def for_gpu(changes: dict[str, Any]) -> dict[str, Any]:
     """With heads of a size that GPU kernels are built for."""
     if changes.get("head_dim", 16) is ...:
         heads = min(changes.get("num_attention_heads", 4), 7)  # wider models round so much that near-ties decide
@@ -214,7 +214,7 @@ def with_heads(changes: dict[str, Any], head_dim: Any) -> dict[str, Any]:
     return {**changes, "head_dim": head_dim, **({"global_head_dim": 512} if "global_head_dim" in changes else {})}
 
 
-GPU_MODELS = {f"gpu-{name}": (MODELS[name][0], _for_gpu(MODELS[name][1])) for name in (*FIRST, "falcon-rw", "falcon-7b")}
+GPU_MODELS = {f"gpu-{name}": (MODELS[name][0], for_gpu(MODELS[name][1])) for name in (*FIRST, "falcon-rw", "falcon-7b")}
 
 # Of norms' weights, where layers must speak louder than a tied embedding for a test to see them.
 _LOUD = {

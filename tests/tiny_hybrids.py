@@ -5,6 +5,7 @@ tiny_models.py makes them. The first of each family runs always, the others wher
 
 from typing import Any
 
+import tiny_families
 import tiny_mambas
 
 LINEAR, FULL = "linear_attention", "full_attention"
@@ -133,6 +134,12 @@ CLASSES = {  # (config, model), of transformers
     "lfm2_moe": ("Lfm2MoeConfig", "Lfm2MoeForCausalLM"),
 }
 FIRST = tuple({family: name for name, (family, _) in reversed(MODELS.items())}.values())
+# One of each family, with attention heads of sizes that GPU kernels are built for; latent attention has its own.
+GPU_MODELS = {
+    f"gpu-{name}": (family, changes if family in ("kimi_linear", "mamba2") else tiny_families.for_gpu(changes))
+    for name, (family, changes) in MODELS.items()
+    if name in FIRST
+}
 VISION = {
     "hidden_size": 32,
     "intermediate_size": 32,

@@ -159,7 +159,7 @@ def reference(name: str) -> Any:
     """The transformers model of `MODELS[name]`, float32, eval mode, eager attention."""
     import torch
 
-    family, changes = {**ALL_MODELS, **GPU_MODELS, **WIDE_MODELS, **SPLIT_MODELS}[name]
+    family, changes = {**ALL_MODELS, **GPU_MODELS, **tiny_hybrids.GPU_MODELS, **WIDE_MODELS, **SPLIT_MODELS}[name]
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(len(name) + sum(name.encode()))
         made_by = tiny_hybrids if family in tiny_hybrids.CLASSES else tiny_families

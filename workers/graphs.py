@@ -2,8 +2,9 @@
 
 All metadata is read from the device, so a graph depends on padded sizes (graph_sizes.py), not on which requests are in the
 batch or on how many tokens each row has. Graphs share one memory pool; the forward leaves its logits for the sampling graph in
-a buffer of their own. Some graphs are captured at start, most others while the worker is idle (`capture_ahead`). A step that
-comes before its graph is captured then, in 10-20 ms (a full step in the time of an eager run), without waiting for the device.
+a buffer of their own. A draft model's passes are captured too, as graphs behind these. Some graphs are captured at start, most
+others while the worker is idle (`capture_ahead`). A step that comes before its graph is captured then, in 10-20 ms (a full step
+in the time of an eager run), without waiting for the device.
 """
 
 import contextlib
@@ -27,6 +28,7 @@ from quire.ipc.step.sections import (
     SAMPLING_RANDOM,
     SAMPLING_WINDOWS,
 )
+from quire.kernels.step.tables import SlotTables, StepBuffers
 from quire.workers.attention.attention import ModelAttention
 from quire.workers.devices.device import DeviceContext
 from quire.workers.devices.masks import ReadMasks
@@ -72,7 +74,9 @@ class StepRunner(Protocol):
     model: LanguageModel
     weights_bytes: int
     ctx: DeviceContext
+    tables: SlotTables
     attention: ModelAttention
+    buffers: StepBuffers
     samples: bool  # otherwise a step is only its forward
 
     def forward(
@@ -103,6 +107,7 @@ class StepGraphs:
         self._pool = torch.cuda.graph_pool_handle()
         self._forward: dict[BatchDescriptor, torch.cuda.CUDAGraph] = {}
         self._sampling: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}  # (rows, kind)
+        self._passes: dict[Hashable, torch.cuda.CUDAGraph] = {}  # of a drafter
         self._ahead = deque(self.sizes.ahead())
         self._masked: deque[tuple[int, int]] = deque()  # sampling graphs with masks to be captured, (rows, kind)
 
@@ -143,18 +148,33 @@ class StepGraphs:
 
         It must not run eagerly instead: only this rank would decide so, and exchanges in other ranks' graphs would wait.
         """
+        self._with_room(lambda: self.capture(batch, kind), batch.tokens)
+
+    def _with_room(self, capture: Callable[[], None], tokens: int) -> None:
         try:
-            return self.capture(batch, kind)
+            return capture()
         except torch.OutOfMemoryError:
-            log.warning("no memory is left for a graph of %d tokens: all others are dropped, to be captured anew", batch.tokens)
+            log.warning("no memory is left for a graph of %d tokens: all others are dropped, to be captured anew", tokens)
         # outside of the except clause: the error's frames keep the failed capture, and all that it had computed, alive
         self._drop()
-        self.capture(batch, kind)
+        capture()
+
+    def prepare(self, key: Hashable, run: Callable[[], None]) -> None:
+        """Capture what `run` launches, as a drafter's pass of this key, unless that was done. Raises torch.OutOfMemoryError."""
+        if key not in self._passes:
+            self._passes[key] = self._captured(run)
+
+    def replay(self, key: Hashable, run: Callable[[], None], tokens: int) -> None:
+        """Do what `run` launches, as a graph; tokens: of the pass."""
+        if key not in self._passes:
+            self._with_room(lambda: self.prepare(key, run), tokens)
+        self._passes[key].replay()
 
     def _drop(self) -> None:
         torch.cuda.synchronize()  # a graph that is being replayed must not be freed
         self._forward.clear()
         self._sampling.clear()
+        self._passes.clear()
         self._ahead.clear()
         self._masked.clear()
         self._pool = torch.cuda.graph_pool_handle()  # torch gives a pool back with its last graph, and refuses to use it again
@@ -175,10 +195,12 @@ class StepGraphs:
             self._run_forward(BatchDescriptor(size, size, False))
         if sizes.samples:
             self._run_window_kernels()
+        self._device.drafter.run_kernels(self._runner.tables, self._runner.buffers)
 
     def _run_window_kernels(self) -> None:
         for kind in reversed(WARM_WINDOW_KINDS):
             self._run_sampling(1, kind)
+        self._device.states.apply_nothing(self._runner.tables, self._runner.model)
 
         def specialization(num_tokens: int, num_rows: int) -> Hashable:
             return self._specialization(num_tokens, num_rows, windows=True)
@@ -200,6 +222,8 @@ class StepGraphs:
         for batch in self.sizes.at_start():
             if not self._capture_unmet(batch):
                 break
+        with contextlib.suppress(torch.OutOfMemoryError):  # each is captured when it is needed, which makes room
+            self._device.drafter.capture(self, self._runner.tables, self._runner.buffers)
         return time.perf_counter() - begin
 
     def capture_ahead(self) -> bool:

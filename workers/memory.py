@@ -21,6 +21,7 @@ from quire.workers.models.config import ModelConfig, StateTensor
 from quire.workers.models.language_model import LanguageModel
 from quire.workers.parallel import Parallel
 from quire.workers.recurrent.state_cache import state_cache_of
+from quire.workers.speculation.loaded import DraftModel
 
 
 class OutOfMemory(Exception):
@@ -77,6 +78,7 @@ def largest_plan(max_tokens: int, max_rows: int, max_model_len: int) -> StepPlan
         sections={"slot_updates": slots, "prefill_rows": rows, "prefill_tokens": tokens},
         sampling_kind=SAMPLING_RANDOM,
         max_seq_len=max(lengths),
+        draft_depth=2,  # of a draft model, if there is one: a pass over the tokens, and one for each further draft
     )
 
 
@@ -94,7 +96,7 @@ def sizes_of(model: ModelConfig, parallel: Parallel | None = None) -> ModelSizes
     """The sizes of a model, or of this rank's shard of it, that the memory formulas need."""
     ranks = parallel or Parallel()
     specs = [(layer.attention.on_rank(ranks), layer.mlp_width(model.hidden_size, ranks)) for layer in model.layers]
-    states = model.state_tensors(ranks)
+    states, kept = model.state_tensors(ranks), model.kept_sizes(ranks)
     layers = tuple(
         LayerSizes(
             s.num_heads,
@@ -107,6 +109,7 @@ def sizes_of(model: ModelConfig, parallel: Parallel | None = None) -> ModelSizes
             has_values=not s.latent_dim,
             recurrent_elements=_elements(states.get(i, ()), is_recurrent=True),
             convolution_elements=_elements(states.get(i, ()), is_recurrent=False),
+            kept_elements=sum(kept.get(i, ())),
         )
         for i, (s, mlp) in enumerate(specs)
     )
@@ -165,16 +168,26 @@ def _cpu_cache(config: ResolvedEngineConfig, cache: KVCache, room: int | None, s
 
 
 def budget_before_loading(
-    config: ResolvedEngineConfig, model: ModelConfig, weights: LanguageModel, dtype: torch.dtype, parallel: Parallel
+    config: ResolvedEngineConfig,
+    model: ModelConfig,
+    weights: LanguageModel,
+    dtype: torch.dtype,
+    parallel: Parallel,
+    draft: DraftModel | None = None,
 ) -> Budget:
-    """The budget on a CPU, when the model is built and none of its weights is read. Raises OutOfMemory if it does not fit."""
+    """The budget on a CPU, when the models are built and no weights are read. Raises OutOfMemory if it does not fit."""
     cache = KVCache(model.attention_specs(parallel), config.block_size, dtype)
-    tokens = max(config.max_num_batched_tokens, config.max_num_seqs)
-    step = cpu_step_bytes(model, tokens, max(config.max_num_seqs, config.max_samples), dtype, parallel)
+    tokens, rows = max(config.max_num_batched_tokens, config.max_num_seqs), max(config.max_num_seqs, config.max_samples)
+    step, held = cpu_step_bytes(model, tokens, rows, dtype, parallel), held_bytes(weights, dtype)
+    step += memory_plan.kept_bytes(sizes_of(model, parallel), config.max_samples, dtype.itemsize)
+    if draft is not None:  # its passes come behind a step, which has given back its memory
+        cache.drafter = draft.cache
+        step = max(step, cpu_step_bytes(draft.config, tokens, config.max_num_seqs, dtype, draft.parallel))
+        held += held_bytes(draft.model, dtype)
     states = state_cache_of(model, parallel, dtype, config.mamba_ssm_cache_dtype)
     needs = state_needs(config, model, states.state_bytes)
     is_packed, vocab_size = model.quantization is not None, model.vocab_size
-    return cpu_budget(config, cache, held_bytes(weights, dtype), step, needs, is_packed=is_packed, vocab_size=vocab_size)
+    return cpu_budget(config, cache, held, step, needs, is_packed=is_packed, vocab_size=vocab_size)
 
 
 def held_bytes(model: LanguageModel, dtype: torch.dtype) -> int:

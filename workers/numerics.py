@@ -9,6 +9,8 @@ from quire.ipc.numerics import Numerics
 from quire.ipc.worker_config import ResolvedEngineConfig
 from quire.workers.models.config import ModelConfig
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
 
 def numerics_of(config: ResolvedEngineConfig, model: ModelConfig, dtype: torch.dtype) -> Numerics:
     ropes = [layer.attention.rope for layer in model.layers]
@@ -35,3 +37,10 @@ def _kv_cache_dtype(model: ModelConfig) -> str:
     named = sorted({dtype for dtype in dtypes.values() if dtype is not None})
     others = [str(i) for i, dtype in dtypes.items() if dtype is None]
     return (", ".join(named) or "auto") + (f" but for layers {' '.join(others)}" if named and others else "")
+
+
+def choose_dtype(name: str, config: ModelConfig, device: str) -> torch.dtype:
+    """The type of weights and activations by --dtype. `auto`: float32 on a CPU, the checkpoint's own on a GPU."""
+    if name != "auto":
+        return DTYPES[name]
+    return torch.float32 if device == "cpu" else DTYPES[config.dtype or "bfloat16"]

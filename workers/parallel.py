@@ -110,6 +110,11 @@ class Parallel:
         self.expert_load: ExpertCounts | None = None  # on the rank that counts for its whole stage
         self.stage = stage
 
+    def of_drafter(self) -> "Parallel":
+        """The same ranks for a draft model, which is split over them as the model is. Its experts are not counted, and its
+        norms do not sum: the buffers for that have the size of the model's hidden states."""
+        return Parallel(self.rank, self.size, self.device, self._exchange, stage=self.stage)
+
     def split(self, n: int) -> Shard:
         """This rank's shard of a dimension of n. Raises ValueError if it does not divide evenly."""
         if n % self.size:

@@ -64,7 +64,7 @@ class ModelRunner:
         self.custom_processors = custom_processors
         self.ctx = ctx
         self.device = make_device(ctx)
-        self.attention = self.device.new_attention()
+        self.attention = self.device.new_attention(ctx)
         self.graphs: StepGraphs | None = None
         self.pipeline: Pipeline | None = None  # of a model in stages
         num_groups, stage, samples = len(ctx.cache.groups), ctx.parallel.stage, ctx.max_samples
@@ -74,7 +74,7 @@ class ModelRunner:
         if stage.count > 1:
             model.stage_buffer.hidden = torch.zeros(ctx.max_tokens, ctx.config.hidden_size, dtype=ctx.dtype, device=ctx.device)
         self._decode_rows = [NO_ROWS] * stage.count  # by micro-batch: those last received
-        self._appliers: dict[str, Callable[[np.ndarray], None]] = {"state_copies": self.device.states.copy}  # on the host
+        self._appliers: dict[str, Callable[[np.ndarray], None]] = self.device.states.appliers(self.tables, model)  # on the host
         if self.samples:
             self._appliers["logits_processors"] = self._apply_logits_processors
             self._appliers["custom_processors"] = self._take_in_custom_processors
@@ -106,9 +106,9 @@ class ModelRunner:
         return prompt_rows
 
     def _compute(self, plan: StepPlan, device_plan: torch.Tensor, read_masks: ReadMasks) -> list[PromptRow]:
-        if self.graphs is not None and self.graphs.run(plan, read_masks):
-            return []
-        return self._run(plan, device_plan, read_masks)
+        prompt_rows = [] if self.graphs and self.graphs.run(plan, read_masks) else self._run(plan, device_plan, read_masks)
+        self.device.drafter.follow(plan, self.tables, self.buffers, self.graphs)
+        return prompt_rows
 
     def _apply_logits_processors(self, words: np.ndarray) -> None:
         apply_logits_processors(self.tables, self.ctx.pool, decode_logits_processors(words))

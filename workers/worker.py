@@ -60,12 +60,13 @@ from quire.workers.models.build import build_model
 from quire.workers.models.config import ModelConfig, ModelConfigError
 from quire.workers.models.family_table import read_model_config
 from quire.workers.models.language_model import LanguageModel
-from quire.workers.numerics import numerics_of
+from quire.workers.numerics import choose_dtype, numerics_of
 from quire.workers.parallel import Parallel
 from quire.workers.profiler import Profiler, ProfilerError
 from quire.workers.records import MASK_SPIN_S, Records
 from quire.workers.recurrent.state_cache import StateCache, state_cache_of
 from quire.workers.runner import ModelRunner, PromptRow, no_masks
+from quire.workers.speculation.loaded import DraftModel, build_draft_model
 from quire.workers.start_failures import in_words
 
 log = logging.getLogger("quire.workers")
@@ -77,12 +78,12 @@ GPU_SPIN_S = 2e-2  # spin for the next plan, given enough cores: a step may take
 SHORT_SPIN_S = 2e-4
 GPU_SWITCH_S = 1e-4  # the longest that a spinning main thread keeps the interpreter from the thread that wakes the core
 STEP, WORLD_SIZE = HEADER.at["step"], HEADER.at["world_size"]
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class Worker:
     group: Group | None = None  # of several ranks, once they have met
     cpu_budget: Budget | None = None  # on a CPU, before weights are loaded
+    draft_model: DraftModel | None = None
 
     def __init__(self, config: WorkerConfig):
         self.config, self.engine = config, config.engine
@@ -162,6 +163,7 @@ class Worker:
         specs, stage = model_config.attention_specs(self.parallel), self.parallel.stage
         layers = None if stage.count == 1 else stage.layers
         cache = KVCache(specs, engine.block_size, dtype, model.kv_scales(), layers)
+        cache.drafter = None if self.draft_model is None else self.draft_model.cache
         weights_bytes = model.weights_bytes
         if classes:
             self.custom_processors = CustomProcessors(classes, vllm_config(c, model_config, dtype, self.device), self.device)
@@ -188,14 +190,17 @@ class Worker:
 
     def _load(self, model_config: ModelConfig, dtype: torch.dtype) -> LanguageModel:
         model = build_model(model_config, dtype, self.parallel)
+        self.draft_model = draft = build_draft_model(self.engine, dtype, self.parallel, model)
         if self.engine.device == "cpu":
             # before weights are packed: how depends on the number of threads
             torch.set_num_threads(choose_num_threads(model.weights_bytes, self.engine.world_size))
-            self.cpu_budget = budget_before_loading(self.engine, model_config, model, dtype, self.parallel)
+            self.cpu_budget = budget_before_loading(self.engine, model_config, model, dtype, self.parallel, draft)
         if self.engine.load_format == "dummy":
             dummy_weights(model, self.engine.seed)
         else:
             load_weights(model, Path(self.config.model_dir), self.device, progress=self.config.rank == 0)
+        if draft is not None:
+            draft.load(self.engine, self.device, progress=self.config.rank == 0)
         if self.engine.device == "cpu":
             quicken_attributes(model)
         return model
@@ -221,6 +226,7 @@ class Worker:
             states=states,
             max_samples=engine.max_samples,
             speculation=engine.speculative_config,
+            draft_model=self.draft_model,
         )
 
     def _make_device(self, ctx: DeviceContext) -> Device:
@@ -391,10 +397,3 @@ def logged_if_long(what: str) -> Iterator[None]:
     yield
     if (seconds := time.monotonic() - begin) >= 1.0:
         log.info("%s in %.1f s", what, seconds)
-
-
-def choose_dtype(name: str, config: ModelConfig, device: str) -> torch.dtype:
-    """`auto`: float32 on a CPU, the checkpoint's own on a GPU."""
-    if name != "auto":
-        return DTYPES[name]
-    return torch.float32 if device == "cpu" else DTYPES[config.dtype or "bfloat16"]

@@ -210,14 +210,18 @@ FLAG_NOTES: dict[str, FlagNote] = {
     "--collective-timeout-s": FlagNote("", "10; more where one step takes seconds"),
     # ------------------------------------------------------------------------------------------------------ speculation
     "--speculative-config": FlagNote(
-        "a sequence's text by KV slot, 4 bytes a token, and logits of up to 512 places; fewer steps where texts repeat "
-        "themselves, hardly slower ones where they do not (docs/speculation.md)",
+        "a sequence's text by KV slot, 4 bytes a token, logits of up to 512 places, a draft model's weights and KV cache, and "
+        "with recurrent layers the inputs of 1,024 tokens, 0.6 to 2 GB; fewer steps where drafts are right, hardly slower ones "
+        "where they are not (docs/speculation.md)",
         '{"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 5}, for code, edits and summaries',
     ),
     "--per-request-spec-decode-metrics": FlagNote("a few bytes a step of each sequence with drafts", "none"),
     "--spec-method": _NONE,
-    "--spec-model": _NONE,
-    "--spec-tokens": FlagNote("more drafts are verified at once: wider steps, and more tokens from each that is right", "15"),
+    "--spec-model": FlagNote("the model's weights, and its part of each KV block", "the smallest model of the same family"),
+    "--spec-tokens": FlagNote(
+        "more drafts are verified at once: wider steps, and more tokens from each that is right",
+        "15; 2 to 4 with a draft model",
+    ),
     # ------------------------------------------------------------------------------------------------------------ logs
     "--log-level": FlagNote("", "info"),
     "--log-format": FlagNote("", "json, where logs are collected"),

@@ -28,7 +28,7 @@ HERE = Path(__file__).parent
 VLLM: dict[str, Any] = json.loads((HERE / "vllm_names.json").read_text())
 SAME, DIFFERS, NOT_HERE = "same", "differs", "not here"
 
-_DRAFTS = "ngram is served, other methods not yet"
+_DRAFTS = "ngram, draft_model and eagle3 are served, other methods not yet"
 FLAGS_DIFFER = {
     "--api-server-count": "default 1; also --frontends",
     "--block-size": "16 to 256; default 64 on a GPU, 16 on a CPU",
@@ -53,7 +53,7 @@ FLAGS_DIFFER = {
     "--seed": "the same noise at every start, but not vLLM's",
     "--spec-method": _DRAFTS,
     "--spec-model": _DRAFTS,
-    "--spec-tokens": "default 15, at most 15",
+    "--spec-tokens": "default 15, with a draft model 7, at most 15",
     "--speculative-config": f"{_DRAFTS}, answers do not change, and what does not pay is left out by itself",
     "-sc": "as --speculative-config",
     "--shutdown-timeout": "default 30 s (vLLM: 0); also --shutdown-grace-s",

@@ -49,6 +49,7 @@ class SequenceStates:
     is_exact: bool = True  # all chunks so far ended where a state has the bits of an uncut one
     left: list[Left] = field(default_factory=list)  # by depth
     newest: Checkpoint | None = None  # the last one that it left while decoding
+    promised: Left | None = None  # the next one, which steps with windows leave when its tokens are applied
 
 
 NO_STATES_HELD = SequenceStates()

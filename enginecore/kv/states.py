@@ -5,6 +5,7 @@ Every state but 0 (the dummy of padded rows) is in exactly one of these places; 
     free          its content means nothing
     own           of a sequence with a slot, from its admission to the return of its last step in flight
     left          behind a place where it is to be kept, by a step; until its block's hash is registered
+    promised      where a row with windows is about to leave its state (row_states.py)
     checkpoint    in the tree (checkpoints.py), under the hash of the block where it ends; evicted if states are short
 
 A sequence begins a chunk with its own state, with a checkpoint, or with zeros. A checkpoint ends at a multiple of `period`
@@ -29,6 +30,7 @@ class NoStates:
     """A model without recurrent layers: chunks end anywhere, and nothing is kept."""
 
     num_used = num_states = num_available = 0
+    period = 1
     unused: tuple[int, ...] = ()
 
     def need(self, held: SequenceBlocks) -> int:
@@ -64,7 +66,13 @@ class NoStates:
     def leave_while_decoding(self, held: SequenceBlocks, num_tokens: int) -> list[tuple[int, int]]:
         return []
 
-    def keep_own(self, held: SequenceBlocks, num_computed: int) -> None: ...
+    def promise(self, held: SequenceBlocks, num_tokens: int) -> int:
+        return NO_STATE
+
+    def fulfil(self, held: SequenceBlocks) -> None: ...
+
+    def keep_own(self, held: SequenceBlocks, num_computed: int) -> bool:
+        return False
 
     def register(self, held: SequenceBlocks) -> None: ...
 
@@ -132,7 +140,8 @@ class States:
                 self._came(held.hashes[left.depth - 1])
         if states.newest is not None and self._tree.holds(states.newest):
             self._tree.mark_newest(states.newest, False)
-        self._free += [state for state in (held.state, *(left.state for left in states.left)) if state != NO_STATE]
+        reserved = states.left if states.promised is None else [*states.left, states.promised]
+        self._free += [state for state in (held.state, *(left.state for left in reserved)) if state != NO_STATE]
         held.state, held.states = NO_STATE, NO_STATES_HELD
 
     def _hit(self, held: SequenceBlocks) -> Checkpoint | None:
@@ -237,31 +246,55 @@ class States:
         """A decode row goes on after num_tokens, the end of a block: the copy (source, target), if any, that keeps its state.
 
         It takes the place of the one that it left before, if nobody else continued from there."""
-        states, depth = held.states, num_tokens // self._block_size
+        depth = num_tokens // self._block_size
         if not held.use_cache or depth % self._every:
             return []
-        if (before := states.newest) is not None and self._tree.holds(before):
+        self._drop_newest(held)
+        if not (state := self._allocate(spares_newest=True)):
+            return []
+        held.states.left.append(Left(depth, state, True))
+        return [(held.state, state)]
+
+    def promise(self, held: SequenceBlocks, num_tokens: int) -> int:
+        """A decode row with windows may soon have num_tokens in its state, a place: the id where its state is left then, or
+        NO_STATE. It takes the place of the one that it left before, at once if no other state is there."""
+        if not (state := self._allocate(spares_newest=True)):
+            self._drop_newest(held)
+            state = self._allocate(spares_newest=True)
+        held.states.promised = Left(num_tokens // self._block_size, state, True) if state else None
+        return state
+
+    def fulfil(self, held: SequenceBlocks) -> None:
+        """The state that was promised is left."""
+        promised, held.states.promised = held.states.promised, None
+        assert promised is not None
+        self._drop_newest(held)
+        held.states.left.append(promised)
+        self.register(held)
+
+    def _drop_newest(self, held: SequenceBlocks) -> None:
+        """Give up the state that the sequence left last while decoding, if nobody else continued from there."""
+        before, held.states.newest = held.states.newest, None
+        if before is not None and self._tree.holds(before):
             self._tree.mark_newest(before, False)
             if not before.refs and not before.num_children:
                 self._tree.remove(before)
                 self._free.append(before.state)
-        states.newest = None
-        if not (state := self._allocate(spares_newest=True)):
-            return []
-        states.left.append(Left(depth, state, True))
-        return [(held.state, state)]
 
-    def keep_own(self, held: SequenceBlocks, num_computed: int) -> None:
-        """The sequence is about to give its states back: keep its own one, if it ends at a place. num_computed: tokens that it
-        holds, of a decode row. The step that would have left a copy behind the last token of a row is never made."""
+    def keep_own(self, held: SequenceBlocks, num_computed: int) -> bool:
+        """The sequence is about to give its states back: keep its own one, if it ends at a place; returns whether it is kept.
+        num_computed: tokens that it holds, of a decode row. The step that would have left a copy behind the last token of a row
+        is never made."""
         states = held.states
         end = num_computed if states.end == states.num_known else states.end
         depth = end // self._block_size
         if end % self.period or not 0 < depth <= held.num_registered or self._is_kept(held.hashes[depth - 1]):
-            return
-        if states.first == held.state and (states.is_exact or end > states.num_known):  # it was written to
+            return False
+        was_written = states.first == held.state and (states.is_exact or end > states.num_known)
+        if was_written:
             self._keep(held.state, held, depth)
             held.state = NO_STATE
+        return was_written
 
     # ------------------------------------------------------------------------------------------------------ the cache
     def register(self, held: SequenceBlocks) -> None:
@@ -318,6 +351,7 @@ class States:
         read = Counter(states.begins_with for states in all_held if states.begins_with is not None)
         assert all(node.refs == read[node] for node in (*self._tree, *read))
         places = [*self._free, *(held.state for held in holders), *(left.state for s in all_held for left in s.left)]
+        places += [s.promised.state for s in all_held if s.promised is not None]
         places += {node.state for node in (*self._tree, *read)}
         assert sorted(places) == list(range(1, self.num_states)), "a state is lost, or in two places"
         coming: Counter[BlockHash] = Counter()

@@ -1,7 +1,23 @@
-"""The start of an engine says why a model runs without speculation, and what was asked for. For daemon.py."""
+"""The start of an engine finds the draft model, says why a model runs without speculation, and what was asked for.
 
+Called by daemon.py. A worker decides whether the draft model can be run (workers/speculation/loaded.py).
+"""
+
+import hashlib
+import json
 import logging
+from pathlib import Path
 
+import msgspec
+
+from quire.enginecore.hosts.setup import is_spread
+from quire.enginecore.loading.model_files import (
+    ModelFilesError,
+    frontend_files,
+    model_summary,
+    resolve_model,
+    resolve_tokenizer,
+)
 from quire.ipc.config import EngineConfig
 from quire.ipc.messages.frontend import DraftsTold
 from quire.ipc.speculative_config import SpeculativeConfig
@@ -9,11 +25,46 @@ from quire.ipc.speculative_config import SpeculativeConfig
 log = logging.getLogger("quire.enginecore")
 
 
-def unfit_for_drafts(config: EngineConfig, keeps_states: bool) -> str | None:
-    """Why this model runs without speculation only; None if it does not. keeps_states: it has recurrent layers."""
-    if config.speculative_config is not None and keeps_states:
-        return "--speculative-config: models with recurrent layers are not served with it yet; leave it out"
-    return None
+def with_draft_model(config: EngineConfig, tokenizer_json: bytes) -> EngineConfig:
+    """The configuration with its draft model's folder and context, if it has one, or its head's. tokenizer_json: the model's.
+
+    Raises ModelFilesError, of which the text begins with the flag, if the draft model is not there or has other tokens.
+    """
+    asked = config.speculative_config
+    if asked is None or asked.model is None:
+        return config
+    flag = f"--speculative-config: model {asked.model}"
+    if is_spread(config):
+        raise ModelFilesError(f"--speculative-config: {asked.method} does not work with workers on several hosts yet")
+    try:
+        place, token = config.download_dir, config.hf_token
+        folder = resolve_model(asked.model, asked.revision, place, config.load_format != "dummy", token)
+        if asked.method == "eagle3":  # its tokens are the model's, and its worker says what does not fit
+            return msgspec.structs.replace(config, speculative_config=msgspec.structs.replace(asked, model=str(folder)))
+        resolve_tokenizer(None, folder)
+        summary = model_summary(folder, generation_config="vllm")
+        own = frontend_files(folder, generation_config="vllm")["tokenizer.json"]
+    except ModelFilesError as error:
+        raise ModelFilesError(f"{flag}: {error}") from None
+    if summary.keeps_states:
+        raise ModelFilesError(f"{flag}: it has recurrent layers, and a draft model has attention alone")
+    if own != tokenizer_json and tokens_digest(own, folder) != tokens_digest(tokenizer_json, Path(config.model or "")):
+        raise ModelFilesError(f"{flag}: its tokenizer has other tokens than the model's, so its drafts would mean nothing")
+    longest = min(asked.max_model_len or summary.max_model_len, summary.max_model_len)
+    found = msgspec.structs.replace(asked, model=str(folder), max_model_len=longest)
+    return msgspec.structs.replace(config, speculative_config=found)
+
+
+def tokens_digest(tokenizer_json: bytes, folder: Path) -> bytes:
+    """A digest of what a tokenizer.json says of its tokens: which there are, how texts become tokens, and with which ids.
+    Tokenizers of equal digests may differ in padding, truncation and what is put around a text. Raises ModelFilesError."""
+    try:
+        said = json.loads(tokenizer_json)
+        added = [[token["id"], token["content"]] for token in said.get("added_tokens") or []]
+        parts = [said["model"], sorted(added), said.get("normalizer"), said.get("pre_tokenizer"), said.get("decoder")]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ModelFilesError(f"tokenizer.json in {folder} cannot be read: {error}") from None
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).digest()
 
 
 def drafts_told(config: EngineConfig) -> DraftsTold | None:
@@ -27,14 +78,15 @@ def say_drafts(config: SpeculativeConfig | None) -> None:
     """Log what is drafted, and what of it is unusual. Says nothing without speculation."""
     if config is None:
         return
-    most, shortest, longest = config.num_speculative_tokens, config.prompt_lookup_min, config.prompt_lookup_max
-    log.info(
-        "speculation: up to %d drafts a sequence and step, by %s of %d to %d tokens", most, config.method, shortest, longest
-    )
+    by = f"{config.method} of {config.prompt_lookup_min} to {config.prompt_lookup_max} tokens"
+    if config.method == "eagle3":
+        by = f"the EAGLE-3 head {config.model}"
+    elif config.model is not None:
+        by = f"the draft model {config.model}, in sequences of up to {config.max_model_len} tokens"
+    log.info("speculation: up to %d drafts a sequence and step, by %s", config.num_speculative_tokens, by)
     if config.asked_tokens is not None:
-        log.warning(
-            "num_speculative_tokens %d: at most %d tokens are drafted for a sequence and step", config.asked_tokens, most
-        )
+        line = "num_speculative_tokens %d: at most %d tokens are drafted for a sequence and step"
+        log.warning(line, config.asked_tokens, config.num_speculative_tokens)
     if config.synthetic_acceptance_rates:
         log.warning(
             "rejection_sample_method synthetic: drafts are accepted by chance, and answers are wrong; for benchmarks only"

@@ -22,6 +22,7 @@ import numpy as np
 from quire.enginecore.kv.manager import KVManager
 from quire.enginecore.scheduling.micro_batches import MicroBatch, MicroBatches
 from quire.enginecore.scheduling.plan_builder import PlanBuilder
+from quire.enginecore.scheduling.row_states import RowStates, WindowRowStates
 from quire.enginecore.scheduling.sequence import Sequence, SequenceState, Slots
 from quire.enginecore.scheduling.step import ScheduledStep
 from quire.enginecore.scheduling.windows import Windows
@@ -45,6 +46,7 @@ class DecodeRows:
         self._slots = slots
         self._kv = kv
         self._windows = windows
+        self.states = (WindowRowStates if windows.may_be and kv.states.num_states else RowStates)(slots, kv)
         self.micro_batches = MicroBatches(num_micro_batches)
         self._filled: list[tuple[Sequence, int]] = []  # rows that filled a block, and their computed tokens
         self.num_stalled = 0  # rows left out of this step for lack of blocks
@@ -61,15 +63,22 @@ class DecodeRows:
         """Make these sequences rows, from the next step on."""
         for seq in sequences:
             seq.state = SequenceState.DECODE
+            self.states.add(seq)
         if sequences:
             self.micro_batches.assign(np.asarray([s.slot for s in sequences], np.int32))
 
     def remove(self, seq: Sequence) -> None:
         self.micro_batches.remove(seq.slot)
 
-    def num_computed(self, slot: int) -> int:
-        """Tokens that are computed for a row, with those of steps in flight."""
-        return int(self._slots.sched_tokens[slot]) - 1
+    def leave(self, seq: Sequence) -> None:
+        """A sequence, whether it was a row or not, is about to give back what it holds; all of its steps have returned."""
+        self.register_filled()
+        self.states.leave(seq)
+
+    def forget_sent(self) -> None:
+        """The workers are gone, and with them all that they held."""
+        self.micro_batches.forget_sent()
+        self.states.forget()
 
     # -------------------------------------------------------------------------------------------------- schedule
     def schedule(self, build: PlanBuilder, budget: int, make_room: MakeRoom) -> np.ndarray:
@@ -77,6 +86,7 @@ class DecodeRows:
         t, micro_batch = self._slots, self.micro_batches.now
         self.num_stalled = 0
         rows = micro_batch.rows
+        self.states.begin(rows)
         if not len(rows):
             return rows
         left = t.sched_tokens[rows] < t.final_len[rows]
@@ -99,7 +109,8 @@ class DecodeRows:
     def _lacking(self, rows: np.ndarray, window: int) -> np.ndarray:
         """Tokens for which these rows lack blocks; int [rows]."""
         t = self._slots
-        reach = t.sched_upper[rows] if window == 1 else t.sched_upper[rows] + (np.minimum(window, t.max_window[rows]) - 1)
+        more = 0 if window == 1 else np.minimum(window, t.max_window[rows]) - 1 + self._windows.ahead
+        reach = t.sched_upper[rows] + more
         missing = np.maximum(np.minimum(reach, t.final_len[rows] - 1) - t.capacity[rows], 0)
         return -(-missing // self._kv.block_size) if missing.any() else missing
 
@@ -121,7 +132,7 @@ class DecodeRows:
                     stalled.add(seq.slot)
                 continue
             build.block_updates += self._kv.grow(seq.blocks, seq.slot, count)
-            build.state_copies += self._kv.states.leave_while_decoding(seq.blocks, int(t.capacity[seq.slot]))
+            self.states.filled(build, seq)
             t.capacity[seq.slot] += count * self._kv.block_size
         self.num_stalled = len(stalled)
         if not stalled and micro_batch.rows is before:
@@ -135,6 +146,8 @@ class DecodeRows:
         Returns the most tokens that each has computed after this step, int [rows]."""
         t, sampling = self._slots, rows[samples]
         self._windows.settle(build, rows, mask_rows)
+        decode = rows[: len(rows) - len(build.prefills)]
+        self.states.schedule(build, decode)
         reach = np.minimum(t.sched_upper[rows] + (build.window - 1), t.final_len[rows])
         t.sched_tokens[sampling] += 1
         t.sched_upper[sampling] += 1
@@ -155,6 +168,7 @@ class DecodeRows:
         """Append a step's sampled tokens to its sequences. eos: bool [vocabulary]."""
         t = self._slots
         counts = step.samples & t.alive[step.slots]
+        self.states.returned(step, counts)
         at = counts[samples.rows].nonzero()[0]
         if len(at) < len(samples.tokens):
             samples = samples.only(at)

@@ -124,12 +124,11 @@ class Leaving:
             self._give_back(seq)
 
     def _give_back(self, seq: Sequence) -> None:
-        self._decode.register_filled()
+        self._decode.leave(seq)
         waits_again = seq.state is SequenceState.DRAINING
         if waits_again:
             seq.tokens = self._slots.known(seq).copy()
         self._waiting.stopped(seq, int(self._slots.num_tokens[seq.slot]))
-        self._kv.states.keep_own(seq.blocks, self._decode.num_computed(seq.slot))
         self._leases.give_back(seq)
         self._waiting.no_room_for = None
         if waits_again:

@@ -42,12 +42,13 @@ class PlanBuilder:
         self.step = step
         self.now = now
         self.micro_batch = self.lag = 0  # see sections.HEADER
-        self.window, self.draft_tokens, self.mask_window = 1, 0, 1
+        self.window, self.draft_tokens, self.draft_depth, self.mask_window = 1, 0, 0, 1
         self.row_windows: np.ndarray | None = None  # int32 [decode rows], most tokens of each in a step with windows
         self.has_narrow_rows = False  # some row has fewer than its slot and the step allow
         self.slot_updates: list[bytes] = []  # of slot_words
         self.block_updates: list[tuple[int, int, int]] = []  # fields of BLOCK
         self.state_copies: list[tuple[int, int]] = []  # fields of STATE_COPY
+        self.kept_inputs: list[tuple[int, int, int, int]] = []  # fields of KEPT_INPUTS
         self.prefills: list[tuple[Sequence, int]] = []
         self.samples: list[bool] = []
         self.side_targets: dict[int, SideTarget] = {}  # by the index of a prefill row
@@ -106,6 +107,8 @@ class PlanBuilder:
             sections["row_windows"] = self.row_windows
         if self.state_copies:
             sections["state_copies"] = np.array(self.state_copies, np.int32).view(DTYPES["state_copies"])[:, 0]
+        if self.kept_inputs:
+            sections["kept_inputs"] = np.array(self.kept_inputs, np.int32).view(DTYPES["kept_inputs"])[:, 0]
         windows = SAMPLING_WINDOWS if self.window > 1 else 0
         longest = int(lengths[: len(decode)].max()) if len(decode) else 0
         return StepPlan(
@@ -118,6 +121,7 @@ class PlanBuilder:
             lag=self.lag,
             window=self.window,
             draft_tokens=self.draft_tokens,
+            draft_depth=self.draft_depth,
             mask_window=self.mask_window,
         )
 

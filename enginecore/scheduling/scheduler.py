@@ -109,7 +109,7 @@ class Scheduler:
         """The workers are gone, and with them the steps in flight and the KV cache. All that ran waits again; returns it."""
         lost = self._leaving.lose_all(self._step)
         self.kv.forget_all()
-        self._decode.micro_batches.forget_sent()
+        self._decode.forget_sent()
         return lost
 
     def _end(self, seq: Sequence) -> None:

@@ -52,6 +52,10 @@ class Verification:
         at = numbers.index(chosen)
         return (0, numbers[min(at + 1, len(numbers) - 1)], numbers[max(at - 1, 0)])[turn % 3]
 
+    def rests(self, steps: int) -> bool:
+        """Whether none of so many steps behind the one that was last asked for will verify any drafts."""
+        return not self._chosen[3] and not 0 < -self._steps % TRY_EVERY <= steps
+
     def window(self, num_rows: int, draft_tokens: int, most: int) -> int:
         """Most tokens of a row if so many drafts are shared out."""
         offered = num_rows * self._have_draft()[:most].cumsum()

@@ -1,8 +1,9 @@
 """Windows: how many drafts the decode rows of a step may have. No I/O.
 
 A window costs blocks, and a place in the step's tokens and samples: it never takes them from anybody. Steps have none where
-something counts on one token a row. How many drafts pay is Verification's to say. Called by DecodeRows (decode.py) for each
-step, and told how the drafts of a step with windows fared.
+something counts on one token a row. How many drafts pay is Verification's to say. A draft model drafts behind the step before;
+where drafts are of no use it only reads prompts until the next try is near. Called by DecodeRows (decode.py) for each step, and
+told how the drafts of a step with windows fared.
 
 Rows of constrained sequences share a step with others, and have narrower windows:
 
@@ -21,6 +22,7 @@ from quire.enginecore.scheduling.verification import TRY_ROWS, Verification
 from quire.enginecore.speculation_stats import WindowCounters
 from quire.ipc.step.sections import INT32_MAX, SAMPLING_CUSTOM, max_samples_of
 
+DRAFTED_BEFORE = 5  # steps before a try behind which a model drafts: it reads 16 tokens of a row at a time
 MOST_DRAFT_MASKS = 64  # of a step, beyond one a row: one has 19 kB and takes 35 us for 150,000 tokens
 
 
@@ -36,6 +38,11 @@ class Windows:
         self._draft_tokens = INT32_MAX  # most of the next step
         self._first_try = 0  # the row from which on the next step that only tries has drafts
 
+    @property
+    def may_be(self) -> bool:
+        """Whether decode rows may ever have more than one token."""
+        return self._config is not None
+
     def wanted(self, num_rows: int) -> int:
         """Most tokens that each of so many decode rows should have in the next step."""
         if self._config is None:
@@ -46,10 +53,23 @@ class Windows:
         self._draft_tokens = verification.draft_tokens(num_rows, most, min(self._budget, self._max_samples) - num_rows)
         return 2 if verification.tries else verification.window(num_rows, self._draft_tokens, most)
 
+    def draft_depth(self, num_rows: int) -> int:
+        """Most drafts of each row that a drafter with a model should make behind a step of so many rows."""
+        if self._config is None or self._config.model is None:
+            return 0
+        rests = self._verification is not None and self._verification.rests(DRAFTED_BEFORE)
+        return 0 if rests else self._config.most_drafts(num_rows)
+
+    @property
+    def ahead(self) -> int:
+        """Tokens behind a window for which a decode row needs blocks, too, because its drafts are computed there."""
+        return 0 if self._config is None or self._config.model is None else self._config.num_speculative_tokens
+
     def settle(self, build: PlanBuilder, rows: np.ndarray, mask_rows: np.ndarray) -> None:
         """Set the windows of a step of these rows, which are chosen now; without any drafts, build.window falls to 1.
 
         mask_rows: int32 [n], those with masks."""
+        build.draft_depth = self.draft_depth(len(rows))
         if build.window == 1:
             return
         num_prefills = len(build.prefills)

@@ -14,14 +14,16 @@ from typing import NamedTuple
 
 import msgspec
 
+from quire.frontend.cli.estimate_cpu import cpu_packed_bytes, weights_on_cpu
+from quire.frontend.cli.estimate_draft import draft_sizes
 from quire.frontend.cli.estimate_model import BUNDLED, ITEMSIZE, Model, read_model
-from quire.frontend.cli.estimate_sizes import EstimateError, cpu_weights_bytes
+from quire.frontend.cli.estimate_sizes import EstimateError
 from quire.frontend.cli.estimate_stage import share_of
 from quire.frontend.cli.estimate_weights import WITHOUT_FP8, check_quantization, weights_bytes
 from quire.ipc import memory_plan as plan
 from quire.ipc.config import EngineConfig, add_engine_arguments, engine_config_from
 from quire.ipc.cpu_memory import CpuNeeds, available, default_kv_bytes, refusal, room_for_kv
-from quire.ipc.memory_plan import GIB, CpuAsked
+from quire.ipc.memory_plan import GIB
 from quire.ipc.process.command import CommandParser
 from quire.ipc.quantization import WHILE_LOADING
 from quire.ipc.step.sections import max_samples_of
@@ -63,6 +65,7 @@ class Estimate(NamedTuple):
     max_num_batched_tokens: int
     num_states: int = 0  # recurrent states, with the dummy
     states_bytes: int = 0
+    draft_weights_bytes: int = 0  # of a draft model
     refusal: str | None = None  # why a start on this CPU would be refused
 
     @property
@@ -198,32 +201,31 @@ def estimate(model: Model, config: EngineConfig, memory: int, gpu: str = "", ava
     item = ITEMSIZE[dtype]
     states = states_of(sizes, config, item)
     rows = config.max_num_seqs or plan.default_max_num_seqs(memory, states > 0)
-    samples = rows if config.speculative_config is None else max_samples_of(rows)  # those of a step
+    samples, kept = _samples_and_kept(sizes, config, rows, item)
     tokens = config.max_num_batched_tokens or plan.default_max_num_batched_tokens(is_gpu)
     block_size = config.block_size or plan.default_block_size(is_gpu)
     weights, has_fp8 = model.num_parameters * item, not _plain(gpu).startswith(WITHOUT_FP8)
     if is_gpu:
         whole = config.enable_expert_parallel
         weights = weights_bytes(model, config.quantization, item, has_fp8=has_fp8, expert_parallel=whole)
-    block = plan.kv_block_bytes(sizes, block_size, item)
-    groups = len(plan.kv_groups(sizes))
+    draft = draft_sizes(config, dtype, max(tokens, rows), rows, block_size, is_gpu=is_gpu, has_fp8=has_fp8)
+    block, groups = plan.kv_block_bytes(sizes, block_size, item) + draft.block, len(plan.kv_groups(sizes))
     if is_gpu:
-        step = plan.gpu_step_bytes(sizes, max(tokens, rows), item)
-        logits = samples * sizes.vocab_size * item
-        captured = plan.captured_tokens(weights, tokens)
+        step = max(plan.gpu_step_bytes(sizes, max(tokens, rows), item), draft.step)
+        logits, captured = samples * sizes.vocab_size * item, plan.captured_tokens(weights, tokens)
         graphs = plan.GRAPHS_BYTES + (0 if config.enforce_eager else plan.graphs_bytes(captured, tokens, step, logits))
         tables = plan.tables_bytes(sizes, rows, length, tokens, block_size, samples)
-        tables += plan.exchange_bytes(sizes, config.tensor_parallel_size, item)
-        room = int(config.gpu_memory_utilization * memory) - weights - step - graphs - tables
+        tables += plan.exchange_bytes(sizes, config.tensor_parallel_size, item) + kept
+        room = int(config.gpu_memory_utilization * memory) - weights - draft.weights - step - graphs - tables
         num_states, room = divided(room, block, states, config, rows)
         blocks = max(plan.blocks_in(room, block), 0) if room >= 0 else 0
     else:
-        weights = _cpu_weights(model, config, dtype, weights + cpu_packed_bytes(model, item))
-        step, graphs, tables = plan.cpu_step_bytes(sizes, max(tokens, rows), samples, item), 0, 0
+        weights = weights_on_cpu(model, config, dtype, weights + cpu_packed_bytes(model, item))
+        step, graphs, tables = max(plan.cpu_step_bytes(sizes, max(tokens, rows), samples, item) + kept, draft.step), 0, 0
         most = plan.most_useful_blocks(groups, rows, length, block_size)
         is_packed = model.quantization is not None or config.quantization is not None
-        ranks, engines = config.world_size, config.data_parallel_size
-        needs = CpuNeeds(weights, step, ranks, engines, item, is_packed, config.frontends, sizes.vocab_size)
+        copies, held = (config.world_size, config.data_parallel_size), weights + draft.weights
+        needs = CpuNeeds(held, step, *copies, item, is_packed, config.frontends, sizes.vocab_size)
         num_states, room = divided(_cpu_cache(config, needs, available), block, states, config, rows)
         least = plan.least_blocks(block) if config.cpu_kv_cache_gib is None else 0
         blocks = min(max(plan.blocks_in(room, block), least), most)
@@ -248,7 +250,16 @@ def estimate(model: Model, config: EngineConfig, memory: int, gpu: str = "", ava
         refusal=None if is_gpu else _refusal(config, available, needs, blocks * block + num_states * states),
         num_states=num_states,
         states_bytes=num_states * states,
+        draft_weights_bytes=draft.weights,
     )
+
+
+def _samples_and_kept(sizes: plan.ModelSizes, config: EngineConfig, rows: int, item: int) -> tuple[int, int]:
+    """The most samples of a step, and bytes of what recurrent layers keep of its drafts."""
+    if config.speculative_config is None:
+        return rows, 0
+    samples = max_samples_of(rows)
+    return samples, plan.kept_bytes(sizes, samples, item)
 
 
 def _refusal(config: EngineConfig, available: int | None, needs: CpuNeeds, cache_bytes: int) -> str | None:
@@ -263,17 +274,6 @@ def _dtype_and_length(model: Model, config: EngineConfig, *, is_gpu: bool) -> tu
     if length > model.max_model_len:
         raise EstimateError(f"--max-model-len {length} is more than the model was made for ({model.max_model_len})")
     return dtype, length
-
-
-def _cpu_weights(model: Model, config: EngineConfig, dtype: str, plain: int) -> int:
-    """As the worker counts them. plain: those of an unquantized model on one worker, which is computed here."""
-    asked, ranks = config.quantization, config.tensor_parallel_size
-    is_whole = config.world_size == 1 and not config.enable_expert_parallel
-    if model.config is None or (is_whole and asked is None and model.quantization is None and dtype == "float32"):
-        return plain
-    stages, overrides = config.pipeline_parallel_size, config.hf_overrides
-    cpu = CpuAsked(model.folder, overrides, dtype, config.model_impl, asked, stages)
-    return cpu_weights_bytes(model.name, model.config, cpu, ranks, expert_parallel=config.enable_expert_parallel)
 
 
 def _cpu_cache(config: EngineConfig, needs: CpuNeeds, available: int | None) -> int:
@@ -314,14 +314,6 @@ def on_one(model: Model, config: EngineConfig) -> Model:
     return share_of(model, ranks, stages, expert_parallel=config.enable_expert_parallel)
 
 
-def cpu_packed_bytes(model: Model, item: int) -> int:
-    """Bytes of the weights' second, packed copies."""
-    if model.packed_elements is None:
-        return plan.cpu_packed_bytes(model.sizes, model.is_tied, item)
-    of_head, small = model.packed_elements
-    return item * of_head + (item * small if item == 4 else 0)
-
-
 def with_cache_dtype(model: Model, config: EngineConfig) -> plan.ModelSizes:
     """The model's sizes with the layers' --kv-cache-dtype, chosen and refused as in workers/models/cache_dtype.py.
 
@@ -353,6 +345,7 @@ def text_of(found: Estimate, model: Model, config: EngineConfig) -> str:
     size = f" ({found.total_bytes / GIB:.1f} GiB)" if found.total_bytes else ""
     rows = [
         ("weights", found.weights_bytes, f"{model.num_parameters:,} parameters{counted}"),
+        ("draft model", found.draft_weights_bytes, "its weights; a token in the KV cache is both models'"),
         ("activations", found.activation_bytes, f"of a step of {found.max_num_batched_tokens:,} tokens"),
         ("graphs", found.graphs_bytes, "captured steps" if not config.enforce_eager else "a reserve"),
         ("tables", found.tables_bytes, f"of {found.max_num_seqs:,} sequences at once, and CUDA's context"),

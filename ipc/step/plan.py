@@ -60,6 +60,7 @@ _STEP, _FLAGS, _SAMPLING_KIND, _WORDS = (HEADER.at[name] for name in ("step", "f
 _MAX_SEQ_LEN, _DEVICE_WORDS = HEADER.at["max_seq_len"], HEADER.at["device_words"]
 _MICRO_BATCH, _LAG = HEADER.at["micro_batch"], HEADER.at["lag"]
 _WINDOW, _MASK_WINDOW, _DRAFT_TOKENS = (HEADER.at[name] for name in ("window", "mask_window", "draft_tokens"))
+_DRAFT_DEPTH = HEADER.at["draft_depth"]
 _DECODE = "decode_rows"
 # (name, its count's word in the header, words of a row, dtype); the word after the count's is the section's offset
 _PLACES = [(s.name, HEADER.at[f"num_{s.name}"], s.record.width, DTYPES[s.name]) for s in SECTIONS]
@@ -88,6 +89,7 @@ class StepPlan:
     lag: int = 0
     window: int = 1
     draft_tokens: int = 0
+    draft_depth: int = 0
     mask_window: int = 1
 
     def section(self, name: str) -> np.ndarray:
@@ -155,6 +157,7 @@ class StepPlan:
         header[_MAX_SEQ_LEN] = self.max_seq_len
         header[_MICRO_BATCH], header[_LAG] = self.micro_batch, self.lag
         header[_WINDOW], header[_MASK_WINDOW], header[_DRAFT_TOKENS] = self.window, self.mask_window, self.draft_tokens
+        header[_DRAFT_DEPTH] = self.draft_depth
         return np.concatenate([np.array(header, np.int32), *parts])
 
     def _place(self, places: list[tuple[str, int, int, np.dtype]], at: int, header: list[int], parts: list[np.ndarray]) -> int:
@@ -183,7 +186,8 @@ def decode_plan(words: np.ndarray, last_decode_rows: np.ndarray) -> StepPlan:
             sections[name] = words[at : at + count * width].view(dtype)
     if same:
         sections[_DECODE] = last_decode_rows
-    places = h[_MAX_SEQ_LEN], h[_MICRO_BATCH], h[_LAG], h[_WINDOW], h[_DRAFT_TOKENS], h[_MASK_WINDOW]
+    drafts = h[_WINDOW], h[_DRAFT_TOKENS], h[_DRAFT_DEPTH], h[_MASK_WINDOW]
+    places = h[_MAX_SEQ_LEN], h[_MICRO_BATCH], h[_LAG], *drafts
     return StepPlan(h[_STEP], sections, h[_SAMPLING_KIND], same, *places)
 
 

@@ -155,6 +155,14 @@ PREFILL_CANDIDATES = 4  # the row has a side result for its last position, which
 
 STATE_COPY = Record(Field("source"), Field("target"))  # states, before the step's forward
 
+# What a step with windows has kept of a decode row, for its recurrent state; before the step's forward.
+KEPT_INPUTS = Record(
+    Field("slot"),
+    Field("keep_at"),  # once so many of its tokens are in the state, the state is kept; -1: what was said before holds
+    Field("state"),  # under this id; its own: then the state ends there, and what comes later is dropped
+    Field("applies"),  # 1: what is kept is applied now, since no row of this step does it
+)
+
 WORD = Record(Field("word"))  # one word of a list
 
 # Rare sampling state of one sequence, sent when it gets its slot.
@@ -199,7 +207,7 @@ class Section(NamedTuple):
 
 def _max_block_updates(s: StepLimits) -> int:
     """New KV blocks of all rows, and four whole block tables of cached prefixes: Admission stops after three."""
-    of_row = 2 + (MAX_WINDOW // s.block_size if s.max_samples else 0)
+    of_row = 2 + (2 * MAX_WINDOW // s.block_size if s.max_samples else 0)  # a window, and drafts behind it
     return s.num_groups * (of_row * s.max_num_seqs + s.max_num_batched_tokens // s.block_size + 4 * s.max_blocks_per_seq)
 
 
@@ -213,6 +221,7 @@ SECTIONS = (
     Section("logits_processors", WORD, "host"),  # records of LOGITS_PROCESSORS, one after the other
     Section("custom_processors", WORD, "host"),  # records of custom_processors.py, one after the other
     Section("mask_rows", WORD, "sampling"),  # rows with masks, which follow in the ring in records of KIND_MASK
+    Section("kept_inputs", KEPT_INPUTS, "host"),  # first what is said of all slots, then what is applied, then copies
     Section("state_copies", STATE_COPY, "host"),  # of decode rows whose states are to be kept; no two have one target
 )
 
@@ -231,6 +240,7 @@ HEADER = Record(
     Field("window"),  # most tokens of a decode row; 1: no row has drafts
     Field("mask_window"),  # most tokens of a decode row with a mask; above 1, drafts come to the core before the tokens
     Field("draft_tokens"),  # most drafts of all rows together; 0 if window is 1
+    Field("draft_depth"),  # most drafts of each row that a drafter with a model should make behind this step
     *(Field(name) for s in SECTIONS for name in (f"num_{s.name}", s.name)),  # number of rows of a section, and its first word
     width=32,
 )

@@ -103,7 +103,8 @@ class CpuAttentionPlan:
         """block_tables [R, max_blocks] int, by row; `k_cache` gives shape and strides (V's must be the same), dtype is q's.
 
         q holds the rows' queries one after another, query_lens of each. A row of seq_len 0 is padding: its queries get zeros. A
-        query sees its last `window` keys, or with is_chunked those of its chunk of `window` keys; window 0: all keys before it.
+        query sees its last `window` keys, or with is_chunked those of its chunk of `window` keys; window 0: all keys before it;
+        below 0: all but the first.
         """
         _blocks, self.num_kv_heads, self.block_size, self.head_dim = k_cache.shape
         self.entry_strides = entry_strides(k_cache)
@@ -143,8 +144,8 @@ class CpuAttentionPlan:
 
     def _first_key(self, position: int) -> int:
         """The first key that a query at `position` sees."""
-        if not self.window:
-            return 0
+        if self.window <= 0:
+            return min(position, -self.window)
         return position // self.window * self.window if self.is_chunked else max(0, position - self.window + 1)
 
     def _parts(self, members: list[tuple[int, int, int, int]], length: int) -> list[list[tuple[int, int, int, int]]]:
@@ -210,7 +211,9 @@ class CpuAttentionPlan:
         positions = torch.arange(query, last)[:, None] + row.num_cached
         keys = torch.arange(first_key, end_key)[None, :] + row.first_key
         hidden = keys > positions
-        if self.window and self.is_chunked:
+        if self.window < 0:
+            hidden |= keys < positions.clamp(max=1)
+        elif self.window and self.is_chunked:
             hidden |= keys < positions // self.window * self.window
         elif self.window:
             hidden |= keys <= positions - self.window

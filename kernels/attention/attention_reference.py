@@ -43,6 +43,8 @@ def attention_reference(
             continue
         positions = torch.arange(seq_len - (end - begin), seq_len, device=q.device)
         first_keys = positions // window * window if window and is_chunked else (positions - (window or seq_len) + 1).clamp(0)
+        if window < 0:
+            first_keys = positions.clamp(max=1)
         first_key = int(first_keys[0])
         keys = torch.arange(first_key, seq_len, device=q.device)
         blocks = block_table[slots[row], keys // block_size].long()

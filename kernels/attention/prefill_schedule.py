@@ -193,7 +193,7 @@ class PrefillWorkspace:
 
     def hopper_config(self, window: int, shape: ScoreShape) -> HopperPrefillConfig | None:
         """How Hopper's kernel is cut for layers of this window and shape of scores; None: the portable kernel computes them."""
-        if shape.slopes is not None:
+        if shape.slopes is not None or window < 0:
             return None
         return next((rule.config for rule in self.hopper_rules if rule.fits_scores(window, shape.softcap > 0)), None)
 

@@ -60,14 +60,19 @@ def _unpaired(pairs, HIGH: tl.constexpr, E5M2: tl.constexpr):
 
 
 def windowed(window: int, is_chunked: bool) -> int:
-    """The kernels' WINDOWED: 0, a query sees all keys before it; 1, the last `window`; 2, its chunk of `window` keys."""
+    """The kernels' WINDOWED: 0, a query sees all keys before it; 1, the last `window`; 2, its chunk of `window` keys; 3, for a
+    window below 0, all but the first."""
+    if window < 0:
+        return 3
     return (2 if is_chunked else 1) if window else 0
 
 
 @triton.jit
 def first_visible_key(position, window, WINDOWED: tl.constexpr):
     """The first key that a query at `position` sees: exactly `window` keys, its own included, or its chunk's first."""
-    if WINDOWED == 2:
+    if WINDOWED == 3:
+        return tl.minimum(position, 1)
+    elif WINDOWED == 2:
         return tl.maximum(position - position % window, 0)
     elif WINDOWED:
         return tl.maximum(position - window + 1, 0)
@@ -248,7 +253,7 @@ def attend_tiles(
             scores = _shaped_scores(scores, keys, positions, qk_scale, softcap, alibi_scale, slopes, SOFTCAP, ALIBI)
         if MASKED:
             visible = keys[None, :] <= positions[:, None]  # this also hides keys past the row's end
-            if WINDOWED == 2:
+            if WINDOWED >= 2:
                 visible = visible & (keys[None, :] >= first_visible_key(positions, window, WINDOWED)[:, None])
             elif WINDOWED:
                 visible = visible & (keys[None, :] > positions[:, None] - window)

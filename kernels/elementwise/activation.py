@@ -141,3 +141,34 @@ def silu_mul(
 def gather(x: torch.Tensor, perm: torch.Tensor, *, pdl: int = PLAIN) -> torch.Tensor:
     """x [T, I] permuted: column i of the result is column perm[i]."""
     return _launch(x, None, None, False, pdl, perm=perm)
+
+
+@triton.jit
+def _sigmoid_kernel(
+    x_ptr, gate_ptr, x_stride, gate_stride, width, ONE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = cols < width
+    wait_for_previous(PDL)
+    x = tl.load(x_ptr + row * x_stride + cols, mask, other=0.0)
+    if ONE:
+        gate = tl.load(gate_ptr + row * gate_stride)
+    else:
+        gate = tl.load(gate_ptr + row * gate_stride + cols, mask, other=0.0)
+    weight = tl.sigmoid(gate.to(tl.float32)).to(x.dtype)  # rounded, as torch's sigmoid is
+    tl.store(x_ptr + row * x_stride + cols, (x.to(tl.float32) * weight.to(tl.float32)).to(x.dtype), mask)
+
+
+def times_sigmoid(x: torch.Tensor, gate: torch.Tensor, *, pdl: int = PLAIN) -> torch.Tensor:
+    """x *= sigmoid(gate) in place, and x; x [T, I], gate [T, I], or [T, 1] for a number a row. Rows may lie apart."""
+    rows, width = x.shape
+    if gate.shape not in ((rows, width), (rows, 1)) or gate.dtype != x.dtype or x.stride(1) != 1 or gate.stride(1) != 1:
+        raise ValueError(f"times_sigmoid: x {x.shape} of {x.dtype} and gate {gate.shape} of {gate.dtype} do not fit")
+    if rows:
+        block, num_warps = choose(width)
+        _sigmoid_kernel[(rows, triton.cdiv(width, block))](
+            x, gate, x.stride(0), gate.stride(0), width, gate.shape[1] == 1, block, pdl,
+            num_warps=num_warps, **launch_options(pdl),
+        )  # fmt: skip
+    return x

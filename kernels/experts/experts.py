@@ -101,7 +101,7 @@ def experts(
     if isinstance(config, WideConfig):
         from quire.kernels.experts import wide  # imports Gluon, which other GPUs' Triton may not have
 
-        return wide.experts(x, w, ids, weights, _gated(act), shared, config, are_some=are_some, pdl=pdl)
+        return wide.experts(x, w, ids, weights, act, shared, config, are_some=are_some, pdl=pdl)
     if isinstance(config, PairConfig):
         return pairs.experts(x, w, ids, weights, act, shared, config, are_some=are_some, pdl=pdl)
     return tiles.experts(x, w, ids, weights, act, shared, config, are_some=are_some, pdl=pdl)
@@ -110,7 +110,7 @@ def experts(
 def _configuration(
     x: torch.Tensor, w: Weights, act: Act, top_k: int, num_experts: int
 ) -> RowConfig | PairConfig | TilesConfig | WideConfig:
-    config = choose_wide(len(x), top_k, num_experts) if is_gated(act) else None  # `wide` has no form without a gate
+    config = choose_wide(len(x), top_k, num_experts)
     if config and grouped.supports(x, w.gate_up, w.down, (torch.bfloat16, torch.float16), w.down.shape[2]):
         return config
     return choose(len(x), top_k, num_experts, x.element_size(), pairs.can_use_mma(x, w.down.shape[2]))
@@ -119,7 +119,7 @@ def _configuration(
 def _gated(act: Act) -> SwiGLU:
     """The activation for kernels that know no experts without a gate."""
     if not isinstance(act, SwiGLU):
-        raise ValueError("experts: those without a gate need weights in floats, and `tiles`, `pairs` or `pairs_row`")
+        raise ValueError("experts: those without a gate need weights in floats")
     return act
 
 

@@ -49,9 +49,16 @@ def swiglu(gate, up, dtype: gl.constexpr, LIMIT: gl.constexpr, ALPHA: gl.constex
 
 
 @gluon.jit
-def store(values, output, begin, size, first_column, N, GATED: gl.constexpr, BLOCK_M: gl.constexpr, WIDTH: gl.constexpr):
-    """Store results [WIDTH, BLOCK_M] for output columns from first_column on and places from `begin` on: gated results at these
-    places, others times their weights and at their pairs. Each thread stores its own values: see the end of
+def relu2(up, dtype: gl.constexpr):
+    """As `swiglu.relu2`."""
+    up = up.to(dtype).to(gl.float32)
+    return gl.where(up > 0.0, up * up, 0.0)
+
+
+@gluon.jit
+def store(values, output, begin, size, first_column, N, PLACED: gl.constexpr, BLOCK_M: gl.constexpr, WIDTH: gl.constexpr):
+    """Store results [WIDTH, BLOCK_M] for output columns from first_column on and places from `begin` on: if PLACED, at these
+    places, else times their weights and at their pairs. Each thread stores its own values: see the end of
     attention/prefill_hopper_consumer.
     """
     out_ptr, order_ptr, weights_ptr = output
@@ -59,7 +66,7 @@ def store(values, output, begin, size, first_column, N, GATED: gl.constexpr, BLO
     columns = first_column + gl.arange(0, WIDTH, layout=gl.SliceLayout(1, layout))
     lines = gl.arange(0, BLOCK_M, layout=gl.SliceLayout(0, layout))
     live = lines < size
-    if GATED:
+    if PLACED:
         rows = begin + lines
     else:
         rows = gl.load(order_ptr + begin + lines, live, other=0)

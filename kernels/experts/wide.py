@@ -1,6 +1,6 @@
 """16-bit experts for many rows on Hopper (Gluon): as `four_bits_wide` for 4 bits, but with W in shared memory.
 
-    gate_up   h[p] = act(x[row of p] @ gate_up[e]^T + b)       p: place in the order of `align`
+    gate_up   h[p] = act(x[row of p] @ gate_up[e]^T + b)       p: place in the order of `align`; without a gate, up's rows alone
     down      y[pair of p] = weights[pair] (h[p] @ down[e]^T + b')
 
 Operands as in `tiles`. A program is a producer warp, which has TMA copy rows of W and of x (`grouped`) into a ring of stages of
@@ -16,9 +16,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
 
 from quire.kernels.experts import grouped, grouped_hopper, tiles
-from quire.kernels.experts.experts_reference import SwiGLU, Weights
+from quire.kernels.experts.experts_reference import Act, Relu2, Weights
 from quire.kernels.experts.grouped import Work
-from quire.kernels.experts.grouped_hopper import place_of, store, swiglu, wait_for_previous
+from quire.kernels.experts.grouped_hopper import place_of, relu2, store, swiglu, wait_for_previous
+from quire.kernels.experts.swiglu import constants
 from quire.kernels.triton_support import hopper, tma
 from quire.kernels.triton_support.dependent_launch import LATE, PLAIN, launch_options
 from quire.kernels.tuning.configs import WideConfig, WideTile
@@ -74,8 +75,8 @@ def _with_bias(acc, bias_ptr, first_column, N, BIAS: gl.constexpr, layout: gl.co
 @gluon.jit
 def _finish(
     sums, bias_ptr, output, expert, begin, size, tile, N, WARPGROUP: gl.constexpr, BLOCK_M: gl.constexpr,
-    STRIPES: gl.constexpr, BIAS: gl.constexpr, GATED: gl.constexpr, LIMIT: gl.constexpr, ALPHA: gl.constexpr,
-    OFFSET: gl.constexpr, CUBIC: gl.constexpr, layout: gl.constexpr,
+    STRIPES: gl.constexpr, BIAS: gl.constexpr, PLACED: gl.constexpr, GATED: gl.constexpr, LIMIT: gl.constexpr,
+    ALPHA: gl.constexpr, OFFSET: gl.constexpr, CUBIC: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
     """The end of a tile for a warpgroup's sums [STRIPE, BLOCK_M]: bias, activation, stores."""
     bias = bias_ptr + expert.to(gl.int64) * (N * 2 if GATED else N)
@@ -85,20 +86,22 @@ def _finish(
             gate = _with_bias(sums[2 * i], bias, column, N, BIAS, layout)
             up = _with_bias(sums[2 * i + 1], bias + N, column, N, BIAS, layout)
             values = swiglu(gate, up, output[0].dtype.element_ty, LIMIT, ALPHA, OFFSET, CUBIC)
-            store(values, output, begin, size, column, N, GATED, BLOCK_M, STRIPE)
+            store(values, output, begin, size, column, N, PLACED, BLOCK_M, STRIPE)
     else:
         for i in gl.static_range(STRIPES):
             column = ((tile * 2 + WARPGROUP) * STRIPES + i) * STRIPE
             values = _with_bias(sums[i], bias, column, N, BIAS, layout)
-            store(values, output, begin, size, column, N, GATED, BLOCK_M, STRIPE)
+            if PLACED:
+                values = relu2(values, output[0].dtype.element_ty)
+            store(values, output, begin, size, column, N, PLACED, BLOCK_M, STRIPE)
 
 
 @gluon.jit
 def _consume(
     shared, places_ptr, bias_ptr, output, N, columns, slots, k_blocks, WARPGROUP: gl.constexpr,
     BLOCK_M: gl.constexpr, BLOCKS: gl.constexpr, STRIPES: gl.constexpr, STAGES: gl.constexpr, BIAS: gl.constexpr,
-    GATED: gl.constexpr, LIMIT: gl.constexpr, ALPHA: gl.constexpr, OFFSET: gl.constexpr, CUBIC: gl.constexpr,
-    PDL: gl.constexpr,
+    PLACED: gl.constexpr, GATED: gl.constexpr, LIMIT: gl.constexpr, ALPHA: gl.constexpr, OFFSET: gl.constexpr,
+    CUBIC: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Warpgroup 0 or 1: the first or the second STRIPES stripes of each tile of W."""
     x_buffer, w_buffer, full, empty = shared
@@ -128,8 +131,8 @@ def _consume(
         sums = _waited(sums, 0, STRIPES)
         mbarrier.arrive(empty.index((step - 1) % STAGES), count=1)
         _finish(
-            sums, bias_ptr, output, expert, begin, size, tile, N, WARPGROUP, BLOCK_M, STRIPES, BIAS, GATED,
-            LIMIT, ALPHA, OFFSET, CUBIC, layout,
+            sums, bias_ptr, output, expert, begin, size, tile, N, WARPGROUP, BLOCK_M, STRIPES, BIAS, PLACED,
+            GATED, LIMIT, ALPHA, OFFSET, CUBIC, layout,
         )  # fmt: skip
 
 
@@ -148,8 +151,8 @@ def _waited(sums, pending: gl.constexpr, STRIPES: gl.constexpr):
 def _kernel(
     x_desc, w_desc, bias_ptr, weights_ptr, out_ptr, places_ptr, order_ptr, N, columns, slots, k_blocks,
     BLOCK_M: gl.constexpr, BLOCKS: gl.constexpr, STRIPES: gl.constexpr, STAGES: gl.constexpr,
-    BIAS: gl.constexpr, GATED: gl.constexpr, LIMIT: gl.constexpr, ALPHA: gl.constexpr, OFFSET: gl.constexpr,
-    CUBIC: gl.constexpr, REGISTERS: gl.constexpr, PDL: gl.constexpr,
+    BIAS: gl.constexpr, PLACED: gl.constexpr, GATED: gl.constexpr, LIMIT: gl.constexpr, ALPHA: gl.constexpr,
+    OFFSET: gl.constexpr, CUBIC: gl.constexpr, REGISTERS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Program p: items p, p + programs, ... of places x `columns` tiles of columns."""
     x_buffer = gl.allocate_shared_memory(x_desc.dtype, [STAGES, BLOCK_M, BLOCK_K * BLOCKS], x_desc.layout)
@@ -168,14 +171,14 @@ def _kernel(
                 _consume,
                 (
                     shared, places_ptr, bias_ptr, output, N, columns, slots, k_blocks, 0, BLOCK_M, BLOCKS, STRIPES, STAGES,
-                    BIAS, GATED, LIMIT, ALPHA, OFFSET, CUBIC, PDL,
+                    BIAS, PLACED, GATED, LIMIT, ALPHA, OFFSET, CUBIC, PDL,
                 ),
             ),
             (
                 _consume,
                 (
                     shared, places_ptr, bias_ptr, output, N, columns, slots, k_blocks, 1, BLOCK_M, BLOCKS, STRIPES, STAGES,
-                    BIAS, GATED, LIMIT, ALPHA, OFFSET, CUBIC, PDL,
+                    BIAS, PLACED, GATED, LIMIT, ALPHA, OFFSET, CUBIC, PDL,
                 ),
             ),
             (
@@ -197,11 +200,11 @@ def stage_bytes(rows: int, tile: WideTile) -> int:
 
 
 def _launch(
-    x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, act: SwiGLU | None, weights: torch.Tensor | None,
+    x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, act: Act | None, weights: torch.Tensor | None,
     out: torch.Tensor, work: Work, tile: WideTile, pdl: int,
 ) -> None:  # fmt: skip
-    """x [P, K] in order. With act: gated, out [P, N] by places; without: weights float32 and out are by pairs."""
-    is_gated, act = act is not None, act or SwiGLU()
+    """x [P, K] in order. With act: out [P, N] by places; without: weights float32 and out are by pairs."""
+    is_gated, *numbers = constants(act or Relu2())
     n, mode = out.shape[1], LATE if pdl else PLAIN  # EARLY is for small programs
     columns = triton.cdiv(n, (1 if is_gated else 2) * tile.stripes * STRIPE.value)
     most, registers = grouped_hopper.registers(tile.sharing)
@@ -212,12 +215,12 @@ def _launch(
         tma.lines(lines, lines.shape[0], lines.shape[1], lines.stride(0), (STRIPE.value, BLOCK_K.value * tile.blocks)),
         x if bias is None else bias, x if weights is None else weights, out, work.places, work.order,
         n, columns, work.num_slots, triton.cdiv(x.shape[1], BLOCK_K.value), work.tile, tile.blocks, tile.stripes,
-        grouped_hopper.stages(tile, stage_bytes(work.tile, tile)), bias is not None, is_gated,
-        act.limit, act.alpha, act.offset, act.cubic, registers, mode, num_warps=4, maxnreg=most, **launch_options(mode),
+        grouped_hopper.stages(tile, stage_bytes(work.tile, tile)), bias is not None, act is not None,
+        is_gated, *numbers, registers, mode, num_warps=4, maxnreg=most, **launch_options(mode),
     )  # fmt: skip
 
 
-def gate_up(rows: torch.Tensor, w: Weights, act: SwiGLU, work: Work, config: WideConfig, *, pdl: int = PLAIN) -> torch.Tensor:
+def gate_up(rows: torch.Tensor, w: Weights, act: Act, work: Work, config: WideConfig, *, pdl: int = PLAIN) -> torch.Tensor:
     """h [P, I] of rows [P, H], both by places."""
     h = rows.new_empty(len(rows), w.down.shape[2])
     _launch(rows, w.gate_up, w.gate_up_bias, act, None, h, work, config.gate_up, pdl)
@@ -238,7 +241,7 @@ def experts(
     w: Weights,
     ids: torch.Tensor,
     weights: torch.Tensor,
-    act: SwiGLU,
+    act: Act,
     shared: torch.Tensor | None,
     config: WideConfig,
     *,

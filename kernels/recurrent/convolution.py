@@ -1,20 +1,24 @@
 """Causal convolution over the last W inputs of each channel, with silu or gates; the states keep the W - 1 inputs before the
 next token.
 
-Decode rows take one launch, a program for a row and some channels. Prompts take two: one computes, a program for 64 tokens and
-some channels; the other keeps the tails, afterwards, since the first chunk of a row may still have to read the tail that is
-replaced. Rows and chunks come from the device's metadata. Reference: `convolution_reference.causal_convolution`.
+Decode rows take one launch, a program for a row and some channels; those with windows take `convolution_windows`. Prompts take
+two: one computes, a program for 64 tokens and some channels; the other keeps the tails, afterwards, since the first chunk of a
+row may still have to read the tail that is replaced. Rows and chunks come from the device's metadata. Reference:
+`convolution_reference.causal_convolution`.
 """
 
 import torch
 import triton
 import triton.language as tl
 
+from quire.kernels.recurrent import convolution_windows
 from quire.kernels.recurrent.chunks import CHUNK, find_chunk, max_chunks, rows_2
 from quire.kernels.recurrent.convolution_reference import Gates
 from quire.kernels.recurrent.rows import Rows
+from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options, wait_for_previous
 
-CHANNELS = 128  # of a program of decode rows, and of one that keeps tails
+CHANNELS = 128  # of a program that keeps tails
+DECODE_CHANNELS, DECODE_WARPS = 256, 2  # of a program of decode rows
 CHUNK_CHANNELS = 64  # of a program of 64 tokens
 
 
@@ -52,24 +56,27 @@ def _decode_kernel(
     BIAS: tl.constexpr,
     GATED: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    if row >= tl.load(limit_ptr):
-        return
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = c < C
-    tail = tails_ptr + tl.load(own_ptr + row).to(tl.int64) * tails_stride + c
-    at = row * x_stride + c
-    x = tl.load(x_ptr + at, inside, other=0.0)
-    if GATED:
-        x = _times(x, tl.load(before_ptr + at, inside, other=0.0))
+    own, limit = tl.load(own_ptr + row), tl.load(limit_ptr)  # both at once
+    inside = (c < C) & (row < limit)
+    tail, at = tails_ptr + own.to(tl.int64) * tails_stride + c, row * x_stride + c
     sums = tl.zeros([BLOCK], tl.float32)
     for i in tl.static_range(W - 1):
         old = tl.load(tail + i * C, inside, other=0.0)
         sums += old.to(tl.float32) * tl.load(weight_ptr + i * C + c, inside, other=0.0).to(tl.float32)
-        if i > 0:
-            tl.store(tail + (i - 1) * C, old, inside)
-    sums += x.to(tl.float32) * tl.load(weight_ptr + (W - 1) * C + c, inside, other=0.0).to(tl.float32)
+    last = tl.load(weight_ptr + (W - 1) * C + c, inside, other=0.0).to(tl.float32)
+    wait_for_previous(PDL)
+    if row >= limit:
+        return
+    x = tl.load(x_ptr + at, inside, other=0.0)
+    if GATED:
+        x = _times(x, tl.load(before_ptr + at, inside, other=0.0))
+    sums += x.to(tl.float32) * last
+    for i in tl.static_range(1, W - 1):
+        tl.store(tail + (i - 1) * C, tl.load(tail + i * C, inside, other=0.0), inside)
     tl.store(tail + (W - 2) * C, x.to(tails_ptr.dtype.element_ty), inside)
     if BIAS:
         sums += tl.load(bias_ptr + c, inside, other=0.0).to(tl.float32)
@@ -183,6 +190,8 @@ def causal_convolution(
     tails: torch.Tensor,
     rows: Rows,
     gates: Gates | None = None,
+    *,
+    pdl: int = PLAIN,
 ) -> torch.Tensor:
     """x [T, C], weight [W, C], bias [C] -> y [T, C]; tails [N, W - 1, C] of all states are read and written.
 
@@ -193,8 +202,10 @@ def causal_convolution(
     kind, strides = {"BIAS": bias is not None, "GATED": gates is not None}, (x.stride(0), tails.stride(0), channels)
     before, after = (None, None) if gates is None else gates
     assert gates is None or {gate.stride(0) for gate in gates} == {x.stride(0)}
-    if rows.has_decode:
-        grid = rows.num_decode_rows or num_rows, triton.cdiv(channels, CHANNELS)
+    if rows.windows is not None:
+        convolution_windows.convolve_windows(x, weight, bias, tails, rows, y, gates)
+    elif rows.has_decode:
+        grid = rows.num_decode_rows or num_rows, triton.cdiv(channels, DECODE_CHANNELS)
         _decode_kernel[grid](
             x,
             weight,
@@ -207,8 +218,11 @@ def causal_convolution(
             y,
             *strides,
             W=window,
-            BLOCK=CHANNELS,
+            BLOCK=DECODE_CHANNELS,
+            PDL=pdl,
+            num_warps=DECODE_WARPS,
             **kind,
+            **launch_options(pdl),
         )
     if rows.has_prefill:
         grid = max_chunks(len(x), num_rows), triton.cdiv(channels, CHUNK_CHANNELS)

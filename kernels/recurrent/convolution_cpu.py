@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from quire.kernels.recurrent.convolution_reference import Gates
 from quire.kernels.recurrent.rows import CHUNK, Rows
+from quire.kernels.recurrent.windows_cpu import kept_turns, own_turns
 
 
 def causal_convolution(
@@ -30,7 +31,9 @@ def _convolved_rows(
 ) -> torch.Tensor:
     """As causal_convolution, before the second gate: without silu if there is one."""
     y = torch.zeros(x.shape, dtype=x.dtype)
-    if rows.has_decode:
+    if rows.windows is not None:
+        _convolve_windows(x, weight, bias, tails, rows, y, is_gated)
+    elif rows.has_decode:
         ids = rows.decoding()
         window = torch.cat((tails[ids], x[: len(ids), None]), 1)
         y[: len(ids)] = _convolved(window.transpose(0, 1), weight, bias, 1, is_gated)[0]
@@ -46,6 +49,30 @@ def _convolved_rows(
             for state in chunk.written:
                 tails[state] = window[len(window) - before :]
     return y
+
+
+def _convolve_windows(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    tails: torch.Tensor,
+    rows: Rows,
+    y: torch.Tensor,
+    is_gated: bool,
+) -> None:
+    assert rows.windows is not None
+    some, ids, kept = rows.kept_rows(), rows.decoding(), rows.windows.inputs
+    taken = tails[ids]
+    for turn in kept_turns(some, tails, taken):
+        taken[turn.rows] = torch.cat((taken[turn.rows, 1:], kept[0][turn.at, None]), 1)
+    tails[ids] = taken
+    for turn in own_turns(some):
+        window = torch.cat((taken[turn.rows], x[turn.at, None]), 1)
+        y[turn.at] = _convolved(window.transpose(0, 1), weight, bias, 1, is_gated)[0]
+        taken[turn.rows] = window[:, 1:]
+    base, count = int(rows.windows.base[0]), int(rows.query_start[len(some)])
+    for tensor, values in zip(kept, (x, y), strict=False):
+        tensor[base : base + count] = values[:count]
 
 
 def _convolved(

@@ -14,9 +14,18 @@ tokens of one block are multiplied channel by channel. Sums are kept by block, s
 
 import torch
 
-from quire.kernels.recurrent.delta_reference import DeltaHeads, DeltaInputs, DeltaWeights, gated_norm, gates, split_heads
+from quire.kernels.recurrent.delta_reference import (
+    DeltaHeads,
+    DeltaInputs,
+    DeltaWeights,
+    gated_norm,
+    gates,
+    kept_inputs,
+    split_heads,
+)
 from quire.kernels.recurrent.rounding_cpu import rounded
 from quire.kernels.recurrent.rows import BLOCK, CHUNK, FORGOTTEN, Rows
+from quire.kernels.recurrent.windows_cpu import kept_turns, own_turns
 
 
 def gated_delta(
@@ -24,15 +33,14 @@ def gated_delta(
 ) -> torch.Tensor:
     """y [T, Hv V]; states [N, Hv, K, V] are read and written."""
     y = torch.zeros((len(inputs.qkv), heads.value_size), dtype=inputs.qkv.dtype)
-    if rows.has_decode:
+    if rows.windows is not None:
+        _take_windows(inputs, weights, heads, states, rows, y)
+    elif rows.has_decode:
         ids = rows.decoding()
         some = DeltaInputs(*(x[: len(ids)] for x in inputs))
-        (q, k, v), (g, beta) = split_heads(some.qkv, heads), gates(some, weights, heads)
-        state = states[ids].float() * (g if heads.by_channel else g[:, :, None]).exp()[..., None]
-        delta = (v - (state * k[..., None]).sum(2)) * beta[..., None]
-        state += k[..., None] * delta[:, :, None, :]
+        state, o = _token(some, weights, heads, states[ids].float())
         states[ids] = rounded(state, rows.positions[: len(ids)], states.dtype)
-        y[: len(ids)] = gated_norm((state * q[..., None]).sum(2).to(y.dtype), some.z, weights, heads)
+        y[: len(ids)] = gated_norm(o.to(y.dtype), some.z, weights, heads)
     if rows.has_prefill:
         chunk = _chunk_by_channel if heads.by_channel else _chunk
         for row in rows.chunks():
@@ -49,6 +57,36 @@ def gated_delta(
             for written in row.written:
                 states[written] = state.to(states.dtype)
     return y
+
+
+def _token(
+    some: DeltaInputs, weights: DeltaWeights, heads: DeltaHeads, state: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A token of each of some rows, state float32 [r, H, K, V] -> (the states behind them, o [r, H, V])."""
+    (q, k, v), (g, beta) = split_heads(some.qkv, heads), gates(some, weights, heads)
+    state = state * (g if heads.by_channel else g[:, :, None]).exp()[..., None]
+    delta = (v - (state * k[..., None]).sum(2)) * beta[..., None]
+    state += k[..., None] * delta[:, :, None, :]
+    return state, (state * q[..., None]).sum(2)
+
+
+def _take_windows(
+    inputs: DeltaInputs, weights: DeltaWeights, heads: DeltaHeads, states: torch.Tensor, rows: Rows, y: torch.Tensor
+) -> None:
+    assert rows.windows is not None
+    some, ids, kept = rows.kept_rows(), rows.decoding(), kept_inputs(rows.windows.inputs, heads)
+    taken = states[ids]
+    for turn in kept_turns(some, states, taken):
+        state, _ = _token(DeltaInputs(*(x[turn.at] for x in kept)), weights, heads, taken[turn.rows].float())
+        taken[turn.rows] = rounded(state, turn.positions, states.dtype)
+    states[ids] = taken
+    for turn in own_turns(some):
+        token = DeltaInputs(*(x[turn.at] for x in inputs))
+        state, o = _token(token, weights, heads, taken[turn.rows].float())
+        taken[turn.rows] = rounded(state, turn.positions, states.dtype)
+        y[turn.at] = gated_norm(o.to(y.dtype), token.z, weights, heads)
+    base, count = int(rows.windows.base[0]), int(rows.query_start[len(some)])
+    rows.windows.inputs[2][base : base + count] = torch.cat((inputs.b[:count], inputs.a[:count]), 1)
 
 
 def _chunk(

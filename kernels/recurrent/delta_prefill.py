@@ -173,7 +173,7 @@ def _norm_kernel(
     SIGMOID: tl.constexpr,
 ):
     t = tl.program_id(0).to(tl.int64)
-    if t < tl.load(limit_ptr):
+    if t < tl.load(query_start_ptr + tl.load(limit_ptr)):  # a token of a decode row
         return
     heads = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[:, None]
     j = tl.arange(0, V_2)[None, :]

@@ -10,8 +10,12 @@ Kimi Delta Attention (arXiv:2510.26692) is the variant `by_channel`: g has a val
 which decays that row of S, and the gate is sigmoid(z) in place of silu(z).
 
 All in float32, but o is rounded to the activations' dtype before the norm.
+
+With windows, states take the kept tokens that were accepted, and b and a of this step's decode rows are kept in the third
+tensor, side by side; the convolution has kept qkv in the second.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -94,23 +98,67 @@ def gated_delta(
     inputs: DeltaInputs, weights: DeltaWeights, heads: DeltaHeads, states: torch.Tensor, rows: Rows
 ) -> torch.Tensor:
     """y [T, Hv V]; states [N, Hv, K, V] are read and written. A state in fewer bits is rounded after each token."""
-    (q, k, v), (g, beta) = split_heads(inputs.qkv, heads), gates(inputs, weights, heads)
-    decays = (g if heads.by_channel else g[:, :, None]).exp()[..., None]  # of S's rows
-    o, starts = torch.zeros(v.shape, dtype=inputs.qkv.dtype), rows.query_start.tolist()
+    next_o, o = _recurrence(inputs, weights, heads)
+    starts = rows.query_start.tolist()
+    if rows.windows is not None:
+        _windows(inputs, weights, heads, states, rows, next_o)
     for row in range(len(rows.own)):
         is_decode = row < int(rows.decode_limit[0])
+        if is_decode and rows.windows is not None:
+            continue
         own, last = int(rows.own[row]), 0 if is_decode else int(rows.last[row])
         first = own if is_decode else int(rows.first[row])
         if starts[row] == starts[row + 1]:
             continue
         state = states[first].float() if first else torch.zeros_like(states[0], dtype=torch.float32)
         for t in range(starts[row], starts[row + 1]):
-            state = state * decays[t]
-            delta = (v[t] - torch.einsum("hkv,hk->hv", state, k[t])) * beta[t][:, None]
-            state = state + k[t][:, :, None] * delta[:, None, :]
-            o[t] = torch.einsum("hkv,hk->hv", state, q[t]).to(o.dtype)
-            state = state.to(states.dtype).float()
+            state = next_o(t, state).to(states.dtype).float()
         states[own] = state.to(states.dtype)
         if last:
             states[last] = state.to(states.dtype)
     return gated_norm(o, inputs.z, weights, heads)
+
+
+Step = Callable[[int, torch.Tensor], torch.Tensor]  # (token, the state before it) -> the state behind it
+
+
+def _recurrence(inputs: DeltaInputs, weights: DeltaWeights, heads: DeltaHeads) -> tuple[Step, torch.Tensor]:
+    """A function that takes a token and writes its o, and these o [T, Hv, V]."""
+    (q, k, v), (g, beta) = split_heads(inputs.qkv, heads), gates(inputs, weights, heads)
+    decays = (g if heads.by_channel else g[:, :, None]).exp()[..., None]  # of S's rows
+    o = torch.zeros(v.shape, dtype=inputs.qkv.dtype)
+
+    def step(t: int, state: torch.Tensor) -> torch.Tensor:
+        state = state * decays[t]
+        delta = (v[t] - torch.einsum("hkv,hk->hv", state, k[t])) * beta[t][:, None]
+        state = state + k[t][:, :, None] * delta[:, None, :]
+        o[t] = torch.einsum("hkv,hk->hv", state, q[t]).to(o.dtype)
+        return state
+
+    return step, o
+
+
+def kept_inputs(kept: tuple[torch.Tensor, ...], heads: DeltaHeads) -> DeltaInputs:
+    """The inputs that are kept of a layer's tokens; z is not."""
+    b, a = kept[2].split((heads.num_values, heads.num_decays), 1)
+    return DeltaInputs(kept[1], kept[1][:, :0], b, a)
+
+
+def _windows(
+    inputs: DeltaInputs, weights: DeltaWeights, heads: DeltaHeads, states: torch.Tensor, rows: Rows, next_o: Step
+) -> None:
+    assert rows.windows is not None
+    kept, base = rows.windows.inputs, int(rows.windows.base[0])
+    take, _ = _recurrence(kept_inputs(kept, heads), weights, heads)
+    for row in rows.kept_rows():
+        state = states[row.own].float()
+        if row.leaves == 0:
+            states[row.keep_state] = states[row.own]
+        for count, at in enumerate(range(row.first, row.end), 1):
+            state = take(at, state).to(states.dtype).float()
+            if count == row.leaves:
+                states[row.keep_state] = state.to(states.dtype)
+        states[row.own] = state.to(states.dtype)
+        for t in range(row.start, row.stop):
+            state = next_o(t, state).to(states.dtype).float()
+            kept[2][base + t] = torch.cat((inputs.b[t], inputs.a[t]))

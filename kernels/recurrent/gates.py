@@ -1,4 +1,4 @@
-"""Functions of the kernels of Gated DeltaNet: gates, normalized keys, and the norm behind the recurrence."""
+"""Functions of the kernels of recurrent layers: gates, Mamba 2's steps, normalized keys, the norm behind."""
 
 import triton
 import triton.language as tl
@@ -32,3 +32,12 @@ def gated(o, variance, weight, z, eps, SIGMOID: tl.constexpr):
     if not SIGMOID:
         gate = z * gate
     return o * tl.rsqrt(variance + eps) * weight.to(tl.float32) * gate
+
+
+@triton.jit
+def time_steps(dt, dt_bias, a_log, dt_min, dt_max):
+    """(Δ, logarithm of the decay) of Mamba 2, float32 of any shape."""
+    x = dt.to(tl.float32) + dt_bias
+    delta = tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
+    delta = tl.minimum(tl.maximum(delta, dt_min), dt_max)
+    return delta, -delta * tl.exp(a_log)

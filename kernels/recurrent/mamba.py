@@ -1,29 +1,25 @@
-"""Mamba 2's recurrence: a launch for decode rows, one for prompts, and one for the norm. Reference: `mamba_reference.mamba`.
+"""Mamba 2's recurrence: a launch for decode rows, one for prompts, and one for the norm. Decode rows with windows:
+`mamba_windows`. Reference: `mamba_reference.mamba`.
 
-A program of decode rows has a row's head, and reads and writes its state [N, P] once. A program of prompts has a row, a head
-and some of its channels, and goes through the row by chunks of 64 tokens with the state. The norm is of many heads' channels,
-so it is a launch of its own. Products of 16-bit models are tf32, with float32 sums.
+A program of decode rows has a row's head and some of its channels, and reads and writes their part of the state [N, P] once.
+A program of prompts has the same and goes through the row by chunks of 64 tokens with the state. The norm is of many heads'
+channels, so it is a launch of its own. Products of 16-bit models are tf32, with float32 sums.
 """
 
 import torch
 import triton
 import triton.language as tl
 
+from quire.kernels.recurrent import mamba_windows
 from quire.kernels.recurrent.chunks import CHUNK
+from quire.kernels.recurrent.gates import time_steps
 from quire.kernels.recurrent.mamba_reference import MambaHeads, MambaInputs, MambaWeights
 from quire.kernels.recurrent.rounding import rounded
 from quire.kernels.recurrent.rows import Rows
+from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options, wait_for_previous
 
 BLOCK_CHANNELS = 32  # of a program of prompts
-
-
-@triton.jit
-def _steps(dt, dt_bias, a_log, dt_min, dt_max):
-    """(Δ, logarithm of the decay), float32 of any shape."""
-    x = dt.to(tl.float32) + dt_bias
-    delta = tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
-    delta = tl.minimum(tl.maximum(delta, dt_min), dt_max)
-    return delta, -delta * tl.exp(a_log)
+DECODE_CHANNELS, DECODE_WARPS = 64, 4  # of a program of decode rows
 
 
 @triton.jit
@@ -48,28 +44,30 @@ def _decode_kernel(
     N: tl.constexpr,
     P: tl.constexpr,
     N_2: tl.constexpr,
-    P_2: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    head, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    if row >= tl.load(limit_ptr):
-        return
-    i, j = tl.arange(0, N_2), tl.arange(0, P_2)
-    place = tl.load(own_ptr + row).to(tl.int64) * states_stride + head * (N * P)
-    state_ptrs = states_ptr + place + i[:, None] * P + j[None, :]
-    inside = (i < N)[:, None] & (j < P)[None, :]
+    head, row = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    i, j = tl.arange(0, N_2), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    own, limit = tl.load(own_ptr + row), tl.load(limit_ptr)  # both at once
+    element = head * (N * P) + i[:, None] * P + j[None, :]
+    state_ptrs = states_ptr + own.to(tl.int64) * states_stride + element
+    inside = (i < N)[:, None] & (j < P)[None, :] & (row < limit)
     state = tl.load(state_ptrs, inside, other=0.0).to(tl.float32)
+    a_log, bias, d = tl.load(a_log_ptr + head), tl.load(dt_bias_ptr + head), tl.load(d_ptr + head)
+    wait_for_previous(PDL)
+    if row >= limit:
+        return
     xbc = xbc_ptr + row * xbc_stride
     x = tl.load(xbc + head * P + j, j < P, other=0.0).to(tl.float32)
     group = xbc + HEADS * P + head // (HEADS // GROUPS) * N + i
     b = tl.load(group, i < N, other=0.0).to(tl.float32)
     c = tl.load(group + GROUPS * N, i < N, other=0.0).to(tl.float32)
-    dt, bias = tl.load(dt_ptr + row * dt_stride + head), tl.load(dt_bias_ptr + head)
-    delta, decay = _steps(dt, bias, tl.load(a_log_ptr + head), dt_min, dt_max)
+    delta, decay = time_steps(tl.load(dt_ptr + row * dt_stride + head), bias, a_log, dt_min, dt_max)
     state = state * tl.exp(decay) + b[:, None] * (x * delta)[None, :]
-    element = head * (N * P) + i[:, None] * P + j[None, :]
     stored = rounded(state, tl.load(positions_ptr + row), element, states_ptr.dtype.element_ty)
     tl.store(state_ptrs, stored, inside)
-    y = tl.sum(state * c[:, None], 0) + tl.load(d_ptr + head) * x
+    y = tl.sum(state * c[:, None], 0) + d * x
     tl.store(y_ptr + (row * HEADS + head) * P + j, y.to(y_ptr.dtype.element_ty), j < P)
 
 
@@ -118,7 +116,7 @@ def _prefill_kernel(
     for begin in range(start, stop, CHUNK):
         t = (begin + n).to(tl.int64)
         valid = t < stop
-        delta, decay = _steps(tl.load(dt_ptr + t * dt_stride + head, valid, other=0.0), bias, a_log, dt_min, dt_max)
+        delta, decay = time_steps(tl.load(dt_ptr + t * dt_stride + head, valid, other=0.0), bias, a_log, dt_min, dt_max)
         decay = tl.where(valid, decay, 0.0)
         sums, end = tl.cumsum(decay, 0), tl.sum(decay, 0)
         of_group = valid[:, None] & (i < N)[None, :]
@@ -173,7 +171,9 @@ def _norm_kernel(
     tl.store(y_ptr + t * SIZE + at, y.to(y_ptr.dtype.element_ty), inside)
 
 
-def mamba(inputs: MambaInputs, weights: MambaWeights, heads: MambaHeads, states: torch.Tensor, rows: Rows) -> torch.Tensor:
+def mamba(
+    inputs: MambaInputs, weights: MambaWeights, heads: MambaHeads, states: torch.Tensor, rows: Rows, *, pdl: int = PLAIN
+) -> torch.Tensor:
     """y [T, H P]; states [N, H, N, P] are read and written; states may lie apart. Tokens of no row have zeros."""
     xbc, z, dt = inputs
     new = torch.zeros if z is None else torch.empty  # else the norm's kernel writes the zeros
@@ -182,9 +182,13 @@ def mamba(inputs: MambaInputs, weights: MambaWeights, heads: MambaHeads, states:
     numbers = xbc.stride(0), dt.stride(0), states.stride(0), weights.dt_min, weights.dt_max
     sizes = {"GROUPS": heads.num_groups, "HEADS": heads.num_heads, "N": heads.state_size, "P": heads.head_dim}
     n_2, p_2 = (triton.next_power_of_2(size) for size in (heads.state_size, heads.head_dim))
-    if rows.has_decode:
-        grid = heads.num_heads, rows.num_decode_rows or len(rows.own)
-        _decode_kernel[grid](*tensors, rows.own, rows.decode_limit, rows.positions, y, *numbers, **sizes, N_2=n_2, P_2=p_2)
+    if rows.windows is not None:
+        mamba_windows.take_windows(inputs, weights, heads, states, rows, y)
+    elif rows.has_decode:
+        block = min(p_2, DECODE_CHANNELS)
+        grid = triton.cdiv(heads.head_dim, block), heads.num_heads, rows.num_decode_rows or len(rows.own)
+        how = {"N_2": n_2, "BLOCK": block, "PDL": pdl, "num_warps": DECODE_WARPS, **launch_options(pdl)}
+        _decode_kernel[grid](*tensors, rows.own, rows.decode_limit, rows.positions, y, *numbers, **sizes, **how)
     if rows.has_prefill:
         block, precision = min(BLOCK_CHANNELS, max(16, p_2)), "ieee" if xbc.dtype == torch.float32 else "tf32"
         states_of_rows = rows.query_start, rows.own, rows.first, rows.last, rows.decode_limit, rows.positions

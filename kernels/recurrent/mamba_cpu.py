@@ -9,21 +9,21 @@ import torch
 from quire.kernels.recurrent.mamba_reference import MambaHeads, MambaInputs, MambaWeights, gated_norm, split_groups, steps
 from quire.kernels.recurrent.rounding_cpu import rounded
 from quire.kernels.recurrent.rows import CHUNK, Rows
+from quire.kernels.recurrent.windows_cpu import kept_turns, own_turns
 
 
 def mamba(inputs: MambaInputs, weights: MambaWeights, heads: MambaHeads, states: torch.Tensor, rows: Rows) -> torch.Tensor:
     """y [T, H P]; states [N, H, N, P] are read and written."""
     y = torch.zeros((len(inputs.xbc), heads.size), dtype=inputs.xbc.dtype)
     d = weights.d.float()[:, None]
-    if rows.has_decode:
+    if rows.windows is not None:
+        _take_windows(inputs, weights, heads, states, rows, y)
+    elif rows.has_decode:
         ids = rows.decoding()
         some = _tokens(inputs, slice(len(ids)))
-        (x, b, c), (delta, decay) = split_groups(some.xbc, heads), steps(some.dt, weights)
-        state = states[ids].float() * decay.exp()[:, :, None, None]
-        state += b[..., None] * (x * delta[..., None])[:, :, None, :]
+        state, out = _token(some, weights, heads, states[ids].float())
         states[ids] = rounded(state, rows.positions[: len(ids)], states.dtype)
-        out = (state * c[..., None]).sum(2) + d * x
-        y[: len(ids)] = gated_norm(out.flatten(1).to(y.dtype), some.z, weights)
+        y[: len(ids)] = gated_norm(out.to(y.dtype), some.z, weights)
     if rows.has_prefill:
         for row in rows.chunks():
             state = states[row.first].float() if row.first else torch.zeros_like(states[0], dtype=torch.float32)
@@ -40,7 +40,36 @@ def mamba(inputs: MambaInputs, weights: MambaWeights, heads: MambaHeads, states:
     return y
 
 
-def _tokens(inputs: MambaInputs, part: slice) -> MambaInputs:
+def _token(
+    some: MambaInputs, weights: MambaWeights, heads: MambaHeads, state: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A token of each of some rows, state float32 [r, H, N, P] -> (the states behind them, y [r, H P])."""
+    (x, b, c), (delta, decay) = split_groups(some.xbc, heads), steps(some.dt, weights)
+    state = state * decay.exp()[:, :, None, None]
+    state += b[..., None] * (x * delta[..., None])[:, :, None, :]
+    return state, ((state * c[..., None]).sum(2) + weights.d.float()[:, None] * x).flatten(1)
+
+
+def _take_windows(
+    inputs: MambaInputs, weights: MambaWeights, heads: MambaHeads, states: torch.Tensor, rows: Rows, y: torch.Tensor
+) -> None:
+    assert rows.windows is not None
+    some, ids, (_, xbc, dt) = rows.kept_rows(), rows.decoding(), rows.windows.inputs
+    taken = states[ids]
+    for turn in kept_turns(some, states, taken):
+        token = MambaInputs(xbc[turn.at], None, dt[turn.at])
+        taken[turn.rows] = rounded(_token(token, weights, heads, taken[turn.rows].float())[0], turn.positions, states.dtype)
+    states[ids] = taken
+    for turn in own_turns(some):
+        token = _tokens(inputs, turn.at)
+        state, out = _token(token, weights, heads, taken[turn.rows].float())
+        taken[turn.rows] = rounded(state, turn.positions, states.dtype)
+        y[turn.at] = gated_norm(out.to(y.dtype), token.z, weights)
+    base, count = int(rows.windows.base[0]), int(rows.query_start[len(some)])
+    dt[base : base + count] = inputs.dt[:count]
+
+
+def _tokens(inputs: MambaInputs, part: slice | torch.Tensor) -> MambaInputs:
     """Inputs of some tokens, contiguous: vector units round otherwise than what is left over."""
     xbc, z, dt = (None if x is None else x[part].contiguous() for x in inputs)
     assert xbc is not None and dt is not None

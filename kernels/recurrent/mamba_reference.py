@@ -7,8 +7,12 @@ For each head, with the B and C of its group, and Δ = softplus(dt + dt_bias), c
 
 Then y · silu(z) is normed, an RMSNorm of each group of channels; or the norm comes before the gate; or there is no norm; or,
 without z, neither. All in float32, but y is rounded to the activations' dtype before.
+
+With windows, states take the kept tokens that were accepted, and dt of this step's decode rows is kept in the third tensor; the
+convolution has kept xbc in the second.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -90,21 +94,59 @@ def gated_norm(y: torch.Tensor, z: torch.Tensor | None, weights: MambaWeights) -
 
 def mamba(inputs: MambaInputs, weights: MambaWeights, heads: MambaHeads, states: torch.Tensor, rows: Rows) -> torch.Tensor:
     """y [T, H P]; states [N, H, N, P] are read and written. A state in fewer bits is rounded after each token."""
-    (x, b, c), (delta, decay) = split_groups(inputs.xbc, heads), steps(inputs.dt, weights)
-    y, starts = torch.zeros(x.shape, dtype=inputs.xbc.dtype), rows.query_start.tolist()
+    next_y, y = _recurrence(inputs, weights, heads)
+    starts = rows.query_start.tolist()
+    if rows.windows is not None:
+        _windows(inputs, weights, heads, states, rows, next_y)
     for row in range(len(rows.own)):
         is_decode = row < int(rows.decode_limit[0])
+        if is_decode and rows.windows is not None:
+            continue
         own, last = int(rows.own[row]), 0 if is_decode else int(rows.last[row])
         first = own if is_decode else int(rows.first[row])
         if starts[row] == starts[row + 1]:
             continue
         state = states[first].float() if first else torch.zeros_like(states[0], dtype=torch.float32)
         for t in range(starts[row], starts[row + 1]):
-            state = state * decay[t].exp()[:, None, None] + b[t][:, :, None] * (x[t] * delta[t][:, None])[:, None, :]
-            out = torch.einsum("hnp,hn->hp", state, c[t]) + weights.d.float()[:, None] * x[t]
-            y[t] = out.to(y.dtype)
-            state = state.to(states.dtype).float()
+            state = next_y(t, state).to(states.dtype).float()
         states[own] = state.to(states.dtype)
         if last:
             states[last] = state.to(states.dtype)
     return gated_norm(y.flatten(1), inputs.z, weights)
+
+
+Step = Callable[[int, torch.Tensor], torch.Tensor]  # (token, the state before it) -> the state behind it
+
+
+def _recurrence(inputs: MambaInputs, weights: MambaWeights, heads: MambaHeads) -> tuple[Step, torch.Tensor]:
+    """A function that takes a token and writes its y, and these y [T, H, P]."""
+    (x, b, c), (delta, decay) = split_groups(inputs.xbc, heads), steps(inputs.dt, weights)
+    y = torch.zeros(x.shape, dtype=inputs.xbc.dtype)
+
+    def step(t: int, state: torch.Tensor) -> torch.Tensor:
+        state = state * decay[t].exp()[:, None, None] + b[t][:, :, None] * (x[t] * delta[t][:, None])[:, None, :]
+        out = torch.einsum("hnp,hn->hp", state, c[t]) + weights.d.float()[:, None] * x[t]
+        y[t] = out.to(y.dtype)
+        return state
+
+    return step, y
+
+
+def _windows(
+    inputs: MambaInputs, weights: MambaWeights, heads: MambaHeads, states: torch.Tensor, rows: Rows, next_y: Step
+) -> None:
+    assert rows.windows is not None
+    kept, base = rows.windows.inputs, int(rows.windows.base[0])
+    take, _ = _recurrence(MambaInputs(kept[1], None, kept[2]), weights, heads)
+    for row in rows.kept_rows():
+        state = states[row.own].float()
+        if row.leaves == 0:
+            states[row.keep_state] = states[row.own]
+        for count, at in enumerate(range(row.first, row.end), 1):
+            state = take(at, state).to(states.dtype).float()
+            if count == row.leaves:
+                states[row.keep_state] = state.to(states.dtype)
+        states[row.own] = state.to(states.dtype)
+        for t in range(row.start, row.stop):
+            state = next_y(t, state).to(states.dtype).float()
+            kept[2][base + t] = inputs.dt[t]

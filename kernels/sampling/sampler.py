@@ -243,8 +243,9 @@ def sample(
     rows, vocab = logits.shape
     num_slots, pool_rows, bits = tables.max_num_seqs + 1, pool.num_rows, pool.table_bits if processors else 0
     num_blocks = triton.cdiv(vocab, words.SAMPLER_BLOCK)
-    needs_ids = processors or bitmask is not None
-    most, ids = (MAX_WINDOW, window) if window is not None and needs_ids else (0, (row_slots, row_slots))
+    most, ids = 0, (row_slots, row_slots)
+    if window is not None and (processors or bitmask is not None):
+        most, ids = -window.stride or MAX_WINDOW, window[:2]
     sampled, token_mask = workspace.sampled[:rows], workspace.token_mask
     if rows == 0:
         return sampled

@@ -130,7 +130,8 @@ def sample(
 
 def _drafts_before(sample: int, window: WindowIds) -> np.ndarray:
     place = int(window.places[sample])
-    return window.input_ids[sample - place + 1 : sample + 1].numpy()
+    own = sample * window.stride + place if window.stride else sample
+    return window.input_ids[own - place + 1 : own + 1].numpy()
 
 
 def _masked(x: np.ndarray, words: torch.Tensor) -> np.ndarray:

@@ -93,8 +93,12 @@ def is_filtered(param_row, V):
 
 @triton.jit
 def drafts_of_row(row, input_ids, places, WINDOW: tl.constexpr):
-    """(a pointer to the last draft before the row's sample, the number of drafts). A token and its sample have one index."""
-    if WINDOW:
+    """(a pointer to the last draft before the row's sample, the number of drafts). A token and its sample have one index; with
+    WINDOW below 0 each row has so many tokens of its own, one after another."""
+    if WINDOW < 0:
+        place = tl.minimum(tl.maximum(tl.load(places + row), 0), -WINDOW - 1)
+        return input_ids + row * -WINDOW + place, place
+    elif WINDOW:
         place = tl.minimum(tl.maximum(tl.load(places + row), 0), tl.minimum(row, WINDOW - 1).to(tl.int32))
         return input_ids + row, place
     else:

@@ -2,6 +2,9 @@
 
 One launch after `step_inputs.prepare_step`, for models with recurrent layers only. It reads counts on the device, so a captured
 launch serves every step, and clamps ids to the states that there are. `step_states_cpu` is the reference.
+
+Where decode rows may have windows, two more launches look after the tables of what is kept of them: one clears the slots of new
+sequences and says where this step keeps inputs; the other, after `accept`, notes how many of each row's were accepted.
 """
 
 import torch
@@ -9,10 +12,12 @@ import triton
 import triton.language as tl
 
 from quire.ipc.step.sections import HEADER, PREFILL, SLOT
-from quire.kernels.step.tables import SlotTables, StateRows, StepBuffers
+from quire.kernels.step.tables import KeptTables, SlotTables, StateRows, StepBuffers
 
 H_NUM_PREFILL_ROWS, H_PREFILL_ROWS = tl.constexpr(HEADER.at["num_prefill_rows"]), tl.constexpr(HEADER.at["prefill_rows"])
 SLOT_WORDS, PREFILL_WORDS = tl.constexpr(SLOT.width), tl.constexpr(PREFILL.width)
+H_STEP, S_SLOT = tl.constexpr(HEADER.at["step"]), tl.constexpr(SLOT.at["slot"])
+H_NUM_SLOT_UPDATES, H_SLOT_UPDATES = tl.constexpr(HEADER.at["num_slot_updates"]), tl.constexpr(HEADER.at["slot_updates"])
 S_STATE = tl.constexpr(SLOT.at["state"])
 P_FIRST, P_LAST = tl.constexpr(PREFILL.at["first_state"]), tl.constexpr(PREFILL.at["last_state"])
 
@@ -70,3 +75,42 @@ def prepare_states(plan: torch.Tensor, tables: SlotTables, step: StepBuffers, ro
         rows.num_states,
         BLOCK,
     )
+
+
+@triton.jit
+def _begin_kernel(plan, plan_len, num_kept, keep_at, base, half, num_slots, BLOCK: tl.constexpr):
+    at = tl.minimum(tl.maximum(tl.load(plan + H_SLOT_UPDATES), 0), plan_len)
+    count = tl.minimum(tl.maximum(tl.load(plan + H_NUM_SLOT_UPDATES), 0), (plan_len - at) // SLOT_WORDS)
+    for first in range(0, count, BLOCK):
+        i = first + tl.arange(0, BLOCK)
+        slot = tl.load(plan + at + i * SLOT_WORDS + S_SLOT, i < count, other=0)
+        slot = tl.minimum(tl.maximum(slot, 0), num_slots - 1)
+        tl.store(num_kept + slot, tl.zeros_like(slot), i < count)
+        tl.store(keep_at + slot, tl.zeros_like(slot), i < count)
+    tl.store(base, (tl.load(plan + H_STEP) & 1) * half)
+
+
+def begin_kept(plan: torch.Tensor, kept: KeptTables) -> None:
+    """Nothing is kept of the plan's new sequences, and a step with windows keeps inputs from kept.base on."""
+    _begin_kernel[(1,)](
+        plan, plan.numel(), kept.num_kept, kept.keep_at, kept.base, kept.half, len(kept.num_kept), BLOCK
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["R"])
+def _end_kernel(
+    row_slots, num_decode_rows, query_start, accepted, base, num_kept, first_kept, R, num_slots, BLOCK: tl.constexpr
+):  # fmt: skip
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    is_decode = row < tl.minimum(tl.load(num_decode_rows), R)
+    slot = tl.minimum(tl.maximum(tl.load(row_slots + row, is_decode, other=0), 0), num_slots - 1)
+    tl.store(num_kept + slot, tl.load(accepted + row, is_decode, other=0), is_decode)
+    tl.store(first_kept + slot, tl.load(base) + tl.load(query_start + row, is_decode, other=0), is_decode)
+
+
+def end_kept(step: StepBuffers, kept: KeptTables, num_rows: int) -> None:
+    """Note what a step with windows, padded to num_rows, has kept of its decode rows: as many inputs as samples that count."""
+    _end_kernel[(triton.cdiv(num_rows, BLOCK),)](
+        step.row_slots, step.num_decode_rows, step.query_start, step.accepted, kept.base, kept.num_kept, kept.first_kept,
+        num_rows, len(kept.num_kept), BLOCK,
+    )  # fmt: skip

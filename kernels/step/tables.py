@@ -195,10 +195,14 @@ class StepBuffers:
 
 
 class WindowIds(NamedTuple):
-    """The tokens of a step with windows, for samples that count the drafts before them as if they were known."""
+    """The tokens of a step with windows, for samples that count the drafts before them as if they were known.
 
-    input_ids: torch.Tensor  # int32 [T]; those before sample i of place p are [i - p + 1, i + 1)
-    places: torch.Tensor  # int32 [N]
+    The sample's own token has index i or, with a stride, i * stride + place; its drafts are the `place` tokens up to there.
+    """
+
+    input_ids: torch.Tensor  # int32 [T]
+    places: torch.Tensor  # int32 [N], the number of drafts before each sample
+    stride: int = 0  # tokens from one row's first to the next one's, if each sample is of another row; 0: one index for both
 
 
 @dataclass
@@ -214,6 +218,26 @@ class StateRows:
     def allocate(cls, max_rows: int, device: torch.device | str) -> "StateRows":
         own, first, last = torch.zeros((3, max_rows), dtype=torch.int32, device=device)
         return cls(own, first, last)
+
+
+@dataclass
+class KeptTables:
+    """Which tokens of each slot's sequence are not in its recurrent state yet: layers have kept their inputs. S slots.
+
+    Two steps in turn keep inputs in two halves: a step applies those of the step before while it keeps its own.
+    """
+
+    num_kept: torch.Tensor  # int32 [S], tokens that were accepted and are not in the state
+    first_kept: torch.Tensor  # int32 [S], where the inputs of the first of them are
+    keep_at: torch.Tensor  # int32 [S], the state is left once it has so many tokens; 0: nowhere
+    keep_state: torch.Tensor  # int32 [S], where it is left
+    base: torch.Tensor  # int32 [1], where the step's half begins
+    half: int  # tokens in a half
+
+    @classmethod
+    def allocate(cls, num_slots: int, half: int, device: torch.device) -> "KeptTables":
+        num_kept, first_kept, keep_at, keep_state = torch.zeros((4, num_slots), dtype=torch.int32, device=device)
+        return cls(num_kept, first_kept, keep_at, keep_state, torch.zeros(1, dtype=torch.int32, device=device), half)
 
 
 SAMPLER_BLOCK = 512  # tokens in a block of the sampler's two-level race; changing it changes the tokens of a given seed

@@ -85,10 +85,14 @@ def test_any_history_ends_every_request_once_with_its_own_tokens(
     look_ahead=st.booleans(),
     drafts=st.sampled_from([1, 3, 15]),
     adapts=st.booleans(),
+    has_model=st.booleans(),
+    states=st.sampled_from([0, 0, 3, 5, 9, 20]),
+    chunk=st.sampled_from([4, 8, 16]),
 )
 def test_any_history_with_drafts_ends_every_request_once_with_its_own_tokens(
-    first, events, blocks, windows, budget, seqs, caching, eos, look_ahead, drafts, adapts
+    first, events, blocks, windows, budget, seqs, caching, eos, look_ahead, drafts, adapts, has_model, states, chunk
 ):
+    drafter = {"method": "draft_model", "model": "any"} if has_model else {"method": "ngram", "prompt_lookup_min": 1}
     h = Harness(
         num_blocks=blocks * len(windows),
         windows=windows,
@@ -97,9 +101,9 @@ def test_any_history_with_drafts_ends_every_request_once_with_its_own_tokens(
         enable_prefix_caching=caching,
         look_ahead=look_ahead,
         eos=range(0, VOCAB, 11) if eos else (),
-        speculation=SpeculativeConfig(
-            method="ngram", num_speculative_tokens=drafts, enable_adaptive_verification=adapts, prompt_lookup_min=1
-        ),
+        speculation=SpeculativeConfig(num_speculative_tokens=drafts, enable_adaptive_verification=adapts, **drafter),
+        num_states=states,
+        state_chunk=chunk,
     )
     live_through(h, [*(("add", request) for request in first), *events])
     assert all(plan.num_samples <= max_samples_of(seqs) for plan in h.plans)
@@ -166,9 +170,10 @@ arrivals = st.fixed_dictionaries(
     caching=st.booleans(),
     look_ahead=st.booleans(),
     drafts=st.sampled_from([0, 1, 15]),
+    has_model=st.booleans(),
 )
 def test_under_endless_arrivals_each_request_ends_within_what_stood_before_it(
-    requests, blocks, windows, budget, seqs, caching, look_ahead, drafts
+    requests, blocks, windows, budget, seqs, caching, look_ahead, drafts, has_model
 ):
     """fcfs, and one more request in every turn for as long as the first ones last: nobody starves.
 
@@ -180,6 +185,7 @@ def test_under_endless_arrivals_each_request_ends_within_what_stood_before_it(
     turns, and what stood before it is W such tokens. The one exception is a sequence that waits for a prefix that another one
     computes: those behind pass it meanwhile, S of them at most, of L tokens each, and then it is the first to come in.
     """
+    drafter = {"method": "draft_model", "model": "any"} if has_model else {"method": "ngram"}
     h = Harness(
         num_blocks=blocks * len(windows),
         windows=windows,
@@ -188,7 +194,7 @@ def test_under_endless_arrivals_each_request_ends_within_what_stood_before_it(
         max_model_len=32,
         enable_prefix_caching=caching,
         look_ahead=look_ahead,
-        speculation=SpeculativeConfig(method="ngram", num_speculative_tokens=drafts) if drafts else None,
+        speculation=SpeculativeConfig(num_speculative_tokens=drafts, **drafter) if drafts else None,
     )
     longest = 3 + 14 + 8
     due: dict[int, int] = {}  # name -> turn by which it has ended

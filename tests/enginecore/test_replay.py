@@ -143,6 +143,7 @@ def test_workers_that_are_killed_from_outside_twice_before_any_token_take_no_req
     outputs = Outputs(by_hand, frontend)
     for n in range(1, 5):
         frontend.send(add(n, max_tokens=12))
+    arrive(core, 4)
     while len(outputs.tokens) < 4:
         outputs.take()
     for _ in range(2):

@@ -3,7 +3,9 @@
 import functools
 
 import pytest
+import tiny_hybrids
 import torch
+from eagle3_heads import assert_right, head_of, note_drafts
 from inline_engine import InlineEngine
 from tiny_models import tiny_model
 
@@ -34,7 +36,7 @@ class Hostile(Drafter):
         slots = step.row_slots[:num_rows].long()
         ids = tables.last_token[slots][:, None] * 7 + torch.arange(15, device=slots.device, dtype=torch.int32) - 3
         tables.drafts[slots] = ids
-        tables.num_drafts[slots] = 15
+        tables.num_drafts.index_fill_(0, slots, 15)
 
 
 def outputs_of(engine):
@@ -45,7 +47,9 @@ def outputs_of(engine):
 
 
 def engine_of(family, dtype=torch.float32, **more):
-    return InlineEngine(tiny_model(family), device="cuda", dtype=dtype, max_model_len=128, block_size=16, eos=(EOS,), **more)
+    return InlineEngine(
+        tiny_model(f"gpu-{family}"), device="cuda", dtype=dtype, max_model_len=128, block_size=16, eos=(EOS,), **more
+    )
 
 
 @functools.cache
@@ -53,17 +57,27 @@ def without_drafts(family):
     return outputs_of(engine_of(family))
 
 
-def config(window):
+def config(window, **drafter):
     lookup = {"prompt_lookup_min": 1, "prompt_lookup_max": 3, "enable_adaptive_verification": False}
-    return SpeculativeConfig(method="ngram", num_speculative_tokens=window - 1, **lookup)
+    return SpeculativeConfig(**{"method": "ngram", "num_speculative_tokens": window - 1, **lookup, **drafter})
+
+
+def draft_model(name):
+    return {"method": "draft_model", "model": str(tiny_model(f"gpu-{name}"))}
 
 
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("window", [2, 4, 16])
-@pytest.mark.parametrize("drafter", ["ngram", "hostile"])
-@pytest.mark.parametrize("family", ["llama", "qwen2-mixed", "deepseek-v3", "gpt-oss"])
+@pytest.mark.parametrize("drafter", ["ngram", "hostile", "itself", "another model"])
+@pytest.mark.parametrize(
+    "family", ["llama", "qwen2-mixed", "deepseek-v3", "gpt-oss", "qwen3.5", "kimi-linear", "nemotron-h", "lfm2"]
+)
 def test_tokens_are_those_without_drafts(family, drafter, window, graphs):
-    engine = engine_of(family, speculation=config(window), graphs=False)
+    if drafter == "itself" and family in tiny_hybrids.MODELS:
+        pytest.skip("a draft model has attention alone")
+    models = {"itself": family, "another model": "gemma3"}
+    own = draft_model(models[drafter]) if drafter in models else {}
+    engine = engine_of(family, speculation=config(window, **own), graphs=False)
     if drafter == "hostile":
         engine.runner.device.drafter = Hostile()
     if graphs:
@@ -74,7 +88,34 @@ def test_tokens_are_those_without_drafts(family, drafter, window, graphs):
     assert outputs == expected
     for key, values in expected_logprobs.items():
         assert logprobs[key] == pytest.approx(values, abs=1e-4)
+    stats = engine.scheduler.counters.windows.so_far()
+    assert stats.draft_tokens > 0
+    if drafter == "itself":
+        assert sum(stats.accepted_by_place) >= 0.97 * stats.draft_tokens
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_a_draft_model_knows_prefixes_that_are_hit(graphs):
+    engine = engine_of("llama", speculation=config(5, **draft_model("llama")), graphs=graphs)
+    prompt, params = [(5 * k * k) % 400 + 4 for k in range(70)], SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+    first = engine.generate([prompt], params)
+    assert engine.generate([prompt] * 3, params) == first * 3 and engine.scheduler.counters.cached_tokens >= 3 * 64
+    stats = engine.scheduler.counters.windows.so_far()
+    assert sum(stats.accepted_by_place) >= 0.97 * stats.draft_tokens > 0
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("family", ["llama", "qwen2-mixed"])
+def test_an_eagle3_head_computes_what_the_reference_does(family, graphs, tmp_path):
+    """Behind prompts, hits, accepted and rejected drafts. The drafts are noted where passes run eagerly."""
+    head = head_of(f"gpu-{family}", draft_vocab=300)
+    engine = engine_of(family, speculation=config(4, method="eagle3", model=str(head.save(tmp_path))), graphs=graphs)
+    found = [] if graphs else note_drafts(engine)
+    assert outputs_of(engine)[0] == without_drafts(family)[0]
     assert engine.scheduler.counters.windows.so_far().draft_tokens > 0
+    if not graphs:
+        on_cpu = [(ids, drafts, logits.cpu()) for ids, drafts, logits in found]
+        assert_right(on_cpu, head, f"gpu-{family}")
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

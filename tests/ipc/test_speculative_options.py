@@ -13,6 +13,7 @@ from quire.ipc.speculative_options import method_of, speculation_of
 
 NGRAM = {"method": "ngram"}
 PER_SIZE = "num_speculative_tokens_per_batch_size"
+DRAFT = {"method": "draft_model", "model": "a/b"}
 SYNTHETIC = {"rejection_sample_method": "synthetic", "num_speculative_tokens": 2}
 
 
@@ -55,6 +56,38 @@ def test_what_keys_become(given: dict[str, object], changes: dict[str, object]) 
 
 
 @pytest.mark.parametrize(
+    ("given", "changes"),
+    [
+        (DRAFT, {}),
+        ({"model": "a/b", "num_speculative_tokens": 2}, {"num_speculative_tokens": 2}),
+        ({**DRAFT, "num_speculative_tokens": 16}, {"num_speculative_tokens": 15, "asked_tokens": 16}),
+        (
+            {**DRAFT, "quantization": "fp8", "revision": "main", "max_model_len": 200},
+            {"quantization": "fp8", "revision": "main", "max_model_len": 200},
+        ),
+        ({**DRAFT, "prompt_lookup_max": None, "draft_tensor_parallel_size": None, "use_heterogeneous_vocab": False}, {}),
+        ({**DRAFT, **SYNTHETIC, "synthetic_acceptance_length": 2.5}, {**SYNTHETIC, "synthetic_acceptance_rates": [1.0, 0.5]}),
+    ],
+    ids=str,
+)
+def test_what_keys_of_a_draft_model_become(given: dict[str, object], changes: dict[str, object]) -> None:
+    changes = {name: value for name, value in changes.items() if name != "rejection_sample_method"}
+    expected = SpeculativeConfig(method="draft_model", model="a/b", **{"num_speculative_tokens": 7, **changes})
+    assert speculation_of(given) == expected == speculation_of(expected)
+
+
+def test_a_head_is_told_by_its_config_with_its_own_number_of_drafts(tmp_path) -> None:
+    ways = [{"proposal_type": "greedy", "speculative_tokens": 3}]
+    fields = {"speculators_model_type": "eagle3", "speculators_config": {"proposal_methods": ways}}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    expected = SpeculativeConfig(method="eagle3", model=str(tmp_path), num_speculative_tokens=3)
+    assert speculation_of({"model": str(tmp_path)}) == expected
+    assert speculation_of({"method": "eagle3", "model": "a/b"}) == SpeculativeConfig(
+        method="eagle3", model="a/b", num_speculative_tokens=7
+    )
+
+
+@pytest.mark.parametrize(
     ("given", "said"),
     [
         ({}, "name a method"),
@@ -62,9 +95,19 @@ def test_what_keys_become(given: dict[str, object], changes: dict[str, object]) 
         ({"method": "ngramm"}, "there is no method 'ngramm'; did you mean ngram?"),
         ({**NGRAM, "num_spec_tokens": 3}, "no key 'num_spec_tokens'; did you mean num_speculative_tokens?"),
         ({**NGRAM, "model": "a/b"}, "model 'a/b' contradicts method ngram"),
-        ({"method": "draft_model", "model": "a/b"}, "method 'draft_model' is not served yet"),
-        ({"model": "a/b", "num_speculative_tokens": 2}, "'draft_model', which model 'a/b' is for, is not served yet"),
-        ({"model": "org/EAGLE3-Llama"}, "method 'eagle3', which model 'org/EAGLE3-Llama' is for, is not served yet"),
+        ({"method": "draft_model"}, "draft_model needs a model, a folder or hub id"),
+        ({"method": "draft_modle", "model": "a/b"}, "there is no method 'draft_modle'; did you mean draft_model?"),
+        ({**DRAFT, "prompt_lookup_max": 3}, "prompt_lookup_max=3 is a key of n-grams, and the method is another"),
+        ({**DRAFT, "draft_tensor_parallel_size": 2}, "a draft model is run like the model, with its type, kernels and GPUs"),
+        (
+            {**DRAFT, "use_heterogeneous_vocab": True},
+            "use_heterogeneous_vocab=True is not served: a draft model has the model's",
+        ),
+        ({**DRAFT, "draft_sample_method": "greedy"}, "drafts are drawn with a request's own parameters"),
+        ({**DRAFT, "quantization": "fp9"}, "quantization must be one of fp8,"),
+        ({**DRAFT, "max_model_len": 0}, "max_model_len must be at least 1"),
+        ({"model": "org/EAGLE-Llama"}, "method 'eagle', which model 'org/EAGLE-Llama' is for, is not served yet"),
+        ({"method": "eagle3"}, "eagle3 needs a model, a folder or hub id"),
         ({"method": "mtp"}, "method 'mtp' is not served yet"),
         ({"method": "qwen3_next_mtp", "num_speculative_tokens": 2}, "method 'qwen3_next_mtp' is not served yet"),
         ({"method": "dflash", "model": "a"}, "method 'dflash' is not served;"),
@@ -74,7 +117,7 @@ def test_what_keys_become(given: dict[str, object], changes: dict[str, object]) 
         ({**NGRAM, "suffix_decoding_min_token_prob": 0.2}, "suffix_decoding_min_token_prob=0.2 is a key of suffix decoding"),
         ({**NGRAM, "parallel_drafting": True}, "parallel_drafting=True (PARD, P-EAGLE) is not served"),
         ({**NGRAM, "speculative_token_tree": "[(0,)]"}, "drafts are chains and no trees"),
-        ({**NGRAM, "draft_tensor_parallel_size": 2}, "draft_tensor_parallel_size=2 is a key of draft models"),
+        ({**NGRAM, "draft_tensor_parallel_size": 2}, "draft_tensor_parallel_size=2 is no key of it: a draft model is run like"),
         ({**NGRAM, "max_model_len": 200}, "max_model_len=200 is a key of draft models"),
         ({**NGRAM, "num_speculative_tokens": "3"}, "num_speculative_tokens: expected int | null, got str"),
         ({**NGRAM, "num_speculative_tokens": 0}, "num_speculative_tokens must be at least 1"),

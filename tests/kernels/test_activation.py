@@ -121,3 +121,29 @@ def test_what_does_not_fit_is_refused():
 @pytest.mark.parametrize("shape", [*SHAPES, (4096, 3072), (257, 14336)])
 def test_kernel(shape, dtype):
     compare(shape, dtype, "cuda")
+
+
+def compare_gate(shape, dtype, device):
+    """Gates of each element and of each row, in rows that lie apart; what lies between them stays."""
+    from quire.kernels.elementwise import activation
+
+    wide = gate_up(shape, dtype, device)
+    x = wide[:, : shape[1]]
+    for gate in (wide[:, shape[1] :], wide[:, -1:]):
+        want, ours = x * torch.sigmoid(gate), wide.clone()
+        got = activation.times_sigmoid(ours[:, : shape[1]], gate)
+        torch.testing.assert_close(got, want, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+        assert torch.equal(ours[:, shape[1] :], wide[:, shape[1] :]) and got.data_ptr() == ours.data_ptr()
+
+
+@pytest.mark.interpret
+def test_gates_in_the_interpreter():
+    for shape in SHAPES:
+        compare_gate(shape, torch.float32, "cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_gates(dtype):
+    for shape in SHAPES:
+        compare_gate(shape, dtype, "cuda")

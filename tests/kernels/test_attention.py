@@ -56,7 +56,7 @@ def run_mixed(case: Case, num_decode: int, decode_options: dict, prefill_options
 
 @pytest.mark.interpret
 @pytest.mark.parametrize("split_tokens", [0, 16])
-@pytest.mark.parametrize("window", [0, 9])
+@pytest.mark.parametrize("window", [0, 9, -1])
 @pytest.mark.parametrize("rows", INTERPRET_DECODE_ROWS.values(), ids=INTERPRET_DECODE_ROWS)
 def test_interpreted_decode_equals_reference(rows, window, split_tokens):
     from quire.kernels.tuning.configs import DecodeConfig
@@ -92,7 +92,7 @@ def test_interpreted_decode_adds_up_many_parts(keys, max_queries):
 
 
 @pytest.mark.interpret
-@pytest.mark.parametrize("window", [0, 9, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("window", [0, 9, -1, pytest.param(20, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("block_size,tile,num_heads,num_kv_heads,head_dim", [(16, 32, 3, 1, 24), (32, 16, 4, 4, 16)])
 def test_interpreted_prefill_equals_reference(window, block_size, tile, num_heads, num_kv_heads, head_dim):
     from quire.kernels.tuning.configs import PrefillConfig

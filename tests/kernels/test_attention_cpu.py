@@ -11,14 +11,14 @@ from attention_cases import CPU_ROWS, ODD_HEADS, SHAPES, Case, assert_matches, r
 from quire.kernels.attention.attention_cpu import CpuAttentionPlan, attention_cpu
 
 
-@pytest.mark.parametrize("window", [0, 1, 13, 64])
+@pytest.mark.parametrize("window", [0, 1, 13, 64, -1])
 @pytest.mark.parametrize("rows", CPU_ROWS.values(), ids=CPU_ROWS)
 def test_cpu_equals_reference(rows, window):
     case = Case(rows, window=window)
     assert_matches(run_cpu(case), case.expected(), case.dtype)
 
 
-@pytest.mark.parametrize("window", [0, 13])
+@pytest.mark.parametrize("window", [0, 13, -1])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("rows", CPU_ROWS.values(), ids=CPU_ROWS)
 def test_cpu_shapes_scores(rows, shape, window):
@@ -49,7 +49,7 @@ def test_cpu_takes_keys_and_values_of_one_tensor():
     assert_matches(run_cpu(case), case.expected(), case.dtype)
 
 
-@pytest.mark.parametrize("window", [0, 100])
+@pytest.mark.parametrize("window", [0, 100, -1])
 def test_cpu_slices_long_chunks(window, monkeypatch):
     monkeypatch.setattr("quire.kernels.attention.attention_cpu._MASK_ELEMENTS_KEPT", 256 * 500)
     case = Case([(900, 700), (1, 1), (600, 600)], num_heads=2, num_kv_heads=1, window=window)

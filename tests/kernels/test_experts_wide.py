@@ -5,7 +5,7 @@ import torch
 from experts_cases import CLAMPED, DEEPSEEK, GELU, GPT_OSS, QWEN, TOLERANCE, made
 
 from quire.kernels.experts import experts_reference
-from quire.kernels.experts.experts_reference import SwiGLU, Weights
+from quire.kernels.experts.experts_reference import Relu2, SwiGLU, Weights, is_gated
 from quire.kernels.tuning.configs import WideConfig, WideTile
 from quire.kernels.tuning.default import EXPERTS
 
@@ -101,9 +101,9 @@ def check(module, w, plain, rows, top_k, config, act, dtype=BF16, skewed=False, 
     assert (y.float().sum(1) - want.float()).abs().max() <= 3e-2 * max(1.0, want.abs().max().item())
 
 
-def weights16(num_experts, hidden, inner, dtype=BF16, has_bias=False):
-    g = torch.Generator().manual_seed(hidden)
-    sizes = (num_experts, 2 * inner, hidden), (num_experts, hidden, inner), (num_experts, 2 * inner), (num_experts, hidden)
+def weights16(num_experts, hidden, inner, dtype=BF16, has_bias=False, act=CLAMPED):
+    g, up = torch.Generator().manual_seed(hidden), 2 * inner if is_gated(act) else inner
+    sizes = (num_experts, up, hidden), (num_experts, hidden, inner), (num_experts, up), (num_experts, hidden)
     scales = (hidden**-0.5, inner**-0.5, 0.5, 0.5)
     made = [(torch.randn(*s, generator=g) * scale).to(dtype) for s, scale in zip(sizes, scales, strict=True)]
     return Weights(*made[: 4 if has_bias else 2])
@@ -121,12 +121,13 @@ CONFIGS = [WideConfig(16, WideTile(2, 1, 2), WideTile(1, 1, 2)), WideConfig(32, 
         ((70, 200, 136, 3, 2), CLAMPED, {"has_bias": True}),
         ((40, 96, 72, 6, 3), GELU, {"skewed": True}),
         ((20, 64, 320, 3, 3), SwiGLU(), {"are_some": True}),
+        ((40, 96, 328, 6, 3), Relu2(), {"has_bias": True}),
     ],
 )
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config.rows} rows")
 def test_sixteen_bits_as_the_source_says(emulated, config, shape, act, options):
     rows, hidden, inner, num_experts, top_k = shape
-    w = weights16(num_experts, hidden, inner, has_bias=options.pop("has_bias", False))
+    w = weights16(num_experts, hidden, inner, has_bias=options.pop("has_bias", False), act=act)
     check(wide, w, w, rows, top_k, config, act, **options)
 
 
@@ -173,7 +174,7 @@ WIDE_CONFIGS = [config for _, config in EXPERTS.wide if config]
 FOUR_BITS_CONFIGS = [config for _, config in EXPERTS.wide_four_bits if config]
 
 
-def on_the_gpu(shape, w, plain, dtype, config, pdl, skewed=False, some=0):
+def on_the_gpu(shape, w, plain, dtype, config, pdl, skewed=False, some=0, act=None):
     from quire.kernels.experts import experts
 
     rows, hidden, _, num_experts, top_k = shape
@@ -184,7 +185,7 @@ def on_the_gpu(shape, w, plain, dtype, config, pdl, skewed=False, some=0):
         ids = torch.arange(top_k, dtype=torch.int32, device="cuda").expand(rows, -1).contiguous()
     ids, options = (ids.clamp(max=some), {"num_routed": num_experts}) if some else (ids, {})
     weights, shared = torch.rand(rows, top_k, generator=g).cuda(), torch.randn(rows, hidden, generator=g).to("cuda", dtype)
-    act = CLAMPED if rows % 2 else GELU if rows == 40 else SwiGLU()
+    act = act or (CLAMPED if rows % 2 else GELU if rows == 40 else SwiGLU())
     want = experts_reference.experts(x, plain, ids, weights, act, shared, **options)
     for _ in range(2):
         got = experts.experts(x, w, ids, weights, act, shared, config=config, pdl=pdl, **options)
@@ -204,6 +205,15 @@ def test_sixteen_bits(shape, config, dtype, pdl):
     some = num_experts // 2
     part = Weights(*(None if each is None else each[:some].contiguous() for each in w))
     on_the_gpu(shape, part, part, dtype, config, pdl, some=some)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", WIDE_CONFIGS, ids=lambda config: f"{config.rows} rows")
+@pytest.mark.parametrize("shape", [(40, 96, 72, 6, 3), (300, 2688, 1856, 128, 6)])
+def test_sixteen_bits_without_a_gate(shape, config):
+    _, hidden, inner, num_experts, _ = shape
+    w = Weights(*(each.cuda() for each in weights16(num_experts, hidden, inner, act=Relu2())[:2]))
+    on_the_gpu(shape, w, w, BF16, config, 1, act=Relu2())
 
 
 @pytest.mark.gpu

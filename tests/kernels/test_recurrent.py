@@ -3,6 +3,8 @@
 The CPU's path always; the Triton kernels in the interpreter and on a GPU.
 """
 
+from functools import partial
+
 import pytest
 import torch
 from recurrent_cases import (
@@ -245,6 +247,29 @@ def test_delta_interpreted(case, heads):
     compare_delta(gated_delta, CASES[case], heads)
     if case == "mixed":
         compare_delta(gated_delta, CASES[case], heads, state_dtype=torch.float16)
+
+
+def compare_blocks(heads, width, dtype=torch.float32, device="cpu", tolerance=TOLERANCE):
+    """Decode rows whose programs go through their states by blocks of columns."""
+    from quire.kernels.recurrent.delta import Config, gated_delta
+
+    by_blocks = partial(gated_delta, config=Config(width, 4))
+    for case in ("mixed", "decode"):
+        compare_delta(by_blocks, CASES[case], heads, dtype, device, tolerance=tolerance)
+        compare_delta(by_blocks, CASES[case], heads, dtype, device, torch.float16, tolerance)
+
+
+@interpreted
+@pytest.mark.parametrize("heads", [HEADS[0], BY_CHANNEL[0]])
+def test_delta_by_blocks_of_columns_interpreted(heads):
+    compare_blocks(heads, 8)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("heads", GPU_HEADS)
+def test_delta_by_blocks_of_columns_on_a_gpu(heads, dtype):
+    compare_blocks(heads, 16, dtype, "cuda", ON_GPU)
 
 
 @interpreted

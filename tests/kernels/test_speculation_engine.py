@@ -2,8 +2,9 @@
 
 import pytest
 from drafters import DrafterOfTexts, drafting
+from eagle3_heads import assert_right, head_of, note_drafts
 from inline_engine import InlineEngine
-from tiny_models import VOCAB_SIZE, tiny_model
+from tiny_models import ALL_MODELS, VOCAB_SIZE, tiny_model
 
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.speculative_config import SpeculativeConfig
@@ -33,9 +34,10 @@ def compare(family, drafter, window, padded, count, monkeypatch):
     plain = InlineEngine(tiny_model(family), **SIZES)
     want = outputs_of(plain, count)
     lookup = {"prompt_lookup_min": 1, "prompt_lookup_max": 3, "enable_adaptive_verification": False}
-    config = SpeculativeConfig(method="ngram", num_speculative_tokens=window - 1, **lookup)
+    own = {"method": "draft_model", "model": str(tiny_model(drafter))} if drafter in ALL_MODELS else {"method": "ngram"}
+    config = SpeculativeConfig(num_speculative_tokens=window - 1, **own, **lookup)
     engine = InterpretedEngine(tiny_model(family), **SIZES, speculation=config, padded=padded)
-    if drafter != "ngram":
+    if drafter not in ("ngram", *ALL_MODELS):
         prompts = [[(7 * i + 3 * k * k) % 400 + 4 for k in range(4 + 2 * i)] * 2 for i in range(count)]
         texts = [[*prompt, *want[i + 1 << 8]] for i, prompt in enumerate(prompts)]
         draft_of = drafting(drafter, texts, EOS, VOCAB_SIZE)
@@ -66,9 +68,36 @@ def compare(family, drafter, window, padded, count, monkeypatch):
         pytest.param("deepseek-v3", "right", 4, True, 5, marks=pytest.mark.slow),
         pytest.param("deepseek-v3", "random", 16, False, 5, marks=pytest.mark.slow),
         pytest.param("gpt-oss", "some", 8, True, 5, marks=pytest.mark.slow),
+        pytest.param("llama", "llama", 4, True, 5, marks=pytest.mark.slow),
+        pytest.param("qwen2-mixed", "qwen2-mixed", 8, True, 5, marks=pytest.mark.slow),
+        pytest.param("llama", "deepseek-v3", 3, False, 5, marks=pytest.mark.slow),
+        pytest.param("qwen3.5", "some", 4, True, 2, marks=pytest.mark.slow),
+        pytest.param("qwen3.5", "right", 16, False, 5, marks=pytest.mark.slow),
+        pytest.param("kimi-linear", "some", 8, True, 3, marks=pytest.mark.slow),
+        pytest.param("nemotron-h", "random", 4, True, 3, marks=pytest.mark.slow),
+        pytest.param("lfm2", "some", 4, True, 3, marks=pytest.mark.slow),
     ],
 )
 def test_tokens_are_those_without_drafts(family, drafter, window, padded, count, monkeypatch):
     stats = compare(family, drafter, window, padded, count, monkeypatch)
     if drafter == "right":
         assert sum(stats.accepted_by_place) > 0.5 * stats.draft_tokens
+    if drafter == family:  # a draft model that is the target: what it drafts is right, but for ties
+        assert sum(stats.accepted_by_place) > 0.9 * stats.draft_tokens
+
+
+@pytest.mark.interpret
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("padded", [True, False])
+def test_an_eagle3_head_computes_what_the_reference_does(padded, tmp_path, monkeypatch):
+    from interpreted_engine import InterpretedEngine, emulate_gpu
+
+    emulate_gpu(monkeypatch)
+    head = head_of(draft_vocab=300)
+    config = SpeculativeConfig(method="eagle3", model=str(head.save(tmp_path)), num_speculative_tokens=3)
+    plain = InlineEngine(tiny_model("llama"), **SIZES)
+    engine = InterpretedEngine(tiny_model("llama"), **SIZES, speculation=config, padded=padded)
+    found = note_drafts(engine)
+    assert outputs_of(engine, 5) == outputs_of(plain, 5)
+    assert_right(found, head, "llama")

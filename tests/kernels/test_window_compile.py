@@ -15,17 +15,61 @@ from hopper_offline import COMPILED, KEYS, ints, meta
 from quire.ipc.step.sections import result_words
 from quire.kernels.attention.latent_decode import latent_decode
 from quire.kernels.sampling import sampler
-from quire.kernels.speculation import accept, ngram
-from quire.kernels.step import step_inputs
-from quire.kernels.step.tables import LogitsProcessorPool, SamplerWorkspace, SlotTables, StepBuffers, WindowIds
+from quire.kernels.recurrent import convolution, delta, mamba
+from quire.kernels.recurrent.convolution_reference import Gates
+from quire.kernels.recurrent.delta_reference import DeltaHeads, DeltaInputs, DeltaWeights
+from quire.kernels.recurrent.mamba_reference import MambaHeads, MambaInputs, MambaWeights
+from quire.kernels.recurrent.rows import Rows, Windows
+from quire.kernels.speculation import accept, draft_passes, ngram
+from quire.kernels.speculation.draft_state import DraftState
+from quire.kernels.step import step_inputs, step_states
+from quire.kernels.step.tables import (
+    KeptTables,
+    LogitsProcessorPool,
+    SamplerWorkspace,
+    SlotTables,
+    StateRows,
+    StepBuffers,
+    WindowIds,
+)
 rows, vocab, most = 64, 1000, 512
 tables = SlotTables.allocate(rows, 2, 40, "meta", speculates=True)
 pool = LogitsProcessorPool.allocate(rows, vocab, 1000, "meta")
 step, text = StepBuffers.allocate(600, rows, 2, "meta", most), ints(99 * 64)
+inputs, state = StepBuffers.allocate(600, most, 1, "meta"), DraftState.allocate(99, 64, most, "meta")
 results, space = meta(2, result_words(rows, 20, most), dtype=torch.int64), SamplerWorkspace.allocate(most, vocab, "meta")
 q, cache, out = meta(most, 16, 576), meta(99, 1, 64, 576), meta(most, 16, 512)
 
+kept, states, wide = KeptTables.allocate(rows + 1, most, "meta"), StateRows.allocate(most, "meta"), torch.float32
+
+def recurrent(n):
+    step_states.prepare_states(ints(6000), tables, step, states, n)
+    step_states.begin_kept(ints(6000), kept)
+    step_states.end_kept(step, kept, n)
+    of_slots = kept.num_kept, kept.first_kept, tables.seq_len, kept.keep_at, kept.keep_state, kept.base
+    own, first, last = states.own[:n], states.first[:n], states.last[:n]
+    def rows_of(*sizes):
+        windows = Windows(step.row_slots[:n], *of_slots, tuple(meta(2 * most, size) for size in sizes))
+        return Rows(step.query_start[: n + 1], own, first, last, ints(1), ints(n), n, windows)
+    for heads in (DeltaHeads(16, 32, 128, 128), DeltaHeads(32, 32, 128, 128, by_channel=True)):
+        c, found = heads.channels, rows_of(heads.channels, heads.channels, heads.num_values + heads.num_decays)
+        qkv = convolution.causal_convolution(meta(n, c), meta(4, c), None, meta(9, 3, c), found)
+        inputs = DeltaInputs(qkv, meta(n, heads.value_size), meta(n, heads.num_values), meta(n, heads.num_decays))
+        of_heads, of_decays = meta(heads.num_values, dtype=wide), meta(heads.num_decays, dtype=wide)
+        weights = DeltaWeights(of_heads, of_decays, meta(128), 1e-6)
+        for dtype in (wide, torch.float16):
+            delta.gated_delta(inputs, weights, heads, meta(9, heads.num_values, 128, 128, dtype=dtype), found)
+    heads, of_heads = MambaHeads(8, 64, 128, 64), meta(64, dtype=wide)
+    found = rows_of(heads.channels, heads.channels, 64)
+    xbc = convolution.causal_convolution(meta(n, heads.channels), meta(4, heads.channels), meta(heads.channels),
+                                         meta(9, 3, heads.channels), found)
+    weights = MambaWeights(of_heads, of_heads, of_heads, meta(4096), 1e-6, 512)
+    mamba.mamba(MambaInputs(xbc, meta(n, 4096), meta(n, 64)), weights, heads, meta(9, 64, 128, 64, dtype=wide), found)
+    x, gate = meta(n, 2048), meta(n, 2048)
+    convolution.causal_convolution(x, meta(3, 2048), None, meta(9, 2, 2048), rows_of(2048), Gates(gate, gate))
+
 def run(n):
+    recurrent(n)
     step_inputs.prepare_step(ints(6000), tables, step, n, n, block_size=64, num_blocks=99, vocab=vocab, windows=True)
     lengths = step.query_start[: n + 1], step.seq_lens[:n]
     latent_decode(q, cache, ints(65, 40), step.row_slots[:n], *lengths, out, scale=0.1, limit=ints(1), max_query_len=16)
@@ -38,6 +82,14 @@ def run(n):
     step_inputs.finish_step(ints(6000), tables, pool, step, sampled, results, n, **how)
     ngram.write_text(step, text, 1, n)
     ngram.draft_ngrams(tables, step, text, 1, n, block_size=64, min_n=5, max_n=5, num_drafts=15)
+    draft_passes.begin_sequences(ints(6000), tables, state, 1)
+    draft_passes.note_tokens(step, state, 1, n, block_size=64)
+    how = {"block_size": 64, "vocab": vocab}
+    draft_passes.begin_pass(tables, step, state, inputs, 1, n, n, depth=n % 15, longest=2000 + n, **how)
+    window = WindowIds(state.ids.view(-1), state.places[:n], 16)
+    given = state.slots[:n], state.positions[:n], tables, pool, space
+    sampled = sampler.sample(meta(n, vocab), *given, random=True, filtered=True, processors=True, window=window)
+    draft_passes.next_drafts(tables, state, inputs, 1, sampled, n % 15, n, **how)
 
 run(2)
 first = set(KEYS)

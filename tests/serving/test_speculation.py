@@ -3,12 +3,15 @@
 import json
 import math
 import re
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from serving import SMALL, Served, until
+
+from quire.enginecore.loading.model_files import BUNDLED
 
 REPEATING = "one two three one two three one two"  # the model's answer repeats itself, too
 NUM_TOKENS, NUM_DRAFTS = 48, 7
@@ -154,13 +157,37 @@ def until_quiet(served: Served) -> dict[str, float]:
     return counts_of(served)
 
 
+def test_a_draft_model_changes_no_answer(both: tuple[Served, Served]) -> None:
+    """The model drafts for itself, so all of its drafts are right, but for near ties."""
+    plain, _ = both
+    drafts = json.dumps({"num_speculative_tokens": 4, "enable_adaptive_verification": False})
+    with Served(*SMALL, "--spec-model", str(BUNDLED), "--speculative-config", drafts) as drafting:
+        drafting.ready()
+        for name in ("seeded", "penalties", "n", "stop ids", "grammar", "logprobs of the prompt"):
+            assert is_same(drafting.complete(**body(name))["choices"], plain.complete(**body(name))["choices"]), name
+        counts = until_quiet(drafting)
+        assert counts["accepted_tokens"] >= 0.99 * counts["draft_tokens"] > 0
+        assert drafting.end() == 0
+
+
+def test_a_draft_model_with_other_tokens_ends_the_start_with_one_line(tmp_path) -> None:
+    folder = tmp_path / "draft"
+    shutil.copytree(BUNDLED, folder)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps({**tokenizer, "normalizer": {"type": "NFC"}}))
+    with Served(*SMALL, "--spec-model", str(folder)) as served:
+        assert served.wait() != 0
+        (line,) = (line for line in served.lines if "speculative" in line)
+        assert f"--speculative-config: model {folder}: its tokenizer has other tokens" in line
+
+
 def test_an_answer_of_several_sequences_tells_no_counts(both: tuple[Served, Served]) -> None:
     _, drafting = both
     assert drafting.complete(**body("n"))["metrics"] is None
 
 
 def test_what_is_not_served_ends_the_start_with_one_line() -> None:
-    with Served(*SMALL, "--speculative-config", '{"method": "eagle3", "model": "x"}') as served:
+    with Served(*SMALL, "--speculative-config", '{"method": "eagle", "model": "x"}') as served:
         assert served.wait() == 2
         (line,) = (line for line in served.lines if "speculative" in line)
-        assert "method 'eagle3' is not served yet" in line
+        assert "method 'eagle' is not served yet" in line

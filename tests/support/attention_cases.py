@@ -93,7 +93,7 @@ class Case:
             slot = int(self.row_slots[row])
             block_table[slot, : needed[row]] = blocks
             # As the engine does: blocks that the row's window has left behind are freed, and their entries point to block 0.
-            first_key = max(0, keys - queries - self.window + 1) if self.window else 0
+            first_key = max(0, keys - queries - self.window + 1) if self.window > 0 else 0
             if self.window and self.is_chunked:
                 first_key = max(0, keys - queries) // self.window * self.window
             block_table[slot, : first_key // self.block_size] = 0

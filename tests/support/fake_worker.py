@@ -52,6 +52,8 @@ class FakeWorker:
         self.has_states = has_states
         self.states: dict[int, tuple[int, ...]] = {}  # recurrent state -> the tokens that it stands for
         self.own_state: dict[int, int] = {}  # slot -> its sequence's own state
+        self.kept: dict[int, tuple[int, tuple[int, ...]]] = {}  # slot -> (step, its accepted tokens, which its state lacks)
+        self.keep_at: dict[int, tuple[int, int]] = {}  # slot -> (tokens, state): the state is left once it has so many
         self.prefix: dict[int, list[int]] = {}  # slot -> computed tokens
         self.last_token: dict[int, int] = {}
         self.sampled_in: dict[int, int] = {}  # slot -> the last step
@@ -102,6 +104,8 @@ class FakeWorker:
             return np.asarray([self._sample(slot, samples) for slot, _, _, samples in work], np.int32)
         rows = len(plan.decode_rows)
         words = [self._verify(slot, start, tokens) for slot, start, tokens, _ in work[:rows]]
+        if self.has_states:
+            self.kept |= {slot: (plan.step, tuple(self.prefix[slot][start:])) for slot, start, _, _ in work[:rows]}
         words += [[self._sample(slot, samples)] for slot, _, _, samples in work[rows:]]
         self.first_sample = np.cumsum([0, *map(len, words)])[:-1].astype(np.int32)
         used = [word for row in words for word in row]
@@ -137,6 +141,7 @@ class FakeWorker:
     def _take_states(self, plan: StepPlan) -> None:
         """Check that each row reads the state of its prefix, and that no row reads or writes what another one writes."""
         updates, copies = plan.section("slot_updates"), plan.section("state_copies").tolist()
+        left = self._apply_before(plan)
         self.own_state.update(zip(updates["slot"].tolist(), updates["state"].tolist(), strict=True))
         chunks = plan.prefill_rows
         if not self.has_states:
@@ -145,9 +150,20 @@ class FakeWorker:
             return
         for source, target in copies:
             self.states[target] = self.states[source]
+        for slot in updates["slot"].tolist():
+            self.kept.pop(slot, None)
+            self.keep_at.pop(slot, None)
         decode = [self.own_state[slot] for slot in plan.decode_rows.tolist()]
         own = [self.own_state[slot] for slot in chunks["slot"].tolist()]
-        written = [*decode, *own, *(last for last in chunks["last_state"].tolist() if last), *(target for _, target in copies)]
+        for slot in plan.decode_rows.tolist() if plan.window > 1 else ():
+            left += self._apply(slot, plan.step, has_tokens=True)
+        written = [
+            *left,
+            *decode,
+            *own,
+            *(last for last in chunks["last_state"].tolist() if last),
+            *(target for _, target in copies),
+        ]
         assert 0 not in written and len(set(written)) == len(written), "a state is written twice"
         for slot, state in zip(plan.decode_rows.tolist(), decode, strict=True):
             assert self.states[state] == tuple(self.prefix[slot]), "a decode row reads another state"
@@ -155,10 +171,33 @@ class FakeWorker:
             assert bool(first) == bool(start), "a chunk begins with zeros, and only at the start"
             assert first in (0, state) or first not in [*decode, *own, *chunks["last_state"].tolist()]
 
+    def _apply_before(self, plan: StepPlan) -> list[int]:
+        """Apply what the plan says; returns the states that were written besides the sequences' own."""
+        records = plan.section("kept_inputs").tolist()
+        assert self.has_states or not records
+        self.keep_at |= {slot: (keep_at, state) for slot, keep_at, state, _ in records if keep_at >= 0}
+        return [left for slot, _, _, applies in records if applies for left in self._apply(slot, plan.step, has_tokens=False)]
+
+    def _apply(self, slot: int, step: int, *, has_tokens: bool) -> list[int]:
+        """Apply what is kept of a sequence to its state; returns the state that was left, if one was."""
+        own, left = self.own_state[slot], []
+        kept_in, tokens = self.kept.pop(slot, (0, ()))
+        assert not tokens or kept_in == step - 1, "what was kept is overwritten"
+        prefix, (keep_at, state) = self.states[own], self.keep_at.get(slot, (0, 0))
+        count = keep_at - len(prefix)
+        if has_tokens <= count <= len(tokens):
+            if state == own:
+                tokens = tokens[:count]
+            else:
+                self.states[state] = prefix + tokens[:count]
+                left.append(state)
+        self.states[own] = prefix + tokens
+        return left
+
     def _write_states(self, plan: StepPlan) -> None:
         if not self.has_states:
             return
-        for slot in plan.decode_rows.tolist():
+        for slot in plan.decode_rows.tolist() if plan.window == 1 else ():
             self.states[self.own_state[slot]] = tuple(self.prefix[slot])
         begun = [(first, start) for _, start, _, _, _, _, first, _ in plan.prefill_rows.tolist()]
         read = [self.states[first] if first else () for first, _ in begun]

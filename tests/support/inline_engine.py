@@ -1,7 +1,7 @@
 """Scheduler and runner in one process, without links: a model's outputs under given scheduling, step by step."""
 
 from collections import deque
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ from quire.workers.models.family_table import read_model_config
 from quire.workers.parallel import Parallel
 from quire.workers.recurrent.state_cache import state_cache_of
 from quire.workers.runner import ModelRunner
+from quire.workers.speculation.loaded import build_draft_model
 
 
 class InlineEngine:
@@ -67,6 +68,7 @@ class InlineEngine:
         self.model = self.load(config, dtype, parallel, None if dummy else model_dir)
         layers = parallel.stage.layers if parallel.stage.count > 1 else None
         cache = KVCache(config.attention_specs(parallel), block_size, dtype, self.model.kv_scales(), layers)
+        self._load_draft(cache, (max_num_seqs, budget, max_model_len), dtype, parallel)
         cache.allocate(num_blocks, self.device)
         states = state_cache_of(config, parallel, dtype, state_dtype)
         num_states = (num_states or 2 * max_num_seqs + 1) if config.state_tensors(parallel) else 0
@@ -96,6 +98,15 @@ class InlineEngine:
         self.intake = Intake(accepts, self.scheduler.kv.hasher)
         self.masks: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}  # step -> what a worker's ring would bring
         self.count, self.prompt_rows, self.logprobs = 0, [], {}  # the last: key -> those of its output, if it wants them
+
+    def _load_draft(self, cache, limits, dtype, parallel):
+        names = "max_num_seqs", "max_num_batched_tokens", "max_model_len"
+        sizes = dict(zip(names, limits, strict=True)) | {"block_size": cache.block_size, "load_format": "auto", "seed": 0}
+        asked = SimpleNamespace(speculative_config=self.speculation, **sizes)
+        self.draft = build_draft_model(asked, dtype, parallel, self.model)
+        if self.draft is not None:
+            self.draft.load(asked, self.device, progress=False)
+            cache.drafter = self.draft.cache
 
     def _capture(self, graphs):
         if graphs:
@@ -138,6 +149,7 @@ class InlineEngine:
             states=states,
             max_samples=max_samples,
             speculation=self.speculation,
+            draft_model=self.draft,
         )
         return ModelRunner(self.model, ctx, self._make_device, self.processors)
 

@@ -10,18 +10,23 @@ import torch
 from inline_engine import InlineEngine
 
 from quire.ipc.step.sections import result_words
+from quire.kernels.recurrent import convolution, delta, mamba
 from quire.kernels.sampling import sampler, sampler_sharded
-from quire.kernels.speculation import accept, ngram
+from quire.kernels.speculation import accept, draft_passes, ngram
 from quire.kernels.step import step_inputs, step_states
 from quire.workers.attention import cuda
 from quire.workers.attention.cuda import CudaModelAttention
 from quire.workers.devices.device import RESULT_DEPTH, Device
 from quire.workers.devices.masks import CpuMasks
 from quire.workers.graph_sizes import GraphSizes
+from quire.workers.layers import recurrent_ops
 
 
 def emulate_gpu(monkeypatch):
-    """Let attention be that of a GPU of two SMs, and decode attention take rows with drafts in fp32, too."""
+    """Let attention be that of a GPU of two SMs, and decode attention take rows with drafts in fp32, too; and recurrent layers
+    have a GPU's kernels."""
+    for name, kernels in (("convolution_cpu", convolution), ("delta_cpu", delta), ("mamba_cpu", mamba)):
+        monkeypatch.setattr(recurrent_ops, name, kernels)
     gpu = SimpleNamespace(multi_processor_count=2, shared_memory_per_block_optin=1 << 30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
     monkeypatch.setattr(cuda, "takes_queries", lambda *args: True)
@@ -29,7 +34,7 @@ def emulate_gpu(monkeypatch):
 
 class InterpretedDevice(Device):
     def __init__(self, ctx):
-        modules = (step_inputs, step_states, sampler, sampler_sharded, accept, ngram)
+        modules = (step_inputs, step_states, sampler, sampler_sharded, accept, ngram, draft_passes)
         super().__init__(ctx, *modules, CpuMasks(ctx.sampled_rows, ctx.config.vocab_size), None)
         words = result_words(ctx.max_rows, max_samples=ctx.max_samples)
         self.results = torch.zeros((RESULT_DEPTH, words), dtype=torch.int64)
@@ -39,8 +44,8 @@ class InterpretedDevice(Device):
         self.plan[: len(words)] = torch.from_numpy(words.copy())[: len(self.plan)]
         return self.plan
 
-    def new_attention(self):
-        return CudaModelAttention(self.ctx)
+    def new_attention(self, ctx):
+        return CudaModelAttention(ctx)
 
     def signal(self):
         pass
@@ -71,6 +76,11 @@ class PaddedSteps:
         hidden = runner.forward(runner.device.plan, tokens, rows, decode_rows, windows=windows)
         runner.sample(runner.device.plan, runner.model.compute_logits(hidden)[:rows], plan.sampling_kind)
         return True
+
+    def replay(self, key, run, tokens):
+        """A draft model's pass."""
+        self.seen.add(("draft", key.mixed))
+        run()
 
 
 class InterpretedEngine(InlineEngine):

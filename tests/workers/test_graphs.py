@@ -41,6 +41,7 @@ from quire.workers.graph_sizes import (
 )
 from quire.workers.graphs import COMMON_KINDS, WARM_KINDS, WARM_WINDOW_KINDS, StepGraphs
 from quire.workers.parallel import Parallel
+from quire.workers.speculation.drafter import Drafter
 
 MAX_TOKENS = H200.step.captured_tokens
 CONFIGS = [DecodeConfig(64, 4, 4, 1), DecodeConfig(64, 4, 3, 2), DecodeConfig(64, 4, 2, 4)]
@@ -203,7 +204,11 @@ def graphs(monkeypatch):
     made._masked = deque()
     made._ahead = deque([BatchDescriptor(64, 16, True), BatchDescriptor(16, 16, True), BatchDescriptor(64, 32, True)])
     made._device = SimpleNamespace(
-        is_idle=lambda: made.idle, load_plan=lambda words: None, kernel_specialization=lambda t: 0, plan="plan"
+        drafter=Drafter(),
+        is_idle=lambda: made.idle,
+        load_plan=lambda words: None,
+        kernel_specialization=lambda t: 0,
+        plan="plan",
     )
     attention = SimpleNamespace(kernel_specialization=lambda t, r, windows: 0)
 
@@ -213,8 +218,9 @@ def graphs(monkeypatch):
         yield
         made.is_short = False
 
-    made._runner = SimpleNamespace(model=SimpleNamespace(short=short), attention=attention, samples=True)
-    made._forward, made._sampling = {}, {}
+    state = {"tables": None, "buffers": None}
+    made._runner = SimpleNamespace(model=SimpleNamespace(short=short), attention=attention, samples=True, **state)
+    made._forward, made._sampling, made._passes = {}, {}, {}
     made._pool, made.pools, made.failed = "first pool", [], None
 
     def captured(self, run):
@@ -370,3 +376,13 @@ def test_of_a_stage_that_does_not_sample_the_forward_is_all(graphs, monkeypatch)
     graphs._forward[batch] = SimpleNamespace(replay=lambda: replayed.append(batch))
     plan = SimpleNamespace(num_tokens=7, num_samples=7, window=1, prefill_rows=[], sampling_kind=0, has_mask_rows=True)
     assert graphs.run(plan, None) and replayed == [batch]
+
+
+def test_passes_of_a_draft_model_are_captured_once_and_run_what_they_say(graphs):
+    ran = []
+    for _ in range(3):
+        graphs.replay("a pass", lambda: ran.append(1), 64)
+    graphs.prepare("a pass", lambda: ran.append(2))
+    assert ran == [1]
+    graphs.prepare("another", lambda: ran.append(3))
+    assert ran == [1, 3]

@@ -62,7 +62,10 @@ class KVCache:
         dtype: torch.dtype,
         scales: Mapping[int, KVScales] = NO_SCALES,
         layers: range | None = None,
+        *,
+        one_table: bool = False,
     ):
+        """one_table: all groups will have the same block ids, so that no two layers share a tensor."""
         self.specs = specs
         self.layers: Sequence[int] = range(len(specs)) if layers is None else layers
         self.groups = cache_groups(specs)
@@ -76,8 +79,9 @@ class KVCache:
             first, placed = len(self._kinds), [0] * len(self.groups)
             for layer in alike:
                 group = next(g for g, group in enumerate(self.groups) if layer in group.layers)
-                self.places[layer] = Place(group, first + placed[group])
-                placed[group] += 1
+                counter = 0 if one_table else group
+                self.places[layer] = Place(group, first + placed[counter])
+                placed[counter] += 1
             self._kinds += [self._kind(specs[alike[0]])] * max(placed)
         self.scales = {layer: (found.k or 1.0, found.v or 1.0) for layer, found in scales.items()}
         for layer, maker in ((i, spec.shares) for i, spec in enumerate(specs) if spec.shares is not None):
@@ -88,6 +92,8 @@ class KVCache:
         self.num_blocks = 0
         self.k: list[torch.Tensor] = []
         self.v: list[torch.Tensor] = []
+        self.more_bytes = 0  # that something else keeps for each block
+        self.drafter: KVCache | None = None  # keys and values of a draft model, under the same blocks' ids
 
     def _all_kinds(self) -> dict[Kind, None]:
         """The kinds of this stage's layers, in the order of the groups."""
@@ -113,11 +119,14 @@ class KVCache:
 
     @property
     def block_bytes(self) -> int:
-        return sum(kind.block_bytes(self.block_size) for kind in self._kinds)
+        own = sum(kind.block_bytes(self.block_size) for kind in self._kinds)
+        return own + self.more_bytes + (0 if self.drafter is None else self.drafter.block_bytes)
 
     def allocate(self, num_blocks: int, device: torch.device) -> None:
         """Replace the tensors; the null block is zeroed, so that it contains no NaN."""
         self.release()
+        if self.drafter is not None:
+            self.drafter.allocate(num_blocks, device)
         self.num_blocks = num_blocks
         for kind in self._kinds:
             shape = num_blocks, kind.num_kv_heads, self.block_size, kind.head_dim
@@ -132,6 +141,8 @@ class KVCache:
     def release(self) -> None:
         """Free the memory."""
         self.k, self.v, self.num_blocks = [], [], 0
+        if self.drafter is not None:
+            self.drafter.release()
 
 
 def cache_groups(specs: list[AttentionSpec]) -> list[CacheGroup]:

@@ -11,7 +11,7 @@ import torch
 from quire.ipc.step.result_ring import ResultRing
 from quire.ipc.step.sections import result_words
 from quire.kernels.sampling import sampler_cpu, sampler_sharded_cpu
-from quire.kernels.speculation import accept_cpu, ngram_cpu
+from quire.kernels.speculation import accept_cpu, draft_passes_cpu, ngram_cpu
 from quire.kernels.step import step_inputs_cpu, step_states_cpu
 from quire.kernels.step.tables import SlotTables, StepBuffers
 from quire.workers.attention.cpu import CpuModelAttention
@@ -29,6 +29,7 @@ class CpuDevice(Device):
             sampler_sharded_cpu,
             accept_cpu,
             ngram_cpu,
+            draft_passes_cpu,
             CpuMasks(ctx.sampled_rows, ctx.config.vocab_size),
             ring,
         )
@@ -58,8 +59,8 @@ class CpuDevice(Device):
     def load_plan(self, words: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(words.copy())  # the ring's own memory is read-only, which torch warns about
 
-    def new_attention(self) -> CpuModelAttention:
-        return CpuModelAttention(self.ctx)
+    def new_attention(self, ctx: DeviceContext) -> CpuModelAttention:
+        return CpuModelAttention(ctx)
 
     def signal(self) -> None:
         if self._ring is not None:

@@ -20,7 +20,7 @@ from quire.ipc.step.sections import HEADER, result_words
 from quire.kernels.experts import experts
 from quire.kernels.linear import fixed, scaled, split_linear
 from quire.kernels.sampling import sampler, sampler_sharded
-from quire.kernels.speculation import accept, ngram
+from quire.kernels.speculation import accept, draft_passes, ngram
 from quire.kernels.step import step_inputs, step_states
 from quire.kernels.triton_support.dependent_launch import mode_for
 from quire.kernels.tuning.current import current
@@ -37,7 +37,8 @@ DEVICE_WORDS = HEADER.at["device_words"]
 class CudaDevice(Device):
     def __init__(self, ctx: DeviceContext, ring: ResultRing | None):
         masks = CudaMasks(ctx.sampled_rows, ctx.config.vocab_size, ctx.device)
-        super().__init__(ctx, step_inputs, step_states, sampler, sampler_sharded, accept, ngram, masks, ring)
+        modules = step_inputs, step_states, sampler, sampler_sharded, accept, ngram, draft_passes
+        super().__init__(ctx, *modules, masks, ring)
         self._stream = torch.cuda.Stream(ctx.device)
         self.plan = torch.zeros(ctx.max_device_words, dtype=torch.int32, device=ctx.device)
         depth = 2 * max_in_flight(ctx.parallel.stage.count)  # at most half of these plans are being copied
@@ -70,8 +71,8 @@ class CudaDevice(Device):
         few, many = split_linear.kernel_specialization(num_tokens), scaled.kernel_specialization(num_tokens)
         return mode_for(num_tokens), few, many, frozenset(by_experts), exchange, fixed.kernel_specialization(num_tokens)
 
-    def new_attention(self) -> CudaModelAttention:
-        return CudaModelAttention(self.ctx)
+    def new_attention(self, ctx: DeviceContext) -> CudaModelAttention:
+        return CudaModelAttention(ctx)
 
     def signal(self) -> None:
         event = torch.cuda.Event(blocking=True)

@@ -7,7 +7,7 @@ how a plan gets to the device and how results get back. A device also makes the 
 
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import NamedTuple
 
@@ -45,7 +45,9 @@ from quire.workers.models.step_context import StepStates
 from quire.workers.parallel import Parallel
 from quire.workers.recurrent.state_cache import StateCache
 from quire.workers.recurrent.step_states import RecurrentStates
+from quire.workers.speculation.draft_model import DraftDevice
 from quire.workers.speculation.drafter import Drafter
+from quire.workers.speculation.loaded import DraftModel
 from quire.workers.speculation.make import make_drafter
 
 
@@ -65,6 +67,7 @@ class DeviceContext:
     states: StateCache = field(default_factory=StateCache.of_nothing)
     max_samples: int = 0  # in a step with drafts; 0: no step has any
     speculation: SpeculativeConfig | None = None
+    draft_model: DraftModel | None = None
 
     @property
     def sampled_rows(self) -> int:
@@ -84,6 +87,12 @@ class Inputs(NamedTuple):
     states: StepStates | None
 
 
+def _how(kind: int) -> dict[str, bool]:
+    """The sampler's flags for a kind of sampling."""
+    flags = {"random": SAMPLING_RANDOM, "filtered": SAMPLING_FILTER, "processors": SAMPLING_PROCESSORS}
+    return {name: bool(kind & flag) for name, flag in flags.items()}
+
+
 class Device(ABC):
     results: torch.Tensor  # int64 [depth, words]: the result ring's words
 
@@ -96,6 +105,7 @@ class Device(ABC):
         sampler_sharded: ModuleType,
         accept: ModuleType,
         ngram: ModuleType,
+        draft_passes: ModuleType,
         masks: RowMasks,
         ring: ResultRing | None,
     ):
@@ -104,18 +114,27 @@ class Device(ABC):
         self._num_top = ring.num_logprobs if ring is not None else USUAL_LOGPROBS
         self.masks = masks
         self._step_inputs = step_inputs
-        self.states = RecurrentStates(ctx.states, step_states, ctx.max_rows, ctx.device)
+        self.states = RecurrentStates(ctx.states, step_states, ctx.max_rows, ctx.max_samples, ctx.device)
         self._sampler = sampler
         self._sampler_sharded = sampler_sharded
         self._accept = accept
         rates = ctx.speculation.synthetic_acceptance_rates if ctx.speculation is not None else []
         self._rates = torch.tensor(rates, dtype=torch.float32, device=ctx.device)
-        self.drafter: Drafter = make_drafter(ctx.speculation, ctx.cache, ngram)
+        self.drafter: Drafter = make_drafter(ctx.speculation, ctx.cache, ngram, self._draft_model(draft_passes))
         self._own = ctx.parallel.vocabulary(ctx.config.vocab_size)  # tokens whose logits this rank computes
         self._sharded_workspace = ShardedWorkspace.allocate(
             0 if self._own.is_whole else ctx.sampled_rows, self._own.size, ctx.device
         )
         self._workspace = SamplerWorkspace.allocate(ctx.sampled_rows, ctx.config.vocab_size, ctx.device)
+
+    def _draft_model(self, kernels: ModuleType) -> tuple[DraftModel, DraftDevice] | None:
+        ctx, draft = self.ctx, self.ctx.draft_model
+        if draft is None:
+            return None
+        most = ctx.max_tokens + ctx.max_rows  # those of a step, and what its prompts have sampled
+        own = replace(ctx, config=draft.config, cache=draft.cache, parallel=draft.parallel, max_tokens=most)
+        attention = self.new_attention(replace(own, states=StateCache.of_nothing()))
+        return draft, DraftDevice(kernels, attention, self.draw, ctx.max_rows, most, ctx.config.vocab_size)
 
     # ------------------------------------------------------------------------------------------- the same everywhere
     def prepare(
@@ -129,6 +148,7 @@ class Device(ABC):
     ) -> Inputs:
         """Apply a plan's changes to the tables and build the inputs of a step padded to these sizes. windows: num_rows is the
         number of samples, too."""
+        self.drafter.begin(plan, tables)
         self._step_inputs.prepare_step(
             plan,
             tables,
@@ -142,7 +162,7 @@ class Device(ABC):
             draft_words=self.results[:, draft_words(self.ctx.max_rows, self.ctx.max_samples)] if windows else None,
         )
         self.drafter.extend(step, num_tokens)
-        return Inputs(num_tokens, num_rows, num_rows, self.states.begin(plan, tables, step, num_rows))
+        return Inputs(num_tokens, num_rows, num_rows, self.states.begin(plan, tables, step, num_rows, windows))
 
     def sample(
         self,
@@ -159,17 +179,17 @@ class Device(ABC):
         The logits may be those of this rank's shard of the vocabulary; with windows they are of samples, not of rows. kind:
         SAMPLING_*. processed [rows, V]: logits to sample from instead; log-probabilities are still those of `logits`."""
         rows, vocab, windows = len(logits), self.ctx.config.vocab_size, bool(kind & SAMPLING_WINDOWS)
-        # with shards a row's scores are rounded in another way than without: whichever rows share a step may not decide
-        needs_all = processed is not None or kind & ~(SAMPLING_RANDOM | SAMPLING_WINDOWS) or current().fixed_order
-        if logits.shape[1] == vocab or needs_all:
+        if processed is not None or not self._takes_shards(logits, kind):
             logits = self.ctx.parallel.all_logits(logits, vocab)
             sampled, logprobs = self._sample_unsharded(logits, tables, step, kind, processed)
         else:
-            sampled, logprobs = self._sample_sharded(logits, tables, step, kind), None
+            slots, positions, _ = self._samples(step, kind, rows)
+            sampled, logprobs = self._sample_sharded(logits, slots, positions, tables, kind), None
         if windows:
             if len(self._rates):
                 pretend(step, tables, sampled, self._rates, vocab)
             self._accept.accept(step, sampled, rows)
+            self.states.end(step, rows)
         self._step_inputs.finish_step(
             plan,
             tables,
@@ -184,6 +204,32 @@ class Device(ABC):
             windows=windows,
         )
         self.drafter.draft(tables, step, rows)
+
+    def draw(
+        self,
+        logits: torch.Tensor,
+        slots: torch.Tensor,
+        positions: torch.Tensor,
+        window: WindowIds,
+        tables: SlotTables,
+        kind: int,
+    ) -> torch.Tensor:
+        """Drafts, int32 [rows]: the tokens that `sample` would draw from these logits at these positions, without masks.
+
+        Nothing is recorded. All ranks have the same; the result holds until something else is drawn."""
+        if self._takes_shards(logits, kind):
+            return self._sample_sharded(logits, slots, positions, tables, kind)
+        logits = self.ctx.parallel.all_logits(logits, self.ctx.config.vocab_size)
+        sampled: torch.Tensor = self._sampler.sample(
+            logits, slots, positions, tables, self.ctx.pool, self._workspace, **_how(kind), window=window
+        )
+        return sampled
+
+    def _takes_shards(self, logits: torch.Tensor, kind: int) -> bool:
+        """Whether logits are a shard, and tokens are drawn from it. With shards a row's scores are rounded in another way than
+        without: whichever rows share a step may not decide."""
+        needs_all = kind & ~(SAMPLING_RANDOM | SAMPLING_WINDOWS) or current().fixed_order
+        return logits.shape[1] != self.ctx.config.vocab_size and not needs_all
 
     def _samples(self, step: StepBuffers, kind: int, count: int) -> tuple[torch.Tensor, torch.Tensor, WindowIds | None]:
         """The slot and the position of each sample, and what the sampler needs to know of windows."""
@@ -210,9 +256,7 @@ class Device(ABC):
             tables,
             self.ctx.pool,
             self._workspace,
-            random=bool(kind & SAMPLING_RANDOM),
-            filtered=bool(kind & SAMPLING_FILTER),
-            processors=bool(kind & SAMPLING_PROCESSORS),
+            **_how(kind),
             bitmask=self.masks.tensor[:rows] if kind & SAMPLING_MASK else None,
             window=window,
         )
@@ -223,9 +267,11 @@ class Device(ABC):
             return sampled, None
         return sampled, self._sampler.sampled_logprobs(logits, sampled, self._workspace, self._num_top)
 
-    def _sample_sharded(self, logits: torch.Tensor, tables: SlotTables, step: StepBuffers, kind: int) -> torch.Tensor:
+    def _sample_sharded(
+        self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, tables: SlotTables, kind: int
+    ) -> torch.Tensor:
         """Tokens of greedy and plain random rows, from logits sharded over the vocabulary: ranks exchange three words a row."""
-        (slots, positions, _), random = self._samples(step, kind, len(logits)), bool(kind & SAMPLING_RANDOM)
+        random = bool(kind & SAMPLING_RANDOM)
         pool, sampler, first = self.ctx.pool, self._sampler_sharded, self._own.start
         best = sampler.best_of_shard(logits, first, slots, positions, tables, pool, self._sharded_workspace, random=random)
         sampled: torch.Tensor = sampler.choose(self.ctx.parallel.all_gather(best), slots, tables, random=random)
@@ -263,8 +309,8 @@ class Device(ABC):
         """A plan's words as a tensor that `prepare` and `sample` can read."""
 
     @abstractmethod
-    def new_attention(self) -> ModelAttention:
-        """The attention of the model's layers, with this device's kernels."""
+    def new_attention(self, ctx: DeviceContext) -> ModelAttention:
+        """The attention of the layers of the context's model, with this device's kernels."""
 
     @abstractmethod
     def signal(self) -> None:

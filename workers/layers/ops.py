@@ -136,6 +136,13 @@ def activate(x: torch.Tensor, activation: Activation) -> torch.Tensor:
     return activation_cpu.activate(x, activation=activation)
 
 
+def times_sigmoid(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """x · sigmoid(gate), possibly in place; x [T, I], gate [T, I] or [T, 1]."""
+    if x.is_cuda:
+        return _kernels().activation.times_sigmoid(x, gate, pdl=_launch_mode(x))
+    return x.mul_(torch.sigmoid(gate))
+
+
 def shape_logits(logits: torch.Tensor, scale: float, softcap: float) -> torch.Tensor:
     """softcap · tanh(scale · logits / softcap) in place; softcap 0: no cap; logits [R, V]."""
     if logits.is_cuda:

@@ -2,6 +2,7 @@
 
 import functools
 from types import ModuleType
+from typing import NamedTuple
 
 import torch
 
@@ -12,11 +13,24 @@ from quire.kernels.recurrent.mamba_reference import MambaHeads, MambaInputs, Mam
 from quire.kernels.recurrent.rows import Rows
 
 
-@functools.cache
-def _kernels() -> tuple[ModuleType, ModuleType, ModuleType]:
-    from quire.kernels.recurrent import convolution, delta, mamba  # imports Triton, which a CPU may not have
+class _Kernels(NamedTuple):
+    convolution: ModuleType
+    delta: ModuleType
+    mamba: ModuleType
+    dependent_launch: ModuleType
 
-    return convolution, delta, mamba
+
+@functools.cache
+def _kernels() -> _Kernels:
+    from quire.kernels.recurrent import convolution, delta, mamba  # imports Triton, which a CPU may not have
+    from quire.kernels.triton_support import dependent_launch
+
+    return _Kernels(convolution, delta, mamba, dependent_launch)
+
+
+def _launch_mode(x: torch.Tensor) -> int:
+    """Never PLAIN where the GPU can do otherwise: a kernel's states are on their way while the one before it ends."""
+    return _kernels().dependent_launch.mode_for_split_k(len(x))  # type: ignore[no-any-return]
 
 
 def causal_convolution(
@@ -32,19 +46,22 @@ def causal_convolution(
     With gates, after · the convolution of before · x. tails [N, W - 1, C]: the inputs before the next token of each state;
     those of the step's rows are read and written.
     """
-    module = _kernels()[0] if x.is_cuda else convolution_cpu
-    return module.causal_convolution(x, weight, bias, tails, rows, gates)
+    if x.is_cuda:
+        return _kernels().convolution.causal_convolution(x, weight, bias, tails, rows, gates, pdl=_launch_mode(x))  # type: ignore[no-any-return]
+    return convolution_cpu.causal_convolution(x, weight, bias, tails, rows, gates)
 
 
 def gated_delta(
     inputs: DeltaInputs, weights: DeltaWeights, heads: DeltaHeads, states: torch.Tensor, rows: Rows
 ) -> torch.Tensor:
     """Gated DeltaNet behind its convolution, with the gated norm: [T, Hv V]. states [N, Hv, K, V] are read and written."""
-    module = _kernels()[1] if states.is_cuda else delta_cpu
-    return module.gated_delta(inputs, weights, heads, states, rows)
+    if states.is_cuda:
+        return _kernels().delta.gated_delta(inputs, weights, heads, states, rows, pdl=_launch_mode(inputs.qkv))  # type: ignore[no-any-return]
+    return delta_cpu.gated_delta(inputs, weights, heads, states, rows)
 
 
 def mamba(inputs: MambaInputs, weights: MambaWeights, heads: MambaHeads, states: torch.Tensor, rows: Rows) -> torch.Tensor:
     """Mamba 2 behind its convolution, with the gated norm: [T, H P]. states [N, H, N, P] are read and written."""
-    module = _kernels()[2] if states.is_cuda else mamba_cpu
-    return module.mamba(inputs, weights, heads, states, rows)
+    if states.is_cuda:
+        return _kernels().mamba.mamba(inputs, weights, heads, states, rows, pdl=_launch_mode(inputs.xbc))  # type: ignore[no-any-return]
+    return mamba_cpu.mamba(inputs, weights, heads, states, rows)

@@ -61,7 +61,7 @@ class SelfAttention(Module):
     qkv: how the checkpoint stores the three. values: their heads, if these are smaller than the keys' (only for separate
     tensors). make_qk_norm: makes a norm, other than the spec's, over the queries or keys of a rank's heads; it changes x
     [T, H D] in place. v_norm_eps: epsilon of a weightless RMSNorm of each head's values. feeds_add_norm: the output
-    is only ever passed to `Norm.add`, so it may be left as split-K partial sums. is_gated: `qkv` gives q|gate|k|v, and
+    is only ever passed to `Norm.add`, so it may be left as split-K partial sums. is_gated: `qkv` gives gate|q|k|v, and
     each head's output is multiplied by the sigmoid of its gate.
     """
 
@@ -139,8 +139,7 @@ class SelfAttention(Module):
 
     def _attended(self, qkv: torch.Tensor, context: StepContext, logits_indices: torch.Tensor | None) -> torch.Tensor:
         if self._is_gated:
-            gate, kv = qkv[:, self._q_end : 2 * self._q_end], qkv[:, 2 * self._q_end :]
-            qkv = torch.cat([qkv[:, : self._q_end], kv], 1)
+            gate, qkv = qkv[:, : self._q_end], qkv[:, self._q_end :]
         if self._values is not None:
             qkv = self._padded(qkv, self._values)
         q_norm = self.q_norm.weight if self.has_qk_norm else None
@@ -158,7 +157,7 @@ class SelfAttention(Module):
         if self._values is not None:
             out = out.unflatten(1, (-1, self._head_dim))[..., : self._values.head_dim].flatten(1)
         if self._is_gated:
-            out = out * torch.sigmoid(gate)
+            out = ops.times_sigmoid(out, gate)
         return out if logits_indices is None else out.index_select(0, logits_indices)
 
     def _padded(self, qkv: torch.Tensor, values: ValueHeads) -> torch.Tensor:

@@ -83,7 +83,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     num_kv_heads: int
     head_dim: int
     scale: float  # factor of the products q·k
-    window: int  # 0 sees everything, otherwise the last `window` tokens, the token itself included
+    window: int  # 0 sees everything, -1 all but the first; otherwise the last `window` tokens, the token itself included
     is_chunked: bool = False  # a token sees its chunk of `window` tokens up to itself
     rope: RopeConfig | None  # None: nothing is rotated
     qk_norm_eps: float | None = None  # of an RMSNorm of each head of q and k before the rotation; None: there is none
@@ -144,6 +144,10 @@ class RecurrentSpec(msgspec.Struct, frozen=True):
 
     def tensors(self, parallel: Parallel) -> tuple[StateTensor, ...]:
         """The state that the layer keeps for a sequence on this rank."""
+        raise NotImplementedError
+
+    def kept_sizes(self, parallel: Parallel) -> tuple[int, ...]:
+        """Elements of each tensor that the layer keeps of a token of a window, in the activations' dtype, on this rank."""
         raise NotImplementedError
 
     def mlp_width(self, parallel: Parallel) -> int:
@@ -262,3 +266,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         """The state of each layer that keeps one, on this rank; layers of all stages."""
         recurrent = {i: layer.recurrent for i, layer in enumerate(self.layers)}
         return {i: spec.tensors(parallel) for i, spec in recurrent.items() if spec is not None}
+
+    def kept_sizes(self, parallel: Parallel) -> dict[int, tuple[int, ...]]:
+        """What each recurrent layer keeps of a token of a window, on this rank: see RecurrentSpec."""
+        recurrent = {i: layer.recurrent for i, layer in enumerate(self.layers)}
+        return {i: spec.kept_sizes(parallel) for i, spec in recurrent.items() if spec is not None}

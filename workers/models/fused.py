@@ -42,9 +42,9 @@ def keys_twice(of: HeadRows) -> RowsByName:
 
 
 def with_gates(of: HeadRows) -> RowsByName:
-    """q_proj, which has each head's query before its gate, k_proj and v_proj: q|gate|k|v."""
+    """q_proj, which has each head's query before its gate, k_proj and v_proj: gate|q|k|v."""
     kv, size = of.kv_heads.times(of.head_dim), 2 * of.head_dim
-    halves = [(head * size + at, head * size + at + of.head_dim) for at in (0, of.head_dim) for head in of.each(of.heads)]
+    halves = [(head * size + at, head * size + at + of.head_dim) for at in (of.head_dim, 0) for head in of.each(of.heads)]
     return {"q_proj": RowRanges.of(of.heads.full * size, halves), "k_proj": kv, "v_proj": kv}
 
 

@@ -17,11 +17,12 @@ from quire.kernels.recurrent.delta_reference import DeltaHeads, DeltaInputs, Del
 from quire.kernels.recurrent.rows import Rows
 from quire.workers.layers import recurrent_ops
 from quire.workers.layers.linear import Linear, Placement
-from quire.workers.layers.module import Module, WeightOwner, fill_cut, new_parameter
+from quire.workers.layers.module import WeightOwner, fill_cut, new_parameter
 from quire.workers.layers.norm import Norm, RMSNorm
 from quire.workers.loading.weight_loader import WeightLoader, copied, copied_rows
 from quire.workers.models.config import RecurrentSpec, StateTensor
 from quire.workers.models.fused import RowsByName
+from quire.workers.models.recurrent_layer import RecurrentLayer
 from quire.workers.models.step_context import StepContext
 from quire.workers.parallel import Parallel
 from quire.workers.shard import RowRanges, RowShard, Shard, cut, whole
@@ -41,12 +42,20 @@ class DeltaNetSpec(RecurrentSpec, frozen=True, kw_only=True):
         matrix = (heads.num_values, heads.key_dim, heads.value_dim)
         return StateTensor((self.window - 1, heads.channels), is_recurrent=False), StateTensor(matrix, is_recurrent=True)
 
+    def kept_sizes(self, parallel: Parallel) -> tuple[int, ...]:
+        return kept_of_delta(DeltaRows(self, parallel).heads)
+
     def misfit(self, size: int) -> str | None:
         if self.num_value_heads % size:
             return f"{self.num_value_heads} value heads of linear attention"
         if self.num_key_heads % size and size % self.num_key_heads:
             return f"{self.num_key_heads} key heads of linear attention"
         return None
+
+
+def kept_of_delta(heads: DeltaHeads) -> tuple[int, ...]:
+    """q|k|v before the convolution, and behind it; b|a."""
+    return heads.channels, heads.channels, heads.num_values + heads.num_decays
 
 
 class DeltaRows:
@@ -108,8 +117,20 @@ def states_and_rows(context: StepContext, layer: int) -> tuple[tuple[torch.Tenso
         context.decode_limit,
         context.positions,
         context.num_decode_rows,
+        None if states.windows is None else states.windows(layer),
     )
     return states.tensors(layer), rows
+
+
+def apply_kept_to_delta(
+    conv1d: "Convolution", weights: DeltaWeights, heads: DeltaHeads, context: StepContext, layer: int
+) -> None:
+    """RecurrentLayer.apply_kept of a layer with this convolution and these weights."""
+    (tails, matrices), rows = states_and_rows(context, layer)
+    conv1d(conv1d.weight.new_zeros(1, heads.channels), tails, rows)
+    sizes = heads.channels, heads.value_size, heads.num_values, heads.num_decays
+    inputs = DeltaInputs(*(conv1d.weight.new_zeros(1, size) for size in sizes))
+    recurrent_ops.gated_delta(inputs, weights, heads, matrices, rows)
 
 
 ProjectionsOf = Callable[[DeltaRows], tuple[RowsByName, RowsByName]]
@@ -174,7 +195,7 @@ class HeadTensors(WeightOwner):
             fill_cut(self.get_parameter(own), (self._heads.full,), lambda x: x[self._heads.slice], limit, generator)
 
 
-class GatedDeltaNet(Module):
+class GatedDeltaNet(RecurrentLayer):
     """`linear_attn` in a block and in the checkpoint, with the interface of blocks.SelfAttention.
 
     Without quantization all projections are one product. A quantized checkpoint often has b and a as floats, so there they are
@@ -232,5 +253,10 @@ class GatedDeltaNet(Module):
         qkv = self.conv1d(y[:, : heads.channels], tails, rows)
         z = y[:, heads.channels : heads.channels + heads.value_size]
         inputs = DeltaInputs(qkv, z, ba[:, : heads.num_values], ba[:, heads.num_values :])
-        weights = DeltaWeights(self.gates.A_log, self.gates.dt_bias, self.norm.weight, self.norm.eps)
-        return recurrent_ops.gated_delta(inputs, weights, heads, matrices, rows)
+        return recurrent_ops.gated_delta(inputs, self._weights(), heads, matrices, rows)
+
+    def apply_kept(self, context: StepContext) -> None:
+        apply_kept_to_delta(self.conv1d, self._weights(), self._heads, context, self._layer)
+
+    def _weights(self) -> DeltaWeights:
+        return DeltaWeights(self.gates.A_log, self.gates.dt_bias, self.norm.weight, self.norm.eps)

@@ -16,11 +16,12 @@ import torch
 from quire.kernels.recurrent.delta_reference import DeltaHeads, DeltaInputs, DeltaWeights
 from quire.workers.layers import recurrent_ops
 from quire.workers.layers.linear import Linear, Placement
-from quire.workers.layers.module import Module, WeightOwner, fill_cut, new_parameter
+from quire.workers.layers.module import WeightOwner, fill_cut, new_parameter
 from quire.workers.layers.norm import Norm, RMSNorm
 from quire.workers.loading.weight_loader import WeightLoader, copied
 from quire.workers.models.config import RecurrentSpec, StateTensor
-from quire.workers.models.gated_delta_net import Convolution, states_and_rows
+from quire.workers.models.gated_delta_net import Convolution, apply_kept_to_delta, kept_of_delta, states_and_rows
+from quire.workers.models.recurrent_layer import RecurrentLayer
 from quire.workers.models.step_context import StepContext
 from quire.workers.parallel import Parallel
 from quire.workers.shard import RowRanges, Shard, whole
@@ -42,6 +43,9 @@ class KimiDeltaSpec(RecurrentSpec, frozen=True, kw_only=True):
         heads = self.heads(parallel)
         matrix = (heads.num_values, heads.key_dim, heads.value_dim)
         return StateTensor((self.window - 1, heads.channels), is_recurrent=False), StateTensor(matrix, is_recurrent=True)
+
+    def kept_sizes(self, parallel: Parallel) -> tuple[int, ...]:
+        return kept_of_delta(self.heads(parallel))
 
     def misfit(self, size: int) -> str | None:
         return f"{self.num_heads} heads of linear attention" if self.num_heads % size else None
@@ -66,7 +70,7 @@ class Decays(WeightOwner):
         fill_cut(self.dt_bias, (self._channels.full,), lambda x: x[self._channels.slice], limit, generator)
 
 
-class KimiDelta(Module):
+class KimiDelta(RecurrentLayer):
     """`self_attn` in a block and in the checkpoint, with the interface of blocks.SelfAttention.
 
     Without quantization all projections of h are one product. A quantized checkpoint may have the small ones as floats, so
@@ -122,5 +126,10 @@ class KimiDelta(Module):
         f, g, b = small[:, :low].contiguous(), small[:, low : 2 * low].contiguous(), small[:, 2 * low :]
         (tails, matrices), rows = states_and_rows(context, self._layer)
         inputs = DeltaInputs(self.conv1d(qkv, tails, rows), self.g_b_proj(g), b, self.f_b_proj(f))
-        weights = DeltaWeights(self.decays.A_log, self.decays.dt_bias, self.o_norm.weight, self.o_norm.eps)
-        return recurrent_ops.gated_delta(inputs, weights, self._heads, matrices, rows)
+        return recurrent_ops.gated_delta(inputs, self._weights(), self._heads, matrices, rows)
+
+    def apply_kept(self, context: StepContext) -> None:
+        apply_kept_to_delta(self.conv1d, self._weights(), self._heads, context, self._layer)
+
+    def _weights(self) -> DeltaWeights:
+        return DeltaWeights(self.decays.A_log, self.decays.dt_bias, self.o_norm.weight, self.o_norm.eps)

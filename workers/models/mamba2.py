@@ -16,11 +16,12 @@ from torch.nn import functional
 from quire.kernels.recurrent.mamba_reference import MambaHeads, MambaInputs, MambaWeights
 from quire.workers.layers import recurrent_ops
 from quire.workers.layers.linear import Linear, Placement
-from quire.workers.layers.module import Module, WeightOwner, new_parameter
+from quire.workers.layers.module import WeightOwner, new_parameter
 from quire.workers.layers.norm import Norm
 from quire.workers.loading.weight_loader import WeightLoader, copied
 from quire.workers.models.config import RecurrentSpec, StateTensor
 from quire.workers.models.gated_delta_net import Convolution, HeadTensors, states_and_rows
+from quire.workers.models.recurrent_layer import RecurrentLayer
 from quire.workers.models.step_context import StepContext
 from quire.workers.parallel import Parallel
 from quire.workers.shard import RowRanges, Shard, whole
@@ -47,6 +48,11 @@ class MambaSpec(RecurrentSpec, frozen=True, kw_only=True):
         heads = MambaRows(self, parallel).heads
         matrix = (heads.num_heads, heads.state_size, heads.head_dim)
         return StateTensor((self.window - 1, heads.channels), is_recurrent=False), StateTensor(matrix, is_recurrent=True)
+
+    def kept_sizes(self, parallel: Parallel) -> tuple[int, ...]:
+        """x|B|C before the convolution, and behind it; dt."""
+        heads = MambaRows(self, parallel).heads
+        return heads.channels, heads.channels, heads.num_heads
 
     def mlp_width(self, parallel: Parallel) -> int:
         """The outputs of in_proj, the convolution and the recurrence take four times this."""
@@ -129,7 +135,7 @@ class GatedGroupNorm(WeightOwner):
         self.weight.fill_(1.0)
 
 
-class Mamba2(Module):
+class Mamba2(RecurrentLayer):
     """`name` in a block and in the checkpoint, with the interface of blocks.SelfAttention.
 
     feeds_add_norm: see blocks.SelfAttention.
@@ -189,14 +195,26 @@ class Mamba2(Module):
 
     def _recurred(self, projected: torch.Tensor, context: StepContext) -> torch.Tensor:
         """z|x|B|C|dt [T, ...] -> [T, H P]"""
-        heads, spec, norm = self._heads, self._spec, self.norm
+        heads, norm = self._heads, self.norm
         (tails, matrices), rows = states_and_rows(context, self._layer)
         if self._scales is not None:
             projected = projected * self._scales
         z, xbc, dt = projected.split((heads.size, heads.channels, heads.num_heads), 1)
         xbc = self.conv1d(xbc, tails, rows)
-        gate, per_head = z if norm is None or not norm.is_shared else None, self.per_head
-        weights = MambaWeights(
+        gate = z if norm is None or not norm.is_shared else None
+        y = recurrent_ops.mamba(MambaInputs(xbc, gate, dt), self._weights(), heads, matrices, rows)
+        return y if gate is not None or norm is None else norm(y, z)
+
+    def apply_kept(self, context: StepContext) -> None:
+        heads, weight = self._heads, self.conv1d.weight
+        (tails, matrices), rows = states_and_rows(context, self._layer)
+        xbc = self.conv1d(weight.new_zeros(1, heads.channels), tails, rows)
+        inputs = MambaInputs(xbc, None, weight.new_zeros(1, heads.num_heads))
+        recurrent_ops.mamba(inputs, self._weights(), heads, matrices, rows)
+
+    def _weights(self) -> MambaWeights:
+        heads, spec, norm, per_head = self._heads, self._spec, self.norm, self.per_head
+        return MambaWeights(
             per_head.A_log,
             per_head.dt_bias,
             per_head.D,
@@ -207,5 +225,3 @@ class Mamba2(Module):
             spec.dt_min,
             spec.dt_max,
         )
-        y = recurrent_ops.mamba(MambaInputs(xbc, gate, dt), weights, heads, matrices, rows)
-        return y if gate is not None or norm is None else norm(y, z)

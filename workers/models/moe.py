@@ -103,7 +103,7 @@ class MoE(Module):
         if self._shared is not None:
             shared = self._shared(h)
             if self._shared_gate is not None:
-                shared = shared * torch.sigmoid(self._shared_gate(h))
+                shared = ops.times_sigmoid(shared, self._shared_gate(h))
         ids, weights = self._router(h)
         if self._has_latent:
             out = self.fc2_latent_proj(self.experts(self.fc1_latent_proj(h), ids, weights))  # of this rank's part of the sum

@@ -10,10 +10,10 @@ import torch
 
 from quire.kernels.recurrent.convolution_reference import Gates
 from quire.workers.layers.linear import Linear, Placement
-from quire.workers.layers.module import Module
 from quire.workers.layers.norm import Norm
 from quire.workers.models.config import RecurrentSpec, StateTensor
 from quire.workers.models.gated_delta_net import Convolution, states_and_rows
+from quire.workers.models.recurrent_layer import RecurrentLayer
 from quire.workers.models.step_context import StepContext
 from quire.workers.parallel import Parallel
 from quire.workers.shard import RowRanges, whole
@@ -29,11 +29,14 @@ class ShortConvolutionSpec(RecurrentSpec, frozen=True, kw_only=True):
     def tensors(self, parallel: Parallel) -> tuple[StateTensor, ...]:
         return (StateTensor((self.window - 1, parallel.split(self.channels).size), is_recurrent=False),)
 
+    def kept_sizes(self, parallel: Parallel) -> tuple[int, ...]:
+        return (parallel.split(self.channels).size,)
+
     def misfit(self, size: int) -> str | None:
         return f"{self.channels} channels of short convolutions" if self.channels % size else None
 
 
-class ShortConvolution(Module):
+class ShortConvolution(RecurrentLayer):
     """`conv` in a block and in the checkpoint, with the interface of blocks.SelfAttention."""
 
     def __init__(self, spec: ShortConvolutionSpec, hidden_size: int, place: Placement, layer: int):
@@ -62,3 +65,8 @@ class ShortConvolution(Module):
         if logits_indices is not None:
             out, residual = out.index_select(0, logits_indices), residual.index_select(0, logits_indices)
         return self.out_proj.split_k(out), residual
+
+    def apply_kept(self, context: StepContext) -> None:
+        [tails], rows = states_and_rows(context, self._layer)
+        nothing = self.conv.weight.new_zeros(1, self._channels)
+        self.conv(nothing, tails, rows, Gates(nothing, nothing))

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import torch
 
+from quire.kernels.recurrent.rows import Windows
 from quire.kernels.step.tables import StepBuffers
 from quire.workers.attention.latent import Latents
 
@@ -42,6 +43,7 @@ class StepStates:
     first: torch.Tensor  # int32 [R]; of decode rows their own; 0 of chunks: zeros, which are not read
     last: torch.Tensor  # int32 [R]; 0: none
     tensors: Callable[[int], tuple[torch.Tensor, ...]]  # of a layer: those of its spec, each [num_states, *shape]
+    windows: Callable[[int], Windows] | None = None  # of a layer, if decode rows have windows
 
 
 @dataclass(frozen=True, slots=True)

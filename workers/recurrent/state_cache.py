@@ -5,6 +5,7 @@ of it; a layer's tensors are views of all states. State 0 is the dummy, which pa
 """
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 import torch
 
@@ -16,9 +17,17 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 class StateCache:
-    """tensors: of each layer's state, for this stage's layers. dtype: of recurrent tensors; activations: of the others."""
+    """tensors: of each layer's state, for this stage's layers. dtype: of recurrent tensors; activations: of the others.
+    kept_sizes: elements of what a layer keeps of a token of a window, in activations."""
 
-    def __init__(self, tensors: Mapping[int, tuple[StateTensor, ...]], dtype: torch.dtype, activations: torch.dtype):
+    def __init__(
+        self,
+        tensors: Mapping[int, tuple[StateTensor, ...]],
+        dtype: torch.dtype,
+        activations: torch.dtype,
+        kept_sizes: Mapping[int, tuple[int, ...]] = MappingProxyType({}),
+    ):
+        self._kept_sizes, self._activations = kept_sizes, activations
         self._places: dict[int, list[tuple[int, StateTensor, torch.dtype]]] = {}  # layer -> (first byte, tensor, dtype)
         self.state_bytes = 0
         for layer, some in tensors.items():
@@ -54,6 +63,14 @@ class StateCache:
         until the memory is replaced."""
         return self._views[layer]
 
+    def new_kept(self, num_tokens: int, device: torch.device) -> dict[int, tuple[torch.Tensor, ...]]:
+        """Memory for what layers keep of num_tokens tokens: by layer, each tensor [num_tokens, size]."""
+
+        def new(size: int) -> torch.Tensor:
+            return torch.zeros((num_tokens, size), dtype=self._activations, device=device)
+
+        return {layer: tuple(map(new, sizes)) for layer, sizes in self._kept_sizes.items()}
+
     def copy(self, source: int, target: int) -> None:
         """Copy one state to another."""
         self._memory[target].copy_(self._memory[source])
@@ -66,6 +83,6 @@ class StateCache:
 def state_cache_of(config: ModelConfig, parallel: Parallel, activations: torch.dtype, asked: str = "auto") -> StateCache:
     """The cache of this stage's layers. asked: --mamba-ssm-cache-dtype; auto: what the checkpoint says, or float32."""
     name = (config.state_dtype or "float32") if asked == "auto" else asked
-    tensors, stage = config.state_tensors(parallel), parallel.stage
+    tensors, kept, stage = config.state_tensors(parallel), config.kept_sizes(parallel), parallel.stage
     own = {i: some for i, some in tensors.items() if stage.count == 1 or i in stage.layers}
-    return StateCache(own, DTYPES[name], activations)
+    return StateCache(own, DTYPES[name], activations, {i: kept[i] for i in own})

@@ -2,15 +2,17 @@
 
 import json
 
+import msgspec
 import pytest
 import torch
+from eagle3_heads import Head
 from estimate_cases import QWEN3_06B, folder_of, read
 from tiny_models import ALL_MODELS, MODELS, tiny_model
 
 from quire.enginecore import daemon
 from quire.enginecore.loading.model_files import model_summary
 from quire.frontend.cli import main as cli
-from quire.frontend.cli.estimate import estimate, gpu_bytes
+from quire.frontend.cli.estimate import estimate, gpu_bytes, text_of
 from quire.frontend.cli.estimate_model import on_rank
 from quire.frontend.cli.estimate_sizes import EstimateError
 from quire.frontend.cli.estimate_weights import experts_are_kept, weights_bytes
@@ -19,11 +21,13 @@ from quire.ipc.speculative_config import SpeculativeConfig
 from quire.kernels.step.tables import SamplerWorkspace
 from quire.workers.attention.kv_cache import KVCache
 from quire.workers.loading.weights import load_weights
-from quire.workers.memory import cpu_budget, cpu_step_bytes
+from quire.workers.memory import budget_before_loading, cpu_budget, cpu_step_bytes, held_bytes
 from quire.workers.memory import sizes_of as workers_sizes_of
 from quire.workers.models.build import build_model
 from quire.workers.models.family_table import read_model_config
 from quire.workers.parallel import Parallel
+from quire.workers.recurrent.state_cache import state_cache_of
+from quire.workers.speculation.loaded import build_draft_model
 
 OTHERS = [name for name in ALL_MODELS if name not in MODELS]
 ALWAYS = ("gemma3-images", "falcon-7b", "bloom", "gptj", "deepseek-v3", "gpt-oss", "qwen2-moe")
@@ -203,6 +207,68 @@ def test_a_quantization_that_an_engine_refuses_is_not_estimated(method, asked, s
 def test_what_no_worker_can_run_is_not_estimated(tmp_path, asked_here):
     with pytest.raises(EstimateError, match="Mamba"):
         read(folder_of(tmp_path, {**QWEN3_06B, "architectures": ["MambaForCausalLM"]}))
+
+
+@pytest.mark.parametrize(("target", "draft"), [("llama", "gemma3"), ("deepseek-v3", "llama-tied")])
+def test_a_draft_model_is_counted_as_a_worker_counts_it(target, draft, asked_here):
+    """Weights and KV blocks to the byte, on one rank and on one of two; every layer of the draft model has its own tensors."""
+    folder, asked = tiny_model(target), SpeculativeConfig(method="draft_model", model=str(tiny_model(draft)))
+    for size in (1, 2):
+        config = EngineConfig(device="cpu", cpu_kv_cache_gib=0.01, tensor_parallel_size=size, speculative_config=asked)
+        worker, model = daemon.worker_config(config, folder, model_summary(folder)).engine, read_model_config(folder)
+        parallel = Parallel(0, size)
+        whole = build_model(model, torch.float32, parallel)
+        drafts = build_draft_model(worker, torch.float32, parallel, whole)
+        budget = budget_before_loading(worker, model, whole, torch.float32, parallel, drafts)
+        cache = KVCache(model.attention_specs(parallel), worker.block_size, torch.float32)
+        own = cache.block_bytes
+        cache.drafter = drafts.cache
+        assert len({place.tensor for place in drafts.cache.places}) == len(drafts.config.layers) and cache.block_bytes > own
+        found = estimate(read(folder), config, 0)
+        assert (found.num_blocks, found.kv_cache_bytes) == (budget.num_blocks, budget.num_blocks * cache.block_bytes)
+        assert found.draft_weights_bytes == held_bytes(drafts.model, torch.float32)
+        assert found.activation_bytes == budget.activation_bytes
+        plain = estimate(read(folder), msgspec.structs.replace(config, speculative_config=None), 0)
+        assert plain.draft_weights_bytes == 0 and plain.weights_bytes == found.weights_bytes
+    on_gpu = [estimate(read(folder), EngineConfig(speculative_config=c), 16 << 30, "L4") for c in (None, asked)]
+    assert on_gpu[1].kv_cache_bytes < on_gpu[0].kv_cache_bytes - on_gpu[1].draft_weights_bytes + (8 << 20)
+    assert "draft model" in text_of(on_gpu[1], read(folder), config) and "draft" not in text_of(on_gpu[0], read(folder), config)
+
+
+def test_speculation_keeps_inputs_of_recurrent_layers():
+    """As many as a worker allocates, on a GPU beside its tables, on a CPU within a step."""
+    folder, drafted = tiny_model("qwen3.5"), SpeculativeConfig(method="ngram")
+    config, rows = read_model_config(folder), 20
+    kept = state_cache_of(config, Parallel(), torch.float32).new_kept(2 * 16 * rows, torch.device("cpu"))
+    num_bytes = sum(tensor.nbytes for tensors in kept.values() for tensor in tensors)
+    for memory, part in ((16 << 30, "tables_bytes"), (0, "activation_bytes")):
+        flags = {"max_num_seqs": rows, "speculative_config": drafted, "dtype": "float32"}
+        sizes = read(folder).sizes
+        bare = sizes._replace(layers=tuple(layer._replace(kept_elements=0) for layer in sizes.layers))
+        model = read(folder)
+        found, without = (estimate(model._replace(sizes=some), EngineConfig(**flags), memory) for some in (sizes, bare))
+        assert getattr(found, part) - getattr(without, part) == num_bytes > 0
+    worker = daemon.worker_config(EngineConfig(device="cpu", **flags), folder, model_summary(folder)).engine
+    built = build_model(config, torch.float32, Parallel())
+    step = cpu_step_bytes(config, max(worker.max_num_batched_tokens, rows), worker.max_samples, torch.float32)
+    assert budget_before_loading(worker, config, built, torch.float32, Parallel()).activation_bytes == step + num_bytes
+
+
+@pytest.mark.parametrize("speculators", [False, True])
+def test_an_eagle3_head_is_counted_by_its_file(speculators, tmp_path):
+    folder = tiny_model("llama")
+    Head(64, 512, draft_vocab=300, taps=(0, 1, 2)).save(tmp_path, speculators=speculators)
+    asked = SpeculativeConfig(method="eagle3", model=str(tmp_path))
+    config = EngineConfig(device="cpu", cpu_kv_cache_gib=0.01, speculative_config=asked)
+    worker, model = daemon.worker_config(config, folder, model_summary(folder)).engine, read_model_config(folder)
+    whole = build_model(model, torch.float32, Parallel())
+    head = build_draft_model(worker, torch.float32, Parallel(), whole)
+    budget = budget_before_loading(worker, model, whole, torch.float32, Parallel(), head)
+    found = estimate(read(folder), config, 0)
+    assert found.num_blocks == budget.num_blocks
+    assert found.draft_weights_bytes == pytest.approx(held_bytes(head.model, torch.float32), rel=0.15)
+    with pytest.raises(EstimateError, match="a local folder is read"):
+        estimate(read(folder), EngineConfig(speculative_config=SpeculativeConfig(method="eagle3", model="a/b")), 16 << 30, "L4")
 
 
 def test_speculation_has_logits_and_a_sampler_for_every_sample():
