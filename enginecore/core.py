@@ -286,7 +286,7 @@ class EngineCore:
     def _pass_on_side_results(self, step: ScheduledStep) -> None:
         """Send a step's side results, before its tokens. Raises WorkersFailed if they are not those that the plan asked for."""
         results = self._side_results.pop(step.step & STEP_MASK).results
-        if sorted(result.row for result in results) != sorted(step.side_rows):
+        if sorted(row for result in results for row in result.rows) != sorted(step.side_rows):
             raise WorkersFailed("a worker's side results are not of the rows that have some")
         # results of requests that were aborted meanwhile are dropped: another request may have the id by now
         targets = {row: target for row, target in step.side_rows.items() if self.scheduler.slots.alive[step.slots[row]]}

@@ -41,6 +41,7 @@ from quire.enginecore.params_check import ParamsCheck
 from quire.enginecore.scheduling.config import SchedulerConfig
 from quire.enginecore.scheduling.prefill_budget import mixed_step_tokens
 from quire.enginecore.stop_signals import EarlyStop, on_stop_signals
+from quire.enginecore.whole_texts import step_tokens
 from quire.enginecore.worker_supervisor import SAY_EVERY_S, log_slow_start
 from quire.enginecore.workers import WorkerGroup, WorkersFailed
 from quire.ipc.config import EngineConfig
@@ -48,14 +49,7 @@ from quire.ipc.cpu_memory import available
 from quire.ipc.links.core_to_frontends import CoreToFrontends
 from quire.ipc.links.curve import CoreKeys, load_core_keys, load_or_make_keys
 from quire.ipc.links.welcome import file_infos, new_epoch
-from quire.ipc.memory_plan import (
-    GIB,
-    MIB,
-    cached_tokens,
-    default_block_size,
-    default_max_num_batched_tokens,
-    default_max_num_seqs,
-)
+from quire.ipc.memory_plan import GIB, MIB, cached_tokens, default_block_size, default_max_num_seqs
 from quire.ipc.messages.frontend import PROTOCOL_VERSION, EngineLimits, Heartbeat, Welcome
 from quire.ipc.messages.stats import CacheInfo
 from quire.ipc.messages.utilities import ServerInfo
@@ -182,6 +176,7 @@ def worker_config(config: EngineConfig, folder: Path, summary: ModelSummary) -> 
         raise StartupError(
             f"--max-model-len {max_model_len} is more than the model was made for ({summary.max_model_len}, by its config.json)"
         )
+    tokens, max_model_len = step_tokens(config, summary.is_encoder, bool(gpus), max_model_len)
     if device == "cpu" and config.host_memory_bytes is None and (found := available()) is not None:
         config = msgspec.structs.replace(config, host_memory_bytes=found.num_bytes, host_memory_limit=found.limit)
     engine = resolved(
@@ -189,7 +184,7 @@ def worker_config(config: EngineConfig, folder: Path, summary: ModelSummary) -> 
         device=device,
         max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs or default_max_num_seqs(gpus[0].memory_bytes if gpus else 0, summary.keeps_states),
-        max_num_batched_tokens=config.max_num_batched_tokens or default_max_num_batched_tokens(bool(gpus)),
+        max_num_batched_tokens=tokens,
         block_size=config.block_size or default_block_size(bool(gpus)),
     )
     return WorkerConfig(
@@ -242,6 +237,7 @@ def core_config_of(summary: ModelSummary, worker: WorkerConfig, profile: WorkerP
         vocab_size=profile.vocab_size,
         mixed_step_tokens=mixed_step_tokens(profile.weights_bytes, engine.device),
         num_micro_batches=engine.pipeline_parallel_size,
+        has_whole_prompts=profile.pooling is not None and profile.pooling.is_whole,
         long_prefill_token_threshold=engine.long_prefill_token_threshold,
         speculation=engine.speculative_config,
         max_queue_s=engine.max_queue_s,
@@ -255,8 +251,9 @@ def core_config_of(summary: ModelSummary, worker: WorkerConfig, profile: WorkerP
         max_num_seqs=engine.max_num_seqs,
         max_logprobs=engine.max_logprobs,
         takes_marks=bool(profile.num_states) and engine.enable_prefix_caching,
+        pooling=profile.pooling,
     )
-    if limits.max_model_len < 2:
+    if capacity < 2:
         raise StartupError("the KV cache has no room for even two tokens: give it more memory or smaller blocks")
     return CoreConfig(
         scheduler=scheduler,

@@ -23,9 +23,9 @@ class ParamsCheck:
         self._workers = workers
 
     def __call__(self, request: AddRequest, sequences: list[Sequence]) -> Future[None] | None:
-        if not sequences[0].is_processed:
+        if not sequences[0].task.is_processed:
             return None
-        check = _Check(self._workers, _that_fits(request.task.params))
+        check = _Check(self._workers, _that_fits(sequences[0].task.sampling))
         check.ask()
         return check.future
 

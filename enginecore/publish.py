@@ -8,10 +8,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from quire.enginecore.scheduling.plan_builder import SideTarget
+from quire.enginecore.pooled import pooled_messages
 from quire.enginecore.scheduling.step import StepOutput
+from quire.enginecore.tasks.task import SideTarget
 from quire.ipc.messages.frontend import CoreMessage, Finished, PromptLogprobs, Started, StepOutputs, TokenLogprobs
-from quire.ipc.messages.workers import PromptLogprobsOfRow, SideResult
+from quire.ipc.messages.workers import PooledRows, PromptLogprobsOfRow, SideResult
 from quire.ipc.step.result_ring import ResultRing
 
 NO_DRAFTS = np.zeros((0, 4), np.int64)
@@ -36,14 +37,13 @@ def side_messages(results: list[SideResult], targets: Mapping[int, SideTarget], 
     """(owner, message) for a step's side results, those that a request waits for; `targets`: their requests, by row."""
     messages: list[tuple[int, CoreMessage]] = []
     for result in results:
-        if result.row not in targets:
-            continue
-        owner, request_id, start = targets[result.row]
         match result:
-            case PromptLogprobsOfRow() if result.logprobs:  # a prompt of one token has none
-                num_top = len(result.top_ids) // len(result.ranks)
+            case PooledRows():
+                messages += pooled_messages(result, targets, epoch)
+            case PromptLogprobsOfRow() if result.logprobs and result.row in targets:  # a prompt of one token has none
+                target, num_top = targets[result.row], len(result.top_ids) // len(result.ranks)
                 columns = (result.logprobs, result.ranks, result.top_ids, result.top_logprobs)
-                messages.append((owner, PromptLogprobs(epoch, request_id, start, num_top, *columns)))
+                messages.append((target.owner, PromptLogprobs(epoch, target.request_id, target.start, num_top, *columns)))
     return messages
 
 

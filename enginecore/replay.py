@@ -54,7 +54,7 @@ class Replay:
         """The workers were killed, and the steps in flight are forgotten: end or replay the requests that ran. from_outside: a
         signal from outside had ended or stopped one of them."""
         lost = self._scheduler.reset()
-        failed = {(seq.owner, seq.request_id): FAILED for seq, _ in lost if seq.num_candidates or not self._is_on}
+        failed = {(seq.owner, seq.request_id): FAILED for seq, _ in lost if not (seq.task.runs_again and self._is_on)}
         again = {(seq.owner, seq.request_id) for seq, _ in lost} - failed.keys()
         in_step = {seq for seq, was_in_step in lost if was_in_step and (seq.owner, seq.request_id) in again}
         repeated = {seq for seq in in_step if len(seq.known) == seq.died_at}

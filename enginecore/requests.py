@@ -62,7 +62,7 @@ class Requests:
             return self._owners.send(owner, accepted)
         if message.timeout_s:
             self.deadlines.add(owner, message.id, self.clock() + message.timeout_s)
-        self._scheduler.counters.replays += message.task.resume is not None
+        self._scheduler.counters.replays += message.task.is_resumed
         if not self.preparing.start(owner, message, accepted):
             for seq in accepted:
                 self._scheduler.add(seq)

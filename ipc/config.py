@@ -17,6 +17,7 @@ from quire.ipc.layout import check_layout
 from quire.ipc.log_flags import add_frontend_logs
 from quire.ipc.memory_plan import blocks_in
 from quire.ipc.own_code_flags import add_own_code_arguments
+from quire.ipc.pooling_flags import Convert, Runner, add_pooling_arguments, check_pooling_flags
 from quire.ipc.process.flags import DTYPES, LOAD_FORMATS, MODEL_IMPLS, JsonObject, Switch, human_int, model_len, one_of
 from quire.ipc.speculation_flags import add_speculation_arguments, check_speculation
 from quire.ipc.speculative_config import SpeculativeConfig
@@ -49,6 +50,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     load_format: Literal["auto", "dummy"] = "auto"
     model_impl: Literal["auto", "quire", "transformers"] = "auto"  # which implementation of the layers
+    runner: Runner = "auto"  # what the model is served for
+    convert: Convert = "auto"  # what a model that pools makes
+    pooler_config: dict[str, Any] = {}  # how it pools, instead of what the checkpoint says
     quantization: str | None = None  # a name of ipc/quantization.py; None: as the checkpoint says
     max_model_len: int | None = None
     gpu_memory_utilization: float = 0.9
@@ -116,6 +120,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "--num-gpu-blocks-override must be at least 2",
         )
         check_states(self.num_states)
+        check_pooling_flags(self.runner, self.convert, self.pooler_config)
         need(
             self.block_size is None or self.block_size in (16, 32, 64, 128, 256), "--block-size must be 16, 32, 64, 128 or 256"
         )
@@ -175,6 +180,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser, model: str = "model") 
     parser.add_argument(model, default=None, help=help_text, **(optional if model == "model" else {}))  # type: ignore[arg-type]
     for title, add_to in (
         ("model", _add_model),
+        ("vectors and scores", add_pooling_arguments),
         ("chat template and sampling defaults", _add_defaults),
         ("device and memory", _add_memory),
         ("recurrent states", add_state_arguments),

@@ -120,3 +120,24 @@ def checked_vocabulary(size: int) -> int:
 def is_stretched(fields: dict[str, Any]) -> bool:
     """Whether scaling of the rotary embedding extends the context beyond max_position_embeddings."""
     return fields.get("model_type") not in _NOT_STRETCHED
+
+
+def stretched_context(config: dict[str, Any], positions: int) -> int:
+    """The model's positions, stretched by linear and yarn scaling (yarn from its original length). As in vLLM. Raises
+    ValueError."""
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(rope, dict):
+        raise ValueError("config.json: rope_scaling must be an object")
+    rope_type = rope.get("rope_type", rope.get("type", "default"))
+    factor = rope.get("factor")
+    if (
+        rope_type not in ("linear", "yarn")
+        or not is_stretched(config)
+        or not isinstance(factor, (int, float))
+        or not 1 <= factor <= 1 << 20
+    ):
+        return positions
+    original = config.get("original_max_position_embeddings", rope.get("original_max_position_embeddings"))
+    if rope_type == "yarn" and isinstance(original, int) and original > 0:
+        positions = original
+    return int(positions * factor)

@@ -24,6 +24,7 @@ def compiled_kernels() -> dict[tuple[str, str], Any]:
         prefill_hopper,
         prefill_schedule,
         rope_kv,
+        varlen,
     )
     from quire.kernels.elementwise import activation, embedding, logits, norm  # noqa: F401
     from quire.kernels.exchange import all_reduce_norm, peer_link  # noqa: F401
@@ -66,6 +67,7 @@ def compiled_kernels() -> dict[tuple[str, str], Any]:
         w8a16_row,
     )
     from quire.kernels.persistent import scaled_block  # noqa: F401
+    from quire.kernels.pooling import segments  # noqa: F401
     from quire.kernels.recurrent import channel_prefill, convolution, delta, delta_prefill, mamba  # noqa: F401
     from quire.kernels.sampling import sampler, sampler_filter, sampler_sharded  # noqa: F401
     from quire.kernels.speculation import accept, draft_passes, ngram  # noqa: F401

@@ -21,6 +21,7 @@ def fix_order(model: ModelConfig, device: torch.device) -> None:
         "a KV cache of 8 bits": any(spec.cache_dtype is not None for spec in attention),
         f"latent attention ({model.architecture})": any(spec.latent_dim for spec in attention),
         f"recurrent layers ({model.architecture})": any(layer.recurrent is not None for layer in model.layers),
+        f"an encoder ({model.architecture})": model.encoder is not None,
         "transformers' model code": model.transformers_config is not None,
     }
     if wrong := [what for what, is_so in refused.items() if is_so]:

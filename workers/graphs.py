@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
 import torch
 
 from quire.ipc.step.plan import StepPlan
@@ -41,6 +40,7 @@ from quire.workers.graph_sizes import (
     sizes_to_run,
 )
 from quire.workers.models.language_model import LanguageModel
+from quire.workers.outputs.tokens import Tokens
 
 if TYPE_CHECKING:  # CPU engines run where Triton cannot be imported
     from quire.workers.devices.cuda import CudaDevice
@@ -78,20 +78,11 @@ class StepRunner(Protocol):
     attention: ModelAttention
     buffers: StepBuffers
     samples: bool  # otherwise a step is only its forward
+    tokens: Tokens  # if it samples
 
     def forward(
         self, device_plan: torch.Tensor, num_tokens: int, num_rows: int, num_decode_rows: int | None, *, windows: bool = False
     ) -> torch.Tensor: ...
-
-    def sample(
-        self, device_plan: torch.Tensor, logits: torch.Tensor, kind: int, step: int = 0, without: np.ndarray = ...
-    ) -> None: ...
-
-    def sample_processed(
-        self, plan: StepPlan, device_plan: torch.Tensor, logits: torch.Tensor, read_masks: ReadMasks
-    ) -> None: ...
-
-    def load_masks(self, plan: StepPlan, read_masks: ReadMasks) -> np.ndarray: ...
 
 
 class StepGraphs:
@@ -125,9 +116,9 @@ class StepGraphs:
         if not self._runner.samples:
             return True
         if plan.sampling_kind & SAMPLING_CUSTOM:
-            self._runner.sample_processed(plan, self._device.plan, self._logits[:rows], read_masks)
-        elif plan.has_mask_rows and len(without := self._runner.load_masks(plan, read_masks)):
-            self._runner.sample(self._device.plan, self._logits[:rows], kind, plan.step, without)
+            self._runner.tokens.sample_processed(plan, self._device.plan, self._logits[:rows], read_masks)
+        elif plan.has_mask_rows and len(without := self._runner.tokens.load_masks(plan, read_masks)):
+            self._runner.tokens.sample(self._device.plan, self._logits[:rows], kind, plan.step, without)
         else:
             self._sampling[rows, kind].replay()
         return True
@@ -293,7 +284,7 @@ class StepGraphs:
             r.model.compute_logits(hidden, self._logits[:rows])
 
     def _run_sampling(self, rows: int, kind: int) -> None:
-        self._runner.sample(self._device.plan, self._logits[:rows], kind)
+        self._runner.tokens.sample(self._device.plan, self._logits[:rows], kind)
 
 
 def _no_rows() -> StepPlan:

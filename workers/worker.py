@@ -58,14 +58,17 @@ from quire.workers.logits_processors.load import load_classes
 from quire.workers.memory import Budget, budget_before_loading, gpu_budget, graphs_bytes, largest_plan, state_needs
 from quire.workers.models.build import build_model
 from quire.workers.models.config import ModelConfig, ModelConfigError
-from quire.workers.models.family_table import read_model_config
 from quire.workers.models.language_model import LanguageModel
 from quire.workers.numerics import choose_dtype, numerics_of
+from quire.workers.outputs.output import RowResult
+from quire.workers.outputs.pooling_outputs import pooling_outputs
 from quire.workers.parallel import Parallel
+from quire.workers.pooling.choice import PoolingChoice
+from quire.workers.pooling.start import read_served
 from quire.workers.profiler import Profiler, ProfilerError
 from quire.workers.records import MASK_SPIN_S, Records
 from quire.workers.recurrent.state_cache import StateCache, state_cache_of
-from quire.workers.runner import ModelRunner, PromptRow, no_masks
+from quire.workers.runner import ModelRunner, no_masks
 from quire.workers.speculation.loaded import DraftModel, build_draft_model
 from quire.workers.start_failures import in_words
 
@@ -83,6 +86,7 @@ STEP, WORLD_SIZE = HEADER.at["step"], HEADER.at["world_size"]
 class Worker:
     group: Group | None = None  # of several ranks, once they have met
     cpu_budget: Budget | None = None  # on a CPU, before weights are loaded
+    pooling: PoolingChoice  # from its start on
     draft_model: DraftModel | None = None
 
     def __init__(self, config: WorkerConfig):
@@ -133,9 +137,10 @@ class Worker:
     def _start(self) -> ModelRunner:
         c, engine = self.config, self.engine
         classes = load_classes(engine.logits_processors, engine.logits_processors_path)
-        model_config = read_model_config(
+        model_config, self.pooling = read_served(
             c.model_dir,
             engine.hf_overrides,
+            engine,
             model_impl=engine.model_impl,
             quantization=engine.quantization,
             kv_cache_dtype=engine.kv_cache_dtype,
@@ -169,7 +174,9 @@ class Worker:
             self.custom_processors = CustomProcessors(classes, vllm_config(c, model_config, dtype, self.device), self.device)
         processors = self.custom_processors if stage.is_last else None
         states = state_cache_of(model_config, self.parallel, dtype, engine.mamba_ssm_cache_dtype)
-        runner = ModelRunner(model, self._context(model_config, cache, states, dtype), self._make_device, processors)
+        ctx = self._context(model_config, cache, states, dtype)
+        vectors = pooling_outputs(self.pooling, model, engine.max_num_seqs)
+        runner = ModelRunner(model, ctx, self._make_device, processors, vectors)
         if self.group is not None:  # graph sizes, and so what ranks exchange, follow from it; all ranks are there now
             runner.weights_bytes = self.group.max_over_ranks("weights_bytes", weights_bytes)
             if stage.count > 1:
@@ -292,6 +299,7 @@ class Worker:
                 state_bytes=runner.ctx.states.state_bytes,
                 processors=self.custom_processors.info if self.custom_processors is not None else None,
                 numerics=numerics_of(engine, runner.ctx.config, runner.ctx.dtype),
+                pooling=self.pooling.info,
             )
         )
 
@@ -384,7 +392,7 @@ class Worker:
             error = f"{type(failure).__name__}: {failure}"
         self.link.send(ControlReply(self.config.rank, request.id, error, payload[:MAX_CONTROL_PAYLOAD]))
 
-    def _send_side_results(self, step: int, results: list[PromptRow]) -> None:
+    def _send_side_results(self, step: int, results: list[RowResult]) -> None:
         if self.ring is None:  # every rank has them; only the output rank sends them
             return
         self.link.send(SideResults(self.config.rank, step, [row.message() for row in results]))

@@ -13,9 +13,10 @@ import messages_fields as messages
 import msgspec
 import responses_fields as responses
 from error_codes import ERROR_CODES
-from field_notes import ANSWERS, FIELDS_OF, ROUTE_NOTES, Note
+from field_notes import ANSWERS, FIELDS_OF, ROUTE_NOTES
 from field_table import FIELDS
 from markdown import code, table
+from note import Note
 
 from quire.frontend.http.api.bodies.schemas import ChatRequest, CompletionRequest
 from quire.frontend.http.api.messages.schemas import CountTokensRequest, MessagesRequest
@@ -37,7 +38,7 @@ TAGS = {
     "tokens": "Tokens",
     "service": "Service",
     "admin": "For the operator",
-    "pooling": "Not here yet: vectors and scores",
+    "pooling": "Vectors and scores",
     "audio": "Not here yet: audio",
 }
 # Bodies with a table of all fields that a reference names, also of those that are not read here.

@@ -9,6 +9,7 @@ ERROR_CODES: dict[str, tuple[str, str]] = {
         "400",
         "a field asks for something that is not supported; the text says what to use instead, if there is anything",
     ),
+    "unsupported_task": ("400", "the model cannot do what the route is for; the text says what it can"),
     "context_length_exceeded": ("400", "prompt and answer do not fit into the context; the text has the numbers"),
     "invalid_json": ("400", "the body is no JSON, or nested too deeply"),
     "body_too_complex": ("400", "the body's JSON has more values than is reasonable"),

@@ -4,19 +4,10 @@ The page of fields in docs/ is made of these tables, and a test fails for a fiel
 not read them. A field that a body has in common with the generating routes means the same and needs no line here.
 """
 
-from typing import NamedTuple
-
-from field_table import Treatment
+from note import Note
+from pooling_notes import POOLING_ANSWERS, POOLING_FIELDS
 
 from quire.frontend.http.batches.lines import ENDPOINTS
-
-
-class Note(NamedTuple):
-    text: str
-    default: str = ""
-    treatment: Treatment = "works"
-    bounds: str = ""  # where they are not SamplingParams' of the same name
-
 
 _GRAMMAR = "up to 256 KiB, 64 brackets deep"
 
@@ -46,6 +37,7 @@ _OLLAMA = {
     "top_logprobs": Note("see /v1/chat/completions", treatment="refused"),
 }
 FIELDS_OF: dict[str, dict[str, Note]] = {
+    **POOLING_FIELDS,
     "StreamOptions": {
         "include_usage": Note("a last event with the usage", "false, or --enable-force-include-usage"),
         "continuous_usage_stats": Note(
@@ -281,6 +273,7 @@ FIELDS_OF: dict[str, dict[str, Note]] = {
 
 # By field, or by struct and field where it differs.
 ANSWERS: dict[str, str] = {
+    **POOLING_ANSWERS,
     **{
         f"{struct}.{name}": text
         for struct in ("OllamaChatResponse", "OllamaGenerateResponse")

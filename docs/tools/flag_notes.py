@@ -109,6 +109,9 @@ FLAG_NOTES: dict[str, FlagNote] = {
     "--model-impl": FlagNote(
         "transformers' layers take some more time a step than Quire's own of the same model, and as much memory", "auto"
     ),
+    "--runner": FlagNote("with pooling the head over the vocabulary is not loaded", "auto"),
+    "--convert": FlagNote("with embed a model that generates keeps its head, too", "auto; embed for vectors of any decoder"),
+    "--pooler-config": FlagNote("prefixes in the cache are found only where the LAST token is pooled", "leave it out"),
     "--quantization": FlagNote(
         "on a CPU the memory and time of floats: weights are rounded, and computed with as floats. int4 gives worse answers, "
         "the others nearly the same",

@@ -30,6 +30,8 @@ SAME, DIFFERS, NOT_HERE = "same", "differs", "not here"
 
 _DRAFTS = "ngram, draft_model and eagle3 are served, other methods not yet"
 FLAGS_DIFFER = {
+    "--convert": "embed beside --runner generate: the model does both",
+    "--pooler-config": "seq_pooling_type (LAST, MEAN, CLS) and use_activation",
     "--api-server-count": "default 1; also --frontends",
     "--block-size": "16 to 256; default 64 on a GPU, 16 on a CPU",
     "--config": "a key that does not exist is an error",
@@ -114,6 +116,10 @@ ROUTES_NOT_HERE = {
     "WEBSOCKET /v1/realtime": "audio is not served yet",
 }
 ROUTES_DIFFER = {
+    "POST /v1/embeddings": "texts and token ids; messages are refused",
+    "POST /pooling": "texts and token ids; messages are refused",
+    "POST /classify": "texts and token ids; messages are refused",
+    "POST /v2/embed": "texts; images are refused",
     "GET /health": "200 only while the engine's loop turns and no step hangs; `/live` says that the process answers",
     "GET /load": "of this process; always counted",
     "GET /ping": "as /health",
@@ -171,6 +177,10 @@ FIELDS_NOT_HERE = {
 
 
 LLM_DIFFERS = {
+    "encode": "the task is PoolingParams' or pooling_task; outputs have numpy arrays where vLLM has tensors",
+    "embed": "decoders for now; use_tqdm has no effect",
+    "classify": "decoders for now; use_tqdm has no effect",
+    "score": "texts; a classifier of one label, or the cosine of vectors",
     "generate": "prompts of text: no multi_modal_data, no prompt_embeds; outputs are vLLM's",
     "chat": "messages of text; chat_template takes a template of the caller's",
     "get_tokenizer": "transformers' tokenizer of the local files",

@@ -33,7 +33,7 @@ class Bans(NamedTuple):
 
 def bans_of(seq: Sequence, known: np.ndarray, num_words: int) -> Bans | None:
     """None if there can be none; also sets the constraint's `allowed`, uint32 [num_words]. known: all ids of the sequence."""
-    p, c = seq.params, seq.constraint
+    p, c = seq.task.sampling, seq.constraint
     if not p.needs_logits_processors:
         return None
     if p.allowed_token_ids and c.allowed is None:
@@ -41,4 +41,4 @@ def bans_of(seq: Sequence, known: np.ndarray, num_words: int) -> Bans | None:
         words, bits = stop_bits(p.allowed_token_ids)
         c.allowed[words] = bits
     outputs = known[len(seq.prompt) :][-MAX_BAD_WORD_TOKENS:].tolist()
-    return Bans(seq.min_tokens_stop_ids, seq.min_len, p.bad_words_token_ids or (), len(known), outputs)
+    return Bans(seq.task.min_tokens_stop_ids, seq.min_len, p.bad_words_token_ids or (), len(known), outputs)

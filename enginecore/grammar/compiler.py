@@ -101,7 +101,7 @@ class GrammarCompiler:
     # ------------------------------------------------------------------------------------------------- a request
     def prepare(self, request: AddRequest, sequences: list[Sequence]) -> Future[None] | None:
         """See preparation.Preparer. Raises PreparationFailed for a grammar that is known to be bad."""
-        params = request.task.params
+        params = sequences[0].task.sampling
         wanted = params.grammar
         if wanted is None and params.thinking_token_budget is None:
             return None
@@ -116,16 +116,16 @@ class GrammarCompiler:
                 self._cache.move_to_end(digest)
         if grammar is None:
             self.start()
-            return self._in_turn(request, lambda: self._compile_for(wanted, digest, sequences))
+            return self._in_turn(request, wanted, lambda: self._compile_for(wanted, digest, sequences))
         is_shared = self._use(wanted, grammar, sequences)
         if is_shared and len(grammar.compiled) < self._num_threads:
-            self._in_turn(request, lambda: self._compile_once_more(grammar))
+            self._in_turn(request, wanted, lambda: self._compile_once_more(grammar))
         return None
 
-    def _in_turn(self, request: AddRequest, work: Callable[[], None]) -> Future[None]:
+    def _in_turn(self, request: AddRequest, wanted: StructuredOutputs, work: Callable[[], None]) -> Future[None]:
         """Do the work when it is the turn of the request's tenant."""
-        wanted, tenant = request.task.params.grammar, request.tenant
-        return self._turns.submit(work, tenant.name if tenant is not None else "", len(wanted.text) if wanted else 0)
+        tenant = request.tenant
+        return self._turns.submit(work, tenant.name if tenant is not None else "", len(wanted.text))
 
     def _compile_for(self, wanted: StructuredOutputs, digest: bytes, sequences: list[Sequence]) -> None:
         with self._lock:
@@ -147,12 +147,12 @@ class GrammarCompiler:
         return is_shared
 
     def _constrain(self, seq: Sequence, matcher: llguidance.LLMatcher | None, lexer: int | None) -> Constraint:
-        params = seq.params
+        params = seq.task.sampling
         reasoning = self._reasoning(seq, params, matcher is not None)
         vocabulary = self.vocabulary() if matcher is not None else None
         special = vocabulary.special if vocabulary is not None else frozenset()
         # a stop id that adds no text may end the output just as the model's own end ids
-        ends = seq.stop_ids & special if params.ignore_eos else (seq.stop_ids & special) | self.eos_token_ids
+        ends = seq.task.stop_ids & special if params.ignore_eos else (seq.task.stop_ids & special) | self.eos_token_ids
         constraint = Constraint(
             matcher=matcher,
             lexer=lexer or 0,

@@ -364,9 +364,9 @@ class GrammarSteps:
     def _fail(self, seq: Sequence, failure: Failure) -> None:
         """End a request with an error, unless it has ended."""
         if seq.state is not SequenceState.FINISHED and self._scheduler.abort(seq.owner, seq.request_id):
-            wanted = seq.params.grammar
+            wanted = seq.task.sampling.grammar
             field = "thinking_token_budget" if wanted is None else wanted.name
-            message = nothing_left(seq.params) if failure is NOTHING_LEFT else failure.message
+            message = nothing_left(seq.task.sampling) if failure is NOTHING_LEFT else failure.message
             self._owners.refuse(seq.owner, seq.request_id, failure.code, f"{field}: {message}")
 
     def _send(self, step: int, rows: list[int], masks: np.ndarray, places: np.ndarray | None = None) -> None:

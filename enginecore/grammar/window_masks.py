@@ -91,7 +91,7 @@ class WindowMaker:
             fill_next_token_bitmask_par(self._executor, alone, masks)
 
     def _complete(self, work: Work, place: Place, mask: np.ndarray, may_end: bool) -> None:
-        """What else is allowed and forbidden at a place; mask: int32 [1, words]."""
+        """Apply what else is allowed and forbidden at a place; mask: int32 [1, words]."""
         words, window = mask[0].view(np.uint32), _window(work)
         banned = window.bans.behind(window.drafts.of_row(work.row)[: place.number]) if window.bans is not None else []
         only_ends = may_end and not mask.any()

@@ -53,7 +53,7 @@ class WithoutToken:
                 continue  # aborted meanwhile, and another request may have its id by now
             seq = self._scheduler.slots.sequence(slot)
             code: ErrorCode = "invalid" if failure is None else "engine_error"
-            text = nothing_left(seq.params) if failure is None else failure
+            text = nothing_left(seq.task.sampling) if failure is None else failure
             if self._scheduler.abort(seq.owner, seq.request_id):
                 self._owners.refuse(seq.owner, seq.request_id, code, text)
         samples.tokens[without] = 0

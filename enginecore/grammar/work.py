@@ -13,7 +13,7 @@ from quire.ipc.step.drafts import StepDrafts
 
 @dataclass(slots=True)
 class Window:
-    """What the masks of a row depend on if it has a window."""
+    """The facts on which the masks of a row with a window depend."""
 
     drafts: StepDrafts
     tokens: "Work"  # the task that gives the matcher the tokens before the drafts, in the same thread

@@ -25,11 +25,13 @@ from typing import Any
 import msgspec
 
 from quire.enginecore.loading.model_names import no_vocabulary, what_file_is, what_folder_is
+from quire.enginecore.loading.pooling_files import has_torch_weights, max_seq_length, more_patterns
 from quire.enginecore.loading.settings import plain
 from quire.enginecore.loading.tokenizer_files import ADDITIONAL_TEMPLATES, TokenizerFiles, TokenizerFilesError
+from quire.ipc.encoders import is_encoder, longest_text
 from quire.ipc.generation_config import check_overrides, generation_defaults, passed_over
 from quire.ipc.hub_names import hub_id_of
-from quire.ipc.text_config import checked_context, checked_vocabulary, is_stretched, keeps_states, text_fields
+from quire.ipc.text_config import checked_context, checked_vocabulary, keeps_states, stretched_context, text_fields
 from quire.ipc.weights_file import weights_file
 
 log = logging.getLogger("quire.enginecore")
@@ -38,6 +40,7 @@ BUNDLED = Path(__file__).parent / "bundled"
 
 SMALL_FILES = ["*.json", "tokenizer.model", "tiktoken.model", "*.tiktoken", "merges.txt", "vocab.txt", "chat_template.jinja"]
 WEIGHT_FILES = ["*.safetensors"]
+OF_SUBFOLDERS = [f"{ADDITIONAL_TEMPLATES}/*.jinja", "*_Pooling/config.json"]
 # Not downloaded from a hub repository: subfolders (other formats of the same weights), and a second copy of the weights.
 IGNORED_FILES = ["*/*", "consolidated*"]
 CONTENT_FORMAT = "chat_template_content_format"  # a field of the tokenizer_config.json that frontends are sent
@@ -70,6 +73,7 @@ class ModelSummary(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: list[int]  # ascending
     vocab_size: int
     keeps_states: bool = False  # it has recurrent layers
+    is_encoder: bool = False  # its prompts are computed whole
 
 
 # ------------------------------------------------------------------------------------------------------- folders
@@ -87,11 +91,16 @@ def resolve_model(
     if model is None:
         return BUNDLED
     folder = _local_or_hub(model, revision, download_dir, SMALL_FILES + (WEIGHT_FILES if weights else []), token)
+    if not Path(model).expanduser().is_dir():
+        has_safetensors = not weights or any(folder.glob("*.safetensors"))
+        if more := more_patterns(folder, has_safetensors):
+            _download(hub_id_of(model), revision, download_dir, more, token, ignored=[])
     if not (folder / "config.json").is_file():
         raise ModelFilesError(
             what_folder_is(model, folder) or f"{model} has no config.json: it is not a model in Hugging Face's format"
         )
-    if weights and not (folder / "model.safetensors.index.json").is_file() and weights_file(folder) is None:
+    has_weights = (folder / "model.safetensors.index.json").is_file() or weights_file(folder) is not None
+    if weights and not has_weights and not has_torch_weights(folder):
         raise ModelFilesError(
             what_folder_is(model, folder)
             or f"{model} has no model.safetensors and no model.safetensors.index.json. Quire reads safetensors only: pickled "
@@ -132,8 +141,13 @@ def _local_or_hub(
 
 
 def _download(
-    hub_id: str, revision: str | None, download_dir: str | None, patterns: list[str], token: str | None
-) -> Path:  # fmt: skip
+    hub_id: str,
+    revision: str | None,
+    download_dir: str | None,
+    patterns: list[str],
+    token: str | None,
+    ignored: list[str] = IGNORED_FILES,
+) -> Path:
     """Snapshot of a hub repository, through huggingface_hub's cache, environment variables and progress bars."""
     import huggingface_hub
     from huggingface_hub import errors
@@ -141,11 +155,9 @@ def _download(
     at = f" at revision {revision}" if revision else ""
     try:
         of_repository: dict[str, Any] = {"revision": revision, "cache_dir": download_dir, "token": token}
-        folder = huggingface_hub.snapshot_download(
-            hub_id, allow_patterns=patterns, ignore_patterns=IGNORED_FILES, **of_repository
-        )
-        # in a folder of its own, which the patterns above cannot tell from others
-        huggingface_hub.snapshot_download(hub_id, allow_patterns=[f"{ADDITIONAL_TEMPLATES}/*.jinja"], **of_repository)
+        folder = huggingface_hub.snapshot_download(hub_id, allow_patterns=patterns, ignore_patterns=ignored, **of_repository)
+        # in folders of their own, which the patterns above cannot tell from others
+        huggingface_hub.snapshot_download(hub_id, allow_patterns=OF_SUBFOLDERS, **of_repository)
         return Path(folder)
     except errors.GatedRepoError:
         raise ModelFilesError(
@@ -193,7 +205,9 @@ def model_summary(
         raise ModelFilesError(nothing)
     try:
         vocab_size = checked_vocabulary(_positive(config, "vocab_size"))
-        max_model_len = checked_context(_max_model_len(config))
+        max_model_len = checked_context(stretched_context(config, _positive(config, "max_position_embeddings")))
+        if is_encoder(config):
+            max_model_len = min(longest_text(config, max_model_len), max_seq_length(model_dir) or max_model_len)
     except ValueError as error:
         raise ModelFilesError(str(error)) from None
     return ModelSummary(
@@ -201,6 +215,7 @@ def model_summary(
         eos_token_ids=_eos_token_ids(config, generation, tokenizer_dir or model_dir, vocab_size),
         vocab_size=vocab_size,
         keeps_states=keeps_states(config),
+        is_encoder=is_encoder(config),
     )
 
 
@@ -224,27 +239,6 @@ def _positive(config: dict[str, Any], name: str) -> int:
     if type(value) is not int or value < 1:
         raise ModelFilesError(f"config.json: {name} must be a positive integer, not {value!r}")
     return value
-
-
-def _max_model_len(config: dict[str, Any]) -> int:
-    """max_position_embeddings, stretched by linear and yarn scaling (yarn from its original length). As in vLLM."""
-    positions = _positive(config, "max_position_embeddings")
-    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    if not isinstance(rope, dict):
-        raise ModelFilesError("config.json: rope_scaling must be an object")
-    rope_type = rope.get("rope_type", rope.get("type", "default"))
-    factor = rope.get("factor")
-    if (
-        rope_type not in ("linear", "yarn")
-        or not is_stretched(config)
-        or not isinstance(factor, (int, float))
-        or not 1 <= factor <= 1 << 20
-    ):
-        return positions
-    original = config.get("original_max_position_embeddings", rope.get("original_max_position_embeddings"))
-    if rope_type == "yarn" and isinstance(original, int) and original > 0:
-        positions = original
-    return int(positions * factor)
 
 
 def _eos_token_ids(config: dict[str, Any], generation: dict[str, Any], tokenizer_dir: Path, vocab_size: int) -> list[int]:

@@ -64,7 +64,7 @@ class Admission:
                 break
             if seq.child == 0 or seq.tokens is not None:  # other children share the first one's prompt
                 num_tokens += len(seq.known)
-                num_streams += seq.is_stream
+                num_streams += seq.task.is_stream
             places -= 1
         return num_streams, num_tokens
 
@@ -132,7 +132,7 @@ class Admission:
         if not self._config.look_ahead:
             return True
         projection = self._projection = self._projection or self._project()
-        final = self.peak.final_len(length, len(seq.prompt), seq.final_len, seq.ends_by_length)
+        final = self.peak.final_len(length, len(seq.prompt), seq.final_len, seq.task.ends_by_length)
         counted_twice = max(projection.num_held - kv.pool.num_used, 0) + hits.num_held - hits.num_unused
         self._work -= PEAK_WORK if projection.is_short else 0
         return projection.add_if_it_fits(length, final, self._config.num_blocks - 1 + counted_twice)
@@ -161,7 +161,7 @@ class Admission:
         if seq.has_processors:
             build.add_processors(logits_processors_of(seq, known))
             self._work -= PROCESSOR_WORK
-        if seq.is_processed:
+        if seq.task.is_processed:
             build.add_custom_processors(seq, known)
             self._work -= PROCESSOR_WORK
         build.slot_updates.append(slot_words(seq))

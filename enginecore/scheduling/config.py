@@ -26,6 +26,7 @@ class SchedulerConfig:
     vocab_size: int = 0
     mixed_step_tokens: int = MIXED_STEP_TOKENS  # target size of the steps with decode rows over which prompts are spread
     num_micro_batches: int = 1  # of decode rows, scheduled in turn: as many as the model has stages
+    has_whole_prompts: bool = False  # a prompt is computed in one step
     long_prefill_token_threshold: int = 0  # most tokens of one prompt in a step; 0: no such limit
     speculation: SpeculativeConfig | None = None
     max_queue_s: float = 0.0  # a waiting sequence comes before all priorities after this; 0: never

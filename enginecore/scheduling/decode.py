@@ -207,7 +207,7 @@ class DecodeRows:
         t = self._slots
         stops: np.ndarray = eos[np.minimum(tokens, len(eos) - 1)] & t.checks_eos[slots]
         for i in t.checks_ids[slots].nonzero()[0]:
-            stops[i] |= int(tokens[i]) in t.sequence(slots[i]).stop_ids
+            stops[i] |= int(tokens[i]) in t.sequence(slots[i]).task.stop_ids
         return stops
 
     def find_ended(self, taken: Taken) -> list[tuple[Sequence, int, int, bool]]:

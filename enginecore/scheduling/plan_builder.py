@@ -4,18 +4,16 @@ The scheduler owns every decision and all state of sequences; this file only enc
 """
 
 from operator import attrgetter, itemgetter
-from typing import NamedTuple
 
 import numpy as np
 
 from quire.enginecore.scheduling.sequence import Sequence
+from quire.enginecore.tasks.task import Chunk, SideTarget
 from quire.ipc.step.custom_processors import CustomProcessorsRecord, encode_record
 from quire.ipc.step.plan import DTYPES, LogitsProcessors, StepPlan, encode_logits_processors, struct_of
 from quire.ipc.step.sections import (
     MAX_BAD_WORD_TOKENS,
     PREFILL,
-    PREFILL_CANDIDATES,
-    PREFILL_PROMPT_LOGPROBS,
     PREFILL_SAMPLE,
     SAMPLING_WINDOWS,
     SLOT,
@@ -25,14 +23,6 @@ from quire.ipc.step.sections import (
 NO_WORDS = np.zeros(0, np.int32)
 _prefill_values = itemgetter(*(f.name for f in PREFILL.fields))
 _PREFILL_ROW, _SLOT_ROW = struct_of(PREFILL), struct_of(SLOT)
-
-
-class SideTarget(NamedTuple):
-    """The request that a row's side result belongs to, for the core to pass it on."""
-
-    owner: int
-    request_id: int
-    start: int  # of prompt logprobs: position of the first
 
 
 class PlanBuilder:
@@ -59,16 +49,14 @@ class PlanBuilder:
         self.num_prefill_tokens = self.processor_words = 0
         self.table_updates = 0  # block updates that repeat a cached prefix
 
-    def add_prefill(self, seq: Sequence, token_ids: np.ndarray, **values: int) -> None:
-        """Add a chunk of a prompt; `values`: the fields of PREFILL, except slot and length."""
-        values["slot"], values["length"] = seq.slot, len(token_ids)
-        start, flags = values["start"], values["flags"]
-        if flags & PREFILL_PROMPT_LOGPROBS:
-            self.side_targets[len(self.prefills)] = SideTarget(seq.owner, seq.request_id, start + 1)
-        elif flags & PREFILL_CANDIDATES:
-            self.side_targets[len(self.prefills)] = SideTarget(seq.owner, seq.request_id, start + len(token_ids))
-        self.prefills.append((seq, start + len(token_ids)))
-        self.samples.append(bool(flags & PREFILL_SAMPLE))
+    def add_prefill(self, seq: Sequence, token_ids: np.ndarray, start: int, chunk: Chunk, **states: int) -> None:
+        """Add a chunk of a prompt, from position `start` on; `states`: the fields of PREFILL about states."""
+        end = start + len(token_ids)
+        values = {"slot": seq.slot, "start": start, "length": len(token_ids), **chunk._asdict(), **states}
+        if (target := seq.task.side_target(seq, chunk, start, end)) is not None:
+            self.side_targets[len(self.prefills)] = target
+        self.prefills.append((seq, end))
+        self.samples.append(bool(chunk.flags & PREFILL_SAMPLE))
         self._prefill_rows.append(_PREFILL_ROW.pack(*_prefill_values(values)))
         self._prefill_tokens.append(token_ids)
         self.num_prefill_tokens += len(token_ids)
@@ -80,7 +68,7 @@ class PlanBuilder:
 
     def add_custom_processors(self, seq: Sequence, known: np.ndarray) -> None:
         """Add a sequence with a new slot, for the operator's own logits processors; `known`: all its ids."""
-        record = encode_record(CustomProcessorsRecord(seq.slot, seq.prompt, known[len(seq.prompt) :], seq.params))
+        record = encode_record(CustomProcessorsRecord(seq.slot, seq.prompt, known[len(seq.prompt) :], seq.task.sampling))
         self._custom_processors.append(record)
         self.processor_words += len(record)
 
@@ -153,7 +141,7 @@ def slot_words(seq: Sequence) -> bytes:
 
 
 def logits_processors_of(seq: Sequence, known: np.ndarray) -> LogitsProcessors:
-    p, outputs = seq.params, known[len(seq.prompt) :]
+    p, outputs = seq.task.sampling, known[len(seq.prompt) :]
     bias = p.logit_bias or {}
     return LogitsProcessors(
         slot=seq.slot,
@@ -162,6 +150,6 @@ def logits_processors_of(seq: Sequence, known: np.ndarray) -> LogitsProcessors:
         bias_ids=list(bias),
         bias_values=list(bias.values()),
         allowed_ids=p.allowed_token_ids or [],
-        stop_ids=seq.min_tokens_stop_ids if p.min_tokens > 0 else [],
+        stop_ids=seq.task.min_tokens_stop_ids if p.min_tokens > 0 else [],
         bad_words=p.bad_words_token_ids or [],
     )

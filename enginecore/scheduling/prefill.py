@@ -1,8 +1,8 @@
 """Prefills: running sequences that have known tokens to compute; a step takes a chunk of each while its budget lasts. No I/O.
 
-Running ones come before new ones, each by `order`. The last chunk samples a token and makes the sequence a decode row
-(decode.py). Blocks that a chunk writes can be hit by others from the next step on. The scheduler calls it in every step,
-admission for each new sequence.
+Running ones come before new ones, each by `order`. The last chunk makes the sequence a decode row (decode.py); one that samples
+nothing has no token to compute there, and ends with this step. Blocks that a chunk writes can be hit by others from the next
+step on. The scheduler calls it in every step, admission for each new sequence.
 """
 
 import bisect
@@ -12,15 +12,15 @@ from quire.enginecore.kv.manager import KVManager
 from quire.enginecore.scheduling.decode import MakeRoom
 from quire.enginecore.scheduling.plan_builder import PlanBuilder
 from quire.enginecore.scheduling.sequence import Sequence, SequenceState, Slots
-from quire.ipc.step.sections import PREFILL_CANDIDATES, PREFILL_PROMPT_LOGPROBS, PREFILL_SAMPLE
 
 
 class Prefills:
-    def __init__(self, slots: Slots, kv: KVManager, longest_chunk: int = 0):
-        """longest_chunk: most tokens of one sequence in a step; 0: no limit."""
+    def __init__(self, slots: Slots, kv: KVManager, longest_chunk: int = 0, are_whole: bool = False):
+        """longest_chunk: most tokens of one sequence in a step; 0: no limit. are_whole: no prompt is cut into chunks."""
+        self._are_whole = are_whole
         self._slots = slots
         self._kv = kv
-        self._longest_chunk = longest_chunk or 1 << 62
+        self._longest_chunk = 1 << 62 if are_whole else longest_chunk or 1 << 62
         self._running: list[Sequence] = []  # by order
         self._written: list[tuple[Sequence, int]] = []  # sequences of this step, and their full blocks after it
 
@@ -43,7 +43,7 @@ class Prefills:
     @property
     def num_streams(self) -> int:
         """Prompts of requests that are streamed, so that their first token is waited for."""
-        return sum(s.is_stream for s in self._running)
+        return sum(s.task.is_stream for s in self._running)
 
     def schedule(self, build: PlanBuilder, budget: int, make_room: MakeRoom) -> int:
         """Schedule chunks of running prefills; returns the tokens that are left of the budget."""
@@ -85,7 +85,10 @@ class Prefills:
         return length
 
     def puts_off(self, start: int, known: int, build: PlanBuilder, budget: int) -> bool:
-        """Whether a chunk of so few tokens is rather left to a later step. A step with no other chunk takes any."""
+        """Whether a chunk of so few tokens is rather left to a later step. A step with no other chunk takes any, but for whole
+        prompts."""
+        if self._are_whole:
+            return known - start > budget
         return bool(build.prefills) and self._kv.states.puts_off(start, budget, known)
 
     def _room_for(self, seq: Sequence, length: int, make_room: MakeRoom) -> int:
@@ -102,22 +105,9 @@ class Prefills:
     def _put(self, seq: Sequence, length: int, build: PlanBuilder) -> None:
         t, start = self._slots, seq.num_computed
         end = start + length
-        flags, next_token, num_prompt_logprobs = 0, -1, 0
-        if end == int(t.num_tokens[seq.slot]):
-            flags |= PREFILL_SAMPLE
-        num_top = seq.params.prompt_logprobs
-        if num_top is not None and seq.child == 0 and seq.num_scored <= start < len(seq.prompt):
-            flags |= PREFILL_PROMPT_LOGPROBS
-            num_prompt_logprobs = num_top
-            next_token = int(seq.prompt[end]) if end < len(seq.prompt) else -1
-        elif seq.num_candidates and flags & PREFILL_SAMPLE:
-            flags |= PREFILL_CANDIDATES
-            num_prompt_logprobs = seq.num_candidates
-        ids = t.token_ids[seq.slot, start:end]
+        chunk = seq.task.chunk(seq, start, end, int(t.num_tokens[seq.slot]))
         first, last = self._kv.states.begin_chunk(seq.blocks, start, end)
-        states = {"first_state": first, "last_state": last}
-        num_top = num_prompt_logprobs
-        build.add_prefill(seq, ids, start=start, flags=flags, next_token=next_token, num_prompt_logprobs=num_top, **states)
+        build.add_prefill(seq, t.token_ids[seq.slot, start:end], start, chunk, first_state=first, last_state=last)
         seq.num_computed = end
         t.last_step[seq.slot] = build.step
         if not seq.first_scheduled:
@@ -135,8 +125,9 @@ class Prefills:
 
     def take_computed(self, build: PlanBuilder) -> list[Sequence]:
         """Remove and return the sequences that have all known tokens computed with this step."""
-        rows = zip(build.prefills, build.samples, strict=True)
-        done = [seq for (seq, _), samples in rows if samples and seq.state is SequenceState.PREFILL]
+        t = self._slots
+        ended = [seq for seq, end in build.prefills if seq.state is SequenceState.PREFILL and end == t.num_tokens[seq.slot]]
+        done = [seq for seq in ended if seq.num_computed == t.num_tokens[seq.slot]]
         for seq in done:
             self._running.remove(seq)
             self._kv.remove_pending(seq.blocks)

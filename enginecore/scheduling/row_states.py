@@ -1,4 +1,4 @@
-"""What decode rows do with recurrent states: where they leave checkpoints, and, with windows, when states catch up. No I/O.
+"""Recurrent states of decode rows: where they leave checkpoints, and, with windows, when states catch up. No I/O.
 
 Without windows a row's state has all of its computed tokens, and a copy is kept where a block ends. With windows a state stays
 a step behind: layers keep the inputs of a window's tokens, and the row's next step applies those that were accepted. Then

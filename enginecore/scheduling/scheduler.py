@@ -19,7 +19,7 @@ from quire.enginecore.scheduling.plan_builder import NO_WORDS, PlanBuilder
 from quire.enginecore.scheduling.prefill import Prefills
 from quire.enginecore.scheduling.prefill_budget import prefill_budget
 from quire.enginecore.scheduling.sequence import Sequence, SequenceState, Slots
-from quire.enginecore.scheduling.step import Counters, ScheduledStep, StepOutput
+from quire.enginecore.scheduling.step import Counters, ScheduledStep, StepOutput, processed_rows
 from quire.enginecore.scheduling.waiting import WaitingQueue
 from quire.enginecore.scheduling.windows import Windows
 from quire.ipc.messages.frontend import Finished, Started
@@ -39,7 +39,7 @@ class Scheduler:
         self._eos = np.zeros(max(config.vocab_size, 1), bool)
         self._eos[[i for i in config.eos_token_ids if i < config.vocab_size]] = True
         self._decode = DecodeRows(self.slots, self.kv, Windows(config, self.slots, self.counters), config.num_micro_batches)
-        self._prefills = Prefills(self.slots, self.kv, config.long_prefill_token_threshold)
+        self._prefills = Prefills(self.slots, self.kv, config.long_prefill_token_threshold, config.has_whole_prompts)
         shared = self.slots, self.kv, self.leases, self.waiting, self._prefills, self._decode
         self._leaving = Leaving(*shared, self.counters)
         self._admission = Admission(config, *shared, self._leaving, self.counters)
@@ -178,13 +178,10 @@ class Scheduler:
         lengths = self._decode.advance(build, rows, samples, mask_rows)
         plan = build.finish(decode, same, self.slots.sampling_kind[rows[samples]], lengths, mask_rows)
         self._decode.add(self._prefills.take_computed(build))
-        processed = self._processed_rows(rows, samples) if plan.sampling_kind & SAMPLING_CUSTOM else NO_WORDS
+        kinds = self.slots.sampling_kind[rows] if plan.sampling_kind & SAMPLING_CUSTOM else NO_WORDS
+        processed = processed_rows(kinds, samples)
         beside = build.side_rows(len(decode)), processed, mask_rows, plan.window, plan.draft_tokens, build.row_windows
         return plan, ScheduledStep(build.step, rows, samples, build.prefills, plan.num_tokens, *beside)
-
-    def _processed_rows(self, rows: np.ndarray, samples: np.ndarray) -> np.ndarray:
-        """The rows, of these slots, that the operator's own logits processors see; int32."""
-        return (samples & (self.slots.sampling_kind[rows] & SAMPLING_CUSTOM != 0)).nonzero()[0].astype(np.int32)
 
     def _choose_rows(self, build: PlanBuilder) -> np.ndarray:
         """Put the step's prefill rows into `build`; returns the slots of its decode rows."""
@@ -258,6 +255,8 @@ class Scheduler:
             self._admission.peak.observe(int(t.num_tokens[slot]) - len(seq.prompt))
             reason = Finished(seq.key, "stop", token) if by_stop_id else Finished(seq.key, "length")
             out.finished.append((seq.owner, reason))
+            self._end(seq)
+        for seq in scheduled.ended_with_prompt():
             self._end(seq)
         self._leaving.release_returned()
         return out

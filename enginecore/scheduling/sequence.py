@@ -20,17 +20,9 @@ from typing import Any
 import numpy as np
 
 from quire.enginecore.kv.sequence_blocks import SequenceBlocks
+from quire.enginecore.tasks.task import Task
 from quire.enginecore.tenants.tenant import TenantState
-from quire.ipc.sampling import RequestOutputKind, SamplingParams
-from quire.ipc.step.sections import (
-    INT32_MAX,
-    MAX_WINDOW,
-    SAMPLING_CUSTOM,
-    SAMPLING_FILTER,
-    SAMPLING_LOGPROBS,
-    SAMPLING_PROCESSORS,
-    SAMPLING_RANDOM,
-)
+from quire.ipc.step.sections import INT32_MAX, MAX_WINDOW
 
 SMALL_TABLE = 1 << 26  # bytes
 
@@ -50,16 +42,12 @@ class Sequence:
     key: int
     request_id: int
     child: int
-    params: SamplingParams
+    task: Task
     prompt: np.ndarray  # int32
     final_len: int
     seed: int
     order: tuple[int, int]  # (priority, arrival number): smaller runs first
     arrival_time: float
-    stop_ids: frozenset[int]  # the request's own; the model's end-of-sequence ids are a table of the scheduler
-    min_tokens_stop_ids: list[int] = field(default_factory=list, kw_only=True)  # all ids that min_tokens masks
-    is_processed: bool = field(default=False, kw_only=True)  # the operator's own logits processors see this sequence
-    num_candidates: int = field(default=0, kw_only=True)  # for the token after the prompt
     tenant: TenantState | None = field(default=None, kw_only=True)  # None: that of a WaitingQueue's only tenant
     expected_output: int = field(default=0, kw_only=True)  # tokens, an estimate
     is_bounded: bool = field(default=False, kw_only=True)  # it may not wait longer than --max-queue-s
@@ -94,24 +82,14 @@ class Sequence:
         return len(self.prompt) if self.child == 0 else 0
 
     @property
-    def ends_by_length(self) -> bool:
-        """Whether only max_tokens ends it, so that its final length is known."""
-        return self.params.ignore_eos and not self.stop_ids and not self.params.stop
-
-    @property
-    def is_stream(self) -> bool:
-        """Whether its reader gets tokens as they come, not only the complete output."""
-        return self.params.output_kind is not RequestOutputKind.FINAL_ONLY
-
-    @property
     def has_processors(self) -> bool:
         """Whether it has rare sampling state, in its slot's row of the device's LogitsProcessorPool."""
-        return self.params.needs_logits_processors
+        return self.task.sampling.needs_logits_processors
 
     @property
     def max_window(self) -> int:
         """Most tokens of a decode row: one if the operator's own code has a say in each of its tokens."""
-        return 1 if self.is_processed else MAX_WINDOW
+        return 1 if self.task.is_processed else MAX_WINDOW
 
     @property
     def mask_window(self) -> int:
@@ -121,18 +99,7 @@ class Sequence:
     @property
     def min_len(self) -> int:
         """The length below which none of min_tokens_stop_ids may be sampled."""
-        return min(len(self.prompt) + self.params.min_tokens, self.final_len)
-
-    @property
-    def sampling_kind(self) -> int:
-        p = self.params
-        return (
-            (0 if p.is_greedy else SAMPLING_RANDOM)
-            | (SAMPLING_FILTER if p.needs_filter else 0)
-            | (SAMPLING_PROCESSORS if self.has_processors else 0)
-            | (SAMPLING_LOGPROBS if p.logprobs is not None else 0)
-            | (SAMPLING_CUSTOM if self.is_processed else 0)
-        )
+        return min(len(self.prompt) + self.task.sampling.min_tokens, self.final_len)
 
 
 def _sparse_zeros(rows: int, columns: int) -> np.ndarray:
@@ -193,7 +160,7 @@ class Slots:
         return 1
 
     def take(self, seq: Sequence) -> None:
-        slot, tokens = self._free.pop(), seq.known
+        slot, tokens, task = self._free.pop(), seq.known, seq.task
         self.sequences[slot], seq.slot = seq, slot
         n = len(tokens)
         self.token_ids[slot, :n] = tokens
@@ -201,16 +168,16 @@ class Slots:
         self.max_window[slot] = seq.max_window
         self.capacity[slot] = 0
         self.prompt_len[slot], self.final_len[slot] = len(seq.prompt), seq.final_len
-        self.ends_by_length[slot] = seq.ends_by_length
+        self.ends_by_length[slot] = task.ends_by_length
         self.key[slot], self.owner[slot] = seq.key, seq.owner
         self.last_step[slot] = 0
-        self.sampling_kind[slot] = seq.sampling_kind
+        self.sampling_kind[slot] = task.sampling_kind
         self.running[slot] = self.alive[slot] = True
-        self.checks_eos[slot] = not seq.params.ignore_eos
-        self.checks_ids[slot] = bool(seq.stop_ids)
-        self.is_stream[slot] = seq.is_stream
-        self.wants_logprobs[slot] = seq.params.logprobs is not None
-        self.num_logprobs[slot] = seq.params.logprobs or 0
+        self.checks_eos[slot] = not task.sampling.ignore_eos
+        self.checks_ids[slot] = bool(task.stop_ids)
+        self.is_stream[slot] = task.is_stream
+        self.wants_logprobs[slot] = task.sampling.logprobs is not None
+        self.num_logprobs[slot] = task.sampling.logprobs or 0
         self.is_first[slot] = n == len(seq.prompt)
         self.last_token_time[slot] = seq.last_token_time
         self.constrained[slot], self.mask_from[slot] = seq.constraint is not None, seq.mask_from

@@ -4,11 +4,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from quire.enginecore.scheduling.plan_builder import NO_WORDS, SideTarget
-from quire.enginecore.scheduling.sequence import Sequence
+from quire.enginecore.scheduling.plan_builder import NO_WORDS
+from quire.enginecore.scheduling.sequence import Sequence, SequenceState
 from quire.enginecore.scheduling.step_times import StepTimes
 from quire.enginecore.speculation_stats import WindowCounters
+from quire.enginecore.tasks.task import SideTarget
 from quire.ipc.messages.frontend import Finished, Started
+from quire.ipc.step.sections import SAMPLING_CUSTOM
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,19 @@ class ScheduledStep:
     def size(self) -> tuple[int, int, int]:
         """(step, rows, most drafts): the result words that there will be."""
         return self.step, len(self.slots), self.draft_tokens
+
+    def ended_with_prompt(self) -> list[Sequence]:
+        """The sequences whose prompt this step has completed, and that sample nothing."""
+        done = (s for s, computed in self.prefills if s.task.ends_with_prompt and computed == len(s.prompt))
+        return [seq for seq in done if seq.state is not SequenceState.FINISHED]
+
+
+def processed_rows(sampling_kinds: np.ndarray, samples: np.ndarray) -> np.ndarray:
+    """The rows that the operator's own logits processors see, int32; sampling_kinds, samples: of all rows of a step, the former
+    empty if no row is seen."""
+    if not len(sampling_kinds):
+        return NO_WORDS
+    return (samples & (sampling_kinds & SAMPLING_CUSTOM != 0)).nonzero()[0].astype(np.int32)
 
 
 @dataclass

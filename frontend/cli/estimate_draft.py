@@ -1,4 +1,4 @@
-"""What a draft model takes of a device's memory, for `quire estimate`: its weights, and its keys and values in each KV block.
+"""Memory of a device that a draft model takes, for `quire estimate`: its weights, and its keys and values in each KV block.
 
 Its worker builds it like the model, with the type and the ranks of the model and without the model's other flags. An EAGLE-3
 head is counted as a Llama of one layer, with the weights that its file has.
@@ -30,7 +30,10 @@ class DraftSizes(NamedTuple):
 def draft_sizes(
     config: EngineConfig, dtype: str, tokens: int, rows: int, block_size: int, *, is_gpu: bool, has_fp8: bool
 ) -> DraftSizes:
-    """Of the draft model that `config` asks for; zeros without one. tokens, rows: most of a step. Raises EstimateError."""
+    """Sizes of the draft model that `config` asks for; zeros without one. tokens, rows: most of a step.
+
+    Raises EstimateError.
+    """
     asked = config.speculative_config
     if asked is None or asked.model is None:
         return DraftSizes()

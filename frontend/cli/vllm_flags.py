@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 Kind = Literal["switch", "value", "list", "json"]  # no value (also --no-x), one word, several words, a JSON object
 
 WORKING = """
+--runner --convert --pooler-config --override-pooler-config
 --model --tokenizer --tokenizer-revision --revision --download-dir --hf-token --hf-overrides --served-model-name --dtype
 --load-format --model-impl --quantization -q --max-model-len --max-logprobs --seed --enforce-eager --chat-template
 --generation-config --override-generation-config --tensor-parallel-size -tp --pipeline-parallel-size -pp
@@ -52,7 +53,6 @@ _OFFLOAD = "weights and KV cache stay on the GPU"
 _STRAIGHT = "weights go straight to the device"
 _WHOLE = "sequences stay together"
 _AHEAD = "a step is always made while the last one runs"
-_POOL = "models that generate are served, not those that embed or score"
 _KERNELS = "kernels are Quire's own, tuned ahead"
 _CODE = "no code of others is loaded into the server"
 _QUANTIZED = "a checkpoint says how it is quantized, and weights of floats are quantized one way in all layers"
@@ -99,9 +99,9 @@ ROWS = (
     Row("--grpc", "switch", OFF, "HTTP is served"),
     Row("--headless", "switch", OFF, "an engine without a server is a command of its own", "enginecore --listen ADDRESS"),
     Row("--disable-frontend-multiprocessing", "switch", ANY, "the engine is always a process of its own"),
-    Row("--enable-flash-late-interaction", "switch", ANY, _POOL),
-    Row("--cohere-is-reasoning-model", "switch", ANY, "Cohere's routes are not served"),
-    Row("--cohere-format", "value", ANY, "Cohere's routes are not served"),
+    Row("--enable-flash-late-interaction", "switch", ANY, "scores by token vectors are not served"),
+    Row("--cohere-is-reasoning-model", "switch", ANY, "Cohere's chat routes are not served"),
+    Row("--cohere-format", "value", ANY, "Cohere's chat routes are not served"),
     Row("--lora-modules", "list", (), _LORA),
     Row("--data-parallel-supervisor-port --dp-supervisor-probe-interval-s --dp-supervisor-probe-timeout-s", "value", ANY, _DP),
     Row("--dp-supervisor-probe-failure-threshold", "value", ANY, _DP),
@@ -110,9 +110,7 @@ ROWS = (
     Row("--code-revision", "value", ANY, "no code of a checkpoint is ever run, and none is needed"),
     Row("--tokenizer-mode", "value", ("auto", "hf", "slow", "mistral"), "a tokenizer.json is used, or made", "auto"),
     Row("--skip-tokenizer-init", "switch", OFF, "the tokenizer is always there", "prompts of token ids"),
-    Row("--runner --task", "value", ("auto", "generate"), _POOL, "generate"),
-    Row("--convert", "value", ("auto", "none"), _POOL, "none"),
-    Row("--pooler-config --override-pooler-config", "json", (), _POOL),
+    Row("--task", "value", ("auto", "generate"), "--runner and --convert say it: pooling, embed, classify"),
     Row("--model-class-overrides", "json", (), _CODE),
     Row("--config-format", "value", ("auto", "hf", "mistral"), "models are read in Hugging Face's format", "auto"),
     Row("--hf-config-path", "value", (), "config.json is the model's", "--hf-overrides"),

@@ -19,6 +19,7 @@ import msgspec
 
 from quire.frontend.client.client import Client
 from quire.frontend.client.dispatch import Dispatcher
+from quire.frontend.client.pooling import PooledState
 from quire.frontend.client.resend import HOLD_S, LostRequests
 from quire.frontend.client.stream import DeadlineExceeded, EngineDown, InvalidRequest, Overloaded, RequestState, error_of
 from quire.frontend.client.terms import Terms
@@ -31,6 +32,7 @@ from quire.ipc.messages.frontend import (
     CoreMessage,
     FrontendMessage,
     Heartbeat,
+    Pooled,
     PromptLogprobs,
     RequestError,
     StepOutputs,
@@ -152,7 +154,7 @@ class AsyncClient(Client):
         self.send(request, terms)
         return self
 
-    def take_up(self, state: RequestState, is_alone: bool) -> None:
+    def take_up(self, state: RequestState | PooledState, is_alone: bool) -> None:
         self._dispatcher.add(state)
         if is_alone and self._may_spin and self._link is not None:
             self._link.watch(WATCH_S)
@@ -192,7 +194,7 @@ class AsyncClient(Client):
     def expire(self, now: float) -> None:
         for state in [s for s in self._dispatcher.requests.values() if s.deadline + LATE_S <= now]:
             self._dispatcher.fail(state.id, DeadlineExceeded("the request's timeout has passed"))
-            self._dispatcher.abort_sent(state.id, state.params)
+            self._dispatcher.abort_sent(state.id, state.params if isinstance(state, RequestState) else None)
         self._lost.expire(now)
 
     def abort(self, request: str | int) -> None:
@@ -274,10 +276,13 @@ class AsyncClient(Client):
             self.hold()
             self._lost.send(self.welcome, self._send_again)
 
-    def _send_again(self, state: RequestState, request: AddRequest) -> None:
+    def _send_again(self, state: RequestState | PooledState, request: AddRequest) -> None:
         """Raises ClientError if no engine takes the request now."""
         self.send(request, state.terms)
         self._dispatcher.add(state)
+
+    def _pooled(self, message: Pooled) -> None:
+        self._dispatcher.pooled(message)
 
     def _on_message(self, message: CoreMessage) -> None:
         match message:
@@ -290,6 +295,8 @@ class AsyncClient(Client):
                 self._dispatcher.forget_long_dropped()
             case PromptLogprobs():
                 self._dispatcher.prompt_logprobs(message)
+            case Pooled():
+                self._pooled(message)
             case RequestError():
                 self._dispatcher.fail(message.id, error_of(message))
             case UtilityResult():

@@ -264,7 +264,7 @@ async def search_all(
         text, ids, salt, _ = split_prompt(prompt)
         try:
             if ids is None:
-                ids = await client.encode(text or "")
+                ids = await client.tokenize(text or "")
             num_logprobs = min(2 * params.beam_width, USUAL_LOGPROBS)
             searches.append(BeamSearch(client, ids, params, num_logprobs=num_logprobs, cache_salt=salt))
         except InvalidRequest as error:

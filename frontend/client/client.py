@@ -13,8 +13,17 @@ from typing import Any, Protocol, Self
 import msgspec
 import numpy as np
 
+from quire.frontend.client import pool_calls
 from quire.frontend.client.encoding import checked_ids, encode_marked, encode_prompt
 from quire.frontend.client.outputs import RequestOutput
+from quire.frontend.client.pooling import Ids, PooledState, joined_ids, seconds_of
+from quire.frontend.client.pooling_outputs import (
+    ClassificationRequestOutput,
+    EmbeddingRequestOutput,
+    PoolingRequestOutput,
+    RerankResult,
+    ScoringRequestOutput,
+)
 from quire.frontend.client.prompt import Prompt, split_prompt
 from quire.frontend.client.request_outputs import request_outputs
 from quire.frontend.client.stream import EngineDown, InvalidRequest, RequestState, Stream
@@ -22,16 +31,17 @@ from quire.frontend.client.terms import NO_TERMS, Terms
 from quire.frontend.client.utility_calls import A
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.limits import output_room
-from quire.ipc.messages.frontend import AddRequest, Candidates, Generate, Heartbeat, TokenInputs, Welcome
+from quire.ipc.messages.frontend import AddRequest, Candidates, Generate, Heartbeat, Pool, TokenInputs, Welcome
 from quire.ipc.messages.stats import CacheInfo
 from quire.ipc.messages.utilities import UtilityCall
+from quire.ipc.pooling import PoolingParams, check_pooling
 from quire.ipc.sampling import ALL_LOGPROBS, SamplingParams, check_against
 
 
 class Engine(Protocol):
     """The client of the engine that a request was sent to."""
 
-    def take_up(self, state: RequestState, is_alone: bool) -> None:
+    def take_up(self, state: RequestState | PooledState, is_alone: bool) -> None:
         """Deliver the request's outputs to this state. is_alone: no other request runs."""
 
     def abort_sent(self, request_id: int, params: SamplingParams) -> None:
@@ -152,6 +162,39 @@ class Client(ABC):
         engine.take_up(state, is_alone=self.num_requests == 0)
         return Stream(state, self._cancel)
 
+    def submit_pool(
+        self,
+        prompts: Sequence[Ids],
+        params: PoolingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+        request_name: str = "",
+        terms: Terms = NO_TERMS,
+    ) -> PooledState:
+        """Check and send one request for vectors or scores of up to MAX_INPUTS prompts, without waiting. Errors as `submit`."""
+        self._check_connected()
+        limits = self.welcome.limits
+        ids, lengths = joined_ids(prompts, limits)
+        try:
+            check_pooling(params, limits.pooling, limits.tasks)
+        except ValueError as error:
+            raise InvalidRequest(str(error)) from error
+        check_priority(priority)
+        self._next_id += 1
+        request_id, arrival = self._next_id, time.time()
+        inputs, task = TokenInputs(ids.tobytes()), Pool(params, lengths, seconds=seconds_of(prompts))
+        request = AddRequest(0, request_id, inputs, task, priority, terms.salted(cache_salt), arrival)
+        engine = self._send_to_one(request, terms)
+        state = PooledState(request_id, request_name or str(request_id), lengths, arrival)
+        state.sent, state.terms, state.deadline = request, terms, terms.deadline
+        engine.take_up(state, is_alone=self.num_requests == 0)
+        return state
+
+    def cancel_pool(self, state: PooledState) -> None:
+        """Abort a request; nothing if it has ended."""
+        self._cancel(state.id)
+
     @abstractmethod
     def _check_connected(self) -> None:
         """Raises EngineDown where no request can be sent."""
@@ -184,14 +227,14 @@ class Client(ABC):
     async def utility(self, call: UtilityCall, kind: type[A]) -> A:
         """Send the engine a call that is no request; returns its answer, which is of this kind. Raises ClientErrors."""
 
-    async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    async def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a prompt; long texts are tokenized off the event loop. Raises TooLong for a text that can never fit."""
         return await encode_prompt(self.tokenizer, text, add_special_tokens, self.welcome.limits.max_model_len)
 
     async def encode_marked(
         self, text: str, add_special_tokens: bool, ends: Sequence[int]
     ) -> tuple[list[int], tuple[int, ...]]:
-        """As `encode`, and how many ids lie before each of `ends` (Tokenizer.encode_marked)."""
+        """As `tokenize`, and how many ids lie before each of `ends` (Tokenizer.encode_marked)."""
         return await encode_marked(self.tokenizer, text, add_special_tokens, self.welcome.limits.max_model_len, ends)
 
     def _check_prompt(self, prompt_token_ids: Sequence[int] | np.ndarray, max_tokens: int | None = None) -> np.ndarray:
@@ -252,7 +295,7 @@ class Client(ABC):
         if ids is not None:
             return text, list(ids), salt, marks
         assert text is not None
-        return text, await self.encode(text), salt, marks
+        return text, await self.tokenize(text), salt, marks
 
     def render_chat(self, messages: list[dict[str, Any]], **options: Any) -> str:
         """A conversation as prompt text; options as for Tokenizer.render_chat. Raises InvalidRequest."""
@@ -286,13 +329,46 @@ class Client(ABC):
             prompt = {"prompt": text, "prompt_token_ids": ids, "marks": marks}
         else:
             text = self.render_chat(messages, **options)
-            prompt = {"prompt": text, "prompt_token_ids": await self.encode(text, add_special_tokens=False)}
+            prompt = {"prompt": text, "prompt_token_ids": await self.tokenize(text, add_special_tokens=False)}
         outputs = self.generate(prompt, sampling_params, request_id, priority=priority, cache_salt=cache_salt)
         try:
             async for output in outputs:
                 yield output
         finally:
             await outputs.aclose()  # type: ignore[attr-defined]
+
+    # ------------------------------------------------------------------------------------------------- vectors and scores
+    async def encode(
+        self, prompt: Prompt, pooling_params: PoolingParams | None = None, request_id: str = "", *, priority: int = 0
+    ) -> AsyncIterator[PoolingRequestOutput]:
+        """Yield the prompt's result, once, as vLLM's AsyncLLM does. Raises ClientErrors."""
+        (output,) = await pool_calls.encode(self, [prompt], pooling_params, name=request_id, priority=priority)
+        output.request_id = request_id or output.request_id
+        yield output
+
+    async def embed(
+        self, prompts: Sequence[Prompt], pooling_params: PoolingParams | None = None
+    ) -> list[EmbeddingRequestOutput]:
+        """A vector of each prompt."""
+        return await pool_calls.embed(self, prompts, pooling_params)
+
+    async def classify(
+        self, prompts: Sequence[Prompt], pooling_params: PoolingParams | None = None
+    ) -> list[ClassificationRequestOutput]:
+        """Probabilities of the labels for each prompt."""
+        return await pool_calls.classify(self, prompts, pooling_params)
+
+    async def score(
+        self, data_1: str | Sequence[str], data_2: str | Sequence[str], pooling_params: PoolingParams | None = None
+    ) -> list[ScoringRequestOutput]:
+        """A score of each pair of texts: one with n, or n with n."""
+        return await pool_calls.score(self, data_1, data_2, pooling_params)
+
+    async def rerank(
+        self, query: str, documents: Sequence[str], top_n: int | None = None, instruction: str | None = None
+    ) -> list[RerankResult]:
+        """The documents by their scores for the query, the best first."""
+        return await pool_calls.rerank(self, query, documents, top_n, None, instruction)
 
 
 def check_priority(priority: int) -> None:

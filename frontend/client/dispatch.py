@@ -11,8 +11,18 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from quire.frontend.client.output_sequence import OutputSequence
+from quire.frontend.client.pooling import PooledState
 from quire.frontend.client.stream import ClientError, EngineError, RequestState
-from quire.ipc.messages.frontend import Abort, Finish, FrontendMessage, PromptLogprobs, Started, StepOutputs, sequence_key
+from quire.ipc.messages.frontend import (
+    Abort,
+    Finish,
+    FrontendMessage,
+    Pooled,
+    PromptLogprobs,
+    Started,
+    StepOutputs,
+    sequence_key,
+)
 from quire.ipc.sampling import SamplingParams
 
 _DROPPED_S = 60.0
@@ -25,7 +35,7 @@ class Dispatcher:
         self._send = send
         self._epoch = 0
         self._eos_token_ids: frozenset[int] = frozenset()
-        self.requests: dict[int, RequestState] = {}
+        self.requests: dict[int, RequestState | PooledState] = {}
         self._sequences: dict[int, OutputSequence] = {}
         # Dropped children with logprobs: their rows may still arrive, and must be skipped.
         self._dropped_sequences: dict[int, float] = {}
@@ -34,7 +44,7 @@ class Dispatcher:
         """Begin a new connection; the tables are empty."""
         self._epoch, self._eos_token_ids = epoch, frozenset(eos_token_ids)
 
-    def add(self, request: RequestState) -> None:
+    def add(self, request: RequestState | PooledState) -> None:
         self.requests[request.id] = request
         for sequence in request.sequences:
             if sequence.finish_reason is None:
@@ -48,7 +58,7 @@ class Dispatcher:
             request.abort()
             self._send(Abort(self._epoch, [request_id]))
 
-    def release(self, request_id: int) -> RequestState | None:
+    def release(self, request_id: int) -> RequestState | PooledState | None:
         """Remove a request so that another engine's dispatcher can continue it; None if it has ended."""
         request = self.requests.pop(request_id, None)
         if request is not None:
@@ -56,7 +66,7 @@ class Dispatcher:
                 self._sequences.pop(sequence.key, None)
         return request
 
-    def release_all(self) -> list[RequestState]:
+    def release_all(self) -> list[RequestState | PooledState]:
         """The core is lost: remove all requests, so that another core can continue them."""
         requests = list(self.requests.values())
         self.requests.clear()
@@ -64,9 +74,9 @@ class Dispatcher:
         self._dropped_sequences.clear()
         return requests
 
-    def abort_sent(self, request_id: int, params: SamplingParams) -> None:
-        """Abort a request that was sent and never added."""
-        if params.logprobs is not None:
+    def abort_sent(self, request_id: int, params: SamplingParams | None) -> None:
+        """Abort a request that was sent and is not in the tables. params: if it generates."""
+        if params is not None and params.logprobs is not None:
             self._dropped_sequences.update((sequence_key(request_id, child), time.monotonic()) for child in range(params.n))
         self._send(Abort(self._epoch, [request_id]))
 
@@ -82,7 +92,7 @@ class Dispatcher:
         for request in self.release_all():
             request.fail(error)
 
-    def _drop(self, request: RequestState) -> None:
+    def _drop(self, request: RequestState | PooledState) -> None:
         for sequence in request.sequences:
             if self._sequences.pop(sequence.key, None) is not None and sequence.logprobs is not None:
                 self._dropped_sequences[sequence.key] = time.monotonic()
@@ -180,8 +190,27 @@ class Dispatcher:
 
     def prompt_logprobs(self, message: PromptLogprobs) -> None:
         request = self.requests.get(message.id)
-        if request is not None:
+        if isinstance(request, RequestState):
             request.add_prompt_logprobs(message)
+
+    def pooled(self, message: Pooled) -> list[int]:
+        """Handle a step's vectors and scores; returns the ids of the requests that have ended with them."""
+        shapes, at, ended = np.frombuffer(message.shapes, "<i4").reshape(-1, 4).tolist(), 0, list[int]()
+        data = np.frombuffer(message.data, "<f4")
+        keys, cached = (
+            np.frombuffer(column, kind).tolist() for column, kind in ((message.keys, "<i8"), (message.cached, "<i4"))
+        )
+        for key, (rows, columns, start, is_last), num_cached in zip(keys, shapes, cached, strict=True):
+            part = data[at : at + max(rows, 1) * columns]
+            at += len(part)
+            request = self.requests.get(key >> 8)
+            if not isinstance(request, PooledState):
+                continue
+            request.take(key & 255, part.reshape(rows, columns) if rows else part, start, bool(is_last), num_cached)
+            if not request.num_open:
+                del self.requests[key >> 8]
+                ended.append(key >> 8)
+        return ended
 
     def forget_long_dropped(self) -> None:
         """Forget children dropped long ago: their rows that were in flight have arrived. Called at every Heartbeat."""
@@ -195,5 +224,7 @@ class Dispatcher:
         """Assert that the tables agree: every open child of every request is found, and nothing else."""
         found = {s.key for r in self.requests.values() for s in r.sequences if s.finish_reason is None}
         assert found == self._sequences.keys()
-        assert all(r.num_open == sum(s.finish_reason is None for s in r.sequences) > 0 for r in self.requests.values())
+        assert all(r.num_open > 0 for r in self.requests.values())
+        generating = [r for r in self.requests.values() if isinstance(r, RequestState)]
+        assert all(r.num_open == sum(s.finish_reason is None for s in r.sequences) for r in generating)
         assert not self._dropped_sequences.keys() & self._sequences.keys()

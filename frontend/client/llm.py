@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, KeysView, Mapping, Sequence, Val
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Self
 
+from quire.frontend.client import pool_calls
 from quire.frontend.client.batch import run_batch
 from quire.frontend.client.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output, search_all
 from quire.frontend.client.client import Client
@@ -27,9 +28,17 @@ from quire.frontend.client.model_config import ModelConfig, VllmConfig, vllm_con
 from quire.frontend.client.not_here import LLM_NAMES, check_options, check_reset, without
 from quire.frontend.client.outputs import RequestOutput
 from quire.frontend.client.own_engine import OwnEngine, engine_config
+from quire.frontend.client.pooling_outputs import (
+    ClassificationRequestOutput,
+    EmbeddingRequestOutput,
+    PoolingRequestOutput,
+    RerankResult,
+    ScoringRequestOutput,
+)
 from quire.frontend.client.prompt import Prompt
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.messages.utilities import ProfileDone, ResetDone, ResetPrefixCache, StartProfile, StopProfile
+from quire.ipc.pooling import PoolingParams, PoolingTask
 from quire.ipc.process.children import CORE_MODULE
 from quire.ipc.sampling import SamplingParams
 
@@ -195,6 +204,68 @@ class LLM:
         work = search_all(self._client, _prompt_list(prompts), params, concurrency_limit, use_tqdm)
         return [beam_search_output(each, self._client._tokenizer) for each in self._own.run(work)]
 
+    # ------------------------------------------------------------------------------------------------- vectors and scores
+    def encode(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | None = None,
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+        pooling_task: PoolingTask | None = None,
+        **others: None,
+    ) -> list[PoolingRequestOutput]:
+        """Each prompt's result of a task, by default the model's first: see PoolingParams. The other calls below name theirs.
+
+        Prompts as for `generate`; others: vLLM's options that must be None. use_tqdm has no effect. Raises ValueError for a
+        bad prompt or parameter, or a task that the model lacks.
+        """
+        check_options("LLM.encode", others)
+        return self._own.run(pool_calls.encode(self._client, _prompt_list(prompts), pooling_params, pooling_task))
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+        pooling_params: PoolingParams | None = None,
+        **others: None,
+    ) -> list[EmbeddingRequestOutput]:
+        """A vector of each prompt."""
+        check_options("LLM.embed", others)
+        return self._own.run(pool_calls.embed(self._client, _prompt_list(prompts), pooling_params))
+
+    def classify(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+        pooling_params: PoolingParams | None = None,
+        **others: None,
+    ) -> list[ClassificationRequestOutput]:
+        """The probabilities of the model's labels for each prompt."""
+        check_options("LLM.classify", others)
+        return self._own.run(pool_calls.classify(self._client, _prompt_list(prompts), pooling_params))
+
+    def score(
+        self,
+        data_1: str | Sequence[str],
+        data_2: str | Sequence[str],
+        /,
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+        pooling_params: PoolingParams | None = None,
+        **others: None,
+    ) -> list[ScoringRequestOutput]:
+        """A score of each pair of texts, one with n or n with n: a classifier's, or the cosine of their vectors."""
+        check_options("LLM.score", others)
+        return self._own.run(pool_calls.score(self._client, data_1, data_2, pooling_params))
+
+    def rerank(
+        self, query: str, documents: Sequence[str], top_n: int | None = None, *, instruction: str | None = None
+    ) -> list[RerankResult]:
+        """The documents by their scores for the query, the best first. instruction: for a reranker that takes one."""
+        return self._own.run(pool_calls.rerank(self._client, query, documents, top_n, None, instruction))
+
     def get_tokenizer(self, lora_request: None = None) -> Any:
         """transformers' tokenizer of the model's files. The first call imports transformers."""
         return self._own.tokenizer
@@ -221,7 +292,7 @@ class LLM:
     @property
     def supported_tasks(self) -> tuple[str, ...]:
         """What this model can be asked for, by vLLM's names."""
-        return ("generate",)
+        return tuple(self._client.welcome.limits.tasks)
 
     def get_world_size(self, include_dp: bool = True) -> int:
         """The number of workers: of all engines, or without include_dp of one."""

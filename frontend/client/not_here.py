@@ -9,18 +9,13 @@ from quire.ipc.unknown_names import NoSuchName, what_to_write
 
 _SLEEP = "engines do not sleep"
 _RLHF = "weights are read once, at the start"
-_VECTORS = "models that embed or score are not served yet"
 LLM_METHODS = {
     "enqueue_chat": "`LLM.enqueue(llm.preprocess_chat(messages), params)`",
     "sleep": _SLEEP,
     "wake_up": _SLEEP,
     "collective_rpc": "no code is called by name from a wire",
     "apply_model": "the model is in another process",
-    "encode": _VECTORS,
-    "embed": _VECTORS,
-    "classify": _VECTORS,
-    "score": _VECTORS,
-    "reward": _VECTORS,
+    "reward": "`LLM.encode(prompts, pooling_task='token_classify')`",
     "init_weight_transfer_engine": _RLHF,
     "start_weight_update": _RLHF,
     "start_draft_weight_update": _RLHF,
@@ -39,7 +34,7 @@ LLM_NAMES = LLM_METHODS | {  # of vLLM's older versions, or private to it but us
     "default_sampling_params": "LLM.get_default_sampling_params()",
     "renderer": _OWN_STEPS,
     "io_processor": _OWN_STEPS,
-    "pooling_io_processors": _VECTORS,
+    "pooling_io_processors": _OWN_STEPS,
     "runner_type": "LLM.supported_tasks",
     "tokenizer": "LLM.get_tokenizer()",
     "model": "the model is in another process",
@@ -141,7 +136,7 @@ METRICS_FIELDS = {
 _COMPLETIONS = "each completion has it: output.outputs[0]"
 OUTPUT_FIELDS = {
     "hidden_states": "the model's states stay in its process",
-    "embedding": _VECTORS,
+    "embedding": "`LLM.embed` makes vectors: output.outputs.embedding",
     "tokens": "token_ids, which LLM.get_tokenizer() decodes",
     "reasoning_content": "the text is as the model wrote it; the routes of `quire serve` tell reasoning apart",
     "tool_calls": "the text is as the model wrote it; the routes of `quire serve` find tool calls",

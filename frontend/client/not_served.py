@@ -2,8 +2,6 @@
 
 from typing import Any
 
-_VECTORS = "models that embed, classify or score are not served yet"
-
 
 class _NotServed:
     """Raises NotImplementedError, with `reason`, when it is made."""
@@ -16,27 +14,3 @@ class _NotServed:
 
 class LoRARequest(_NotServed):
     reason = "LoRA adapters are not served yet: merge the adapter into the model's weights"
-
-
-class PoolingParams(_NotServed):
-    reason = _VECTORS
-
-
-class PoolingOutput(_NotServed):
-    reason = _VECTORS
-
-
-class PoolingRequestOutput(_NotServed):
-    reason = _VECTORS
-
-
-class EmbeddingRequestOutput(_NotServed):
-    reason = _VECTORS
-
-
-class ClassificationRequestOutput(_NotServed):
-    reason = _VECTORS
-
-
-class ScoringRequestOutput(_NotServed):
-    reason = _VECTORS

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
+from quire.frontend.client.pooling import PooledState
 from quire.frontend.client.stream import ClientError, DeadlineExceeded, EngineDown, EngineError, RequestState
 from quire.ipc.limits import output_limit, output_room
 from quire.ipc.messages.frontend import AddRequest, Resume, Welcome
@@ -22,29 +23,37 @@ MOST_LOSSES = 2  # of a request, without a token between them
 MOST_LOSSES_OF_SEVERAL = 4  # of one that is not the only one, or may not have run, as requests waited in its engine
 
 Model = tuple[object, ...]
+State = RequestState | PooledState
 
 
 def model_of(welcome: Welcome) -> Model:
     """Equal for engines between which requests can move."""
     files = tuple(sorted((file.name, file.digest) for file in welcome.files))
-    return welcome.model_digest, files, welcome.limits.vocab_size, tuple(welcome.eos_token_ids), welcome.numerics
+    return (
+        welcome.model_digest,
+        files,
+        welcome.limits.vocab_size,
+        welcome.limits.pooling,
+        tuple(welcome.eos_token_ids),
+        welcome.numerics,
+    )
 
 
 class LostRequests:
     """By id, in the order in which they were sent first."""
 
     def __init__(self) -> None:
-        self._states: dict[int, RequestState] = {}
+        self._states: dict[int, State] = {}
         self._model: Model = ()  # of the engines that they ran on
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
         return len(self._states)
 
-    def __iter__(self) -> Iterator[RequestState]:
+    def __iter__(self) -> Iterator[State]:
         return iter(list(self._states.values()))
 
-    def add(self, states: Iterable[RequestState], welcome: Welcome, may_have_waited: bool) -> None:
+    def add(self, states: Iterable[State], welcome: Welcome, may_have_waited: bool) -> None:
         """The engine of these requests is lost. may_have_waited: it said that some of its requests waited to run."""
         self._model = model_of(welcome)
         states = list(states)
@@ -83,7 +92,7 @@ class LostRequests:
             del self._states[state.id]
             state.fail(DeadlineExceeded("the request's timeout has passed"))
 
-    def send(self, welcome: Welcome, send: Callable[[RequestState, AddRequest], None]) -> None:
+    def send(self, welcome: Welcome, send: Callable[[State, AddRequest], None]) -> None:
         """Let engines with this Welcome go on with the requests, as far as `send`, which may raise ClientError, takes them."""
         if not self._states:
             return
@@ -102,13 +111,13 @@ class LostRequests:
             del self._states[state.id]
 
 
-def _num_tokens(state: RequestState) -> int:
+def _num_tokens(state: State) -> int:
     return sum(sequence.num_tokens for sequence in state.sequences)
 
 
-def _note_loss(state: RequestState, most_losses: int) -> ClientError | None:
+def _note_loss(state: State, most_losses: int) -> ClientError | None:
     """Count a loss; returns the error that the request ends with, None if it goes on."""
-    if state.sent is None or state.sent.task.candidates is not None:
+    if state.sent is None or state.sent.task.is_search_step:
         return EngineError("the engine was lost, and a beam search ends with it")
     num_tokens = _num_tokens(state)
     if num_tokens != state.lost_at:
@@ -119,8 +128,10 @@ def _note_loss(state: RequestState, most_losses: int) -> ClientError | None:
     return None
 
 
-def _has_more(state: RequestState, welcome: Welcome) -> bool:
+def _has_more(state: State, welcome: Welcome) -> bool:
     """End children whose last possible token has come, as the engine's word on why did not; whether others are open."""
+    if isinstance(state, PooledState):
+        return True
     most = output_limit(
         state.params.max_tokens, output_room(state.num_prompt_tokens, welcome.limits.max_model_len, state.params.max_tokens)
     )
@@ -133,9 +144,12 @@ def _has_more(state: RequestState, welcome: Welcome) -> bool:
     return state.num_open > 0
 
 
-def _resumed(state: RequestState) -> AddRequest:
+def _resumed(state: State) -> AddRequest:
     """The request as it is sent to another engine."""
     assert state.sent is not None
+    if isinstance(state, PooledState):
+        state.begin_again()
+        return msgspec.structs.replace(state.sent, task=msgspec.structs.replace(state.sent.task, is_resumed=True))
     outputs = [None if sequence.finish_reason is not None else sequence.output_ids() for sequence in state.sequences]
     task = msgspec.structs.replace(state.sent.task, resume=Resume(outputs, state.seed))
     return msgspec.structs.replace(state.sent, task=task)

@@ -20,7 +20,6 @@ _PARTS = "the engine is a process of its own, and its parts are not vLLM's"
 _IMAGES = "models of text only are served yet"
 _LORA = "LoRA adapters are not served yet: merge the adapter into the model's weights"
 _SERVER = "a server is started by `quire serve`, and its routes are not made in scripts"
-_VECTORS = "models that embed, classify or score are not served yet"
 _CONFIG = "options are given to LLM, EngineArgs or `quire serve` by their names"
 _HELPER = "it is a helper of vLLM's own code"
 _PARALLEL = "workers are processes of the engine: LLM(tensor_parallel_size=...)"
@@ -48,7 +47,7 @@ _MODULES = {  # below `quire`, with what is below them
     "multimodal": _IMAGES,
     "platforms": _HELPER,
     "plugins": "no code of others is loaded by a name",
-    "pooling": _VECTORS,
+    "pooling": "`LLM.embed`, `LLM.classify` and `LLM.score` pool; `quire serve --runner pooling` has the routes",
     "profiler": "`LLM.start_profile` records what workers do",
     "prompt_adapter": _LORA,
     "reasoning": "parsers are chosen by `quire serve --reasoning-parser`",
@@ -145,8 +144,8 @@ _ABSENT = {  # names of vLLM's that our own files do not have; in the modules wi
         _LORA,
     ),
     "quire.outputs": _names(
-        "ClassificationOutput EmbeddingOutput RewardOutput RewardRequestOutput STREAM_FINISHED ScoringOutput",
-        _VECTORS,
+        "RewardOutput RewardRequestOutput STREAM_FINISHED",
+        "`LLM.encode(prompts, pooling_task='token_classify')` gives a PoolingRequestOutput",
     ),
     "quire.sequence": _names(
         "IntermediateTensors Sequence SequenceData SequenceGroup SequenceGroupMetadata SequenceOutput SequenceStatus",

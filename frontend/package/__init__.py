@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from quire.frontend.client.engine_args import AsyncEngineArgs, EngineArgs
     from quire.frontend.client.llm import LLM
     from quire.frontend.client.llm_engine import LLMEngine
-    from quire.frontend.client.not_served import (
+    from quire.frontend.client.outputs import CompletionOutput, RequestOutput
+    from quire.frontend.client.pooling_outputs import (
         ClassificationRequestOutput,
         EmbeddingRequestOutput,
         PoolingOutput,
-        PoolingParams,
         PoolingRequestOutput,
         ScoringRequestOutput,
     )
-    from quire.frontend.client.outputs import CompletionOutput, RequestOutput
     from quire.frontend.client.prompt import PromptType, TextPrompt, TokensPrompt
+    from quire.ipc.pooling import PoolingParams
     from quire.ipc.sampling import RequestOutputKind, SamplingParams
     from quire.ipc.structured_outputs_params import StructuredOutputsParams
     from quire.ipc.version import VERSION as __version__
@@ -107,15 +107,16 @@ def __getattr__(name: str) -> object:
             "ClassificationRequestOutput"
             | "EmbeddingRequestOutput"
             | "PoolingOutput"
-            | "PoolingParams"
             | "PoolingRequestOutput"
             | "ScoringRequestOutput"
         ):
-            from quire.frontend.client import not_served as module
+            from quire.frontend.client import pooling_outputs as module
         case "CompletionOutput" | "RequestOutput":
             from quire.frontend.client import outputs as module
         case "PromptType" | "TextPrompt" | "TokensPrompt":
             from quire.frontend.client import prompt as module
+        case "PoolingParams":
+            from quire.ipc import pooling as module
         case "RequestOutputKind" | "SamplingParams":
             from quire.ipc import sampling as module
         case "StructuredOutputsParams":

@@ -3,6 +3,6 @@
 Our own code does not import from here, but from the files that define the names.
 """
 
-from quire.frontend.client.not_served import PoolingParams
+from quire.ipc.pooling import PoolingParams
 
 __all__ = ["PoolingParams"]

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from quire.frontend.client.async_client import AsyncClient
+from quire.frontend.client.pooling import PooledState
 from quire.frontend.client.resend import HOLD_S
 from quire.frontend.client.stream import RequestState
 from quire.frontend.text.tokenizer import Tokenizer
@@ -16,6 +17,7 @@ from quire.ipc.messages.frontend import (
     Finish,
     FrontendMessage,
     Heartbeat,
+    Pooled,
     RequestError,
     StepOutputs,
     Welcome,
@@ -54,7 +56,7 @@ class Owner(Protocol):
     def send_elsewhere(self, number: int, request_id: int) -> bool:
         """An engine has refused a request as it is FULL. Returns whether another engine has it now."""
 
-    def send_again(self, state: RequestState, request: AddRequest) -> None:
+    def send_again(self, state: RequestState | PooledState, request: AddRequest) -> None:
         """Send a request that has lost its engine to the best engine now. Raises ClientError if none takes it."""
 
     def computed(self, request_id: int) -> None:
@@ -95,6 +97,10 @@ class Replica(AsyncClient):
             case Heartbeat():
                 owner.add_up(self.number, message)
 
+    def _pooled(self, message: Pooled) -> None:
+        for request_id in self._dispatcher.pooled(message):
+            self._owner.ended(request_id)
+
     def _enqueue(self, message: FrontendMessage) -> None:
         super()._enqueue(message)
         match message:
@@ -129,5 +135,5 @@ class Replica(AsyncClient):
             self._owner.hold()
             self._lost.send(self._owner.welcome, self._send_again)
 
-    def _send_again(self, state: RequestState, request: AddRequest) -> None:
+    def _send_again(self, state: RequestState | PooledState, request: AddRequest) -> None:
         self._owner.send_again(state, request)

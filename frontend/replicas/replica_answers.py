@@ -22,6 +22,8 @@ def different_models(one: AsyncClient, other: AsyncClient) -> str | None:
     files, other_files = ({file.name: file.digest for file in welcome.files} for welcome in (a, b))
     if names := sorted(name for name in {*files, *other_files} if files.get(name) != other_files.get(name)):
         return f"{both}, but they are different models: their {', '.join(names)} differ"
+    if a.limits.pooling != b.limits.pooling:
+        return f"{both}, but they pool in different ways: --runner, --convert and --pooler-config must be the same"
     if a.model_digest != b.model_digest:
         return f"{both}, but they are different models: their config.json, --hf-overrides or weights differ"
     if (a.limits.vocab_size, a.eos_token_ids) != (b.limits.vocab_size, b.eos_token_ids):
@@ -44,6 +46,7 @@ def holds_for_all(welcomes: Sequence[Welcome]) -> Welcome:
         max_num_seqs=sum(each.max_num_seqs for each in limits),
         max_logprobs=min(each.max_logprobs for each in limits),
         takes_marks=any(each.takes_marks for each in limits),
+        pooling=limits[0].pooling,
     )
     return msgspec.structs.replace(welcomes[0], limits=common, spins=any(welcome.spins for welcome in welcomes))
 

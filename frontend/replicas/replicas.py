@@ -19,6 +19,7 @@ import numpy as np
 
 from quire.frontend.client.async_client import AsyncClient
 from quire.frontend.client.client import Client
+from quire.frontend.client.pooling import PooledState
 from quire.frontend.client.resend import HOLD_S
 from quire.frontend.client.stream import ClientError, EngineDown, Overloaded, RequestState
 from quire.frontend.client.terms import Terms, share_of
@@ -192,7 +193,7 @@ class Replicas(Client):
     def stopped(self, number: int) -> None:
         for request_id, sent in list(self._sent.items()):
             # prompt_logprobs arrive before the first token, and would arrive twice
-            if sent.engine == number and sent.choice is not None and sent.request.task.params.prompt_logprobs is None:
+            if sent.engine == number and sent.choice is not None and not sent.request.task.has_early_results:
                 self.send_elsewhere(number, request_id)
 
     def lost(self, number: int) -> None:
@@ -256,14 +257,15 @@ class Replicas(Client):
     def _send(self, sent: Sent) -> Replica:
         """Send to the best engine that has not refused. Raises Overloaded or EngineDown if there is none; InvalidRequest."""
         request_id, task, salt = sent.request.id, sent.request.task, sent.request.cache_salt.encode(errors="replace")
-        router, params, candidates = self._router, task.params, task.candidates
+        router, candidates = self._router, task.candidates
         is_refused = bool(sent.refused)
         assert router is not None
         ids = np.frombuffer(sent.request.inputs.token_ids, np.int32)
         self._look(router)
         only = self._searches.get(candidates.search) if candidates is not None else None
-        may_hit = params.prompt_logprobs is None and not params.skip_reading_prefix_cache  # as in the core's intake
-        while choice := router.send(ids, salt, num_rows=params.n, may_hit=may_hit, refused=sent.refused, only=only):
+        while choice := router.send(
+            ids, salt, num_rows=task.num_sequences, may_hit=task.may_hit, refused=sent.refused, only=only
+        ):
             sent.engine, sent.choice = choice.engine, choice
             self._sent[request_id] = sent  # before sending, which may find that the engine is lost
             engine = self._replicas[choice.engine]
@@ -305,7 +307,7 @@ class Replicas(Client):
         other._dispatcher.add(state)
         return True
 
-    def send_again(self, state: RequestState, request: AddRequest) -> None:
+    def send_again(self, state: RequestState | PooledState, request: AddRequest) -> None:
         if self._router is None:
             raise EngineDown("there is no connection to an engine")
         self._send_to_one(request, state.terms)._dispatcher.add(state)
@@ -324,13 +326,13 @@ class Replicas(Client):
             self.ended(request_id)
         elif self._router is not None:
             del self._sent[request_id]
-            self._router.refused(sent.choice, sent.request.task.params.n)
+            self._router.refused(sent.choice, sent.request.task.num_sequences)
 
     def ended(self, request_id: int) -> None:
         self.computed(request_id)
         sent = self._sent.pop(request_id, None)
         if sent is not None and self._router is not None:
-            self._router.ended(sent.engine, sent.request.task.params.n)
+            self._router.ended(sent.engine, sent.request.task.num_sequences)
 
     def _cancel(self, request_id: int) -> None:
         if (sent := self._sent.get(request_id)) is not None:

@@ -30,6 +30,7 @@ from quire.ipc.messages.frontend import (
     Heartbeat,
     Hello,
     Ping,
+    Pooled,
     PromptLogprobs,
     Refused,
     RequestError,
@@ -108,9 +109,8 @@ class FrontendToCore:
     ) -> "FrontendToCore":
         """Connect, and stay connected until `close`. Returns once welcomed, with all files received and on_connected called.
 
-        on_message gets StepOutputs, RequestError, PromptLogprobs and Heartbeat of the present epoch. on_lost gets a reason,
-        once per loss; all requests sent before have then failed. Raises LinkDown after timeout_s without a core (None: waits
-        forever), or as soon as one refuses us; ValueError for an address that cannot be used.
+        on_message gets messages of the present epoch. on_lost gets a reason, once per loss; all requests have then failed.
+        Raises LinkDown after timeout_s without a core (None: never), or when one refuses us; ValueError for a bad address.
         """
         link = cls(address, on_message, on_lost, on_connected, keys, silence_s)
         link._task = asyncio.get_running_loop().create_task(link._run(), name="core-link")
@@ -371,7 +371,7 @@ class _Connection:
             case RequestError() if self._serving and message.epoch == self.epoch:
                 self._watch_until = 0.0
                 self._link._on_message(message)
-            case PromptLogprobs() | Heartbeat() | UtilityResult() if self._serving and message.epoch == self.epoch:
+            case PromptLogprobs() | Pooled() | Heartbeat() | UtilityResult() if self._serving and message.epoch == self.epoch:
                 self._link._on_message(message)
 
     def _welcomed(self, welcome: Welcome) -> None:

@@ -12,9 +12,10 @@ from quire.ipc.messages.message import Message
 from quire.ipc.messages.stats import CacheInfo, EngineStats
 from quire.ipc.messages.utilities import UtilityAnswer, UtilityCall
 from quire.ipc.numerics import Numerics
+from quire.ipc.pooling import PoolingInfo, PoolingParams
 from quire.ipc.sampling import SamplingParams
 
-PROTOCOL_VERSION = 10
+PROTOCOL_VERSION = 11
 
 # Limits on one message, in bytes. Beyond them a receiver drops the sender (a frontend) or the message (the core's).
 MAX_FRONTEND_MESSAGE = 64 << 20  # a request: a prompt of 8 M tokens as int32 would fit
@@ -81,9 +82,54 @@ class Generate(Message, tag="generate", frozen=True):
     candidates: Candidates | None = None
     resume: Resume | None = None
 
+    @property
+    def num_sequences(self) -> int:
+        return self.params.n
 
-RequestInputs = TokenInputs  # tagged unions of one member, for now
-RequestTask = Generate
+    @property
+    def is_resumed(self) -> bool:
+        """Whether an engine that was lost has run it."""
+        return self.resume is not None
+
+    @property
+    def may_hit(self) -> bool:
+        """Whether cached blocks of its prompt can be used."""
+        return not self.has_early_results and not self.params.skip_reading_prefix_cache
+
+    @property
+    def has_early_results(self) -> bool:
+        """Whether results come before its first token."""
+        return self.params.prompt_logprobs is not None
+
+    @property
+    def is_search_step(self) -> bool:
+        return self.candidates is not None
+
+
+class Pool(Message, tag="pool", frozen=True):
+    """Make a vector or scores of each prompt. The prompts are numbered from 0; answers name their key (id, number)."""
+
+    params: PoolingParams
+    lengths: list[int] = []  # tokens of each prompt in TokenInputs, at most 128 of them; empty: it is one
+    is_resumed: bool = False  # an engine that was lost has run it
+    seconds: list[int] = []  # where each prompt's second text begins, for models with token types; 0: it has none; empty: all
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self.lengths) or 1
+
+    @property
+    def may_hit(self) -> bool:
+        """Whether cached blocks may be used, as far as a frontend knows: of several prompts it does not look any up."""
+        return self.num_sequences == 1 and not self.params.skip_reading_prefix_cache
+
+    candidates = None
+    has_early_results = False
+    is_search_step = False
+
+
+RequestInputs = TokenInputs  # a tagged union of one member, for now
+RequestTask = Generate | Pool
 
 
 class Tenant(Message, frozen=True):
@@ -160,6 +206,16 @@ class EngineLimits(Message, frozen=True):
     max_num_seqs: int
     max_logprobs: int
     takes_marks: bool = False  # prompts should bring TokenInputs.marks
+    pooling: PoolingInfo | None = None  # how the model pools; None: it does not
+
+    @property
+    def generates(self) -> bool:
+        return self.pooling is None or self.pooling.generates
+
+    @property
+    def tasks(self) -> list[str]:
+        """The kinds of requests that it takes."""
+        return ["generate"] * self.generates + list(self.pooling.tasks if self.pooling is not None else ())
 
 
 class DraftsTold(Message, frozen=True):
@@ -272,6 +328,22 @@ class PromptLogprobs(Message, tag="prompt_logprobs", frozen=True):
     top_logprobs: bytes  # float32 [positions, num_top]
 
 
+class Pooled(Message, tag="pooled", frozen=True):
+    """Vectors and scores of one frontend that a step has made: n results, each a row or, of a task with a result for each
+    token, several. A prompt that was computed in chunks has such rows of every chunk, in order; its last ones end it.
+
+    A result of rows that `start` at 0 replaces what came of the same key before: its workers had died.
+    """
+
+    epoch: int
+    keys: bytes  # int64 [n]
+    shapes: (
+        bytes  # int32 [n, 4]: rows (0: a single one, a vector), columns, position of the first row, whether it ends the prompt
+    )
+    cached: bytes  # int32 [n]: prompt tokens found in the prefix cache
+    data: bytes  # float32, all results one after the other
+
+
 class Heartbeat(Message, tag="heartbeat", frozen=True):
     """The core's loop is alive: sent to every frontend at least every 0.5 s, by the loop itself. Feeds /health and /metrics."""
 
@@ -305,7 +377,9 @@ class ShuttingDown(Message, tag="shutting_down", frozen=True):
     epoch: int
 
 
-CoreMessage = Welcome | File | Refused | RequestError | StepOutputs | PromptLogprobs | Heartbeat | UtilityResult | ShuttingDown
+CoreMessage = (
+    Welcome | File | Refused | RequestError | StepOutputs | PromptLogprobs | Pooled | Heartbeat | UtilityResult | ShuttingDown
+)
 
 
 def sequence_key(request_id: int, child: int) -> int:

@@ -7,6 +7,7 @@ Commands come at start-up. Control requests come while workers serve, through th
 from quire.ipc.messages.group import PeerSilent, ReportExpertLoad, StoreRequest, StoreValue
 from quire.ipc.messages.message import Message
 from quire.ipc.numerics import Numerics
+from quire.ipc.pooling import PoolingInfo
 from quire.ipc.sampling import SamplingParams
 
 MAX_CONTROL_BYTES = 1 << 16  # bytes of a control record
@@ -57,6 +58,7 @@ class WorkerProfile(Message, tag="profile", frozen=True):
     numerics: Numerics = Numerics()
     num_states: int = 0
     state_bytes: int = 0
+    pooling: PoolingInfo | None = None  # how the model pools; None: it does not
 
 
 class WorkerReady(Message, tag="ready", frozen=True):
@@ -81,8 +83,24 @@ class PromptLogprobsOfRow(Message, tag="prompt_logprobs", frozen=True):
     top_ids: bytes
     top_logprobs: bytes
 
+    @property
+    def rows(self) -> list[int]:
+        return [self.row]
 
-SideResult = PromptLogprobsOfRow  # a union: results of a row beside its token, each kind with its `row` of the step
+
+class PooledRows(Message, tag="pooled", frozen=True):
+    """Vectors and scores of all rows of a step that have some; shapes and data as in Pooled, without starts and ends."""
+
+    of_rows: bytes  # int32 [n], rows of the step
+    shapes: bytes  # int32 [n, 2]
+    data: bytes  # float32
+
+    @property
+    def rows(self) -> list[int]:
+        return list(memoryview(self.of_rows).cast("i"))
+
+
+SideResult = PromptLogprobsOfRow | PooledRows  # results beside tokens, each kind with its `rows` of the step
 
 
 class SideResults(Message, tag="side_results", frozen=True):

@@ -21,6 +21,7 @@ from quire.ipc.step.sections import (
     HEADER,
     LOGITS_PROCESSORS,
     PREFILL_CANDIDATES,
+    PREFILL_POOL,
     PREFILL_PROMPT_LOGPROBS,
     SECTIONS,
     SLOT_VALUES,
@@ -136,13 +137,24 @@ class StepPlan:
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        rows = self.sections.get("prefill_rows")
-        return rows is not None and bool((rows["flags"] & PREFILL_PROMPT_LOGPROBS).any())
+        return self._has_chunks(PREFILL_PROMPT_LOGPROBS)
 
     @property
     def wants_candidates(self) -> bool:
+        return self._has_chunks(PREFILL_CANDIDATES)
+
+    @property
+    def wants_vectors(self) -> bool:
+        return self._has_chunks(PREFILL_POOL)
+
+    @property
+    def has_side_results(self) -> bool:
+        """Whether some row may have a result beside its token."""
+        return self._has_chunks(PREFILL_PROMPT_LOGPROBS | PREFILL_CANDIDATES | PREFILL_POOL)
+
+    def _has_chunks(self, flags: int) -> bool:
         rows = self.sections.get("prefill_rows")
-        return rows is not None and bool((rows["flags"] & PREFILL_CANDIDATES).any())
+        return rows is not None and bool((rows["flags"] & flags).any())
 
     def encode(self) -> np.ndarray:
         """The plan as one int32 array."""

@@ -96,8 +96,8 @@ MAX_BAD_WORD_TOKENS = 16  # tokens of one of these sequences
 class SlotValue(NamedTuple):
     """A value of a sequence's slot, from the sequence's admission to its end.
 
-    source: the attribute of the core's Sequence, or of its SamplingParams (`params.`). None is sent as `none`, a value beyond
-    low or high as that bound. default: the value in an unused slot.
+    source: the attribute of the core's Sequence, or of its task's SamplingParams (`task.sampling.`). None is sent as `none`, a
+    value beyond low or high as that bound. default: the value in an unused slot.
     """
 
     name: str
@@ -111,17 +111,17 @@ class SlotValue(NamedTuple):
 
 SLOT_VALUES = (
     SlotValue("slot", "slot"),
-    SlotValue("temperature", "params.temperature", "float32", high=EXTREME),  # 0: greedy
-    SlotValue("top_k", "params.top_k", low=0, high=INT32_MAX),  # 0: all
-    SlotValue("top_p", "params.top_p", "float32", 1.0, low=1 / EXTREME),
-    SlotValue("min_p", "params.min_p", "float32"),
-    SlotValue("presence", "params.presence_penalty", "float32"),
-    SlotValue("frequency", "params.frequency_penalty", "float32"),
-    SlotValue("repetition", "params.repetition_penalty", "float32", 1.0, low=1 / EXTREME, high=EXTREME),
+    SlotValue("temperature", "task.sampling.temperature", "float32", high=EXTREME),  # 0: greedy
+    SlotValue("top_k", "task.sampling.top_k", low=0, high=INT32_MAX),  # 0: all
+    SlotValue("top_p", "task.sampling.top_p", "float32", 1.0, low=1 / EXTREME),
+    SlotValue("min_p", "task.sampling.min_p", "float32"),
+    SlotValue("presence", "task.sampling.presence_penalty", "float32"),
+    SlotValue("frequency", "task.sampling.frequency_penalty", "float32"),
+    SlotValue("repetition", "task.sampling.repetition_penalty", "float32", 1.0, low=1 / EXTREME, high=EXTREME),
     SlotValue("seed", "seed", "uint64"),
     SlotValue("has_processors", "has_processors"),  # 1: it has state in its row of LogitsProcessorPool; 0: kernels skip that
     SlotValue("min_len", "min_len"),  # at positions below it the stop ids in that row are masked
-    SlotValue("num_logprobs", "params.logprobs", default=-1, none=-1),  # -1: none
+    SlotValue("num_logprobs", "task.sampling.logprobs", default=-1, none=-1),  # -1: none
     SlotValue("state", "blocks.state", default=NO_STATE),  # the sequence's own: decode rows read and write it
     SlotValue("final_len", "final_len", default=INT32_MAX),  # most tokens that it may have: the last one is never computed
     SlotValue("max_window", "max_window", default=1),  # most tokens of its decode rows
@@ -144,7 +144,7 @@ PREFILL = Record(
     Field("length"),
     Field("flags"),  # PREFILL_*
     Field("next_token"),  # the prompt token after the chunk, for the chunk's last prompt logprob; -1 at the prompt's end
-    Field("num_prompt_logprobs"),  # or number of candidates
+    Field("num_prompt_logprobs"),  # or number of candidates; of a row that is pooled: ipc/pooling.PoolRow
     Field("first_state"),  # that the chunk begins with: NO_STATE, the sequence's own, or one that the prefix cache has
     Field("last_state"),  # where it leaves its last state, besides the sequence's own; NO_STATE: nowhere else
     width=8,
@@ -152,10 +152,12 @@ PREFILL = Record(
 PREFILL_SAMPLE = 1  # the chunk ends with the last known token: sample the next one
 PREFILL_PROMPT_LOGPROBS = 2  # the row has a side result for each position
 PREFILL_CANDIDATES = 4  # the row has a side result for its last position, which is sampled
+PREFILL_POOL = 8  # the row is pooled: it samples nothing
+PREFILL_POOL_END = 16  # and ends with this chunk
 
 STATE_COPY = Record(Field("source"), Field("target"))  # states, before the step's forward
 
-# What a step with windows has kept of a decode row, for its recurrent state; before the step's forward.
+# Inputs that a step with windows has kept of a decode row, for its recurrent state; before the step's forward.
 KEPT_INPUTS = Record(
     Field("slot"),
     Field("keep_at"),  # once so many of its tokens are in the state, the state is kept; -1: what was said before holds

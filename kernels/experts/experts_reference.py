@@ -7,10 +7,10 @@ x [T, H], gate_up [E, 2 I, H] (gate's rows, then up's), down [E, H, I], biases [
     act(g | u) = g' · sigmoid(α (g' + cubic g'³)) · (u' + offset),    g' = min(g, limit), u' between ±limit
 
 which is silu(g) · u with `SwiGLU`'s defaults, and gelu(g) · u, by tanh, with α √(8 / π) and cubic 0.044715. Experts without a
-gate have `Relu2`, act(u) = max(u, 0)², and gate_up is [E, I, H], up's rows alone, as are its biases [E, I]. With expert
-parallelism, id E means an expert on another rank and contributes zero. Products are rounded to x's dtype, as in torch; the sum
-over j is in float32, in the order of j, with `shared` [T, H] first, if given. A row's result depends on no other row, except
-for last bits of torch's product of an expert's rows.
+gate have `Relu2`, act(u) = max(u, 0)², or `Gelu`, the exact one, and gate_up is [E, I, H], up's rows alone, as are its biases
+[E, I]. With expert parallelism, id E means an expert on another rank and contributes zero. Products are rounded to x's dtype,
+as in torch; the sum over j is in float32, in the order of j, with `shared` [T, H] first, if given. A row's result depends on no
+other row, except for last bits of torch's product of an expert's rows.
 """
 
 from typing import NamedTuple
@@ -35,7 +35,11 @@ class Relu2(msgspec.Struct, frozen=True):
     """The activation of experts without a gate."""
 
 
-Act = SwiGLU | Relu2
+class Gelu(msgspec.Struct, frozen=True):
+    """The other activation of experts without a gate."""
+
+
+Act = SwiGLU | Relu2 | Gelu
 
 
 def is_gated(act: Act) -> bool:
@@ -55,6 +59,8 @@ def activate(gate_up: torch.Tensor, act: Act) -> torch.Tensor:
     """[T, 2 I] = gate | up -> [T, I]; without a gate, [T, I] -> [T, I]."""
     if isinstance(act, Relu2):
         return activation_cpu.activate(gate_up, activation="relu2")
+    if isinstance(act, Gelu):
+        return activation_cpu.activate(gate_up, activation="gelu")
     gate, up = gate_up.chunk(2, -1)
     if act == SwiGLU():
         return F.silu(gate).mul_(up)

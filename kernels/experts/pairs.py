@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from quire.kernels.experts.experts_reference import Act, Weights
-from quire.kernels.experts.swiglu import constants, relu2, swiglu
+from quire.kernels.experts.swiglu import constants, swiglu, ungated
 from quire.kernels.triton_support import hopper
 from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options, wait_for_previous
 from quire.kernels.tuning.configs import PairConfig
@@ -65,7 +65,7 @@ def _gate_up_kernel(
         up = tl.sum(_row_times(zeros, w_ptr + (expert * N + n)[:, None] * K, x_row, k, n < N, K), 1)
         if BIAS:
             up += tl.load(bias_ptr + expert * N + n, n < N, other=0.0).to(tl.float32)
-        h = relu2(up, dtype)
+        h = ungated(up, dtype, ALPHA)
     tl.store(out_ptr + pair * N + n, h.to(dtype), n < N)
 
 

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from quire.kernels.elementwise.activation import gated
-from quire.kernels.experts.experts_reference import Act, Relu2
+from quire.kernels.experts.experts_reference import Act, Gelu, Relu2
 
 
 @triton.jit
@@ -23,9 +23,11 @@ def swiglu(gate, up, dtype: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constex
 
 
 @triton.jit
-def relu2(up, dtype: tl.constexpr):
-    """max(up, 0)² in float32, of sums that are first rounded to dtype."""
+def ungated(up, dtype: tl.constexpr, ALPHA: tl.constexpr):
+    """max(up, 0)² or, if ALPHA is 0, gelu(up) in float32, of sums that are first rounded to dtype."""
     up = up.to(dtype).to(tl.float32)
+    if ALPHA == 0.0:
+        return 0.5 * up * (1.0 + tl.erf(up * 0.7071067811865476))
     return tl.where(up > 0.0, up * up, 0.0)
 
 
@@ -33,4 +35,6 @@ def constants(act: Act) -> tuple[bool, float, float, float, float]:
     """A kernel's GATED, LIMIT, ALPHA, OFFSET and CUBIC."""
     if isinstance(act, Relu2):
         return False, 0.0, 1.0, 0.0, 0.0
+    if isinstance(act, Gelu):
+        return False, 0.0, 0.0, 0.0, 0.0
     return True, act.limit, act.alpha, act.offset, act.cubic

@@ -17,7 +17,7 @@ import triton.language as tl
 
 from quire.kernels.experts.align import Alignment, align
 from quire.kernels.experts.experts_reference import Act, Weights
-from quire.kernels.experts.swiglu import constants, relu2, swiglu
+from quire.kernels.experts.swiglu import constants, swiglu, ungated
 from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options, wait_for_previous
 from quire.kernels.tuning.configs import TileConfig, TilesConfig
 
@@ -94,7 +94,7 @@ def _gate_up_kernel(
     if GATED:
         h = swiglu(gate, up, dtype, LIMIT, ALPHA, OFFSET, CUBIC)
     else:
-        h = relu2(up, dtype)
+        h = ungated(up, dtype, ALPHA)
     tl.store(out_ptr + (begin + m)[:, None] * N + n[None, :], h.to(dtype), (m < size)[:, None] & (n < N)[None, :])
 
 

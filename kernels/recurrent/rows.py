@@ -33,7 +33,7 @@ class Chunk(NamedTuple):
 
 
 class Windows(NamedTuple):
-    """What a layer knows of decode rows with windows; int32 on the device. S slots, R rows as in Rows.
+    """Facts about decode rows with windows for a layer; int32 on the device. S slots, R rows as in Rows.
 
     The state of a row's sequence lacks the last num_kept of its seq_len tokens, whose inputs are kept side by side. Once
     keep_at tokens are in the state, it is kept as keep_state, too. If that is the row's own, the state ends there: what comes

@@ -1,4 +1,7 @@
-"""What the kernels of decode rows with windows share: a program finds what it applies to its row's state. See rows.Windows."""
+"""Functions that the kernels of decode rows with windows share: a program finds what it applies to its row's state.
+
+See rows.Windows.
+"""
 
 import torch
 import triton

@@ -43,7 +43,7 @@ def _has(row: KeptRow, count: int) -> bool:
 
 
 def _position(row: KeptRow, count: int) -> int:
-    """Of a row's kept token."""
+    """The place of a row's kept token."""
     return row.position - row.num_kept + count - 1
 
 

@@ -8,6 +8,8 @@ import numpy as np
 from quire.enginecore.kv.sequence_blocks import SequenceBlocks
 from quire.enginecore.scheduling.plan_builder import PlanBuilder, logits_processors_of, slot_words
 from quire.enginecore.scheduling.sequence import Sequence
+from quire.enginecore.tasks.generate import GenerateTask
+from quire.enginecore.tasks.task import Chunk, SideTarget
 from quire.ipc.messages.frontend import sequence_key
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.step.plan import StepPlan, decode_logits_processors, decode_plan
@@ -30,14 +32,12 @@ def sequence(request_id: int = 1, slot: int = 0, ends: tuple[int, ...] = (), **p
         key=sequence_key(request_id, 0),
         request_id=request_id,
         child=0,
-        params=SamplingParams(**params),
+        task=GenerateTask(SamplingParams(**params), min_tokens_stop_ids=list(ends)),
         prompt=PROMPT,
         final_len=40,
         seed=5,
         order=(0, request_id),
         arrival_time=0.0,
-        stop_ids=frozenset(),
-        min_tokens_stop_ids=list(ends),
         blocks=SequenceBlocks(b"", True, may_hit=True),
         slot=slot,
     )
@@ -48,7 +48,7 @@ def chunk(
 ) -> None:
     ids = seq.prompt[start:end]
     states = {"first_state": 0, "last_state": 0}
-    build.add_prefill(seq, ids, start=start, flags=flags, next_token=next_token, num_prompt_logprobs=num_top, **states)
+    build.add_prefill(seq, ids, start, Chunk(flags, next_token, num_top), **states)
 
 
 def sent(plan: StepPlan, last_decode_rows: np.ndarray = NO_ROWS) -> StepPlan:
@@ -108,7 +108,7 @@ def test_rows_with_prompt_logprobs_are_remembered_by_their_row_of_the_step():
     build = PlanBuilder(1, 0.0)
     chunk(build, sequence(1, slot=0), 0, 4)
     chunk(build, sequence(2, slot=1), 4, 10, PREFILL_SAMPLE | PREFILL_PROMPT_LOGPROBS)
-    assert build.side_rows(first_prefill_row=5) == {6: (7, 2, 5)}  # the chunk's first logprob is its second token's
+    assert build.side_rows(first_prefill_row=5) == {6: SideTarget(7, 2, 5)}  # the chunk's first logprob is its second token's
     assert sent(finished(build)).wants_prompt_logprobs
 
 

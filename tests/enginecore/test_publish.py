@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from quire.enginecore.publish import messages_of, read_logprobs, side_messages
-from quire.enginecore.scheduling.plan_builder import SideTarget
 from quire.enginecore.scheduling.step import StepOutput
+from quire.enginecore.tasks.task import SideTarget
 from quire.ipc.messages.frontend import Finished, PromptLogprobs, Started
 from quire.ipc.messages.workers import PromptLogprobsOfRow
 from quire.ipc.step.result_ring import ResultRing, RowLogprobs

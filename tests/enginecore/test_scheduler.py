@@ -5,7 +5,7 @@ import pytest
 from scheduler_harness import VOCAB, Harness
 
 from quire.enginecore.kv.pool import BlockPool
-from quire.ipc.step.sections import PREFILL_PROMPT_LOGPROBS
+from quire.ipc.step.sections import HEADER, PREFILL_PROMPT_LOGPROBS
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -33,7 +33,7 @@ def test_unchanged_decode_rows_cost_no_words():
     h.add([1, 2, 3], max_tokens=10)
     h.run()
     steady = [p for p in h.plans[2:] if p.same_decode_rows]
-    assert len(steady) >= 6 and all(p.encode().size == 32 for p in steady)
+    assert len(steady) >= 6 and all(p.encode().size == HEADER.width for p in steady)
 
 
 def test_who_waits_for_a_mask_takes_no_tokens_of_others_and_is_no_work():

@@ -9,17 +9,19 @@ import pytest
 
 from quire.enginecore.kv.sequence_blocks import SequenceBlocks
 from quire.enginecore.scheduling.plan_builder import slot_words
+from quire.enginecore.tasks.generate import GenerateTask
 from quire.ipc.sampling import BOUNDS, SamplingParams
 from quire.ipc.step.plan import DTYPES
 from quire.ipc.step.sections import SLOT_VALUES
 
-PARAMS = {v.source.removeprefix("params."): v for v in SLOT_VALUES if v.source.startswith("params.")}
+OF_PARAMS = "task.sampling."
+PARAMS = {v.source.removeprefix(OF_PARAMS): v for v in SLOT_VALUES if v.source.startswith(OF_PARAMS)}
 
 
 def written(seed: int = 1, **params: Any) -> np.ndarray:
     blocks = SequenceBlocks(b"", use_cache=True, may_hit=True)
     own = {"slot": 3, "seed": seed, "has_processors": True, "min_len": 17, "final_len": 90, "max_window": 16}
-    sequence = types.SimpleNamespace(params=SamplingParams(**params), blocks=blocks, **own)
+    sequence = types.SimpleNamespace(task=GenerateTask(SamplingParams(**params)), blocks=blocks, **own)
     (row,) = np.frombuffer(slot_words(sequence), DTYPES["slot_updates"])
     return row
 

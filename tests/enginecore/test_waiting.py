@@ -8,17 +8,16 @@ import pytest
 from quire.enginecore.kv.sequence_blocks import SequenceBlocks
 from quire.enginecore.scheduling.sequence import Sequence
 from quire.enginecore.scheduling.waiting import WaitingQueue
+from quire.enginecore.tasks.generate import GenerateTask
 from quire.enginecore.tenants.tenant import TenantState
 from quire.ipc.messages.frontend import Tenant
 from quire.ipc.sampling import SamplingParams
 
 
 def sequence(arrival, priority=0):
-    params = SamplingParams()
+    task = GenerateTask(SamplingParams())
     prompt = np.zeros(1, np.int32)
-    return Sequence(
-        0, arrival, arrival, 0, params, prompt, 2, 0, (priority, arrival), 0.0, frozenset(), blocks=SequenceBlocks(b"", False)
-    )
+    return Sequence(0, arrival, arrival, 0, task, prompt, 2, 0, (priority, arrival), 0.0, blocks=SequenceBlocks(b"", False))
 
 
 def drain(queue):

@@ -220,9 +220,9 @@ async def test_a_request_whose_state_cannot_be_made_is_aborted_and_its_rows_are_
 @with_core(limits=EngineLimits(20_000, 400, 4, 20))
 async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(core: FakeCore, client: AsyncClient) -> None:
     with pytest.raises(TooLong, match="characters"):
-        await client.encode("a" * 1_000_000)
+        await client.tokenize("a" * 1_000_000)
     long = " the cat" * 3000  # tokenized in a thread
-    assert await client.encode(long) == [THE, CAT] * 3000
+    assert await client.tokenize(long) == [THE, CAT] * 3000
 
 
 @with_core(files={})

@@ -153,8 +153,10 @@ def test_what_vllms_calls_have_and_these_have_not_is_said(llm: LLM) -> None:
             call(lora_request=object())
         with pytest.raises(ValueError, match="has no option 'lora'; there are sampling_params"):
             call(lora=None)
-    with pytest.raises(NotImplementedError, match="embed is not here: models that embed or score are not served yet"):
-        llm.embed(" the")  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="this model does not make vectors or scores; it can generate"):
+        llm.embed(" the")
+    with pytest.raises(NotImplementedError, match="reward is not here"):
+        llm.reward(" the")  # type: ignore[attr-defined]
     with pytest.raises(AttributeError, match="LLM has no 'generat'; did you mean generate"):
         llm.generat(" the")  # type: ignore[attr-defined]
 

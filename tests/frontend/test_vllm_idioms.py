@@ -83,7 +83,7 @@ def test_a_forked_child_hears_that_it_cannot_use_the_engine(llm):
         (lambda _: SamplingParams(temprature=0), ValueError, "did you mean temperature"),
         (lambda _: SamplingParams(abacus=0), ValueError, "there are n, temperature"),
         (lambda _: LoRARequest("a", 1, "folder"), NotImplementedError, "LoRARequest: LoRA adapters are not served"),
-        (lambda _: PoolingParams(), NotImplementedError, "PoolingParams: models that embed"),
+        (lambda _: PoolingParams(task="score"), ValueError, "write classify or embed"),
     ],
 )
 def test_what_is_written_otherwise_here_is_said(llm, call, error, text):

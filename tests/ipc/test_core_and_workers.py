@@ -19,6 +19,7 @@ from quire.ipc.messages.workers import (
     WorkerReady,
 )
 from quire.ipc.numerics import Numerics
+from quire.ipc.pooling import PoolingInfo
 
 
 @pytest.fixture
@@ -50,6 +51,7 @@ def make_profile(rank: int) -> WorkerProfile:
         "device": "cpu",
         "processors": ProcessorsInfo(True, False),
     }
+    given["pooling"] = PoolingInfo(["embed"], "LAST", embedding_size=8)
     given["numerics"] = Numerics("float32", "fp8", "fp8_e4m3", True, 3, ["Mine"])
     return WorkerProfile(**values | given)
 

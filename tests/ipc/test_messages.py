@@ -18,6 +18,7 @@ from quire.ipc.messages.frontend import (
 )
 from quire.ipc.messages.message import DECODE_ERRORS
 from quire.ipc.messages.workers import ControlRequest, WorkerCommand, WorkerMessage
+from quire.ipc.pooling import PoolingParams
 from quire.ipc.sampling import SamplingParams
 
 UNIONS = {
@@ -40,6 +41,8 @@ def values_of(kind) -> st.SearchStrategy:
     args = getattr(kind, "__args__", ())
     if kind is SamplingParams:
         return st.builds(SamplingParams, n=st.integers(1, 128), temperature=st.floats(0, 10), stop=st.none() | st.just(["x"]))
+    if kind is PoolingParams:
+        return st.builds(PoolingParams, dimensions=st.none() | st.integers(1, 4096), use_activation=st.none() | st.booleans())
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return messages_of(kind)
     if str(kind).startswith("typing.Literal"):

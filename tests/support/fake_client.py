@@ -171,7 +171,7 @@ class FakeClient:
                 return ServerInfo({"model": "tiny", "seed": 0, "served_model_name": ["tiny"]})
         raise InvalidRequest("profiling needs a folder for its traces: start the engine with --profile-dir")
 
-    async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    async def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
         if len(text) <= 10_000:
             return self.tokenizer.encode(text, add_special_tokens)
         if len(text) > 1_000 * self.welcome.limits.max_model_len:

@@ -3,15 +3,18 @@
 from collections import deque
 from types import MappingProxyType, SimpleNamespace
 
+import msgspec
 import numpy as np
 import torch
 from recurrent_states import poison
 
 from quire.enginecore.intake import Intake, IntakeConfig
+from quire.enginecore.publish import side_messages
 from quire.enginecore.scheduling.config import SchedulerConfig
 from quire.enginecore.scheduling.scheduler import Scheduler
 from quire.enginecore.tenants.backlog import Room
-from quire.ipc.messages.frontend import AddRequest, EngineLimits, Generate, RequestError, TokenInputs
+from quire.ipc.messages.frontend import AddRequest, EngineLimits, Generate, Pool, Pooled, RequestError, TokenInputs
+from quire.ipc.pooling import PoolingParams
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.step.samples import Samples
 from quire.ipc.step.sections import (
@@ -31,7 +34,9 @@ from quire.workers.loading.weights import dummy_weights, load_weights
 from quire.workers.logits_processors.batch import CustomProcessors
 from quire.workers.models.build import build_model
 from quire.workers.models.family_table import read_model_config
+from quire.workers.outputs.pooling_outputs import pooling_outputs
 from quire.workers.parallel import Parallel
+from quire.workers.pooling.start import read_served
 from quire.workers.recurrent.state_cache import state_cache_of
 from quire.workers.runner import ModelRunner
 from quire.workers.speculation.loaded import build_draft_model
@@ -59,13 +64,16 @@ class InlineEngine:
         num_states=None,
         state_dtype="auto",
         speculation=None,
+        pooling=None,
         **scheduling,
     ):
         self.depth, self.device, self.speculation = depth, torch.device(device), speculation
         parallel = parallel or Parallel(device=self.device)
-        config = self.read_config(model_dir, model_options)
+        config, self.choice = self._read(model_dir, model_options, pooling)
         max_model_len, self._unused = max_model_len or min(config.max_position_embeddings, 512), set()
         self.model = self.load(config, dtype, parallel, None if dummy else model_dir)
+        if self.choice and self.choice.info and self.choice.info.is_whole:
+            scheduling["has_whole_prompts"] = True
         layers = parallel.stage.layers if parallel.stage.count > 1 else None
         cache = KVCache(config.attention_specs(parallel), block_size, dtype, self.model.kv_scales(), layers)
         self._load_draft(cache, (max_num_seqs, budget, max_model_len), dtype, parallel)
@@ -92,11 +100,9 @@ class InlineEngine:
                 **scheduling,
             )
         )
-        limits = EngineLimits(max_model_len, config.vocab_size, max_num_seqs, 20)
-        caching, info = self.scheduler.config.enable_prefix_caching, self.processors and self.processors.info
-        accepts = IntakeConfig(limits, tuple(eos), caching, False, 0, 10_000, info)
-        self.intake = Intake(accepts, self.scheduler.kv.hasher)
+        self.intake = self._new_intake(EngineLimits(max_model_len, config.vocab_size, max_num_seqs, 20), eos)
         self.masks: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}  # step -> what a worker's ring would bring
+        self.pooled: dict[int, list[np.ndarray]] = {}
         self.count, self.prompt_rows, self.logprobs = 0, [], {}  # the last: key -> those of its output, if it wants them
 
     def _load_draft(self, cache, limits, dtype, parallel):
@@ -108,10 +114,22 @@ class InlineEngine:
             self.draft.load(asked, self.device, progress=False)
             cache.drafter = self.draft.cache
 
+    def _new_intake(self, limits, eos):
+        limits = msgspec.structs.replace(limits, pooling=self.choice and self.choice.info)
+        caching, info = self.scheduler.config.enable_prefix_caching, self.processors and self.processors.info
+        return Intake(IntakeConfig(limits, tuple(eos), caching, False, 0, 10_000, info), self.scheduler.kv.hasher)
+
     def _capture(self, graphs):
         if graphs:
             with self.runner.device.stream():
                 self.runner.capture_graphs()
+
+    def _read(self, model_dir, options, pooling):
+        """The model's config, and how it pools. pooling: flags about that; None: it only generates."""
+        if pooling is None:
+            return self.read_config(model_dir, options), None
+        flags = SimpleNamespace(**{"runner": "auto", "convert": "auto", "pooler_config": {}, **pooling})
+        return read_served(model_dir, options.get("overrides", {}), flags)
 
     def read_config(self, model_dir, options):
         return read_model_config(model_dir, **options)
@@ -151,7 +169,8 @@ class InlineEngine:
             speculation=self.speculation,
             draft_model=self.draft,
         )
-        return ModelRunner(self.model, ctx, self._make_device, self.processors)
+        vectors = pooling_outputs(self.choice, self.model, max_num_seqs) if self.choice else []
+        return ModelRunner(self.model, ctx, self._make_device, self.processors, vectors)
 
     def _make_device(self, ctx):
         if ctx.device.type == "cpu":
@@ -170,6 +189,37 @@ class InlineEngine:
             self.scheduler.add(seq)
         return self.count
 
+    def add_pool(self, prompts, params: PoolingParams | None = None, seconds=()) -> int:
+        """A request for vectors or scores; the results, by key, are in `pooled`."""
+        self.count += 1
+        data, lengths = np.concatenate([np.asarray(p, np.int32) for p in prompts]).tobytes(), [len(p) for p in prompts]
+        task = Pool(params or PoolingParams(), lengths, seconds=list(seconds))
+        accepted = self.intake.accept(0, AddRequest(0, self.count, TokenInputs(data), task), Room())
+        if isinstance(accepted, RequestError):
+            raise ValueError(accepted.message)
+        for seq in accepted:
+            self.scheduler.add(seq)
+        return self.count
+
+    def pool(self, prompts, params: PoolingParams | None = None, seconds=()) -> list[np.ndarray]:
+        """Results of one request, in order. seconds: where second texts begin."""
+        name = self.add_pool(prompts, params, seconds)
+        self.run()
+        return [np.concatenate(self.pooled.pop(name << 8 | i)) for i in range(len(prompts))]
+
+    def _take_pooled(self, step, results) -> None:
+        """As the core and a frontend do: parts of a result that begin at 0 replace what came before."""
+        messages = side_messages([r.message() for r in results], step.side_rows, 0)
+        for message in (m for _, m in messages if isinstance(m, Pooled)):
+            at, data = 0, np.frombuffer(message.data, np.float32)
+            shapes = np.frombuffer(message.shapes, np.int32).reshape(-1, 4).tolist()
+            for key, (rows, columns, start, _) in zip(np.frombuffer(message.keys, np.int64).tolist(), shapes, strict=True):
+                part = data[at : at + max(rows, 1) * columns]
+                at += len(part)
+                if start == 0 or not rows:
+                    self.pooled[key] = []
+                self.pooled[key].append(part.reshape(rows, columns) if rows else part)
+
     def run(self, until=None) -> dict[int, list[int]]:
         """Until all have ended, or until(plan): key -> output tokens. Children of one request have keys of their own."""
         in_flight: deque = deque()
@@ -180,7 +230,9 @@ class InlineEngine:
                 while not stopped and len(in_flight) < self.depth and (made := self.scheduler.schedule()) is not None:
                     plan, step = made
                     words = plan.encode()
-                    self.prompt_rows += self.runner.step(words, lambda plan: self.masks[plan.step])
+                    results = self.runner.step(words, lambda plan: self.masks[plan.step])
+                    self.prompt_rows += results
+                    self._take_pooled(step, results)
                     if self.device.type == "cpu":
                         words.fill(-1)  # as a ring's next plan does: nothing of a plan may be kept but copies
                     in_flight.append(step)

@@ -11,6 +11,7 @@ from quire.enginecore.kv.sequence_blocks import SequenceBlocks
 from quire.enginecore.scheduling.config import SchedulerConfig
 from quire.enginecore.scheduling.scheduler import Scheduler
 from quire.enginecore.scheduling.sequence import Sequence, SequenceState
+from quire.enginecore.tasks.generate import GenerateTask
 from quire.ipc.messages.frontend import sequence_key
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.step.samples import Samples
@@ -95,13 +96,12 @@ class Harness:
             key=sequence_key(request_id, child),
             request_id=request_id,
             child=child,
-            params=p,
+            task=GenerateTask(p, frozenset(p.stop_token_ids or ())),
             prompt=np.asarray(prompt, np.int32),
             final_len=min(len(prompt) + max_tokens, self.config.max_model_len),
             seed=self.count,
             order=(priority, self.count),
             arrival_time=0.0,
-            stop_ids=frozenset(p.stop_token_ids or ()),
             tenant=tenant,
             expected_output=max_tokens,
             blocks=SequenceBlocks(
@@ -191,7 +191,7 @@ class Harness:
 
     def expected(self, name):
         seq = self.sequences[name]
-        eos = set(seq.stop_ids) | (set() if seq.params.ignore_eos else self.eos)
+        eos = set(seq.task.stop_ids) | (set() if seq.task.sampling.ignore_eos else self.eos)
         return solo_output(seq.prompt.tolist(), seq.final_len, eos, VOCAB)
 
     def assert_right(self):

@@ -205,6 +205,7 @@ def graphs(monkeypatch):
     made._ahead = deque([BatchDescriptor(64, 16, True), BatchDescriptor(16, 16, True), BatchDescriptor(64, 32, True)])
     made._device = SimpleNamespace(
         drafter=Drafter(),
+        states=SimpleNamespace(apply_nothing=lambda tables, model: None),
         is_idle=lambda: made.idle,
         load_plan=lambda words: None,
         kernel_specialization=lambda t: 0,

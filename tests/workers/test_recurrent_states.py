@@ -19,6 +19,9 @@ class Counting(RecurrentSpec, frozen=True):
     def tensors(self, parallel):
         return StateTensor((3,), True), StateTensor((1,), False)
 
+    def kept_sizes(self, parallel):
+        return ()
+
 
 def after(value, token):
     """A state after one more token."""

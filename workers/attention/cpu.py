@@ -28,7 +28,7 @@ class CpuModelAttention(ModelAttention):
         cache = ctx.cache
         rotary, specs = RotaryTables(cache, ctx.max_model_len, ctx.device), cache.own_specs
         self._kinds = {spec: CpuAttention(spec, cache, rotary[spec], ctx.max_model_len) for spec in specs}
-        own = [i for i in cache.layers if cache.specs[i].is_there]
+        own = [i for i in cache.layers if cache.specs[i].is_there and cache.specs[i].is_causal]
         self._layers = {i: self._kinds[cache.specs[i]] for i in own}
         places = {i: cache.places[i] for i in own}
         # one tensor of each group and dtype, since all of these have the same shape and strides

@@ -105,8 +105,8 @@ class KVCache:
 
     @property
     def own_specs(self) -> list[AttentionSpec]:
-        """The distinct specs of this stage's layers with attention."""
-        return list(dict.fromkeys(self.specs[i] for i in self.layers if self.specs[i].is_there))
+        """The distinct specs of this stage's layers with attention over the cache."""
+        return list(dict.fromkeys(self.specs[i] for i in self.layers if self.specs[i].is_there and self.specs[i].is_causal))
 
     def dtype_of(self, spec: AttentionSpec) -> torch.dtype:
         """The dtype of keys and values of layers with this spec."""

@@ -231,6 +231,21 @@ class Device(ABC):
         needs_all = kind & ~(SAMPLING_RANDOM | SAMPLING_WINDOWS) or current().fixed_order
         return logits.shape[1] != self.ctx.config.vocab_size and not needs_all
 
+    def finish(self, plan: torch.Tensor, tables: SlotTables, step: StepBuffers, rows: int) -> None:
+        """End a step of so many rows where none samples: update the tables and write words of 0."""
+        none = torch.zeros(rows, dtype=torch.int32, device=self.ctx.device)
+        self._step_inputs.finish_step(
+            plan,
+            tables,
+            self.ctx.pool,
+            step,
+            none,
+            self.results,
+            rows,
+            max_rows=self.ctx.max_rows,
+            max_samples=self.ctx.max_samples,
+        )
+
     def _samples(self, step: StepBuffers, kind: int, count: int) -> tuple[torch.Tensor, torch.Tensor, WindowIds | None]:
         """The slot and the position of each sample, and what the sampler needs to know of windows."""
         if not kind & SAMPLING_WINDOWS:

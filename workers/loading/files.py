@@ -1,7 +1,8 @@
 """The files of a checkpoint and the tensors in them, from the files' headers; no values are read here.
 
-Pickled checkpoints (.bin, .pt) are refused, because reading one runs its author's code. weights.py reads values, stages.py
-counts bytes, and models/family_table.py asks which layers of a quantized checkpoint are plain.
+Pickled checkpoints (.bin, .pt) are refused, because reading one runs its author's code; those of pooling models are read by
+torch_file.py, which unpickles nothing. weights.py reads values, stages.py counts bytes, and models/family_table.py asks which
+layers of a quantized checkpoint are plain.
 """
 
 import itertools
@@ -15,6 +16,7 @@ import safetensors
 from quire.ipc.weights_file import weights_file
 from quire.workers.loading.checkpoint_tensor import CheckpointTensor
 from quire.workers.loading.names import CheckpointNames
+from quire.workers.loading.torch_file import TorchFile
 from quire.workers.loading.weight_loader import FLOATS, WeightsError
 
 TABLES = ("embed_tokens.weight", "embed_tokens_per_layer.weight", "lm_head.weight")
@@ -23,13 +25,20 @@ PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 SCALES_OF_ALL = (".experts.gate_up_proj_scale_inv", ".experts.down_proj_scale_inv")
 
 
-def checkpoint_files(model_dir: Path) -> list[Path]:
-    """The safetensors files of a folder: those that its index names, or the single one. Raises WeightsError."""
+def checkpoint_files(model_dir: Path, torch_files: bool = False) -> list[Path]:
+    """The safetensors files of a folder: those that its index names, or the single one. Raises WeightsError.
+
+    torch_files: without safetensors, those of torch.save.
+    """
     index = model_dir / "model.safetensors.index.json"
     if index.exists():
         return _indexed_files(index)
     if (single := weights_file(model_dir)) is not None:
         return [single]
+    if torch_files and (index := model_dir / "pytorch_model.bin.index.json").exists():
+        return _indexed_files(index, ".bin")
+    if torch_files and (pickled := model_dir / "pytorch_model.bin").exists():
+        return [pickled]
     if any(path.suffix in PICKLED for path in model_dir.iterdir()):
         raise WeightsError(
             f"{model_dir} holds pickled weights (.bin, .pt) only. Quire reads safetensors, because unpickling runs code "
@@ -38,21 +47,23 @@ def checkpoint_files(model_dir: Path) -> list[Path]:
     raise WeightsError(f"{model_dir} holds no model.safetensors and no model.safetensors.index.json")
 
 
-def _indexed_files(index: Path) -> list[Path]:
+def _indexed_files(index: Path, suffix: str = ".safetensors") -> list[Path]:
     try:
         weight_map = json.loads(index.read_bytes())["weight_map"]
         names = sorted(set(weight_map.values()))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise WeightsError(f"{index} is not a safetensors index") from None
+        raise WeightsError(f"{index} is not a {suffix.removeprefix('.')} index") from None
     for name in names:
-        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
-            raise WeightsError(f"{index} names {name!r}, which is not a safetensors file of the same folder")
+        if not isinstance(name, str) or Path(name).name != name or not name.endswith(suffix):
+            raise WeightsError(f"{index} names {name!r}, which is not a {suffix.removeprefix('.')} file of the same folder")
         if not os.path.exists(index.parent / name):  # False also for a name that is not valid for a file
             raise WeightsError(f"{index} names {name}, which is not there: the download may be incomplete")
     return [index.parent / name for name in names]
 
 
 def open_file(file: Path) -> Any:
+    if file.suffix in PICKLED:
+        return TorchFile(file)
     try:
         return safetensors.safe_open(file, framework="pt", device="cpu")
     except (safetensors.SafetensorError, OSError) as error:
@@ -62,7 +73,7 @@ def open_file(file: Path) -> Any:
 def checkpoint_tensors(model_dir: Path, names: CheckpointNames) -> dict[str, CheckpointTensor]:
     """The tensors in a folder's files, by their names in the model. Raises WeightsError."""
     tensors: dict[str, CheckpointTensor] = {}
-    for file in checkpoint_files(model_dir):
+    for file in checkpoint_files(model_dir, names.torch_files):
         with open_file(file) as opened:
             for theirs in opened.keys():  # noqa: SIM118 - not a dict
                 name = names.in_model(theirs)

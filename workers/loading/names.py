@@ -15,13 +15,15 @@ class CheckpointNames(NamedTuple):
     """`prefixes`: (in the checkpoint, in the model), all applied in this order.
 
     `ignored`: prefixes, or suffixes if they begin with a dot, of names in the checkpoint or in the model. `bare`: beginnings of
-    names to which the model prepends `model.`. `inner`: like prefixes, but anywhere within a name.
+    names to which the model prepends `model.`. `inner`: like prefixes, but anywhere within a name. `torch_files`: whether
+    pytorch_model.bin is read where there are no safetensors, by a reader that unpickles nothing (torch_file.py).
     """
 
     prefixes: tuple[tuple[str, str], ...] = ()
     ignored: tuple[str, ...] = ()
     bare: tuple[str, ...] = BARE
     inner: tuple[tuple[str, str], ...] = ()
+    torch_files: bool = False
 
     def is_ignored(self, name: str) -> bool:
         return any(name.endswith(part) if part.startswith(".") else name.startswith(part) for part in self.ignored)

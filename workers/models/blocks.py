@@ -175,6 +175,7 @@ class GatedMLP(Module):
     """down(activation(gate(x)) · up(x)); gate and up are one matrix product. name: in the block and in the checkpoint.
 
     gate_up: how the checkpoint stores the two. feeds_add_norm: see SelfAttention.
+    down_bias: of the last product; None: as the others.
     """
 
     def __init__(
@@ -188,12 +189,13 @@ class GatedMLP(Module):
         activation: Activation = "silu",
         gate_up: Callable[[Shard], RowsByName] = pair,
         feeds_add_norm: bool = True,
+        down_bias: bool | None = None,
     ):
         super().__init__()
         place = place.at(name)
         hidden, inner = whole(hidden_size), place.parallel.split(intermediate_size)
         self.gate_up_proj = Linear(hidden, gate_up(inner), has_bias, place)
-        self.down_proj = Linear(inner, {"down_proj": hidden}, has_bias, place)
+        self.down_proj = Linear(inner, {"down_proj": hidden}, has_bias if down_bias is None else down_bias, place)
         self._activation, self.is_silu, self._feeds_add_norm = activation, activation == "silu", feeds_add_norm
 
     def forward(self, x: torch.Tensor | None, residual: torch.Tensor, norm: Norm) -> tuple[torch.Tensor, torch.Tensor]:

@@ -11,6 +11,7 @@ from quire.workers.layers.linear import Placement
 from quire.workers.loading.quantized.schemes import QuantizationError
 from quire.workers.models.config import ModelConfig, ModelConfigError
 from quire.workers.models.decoder import CausalLM
+from quire.workers.models.encoders.table import build_encoder
 from quire.workers.models.family_table import FAMILIES
 from quire.workers.models.language_model import LanguageModel
 from quire.workers.parallel import Parallel
@@ -26,6 +27,9 @@ def build_model(config: ModelConfig, dtype: torch.dtype, parallel: Parallel) -> 
     Raises ModelConfigError for a head size that the device's kernels do not support, for a number of ranks over which the model
     cannot be split, and for a layer that does not fit its quantization scheme.
     """
+    if config.encoder is not None:
+        family = FAMILIES.get(config.architecture)  # a decoder's, if its tokens see both ways
+        return build_encoder(config, dtype, parallel, None if family is None else family.make_block)
     head_dims = {layer.attention.head_dim for layer in config.layers if layer.attention.is_there and not layer.latent}
     if parallel.device.type == "cuda" and (other := sorted(head_dims.difference(GPU_HEAD_DIMS))):
         sizes = ", ".join(map(str, GPU_HEAD_DIMS))

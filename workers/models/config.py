@@ -12,6 +12,7 @@ from quire.kernels.elementwise.activation_cpu import Activation
 from quire.kernels.elementwise.norm_reference import Weighs
 from quire.kernels.experts.experts_reference import Act, SwiGLU
 from quire.kernels.experts.routing_reference import Routing
+from quire.workers.layers.heads import HeadSpec
 from quire.workers.layers.norm import NormSpec
 from quire.workers.loading.names import CheckpointNames
 from quire.workers.loading.quantized.schemes import Quantization
@@ -84,6 +85,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     head_dim: int
     scale: float  # factor of the products q·k
     window: int  # 0 sees everything, -1 all but the first; otherwise the last `window` tokens, the token itself included
+    is_causal: bool = True  # False: a token sees those after it, too, with a window as many as before it, and nothing is cached
     is_chunked: bool = False  # a token sees its chunk of `window` tokens up to itself
     rope: RopeConfig | None  # None: nothing is rotated
     qk_norm_eps: float | None = None  # of an RMSNorm of each head of q and k before the rotation; None: there is none
@@ -113,7 +115,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def has_cache(self) -> bool:
         """Whether the layer stores keys and values of its own."""
-        return self.is_there and self.shares is None
+        return self.is_there and self.shares is None and self.is_causal
 
     @property
     def cache(self) -> CacheSpec:
@@ -198,7 +200,9 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     attention_bias: bool = False  # the block decides of which projections
     output_bias: bool | None = None  # of attention's output projection in LlamaBlock; None: as attention_bias
     mlp_bias: bool = False
+    down_bias: bool | None = None  # of the MLP's last product in an encoder; None: as mlp_bias
     activation: Activation = "silu"  # of the MLP
+    has_gate: bool = True  # whether the MLP has one, in an encoder that is published with and without
     norms_qk: bool = False  # by a norm of the block, if the attention's spec has none
     values: ValueHeads | None = None  # if their heads have another size than keys'
     keys_are_values: bool = False  # before QK-norm and rotation
@@ -236,8 +240,37 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     logit_softcap: float = 0.0  # logits are softcap * tanh(logit / softcap); 0: none
 
 
+class MergedAdapter(NamedTuple):
+    """Which of a checkpoint's adapters is added to its weights, and by which factor."""
+
+    task: int
+    scale: float
+
+
+class EncoderSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What an encoder has around its layers besides the modules of `ModelSpec` (encoder.py)."""
+
+    num_positions: int = 0  # rows of the table of learned positions; 0: none
+    first_position: int = 0  # the table's row of a text's first token
+    num_token_types: int = 0  # rows of the table of token types; 0: none
+    num_buckets: int = 0  # of a bias by relative position, which all layers share; 0: none
+    has_final_norm: bool = False
+    head: HeadSpec | None = None  # None: it ends with the hidden states
+    adapter: MergedAdapter | None = None
+
+
+class PoolingSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model that pools has behind its layers: its head over the vocabulary, a head of labels, or neither."""
+
+    generates: bool = False
+    num_labels: int = 0  # 0: no head of labels
+    has_bias: bool = False  # of that head
+    label_tokens: tuple[int, ...] = ()  # their rows of the head over the vocabulary are the weights of the labels'
+    is_difference: bool = False  # there are two such tokens, and one score: of the second one over the first
+
+
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A decoder-only transformer as its checkpoint describes it."""
+    """A decoder-only transformer, or an encoder, as its checkpoint describes it."""
 
     architecture: str  # key of family_table.FAMILIES, if transformers_config is None
     vocab_size: int
@@ -253,6 +286,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     transformers_config: str | None = None  # the text of config.json, if transformers' model is run
     state_dtype: str | None = None  # of recurrent states; None: config.json does not say, so float32
     longest: int | None = None  # most positions that the model has, if fewer than its config says
+    encoder: EncoderSpec | None = None  # None: it is a decoder
+    pooling: PoolingSpec | None = None  # None: it generates, and does not pool
 
     @property
     def rms_norm_eps(self) -> float:
@@ -268,6 +303,6 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return {i: spec.tensors(parallel) for i, spec in recurrent.items() if spec is not None}
 
     def kept_sizes(self, parallel: Parallel) -> dict[int, tuple[int, ...]]:
-        """What each recurrent layer keeps of a token of a window, on this rank: see RecurrentSpec."""
+        """Sizes of what each recurrent layer keeps of a token of a window, on this rank: see RecurrentSpec."""
         recurrent = {i: layer.recurrent for i, layer in enumerate(self.layers)}
         return {i: spec.kept_sizes(parallel) for i, spec in recurrent.items() if spec is not None}

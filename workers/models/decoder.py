@@ -18,6 +18,7 @@ from quire.workers.layers.kv_scales import KVScales
 from quire.workers.layers.linear import Linear, Placement
 from quire.workers.layers.module import Module
 from quire.workers.layers.norm import Norm, NormSpec, make_norm
+from quire.workers.layers.score_head import ScoreHead
 from quire.workers.loading.names import CheckpointNames
 from quire.workers.models.blocks import SelfAttention
 from quire.workers.models.config import LayerSpec, ModelConfig, ModelSpec
@@ -118,7 +119,12 @@ class CausalLM(LanguageModel):
         self.config = config
         self.stage_buffer = StageBuffer()
         self.model = Decoder(config, make_block, place, self.stage_buffer)
-        self.lm_head = self._make_head(place) if place.parallel.stage.is_last else MissingLayer()
+        pooling, is_last = config.pooling, place.parallel.stage.is_last
+        self.has_head = pooling is None or pooling.generates
+        self.lm_head = self._make_head(place) if is_last and self.has_head else MissingLayer()
+        if pooling is not None and pooling.num_labels and is_last:
+            tied_to = self.model.embed_tokens if config.tie_word_embeddings else None
+            self.score = ScoreHead(pooling, (config.vocab_size, config.hidden_size), place, tied_to)
         self._parallel = place.parallel
         self._logits = config.model.logit_scale, config.model.logit_softcap
 
@@ -169,6 +175,9 @@ class CausalLM(LanguageModel):
         """
         logits = self.lm_head(hidden_rows, out)
         return logits if self._logits == (1.0, 0.0) else ops.shape_logits(logits, *self._logits)
+
+    def compute_scores(self, hidden_rows: torch.Tensor) -> torch.Tensor:
+        return self.score(hidden_rows)
 
     def compute_all_logits(self, hidden_rows: torch.Tensor) -> torch.Tensor:
         """hidden_rows [R, H] -> logits [R, V] on every rank."""

@@ -7,7 +7,7 @@ generation_config.json and tokenizer files are read by
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from quire.workers.loading.weight_loader import WeightsError
 from quire.workers.models.cache_dtype import with_cache_dtype
 from quire.workers.models.config import ModelConfig, ModelConfigError
 from quire.workers.models.decoder import Family
+from quire.workers.models.encoders.table import ENCODERS, read_encoder_config
 from quire.workers.models.families import (
     bamba,
     bloom,
@@ -133,8 +134,11 @@ FAMILIES: dict[str, Family] = {
 BESIDE = ("quantize_config.json", "quant_config.json")  # AutoGPTQ's, and AutoAWQ's first name
 
 
-def read_model_config(model_dir: str | Path, overrides: Json | None = None, **options: Any) -> ModelConfig:
-    """ModelConfig of the folder's config.json, with `overrides` replacing fields. options: those of parse_model_config.
+def read_model_config(
+    model_dir: str | Path, overrides: Json | None = None, choose: Callable[[Json], Json] | None = None, **options: Any
+) -> ModelConfig:
+    """ModelConfig of the folder's config.json, with `overrides` replacing fields. options: those of parse_model_config. choose:
+    changes the fields before a family reads them.
 
     Raises ModelConfigError for a model that cannot be served.
     """
@@ -154,6 +158,7 @@ def read_model_config(model_dir: str | Path, overrides: Json | None = None, **op
         fields["quantization_config"] = _beside(beside)
     own = quantization_config_of(fields)
     fields = tied_as_stored(_overridden(fields, overrides or {}), Path(model_dir))
+    fields = fields if choose is None else choose(fields)
     config = parse_model_config(fields, quantization_file=(beside or path).name, **options)
     if config.quantization is None or own is None or quantization_config_of(fields) is not own:
         return config  # a flag counts for all layers, whatever the files hold
@@ -220,6 +225,10 @@ def _by_impl(fields: Json, quantized: Quantization | None, model_impl: str) -> M
     A model that its family refuses is refused: transformers would ignore a field that it does not know.
     """
     reason, architectures = "", _architectures(fields)
+    if model_impl != "transformers" and architectures and str(architectures[0]) in ENCODERS:
+        config = read_encoder_config(fields, str(architectures[0]), quantized)
+        by_names = None if quantized is None else _by_all_names(quantized, config.names)
+        return msgspec.structs.replace(config, quantization=by_names)
     if architectures and not _is_known(fields) and (why := refusal(fields, architectures[0])):
         raise ModelConfigError(f"architecture {architectures[0]!s:.80} is not supported: {why}")
     if model_impl != "transformers":

@@ -30,6 +30,7 @@ class LanguageModel(Module):
 
     config: ModelConfig
     stage_buffer: StageBuffer  # only in models that can be split into stages
+    has_head = True  # over the vocabulary: it computes logits
 
     def forward(
         self,
@@ -50,6 +51,10 @@ class LanguageModel(Module):
     def compute_all_logits(self, hidden_rows: torch.Tensor) -> torch.Tensor:
         """hidden_rows [R, H] -> logits [R, vocab_size] on every rank."""
         return self.compute_logits(hidden_rows)
+
+    def compute_scores(self, hidden_rows: torch.Tensor) -> torch.Tensor:
+        """hidden_rows [R, H] -> float32 [R, labels] of a classifier, before their activation."""
+        raise NotImplementedError
 
     def kv_scales(self) -> dict[int, KVScales]:
         """KV scales of the layers that have an 8-bit cache, by layer."""

@@ -52,7 +52,7 @@ NOT_GENERATING = (
 )
 ENCODERS = words(
     "CLIPModel SiglipModel Siglip2Model ViTModel Dinov2Model DINOv3ViTModel DinoModel BeitModel SwinModel ConvNextModel",
-    "InternVisionModel MoonViTPretrainedModel BertModel RobertaModel XLMRobertaModel ModernBertModel NomicBertModel",
+    "InternVisionModel MoonViTPretrainedModel",
     "Wav2Vec2Model HubertModel ChineseCLIPModel AltCLIPModel CLIPSegModel",
 )
 

@@ -37,7 +37,7 @@ class KeptInputs:
         self._module.end_kept(step, self.tables, num_rows)
 
     def windows(self, layer: int, slots: torch.Tensor, tables: SlotTables) -> Windows:
-        """What a layer knows of rows with these slots."""
+        """Facts about rows with these slots for a layer."""
         t = self.tables
         of_slots = t.num_kept, t.first_kept, tables.seq_len, t.keep_at, t.keep_state
         return Windows(slots, *of_slots, t.base, self._inputs[layer])

@@ -44,7 +44,7 @@ class RecurrentStates:
             self.kept.end(step, num_rows)
 
     def appliers(self, tables: SlotTables, model: nn.Module) -> dict[str, Callable[[np.ndarray], None]]:
-        """What does a plan's sections that are about states, in this order, before the step's inputs are built."""
+        """Functions that apply a plan's sections about states, in this order, before the step's inputs are built."""
         kept, found = self.kept, dict[str, Callable[[np.ndarray], None]]()
         if kept is not None:
             found["kept_inputs"] = lambda words: kept.apply(words, tables, model)

@@ -3,7 +3,7 @@
     begin     a plan's new sequences: their block tables are emptied, so that what a table reaches can be told
     extend    the step's tokens are noted by KV slot: a block table then reads a sequence's whole text
     follow    behind the step's sampling: a pass over the known tokens that the model has not computed, and then one pass for
-              each further draft. What a pass computes is decided on the device (kernels/speculation/draft_passes.py)
+              each further draft. The work of a pass is decided on the device (kernels/speculation/draft_passes.py)
 
 Its layers have keys and values of their own under the block table of the target's full attention. Drafts are drawn as the
 target draws: with the request's noise, parameters and penalties, so a draft model that agrees with the target has the same
@@ -47,7 +47,7 @@ class Draw(Protocol):
 
 
 class DraftDevice(NamedTuple):
-    """What a draft model needs of the device."""
+    """The parts of the device that a draft model needs."""
 
     kernels: ModuleType  # kernels/speculation/draft_passes, or its functions for a CPU
     attention: ModelAttention  # of the draft model's layers

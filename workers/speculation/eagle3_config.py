@@ -1,4 +1,4 @@
-"""What the config.json of an EAGLE-3 head says: LlamaForCausalLMEagle3, or the layout of the speculators library.
+"""Fields of an EAGLE-3 head's config.json: LlamaForCausalLMEagle3, or the layout of the speculators library.
 
 The fields of its one layer are read as those of a Llama of one layer. Fields of the head itself are read here, and others that
 are set are refused by name.

@@ -29,7 +29,7 @@ class DraftPass(NamedTuple):
 
 
 def pass_of(plan: StepPlan, max_tokens: int, *, reads_all: bool = False) -> DraftPass | None:
-    """What is to be computed behind a step; None if that is nothing. reads_all: every step's tokens must be read at once."""
+    """The passes to compute behind a step; None if there are none. reads_all: every step's tokens must be read at once."""
     rows, mixed = plan.num_rows, len(plan.prefill_rows) > 0
     if not rows or not (mixed or plan.draft_depth or reads_all):
         return None
@@ -38,7 +38,7 @@ def pass_of(plan: StepPlan, max_tokens: int, *, reads_all: bool = False) -> Draf
 
 
 class DraftPassSizes:
-    """What passes are padded to, given the worker's limits. weights_bytes: of the draft model."""
+    """Sizes to which passes are padded, given the worker's limits. weights_bytes: of the draft model."""
 
     def __init__(self, max_rows: int, max_tokens: int, weights_bytes: int):
         self._decode_tokens, self._decode_rows = decode_sizes(max_tokens), decode_sizes(min(max_rows, max_tokens))

@@ -16,9 +16,12 @@ from quire.frontend.client.stream import (
     TooLong,
 )
 from quire.frontend.http.protocol.errors import ApiError
+from quire.ipc.pooling import PoolingParams
 from quire.ipc.sampling import SamplingParams
 
-_FIELDS = frozenset((*SamplingParams.__struct_fields__, "priority", "cache_salt", "vllm_xargs"))
+_FIELDS = frozenset(
+    (*SamplingParams.__struct_fields__, *PoolingParams.__struct_fields__, "priority", "cache_salt", "vllm_xargs", "instruction")
+)
 # An error about a grammar begins with the path of its source in the body. The field is the path's first name, or, for a tool,
 # the whole path.
 _GRAMMAR = re.compile(r"(response_format|guided_\w+|structured_outputs|tools(?:\[\d+\][\w.]*)?)[\w.]*( \(\w+\))?: ")

@@ -110,7 +110,7 @@ def _template_variables(body: ChatRequest | TokenizeRequest) -> dict[str, Any]:
 async def encoded(client: Client, text: str, add_special_tokens: bool, keep: int | None, side: str | None = None) -> list[int]:
     """A text's ids, or `keep` of them (see `truncated`). With `keep`, no more text is tokenized than needed."""
     if keep is None:
-        return await client.encode(text, add_special_tokens=add_special_tokens)
+        return await client.tokenize(text, add_special_tokens=add_special_tokens)
     ids = await encode_end(
         client.tokenizer, text, add_special_tokens, keep, side == "right", client.welcome.limits.max_model_len
     )

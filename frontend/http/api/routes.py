@@ -40,6 +40,7 @@ from quire.frontend.http.api.metrics.metrics import NO_HANDLER
 from quire.frontend.http.api.ollama.routes import OLLAMA_ROUTES
 from quire.frontend.http.api.openapi import document
 from quire.frontend.http.api.page import FILES, page, to_page
+from quire.frontend.http.api.pooling.routes import POOLING_ROUTES
 from quire.frontend.http.api.responses import stored
 from quire.frontend.http.api.responses.answer import ResponseObject
 from quire.frontend.http.api.responses.create import InputTokens, count_input_tokens, create_response
@@ -105,6 +106,7 @@ ROUTES = RouteTable(
         Route("POST", "/v1/messages/count_tokens", count_tokens, "How many tokens such a conversation has", "tokens",
               CountTokensRequest, CountTokensResponse, example={"messages": _HELLO["messages"]},
               prompt_field="messages", error=MessagesErrorResponse),
+        *POOLING_ROUTES,
         *OLLAMA_ROUTES,
         Route("GET", "/v1/models", service_routes.list_models, "The models that are served", "models", answer=ModelList),
         Route("GET", "/v1/models/{model:path}", service_routes.one_model, "One of them", "models", answer=ModelCard),
@@ -146,11 +148,6 @@ ROUTES = RouteTable(
         Route("GET", "/openapi.json", openapi, "This description", answer=dict[str, Any]),
         Route("GET", "/docs", StaticPage("docs.html"), "This description, to be read", answer_type="text/html", is_open=True),
         *(_page_file(path.decode(), file.content_type.decode()) for path, file in FILES.items()),
-        *(_missing(path, "Embeddings", "pooling") for path in ("/v1/embeddings", "/v2/embed")),
-        _missing("/pooling", "Pooled vectors", "pooling"),
-        _missing("/classify", "Classifications", "pooling"),
-        *(_missing(path, "Scores", "pooling") for path in ("/score", "/v1/score")),
-        *(_missing(path, "Rankings", "pooling") for path in ("/rerank", "/v1/rerank", "/v2/rerank")),
         _missing("/v1/audio/speech", "Spoken answers", "audio"),
         _missing("/v1/audio/transcriptions", "Transcriptions", "audio", "multipart/form-data"),
         _missing("/v1/audio/translations", "Translations", "audio", "multipart/form-data"),

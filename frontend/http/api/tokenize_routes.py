@@ -47,7 +47,7 @@ async def tokenize(services: Services, request: Request, response: Response) -> 
         trusts, render = services.trust_request_chat_template, services.render_own
         _, ids = await chat_prompt(services.client, body, trusts, owner=request.owner, render=render)
     else:
-        ids = await services.client.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+        ids = await services.client.tokenize(body.prompt, add_special_tokens=body.add_special_tokens is not False)
 
     strings: list[str] | None = None
     if body.return_token_strs:

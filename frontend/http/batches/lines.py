@@ -13,7 +13,10 @@ import msgspec
 from quire.frontend.http.store.bounds import MAX_CUSTOM_ID_CHARS
 
 # Routes that a line may name; each answers a POST of JSON with JSON.
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/inference/v1/generate")
+ENDPOINTS = (
+    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/inference/v1/generate", "/v1/embeddings", "/v2/embed",
+    "/pooling", "/classify", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank",
+)  # fmt: skip
 
 MAX_LINE_BYTES = 8 << 20  # as for a body over HTTP
 _PATH = re.compile(r" - at `\$\.?(?P<path>.*)`$")

@@ -20,6 +20,7 @@ from quire.enginecore.grammar.limits import NUM_COMPILERS
 from quire.enginecore.grammar.trial import TOO_LARGE, TOO_LONG, Trial, judge
 from quire.enginecore.grammar.vocabulary import Vocabulary, VocabularyError, make_vocabulary
 from quire.enginecore.preparation import PreparationFailed
+from quire.enginecore.tasks.generate import GenerateTask
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.structured_outputs import StructuredOutputs
 
@@ -45,7 +46,8 @@ def request(wanted: StructuredOutputs | None, n: int = 1, prompt: list[int] | No
     """As much of a request and its sequences as a preparer looks at."""
     p = SamplingParams(structured_outputs=wanted, n=n, **params)
     ids, stop_ids = np.asarray(prompt or [1], np.int32), frozenset(p.stop_token_ids or ())
-    sequences = [SimpleNamespace(params=p, prompt=ids, known=ids, stop_ids=stop_ids, constraint=None) for _ in range(n)]
+    task = GenerateTask(p, stop_ids)
+    sequences = [SimpleNamespace(task=task, prompt=ids, known=ids, constraint=None) for _ in range(n)]
     return SimpleNamespace(task=SimpleNamespace(params=p), tenant=None), sequences
 
 

@@ -271,7 +271,6 @@ def test_help_about_nothing(capsys):
         ("limit_mm_per_prompt", {"image": 1}),
         ("limit_mm_per_prompt", {"image": 0, "video": 0}),
         *(("tokenizer_mode", mode) for mode in ("auto", "hf", "slow", "mistral", "other")),
-        *(("runner", runner) for runner in ("auto", "generate", "pooling")),
     ],
 )
 def test_an_option_in_python_is_taken_where_its_flag_is(name, value):

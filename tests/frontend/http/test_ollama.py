@@ -295,7 +295,8 @@ def test_errors_have_ollamas_form():
                 ("POST", GENERATE, {"prompt": "a", name: ["x"]}, key, 400, name)
                 for name in ("suffix", "images", "template", "context", "logprobs", "top_logprobs")
             ),
-            *(("POST", f"/api/{name}", {"model": "x"}, key, 501, "not supported") for name in ("embed", "embeddings")),
+            ("POST", "/api/embed", {"input": "x"}, key, 400, "cannot make vectors"),
+            ("POST", "/api/embeddings", {"prompt": "x"}, key, 400, "cannot make vectors"),
             *(
                 ("POST", f"/api/{name}", {"model": "x"}, key, 501, "quire serve")
                 for name in ("pull", "push", "create", "copy", "blobs/sha256:0")

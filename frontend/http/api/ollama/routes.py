@@ -6,7 +6,7 @@ A body may have any content type, or none, since `curl -d` and Ollama's clients 
 import functools
 from typing import Any
 
-from quire.frontend.http.api.ollama import create, models
+from quire.frontend.http.api.ollama import create, embed, models
 from quire.frontend.http.api.ollama.errors import OllamaErrorResponse
 from quire.frontend.http.api.ollama.schemas import (
     OllamaChatRequest,
@@ -20,7 +20,6 @@ from quire.frontend.http.api.services import Services
 from quire.frontend.http.protocol.exchange import Request, Response
 
 _Route = functools.partial(Route, tag="ollama", error=OllamaErrorResponse, any_type=True, stream_type=create.NDJSON.decode())
-_VECTORS = "Embeddings are not supported by this server yet: it serves models that generate text, see /api/chat."
 _MODELS = (
     "This server manages no models: it serves the one that it was started with. Start another server with `quire serve MODEL`."
 )
@@ -70,7 +69,26 @@ OLLAMA_ROUTES: tuple[Route, ...] = (
     _Route("GET", "/api/tags", models.tags, "The models that are served", answer=dict[str, Any]),
     _Route("GET", "/api/ps", models.ps, "The same, which are loaded at all times", answer=dict[str, Any]),
     _Route("GET", "/api/version", models.version, "The version of Ollama's API", answer=dict[str, Any]),
-    *(_missing("POST", path, _VECTORS) for path in ("/api/embed", "/api/embeddings")),
+    _Route(
+        "POST",
+        "/api/embed",
+        embed.embed,
+        "Vectors of texts, as Ollama has them",
+        body=embed.OllamaEmbedRequest,
+        answer=embed.OllamaEmbedResponse,
+        prompt_field="input",
+        example={"input": ["A set of pages."]},
+    ),
+    _Route(
+        "POST",
+        "/api/embeddings",
+        embed.embeddings,
+        "The vector of one text: Ollama's older route",
+        body=embed.OllamaEmbeddingsRequest,
+        answer=embed.OllamaEmbeddingsResponse,
+        prompt_field="prompt",
+        example={"prompt": "A set of pages."},
+    ),
     *(_missing("POST", f"/api/{what}", _MODELS) for what in ("pull", "push", "create", "copy")),
     _missing("DELETE", "/api/delete", _MODELS),
     *(_missing(method, "/api/blobs/{digest}", _MODELS) for method in ("GET", "POST")),

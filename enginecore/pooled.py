@@ -1,0 +1,48 @@
+"""Messages of pooled rows: for each frontend one Pooled of all its results of a step, and errors for those that are no numbers.
+
+It has no state; publish.py calls it with a step's side results.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from quire.enginecore.tasks.task import SideTarget
+from quire.ipc.messages.frontend import CoreMessage, Pooled, RequestError
+from quire.ipc.messages.workers import PooledRows
+
+NOT_A_NUMBER = "the model's result is not a number for this prompt (NaN or infinity)"
+
+
+def pooled_messages(result: PooledRows, targets: Mapping[int, SideTarget], epoch: int) -> list[tuple[int, CoreMessage]]:
+    """(owner, message) of the rows that a request waits for; `targets`: their requests, by row."""
+    rows = result.rows
+    shapes = np.frombuffer(result.shapes, np.int32).reshape(-1, 2)
+    data = np.frombuffer(result.data, np.float32)
+    ends = np.cumsum(np.maximum(shapes[:, 0], 1) * shapes[:, 1])
+    parts = dict(zip(rows, zip(shapes.tolist(), np.split(data, ends[:-1]), strict=True), strict=True))
+    by_owner: dict[int, list[int]] = {}
+    for row in rows:
+        if row in targets:
+            by_owner.setdefault(targets[row].owner, []).append(row)
+    messages: list[tuple[int, CoreMessage]] = []
+    for owner, own in by_owner.items():
+        failed = {targets[row].request_id for row in own if not np.isfinite(parts[row][1]).all()}
+        messages += [(owner, RequestError(epoch, each, "engine_error", NOT_A_NUMBER)) for each in sorted(failed)]
+        if good := [row for row in own if targets[row].request_id not in failed]:
+            messages.append((owner, _pooled(good, parts, targets, epoch)))
+    return messages
+
+
+def _pooled(
+    rows: list[int], parts: Mapping[int, tuple[list[int], np.ndarray]], targets: Mapping[int, SideTarget], epoch: int
+) -> Pooled:
+    mine = [targets[row] for row in rows]
+    shapes = [(*parts[row][0], target.start, target.is_last) for row, target in zip(rows, mine, strict=True)]
+    return Pooled(
+        epoch,
+        np.array([target.key for target in mine], np.int64).tobytes(),
+        np.array(shapes, np.int32).tobytes(),
+        np.array([target.num_cached for target in mine], np.int32).tobytes(),
+        np.concatenate([parts[row][1] for row in rows]).tobytes(),
+    )

@@ -1,0 +1,227 @@
+"""Requests for vectors and scores, between arriving messages and those who wait for the results.
+
+A PooledState is one AddRequest with up to MAX_INPUTS prompts; dispatch.py writes to it. `pool` runs any number of prompts in as
+many requests as they need, and gives all their results or the first error. `tokenized` makes ids of texts, in threads.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from quire.frontend.client.outputs import RequestMetrics
+from quire.frontend.client.stream import ClientError, InvalidRequest, TooLong
+from quire.frontend.client.terms import NO_TERMS, Terms
+from quire.frontend.client.turns import in_native_thread
+from quire.frontend.text.tokenizer import PairIds, Tokenizer
+from quire.ipc.messages.frontend import AddRequest, EngineLimits, Welcome
+from quire.ipc.pooling import MAX_INPUTS, PoolingParams
+
+FEW_CHARACTERS = 2 << 10  # texts of so many in all are tokenized at once: it takes some 4 ms
+Ids = Sequence[int] | np.ndarray
+
+
+class PooledState:
+    """One request. Its attributes are those of a RequestState as far as clients read them."""
+
+    def __init__(self, request_id: int, name: str, lengths: list[int], arrival_time: float) -> None:
+        """lengths: tokens of each prompt."""
+        self.id, self.name = request_id, name
+        self.num_prompt_tokens = sum(lengths)
+        self.metrics = RequestMetrics(arrival_time)
+        self.sequences: tuple[()] = ()
+        self.num_open = len(lengths)
+        self.num_cached = [0] * len(lengths)  # prompt tokens found in the prefix cache
+        self.error: ClientError | None = None
+        self.deadline = math.inf  # by time.monotonic()
+        self.sent: AddRequest | None = None
+        self.terms: Any = None
+        self.seed: int | None = None
+        self.lost_at, self.num_losses = -1, 0  # as of RequestState
+        self._parts: list[list[np.ndarray]] = [[] for _ in lengths]
+        self._is_open = [True] * len(lengths)
+        self._ended: asyncio.Future[None] | None = None
+
+    def take(self, child: int, part: np.ndarray, start: int, is_last: bool, num_cached: int) -> None:
+        """A part of a prompt's result has come, from the token `start` on."""
+        if not 0 <= child < len(self._parts) or not self._is_open[child]:
+            return
+        if start == 0 or part.ndim == 1:
+            self._parts[child] = []
+        self._parts[child].append(part)
+        if is_last:
+            self._is_open[child], self.num_cached[child] = False, num_cached
+            self.num_open -= 1
+        if not self.num_open:
+            self._end()
+
+    def begin_again(self) -> None:
+        """Another engine runs the whole request."""
+        self._parts = [[] for _ in self._parts]
+        self._is_open, self.num_open = [True] * len(self._parts), len(self._parts)
+
+    def fail(self, error: ClientError) -> None:
+        if self.num_open:
+            self.error, self.num_open = error, 0
+            self._end()
+
+    def abort(self) -> None:
+        """End it because it is not wanted any more."""
+        if self.num_open:
+            self.num_open = 0
+            self._end()
+
+    def _end(self) -> None:
+        self.metrics.finished_time = time.time()
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(None)
+
+    async def results(self) -> list[np.ndarray]:
+        """Wait for the end: float32 of each prompt, [columns], or [tokens, columns] of tasks with a result for each token.
+
+        Raises the request's error; CancelledError if it was aborted."""
+        if self.num_open:
+            self._ended = asyncio.get_running_loop().create_future()
+            await self._ended
+        if self.error is not None:
+            raise self.error
+        if any(self._is_open):
+            raise asyncio.CancelledError
+        return [parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in self._parts]
+
+
+class PoolClient(Protocol):
+    """As much of a Client as requests for vectors need."""
+
+    @property
+    def welcome(self) -> Welcome: ...
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    def hold(self) -> None: ...
+
+    def submit_pool(
+        self,
+        prompts: Sequence[Ids],
+        params: PoolingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+        request_name: str = "",
+        terms: Terms = NO_TERMS,
+    ) -> PooledState: ...
+
+    def cancel_pool(self, state: PooledState) -> None: ...
+
+
+@dataclass(slots=True)
+class PooledResults:
+    """Results of all prompts, in order. states: the requests that made them."""
+
+    data: list[np.ndarray]
+    num_cached: list[int]
+    states: list[PooledState]
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(state.num_prompt_tokens for state in self.states)
+
+
+async def pool(
+    client: PoolClient,
+    prompts: Sequence[Ids],
+    params: PoolingParams,
+    *,
+    priority: int = 0,
+    cache_salt: str = "",
+    name: str = "",
+    terms: Terms = NO_TERMS,
+    on_sent: Callable[[list[PooledState]], None] = lambda states: None,
+) -> PooledResults:
+    """Results of these prompts, token ids. on_sent: is given the requests. Raises ClientErrors; then no request is left
+    running."""
+    states: list[PooledState] = []
+    try:
+        if len(prompts) > 1:
+            client.hold()
+        for part in _parts(prompts):
+            more: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "request_name": name, "terms": terms}
+            states.append(client.submit_pool(part, params, **more))
+        on_sent(states)
+        data = [result for state in states for result in await state.results()]
+        return PooledResults(data, [n for state in states for n in state.num_cached], states)
+    finally:
+        for state in states:
+            if state.num_open:
+                client.cancel_pool(state)
+
+
+def _parts(prompts: Sequence[Ids]) -> Iterator[Sequence[Ids]]:
+    for start in range(0, len(prompts), MAX_INPUTS):
+        yield prompts[start : start + MAX_INPUTS]
+
+
+def joined_ids(prompts: Sequence[Ids], limits: EngineLimits) -> tuple[np.ndarray, list[int]]:
+    """The prompts' ids, int32, one after the other, and their lengths. Raises InvalidRequest, TooLong."""
+    lengths = [len(prompt) for prompt in prompts]
+    if not lengths or min(lengths) == 0:
+        raise InvalidRequest("the prompt is empty: it needs at least one token")
+    if max(lengths) > limits.max_model_len:
+        raise TooLong(f"the prompt has {max(lengths)} tokens; at most {limits.max_model_len} fit into the context")
+    try:
+        ids = np.concatenate([np.asarray(prompt) for prompt in prompts])
+    except (ValueError, OverflowError) as error:
+        raise InvalidRequest("the prompt must be a list of token ids") from error
+    if ids.dtype.kind not in "iu" or ids.ndim != 1:
+        raise InvalidRequest("the prompt must be a list of token ids")
+    if np.maximum.reduce(ids.astype(np.int64, copy=False).view(np.uint64)) >= limits.vocab_size:
+        raise InvalidRequest(f"the prompt holds a token id outside the vocabulary of {limits.vocab_size}")
+    return ids.astype("<i4"), lengths
+
+
+def seconds_of(prompts: Sequence[Ids]) -> list[int]:
+    """Where the second text of each pair begins, for `Pool`; [] if there are none."""
+    found = [prompt.second if isinstance(prompt, PairIds) else 0 for prompt in prompts]
+    return found if any(found) else []
+
+
+async def tokenized(
+    client: PoolClient,
+    texts: Sequence[str],
+    *,
+    add_special_tokens: bool = True,
+    keep: int | None = None,
+    side: str | None = None,
+) -> list[list[int]]:
+    """The ids of each text. keep: cut to so many ids, -1: to as many as fit; the "left" side is cut off, or by default the
+    right. Raises TooLong for a text that can never fit and is not to be cut."""
+    tokenizer, longest = client.tokenizer, client.welcome.limits.max_model_len
+    most = longest if keep is None or keep == -1 else min(keep, longest)
+    if tokenizer.keeps_characters and max(map(len, texts), default=0) > (chars := (most + 1) * tokenizer.max_token_chars):
+        if keep is None:
+            raise TooLong(f"the prompt has more characters than {longest} tokens can hold")
+        texts = [text[-chars:] if side == "left" else text[:chars] for text in texts]  # no more is tokenized than is kept
+    if sum(map(len, texts)) <= FEW_CHARACTERS:
+        rows = tokenizer.encode_batch(texts, add_special_tokens)
+    else:
+        rows = await in_native_thread(tokenizer.encode_batch, texts, add_special_tokens)
+    if keep is None:
+        return rows
+    return [_cut(tokenizer, row, most, side, add_special_tokens) for row in rows]
+
+
+def _cut(tokenizer: Tokenizer, row: list[int], most: int, side: str | None, has_special: bool) -> list[int]:
+    """The row cut to `most` ids, with the special tokens that the tokenizer puts around a text, as transformers cuts."""
+    if len(row) <= most:
+        return row
+    before, after = tokenizer.around if has_special else (0, 0)
+    if before + after >= most:
+        return row[:most]
+    inner, room = row[before : len(row) - after], most - before - after
+    kept = inner[len(inner) - room :] if side == "left" else inner[:room]
+    return [*row[:before], *kept, *row[len(row) - after :]]

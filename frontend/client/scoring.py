@@ -1,0 +1,131 @@
+"""Scores of pairs of texts: by a classifier of one label, which reads both as one prompt, or by their vectors' similarity.
+
+`score_pairs` is called by routes, `AsyncClient` and `LLM`. A reranker's template makes the prompt if the model has one;
+otherwise the tokenizer joins the two texts as its files say.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from quire.frontend.client.pooling import PoolClient, PooledResults, pool, tokenized
+from quire.frontend.client.stream import InvalidRequest, TooLong
+from quire.frontend.client.turns import in_native_thread
+from quire.ipc.pooling import PoolingInfo, PoolingParams
+
+
+class Scores(NamedTuple):
+    """scores: float32 [pairs]. ids: each pair's prompt, empty where texts were compared by their vectors."""
+
+    scores: np.ndarray
+    ids: list[list[int]]
+    results: PooledResults
+
+    def num_cached(self, pair: int) -> int:
+        return self.results.num_cached[pair] if self.ids else 0
+
+
+def paired(first: Sequence[Any], second: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """The pairs of one text with each of several, or of as many texts each. Raises InvalidRequest."""
+    if not first or not second:
+        raise InvalidRequest("there must be at least one text on each side of a score")
+    if len(first) == 1:
+        return [(first[0], each) for each in second]
+    if len(first) != len(second):
+        raise InvalidRequest(f"{len(first)} texts cannot be paired with {len(second)}: one with n, or n with n")
+    return list(zip(first, second, strict=True))
+
+
+def check_scores(info: PoolingInfo | None, tasks: Sequence[str]) -> bool:
+    """Whether pairs are scored by a classifier; else by similarity. Raises InvalidRequest if the model can do neither."""
+    if info is not None and "embed" in info.tasks:
+        return False
+    if info is None or "classify" not in info.tasks:
+        raise InvalidRequest(f"task: this model cannot score pairs of texts; it can {', '.join(tasks)}")
+    if len(info.labels) != 1:
+        raise InvalidRequest(f"task: this model has {len(info.labels)} labels; pairs are scored by a model with one")
+    return True
+
+
+async def score_pairs(
+    client: PoolClient,
+    pairs: Sequence[tuple[str, str]],
+    params: PoolingParams | None = None,
+    *,
+    keep: int | None = None,
+    instruction: str | None = None,
+    **how: Any,
+) -> Scores:
+    """Scores of pairs, in order. keep: cut prompts to so many ids (-1: to what fits). how: as for `pool`. Raises
+    ClientErrors."""
+    limits = client.welcome.limits
+    use = params.use_activation if params is not None else None
+    if not check_scores(limits.pooling, limits.tasks):
+        return await _by_similarity(client, pairs, keep, how)
+    ids = await _pair_ids(client, pairs, instruction)
+    longest = limits.max_model_len if keep in (None, -1) else min(keep or 0, limits.max_model_len)
+    if (most := max(map(len, ids))) > longest:
+        if keep is None:
+            raise TooLong(f"the prompt of a pair has {most} tokens; at most {longest} fit into the context")
+        ids = await _cut_pairs(client, pairs, ids, instruction, longest)
+    results = await pool(client, ids, PoolingParams(task="classify", use_activation=use), **how)
+    return Scores(np.concatenate(results.data), ids, results)
+
+
+async def _pair_ids(client: PoolClient, pairs: Sequence[tuple[str, str]], instruction: str | None) -> list[list[int]]:
+    info = client.welcome.limits.pooling
+    assert info is not None
+    if info.score_template is None:
+        if instruction is not None:
+            raise InvalidRequest("instruction: this model has no template that takes one")
+        return await in_native_thread(client.tokenizer.encode_pairs, pairs)
+    texts = [info.score_template.prompt(query, document, instruction) for query, document in pairs]
+    return await tokenized(client, texts, add_special_tokens=False, keep=None)
+
+
+async def _cut_pairs(
+    client: PoolClient, pairs: Sequence[tuple[str, str]], ids: list[list[int]], instruction: str | None, longest: int
+) -> list[list[int]]:
+    """The pairs' ids with the longer text of those that are too long cut at its end."""
+    return [
+        row if len(row) <= longest else await _cut_pair(client, pair, len(row) - longest, longest, instruction)
+        for pair, row in zip(pairs, ids, strict=True)
+    ]
+
+
+async def _cut_pair(
+    client: PoolClient, pair: tuple[str, str], surplus: int, longest: int, instruction: str | None
+) -> list[int]:
+    texts = list(pair)
+    while True:
+        rows = await tokenized(client, texts, add_special_tokens=False)
+        at = int(len(rows[1]) >= len(rows[0]))
+        if len(rows[at]) <= 1:
+            raise TooLong(f"the prompt of a pair has more than {longest} tokens, even without its texts")
+        texts[at] = await in_native_thread(client.tokenizer.decode, rows[at][: max(len(rows[at]) - surplus, 1)])
+        (row,) = await _pair_ids(client, [(texts[0], texts[1])], instruction)
+        if len(row) <= longest:
+            return row
+        surplus = max(len(row) - longest, 1)
+
+
+async def _by_similarity(client: PoolClient, pairs: Sequence[tuple[str, str]], keep: int | None, how: dict[str, Any]) -> Scores:
+    """Cosines of the vectors; each text's vector is made once."""
+    texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+    ids = await tokenized(client, texts, keep=keep)
+    results = await pool(client, ids, PoolingParams(task="embed", use_activation=True), **how)
+    vectors = dict(zip(texts, results.data, strict=True))
+    scores = np.array([np.dot(vectors[a], vectors[b]) for a, b in pairs], np.float32)
+    return Scores(scores, [], results)
+
+
+async def cut_texts(client: PoolClient, texts: Sequence[str], most: int) -> list[str]:
+    """The texts, each cut to `most` tokens."""
+    rows = await tokenized(client, texts, add_special_tokens=False, keep=-1)
+
+    def cut() -> list[str]:
+        found = zip(texts, rows, strict=True)
+        return [text if len(row) <= most else client.tokenizer.decode(row[:most]) for text, row in found]
+
+    return await in_native_thread(cut)

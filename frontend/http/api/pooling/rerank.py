@@ -1,0 +1,117 @@
+"""POST /rerank, /v1/rerank and /v2/rerank: documents in the order of their scores for a query, as Jina's and Cohere's APIs and
+vLLM have it; and as text-embeddings-inference has it, if the body has `texts` in the place of `documents`."""
+
+from typing import Any
+
+import msgspec
+
+from quire.frontend.client.scoring import cut_texts
+from quire.frontend.http.api.bodies.body import BodyDecoder, read_body
+from quire.frontend.http.api.bodies.checked import check_model
+from quire.frontend.http.api.bodies.schemas import Int64
+from quire.frontend.http.api.errors import invalid
+from quire.frontend.http.api.pooling.fields import MAX_DOCUMENTS, PoolFields, kept, need, prompts_of
+from quire.frontend.http.api.pooling.run import PoolRun, params_of, send
+from quire.frontend.http.api.services import Services
+from quire.frontend.http.api.sse import json_bytes
+from quire.frontend.http.protocol.exchange import Request, Response
+
+
+class RerankRequest(PoolFields, kw_only=True):
+    """texts, raw_scores, return_text, truncate: text-embeddings-inference's fields."""
+
+    query: str
+    documents: list[str | dict[str, Any]] | None = None
+    top_n: Int64 | None = None
+    return_documents: bool | None = None
+    max_tokens_per_query: Int64 | None = None
+    max_tokens_per_doc: Int64 | None = None
+    instruction: str | None = None
+    texts: list[str] | None = None
+    raw_scores: bool | None = None
+    return_text: bool | None = None
+    truncate: bool | None = None
+
+
+class RerankDocument(msgspec.Struct, frozen=True):
+    text: str
+
+
+class RankedDocument(msgspec.Struct, frozen=True):
+    index: int
+    relevance_score: float
+    document: RerankDocument | msgspec.UnsetType = msgspec.UNSET
+
+
+class RerankUsage(msgspec.Struct, frozen=True):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class RerankResponse(msgspec.Struct, frozen=True):
+    id: str
+    model: str
+    usage: RerankUsage
+    results: list[RankedDocument]
+
+
+class RankedText(msgspec.Struct, frozen=True):
+    """An entry of the answer to a body with `texts`."""
+
+    index: int
+    score: float
+    text: str | msgspec.UnsetType = msgspec.UNSET
+
+
+_decoder = BodyDecoder(RerankRequest)
+
+
+async def rerank(services: Services, request: Request, response: Response) -> None:
+    body = await read_body(_decoder, request, services.unknown_fields)
+    model = check_model(body.model, services.model_names)
+    need(services, "classify", "embed")
+    (query,), documents = prompts_of(body.query, "query", 1), _documents(body)
+    if body.top_n is not None and body.top_n < 0:
+        raise invalid(f"top_n must be at least 0 (0: all), got {body.top_n}", "top_n")
+    query, cut = await _cut(services, query, documents, body)
+    keep = kept(body) or (-1 if body.truncate else None)
+    use = False if body.raw_scores else body.uses_activation
+    params, run = params_of(task=None, use_activation=use), PoolRun(services, request, body, "rerank")
+    scores = await run.score([(query, text) for text in cut], params, keep=keep, instruction=body.instruction)
+    values = scores.scores.tolist()
+    order = sorted(range(len(values)), key=lambda i: -values[i])[: body.top_n or None]
+
+    def make() -> bytes:
+        if body.texts is not None:
+            return json_bytes([RankedText(i, values[i], documents[i] if body.return_text else msgspec.UNSET) for i in order])
+        has_text = body.return_documents is not False
+        found = [RankedDocument(i, values[i], RerankDocument(documents[i]) if has_text else msgspec.UNSET) for i in order]
+        count = scores.results.num_prompt_tokens
+        return json_bytes(RerankResponse(run.name, model, RerankUsage(count, count), found))
+
+    await send(response, make, len(order))
+
+
+def _documents(body: RerankRequest) -> list[Any]:
+    """The documents' texts. Raises ApiError 400."""
+    if body.texts is not None:
+        return prompts_of(body.texts, "texts", MAX_DOCUMENTS)
+    if body.documents is None:
+        raise invalid("documents: this field is required", "documents")
+    texts = [each if isinstance(each, str) else each.get("text") for each in body.documents]
+    if not all(isinstance(text, str) for text in texts):
+        raise invalid("documents must be texts, or objects with a text; images are not ranked", "documents")
+    return prompts_of(texts, "documents", MAX_DOCUMENTS)
+
+
+async def _cut(services: Services, query: Any, documents: list[Any], body: RerankRequest) -> tuple[str, list[str]]:
+    """The query and the documents, cut to max_tokens_per_query and max_tokens_per_doc."""
+    for name in ("max_tokens_per_query", "max_tokens_per_doc"):
+        value = getattr(body, name)
+        if value is not None and value < 0:
+            raise invalid(f"{name} must be at least 0 (0: no limit), got {value}", name)
+    if body.max_tokens_per_query:
+        (query,) = await cut_texts(services.client, [query], body.max_tokens_per_query)
+    if body.max_tokens_per_doc:
+        documents = await cut_texts(services.client, documents, body.max_tokens_per_doc)
+    return query, documents

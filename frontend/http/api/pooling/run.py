@@ -1,0 +1,87 @@
+"""Running the prompts of one body: requests of up to 128 prompts each, their terms, counts for /metrics, and large answers."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from quire.frontend.client.pooling import PooledResults, PooledState, pool
+from quire.frontend.client.scoring import Scores, score_pairs
+from quire.frontend.client.turns import in_thread
+from quire.frontend.http.api.errors import invalid
+from quire.frontend.http.api.logs.request_log import new_id
+from quire.frontend.http.api.pooling.fields import PoolingUsage, RequestFields
+from quire.frontend.http.api.services import Services
+from quire.frontend.http.api.terms import terms_of
+from quire.frontend.http.protocol.exchange import Request, Response
+from quire.ipc.pooling import PoolingParams
+
+LARGE_RESULT = 1 << 14  # numbers that become JSON at once: a few milliseconds
+
+
+class PoolRun:
+    """One HTTP request that pools. name: of its answer."""
+
+    def __init__(self, services: Services, request: Request, body: RequestFields, prefix: str) -> None:
+        self._services = services
+        terms = terms_of(services, request, body.timeout, body.priority)
+        self.name = new_id(prefix, request.headers, body.request_id)
+        self.created = int(time.time())
+        self._how: dict[str, Any] = {
+            "priority": body.priority or 0,
+            "cache_salt": body.cache_salt or "",
+            "name": self.name,
+            "terms": terms,
+            "on_sent": self._sent,
+        }
+        self._states: list[PooledState] = []
+
+    def _sent(self, states: list[PooledState]) -> None:
+        self._states = states
+
+    async def pool(self, ids: Sequence[Sequence[int]], params: PoolingParams) -> PooledResults:
+        """The prompts' results. Raises ClientErrors."""
+        try:
+            results = await pool(self._services.client, ids, params, **self._how)
+        except BaseException:
+            self._count("abort")
+            raise
+        self._count("stop")
+        return results
+
+    async def score(self, pairs: Sequence[tuple[str, str]], params: PoolingParams, **how: Any) -> Scores:
+        """The pairs' scores. Raises ClientErrors."""
+        try:
+            scores = await score_pairs(self._services.client, pairs, params, **how, **self._how)
+        except BaseException:
+            self._count("abort")
+            raise
+        self._count("stop")
+        return scores
+
+    def _count(self, reason: str) -> None:
+        metrics, now = self._services.metrics, time.time()
+        for state in self._states:
+            metrics.count("request_success", reason)
+            metrics.observe("request_prompt_tokens", state.num_prompt_tokens)
+            metrics.observe("request_prefill_kv_computed_tokens", state.num_prompt_tokens - sum(state.num_cached))
+            end = state.metrics.finished_time or now
+            metrics.observe("e2e_request_latency_seconds", max(0.0, end - state.metrics.arrival_time))
+
+
+def params_of(**values: Any) -> PoolingParams:
+    """PoolingParams of a body's fields. Raises ApiError 400."""
+    try:
+        return PoolingParams(**values)
+    except ValueError as error:
+        text = str(error)
+        raise invalid(text, text.partition(" ")[0]) from None
+
+
+def usage_of(num_tokens: int) -> PoolingUsage:
+    return PoolingUsage(num_tokens, num_tokens)
+
+
+async def send(response: Response, make: Callable[[], bytes], num_numbers: float = math.inf) -> None:
+    """Send an answer that `make` encodes: in a thread if it has many numbers."""
+    response.send(200, make() if num_numbers <= LARGE_RESULT else await in_thread(make))

@@ -1,0 +1,142 @@
+"""PoolingParams: the options of a request for vectors or scores; PoolingInfo: what a served model can be asked for in that way.
+
+Names and meaning are vLLM's. A Python user or a route makes PoolingParams, a frontend sends them, and the core reads them and
+tells the workers in one word of a prefill row (`PoolRow`). Bounds that depend on the model are checked by `check_pooling`, in
+the frontend and again in the core.
+"""
+
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from quire.ipc.messages.message import Message
+
+PoolingTask = Literal["embed", "classify", "token_embed", "token_classify"]
+PoolingType = Literal["CLS", "LAST", "MEAN"]
+TASKS: tuple[PoolingTask, ...] = ("embed", "classify", "token_embed", "token_classify")
+OF_TOKENS = ("token_embed", "token_classify")  # tasks with a result for each token of the prompt
+MAX_DIMENSIONS = (1 << 16) - 1
+MAX_INPUTS = 128  # of one request: as many as a request has children
+
+_OTHER_TASKS = {"encode": "token_embed or token_classify", "score": "classify or embed", "reward": "classify or token_classify"}
+
+
+class PoolingParams(msgspec.Struct, kw_only=True, array_like=True, forbid_unknown_fields=True):
+    """How to pool one prompt.
+
+    task: embed (a vector), classify (a score for each label), token_embed, token_classify (the same for each token); None: what
+    the model can do, or what the method that is called means. dimensions: keep so many elements of a vector, which is
+    normalized afterwards; None: all. use_activation: whether a vector is normalized, and scores pass the model's activation;
+    None: as the model says. truncate_prompt_tokens: use only so many tokens of the prompt, the first ones; -1: as many as fit
+    the context; clients cut, not the engine. skip_reading_prefix_cache: compute the whole prompt, even if a part is cached.
+
+    Raises ValueError, naming the field.
+    """
+
+    task: PoolingTask | None = None
+    dimensions: int | None = None
+    use_activation: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    skip_reading_prefix_cache: bool = False
+
+    def __post_init__(self) -> None:
+        if self.task is not None and self.task not in TASKS:
+            instead = _OTHER_TASKS.get(str(self.task))
+            more = f"; write {instead}" if instead else ""
+            raise ValueError(f"task must be one of {', '.join(TASKS)}, got {self.task!r:.40}{more}")
+        if self.dimensions is not None and not (type(self.dimensions) is int and 1 <= self.dimensions <= MAX_DIMENSIONS):
+            raise ValueError(f"dimensions must be between 1 and {MAX_DIMENSIONS}, got {self.dimensions!r:.40}")
+        keep = self.truncate_prompt_tokens
+        if keep is not None and not (type(keep) is int and (keep == -1 or keep >= 1)):
+            raise ValueError(f"truncate_prompt_tokens must be at least 1, or -1 for what fits, got {keep!r:.40}")
+
+    def clone(self) -> "PoolingParams":
+        return msgspec.structs.replace(self)
+
+
+class ScoreTemplate(Message, frozen=True):
+    """How a query and a document become one prompt: part 0, instruction, part 1, query, part 2, document, part 3."""
+
+    instruction: str  # of requests without one
+    parts: list[str]
+
+    def prompt(self, query: str, document: str, instruction: str | None = None) -> str:
+        begin, before_query, before_document, end = self.parts
+        return f"{begin}{instruction or self.instruction}{before_query}{query}{before_document}{document}{end}"
+
+
+class PoolingInfo(Message, frozen=True):
+    """How a model pools. embedding_size: elements of a vector; 0: it makes none. labels: of a classifier's scores, in order;
+    empty: it has none. is_matryoshka: `dimensions` may cut vectors, to one of matryoshka_dimensions if there are some.
+
+    prompts: texts that are put before a text, by name. score_template: how a query and a document become one prompt. is_whole:
+    a prompt is computed in one step, as its tokens see both ways. takes_types: a second text has another token type.
+    """
+
+    tasks: list[PoolingTask]
+    pooling_type: PoolingType
+    generates: bool = False  # the model does so, too
+    embedding_size: int = 0
+    labels: list[str] = []  # noqa: RUF012  # msgspec copies a default list for each struct
+    use_activation: bool = True
+    is_matryoshka: bool = False
+    matryoshka_dimensions: list[int] = []  # noqa: RUF012
+    similarity_fn_name: str = "cosine"
+    prompts: dict[str, str] = {}  # noqa: RUF012
+    default_prompt_name: str | None = None
+    score_template: ScoreTemplate | None = None
+    is_whole: bool = False
+    takes_types: bool = False
+
+    @property
+    def may_hit(self) -> bool:
+        """Whether a prefix in the cache may stand for its tokens' hidden states: only the last one's are pooled."""
+        return self.pooling_type == "LAST" and not self.is_whole
+
+
+class PoolRow(NamedTuple):
+    """How a prefill row is pooled: one word of the plan."""
+
+    task: PoolingTask
+    dimensions: int  # 0: all
+    use_activation: bool
+
+    @property
+    def is_of_tokens(self) -> bool:
+        return self.task in OF_TOKENS
+
+    def word(self) -> int:
+        return self.dimensions | TASKS.index(self.task) << 16 | self.use_activation << 20
+
+    @classmethod
+    def of_word(cls, word: int) -> "PoolRow":
+        return cls(TASKS[word >> 16 & 15], word & MAX_DIMENSIONS, bool(word >> 20 & 1))
+
+
+def check_pooling(params: PoolingParams, info: PoolingInfo | None, tasks: list[str]) -> PoolRow:
+    """The request as a row, with the model's defaults. tasks: all of the model's. Raises ValueError, naming the field."""
+    if info is None:
+        raise ValueError(f"task: this model does not make vectors or scores; it can {' and '.join(tasks) or 'generate'}")
+    task = params.task or info.tasks[0]
+    if task not in info.tasks:
+        raise ValueError(f"task: this model cannot {task}; it can {', '.join(tasks)}")
+    size = info.embedding_size
+    if params.dimensions is not None:
+        if task not in ("embed", "token_embed"):
+            raise ValueError(f"dimensions: only vectors are cut, and the task is {task}")
+        if not info.is_matryoshka:
+            raise ValueError(f"dimensions: this model's vectors keep their {size} elements: it was not trained to be cut")
+        if allowed := info.matryoshka_dimensions:
+            if params.dimensions not in allowed:
+                raise ValueError(f"dimensions must be one of {', '.join(map(str, allowed))}, got {params.dimensions}")
+        elif params.dimensions > size:
+            raise ValueError(f"dimensions must be at most {size}, got {params.dimensions}")
+    use = info.use_activation if params.use_activation is None else params.use_activation
+    return PoolRow(task, params.dimensions or 0, use)
+
+
+def as_params(value: Any) -> PoolingParams:
+    """Raises ValueError for anything but PoolingParams."""
+    if not isinstance(value, PoolingParams):
+        raise ValueError(f"pooling_params must be PoolingParams(...), got {type(value).__name__}")
+    return value

@@ -1,0 +1,88 @@
+"""Vectors: the vectors and scores of rows that are pooled; of tasks with a result for each token, of all tokens of a chunk.
+
+A prompt may come in chunks: what its pooling needs of earlier ones is kept by slot, on the device (pooling/chunks.py).
+The model's `Pooling` makes normalized vectors or scores of the pooled states (pooling/pooling.py).
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from quire.ipc.messages.workers import PooledRows
+from quire.ipc.pooling import PoolRow
+from quire.ipc.step.plan import StepPlan
+from quire.ipc.step.sections import PREFILL_POOL, PREFILL_POOL_END
+from quire.workers.models.language_model import LanguageModel
+from quire.workers.outputs.output import Computed, Output, RowResult
+from quire.workers.pooling.choice import PoolingChoice
+from quire.workers.pooling.chunks import ChunkPooler, Chunks
+from quire.workers.pooling.pooling import Pooling
+
+
+class PooledResult(NamedTuple):
+    """Results of several rows of a step. values: float32 on the CPU, [rows, columns], or [tokens, columns] of all rows.
+
+    lengths: tokens of each row's result; 0: it is a single vector."""
+
+    rows: list[int]
+    lengths: list[int]
+    values: torch.Tensor
+
+    def message(self) -> PooledRows:
+        shapes = np.array([(length, self.values.shape[1]) for length in self.lengths], np.int32)
+        return PooledRows(
+            np.asarray(self.rows, np.int32).tobytes(), shapes.tobytes(), self.values.contiguous().numpy().tobytes()
+        )
+
+
+class Vectors(Output):
+    def __init__(self, pooling: Pooling, max_rows: int, hidden_size: int, device: torch.device) -> None:
+        self._pooling, self._device = pooling, device
+        self._pooler = ChunkPooler(pooling.info.pooling_type, max_rows + 1, hidden_size, device)
+
+    def is_wanted(self, plan: StepPlan) -> bool:
+        return plan.wants_vectors
+
+    def needs_every_token(self, plan: StepPlan) -> bool:
+        prefill = plan.prefill_rows
+        words = prefill["num_prompt_logprobs"][prefill["flags"] & PREFILL_POOL != 0]
+        return self._pooler.needs_every_token or any(PoolRow.of_word(w).is_of_tokens for w in np.unique(words).tolist())
+
+    def compute(self, step: Computed) -> list[RowResult]:
+        plan, prefill = step.plan, step.plan.prefill_rows
+        pooled = np.flatnonzero(prefill["flags"] & PREFILL_POOL)
+        by_kind: dict[PoolRow, list[int]] = {}
+        for i, word in zip(pooled.tolist(), prefill["num_prompt_logprobs"][pooled].tolist(), strict=True):
+            by_kind.setdefault(PoolRow.of_word(word), []).append(i)
+        results: list[RowResult] = []
+        for kind, at in by_kind.items():
+            chunks = Chunks.of_rows(prefill[at], np.asarray(at, np.int32) + len(plan.decode_rows))
+            if kind.is_of_tokens:
+                results.append(self._of_tokens(step, chunks, kind))
+            elif (result := self._of_texts(step, chunks, kind)) is not None:
+                results.append(result)
+        return results
+
+    def _of_tokens(self, step: Computed, chunks: Chunks, kind: PoolRow) -> PooledResult:
+        states = step.hidden.index_select(0, chunks.tokens(step.buffers.query_start))
+        return PooledResult(chunks.rows.tolist(), chunks.lengths.tolist(), self._pooling.apply(states, kind).cpu())
+
+    def _of_texts(self, step: Computed, chunks: Chunks, kind: PoolRow) -> PooledResult | None:
+        """Results of the rows that end with this step."""
+        about = {"has_every_token": step.has_every_token, "has_windows": step.plan.window > 1}
+        states = self._pooler.take(step.hidden, chunks, step.buffers, **about)
+        ends = np.flatnonzero(chunks.flags & PREFILL_POOL_END)
+        if not len(ends):
+            return None
+        if len(ends) < len(chunks.rows):
+            states = states.index_select(0, torch.from_numpy(ends).to(self._device))
+        return PooledResult(chunks.rows[ends].tolist(), [0] * len(ends), self._pooling.apply(states, kind).cpu())
+
+
+def vectors_of(choice: PoolingChoice, model: LanguageModel, max_rows: int) -> list[Vectors]:
+    """The runner's output for a decoder that pools; none for one that does not."""
+    if choice.info is None:
+        return []
+    pooling = Pooling(choice.info, model.compute_scores, choice.activation)
+    return [Vectors(pooling, max_rows, model.config.hidden_size, next(model.parameters()).device)]
