@@ -54,7 +54,7 @@ class Verification:
 
     def rests(self, steps: int) -> bool:
         """Whether none of so many steps behind the one that was last asked for will verify any drafts."""
-        return not self._chosen[3] and not 0 < -self._steps % TRY_EVERY <= steps
+        return self._steps > 0 and not self._chosen[3] and not 0 < -self._steps % TRY_EVERY <= steps
 
     def window(self, num_rows: int, draft_tokens: int, most: int) -> int:
         """Most tokens of a row if so many drafts are shared out."""

@@ -12,6 +12,7 @@ from quire.enginecore.scheduling.plan_builder import PlanBuilder
 from quire.enginecore.scheduling.sequence import Slots
 from quire.enginecore.scheduling.step import Counters, ScheduledStep
 from quire.enginecore.scheduling.step_times import SIZES, StepTimes, index_of
+from quire.enginecore.scheduling.verification import Verification
 from quire.enginecore.scheduling.windows import Windows
 from quire.ipc.messages.workers import FullAttention
 from quire.ipc.speculative_config import SpeculativeConfig
@@ -169,3 +170,24 @@ def test_times_are_learnt_by_size_and_guessed_between():
     times.learn(16, True, 10.0)
     assert times.seconds(16, True) < 0.07
     assert sorted(set(SIZES)) == SIZES and index_of(10**9) == len(SIZES) - 1
+
+
+def test_a_drafter_rests_where_no_step_will_verify_drafts():
+    """It makes drafts for the first steps, while some pay, and shortly before each try."""
+    simulation = Simulation(dense, 4, 0.0)
+    verification = Verification(simulation.counters.step_times)
+    assert not verification.rests(5)
+    for _ in range(40):
+        verification.draft_tokens(4, 15, 500)
+        verification.observe(np.full(4, 16), np.full(4, 15), np.zeros(4, int), 60)
+    assert verification.draft_tokens(4, 15, 500) == 0 and verification.rests(5)
+    rested, tried = [], []
+    for _ in range(128):
+        tried.append(verification.draft_tokens(4, 15, 500) > 0)
+        rested.append(verification.rests(5))
+    assert sum(tried) == 2 and sum(rested) == 128 - 10
+    assert not any(rested[i] for at in np.flatnonzero(tried) for i in range(at - 5, at))
+    for _ in range(60):
+        verification.observe(np.full(4, 16), np.full(4, 15), np.full(4, 15), 60)
+        verification.draft_tokens(4, 15, 500)
+    assert verification.draft_tokens(4, 15, 500) > 0 and not verification.rests(5)
