@@ -124,10 +124,12 @@ class Requests:
             self._owners.refuse(owner, request_id, *refusal)
 
     def learn(self, step: ScheduledStep, seconds: float) -> None:
-        """A step has returned that took so long: learn how fast what waits is computed.
+        """A step has returned that took so long: learn how fast what waits is computed, and how long decode steps take.
 
         Tokens found in the prefix cache count, as those of waiting prompts do, too."""
         scheduler, num_cached = self._scheduler, self._num_cached
+        if not step.prefills:
+            scheduler.counters.step_times.learn(step.num_tokens, step.window > 1, seconds)
         self._num_cached = scheduler.counters.cached_tokens
         num_tokens = step.num_tokens + self._num_cached - num_cached
         if scheduler.waiting.first() is not None:

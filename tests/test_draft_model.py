@@ -154,7 +154,7 @@ def test_a_model_that_is_never_right_rests():
     drafter.run = lambda some, *rest: (depths.append(some.depth), run(some, *rest))
     engine.generate([[4, 5, 6]], SamplingParams(max_tokens=300, temperature=0.0, ignore_eos=True))
     stats = engine.scheduler.counters.windows.so_far()
-    assert 35 <= stats.num_drafts < 45  # 32 steps, those in flight then, and one in 64
+    assert 12 <= stats.num_drafts < 40  # until it is clear that none pays, and then one step in 64
     assert len(depths) < 70 and set(depths) == {4}
     drafter.draw_tokens = draw  # it is right again: the next tries find that out
     engine.generate([[4, 5, 6]], SamplingParams(max_tokens=300, temperature=0.0, ignore_eos=True))

@@ -201,7 +201,7 @@ class DecodeRows:
             most[:num_decode] = step.row_windows[rows[:num_decode]]
         t.sched_tokens[slots] += counts - 1
         t.sched_upper[slots] += counts - most
-        self._windows.observe(samples.drafted[rows[:num_decode]], np.maximum(counts[:num_decode] - 1, 0))
+        self._windows.observe(step, rows[:num_decode], samples.drafted, np.maximum(counts[:num_decode] - 1, 0))
 
     def _are_stops(self, slots: np.ndarray, tokens: np.ndarray, eos: np.ndarray) -> np.ndarray:
         t = self._slots

@@ -6,6 +6,7 @@ import numpy as np
 
 from quire.enginecore.scheduling.plan_builder import NO_WORDS
 from quire.enginecore.scheduling.sequence import Sequence, SequenceState
+from quire.enginecore.scheduling.step_times import StepTimes
 from quire.enginecore.speculation_stats import WindowCounters
 from quire.enginecore.tasks.task import SideTarget
 from quire.ipc.messages.frontend import Finished, Started
@@ -81,3 +82,4 @@ class Counters:
     replays: int = 0  # requests
     replays_given_up: int = 0  # requests
     windows: WindowCounters = field(default_factory=WindowCounters)
+    step_times: StepTimes = field(default_factory=StepTimes)  # learnt from steps without prompts

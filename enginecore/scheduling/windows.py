@@ -1,9 +1,9 @@
 """Windows: how many drafts the decode rows of a step may have. No I/O.
 
 A window costs blocks, and a place in the step's tokens and samples: it never takes them from anybody. Steps have none where
-something counts on one token a row. Where drafts are of no use, only few steps try them. A draft model drafts behind the step
-before; where drafts are of no use it only reads prompts until the next try is near. Called by DecodeRows (decode.py) for each
-step, and told how the drafts of a step with windows fared.
+something counts on one token a row. How many drafts pay is Verification's to say. A draft model drafts behind the step before;
+where drafts are of no use it only reads prompts until the next try is near. Called by DecodeRows (decode.py) for each step, and
+told how the drafts of a step with windows fared.
 
 Rows of constrained sequences share a step with others, and have narrower windows:
 
@@ -17,12 +17,11 @@ import numpy as np
 from quire.enginecore.scheduling.config import SchedulerConfig
 from quire.enginecore.scheduling.plan_builder import PlanBuilder
 from quire.enginecore.scheduling.sequence import Slots
-from quire.enginecore.scheduling.step import Counters
+from quire.enginecore.scheduling.step import Counters, ScheduledStep
+from quire.enginecore.scheduling.verification import TRY_ROWS, Verification
 from quire.enginecore.speculation_stats import WindowCounters
-from quire.ipc.step.sections import SAMPLING_CUSTOM, max_samples_of
+from quire.ipc.step.sections import INT32_MAX, SAMPLING_CUSTOM, max_samples_of
 
-USELESS_STEPS = 32  # steps with windows, one after the other, in which no draft was accepted: then windows are only tried
-TRY_EVERY = 64  # steps
 DRAFTED_BEFORE = 5  # steps before a try behind which a model drafts: it reads 16 tokens of a row at a time
 MOST_DRAFT_MASKS = 64  # of a step, beyond one a row: one has 19 kB and takes 35 us for 150,000 tokens
 
@@ -34,8 +33,10 @@ class Windows:
         self._config, self._slots = config.speculation, slots
         self._max_samples, self._budget = max_samples_of(config.max_num_seqs), config.max_num_batched_tokens
         counters.windows = self._counters = WindowCounters(self._config.num_speculative_tokens if self._config else 0)
-        self._useless = 0  # steps with drafts since one was accepted
-        self._waited = 0  # steps since windows were tried
+        is_adaptive = self._config is not None and self._config.enable_adaptive_verification
+        self._verification = Verification(counters.step_times) if is_adaptive else None
+        self._draft_tokens = INT32_MAX  # most of the next step
+        self._first_try = 0  # the row from which on the next step that only tries has drafts
 
     @property
     def may_be(self) -> bool:
@@ -46,18 +47,17 @@ class Windows:
         """Most tokens that each of so many decode rows should have in the next step."""
         if self._config is None:
             return 1
-        if self._useless >= USELESS_STEPS and self._config.enable_adaptive_verification:
-            self._waited += 1
-            if self._waited % TRY_EVERY:
-                return 1
-        return 1 + self._config.most_drafts(num_rows)
+        most, verification = self._config.most_drafts(num_rows), self._verification
+        if verification is None:
+            return 1 + most
+        self._draft_tokens = verification.draft_tokens(num_rows, most, min(self._budget, self._max_samples) - num_rows)
+        return 2 if verification.tries else verification.window(num_rows, self._draft_tokens, most)
 
     def draft_depth(self, num_rows: int) -> int:
         """Most drafts of each row that a drafter with a model should make behind a step of so many rows."""
         if self._config is None or self._config.model is None:
             return 0
-        is_useless = self._useless >= USELESS_STEPS and self._config.enable_adaptive_verification
-        rests = is_useless and not 0 < -self._waited % TRY_EVERY <= DRAFTED_BEFORE
+        rests = self._verification is not None and self._verification.rests(DRAFTED_BEFORE)
         return 0 if rests else self._config.most_drafts(num_rows)
 
     @property
@@ -78,9 +78,11 @@ class Windows:
         build.row_windows = widest = np.minimum(build.window, t.max_window[decode])
         if t.num_constrained:
             build.row_windows = self._of_constrained(build, decode, widest, mask_rows[mask_rows < num_decode])
-            build.has_narrow_rows = bool((build.row_windows < widest).any())
+        if self._verification is not None and self._verification.tries and num_decode > TRY_ROWS:
+            build.row_windows = np.where(self._tried(num_decode), build.row_windows, np.int32(1))
+        build.has_narrow_rows = bool((build.row_windows < widest).any())
         left = self._budget - num_decode - build.num_prefill_tokens, self._max_samples - len(rows)
-        build.draft_tokens = max(min(int(build.row_windows.sum()) - num_decode, *left), 0)
+        build.draft_tokens = max(min(self._draft_tokens, int(build.row_windows.sum()) - num_decode, *left), 0)
         needs_one = build.side_targets or (t.sampling_kind[rows] & SAMPLING_CUSTOM).any()
         if needs_one or not build.draft_tokens:
             build.window, build.draft_tokens, build.mask_window, build.row_windows = 1, 0, 1, None
@@ -95,10 +97,18 @@ class Windows:
         build.mask_window = int(windows[masked].max(initial=1))
         return windows
 
-    def observe(self, drafted: np.ndarray, accepted: np.ndarray) -> None:
-        """A step with windows has returned. drafted, accepted: int [rows], drafts of each decode row."""
+    def _tried(self, num_decode: int) -> np.ndarray:
+        """The rows that have drafts in a step that only tries, bool [rows]: others each time."""
+        rows = np.zeros(num_decode, bool)
+        rows[(self._first_try + np.arange(TRY_ROWS)) % num_decode] = True
+        self._first_try = (self._first_try + TRY_ROWS) % num_decode
+        return rows
+
+    def observe(self, step: ScheduledStep, rows: np.ndarray, drafted: np.ndarray, accepted: np.ndarray) -> None:
+        """A step with windows has returned.
+
+        rows: int [n], those of its decode rows that count. drafted: int [rows of the step]. accepted: int [n]."""
+        drafted = drafted[rows]
         self._counters.observe(drafted, accepted)
-        if accepted.any():
-            self._useless = self._waited = 0
-        elif drafted.any():
-            self._useless += 1
+        if self._verification is not None and step.row_windows is not None:
+            self._verification.observe(step.row_windows[rows], drafted, accepted, step.draft_tokens)

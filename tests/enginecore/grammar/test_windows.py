@@ -119,9 +119,12 @@ def without_drafts() -> tuple[dict[str, object], list[list[int]]]:
 class Drafting(CoreWithModel):
     def __init__(self, drafter: str, window: int, **sizes) -> None:
         config = SpeculativeConfig(
-            method="ngram", num_speculative_tokens=window - 1, prompt_lookup_min=1, prompt_lookup_max=3,
+            method="ngram",
+            num_speculative_tokens=window - 1,
+            prompt_lookup_min=1,
+            prompt_lookup_max=3,
             enable_adaptive_verification=False,
-        )  # fmt: skip
+        )
         super().__init__(speculation=config, **sizes)
         if drafter != "ngram":
             runner = self.engine.runner
