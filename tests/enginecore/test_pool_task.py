@@ -61,6 +61,8 @@ def test_only_a_last_token_stands_on_cached_blocks(pooling_type, params, may_hit
         (Pool(PoolingParams(), [2, 2]), range(5), INFO, "lengths"),
         (Pool(PoolingParams(), [0, 5]), range(5), INFO, "lengths"),
         (Pool(PoolingParams(), [1] * 129), [1] * 129, INFO, "lengths"),
+        (Pool(PoolingParams(), [2, 3], seconds=[1]), range(5), INFO, "seconds"),
+        (Pool(PoolingParams(), [2, 3], seconds=[1, 3]), range(5), INFO, "seconds"),
         (Pool(PoolingParams()), range(17), INFO, "at most 16 fit"),
         (Pool(PoolingParams()), [100], INFO, "outside the vocabulary"),
         (Pool(PoolingParams(task="classify")), range(5), INFO, "cannot classify; it can embed, token_embed"),
@@ -79,11 +81,16 @@ def test_a_row_travels_as_one_word():
         assert PoolRow.of_word(row.word()) == row
 
 
+def test_each_prompt_has_its_own_second_text():
+    sequences = accept(Pool(PoolingParams(), [2, 3], seconds=[1, 2]), range(5))
+    assert [seq.task.chunk(seq, 0, 2, 2).next_token for seq in sequences] == [1, 2]
+
+
 def add(harness: Harness, prompt, row: PoolRow = ROW) -> Sequence:
     harness.count += 1
     number = harness.count
     seq = Sequence(
-        owner=0, key=number << 8, request_id=number, child=0, task=PoolTask(row), prompt=np.asarray(prompt, np.int32),
+        owner=0, key=number << 8, request_id=number, child=0, task=PoolTask(row, []), prompt=np.asarray(prompt, np.int32),
         final_len=len(prompt), seed=0, order=(0, number), arrival_time=0.0,
         blocks=SequenceBlocks(harness.scheduler.kv.hasher.root(b"", b""), True),
     )  # fmt: skip
