@@ -86,7 +86,7 @@ def test_streams_get_their_own_tokens_whenever_the_workers_die(by_hand: CoreByHa
 def test_a_heartbeat_counts_what_ran_again(by_hand: CoreByHand) -> None:
     frontend = by_hand.frontend()
     outputs = Outputs(by_hand, frontend)
-    frontend.send(add(1, n=2))
+    frontend.send(add(1, n=2, max_tokens=60))
     outputs.take()
     kill(by_hand.core)
     assert by_hand.core.scheduler.counters.replays == 1  # a request, not a sequence
@@ -185,7 +185,7 @@ def test_sequences_without_any_token_start_one_by_one_after_those_that_have_some
 ) -> None:
     frontend, core = by_hand.frontend(), by_hand.core
     outputs = Outputs(by_hand, frontend)
-    frontend.send(add(1))
+    frontend.send(add(1, max_tokens=60))  # it must not end while the others arrive
     outputs.take()
     for n in (2, 3):
         frontend.send(add(n, num_tokens=6))

@@ -39,7 +39,7 @@ MOST_FUNCTION_LINES_OF_DATA = 40  # all functions of a file of data together
 BOUNDS = {
     "sentences that begin with Who, Whose, What or Of": 40,
     "lines that say nobody": 15,
-    "lines of the engine": 108_500,
+    "lines of the engine": 110_000,
     "lines of enginecore/core.py": 395,
     "lines of enginecore/scheduling/scheduler.py": 284,
     "lines of workers/runner.py": 273,
@@ -50,7 +50,7 @@ BOUNDS = {
     "files of code over 400 lines": 5,
     "files that name the sampling value min_p": 6,
     "files that name the flag kv_cache_memory_bytes": 4,
-    "lines that ruff does not format": 640,
+    "lines that ruff does not format": 680,
     "private names that tests reach for": 640,
     "calls of monkeypatch.setattr in tests": 365,
 }

@@ -78,9 +78,7 @@ class InlineEngine:
         cache = KVCache(config.attention_specs(parallel), block_size, dtype, self.model.kv_scales(), layers)
         self._load_draft(cache, (max_num_seqs, budget, max_model_len), dtype, parallel)
         cache.allocate(num_blocks, self.device)
-        states = state_cache_of(config, parallel, dtype, state_dtype)
-        num_states = (num_states or 2 * max_num_seqs + 1) if config.state_tensors(parallel) else 0
-        states.allocate(num_states, self.device)
+        states, num_states = self._new_states(config, parallel, dtype, state_dtype, num_states or 2 * max_num_seqs + 1)
         self.processors = CustomProcessors(processors, None, self.device) if processors else None
         self.runner = self._make_runner(config, cache, states, dtype, max_num_seqs, budget, max_model_len, parallel)
         self._capture(graphs)
@@ -104,6 +102,12 @@ class InlineEngine:
         self.masks: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}  # step -> what a worker's ring would bring
         self.pooled: dict[int, list[np.ndarray]] = {}
         self.count, self.prompt_rows, self.logprobs = 0, [], {}  # the last: key -> those of its output, if it wants them
+
+    def _new_states(self, config, parallel, dtype, state_dtype, num_states):
+        states = state_cache_of(config, parallel, dtype, state_dtype)
+        num_states = num_states if config.state_tensors(parallel) else 0
+        states.allocate(num_states, self.device)
+        return states, num_states
 
     def _load_draft(self, cache, limits, dtype, parallel):
         names = "max_num_seqs", "max_num_batched_tokens", "max_model_len"
