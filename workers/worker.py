@@ -25,7 +25,6 @@ from quire.ipc.messages.workers import (
     ControlRequest,
     DumpStacks,
     KVGroup,
-    SideResults,
     StartProfiler,
     StopProfiler,
     WorkerFailed,
@@ -60,7 +59,7 @@ from quire.workers.models.build import build_model
 from quire.workers.models.config import ModelConfig, ModelConfigError
 from quire.workers.models.language_model import LanguageModel
 from quire.workers.numerics import choose_dtype, numerics_of
-from quire.workers.outputs.output import RowResult
+from quire.workers.outputs.side_results import SideResultSender
 from quire.workers.outputs.vectors import vectors_of
 from quire.workers.parallel import Parallel
 from quire.workers.pooling.choice import PoolingChoice
@@ -79,7 +78,7 @@ CAPTURE_PAUSE_S = 0.01  # between one capture and the next, while no plan comes
 GPU_SPIN_S = 2e-2  # spin for the next plan, given enough cores: a step may take 10 ms, waking from sleep took 0.04 to 0.5
 SHORT_SPIN_S = 2e-4
 GPU_SWITCH_S = 1e-4  # the longest that a spinning main thread keeps the interpreter from the thread that wakes the core
-STEP, WORLD_SIZE = HEADER.at["step"], HEADER.at["world_size"]
+STEP, WORLD_SIZE, NUM_MASK_ROWS = (HEADER.at[name] for name in ("step", "world_size", "num_mask_rows"))
 
 
 class Worker:
@@ -317,9 +316,13 @@ class Worker:
             spin_s = GPU_SPIN_S if has_cores else SHORT_SPIN_S
             sys.setswitchinterval(GPU_SWITCH_S)
         records = Records(self.reader, max(spin_s, MASK_SPIN_S))
+        side = SideResultSender(self.link, self.config.rank, self.ring is not None)
         more_to_capture, timeout_s, record = True, IDLE_S, None
         while True:
-            record = records.read(timeout_s, spin_s if record is not None else 0.0)
+            spins = spin_s if record is not None else 0.0
+            if not side or (record := records.read(0.0, 0.0)) is None:
+                side.send()
+                record = records.read(timeout_s, spins)
             if record is None:
                 if runner.pipeline is not None and runner.pipeline.rest():
                     runner.device.signal()
@@ -340,8 +343,11 @@ class Worker:
             if words[WORLD_SIZE] != self.engine.world_size:
                 return self._refuse_plan(int(words[WORLD_SIZE]))
             step = int(words[STEP])
-            if results := runner.step(words, records.masks):
-                self._send_side_results(step, results)
+            if words[NUM_MASK_ROWS]:
+                side.send()
+            results = runner.step(words, records.masks)
+            side.send()  # of the step before
+            side.add(step, results)
             runner.device.signal()
             if self.profiler.is_active:
                 self.profiler.step_done()
@@ -383,11 +389,6 @@ class Worker:
             log.exception("a control request failed")
             error = f"{type(failure).__name__}: {failure}"
         self.link.send(ControlReply(self.config.rank, request.id, error, payload[:MAX_CONTROL_PAYLOAD]))
-
-    def _send_side_results(self, step: int, results: list[RowResult]) -> None:
-        if self.ring is None:  # every rank has them; only the output rank sends them
-            return
-        self.link.send(SideResults(self.config.rank, step, [row.message() for row in results]))
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from quire.enginecore.tenants.backlog import Room
 from quire.ipc.messages.frontend import AddRequest, Candidates, Generate, RequestError, TokenInputs
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.step.sections import MAX_CANDIDATES
-from quire.workers.runner import CANDIDATE_ROWS
+from quire.workers.outputs.candidates import CANDIDATE_ROWS
 
 ONE = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
 PROMPTS = [[5, 6, 7], list(range(4, 54)), [9] * 17]
