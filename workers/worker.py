@@ -245,7 +245,7 @@ class Worker:
             return self.cpu_budget
         cache.allocate(2, self.device)
         states.allocate(2, self.device)
-        words = largest_plan(engine.max_num_batched_tokens, engine.max_num_seqs, engine.max_model_len).encode()
+        words = largest_plan(engine, self.pooling.info).encode()
         with runner.device.stream():
             begin = time.monotonic()
             runner.compile_kernels(words, graphs=not engine.enforce_eager)
