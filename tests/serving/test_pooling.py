@@ -73,6 +73,17 @@ def test_the_openai_package_gets_equal_vectors_in_every_format(embedder: Served)
     assert np.allclose(np.linalg.norm([d.embedding for d in plain.data], axis=1), 1.0, atol=1e-6)
 
 
+@pytest.mark.slow
+def test_other_clients_get_them_too(embedder: Served) -> None:
+    wanted = vectors(embedder)
+    langchain = pytest.importorskip("langchain_openai")
+    options = {"base_url": f"{embedder.url}/v1", "api_key": "x", "model": "tiny", "check_embedding_ctx_length": False}
+    assert np.abs(np.array(langchain.OpenAIEmbeddings(**options).embed_documents(TEXTS)) - wanted).max() < 1e-6
+    litellm = pytest.importorskip("litellm")
+    found = litellm.embedding("openai/tiny", TEXTS, api_base=f"{embedder.url}/v1", api_key="x", encoding_format="float")
+    assert np.abs(np.array([each["embedding"] for each in found.data]) - wanted).max() < 1e-6
+
+
 def test_inputs_are_texts_or_ids(embedder: Served) -> None:
     ids = [call(embedder, "/tokenize", {"prompt": text})["tokens"] for text in TEXTS]
     assert np.abs(vectors(embedder, ids) - vectors(embedder)).max() < 1e-6
