@@ -372,36 +372,3 @@ def test_of_a_stage_that_does_not_sample_the_forward_is_all(graphs, monkeypatch)
     graphs._forward[batch] = SimpleNamespace(replay=lambda: replayed.append(batch))
     plan = SimpleNamespace(num_tokens=7, num_samples=7, window=1, prefill_rows=[], sampling_kind=0, has_mask_rows=True)
     assert graphs.run(plan, None) and replayed == [batch]
-
-
-def step_that_pools(**more):
-    plan = {"num_tokens": 7, "num_samples": 2, "window": 1, "prefill_rows": [0, 1], "decode_rows": [], "sampling_kind": 0}
-    no_others = {"has_mask_rows": False, "wants_prompt_logprobs": False, "wants_candidates": False}
-    return SimpleNamespace(**{**plan, **no_others, "wants_vectors": True, **more})
-
-
-def test_states_that_are_pooled_are_kept_and_given_between_forward_and_sampling(graphs, monkeypatch):
-    calls = []
-    monkeypatch.setattr(StepGraphs, "_run_forward", lambda self, batch: f"states of {batch.tokens}")
-    monkeypatch.setattr(Graph, "replay", lambda self: calls.append("replay"))
-    graphs._runner.pools = True
-    assert graphs.run(step_that_pools(), None, calls.append)
-    (batch,) = graphs._forward
-    assert calls == ["replay", f"states of {batch.tokens}", "replay"]  # forward, vectors, sampling
-    calls.clear()
-    assert graphs.run(step_that_pools(wants_vectors=False), None, calls.append) and calls == ["replay", "replay"]
-    graphs._runner.pools = False
-    graphs._drop()
-    assert graphs.run(step_that_pools(wants_vectors=False), None) and not graphs._hidden
-
-
-def test_without_a_head_nothing_is_sampled_and_no_row_decodes(graphs, monkeypatch):
-    calls = []
-    monkeypatch.setattr(StepGraphs, "_run_forward", lambda self, batch: "states")
-    monkeypatch.setattr(Graph, "replay", lambda self: calls.append("replay"))
-    graphs._runner.pools, graphs._runner.model.has_head = True, False
-    graphs.warm_up()
-    assert graphs._forward and all(batch.mixed for batch in graphs._forward) and not graphs._sampling and not graphs.kinds
-    assert graphs.run(step_that_pools(), None, calls.append) and calls == ["replay", "states"]
-    graphs.expect_masks()
-    assert not graphs._masked
