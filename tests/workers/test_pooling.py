@@ -188,7 +188,7 @@ def test_what_is_not_served_is_refused_by_name(make, flags, text):
         InlineEngine(make(), pooling=flags)
 
 
-def test_a_decoder_whose_tokens_see_both_ways_is_refused():
+def test_a_decoder_with_attention_in_both_directions_is_refused():
     folder = as_sentence_transformer("qwen3")
     change_config(folder, is_causal=False)
     with pytest.raises(ModelConfigError, match="is_causal"):

@@ -1,7 +1,7 @@
 """SideResults on their way: a step's results beside its tokens are sent once the next step has been launched, if there is one.
 
-Reading a result waits for the device. If it came first, the device would wait for the next launch. A step whose masks the core
-makes of this step's tokens comes after the results, or both would wait for each other.
+Reading a result waits for the device. If it came first, the device would wait for the next launch. A step with masks
+comes after the results: the core makes its masks of this step's tokens, and both would wait for each other.
 """
 
 from quire.ipc.links.core_and_workers import WorkerToCore

@@ -67,7 +67,7 @@ def choose_pooling(
             raise ModelConfigError(f"--convert none: {name} does not pool as it is; --convert embed makes it an embedder")
         return PoolingChoice(fields)
     if fields.get("is_causal") is False:
-        raise ModelConfigError("config.json: is_causal false: decoders whose tokens see both ways are not served yet")
+        raise ModelConfigError("config.json: is_causal false: decoders with attention in both directions are not served yet")
     plain = {key: value for key, value in fields.items() if key not in _OWN_FIELDS} | {"architectures": [family]}
     if convert == "classify":
         return _classifier(fields, plain, model_dir, runner, pooler_config, is_of_tokens)
@@ -113,7 +113,7 @@ def _classifier(
     if not tokens and plain["architectures"] == fields.get("architectures"):
         raise ModelConfigError(
             "--convert classify: the checkpoint has no head of labels; classifier_from_token in --hf-overrides names "
-            "two tokens whose logits are the scores"
+            "two tokens; their logits are the scores"
         )
     labels = ["LABEL_0"] if is_difference else [f"LABEL_{i}" for i in range(len(tokens))] if tokens else labels_of(fields)
     pooling_type, use = _pooler(pooler_config, "LAST", True)
