@@ -29,6 +29,7 @@ class HashModel:
     """Its state is a hash of all tokens so far, in every element of every layer; it says the token that the hash names."""
 
     weights_bytes = 0
+    has_head = True
 
     def __init__(self, vocab, layers):
         self.vocab, self.layers = vocab, layers
