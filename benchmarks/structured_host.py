@@ -65,8 +65,8 @@ from quire.ipc.step.plan_ring import KIND_PLAN, PlanReader, PlanRing
 from quire.ipc.step.result_ring import ResultRing
 from quire.ipc.structured_outputs import StructuredOutputs
 from quire.workers.devices.masks import CudaMasks, PinnedRing
+from quire.workers.outputs.tokens import NO_ROWS
 from quire.workers.records import Records
-from quire.workers.runner import NO_ROWS
 
 clock = time.perf_counter_ns
 EPOCH, BLOCK_SIZE = 77, 64

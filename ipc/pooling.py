@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from quire.ipc.messages.message import Message
+from quire.ipc.struct_errors import StructErrors
 
 PoolingTask = Literal["embed", "classify", "token_embed", "token_classify"]
 PoolingType = Literal["CLS", "LAST", "MEAN"]
@@ -21,7 +22,7 @@ MAX_INPUTS = 128  # of one request: as many as a request has children
 _OTHER_TASKS = {"encode": "token_embed or token_classify", "score": "classify or embed", "reward": "classify or token_classify"}
 
 
-class PoolingParams(msgspec.Struct, kw_only=True, array_like=True, forbid_unknown_fields=True):
+class PoolingParams(msgspec.Struct, kw_only=True, array_like=True, forbid_unknown_fields=True, metaclass=StructErrors):
     """How to pool one prompt.
 
     task: embed (a vector), classify (a score for each label), token_embed, token_classify (the same for each token); None: what

@@ -145,7 +145,7 @@ class GraphSizes:
         if not len(plan.prefill_rows):
             size = unmixed[bisect.bisect_left(unmixed, rows)]
             return BatchDescriptor(size, size, False, windows=windows)
-        if not self.mixed_tokens or tokens > self.mixed_tokens[-1] or plan.has_side_results:
+        if not self.mixed_tokens or tokens > self.mixed_tokens[-1] or plan.wants_prompt_logprobs or plan.wants_candidates:
             return None
         padded_tokens = self.mixed_tokens[bisect.bisect_left(self.mixed_tokens, tokens)]
         few = prompt_rows(self.mixed_rows)

@@ -2,9 +2,10 @@
 
 All metadata is read from the device, so a graph depends on padded sizes (graph_sizes.py), not on which requests are in the
 batch or on how many tokens each row has. Graphs share one memory pool; the forward leaves its logits for the sampling graph in
-a buffer of their own. A draft model's passes are captured too, as graphs behind these. Some graphs are captured at start, most
-others while the worker is idle (`capture_ahead`). A step that comes before its graph is captured then, in 10-20 ms (a full step
-in the time of an eager run), without waiting for the device.
+a buffer of their own, and, if the model pools, its rows' hidden states for what is made of them. A draft model's passes are
+captured too, as graphs behind these. Some graphs are captured at start, most others while the worker is idle
+(`capture_ahead`). A step that comes before its graph is captured then, in 10-20 ms (a full step in the time of an eager run),
+without waiting for the device.
 """
 
 import contextlib
@@ -78,6 +79,7 @@ class StepRunner(Protocol):
     attention: ModelAttention
     buffers: StepBuffers
     samples: bool  # otherwise a step is only its forward
+    pools: bool  # some steps need the hidden states that logits are made of
     tokens: Tokens  # if it samples
 
     def forward(
@@ -94,16 +96,29 @@ class StepGraphs:
         ctx = runner.ctx
         self.sizes = GraphSizes(ctx.max_rows, ctx.max_tokens, runner.weights_bytes, ctx.max_samples)
         own_vocab = ctx.parallel.vocabulary(ctx.config.vocab_size).size
-        self._logits = torch.empty(ctx.sampled_rows, own_vocab, dtype=ctx.dtype, device=ctx.device)
+        rows = ctx.sampled_rows if runner.model.has_head else 0
+        self._logits = torch.empty(rows, own_vocab, dtype=ctx.dtype, device=ctx.device)
         self._pool = torch.cuda.graph_pool_handle()
         self._forward: dict[BatchDescriptor, torch.cuda.CUDAGraph] = {}
+        self._hidden: dict[BatchDescriptor, torch.Tensor] = {}  # where a graph leaves its rows' states, if the model pools
         self._sampling: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}  # (rows, kind)
         self._passes: dict[Hashable, torch.cuda.CUDAGraph] = {}  # of a drafter
-        self._ahead = deque(self.sizes.ahead())
+        self._ahead = deque(self._useful(self.sizes.ahead()))
         self._masked: deque[tuple[int, int]] = deque()  # sampling graphs with masks to be captured, (rows, kind)
 
-    def run(self, plan: StepPlan, read_masks: ReadMasks) -> bool:
-        """Replay the step, which is captured first if need be; its plan must be on the device. False: it must run eagerly."""
+    @property
+    def _draws(self) -> bool:
+        """Whether steps end in logits and sampling."""
+        return self._runner.samples and self._runner.model.has_head
+
+    def _useful(self, batches: list[BatchDescriptor]) -> list[BatchDescriptor]:
+        """Those that there can be: without a head no row decodes."""
+        return [batch for batch in batches if batch.mixed or self._runner.model.has_head]
+
+    def run(self, plan: StepPlan, read_masks: ReadMasks, pool: Callable[[torch.Tensor], None] = lambda hidden: None) -> bool:
+        """Replay the step, which is captured first if need be; its plan must be on the device. False: it must run eagerly.
+
+        pool: called with the rows' hidden states, of a step with rows that are pooled, between forward and sampling."""
         batch = self.sizes.padded(plan)
         if batch is None:
             return False
@@ -115,6 +130,10 @@ class StepGraphs:
         self._forward[batch].replay()
         if not self._runner.samples:
             return True
+        if self._runner.pools and (plan.wants_vectors or not self._runner.model.has_head):
+            pool(self._hidden[batch])
+        if not self._runner.model.has_head:
+            return True
         if plan.sampling_kind & SAMPLING_CUSTOM:
             self._runner.tokens.sample_processed(plan, self._device.plan, self._logits[:rows], read_masks)
         elif plan.has_mask_rows and len(without := self._runner.tokens.load_masks(plan, read_masks)):
@@ -124,15 +143,19 @@ class StepGraphs:
         return True
 
     def _has_sampling_graph(self, rows: int, kind: int) -> bool:
-        return (rows, kind) in self._sampling or not self._runner.samples
+        return (rows, kind) in self._sampling or not self._draws
 
     def capture(self, batch: BatchDescriptor, kind: int) -> None:
         """Capture what is missing. Capturing runs nothing, so no state changes."""
         rows = batch.rows
         if batch not in self._forward:
-            self._forward[batch] = self._captured(lambda: self._run_forward(batch))
+            self._forward[batch] = self._captured(lambda: self._keep(batch, self._run_forward(batch)))
         if not self._has_sampling_graph(rows, kind):
             self._sampling[rows, kind] = self._captured(lambda: self._run_sampling(rows, kind))
+
+    def _keep(self, batch: BatchDescriptor, hidden: torch.Tensor) -> None:
+        if self._runner.pools:
+            self._hidden[batch] = hidden
 
     def _capture_met(self, batch: BatchDescriptor, kind: int) -> None:
         """Capture a step that is to be run now. If no memory is left for it, all other graphs are dropped.
@@ -164,6 +187,7 @@ class StepGraphs:
     def _drop(self) -> None:
         torch.cuda.synchronize()  # a graph that is being replayed must not be freed
         self._forward.clear()
+        self._hidden.clear()
         self._sampling.clear()
         self._passes.clear()
         self._ahead.clear()
@@ -175,7 +199,7 @@ class StepGraphs:
         """Run every kernel that a step may need, by eager steps of padding: compiling later would stall all requests."""
         self._device.load_plan(_no_rows().encode())
         # the filter kernel with processors comes first, since it takes longest to compile
-        for kind in reversed(WARM_KINDS) if self._runner.samples else ():
+        for kind in reversed(WARM_KINDS) if self._draws else ():
             self._run_sampling(1, kind)
         sizes, decode = self.sizes, self.sizes.decode
         mixed = mixed_specializations(sizes.all_tokens, sizes.mixed_rows, self._specialization)
@@ -210,7 +234,7 @@ class StepGraphs:
         begin = time.perf_counter()
         with self._runner.model.short():
             self.run_kernels()
-        for batch in self.sizes.at_start():
+        for batch in self._useful(self.sizes.at_start()):
             if not self._capture_unmet(batch):
                 break
         with contextlib.suppress(torch.OutOfMemoryError):  # each is captured when it is needed, which makes room
@@ -225,7 +249,7 @@ class StepGraphs:
 
     def expect_masks(self) -> None:
         """The first grammar was admitted: queue sampling graphs with masks for capture, those of few rows first."""
-        if not self._runner.samples:
+        if not self._draws:
             return
         sizes = self.sizes
         rows = {*sizes.decode, prompt_rows(sizes.mixed_rows), *sizes.mixed_rows}
@@ -275,13 +299,14 @@ class StepGraphs:
                 gc.enable()
         return graph
 
-    def _run_forward(self, batch: BatchDescriptor) -> None:
+    def _run_forward(self, batch: BatchDescriptor) -> torch.Tensor:
         tokens, rows, mixed, prompts_only, windows = batch
         r = self._runner
         num_decode_rows = 0 if prompts_only else None if mixed else rows
         hidden = r.forward(self._device.plan, tokens, rows, num_decode_rows, windows=windows)
-        if r.samples:
+        if self._draws:
             r.model.compute_logits(hidden, self._logits[:rows])
+        return hidden
 
     def _run_sampling(self, rows: int, kind: int) -> None:
         self._runner.tokens.sample(self._device.plan, self._logits[:rows], kind)

@@ -10,8 +10,9 @@ import torch
 from quire.ipc import memory_plan
 from quire.ipc.cpu_memory import CpuNeeds, default_kv_bytes, refusal, room_for_kv
 from quire.ipc.memory_plan import GIB, GRAPHS_BYTES, LayerSizes, ModelSizes
+from quire.ipc.pooling import PoolingInfo, PoolRow
 from quire.ipc.step.plan import DTYPES, StepPlan, default_slots
-from quire.ipc.step.sections import PREFILL_SAMPLE, SAMPLING_RANDOM
+from quire.ipc.step.sections import PREFILL_POOL, PREFILL_POOL_END, PREFILL_SAMPLE, SAMPLING_RANDOM
 from quire.ipc.worker_config import ResolvedEngineConfig
 from quire.workers.attention.kv_cache import KVCache
 from quire.workers.graph_sizes import most_tokens
@@ -62,9 +63,10 @@ def state_needs(config: ResolvedEngineConfig, model: ModelConfig, state_bytes: i
     return StateNeeds(state_bytes, config.num_states or useful, config.num_states is not None)
 
 
-def largest_plan(max_tokens: int, max_rows: int, max_model_len: int) -> StepPlan:
-    """A step of max_tokens prefill tokens in as few rows as possible, all in the null block: for measuring and warming up."""
-    longest = max(max_model_len - 1, 1)
+def largest_plan(config: ResolvedEngineConfig, pooling: PoolingInfo | None = None) -> StepPlan:
+    """A step of as many prefill tokens as one may have, in as few rows as possible, all in the null block: for measuring and
+    warming up. Its rows sample and, if the model pools, have a result by the last of its tasks: one for each token, mostly."""
+    max_tokens, max_rows, longest = config.max_num_batched_tokens, config.max_num_seqs, max(config.max_model_len - 1, 1)
     lengths = [longest] * (max_tokens // longest) + [max_tokens % longest]
     lengths = [n for n in lengths if n][:max_rows]
     rows = np.zeros(len(lengths), DTYPES["prefill_rows"])
@@ -72,6 +74,9 @@ def largest_plan(max_tokens: int, max_rows: int, max_model_len: int) -> StepPlan
     slots["slot"] = rows["slot"] = np.arange(len(lengths))
     slots["temperature"] = 1.0
     rows["length"], rows["flags"] = lengths, PREFILL_SAMPLE
+    if pooling is not None:
+        rows["flags"] |= PREFILL_POOL | PREFILL_POOL_END
+        rows["num_prompt_logprobs"] = PoolRow(pooling.tasks[-1], 0, use_activation=True).word()
     tokens = np.zeros(sum(lengths), np.int32)
     return StepPlan(
         step=0,  # not a step of the core: its results in the ring are ignored

@@ -64,12 +64,14 @@ class ModelRunner:
         self._decode_rows = [NO_ROWS] * stage.count  # by micro-batch: those last received
         self._appliers: dict[str, Callable[[np.ndarray], None]] = self.device.states.appliers(self.tables, model)  # on the host
         self.outputs: list[Output] = []
+        self.pools = False  # steps may have results that are made of hidden states
         if self.samples:
             self.tokens = Tokens(
                 self.device, self.tables, self.buffers, ctx.parallel, ctx.config.vocab_size, custom_processors, model.has_head
             )
             beside = [PromptLogprobs(model, ctx.device), NextTokenCandidates()]
             self.outputs = [*beside, *more_outputs, self.tokens]
+            self.pools = bool(more_outputs)
             self._appliers["logits_processors"] = self._apply_logits_processors
             self._appliers["custom_processors"] = self._take_in_custom_processors
         if ctx.device.type == "cuda":
@@ -100,9 +102,27 @@ class ModelRunner:
         return prompt_rows
 
     def _compute(self, plan: StepPlan, device_plan: torch.Tensor, read_masks: ReadMasks) -> list[RowResult]:
-        results = [] if self.graphs and self.graphs.run(plan, read_masks) else self._run(plan, device_plan, read_masks)
+        results = self._replay(plan, device_plan, read_masks)
+        if results is None:
+            results = self._run(plan, device_plan, read_masks)
         self.device.drafter.follow(plan, self.tables, self.buffers, self.graphs)
         return results
+
+    def _replay(self, plan: StepPlan, device_plan: torch.Tensor, read_masks: ReadMasks) -> list[RowResult] | None:
+        """The results of a step that ran as a graph; None if it must run eagerly."""
+        graphs, results = self.graphs, list[RowResult]()
+        if graphs is None or (plan.wants_vectors and any(output.needs_every_token(plan) for output in self._wanted(plan))):
+            return None
+
+        def pool(hidden: torch.Tensor) -> None:
+            step = Computed(self.model, self.buffers, self.ctx.parallel, plan, device_plan, hidden, False, read_masks)
+            pooled = [output for output in self._wanted(plan) if output is not self.tokens or not self.model.has_head]
+            results.extend(result for output in pooled for result in output.compute(step))
+
+        return results if graphs.run(plan, read_masks, pool) else None
+
+    def _wanted(self, plan: StepPlan) -> list[Output]:
+        return [output for output in self.outputs if output.is_wanted(plan)]
 
     def _apply_logits_processors(self, words: np.ndarray) -> None:
         apply_logits_processors(self.tables, self.ctx.pool, decode_logits_processors(words))
@@ -117,15 +137,14 @@ class ModelRunner:
         from quire.kernels.triton_support.compile_ahead import compile_only
 
         with compile_only(cpu_share()), self.model.short():
-            if graphs and self.model.has_head:
+            if graphs and self.model.has_graphs:
                 StepGraphs(self, self.device).run_kernels()  # type: ignore[arg-type]
             self._run(decode_plan(words, NO_ROWS), self.device.load_plan(words), no_masks)
 
     @torch.inference_mode()
     def capture_graphs(self) -> float:
-        """Capture the graphs that serving begins with; returns the seconds it took. They end in logits: a model without a head
-        has none, and runs eagerly."""
-        if not self.model.has_head:
+        """Capture the graphs that serving begins with, if the model has any; returns the seconds it took."""
+        if not self.model.has_graphs:
             return 0.0
         self.graphs = StepGraphs(self, self.device)  # type: ignore[arg-type]
         return self.graphs.warm_up()
@@ -147,7 +166,7 @@ class ModelRunner:
             self.graphs.capture_masked_sampling_graph()
 
     def _run(self, plan: StepPlan, device_plan: torch.Tensor, read_masks: ReadMasks) -> list[RowResult]:
-        outputs = [output for output in self.outputs if output.is_wanted(plan)]
+        outputs = self._wanted(plan)
         for output in outputs:
             output.begin(plan)
         every_token = any(output.needs_every_token(plan) for output in outputs)

@@ -17,8 +17,8 @@ from quire.workers.layers.experts import Experts
 from quire.workers.memory import held_bytes, packed_elements, sizes_of
 from quire.workers.models.build import build_model
 from quire.workers.models.config import ModelConfigError
-from quire.workers.models.family_table import read_model_config
 from quire.workers.parallel import Parallel, Stage
+from quire.workers.pooling.start import AUTO, read_served
 from quire.workers.stages import stage_of
 
 
@@ -26,7 +26,7 @@ def rank_sizes(asked: SizesAsked) -> RankSizes:
     """Sizes of the rank that holds most. Raises ModelConfigError."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_bytes(msgspec.json.encode(asked.config))
-        config = read_model_config(folder)
+        config, _ = read_served(folder, {}, AUTO)
         parallel = Parallel(0, asked.tensor_parallel_size, "meta", expert_parallel=asked.enable_expert_parallel)
         model = build_model(config, torch.float32, parallel)
     experts = [module for module in model.modules() if isinstance(module, Experts)]
@@ -47,7 +47,7 @@ def cpu_weights_bytes(asked: SizesAsked, cpu: CpuAsked) -> int:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_bytes(msgspec.json.encode(asked.config))
         path = Path(cpu.folder or folder)
-        config = read_model_config(path, cpu.overrides, model_impl=cpu.model_impl, quantization=cpu.quantization)
+        config, _ = read_served(path, cpu.overrides or {}, AUTO, model_impl=cpu.model_impl, quantization=cpu.quantization)
     count, found = cpu.pipeline_parallel_size, []
     for stage in [stage_of(config, dtype, i, count, path) for i in range(count)] if count > 1 else [Stage()]:
         parallel = Parallel(0, asked.tensor_parallel_size, stage=stage, expert_parallel=asked.enable_expert_parallel)

@@ -25,7 +25,6 @@ from quire.ipc.messages.workers import (
     ControlRequest,
     DumpStacks,
     KVGroup,
-    SideResults,
     StartProfiler,
     StopProfiler,
     WorkerFailed,
@@ -38,10 +37,10 @@ from quire.ipc.process.stacks import stacks
 from quire.ipc.step.control import decode_control
 from quire.ipc.step.plan_ring import KIND_CONTROL, KIND_PLAN, KIND_SHUTDOWN, PlanReader
 from quire.ipc.step.result_ring import ResultRing
-from quire.ipc.step.sections import HEADER, StepLimits, max_device_words
+from quire.ipc.step.sections import HEADER
 from quire.ipc.worker_config import WorkerConfig
-from quire.kernels.step.tables import LogitsProcessorPool
 from quire.workers.attention.kv_cache import KVCache
+from quire.workers.devices.context import context_of
 from quire.workers.devices.cpu import CpuDevice
 from quire.workers.devices.device import Device, DeviceContext
 from quire.workers.devices.threads import choose_num_threads
@@ -60,14 +59,14 @@ from quire.workers.models.build import build_model
 from quire.workers.models.config import ModelConfig, ModelConfigError
 from quire.workers.models.language_model import LanguageModel
 from quire.workers.numerics import choose_dtype, numerics_of
-from quire.workers.outputs.output import RowResult
 from quire.workers.outputs.pooling_outputs import pooling_outputs
+from quire.workers.outputs.side_results import SideResultSender
 from quire.workers.parallel import Parallel
 from quire.workers.pooling.choice import PoolingChoice
 from quire.workers.pooling.start import read_served
 from quire.workers.profiler import Profiler, ProfilerError
 from quire.workers.records import MASK_SPIN_S, Records
-from quire.workers.recurrent.state_cache import StateCache, state_cache_of
+from quire.workers.recurrent.state_cache import state_cache_of
 from quire.workers.runner import ModelRunner, no_masks
 from quire.workers.speculation.loaded import DraftModel, build_draft_model
 from quire.workers.start_failures import in_words
@@ -80,7 +79,7 @@ CAPTURE_PAUSE_S = 0.01  # between one capture and the next, while no plan comes
 GPU_SPIN_S = 2e-2  # spin for the next plan, given enough cores: a step may take 10 ms, waking from sleep took 0.04 to 0.5
 SHORT_SPIN_S = 2e-4
 GPU_SWITCH_S = 1e-4  # the longest that a spinning main thread keeps the interpreter from the thread that wakes the core
-STEP, WORLD_SIZE = HEADER.at["step"], HEADER.at["world_size"]
+STEP, WORLD_SIZE, NUM_MASK_ROWS = (HEADER.at[name] for name in ("step", "world_size", "num_mask_rows"))
 
 
 class Worker:
@@ -174,7 +173,7 @@ class Worker:
             self.custom_processors = CustomProcessors(classes, vllm_config(c, model_config, dtype, self.device), self.device)
         processors = self.custom_processors if stage.is_last else None
         states = state_cache_of(model_config, self.parallel, dtype, engine.mamba_ssm_cache_dtype)
-        ctx = self._context(model_config, cache, states, dtype)
+        ctx = context_of(engine, model_config, cache, states, dtype, self.parallel, self.draft_model)
         vectors = pooling_outputs(self.pooling, model, engine.max_num_seqs)
         runner = ModelRunner(model, ctx, self._make_device, processors, vectors)
         if self.group is not None:  # graph sizes, and so what ranks exchange, follow from it; all ranks are there now
@@ -212,30 +211,6 @@ class Worker:
             quicken_attributes(model)
         return model
 
-    def _context(self, model_config: ModelConfig, cache: KVCache, states: StateCache, dtype: torch.dtype) -> DeviceContext:
-        engine = self.engine
-        rows, vocab = engine.max_num_seqs, model_config.vocab_size
-        max_blocks = -(-engine.max_model_len // engine.block_size)
-        sampled_rows = rows if self.parallel.stage.is_last else 0
-        sizes = rows, engine.max_num_batched_tokens, engine.block_size, len(cache.groups), max_blocks
-        return DeviceContext(
-            config=model_config,
-            cache=cache,
-            pool=LogitsProcessorPool.allocate(sampled_rows, vocab, engine.max_model_len, self.device),
-            max_model_len=engine.max_model_len,
-            device=self.device,
-            dtype=dtype,
-            max_tokens=max(engine.max_num_batched_tokens, rows),
-            max_rows=rows,
-            max_blocks=max_blocks,
-            max_device_words=max_device_words(StepLimits(*sizes, engine.max_samples)),
-            parallel=self.parallel,
-            states=states,
-            max_samples=engine.max_samples,
-            speculation=engine.speculative_config,
-            draft_model=self.draft_model,
-        )
-
     def _make_device(self, ctx: DeviceContext) -> Device:
         if self.engine.device == "cpu":
             return CpuDevice(ctx, self.ring)
@@ -254,7 +229,7 @@ class Worker:
             return self.cpu_budget
         cache.allocate(2, self.device)
         states.allocate(2, self.device)
-        words = largest_plan(engine.max_num_batched_tokens, engine.max_num_seqs, engine.max_model_len).encode()
+        words = largest_plan(engine, self.pooling.info).encode()
         with runner.device.stream():
             begin = time.monotonic()
             runner.compile_kernels(words, graphs=not engine.enforce_eager)
@@ -325,9 +300,13 @@ class Worker:
             spin_s = GPU_SPIN_S if has_cores else SHORT_SPIN_S
             sys.setswitchinterval(GPU_SWITCH_S)
         records = Records(self.reader, max(spin_s, MASK_SPIN_S))
+        side = SideResultSender(self.link, self.config.rank, self.ring is not None)
         more_to_capture, timeout_s, record = True, IDLE_S, None
         while True:
-            record = records.read(timeout_s, spin_s if record is not None else 0.0)
+            spins = spin_s if record is not None else 0.0
+            if not side or (record := records.read(0.0, 0.0)) is None:
+                side.send()
+                record = records.read(timeout_s, spins)
             if record is None:
                 if runner.pipeline is not None and runner.pipeline.rest():
                     runner.device.signal()
@@ -348,8 +327,11 @@ class Worker:
             if words[WORLD_SIZE] != self.engine.world_size:
                 return self._refuse_plan(int(words[WORLD_SIZE]))
             step = int(words[STEP])
-            if results := runner.step(words, records.masks):
-                self._send_side_results(step, results)
+            if words[NUM_MASK_ROWS]:
+                side.send()
+            results = runner.step(words, records.masks)
+            side.send()  # of the step before
+            side.add(step, results)
             runner.device.signal()
             if self.profiler.is_active:
                 self.profiler.step_done()
@@ -391,11 +373,6 @@ class Worker:
             log.exception("a control request failed")
             error = f"{type(failure).__name__}: {failure}"
         self.link.send(ControlReply(self.config.rank, request.id, error, payload[:MAX_CONTROL_PAYLOAD]))
-
-    def _send_side_results(self, step: int, results: list[RowResult]) -> None:
-        if self.ring is None:  # every rank has them; only the output rank sends them
-            return
-        self.link.send(SideResults(self.config.rank, step, [row.message() for row in results]))
 
 
 @contextlib.contextmanager

@@ -68,7 +68,7 @@ _ALL: dict[str, dict[str, Note]] = {
     "ClassifyRequest": {**_POOL, "input": _INPUT, "messages": _MESSAGES},
     "ClassifyResponse": _ANSWER,
     "Classification": {
-        **_INDEX,
+        "index": Note("of the input"),
         "label": Note("the likeliest one"),
         "probs": Note("by label, in the model's order"),
         "num_classes": Note("the number of labels"),

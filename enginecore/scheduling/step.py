@@ -43,7 +43,7 @@ class ScheduledStep:
         return self.step, len(self.slots), self.draft_tokens
 
     def ended_with_prompt(self) -> list[Sequence]:
-        """The sequences whose prompt this step has completed, and that sample nothing."""
+        """The sequences that sample nothing, and have their prompt completed by this step."""
         done = (s for s, computed in self.prefills if s.task.ends_with_prompt and computed == len(s.prompt))
         return [seq for seq in done if seq.state is not SequenceState.FINISHED]
 

@@ -22,12 +22,14 @@ from quire.frontend.client.model_config import ModelConfig, VllmConfig, check_co
 from quire.frontend.client.not_here import ENGINE_NAMES, check_options, check_reset, without
 from quire.frontend.client.outputs import RequestOutput
 from quire.frontend.client.own_engine import FORKED
+from quire.frontend.client.pooling_outputs import PoolingRequestOutput
 from quire.frontend.client.prompt import Prompt
 from quire.frontend.client.stream import EngineDown
 from quire.frontend.client.transformers_tokenizer import transformers_tokenizer
 from quire.frontend.launcher import CoreProcess, engine_configs, launch_cores, stop_cores
 from quire.frontend.replicas.replicas import client_of
 from quire.ipc.messages.utilities import ProfileDone, ResetDone, ResetPrefixCache, StartProfile, StopProfile
+from quire.ipc.pooling import PoolingParams
 from quire.ipc.sampling import SamplingParams
 
 _STOP_GRACE_S = 10.0
@@ -111,6 +113,21 @@ class AsyncLLM:
         finally:
             self._names.discard(request_id)
             await outputs.aclose()  # type: ignore[attr-defined]
+
+    async def encode(
+        self,
+        prompt: Prompt,
+        pooling_params: PoolingParams | None = None,
+        request_id: str = "",
+        *,
+        priority: int = 0,
+        **others: None,
+    ) -> AsyncIterator[PoolingRequestOutput]:
+        """Yield the prompt's vector or scores, once. others and errors: as for `generate`."""
+        check_options("AsyncLLM.encode", others)
+        client = await self._connected()
+        async for output in client.encode(prompt, pooling_params, request_id, priority=priority):
+            yield output
 
     async def beam_search(self, prompt: Prompt, params: BeamSearchParams, **others: None) -> BeamSearchOutput:
         """The most likely continuations, best first. Raises ClientErrors. others: as for `generate`."""

@@ -6,6 +6,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from quire.frontend.client.pooling import PoolClient, pool, tokenized
 from quire.frontend.client.pooling_outputs import (
     ClassificationOutput,
@@ -36,7 +38,9 @@ async def encode(
     ids, salt = await _ids_of(client, prompts, given.truncate_prompt_tokens)
     results = await pool(client, ids, given, cache_salt=salt, **how)
     made = zip(results.data, ids, results.num_cached, strict=True)
-    return [PoolingRequestOutput(str(i), PoolingOutput(data), list(row), n) for i, (data, row, n) in enumerate(made)]
+    return [
+        PoolingRequestOutput(str(i), PoolingOutput(data), np.asarray(row).tolist(), n) for i, (data, row, n) in enumerate(made)
+    ]
 
 
 async def _ids_of(client: PoolClient, prompts: Sequence[Prompt], keep: int | None) -> tuple[list[Any], str]:
@@ -87,7 +91,9 @@ async def score(
     keep = params.truncate_prompt_tokens if params is not None else None
     scores = await score_pairs(client, pairs, params, keep=keep, instruction=instruction)
     return [
-        ScoringRequestOutput(str(i), ScoringOutput(float(value)), scores.ids[i] if scores.ids else [], scores.num_cached(i))
+        ScoringRequestOutput(
+            str(i), ScoringOutput(float(value)), np.asarray(scores.ids[i]).tolist() if scores.ids else [], scores.num_cached(i)
+        )
         for i, value in enumerate(scores.scores)
     ]
 

@@ -16,7 +16,7 @@ import numpy as np
 from quire.frontend.client.outputs import RequestMetrics
 from quire.frontend.client.stream import ClientError, InvalidRequest, TooLong
 from quire.frontend.client.terms import NO_TERMS, Terms
-from quire.frontend.client.turns import in_native_thread
+from quire.frontend.client.turns import Slice, in_native_thread
 from quire.frontend.text.tokenizer import PairIds, Tokenizer
 from quire.ipc.messages.frontend import AddRequest, EngineLimits, Welcome
 from quire.ipc.pooling import MAX_INPUTS, PoolingParams
@@ -149,7 +149,10 @@ async def pool(
     try:
         if len(prompts) > 1:
             client.hold()
+        part_of_turn = Slice()
         for part in _parts(prompts):
+            if part_of_turn.is_over:
+                await part_of_turn.next()
             more: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "request_name": name, "terms": terms}
             states.append(client.submit_pool(part, params, **more))
         on_sent(states)
@@ -197,7 +200,7 @@ async def tokenized(
     add_special_tokens: bool = True,
     keep: int | None = None,
     side: str | None = None,
-) -> list[list[int]]:
+) -> list[Ids]:
     """The ids of each text. keep: cut to so many ids, -1: to as many as fit; the "left" side is cut off, or by default the
     right. Raises TooLong for a text that can never fit and is not to be cut."""
     tokenizer, longest = client.tokenizer, client.welcome.limits.max_model_len
@@ -206,13 +209,20 @@ async def tokenized(
         if keep is None:
             raise TooLong(f"the prompt has more characters than {longest} tokens can hold")
         texts = [text[-chars:] if side == "left" else text[:chars] for text in texts]  # no more is tokenized than is kept
+    arguments = tokenizer, texts, add_special_tokens, None if keep is None else most, side
     if sum(map(len, texts)) <= FEW_CHARACTERS:
-        rows = tokenizer.encode_batch(texts, add_special_tokens)
-    else:
-        rows = await in_native_thread(tokenizer.encode_batch, texts, add_special_tokens)
-    if keep is None:
-        return rows
-    return [_cut(tokenizer, row, most, side, add_special_tokens) for row in rows]
+        return _rows(*arguments)
+    return await in_native_thread(lambda: as_arrays(_rows(*arguments)))
+
+
+def as_arrays(rows: Sequence[Ids]) -> list[Ids]:
+    """The rows as int32 arrays: lists of many ids take long to check and to join, so a thread makes these."""
+    return [np.asarray(row, np.int32) for row in rows]
+
+
+def _rows(tokenizer: Tokenizer, texts: Sequence[str], has_special: bool, most: int | None, side: str | None) -> list[Ids]:
+    rows = tokenizer.encode_batch(texts, has_special)
+    return [row if most is None else _cut(tokenizer, row, most, side, has_special) for row in rows]
 
 
 def _cut(tokenizer: Tokenizer, row: list[int], most: int, side: str | None, has_special: bool) -> list[int]:

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from quire.frontend.client.pooling import PoolClient, PooledResults, pool, tokenized
+from quire.frontend.client.pooling import Ids, PoolClient, PooledResults, as_arrays, pool, tokenized
 from quire.frontend.client.stream import InvalidRequest, TooLong
-from quire.frontend.client.turns import in_native_thread
+from quire.frontend.client.turns import in_native_thread, in_thread
+from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.pooling import PoolingInfo, PoolingParams
 
 
@@ -19,7 +20,7 @@ class Scores(NamedTuple):
     """scores: float32 [pairs]. ids: each pair's prompt, empty where texts were compared by their vectors."""
 
     scores: np.ndarray
-    ids: list[list[int]]
+    ids: list[Ids]
     results: PooledResults
 
     def num_cached(self, pair: int) -> int:
@@ -73,20 +74,43 @@ async def score_pairs(
     return Scores(np.concatenate(results.data), ids, results)
 
 
-async def _pair_ids(client: PoolClient, pairs: Sequence[tuple[str, str]], instruction: str | None) -> list[list[int]]:
+async def _pair_ids(client: PoolClient, pairs: Sequence[tuple[str, str]], instruction: str | None) -> list[Ids]:
     info = client.welcome.limits.pooling
     assert info is not None
+    if info.score_template is None and has_score_template(client.tokenizer):
+        texts = await in_thread(_rendered, client.tokenizer, pairs, instruction)
+        return await tokenized(client, texts, add_special_tokens=False)
     if info.score_template is None:
         if instruction is not None:
             raise InvalidRequest("instruction: this model has no template that takes one")
-        return await in_native_thread(client.tokenizer.encode_pairs, pairs)
+        return await in_native_thread(lambda: as_arrays(client.tokenizer.encode_pairs(pairs)))
     texts = [info.score_template.prompt(query, document, instruction) for query, document in pairs]
     return await tokenized(client, texts, add_special_tokens=False, keep=None)
 
 
+def has_score_template(tokenizer: Tokenizer) -> bool:
+    """Whether the chat template is one of pairs: it reads messages of the roles query and document, as vLLM's do."""
+    source = tokenizer.templates.get("default", "")
+    return all(f'"{role}"' in source or f"'{role}'" in source for role in ("query", "document"))
+
+
+def _rendered(tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], instruction: str | None) -> list[str]:
+    first = [] if instruction is None else [{"role": "system", "content": instruction}]
+    try:
+        return [
+            tokenizer.render_chat(
+                [*first, {"role": "query", "content": query}, {"role": "document", "content": document}],
+                add_generation_prompt=False,
+            )
+            for query, document in pairs
+        ]
+    except ValueError as error:
+        raise InvalidRequest(f"the chat template cannot make a prompt of a pair: {error}") from None
+
+
 async def _cut_pairs(
-    client: PoolClient, pairs: Sequence[tuple[str, str]], ids: list[list[int]], instruction: str | None, longest: int
-) -> list[list[int]]:
+    client: PoolClient, pairs: Sequence[tuple[str, str]], ids: Sequence[Ids], instruction: str | None, longest: int
+) -> list[Ids]:
     """The pairs' ids with the longer text of those that are too long cut at its end."""
     return [
         row if len(row) <= longest else await _cut_pair(client, pair, len(row) - longest, longest, instruction)
@@ -94,16 +118,14 @@ async def _cut_pairs(
     ]
 
 
-async def _cut_pair(
-    client: PoolClient, pair: tuple[str, str], surplus: int, longest: int, instruction: str | None
-) -> list[int]:
+async def _cut_pair(client: PoolClient, pair: tuple[str, str], surplus: int, longest: int, instruction: str | None) -> Ids:
     texts = list(pair)
     while True:
         rows = await tokenized(client, texts, add_special_tokens=False)
         at = int(len(rows[1]) >= len(rows[0]))
         if len(rows[at]) <= 1:
             raise TooLong(f"the prompt of a pair has more than {longest} tokens, even without its texts")
-        texts[at] = await in_native_thread(client.tokenizer.decode, rows[at][: max(len(rows[at]) - surplus, 1)])
+        texts[at] = await in_native_thread(client.tokenizer.decode, list(rows[at])[: max(len(rows[at]) - surplus, 1)])
         (row,) = await _pair_ids(client, [(texts[0], texts[1])], instruction)
         if len(row) <= longest:
             return row
@@ -116,8 +138,11 @@ async def _by_similarity(client: PoolClient, pairs: Sequence[tuple[str, str]], k
     ids = await tokenized(client, texts, keep=keep)
     results = await pool(client, ids, PoolingParams(task="embed", use_activation=True), **how)
     vectors = dict(zip(texts, results.data, strict=True))
-    scores = np.array([np.dot(vectors[a], vectors[b]) for a, b in pairs], np.float32)
-    return Scores(scores, [], results)
+
+    def cosines() -> np.ndarray:
+        return np.array([np.dot(vectors[a], vectors[b]) for a, b in pairs], np.float32)
+
+    return Scores(await in_thread(cosines), [], results)
 
 
 async def cut_texts(client: PoolClient, texts: Sequence[str], most: int) -> list[str]:
@@ -126,6 +151,6 @@ async def cut_texts(client: PoolClient, texts: Sequence[str], most: int) -> list
 
     def cut() -> list[str]:
         found = zip(texts, rows, strict=True)
-        return [text if len(row) <= most else client.tokenizer.decode(row[:most]) for text, row in found]
+        return [text if len(row) <= most else client.tokenizer.decode(list(row)[:most]) for text, row in found]
 
     return await in_native_thread(cut)

@@ -147,11 +147,6 @@ class StepPlan:
     def wants_vectors(self) -> bool:
         return self._has_chunks(PREFILL_POOL)
 
-    @property
-    def has_side_results(self) -> bool:
-        """Whether some row may have a result beside its token."""
-        return self._has_chunks(PREFILL_PROMPT_LOGPROBS | PREFILL_CANDIDATES | PREFILL_POOL)
-
     def _has_chunks(self, flags: int) -> bool:
         rows = self.sections.get("prefill_rows")
         return rows is not None and bool((rows["flags"] & flags).any())

@@ -49,10 +49,14 @@ def embedder() -> Iterator[Served]:
         assert served.end() == 0
 
 
+def scorer_folder() -> str:
+    return classifier("qwen3", "ForSequenceClassification", 1)[0]
+
+
 @pytest.fixture(scope="module")
 def scorer() -> Iterator[tuple[Served, Any]]:
-    folder, model = classifier("qwen3", "ForSequenceClassification", 1)
-    with Served(folder, "--served-model-name", "tiny") as served:
+    _, model = classifier("qwen3", "ForSequenceClassification", 1)
+    with Served(scorer_folder(), "--served-model-name", "tiny") as served:
         served.ready()
         yield served, model
         assert served.end() == 0
@@ -67,6 +71,17 @@ def test_the_openai_package_gets_equal_vectors_in_every_format(embedder: Served)
     assert [d.index for d in coded.data] == [0, 1, 2] and coded.usage.prompt_tokens == coded.usage.total_tokens > 10
     assert np.abs(np.array(alone.data[0].embedding) - coded.data[1].embedding).max() < 1e-6
     assert np.allclose(np.linalg.norm([d.embedding for d in plain.data], axis=1), 1.0, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_other_clients_get_them_too(embedder: Served) -> None:
+    wanted = vectors(embedder)
+    langchain = pytest.importorskip("langchain_openai")
+    options = {"base_url": f"{embedder.url}/v1", "api_key": "x", "model": "tiny", "check_embedding_ctx_length": False}
+    assert np.abs(np.array(langchain.OpenAIEmbeddings(**options).embed_documents(TEXTS)) - wanted).max() < 1e-6
+    litellm = pytest.importorskip("litellm")
+    found = litellm.embedding("openai/tiny", TEXTS, api_base=f"{embedder.url}/v1", api_key="x", encoding_format="float")
+    assert np.abs(np.array([each["embedding"] for each in found.data]) - wanted).max() < 1e-6
 
 
 def test_inputs_are_texts_or_ids(embedder: Served) -> None:
@@ -191,6 +206,21 @@ def test_scores_are_the_classifiers_of_pairs(scorer: tuple[Served, Any]) -> None
     long = call(served, "/score", {"text_1": query, "text_2": ["word " * 1000], "truncate_prompt_tokens": -1})
     assert 0 < long["data"][0]["score"] < 1
     assert "tokens" in call(served, "/score", {"text_1": query, "text_2": ["word " * 300]}, 400)["error"]["message"]
+
+
+def test_a_chat_template_of_pairs_makes_their_prompts(scorer: tuple[Served, Any], tmp_path: Any) -> None:
+    served, model = scorer
+    template = tmp_path / "pairs.jinja"
+    template.write_text(
+        '{{ messages | selectattr("role", "eq", "document") | map(attribute="content") | first }} for '
+        '{{ messages | selectattr("role", "eq", "query") | map(attribute="content") | first }}'
+    )
+    ids = call(served, "/tokenize", {"prompt": "the thread for a page", "add_special_tokens": False})["tokens"]
+    with Served(scorer_folder(), "--chat-template", str(template), "--served-model-name", "tiny") as other:
+        other.ready()
+        (score,) = call(other, "/score", {"text_1": "a page", "text_2": "the thread"})["data"]
+        assert abs(score["score"] - 1 / (1 + np.exp(-float(logits(model, ids)[0])))) < 1e-5
+        assert other.end() == 0
 
 
 def test_requests_outlive_a_worker_that_is_killed(embedder: Served) -> None:

@@ -219,9 +219,10 @@ def graphs(monkeypatch):
         yield
         made.is_short = False
 
-    state = {"tables": None, "buffers": None}
-    made._runner = SimpleNamespace(model=SimpleNamespace(short=short), attention=attention, samples=True, **state)
-    made._forward, made._sampling, made._passes = {}, {}, {}
+    state = {"tables": None, "buffers": None, "pools": False}
+    model = SimpleNamespace(short=short, has_head=True)
+    made._runner = SimpleNamespace(model=model, attention=attention, samples=True, **state)
+    made._forward, made._sampling, made._passes, made._hidden = {}, {}, {}, {}
     made._pool, made.pools, made.failed = "first pool", [], None
 
     def captured(self, run):
@@ -295,7 +296,7 @@ def test_a_step_runs_with_the_kernels_of_its_kind(graphs, monkeypatch):
     graphs._device.plan = "plan"
     graphs._logits = torch.zeros(16, 3)
     graphs._runner.forward = lambda *args, windows: seen.append((*args, windows)) or "hidden"
-    graphs._runner.model = SimpleNamespace(compute_logits=lambda hidden, out: seen.append((hidden, len(out))))
+    graphs._runner.model = SimpleNamespace(has_head=True, compute_logits=lambda hidden, out: seen.append((hidden, len(out))))
     shapes = [BatchDescriptor(8, 8, False), BatchDescriptor(64, 4, True), BatchDescriptor(64, 4, True, True)]
     for shape in (*shapes, *(shape._replace(windows=True) for shape in shapes[:2])):
         StepGraphs._run_forward(graphs, shape)

@@ -4,6 +4,7 @@ And the one line that says so.
 """
 
 import logging
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -46,7 +47,8 @@ LLAMA_BLOCK_BYTES = 2 * 3 * 2 * 16 * 16 * 4  # keys and values, layers, heads, t
     ],
 )
 def test_the_largest_step_has_all_its_tokens_in_as_few_rows_as_can_be(max_tokens, max_rows, max_model_len, lengths):
-    plan = largest_plan(max_tokens, max_rows, max_model_len)
+    sizes = {"max_num_batched_tokens": max_tokens, "max_num_seqs": max_rows, "max_model_len": max_model_len}
+    plan = largest_plan(SimpleNamespace(**sizes))
     assert plan.prefill_rows["length"].tolist() == lengths
     assert plan.num_tokens == len(plan.prefill_tokens) == sum(lengths)
     assert plan.max_seq_len == max(lengths) and len(set(plan.section("slot_updates")["slot"].tolist())) == len(lengths)

@@ -2,6 +2,7 @@
 prefix cache, on two ranks; and what a checkpoint and the flags say of pooling."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,8 +14,10 @@ from tiny_pools import PROMPTS, as_sentence_transformer, classifier, hidden_stat
 
 from quire.ipc.pooling import PoolingParams
 from quire.ipc.sampling import SamplingParams
+from quire.workers.memory import largest_plan
 from quire.workers.models.config import ModelConfigError
 from quire.workers.pooling.chunks import ChunkPooler
+from quire.workers.runner import no_masks
 
 CLOSE = 3e-6  # of normalized vectors; the models' weights are large
 SCHEDULING = {
@@ -183,6 +186,13 @@ def test_sentence_transformers_files_say_how_to_pool():
 def test_what_is_not_served_is_refused_by_name(make, flags, text):
     with pytest.raises(ModelConfigError, match=text):
         InlineEngine(make(), pooling=flags)
+
+
+def test_the_largest_step_is_run_with_its_results():
+    for engine in (embedder(pooling="MEAN"), embedder(runner="generate")):
+        sizes = SimpleNamespace(max_num_batched_tokens=256, max_num_seqs=4, max_model_len=101)
+        (result,) = engine.runner.step(largest_plan(sizes, engine.choice.info).encode(), no_masks)
+        assert result.values.shape == (256, 64) and result.lengths == [100, 100, 56]
 
 
 # ------------------------------------------------------------------------------------------------- faults that must be seen

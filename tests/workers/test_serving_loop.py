@@ -36,7 +36,7 @@ class Loop:
         monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
         loop = object.__new__(Worker)
         loop.engine = SimpleNamespace(device="cuda", world_size=1, collective_timeout_s=10.0, data_parallel_size=engines)
-        loop.config = SimpleNamespace(rank=0)
+        loop.config, loop.link, loop.ring = SimpleNamespace(rank=0), None, None
         if waits_s is not None:
             loop.group = SimpleNamespace()
         loop.profiler = SimpleNamespace(is_active=False)

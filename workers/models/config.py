@@ -260,7 +260,7 @@ class EncoderSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolingSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model that pools has behind its layers: its head over the vocabulary, a head of labels, or neither."""
+    """The heads behind the layers of a model that pools: over the vocabulary, of labels, or neither."""
 
     generates: bool = False
     num_labels: int = 0  # 0: no head of labels

@@ -106,6 +106,7 @@ class EncoderBody(Module):
 class Encoder(LanguageModel):
     """An encoder as one rank holds it. `encode` computes hidden states; `forward` does so for a step of the runner."""
 
+    has_graphs = False
     has_head = False  # that a step ends with; a masked language model's is for vectors
     token_types: torch.Tensor | None = None  # int32 [T] of the next step's tokens
 

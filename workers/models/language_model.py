@@ -31,6 +31,7 @@ class LanguageModel(Module):
     config: ModelConfig
     stage_buffer: StageBuffer  # only in models that can be split into stages
     has_head = True  # over the vocabulary: it computes logits
+    has_graphs = True  # its steps may be captured
 
     def forward(
         self,

@@ -25,7 +25,7 @@ class RowResult(Protocol):
 
 
 class Computed:
-    """A step whose forward has been launched. hidden: [tokens, H] if has_every_token, else [samples, H]."""
+    """A step with its forward launched. hidden: [tokens, H] if has_every_token, else [samples, H]."""
 
     def __init__(
         self,

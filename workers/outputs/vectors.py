@@ -28,8 +28,20 @@ class PooledResult(NamedTuple):
     rows: list[int]
     lengths: list[int]
     values: torch.Tensor
+    copied: torch.cuda.Event | None = None  # of a GPU: once it is reached, the values are there
+
+    @classmethod
+    def of(cls, rows: list[int], lengths: list[int], values: torch.Tensor) -> "PooledResult":
+        """values: on the device; from a GPU they are copied without waiting for it."""
+        if not values.is_cuda:
+            return cls(rows, lengths, values)
+        host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+        host.copy_(values, non_blocking=True)
+        return cls(rows, lengths, host, torch.cuda.current_stream().record_event())
 
     def message(self) -> PooledRows:
+        if self.copied is not None:
+            self.copied.synchronize()
         shapes = np.array([(length, self.values.shape[1]) for length in self.lengths], np.int32)
         return PooledRows(
             np.asarray(self.rows, np.int32).tobytes(), shapes.tobytes(), self.values.contiguous().numpy().tobytes()
@@ -66,7 +78,7 @@ class Vectors(Output):
 
     def _of_tokens(self, step: Computed, chunks: Chunks, kind: PoolRow) -> PooledResult:
         states = step.hidden.index_select(0, chunks.tokens(step.buffers.query_start))
-        return PooledResult(chunks.rows.tolist(), chunks.lengths.tolist(), self._pooling.apply(states, kind).cpu())
+        return PooledResult.of(chunks.rows.tolist(), chunks.lengths.tolist(), self._pooling.apply(states, kind))
 
     def _of_texts(self, step: Computed, chunks: Chunks, kind: PoolRow) -> PooledResult | None:
         """Results of the rows that end with this step."""
@@ -77,7 +89,7 @@ class Vectors(Output):
             return None
         if len(ends) < len(chunks.rows):
             states = states.index_select(0, torch.from_numpy(ends).to(self._device))
-        return PooledResult(chunks.rows[ends].tolist(), [0] * len(ends), self._pooling.apply(states, kind).cpu())
+        return PooledResult.of(chunks.rows[ends].tolist(), [0] * len(ends), self._pooling.apply(states, kind))
 
 
 def vectors_of(choice: PoolingChoice, model: LanguageModel, max_rows: int) -> list[Vectors]:

@@ -143,7 +143,7 @@ def _classifier(
     if not tokens and plain["architectures"] == fields.get("architectures"):
         raise ModelConfigError(
             "--convert classify: the checkpoint has no head of labels; classifier_from_token in --hf-overrides names "
-            "two tokens whose logits are the scores"
+            "two tokens; their logits are the scores"
         )
     labels = ["LABEL_0"] if is_difference else [f"LABEL_{i}" for i in range(len(tokens))] if tokens else labels_of(fields)
     pooling_type, use = _pooler(pooler_config, "LAST", True)

@@ -1,4 +1,4 @@
-"""ChunkPooler: one hidden state for each row of a decoder's step, whose prompts may come in chunks.
+"""ChunkPooler: one hidden state for each row of a decoder's step; a prompt may come in chunks.
 
 LAST takes the last token's state. MEAN sums a chunk's states in float32 onto what earlier chunks have left in the row's slot.
 CLS keeps the first token's there. A row's sum is formed in the order of its tokens, whichever rows share the step.

@@ -1,4 +1,4 @@
-"""The tokens whose logits are a reranker's scores, by vLLM's fields of config.json: classifier_from_token and method."""
+"""The tokens that a reranker scores by their logits, by vLLM's fields of config.json: classifier_from_token and method."""
 
 from pathlib import Path
 from typing import Any

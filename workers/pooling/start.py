@@ -1,7 +1,7 @@
 """A model's config as it is served: read with the flags about pooling (choice.py). Called by the worker at its start."""
 
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -22,6 +22,17 @@ class Flags(Protocol):
 
     @property
     def pooler_config(self) -> dict[str, Any]: ...
+
+
+class AutoFlags(NamedTuple):
+    """As if none of them were given."""
+
+    runner: str = "auto"
+    convert: str = "auto"
+    pooler_config: dict[str, Any] = {}  # noqa: RUF012  # never changed
+
+
+AUTO = AutoFlags()
 
 
 def read_served(

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from quire.frontend.client.pooling import tokenized
+from quire.frontend.client.pooling import Ids, tokenized
 from quire.frontend.http.api.bodies.schemas import CacheSalt, Int32, Int64, ShortText, TokenId
 from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.api.services import Services
@@ -95,7 +95,7 @@ def prompts_of(value: Any, field: str = "input", most: int = MAX_INPUTS) -> list
         raise invalid(f"{field} must hold 1 to {most} inputs, got {len(value)}", field)
     kind = type(value[0])
     for each in value:
-        if type(each) is not kind or kind is int or (kind is list and not all(isinstance(i, int) for i in each)):
+        if type(each) is not kind or kind is int:
             raise invalid(f"{field} must be a text, a list of texts, a list of token ids, or a list of such lists", field)
         if not len(each):
             raise invalid(f"{field} must not hold an empty text", field)
@@ -123,7 +123,7 @@ def named_prompt(info: PoolingInfo, name: str | None) -> str:
     return info.prompts[name]
 
 
-async def ids_of(services: Services, prompts: Sequence[Prompt], body: PromptFields, before: str = "") -> list[list[int]]:
+async def ids_of(services: Services, prompts: Sequence[Prompt], body: PromptFields, before: str = "") -> list[Ids]:
     """The ids of prompts of one kind. before: is put before texts. Raises ApiError 400, TooLong."""
     keep, side, special = kept(body), body.truncation_side, body.add_special_tokens is not False
     if isinstance(prompts[0], str):

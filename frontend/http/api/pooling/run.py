@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from quire.frontend.client.pooling import PooledResults, PooledState, pool
+from quire.frontend.client.pooling import Ids, PooledResults, PooledState, pool
 from quire.frontend.client.scoring import Scores, score_pairs
 from quire.frontend.client.turns import in_thread
 from quire.frontend.http.api.errors import invalid
@@ -39,7 +39,7 @@ class PoolRun:
     def _sent(self, states: list[PooledState]) -> None:
         self._states = states
 
-    async def pool(self, ids: Sequence[Sequence[int]], params: PoolingParams) -> PooledResults:
+    async def pool(self, ids: Sequence[Ids], params: PoolingParams) -> PooledResults:
         """The prompts' results. Raises ClientErrors."""
         try:
             results = await pool(self._services.client, ids, params, **self._how)
