@@ -35,7 +35,7 @@ class Hostile(Drafter):
         slots = step.row_slots[:num_rows].long()
         ids = tables.last_token[slots][:, None] * 7 + torch.arange(15, device=slots.device, dtype=torch.int32) - 3
         tables.drafts[slots] = ids
-        tables.num_drafts[slots] = 15
+        tables.num_drafts.index_fill_(0, slots, 15)
 
 
 def outputs_of(engine):
@@ -46,9 +46,7 @@ def outputs_of(engine):
 
 
 def engine_of(family, dtype=torch.float32, **more):
-    return InlineEngine(
-        tiny_model(f"gpu-{family}"), device="cuda", dtype=dtype, max_model_len=128, block_size=16, eos=(EOS,), **more
-    )
+    return InlineEngine(tiny_model(family), device="cuda", dtype=dtype, max_model_len=128, block_size=16, eos=(EOS,), **more)
 
 
 @functools.cache
@@ -62,15 +60,15 @@ def config(window, **drafter):
 
 
 def draft_model(name):
-    return {"method": "draft_model", "model": str(tiny_model(f"gpu-{name}"))}
+    return {"method": "draft_model", "model": str(tiny_model(name))}
 
 
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("window", [2, 4, 16])
 @pytest.mark.parametrize("drafter", ["ngram", "hostile", "itself", "another model"])
-@pytest.mark.parametrize("family", ["llama", "qwen2-mixed", "deepseek-v3", "gpt-oss"])
+@pytest.mark.parametrize("family", ["gpu-llama", "gpu-qwen2-mixed", "deepseek-v3", "gpu-gpt-oss"])
 def test_tokens_are_those_without_drafts(family, drafter, window, graphs):
-    models = {"itself": family, "another model": "gemma3"}
+    models = {"itself": family, "another model": "gpu-gemma3"}
     own = draft_model(models[drafter]) if drafter in models else {}
     engine = engine_of(family, speculation=config(window, **own), graphs=False)
     if drafter == "hostile":
@@ -91,7 +89,7 @@ def test_tokens_are_those_without_drafts(family, drafter, window, graphs):
 
 @pytest.mark.parametrize("graphs", [False, True])
 def test_a_draft_model_knows_prefixes_that_are_hit(graphs):
-    engine = engine_of("llama", speculation=config(5, **draft_model("llama")), graphs=graphs)
+    engine = engine_of("gpu-llama", speculation=config(5, **draft_model("gpu-llama")), graphs=graphs)
     prompt, params = [(5 * k * k) % 400 + 4 for k in range(70)], SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
     first = engine.generate([prompt], params)
     assert engine.generate([prompt] * 3, params) == first * 3 and engine.scheduler.counters.cached_tokens >= 3 * 64
@@ -100,23 +98,23 @@ def test_a_draft_model_knows_prefixes_that_are_hit(graphs):
 
 
 @pytest.mark.parametrize("graphs", [False, True])
-@pytest.mark.parametrize("family", ["llama", "qwen2-mixed"])
+@pytest.mark.parametrize("family", ["gpu-llama", "gpu-qwen2-mixed"])
 def test_an_eagle3_head_computes_what_the_reference_does(family, graphs, tmp_path):
     """Behind prompts, hits, accepted and rejected drafts. The drafts are noted where passes run eagerly."""
-    head = head_of(f"gpu-{family}", draft_vocab=300)
+    head = head_of(family, draft_vocab=300)
     engine = engine_of(family, speculation=config(4, method="eagle3", model=str(head.save(tmp_path))), graphs=graphs)
     found = [] if graphs else note_drafts(engine)
     assert outputs_of(engine)[0] == without_drafts(family)[0]
     assert engine.scheduler.counters.windows.so_far().draft_tokens > 0
     if not graphs:
         on_cpu = [(ids, drafts, logits.cpu()) for ids, drafts, logits in found]
-        assert_right(on_cpu, head, f"gpu-{family}")
+        assert_right(on_cpu, head, family)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_in_16_bits_drafts_of_a_repeating_text_are_accepted(dtype):
     """Tokens may differ by rounding, so only the path is seen: decode attention of several queries a row, by graphs."""
-    engine = engine_of("llama", dtype, speculation=config(8), graphs=True)
+    engine = engine_of("gpu-llama", dtype, speculation=config(8), graphs=True)
     part = list(range(20, 36))
     engine.add(part * 3, SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True))
     assert [len(tokens) for tokens in engine.run().values()] == [60]
