@@ -24,7 +24,7 @@ KINDS = (
     {"temperature": 0.0, "frequency_penalty": 0.6, "logit_bias": {11: 2.0}},
     {"temperature": 0.0, "max_tokens": 300},  # to the end of the context
 )
-HYBRIDS = [name for name in tiny_hybrids.FIRST if name not in tiny_hybrids.WITHOUT_KV_CACHE]
+HYBRIDS = [f"gpu-{name}" for name in tiny_hybrids.FIRST if name not in tiny_hybrids.WITHOUT_KV_CACHE]
 
 
 class Hostile(Drafter):
@@ -48,9 +48,7 @@ def outputs_of(engine):
 
 
 def engine_of(family, dtype=torch.float32, **more):
-    return InlineEngine(
-        tiny_model(f"gpu-{family}"), device="cuda", dtype=dtype, max_model_len=128, block_size=16, eos=(EOS,), **more
-    )
+    return InlineEngine(tiny_model(family), device="cuda", dtype=dtype, max_model_len=128, block_size=16, eos=(EOS,), **more)
 
 
 @functools.cache
@@ -64,17 +62,17 @@ def config(window, **drafter):
 
 
 def draft_model(name):
-    return {"method": "draft_model", "model": str(tiny_model(f"gpu-{name}"))}
+    return {"method": "draft_model", "model": str(tiny_model(name))}
 
 
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("window", [2, 4, 16])
 @pytest.mark.parametrize("drafter", ["ngram", "hostile", "itself", "another model"])
-@pytest.mark.parametrize("family", ["llama", "qwen2-mixed", "deepseek-v3", "gpt-oss", *HYBRIDS])
+@pytest.mark.parametrize("family", ["gpu-llama", "gpu-qwen2-mixed", "deepseek-v3", "gpu-gpt-oss", *HYBRIDS])
 def test_tokens_are_those_without_drafts(family, drafter, window, graphs):
-    if drafter == "itself" and family in tiny_hybrids.MODELS:
+    if drafter == "itself" and family in HYBRIDS:
         pytest.skip("a draft model has attention alone")
-    models = {"itself": family, "another model": "gemma3"}
+    models = {"itself": family, "another model": "gpu-gemma3"}
     own = draft_model(models[drafter]) if drafter in models else {}
     engine = engine_of(family, speculation=config(window, **own), graphs=False)
     if drafter == "hostile":
@@ -95,7 +93,7 @@ def test_tokens_are_those_without_drafts(family, drafter, window, graphs):
 
 @pytest.mark.parametrize("graphs", [False, True])
 def test_a_draft_model_knows_prefixes_that_are_hit(graphs):
-    engine = engine_of("llama", speculation=config(5, **draft_model("llama")), graphs=graphs)
+    engine = engine_of("gpu-llama", speculation=config(5, **draft_model("gpu-llama")), graphs=graphs)
     prompt, params = [(5 * k * k) % 400 + 4 for k in range(70)], SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
     first = engine.generate([prompt], params)
     assert engine.generate([prompt] * 3, params) == first * 3 and engine.scheduler.counters.cached_tokens >= 3 * 64
@@ -104,17 +102,17 @@ def test_a_draft_model_knows_prefixes_that_are_hit(graphs):
 
 
 @pytest.mark.parametrize("graphs", [False, True])
-@pytest.mark.parametrize("family", ["llama", "qwen2-mixed"])
+@pytest.mark.parametrize("family", ["gpu-llama", "gpu-qwen2-mixed"])
 def test_an_eagle3_head_computes_what_the_reference_does(family, graphs, tmp_path):
     """Behind prompts, hits, accepted and rejected drafts. The drafts are noted where passes run eagerly."""
-    head = head_of(f"gpu-{family}", draft_vocab=300)
+    head = head_of(family, draft_vocab=300)
     engine = engine_of(family, speculation=config(4, method="eagle3", model=str(head.save(tmp_path))), graphs=graphs)
     found = [] if graphs else note_drafts(engine)
     assert outputs_of(engine)[0] == without_drafts(family)[0]
     assert engine.scheduler.counters.windows.so_far().draft_tokens > 0
     if not graphs:
         on_cpu = [(ids, drafts, logits.cpu()) for ids, drafts, logits in found]
-        assert_right(on_cpu, head, f"gpu-{family}")
+        assert_right(on_cpu, head, family)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -3,7 +3,7 @@
 The head's entry for a token needs the feature of the token before it. Within a step that is in the taps' buffer. For the first
 token of a row it is kept from before: of each KV block, the feature of its last computed token. So a sequence goes on behind a
 chunk, behind a step, and behind a prefix that another sequence has computed, and no hit is cut for it. torch, on any device:
-shapes depend on padded sizes alone, so all of it can be captured.
+shapes depend on padded sizes alone and no number comes from the host, so all of it can be captured.
 """
 
 from collections.abc import Callable
@@ -63,7 +63,7 @@ class Features:
         """Keep those of the step's tokens that are the last ones of a block, or the last computed ones of their row."""
         i = _numbers(len(of_step), step)
         ends = step.query_start[1 : num_rows + 1]
-        ends = torch.where(_numbers(num_rows, step) < step.num_rows, ends, ends.new_full((), 1 << 30))
+        ends = ends.masked_fill(_numbers(num_rows, step) >= step.num_rows, 1 << 30)
         row = torch.searchsorted(ends, i, right=True).clamp_(max=num_rows - 1)
         begin, end = step.query_start[row], step.query_start[row + 1]
         first = step.seq_lens[row] - (end - begin)
@@ -71,7 +71,7 @@ class Features:
         slot = step.slot_mapping[group, : len(i)]
         is_kept = (row < step.num_rows) & (i <= last) & (i < end) & (slot >= 0)
         is_kept &= (i == last) | (slot % block_size == block_size - 1)
-        self._kept.index_copy_(0, torch.where(is_kept, slot // block_size, 0), of_step)  # the null block takes the others
+        self._kept.index_copy_(0, slot // block_size * is_kept, of_step)  # the null block, 0, takes the others
 
 
 def _numbers(count: int, step: StepBuffers) -> torch.Tensor:
