@@ -65,7 +65,7 @@ class PaddedSteps:
         self._sizes = GraphSizes(ctx.max_rows, ctx.max_tokens, runner.weights_bytes, ctx.max_samples)
         self.seen = set()
 
-    def run(self, plan, read_masks):
+    def run(self, plan, read_masks, pool=None):
         batch = self._sizes.padded(plan)
         if batch is None:
             return False
@@ -74,7 +74,7 @@ class PaddedSteps:
         decode_rows = 0 if prompts_only else None if mixed else rows
         runner = self._runner
         hidden = runner.forward(runner.device.plan, tokens, rows, decode_rows, windows=windows)
-        runner.sample(runner.device.plan, runner.model.compute_logits(hidden)[:rows], plan.sampling_kind)
+        runner.tokens.sample(runner.device.plan, runner.model.compute_logits(hidden)[:rows], plan.sampling_kind)
         return True
 
     def replay(self, key, run, tokens):
