@@ -128,7 +128,7 @@ def make_app(client: AsyncClient) -> FastAPI:
 
     @app.post("/v1/completions")
     async def completions(body: CompletionBody) -> Response:
-        ids = await client.encode(body.prompt) if isinstance(body.prompt, str) else body.prompt
+        ids = await client.tokenize(body.prompt) if isinstance(body.prompt, str) else body.prompt
         stream = client.submit(ids, _params(body))
         if body.stream:
             return StreamingResponse(_chunks(body, stream, chat=False), media_type="text/event-stream")
@@ -140,7 +140,7 @@ def make_app(client: AsyncClient) -> FastAPI:
     @app.post("/v1/chat/completions")
     async def chat(body: ChatBody) -> Response:
         text = client.tokenizer.render_chat([message.model_dump() for message in body.messages])
-        stream = client.submit(await client.encode(text, add_special_tokens=False), _params(body))
+        stream = client.submit(await client.tokenize(text, add_special_tokens=False), _params(body))
         if body.stream:
             return StreamingResponse(_chunks(body, stream, chat=True), media_type="text/event-stream")
         choices = [

@@ -65,7 +65,7 @@ class Client:
         self.streams: list = []
         self._make_stream = make_stream
 
-    async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    async def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens)
 
     def submit(self, ids, params, **_):

@@ -282,7 +282,7 @@ def mark_stages(core: EngineCore, marks: Marks) -> None:
     marks.wrap(core, "_tokens", after="tokens")
     marks.wrap(core.scheduler, "update", after="update")
     marks.wrap(threads, "submit", before="submit")
-    marks.wrap(module._Maker, "_do_piece", before="begin")
+    marks.wrap(module._Maker, "_do_plain", before="begin")
     marks.wrap(module._Maker, "_consume", after="consume")
     marks.wrap(module, "fill_next_token_bitmask_par", after="fill")
     marks.wrap(core._grammar, "_send", before="finish")

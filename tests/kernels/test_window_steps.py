@@ -109,7 +109,7 @@ def compare_steps(device, count, seed):
         step_inputs_cpu.finish_step(plan, *theirs[:3], sampled, theirs[3], n, logprobs=logprobs, windows=windows, **given)
         compare(ours, theirs, number)
         assert torch.equal(ours[3].cpu(), theirs[3]), number
-    assert (seen[[0, 1, 2, 3, 5]] > 0).all(), seen
+    assert (seen[:4] > 0).all() and seen[4:].any(), seen
     assert (theirs[1].entries != 0).any() and logprob_record(NUM_TOP).width == 8
 
 
