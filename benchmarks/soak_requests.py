@@ -328,7 +328,7 @@ class Batcher:
         made = world.ledger.send("batch", world.clock())
         entries = [world.ledger.send("batch line", world.clock()) for _ in lines]
         answer = await self._create("\n".join(json.dumps(line) for line in lines))
-        if answer.error:  # it may have been made all the same, and then nobody knows its id
+        if answer.error:  # it may have been made all the same, and then its id is lost
             world.ledger.error(made, world.clock(), answer.status, answer.error)
             for entry in entries:
                 world.ledger.leave_out(entry, world.clock())

@@ -1,4 +1,7 @@
-"""What to write instead of a name that an object of Python's users does not have: for options, fields and attributes."""
+"""Hints about what to write instead of a name that an object of Python's users does not have.
+
+They are for options, fields and attributes.
+"""
 
 import difflib
 from collections.abc import Iterable, Mapping

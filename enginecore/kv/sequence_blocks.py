@@ -39,7 +39,7 @@ class Left(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class SequenceStates:
-    """What a running sequence of a model with recurrent layers does with states; only States (states.py) writes it."""
+    """The states of a running sequence of a model with recurrent layers; only States (states.py) writes them."""
 
     first: int = NO_STATE  # that its next chunk begins with
     begins_with: Checkpoint | None = None  # the checkpoint that it begins with, until the step is made

@@ -245,7 +245,7 @@ class States:
     def leave_while_decoding(self, held: SequenceBlocks, num_tokens: int) -> list[tuple[int, int]]:
         """A decode row goes on after num_tokens, the end of a block: the copy (source, target), if any, that keeps its state.
 
-        It takes the place of the one that it left before, if nobody else continued from there."""
+        It takes the place of the one that it left before, if no other sequence continued from there."""
         depth = num_tokens // self._block_size
         if not held.use_cache or depth % self._every:
             return []
@@ -273,7 +273,7 @@ class States:
         self.register(held)
 
     def _drop_newest(self, held: SequenceBlocks) -> None:
-        """Give up the state that the sequence left last while decoding, if nobody else continued from there."""
+        """Give up the state that the sequence left last while decoding, if no other sequence continued from there."""
         before, held.states.newest = held.states.newest, None
         if before is not None and self._tree.holds(before):
             self._tree.mark_newest(before, False)

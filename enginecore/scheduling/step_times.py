@@ -29,7 +29,7 @@ class StepTimes:
         self._learnt[key] = min(count + 1, TRUSTED), now
 
     def seconds(self, num_tokens: int, windows: bool) -> float:
-        """Of a step of so many tokens; in units of any length while nothing is known."""
+        """Time of a step of so many tokens; in units of any length while nothing is known."""
         at = index_of(num_tokens)
         if (found := self._find(windows, at)) is not None:
             return found

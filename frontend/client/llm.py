@@ -291,7 +291,7 @@ class LLM:
 
     @property
     def supported_tasks(self) -> tuple[str, ...]:
-        """What this model can be asked for, by vLLM's names."""
+        """The tasks that this model can be asked for, by vLLM's names."""
         return tuple(self._client.welcome.limits.tasks)
 
     def get_world_size(self, include_dp: bool = True) -> int:

@@ -253,7 +253,7 @@ class LLMEngine:
         return not self._own.options.disable_log_stats
 
     def get_supported_tasks(self) -> tuple[str, ...]:
-        """What this model can be asked for, by vLLM's names."""
+        """The tasks that this model can be asked for, by vLLM's names."""
         return ("generate",)
 
     def has_unfinished_requests_for_virtual_engine(self, virtual_engine: int = 0) -> bool:

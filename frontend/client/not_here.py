@@ -228,7 +228,7 @@ class Absent:
 
 
 def without(owner: object, name: str, reasons: Mapping[str, str]) -> Absent:
-    """What a missing attribute is: an Absent, if `reasons` has the name. Raises NoSuchName if not."""
+    """The value of a missing attribute: an Absent, if `reasons` has the name. Raises NoSuchName if not."""
     if name in reasons:
         return Absent(f"{type(owner).__name__}.{name}", reasons[name])
     return missing(owner, name)

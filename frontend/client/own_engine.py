@@ -175,7 +175,7 @@ def engine_config(model: str | os.PathLike[str] | None, options: dict[str, Any],
 
 
 def _elsewhere(of: str) -> dict[str, str]:
-    """What to write instead of options that other engines, or requests, have."""
+    """Hints about what to write instead of options that other engines, or requests, have."""
     of_requests = {name: f"it is a request's: SamplingParams({name}=...)" for name in SamplingParams.__struct_fields__}
     return of_requests | {name: text.format(of=of) for name, text in _OTHER_OPTIONS.items()}
 

@@ -161,7 +161,7 @@ def load_chat_template(chat_template: str | os.PathLike[str] | None, *, is_liter
 
 
 class Platform:
-    """What this machine computes on, by vLLM's names."""
+    """The device that this machine computes on, by vLLM's names."""
 
     def is_cuda(self) -> bool:
         import torch

@@ -50,12 +50,12 @@ class DeltaHeads(NamedTuple):
 
     @property
     def channels(self) -> int:
-        """Of the convolution: q|k|v."""
+        """Channels of the convolution: q|k|v."""
         return 2 * self.key_size + self.value_size
 
 
 class DeltaInputs(NamedTuple):
-    """Of T tokens and Hv value heads, in the activations' dtype. Their rows may lie apart."""
+    """Inputs of T tokens and Hv value heads, in the activations' dtype. Their rows may lie apart."""
 
     qkv: torch.Tensor  # [T, channels], behind the convolution
     z: torch.Tensor  # [T, Hv V]

@@ -39,12 +39,12 @@ class MambaHeads(NamedTuple):
 
     @property
     def channels(self) -> int:
-        """Of the convolution: x|B|C."""
+        """Channels of the convolution: x|B|C."""
         return self.size + 2 * self.group_size
 
 
 class MambaInputs(NamedTuple):
-    """Of T tokens and H heads, in the activations' dtype. Their rows may lie apart."""
+    """Inputs of T tokens and H heads, in the activations' dtype. Their rows may lie apart."""
 
     xbc: torch.Tensor  # [T, channels], behind the convolution
     z: torch.Tensor | None  # [T, H P]; None: y is neither gated nor normed

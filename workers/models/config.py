@@ -130,7 +130,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, num_heads=heads.size, num_kv_heads=kv_heads.size, alibi=alibi)
 
 
-# Of a layer without attention: it has no heads.
+# The spec of a layer without attention: it has no heads.
 NO_ATTENTION = AttentionSpec(num_heads=0, num_kv_heads=0, head_dim=0, scale=1.0, window=0, rope=None)
 
 
@@ -248,7 +248,7 @@ class MergedAdapter(NamedTuple):
 
 
 class EncoderSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What an encoder has around its layers besides the modules of `ModelSpec` (encoder.py)."""
+    """Facts about what an encoder has around its layers besides the modules of `ModelSpec` (encoder.py)."""
 
     num_positions: int = 0  # rows of the table of learned positions; 0: none
     first_position: int = 0  # the table's row of a text's first token

@@ -68,7 +68,7 @@ class DeltaRows:
 
     @property
     def channels(self) -> RowRanges:
-        """Of q|k|v, all queries first."""
+        """Rows of q|k|v, all queries first."""
         q, v = self.keys.times(self.heads.key_dim), self.values.times(self.heads.value_dim)
         ranges = ((q.start, q.stop), (q.full + q.start, q.full + q.stop), (2 * q.full + v.start, 2 * q.full + v.stop))
         return RowRanges.of(2 * q.full + v.full, ranges)

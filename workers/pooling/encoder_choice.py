@@ -65,8 +65,10 @@ _OLD_NAMES: dict[str, Mode] = {"avg": "mean", "mean": "mean", "cls": "cls", "las
 
 
 def choose_two_way(fields: Json, folder: Path, family: str, pooler: tuple[PoolingType | None, bool | None]) -> EncoderChoice:
-    """Of a decoder whose tokens see both ways; family: its architecture. Without files, by config.json's `pooling`, else the
-    last token. Raises ModelConfigError."""
+    """The choice for a decoder whose tokens see both ways; family: its architecture.
+
+    Without files, by config.json's `pooling`, else the last token. Raises ModelConfigError.
+    """
     named = fields.get("pooling", "last")
     if named not in _OLD_NAMES:
         raise ModelConfigError(f"config.json: pooling {named!r:.40} is not supported; supported are {', '.join(_OLD_NAMES)}")

@@ -22,7 +22,7 @@ class Features:
 
     @property
     def num_bytes(self) -> int:
-        """Of the taps' buffer."""
+        """Sizes of the taps' buffer."""
         return self._taps.nbytes
 
     def renew(self, num_blocks: int) -> None:

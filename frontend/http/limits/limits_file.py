@@ -25,7 +25,7 @@ _INTEGERS = {  # field: (lowest, highest)
     "max_files_mib": (0, 1 << 30),
 }
 _LONGEST_SALT = 256
-# What reading YAML may raise: PyYAML's constructors raise others than its own for a value that does not fit its tag.
+# Errors that reading YAML may raise: PyYAML's constructors raise others than its own for a value that does not fit its tag.
 YAML_ERRORS = (yaml.YAMLError, ValueError, RecursionError, AttributeError, TypeError, LookupError, OverflowError)
 
 

@@ -1,4 +1,4 @@
-"""What --per-request-spec-decode-metrics adds to an answer: how its drafts fared."""
+"""Figures that --per-request-spec-decode-metrics adds to an answer: how its drafts fared."""
 
 import msgspec
 

@@ -43,7 +43,7 @@ class PoolRun:
         """The prompts' results. Raises ClientErrors."""
         try:
             results = await pool(self._services.client, ids, params, **self._how)
-        except BaseException:
+        except BaseException:  # also a request that is cancelled: it is counted, and raised again
             self._count("abort")
             raise
         self._count("stop")
@@ -53,7 +53,7 @@ class PoolRun:
         """The pairs' scores. Raises ClientErrors."""
         try:
             scores = await score_pairs(self._services.client, pairs, params, **how, **self._how)
-        except BaseException:
+        except BaseException:  # also a request that is cancelled: it is counted, and raised again
             self._count("abort")
             raise
         self._count("stop")
