@@ -68,7 +68,16 @@ def compiled_kernels() -> dict[tuple[str, str], Any]:
     )
     from quire.kernels.persistent import scaled_block  # noqa: F401
     from quire.kernels.pooling import segments  # noqa: F401
-    from quire.kernels.recurrent import channel_prefill, convolution, delta, delta_prefill, mamba  # noqa: F401
+    from quire.kernels.recurrent import (  # noqa: F401
+        channel_prefill,
+        convolution,
+        convolution_windows,
+        delta,
+        delta_prefill,
+        delta_windows,
+        mamba,
+        mamba_windows,
+    )
     from quire.kernels.sampling import sampler, sampler_filter, sampler_sharded  # noqa: F401
     from quire.kernels.speculation import accept, draft_passes, ngram  # noqa: F401
     from quire.kernels.step import finish_windows, step_inputs, step_states, windows  # noqa: F401

@@ -216,8 +216,8 @@ async def tokenized(
 
 
 def as_arrays(rows: Sequence[Ids]) -> list[Ids]:
-    """The rows as int32 arrays: lists of many ids take long to check and to join, so a thread makes these."""
-    return [np.asarray(row, np.int32) for row in rows]
+    """The rows as int32 arrays: lists of many ids take long to check and to join, so a thread makes these. Pairs stay pairs."""
+    return [row if isinstance(row, PairIds) else np.asarray(row, np.int32) for row in rows]
 
 
 def _rows(tokenizer: Tokenizer, texts: Sequence[str], has_special: bool, most: int | None, side: str | None) -> list[Ids]:

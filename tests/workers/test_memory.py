@@ -18,6 +18,7 @@ from quire.ipc.config import EngineConfig
 from quire.ipc.memory_plan import GIB, GRAPHS_BYTES, PRIMITIVES_BYTES
 from quire.ipc.messages.workers import FullAttention, KVGroup, SlidingWindow, WorkerProfile
 from quire.workers.attention.kv_cache import KVCache
+from quire.workers.devices.context import context_of
 from quire.workers.memory import (
     OutOfMemory,
     cpu_budget,
@@ -30,7 +31,6 @@ from quire.workers.models.config import NO_ATTENTION
 from quire.workers.models.family_table import read_model_config
 from quire.workers.parallel import Parallel
 from quire.workers.recurrent.state_cache import StateCache
-from quire.workers.worker import Worker
 
 LLAMA_BLOCK_BYTES = 2 * 3 * 2 * 16 * 16 * 4  # keys and values, layers, heads, tokens, head size, float32
 
@@ -124,11 +124,9 @@ def test_the_memory_of_a_host_is_for_its_own_ranks_and_frontends(monkeypatch):
 
 def test_every_sequence_that_runs_can_have_logits_processors(monkeypatch):
     """Of a model with a large vocabulary, whose generation_config may have a repetition penalty for all of them."""
-    worker = Worker.__new__(Worker)
-    worker.engine, worker.device = resolved_engine(monkeypatch, max_num_seqs=300), torch.device("cpu")
-    worker.parallel = Parallel()
+    engine = resolved_engine(monkeypatch, max_num_seqs=300)
     model = msgspec.structs.replace(read_model_config(tiny_model("llama")), vocab_size=151_936)
-    ctx = worker._context(model, cache_of("llama"), StateCache.of_nothing(), torch.float32)
+    ctx = context_of(engine, model, cache_of("llama"), StateCache.of_nothing(), torch.float32, Parallel(), None)
     assert ctx.pool.num_rows == 300
 
 
