@@ -22,6 +22,7 @@ from quire.kernels.attention.decode_rope import (
     check_rope,
     load_group,
     rope_lines,
+    rope_position,
     rotate_group,
     tile_rows,
 )
@@ -78,6 +79,7 @@ def _decode_kernel(
     sinks_ptr,
     cos_sin_ptr,
     slot_mapping_ptr,
+    rope_positions_ptr,
     max_position,
     scale_log2,
     softcap,
@@ -122,6 +124,7 @@ def _decode_kernel(
     DEPENDENT_LAUNCH: tl.constexpr,
     ROPE: tl.constexpr,
     ROPE_TOP: tl.constexpr,
+    ROPE_PLACED: tl.constexpr,
 ):
     program = tl.program_id(0)
     units = tl.load(header_ptr)
@@ -192,8 +195,9 @@ def _decode_kernel(
 
             if ROPE > 0:
                 has_last_tile = (tile_end == first_tile + tiles) & (tile_begin < tile_end)
+                new_position = rope_position(rope_positions_ptr, query_begin, num_tokens, seq_len - 1, ROPE_PLACED)
                 a, b, cos, sin, new_slot = load_group(
-                    q_ptr, cos_sin_ptr, slot_mapping_ptr, query_begin, kv_head, seq_len - 1, max_position, has_last_tile,
+                    q_ptr, cos_sin_ptr, slot_mapping_ptr, query_begin, kv_head, new_position, max_position, has_last_tile,
                     stride_q_token, NUM_KV_HEADS, GROUP, ROPE, HEAD_DIM,
                 )  # fmt: skip
                 q = rotate_group(
@@ -351,6 +355,7 @@ def decode_attention(
         shape.sinks,
         None if rope is None else rope.cos_sin,
         None if rope is None else rope.slot_mapping,
+        None if rope is None else rope.positions,
         0 if rope is None else rope.cos_sin.shape[0],
         scale * LOG2_E,
         shape.softcap,
@@ -387,6 +392,7 @@ def decode_attention(
         DEPENDENT_LAUNCH=dependent_launch,
         ROPE=rope_lines(num_heads // num_kv_heads, head_dim) if rope else 0,
         ROPE_TOP=largest(k_cache.dtype) if rope else 0.0,
+        ROPE_PLACED=rope is not None and rope.positions is not None,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
         maxnreg=config.max_registers,

@@ -28,6 +28,7 @@ class Rope:
     qkv: torch.Tensor  # [T, (Hq + 2 * Hkv) * D], not rotated; not modified
     cos_sin: torch.Tensor
     slot_mapping: torch.Tensor  # int64 [T]; must be where the block table has the row's last key; negative: not written
+    positions: torch.Tensor | None = None  # int32 [T], of rotation, if they are others
 
 
 def tile_rows(group: int) -> int:
@@ -67,8 +68,18 @@ def check_rope(rope: Rope, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torc
         raise ValueError("rope: q must be a view of qkv")
     if rope.slot_mapping.shape != (tokens,) or rope.slot_mapping.dtype != torch.int64 or rope.slot_mapping.stride(0) != 1:
         raise ValueError(f"rope: slot_mapping must be int64 [{tokens}], dense")
+    if rope.positions is not None and (rope.positions.shape != (tokens,) or rope.positions.dtype != torch.int32):
+        raise ValueError(f"rope: positions must be int32 [{tokens}]")
     if rope.cos_sin.dtype != torch.float32 or not rope.cos_sin.is_contiguous():
         raise ValueError("rope: cos_sin must be float32 and contiguous")
+
+
+@triton.jit
+def rope_position(positions_ptr, token, num_tokens, last, PLACED: tl.constexpr):
+    """The position by which a row's only query is rotated: `last`, or what positions_ptr says."""
+    if PLACED:
+        last = tl.load(positions_ptr + token, token < num_tokens, other=0)
+    return last
 
 
 @triton.jit

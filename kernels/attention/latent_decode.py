@@ -6,8 +6,8 @@ grid can be captured; empty splits of short rows end at once. Rows from `limit` 
 are not decode rows. Moves a row's entries once for every 64 heads, and 4 L bytes for each partial sum.
 
 If rows may have several queries, the heads of several are packed into a tile of 64 (`latent_tile` lays tiles out). The rows of
-such a step are padded to the number of its samples, so there are at least as many as decode tokens: partial sums have places
-by token, and the number of splits is that of as many rows with one query.
+such a step are padded to the number of its samples, so there are at least as many as decode tokens, or the caller says how many
+of these there may be: partial sums have places by token, and the number of splits is that of as many rows with one query.
 """
 
 import math
@@ -39,7 +39,8 @@ def _decode_kernel(
     q_ptr, cache_ptr, table_ptr, rows_ptr, starts_ptr, lens_ptr, limit_ptr, out_ptr, partial_ptr, lse_ptr,
     table_stride, parts, scale,
     HEADS: tl.constexpr, R: tl.constexpr, L: tl.constexpr, R_2: tl.constexpr, L_2: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    BLOCK_M: tl.constexpr, TILE: tl.constexpr, HAS_LIMIT: tl.constexpr, IN_PARTS: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_M: tl.constexpr, TILE: tl.constexpr, HIDES_FIRST: tl.constexpr, HAS_LIMIT: tl.constexpr, IN_PARTS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     row, part = tl.program_id(0), tl.program_id(2)
     heads = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -58,8 +59,8 @@ def _decode_kernel(
     is_query = heads < HEADS
     tokens = token + tl.zeros([BLOCK_M], tl.int32)
     sums, greatest, norm = attend(
-        q_ptr, cache_ptr, table, tokens, heads, is_query, tl.zeros([BLOCK_M], tl.int32) + length, first, end, scale,
-        HEADS, R, L, R_2, L_2, BLOCK_SIZE, BLOCK_M, TILE,
+        q_ptr, cache_ptr, table, tokens, heads, is_query, tl.zeros([BLOCK_M], tl.int32) + length - 1, first, end, scale,
+        HEADS, R, L, R_2, L_2, BLOCK_SIZE, BLOCK_M, TILE, HIDES_FIRST,
     )  # fmt: skip
     j = tl.arange(0, L_2)
     mask = is_query[:, None] & (j < L)[None, :]
@@ -73,13 +74,13 @@ def _decode_kernel(
         tl.store(out_ptr + at[:, None] * L + j[None, :], (sums / norm[:, None]).to(out_ptr.dtype.element_ty), mask)
 
 
-@triton.jit(do_not_specialize=["num_rows", "parts", "table_stride"])
+@triton.jit(do_not_specialize=["num_rows", "num_tokens", "parts", "table_stride"])
 def _several_kernel(
     q_ptr, cache_ptr, table_ptr, rows_ptr, starts_ptr, lens_ptr, limit_ptr, out_ptr, partial_ptr, lse_ptr,
-    table_stride, num_rows, parts, scale,
+    table_stride, num_rows, num_tokens, parts, scale,
     HEADS: tl.constexpr, R: tl.constexpr, L: tl.constexpr, R_2: tl.constexpr, L_2: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr, HEADS_M: tl.constexpr, TILE: tl.constexpr, ROWS_BLOCK: tl.constexpr, HAS_LIMIT: tl.constexpr,
-    IN_PARTS: tl.constexpr, PDL: tl.constexpr,
+    HIDES_FIRST: tl.constexpr, IN_PARTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (slot, h, part): HEADS_M heads of the slot's tokens, all of one row."""
     slot, part = tl.program_id(0), tl.program_id(2)
@@ -90,7 +91,7 @@ def _several_kernel(
         if row >= tl.load(limit_ptr):
             return
     begin = tl.load(starts_ptr + row)
-    stop = tl.minimum(tl.load(starts_ptr + row + 1), num_rows)  # tokens beyond have no places, and are not decode tokens
+    stop = tl.minimum(tl.load(starts_ptr + row + 1), num_tokens)  # tokens beyond have no places, and are not decode tokens
     length = tl.load(lens_ptr + row)
     token = begin + (slot - begin // tokens_m - row) * tokens_m
     if token >= stop or length == 0:
@@ -105,7 +106,7 @@ def _several_kernel(
     table = table_ptr + tl.load(rows_ptr + row).to(tl.int64) * table_stride
     sums, greatest, norm = attend(
         q_ptr, cache_ptr, table, tokens, heads, is_query, position, first, end, scale,
-        HEADS, R, L, R_2, L_2, BLOCK_SIZE, BLOCK_M, TILE,
+        HEADS, R, L, R_2, L_2, BLOCK_SIZE, BLOCK_M, TILE, HIDES_FIRST,
     )  # fmt: skip
     j = tl.arange(0, L_2)
     mask = is_query[:, None] & (j < L)[None, :]
@@ -183,14 +184,17 @@ def latent_decode(
     scale: float,
     limit: torch.Tensor | None = None,
     max_query_len: int = 1,
+    max_tokens: int = 0,
+    hides_first: bool = False,
     pdl: int = PLAIN,
 ) -> None:
     """Write out [T, Hq, L] for rows with up to max_query_len queries, the first `limit` int32 [1] of them (None: all).
 
-    With max_query_len > 1 these rows' tokens come first, and there are at most as many as rows [R], padding included.
+    With max_query_len > 1 these rows' tokens come first, and there are at most max_tokens of them (0: as many as rows [R],
+    padding included). hides_first: queries behind a row's first token do not see its key.
     """
     heads, latent = out.shape[1:]
-    rotary, count = q.shape[2] - latent, len(rows)
+    rotary, count = q.shape[2] - latent, max_tokens if max_query_len > 1 and max_tokens else len(rows)
     parts = num_splits(count, heads)
     block_m = max(16, min(MAX_HEADS, triton.next_power_of_2(heads)))
     exact = q.dtype == torch.float32
@@ -206,16 +210,16 @@ def latent_decode(
     if max_query_len > 1:
         block_m = 16 if exact else MAX_HEADS
         heads_m = min(block_m, triton.next_power_of_2(heads))
-        slots = count // (block_m // heads_m) + count
+        slots = count // (block_m // heads_m) + len(rows)
         _several_kernel[(slots, triton.cdiv(heads, heads_m), parts)](
-            *tensors, block_table.stride(0), count, parts, scale * LOG2E,
-            *sizes, block_m, heads_m, 16 if exact else 32, ROWS_BLOCK, has_limit, parts > 1, pdl,
+            *tensors, block_table.stride(0), len(rows), count, parts, scale * LOG2E,
+            *sizes, block_m, heads_m, 16 if exact else 32, ROWS_BLOCK, has_limit, hides_first, parts > 1, pdl,
             num_warps=4 if exact else 8, num_stages=2, **options,
         )  # fmt: skip
     else:
         _decode_kernel[(count, triton.cdiv(heads, block_m), parts)](
             *tensors, block_table.stride(0), parts, scale * LOG2E,
-            *sizes, block_m, 16 if exact else 64 if block_m <= 32 else 32, has_limit, parts > 1, pdl,
+            *sizes, block_m, 16 if exact else 64 if block_m <= 32 else 32, hides_first, has_limit, parts > 1, pdl,
             num_warps=4 if block_m <= 16 else 8, num_stages=2, **options,
         )  # fmt: skip
     if parts > 1:
@@ -224,7 +228,7 @@ def latent_decode(
         block_l = min(COMBINED // parts_2, latent_2)
         if max_query_len > 1:
             _combine_several_kernel[(count, heads, triton.cdiv(latent, block_l))](
-                partial, lse, query_start, limit if has_limit else rows, out, count, parts,
+                partial, lse, query_start, limit if has_limit else rows, out, len(rows), parts,
                 heads, latent, block_l, parts_2, has_limit, pdl, num_warps=4, **options,
             )  # fmt: skip
             return

@@ -20,6 +20,7 @@ def _prefill_kernel(
     q_ptr, cache_ptr, table_ptr, rows_ptr, starts_ptr, lens_ptr, first_row_ptr, out_ptr, table_stride, num_rows, scale,
     HEADS: tl.constexpr, R: tl.constexpr, L: tl.constexpr, R_2: tl.constexpr, L_2: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr, HEADS_M: tl.constexpr, TILE: tl.constexpr, ROWS_BLOCK: tl.constexpr, HAS_FIRST: tl.constexpr,
+    HIDES_FIRST: tl.constexpr,
 ):  # fmt: skip
     slot = tl.program_id(0)
     tokens_m: tl.constexpr = BLOCK_M // HEADS_M
@@ -40,7 +41,7 @@ def _prefill_kernel(
     end = tl.minimum(length - stop + token + tokens_m, length)
     sums, _, norm = attend(
         q_ptr, cache_ptr, table_ptr + tl.load(rows_ptr + row).to(tl.int64) * table_stride, tokens, heads, is_query, position,
-        0, end, scale, HEADS, R, L, R_2, L_2, BLOCK_SIZE, BLOCK_M, TILE,
+        0, end, scale, HEADS, R, L, R_2, L_2, BLOCK_SIZE, BLOCK_M, TILE, HIDES_FIRST,
     )  # fmt: skip
     j = tl.arange(0, L_2)
     out = out_ptr + (tokens.to(tl.int64) * HEADS + heads)[:, None] * L + j[None, :]
@@ -59,8 +60,12 @@ def latent_prefill(
     *,
     scale: float,
     first_row: torch.Tensor | None = None,
+    hides_first: bool = False,
 ) -> None:
-    """Write out [T, Hq, L] for rows from `first_row` int32 [1] on (None: all rows). See the module."""
+    """Write out [T, Hq, L] for rows from `first_row` int32 [1] on (None: all rows). See the module.
+
+    hides_first: queries behind a row's first token do not see its key.
+    """
     heads, latent = out.shape[1:]
     rotary, exact = q.shape[2] - latent, q.dtype == torch.float32
     block_m = 16 if exact else QUERIES
@@ -70,6 +75,6 @@ def latent_prefill(
         q, cache, block_table, rows, query_start, seq_lens, rows if first_row is None else first_row, out,
         block_table.stride(0), len(rows), scale * LOG2E,
         heads, rotary, latent, max(16, triton.next_power_of_2(rotary)), max(16, triton.next_power_of_2(latent)),
-        cache.shape[2], block_m, heads_m, 16 if exact else 32, 64, first_row is not None,
+        cache.shape[2], block_m, heads_m, 16 if exact else 32, 64, first_row is not None, hides_first,
         num_warps=4 if exact else 8, num_stages=2,
     )  # fmt: skip

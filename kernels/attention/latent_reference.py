@@ -56,6 +56,7 @@ def latent_attention(
     *,
     scale: float,
     latent: int,
+    hides_first: bool = False,
 ) -> torch.Tensor:
     """[T, Hq, L]; block_table int [slots, blocks], rows int [R] slots, query_start int [R + 1], seq_lens int [R]."""
     out = torch.zeros(*q.shape[:2], latent, dtype=q.dtype, device=q.device)
@@ -68,5 +69,7 @@ def latent_attention(
         scores = torch.einsum("thd,sd->ths", q[begin:end].float(), entries) * scale
         position = torch.arange(length - (end - begin), length, device=q.device)
         scores.masked_fill_(torch.arange(length, device=q.device) > position[:, None, None], float("-inf"))
+        if hides_first:
+            scores.masked_fill_(torch.arange(length, device=q.device) < position.clamp(max=1)[:, None, None], float("-inf"))
         out[begin:end] = torch.einsum("ths,sl->thl", scores.softmax(-1), entries[:, -latent:]).to(q.dtype)
     return out

@@ -25,9 +25,11 @@ def row_of_slot(starts_ptr, slot, num_rows, TOKENS_M: tl.constexpr, ROWS_BLOCK: 
 def attend(
     q_ptr, cache_ptr, table_ptr, tokens, heads, is_query, position, first, end, scale,
     HEADS: tl.constexpr, R: tl.constexpr, L: tl.constexpr, R_2: tl.constexpr, L_2: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    BLOCK_M: tl.constexpr, TILE: tl.constexpr,
+    BLOCK_M: tl.constexpr, TILE: tl.constexpr, HIDES_FIRST: tl.constexpr,
 ):  # fmt: skip
-    """(sums [BLOCK_M, L_2], greatest [BLOCK_M], norms [BLOCK_M]) over keys [first, end); scale includes log2(e)."""
+    """(sums [BLOCK_M, L_2], greatest [BLOCK_M], norms [BLOCK_M]) over keys [first, end); scale includes log2(e).
+
+    HIDES_FIRST: queries behind the first token do not see its key."""
     r, j = tl.arange(0, R_2), tl.arange(0, L_2)
     q_row = q_ptr + (tokens.to(tl.int64) * HEADS + heads)[:, None] * (R + L)
     q_rotated = tl.load(q_row + r[None, :], is_query[:, None] & (r < R)[None, :], other=0.0)
@@ -44,7 +46,10 @@ def attend(
         latent = tl.load(entry[:, None] + R + j[None, :], inside[:, None] & (j < L)[None, :], other=0.0)
         score = tl.dot(q_rotated, rotated, input_precision="ieee")
         score = tl.dot(q_latent, tl.trans(latent), score, input_precision="ieee") * scale
-        score = tl.where(inside[None, :] & (key[None, :] <= position[:, None]), score, float("-inf"))
+        visible = inside[None, :] & (key[None, :] <= position[:, None])
+        if HIDES_FIRST:
+            visible = visible & (key[None, :] >= tl.minimum(position, 1)[:, None])
+        score = tl.where(visible, score, float("-inf"))
         new = tl.maximum(greatest, tl.max(score, 1))
         weight = tl.exp2(score - new[:, None])
         shrink = tl.exp2(greatest - new)

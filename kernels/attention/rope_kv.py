@@ -8,8 +8,9 @@
 
 qkv [T, (Hq + 2 * Hkv) * D] = q | k | v, any row stride; float32, float16 or bfloat16; q is rotated in place, k is not modified.
 If qkv is q alone, nothing is written to the cache.
-positions int32 [T], clamped to the table;  cos_sin float32 [max_position, rotary_dim] = cos | sin, rotary_dim <= D, even,
-0 if nothing is rotated.  q_scales float32 [max_position].
+positions int32 [T], clamped to the table; with `axes`, int32 [pairs], they are [n, T], and pair i is rotated by row axes[i].
+cos_sin float32 [max_position, rotary_dim] = cos | sin, rotary_dim <= D, even, 0 if nothing is rotated.
+q_scales float32 [max_position].
 slot_mapping int64 [T], negative: nothing is written.
 k_cache, v_cache [num_blocks, Hkv, block_size, D], any strides (unit in D), any float dtype (8-bit saturate), 64-bit offsets.
 q_weight, k_weight [D];  k_scale, v_scale float32 [1] on the device.
@@ -79,12 +80,12 @@ def _store_part(
 
 @triton.jit
 def _rope_kv_kernel(
-    qkv_ptr, qkv_stride, positions_ptr, cos_sin_ptr, max_position, slot_ptr, k_ptr, v_ptr,
+    qkv_ptr, qkv_stride, positions_ptr, axes_ptr, axis_stride, cos_sin_ptr, max_position, slot_ptr, k_ptr, v_ptr,
     k_block_stride, k_head_stride, k_slot_stride, v_block_stride, v_head_stride, v_slot_stride, num_slots,
     q_weight, k_weight, eps, k_scale_ptr, v_scale_ptr, q_scales_ptr,
     HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, ROTARY: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEADS: tl.constexpr,
     HALF_PAD: tl.constexpr, REST_PAD: tl.constexpr, INTERLEAVED: tl.constexpr, NORM: tl.constexpr, SCALED: tl.constexpr,
-    Q_SCALED: tl.constexpr, TOP: tl.constexpr, PDL: tl.constexpr,
+    AXES: tl.constexpr, Q_SCALED: tl.constexpr, TOP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
@@ -92,7 +93,11 @@ def _rope_kv_kernel(
     is_q = heads < HQ
     row_mask = heads < HQ + 2 * HKV
     cols = tl.arange(0, HALF_PAD)
-    position = tl.load(positions_ptr + token)
+    if AXES:
+        axis = tl.load(axes_ptr + cols, cols < HALF, other=0).to(tl.int64)
+        position = tl.load(positions_ptr + axis * axis_stride + token)
+    else:
+        position = tl.load(positions_ptr + token)
     position = tl.minimum(tl.maximum(position, 0), max_position - 1).to(tl.int64)
     slot = tl.load(slot_ptr + token)
     cos = tl.load(cos_sin_ptr + position * ROTARY + cols, cols < HALF, other=0.0)[None, :]
@@ -166,10 +171,10 @@ def largest(dtype: torch.dtype) -> float:
 
 def _check(
     qkv: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor, slots: torch.Tensor, k_cache: torch.Tensor,
-    v_cache: torch.Tensor, num_q_heads: int, weights: tuple[torch.Tensor | None, ...],
+    v_cache: torch.Tensor, num_q_heads: int, weights: tuple[torch.Tensor | None, ...], axes: torch.Tensor | None,
 ) -> None:  # fmt: skip
     _, num_kv_heads, _, head_dim = k_cache.shape
-    tokens = qkv.shape[0]
+    tokens, positions = qkv.shape[0], positions if axes is None else positions[0]
     widths = num_q_heads * head_dim, (num_q_heads + 2 * num_kv_heads) * head_dim
     if qkv.dim() != 2 or qkv.shape[1] not in widths or v_cache.shape != k_cache.shape:
         raise ValueError(f"rope_kv: qkv {qkv.shape}, caches {k_cache.shape}, {v_cache.shape}, {num_q_heads} q heads do not fit")
@@ -201,6 +206,7 @@ def rope_kv(
     *,
     interleaved: bool = False,
     weighs: Weighs = "rounded",
+    axes: torch.Tensor | None = None,
     q_scales: torch.Tensor | None = None,
     pdl: int = PLAIN,
     tile: int | None = None,
@@ -209,12 +215,14 @@ def rope_kv(
 
     pdl is a mode of `dependent_launch`; positions and slot_mapping are read before the wait. `tile` is for tuning.
     """
-    _check(qkv, positions, cos_sin, slot_mapping, k_cache, v_cache, num_q_heads, (q_weight, k_weight))
+    _check(qkv, positions, cos_sin, slot_mapping, k_cache, v_cache, num_q_heads, (q_weight, k_weight), axes)
     num_blocks, num_kv_heads, block_size, head_dim = k_cache.shape
     tokens, rotary = qkv.shape[0], cos_sin.shape[1]
     num_kv_heads = num_kv_heads if qkv.shape[1] > num_q_heads * head_dim else 0
     if tokens == 0:
         return
+    if axes is not None and (axes.shape != (rotary // 2,) or axes.dtype != torch.int32 or q_scales is not None):
+        raise ValueError("rope_kv: axes must be int32, of each pair, and queries are not scaled with them")
     if (k_scale is None) != (v_scale is None):
         raise ValueError("rope_kv: k_scale and v_scale go together")
     total_heads = num_q_heads + 2 * num_kv_heads
@@ -224,12 +232,14 @@ def rope_kv(
     heads = max(1, min(triton.next_power_of_2(total_heads), tile // triton.next_power_of_2(head_dim)))
     top = largest(k_cache.dtype)
     _rope_kv_kernel[(tokens, triton.cdiv(total_heads, heads))](
-        qkv, qkv.stride(0), positions, cos_sin, cos_sin.shape[0], slot_mapping, k_cache, v_cache,
+        qkv, qkv.stride(0), positions, positions if axes is None else axes, positions.stride(0), cos_sin, cos_sin.shape[0],
+        slot_mapping, k_cache, v_cache,
         k_cache.stride(0), k_cache.stride(1), k_cache.stride(2), v_cache.stride(0), v_cache.stride(1), v_cache.stride(2),
         num_blocks * block_size, qkv if q_weight is None else q_weight, qkv if k_weight is None else k_weight, eps,
         k_scale if k_scale is not None else qkv, v_scale if v_scale is not None else qkv,
         cos_sin if q_scales is None else q_scales,
         num_q_heads, num_kv_heads, head_dim, rotary, block_size, heads, half_pad, rest_pad,
-        interleaved, 0 if q_weight is None else WEIGHS[weighs], k_scale is not None, q_scales is not None, top, pdl,
+        interleaved, 0 if q_weight is None else WEIGHS[weighs], k_scale is not None, axes is not None,
+        q_scales is not None, top, pdl,
         num_warps=4, enable_fp_fusion=False, **launch_options(pdl),
     )  # fmt: skip

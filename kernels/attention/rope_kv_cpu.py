@@ -5,6 +5,7 @@ Once a step: `rotations`, and the cache entries to write (kv_entries_cpu.token_e
 of 4 + 2 heads of 64 takes 7 us, rope_kv_reference 47. In a long prefill this is 1% of one core's time.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -38,9 +39,11 @@ class EightBits(NamedTuple):
     v_scale: float
 
 
-def rotations(cos_sin: torch.Tensor, positions: np.ndarray, interleaved: bool = False) -> Rotations:
-    """The rotations for positions int [T], from the table cos_sin float32 [P, R] = cos | sin."""
-    rows = cos_sin.numpy()[positions]
+def rotations(cos_sin: torch.Tensor, positions: np.ndarray, interleaved: bool = False, axes: Sequence[int] = ()) -> Rotations:
+    """The rotations for positions int [T], from the table cos_sin float32 [P, R] = cos | sin.
+
+    axes: the axis of each pair's position; then positions are int [axes, T]."""
+    rows = cos_sin.numpy()[positions] if not axes else cos_sin.numpy()[positions[[*axes, *axes]].T, np.arange(2 * len(axes))]
     half = rows.shape[1] // 2
     both = np.empty((2, len(rows), 1, 2 * half), np.float32)
     both[0, :, 0, :half] = both[0, :, 0, half:] = rows[:, :half]

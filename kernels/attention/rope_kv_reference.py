@@ -22,6 +22,7 @@ def rope_kv(
     *,
     interleaved: bool = False,
     weighs: Weighs = "rounded",
+    axes: torch.Tensor | None = None,
     q_scales: torch.Tensor | None = None,
 ) -> None:
     """Rotate q in place in qkv and write k and v to the cache. See `rope_kv.rope_kv` for shapes."""
@@ -30,7 +31,10 @@ def rope_kv(
     q, k, v = heads.split([num_q_heads, num_kv_heads, num_kv_heads], 1)
     if q_weight is not None and k_weight is not None:
         q, k = (norm_reference.rms_norm(x, w, eps, weighs=weighs) for x, w in ((q, q_weight), (k, k_weight)))
-    cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, -1)
+    rows = cos_sin[positions]
+    if axes is not None:
+        rows = rows.take_along_dim(torch.cat([axes, axes]).long()[None, None], 0)[0]
+    cos, sin = rows.unsqueeze(1).chunk(2, -1)
     rotate = _rotate_pairs if interleaved else _rotate
     q = rotate(q, cos, sin)
     heads[:, :num_q_heads] = q if q_scales is None else (q.float() * q_scales[positions][:, None, None]).to(q.dtype)

@@ -26,11 +26,14 @@ def varlen_attention(
     reach: Reach = ALL,
     shape: ScoreShape = PLAIN_SCORES,
     relative: torch.Tensor | None = None,
+    seen: Sequence[int] | None = None,
 ) -> torch.Tensor:
-    """q [T, Hq, D], k, v [T, Hkv, D], any strides -> [T, Hq, D]; zeros for tokens after the last row."""
+    """q [T, Hq, D], k, v [T, Hkv, D], any strides -> [T, Hq, D]; zeros for tokens after the last row.
+
+    seen: the end of the keys that a row's queries see, by row; None: the row's own. A query that sees none has NaN."""
     out = None
-    for rows, length in _by_length(cu_seqlens):
-        own = (_gathered(q, rows, length), _gathered(k, rows, length), _gathered(v, rows, length))
+    for rows, length, keys in _by_length(cu_seqlens, seen):
+        own = (_gathered(q, rows, length), _gathered(k, rows, length)[:, :, :keys], _gathered(v, rows, length)[:, :, :keys])
         result = _attend(*own, scale, reach, shape, relative).transpose(1, 2)  # [n, L, Hq, D], mostly dense
         if len(rows) * length == len(q):
             return result.reshape(q.shape)
@@ -46,13 +49,13 @@ def varlen_attention(
     return out
 
 
-def _by_length(cu_seqlens: Sequence[int]) -> Iterable[tuple[list[int], int]]:
-    """(first tokens of the rows, their length), for each length that there is."""
-    found: dict[int, list[int]] = {}
-    for begin, end in pairwise(cu_seqlens):
+def _by_length(cu_seqlens: Sequence[int], seen: Sequence[int] | None) -> Iterable[tuple[list[int], int, int]]:
+    """(first tokens of the rows, their length, how many of their keys are seen), for each length and number that there is."""
+    found: dict[tuple[int, int], list[int]] = {}
+    for (begin, end), last in zip(pairwise(cu_seqlens), seen or cu_seqlens[1:], strict=True):
         if end > begin:
-            found.setdefault(end - begin, []).append(begin)
-    return ((rows, length) for length, rows in found.items())
+            found.setdefault((end - begin, last - begin), []).append(begin)
+    return ((rows, *lengths) for lengths, rows in found.items())
 
 
 def _are_consecutive(rows: list[int], length: int) -> bool:
@@ -75,15 +78,15 @@ def _attend(
     shape: ScoreShape,
     relative: torch.Tensor | None,
 ) -> torch.Tensor:
-    length, is_grouped = q.shape[2], q.shape[1] != k.shape[1]
+    length, num_keys, is_grouped = q.shape[2], k.shape[2], q.shape[1] != k.shape[1]
     sees_all = all(far is None or far >= length - 1 for far in reach)
     if sees_all and shape.is_plain and relative is None:
         return scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=is_grouped)
     parts = []
     for query in range(0, length, _QUERY_SLICE):
         stop = min(query + _QUERY_SLICE, length)
-        first = 0 if reach.before is None else max(query - reach.before, 0)
-        end = length if reach.after is None else min(stop + reach.after, length)
+        first = 0 if reach.before is None else min(max(query - reach.before, 0), num_keys - 1)
+        end = num_keys if reach.after is None else min(stop + reach.after, num_keys)
         some = q[:, :, query:stop], k[:, :, first:end], v[:, :, first:end]
         distances = torch.arange(first, end)[None, :] - torch.arange(query, stop)[:, None]
         bias = _bias(distances, reach, shape, relative)

@@ -88,7 +88,7 @@ def experts(
     if isinstance(w, FourBitWeights):
         return four_bits.experts(x, w, ids, weights, _gated(act), shared, config=config, pdl=pdl)
     if isinstance(w, ScaledWeights):
-        return scaled.experts(x, w, ids, weights, _gated(act), shared, config=config, pdl=pdl)
+        return scaled.experts(x, w, ids, weights, act, shared, config=config, pdl=pdl)
     if not x.dtype == w.gate_up.dtype == w.down.dtype:
         raise ValueError(f"experts: x {x.dtype} and weights {w.gate_up.dtype}, {w.down.dtype} need one dtype")
     if not (w.gate_up.is_contiguous() and w.down.is_contiguous()):
@@ -117,9 +117,9 @@ def _configuration(
 
 
 def _gated(act: Act) -> SwiGLU:
-    """The activation for kernels that know no experts without a gate."""
+    """The activation for kernels of 4 bits, which know no experts without a gate."""
     if not isinstance(act, SwiGLU):
-        raise ValueError("experts: those without a gate need weights in floats")
+        raise ValueError("experts: those without a gate need weights in floats or of 8 bits")
     return act
 
 

@@ -13,10 +13,10 @@ import torch
 import triton
 import triton.language as tl
 
-from quire.kernels.experts.experts_reference import SwiGLU
+from quire.kernels.experts.experts_reference import Act
 from quire.kernels.experts.pairs import MAX_ROWS
 from quire.kernels.experts.scaled_weight import ScaledExperts, ScaledWeights
-from quire.kernels.experts.swiglu import swiglu
+from quire.kernels.experts.swiglu import constants, swiglu, ungated
 from quire.kernels.linear.scaled import Scaled
 from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options, wait_for_previous
 
@@ -75,8 +75,8 @@ def _finished(
 def _gate_up_kernel(
     x_ptr, xs_ptr, w_ptr, s_ptr, bias_ptr, ids_ptr, out_ptr, N,
     K: tl.constexpr, X_BLOCKS: tl.constexpr, BLOCKS: tl.constexpr, TOP_K: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK: tl.constexpr, BIAS: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr, OFFSET: tl.constexpr,
-    CUBIC: tl.constexpr, PDL: tl.constexpr,
+    BLOCK: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr,
+    OFFSET: tl.constexpr, CUBIC: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     pair = tl.program_id(1).to(tl.int64)
@@ -84,20 +84,26 @@ def _gate_up_kernel(
     wait_for_previous(PDL)
     expert = tl.load(ids_ptr + pair).to(tl.int64)
     row = pair // TOP_K
-    first = expert * 2 * N + n
-    at = expert * BLOCKS * 2 * N + n
+    total = (2 if GATED else 1) * N  # an expert's rows of W
+    first = expert * total + n
+    at = expert * BLOCKS * total + n
     gate = tl.zeros([BLOCK_N, BLOCK], tl.float32)
     up = gate
     for start in tl.static_range(0, (K + 15) // 16, BLOCK):
         columns = start + tl.arange(0, BLOCK)
         x = _inputs(x_ptr + row * K, xs_ptr + row * X_BLOCKS, columns, start, K, X_BLOCKS)
-        gate = _added(gate, x, w_ptr + first * K, s_ptr, at, columns, start, 2 * N, live, K, BLOCKS)
-        up = _added(up, x, w_ptr + (first + N) * K, s_ptr, at + N, columns, start, 2 * N, live, K, BLOCKS)
+        gate = _added(gate, x, w_ptr + first * K, s_ptr, at, columns, start, total, live, K, BLOCKS)
+        if GATED:
+            up = _added(up, x, w_ptr + (first + N) * K, s_ptr, at + N, columns, start, total, live, K, BLOCKS)
     xs_row = xs_ptr + row * X_BLOCKS
     gate_y = _finished(gate, s_ptr, at, bias_ptr, first, xs_row, live, X_BLOCKS, BLOCKS, BIAS)
-    up_y = _finished(up, s_ptr, at + N, bias_ptr, first + N, xs_row, live, X_BLOCKS, BLOCKS, BIAS)
     dtype: tl.constexpr = out_ptr.dtype.element_ty
-    tl.store(out_ptr + pair * N + n, swiglu(gate_y, up_y, dtype, LIMIT, ALPHA, OFFSET, CUBIC).to(dtype), live)
+    if GATED:
+        up_y = _finished(up, s_ptr, at + N, bias_ptr, first + N, xs_row, live, X_BLOCKS, BLOCKS, BIAS)
+        h = swiglu(gate_y, up_y, dtype, LIMIT, ALPHA, OFFSET, CUBIC)
+    else:
+        h = ungated(gate_y, dtype, ALPHA)
+    tl.store(out_ptr + pair * N + n, h.to(dtype), live)
 
 
 @triton.jit
@@ -139,17 +145,18 @@ def _options(w: ScaledExperts, x: Scaled, config: Pairs, pdl: int) -> dict[str, 
 
 
 def gate_up(
-    x: Scaled, w: ScaledWeights, ids: torch.Tensor, act: SwiGLU, config: Pairs, dtype: torch.dtype, *, pdl: int = PLAIN
+    x: Scaled, w: ScaledWeights, ids: torch.Tensor, act: Act, config: Pairs, dtype: torch.dtype, *, pdl: int = PLAIN
 ) -> torch.Tensor:
     """h [T k, I] in dtype, of x [T, H], 1 to 16 rows."""
     if len(ids) > MAX_ROWS:
         raise ValueError(f"experts: {len(ids)} rows are too many for a product a pair")
-    inner, bias = w.gate_up.data.shape[1] // 2, w.gate_up_bias
+    is_gated, limit, alpha, offset, cubic = constants(act)
+    inner, bias = w.down.data.shape[2], w.gate_up_bias
     h = torch.empty(ids.numel(), inner, dtype=dtype, device=x.data.device)
     _gate_up_kernel[(triton.cdiv(inner, config.gate_up_n), ids.numel())](
         x.data, x.scales, w.gate_up.data, w.gate_up.scales, h if bias is None else bias, ids, h, inner,
-        TOP_K=ids.shape[1], BLOCK_N=config.gate_up_n, BIAS=bias is not None, LIMIT=act.limit, ALPHA=act.alpha,
-        OFFSET=act.offset, CUBIC=act.cubic, **_options(w.gate_up, x, config, pdl),
+        TOP_K=ids.shape[1], BLOCK_N=config.gate_up_n, BIAS=bias is not None, GATED=is_gated, LIMIT=limit, ALPHA=alpha,
+        OFFSET=offset, CUBIC=cubic, **_options(w.gate_up, x, config, pdl),
     )  # fmt: skip
     return h
 

@@ -1,6 +1,6 @@
 """8-bit experts for any number of rows. Each tile has rows of one expert (`align`), as in `tiles` for 16 bits.
 
-    gate_up   h[p] = act(x[row of p] @ gate_up[e]^T + b)       p: place in the order of `align`
+    gate_up   h[p] = act(x[row of p] @ gate_up[e]^T + b)       p: place in the order of `align`; without a gate, up's rows alone
     down      y[pair of p] = weights[pair] (h[p] @ down[e]^T + b')
 
 x and h are 8 bits with a scale per token or per 128 of its values (`linear/quantize`); weights: see `scaled_weight`. The sum of
@@ -16,9 +16,9 @@ import triton.language as tl
 
 from quire.kernels.experts import tiles
 from quire.kernels.experts.align import Alignment
-from quire.kernels.experts.experts_reference import SwiGLU
+from quire.kernels.experts.experts_reference import Act
 from quire.kernels.experts.scaled_weight import ScaledExperts, ScaledWeights
-from quire.kernels.experts.swiglu import swiglu
+from quire.kernels.experts.swiglu import constants, swiglu, ungated
 from quire.kernels.linear.scaled import Scaled
 from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options, wait_for_previous
 
@@ -65,7 +65,7 @@ def _finished(acc, s_ptr, at, bias_ptr, bias_at, xs, live, INT: tl.constexpr, BL
 def _gate_up_kernel(
     x_ptr, xs_ptr, w_ptr, s_ptr, bias_ptr, out_ptr, order_ptr, tiles_ptr, slots, N,
     K: tl.constexpr, X_BLOCKS: tl.constexpr, BLOCKS: tl.constexpr, TOP_K: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, BAND: tl.constexpr, INT: tl.constexpr, BIAS: tl.constexpr, LIMIT: tl.constexpr,
+    BLOCK_N: tl.constexpr, BAND: tl.constexpr, INT: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr, LIMIT: tl.constexpr,
     ALPHA: tl.constexpr, OFFSET: tl.constexpr, CUBIC: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     slot, column = _place(slots, tl.cdiv(N, BLOCK_N), BAND)
@@ -80,9 +80,11 @@ def _gate_up_kernel(
     live = n < N
     rows = (tl.load(order_ptr + begin + m, m < size, other=0) // TOP_K).to(tl.int64)
     x_at = x_ptr + rows[:, None] * K + k[None, :]
-    w_at = w_ptr + (expert * 2 * N + n)[None, :] * K + k[:, None]
+    total = (2 if GATED else 1) * N  # an expert's rows of W
+    first = expert * total + n
+    w_at = w_ptr + first[None, :] * K + k[:, None]
     up_at = w_at + N.to(tl.int64) * K
-    at = expert * BLOCKS * 2 * N + n
+    at = expert * BLOCKS * total + n
     gate = tl.zeros([BLOCK_M, BLOCK_N], tl.int32 if INT and BLOCKS == 1 else tl.float32)
     up = gate
     xs = tl.load(xs_ptr + rows * X_BLOCKS)
@@ -91,13 +93,16 @@ def _gate_up_kernel(
             xs = tl.load(xs_ptr + rows * X_BLOCKS + block)
         left = k < K - block * 128
         x = tl.load(x_at + block * 128, left[None, :], other=0.0)
-        gate = _added(gate, x, w_at, s_ptr, at, xs, block, 2 * N, left, live, INT, BLOCKS)
-        up = _added(up, x, up_at, s_ptr, at + N, xs, block, 2 * N, left, live, INT, BLOCKS)
-    first = expert * 2 * N + n
+        gate = _added(gate, x, w_at, s_ptr, at, xs, block, total, left, live, INT, BLOCKS)
+        if GATED:
+            up = _added(up, x, up_at, s_ptr, at + N, xs, block, total, left, live, INT, BLOCKS)
     gate_y = _finished(gate, s_ptr, at, bias_ptr, first, xs, live, INT, BLOCKS, BIAS)
-    up_y = _finished(up, s_ptr, at + N, bias_ptr, first + N, xs, live, INT, BLOCKS, BIAS)
     dtype: tl.constexpr = out_ptr.dtype.element_ty
-    h = swiglu(gate_y, up_y, dtype, LIMIT, ALPHA, OFFSET, CUBIC).to(dtype)
+    if GATED:
+        up_y = _finished(up, s_ptr, at + N, bias_ptr, first + N, xs, live, INT, BLOCKS, BIAS)
+        h = swiglu(gate_y, up_y, dtype, LIMIT, ALPHA, OFFSET, CUBIC).to(dtype)
+    else:
+        h = ungated(gate_y, dtype, ALPHA).to(dtype)
     tl.store(out_ptr + (begin + m)[:, None] * N + n[None, :], h, (m < size)[:, None] & live[None, :])
 
 
@@ -148,15 +153,16 @@ def _options(w: ScaledExperts, x: Scaled, config: Tiles, block_n: int, pdl: int)
 
 
 def gate_up(
-    x: Scaled, w: ScaledWeights, act: SwiGLU, at: Alignment, top_k: int, config: Tiles, dtype: torch.dtype, *, pdl: int = PLAIN
+    x: Scaled, w: ScaledWeights, act: Act, at: Alignment, top_k: int, config: Tiles, dtype: torch.dtype, *, pdl: int = PLAIN
 ) -> torch.Tensor:
     """h [P, I], in dtype and in the order of `at`, from x [T, H]."""
-    inner, bias = w.gate_up.data.shape[1] // 2, w.gate_up_bias
+    is_gated, limit, alpha, offset, cubic = constants(act)
+    inner, bias = w.down.data.shape[2], w.gate_up_bias
     h = torch.empty(len(at.order), inner, dtype=dtype, device=x.data.device)
     n, options = _options(w.gate_up, x, config, config.gate_up_n, pdl)
     _gate_up_kernel[(at.num_slots * triton.cdiv(inner, n),)](
         x.data, x.scales, w.gate_up.data, w.gate_up.scales, h if bias is None else bias, h, at.order, at.tiles, at.num_slots,
-        inner, TOP_K=top_k, BIAS=bias is not None, LIMIT=act.limit, ALPHA=act.alpha, OFFSET=act.offset, CUBIC=act.cubic,
+        inner, TOP_K=top_k, BIAS=bias is not None, GATED=is_gated, LIMIT=limit, ALPHA=alpha, OFFSET=offset, CUBIC=cubic,
         **options,
     )  # fmt: skip
     return h

@@ -10,12 +10,14 @@ BLOCK = 128  # size of a scale group, along K
 class ScaledExperts(NamedTuple):
     """data [E, N, K], float8_e4m3fn or int8; scales float32 [E, S, N], S = 1 (one a row) or ceil(K / 128).
 
-    by_block: inputs have a scale per group of 128 of K (then S is ceil(K / 128)), else one per token.
+    by_block: inputs have a scale per group of 128 of K (then S is ceil(K / 128)), else one per token. input_scale: float32 [1],
+    in place of both: the scale of all inputs.
     """
 
     data: torch.Tensor
     scales: torch.Tensor
     by_block: bool
+    input_scale: torch.Tensor | None = None
 
     @property
     def shape(self) -> torch.Size:

@@ -203,7 +203,7 @@ def causal_convolution(
     before, after = (None, None) if gates is None else gates
     assert gates is None or {gate.stride(0) for gate in gates} == {x.stride(0)}
     if rows.windows is not None:
-        convolution_windows.convolve_windows(x, weight, bias, tails, rows, y, gates)
+        convolution_windows.convolve_windows(x, weight, bias, tails, rows, y, gates, pdl=pdl)
     elif rows.has_decode:
         grid = rows.num_decode_rows or num_rows, triton.cdiv(channels, DECODE_CHANNELS)
         _decode_kernel[grid](

@@ -11,6 +11,7 @@ import triton.language as tl
 from quire.kernels.recurrent.convolution_reference import Gates
 from quire.kernels.recurrent.rows import Rows
 from quire.kernels.recurrent.windows import kept_row, num_programs, tables_of
+from quire.kernels.triton_support.dependent_launch import launch_options, wait_for_previous
 
 CHANNELS = 128  # of a program
 
@@ -37,14 +38,18 @@ def _windows_kernel(
     num_kept_ptr, first_kept_ptr, seq_len_ptr, keep_at_ptr, keep_state_ptr, before_ptr, after_ptr, y_ptr, x_stride,
     tails_stride, num_inputs, C,
     W: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr, KEEPS_Y: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0)
-    if row >= tl.load(limit_ptr):
-        return
-    start, stop = tl.load(query_start_ptr + row), tl.load(query_start_ptr + row + 1)
+    row, limit = tl.program_id(0), tl.load(limit_ptr)
+    at_row = tl.where(row < limit, row, 0)  # the tables have what a program without a row does not need
+    start, stop = tl.load(query_start_ptr + at_row), tl.load(query_start_ptr + at_row + 1)
     own, first, count, _, _, leaves, state = kept_row(
-        row, start, stop, own_ptr, slots_ptr, num_kept_ptr, first_kept_ptr, seq_len_ptr, keep_at_ptr, keep_state_ptr, num_inputs
+        at_row, start, stop, own_ptr, slots_ptr, num_kept_ptr, first_kept_ptr, seq_len_ptr, keep_at_ptr, keep_state_ptr,
+        num_inputs,
     )  # fmt: skip
+    wait_for_previous(PDL)
+    if row >= limit:
+        return
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = c < C
     tail = tails_ptr + own.to(tl.int64) * tails_stride + c
@@ -89,6 +94,8 @@ def convolve_windows(
     rows: Rows,
     y: torch.Tensor,
     gates: Gates | None = None,
+    *,
+    pdl: int,
 ) -> None:
     """Write y [T, C] of the tokens of decode rows; their tails, and what is kept of them, are read and written."""
     assert rows.windows is not None
@@ -99,4 +106,5 @@ def convolve_windows(
         x, weight, bias, tails, kept[0], kept[1] if keeps_y else kept[0], rows.query_start, rows.decode_limit,
         rows.windows.base, rows.own, *tables_of(rows), before, after, y, x.stride(0), tails.stride(0), len(kept[0]), channels,
         W=window, BIAS=bias is not None, GATED=gates is not None, KEEPS_Y=keeps_y, BLOCK=CHANNELS,
+        PDL=pdl, **launch_options(pdl),
     )  # fmt: skip

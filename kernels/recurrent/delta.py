@@ -141,12 +141,12 @@ def gated_delta(
     """
     num_tokens = len(inputs.qkv)
     y = torch.empty((num_tokens, heads.value_size), dtype=inputs.qkv.dtype, device=states.device)
+    grid = heads.num_values, rows.num_decode_rows or len(rows.own)
+    block, num_warps = config or choose(heads, grid[1])
     if rows.windows is not None:
-        delta_windows.take_windows(inputs, weights, heads, states, rows, y)
+        delta_windows.take_windows(inputs, weights, heads, states, rows, y, (block, num_warps), pdl)
     elif rows.has_decode:
         strides = (*(x.stride(0) for x in inputs), states.stride(0))
-        grid = heads.num_values, rows.num_decode_rows or len(rows.own)
-        block, num_warps = config or choose(heads, grid[1])
         _decode_kernel[grid](
             *inputs,
             weights.a_log,

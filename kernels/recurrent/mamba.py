@@ -182,10 +182,10 @@ def mamba(
     numbers = xbc.stride(0), dt.stride(0), states.stride(0), weights.dt_min, weights.dt_max
     sizes = {"GROUPS": heads.num_groups, "HEADS": heads.num_heads, "N": heads.state_size, "P": heads.head_dim}
     n_2, p_2 = (triton.next_power_of_2(size) for size in (heads.state_size, heads.head_dim))
+    block = min(p_2, DECODE_CHANNELS)
     if rows.windows is not None:
-        mamba_windows.take_windows(inputs, weights, heads, states, rows, y)
+        mamba_windows.take_windows(inputs, weights, heads, states, rows, y, (block, DECODE_WARPS), pdl)
     elif rows.has_decode:
-        block = min(p_2, DECODE_CHANNELS)
         grid = triton.cdiv(heads.head_dim, block), heads.num_heads, rows.num_decode_rows or len(rows.own)
         how = {"N_2": n_2, "BLOCK": block, "PDL": pdl, "num_warps": DECODE_WARPS, **launch_options(pdl)}
         _decode_kernel[grid](*tensors, rows.own, rows.decode_limit, rows.positions, y, *numbers, **sizes, **how)

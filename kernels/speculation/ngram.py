@@ -2,7 +2,7 @@
 
     write_text     text[slot] = id of each token of the step that has a slot in the KV group
     draft_ngrams   the longest suffix, of min_n to max_n tokens, that occurs before the text's end; of several places the last.
-                   The tokens that follow there are the row's drafts
+                   The tokens that follow there are the row's drafts; at the text's end they begin again, for it may be a loop
 
 A row's text is read through its block table. PARTS programs a row take tiles of it in turns. An entry of a tile is a place
 where a match may end, and most entries fail at their first token, so a tile is little more than a load of block ids and one of
@@ -104,10 +104,11 @@ def _draft_kernel(
     )
     key = tl.max(tl.load(best + row.to(tl.int64) * PARTS + tl.arange(0, PARTS)), 0)
     first = (key & 0xFFFFFFFF).to(tl.int32) + 1
-    count = tl.where(key > 0, tl.minimum(length + 1 - first, most), 0)
+    count = tl.where(key > 0, most, 0)
     i = tl.arange(0, DRAFTS)
     taken = live & (i < count)
-    ids = _text_at(first + i, taken, length, last, text, table_row, text_len, BLOCK_SIZE)
+    behind = first + i % tl.maximum(length + 1 - first, 1)
+    ids = _text_at(behind, taken, length, last, text, table_row, text_len, BLOCK_SIZE)
     tl.store(drafts + slot * MAX_DRAFTS + i, ids, taken & (i < MAX_DRAFTS))
     tl.store(num_drafts + slot, count, live)
 

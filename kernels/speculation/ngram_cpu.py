@@ -32,7 +32,7 @@ def draft_ngrams(
     """Write drafts for each of the step's first num_rows rows that sampled; its tokens must be in the tables.
 
     The longest suffix of the row's text, of min_n to max_n tokens, that occurs before its end; of several places the last. The
-    drafts are the tokens that follow there, up to num_drafts and the text's end.
+    num_drafts drafts are the tokens that follow there, again and again if the text ends before: it may be a loop.
     """
     state, ids = tables.host, text.numpy()
     for row in range(min(num_rows, int(step.host["num_rows"][0]))):
@@ -43,7 +43,8 @@ def draft_ngrams(
         blocks = state["block_table"][group, slot, : -(-length // block_size)].astype(np.int64)
         known = ids.reshape(-1, block_size)[blocks].reshape(-1)[:length]
         known = np.append(known, state["last_token"][slot])
-        drafts = _following(known, min_n, max_n)[:num_drafts]
+        following = _following(known, min_n, max_n)
+        drafts = np.resize(following, num_drafts if len(following) else 0)
         state["drafts"][slot, : len(drafts)] = drafts
         state["num_drafts"][slot] = len(drafts)
 

@@ -14,6 +14,7 @@ from quire.ipc.step.sections import HEADER, SLOT
 from quire.kernels.step.tables import HISTORY as HISTORY_TOKENS
 from quire.kernels.step.tables import LogitsProcessorPool, SlotTables, StepBuffers
 from quire.kernels.step.token_counts import count_tokens
+from quire.kernels.step.windows import observe_survival
 
 H_STEP, H_DRAFT_TOKENS = tl.constexpr(HEADER.at["step"]), tl.constexpr(HEADER.at["draft_tokens"])
 SLOT_WORDS, S_HAS_PROCESSORS = tl.constexpr(SLOT.width), tl.constexpr(SLOT.at["has_processors"])
@@ -39,9 +40,9 @@ def _shift_history(history, slot, sampled, first, count, processed, vocab):
 
 @triton.jit(do_not_specialize=["num_padded"])  # one compilation for all padded sizes
 def _finish_kernel(
-    plan, slot_params, seq_len, last_token, num_drafts, history, counts, counts_stride, entries, multiplier, pool_rows,
-    row_slots, seq_lens, row_tokens, first_sample, accepted, num_decode_rows, num_rows_ptr, num_samples_ptr, sampled, results,
-    results_stride, depth, max_samples, num_padded, vocab, num_slots,
+    plan, slot_params, seq_len, last_token, num_drafts, survival, history, counts, counts_stride, entries, multiplier,
+    pool_rows, row_slots, seq_lens, row_tokens, first_sample, accepted, num_decode_rows, num_rows_ptr, num_samples_ptr,
+    sampled, results, results_stride, depth, max_samples, num_padded, vocab, num_slots,
     ROWS: tl.constexpr, TABLE_BITS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -58,6 +59,8 @@ def _finish_kernel(
     tl.store(seq_len + slot, new_len, real)
     tl.store(last_token + slot, tl.minimum(tl.maximum(last, 0), vocab - 1), writes)
     tl.store(num_drafts + slot, tl.zeros_like(slot), real)
+    decode = real & (row < tl.load(num_decode_rows))
+    observe_survival(survival, slot, decode, tl.load(row_tokens + row, decode, other=1) - 1, count)
 
     has_processors = tl.load(slot_params + slot * SLOT_WORDS + S_HAS_PROCESSORS, writes, other=0)
     processed = (has_processors != 0) & (slot < pool_rows)
@@ -94,7 +97,7 @@ def finish_windows(
         raise ValueError(f"finish_windows: {num_rows} rows and samples do not fit {len(sampled)}, at most {max_samples}")
     pool_rows, vocab = pool.counts.shape
     _finish_kernel[(triton.cdiv(num_rows, ROWS),)](
-        plan, tables.params, tables.seq_len, tables.last_token, tables.num_drafts, tables.history, pool.counts,
+        plan, tables.params, tables.seq_len, tables.last_token, tables.num_drafts, tables.survival, tables.history, pool.counts,
         pool.counts.stride(0), pool.entries, pool.multiplier, pool_rows, step.row_slots, step.seq_lens, step.row_tokens,
         step.first_sample, step.accepted, step.num_decode_rows, step.num_rows, step.num_samples, sampled, results,
         results.stride(0), len(results), max_samples, num_rows, vocab, tables.max_num_seqs + 1, ROWS, pool.table_bits,

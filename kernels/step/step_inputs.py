@@ -26,9 +26,10 @@ import quire.ipc.step.sections as sections
 from quire.ipc.step.sections import BLOCK as BLOCK_UPDATE
 from quire.ipc.step.sections import HEADER, LOGPROBS, PREFILL, SLOT
 from quire.kernels.step.finish_windows import finish_windows
+from quire.kernels.step.rotary import PLACE_WORDS, write_rotary
 from quire.kernels.step.tables import LogitsProcessorPool, SlotTables, StepBuffers
 from quire.kernels.step.token_counts import count_tokens
-from quire.kernels.step.windows import S_FINAL_LEN, share_drafts, window_tokens, write_drafts, write_samples
+from quire.kernels.step.windows import S_FINAL_LEN, begin_survival, share_drafts, window_tokens, write_drafts, write_samples
 
 H_STEP, H_FLAGS = tl.constexpr(HEADER.at["step"]), tl.constexpr(HEADER.at["flags"])
 H_NUM_SLOT_UPDATES, H_SLOT_UPDATES = tl.constexpr(HEADER.at["num_slot_updates"]), tl.constexpr(HEADER.at["slot_updates"])
@@ -37,17 +38,14 @@ H_NUM_DECODE_ROWS, H_DECODE_ROWS = tl.constexpr(HEADER.at["num_decode_rows"]), t
 H_NUM_PREFILL_ROWS, H_PREFILL_ROWS = tl.constexpr(HEADER.at["num_prefill_rows"]), tl.constexpr(HEADER.at["prefill_rows"])
 H_NUM_PREFILL_TOKENS = tl.constexpr(HEADER.at["num_prefill_tokens"])
 H_PREFILL_TOKENS, H_MICRO_BATCH = tl.constexpr(HEADER.at["prefill_tokens"]), tl.constexpr(HEADER.at["micro_batch"])
-FLAG_SAME_DECODE_ROWS = tl.constexpr(sections.FLAG_SAME_DECODE_ROWS)
+FLAG_SAME_DECODE_ROWS, HISTORY = map(tl.constexpr, (sections.FLAG_SAME_DECODE_ROWS, sections.MAX_BAD_WORD_TOKENS))
 SLOT_WORDS, BLOCK_WORDS, PREFILL_WORDS = tl.constexpr(SLOT.width), tl.constexpr(BLOCK_UPDATE.width), tl.constexpr(PREFILL.width)
+H_NUM_PLACES, H_PLACES = tl.constexpr(HEADER.at["num_places"]), tl.constexpr(HEADER.at["places"])
 S_SLOT, S_HAS_PROCESSORS = tl.constexpr(SLOT.at["slot"]), tl.constexpr(SLOT.at["has_processors"])
 B_TABLE, B_INDEX, B_BLOCK = (tl.constexpr(BLOCK_UPDATE.at[name]) for name in ("table", "index", "block"))
-P_SLOT, P_START = tl.constexpr(PREFILL.at["slot"]), tl.constexpr(PREFILL.at["start"])
-P_LENGTH, P_FLAGS = tl.constexpr(PREFILL.at["length"]), tl.constexpr(PREFILL.at["flags"])
-NO_TOKEN, REJECTED = tl.constexpr(sections.NO_TOKEN), tl.constexpr(sections.REJECTED)
-PREFILL_SAMPLE = tl.constexpr(sections.PREFILL_SAMPLE)
-L_LOGPROB, L_RANK = tl.constexpr(LOGPROBS.at["logprob"]), tl.constexpr(LOGPROBS.at["rank"])
-L_TOP_IDS = tl.constexpr(LOGPROBS.at["top_ids"])
-HISTORY = tl.constexpr(sections.MAX_BAD_WORD_TOKENS)
+P_SLOT, P_START, P_LENGTH, P_FLAGS = (tl.constexpr(PREFILL.at[name]) for name in ("slot", "start", "length", "flags"))
+NO_TOKEN, REJECTED, PREFILL_SAMPLE = map(tl.constexpr, (sections.NO_TOKEN, sections.REJECTED, sections.PREFILL_SAMPLE))
+L_LOGPROB, L_RANK, L_TOP_IDS = (tl.constexpr(LOGPROBS.at[name]) for name in ("logprob", "rank", "top_ids"))
 
 APPLY_PROGRAMS = 16
 APPLY_BLOCK = 64  # updates that a program applies at once
@@ -79,7 +77,7 @@ def _section(plan, count_word: tl.constexpr, at_word: tl.constexpr, width: tl.co
 
 @triton.jit
 def _apply_kernel(
-    plan, plan_len, slot_params, block_table, decode_slots, num_drafts, num_slots, num_tables, max_blocks, num_blocks,
+    plan, plan_len, slot_params, block_table, decode_slots, num_drafts, survival, num_slots, num_tables, max_blocks, num_blocks,
     PROGRAMS: tl.constexpr, BLOCK: tl.constexpr, MICRO_BATCHES: tl.constexpr, DRAFTS: tl.constexpr,
 ):  # fmt: skip
     pid = tl.program_id(0)
@@ -95,6 +93,7 @@ def _apply_kernel(
         tl.store(slot_params + slot[:, None] * SLOT_WORDS + columns[None, :], values, mask)
         if DRAFTS:
             tl.store(num_drafts + slot, tl.zeros_like(slot), inside)
+            begin_survival(survival, slot, inside, num_slots)
     n, at = _section(plan, H_NUM_BLOCK_UPDATES, H_BLOCK_UPDATES, BLOCK_WORDS, plan_len)
     for i in range(pid * BLOCK, n, PROGRAMS * BLOCK):
         update = i + lanes
@@ -118,9 +117,9 @@ def _apply_kernel(
 def _build_kernel(
     plan, plan_len, decode_slots, seq_len, last_token, block_table, input_ids, positions, slot_mapping, row_slots, query_start,
     seq_lens, logits_indices, samples, num_decode_rows, num_rows, slot_params, drafts, row_tokens, sample_slots,
-    sample_positions, sample_places, first_sample, num_samples, T, R, num_slots, max_blocks, vocab, mapping_stride,
+    sample_positions, sample_places, first_sample, num_samples, rotary, T, R, num_slots, max_blocks, vocab, mapping_stride,
     GROUPS: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, MICRO_BATCHES: tl.constexpr,
-    DRAFTS: tl.constexpr, WINDOWS: tl.constexpr, SEARCH_STEPS: tl.constexpr,
+    DRAFTS: tl.constexpr, WINDOWS: tl.constexpr, SEARCH_STEPS: tl.constexpr, AXES: tl.constexpr,
 ):  # fmt: skip
     pid = tl.program_id(0)
     i = pid * BLOCK + tl.arange(0, BLOCK)  # a token, and a row
@@ -224,6 +223,12 @@ def _build_kernel(
         is_kept = is_token & ((is_decode == 0) | (position < final_len - 1))
     tl.store(input_ids + i, tl.where(is_token, _clamp(token, vocab - 1), 0), i < T)
     tl.store(positions + i, tl.where(is_token, position, 0), i < T)
+    if AXES > 0:
+        places, places_at = _section(plan, H_NUM_PLACES, H_PLACES, PLACE_WORDS, plan_len)
+        write_rotary(  # a row of positions is as long as one of the mapping
+            rotary + i, mapping_stride, i < T, is_token, position, slot_params + token_slot * SLOT_WORDS, is_decode,
+            plan + places_at + j_token * PLACE_WORDS, is_prefill & (j_token < places), AXES,
+        )  # fmt: skip
     for group in range(GROUPS):
         row = (group * num_slots + token_slot).to(tl.int64)
         block = tl.load(block_table + row * max_blocks + position // BLOCK_SIZE, is_kept, other=0).to(tl.int64)
@@ -328,8 +333,9 @@ def prepare_step(
     if windows and not (speculates and num_rows <= len(step.sample_slots)):
         raise ValueError(f"prepare_step: {num_rows} samples do not fit the buffers, or the tables have no drafts")
     _apply_kernel[(APPLY_PROGRAMS,)](
-        plan, plan.numel(), tables.params, tables.block_table, tables.decode_slots, tables.num_drafts, num_slots,
-        groups * num_slots, max_blocks, num_blocks, APPLY_PROGRAMS, APPLY_BLOCK, len(tables.decode_slots), speculates,
+        plan, plan.numel(), tables.params, tables.block_table, tables.decode_slots, tables.num_drafts, tables.survival,
+        num_slots, groups * num_slots, max_blocks, num_blocks, APPLY_PROGRAMS, APPLY_BLOCK, len(tables.decode_slots),
+        speculates,
     )  # fmt: skip
     if windows:
         share_drafts(plan, tables, step, num_rows)
@@ -337,9 +343,9 @@ def prepare_step(
         plan, plan.numel(), tables.decode_slots, tables.seq_len, tables.last_token, tables.block_table,
         step.input_ids, step.positions, step.slot_mapping, step.row_slots, step.query_start, step.seq_lens, step.logits_indices,
         step.samples, step.num_decode_rows, step.num_rows, tables.params, tables.drafts, step.row_tokens, step.sample_slots,
-        step.sample_positions, step.sample_places, step.first_sample, step.num_samples, num_tokens, num_rows, num_slots,
-        max_blocks, vocab, step.slot_mapping.stride(0), groups, block_size, BUILD_BLOCK, BUILD_CHUNK,
-        len(tables.decode_slots), speculates, windows, step.max_rows.bit_length() if windows else 0,
+        step.sample_positions, step.sample_places, step.first_sample, step.num_samples, step.rotary, num_tokens, num_rows,
+        num_slots, max_blocks, vocab, step.slot_mapping.stride(0), groups, block_size, BUILD_BLOCK, BUILD_CHUNK,
+        len(tables.decode_slots), speculates, windows, step.max_rows.bit_length() if windows else 0, len(step.rotary),
     )  # fmt: skip
     if draft_words is not None:
         write_drafts(plan, step, draft_words, num_rows)

@@ -11,6 +11,7 @@ from quire.ipc.step.sections import (
     BLOCK,
     FLAG_SAME_DECODE_ROWS,
     HEADER,
+    PLACE,
     PREFILL,
     PREFILL_SAMPLE,
     REJECTED,
@@ -19,6 +20,7 @@ from quire.ipc.step.sections import (
     first_logprob_word,
     logprob_record,
 )
+from quire.kernels.step.survival import observe_cpu
 from quire.kernels.step.tables import LogitsProcessorPool, SlotTables, StepBuffers
 from quire.kernels.step.token_counts_cpu import count_tokens
 from quire.kernels.step.windows_cpu import share_drafts, write_drafts
@@ -81,6 +83,10 @@ def prepare_step(
         ids[first:total] = _rows(words, h, "prefill_tokens", 1)[:, 0]
         positions[first:total] = np.arange(first, total) + np.repeat(start - query_start[nd:rows], length)
         token_slots = np.concatenate([decode, np.repeat(slots[nd:rows], length)])
+    if len(rotary := out["rotary"]):
+        _put_rotary(
+            rotary, positions, state["params"][decode, SLOT.at["rotary_delta"]], _rows(words, h, "places", PLACE.width), total
+        )
     block, offset = np.divmod(positions[:total], block_size)
     mapping, block_table = out["slot_mapping"], state["block_table"]
     ended = np.flatnonzero(positions[:first] >= last)  # the row's last token was sampled, which is never computed
@@ -94,8 +100,18 @@ def prepare_step(
         out["logits_indices"][:rows] = query_start[1 : rows + 1] - 1
         out["logits_indices"][rows:num_rows] = 0
     _pad(out, rows, num_rows, total, num_tokens, len(state["seq_len"]) - 1)
+    rotary[:, total:num_tokens] = 0
     if draft_words is not None:
         write_drafts(plan, step, draft_words, num_rows)
+
+
+def _put_rotary(rotary: np.ndarray, positions: np.ndarray, deltas: np.ndarray, places: np.ndarray, total: int) -> None:
+    """Write rotary positions [axes, tokens]: those of places [n, PLACE.width], if prompts have some; deltas: of decode rows."""
+    first = len(deltas)
+    rotary[:, :first] = positions[:first] + deltas
+    rotary[:, first:total] = positions[first:total]
+    if len(places):
+        rotary[:, first:total] = places[:, PLACE.at["rotary_0"] :][:, : len(rotary)].T
 
 
 def _put_windows(state: dict[str, np.ndarray], out: dict[str, np.ndarray], nd: int, vocab: int) -> int:
@@ -144,6 +160,7 @@ def _apply(words: np.ndarray, h: list[int], state: dict[str, np.ndarray]) -> Non
         updates = _rows(words, h, "slot_updates", SLOT.width)
         slots = updates[:, SLOT.at["slot"]]
         state["params"][slots], state["num_drafts"][slots] = updates, 0
+        state["survival"][slots] = state["survival"][-2]  # that of a new sequence
     if h[HEADER.at["num_block_updates"]]:
         updates = _rows(words, h, "block_updates", BLOCK.width)
         tables, indices, blocks = (updates[:, BLOCK.at[name]] for name in ("table", "index", "block"))
@@ -220,6 +237,7 @@ def _record_windows(
     decode = int(out["num_decode_rows"][0])
     state["seq_len"][slots] = out["seq_lens"][:rows] - out["row_tokens"][:rows]
     state["seq_len"][slots[:decode]] += accepted[:decode]
+    observe_cpu(state["survival"], slots[:decode], out["row_tokens"][:decode] - 1, accepted[:decode])
     for place in range(int(accepted.max(initial=0))):
         has_it = accepted > place
         _record(state, pool, slots[has_it], tokens[first[has_it] + place])

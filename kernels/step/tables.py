@@ -25,6 +25,7 @@ from quire.ipc.step.sections import (
     SLOT_VALUES,
     USUAL_LOGPROBS,
 )
+from quire.kernels.step.survival import new_survival
 
 HISTORY = MAX_BAD_WORD_TOKENS  # last output tokens kept for bad words
 PROMPT_BIT = 1 << 7  # in LogitsProcessorPool.counts: the token occurs in the prompt
@@ -48,6 +49,7 @@ class SlotTables:
     decode_slots: torch.Tensor  # int32 [micro-batches, S], the decode rows of each one's last plan that had them
     drafts: torch.Tensor  # int32 [S, MAX_DRAFTS], tokens that may follow the last one; [S, 0] without speculation
     num_drafts: torch.Tensor  # int32 [S], how many of them are there
+    survival: torch.Tensor  # int32 [S + 2, 2 * MAX_WINDOW], see survival.py; [S + 2, 0] without speculation
 
     @classmethod
     def allocate(
@@ -67,7 +69,8 @@ class SlotTables:
 
         decode, drafts = ints(num_micro_batches, s), ints(s, MAX_DRAFTS if speculates else 0)
         block_table, params, history = ints(num_groups, s, max_blocks), ints(s, SLOT.width), ints(s, HISTORY) - 1
-        tables = cls(block_table, ints(s), ints(s), params, history, decode, drafts, ints(s))
+        survival = new_survival(s, device) if speculates else ints(s + 2, 0)
+        tables = cls(block_table, ints(s), ints(s), params, history, decode, drafts, ints(s), survival)
         for value in SLOT_VALUES:
             tables.column(value.name).fill_(value.default)
         return tables
@@ -86,8 +89,9 @@ class SlotTables:
     @cached_property
     def host(self) -> dict[str, np.ndarray]:
         """numpy views of tables on the CPU, made once: a view costs a microsecond, and a step needs a dozen."""
-        names = ("block_table", "last_token", "seq_len", "params", "history", "decode_slots", "drafts", "num_drafts")
-        return {name: getattr(self, name).numpy() for name in names}
+        names = ("block_table", "last_token", "seq_len", "params", "history", "decode_slots")
+        names_of_drafts = ("drafts", "num_drafts", "survival")
+        return {name: getattr(self, name).numpy() for name in (*names, *names_of_drafts)}
 
 
 @dataclass
@@ -171,14 +175,15 @@ class StepBuffers:
     num_samples: torch.Tensor  # int32 [1]
     row_tokens: torch.Tensor  # int32 [R], tokens of each decode row in this step; 0 for other rows
     accepted: torch.Tensor  # int32 [R], samples of each row that count: see kernels/speculation/accept.py
+    rotary: torch.Tensor  # int32 [axes, T], positions on the axes of rotation; [0, T]: they are `positions`
     max_tokens: int = field(default=0)
     max_rows: int = field(default=0)
 
     @classmethod
     def allocate(
-        cls, max_tokens: int, max_rows: int, num_groups: int, device: torch.device | str, max_samples: int = 0
+        cls, max_tokens: int, max_rows: int, num_groups: int, device: torch.device | str, max_samples: int = 0, axes: int = 0
     ) -> "StepBuffers":
-        """max_samples: of a step with windows; 0 if there are none."""
+        """max_samples: of a step with windows; 0 if there are none. axes: of rotation; 0: positions are plain."""
 
         def ints(*shape: int) -> torch.Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=device)
@@ -186,7 +191,8 @@ class StepBuffers:
         mapping = torch.full((num_groups, max_tokens), -1, dtype=torch.int64, device=device)
         t, r, n = max_tokens, max(max_rows, max_samples), max_samples
         inputs = ints(t), ints(t), mapping, ints(r), ints(r + 1), ints(r), ints(r), ints(r), ints(1), ints(1)
-        return cls(*inputs, ints(n), ints(n), ints(n), ints(r + 1 if n else 0), ints(1), ints(n), ints(n), t, r)
+        more = ints(n), ints(n), ints(n), ints(r + 1 if n else 0), ints(1), ints(n), ints(n)
+        return cls(*inputs, *more, ints(axes, t), t, r)
 
     @cached_property
     def host(self) -> dict[str, np.ndarray]:

@@ -2,8 +2,9 @@
 
 A decode row's window is its last token and some of its drafts. How many it gets is decided here, on the device, before a step's
 inputs are built: the plan only says how many drafts a row and all rows may have, so a captured step serves any mix. One program
-reads 20 bytes a row twice. `step_inputs` then finds a token's row with `window_tokens`, and describes the step's samples with
-`write_samples`. `write_drafts` tells the core what the drafts are, if it must make grammar masks for them.
+reads 80 bytes a row twice, and gives drafts to the rows where they survive most likely (survival.py). `step_inputs` then finds
+a token's row with `window_tokens`, and describes the step's samples with `write_samples`. `write_drafts` tells the core what
+the drafts are, if it must make grammar masks for them.
 """
 
 import torch
@@ -12,6 +13,7 @@ import triton.language as tl
 
 import quire.ipc.step.sections as sections
 from quire.ipc.step.sections import HEADER, SLOT
+from quire.kernels.step import survival as of_survival
 from quire.kernels.step.tables import SlotTables, StepBuffers
 
 H_NUM_DECODE_ROWS = tl.constexpr(HEADER.at["num_decode_rows"])
@@ -23,7 +25,10 @@ S_MAX_WINDOW, S_FINAL_LEN = tl.constexpr(SLOT.at["max_window"]), tl.constexpr(SL
 MAX_WINDOW, MAX_DRAFTS = tl.constexpr(sections.MAX_WINDOW), tl.constexpr(sections.MAX_DRAFTS)
 FIRST_PLACE, UNUSED = tl.constexpr(sections.FIRST_PLACE), tl.constexpr(sections.UNUSED)
 
-CHUNK = 256  # rows that the program takes at once
+ROW, ONE, FIRST = tl.constexpr(of_survival.BINS), tl.constexpr(of_survival.ONE), tl.constexpr(of_survival.FIRST)
+ONE_BITS, SLOW_BITS = tl.constexpr(of_survival.ONE_BITS), tl.constexpr(of_survival.SLOW_BITS)
+
+CHUNK = 64  # rows that the program takes at once
 WORDS = 128  # that a program writes
 
 
@@ -31,7 +36,7 @@ WORDS = 128  # that a program writes
 def _possible_drafts(
     row, count, window, row_windows, num_row_windows, decode_slots, slot_params, seq_len, num_drafts, num_slots
 ):
-    """The most drafts that rows may have; 0 from row `count` on."""
+    """(slots, the most drafts that rows may have); 0 from row `count` on."""
     live = row < count
     slot = tl.minimum(tl.maximum(tl.load(decode_slots + row, live, other=0), 0), num_slots - 1)
     params = slot_params + slot * SLOT_WORDS
@@ -39,12 +44,50 @@ def _possible_drafts(
     most = tl.minimum(most, tl.load(row_windows + row, live & (row < num_row_windows), other=MAX_WINDOW)) - 1
     most = tl.minimum(most, tl.load(num_drafts + slot, live, other=0))
     most = tl.minimum(most, tl.load(params + S_FINAL_LEN, live, other=0) - 2 - tl.load(seq_len + slot, live, other=0))
-    return tl.where(live, tl.maximum(most, 0), 0)
+    return slot, tl.where(live, tl.maximum(most, 0), 0)
+
+
+@triton.jit
+def begin_survival(survival, slot, inside, num_slots):
+    """New sequences are in the slots: nothing is known of their drafts."""
+    columns = tl.arange(0, ROW)
+    first = tl.load(survival + num_slots * ROW + columns)
+    tl.store(survival + slot[:, None] * ROW + columns[None, :], first[None, :], inside[:, None])
+
+
+@triton.jit
+def observe_survival(survival, slot, decode, drafted, accepted):
+    """Learn from decode rows' drafts: see `survival.observe_cpu`."""
+    place = tl.arange(0, MAX_WINDOW)[None, :]
+    at = survival + slot[:, None] * ROW + place
+    acceptance = tl.load(at, decode[:, None], other=FIRST)
+    tested = (place < drafted[:, None]) & (place < accepted[:, None])
+    seen = tl.where(place < accepted[:, None] - 1, ONE, 0)
+    learnt = acceptance + ((seen - acceptance) >> SLOW_BITS)
+    acceptance = tl.where(tested, learnt, acceptance + (acceptance < FIRST).to(tl.int32))
+    product = tl.zeros_like(drafted) + ONE
+    found = tl.zeros_like(acceptance)
+    for i in tl.static_range(MAX_DRAFTS):
+        product = (product * tl.sum(tl.where(place == i, acceptance, 0), 1)) >> ONE_BITS
+        found = tl.where(place == i, product[:, None], found)
+    tl.store(at, acceptance, decode[:, None])
+    tl.store(at + MAX_WINDOW, found, decode[:, None])
+
+
+@triton.jit
+def _drafts_above(survival, slot, drafts, bounds):
+    """How many of each row's drafts survive at least as likely as each of `bounds`: int32 [rows, bounds]."""
+    found = tl.zeros([slot.shape[0], bounds.shape[0]], tl.int32)
+    for place in tl.static_range(MAX_DRAFTS):
+        is_draft = place < drafts
+        survives = tl.load(survival + slot * ROW + MAX_WINDOW + place, is_draft, other=0)
+        found += (is_draft[:, None] & (survives[:, None] >= bounds[None, :])).to(tl.int32)
+    return found
 
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _share_kernel(
-    plan, plan_len, decode_slots, slot_params, seq_len, num_drafts, row_tokens, query_start, num_rows, num_slots,
+    plan, plan_len, decode_slots, slot_params, seq_len, num_drafts, survival, row_tokens, query_start, num_rows, num_slots,
     CHUNK: tl.constexpr,
 ):  # fmt: skip
     count = tl.minimum(tl.maximum(tl.load(plan + H_NUM_DECODE_ROWS), 0), num_rows)
@@ -53,25 +96,29 @@ def _share_kernel(
     at = tl.minimum(tl.maximum(tl.load(plan + H_ROW_WINDOWS), 0), plan_len)
     num_narrow = tl.minimum(tl.load(plan + H_NUM_ROW_WINDOWS), plan_len - at)
     lanes = tl.arange(0, CHUNK)
-    levels = tl.arange(0, MAX_WINDOW)
-    totals = tl.zeros([MAX_WINDOW], tl.int32)  # drafts of all rows, if each has at most so many
+    levels = tl.arange(0, ROW)
+    bounds = tl.load(survival + (num_slots + 1) * ROW + levels)
+    totals = tl.zeros([ROW], tl.int32)  # drafts of all rows down to each bound
     for start in range(0, count, CHUNK):
-        drafts = _possible_drafts(
+        slot, drafts = _possible_drafts(
             start + lanes, count, window, plan + at, num_narrow, decode_slots, slot_params, seq_len, num_drafts, num_slots
         )
-        totals += tl.sum(tl.minimum(drafts[:, None], levels[None, :]), 0)
+        totals += tl.sum(_drafts_above(survival, slot, drafts, bounds), 0)
     level = tl.max(tl.where(totals <= most, levels, 0), 0)
-    left = most - tl.max(tl.where(totals <= most, totals, 0), 0)  # rows that get one more, in order
+    left = most - tl.max(tl.where(totals <= most, totals, 0), 0)  # of the next bin, for rows in order
     with_more = count * 0
     begin = count * 0
     for start in range(0, num_rows, CHUNK):
         row = start + lanes
-        drafts = _possible_drafts(
+        slot, drafts = _possible_drafts(
             row, count, window, plan + at, num_narrow, decode_slots, slot_params, seq_len, num_drafts, num_slots
         )
-        wants = (drafts > level).to(tl.int32)
-        gets = (wants == 1) & (with_more + tl.cumsum(wants, 0) <= left)
-        tokens = tl.where(row < count, 1 + tl.minimum(drafts, level) + gets.to(tl.int32), 0)
+        above = _drafts_above(survival, slot, drafts, bounds)
+        drafts = tl.sum(tl.where(levels[None, :] == level, above, 0), 1)
+        wants = tl.sum(tl.where(levels[None, :] == tl.minimum(level + 1, ROW - 1), above, 0), 1) - drafts
+        before = with_more + tl.cumsum(wants, 0) - wants
+        gets = tl.minimum(tl.maximum(left - before, 0), wants)
+        tokens = tl.where(row < count, 1 + drafts + gets, 0)
         tl.store(row_tokens + row, tokens, row < num_rows)
         tl.store(query_start + row, begin + tl.cumsum(tokens, 0) - tokens, row < count)
         with_more += tl.sum(wants, 0)
@@ -87,8 +134,8 @@ def share_drafts(plan: torch.Tensor, tables: SlotTables, step: StepBuffers, num_
     if not 0 < num_rows <= len(step.row_tokens) or len(tables.decode_slots) > 1:
         raise ValueError(f"share_drafts: {num_rows} rows do not fit, or there are micro-batches")
     _share_kernel[(1,)](
-        plan, plan.numel(), tables.decode_slots, tables.params, tables.seq_len, tables.num_drafts, step.row_tokens,
-        step.query_start, num_rows, tables.max_num_seqs + 1, CHUNK,
+        plan, plan.numel(), tables.decode_slots, tables.params, tables.seq_len, tables.num_drafts, tables.survival,
+        step.row_tokens, step.query_start, num_rows, tables.max_num_seqs + 1, CHUNK,
     )  # fmt: skip
 
 

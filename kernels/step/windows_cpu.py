@@ -4,6 +4,7 @@ import numpy as np
 import torch
 
 from quire.ipc.step.sections import FIRST_PLACE, HEADER, MAX_WINDOW, SLOT, UNUSED
+from quire.kernels.step.survival import BINS, BOUNDS
 from quire.kernels.step.tables import SlotTables, StepBuffers
 
 _NUM_DECODE, _MICRO_BATCH = HEADER.at["num_decode_rows"], HEADER.at["micro_batch"]
@@ -18,7 +19,7 @@ def share_drafts(plan: torch.Tensor, tables: SlotTables, step: StepBuffers, num_
 
     The plan's changes must be in the tables. A row has at most its valid drafts, the window of the plan, of its slot and of the
     plan's row_windows, and none whose sample would lie behind its last token. Together they have at most the plan's
-    draft_tokens: every row's first draft comes before any second one, and rows in order where not all get one more.
+    draft_tokens: those of the greatest survival (survival.py), by bins, and rows in order where a bin does not fit whole.
     """
     words, state, out = plan.numpy(), tables.host, step.host["row_tokens"]
     count, most = int(words[_NUM_DECODE]), int(words[_DRAFT_TOKENS])
@@ -33,10 +34,11 @@ def share_drafts(plan: torch.Tensor, tables: SlotTables, step: StepBuffers, num_
     if narrow := int(words[_NUM_ROW_WINDOWS]):
         at = int(words[_ROW_WINDOWS])
         possible = np.minimum(possible, words[at : at + narrow] - 1)
-    totals = np.minimum(possible[:, None], np.arange(MAX_WINDOW)).sum(0)  # of all rows, if each has at most so many
-    level = int(np.searchsorted(totals, most, "right")) - 1
-    drafts = np.minimum(possible, level)
-    drafts[np.flatnonzero(possible > level)[: most - totals[level]]] += 1
+    survives = np.where(np.arange(MAX_WINDOW) < possible[:, None], state["survival"][slots, MAX_WINDOW:], -1)
+    counts = (survives[:, :, None] >= BOUNDS).sum(1)  # drafts of each row down to each bound
+    level = int(np.searchsorted(counts.sum(0), most, "right")) - 1
+    drafts, more = counts[:, level], counts[:, min(level + 1, BINS - 1)] - counts[:, level]
+    drafts = drafts + np.clip(most - drafts.sum() - (more.cumsum() - more), 0, more)
     out[:count], out[count:num_rows] = 1 + drafts, 0
 
 
