@@ -15,6 +15,8 @@ from quire.ipc.deterministic import check_deterministic
 from quire.ipc.hosts_flags import add_hosts_arguments, check_hosts
 from quire.ipc.layout import check_layout
 from quire.ipc.log_flags import add_frontend_logs
+from quire.ipc.lora_flags import LoraDtype, add_lora_arguments, check_lora
+from quire.ipc.media_flags import add_media_arguments, check_media
 from quire.ipc.memory_plan import blocks_in
 from quire.ipc.own_code_flags import add_own_code_arguments
 from quire.ipc.pooling_flags import Convert, Runner, add_pooling_arguments, check_pooling_flags
@@ -61,6 +63,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     num_gpu_blocks_override: int | None = None
     num_states: int | None = None  # recurrent states, with the dummy state; None: what fits
     mamba_ssm_cache_dtype: StateDtype = "auto"  # of recurrent states
+    language_model_only: bool = False  # of a model that takes items beside text, serve the text alone
+    encoder_cache_tokens: int | None = None  # of items; None: twice the largest item
     kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3", "fp8_e5m2"] = "auto"
     kv_cache_dtype_skip_layers: list[str] = []  # indices, "sliding_window"
     block_size: int | None = None  # tokens; None: chosen by device
@@ -78,6 +82,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     speculative_config: SpeculativeConfig | None = None  # None: no drafts
     per_request_spec_decode_metrics: Literal["none", "summary", "detailed"] = "none"  # what answers say about their drafts
     max_logprobs: int = 20
+    enable_lora: bool = False
+    lora_modules: list[str] = []  # adapters that are there from the start
+    max_loras: int = 8
+    max_lora_rank: int = 16
+    max_cpu_loras: int | None = None  # None: four times max_loras
+    lora_target_modules: list[str] = []
+    lora_dtype: LoraDtype = "auto"
+    lora_dirs: list[str] = []  # below which adapters may be loaded while the engine serves
+    lora_on_demand: bool = False
     seed: int = 0
     tensor_parallel_size: int = 1
     enable_expert_parallel: bool = False  # distribute whole experts over these ranks, not a shard of each
@@ -115,11 +128,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         need(self.max_model_len is None or self.max_model_len >= 2, "--max-model-len must be at least 2")
         need(0.05 <= self.gpu_memory_utilization <= 1.0, "--gpu-memory-utilization must be between 0.05 and 1.0")
         need(self.cpu_kv_cache_gib is None or self.cpu_kv_cache_gib > 0, "--cpu-kv-cache-gib must be greater than 0")
-        need(
-            self.num_gpu_blocks_override is None or self.num_gpu_blocks_override >= 2,
-            "--num-gpu-blocks-override must be at least 2",
-        )
+        blocks = self.num_gpu_blocks_override
+        need(blocks is None or blocks >= 2, "--num-gpu-blocks-override must be at least 2")
         check_states(self.num_states)
+        check_media(self.encoder_cache_tokens)
         check_pooling_flags(self.runner, self.convert, self.pooler_config)
         need(
             self.block_size is None or self.block_size in (16, 32, 64, 128, 256), "--block-size must be 16, 32, 64, 128 or 256"
@@ -153,6 +165,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         check_layout(self)
         check_deterministic(self)
         check_speculation(self)
+        check_lora(self)
         check_hosts(self, need)
         need(self.device_index >= 0, "device_index must be at least 0")
         need(self.step_timeout_s > 0, "--step-timeout-s must be greater than 0")
@@ -176,7 +189,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 def add_engine_arguments(parser: argparse.ArgumentParser, model: str = "model") -> None:
     """Add the engine's flags, the same for `enginecore` and `quire serve`, in groups; defaults are EngineConfig's. model: the
     name of the model's argument, positional or "--model"."""
-    help_text, optional = "model folder or hub id; without it a tiny bundled model is served", {"nargs": "?"}
+    help_text = "model folder or hub id; without it a tiny bundled model is served, with --runner pooling an embedder"
+    optional = {"nargs": "?"}
     parser.add_argument(model, default=None, help=help_text, **(optional if model == "model" else {}))  # type: ignore[arg-type]
     for title, add_to in (
         ("model", _add_model),
@@ -184,9 +198,11 @@ def add_engine_arguments(parser: argparse.ArgumentParser, model: str = "model") 
         ("chat template and sampling defaults", _add_defaults),
         ("device and memory", _add_memory),
         ("recurrent states", add_state_arguments),
+        ("images", add_media_arguments),
         ("several hosts", add_hosts_arguments),
         ("batching and scheduling", _add_scheduling),
         ("speculation", add_speculation_arguments),
+        ("LoRA adapters", add_lora_arguments),
         ("logs", _add_logs),
         ("own code and profiles", add_own_code_arguments),
     ):

@@ -27,9 +27,21 @@ TWO_WAY_LLAMA = "LlamaBidirectional"
 _ROBERTA = ("Roberta", "XLMRoberta", "Camembert")
 
 
+# names of encoders with a product behind them: ColBERT's by "model_type", and vLLM's for BGE-M3 with all of its vectors
+COLBERTS = ("HF_ColBERT", "ColBERTModernBertModel", "ColBERTJinaRobertaModel")
+JINA_V5 = "JinaEmbeddingsV5Model"  # Qwen3's layers or EuroBERT's, and adapters/TASK/
+_BY_TYPE = {"bert": "BertModel", "modernbert": "ModernBertModel", "xlm-roberta": "XLMRobertaModel", "roberta": "RobertaModel"}
+
+
 def architecture_of(config: Mapping[str, Any]) -> str:
+    """The name in "architectures"; of an encoder in a model of token vectors, the encoder's."""
     names = config.get("architectures")
-    return str(names[0]) if isinstance(names, list) and names else ""
+    name = str(names[0]) if isinstance(names, list) and names else ""
+    if name in COLBERTS:
+        return _BY_TYPE.get(str(config.get("model_type")), name)
+    if name == JINA_V5:
+        return "EuroBertModel" if config.get("is_decoder") is False else "Qwen3Model"
+    return "XLMRobertaModel" if name == "BgeM3EmbeddingModel" else name
 
 
 def is_encoder(config: Mapping[str, Any]) -> bool:

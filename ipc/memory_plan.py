@@ -57,6 +57,24 @@ class ModelSizes(NamedTuple):
     state_dtype: str = "float32"  # of recurrent states, by the checkpoint
 
 
+class ItemSizes(NamedTuple):
+    """For a model that takes items beside text, on each rank."""
+
+    parameters: int  # of the encoder
+    row_elements: int  # of the encoder cache, for a token
+    run_elements: int  # that the encoder's largest run takes for a token: estimated
+
+    def cache_bytes(self, rows: int, itemsize: int) -> int:
+        return rows * self.row_elements * itemsize
+
+    def run_bytes(self, rows: int, itemsize: int) -> int:
+        """A run over half of the cache's rows, which is the largest item."""
+        return max(rows // 2, 1) * self.run_elements * itemsize
+
+
+MOST_ITEM_TOKENS = 16384  # of an image, where the checkpoint's processor does not say how large it makes them
+
+
 class CpuAsked(msgspec.Struct, frozen=True):
     """How a CPU's worker would be started, beside SizesAsked's ranks. The answer is the bytes of its weights alone."""
 
@@ -66,6 +84,7 @@ class CpuAsked(msgspec.Struct, frozen=True):
     model_impl: str
     quantization: str | None
     pipeline_parallel_size: int = 1
+    sees: bool = False  # with the encoder of a model that takes items beside text
 
 
 class SizesAsked(msgspec.Struct, frozen=True):
@@ -75,6 +94,7 @@ class SizesAsked(msgspec.Struct, frozen=True):
     tensor_parallel_size: int = 1
     enable_expert_parallel: bool = False
     cpu: CpuAsked | None = None
+    is_of_mtp: bool = False  # how large are its layers that predict further tokens?
 
 
 class RankSizes(msgspec.Struct, frozen=True):
@@ -84,6 +104,7 @@ class RankSizes(msgspec.Struct, frozen=True):
     num_parameters: int
     expert_parameters: int  # part of num_parameters
     packed_elements: list[int]  # elements of a tied head, and of the float32 weights that a CPU keeps twice
+    items: ItemSizes | None = None  # None: the model takes text alone
 
 
 # ------------------------------------------------------------------------------------------------------------ defaults
@@ -143,13 +164,20 @@ def graphs_bytes(captured: int, max_num_batched_tokens: int, activation_bytes: i
 
 
 def tables_bytes(
-    model: ModelSizes, max_num_seqs: int, max_model_len: int, max_tokens: int, block_size: int, max_samples: int = 0
+    model: ModelSizes,
+    max_num_seqs: int,
+    max_model_len: int,
+    max_tokens: int,
+    block_size: int,
+    max_samples: int = 0,
+    *,
+    draws: bool = True,
 ) -> int:
     """Estimated bytes that stay on a GPU beside weights and KV cache: context, tables by slot, sampler, rotary tables.
-    max_samples: of a step where rows have drafts, if there are more than rows."""
+    max_samples: of a step where rows have drafts, if there are more than rows. draws: whether tokens are sampled at all."""
     vocab, rows = model.vocab_size, max_num_seqs
-    processors = rows * (vocab + vocab // 8 + PROCESSOR_ROW_BYTES)
-    sampler = max(rows, max_samples) * (2 * vocab // 8 + 2 * 4 * 4096 + 3 * 4 * vocab // 512)
+    processors = rows * draws * (vocab + vocab // 8 + PROCESSOR_ROW_BYTES)
+    sampler = max(rows, max_samples) * draws * (2 * vocab // 8 + 2 * 4 * 4096 + 3 * 4 * vocab // 512)
     block_table = 4 * rows * -(-max_model_len // block_size)
     rotary = 4 * max_model_len * max(layer.head_dim for layer in model.layers)
     return CONTEXT_BYTES + processors + sampler + block_table + rotary + 32 * max_tokens

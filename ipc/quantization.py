@@ -15,13 +15,14 @@ WHILE_LOADING = {
     "int4": "4-bit integers in groups of 128, rounded to nearest: lossy",
 }
 # values of quantization_config's quant_method
-METHODS = ("gptq", "awq", "auto-round", "compressed-tensors", "fp8", "bitsandbytes", "mxfp4")
+METHODS = ("gptq", "awq", "auto-round", "compressed-tensors", "fp8", "bitsandbytes", "mxfp4", "modelopt")
 OTHER_NAMES: dict[str, str | None] = {
     "auto_round": "auto-round",
     "intel/auto-round": "auto-round",
     "compressed_tensors": "compressed-tensors",
     "gptq_marlin": "gptq",  # vLLM's names for its kernels
     "awq_marlin": "awq",
+    "modelopt_mixed": "modelopt",
     "None": None,  # as the checkpoint says
     "none": None,
 }

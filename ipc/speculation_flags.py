@@ -12,6 +12,11 @@ def check_speculation(config: Any) -> None:
     """Check an EngineConfig. Raises ValueError."""
     if config.speculative_config is None:
         return
+    drafts = config.speculative_config
+    if drafts.method in ("draft_model", "eagle3") and drafts.model is None and config.model is not None:
+        raise ValueError(
+            f"--speculative-config: {drafts.method} needs a model, a folder or hub id; the bundled model has its own"
+        )
     if config.pipeline_parallel_size > 1:
         raise ValueError("--speculative-config does not work with --pipeline-parallel-size above 1")
 

@@ -10,14 +10,17 @@ import msgspec
 
 MAX_SPECULATIVE_TOKENS = 15  # drafts of a sequence in a step: a window has 16 tokens
 MODEL_DRAFTS = 7  # of a draft model, by default
+BUNDLED_DRAFTS = 3  # of the bundled model's drafters
 MAX_NGRAM = 32
 
 
 class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings of speculation, all of them decided."""
 
-    method: Literal["ngram", "draft_model", "eagle3"]
-    model: str | None = None  # of a draft model or an EAGLE-3 head, a folder or hub id; the daemon makes it a folder
+    method: Literal["ngram", "draft_model", "eagle3", "mtp"]
+    # The draft model or EAGLE-3 head, a folder or hub id. The daemon makes it a folder, and it is the model's own for mtp.
+    # None but for ngram and mtp: the drafter of the bundled model.
+    model: str | None = None
     revision: str | None = None  # branch, tag or commit of its hub repository
     quantization: str | None = None  # as --quantization, for its weights
     max_model_len: int | None = None  # longest sequence that it drafts for; None: as long as its own context

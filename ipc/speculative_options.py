@@ -12,22 +12,23 @@ from typing import Any, Literal
 import msgspec
 
 from quire.ipc import quantization as quantizations
-from quire.ipc.speculative_config import MAX_NGRAM, MAX_SPECULATIVE_TOKENS, MODEL_DRAFTS, SpeculativeConfig
+from quire.ipc.speculative_config import BUNDLED_DRAFTS, MAX_NGRAM, MAX_SPECULATIVE_TOKENS, MODEL_DRAFTS, SpeculativeConfig
 from quire.ipc.unknown_names import what_to_write
 
 FLAG = "--speculative-config"
-Method = Literal["ngram", "draft_model", "eagle3"]
+Method = Literal["ngram", "draft_model", "eagle3", "mtp"]
 _NGRAM = ("ngram", "[ngram]", "ngram_gpu")
-_USE = '{"method": "ngram"}, "draft_model" and "eagle3" are'
+_USE = '{"method": "ngram"}, "draft_model", "eagle3" and "mtp" are'
 _YET = "is not served yet; " + _USE
 _NOT_HERE = "is not served; " + _USE
-METHODS = {  # vLLM's methods that are not served, but for those of single families (*_mtp)
-    **dict.fromkeys(("eagle", "mtp"), _YET),
+METHODS = {  # vLLM's methods that are not served
+    "eagle": _YET,
     **dict.fromkeys(("dflash", "dspark", "suffix", "medusa", "mlp_speculator", "extract_hidden_states"), _NOT_HERE),
     "custom_class": "is not served, as no code of others is loaded; " + _USE,
 }
 _DRAFT_MODEL = "is a key of draft models, and ngram has none: leave it out"
 _OF_DRAFT_MODELS = ("max_model_len", "quantization", "revision")
+_OF_OTHER_FOLDERS = "is a key of models with a folder of their own, and mtp is a part of the model: leave it out"
 _OF_NGRAM = ("prompt_lookup_min", "prompt_lookup_max")
 _NGRAMS = "is a key of n-grams, and the method is another: leave it out"
 _AS_THE_MODEL = "is no key of it: a draft model is run like the model, with its type, kernels and GPUs"
@@ -118,6 +119,8 @@ def _known(given: Mapping[str, Any]) -> tuple[Method, _Given]:
             raise ValueError(f"there is no key {key!r}; {what_to_write(key, (*known, *_OTHER_KEYS))}")
     method = _method(left)
     others = dict.fromkeys(_OF_DRAFT_MODELS, _DRAFT_MODEL) if method == "ngram" else dict.fromkeys(_OF_NGRAM, _NGRAMS)
+    if method == "mtp":
+        others |= dict.fromkeys(("quantization", "revision"), _OF_OTHER_FOLDERS)
     for key, value in left.items():
         if key not in known or (key in others and value is not None):
             raise ValueError(f"{key}={value!r:.80} {(_OTHER_KEYS | others)[key]}")
@@ -134,9 +137,11 @@ def _method(given: Mapping[str, Any]) -> Method:
     if method is None and model not in (None, *_NGRAM):
         method = method_of(str(model))
         said = f"method {method!r}, which model {str(model)!r:.80} is for,"
-    elif method is None:
-        if model is None and not any(given.get(key) for key in ("prompt_lookup_min", "prompt_lookup_max")):
+    elif method is None and model is None and not any(given.get(key) for key in _OF_NGRAM):
+        if not given.get("num_speculative_tokens"):
             raise ValueError('name a method, like {"method": "ngram"}, or the model that drafts')
+        return "mtp"  # as in vLLM, a number alone asks for what the model itself has
+    elif method is None:
         return "ngram"
     else:
         said = f"method {method!r:.80}"
@@ -145,14 +150,12 @@ def _method(given: Mapping[str, Any]) -> Method:
             raise ValueError(f"model {str(model)!r:.80} contradicts method ngram, which drafts without a model")
         return "ngram"
     if method == "draft_model" or method == "eagle3":
-        if model in (None, ""):
-            raise ValueError(f"{method} needs a model, a folder or hub id")
         return "eagle3" if method == "eagle3" else "draft_model"
-    reason = METHODS.get("mtp" if str(method).endswith("_mtp") else method)
-    if reason is None:
-        raise ValueError(
-            f"there is no method {method!r:.80}; {what_to_write(str(method), ('ngram', 'draft_model', 'eagle3', *METHODS))}"
-        )
+    if method == "mtp" or str(method).endswith("_mtp"):  # older versions have a name for each family
+        return "mtp"
+    if (reason := METHODS.get(method)) is None:
+        known = ("ngram", "draft_model", "eagle3", "mtp", *METHODS)
+        raise ValueError(f"there is no method {method!r:.80}; {what_to_write(str(method), known)}")
     raise ValueError(f"{said} {reason}")
 
 
@@ -178,7 +181,9 @@ def _config_json(model: str) -> dict[str, Any]:
 
 def _drafts_of(model: str | None) -> int:
     """The number of drafts that a checkpoint of the speculators library was made for, or that of any other model."""
-    said: Any = _config_json(model or "").get("speculators_config")
+    if not model:
+        return BUNDLED_DRAFTS
+    said: Any = _config_json(model).get("speculators_config")
     ways = said.get("proposal_methods") if isinstance(said, dict) else None
     counts = [way.get("speculative_tokens") for way in ways if isinstance(way, dict)] if isinstance(ways, list) else []
     return next((count for count in counts if type(count) is int and count >= 1), MODEL_DRAFTS)
@@ -189,7 +194,8 @@ def _config_of(method: Method, given: _Given) -> SpeculativeConfig:
         if not ok:
             raise ValueError(what)
 
-    asked = given.num_speculative_tokens or (MAX_SPECULATIVE_TOKENS if method == "ngram" else _drafts_of(given.model))
+    own = {"mtp": 1, "ngram": MAX_SPECULATIVE_TOKENS}.get(method) or _drafts_of(given.model)
+    asked = given.num_speculative_tokens or own
     need(given.num_speculative_tokens != 0 and asked >= 1, "num_speculative_tokens must be at least 1")
     drafts = min(asked, MAX_SPECULATIVE_TOKENS)
     shortest, longest = given.prompt_lookup_min, given.prompt_lookup_max
@@ -213,7 +219,7 @@ def _config_of(method: Method, given: _Given) -> SpeculativeConfig:
     need(all(a[1] < b[0] for a, b in itertools.pairwise(ranges)), f"{key}: ranges rise and do not overlap")
     return SpeculativeConfig(
         method=method,
-        model=None if method == "ngram" else given.model,
+        model=None if method == "ngram" else given.model or None,
         revision=given.revision,
         quantization=given.quantization,
         max_model_len=given.max_model_len,

@@ -8,6 +8,7 @@ from typing import Literal
 
 import msgspec
 
+from quire.ipc.adapters import AdapterLimits
 from quire.ipc.config import EngineConfig
 from quire.ipc.interfaces import LOOPBACK, Interface
 from quire.ipc.step.sections import max_samples_of
@@ -63,4 +64,5 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     gpu_index: int = 0  # this rank's GPU, among those that the engine, or its host's agent, sees
     one_host: bool = True  # all ranks are on one host
     group_on_one_host: bool = True  # all ranks with this one's layers are on one host
+    adapters: AdapterLimits | None = None  # None: the engine serves no LoRA adapters
     bound_to: Interface = LOOPBACK  # the ranks' sockets, which know no keys, are bound to it

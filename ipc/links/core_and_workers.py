@@ -6,6 +6,7 @@ DEALER with an identity that names its rank and its generation of workers: messa
 
 import errno
 import struct
+import threading
 
 import msgspec
 import zmq
@@ -89,12 +90,14 @@ class CoreToWorkers:
 
 
 class WorkerToCore:
-    """A worker's end. Blocking calls with time-outs; used by one thread at a time."""
+    """A worker's end. Blocking calls with time-outs. Any thread may send; one thread at a time may do anything else, and nobody
+    receives while several threads send."""
 
     def __init__(self, address: str, rank: int, generation: int) -> None:
         """Connect; the core's end is bound before the worker starts."""
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(WorkerCommand)
+        self._sending = threading.Lock()
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.set(zmq.ROUTING_ID, _IDENTITY.pack(_TAG, generation, rank))
@@ -105,9 +108,10 @@ class WorkerToCore:
 
     def send(self, message: WorkerMessage, timeout_s: float = 10.0) -> None:
         """Send. Raises TimeoutError if the core does not take it."""
-        if not self._socket.poll(round(timeout_s * 1000), zmq.POLLOUT):
-            raise TimeoutError(f"the core has not taken a message for {timeout_s:.3g} s")
-        self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
+        with self._sending:
+            if not self._socket.poll(round(timeout_s * 1000), zmq.POLLOUT):
+                raise TimeoutError(f"the core has not taken a message for {timeout_s:.3g} s")
+            self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
 
     def receive(self, timeout_s: float) -> WorkerCommand | None:
         """The next command, or None after timeout_s. Raises ValueError for a message that cannot be read."""

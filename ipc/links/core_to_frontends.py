@@ -20,9 +20,11 @@ from contextlib import suppress
 import msgspec
 import zmq
 
+from quire.ipc.adapters import AdapterInfo
 from quire.ipc.links import paths
 from quire.ipc.links.curve import ZAP_DOMAIN, Authenticator, CoreKeys
 from quire.ipc.links.limited_log import LimitedLog
+from quire.ipc.links.media_frames import with_frames
 from quire.ipc.links.outbox import FrontendConnection, PendingOutputs, Total
 from quire.ipc.links.request_check import identify_request, may_travel_as_one, problem_with
 from quire.ipc.links.sockets import readable
@@ -44,6 +46,7 @@ from quire.ipc.messages.frontend import (
     Utility,
     Welcome,
 )
+from quire.ipc.messages.media import MediaGone
 from quire.ipc.messages.message import DECODE_ERRORS, IDENTITY_BYTES
 from quire.ipc.process.loop_clock import LoopClock
 
@@ -153,6 +156,10 @@ class CoreToFrontends:
             if not frontend.welcomed:
                 self._greet(frontend)
 
+    def set_adapters(self, adapters: list[AdapterInfo]) -> None:
+        """Set what frontends are told that are welcomed from now on."""
+        self._welcome = self._welcome and msgspec.structs.replace(self._welcome, adapters=adapters)
+
     @property
     def frontends(self) -> list[bytes]:
         """Identities of the connections that have been welcomed."""
@@ -177,6 +184,9 @@ class CoreToFrontends:
             limit -= max(len(frames), 1)
             size = sum(map(len, frames))
             self._receive_bytes -= size
+            if (media := with_frames(frames)) is not None:
+                requests += [(identity, media)] * self._is_welcome(identity, self._frontends.get(identity), media.epoch)
+                continue
             if not may_travel_as_one(frames, size) or len(identity) != IDENTITY_BYTES:
                 self._refuse(identity, "malformed message")
                 continue
@@ -212,7 +222,7 @@ class CoreToFrontends:
                 self._send_file(frontend, message.name)
             case AddRequest() if (problem := problem_with(message)) is not None:
                 self.send(identity, RequestError(self.epoch, message.id, "invalid", problem))
-            case AddRequest() | Abort() | Finish() | Utility():
+            case AddRequest() | Abort() | Finish() | Utility() | MediaGone():
                 return message
         return None
 

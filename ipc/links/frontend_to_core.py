@@ -9,8 +9,7 @@ reconnects until there is a core. Messages, loss and return are reported by call
 import asyncio
 import hashlib
 import random
-import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 import zmq
@@ -18,11 +17,13 @@ from zmq.utils.monitor import parse_monitor_message
 
 from quire.ipc.links import paths
 from quire.ipc.links.curve import FrontendKeys
+from quire.ipc.links.dealer import new_dealer
 from quire.ipc.links.outgoing import Outgoing
 from quire.ipc.links.sockets import readable
 from quire.ipc.messages.frontend import (
     MAX_FRONTEND_MESSAGE,
     PROTOCOL_VERSION,
+    AdaptersChanged,
     CoreMessage,
     File,
     FrontendMessage,
@@ -39,16 +40,17 @@ from quire.ipc.messages.frontend import (
     UtilityResult,
     Welcome,
 )
-from quire.ipc.messages.message import DECODE_ERRORS, IDENTITY_BYTES, MAX_CORE_MESSAGE
+from quire.ipc.messages.media import MediaData, MediaWanted
+from quire.ipc.messages.message import DECODE_ERRORS, MAX_CORE_MESSAGE
 
 PING_INTERVAL_S = 2.0
 SILENCE_S = 5.0  # without a message from the core, which sends a heartbeat every 0.5 s
 SHUTTING_DOWN = "the engine is shutting down"  # the reason when the core was told to stop
 _TICK_S = 0.25
-_SEND_HWM, _RECEIVE_HWM = 8192, 256
 _MIN_BACKOFF_S, _MAX_BACKOFF_S = 0.05, 1.0
 _BATCH = 64  # messages dispatched before the event loop gets its turn
 _MISMATCH = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+_PASSED_ON = MediaWanted | PromptLogprobs | Pooled | Heartbeat | AdaptersChanged | UtilityResult
 _MONITORED = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | _MISMATCH
 
 
@@ -157,6 +159,13 @@ class FrontendToCore:
                 raise LinkDown("the engine has gone")
             raise LinkBusy("the engine does not keep up with this frontend's messages")
 
+    def send_media(self, message: MediaData, tensors: Sequence[bytes | memoryview]) -> None:
+        """Queue the tensors of an item, each of at most MAX_TENSOR_BYTES, after what was sent before; raises as `send` does."""
+        if self._connection is None:
+            raise LinkDown(self._reason)
+        if not self._connection.outgoing.send_frames([self._encoder.encode(message), *tensors]):
+            raise LinkBusy("the engine does not keep up with this frontend's messages")
+
     def hold(self) -> None:
         """Hold messages until the end of the event loop's next turn, then send them together, as many as a message may hold.
 
@@ -204,7 +213,6 @@ class FrontendToCore:
             backoff_s = _MIN_BACKOFF_S if loop.time() - started > 1.0 else min(2 * backoff_s, _MAX_BACKOFF_S)
             await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
 
-    # reports of a connection, in order
     def _up(self, connection: "_Connection", welcome: Welcome, files: dict[str, bytes]) -> None:
         self.welcome, self.files, self._connection = welcome, files, connection
         self._changed.set()
@@ -237,7 +245,7 @@ class _Connection:
         self._next_ping = self._loop.time() + PING_INTERVAL_S
         self._encoder, self._decoder = link._encoder, link._decoder
 
-        self._socket = self._make_socket(link)
+        self._socket = new_dealer(link._context, link.address, link._keys, MAX_CORE_MESSAGE)
         self.outgoing = Outgoing(self._socket, self._on_readable, self._on_stuck)
         self._monitor = self._socket.get_monitor_socket(_MONITORED)
         self._loop.add_reader(self._socket.fileno(), self._on_readable)
@@ -250,23 +258,6 @@ class _Connection:
             raise
         self.outgoing.send(self._encoder.encode(Hello(PROTOCOL_VERSION)))
         self._on_monitor()
-
-    @staticmethod
-    def _make_socket(link: FrontendToCore) -> zmq.Socket:
-        socket = link._context.socket(zmq.DEALER)
-        # Identities that begin with a zero byte are reserved by libzmq.
-        socket.set(zmq.ROUTING_ID, bytes([1 + secrets.randbelow(255)]) + secrets.token_bytes(IDENTITY_BYTES - 1))
-        socket.set(zmq.LINGER, 0)
-        socket.set(zmq.RECONNECT_IVL, -1)  # we reconnect ourselves: a new connection needs a new identity
-        socket.set(zmq.SNDHWM, _SEND_HWM)
-        socket.set(zmq.RCVHWM, _RECEIVE_HWM)
-        socket.set(zmq.MAXMSGSIZE, MAX_CORE_MESSAGE)
-        socket.set(zmq.IPV6, int("[" in link.address))
-        if link._keys is not None:
-            socket.set(zmq.CURVE_SERVERKEY, link._keys.core_public)
-            socket.set(zmq.CURVE_PUBLICKEY, link._keys.own.public)
-            socket.set(zmq.CURVE_SECRETKEY, link._keys.own.secret)
-        return socket
 
     def watch(self, seconds: float) -> None:
         self._watch_until = self._loop.time() + seconds
@@ -371,7 +362,7 @@ class _Connection:
             case RequestError() if self._serving and message.epoch == self.epoch:
                 self._watch_until = 0.0
                 self._link._on_message(message)
-            case PromptLogprobs() | Pooled() | Heartbeat() | UtilityResult() if self._serving and message.epoch == self.epoch:
+            case _ if self._serving and message.epoch == self.epoch and isinstance(message, _PASSED_ON):
                 self._link._on_message(message)
 
     def _welcomed(self, welcome: Welcome) -> None:

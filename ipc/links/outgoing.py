@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import zmq
 
@@ -34,6 +35,11 @@ class Outgoing:
         self._held_bytes += len(encoded)
         return True
 
+    def send_frames(self, frames: list[bytes | memoryview]) -> bool:
+        """Queue one message of several frames, after those that are held; False if the queue is full."""
+        self._send_held()
+        return self._send(frames)
+
     @property
     def is_holding(self) -> bool:
         return self._held is not None
@@ -50,7 +56,7 @@ class Outgoing:
         self._held = None
 
     def _send_held(self) -> None:
-        held, self._held, self._held_bytes = self._held, [], 0
+        held, self._held, self._held_bytes = self._held, None if self._held is None else [], 0
         if held and not self._socket.closed and not self._send(held):  # there was room for the first, so there is for all
             self._on_failure("the engine does not take what was sent")
 
@@ -61,7 +67,7 @@ class Outgoing:
         self._look()
         return has_room
 
-    def _send(self, frames: list[bytes]) -> bool:
+    def _send(self, frames: list[Any]) -> bool:
         try:
             self._socket.send_multipart(frames, zmq.NOBLOCK)
             sent = True

@@ -8,14 +8,16 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from quire.ipc.adapters import AdapterInfo, AdapterLimits, AdapterUse
+from quire.ipc.messages.media import MediaData, MediaGone, MediaInfo, MediaItem, MediaWanted
 from quire.ipc.messages.message import Message
-from quire.ipc.messages.stats import CacheInfo, EngineStats
+from quire.ipc.messages.stats import AdapterStats, CacheInfo, EngineStats
 from quire.ipc.messages.utilities import UtilityAnswer, UtilityCall
 from quire.ipc.numerics import Numerics
 from quire.ipc.pooling import PoolingInfo, PoolingParams
 from quire.ipc.sampling import SamplingParams
 
-PROTOCOL_VERSION = 11
+PROTOCOL_VERSION = 12
 
 # Limits on one message, in bytes. Beyond them a receiver drops the sender (a frontend) or the message (the core's).
 MAX_FRONTEND_MESSAGE = 64 << 20  # a request: a prompt of 8 M tokens as int32 would fit
@@ -27,7 +29,9 @@ MAX_TENANT_NAME = 128  # characters
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 # why a request ended without a result
-ErrorCode = Literal["invalid", "too_long", "overloaded", "rate_limited", "deadline_exceeded", "unavailable", "engine_error"]
+ErrorCode = Literal[
+    "invalid", "not_found", "too_long", "overloaded", "rate_limited", "deadline_exceeded", "unavailable", "engine_error"
+]
 
 
 # ------------------------------------------------------------------------------------------------- frontend -> core
@@ -52,6 +56,7 @@ class TokenInputs(Message, tag="tokens", frozen=True):
 
     token_ids: bytes  # int32, at least one token
     marks: list[int] = []  # numbers of tokens after which other prompts may go on: the first 8 count
+    items: list[MediaItem] | None = None  # by their places in the prompt, which do not overlap
 
 
 class Candidates(Message, frozen=True):
@@ -160,6 +165,7 @@ class AddRequest(Message, tag="add", frozen=True):
     tenant: Tenant | None = None  # None: all such requests are one tenant's
     timeout_s: float = 0.0  # seconds that are left until it must have ended; 0: no limit
     is_bounded: bool = False  # refused where it would wait longer than --max-queue-s
+    adapter: AdapterUse | None = None  # None: the model itself
 
 
 class Abort(Message, tag="abort", frozen=True):
@@ -190,7 +196,7 @@ class Utility(Message, tag="utility", frozen=True):
     call: UtilityCall
 
 
-FrontendMessage = Hello | GetFile | AddRequest | Abort | Finish | Ping | Utility
+FrontendMessage = Hello | GetFile | AddRequest | Abort | Finish | Ping | Utility | MediaData | MediaGone
 
 
 # ------------------------------------------------------------------------------------------------- core -> frontend
@@ -207,6 +213,16 @@ class EngineLimits(Message, frozen=True):
     max_logprobs: int
     takes_marks: bool = False  # prompts should bring TokenInputs.marks
     pooling: PoolingInfo | None = None  # how the model pools; None: it does not
+    adapters: AdapterLimits | None = None  # None: the engine takes no adapters
+    media: MediaInfo | None = None  # None: it takes text alone
+    is_cut_by_steps: bool = False  # an encoder's texts could be longer if its steps had room for them
+
+    @property
+    def too_long(self) -> str:
+        """The end of a message about a prompt to be pooled that is too long."""
+        if self.is_cut_by_steps:
+            return f"at most {self.max_model_len} fit into a step, which --max-num-batched-tokens makes longer at the start"
+        return f"at most {self.max_model_len} fit into the context"
 
     @property
     def generates(self) -> bool:
@@ -243,6 +259,7 @@ class Welcome(Message, tag="welcome", frozen=True):
     numerics: Numerics = Numerics()  # equal for engines with equal answers
     replay: bool = False  # requests outlive their processes: when this core is lost, frontends send theirs again
     drafts_told: DraftsTold | None = None  # None: nothing
+    adapters: list[AdapterInfo] = []  # those that are loaded
 
 
 class File(Message, tag="file", frozen=True):
@@ -337,9 +354,7 @@ class Pooled(Message, tag="pooled", frozen=True):
 
     epoch: int
     keys: bytes  # int64 [n]
-    shapes: (
-        bytes  # int32 [n, 4]: rows (0: a single one, a vector), columns, position of the first row, whether it ends the prompt
-    )
+    shapes: bytes  # int32 [n, 4]: rows (or VECTOR), columns, position of the first row, whether it ends the prompt
     cached: bytes  # int32 [n]: prompt tokens found in the prefix cache
     data: bytes  # float32, all results one after the other
 
@@ -363,6 +378,15 @@ class Heartbeat(Message, tag="heartbeat", frozen=True):
     replays_given_up: int = 0  # requests that ended because they ran at two deaths without a token between
     num_states: int = 0  # recurrent states that sequences can use; 0: the model has none
     states_used: int = 0  # of them, those of running sequences
+    adapters: AdapterStats | None = None  # None: the engine takes no adapters
+
+
+class AdaptersChanged(Message, tag="adapters_changed", frozen=True):
+    """Adapters were loaded or unloaded; sent to every frontend. A name in `added` may replace one that was there before."""
+
+    epoch: int
+    added: list[AdapterInfo]
+    removed: list[str]
 
 
 class UtilityResult(Message, tag="utility_result", frozen=True):
@@ -378,7 +402,18 @@ class ShuttingDown(Message, tag="shutting_down", frozen=True):
 
 
 CoreMessage = (
-    Welcome | File | Refused | RequestError | StepOutputs | PromptLogprobs | Pooled | Heartbeat | UtilityResult | ShuttingDown
+    Welcome
+    | File
+    | Refused
+    | RequestError
+    | StepOutputs
+    | PromptLogprobs
+    | Pooled
+    | Heartbeat
+    | AdaptersChanged
+    | MediaWanted
+    | UtilityResult
+    | ShuttingDown
 )
 
 

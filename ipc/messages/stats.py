@@ -93,6 +93,17 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     speculation: SpeculationStats | None = None  # None: no speculation
 
 
+class AdapterStats(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Adapters of one engine: those of running and of waiting sequences now, at most 64 names of each, and totals."""
+
+    max_loras: int
+    running: list[str]
+    waiting: list[str]
+    loads: int  # into an adapter slot
+    evictions: int  # from one, for another adapter
+    load_s: float  # seconds of all loads
+
+
 class CacheInfo(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The labels of vLLM's metric `cache_config_info`, about the KV cache. Fixed when an engine starts."""
 

@@ -6,6 +6,7 @@ a frontend. Each call is answered once; the answer is dropped if the frontend ha
 
 from typing import Literal
 
+from quire.ipc.adapters import AdapterInfo
 from quire.ipc.messages.message import Message
 
 
@@ -26,7 +27,50 @@ class GetServerInfo(Message, tag="get_server_info", frozen=True):
     """Answered by ServerInfo."""
 
 
-UtilityCall = ResetPrefixCache | StartProfile | StopProfile | GetServerInfo
+class LoadFolder(Message, tag="load_folder", frozen=True):
+    """Load an adapter from a folder on the engine's host. Answered by AdapterLoaded when every rank has read it."""
+
+    name: str
+    path: str
+    in_place: bool = False  # it may replace an adapter of this name
+
+
+class UnloadAdapter(Message, tag="unload_adapter", frozen=True):
+    """Forget an adapter's name; requests that hold it go on. Answered by AdapterUnloaded."""
+
+    name: str
+
+
+class FindAdapter(Message, tag="find_adapter", frozen=True):
+    """An adapter, which is loaded now if the engine loads on demand. Answered by AdapterLoaded."""
+
+    name: str
+
+
+class PinAdapter(Message, tag="pin_adapter", frozen=True):
+    """Load an adapter into an adapter slot and keep it there. Answered by AdapterLoaded."""
+
+    name: str
+
+
+class RestoreAdapters(Message, tag="restore_adapters", frozen=True):
+    """Adapters that were loaded into an engine which was lost, or into the other replicas. Those that this engine lacks, or has
+    from an earlier load, are loaded if their files are still the same. Answered by AdaptersRestored."""
+
+    adapters: list[AdapterInfo]
+
+
+UtilityCall = (
+    ResetPrefixCache
+    | StartProfile
+    | StopProfile
+    | GetServerInfo
+    | LoadFolder
+    | UnloadAdapter
+    | FindAdapter
+    | PinAdapter
+    | RestoreAdapters
+)
 
 
 # -------------------------------------------------------------------------------------------------------------- answers
@@ -42,9 +86,21 @@ class ServerInfo(Message, tag="server_info", frozen=True):
     config: dict[str, str | int | float | bool | list[str] | None]  # the engine's settings, without secrets
 
 
+class AdapterLoaded(Message, tag="adapter_loaded", frozen=True):
+    adapter: AdapterInfo
+
+
+class AdapterUnloaded(Message, tag="adapter_unloaded", frozen=True):
+    pass
+
+
+class AdaptersRestored(Message, tag="adapters_restored", frozen=True):
+    failed: list[str]  # names of those that could not be loaded
+
+
 class UtilityFailed(Message, tag="utility_failed", frozen=True):
-    code: Literal["invalid", "engine_error"]
+    code: Literal["invalid", "engine_error", "not_found", "overloaded"]
     message: str  # for the user
 
 
-UtilityAnswer = ResetDone | ProfileDone | ServerInfo | UtilityFailed
+UtilityAnswer = ResetDone | ProfileDone | ServerInfo | AdapterLoaded | AdapterUnloaded | AdaptersRestored | UtilityFailed

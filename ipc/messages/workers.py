@@ -4,13 +4,15 @@ Commands come at start-up. Control requests come while workers serve, through th
 (ipc/step/). Messages about the group of ranks are in group.py.
 """
 
+from quire.ipc.adapters import AdapterPlan
 from quire.ipc.messages.group import PeerSilent, ReportExpertLoad, StoreRequest, StoreValue
+from quire.ipc.messages.media import MediaInfo
 from quire.ipc.messages.message import Message
 from quire.ipc.numerics import Numerics
 from quire.ipc.pooling import PoolingInfo
 from quire.ipc.sampling import SamplingParams
 
-MAX_CONTROL_BYTES = 1 << 16  # bytes of a control record
+MAX_CONTROL_BYTES = 12 << 20  # bytes of a control record: a plan of an adapter of 37,000 tensors
 MAX_CONTROL_PAYLOAD = 1 << 20  # bytes of its reply
 
 
@@ -59,6 +61,7 @@ class WorkerProfile(Message, tag="profile", frozen=True):
     num_states: int = 0
     state_bytes: int = 0
     pooling: PoolingInfo | None = None  # how the model pools; None: it does not
+    media: MediaInfo | None = None  # what it takes beside text; None: nothing
 
 
 class WorkerReady(Message, tag="ready", frozen=True):
@@ -154,8 +157,34 @@ class CheckParams(Message, tag="check_params", frozen=True):
     params: SamplingParams
 
 
+class LoadAdapter(Message, tag="load_adapter", frozen=True):
+    """Read an adapter, if the host has no copy of it, and put it into an adapter slot, which nothing uses now; slot HOST_ONLY:
+    only read and check it. Answered by nothing, later, when that is done; steps go on meanwhile."""
+
+    id: int
+    number: int
+    slot: int
+    plan: AdapterPlan
+
+
+class ForgetAdapter(Message, tag="forget_adapter", frozen=True):
+    """No sequence uses this adapter any more: drop copies in host memory. Answered at once, by nothing."""
+
+    id: int
+    number: int
+
+
 # Requests to a serving worker between two steps, in a record of the plan ring.
-ControlRequest = DumpStacks | CaptureMaskedSamplingGraphs | StartProfiler | StopProfiler | CheckParams | ReportExpertLoad
+ControlRequest = (
+    DumpStacks
+    | CaptureMaskedSamplingGraphs
+    | StartProfiler
+    | StopProfiler
+    | CheckParams
+    | ReportExpertLoad
+    | LoadAdapter
+    | ForgetAdapter
+)
 
 
 class AllocateKV(Message, tag="allocate_kv", frozen=True):

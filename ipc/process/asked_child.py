@@ -12,7 +12,7 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -46,8 +46,10 @@ class _Start(NamedTuple):
 class AskedChild:
     """At most one child at a time, which runs one module. Not thread-safe."""
 
-    def __init__(self, module: str) -> None:
+    def __init__(self, module: str, environment: Mapping[str, str] | None = None) -> None:
+        """environment: of the child; None: this process's."""
         self._module = module
+        self._environment = environment
         self._child: Child | None = None
         self._socket: socket.socket | None = None
         self._started: _Start | None = None
@@ -71,7 +73,7 @@ class AskedChild:
         self.close()
         self._socket, theirs = socket.socketpair()
         with theirs:
-            self._child = prespawn(self._module)
+            self._child = prespawn(self._module, environment=self._environment)
             self._child.configure(config(theirs.fileno()), [theirs.fileno()])
         self._socket.settimeout(START_TIMEOUT_S)
         said = b""

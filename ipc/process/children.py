@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -176,14 +176,22 @@ def spawn(module: str, config: msgspec.Struct, pass_fds: Sequence[int] = (), *, 
     return child
 
 
-def prespawn(module: str, pass_fds: Sequence[int] = (), *, arguments: Sequence[str] = ()) -> Child:
-    """The first half of `spawn`: a child that loads its modules and waits for `Child.configure`; it ends if closed before."""
+def prespawn(
+    module: str,
+    pass_fds: Sequence[int] = (),
+    *,
+    arguments: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> Child:
+    """The first half of `spawn`: a child that loads its modules and waits for `Child.configure`; it ends if closed before.
+
+    environment: the child's; None: this process's."""
     if threading.current_thread() is threading.main_thread():
-        return _start(module, pass_fds, arguments)
-    return _spawner.call(lambda: _start(module, pass_fds, arguments))
+        return _start(module, pass_fds, arguments, environment)
+    return _spawner.call(lambda: _start(module, pass_fds, arguments, environment))
 
 
-def _start(module: str, pass_fds: Sequence[int], arguments: Sequence[str]) -> Child:
+def _start(module: str, pass_fds: Sequence[int], arguments: Sequence[str], environment: Mapping[str, str] | None) -> Child:
     mine, theirs = socket.socketpair()
     with theirs, ExitStack() as on_failure:
         on_failure.enter_context(mine)
@@ -195,6 +203,7 @@ def _start(module: str, pass_fds: Sequence[int], arguments: Sequence[str]) -> Ch
             command,
             pass_fds=[*pass_fds, theirs.fileno(), heartbeats],
             stdin=subprocess.DEVNULL,
+            env=environment,
             process_group=0,  # a terminal's Ctrl-C must reach the launcher only, which ends its children in order
         )
         child = Child(proc, mine, heartbeats)

@@ -34,11 +34,12 @@ class Job(NamedTuple):
 
 
 class Turns:
-    """The order of turns; no threads. num_threads: how many jobs may run at once."""
+    """The order of turns; no threads. num_threads: how many jobs may run at once. leaves_room: one owner never has all of them,
+    nor more than half with large jobs; False where jobs are short."""
 
-    def __init__(self, num_threads: int) -> None:
-        self._most_of_one = max(num_threads - 1, 1)
-        self._most_large_of_one = max(num_threads // 2, 1)
+    def __init__(self, num_threads: int, leaves_room: bool = True) -> None:
+        self._most_of_one = max(num_threads - 1, 1) if leaves_room else num_threads
+        self._most_large_of_one = max(num_threads // 2, 1) if leaves_room else num_threads
         self._waiting: dict[str, list[tuple[float, int, Job]]] = {}  # a heap for each owner
         self._running: Counter[str] = Counter()
         self._running_large: Counter[str] = Counter()
@@ -78,11 +79,17 @@ class Turns:
 
 
 class FairExecutor:
-    """threads: num_threads of them, which run other work, too; their owner shuts them down."""
+    """threads: num_threads of them, which run other work, too; their owner shuts them down. leaves_room: as for Turns."""
 
-    def __init__(self, threads: ThreadPoolExecutor, num_threads: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        threads: ThreadPoolExecutor,
+        num_threads: int,
+        clock: Callable[[], float] = time.monotonic,
+        leaves_room: bool = True,
+    ) -> None:
         self._threads = threads
-        self._turns = Turns(num_threads)
+        self._turns = Turns(num_threads, leaves_room)
         self._lock = threading.Lock()  # protects the turns
         self._clock = clock
 

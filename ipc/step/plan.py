@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from quire.ipc.step.sections import (
+    FLAG_ADAPTERS,
     FLAG_SAME_DECODE_ROWS,
     HEADER,
     LOGITS_PROCESSORS,
@@ -92,6 +93,7 @@ class StepPlan:
     draft_tokens: int = 0
     draft_depth: int = 0
     mask_window: int = 1
+    has_adapters: bool = False  # some row has an adapter
 
     def section(self, name: str) -> np.ndarray:
         """The section's rows; empty if the plan has none."""
@@ -101,6 +103,11 @@ class StepPlan:
     def decode_rows(self) -> np.ndarray:
         """int32 [n] slots."""
         return self.section(_DECODE)
+
+    @property
+    def has_items(self) -> bool:
+        """Whether some prompt tokens have embeddings of items, or positions that these have moved."""
+        return "places" in self.sections
 
     @property
     def prefill_rows(self) -> np.ndarray:
@@ -160,7 +167,7 @@ class StepPlan:
         if len(self.sections) > len(parts):
             at = self._place(_ELSEWHERE, at, header, parts)
         header[_STEP], header[_SAMPLING_KIND], header[_WORDS] = self.step & STEP_MASK, self.sampling_kind, at
-        header[_FLAGS] = FLAG_SAME_DECODE_ROWS * self.same_decode_rows
+        header[_FLAGS] = FLAG_SAME_DECODE_ROWS * self.same_decode_rows | FLAG_ADAPTERS * self.has_adapters
         header[_MAX_SEQ_LEN] = self.max_seq_len
         header[_MICRO_BATCH], header[_LAG] = self.micro_batch, self.lag
         header[_WINDOW], header[_MASK_WINDOW], header[_DRAFT_TOKENS] = self.window, self.mask_window, self.draft_tokens
@@ -195,7 +202,7 @@ def decode_plan(words: np.ndarray, last_decode_rows: np.ndarray) -> StepPlan:
         sections[_DECODE] = last_decode_rows
     drafts = h[_WINDOW], h[_DRAFT_TOKENS], h[_DRAFT_DEPTH], h[_MASK_WINDOW]
     places = h[_MAX_SEQ_LEN], h[_MICRO_BATCH], h[_LAG], *drafts
-    return StepPlan(h[_STEP], sections, h[_SAMPLING_KIND], same, *places)
+    return StepPlan(h[_STEP], sections, h[_SAMPLING_KIND], same, *places, bool(h[_FLAGS] & FLAG_ADAPTERS))
 
 
 Ids = Sequence[int] | np.ndarray

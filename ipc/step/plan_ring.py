@@ -8,7 +8,8 @@ against shrinking, so that no process can make another one fault, and only the w
     ring, the rest   the area that records may refer to (mask_area.py)
     reader's page    magic, position, sleeping                                   (one memfd per reader)
 
-Positions count units and never wrap. A record is contiguous: if it would cross the end, a filler takes the rest. The writer
+Positions count units and never wrap. A record is contiguous: if it would cross the end, a filler takes the rest. It also does
+where little is held and a lap was used: so the same pages serve again, and memory does not grow to the whole ring. The writer
 stores a record first and `published` last; a reader reads only below `published`, so it cannot mistake a payload for a header.
 The store order is kept by x86's memory model and, elsewhere, by the lock in `fence`.
 """
@@ -32,6 +33,7 @@ KIND_PLAN = 1
 KIND_MASK = 2
 KIND_SHUTDOWN = 3
 KIND_CONTROL = 4
+KIND_ITEM = 5
 _KIND_FILLER = 0
 
 _RING_MAGIC = 0x474E_4952_4552_4951
@@ -41,6 +43,7 @@ _UNIT_WORDS = 4  # a unit is 16 bytes: one record header
 _Q_MAGIC, _Q_CAPACITY, _Q_PUBLISHED = 0, 1, 8
 _Q_POSITION, _Q_SLEEPING = 1, 2  # in a reader's page
 _F_SEAL_FUTURE_WRITE = 0x10  # from <linux/fcntl.h>; in Python's fcntl since 3.13
+_LAP = 1 << 16  # units, 1 MiB: of a ring from which readers take records in time, no more is ever touched
 _MAX_SLEEP_S = 1.0  # a sleeping reader checks at least this often, whatever the doorbell says
 _FULL_SLEEP_S = 50e-6
 _HELD_SLEEP_S = 1e-3  # the same for a reader that holds records: the writer may wait for their room
@@ -153,6 +156,11 @@ class PlanRing:
         """The position behind the last record."""
         return self._head
 
+    @property
+    def num_unread_bytes(self) -> int:
+        """Bytes of records that the slowest reader has not given back."""
+        return 16 * (self._head - min(page[_Q_POSITION] for page in self._pages))
+
     def fds(self, reader: int) -> list[int]:
         """Descriptors for `PlanReader.attach` in the child: pass them on with Child.configure or Popen(pass_fds=...)."""
         return [self._fd, self._readers[reader], self._doorbells[reader]]
@@ -173,7 +181,7 @@ class PlanRing:
                 f"a record of kind {kind} and {length} words: kind must be positive, words at most {self.max_record_words}"
             )
         offset = self._head % self._capacity
-        skip = self._capacity - offset if offset + units > self._capacity else 0
+        skip = self._capacity - offset if offset + units > self._capacity or self._ends_lap(offset, units) else 0
         if self._head + skip + units - self._tail > self._capacity:
             self._wait_for_room(skip + units, timeout_s)
         if skip:
@@ -192,18 +200,30 @@ class PlanRing:
             if page[_Q_SLEEPING]:
                 os.eventfd_write(doorbell, 1)
 
+    def _ends_lap(self, offset: int, units: int) -> bool:
+        """Whether a record had better begin at the ring's first page: there is room, and enough for several more like it."""
+        if offset < _LAP:
+            return False
+        self._look_at_readers()
+        return self._head - self._tail <= offset // 4 and 4 * units <= offset
+
     def _put_header(self, offset: int, kind: int, length: int) -> None:
         self._headers[2 * offset + 1] = kind | length << 32
         self._headers[2 * offset] = self._sequence
         self._sequence += 1
 
+    def _look_at_readers(self) -> list[int]:
+        """The readers' positions. Raises RingCorrupt."""
+        positions = [page[_Q_POSITION] for page in self._pages]
+        if not all(self._tail <= p <= self._head for p in positions):
+            raise RingCorrupt(f"a reader's position is outside the ring: {positions}")
+        self._tail = min(positions)
+        return positions
+
     def _wait_for_room(self, units: int, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         while True:
-            positions = [page[_Q_POSITION] for page in self._pages]
-            if not all(self._tail <= p <= self._head for p in positions):
-                raise RingCorrupt(f"a reader's position is outside the ring: {positions}")
-            self._tail = min(positions)
+            positions = self._look_at_readers()
             if self._head + units - self._tail <= self._capacity:
                 return
             if time.monotonic() >= deadline:

@@ -125,6 +125,9 @@ SLOT_VALUES = (
     SlotValue("state", "blocks.state", default=NO_STATE),  # the sequence's own: decode rows read and write it
     SlotValue("final_len", "final_len", default=INT32_MAX),  # most tokens that it may have: the last one is never computed
     SlotValue("max_window", "max_window", default=1),  # most tokens of its decode rows
+    SlotValue("adapter", "adapter_slot", default=-1),  # its adapter's slot on the device; -1: the model itself
+    SlotValue("adapter_from", "adapter_from"),  # the position from which on the adapter applies
+    SlotValue("rotary_delta", "rotary_delta"),  # of a token behind the prompt: its rotary position less its position
 )
 
 
@@ -154,6 +157,14 @@ PREFILL_PROMPT_LOGPROBS = 2  # the row has a side result for each position
 PREFILL_CANDIDATES = 4  # the row has a side result for its last position, which is sampled
 PREFILL_POOL = 8  # the row is pooled: it samples nothing
 PREFILL_POOL_END = 16  # and ends with this chunk
+
+PLACE = Record(
+    Field("row"),  # of the encoder cache, which has the token's embedding; -1: it is the embedding of its id
+    Field("last_visible"),  # the last position that it sees; reserved
+    Field("rotary_0"),  # positions on the axes of rotation, if the model has several
+    Field("rotary_1"),
+    Field("rotary_2"),
+)
 
 STATE_COPY = Record(Field("source"), Field("target"))  # states, before the step's forward
 
@@ -192,6 +203,7 @@ class StepLimits(NamedTuple):
     num_groups: int
     max_blocks_per_seq: int
     max_samples: int = 0  # 0: as many as rows, since decode rows have no windows
+    has_items: bool = False  # prompts may have items
 
 
 class Section(NamedTuple):
@@ -220,6 +232,8 @@ SECTIONS = (
     Section("prefill_rows", PREFILL, "device", lambda s: s.max_num_seqs),
     Section("prefill_tokens", WORD, "device", lambda s: s.max_num_batched_tokens),  # of all prefill rows, one after the other
     Section("row_windows", WORD, "device", lambda s: s.max_num_seqs * (s.max_samples > 0)),  # most tokens of each decode row
+    Section("places", PLACE, "device", lambda s: s.max_num_batched_tokens * s.has_items),  # of prompt tokens: all or none
+    Section("encoder_runs", WORD, "host"),  # of items.py: what is encoded before the step
     Section("logits_processors", WORD, "host"),  # records of LOGITS_PROCESSORS, one after the other
     Section("custom_processors", WORD, "host"),  # records of custom_processors.py, one after the other
     Section("mask_rows", WORD, "sampling"),  # rows with masks, which follow in the ring in records of KIND_MASK
@@ -248,6 +262,7 @@ HEADER = Record(
 )
 
 FLAG_SAME_DECODE_ROWS = 1  # the decode rows are those of the micro-batch's last plan that had them
+FLAG_ADAPTERS = 2  # some row has an adapter
 
 # Kinds of sampling: what the sampling graph of this step must be able to do. More bits cost more time.
 SAMPLING_RANDOM = 1  # some row has a temperature

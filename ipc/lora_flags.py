@@ -1,0 +1,105 @@
+"""The flags of LoRA adapters. Names and values are vLLM's; --lora-dirs and --lora-on-demand are Quire's own."""
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, get_args
+
+import msgspec
+
+from quire.ipc.adapters import problem_with_name
+from quire.ipc.process.flags import Switch, human_int
+
+LoraDtype = Literal["auto", "float32", "bfloat16", "float16"]
+MAX_LORAS, MAX_RANK = 1024, 512
+CPU_LORAS = 4  # adapters in host memory for each slot, if no flag says how many
+
+
+class LoraModule(NamedTuple):
+    """An adapter that is registered at the start."""
+
+    name: str
+    path: str
+
+
+def parse_module(text: str) -> LoraModule:
+    """One value of --lora-modules: NAME=PATH, or a JSON object with name and path. Raises ValueError."""
+    if text.lstrip().startswith("{"):
+        try:
+            fields = msgspec.json.decode(text)
+        except msgspec.DecodeError as error:
+            raise ValueError(f"--lora-modules {text!r:.80}: it is no JSON object: {error}") from None
+        unknown = fields.keys() - {"name", "path", "base_model_name", "is_3d_lora_weight", "load_inplace"}
+        if unknown or not all(isinstance(fields.get(key), str) for key in ("name", "path")):
+            raise ValueError(f"--lora-modules {text!r:.80}: it needs name and path, and may have base_model_name")
+        module = LoraModule(fields["name"], fields["path"])
+    else:
+        name, equals, path = text.partition("=")
+        if not equals or not path:
+            raise ValueError(f"--lora-modules {text!r:.80}: it must be NAME=PATH, or a JSON object with name and path")
+        module = LoraModule(name, path)
+    if problem := problem_with_name(module.name):
+        raise ValueError(f"--lora-modules {text!r:.80}: {problem}")
+    return module
+
+
+def check_lora(config: Any) -> None:
+    """Check an EngineConfig. Raises ValueError."""
+    if not 1 <= config.max_loras <= MAX_LORAS:
+        raise ValueError(f"--max-loras must be between 1 and {MAX_LORAS}")
+    if not 1 <= config.max_lora_rank <= MAX_RANK:
+        raise ValueError(f"--max-lora-rank must be between 1 and {MAX_RANK}")
+    if config.max_cpu_loras is not None and config.max_cpu_loras < config.max_loras:
+        raise ValueError("--max-cpu-loras must be at least --max-loras: what has a slot is kept in host memory, too")
+    if not config.enable_lora and (config.lora_modules or config.lora_dirs):
+        flag = "--lora-modules" if config.lora_modules else "--lora-dirs"
+        raise ValueError(f"{flag} needs --enable-lora")
+    if config.lora_on_demand and not config.lora_dirs:
+        raise ValueError("--lora-on-demand needs --lora-dirs: the folders with adapters")
+    names = [parse_module(text).name for text in config.lora_modules]
+    served = config.served_model_name or ([config.model] if config.model else [])
+    if taken := next((name for name in names if names.count(name) > 1 or name in served), None):
+        raise ValueError(f"--lora-modules: the name {taken!r} is taken")
+    if config.enable_lora and config.pipeline_parallel_size > 1 and config.speculative_config is not None:
+        raise ValueError("--enable-lora with --pipeline-parallel-size above 1 and --speculative-config is not served")
+
+
+def add_lora_arguments(add: Callable[..., None]) -> None:
+    add("--enable-lora", action=Switch, help="serve LoRA adapters of the model: see docs/adapters.md (default: off)")
+    add(
+        "--lora-modules",
+        nargs="+",
+        metavar="NAME=PATH",
+        help='adapters that are there from the start: NAME=PATH, or {"name": ..., "path": ...}; a path is a folder as PEFT '
+        "saves it (default: none)",
+    )
+    add("--max-loras", type=human_int, metavar="N", help="adapters that a step may use: so many have slots on the GPU")
+    add("--max-lora-rank", type=human_int, metavar="N", help="the largest rank of an adapter; a slot's size follows from it")
+    add(
+        "--max-cpu-loras",
+        type=human_int,
+        metavar="N",
+        help=f"adapters that are kept in host memory, from where they come back fast (default: {CPU_LORAS} times --max-loras)",
+    )
+    add(
+        "--lora-target-modules",
+        nargs="+",
+        metavar="NAME",
+        help="names of the layers that a slot holds, like q_proj; an adapter with others is refused (default: those of "
+        "attention, MLP and shared experts, and what adapters of --lora-modules have besides)",
+    )
+    add(
+        "--lora-dtype",
+        choices=list(get_args(LoraDtype)),
+        help="type of adapters on the device; auto: the model's",
+    )
+    add(
+        "--lora-dirs",
+        nargs="+",
+        metavar="DIR",
+        help="folders below which adapters may be loaded while the server runs (default: none, and nothing can be loaded)",
+    )
+    add(
+        "--lora-on-demand",
+        action=Switch,
+        help="the name of a folder that lies directly in one of --lora-dirs is a model's name, and is loaded when it is first "
+        "asked for (default: off)",
+    )
