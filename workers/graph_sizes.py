@@ -58,7 +58,7 @@ class BatchDescriptor(NamedTuple):
     """The sizes that a step is padded to. mixed: it may have prefill rows; otherwise every row is a decode row of one token.
 
     prompts_only: a mixed step without decode rows, which saves a launch of empty decode attention in each layer. windows:
-    decode rows may have drafts, and `rows` is the number of samples, too.
+    decode rows may have drafts, and `rows` is the number of samples, too. adapters: rows may have LoRA adapters.
     """
 
     tokens: int
@@ -66,6 +66,7 @@ class BatchDescriptor(NamedTuple):
     mixed: bool
     prompts_only: bool = False
     windows: bool = False
+    adapters: bool = False
 
 
 def mixed_specializations(
@@ -126,10 +127,18 @@ class GraphSizes:
     """Which steps are replayed as graphs, and to what sizes they are padded.
 
     All ranks of a model agree, whatever memory each has left: their limits and GPUs are equal, and weights_bytes is the
-    largest. max_samples: of a step with windows; 0: there are none.
+    largest. max_samples: of a step with windows; 0: there are none. captures_adapters: steps with adapters are captured at
+    start and ahead of their use, too.
     """
 
-    def __init__(self, max_rows: int, max_tokens: int, weights_bytes: int, max_samples: int = 0):
+    def __init__(
+        self,
+        max_rows: int,
+        max_tokens: int,
+        weights_bytes: int,
+        max_samples: int = 0,
+        captures_adapters: bool = False,
+    ):
         self.decode = decode_sizes(min(max_rows, max_tokens))
         self.mixed_tokens = mixed_token_sizes(min(max_tokens, most_tokens(weights_bytes)))
         self.all_tokens = mixed_token_sizes(max_tokens)  # of eager steps, too
@@ -137,9 +146,37 @@ class GraphSizes:
         # with windows; the least number of samples is two, of a token and its draft
         self.samples = [n for n in decode_sizes(min(max_samples, max_tokens)) if n > 1] if max_samples else []
         self.mixed_samples = mixed_row_sizes(max_samples) if max_samples else []
+        self._captures_adapters = captures_adapters
 
     def padded(self, plan: StepPlan) -> BatchDescriptor | None:
         """None if the step must run eagerly."""
+        if plan.has_items:
+            return None
+        batch = self._padded(plan)
+        return batch if batch is None or not plan.has_adapters else self._with_adapters(batch)
+
+    def _with_adapters(self, batch: BatchDescriptor) -> BatchDescriptor | None:
+        """The same step with adapters. In a mixed step, layers must be able to tell tokens from samples by their number."""
+        if batch.mixed and batch.tokens == batch.rows:
+            sizes = self.mixed_samples if batch.windows else self.mixed_rows
+            if batch.rows == sizes[-1]:
+                return None
+            batch = batch._replace(rows=sizes[bisect.bisect_right(sizes, batch.rows)], prompts_only=False)
+        return batch._replace(adapters=True)
+
+    def adapters_to_run(self) -> list[BatchDescriptor]:
+        """Steps with adapters that between them run every kernel of these; none if such steps are not captured."""
+        most = self.decode[-1]
+        sizes = sorted({*self.decode, *self.all_tokens[-1:]}) if self._captures_adapters else []
+        return [BatchDescriptor(size, min(size, most), size > most, adapters=True) for size in sizes]
+
+    def _and_adapters(self, batches: list[BatchDescriptor]) -> list[BatchDescriptor]:
+        """These steps, each of them with and without adapters if both are captured."""
+        if not self._captures_adapters:
+            return batches
+        return [both for batch in batches for both in (batch, self._with_adapters(batch)) if both is not None]
+
+    def _padded(self, plan: StepPlan) -> BatchDescriptor | None:
         tokens, rows, windows = plan.num_tokens, plan.num_samples, plan.window > 1
         unmixed, mixed = (self.samples, self.mixed_samples) if windows else (self.decode, self.mixed_rows)
         if not len(plan.prefill_rows):
@@ -156,9 +193,9 @@ class GraphSizes:
     def at_start(self) -> list[BatchDescriptor]:
         """Steps to capture before serving."""
         few = [BatchDescriptor(n, n, False, windows=True) for n in reversed(self.samples) if n <= START_SAMPLES]
-        return batches_at_start(self.decode, self.mixed_tokens, self.mixed_rows) + few
+        return self._and_adapters(batches_at_start(self.decode, self.mixed_tokens, self.mixed_rows) + few)
 
     def ahead(self) -> list[BatchDescriptor]:
         """Steps to capture ahead of their first use, while the worker is idle."""
         sizes = [n for n in self.samples if n > START_SAMPLES], self.mixed_tokens, self.mixed_samples
-        return batches_ahead(self.decode, self.mixed_tokens, self.mixed_rows) + windows_ahead(*sizes)
+        return self._and_adapters(batches_ahead(self.decode, self.mixed_tokens, self.mixed_rows) + windows_ahead(*sizes))

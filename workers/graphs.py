@@ -9,7 +9,6 @@ without waiting for the device.
 """
 
 import contextlib
-import gc
 import logging
 import time
 from collections import deque
@@ -30,6 +29,7 @@ from quire.ipc.step.sections import (
 )
 from quire.kernels.step.tables import SlotTables, StepBuffers
 from quire.workers.attention.attention import ModelAttention
+from quire.workers.capture import captured
 from quire.workers.devices.device import DeviceContext
 from quire.workers.devices.masks import ReadMasks
 from quire.workers.graph_sizes import (
@@ -94,7 +94,8 @@ class StepGraphs:
         self._runner = runner
         self._device = device
         ctx = runner.ctx
-        self.sizes = GraphSizes(ctx.max_rows, ctx.max_tokens, runner.weights_bytes, ctx.max_samples)
+        captures = ctx.adapters is not None and ctx.adapters.captures
+        self.sizes = GraphSizes(ctx.max_rows, ctx.max_tokens, runner.weights_bytes, ctx.max_samples, captures)
         own_vocab = ctx.parallel.vocabulary(ctx.config.vocab_size).size
         rows = ctx.sampled_rows if runner.model.has_head else 0
         self._logits = torch.empty(rows, own_vocab, dtype=ctx.dtype, device=ctx.device)
@@ -208,6 +209,8 @@ class StepGraphs:
             self._run_forward(batch)
         for size in sizes_to_run(decode):
             self._run_forward(BatchDescriptor(size, size, False))
+        for batch in sizes.adapters_to_run():
+            self._run_forward(batch)
         if sizes.samples:
             self._run_window_kernels()
         self._device.drafter.run_kernels(self._runner.tables, self._runner.buffers)
@@ -281,31 +284,16 @@ class StepGraphs:
             return False
 
     def _captured(self, run: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        # torch.cuda.graph() would first synchronize, so wait for a step in flight, and collect garbage
-        graph = torch.cuda.CUDAGraph()
-        collects = gc.isenabled()
-        gc.disable()  # the finalizer of collected garbage might call CUDA, which is forbidden during a capture
-        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-        try:
-            run()
-        except BaseException:  # whatever it is, it is raised again: a capture that was begun must be ended
-            with contextlib.suppress(RuntimeError):  # ending half a graph fails, too
-                graph.capture_end()
-            raise
-        else:
-            graph.capture_end()
-        finally:
-            if collects:
-                gc.enable()
-        return graph
+        return captured(run, self._pool)
 
     def _run_forward(self, batch: BatchDescriptor) -> torch.Tensor:
-        tokens, rows, mixed, prompts_only, windows = batch
+        tokens, rows, mixed, prompts_only, windows, self._device.adapters.is_active = batch
         r = self._runner
         num_decode_rows = 0 if prompts_only else None if mixed else rows
         hidden = r.forward(self._device.plan, tokens, rows, num_decode_rows, windows=windows)
         if self._draws:
             r.model.compute_logits(hidden, self._logits[:rows])
+        self._device.adapters.is_active = False  # a draft model's passes may come next
         return hidden
 
     def _run_sampling(self, rows: int, kind: int) -> None:

@@ -63,7 +63,7 @@ def state_needs(config: ResolvedEngineConfig, model: ModelConfig, state_bytes: i
     return StateNeeds(state_bytes, config.num_states or useful, config.num_states is not None)
 
 
-def largest_plan(config: ResolvedEngineConfig, pooling: PoolingInfo | None = None) -> StepPlan:
+def largest_plan(config: ResolvedEngineConfig, pooling: PoolingInfo | None = None, *, has_adapters: bool = False) -> StepPlan:
     """A step of as many prefill tokens as one may have, in as few rows as possible, all in the null block: for measuring and
     warming up. Its rows sample and, if the model pools, have a result by the last of its tasks: one for each token, mostly."""
     max_tokens, max_rows, longest = config.max_num_batched_tokens, config.max_num_seqs, max(config.max_model_len - 1, 1)
@@ -83,6 +83,7 @@ def largest_plan(config: ResolvedEngineConfig, pooling: PoolingInfo | None = Non
         sections={"slot_updates": slots, "prefill_rows": rows, "prefill_tokens": tokens},
         sampling_kind=SAMPLING_RANDOM,
         max_seq_len=max(lengths),
+        has_adapters=has_adapters,
         draft_depth=2,  # of a draft model, if there is one: a pass over the tokens, and one for each further draft
     )
 
@@ -179,12 +180,18 @@ def budget_before_loading(
     dtype: torch.dtype,
     parallel: Parallel,
     draft: DraftModel | None = None,
+    adapters_bytes: int = 0,
 ) -> Budget:
-    """The budget on a CPU, when the models are built and no weights are read. Raises OutOfMemory if it does not fit."""
+    """The budget on a CPU, when the models are built and no weights are read. Raises OutOfMemory if it does not fit.
+
+    adapters_bytes: of all adapter slots."""
     cache = KVCache(model.attention_specs(parallel), config.block_size, dtype)
     tokens, rows = max(config.max_num_batched_tokens, config.max_num_seqs), max(config.max_num_seqs, config.max_samples)
-    step, held = cpu_step_bytes(model, tokens, rows, dtype, parallel), held_bytes(weights, dtype)
+    step, held = cpu_step_bytes(model, tokens, rows, dtype, parallel), held_bytes(weights, dtype) + adapters_bytes
     step += memory_plan.kept_bytes(sizes_of(model, parallel), config.max_samples, dtype.itemsize)
+    if (items := weights.items) is not None:
+        held += items.num_rows * items.row_bytes
+        step = max(step, items.run_bytes)
     if draft is not None:  # its passes come behind a step, which has given back its memory
         cache.drafter = draft.cache
         step = max(step, cpu_step_bytes(draft.config, tokens, config.max_num_seqs, dtype, draft.parallel))

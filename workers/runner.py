@@ -58,11 +58,11 @@ class ModelRunner:
         num_groups, stage, samples = len(ctx.cache.groups), ctx.parallel.stage, ctx.max_samples
         self.samples = stage.is_last
         self.tables = SlotTables.allocate(ctx.max_rows, num_groups, ctx.max_blocks, ctx.device, stage.count, samples > 0)
-        self.buffers = StepBuffers.allocate(ctx.max_tokens, ctx.max_rows, num_groups, ctx.device, samples)
+        self.buffers = StepBuffers.allocate(ctx.max_tokens, ctx.max_rows, num_groups, ctx.device, samples, ctx.config.num_axes)
         if stage.count > 1:
             model.stage_buffer.hidden = torch.zeros(ctx.max_tokens, ctx.config.hidden_size, dtype=ctx.dtype, device=ctx.device)
         self._decode_rows = [NO_ROWS] * stage.count  # by micro-batch: those last received
-        self._appliers: dict[str, Callable[[np.ndarray], None]] = self.device.states.appliers(self.tables, model)  # on the host
+        self._appliers = self.device.states.appliers(self.tables, model) | model.appliers(self.buffers)  # on the host
         self.outputs: list[Output] = []
         self.pools = False  # steps may have results that are made of hidden states
         if self.samples:
@@ -88,7 +88,7 @@ class ModelRunner:
         plan = decode_plan(words, self._decode_rows[words[MICRO_BATCH]])
         if not plan.same_decode_rows:
             self._decode_rows[plan.micro_batch] = plan.decode_rows.copy()
-        device_plan = self.device.load_plan(words)
+        device_plan, self.device.adapters.is_active = self.device.load_plan(words), plan.has_adapters
         if self.custom_processors is not None:
             self.custom_processors.begin_step(plan)
         for name, apply in self._appliers.items():
@@ -145,7 +145,7 @@ class ModelRunner:
     def capture_graphs(self) -> float:
         """Capture the graphs that serving begins with, if the model has any; returns the seconds it took."""
         if not self.model.has_graphs:
-            return 0.0
+            return self.model.begin_graphs(self.ctx.max_tokens, self.ctx.max_rows)
         self.graphs = StepGraphs(self, self.device)  # type: ignore[arg-type]
         return self.graphs.warm_up()
 
@@ -190,10 +190,11 @@ class ModelRunner:
         Returns [num_rows, H], of each sample, or [num_tokens, H] if every_token. Other stages than the last end here."""
         step = self.buffers
         num_tokens, num_rows, count, states = self.device.prepare(device_plan, self.tables, step, num_tokens, num_rows, windows)
-        self.attention.begin(self.tables, step, num_tokens, num_rows, num_decode_rows, windows)
+        sizes = num_tokens, num_rows, num_decode_rows
+        self.attention.begin(self.tables, step, *sizes, windows)
         if (load := self.ctx.parallel.expert_load) is not None:
             load.begin(step.query_start[num_rows : num_rows + 1], step.num_rows, num_tokens)
-        context = step_context(self.attention.attend, step, num_tokens, num_rows, num_decode_rows, states)
+        context = step_context(self.attention.attend, step, *sizes, states, self.device.adapters.is_active)
         logits_indices = None if context.is_decode or every_token else step.logits_indices[:count]
         hidden = self.model(step.input_ids[:num_tokens], context, logits_indices)
         if not self.samples:

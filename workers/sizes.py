@@ -17,8 +17,11 @@ from quire.workers.layers.experts import Experts
 from quire.workers.memory import held_bytes, packed_elements, sizes_of
 from quire.workers.models.build import build_model
 from quire.workers.models.config import ModelConfigError
+from quire.workers.models.decoder import CausalLM
+from quire.workers.models.language_model import LanguageModel
 from quire.workers.parallel import Parallel, Stage
 from quire.workers.pooling.start import AUTO, read_served
+from quire.workers.speculation.mtp import MTPHead, mtp_config
 from quire.workers.stages import stage_of
 
 
@@ -26,15 +29,20 @@ def rank_sizes(asked: SizesAsked) -> RankSizes:
     """Sizes of the rank that holds most. Raises ModelConfigError."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_bytes(msgspec.json.encode(asked.config))
-        config, _ = read_served(folder, {}, AUTO)
+        config, _ = read_served(folder, {}, AUTO, sees=True)
         parallel = Parallel(0, asked.tensor_parallel_size, "meta", expert_parallel=asked.enable_expert_parallel)
-        model = build_model(config, torch.float32, parallel)
+        model: LanguageModel = build_model(config, torch.float32, parallel)
+        if asked.is_of_mtp:
+            config, spec = mtp_config(config, None)
+            assert isinstance(model, CausalLM)  # of a family that has such layers
+            model = MTPHead(config, spec, torch.float32, parallel, model)
     experts = [module for module in model.modules() if isinstance(module, Experts)]
     return RankSizes(
         sizes=sizes_of(config, parallel),
         num_parameters=sum(p.numel() for p in model.parameters()),
         expert_parameters=sum(p.numel() for module in experts for p in module.parameters()),
         packed_elements=packed_elements(model),
+        items=None if model.items is None else model.items.sizes,
     )
 
 
@@ -47,7 +55,9 @@ def cpu_weights_bytes(asked: SizesAsked, cpu: CpuAsked) -> int:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_bytes(msgspec.json.encode(asked.config))
         path = Path(cpu.folder or folder)
-        config, _ = read_served(path, cpu.overrides or {}, AUTO, model_impl=cpu.model_impl, quantization=cpu.quantization)
+        config, _ = read_served(
+            path, cpu.overrides or {}, AUTO, model_impl=cpu.model_impl, quantization=cpu.quantization, sees=cpu.sees
+        )
     count, found = cpu.pipeline_parallel_size, []
     for stage in [stage_of(config, dtype, i, count, path) for i in range(count)] if count > 1 else [Stage()]:
         parallel = Parallel(0, asked.tensor_parallel_size, stage=stage, expert_parallel=asked.enable_expert_parallel)

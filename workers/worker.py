@@ -16,6 +16,7 @@ import torch
 
 from quire.ipc.links.core_and_workers import WorkerToCore
 from quire.ipc.messages.group import PeerSilent, ReportExpertLoad
+from quire.ipc.messages.media import MediaInfo
 from quire.ipc.messages.workers import (
     MAX_CONTROL_PAYLOAD,
     AllocateKV,
@@ -24,7 +25,9 @@ from quire.ipc.messages.workers import (
     ControlReply,
     ControlRequest,
     DumpStacks,
+    ForgetAdapter,
     KVGroup,
+    LoadAdapter,
     StartProfiler,
     StopProfiler,
     WorkerFailed,
@@ -35,10 +38,12 @@ from quire.ipc.process.children import own_fds
 from quire.ipc.process.cpus import cpu_share
 from quire.ipc.process.stacks import stacks
 from quire.ipc.step.control import decode_control
-from quire.ipc.step.plan_ring import KIND_CONTROL, KIND_PLAN, KIND_SHUTDOWN, PlanReader
+from quire.ipc.step.plan_ring import KIND_CONTROL, KIND_ITEM, KIND_PLAN, KIND_SHUTDOWN, PlanReader
 from quire.ipc.step.result_ring import ResultRing
 from quire.ipc.step.sections import HEADER
 from quire.ipc.worker_config import WorkerConfig
+from quire.workers.adapters.loads import AdapterLoads
+from quire.workers.adapters.start import make_adapters, planned_bytes
 from quire.workers.attention.kv_cache import KVCache
 from quire.workers.devices.context import context_of
 from quire.workers.devices.cpu import CpuDevice
@@ -58,6 +63,7 @@ from quire.workers.memory import Budget, budget_before_loading, gpu_budget, grap
 from quire.workers.models.build import build_model
 from quire.workers.models.config import ModelConfig, ModelConfigError
 from quire.workers.models.language_model import LanguageModel
+from quire.workers.models.media.info import media_info
 from quire.workers.numerics import choose_dtype, numerics_of
 from quire.workers.outputs.pooling_outputs import pooling_outputs
 from quire.workers.outputs.side_results import SideResultSender
@@ -87,6 +93,8 @@ class Worker:
     cpu_budget: Budget | None = None  # on a CPU, before weights are loaded
     pooling: PoolingChoice  # from its start on
     draft_model: DraftModel | None = None
+    adapter_loads: AdapterLoads | None = None
+    media: MediaInfo | None = None  # what the model takes beside text, once it is built
 
     def __init__(self, config: WorkerConfig):
         self.config, self.engine = config, config.engine
@@ -144,6 +152,7 @@ class Worker:
             quantization=engine.quantization,
             kv_cache_dtype=engine.kv_cache_dtype,
             kv_cache_dtype_skip_layers=engine.kv_cache_dtype_skip_layers,
+            sees=not engine.language_model_only,
         )
         if model_config.longest is not None and engine.max_model_len > model_config.longest:
             raise ModelConfigError(
@@ -173,7 +182,8 @@ class Worker:
             self.custom_processors = CustomProcessors(classes, vllm_config(c, model_config, dtype, self.device), self.device)
         processors = self.custom_processors if stage.is_last else None
         states = state_cache_of(model_config, self.parallel, dtype, engine.mamba_ssm_cache_dtype)
-        ctx = context_of(engine, model_config, cache, states, dtype, self.parallel, self.draft_model)
+        self.adapter_loads = make_adapters(c, model, dtype, self.device, self._reply)
+        ctx = context_of(engine, model_config, cache, states, dtype, self.parallel, self.draft_model, model.adapters)
         vectors = pooling_outputs(self.pooling, model, engine.max_num_seqs)
         runner = ModelRunner(model, ctx, self._make_device, processors, vectors)
         if self.group is not None:  # graph sizes, and so what ranks exchange, follow from it; all ranks are there now
@@ -196,17 +206,20 @@ class Worker:
 
     def _load(self, model_config: ModelConfig, dtype: torch.dtype) -> LanguageModel:
         model = build_model(model_config, dtype, self.parallel)
+        self.media = media_info(self.engine, model, Path(self.config.model_dir))
         self.draft_model = draft = build_draft_model(self.engine, dtype, self.parallel, model)
         if self.engine.device == "cpu":
             # before weights are packed: how depends on the number of threads
             torch.set_num_threads(choose_num_threads(model.weights_bytes, self.engine.world_size))
-            self.cpu_budget = budget_before_loading(self.engine, model_config, model, dtype, self.parallel, draft)
+            slots = planned_bytes(self.config, model, dtype)
+            self.cpu_budget = budget_before_loading(self.engine, model_config, model, dtype, self.parallel, draft, slots)
         if self.engine.load_format == "dummy":
             dummy_weights(model, self.engine.seed)
         else:
             load_weights(model, Path(self.config.model_dir), self.device, progress=self.config.rank == 0)
         if draft is not None:
             draft.load(self.engine, self.device, progress=self.config.rank == 0)
+        model.allocate_items()
         if self.engine.device == "cpu":
             quicken_attributes(model)
         return model
@@ -229,7 +242,7 @@ class Worker:
             return self.cpu_budget
         cache.allocate(2, self.device)
         states.allocate(2, self.device)
-        words = largest_plan(engine, self.pooling.info).encode()
+        words = largest_plan(engine, self.pooling.info, has_adapters=self.config.adapters is not None).encode()
         with runner.device.stream():
             begin = time.monotonic()
             runner.compile_kernels(words, graphs=not engine.enforce_eager)
@@ -243,13 +256,17 @@ class Worker:
                 runner.pipeline.rest()  # compiles the pipeline's kernels, too
         torch.cuda.synchronize()
         peak = torch.cuda.max_memory_allocated() - before
+        with runner.device.stream():
+            runner.model.run_largest_item()
+        largest = torch.cuda.max_memory_allocated() - before  # of a step, and of a run of the encoder
         if self.custom_processors is not None:  # they may copy a whole batch, as float32, and once more
             peak += engine.max_num_seqs * runner.ctx.config.vocab_size * (runner.ctx.dtype.itemsize + 12)
         cache.release()
         states.release()
         logits = max(engine.max_num_seqs, engine.max_samples) * runner.ctx.config.vocab_size * runner.ctx.dtype.itemsize
         needs = state_needs(engine, runner.ctx.config, states.state_bytes)
-        return gpu_budget(engine, cache, weights_bytes, peak, graphs_bytes(engine, weights_bytes, peak, logits), needs)
+        graphs = graphs_bytes(engine, weights_bytes, peak, logits)
+        return gpu_budget(engine, cache, weights_bytes, max(peak, largest), graphs, needs)
 
     def _meet(self, where: str) -> None:
         """Wait for all ranks before they exchange anything, since a wait inside an exchange has a short time limit."""
@@ -275,6 +292,7 @@ class Worker:
                 processors=self.custom_processors.info if self.custom_processors is not None else None,
                 numerics=numerics_of(engine, runner.ctx.config, runner.ctx.dtype),
                 pooling=self.pooling.info,
+                media=self.media,
             )
         )
 
@@ -319,6 +337,9 @@ class Worker:
             kind, words = record
             if kind == KIND_SHUTDOWN:
                 return
+            if kind == KIND_ITEM:
+                runner.model.take_item(words)
+                continue
             if kind == KIND_CONTROL:
                 self._answer(decode_control(words), runner)
                 continue
@@ -367,12 +388,19 @@ class Worker:
                     payload = load.take()
                 case StopProfiler():
                     payload = self.profiler.stop().encode()
+                case LoadAdapter() | ForgetAdapter() if self.adapter_loads is not None:
+                    return self.adapter_loads.take(request)  # which answers later
+                case LoadAdapter() | ForgetAdapter():
+                    error = "this engine serves no adapters"
         except ProfilerError as failure:
             error = str(failure)
         except Exception as failure:
             log.exception("a control request failed")
             error = f"{type(failure).__name__}: {failure}"
-        self.link.send(ControlReply(self.config.rank, request.id, error, payload[:MAX_CONTROL_PAYLOAD]))
+        self._reply(request.id, error, payload[:MAX_CONTROL_PAYLOAD])
+
+    def _reply(self, request_id: int, error: str, payload: bytes = b"") -> None:
+        self.link.send(ControlReply(self.config.rank, request_id, error, payload))
 
 
 @contextlib.contextmanager

@@ -30,11 +30,12 @@ class ModelAttention(ABC):
         num_rows: int,
         num_decode_rows: int | None,
         windows: bool = False,
+        has_more_tokens: bool = False,
     ) -> None:
         """Prepare what the layers share in this step. Rows: decode rows, then prefill rows, then padding.
 
         num_decode_rows None: a captured mixed step; their number is on the device only (step.num_decode_rows). windows: decode
-        rows may have several tokens; their numbers are in step.query_start.
+        rows may have several tokens; their numbers are in step.query_start. has_more_tokens: and together more than num_rows.
         """
 
     @abstractmethod

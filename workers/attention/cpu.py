@@ -43,6 +43,7 @@ class CpuModelAttention(ModelAttention):
         num_rows: int,
         num_decode_rows: int | None,
         windows: bool = False,
+        has_more_tokens: bool = False,
     ) -> None:
         cache, host = self._cache, step.host
         block_table = tables.host["block_table"][:, host["row_slots"][:num_rows]]
@@ -64,11 +65,12 @@ class CpuModelAttention(ModelAttention):
             for (g, dtype), tensor in self._tensors.items()
         }
         positions = host["positions"][:num_tokens]
-        turned: dict[tuple[int, bool], Rotations] = {}  # by the table's id
+        turned: dict[tuple[int, bool, tuple[int, ...]], Rotations] = {}  # by the table's id
         for kind in self._kinds.values():
-            table = id(kind.cos_sin), kind.interleaved
+            table = id(kind.cos_sin), kind.interleaved, kind.axes
             if table not in turned:
-                turned[table] = rotations(kind.cos_sin, positions, kind.interleaved)
+                at = host["rotary"][:, :num_tokens] if kind.axes else positions
+                turned[table] = rotations(kind.cos_sin, at, kind.interleaved, kind.axes)
             kind.begin(positions, turned[table], writes[kind.group], plans[kind.group, kind.dtype])
 
     def attend(
@@ -103,6 +105,7 @@ class CpuAttention:
     def __init__(self, spec: AttentionSpec, cache: KVCache, cos_sin: torch.Tensor, max_positions: int):
         self.cos_sin = cos_sin
         self.interleaved = spec.rope is not None and spec.rope.interleaved
+        self.axes = spec.rope.axes if spec.rope is not None else ()
         self._shape = score_shape(spec, cos_sin.device)
         scales = query_scales(spec, max_positions)
         self._all_q_scales = None if scales is None else scales.numpy()

@@ -5,7 +5,7 @@ the decode schedule, too. A step launches one schedule for each, whatever the nu
 """
 
 from collections.abc import Hashable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -68,6 +68,7 @@ class Step(NamedTuple):
     has_prefill: bool
     limit: torch.Tensor | None  # int32 [1], number of decode rows, if the host does not know it
     has_drafts: bool = False  # decode rows have up to MAX_QUERY_LEN queries, not one each
+    has_more_tokens: bool = False  # and together more queries than there are rows, padding included
 
 
 class DecodeSide(NamedTuple):
@@ -151,6 +152,7 @@ class CudaModelAttention(ModelAttention):
         num_rows: int,
         num_decode_rows: int | None,
         windows: bool = False,
+        has_more_tokens: bool = False,
     ) -> None:
         # A mixed step gives all rows to both kernels, which skip the other's rows by a count on the device: a graph must not
         # depend on the mix, and for a slice from an odd row, which is aligned differently, Triton would compile anew.
@@ -161,7 +163,7 @@ class CudaModelAttention(ModelAttention):
         if current().fixed_order:  # one kernel for a token's attention, whether it is of a prompt or was sampled
             limit, has_decode, has_prefill = None, False, True
         rows = step.row_slots[:num_rows]
-        self._step = Step(step, tables.block_table, rows, lengths, has_decode, has_prefill, limit, windows)
+        self._step = Step(step, tables.block_table, rows, lengths, has_decode, has_prefill, limit, windows, has_more_tokens)
         for space in self.workspaces.values():
             space.begin(self._step, num_tokens, self._max_keys)
 
@@ -201,11 +203,20 @@ class CudaLatentAttention:
         )
         out = torch.empty_like(x.q_latent).view(t, self._spec.num_heads, -1)
         arguments = (q, latent_cache, step.block_table[place.group], step.rows, *step.lengths, out)
+        hides_first = self._spec.window < 0
         if step.has_decode:
-            queries = MAX_QUERY_LEN if step.has_drafts else 1
-            latent_decode(*arguments, scale=self._spec.scale, limit=step.limit, pdl=pdl, max_query_len=queries)
+            queries, most = MAX_QUERY_LEN if step.has_drafts else 1, t if step.has_more_tokens else 0
+            latent_decode(
+                *arguments,
+                scale=self._spec.scale,
+                limit=step.limit,
+                max_query_len=queries,
+                max_tokens=most,
+                hides_first=hides_first,
+                pdl=pdl,
+            )
         if step.has_prefill:
-            latent_prefill(*arguments, scale=self._spec.scale, first_row=step.limit)
+            latent_prefill(*arguments, scale=self._spec.scale, first_row=step.limit, hides_first=hides_first)
         return out
 
 
@@ -218,6 +229,9 @@ class CudaAttention:
         self._cos_sin = cos_sin
         self._workspace = workspace
         self._interleaved = spec.rope is not None and spec.rope.interleaved
+        self._axes: torch.Tensor | None = None  # int32 [pairs]; None: positions are plain
+        if spec.rope is not None and spec.rope.axes:
+            self._axes = torch.tensor(spec.rope.axes, dtype=torch.int32, device=cos_sin.device)
         self._q_scales = query_scales(spec, max_positions, cos_sin.device)
         self._shape = score_shape(spec, cos_sin.device)
         self._window = Window(spec.window, spec.is_chunked)
@@ -241,20 +255,19 @@ class CudaAttention:
         # one row, or QK-norm, is faster with rotation and KV write in a kernel of their own (benchmarks/LOG.md)
         is_plain = q_norm is None and self._q_scales is None and spec.shares is None
         if decode and not space.has_prefill and t > 1 and is_plain and can_fuse(decode.workspace, cos_sin, interleaved):
-            rope = Rope(qkv, cos_sin, mapping)
+            rope = Rope(qkv, cos_sin, mapping, buffers.rotary[0, :t] if self._axes is not None else None)
         else:
             eps = spec.qk_norm_eps or 0.0
-            tensors = (qkv, buffers.positions[:t], cos_sin, mapping, k, v)
+            positions = buffers.positions[:t] if self._axes is None else buffers.rotary[:, :t]
+            tensors = (qkv, positions, cos_sin, mapping, k, v)
             norms = (q_norm, k_norm, eps, k_scale, v_scale)
-            rope_kv(
-                *tensors,
-                spec.num_heads,
-                *norms,
-                interleaved=interleaved,
-                weighs=spec.qk_norm_weighs,
-                q_scales=self._q_scales,
-                pdl=pdl,
-            )
+            how: dict[str, Any] = {
+                "interleaved": interleaved,
+                "weighs": spec.qk_norm_weighs,
+                "axes": self._axes,
+                "q_scales": self._q_scales,
+            }
+            rope_kv(*tensors, spec.num_heads, *norms, **how, pdl=pdl)
         q = qkv[:, : spec.q_size].unflatten(1, (spec.num_heads, spec.head_dim))
         out = torch.empty(t, spec.num_heads, spec.head_dim, dtype=qkv.dtype, device=qkv.device)
         arguments = (q, k, v, step.block_table[place.group], step.rows, *step.lengths, out)

@@ -5,6 +5,8 @@ kernels/attention/varlen on a GPU and varlen_cpu elsewhere; q and k are normed a
 writes keys and values to a cache, and the cache that it is given is the product itself.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 
@@ -17,6 +19,18 @@ from quire.workers.attention.attention import score_shape
 from quire.workers.attention.latent import Latents
 from quire.workers.attention.rope import cos_sin_table
 from quire.workers.models.config import AttentionSpec, RopeConfig
+
+
+class Seen(NamedTuple):
+    """The ends of the keys that rows see: none of a row's tokens sees those behind."""
+
+    rows: list[int]  # by row
+    tokens: torch.Tensor  # the same by token, int32 [T]
+
+    @classmethod
+    def of(cls, ends: np.ndarray, lengths: np.ndarray, device: torch.device) -> "Seen":
+        return cls(ends.tolist(), torch.from_numpy(np.repeat(ends, lengths).astype(np.int32)).to(device))
+
 
 _Rotary = tuple[RopeConfig | None, int]
 
@@ -45,15 +59,22 @@ class PackedAttention:
                 self._tables[spec.rope, spec.head_dim] = cos_sin_table(spec, max_positions, device)
         self._relative: torch.Tensor | None = None
 
-    def begin(self, positions: torch.Tensor, cu_seqlens: torch.Tensor, relative: torch.Tensor | None = None) -> None:
+    def begin(
+        self,
+        positions: torch.Tensor,
+        cu_seqlens: torch.Tensor,
+        relative: torch.Tensor | None = None,
+        seen: Seen | None = None,
+    ) -> None:
         """A step of rows cu_seqlens int32 [R + 1] whose tokens are at positions int32 [T] of their texts.
 
         relative float32 [Hq, 2 n + 1]: biases by distance, if the model has them (kernels/attention/varlen.py).
         """
         self._positions, self._relative = positions, relative
         if positions.is_cuda:
-            self._begin_kernels(cu_seqlens)
+            self._begin_kernels(cu_seqlens, seen)
             return
+        self._seen = None if seen is None else seen.rows
         self._bounds: list[int] = cu_seqlens.tolist()
         at = positions.numpy()
         self._turned: dict[tuple[_Rotary, bool], Rotations] = {}
@@ -77,14 +98,14 @@ class PackedAttention:
         if qkv.is_cuda:
             return self._attend_kernels(spec, qkv, q_norm, k_norm)
         q, k, v = self._rotated(spec, qkv, q_norm, k_norm)
-        shape, relative = self._shapes[spec], self._relative
-        reach = reach_of(spec)
-        out = attend_on_cpu(q, k, v, self._bounds, scale=spec.scale, reach=reach, shape=shape, relative=relative)
+        how = {"shape": self._shapes[spec], "relative": self._relative, "seen": self._seen}
+        out = attend_on_cpu(q, k, v, self._bounds, scale=spec.scale, reach=reach_of(spec), **how)  # type: ignore[arg-type]
         return out.flatten(1)
 
-    def _begin_kernels(self, cu_seqlens: torch.Tensor) -> None:
+    def _begin_kernels(self, cu_seqlens: torch.Tensor, seen: Seen | None = None) -> None:
         positions = self._positions
-        self._spans = row_spans(cu_seqlens, len(positions))
+        firsts, ends = row_spans(cu_seqlens, len(positions))
+        self._spans = firsts, ends if seen is None else seen.tokens
         self._slots = torch.arange(len(positions), dtype=torch.int64, device=positions.device)
 
     def _attend_kernels(

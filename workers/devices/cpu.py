@@ -51,10 +51,11 @@ class CpuDevice(Device):
         inputs = super().prepare(plan, tables, step, num_tokens, num_rows, windows)
         if not windows:
             return inputs
-        rows = int(step.num_rows[0])
-        return inputs._replace(
-            num_tokens=int(step.query_start[rows]), num_rows=rows, num_samples=int(step.num_samples[0])
-        )  # there may be fewer drafts than the plan has room for, and padding costs time
+        # there may be fewer drafts than the plan has room for, and padding costs time
+        rows, num_samples = int(step.num_rows[0]), int(step.num_samples[0])
+        tokens = int(step.query_start[rows])
+        self.adapters.begin(tables, step, tokens, num_samples, windows)
+        return inputs._replace(num_tokens=tokens, num_rows=rows, num_samples=num_samples)
 
     def load_plan(self, words: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(words.copy())  # the ring's own memory is read-only, which torch warns about

@@ -37,6 +37,7 @@ from quire.kernels.step.tables import (
     WindowIds,
 )
 from quire.kernels.tuning.current import current
+from quire.workers.adapters.lora import StepAdapters
 from quire.workers.attention.attention import ModelAttention
 from quire.workers.attention.kv_cache import KVCache
 from quire.workers.devices.masks import RowMasks
@@ -68,11 +69,12 @@ class DeviceContext:
     max_samples: int = 0  # in a step with drafts; 0: no step has any
     speculation: SpeculativeConfig | None = None
     draft_model: DraftModel | None = None
+    adapters: StepAdapters | None = None  # None: the engine serves no LoRA adapters
 
     @property
     def sampled_rows(self) -> int:
-        """The most samples of a step that are drawn here: 0 in all stages but the last."""
-        return max(self.max_rows, self.max_samples) if self.parallel.stage.is_last else 0
+        """The most samples of a step that are drawn here: 0 in all stages but the last, and of a model that only pools."""
+        return max(self.max_rows, self.max_samples) if self.parallel.stage.is_last and self.config.samples else 0
 
 
 RESULT_DEPTH = 8
@@ -115,6 +117,7 @@ class Device(ABC):
         self.masks = masks
         self._step_inputs = step_inputs
         self.states = RecurrentStates(ctx.states, step_states, ctx.max_rows, ctx.max_samples, ctx.device)
+        self.adapters = ctx.adapters or StepAdapters(0)
         self._sampler = sampler
         self._sampler_sharded = sampler_sharded
         self._accept = accept
@@ -162,6 +165,7 @@ class Device(ABC):
             draft_words=self.results[:, draft_words(self.ctx.max_rows, self.ctx.max_samples)] if windows else None,
         )
         self.drafter.extend(step, num_tokens)
+        self.adapters.begin(tables, step, num_tokens, num_rows, windows)
         return Inputs(num_tokens, num_rows, num_rows, self.states.begin(plan, tables, step, num_rows, windows))
 
     def sample(
@@ -203,6 +207,7 @@ class Device(ABC):
             max_samples=self.ctx.max_samples,
             windows=windows,
         )
+        self.adapters.is_active = False  # drafts are the base model's
         self.drafter.draft(tables, step, rows)
 
     def draw(

@@ -16,6 +16,7 @@ import torch
 from quire.kernels.experts.experts_reference import Act, Weights, is_gated
 from quire.kernels.experts.routing_reference import Counting, Routing
 from quire.workers.layers import ops
+from quire.workers.layers.adapter import Adapter, ExpertsAdapter, ExpertsPlace, Switch
 from quire.workers.layers.formats.activations import rounded_for
 from quire.workers.layers.formats.experts import ExpertRows, QuantizedExperts, Sizes, capability_of, choose
 from quire.workers.layers.kept_experts import KeptExperts, kinds_on_cpu
@@ -59,15 +60,22 @@ class Router(WeightOwner):
         own, self._load = place.parallel.experts(experts), place.parallel.expert_load
         self._held = None if own.is_whole else (own.start, own.size)
         self._counts = self._load.new(experts) if self._load is not None else None
+        self._adapter: Adapter | None = None
+
+    def set_adapter(self, adapter: Adapter, switch: Switch) -> None:
+        """As for a Linear: it adds to the logits in steps in which the switch is on."""
+        self._adapter, self._switch = adapter, switch
 
     def forward(self, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(ids int32 [T, k], weights float32 [T, k])"""
+        is_adapted = self._adapter is not None and self._switch.is_active
+        adapter = partial(self._adapter.apply, h) if self._adapter is not None and is_adapted else None
         if self._packed is not None:
             h = rounded_for(h, self._packed)
         counting = None
         if self._load is not None and self._counts is not None:
             counting = Counting(self._counts, self._load.real_rows(len(h)))
-        return ops.route(h, self.weight, self.bias, self.correction, self.routing, self._held, counting)
+        return ops.route(h, self.weight, self.bias, self.correction, self.routing, self._held, counting, adapter)
 
     def loaders(self, name: str) -> Iterator[tuple[str, WeightLoader]]:
         experts, hidden_size = map(whole, self.weight.shape)
@@ -121,7 +129,7 @@ class Experts(WeightOwner):
         dtype, device = place.dtype, place.device
         num_experts, parts = experts.size, len(names.side_by_side)
         self._dtype = dtype
-        self._device, self._sizes = device, Sizes(experts.full, hidden_size, inner)
+        self._device, self._sizes = device, Sizes(experts.full, hidden_size, inner, parts)
         self._are_stacked = names.are_stacked and not _lie_apart(place, names)
         self._packed = self._quantized(place)
         self._inputs = self._rounded_inputs()
@@ -131,10 +139,25 @@ class Experts(WeightOwner):
             self.down = new_parameter((num_experts, hidden_size, inner.size), dtype, device)
         self.gate_up_bias = new_parameter((num_experts, parts * inner.size), dtype, device) if has_bias else None
         self.down_bias = new_parameter((num_experts, hidden_size), dtype, device) if has_bias else None
+        self._adapter: ExpertsAdapter | None = None
+        self.takes_pairs = False  # h has a row for each of a token's experts
+
+    @property
+    def place(self) -> ExpertsPlace:
+        """All that an adapter must know of them."""
+        lacks = "experts that get tokens as they are" if self.takes_pairs else ""
+        lacks = "experts without quantized weights" if self._kept is not None or self._inputs else lacks
+        return ExpertsPlace(self._experts, self._sizes.hidden, self._inner, self._names, lacks)
+
+    def set_adapter(self, adapter: ExpertsAdapter, switch: Switch) -> None:
+        """As for a Linear: it computes the experts in steps in which the switch is on."""
+        self._adapter, self._switch = adapter, switch
 
     def forward(
         self, h: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, shared: torch.Tensor | None = None
     ) -> torch.Tensor:
+        if self._adapter is not None and self._switch.is_active:
+            return self._adapter.experts(h, self.weights, ids, weights, self._act, shared, self._num_routed)
         if isinstance(self._kept, KeptExperts):
             return experts_in_turn(h, self._experts.size, ids, weights, shared, self._one_kept)
         if self._inputs:
@@ -177,7 +200,7 @@ class Experts(WeightOwner):
     def _stacked_mxfp4(self, scheme: QuantizationScheme, layer: str) -> dict[str, PackedWeight]:
         if not isinstance(scheme, MxFp4):
             raise QuantizationError(f"quantization_config: {layer} holds all experts: only mxfp4 is supported there")
-        experts, hidden_size, inner = self._sizes
+        experts, hidden_size, inner, _ = self._sizes
         interleaved = self._names.are_interleaved
         gate_up = StackedMxFp4Packing(
             "gate_up_proj", experts, 2 * inner.full, hidden_size, parts=2, are_interleaved=interleaved
@@ -211,8 +234,6 @@ class Experts(WeightOwner):
             return None, {}
         if (capability := capability_of(self._device)) is None and self._device.type != "cpu":
             return None, {}
-        if not self._names.gate:
-            return None, dict.fromkeys(self._packed, "experts without a gate")
         if capability is None:
             return self._keeps_on_cpu()
         is_down = {layer: layer.rpartition(".")[2] in (self._names.down, "down_proj") for layer in self._packed}
@@ -324,8 +345,9 @@ class Experts(WeightOwner):
         experts = slice(int(expert), int(expert) + 1) if expert else slice(0, self._sizes.experts)
         if kind in (self._names.down, "down_proj"):
             return ExpertRows(True, experts, slice(0, hidden))
-        rows = {self._names.gate: slice(0, size), self._names.up: slice(size, 2 * size)}
-        return ExpertRows(False, experts, rows.get(kind, slice(0, 2 * size)))
+        parts = self._names.side_by_side
+        rows = {part: slice(number * size, (number + 1) * size) for number, part in enumerate(parts)}
+        return ExpertRows(False, experts, rows.get(kind, slice(0, len(parts) * size)))
 
     def _loader(self, shape: tuple[int, ...], write: Callable[[torch.Tensor, int], None]) -> WeightLoader:
         """A loader of a tensor that has a row for each expert. It reads this rank's; `write` cuts their shards."""

@@ -16,7 +16,7 @@ from quire.workers.layers.norm import NormSpec, make_norm
 from quire.workers.shard import whole
 
 HeadKind = Literal["sequence", "token", "masked_lm"]
-HeadPooling = Literal["cls", "mean", "late"]
+HeadPooling = Literal["cls", "mean", "lasttoken", "late"]
 
 
 class HeadSpec(msgspec.Struct, frozen=True, kw_only=True):

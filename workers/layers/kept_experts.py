@@ -36,7 +36,7 @@ Kind = type[QuantizedFormat]  # type: ignore[type-arg]
 Weight = PackedInt4 | Int8Rows | Grouped8 | Codes4
 
 
-KINDS = (("gate", "up"), ("down",))  # by whether a tensor is down's
+KINDS = (("gate", "up"), ("down",))  # by whether a tensor is down's; experts may have no gate
 
 
 class Part(NamedTuple):
@@ -65,12 +65,13 @@ class KeptExperts(QuantizedExperts):
 
     def __init__(self, sizes: Sizes, own: Shard, packed: Mapping[str, PackedWeight], kinds: Mapping[str, Kind]):
         super().__init__()
+        self._has_gate = sizes.parts == 2
         self.kept = [None, None]  # weights are not stacked
         self._inner, self._hidden, self._own_experts = sizes.inner, whole(sizes.hidden), own
         self._kinds = {id(packed[layer]): kind for layer, kind in kinds.items()}
         self._rounds_inputs = any(one.activations for one in packed.values())
         self._parts: dict[Part, Weight] = {}
-        self._layers = _layers_of_an_expert(packed, kinds)
+        self._layers = _layers_of_an_expert(packed, kinds, self._has_gate)
         self.expected_bytes = own.size * sum(
             expected_bytes(packing, *(part.size for part in self._shards(name == "down")))
             for name, (packing, _) in self._layers.items()
@@ -83,7 +84,7 @@ class KeptExperts(QuantizedExperts):
                 for kind, stored in zip(KINDS[place.is_down], packing.stored(tensors, expert), strict=True):
                     self._parts[Part(expert, kind)] = of_codes(stored, rows, columns)
             return
-        kind = "down" if place.is_down else "up" if place.rows.start else "gate"
+        kind = "down" if place.is_down else "gate" if self._has_gate and place.rows.start == 0 else "up"
         made = kept_weight(self._kinds[id(packed)], packed, tensors, rows, columns)
         self._parts[Part(place.experts.start - self._own_experts.start, kind)] = made
 
@@ -99,7 +100,7 @@ class KeptExperts(QuantizedExperts):
 
     def finish(self) -> None:
         """Join gate and up where one product takes both; then own the tensors."""
-        for expert in range(self._own_experts.size):
+        for expert in range(self._own_experts.size if self._has_gate else 0):
             gate, up = self._parts[Part(expert, "gate")], self._parts[Part(expert, "up")]
             both = stacked([gate, up]) if isinstance(gate, PackedInt4) and isinstance(up, PackedInt4) else None
             if both is not None and not self._rounds_inputs:
@@ -123,6 +124,8 @@ class KeptExperts(QuantizedExperts):
         both = self._parts.get(Part(expert, "gate_up"))
         if both is not None:
             gate_up = multiplied(x, both)
+        elif not self._has_gate:
+            gate_up = multiplied(rounded_for(x, up), self._parts[Part(expert, "up")])
         else:
             first = rounded_for(x, gate)
             second = first if rounds_alike(gate, up) else rounded_for(x, up)
@@ -134,16 +137,19 @@ class KeptExperts(QuantizedExperts):
         return y if biases[1] is None else y.add_(biases[1][expert])
 
 
-def _layers_of_an_expert(packed: Mapping[str, PackedWeight], kinds: Mapping[str, Kind]) -> dict[str, tuple[Packing, Kind]]:
+def _layers_of_an_expert(
+    packed: Mapping[str, PackedWeight], kinds: Mapping[str, Kind], has_gate: bool
+) -> dict[str, tuple[Packing, Kind]]:
     """The packing and format of gate, up and down; experts are alike in them."""
     found: list[tuple[Packing, Kind]] = []
-    for layer in list(packed)[: len(KINDS[0]) + len(KINDS[1])]:
+    names = (*KINDS[0], *KINDS[1])[not has_gate :]
+    for layer in list(packed)[: len(names)]:
         packing = packed[layer].packing
         if isinstance(packing, StackedMxFp4Packing):
             found += [(packing.one, kinds[layer])] * (1 if layer == "down_proj" else 2)
         else:
             found.append((packing, kinds[layer]))
-    return dict(zip((*KINDS[0], *KINDS[1]), found, strict=True))
+    return dict(zip(names, found, strict=True))
 
 
 def _drawn(

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from quire.kernels.linear.linear_cpu import can_pack
+from quire.workers.layers.adapter import Adapter, Switch
 from quire.workers.layers.formats.chosen_cpu import kept_format
 from quire.workers.layers.formats.dense import Dense
 from quire.workers.layers.formats.format import Format, WeightFormat, WeightShard
@@ -69,12 +70,6 @@ class Placement(NamedTuple):
         }
 
 
-class Adapter(Protocol):
-    """It fills a Linear's adapter slot, and adds its own product to the layer's output, in place or not."""
-
-    def apply(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor: ...
-
-
 class Normed(Protocol):
     """`Format.normed`, as a layer's attribute."""
 
@@ -88,7 +83,7 @@ class Linear(Module):
 
     `inputs` is this rank's shard of the input dimension; `outputs` are its shards of the checkpoint's layers by name, in the
     order of y: {"q_proj": ..., "k_proj": ..., "v_proj": ...}. If the input is split, y is summed over the ranks, unless
-    `is_partial`.
+    `is_partial`: then y is a part of a sum that the caller makes.
     """
 
     outer: Format
@@ -108,6 +103,7 @@ class Linear(Module):
         is_partial: bool = False,
     ):
         super().__init__()
+        self.inputs, self.outputs = inputs, outputs
         self._parallel = place.parallel
         self._sums = not inputs.is_whole and not is_partial
         packings = place.packings(inputs, outputs, tied_to is not None)
@@ -116,7 +112,8 @@ class Linear(Module):
                 f"quantization_config: {', '.join(packings)} is quantized, but tied to the embedding, which is not: "
                 "set tie_word_embeddings to false"
             )
-        shard = WeightShard(inputs, outputs, inputs.is_whole or place.parallel.rank == 0, packings)
+        adds_bias = (inputs.is_whole and not is_partial) or place.parallel.rank == 0
+        shard = WeightShard(inputs, outputs, adds_bias, packings)
         choose = (
             short_format(place.table_dtype) if place.is_table and place.table_dtype and not packings else choose_format(place)
         )
@@ -128,17 +125,22 @@ class Linear(Module):
 
     @property
     def bare_format(self) -> WeightFormat | None:
-        """The format, if its own methods are the layer's products: neither an adapter nor a sum over ranks is around it."""
-        return self.format if self.outer is self.format else None
+        """The format, if its own methods are the layer's products: neither an adapter nor a sum over ranks is around it.
 
-    def set_adapter(self, adapter: Adapter | None) -> None:
+        An adapter that only some steps have does not count: those steps do not use what is made of the format."""
+        outer = self.outer.plain if isinstance(self.outer, AdaptedSometimes) else self.outer
+        return self.format if outer is self.format else None
+
+    def set_adapter(self, adapter: Adapter | None, switch: Switch | None = None) -> None:
         """Fill or empty the adapter slot, before the first step, since blocks keep what they make of their layers' products.
 
-        A sum over ranks includes their shards of the adapter's product.
+        switch: says of each step whether it has the adapter; None: all have. A sum over ranks includes their shards of the
+        adapter's product.
         """
         outer = self.format.wrapped()
         if adapter is not None:
-            outer = Adapted(outer, adapter)
+            adapted = Adapted(outer, adapter)
+            outer = adapted if switch is None else AdaptedSometimes(outer, adapted, switch)
         if self._sums:
             outer = Summed(outer, self._parallel)
         if self._parallel.norm_exchange is not None:
@@ -158,8 +160,39 @@ class Adapted(Format):
         self._inner, self._adapter = inner, adapter
 
     def product(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        y = self._adapter.apply(x, self._inner.product(x))
-        return y if out is None else out.copy_(y)
+        y = self._adapter.apply(x, self._inner.product(x, out))
+        return y if out is None or y is out else out.copy_(y)
+
+
+class AdaptedSometimes(Format):
+    """`plain` in steps without adapters, `adapted` in others. A captured step keeps the one that it was captured with."""
+
+    def __init__(self, plain: Format, adapted: Adapted, switch: Switch):
+        self.plain, self._adapted, self._switch = plain, adapted, switch
+
+    @property
+    def _now(self) -> Format:
+        return self._adapted if self._switch.is_active else self.plain
+
+    def product(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        return self._now.product(x, out)
+
+    def gated(self, x: torch.Tensor) -> torch.Tensor:
+        return self._now.gated(x)
+
+    def split_k(self, x: torch.Tensor) -> torch.Tensor:
+        return self._now.split_k(x)
+
+    def fuses_silu(self, rows: int) -> bool:
+        return self._now.fuses_silu(rows)
+
+    def behind_silu(self, gate_up: torch.Tensor) -> torch.Tensor:
+        return self._now.behind_silu(gate_up)
+
+    def normed(
+        self, x: torch.Tensor | None, residual: torch.Tensor, norm: Norm, is_gated: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._now.normed(x, residual, norm, is_gated)
 
 
 class Summed(Format):

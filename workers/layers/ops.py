@@ -5,6 +5,7 @@ or branches on data, so a forward pass made of them can be captured in a CUDA gr
 """
 
 import functools
+from collections.abc import Callable
 from types import ModuleType
 from typing import NamedTuple
 
@@ -207,15 +208,24 @@ def route(
     routing: Routing,
     held: tuple[int, int] | None = None,
     counting: Counting | None = None,
+    adapter: Callable[[torch.Tensor], object] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The experts for x [T, H], ids int32 [T, k] and weights float32 [T, k], by a router's weight [E, H] and bias [E].
 
     held: (first, count) of this rank's experts. Ids are then numbers among these, and `count` is an expert of another rank.
+    adapter: adds to logits float32 [T, E] in place.
     """
     if x.is_cuda:
         kernels, mode = _kernels().routing, _launch_mode(x)
+        if adapter is not None:
+            logits = kernels.router_logits(x, weight, pdl=mode)
+            adapter(logits[0])
+            return kernels.route(logits, routing, bias, correction, held=held, counting=counting)  # type: ignore[no-any-return]
         return kernels.router(x, weight, routing, bias, correction, held=held, counting=counting, pdl=mode)  # type: ignore[no-any-return]
-    ids, weights = routing_reference.route(F.linear(x.float(), weight, bias), routing, correction)
+    logits = F.linear(x.float(), weight, bias)
+    if adapter is not None:
+        adapter(logits)
+    ids, weights = routing_reference.route(logits, routing, correction)
     if counting is not None:
         routing_reference.count(ids, counting)
     return ids if held is None else routing_reference.own_ids(ids, *held), weights

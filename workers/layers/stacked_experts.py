@@ -64,7 +64,7 @@ class StackedFloats:
         self._layers, self._thens, self._names, self._experts, self._sizes = layers, thens, names, experts, sizes
 
     def loaders(self, name: str) -> Iterator[tuple[str, WeightLoader]]:
-        _, hidden, inner = self._sizes
+        hidden, inner = self._sizes.hidden, self._sizes.inner
         (first, second), height = self._names.stacked, len(self._names.side_by_side) * inner.full
         shapes = {first: (height, hidden), second: (hidden, inner.full)}
         for kind, (n, k) in shapes.items():

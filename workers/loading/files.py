@@ -77,7 +77,7 @@ def checkpoint_tensors(model_dir: Path, names: CheckpointNames) -> dict[str, Che
         with open_file(file) as opened:
             for theirs in opened.keys():  # noqa: SIM118 - not a dict
                 name = names.in_model(theirs)
-                if names.is_ignored(theirs) or names.is_ignored(name):
+                if names.is_ignored(theirs) or names.is_ignored(name) or not name.startswith(names.only):
                     continue
                 values = opened.get_slice(theirs)
                 if name in tensors:

@@ -16,7 +16,8 @@ class CheckpointNames(NamedTuple):
 
     `ignored`: prefixes, or suffixes if they begin with a dot, of names in the checkpoint or in the model. `bare`: beginnings of
     names to which the model prepends `model.`. `inner`: like prefixes, but anywhere within a name. `torch_files`: whether
-    pytorch_model.bin is read where there are no safetensors, by a reader that unpickles nothing (torch_file.py).
+    pytorch_model.bin is read where there are no safetensors, by a reader that unpickles nothing (torch_file.py). `only`: the
+    beginning of the model's names, where the checkpoint has another model beside it; "": all of the checkpoint is the model's.
     """
 
     prefixes: tuple[tuple[str, str], ...] = ()
@@ -24,6 +25,7 @@ class CheckpointNames(NamedTuple):
     bare: tuple[str, ...] = BARE
     inner: tuple[tuple[str, str], ...] = ()
     torch_files: bool = False
+    only: str = ""
 
     def is_ignored(self, name: str) -> bool:
         return any(name.endswith(part) if part.startswith(".") else name.startswith(part) for part in self.ignored)

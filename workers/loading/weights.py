@@ -24,6 +24,7 @@ from quire.workers.loading.checkpoint_tensor import CheckpointTensor
 from quire.workers.loading.files import checkpoint_tensors, open_file
 from quire.workers.loading.fit import check_fit
 from quire.workers.loading.mapped import forget, trim
+from quire.workers.loading.task_adapter import with_task
 from quire.workers.loading.weight_loader import WeightLoader, WeightsError
 from quire.workers.models.language_model import Fit, LanguageModel
 from quire.workers.models.stage_boundary import MissingLayer
@@ -49,6 +50,8 @@ def load_weights(model: LanguageModel, model_dir: str | Path, device: torch.devi
     """
     device, tensors = torch.device(device), checkpoint_tensors(Path(model_dir), model.config.names)
     tensors, loaders, owners = model.converted(Fit(tensors, weight_loaders(model), _owners(model)))
+    if (folder := model.config.task_adapter) is not None:
+        tensors, loaders, owners = with_task(Fit(tensors, loaders, owners), Path(folder), model.config.names)
     if model.config.tie_word_embeddings and HEAD in tensors:
         if EMBED in tensors:
             _check_tied(tensors)

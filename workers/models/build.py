@@ -1,5 +1,6 @@
 """ModelConfig -> model: builds one rank's shard with empty parameters on its device."""
 
+import json
 import logging
 
 import torch
@@ -38,7 +39,7 @@ def build_model(config: ModelConfig, dtype: torch.dtype, parallel: Parallel) -> 
         _check_e4m3(parallel.device)
     _check_size(config, parallel)
     if parallel.stage.count > 1:
-        _check_pieces(config)
+        _check_pieces(config, parallel)
     place = Placement(dtype, parallel, config.quantization, table_dtype=_table_dtype(config, dtype, parallel))
     try:
         if config.transformers_config is not None:
@@ -77,11 +78,19 @@ def _say_what_is_dequantized(model: LanguageModel, dtype: torch.dtype) -> None:
         )  # fmt: skip
 
 
-def _check_pieces(config: ModelConfig) -> None:
+def _num_added(config: ModelConfig) -> int:
+    """The number of layers to which the encoder adds (DeepStack)."""
+    assert config.media is not None
+    return len(json.loads(config.media.config)["vision_config"].get("deepstack_visual_indexes") or ())
+
+
+def _check_pieces(config: ModelConfig, parallel: Parallel) -> None:
     """Refuse pipeline stages for models that pass more than hidden states from layer to layer."""
     one = "--pipeline-parallel-size 1"
     if config.transformers_config is not None:
         raise ModelConfigError(f"--model-impl transformers runs a model in one piece: {one}")
+    if config.media is not None and parallel.stage.is_first and (deep := _num_added(config)) > len(parallel.stage.layers):
+        raise ModelConfigError(f"the encoder adds to the first {deep} layers, which must be in the first stage: {one}")
     if config.model.per_layer is not None or any(layer.attention.shares is not None for layer in config.layers):
         raise ModelConfigError(f"layers that share keys and values, or read inputs of their own, run in one piece: {one}")
 

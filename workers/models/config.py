@@ -16,6 +16,7 @@ from quire.workers.layers.heads import HeadSpec
 from quire.workers.layers.norm import NormSpec
 from quire.workers.loading.names import CheckpointNames
 from quire.workers.loading.quantized.schemes import Quantization
+from quire.workers.models.media.spec import MediaSpec
 from quire.workers.parallel import Parallel
 
 RopeType = Literal["default", "linear", "llama3", "yarn", "longrope", "proportional"]
@@ -45,6 +46,7 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
     truncate: bool = True  # yarn
     short_factor: tuple[float, ...] = ()  # longrope, if no sequence may be longer than the original positions
     long_factor: tuple[float, ...] = ()  # longrope otherwise
+    axes: tuple[int, ...] = ()  # the axis of each pair's position (media/spec.py); empty: positions are plain
     proportion: float = 1.0  # proportional: share of a head's pairs that rotate, the first ones; frequencies of the whole head
 
 
@@ -187,6 +189,8 @@ class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True):
     latent_size: int = 0  # elements of what experts read and write, projected from and to the hidden state; 0: the state itself
     act: Act = SwiGLU()
     weighs_input: bool = False  # weights multiply an expert's input, not its output
+    has_correction: bool = True  # of the router's scores, where the family's may have one
+    has_bias: bool = False  # the shared experts, and the projections to a latent and from it
 
 
 class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -266,7 +270,19 @@ class PoolingSpec(msgspec.Struct, frozen=True, kw_only=True):
     num_labels: int = 0  # 0: no head of labels
     has_bias: bool = False  # of that head
     label_tokens: tuple[int, ...] = ()  # their rows of the head over the vocabulary are the weights of the labels'
+    is_reward: bool = False  # the head of labels has two products
     is_difference: bool = False  # there are two such tokens, and one score: of the second one over the first
+
+
+class MTPSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """The layers of a checkpoint that predict a further token, as a drafter uses them (speculation/mtp.py)."""
+
+    layers: tuple[LayerSpec, ...]  # of the first further token: blocks of the model's kind, one of them with attention
+    # (in the checkpoint under the model's names, in the drafter): of mtp.enorm, mtp.hnorm, mtp.fc, mtp.norm and mtp.layers
+    prefixes: tuple[tuple[str, str], ...]
+    hidden_first: bool = False  # its input is the hidden state beside the embedding, in this order; else the other way round
+    before_norm: bool = False  # it reads the hidden state before the model's final norm; else the one behind it
+    why_not: str | None = None  # why these layers cannot be served, for the user; None: they can
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -288,10 +304,23 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     longest: int | None = None  # most positions that the model has, if fewer than its config says
     encoder: EncoderSpec | None = None  # None: it is a decoder
     pooling: PoolingSpec | None = None  # None: it generates, and does not pool
+    mtp: MTPSpec | None = None  # None: no layers that predict further tokens are known of its family
+    task_adapter: str | None = None  # folder of an adapter that is added to the weights
+    media: MediaSpec | None = None  # None: it takes text alone
+
+    @property
+    def num_axes(self) -> int:
+        """Axes of rotary positions; 0: they are plain."""
+        return 0 if self.media is None or self.media.axes is None else len(self.media.axes.sections)
 
     @property
     def rms_norm_eps(self) -> float:
         return self.model.norm.eps
+
+    @property
+    def samples(self) -> bool:
+        """Whether tokens are drawn: not by a model that only pools."""
+        return self.encoder is None and (self.pooling is None or self.pooling.generates)
 
     def attention_specs(self, parallel: Parallel) -> list[AttentionSpec]:
         """Each layer's spec, with the heads of this rank."""

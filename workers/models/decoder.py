@@ -9,19 +9,22 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple, Protocol, cast
 
+import numpy as np
 import torch
 from torch import nn
 
+from quire.kernels.step.tables import StepBuffers
 from quire.workers.layers import ops
 from quire.workers.layers.embedding import Embedding
 from quire.workers.layers.kv_scales import KVScales
 from quire.workers.layers.linear import Linear, Placement
 from quire.workers.layers.module import Module
 from quire.workers.layers.norm import Norm, NormSpec, make_norm
+from quire.workers.layers.reward_head import RewardHead
 from quire.workers.layers.score_head import ScoreHead
 from quire.workers.loading.names import CheckpointNames
 from quire.workers.models.blocks import SelfAttention
-from quire.workers.models.config import LayerSpec, ModelConfig, ModelSpec
+from quire.workers.models.config import LayerSpec, ModelConfig, ModelSpec, MTPSpec, PoolingSpec
 from quire.workers.models.fields import SILU, Json, rms_norm_eps
 from quire.workers.models.language_model import LanguageModel
 from quire.workers.models.per_layer_inputs import PerLayerInputs
@@ -59,6 +62,7 @@ class Family(NamedTuple):
     names: CheckpointNames = CheckpointNames()
     activations: frozenset[str] = SILU  # values of hidden_act
     ignored: Callable[[Json], tuple[str, ...]] = lambda fields: ()  # names in the checkpoint besides those of `names`
+    read_mtp: Callable[[Json, tuple[LayerSpec, ...]], MTPSpec | None] = lambda fields, layers: None
 
 
 class Decoder(Module):
@@ -68,6 +72,7 @@ class Decoder(Module):
     """
 
     _begin: Module
+    end: Any
 
     def __init__(self, config: ModelConfig, make_block: MakeBlock, place: Placement, stage_buffer: StageBuffer):
         super().__init__()
@@ -96,6 +101,7 @@ class Decoder(Module):
         self.norm: Norm | StageOutput = norm if stage.is_last else StageOutput(norm, stage_buffer)
         # not by nn.Module's __setattr__, or it would be a child under two names
         self.__dict__["_begin"] = self.embed_tokens if stage.is_first else StageInput(stage_buffer)
+        self.__dict__["end"] = self.norm  # what is run; a tap may take its place (taps.py)
 
     def forward(self, input_ids: torch.Tensor, context: StepContext, logits_indices: torch.Tensor | None) -> torch.Tensor:
         x, residual = None, self._begin(input_ids)
@@ -106,13 +112,15 @@ class Decoder(Module):
         for block in blocks:
             x, residual = block(x, residual, context, None, *inputs)
         x, residual = last(x, residual, context, logits_indices, *inputs)
-        if x is None and isinstance(self.norm, Norm):
-            return self.norm(residual)
-        return self.norm.add(x, residual)
+        if x is None and isinstance(self.end, Norm):
+            return self.end(residual)
+        return self.end.add(x, residual)  # type: ignore[no-any-return]
 
 
 class CausalLM(LanguageModel):
     """A family's decoder and its language-model head."""
+
+    tower: Module  # the encoder of a model that takes items
 
     def __init__(self, config: ModelConfig, make_block: MakeBlock, place: Placement):
         super().__init__()
@@ -123,10 +131,34 @@ class CausalLM(LanguageModel):
         self.has_head = pooling is None or pooling.generates
         self.lm_head = self._make_head(place) if is_last and self.has_head else MissingLayer()
         if pooling is not None and pooling.num_labels and is_last:
-            tied_to = self.model.embed_tokens if config.tie_word_embeddings else None
-            self.score = ScoreHead(pooling, (config.vocab_size, config.hidden_size), place, tied_to)
+            self.score = self._make_score(pooling, place)
+        self._take_items(place)
         self._parallel = place.parallel
         self._logits = config.model.logit_scale, config.model.logit_softcap
+
+    def _make_score(self, pooling: PoolingSpec, place: Placement) -> ScoreHead | RewardHead:
+        config = self.config
+        if pooling.is_reward:
+            return RewardHead(config.hidden_size, pooling.num_labels, place)
+        tied_to = self.model.embed_tokens if config.tie_word_embeddings else None
+        return ScoreHead(pooling, (config.vocab_size, config.hidden_size), place, tied_to)
+
+    def _take_items(self, place: Placement) -> None:
+        """Make the encoder of a model that takes items; the first stage has it."""
+        if self.config.media is None:
+            return
+        if not place.parallel.stage.is_first:
+            self.tower = MissingLayer()
+            return
+        from quire.workers.models.media.model_items import ModelItems  # imports transformers, seconds
+        from quire.workers.models.transformers.tower import Tower
+
+        self.tower = tower = Tower(self.config.media, place)
+        self.items = ModelItems(tower, self.config.media, self.config.hidden_size, place.dtype, place.device)
+        self.items.attach(self.model)
+
+    def appliers(self, buffers: StepBuffers) -> dict[str, Callable[[np.ndarray], None]]:
+        return {} if self.items is None else self.items.appliers(buffers)
 
     def _make_head(self, place: Placement) -> Linear:
         config = self.config

@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
-from quire.workers.attention.packed import PackedAttention
+from quire.workers.attention.packed import PackedAttention, Seen
+from quire.workers.encoder_graphs import EncoderGraphs
 from quire.workers.layers.embedding import Embedding
 from quire.workers.layers.heads import Head
 from quire.workers.layers.kv_scales import KVScales
@@ -74,9 +76,14 @@ class EncoderBody(Module):
         self._attention = PackedAttention(config.attention_specs(place.parallel), config.max_position_embeddings, place.device)
 
     def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, token_types: torch.Tensor | None, cu_seqlens: torch.Tensor
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        token_types: torch.Tensor | None,
+        cu_seqlens: torch.Tensor,
+        seen: Seen | None = None,
     ) -> torch.Tensor:
-        self._attention.begin(positions, cu_seqlens, self._relative())
+        self._attention.begin(positions, cu_seqlens, self._relative(), seen)
         none = cu_seqlens[:0]
         context = StepContext(self._attention.attend, positions, none, cu_seqlens, none, 0)
         x, residual = None, self._embed(input_ids, positions, token_types)
@@ -109,6 +116,8 @@ class Encoder(LanguageModel):
     has_graphs = False
     has_head = False  # that a step ends with; a masked language model's is for vectors
     token_types: torch.Tensor | None = None  # int32 [T] of the next step's tokens
+    graphs: EncoderGraphs | None = None  # of its layers
+    seen: Seen | None = None  # the keys that the next step's rows see
 
     def __init__(self, config: ModelConfig, make_block: MakeBlock, place: Placement):
         super().__init__()
@@ -142,11 +151,27 @@ class Encoder(LanguageModel):
     ) -> torch.Tensor:
         """`encode` for a step whose rows are whole texts; with logits_indices int32 [R], [R, H] of these.
 
-        `token_types` are for this step alone; None: all tokens are of the first text.
+        `token_types` are for this step alone; None: all tokens are of the first text. So is `seen`; None: all see whole rows.
         """
-        types, self.token_types = self.token_types, None
-        hidden = self.encode(input_ids, context.positions, types, context.query_start)
+        types, self.token_types, seen, self.seen = self.token_types, None, self.seen, None
+        hidden = None
+        if self.graphs is not None and seen is None:
+            hidden = self.graphs(input_ids, context.positions, types, context.query_start)
+        if hidden is None:
+            hidden = self.model(input_ids, context.positions, types, context.query_start, seen)
         return hidden if logits_indices is None else hidden.index_select(0, logits_indices)
+
+    def begin_graphs(self, max_tokens: int, max_rows: int) -> float:
+        """Graphs of its layers, which are captured as they are met. There are none of several ranks, nor while the load of
+        experts is counted, since its counters know a step's rows."""
+        if self._parallel.size == 1 and self._parallel.expert_load is None:
+            has_types, device = bool(self._spec.num_token_types), self.model.embed_tokens.weight.device
+            self.graphs = EncoderGraphs(self.model, max_tokens, max_rows, has_types, device)
+        return 0.0
+
+    def see(self, ends: np.ndarray, lengths: np.ndarray) -> None:
+        """Tokens of the next step's rows, of these lengths, see keys before `ends` alone: int [R], as the step numbers them."""
+        self.seen = Seen.of(ends, lengths, self.model.embed_tokens.weight.device)
 
     def compute_logits(self, hidden_rows: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """hidden_rows [R, H] -> logits of this rank's shard of the vocabulary, of a masked language model."""

@@ -17,6 +17,7 @@ from quire.ipc.quantization import WHILE_LOADING
 from quire.ipc.text_config import nested_text
 from quire.workers.loading.files import CheckpointLayers
 from quire.workers.loading.names import CheckpointNames
+from quire.workers.loading.quantized import config_modelopt
 from quire.workers.loading.quantized.config import read_quantization
 from quire.workers.loading.quantized.config_floats import quantization_while_loading
 from quire.workers.loading.quantized.schemes import Quantization, QuantizationError, QuantizationScheme
@@ -50,6 +51,7 @@ from quire.workers.models.families import (
     llama,
     llama4,
     mamba2,
+    mimo,
     mimo_v2,
     minimax_m2,
     ministral3,
@@ -71,6 +73,7 @@ from quire.workers.models.families import (
 )
 from quire.workers.models.fields import Json, flag, number, read_dtype, read_state_dtype, refuse_unknown, size
 from quire.workers.models.refusals import refusal
+from quire.workers.models.seeing import seeing
 from quire.workers.models.stored_head import tied_as_stored
 from quire.workers.models.wrappers import WRAPPED, Wrapper, text_fields, wrapped_names, wrapper_of
 
@@ -106,6 +109,7 @@ FAMILIES: dict[str, Family] = {
     "Llama4ForCausalLM": llama4.FAMILY,
     "LlamaForCausalLM": llama.FAMILY,
     "Mamba2ForCausalLM": mamba2.FAMILY,
+    "MiMoForCausalLM": mimo.FAMILY,
     "MiMoV2FlashForCausalLM": mimo_v2.FAMILY,
     "MiMoV2ForCausalLM": mimo_v2.FAMILY,
     "MiniMaxM2ForCausalLM": minimax_m2.FAMILY,
@@ -131,7 +135,7 @@ FAMILIES: dict[str, Family] = {
     "SmolLM3ForCausalLM": smollm3.FAMILY,
 }
 
-BESIDE = ("quantize_config.json", "quant_config.json")  # AutoGPTQ's, and AutoAWQ's first name
+BESIDE = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")  # AutoGPTQ's, AutoAWQ's first, ModelOpt's
 
 
 def read_model_config(
@@ -162,7 +166,7 @@ def read_model_config(
     config = parse_model_config(fields, quantization_file=(beside or path).name, **options)
     if config.quantization is None or own is None or quantization_config_of(fields) is not own:
         return config  # a flag counts for all layers, whatever the files hold
-    return msgspec.structs.replace(config, quantization=_as_stored(config.quantization, Path(model_dir), config.names))
+    return msgspec.structs.replace(config, quantization=as_stored(config.quantization, Path(model_dir), config.names))
 
 
 def _overridden(fields: Json, overrides: Json) -> Json:
@@ -173,13 +177,13 @@ def _overridden(fields: Json, overrides: Json) -> Json:
     return found
 
 
-def _as_stored(quantized: Quantization, model_dir: Path, names: CheckpointNames) -> Quantization:
+def as_stored(quantized: Quantization, model_dir: Path, names: CheckpointNames) -> Quantization:
     """Treat layers stored as floats as not quantized, whatever quantization_config says: it often fails to list them all."""
     try:
         stored = CheckpointLayers(model_dir, names)
     except (WeightsError, OSError):
         return quantized  # without files, or with bad ones: loading reports them
-    if stored.are_all_plain and quantized.kv_cache_dtype is None:
+    if stored.are_all_plain and quantized.kv_cache_dtype is None and not names.only:
         log.warning("quantization_config says %s, but all tensors are floats: they are taken as they are", quantized.method)
 
     def scheme_of(*layer: str) -> QuantizationScheme | None:
@@ -189,13 +193,15 @@ def _as_stored(quantized: Quantization, model_dir: Path, names: CheckpointNames)
 
 
 def _beside(path: Path) -> Json:
-    """The quantization config in a file of its own, of old checkpoints. AutoGPTQ's file lacks the method, AutoAWQ's has it."""
+    """The quantization config in a file of its own, of old checkpoints. AutoAWQ's file has the method, others lack it."""
     try:
         config = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise ModelConfigError(f"{path} is not JSON: {error}") from None
     if not isinstance(config, dict):
         raise ModelConfigError(f"{path} is not a JSON object")
+    if path.name == BESIDE[2]:
+        return config_modelopt.beside(config)
     method = "awq" if "zero_point" in config or "w_bit" in config else "gptq"
     return {"quant_method": method, **config}
 
@@ -207,14 +213,18 @@ def parse_model_config(
     kv_cache_dtype: str = "auto",
     kv_cache_dtype_skip_layers: Sequence[str] = (),
     model_impl: str = "auto",
+    sees: bool = False,
     quantization_file: str = "config.json",
 ) -> ModelConfig:
     """ModelConfig from config.json's fields, and from the flags of these names.
 
-    quantization_file: where quantization_config was found, for errors. Raises ModelConfigError, naming the unsupported field.
+    sees: whether the model takes items beside text, if it can. quantization_file: where quantization_config was found, for
+    errors. Raises ModelConfigError, naming the unsupported field.
     """
     quantized = _quantization(quantization_config_of(fields), quantization, quantization_file)
     config = _by_impl(fields, quantized, model_impl)
+    if sees:
+        config = seeing(fields, config)
     layers = with_cache_dtype(config.layers, kv_cache_dtype, kv_cache_dtype_skip_layers, quantized)
     return msgspec.structs.replace(config, layers=layers)
 
@@ -262,11 +272,12 @@ def _of_family(fields: Json, architecture: str, wrapper: Wrapper | None, quantiz
     if quantized is not None:
         quantized = _by_all_names(quantized, names)
     refuse_unknown(fields, family.name, family.fields, family.activations, given)
+    layers = family.read_layers(fields)
     return ModelConfig(
         architecture=architecture,
         vocab_size=size(fields, "vocab_size"),
         hidden_size=size(fields, "hidden_size"),
-        layers=family.read_layers(fields),
+        layers=layers,
         model=family.read_model(fields),
         names=names._replace(ignored=(*names.ignored, *family.ignored(fields))),
         tie_word_embeddings=flag(fields, "tie_word_embeddings"),
@@ -275,6 +286,7 @@ def _of_family(fields: Json, architecture: str, wrapper: Wrapper | None, quantiz
         dtype=read_dtype(fields),
         quantization=quantized,
         state_dtype=read_state_dtype(fields),
+        mtp=family.read_mtp(fields, layers),
     )
 
 

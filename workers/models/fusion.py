@@ -63,7 +63,8 @@ class FusedBlock:
         logits_indices: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor | NextQKV, torch.Tensor]:
         block, attention = self.block, self.block.self_attn
-        kernel = self.kernel if len(residual if logits_indices is None else logits_indices) == 1 else None
+        is_row = len(residual if logits_indices is None else logits_indices) == 1
+        kernel = self.kernel if is_row and not context.has_adapters else None
         if isinstance(x, NextQKV):
             qkv = x.qkv
         elif kernel is None:

@@ -3,11 +3,15 @@
 decoder.py implements it with a family's blocks, transformers/model.py for any other model.
 """
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
 
+from quire.kernels.step.tables import StepBuffers
+from quire.workers.adapters.lora import StepAdapters
 from quire.workers.layers.kv_scales import KVScales
 from quire.workers.layers.module import Module, WeightOwner
 from quire.workers.loading.checkpoint_tensor import CheckpointTensor
@@ -15,6 +19,9 @@ from quire.workers.loading.weight_loader import WeightLoader
 from quire.workers.models.config import ModelConfig
 from quire.workers.models.stage_boundary import StageBuffer
 from quire.workers.models.step_context import StepContext
+
+if TYPE_CHECKING:
+    from quire.workers.models.media.model_items import ModelItems  # imports transformers
 
 
 class Fit(NamedTuple):
@@ -32,6 +39,8 @@ class LanguageModel(Module):
     stage_buffer: StageBuffer  # only in models that can be split into stages
     has_head = True  # over the vocabulary: it computes logits
     has_graphs = True  # its steps may be captured
+    items: "ModelItems | None" = None  # of a model that takes items beside text
+    adapters: StepAdapters | None = None  # of its layers, if they have adapter slots
 
     def forward(
         self,
@@ -57,6 +66,25 @@ class LanguageModel(Module):
         """hidden_rows [R, H] -> float32 [R, labels] of a classifier, before their activation."""
         raise NotImplementedError
 
+    def appliers(self, buffers: StepBuffers) -> dict[str, Callable[[np.ndarray], None]]:
+        """Functions that apply a plan's sections about the model's own parts, by section. buffers: of the step."""
+        return {}
+
+    def allocate_items(self) -> None:
+        """Memory for the rows of items, if the model takes some."""
+        if self.items is not None:
+            self.items.allocate()
+
+    def run_largest_item(self) -> None:
+        """Encode as much as one run may, to measure what it takes, if the model takes items."""
+        if self.items is not None:
+            self.items.run_largest()
+
+    def take_item(self, words: np.ndarray) -> None:
+        """A record of KIND_ITEM has come; stages without an encoder pass over it."""
+        if self.items is not None:
+            self.items.take(words)
+
     def kv_scales(self) -> dict[int, KVScales]:
         """KV scales of the layers that have an 8-bit cache, by layer."""
         raise NotImplementedError
@@ -64,6 +92,14 @@ class LanguageModel(Module):
     def short(self) -> AbstractContextManager[None]:
         """A context in which forward runs only two layers of each kind: to run every kernel, not for results."""
         raise NotImplementedError
+
+    def begin_graphs(self, max_tokens: int, max_rows: int) -> float:
+        """A model without step graphs captures what it can from now on, on its GPU. Returns the seconds it took."""
+        return 0.0
+
+    def adapters_name(self, name: str) -> str:
+        """The name by which adapters know the module of this name."""
+        return name
 
     def converted(self, fit: Fit) -> Fit:
         """The same fit under the checkpoint's names, if these differ from the owners' names. Raises WeightsError."""

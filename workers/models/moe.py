@@ -37,12 +37,13 @@ class SharedExpert(Module):
         place: Placement,
         *,
         has_gate: bool = True,
+        has_bias: bool = False,
         gate_up: Callable[[Shard], RowsByName] = pair,
     ):
         super().__init__()
         hidden, inner = whole(hidden_size), place.parallel.split(intermediate_size)
-        self.gate_up_proj = Linear(hidden, gate_up(inner) if has_gate else {"up_proj": inner}, False, place)
-        self.down_proj = Linear(inner, {"down_proj": hidden}, False, place, is_partial=True)
+        self.gate_up_proj = Linear(hidden, gate_up(inner) if has_gate else {"up_proj": inner}, has_bias, place)
+        self.down_proj = Linear(inner, {"down_proj": hidden}, has_bias, place, is_partial=True)
         self._has_gate = has_gate
 
     def forward(self, h: torch.Tensor) -> torch.Tensor:
@@ -83,12 +84,15 @@ class MoE(Module):
         self.add_module(router, Router(router, spec.routing, hidden_size, place, has_bias=has_bias, correction=correction))
         latent, hidden = whole(spec.latent_size or hidden_size), whole(hidden_size)
         if spec.latent_size:
-            self.fc1_latent_proj = Linear(hidden, {"fc1_latent_proj": latent}, False, place)
-            self.fc2_latent_proj = Linear(latent, {"fc2_latent_proj": hidden}, False, place)
+            self.fc1_latent_proj = Linear(hidden, {"fc1_latent_proj": latent}, spec.has_bias, place)
+            self.fc2_latent_proj = Linear(latent, {"fc2_latent_proj": hidden}, spec.has_bias, place, is_partial=True)
         self._has_latent = spec.latent_size > 0
         self.experts = Experts(own, latent.full, inner, place.at("experts"), act=spec.act, names=names, has_bias=has_bias)
+        self.experts.takes_pairs = spec.weighs_input and spec.routing.top_k > 1
         if spec.shared_size and shared:
-            self.add_module(shared, SharedExpert(hidden_size, spec.shared_size, place.at(shared), has_gate=bool(names.gate)))
+            at, has_gate = place.at(shared), bool(names.gate)
+            made = SharedExpert(hidden_size, spec.shared_size, at, has_gate=has_gate, has_bias=spec.has_bias)
+            self.add_module(shared, made)
             if shared_gate:
                 self.add_module(shared_gate, Linear(whole(hidden_size), {shared_gate: whole(1)}, False, place.of_router()))
         # not by nn.Module's __setattr__: there they are children under the checkpoint's names

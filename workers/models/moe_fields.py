@@ -6,7 +6,7 @@ Called by the families with experts, besides those of fields.py. All raise Model
 from typing import Any
 
 from quire.kernels.experts.routing_reference import Routing
-from quire.workers.models.config import ModelConfigError
+from quire.workers.models.config import LayerSpec, ModelConfigError, MTPSpec
 from quire.workers.models.fields import MAX_LAYERS, Json, flag, number, size
 
 EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")  # transformers 5 writes the first for all families
@@ -83,6 +83,17 @@ def mtp_layers(fields: Json) -> tuple[str, ...]:
     """Names of the checkpoint's layers after the last, which predict further tokens."""
     first, many = size(fields, "num_hidden_layers"), max(count(fields, name, 0) for name in MTP_FIELDS)
     return tuple(f"model.layers.{i}." for i in range(first, first + many))
+
+
+def read_mtp(fields: Json, layers: tuple[LayerSpec, ...]) -> MTPSpec | None:
+    """The first of these layers, in DeepSeek V3's layout; None without one. It is of the last layer's kind."""
+    names = mtp_layers(fields)
+    if not names:
+        return None
+    name, ours = names[0], "mtp."
+    prefixes = *((f"{name}{part}.", f"{ours}{part}.") for part in ("enorm", "hnorm")), (f"{name}eh_proj.", f"{ours}fc.")
+    ends = (f"{name}shared_head.norm.", f"{ours}norm."), (name, f"{ours}layers.0.")
+    return MTPSpec(layers=layers[-1:], prefixes=(*prefixes, *ends))
 
 
 def sparse_by_type(fields: Json) -> tuple[bool, ...]:

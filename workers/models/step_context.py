@@ -57,6 +57,7 @@ class StepContext:
     decode_limit: torch.Tensor  # int32 [1]: number of decode rows
     num_decode_rows: int | None  # the same, padded; None: a captured mixed step, whose number is on the device only
     states: StepStates | None = None  # None: the model has none
+    has_adapters: bool = False  # some row has a LoRA adapter: products are made one by one
 
     @property
     def is_decode(self) -> bool:
@@ -71,6 +72,7 @@ def step_context(
     num_rows: int,
     num_decode_rows: int | None,
     states: StepStates | None = None,
+    has_adapters: bool = False,
 ) -> StepContext:
     """The context of the step whose inputs are in `step`, of these padded sizes."""
     return StepContext(
@@ -81,4 +83,5 @@ def step_context(
         step.num_decode_rows,
         num_decode_rows,
         states,
+        has_adapters,
     )

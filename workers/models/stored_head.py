@@ -1,7 +1,8 @@
-"""Whether a multimodal model's head is tied to its embedding, if its two configs disagree.
+"""Whether a model's head is tied to its embedding, where the config does not say so reliably.
 
-transformers ties by the outer config, true by default, whatever text_config says; then it unties a head that the checkpoint
-contains. So checkpoints with and without a head have either flag, and their tensors decide. Called by family_table.py.
+For a multimodal model transformers ties by the outer config, true by default, whatever text_config says; then it unties a head
+that the checkpoint contains. So checkpoints with and without a head have either flag, and their tensors decide. They also do
+for families of which transformers never ties the head, whatever the flag says. Called by family_table.py.
 """
 
 from pathlib import Path
@@ -14,10 +15,13 @@ from quire.workers.loading.weight_loader import WeightsError
 from quire.workers.models.fields import Json
 
 TIE = "tie_word_embeddings"
+NEVER_TIED = ("nemotron_h", "kimi_linear")  # model types
 
 
 def tied_as_stored(fields: Json, model_dir: Path) -> Json:
-    """config.json's fields, with text_config's flag set if it was in doubt; unchanged if the folder has no weights."""
+    """config.json's fields, with the flag set if it was in doubt; unchanged if the folder has no weights."""
+    if fields.get("model_type") in NEVER_TIED and fields.get(TIE) and _holds_head(model_dir):
+        return {**fields, TIE: False}
     text = nested_text(fields)
     if text is None or (fields.get(TIE) is not None and fields.get(TIE) == text.get(TIE)):
         return fields

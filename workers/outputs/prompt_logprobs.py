@@ -53,18 +53,29 @@ class PromptLogprobs(Output):
                 if next_token >= 0:
                     targets = np.append(targets, np.int32(next_token))
                 states = step.hidden[at : at + len(targets)]
-                rows.append(self._row(len(plan.decode_rows) + i, states, targets, num_top))
+                rows.append(self._row(len(plan.decode_rows) + i, states, targets, num_top, at))
             at += length
             tokens_at += length
         return rows
 
-    def _row(self, row: int, states: torch.Tensor, targets: np.ndarray, num_top: int) -> PromptRow:
+    def _row(self, row: int, states: torch.Tensor, targets: np.ndarray, num_top: int, first: int) -> PromptRow:
+        """first: the number of the first state's token in the step."""
         target_ids = torch.from_numpy(targets.copy()).to(self._device)
         parts = [
-            [x.cpu() for x in prompt_logprobs(self._model.compute_all_logits(s), t, num_top)]
-            for s, t in zip(states.split(PROMPT_LOGPROB_ROWS), target_ids.split(PROMPT_LOGPROB_ROWS), strict=True)
+            [x.cpu() for x in prompt_logprobs(self._logits(s, first + i * PROMPT_LOGPROB_ROWS), t, num_top)]
+            for i, (s, t) in enumerate(
+                zip(states.split(PROMPT_LOGPROB_ROWS), target_ids.split(PROMPT_LOGPROB_ROWS), strict=True)
+            )
         ]
         if not len(targets):
             none = torch.zeros(0)
             return PromptRow(row, none, none.int(), none.int(), none)
         return PromptRow(row, *(torch.cat(columns) for columns in zip(*parts, strict=True)))
+
+    def _logits(self, states: torch.Tensor, first: int) -> torch.Tensor:
+        """Logits of tokens from number `first` on; the head may have adapters."""
+        adapters = self._model.adapters
+        if adapters is None or not adapters.is_active:
+            return self._model.compute_all_logits(states)
+        with adapters.of_tokens(first, len(states)):
+            return self._model.compute_all_logits(states)

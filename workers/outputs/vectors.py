@@ -10,42 +10,71 @@ import numpy as np
 import torch
 
 from quire.ipc.messages.workers import PooledRows
-from quire.ipc.pooling import PoolRow
+from quire.ipc.pooling import VECTOR, PoolRow
 from quire.ipc.step.plan import StepPlan
 from quire.ipc.step.sections import PREFILL_POOL, PREFILL_POOL_END
+from quire.workers.models.config import ModelConfigError
 from quire.workers.models.language_model import LanguageModel
 from quire.workers.outputs.output import Computed, Output, RowResult
 from quire.workers.pooling.choice import PoolingChoice
 from quire.workers.pooling.chunks import ChunkPooler, Chunks
+from quire.workers.pooling.poolers import TokenStages
 from quire.workers.pooling.pooling import Pooling
+from quire.workers.pooling.sentence_transformers import PoolingConfigError
 
 
-class PooledResult(NamedTuple):
-    """Results of several rows of a step. values: float32 on the CPU, [rows, columns], or [tokens, columns] of all rows.
+class OnHost(NamedTuple):
+    """A tensor on its way to the host."""
 
-    lengths: tokens of each row's result; 0: it is a single vector."""
-
-    rows: list[int]
-    lengths: list[int]
     values: torch.Tensor
     copied: torch.cuda.Event | None = None  # of a GPU: once it is reached, the values are there
 
     @classmethod
-    def of(cls, rows: list[int], lengths: list[int], values: torch.Tensor) -> "PooledResult":
+    def of(cls, values: torch.Tensor) -> "OnHost":
         """values: on the device; from a GPU they are copied without waiting for it."""
         if not values.is_cuda:
-            return cls(rows, lengths, values)
+            return cls(values)
         host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
         host.copy_(values, non_blocking=True)
-        return cls(rows, lengths, host, torch.cuda.current_stream().record_event())
+        return cls(host, torch.cuda.current_stream().record_event())
 
-    def message(self) -> PooledRows:
+    def numpy(self) -> np.ndarray:
+        """Wait for the values."""
         if self.copied is not None:
             self.copied.synchronize()
-        shapes = np.array([(length, self.values.shape[1]) for length in self.lengths], np.int32)
-        return PooledRows(
-            np.asarray(self.rows, np.int32).tobytes(), shapes.tobytes(), self.values.contiguous().numpy().tobytes()
-        )
+        return self.values.contiguous().numpy()
+
+
+class PooledResult(NamedTuple):
+    """Results of several rows of a step. values: float32, [rows, columns], or [tokens, columns] of all rows.
+
+    lengths: rows of each one's result, or VECTOR."""
+
+    rows: list[int]
+    lengths: list[int]
+    values: OnHost
+
+    @classmethod
+    def of(cls, rows: list[int], lengths: list[int], values: torch.Tensor) -> "PooledResult":
+        return cls(rows, lengths, OnHost.of(values))
+
+    def arrays(self) -> list[np.ndarray]:
+        """Each row's."""
+        return np.split(self.values.numpy(), np.cumsum([1 if length == VECTOR else length for length in self.lengths])[:-1])
+
+    def message(self) -> PooledRows:
+        values = self.values.numpy()
+        return _message(self.rows, [(length, values.shape[1]) for length in self.lengths], values)
+
+
+def pooled_rows(rows: list[int], arrays: list[np.ndarray]) -> PooledRows:
+    """The message of an array for each row: float32 [columns] or [n, columns]."""
+    shapes = [(VECTOR, len(array)) if array.ndim == 1 else array.shape for array in arrays]
+    return _message(rows, shapes, np.concatenate([array.ravel() for array in arrays]))
+
+
+def _message(rows: list[int], shapes: list[tuple[int, ...]], values: np.ndarray) -> PooledRows:
+    return PooledRows(np.asarray(rows, np.int32).tobytes(), np.array(shapes, np.int32).tobytes(), values.tobytes())
 
 
 class Vectors(Output):
@@ -89,12 +118,19 @@ class Vectors(Output):
             return None
         if len(ends) < len(chunks.rows):
             states = states.index_select(0, torch.from_numpy(ends).to(self._device))
-        return PooledResult.of(chunks.rows[ends].tolist(), [0] * len(ends), self._pooling.apply(states, kind))
+        return PooledResult.of(chunks.rows[ends].tolist(), [VECTOR] * len(ends), self._pooling.apply(states, kind))
 
 
 def vectors_of(choice: PoolingChoice, model: LanguageModel, max_rows: int) -> list[Vectors]:
-    """The runner's output for a decoder that pools; none for one that does not."""
+    """The runner's output for a decoder that pools; none for one that does not.
+
+    Raises ModelConfigError or WeightsError for dense layers that do not fit."""
     if choice.info is None:
         return []
-    pooling = Pooling(choice.info, model.compute_scores, choice.activation)
-    return [Vectors(pooling, max_rows, model.config.hidden_size, next(model.parameters()).device)]
+    size, device = model.config.hidden_size, next(model.parameters()).device
+    try:
+        dense = TokenStages(choice.dense, choice.folder, size, device, "text") if choice.dense else None
+    except PoolingConfigError as error:
+        raise ModelConfigError(str(error)) from None
+    pooling = Pooling(choice.info, model.compute_scores, choice.activation, dense)
+    return [Vectors(pooling, max_rows, size, device)]

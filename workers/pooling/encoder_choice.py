@@ -5,16 +5,23 @@ choice.py; workers/outputs/encoder_vectors.py runs what is chosen here.
 """
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
-from quire.ipc.pooling import PoolingInfo, PoolingType
+from quire.ipc.encoders import COLBERTS
+from quire.ipc.pooling import PoolingInfo, PoolingTask, PoolingType
+from quire.workers.layers.heads import HeadPooling, HeadSpec
+from quire.workers.loading.weight_loader import WeightsError
 from quire.workers.models.config import ModelConfigError
 from quire.workers.pooling.labels import LabelActivation, label_activation, labels_of
+from quire.workers.pooling.late_interaction import M3_FILES, colbert_size
+from quire.workers.pooling.late_tokens import late_interaction, unweighted
 from quire.workers.pooling.poolers import DEFAULT
 from quire.workers.pooling.sentence_transformers import (
+    PUNCTUATION,
     DenseStage,
+    LateInteraction,
     Mode,
     NormalizeStage,
     PoolingConfigError,
@@ -23,9 +30,11 @@ from quire.workers.pooling.sentence_transformers import (
     SpladeStage,
     matryoshka_dimensions,
     read_sentence_transformers,
+    read_stanford_colbert,
 )
 
 Json = dict[str, Any]
+STANFORD = LateInteraction(query_prefix="[unused0]", document_prefix="[unused1]", document_length=220, skiplist=PUNCTUATION)
 _MODES: dict[PoolingType, Mode] = {"CLS": "cls", "MEAN": "mean", "LAST": "lasttoken"}
 _TYPES: dict[Mode, PoolingType] = {mode: kind for kind, mode in _MODES.items()}
 _LABELS = ("ForSequenceClassification", "ForTokenClassification")
@@ -39,6 +48,9 @@ class EncoderChoice(NamedTuple):
     activation: LabelActivation
     spec: SentenceTransformers
     folder: Path
+    m3: bool = False  # BGE-M3's sparse vectors and vectors of tokens are beside the dense ones
+    special_ids: tuple[int, ...] = ()  # of these: tokens without a weight
+    head: HeadSpec | None = None  # of labels, of a decoder with two-way attention
 
 
 def choose_encoder(
@@ -56,22 +68,69 @@ def choose_encoder(
     try:
         spec = read_sentence_transformers(folder)
         dimensions = matryoshka_dimensions(fields)
+        if spec is None and (late := read_stanford_colbert(folder)) is not None:
+            spec = SentenceTransformers(stages=(), late=late)
+        if spec is None and str((fields.get("architectures") or [""])[0]) in COLBERTS:
+            spec = SentenceTransformers(stages=(), late=STANFORD)
     except PoolingConfigError as error:
         raise ModelConfigError(str(error)) from None
+    if spec is not None and spec.late is not None:
+        return _late(fields, folder, name, spec, dimensions, pooler)
     return _embedder(fields, folder, name, spec, dimensions, pooler)
+
+
+def _late(
+    fields: Json,
+    folder: Path,
+    name: str,
+    spec: SentenceTransformers,
+    dimensions: tuple[int, ...] | None,
+    pooler: tuple[PoolingType | None, bool | None],
+) -> EncoderChoice:
+    """A model of token vectors: ColBERT's own checkpoints, with the product beside the encoder, or pylate's modules."""
+    if pooler[0] is not None:
+        raise ModelConfigError("--pooler-config: a model of token vectors pools no texts")
+    late = spec.late
+    assert late is not None
+    dense = [stage.out_features for stage in spec.stages if isinstance(stage, DenseStage)]
+    if spec.stages and not isinstance(spec.stages[-1], NormalizeStage):
+        spec = msgspec.structs.replace(spec, stages=(*spec.stages, NormalizeStage("token")))
+    try:
+        size = dense[-1] if dense else _size(fields, spec, False) if spec.stages else colbert_size(folder)
+    except WeightsError as error:
+        raise ModelConfigError(str(error)) from None
+    info = PoolingInfo(
+        tasks=["token_embed"],
+        pooling_type="MEAN",
+        token_size=size,
+        use_activation=True,
+        is_matryoshka=dimensions is not None,
+        matryoshka_dimensions=list(dimensions or ()),
+        similarity_fn_name="maxsim",
+        prompts=spec.prompts,
+        default_prompt_name=spec.default_prompt_name,
+        is_whole=True,
+        do_lower_case=spec.do_lower_case,
+        late=late_interaction(late, folder),
+    )
+    return EncoderChoice(_without_head(name), info, "identity", spec, folder)
 
 
 _OLD_NAMES: dict[str, Mode] = {"avg": "mean", "mean": "mean", "cls": "cls", "last": "lasttoken"}
 
 
-def choose_two_way(fields: Json, folder: Path, family: str, pooler: tuple[PoolingType | None, bool | None]) -> EncoderChoice:
-    """The choice for a decoder whose tokens see both ways; family: its architecture.
+def choose_two_way(
+    fields: Json, folder: Path, family: str, pooler: tuple[PoolingType | None, bool | None], labels: bool = False
+) -> EncoderChoice:
+    """The choice for a decoder with two-way attention; family: its architecture. labels: it has a head of labels.
 
     Without files, by config.json's `pooling`, else the last token. Raises ModelConfigError.
     """
     named = fields.get("pooling", "last")
     if named not in _OLD_NAMES:
         raise ModelConfigError(f"config.json: pooling {named!r:.40} is not supported; supported are {', '.join(_OLD_NAMES)}")
+    if labels:
+        return _two_way_classifier(fields, folder, family, _OLD_NAMES[named], pooler)
     default = msgspec.structs.replace(DEFAULT, stages=(PoolingStage((_OLD_NAMES[named],)), NormalizeStage()))
     try:
         spec = read_sentence_transformers(folder) or default
@@ -93,32 +152,24 @@ def _embedder(
     is_sparse = any(isinstance(stage, SpladeStage) for stage in spec.stages)
     normalizes = bool(spec.stages) and isinstance(spec.stages[-1], NormalizeStage)
     plain = msgspec.structs.replace(spec, stages=spec.stages[:-1] if normalizes else spec.stages)
-    _check(plain)
+    is_m3 = not is_sparse and all((folder / name).is_file() for name in M3_FILES)
+    tasks: list[PoolingTask] = ["embed", "embed_sparse"] if is_sparse or is_m3 else ["embed"]
     info = PoolingInfo(
-        tasks=["embed"] if is_sparse or spec.late is None else ["token_embed"],
+        tasks=tasks if is_sparse else [*tasks, "token_embed"],
         pooling_type=_type_of(plain),
         embedding_size=_size(fields, plain, is_sparse),
         use_activation=normalizes if pooler[1] is None else pooler[1],
         is_matryoshka=dimensions is not None,
         matryoshka_dimensions=list(dimensions or ()),
-        similarity_fn_name=spec.similarity or "cosine",
+        similarity_fn_name=spec.similarity or ("dot" if is_sparse else "cosine"),
         prompts=spec.prompts,
         default_prompt_name=spec.default_prompt_name,
         is_whole=True,
+        skips_prompts=any(isinstance(stage, PoolingStage) and not stage.include_prompt for stage in plain.stages),
+        do_lower_case=spec.do_lower_case,
     )
-    if info.tasks == ["embed"] and not is_sparse:
-        info = msgspec.structs.replace(info, tasks=["embed", "token_embed"])
-    return EncoderChoice(name if is_sparse else _without_head(name), info, "identity", plain, folder)
-
-
-def _check(spec: SentenceTransformers) -> None:
-    """Refuse what the engine does not tell the workers yet."""
-    if spec.late is not None:
-        raise ModelConfigError("config_sentence_transformers.json: models of token vectors (ColBERT) are not served yet")
-    if any(isinstance(stage, PoolingStage) and not stage.include_prompt for stage in spec.stages):
-        raise ModelConfigError("1_Pooling/config.json: include_prompt false is not served yet")
-    if spec.do_lower_case:
-        raise ModelConfigError("sentence_bert_config.json: do_lower_case is not served: the tokenizer's files should say it")
+    choice = EncoderChoice(name if is_sparse else _without_head(name), info, "identity", plain, folder)
+    return choice._replace(m3=True, special_ids=unweighted(folder)) if is_m3 else choice
 
 
 def _classifier(fields: Json, folder: Path, name: str, pooler: tuple[PoolingType | None, bool | None]) -> EncoderChoice:
@@ -135,6 +186,20 @@ def _classifier(fields: Json, folder: Path, name: str, pooler: tuple[PoolingType
         takes_types=_token_types(fields) > 1,
     )
     return EncoderChoice(name, info, label_activation(fields, len(labels)), DEFAULT, folder)
+
+
+def _two_way_classifier(
+    fields: Json, folder: Path, family: str, mode: Mode, pooler: tuple[PoolingType | None, bool | None]
+) -> EncoderChoice:
+    """mode: how a text's state is made of its tokens', by config.json."""
+    choice = _classifier(fields, folder, str(fields["architectures"][0]), pooler)
+    of_tokens = "token_classify" in choice.info.tasks
+    has_bias = of_tokens or fields.get("score_bias") is True
+    head = HeadSpec(kind="token" if of_tokens else "sequence", num_outputs=len(choice.info.labels), out_bias=has_bias)
+    if not of_tokens:
+        head = msgspec.structs.replace(head, pooling=cast(HeadPooling, mode))
+    info = msgspec.structs.replace(choice.info, takes_types=False, pooling_type=_TYPES.get(mode, "LAST"))
+    return choice._replace(architecture=family, info=info, head=head)
 
 
 def _token_types(fields: Json) -> int:

@@ -33,3 +33,24 @@ def label_tokens(fields: dict[str, Any], model_dir: Path) -> tuple[tuple[int, ..
             raise ModelConfigError(f"config.json: classifier_from_token: {token!r:.60} is no token of the tokenizer")
         ids.append(found)
     return tuple(ids), method == "from_2_way_softmax"
+
+
+STEP_TAG = "<extra_0>"  # behind each step of what Qwen's models of rewards for steps read
+
+
+def step_tag(pooler_config: dict[str, Any], model_dir: Path) -> int:
+    """The token that a step's scores belong to, by --pooler-config, else by its usual spelling; -1: all tokens have scores.
+
+    Raises ModelConfigError."""
+    given = pooler_config.get("step_tag_id")
+    if given is not None:
+        if type(given) is not int or given < 0:
+            raise ModelConfigError(f"--pooler-config: step_tag_id must be the id of a token, not {given!r:.40}")
+        return given
+    path = model_dir / "tokenizer.json"
+    if not path.is_file():
+        return -1
+    from tokenizers import Tokenizer  # few models need it
+
+    found = Tokenizer.from_file(str(path)).token_to_id(STEP_TAG)
+    return -1 if found is None else int(found)

@@ -1,113 +1,86 @@
-"""Late interaction: scores of token vectors, and the vectors of BGE-M3 and of ColBERT's own checkpoints.
+"""Vectors of tokens for late interaction (ColBERT, BGE-M3), and BGE-M3's sparse vectors.
 
-    MaxSim(q, d) = sum over the query's tokens of the greatest <q_i, d_j> over the document's tokens
-
-ColBERT: arXiv:2004.12832, section 3; BGE-M3: arXiv:2402.03216, section 3.2. A query is filled with [MASK] to its length
-(`expanded`), which its own tokens do not see unless the checkpoint says so; documents lose the vectors of a skip list.
+ColBERT: arXiv:2004.12832, section 3; BGE-M3: arXiv:2402.03216, section 3.2. frontend/client/late.py makes queries and
+documents of texts, and compares their vectors.
 """
 
-from collections.abc import Collection, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch.nn import functional
 
-from quire.workers.loading.files import open_file
+from quire.workers.loading.files import checkpoint_files, open_file
 from quire.workers.loading.weight_loader import WeightsError
-from quire.workers.pooling.poolers import Spans, normalized, pooled
-from quire.workers.pooling.sentence_transformers import LateInteraction
+from quire.workers.pooling.poolers import normalized
 
-ELEMENTS_AT_ONCE = 1 << 24  # of products of a query's tokens with documents' tokens
-
-
-def maxsim(query: torch.Tensor, documents: Sequence[torch.Tensor]) -> torch.Tensor:
-    """float32 [N]: the scores of N documents [d, D] for a query [q, D]. A document without tokens has 0.
-
-    Documents are scored some at a time, side by side in one product, so no padding is multiplied.
-    """
-    query = query.float()
-    scores: list[torch.Tensor] = []
-    begin = 0
-    while begin < len(documents):
-        end, tokens = begin, 0
-        while end < len(documents) and (end == begin or (tokens + len(documents[end])) * len(query) <= ELEMENTS_AT_ONCE):
-            tokens += len(documents[end])
-            end += 1
-        some = documents[begin:end]
-        products = query @ torch.cat([document.float() for document in some]).T  # [q, tokens]
-        scores += [
-            part.amax(1).sum() if part.shape[1] else products.new_zeros(())
-            for part in products.split([len(document) for document in some], 1)
-        ]
-        begin = end
-    return torch.stack(scores) if scores else query.new_zeros(0)
-
-
-def expanded(ids: Sequence[int], late: LateInteraction, mask_id: int) -> list[int]:
-    """A query's tokens, filled with [MASK] to the model's length of queries, or cut there."""
-    kept = list(ids[: late.query_length])
-    return kept + [mask_id] * (late.query_length - len(kept)) if late.expands else kept
-
-
-def kept_tokens(ids: Sequence[int], skipped: Collection[int]) -> list[int]:
-    """The places of a document's tokens that have a vector."""
-    return [place for place, token in enumerate(ids) if token not in skipped]
+COLBERT_WEIGHT = "linear.weight"
 
 
 class ColBERTHead:
-    """The product of ColBERT's own checkpoints (HF_ColBERT): token vectors of length 1, float32 [T, D].
-
-    Its weight, without a bias, is the tensor `linear.weight` beside those of the encoder.
-    """
+    """The product of ColBERT's own checkpoints (HF_ColBERT): hidden states [T, H] -> vectors of length 1, float32 [T, D]."""
 
     def __init__(self, weight: torch.Tensor):
         self._weight = weight.float()
         self.size = len(weight)
 
-    def __call__(self, hidden: torch.Tensor, spans: Spans) -> list[torch.Tensor]:
-        vectors = normalized(functional.linear(hidden.float(), self._weight))
-        return [vectors[first:end] for first, end in spans.lists()]
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        return normalized(functional.linear(hidden.float(), self._weight))
+
+
+def colbert_size(folder: Path) -> int:
+    """Elements of a token's vector. Raises WeightsError if the checkpoint has no such product."""
+    with open_file(_colbert_file(folder)) as file:
+        return int(file.get_slice(COLBERT_WEIGHT).get_shape()[0])
+
+
+def colbert_head(folder: Path, hidden_size: int, device: torch.device) -> ColBERTHead:
+    """Its weight, without a bias, is the tensor `linear.weight` beside those of the encoder. Raises WeightsError."""
+    with open_file(_colbert_file(folder)) as file:
+        shape = tuple(file.get_slice(COLBERT_WEIGHT).get_shape())
+        if len(shape) != 2 or shape[1] != hidden_size:
+            raise WeightsError(f"{COLBERT_WEIGHT} has the shape {shape}, expected is [n, {hidden_size}]")
+        return ColBERTHead(file.get_tensor(COLBERT_WEIGHT).to(device, torch.float32, copy=True))
+
+
+def _colbert_file(folder: Path) -> Path:
+    for path in checkpoint_files(folder, torch_files=True):
+        with open_file(path) as file:
+            if COLBERT_WEIGHT in set(file.keys()):
+                return path
+    raise WeightsError(f"{folder} has no tensor {COLBERT_WEIGHT}, by which ColBERT makes vectors of tokens")
+
+
+M3_FILES = ("sparse_linear.pt", "colbert_linear.pt")
 
 
 class M3Heads:
-    """BGE-M3's three kinds of vectors from the same hidden states: dense, sparse and of tokens."""
+    """BGE-M3's vectors of tokens and weights of tokens, from the hidden states that its dense vector is of."""
 
-    def __init__(self, folder: Path, hidden_size: int, device: torch.device, unused: Collection[int]):
+    def __init__(self, folder: Path, hidden_size: int, device: torch.device, unused: tuple[int, ...]):
         """unused: ids of tokens without a weight: [CLS], [SEP], padding and the unknown token. Raises WeightsError."""
-        self._sparse = _linear(folder / "sparse_linear.pt", hidden_size, device, rows=1)
-        self._colbert = _linear(folder / "colbert_linear.pt", hidden_size, device)
-        self._unused = frozenset(unused)
-        self.size, self.token_size = hidden_size, len(self._colbert[0])
+        sparse, colbert = (folder / name for name in M3_FILES)
+        self._sparse = _linear(sparse, hidden_size, device, rows=1)
+        self._colbert = _linear(colbert, hidden_size, device)
+        self.unused = frozenset(unused)
+        self.token_size = len(self._colbert[0])
 
-    def dense(self, hidden: torch.Tensor, spans: Spans) -> torch.Tensor:
-        """The first token's state, of length 1: float32 [R, H]."""
-        return normalized(pooled(hidden, spans, "cls"))
+    def weights(self, hidden: torch.Tensor) -> torch.Tensor:
+        """float32 [T] of hidden states [T, H]."""
+        return functional.linear(hidden.float(), *self._sparse).relu_().squeeze(1)
 
-    def sparse(self, hidden: torch.Tensor, spans: Spans, ids: Sequence[Sequence[int]]) -> list[dict[int, float]]:
-        """The weight of each token of each row: of several equal ones the greatest, and none that are 0."""
-        weights = functional.linear(hidden.float(), *self._sparse).relu_().squeeze(1)
-        return [
-            greatest_weights(row, weights[first:end].tolist(), self._unused)
-            for row, (first, end) in zip(ids, spans.lists(), strict=True)
-        ]
-
-    def tokens(self, hidden: torch.Tensor, spans: Spans) -> list[torch.Tensor]:
-        """A vector of length 1 of each token but the first: float32 [n - 1, D] of each row."""
-        vectors = normalized(functional.linear(hidden.float(), *self._colbert))
-        return [vectors[first + 1 : end] for first, end in spans.lists()]
+    def token_vectors(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Vectors of length 1, float32 [T, D]; that of a text's first token is not used."""
+        return normalized(functional.linear(hidden.float(), *self._colbert))
 
 
-def greatest_weights(ids: Sequence[int], weights: Sequence[float], unused: Collection[int]) -> dict[int, float]:
+def greatest_weights(ids: np.ndarray, weights: np.ndarray, unused: frozenset[int]) -> np.ndarray:
+    """float32 [n, 2] of a text's tokens: ids and weights above 0, of several equal ids the greatest."""
     found: dict[int, float] = {}
-    for token, weight in zip(ids, weights, strict=True):
+    for token, weight in zip(ids.tolist(), weights.tolist(), strict=True):
         if token not in unused and weight > found.get(token, 0.0):
             found[token] = weight
-    return found
-
-
-def sparse_score(query: dict[int, float], document: dict[int, float]) -> float:
-    """The sum, over the tokens of both, of the products of their weights."""
-    return sum(weight * document[token] for token, weight in query.items() if token in document)
+    return np.array(list(found.items()), np.float32).reshape(-1, 2)
 
 
 def _linear(path: Path, hidden_size: int, device: torch.device, rows: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:

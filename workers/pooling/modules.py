@@ -1,6 +1,7 @@
 """A decoder's pooling as sentence-transformers writes it beside config.json: modules.json, the folder of its pooling, prompts.
 
-Read are a Transformer, one Pooling (cls, mean or last token) and Normalize, in this order; all else is refused by name.
+Read are a Transformer, one Pooling (cls, mean or last token), Dense layers and Normalize, in this order; all else is refused
+by name.
 """
 
 import json
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 
 from quire.ipc.pooling import PoolingType
 from quire.workers.models.config import ModelConfigError
+from quire.workers.pooling.sentence_transformers import DenseStage, PoolingConfigError, read_dense
 
 MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
 _MODES: dict[str, PoolingType] = {
@@ -23,6 +25,7 @@ class Modules(NamedTuple):
     """The files' words; None and empty where they have none."""
 
     pooling_type: PoolingType | None = None
+    dense: tuple[DenseStage, ...] = ()
     normalizes: bool = False
     prompts: dict[str, str] = {}  # noqa: RUF012  # never changed
     default_prompt_name: str | None = None
@@ -44,6 +47,8 @@ def read_modules(model_dir: Path) -> Modules | None:
             if not place or Path(place).name != place:
                 raise ModelConfigError(f"{MODULES}: a module's path must be a folder's name, not {place!r:.60}")
             found = found._replace(pooling_type=_pooling_type(_read(model_dir / place / "config.json") or {}, place))
+        elif kind == "Dense" and found.pooling_type is not None and not found.normalizes:
+            found = found._replace(dense=(*found.dense, _dense_layer(model_dir, str(module.get("path", "")))))
         elif kind == "Normalize" and found.pooling_type is not None:
             found = found._replace(normalizes=True)
         elif kind != "Transformer":
@@ -72,6 +77,15 @@ def _pooling_type(fields: Any, place: str) -> PoolingType:
     if fields.get("include_prompt") is False:
         raise ModelConfigError(f"{place}/config.json: include_prompt: false is not supported for decoders")
     return known[chosen[0]]
+
+
+def _dense_layer(model_dir: Path, place: str) -> DenseStage:
+    if not place or Path(place).name != place:
+        raise ModelConfigError(f"{MODULES}: a module's path must be a folder's name, not {place!r:.60}")
+    try:
+        return read_dense(_read(model_dir / place / "config.json") or {}, f"{place}/config.json", place, "text")
+    except PoolingConfigError as error:
+        raise ModelConfigError(str(error)) from None
 
 
 def _prompts(fields: Any) -> Modules:

@@ -12,13 +12,17 @@ from quire.workers.pooling.labels import LabelActivation, activate_labels
 
 
 class Pooling:
-    """scores: hidden states [N, H] -> float32 [N, labels] before their activation."""
+    """scores: hidden states [N, H] -> float32 [N, labels] before their activation. dense: of vectors of texts."""
 
     def __init__(
-        self, info: PoolingInfo, scores: Callable[[torch.Tensor], torch.Tensor], activation: LabelActivation = "identity"
+        self,
+        info: PoolingInfo,
+        scores: Callable[[torch.Tensor], torch.Tensor],
+        activation: LabelActivation = "identity",
+        dense: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
         self.info = info
-        self._scores, self._activation = scores, activation
+        self._scores, self._activation, self._dense = scores, activation, dense
 
     def apply(self, states: torch.Tensor, kind: PoolRow) -> torch.Tensor:
         """float32 [N, columns] of states [N, H]."""
@@ -26,6 +30,8 @@ class Pooling:
             logits = self._scores(states)
             return activate_labels(logits, self._activation) if kind.use_activation else logits
         vectors = states.float()
+        if self._dense is not None and kind.task == "embed":
+            vectors = self._dense(vectors)
         if kind.dimensions:
             vectors = vectors[:, : kind.dimensions]
         return torch.nn.functional.normalize(vectors, dim=-1) if kind.use_activation else vectors

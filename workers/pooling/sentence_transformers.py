@@ -30,6 +30,7 @@ ACTIVATIONS = {"Identity": "identity", "Tanh": "tanh", "ReLU": "relu", "GELU": "
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan", "maxsim")
 UNITS: dict[str, Unit] = {"sentence_embedding": "text", "token_embeddings": "token"}
 TRANSFORMERS = ("Transformer", "MLMTransformer")
+PUNCTUATION = tuple("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
 PACKAGES = ("sentence_transformers.", "pylate.")
 
 
@@ -166,7 +167,7 @@ def _stage(kind: str, path: str, folder: Path, unit: Unit) -> Stage:
     if kind == "Pooling":
         return _pooling(config, file)
     if kind == "Dense":
-        return _dense(config, file, path, unit)
+        return read_dense(config, file, path, unit)
     if kind == "Normalize":
         _known(config, file, "module_input_name module_output_name")
         return NormalizeStage(_unit(config, file, unit))
@@ -187,7 +188,8 @@ def _pooling(config: Json, file: str) -> PoolingStage:
     return PoolingStage(tuple(modes), config.get("include_prompt") is not False)
 
 
-def _dense(config: Json, file: str, path: str, unit: Unit) -> DenseStage:
+def read_dense(config: Json, file: str, path: str, unit: Unit) -> DenseStage:
+    """A dense layer by its config.json. Raises PoolingConfigError."""
     _known(config, file, "in_features out_features bias activation_function module_input_name module_output_name use_residual")
     name = str(config.get("activation_function") or "torch.nn.modules.linear.Identity")
     kind = name.rpartition(".")[2]
@@ -297,14 +299,13 @@ def read_stanford_colbert(folder: Path) -> LateInteraction | None:
     found = _read(folder / "artifact.metadata", dict)
     if found is None:
         return None
-    punctuation = "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"
     return LateInteraction(
         query_prefix=str(found.get("query_token_id", "[unused0]")),
         document_prefix=str(found.get("doc_token_id", "[unused1]")),
         query_length=_size(found, "query_maxlen", "artifact.metadata") or 32,
         document_length=_size(found, "doc_maxlen", "artifact.metadata"),
         attends_to_expansion=found.get("attend_to_mask_tokens") is True,
-        skiplist=tuple(punctuation) if found.get("mask_punctuation", True) else (),
+        skiplist=PUNCTUATION if found.get("mask_punctuation", True) else (),
     )
 
 

@@ -53,10 +53,12 @@ class RecurrentStates:
         return found | {"state_copies": self.copy}
 
     def apply_nothing(self, tables: SlotTables, model: nn.Module) -> None:
-        """Run the kernels that apply what is kept, for the dummy slot: a warm-up."""
-        if self.kept is not None:
-            dummy = torch.full_like(tables.seq_len[:1], tables.max_num_seqs)
-            self.kept.apply_now(dummy, tables, _recurrent_layers(model))
+        """Run the kernels that apply what is kept, for the dummy slot: a warm-up. Few rows have other programs than many."""
+        if self.kept is None:
+            return
+        for count in (1, tables.max_num_seqs):
+            dummies = tables.seq_len.new_full((count,), tables.max_num_seqs)
+            self.kept.apply_now(dummies, tables, _recurrent_layers(model))
 
     def copy(self, copies: np.ndarray) -> None:
         """Copy states as the plan's section says, in order, before the step's forward. copies: [n], fields of STATE_COPY."""

@@ -111,7 +111,7 @@ class DraftModelDrafter(Drafter):
         if not tokens:
             return
         decode_rows = None if some.mixed else rows
-        self._attention.begin(own, inputs, tokens, rows, decode_rows, windows=True)
+        self._attention.begin(own, inputs, tokens, rows, decode_rows, windows=True, has_more_tokens=True)
         context = step_context(self._attention.attend, inputs, tokens, rows, decode_rows)
         hidden = self._draft.model(inputs.input_ids[:tokens], context, inputs.logits_indices[:rows])
         for place in range(some.depth):

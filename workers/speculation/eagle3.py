@@ -11,14 +11,12 @@ so its entry is hidden from all others (the window of -1 in the layer's attentio
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import torch
 from torch import nn
 
 from quire.workers.layers.embedding import Embedding
-from quire.workers.layers.kv_scales import KVScales
 from quire.workers.layers.linear import Linear, Placement
 from quire.workers.layers.module import Module, WeightOwner
 from quire.workers.layers.norm import make_norm
@@ -27,11 +25,11 @@ from quire.workers.models.blocks import GatedMLP
 from quire.workers.models.config import LayerSpec, ModelConfigError
 from quire.workers.models.decoder import CausalLM
 from quire.workers.models.fused import HeadRows, separate
-from quire.workers.models.language_model import LanguageModel
 from quire.workers.models.step_context import StepContext
 from quire.workers.parallel import Parallel
 from quire.workers.shard import whole
 from quire.workers.speculation.eagle3_config import Eagle3Config
+from quire.workers.speculation.head import Head
 
 
 class TargetIds(WeightOwner):
@@ -101,11 +99,7 @@ class Eagle3Model(Module):
         self.norm = make_norm(config.layer.model.norm, size, place.dtype, place.device)
 
 
-class Eagle3Head(LanguageModel):
-    """`given`: the features of the tokens before those of the next forward, [T, D]; a forward leaves its rows' own there."""
-
-    given: torch.Tensor
-
+class Eagle3Head(Head):
     def __init__(
         self,
         config: Eagle3Config,
@@ -162,9 +156,3 @@ class Eagle3Head(LanguageModel):
             return logits
         full = logits.new_full((len(logits), self.config.vocab_size), -torch.inf)
         return full.index_copy_(1, self.d2t.ids, logits)
-
-    def kv_scales(self) -> dict[int, KVScales]:
-        return {}
-
-    def short(self) -> AbstractContextManager[None]:
-        return nullcontext()

@@ -25,11 +25,13 @@ from quire.workers.models.config import ModelConfig, ModelConfigError
 from quire.workers.models.decoder import CausalLM
 from quire.workers.models.family_table import read_model_config
 from quire.workers.models.language_model import LanguageModel
-from quire.workers.models.taps import tap
+from quire.workers.models.taps import tap, tap_end
 from quire.workers.parallel import Parallel
 from quire.workers.speculation.eagle3 import Eagle3Head
 from quire.workers.speculation.eagle3_config import NAMES, read_eagle3_config
 from quire.workers.speculation.features import Features
+from quire.workers.speculation.head import Head
+from quire.workers.speculation.mtp import MTPHead, mtp_config
 
 log = logging.getLogger("quire.workers")
 
@@ -43,7 +45,7 @@ class DraftModel:
     cache: KVCache  # of its own layers, under the ids of the target's blocks
     parallel: Parallel
     longest: int  # tokens of a sequence that it may draft for
-    features: Features | None = None  # of an EAGLE-3 head
+    features: Features | None = None  # of a head
 
     def renew(self, num_blocks: int) -> None:
         """The cache was allocated anew, with so many blocks."""
@@ -51,9 +53,9 @@ class DraftModel:
             self.features.renew(num_blocks)
 
     def read(self, tables: SlotTables, step: StepBuffers, inputs: StepBuffers, *sizes: int) -> None:
-        """The inputs of a pass behind a step are built: make of the step what an EAGLE-3 head reads, by Features.before."""
+        """The inputs of a pass behind a step are built: make of the step what a head reads, by Features.before."""
         if self.features is not None:
-            cast(Eagle3Head, self.model).given = self.features.before(tables, step, inputs, *sizes)
+            cast(Head, self.model).given = self.features.before(tables, step, inputs, *sizes)
 
     def load(self, engine: ResolvedEngineConfig, device: torch.device, *, progress: bool) -> None:
         """Fill the parameters: from the folder, or with random numbers. Raises WeightsError."""
@@ -73,13 +75,13 @@ def build_draft_model(
 ) -> DraftModel | None:
     """The configured draft model with empty parameters, which has the target's type and ranks; None if there is none.
 
-    An EAGLE-3 head taps the target. Raises ModelConfigError, of which the text begins with the flag.
+    A head taps the target. Raises ModelConfigError, of which the text begins with the flag.
     """
     speculation = engine.speculative_config
     if speculation is None or speculation.model is None:
         return None
     try:
-        build = _eagle3 if speculation.method == "eagle3" else _draft_model
+        build = {"eagle3": _eagle3, "mtp": _mtp}.get(speculation.method, _draft_model)
         return build(engine, speculation, dtype, parallel.of_drafter(), target)
     except (ModelConfigError, WeightsError) as error:
         raise ModelConfigError(f"--speculative-config: model {speculation.model}: {error}") from None
@@ -125,3 +127,23 @@ def _eagle3(
     features = Features(taps, head.combine, config.layer.hidden_size)
     longest = min(engine.max_model_len, speculation.max_model_len or engine.max_model_len)
     return DraftModel(head, config.layer, cache, parallel, longest, features)
+
+
+def _mtp(
+    engine: ResolvedEngineConfig,
+    speculation: SpeculativeConfig,
+    dtype: torch.dtype,
+    parallel: Parallel,
+    target: LanguageModel,
+) -> DraftModel:
+    folder = None if engine.load_format == "dummy" else speculation.model
+    config, spec = mtp_config(target.config, folder)
+    rows = engine.max_num_seqs
+    taps = tap_end(target, max(engine.max_num_batched_tokens, rows) + rows, dtype, before_norm=spec.before_norm)
+    assert isinstance(target, CausalLM)
+    head = MTPHead(config, spec, dtype, parallel, target)
+    cache = KVCache(config.attention_specs(parallel), engine.block_size, dtype, one_table=True)
+    cache.more_bytes = config.hidden_size * dtype.itemsize
+    features = Features(taps, lambda hidden: hidden, config.hidden_size)
+    longest = min(engine.max_model_len, speculation.max_model_len or engine.max_model_len)
+    return DraftModel(head, config, cache, parallel, longest, features)

@@ -37,6 +37,7 @@ from quire.workers.shard import Shard
 CODE_DEVIATION = 2.93  # standard deviation of random e2m1 codes
 FIRST_FP8 = (8, 9)  # compute capability
 QuantizedSpecs = tuple[QuantizedSpec | None, QuantizedSpec | None]  # gate|up's and down's
+DUMMY_INPUTS = 8.0  # the greatest input of random weights that is not cut off
 MIDDLE = 8.0  # about the largest number that a 4-bit scale multiplies
 
 
@@ -46,6 +47,7 @@ class Sizes(NamedTuple):
     experts: int
     hidden: int
     inner: Shard
+    parts: int = 2  # gate and up; 1: there is no gate
 
 
 class ExpertRows(NamedTuple):
@@ -114,7 +116,7 @@ class MxFp4Experts(FourBitExperts):
 
     def __init__(self, sizes: Sizes, forms: QuantizedSpecs, dtype: torch.dtype, device: torch.device):
         super().__init__()
-        experts, hidden, inner = sizes
+        experts, hidden, inner, _ = sizes
         self._own([new_mx(experts, 2 * inner.size, hidden, device), new_mx(experts, hidden, inner.size, device)])
 
     def _put(self, into: FourBits, packed: PackedWeight, tensors: dict[str, torch.Tensor], place: ExpertRows) -> None:
@@ -146,7 +148,7 @@ class Int4Experts(FourBitExperts):
 
     def __init__(self, sizes: Sizes, forms: QuantizedSpecs, dtype: torch.dtype, device: torch.device):
         super().__init__()
-        (experts, hidden, inner), self._dtype = sizes, dtype
+        (experts, hidden, inner, _), self._dtype = sizes, dtype
         kinds = ((2 * inner.size, hidden), (hidden, inner.size))
         groups = [spec.block[1] for spec in forms if spec is not None]
         self._own([
@@ -176,22 +178,29 @@ class Int4Experts(FourBitExperts):
 
 
 class ScaledExpertsFormat(QuantizedExperts):
-    """fp8 or int8 weights with a scale per row or per 128 inputs; inputs in the same dtype, scaled per token or per 128."""
+    """fp8 or int8 weights with a scale per row or per 128 inputs; inputs in the same dtype, scaled per token or per 128.
+
+    The greatest static scale of inputs of a layer's experts is taken for all of them, as in vLLM.
+    """
 
     def __init__(self, sizes: Sizes, forms: QuantizedSpecs, dtype: torch.dtype, device: torch.device, activations: Activations):
         super().__init__()
-        experts, hidden, inner = sizes
+        experts, hidden, inner, parts = sizes
         small = torch.float8_e4m3fn if activations.dtype == "fp8" else torch.int8
-        kinds, made = ((2 * inner.size, hidden, hidden), (hidden, inner.size, inner.full)), []
+        kinds, made = ((parts * inner.size, hidden, hidden), (hidden, inner.size, inner.full)), []
         by_block = any(0 < activations.group_size < full for _, _, full in kinds)
         for (n, k, full), spec in zip(kinds, forms, strict=True):
             assert spec is not None
             blocks = -(-k // BLOCK) if by_block or spec.block[1] < full else 1
             data = torch.empty(experts, n, k, dtype=small, device=device)
-            made.append(ScaledExperts(data, torch.empty(experts, blocks, n, device=device), by_block))
+            static = torch.ones(1, device=device) if activations.is_static else None
+            made.append(ScaledExperts(data, torch.empty(experts, blocks, n, device=device), by_block, static))
         self._own(made)
+        self._input_scales: tuple[list[float], list[float]] = [], []  # of gate|up, of down
 
     def _put(self, into: ScaledExperts, packed: PackedWeight, tensors: dict[str, torch.Tensor], place: ExpertRows) -> None:
+        if packed.input_scale is not None:
+            self._input_scales[place.is_down].append(packed.input_scale)
         start, blocks = place.rows.start, into.scales.shape[1]
         for quantized in packed.packing.chunks(tensors, *packed.slices):
             if quantized.zeros is not None and bool(quantized.zeros.any()):
@@ -214,6 +223,13 @@ class ScaledExpertsFormat(QuantizedExperts):
                 else:
                     expert.random_(-127, 128, generator=generator)
             weight.scales.fill_(limit / (FP8_MAX if is_fp8 else INT8_MAX))
+            if weight.input_scale is not None:
+                weight.input_scale.fill_(DUMMY_INPUTS / (FP8_MAX if is_fp8 else INT8_MAX))
+
+    def finish(self) -> None:
+        for weight, found in zip(self.kept, self._input_scales, strict=True):
+            if weight.input_scale is not None and found:
+                weight.input_scale.fill_(max(found))
 
     def weights(self, gate_up_bias: torch.Tensor | None, down_bias: torch.Tensor | None) -> ScaledWeights:
         return ScaledWeights(self.kept[0], self.kept[1], gate_up_bias, down_bias)
@@ -248,6 +264,9 @@ def choose(
     if any(len(kind) > 1 for kind in kinds):
         return "experts of one layer in several formats"
     [(packing, spec, activations)], [(_, down_form, down_activations)] = kinds
+    is_small = spec is None or spec.values == "uint4"
+    if sizes.parts == 1 and is_small:
+        return "experts of 4 bits without a gate (kernels take them in 8 bits)"
     if issubclass(packing, MxFp4Packing | StackedMxFp4Packing):
         if _is_within(inner, MX_GROUP):
             return f"inputs split among GPUs within groups of {MX_GROUP}"
@@ -274,8 +293,6 @@ def choose(
 
 def _scaled(spec: QuantizedSpec, down_form: QuantizedSpec, activations: Activations, sizes: Sizes) -> str | None:
     """The reason why no kernel computes 8-bit experts with 8-bit inputs; None: one does."""
-    if activations.is_static:
-        return "8-bit experts whose inputs have static scales (kernels take dynamic ones)"
     if spec.has_zeros or not activations.is_symmetric:
         return "8-bit values with zero points (kernels take symmetric ones)"
     for each, inputs in ((spec, sizes.hidden), (down_form, sizes.inner.full)):

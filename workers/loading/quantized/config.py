@@ -10,6 +10,7 @@ from collections.abc import Callable
 from quire.ipc.quantization import OTHER_NAMES
 from quire.workers.loading.quantized.config_compressed import read_compressed, read_kv_cache_scheme
 from quire.workers.loading.quantized.config_gptq import read_auto_round, read_awq, read_gptq
+from quire.workers.loading.quantized.config_modelopt import read_kv_cache_of_modelopt, read_modelopt
 from quire.workers.loading.quantized.names import HEAD, is_skipped, patterns_of
 from quire.workers.loading.quantized.schemes import (
     Activations,
@@ -46,13 +47,15 @@ def read_quantization(config: object) -> Quantization:
         "fp8": read_fp8,
         "bitsandbytes": read_bitsandbytes,
         "mxfp4": read_mxfp4,
+        "modelopt": read_modelopt,
     }
     if not isinstance(method, str) or method not in readers:
         raise QuantizationError(
             f"quantization_config: quant_method is {method!r:.80}: supported are {', '.join(map(str, readers))}"
         )
-    kv_cache_dtype = read_kv_cache_scheme(config) if method == "compressed-tensors" else None
-    return Quantization(str(method), readers[method](config), kv_cache_dtype)
+    kv_caches = {"compressed-tensors": read_kv_cache_scheme, "modelopt": read_kv_cache_of_modelopt}
+    kv_cache_dtype = kv_caches[method](config) if method in kv_caches else None
+    return Quantization(method, readers[method](config), kv_cache_dtype)
 
 
 def read_fp8(config: Json) -> SchemeOf:

@@ -201,6 +201,8 @@ class ScaledPacking(IntegerPacking):
         shapes: set[tuple[int, ...]] = {grid, grid[:1]} if grid[1] == 1 else {grid}
         if grid == (1, 1) and (rows, columns) == (0, 0):
             shapes |= {()}
+        if rows > 1 and columns > 1:
+            shapes |= {(grid[0], 1, grid[1], 1)}  # ModelOpt's
         scale_dtypes = (*SCALES, "F8_E8M0", *(("U8",) if s.dtype == "fp8" else ()))
         found = {"weight": TensorSpec(((self.n, self.k),), ("F8_E4M3",) if s.dtype == "fp8" else ("I8",))}
         for i, name in enumerate(s.scale_names):

@@ -3,15 +3,14 @@
     W' = W + scale · B A        a product: B [tasks, out, r], A [tasks, r, in]
     W' = W + scale · A B        a table:   A [tasks, rows, r], B [tasks, r, H]
 
-The sum is in float32, slice by slice as the weight is read, so no second copy of a weight is made.
+merging.py adds them as the weights are read.
 """
-
-from functools import partial
 
 import torch
 
 from quire.workers.loading.files import open_file
-from quire.workers.loading.weight_loader import WeightLoader, WeightsError
+from quire.workers.loading.merging import adding
+from quire.workers.loading.weight_loader import WeightsError
 from quire.workers.models.config import MergedAdapter
 from quire.workers.models.language_model import Fit
 
@@ -27,7 +26,7 @@ def merged(fit: Fit, adapter: MergedAdapter) -> Fit:
         weight = f"{layer}.weight"
         if weight not in loaders or (len(left), right.shape[1]) != loaders[weight].shape:
             raise WeightsError(f"the adapter {name} does not fit the model")
-        loaders[weight] = _adding(loaders[weight], left * adapter.scale, right)
+        loaders[weight] = adding(loaders[weight], left * adapter.scale, right)
         del tensors[name], tensors[layer + B]
     return fit._replace(tensors=tensors, loaders=loaders)
 
@@ -42,12 +41,3 @@ def _pair(fit: Fit, layer: str, task: int) -> tuple[torch.Tensor, torch.Tensor]:
             found.append(file.get_tensor(tensor.name)[task].float())
     a, b = found
     return (b, a) if a.shape[0] == b.shape[1] else (a, b)
-
-
-def _adding(loader: WeightLoader, left: torch.Tensor, right: torch.Tensor) -> WeightLoader:
-    rows, columns = (*loader.shard, slice(None), slice(None))[:2]
-    return loader._replace(write=partial(_write, loader, left[rows], right[:, columns]))
-
-
-def _write(loader: WeightLoader, left: torch.Tensor, right: torch.Tensor, piece: torch.Tensor, row: int) -> None:
-    loader.write(piece.float().addmm(left[row : row + len(piece)], right), row)

@@ -5,11 +5,14 @@ The blocks are the decoder's; attention is an encoder's, so nothing is cached. C
 
 import msgspec
 
+from quire.workers.layers.heads import HeadSpec
 from quire.workers.models.config import EncoderSpec, LayerSpec, ModelConfig, ModelConfigError
 
 
-def two_way(config: ModelConfig) -> ModelConfig:
-    """A decoder's config as an encoder's. Raises ModelConfigError for layers that can only look back."""
+def two_way(config: ModelConfig, head: HeadSpec | None = None) -> ModelConfig:
+    """A decoder's config as an encoder's, with a head of labels or none.
+
+    Raises ModelConfigError for layers that can only look back."""
     odd = {
         "recurrent layers": any(layer.recurrent is not None for layer in config.layers),
         "latent attention": any(layer.latent is not None for layer in config.layers),
@@ -24,8 +27,12 @@ def two_way(config: ModelConfig) -> ModelConfig:
     return msgspec.structs.replace(
         config,
         layers=tuple(map(_seeing_both_ways, config.layers)),
-        names=config.names._replace(ignored=(*config.names.ignored, "lm_head."), torch_files=True),
-        encoder=EncoderSpec(has_final_norm=True),
+        names=config.names._replace(
+            prefixes=(*config.names.prefixes, ("score.", "head.out.")),
+            ignored=(*config.names.ignored, "lm_head.", *(("score.",) if head is None else ())),
+            torch_files=True,
+        ),
+        encoder=EncoderSpec(has_final_norm=True, head=head),
     )
 
 

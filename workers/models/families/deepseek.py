@@ -3,8 +3,8 @@ from `first_k_dense_replace` on a mixture of experts, with shared ones, in place
 
 Rotated pairs are neighbors; with yarn the scale of q·k includes mscale². V2 routes by a softmax, greedily or among the best
 groups, without normalizing. V3 routes by sigmoids plus a correction, which affects the choice but not the weights, among the
-groups with the best two experts. Weights are multiplied by routed_scaling_factor. Layers after the last, which predict further
-tokens (MTP), are ignored.
+groups with the best two experts. Weights are multiplied by routed_scaling_factor. Layers after the last predict further tokens
+(MTP): a drafter reads them.
 """
 
 import math
@@ -38,6 +38,7 @@ from quire.workers.models.moe_fields import (
     count,
     mtp_layers,
     read_group_routing,
+    read_mtp,
     read_routing,
 )
 from quire.workers.models.step_context import StepContext
@@ -153,4 +154,12 @@ FIELDS = MOE_FIELDS | GROUP_FIELDS | MTP_FIELDS | SIZES | TRAINING | {
     "attention_bias", "mlp_bias", "moe_layer_freq", "scoring_func", "topk_method", "rope_interleave",
 }  # fmt: skip
 DEEPSEEK_V2 = Family("deepseek_v2", FIELDS, read_v2_layers, DeepseekBlock, plain_fields=plain_v2_fields)
-DEEPSEEK_V3 = Family("deepseek_v3", FIELDS, read_v3_layers, DeepseekBlock, plain_fields=plain_v3_fields, ignored=mtp_layers)
+DEEPSEEK_V3 = Family(
+    "deepseek_v3",
+    FIELDS,
+    read_v3_layers,
+    DeepseekBlock,
+    plain_fields=plain_v3_fields,
+    ignored=mtp_layers,
+    read_mtp=read_mtp,
+)

@@ -3,7 +3,7 @@ experts in place of the MLP, with a shared expert that every token passes. Half 
 q, k and v have biases, and with `use_qk_norm` each head of q and k has an RMSNorm.
 
 The router's scores are sigmoids; a correction is added for the choice only. The chosen scores are normalized and multiplied by
-routed_scaling_factor. The layer after the last, which predicts a second token (MTP), is ignored.
+routed_scaling_factor. The layer after the last predicts a second token (MTP): a drafter reads it.
 """
 
 from functools import partial
@@ -14,7 +14,15 @@ from quire.workers.models.config import ExpertsSpec, LayerSpec
 from quire.workers.models.decoder import Family
 from quire.workers.models.fields import Json, flag, read_attention, rms_norm_eps, size
 from quire.workers.models.moe import MoEBlock
-from quire.workers.models.moe_fields import GROUP_FIELDS, MOE_FIELDS, MTP_FIELDS, count, mtp_layers, read_group_routing
+from quire.workers.models.moe_fields import (
+    GROUP_FIELDS,
+    MOE_FIELDS,
+    MTP_FIELDS,
+    count,
+    mtp_layers,
+    read_group_routing,
+    read_mtp,
+)
 
 
 def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
@@ -42,4 +50,4 @@ def plain_fields(fields: Json) -> Json:
 
 FIELDS = MOE_FIELDS | GROUP_FIELDS | MTP_FIELDS | {"attention_bias", "use_qk_norm"}
 BLOCK = partial(MoEBlock, correction="gate.e_score_correction_bias", shared="shared_experts")
-FAMILY = Family("glm4_moe", FIELDS, read_layers, BLOCK, plain_fields=plain_fields, ignored=mtp_layers)
+FAMILY = Family("glm4_moe", FIELDS, read_layers, BLOCK, plain_fields=plain_fields, ignored=mtp_layers, read_mtp=read_mtp)

@@ -1,7 +1,7 @@
 """GLM-4.7-Flash: DeepSeek's blocks with latent attention, and DeepSeek V3's router; a shared expert that every token passes.
 
-The first layer has an MLP, unless mlp_layer_types says otherwise. Layers after the last, which predict further tokens (MTP),
-are ignored.
+The first layer has an MLP, unless mlp_layer_types says otherwise. Layers after the last predict further tokens (MTP): a
+drafter reads them.
 """
 
 import msgspec
@@ -19,6 +19,7 @@ from quire.workers.models.moe_fields import (
     count,
     mtp_layers,
     read_group_routing,
+    read_mtp,
     sparse_by_type,
 )
 
@@ -64,4 +65,5 @@ FIELDS = (
         "rope_interleave",
     }
 )
-FAMILY = Family("glm4_moe_lite", FIELDS, read_layers, deepseek.DeepseekBlock, plain_fields=plain_fields, ignored=mtp_layers)
+BLOCK = deepseek.DeepseekBlock
+FAMILY = Family("glm4_moe_lite", FIELDS, read_layers, BLOCK, plain_fields=plain_fields, ignored=mtp_layers, read_mtp=read_mtp)

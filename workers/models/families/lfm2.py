@@ -53,7 +53,14 @@ class Lfm2Block(Module):
         self.feed_forward = (
             GatedMLP(hidden_size, spec.intermediate_size, place, name=MLP)
             if spec.experts is None
-            else MoE(spec.experts, hidden_size, place, name=MLP, names=ExpertNames("w1", "w3", "w2"), correction="expert_bias")
+            else MoE(
+                spec.experts,
+                hidden_size,
+                place,
+                name=MLP,
+                names=ExpertNames("w1", "w3", "w2"),
+                correction="expert_bias" if spec.experts.has_correction else None,
+            )
         )
 
     def forward(
@@ -112,7 +119,6 @@ def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
 
 
 def read_moe_layers(fields: Json) -> tuple[LayerSpec, ...]:
-    check_only(fields, use_expert_bias=True)
     routing = read_routing(
         fields,
         scores="sigmoid",
@@ -120,7 +126,11 @@ def read_moe_layers(fields: Json) -> tuple[LayerSpec, ...]:
         eps=1e-6,
         scale=number(fields, "routed_scaling_factor", 1.0),
     )
-    experts = ExpertsSpec(routing=routing, intermediate_size=size(fields, "moe_intermediate_size"))
+    experts = ExpertsSpec(
+        routing=routing,
+        intermediate_size=size(fields, "moe_intermediate_size"),
+        has_correction=flag(fields, "use_expert_bias", True),
+    )
     first = count(fields, "num_dense_layers", 2)
     blocks = read_blocks(fields, size(fields, "intermediate_size"))
     return tuple(block if i < first else msgspec.structs.replace(block, experts=experts) for i, block in enumerate(blocks))

@@ -3,7 +3,7 @@
 `layers_block_type`, in transformers 4 `hybrid_override_pattern`, says which layer is which. Attention does not rotate. MLP and
 experts have no gate, but the square of relu. The router is DeepSeek V3's; experts may read and write a latent
 (moe_latent_size). Mamba's step is at least time_step_min, and its norm is by groups and comes after the gate. Layers that
-predict further tokens (MTP) are ignored.
+predict a further token (MTP) are an attention and one with experts, which a drafter reads.
 """
 
 import msgspec
@@ -16,13 +16,13 @@ from quire.workers.layers.norm import NormSpec, make_norm
 from quire.workers.layers.stacked_experts import Names as ExpertNames
 from quire.workers.loading.names import CheckpointNames
 from quire.workers.models.blocks import MLP, Names, SelfAttention
-from quire.workers.models.config import NO_ATTENTION, ExpertsSpec, LayerSpec, ModelConfig, ModelConfigError, ModelSpec
+from quire.workers.models.config import NO_ATTENTION, ExpertsSpec, LayerSpec, ModelConfig, ModelConfigError, ModelSpec, MTPSpec
 from quire.workers.models.decoder import Family
 from quire.workers.models.fields import Json, flag, number, read_attention, rms_norm_eps, size, words
 from quire.workers.models.mamba2 import Mamba2, MambaSpec
 from quire.workers.models.mamba_fields import ATTENTION, MAMBA, OLD_KINDS, check_groups, check_time_step_limit
 from quire.workers.models.moe import MoE
-from quire.workers.models.moe_fields import GROUP_FIELDS, MOE_FIELDS, check_only, read_group_routing
+from quire.workers.models.moe_fields import GROUP_FIELDS, MOE_FIELDS, check_only, count, read_group_routing
 from quire.workers.models.spellings import renamed
 from quire.workers.models.step_context import StepContext
 
@@ -133,7 +133,6 @@ def read_mamba(fields: Json) -> MambaSpec:
 
 
 def read_experts(fields: Json) -> ExpertsSpec:
-    check_only(fields, mlp_bias=False)
     latent = fields.get("moe_latent_size")
     return ExpertsSpec(
         routing=read_group_routing(fields),
@@ -141,12 +140,32 @@ def read_experts(fields: Json) -> ExpertsSpec:
         shared_size=size(fields, "moe_shared_expert_intermediate_size"),
         latent_size=0 if latent is None else size(fields, "moe_latent_size"),
         act=Relu2(),
+        has_bias=flag(fields, "mlp_bias"),
     )
 
 
 def read_layers(fields: Json) -> tuple[LayerSpec, ...]:
     check_only(fields, attention_bias=False, sliding_window=None)
-    types = fields["layers_block_type"]
+    return layers_of(fields, fields["layers_block_type"])
+
+
+def read_mtp(fields: Json, layers: tuple[LayerSpec, ...]) -> MTPSpec | None:
+    """The layers for one further token, by mtp_layers_block_type or mtp_hybrid_override_pattern."""
+    if not count(fields, "num_nextn_predict_layers", 0):
+        return None
+    named = {"layers_block_type": fields.get("mtp_layers_block_type")}
+    types = block_types({**named, "hybrid_override_pattern": fields.get("mtp_hybrid_override_pattern")})
+    if types is None:
+        return None
+    found, first, last = layers_of(fields, types), "mtp.layers.0.", f"mtp.layers.{len(types) - 1}."
+    parts = (f"{first}enorm.", "mtp.enorm."), (f"{first}hnorm.", "mtp.hnorm."), (f"{first}eh_proj.", "mtp.fc.")
+    why_not = None if any(layer.attention.is_there for layer in found) and MAMBA not in types else f"they are {types}"
+    ends = (f"{last}final_layernorm.", "mtp.norm.")
+    return MTPSpec(layers=found, prefixes=(("model.mtp.", "mtp."), *parts, ends), why_not=why_not)
+
+
+def layers_of(fields: Json, types: list[str]) -> tuple[LayerSpec, ...]:
+    """Layers of these kinds."""
     empty, replace = LayerSpec(attention=NO_ATTENTION, intermediate_size=0), msgspec.structs.replace
     made: dict[str, LayerSpec] = {}
     if MAMBA in types:
@@ -184,5 +203,13 @@ NAMES = CheckpointNames(
     ignored=("mtp.", "model.mtp."),
 )
 FAMILY = Family(
-    "nemotron_h", FIELDS, read_layers, NemotronBlock, read_model, plain_fields, NAMES, activations=frozenset({"relu2"})
+    "nemotron_h",
+    FIELDS,
+    read_layers,
+    NemotronBlock,
+    read_model,
+    plain_fields,
+    NAMES,
+    activations=frozenset({"relu2"}),
+    read_mtp=read_mtp,
 )

@@ -4,8 +4,8 @@ gates: x += mixer(norm(x)); x += mlp(norm(x)).
 `layer_types` says which layer is which, or every full_attention_interval-th has attention. Attention's q_proj has each head's
 query before its gate, and the output is multiplied by the sigmoid of the gate. Norms are 1 + w, those of q and k too, but not
 the one behind the recurrence. The shared expert is multiplied by the sigmoid of a gate. The two differ in how a DeltaNet's
-projections are stored, and in which layers may have an MLP without experts. Layers that predict further tokens (MTP), and in
-checkpoints of multimodal models the vision tower, are ignored.
+projections are stored, and in which layers may have an MLP without experts. A drafter reads the layer that predicts a further
+token (MTP); in checkpoints of multimodal models the vision tower is ignored.
 """
 
 from collections.abc import Callable
@@ -27,13 +27,14 @@ from quire.workers.models.config import (
     ModelConfig,
     ModelConfigError,
     ModelSpec,
+    MTPSpec,
 )
 from quire.workers.models.decoder import Family
 from quire.workers.models.fields import Json, flag, read_attention, rms_norm_eps, size, words
 from quire.workers.models.fused import with_gates
 from quire.workers.models.gated_delta_net import DeltaNetSpec, DeltaRows, GatedDeltaNet, ProjectionsOf
 from quire.workers.models.moe import MoE
-from quire.workers.models.moe_fields import MOE_FIELDS, check_only, read_routing, sparse_layers
+from quire.workers.models.moe_fields import MOE_FIELDS, check_only, count, read_routing, sparse_layers
 from quire.workers.models.spellings import plain_rotation
 from quire.workers.models.step_context import StepContext
 
@@ -156,6 +157,23 @@ def read_dense_layers(fields: Json) -> tuple[LayerSpec, ...]:
     return hybrid_layers(fields, 4, [None] * size(fields, "num_hidden_layers"))
 
 
+def read_mtp(fields: Json, layers: tuple[LayerSpec, ...]) -> MTPSpec | None:
+    """One layer with attention, and with experts if the model has some. Config.json may not say that it is there."""
+    attention = next((layer for layer in layers if layer.attention.is_there), None)
+    many = count(fields, "mtp_num_hidden_layers", 1)
+    if attention is None or not many:
+        return None
+    mixed = next((layer for layer in layers if layer.experts is not None), attention)
+    layer = msgspec.structs.replace(attention, experts=mixed.experts, intermediate_size=mixed.intermediate_size)
+    norms = ("mtp.pre_fc_norm_embedding.", "mtp.enorm."), ("mtp.pre_fc_norm_hidden.", "mtp.hnorm.")
+    why_not = None
+    if many > 1:
+        why_not = f"it predicts further tokens by {many} layers one after another (mtp_num_hidden_layers)"
+    if flag(fields, "mtp_use_dedicated_embeddings"):
+        why_not = "the layer that predicts further tokens has an embedding of its own (mtp_use_dedicated_embeddings)"
+    return MTPSpec(layers=(layer,), prefixes=(("model.mtp.", "mtp."), *norms), why_not=why_not)
+
+
 def read_model(fields: Json) -> ModelSpec:
     return ModelSpec(norm=NormSpec(eps=rms_norm_eps(fields), weighs="plus_one"))
 
@@ -173,7 +191,7 @@ def _family(
     name: str, fields: frozenset[str], read: Callable[[Json], tuple[LayerSpec, ...]], projections: ProjectionsOf
 ) -> Family:
     block = partial(HybridBlock, projections=projections)
-    return Family(name, FIELDS | fields, read, block, read_model, plain_fields=plain_rotation, names=NAMES)
+    return Family(name, FIELDS | fields, read, block, read_model, plain_rotation, NAMES, read_mtp=read_mtp)
 
 
 QWEN3_NEXT = _family("qwen3_next", EXPERT_FIELDS, read_next_layers, DeltaRows.by_key_head)

@@ -105,8 +105,11 @@ class TransformersLM(LanguageModel):
         )
         return self._names.converted(ours, self._replacement.tied, self._replacement.transposed)
 
+    def adapters_name(self, name: str) -> str:
+        return self._in_transformers(name)
+
     def _in_transformers(self, name: str) -> str:
-        """transformers' name of a tensor, from its name here."""
+        """transformers' name of a tensor or a module, from its name here."""
         of, _, rest = name.partition(".")
         return rest if of == "root" else f"{self._body_name}.{rest}"
 

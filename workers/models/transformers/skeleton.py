@@ -91,7 +91,7 @@ def build_skeleton(config_json: str, dtype: torch.dtype) -> Model:
     if getattr(cls, "_is_stateful", False):
         raise ModelConfigError("it is recurrent: its layers keep a state that is not keys and values")
     try:
-        with no_init_weights(), _LargeOnMeta(), _parameters_on_meta(), torch.inference_mode(False):
+        with no_init_weights(), _LargeOnMeta(), parameters_on_meta(), torch.inference_mode(False):
             model = cls._from_config(config, dtype=dtype, attn_implementation=NAME, experts_implementation=NAME)
     except Exception as error:  # as in read_config
         if isinstance(error, KeyError) and error.args == (NAME,):
@@ -132,7 +132,7 @@ class _LargeOnMeta(TorchFunctionMode):
 
 
 @contextlib.contextmanager
-def _parameters_on_meta() -> Iterator[None]:
+def parameters_on_meta() -> Iterator[None]:
     """A context in which registered parameters go to the meta device, and the values made by constructors are dropped."""
     register_parameter = nn.Module.register_parameter
 

@@ -1,0 +1,20 @@
+"""Head: a small model that drafts from the target's hidden states and from tokens, for Features and DraftModel."""
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from quire.workers.layers.kv_scales import KVScales
+from quire.workers.models.language_model import LanguageModel
+
+
+class Head(LanguageModel):
+    """`given`: the features of the tokens before those of the next forward, [T, D]; a forward leaves its rows' own there."""
+
+    given: torch.Tensor
+
+    def kv_scales(self) -> dict[int, KVScales]:
+        return {}
+
+    def short(self) -> AbstractContextManager[None]:
+        return nullcontext()
