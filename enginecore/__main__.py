@@ -14,7 +14,7 @@ def main() -> None:
     set_up_logging(config.log_level, config.log_format)
     from quire.enginecore.daemon import StartupError, run_engine
     from quire.enginecore.stop_signals import Stopped
-    from quire.enginecore.workers import WorkersFailed
+    from quire.enginecore.worker_profiles import WorkersFailed
 
     has_served = list[bool]()
 

@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> None:
         worker = prespawn(WORKER_MODULE)  # it loads torch while this process starts
         from quire.enginecore.daemon import StartupError, run_engine
         from quire.enginecore.stop_signals import Stopped
-        from quire.enginecore.workers import WorkersFailed
+        from quire.enginecore.worker_profiles import WorkersFailed
 
     try:
         run_engine(config, lambda address: print(f"Quire engine ready at {address}", flush=True), worker)

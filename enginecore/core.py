@@ -30,8 +30,9 @@ from quire.enginecore.scheduling.scheduler import Scheduler
 from quire.enginecore.scheduling.step import ScheduledStep, StepOutput
 from quire.enginecore.stats import Expected, Statistics
 from quire.enginecore.utilities import Utilities
+from quire.enginecore.worker_profiles import WorkersFailed
 from quire.enginecore.worker_supervisor import WorkerSupervisor
-from quire.enginecore.workers import WorkerGroup, WorkersFailed
+from quire.enginecore.workers import WorkerGroup
 from quire.ipc.links.core_to_frontends import CoreToFrontends, name_of
 from quire.ipc.messages.frontend import (
     Abort,
@@ -43,6 +44,7 @@ from quire.ipc.messages.frontend import (
     TokenLogprobs,
     Utility,
 )
+from quire.ipc.messages.media import MediaData, MediaGone
 from quire.ipc.messages.utilities import ServerInfo
 from quire.ipc.messages.workers import ProcessorsInfo, SideResults
 from quire.ipc.step.samples import Samples
@@ -122,7 +124,7 @@ class EngineCore:
         self.preparing = self.requests.preparing
         self.stopping = False
         self._draining_until = 0.0
-        self.utilities = Utilities(self.owners, workers, self.scheduler, config.info, config.has_profiler)
+        self.utilities = Utilities(self.owners, workers, self.requests, config.info, config.has_profiler)
         self._in_flight: deque[InFlight] = deque()
         self._max_in_flight = STEPS_OF_STAGE * s.num_micro_batches
         self._side_results: dict[int, SideResults] = {}  # by step; not passed on yet
@@ -216,13 +218,10 @@ class EngineCore:
                 self.owners.refuse(owner, message.id, "overloaded", "the engine is shutting down")
             case AddRequest():
                 self.requests.add(owner, message)
-            case Abort():
-                for request_id in message.ids:
-                    self.requests.abort(owner, request_id)
-            case Finish():
-                self.requests.finish(owner, message.key)
             case Utility():
                 self.utilities.handle(owner, message, self.link.epoch)
+            case Abort() | Finish() | MediaData() | MediaGone():
+                self.requests.handle(owner, message)
 
     # ------------------------------------------------------------------------------------------------------ steps
     def _fill(self) -> None:

@@ -17,6 +17,7 @@ from typing import Literal
 import msgspec
 import zmq
 
+from quire.enginecore.adapters.start import read_modules, register
 from quire.enginecore.core import HEARTBEAT_INTERVAL_S, CoreConfig, EngineCore
 from quire.enginecore.device import Gpu, find_gpus, sizes_in_words, unfit_for_ranks
 from quire.enginecore.garbage import keep_pauses_short
@@ -27,6 +28,7 @@ from quire.enginecore.hosts.remote_host import HostFailed
 from quire.enginecore.hosts.setup import is_spread, place_ranks
 from quire.enginecore.kv.manager import KVManager
 from quire.enginecore.loading.fingerprint import model_digest
+from quire.enginecore.loading.media_files import processor_files
 from quire.enginecore.loading.model_files import (
     ModelFilesError,
     ModelSummary,
@@ -36,20 +38,24 @@ from quire.enginecore.loading.model_files import (
     resolve_tokenizer,
 )
 from quire.enginecore.loading.model_names import served_name
-from quire.enginecore.loading.speculation_start import drafts_told, say_drafts, with_draft_model
+from quire.enginecore.loading.speculation_start import drafts_told, say_drafts, with_draft_model, with_verifier
 from quire.enginecore.params_check import ParamsCheck
 from quire.enginecore.scheduling.config import SchedulerConfig
 from quire.enginecore.scheduling.prefill_budget import mixed_step_tokens
+from quire.enginecore.sizes_log import log_sizes
 from quire.enginecore.stop_signals import EarlyStop, on_stop_signals
 from quire.enginecore.whole_texts import step_tokens
+from quire.enginecore.worker_profiles import WorkersFailed
 from quire.enginecore.worker_supervisor import SAY_EVERY_S, log_slow_start
-from quire.enginecore.workers import WorkerGroup, WorkersFailed
+from quire.enginecore.workers import WorkerGroup
+from quire.ipc.adapters import AdapterError
+from quire.ipc.bundled import bundled
 from quire.ipc.config import EngineConfig
 from quire.ipc.cpu_memory import available
 from quire.ipc.links.core_to_frontends import CoreToFrontends
 from quire.ipc.links.curve import CoreKeys, load_core_keys, load_or_make_keys
 from quire.ipc.links.welcome import file_infos, new_epoch
-from quire.ipc.memory_plan import GIB, MIB, cached_tokens, default_block_size, default_max_num_seqs
+from quire.ipc.memory_plan import default_block_size, default_max_num_seqs
 from quire.ipc.messages.frontend import PROTOCOL_VERSION, EngineLimits, Heartbeat, Welcome
 from quire.ipc.messages.stats import CacheInfo
 from quire.ipc.messages.utilities import ServerInfo
@@ -57,13 +63,12 @@ from quire.ipc.messages.workers import KVGroupKind, WorkerProfile
 from quire.ipc.process.children import Child
 from quire.ipc.process.cpus import cpu_share
 from quire.ipc.version import VERSION
-from quire.ipc.worker_config import ResolvedEngineConfig, WorkerConfig, resolved
+from quire.ipc.worker_config import WorkerConfig, resolved
 
 log = logging.getLogger("quire.enginecore")
 
 DRAIN_S = 30.0
 SWITCH_S = 5e-5  # longest time that a spinning core keeps the interpreter from the thread that makes masks
-BUNDLED_NAME = "quire-tiny"
 
 
 class StartupError(Exception):
@@ -97,6 +102,8 @@ def run_engine(
 
     try:
         _run(config, ready, prespawned, on_heartbeat, on_served, early)
+    except AdapterError as error:
+        raise StartupError(str(error)) from error
     except (OSError, zmq.ZMQError) as error:  # out of descriptors, memory or processes
         if is_ready:
             raise
@@ -117,15 +124,18 @@ def _run(
     started = time.monotonic()
     try:
         has_weights, place, token = config.load_format != "dummy", config.download_dir, config.hf_token
-        folder = resolve_model(config.model, config.revision, place, has_weights, token)
+        folder = resolve_model(config.model, config.revision, place, has_weights, token, config.runner)
+        config, folder = with_verifier(config, folder)
         tokenizer = resolve_tokenizer(config.tokenizer, folder, place, config.tokenizer_revision, token)
         defaults, overrides = config.generation_config, config.override_generation_config
         summary = model_summary(folder, tokenizer, defaults, config.hf_overrides, overrides)
         form = config.chat_template_content_format
         files = frontend_files(folder, tokenizer, config.chat_template, defaults, overrides, form)
         digest = model_digest(folder, has_weights, config.hf_overrides)
-        config = with_draft_model(config, files["tokenizer.json"])
-        template, ranks = place_ranks(config, worker_config(config, folder, summary), folder)
+        config = with_draft_model(config, folder, files["tokenizer.json"])
+        adapter_limits, plans = read_modules(config)
+        template = msgspec.structs.replace(worker_config(config, folder, summary), adapters=adapter_limits)
+        template, ranks = place_ranks(config, template, folder)
     except (HostFailed, ModelFilesError, PlacementError) as error:
         raise StartupError(str(error)) from error
     workers = WorkerGroup(template, [prespawned], ranks)
@@ -137,12 +147,14 @@ def _run(
         grammars.start()  # while the workers load the model
         profile = _wait_until_ready(workers, link, early)
         core_config = core_config_of(summary, workers.template, profile)
+        files |= processor_files(folder, core_config.limits.media)
         welcome = _welcome(config, link.epoch, core_config, summary, files, digest)
-        link.set_welcome(msgspec.structs.replace(welcome, numerics=profile.numerics), files)
         checks_params = profile.processors is not None and profile.processors.checks_params
         preparers = [ParamsCheck(workers)] if checks_params else []
         core = EngineCore(core_config, link, workers, on_heartbeat, preparers, grammars)
         core.supervisor.on_served = on_served
+        infos = register(core.requests.adapters, plans, workers, early)
+        link.set_welcome(msgspec.structs.replace(welcome, numerics=profile.numerics, adapters=infos), files)
         on_stop_signals(lambda *_: core.stop(0.0 if core.stopping else DRAIN_S))
         signal.signal(signal.SIGUSR1, lambda *_: core.ask_for_stacks())
         early.check()
@@ -241,9 +253,11 @@ def core_config_of(summary: ModelSummary, worker: WorkerConfig, profile: WorkerP
         long_prefill_token_threshold=engine.long_prefill_token_threshold,
         speculation=engine.speculative_config,
         max_queue_s=engine.max_queue_s,
+        encoder_rows=profile.media.max_item_tokens if profile.media is not None else 0,
+        num_adapter_slots=worker.adapters.max_loras if worker.adapters is not None else 0,
     )
     capacity = kv_capacity_tokens(kinds, engine.block_size, profile.num_blocks, engine.max_model_len)
-    _log_sizes(engine, profile, capacity)
+    log_sizes(engine, profile, capacity)
     say_drafts(engine.speculative_config)
     limits = EngineLimits(
         max_model_len=capacity,
@@ -252,6 +266,9 @@ def core_config_of(summary: ModelSummary, worker: WorkerConfig, profile: WorkerP
         max_logprobs=engine.max_logprobs,
         takes_marks=bool(profile.num_states) and engine.enable_prefix_caching,
         pooling=profile.pooling,
+        media=profile.media,
+        is_cut_by_steps=summary.is_encoder and engine.max_model_len == engine.max_num_batched_tokens < summary.max_model_len,
+        adapters=worker.adapters,
     )
     if capacity < 2:
         raise StartupError("the KV cache has no room for even two tokens: give it more memory or smaller blocks")
@@ -298,30 +315,6 @@ def kv_capacity_tokens(kinds: tuple[KVGroupKind, ...], block_size: int, num_bloc
     return bisect.bisect_left(range(1, max_model_len + 1), True, key=lambda n: bool(kv.blocks_needed(n) >= num_blocks))
 
 
-def _log_sizes(engine: ResolvedEngineConfig, profile: WorkerProfile, capacity: int) -> None:
-    tokens = cached_tokens(profile.num_blocks, engine.block_size, len(profile.kv_groups))
-    log.info(
-        "%s: weights %.2f GiB, activations %.2f GiB, KV cache %.2f GiB for %d tokens: %.1f requests of %d tokens",
-        profile.device,
-        profile.weights_bytes / GIB,
-        profile.activation_bytes / GIB,
-        profile.num_blocks * profile.block_bytes / GIB,
-        tokens,
-        tokens / engine.max_model_len,
-        engine.max_model_len,
-    )
-    if profile.num_states:
-        size = profile.num_states * profile.state_bytes / GIB
-        log.info("recurrent states %.2f GiB: %d of %.1f MiB", size, profile.num_states, profile.state_bytes / MIB)
-    if capacity < engine.max_model_len:
-        log.warning(
-            "the KV cache holds %d tokens, less than the model's %d: requests beyond are refused "
-            "(--gpu-memory-utilization, --cpu-kv-cache-gib or a smaller --max-model-len change that)",
-            capacity,
-            engine.max_model_len,
-        )
-
-
 # ------------------------------------------------------------------------------------------------------- start-up
 def _wait_until_ready(
     workers: WorkerGroup, link: CoreToFrontends, early: EarlyStop, say_every_s: float = SAY_EVERY_S
@@ -363,7 +356,8 @@ def _welcome(
     return Welcome(
         epoch=epoch,
         protocol=PROTOCOL_VERSION,
-        served_model_names=config.served_model_name or [served_name(config.model) if config.model else BUNDLED_NAME],
+        served_model_names=config.served_model_name
+        or [served_name(config.model) if config.model else bundled(config.runner).name],
         limits=core.limits,
         files=file_infos(files),
         eos_token_ids=list(summary.eos_token_ids),

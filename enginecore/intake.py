@@ -12,6 +12,7 @@ import numpy as np
 
 from quire.enginecore.kv.pool import BlockHasher
 from quire.enginecore.kv.sequence_blocks import SequenceBlocks
+from quire.enginecore.media.prompt_items import PromptItems, problem_with
 from quire.enginecore.refusal import Refused
 from quire.enginecore.resumed import go_on
 from quire.enginecore.scheduling.sequence import Sequence
@@ -75,6 +76,7 @@ class Intake:
         self._check_fields(request)
         asked = self._asked(request)
         task, limit = asked.task, asked.limit
+        items = self._items(request.inputs, asked)
         cache = self.config.enable_prefix_caching or asked.shares
         root = self._hasher.root(request.cache_salt.encode(), self._own_salt(owner, asked.search))
         seed = asked.seed if asked.seed is not None else int(self._random.integers(0, 2**63))
@@ -99,8 +101,13 @@ class Intake:
                 expected_output=limit if task.ends_by_length else min(limit, int(self.backlog.mean_output()) + 1),
                 is_bounded=request.is_bounded and not request.task.is_resumed,
                 blocks=SequenceBlocks(
-                    root, cache, asked.may_hit or (asked.shares and child > 0), marks=tuple(request.inputs.marks[:MAX_MARKS])
+                    root,
+                    cache,
+                    asked.may_hit or (asked.shares and child > 0),
+                    items=items,
+                    marks=tuple(request.inputs.marks[:MAX_MARKS]),
                 ),
+                items=items,
             )
             for child, prompt in asked.prompts.items()
         ]
@@ -116,6 +123,17 @@ class Intake:
                 return generate.asked(task, ids, c.limits, c.eos_token_ids, c.processors)
             case Pool() as task:
                 return pool.asked(task, ids, c.limits)
+
+    def _items(self, inputs: TokenInputs, asked: Asked) -> PromptItems | None:
+        if not inputs.items:
+            return None
+        prompt, limits = next(iter(asked.prompts.values())), self.config.limits
+        problem = problem_with(inputs.items, prompt, limits.media, limits.max_model_len)
+        if problem is None and len(prompt) * 4 != len(inputs.token_ids):
+            problem = "a request with items has one prompt"
+        if problem is not None:
+            raise Refused("invalid", problem)
+        return PromptItems(inputs.items)
 
     def _own_salt(self, owner: int, search: int | None) -> bytes:
         """A salt that keeps a request's blocks apart from others; empty if prefixes are cached."""
@@ -139,6 +157,8 @@ class Intake:
             raise Refused("invalid", f"a request id must be between 0 and {MAX_REQUEST_ID}")
         if request.priority and not self.config.by_priority:
             raise Refused("invalid", "a priority other than 0 needs an engine with --scheduling-policy priority")
+        if request.adapter is not None and self.config.limits.adapters is None:
+            raise Refused("invalid", "this engine takes no adapters: start it with --enable-lora")
         if len(request.cache_salt) > MAX_CACHE_SALT:
             raise Refused("invalid", f"cache_salt may be at most {MAX_CACHE_SALT} characters long")
 

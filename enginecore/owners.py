@@ -4,8 +4,11 @@ A frontend's connection is an identity of 16 bytes; its sequences carry an owner
 is never used again. Messages for a frontend that has gone are dropped here. Called by the core's loop.
 """
 
+from collections.abc import Iterable
+
+from quire.ipc.adapters import AdapterInfo
 from quire.ipc.links.core_to_frontends import CoreToFrontends
-from quire.ipc.messages.frontend import CoreMessage, ErrorCode, RequestError
+from quire.ipc.messages.frontend import AdaptersChanged, CoreMessage, ErrorCode, RequestError
 
 
 class Owners:
@@ -14,6 +17,10 @@ class Owners:
         self._numbers: dict[bytes, int] = {}  # by identity
         self._identities: dict[int, bytes] = {}
         self._num_ever = 0
+
+    @property
+    def epoch(self) -> int:
+        return self._link.epoch
 
     def number(self, identity: bytes) -> int:
         """The owner of this identity, a new one for a new identity."""
@@ -45,3 +52,9 @@ class Owners:
     def refuse(self, owner: int, request_id: int, code: ErrorCode, text: str, retry_after_s: int = 0) -> None:
         """End a request with an error; `text` is for its user. retry_after_s: when to send it again; 0: not known."""
         self.send(owner, RequestError(self._link.epoch, request_id, code, text, retry_after_s))
+
+    def tell_adapters(self, added: list[AdapterInfo], removed: list[str], present: Iterable[AdapterInfo]) -> None:
+        """Tell all frontends that adapters were loaded or unloaded, and those that come later which are there now."""
+        self._link.set_adapters(list(present))
+        for identity in self._link.frontends:
+            self._link.send(identity, AdaptersChanged(self._link.epoch, added, removed))

@@ -12,9 +12,10 @@ from quire.enginecore.preparation import PreparationFailed
 from quire.enginecore.scheduling.sequence import Sequence
 from quire.enginecore.workers import WorkerGroup
 from quire.ipc.messages.frontend import AddRequest
-from quire.ipc.messages.workers import MAX_CONTROL_BYTES, CheckParams, ControlReply
+from quire.ipc.messages.workers import CheckParams, ControlReply
 from quire.ipc.sampling import SamplingParams
 
+MOST_BYTES = 1 << 15  # of params that are asked about
 _LONG = ("allowed_token_ids", "logit_bias", "bad_words", "bad_words_token_ids", "stop", "structured_outputs")
 
 
@@ -65,6 +66,6 @@ class _Check:
 
 def _that_fits(params: SamplingParams) -> SamplingParams:
     """The parameters, without their long lists if these would not fit a control record."""
-    if len(msgspec.msgpack.encode(params)) < MAX_CONTROL_BYTES // 2:
+    if len(msgspec.msgpack.encode(params)) < MOST_BYTES:
         return params
     return msgspec.structs.replace(params, **dict.fromkeys(_LONG))

@@ -10,6 +10,7 @@ import numpy as np
 from quire.enginecore.tasks.task import SideTarget
 from quire.ipc.messages.frontend import CoreMessage, Pooled, RequestError
 from quire.ipc.messages.workers import PooledRows
+from quire.ipc.pooling import VECTOR
 
 NOT_A_NUMBER = "the model's result is not a number for this prompt (NaN or infinity)"
 
@@ -19,7 +20,7 @@ def pooled_messages(result: PooledRows, targets: Mapping[int, SideTarget], epoch
     rows = result.rows
     shapes = np.frombuffer(result.shapes, np.int32).reshape(-1, 2)
     data = np.frombuffer(result.data, np.float32)
-    ends = np.cumsum(np.maximum(shapes[:, 0], 1) * shapes[:, 1])
+    ends = np.cumsum(np.where(shapes[:, 0] == VECTOR, 1, shapes[:, 0]) * shapes[:, 1])
     parts = dict(zip(rows, zip(shapes.tolist(), np.split(data, ends[:-1]), strict=True), strict=True))
     by_owner: dict[int, list[int]] = {}
     for row in rows:

@@ -72,6 +72,9 @@ class PreparingRequest:
             future.cancel()
 
 
+_NOBODY = PreparingRequest(-1, -1, [], [], 0.0)
+
+
 class PreparingRequests:
     """Called in the core's thread; only Futures may end in others. timeout_s: after this a request fails. It is measured by a
     LoopClock, so that no request fails because the process was stopped for a while."""
@@ -80,17 +83,27 @@ class PreparingRequests:
         self, preparers: Iterable[Preparer] = (), timeout_s: float = TIMEOUT_S, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._preparers = tuple(preparers)
+        self._when_closed: list[Callable[[], None]] = []
         self._timeout_s = timeout_s
         self._requests: dict[tuple[int, int], PreparingRequest] = {}  # (owner, request id), by arrival and so by deadline
         self.num_sequences = 0
         self._clock = LoopClock(clock)
         self._lock = threading.Lock()  # protects the next two: the descriptor is readable while the list is not empty
-        self._woken: list[PreparingRequest] = []  # requests with a Future that has ended; any thread adds to it
+        self._woken: list[PreparingRequest | Callable[[], None]] = []  # their Future has ended; any thread adds
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def fileno(self) -> int:
         """For a poller: readable when `take_ended` has something."""
         return self._wake_fd
+
+    def add(self, preparer: Preparer, close: Callable[[], None]) -> None:
+        """One more preparer; `close` ends what it owns."""
+        self._preparers = (*self._preparers, preparer)
+        self._when_closed.append(close)
+
+    def later(self, call: Callable[[], None]) -> None:
+        """Let the next `take_ended` call this, in the core's thread. For any thread."""
+        self._wake(call)
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -101,6 +114,10 @@ class PreparingRequests:
 
     def has_request(self, owner: int, request_id: int) -> bool:
         return (owner, request_id) in self._requests
+
+    def sequences(self) -> Iterator[Sequence]:
+        """Those of all requests."""
+        return (seq for request in self._requests.values() for seq in request.sequences)
 
     def start(self, owner: int, request: AddRequest, sequences: list[Sequence]) -> bool:
         """Whether the request has to wait. Then it is kept here until `take_ended` returns it, or it is dropped."""
@@ -120,7 +137,11 @@ class PreparingRequests:
             future.add_done_callback(lambda _: self._wake(new))
         return True
 
-    def _wake(self, request: PreparingRequest) -> None:
+    def look_again(self) -> None:
+        """Let the loop come back at once, without waiting for an event."""
+        self._wake(_NOBODY)
+
+    def _wake(self, request: PreparingRequest | Callable[[], None]) -> None:
         with self._lock:
             self._woken.append(request)
             if self._wake_fd >= 0:
@@ -134,14 +155,16 @@ class PreparingRequests:
         self._clock.tick()
         ended = []
         for request in self._take_woken():
-            if self._requests.get((request.owner, request.id)) is request and request.has_ended():
+            if not isinstance(request, PreparingRequest):
+                request()
+            elif self._requests.get((request.owner, request.id)) is request and request.has_ended():
                 ended.append(self._remove(request))
         for request in list(self._overdue()):
             request.failure = ("overloaded", f"what the request needs was not ready within {self._timeout_s:g} s")
             ended.append(self._remove(request))
         return ended
 
-    def _take_woken(self) -> list[PreparingRequest]:
+    def _take_woken(self) -> list[PreparingRequest | Callable[[], None]]:
         with self._lock:
             woken, self._woken = self._woken, []
             if woken and self._wake_fd >= 0:
@@ -187,6 +210,8 @@ class PreparingRequests:
         """Drop all requests. May be called again."""
         for request in list(self._requests.values()):
             self._remove(request)
+        while self._when_closed:
+            self._when_closed.pop()()
         with self._lock:
             wake_fd, self._wake_fd = self._wake_fd, -1
             if wake_fd >= 0:

@@ -9,7 +9,9 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 
+from quire.enginecore.adapters.adapters import Adapters
 from quire.enginecore.intake import Intake, IntakeConfig, in_words
+from quire.enginecore.media.item_traffic import Failed, ItemTraffic
 from quire.enginecore.owners import Owners
 from quire.enginecore.preparation import Preparer, PreparingRequests
 from quire.enginecore.scheduling.peak_estimate import FIRST_GUESS
@@ -18,7 +20,8 @@ from quire.enginecore.scheduling.step import ScheduledStep
 from quire.enginecore.tenants.backlog import Backlog, Room
 from quire.enginecore.tenants.deadlines import Deadlines
 from quire.enginecore.workers import WorkerGroup
-from quire.ipc.messages.frontend import AddRequest, RequestError
+from quire.ipc.messages.frontend import Abort, AddRequest, Finish, RequestError
+from quire.ipc.messages.media import MediaData, MediaGone
 
 log = logging.getLogger("quire.enginecore")
 
@@ -42,7 +45,12 @@ class Requests:
         self.backlog = Backlog(config.bounds, lambda: scheduler.counters.mean_output or FIRST_GUESS)
         self.intake = Intake(config, scheduler.kv.hasher, self.backlog)
         self.preparing = PreparingRequests(preparers)
-        self._scheduler, self._owners, self._workers = scheduler, owners, workers
+        self.scheduler = self._scheduler = scheduler
+        self._owners, self._workers = owners, workers
+        scheduler.items.bytes.wake = self.preparing.look_again
+        self._traffic = ItemTraffic(scheduler.items.bytes, owners, workers, clock)
+        limits, most_s, parts = config.limits.adapters, config.max_queue_s, (scheduler, owners, workers, self.preparing)
+        self.adapters = Adapters(limits, most_s, *parts) if limits is not None else None
         self._log_requests = log_requests
         self.clock = clock
         self.deadlines = Deadlines(self.has)
@@ -70,6 +78,23 @@ class Requests:
             log.info(in_words(message))
         return None
 
+    def handle(self, owner: int, message: Abort | Finish | MediaData | MediaGone) -> None:
+        """A frontend's messages about requests that were accepted."""
+        match message:
+            case Abort():
+                for request_id in message.ids:
+                    self.abort(owner, request_id)
+            case Finish():
+                self.finish(owner, message.key)
+            case MediaData() | MediaGone():
+                self._fail(self._traffic.take(owner, message))
+
+    def _fail(self, failed: Iterable[Failed]) -> None:
+        for owner, request_id, code, text in failed:
+            if self.has(owner, request_id):
+                self.abort(owner, request_id)
+                self._owners.refuse(owner, request_id, code, text)
+
     def abort(self, owner: int, request_id: int) -> None:
         self._scheduler.abort(owner, request_id)
         self.preparing.abort(owner, request_id)
@@ -94,6 +119,8 @@ class Requests:
     # ------------------------------------------------------------------------------------------------------ each turn
     def turn(self) -> None:
         """Pass on what is ready, and end what is overdue."""
+        if self.adapters is not None:
+            self.adapters.turn()
         for request in self.preparing.take_ended():
             if request.failure is not None:
                 self._owners.refuse(request.owner, request.id, *request.failure)
@@ -104,6 +131,10 @@ class Requests:
             for owner, request_id in self.deadlines.overdue(self.clock()):
                 self.abort(owner, request_id)
                 self._owners.refuse(owner, request_id, "deadline_exceeded", "the request's timeout has passed")
+        if self._traffic.has_work:
+            self._fail(self._traffic.turn())
+            if self._traffic.is_sending:
+                self.preparing.look_again()
         if not self._workers.is_ready:
             self._look_after_waiting()
         elif self._away_since is not None:
@@ -141,6 +172,8 @@ class Requests:
         """Assert that every request is in one place."""
         self.preparing.check()
         self.backlog.check()
+        if self.adapters is not None:
+            self.adapters.check()
         assert all(o in self._owners and not self._scheduler.has_request(o, r) for o, r in self.preparing)
         waiting = len(self._scheduler.waiting) + self.preparing.num_sequences
         assert self.backlog.totals.num_waiting == waiting, (self.backlog.totals.num_waiting, waiting)

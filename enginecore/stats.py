@@ -133,6 +133,7 @@ class Statistics:
             replays_given_up=c.replays_given_up,
             num_states=max(scheduler.kv.states.num_states - 1, 0),
             states_used=scheduler.kv.states.num_used,
+            adapters=requests.adapters.stats() if requests.adapters is not None else None,
         )
         return self._last_heartbeat
 

@@ -7,18 +7,24 @@ the loop goes on. If a worker ends, its reply is an error, so no call stays open
 import logging
 from collections.abc import Callable
 
+from quire.enginecore.adapters.calls import answer_call
 from quire.enginecore.owners import Owners
-from quire.enginecore.scheduling.scheduler import Scheduler
+from quire.enginecore.requests import Requests
 from quire.enginecore.workers import WorkerGroup
 from quire.ipc.messages.frontend import Utility, UtilityResult
 from quire.ipc.messages.utilities import (
+    FindAdapter,
     GetServerInfo,
+    LoadFolder,
+    PinAdapter,
     ProfileDone,
     ResetDone,
     ResetPrefixCache,
+    RestoreAdapters,
     ServerInfo,
     StartProfile,
     StopProfile,
+    UnloadAdapter,
     UtilityAnswer,
     UtilityFailed,
 )
@@ -33,10 +39,9 @@ Answer = Callable[[UtilityAnswer], None]
 class Utilities:
     """info: shown by /server_info. has_profiler: whether --profile-dir was given."""
 
-    def __init__(
-        self, owners: Owners, workers: WorkerGroup, scheduler: Scheduler, info: ServerInfo, has_profiler: bool
-    ) -> None:
-        self._owners, self._workers, self._scheduler = owners, workers, scheduler
+    def __init__(self, owners: Owners, workers: WorkerGroup, requests: Requests, info: ServerInfo, has_profiler: bool) -> None:
+        self._owners, self._workers, self._scheduler = owners, workers, requests.scheduler
+        self._adapters = requests.adapters
         self._info = info
         self._has_profiler = has_profiler
 
@@ -57,6 +62,8 @@ class Utilities:
                 self._profile(StopProfiler, answer)
             case GetServerInfo():
                 answer(self._info)
+            case LoadFolder() | UnloadAdapter() | FindAdapter() | PinAdapter() | RestoreAdapters() as call:
+                answer_call(self._adapters, call, answer)
 
     def log_stacks(self) -> None:
         """Log the stacks of the core's and the serving workers' threads."""

@@ -13,7 +13,8 @@ from collections.abc import Callable
 
 import zmq
 
-from quire.enginecore.workers import WorkerGroup, WorkersFailed
+from quire.enginecore.worker_profiles import WorkersFailed
+from quire.enginecore.workers import WorkerGroup
 from quire.ipc.process.loop_clock import LoopClock
 from quire.ipc.process.restarts import LIVED_WELL_S, Restarts, restart_limit_s
 

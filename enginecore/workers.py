@@ -23,6 +23,7 @@ from quire.enginecore.hosts.remote_host import HostFailed
 from quire.enginecore.hosts.remote_ranks import RemoteRanks, no_others
 from quire.enginecore.silent_ranks import SilentRanks
 from quire.enginecore.spare_workers import SpareWorkers
+from quire.enginecore.worker_profiles import WorkersFailed, profile_of_all
 from quire.ipc.links.core_and_workers import CoreToWorkers
 from quire.ipc.messages.group import PeerSilent, StoreRequest
 from quire.ipc.messages.workers import (
@@ -38,23 +39,30 @@ from quire.ipc.messages.workers import (
 )
 from quire.ipc.process.children import WORKER_MODULE, Child, how_it_ended, wait_for_all, was_killed
 from quire.ipc.step.control import encode_control
+from quire.ipc.step.items import ItemPiece, encode_piece
 from quire.ipc.step.masks import any_token_record, area_records, mask_records, no_masks_record
-from quire.ipc.step.plan_ring import KIND_CONTROL, KIND_MASK, KIND_PLAN, KIND_SHUTDOWN, PlanRing, RingCorrupt, RingFull
+from quire.ipc.step.plan_ring import (
+    KIND_CONTROL,
+    KIND_ITEM,
+    KIND_MASK,
+    KIND_PLAN,
+    KIND_SHUTDOWN,
+    PlanRing,
+    RingCorrupt,
+    RingFull,
+)
 from quire.ipc.step.result_ring import ResultRing, result_depth
 from quire.ipc.step.sections import HEADER, USUAL_LOGPROBS
 from quire.ipc.worker_config import WorkerConfig
 
 RING_WORDS = 8 << 20  # int32: room for the largest plan several times over; pages are touched as the ring turns
 AREA_WORDS = 4 << 20  # int32: room for masks that are being made or read, 890 for a vocabulary of 150,000
+ITEMS_UNREAD_BYTES = RING_WORDS  # a quarter of the ring: while so much is unread, no bytes of items are added
 RING_TIMEOUT_S = 5.0  # the launcher takes a core without heartbeats for 8 s to hang
 STOP_GRACE_S = 3.0
 STACKS_S = 0.5  # for all stacks to be written
 KILL_WAIT_S = 1.0  # how long the loop waits for killed workers; frontends miss its heartbeats after 2
 WORLD_SIZE = HEADER.at["world_size"]
-
-
-class WorkersFailed(Exception):
-    """The workers cannot start or go on; the text is for the user."""
 
 
 class WorkerGroup:
@@ -290,6 +298,13 @@ class WorkerGroup:
         words[WORLD_SIZE] = self.world_size
         self._write(KIND_PLAN, words)
 
+    def send_piece(self, piece: ItemPiece) -> bool:
+        """Send a piece of an item's bytes; False if plans would have too little room beside it. Raises WorkersFailed."""
+        if self.plan_ring.num_unread_bytes > ITEMS_UNREAD_BYTES:
+            return False
+        self._write(KIND_ITEM, *encode_piece(piece))
+        return True
+
     def send_masks(self, step: int, rows: np.ndarray, masks: np.ndarray, windows: bool = False) -> None:
         """Send masks (int32 [n, words], bit set = allowed) for some of the mask rows (int32 [n]) of the step last sent.
 
@@ -372,26 +387,3 @@ def _as_failure() -> Iterator[None]:
         yield
     except HostFailed as error:
         raise WorkersFailed(str(error)) from error
-
-
-def profile_of_all(profiles: Sequence[WorkerProfile]) -> WorkerProfile:
-    """The group's profile: the fewest blocks of any rank, the most bytes of any. Raises WorkersFailed if ranks do not match.
-
-    All ranks must have the same KV groups and block size: a block table names the same layers everywhere, even those of other
-    stages.
-    """
-    first = profiles[0]
-    for profile in profiles[1:]:
-        own, others = ((p.block_size, p.vocab_size, p.kv_groups) for p in (profile, first))
-        if own != others:
-            raise WorkersFailed(f"worker {profile.rank} has other KV groups than worker {first.rank}: they do not fit together")
-    return msgspec.structs.replace(
-        first,
-        num_blocks=min(p.num_blocks for p in profiles),
-        num_states=min(p.num_states for p in profiles),
-        state_bytes=max(p.state_bytes for p in profiles),
-        weights_bytes=max(p.weights_bytes for p in profiles),
-        activation_bytes=max(p.activation_bytes for p in profiles),
-        block_bytes=max(p.block_bytes for p in profiles),
-        device=first.device if len(profiles) == 1 else f"{len(profiles)} x {first.device}",
-    )

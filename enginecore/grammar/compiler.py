@@ -1,11 +1,13 @@
 """GrammarCompiler: the preparer that compiles grammars for structured output, while only the request itself waits.
 
 A grammar in the cache costs a copy of its matcher. Another one is first tried in a process that it may crash (trial.py), then
-compiled here, by one of a few threads, in turn among API keys. One that is bad, or takes too long, makes its request a 400;
-the error is cached, too, so that sending it again costs nothing. Copies of a matcher share a lexer and so cannot make masks at
-the same time: a grammar that many sequences use at once is compiled several times, at most once for each thread of llguidance
-that makes masks (mask_threads.py). A grammar that sequences use one after the other keeps its lexer, which caches its states:
-near the end of a bounded string a mask takes a new lexer several times as long (benchmarks/LOG.md).
+compiled here, by one of a few threads, in turn among API keys. One that is bad, or takes too long, makes its request a 400; the
+error is cached, too, so that sending it again costs nothing. The cache keeps only the text of grammars that were not used
+lately: they are compiled again, without a trial, so that clients that never send a schema twice do not fill memory. Copies of a
+matcher share a lexer and so cannot make masks at the same time: a grammar that many sequences use at once is compiled several
+times, at most once for each thread of llguidance that makes masks (mask_threads.py). A grammar that sequences use one after the
+other keeps its lexer, which caches its states: near the end of a bounded string a mask takes a new lexer several times as long
+(benchmarks/LOG.md).
 
 Owned by the daemon, called by the core's loop through preparation.py.
 """
@@ -25,7 +27,7 @@ import llguidance
 
 from quire.enginecore.grammar.language.tag_formats import FIELDS
 from quire.enginecore.grammar.language.texts import in_words
-from quire.enginecore.grammar.limits import MAX_CACHED, MAX_CACHED_BYTES, NUM_COMPILERS, PARSER_LIMITS
+from quire.enginecore.grammar.limits import MAX_CACHED, MAX_CACHED_BYTES, MAX_COMPILED, NUM_COMPILERS, PARSER_LIMITS
 from quire.enginecore.grammar.mask_threads import MAX_THREADS, MaskThreads
 from quire.enginecore.grammar.matchers import MAX_BEFORE_REASONING, Constraint, Reasoning, stop_bits
 from quire.enginecore.grammar.trial import Trial, Verdict
@@ -54,13 +56,17 @@ class Compiled(NamedTuple):
 
 @dataclass
 class Grammar:
-    """A compiled grammar, or the error that it has."""
+    """A grammar, compiled unless it was not used lately, or the error that it has. num_bytes: what it takes, once compiled."""
 
     error: str = ""
     lark: str = ""
     num_bytes: int = 0
     number: int = 0
     compiled: list[Compiled] = field(default_factory=list)
+
+    @property
+    def held_bytes(self) -> int:
+        return self.num_bytes if self.compiled else len(self.lark)
 
     @property
     def least_used(self) -> Compiled:
@@ -84,7 +90,8 @@ class GrammarCompiler:
         self._trials: list[Trial] = []
         self._free_trials: list[Trial] = []  # the last one used comes first: as many have a process as were used at once
         self._cache: OrderedDict[bytes, Grammar] = OrderedDict()  # least recently used first
-        self._lock = threading.Lock()  # protects the cache, the trials, and the next two
+        self._compiled: OrderedDict[bytes, Grammar] = OrderedDict()  # those of the cache that are compiled, in the same order
+        self._lock = threading.Lock()  # protects the caches, the trials, and the next two
         self._cached_bytes = 0
         self._num_grammars = 0
 
@@ -110,10 +117,7 @@ class GrammarCompiler:
                 self._constrain(seq, None, None)
             return None
         digest = _digest(wanted)
-        with self._lock:
-            grammar = self._cache.get(digest)
-            if grammar is not None:
-                self._cache.move_to_end(digest)
+        grammar = self._find(digest)
         if grammar is None:
             self.start()
             return self._in_turn(request, wanted, lambda: self._compile_for(wanted, digest, sequences))
@@ -128,10 +132,9 @@ class GrammarCompiler:
         return self._turns.submit(work, tenant.name if tenant is not None else "", len(wanted.text))
 
     def _compile_for(self, wanted: StructuredOutputs, digest: bytes, sequences: list[Sequence]) -> None:
-        with self._lock:
-            grammar = self._cache.get(digest)  # another request may have compiled it meanwhile
+        grammar = self._find(digest)  # another request may have compiled it meanwhile
         if grammar is None:
-            grammar = self._remember(digest, self._compile(wanted, len(sequences)))
+            grammar = self._remember(digest, self._compile(wanted, self._verdict(wanted, digest), len(sequences)))
         self._use(wanted, grammar, sequences)
 
     def _use(self, wanted: StructuredOutputs, grammar: Grammar, sequences: list[Sequence]) -> bool:
@@ -186,17 +189,25 @@ class GrammarCompiler:
         except VocabularyError as error:
             raise PreparationFailed(str(error)) from None
 
-    def _compile(self, wanted: StructuredOutputs, num_sequences: int) -> Grammar:
-        """Try a grammar, then compile it. Called in a thread of the executor."""
-        vocabulary = self.vocabulary()
+    def _verdict(self, wanted: StructuredOutputs, digest: bytes) -> Verdict:
+        """The trial's verdict on a grammar: the one in the cache, or a new one. Called in a thread of the executor."""
+        with self._lock:
+            known = self._cache.get(digest)
+        if known is not None:
+            return Verdict(known.error, known.lark, known.num_bytes)
+        self.vocabulary()  # without one there is no trial
         trial = self._take_trial()
         try:
-            verdict = _tried(trial, wanted)
+            return _tried(trial, wanted)
         finally:
             with self._lock:
                 self._free_trials.append(trial)
+
+    def _compile(self, wanted: StructuredOutputs, verdict: Verdict, num_sequences: int) -> Grammar:
+        """Compile a grammar that has been tried. Called in a thread of the executor."""
         if verdict.error:
             return Grammar(error=verdict.error)
+        vocabulary = self.vocabulary()
         with self._lock:
             self._num_grammars += 1
             grammar = Grammar(lark=verdict.lark, num_bytes=verdict.num_bytes, number=self._num_grammars)
@@ -228,14 +239,45 @@ class GrammarCompiler:
         if len(grammar.compiled) < self._num_threads:
             self._add_matcher(grammar, self.vocabulary())
 
+    # -------------------------------------------------------------------------------------------------------- cache
+    def _find(self, digest: bytes) -> Grammar | None:
+        """A grammar that is compiled or bad; from now on the one that was used last."""
+        with self._lock:
+            grammar = self._cache.get(digest)
+            if grammar is None or not (grammar.error or digest in self._compiled):
+                return None
+            self._cache.move_to_end(digest)
+            if digest in self._compiled:
+                self._compiled.move_to_end(digest)
+            return grammar
+
     def _remember(self, digest: bytes, grammar: Grammar) -> Grammar:
         with self._lock:
+            self._forget(digest)
             self._cache[digest] = grammar
-            self._cached_bytes += grammar.num_bytes
-            while len(self._cache) > MAX_CACHED or (self._cached_bytes > MAX_CACHED_BYTES and len(self._cache) > 1):
-                _, oldest = self._cache.popitem(last=False)
-                self._cached_bytes -= oldest.num_bytes
+            self._cached_bytes += grammar.held_bytes
+            if grammar.compiled:
+                self._compiled[digest] = grammar
+            while len(self._compiled) > MAX_COMPILED or (self._is_large and len(self._compiled) > 1):
+                self._keep_text(next(iter(self._compiled)))
+            while len(self._cache) > MAX_CACHED or (self._is_large and len(self._cache) > 1):
+                self._forget(next(iter(self._cache)))
         return grammar
+
+    @property
+    def _is_large(self) -> bool:
+        return self._cached_bytes > MAX_CACHED_BYTES
+
+    def _keep_text(self, digest: bytes) -> None:
+        """Keep no more than the text of a grammar. Sequences that use it have matchers of their own."""
+        dropped = self._compiled.pop(digest)
+        self._cache[digest] = kept = Grammar(lark=dropped.lark, num_bytes=dropped.num_bytes)
+        self._cached_bytes += kept.held_bytes - dropped.held_bytes
+
+    def _forget(self, digest: bytes) -> None:
+        self._compiled.pop(digest, None)
+        if (forgotten := self._cache.pop(digest, None)) is not None:
+            self._cached_bytes -= forgotten.held_bytes
 
     def close(self) -> None:
         """End the processes and threads; no request may wait for a grammar any more."""

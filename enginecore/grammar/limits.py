@@ -12,8 +12,9 @@ COMPILE_TIMEOUT_S = 5.0  # CPU time of the trial, for one grammar
 TRIAL_BYTES = 256 << 20  # memory for the trial of one
 TRIAL_TOKENS = 16  # tokens that are tried after it was compiled
 NUM_COMPILERS = 4  # threads: one API key has three at most, and two for large grammars; each takes a trial process
-MAX_CACHED = 256  # grammars, compiled ones and those that failed
-MAX_CACHED_BYTES = 512 << 20  # estimated memory of all of them
+MAX_CACHED = 256  # grammars: texts of those that compile, and errors of the others
+MAX_COMPILED = 32  # of them: a small one takes 0.15 MiB, and 1 to 3 ms to compile again
+MAX_CACHED_BYTES = 512 << 20  # memory of all of them
 MAX_MASK_S = 0.25  # CPU time for one token in the trial
 MAX_WAIT_S = 1.0  # for one token in use: more than in the trial, as the machine may be busy; beyond it the request ends
 

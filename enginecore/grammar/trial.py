@@ -8,6 +8,7 @@ bytes that it took. Then the core compiles the Lark.
 `Trial` is the core's side, used by a thread of compiler.py; `main` is the child's.
 """
 
+import ctypes
 import resource
 import socket
 from collections.abc import Collection
@@ -99,7 +100,7 @@ def main() -> None:
 
 def judge(wanted: StructuredOutputs, vocabulary: Vocabulary) -> Verdict:
     """Compile a grammar, and measure how long it takes to continue with a few tokens."""
-    before = data_bytes()
+    before = allocated_bytes()
     try:
         lark = to_lark(wanted, vocabulary.special_names)
     except ValueError as error:
@@ -112,7 +113,30 @@ def judge(wanted: StructuredOutputs, vocabulary: Vocabulary) -> Verdict:
         return Verdict(f"it takes {seconds:.2f} s to find out what may follow a token")
     if matcher.is_error():
         return Verdict(in_words(wanted, matcher.get_error()))
-    return Verdict("", lark, max(data_bytes() - before, len(lark)))
+    return Verdict("", lark, max(allocated_bytes() - before, len(lark)))
+
+
+class _MallInfo(ctypes.Structure):
+    """mallinfo2(3): bytes, and numbers of pieces, of all arenas."""
+
+    _fields_ = (
+        ("arena", ctypes.c_size_t), ("ordblks", ctypes.c_size_t), ("smblks", ctypes.c_size_t), ("hblks", ctypes.c_size_t),
+        ("hblkhd", ctypes.c_size_t), ("usmblks", ctypes.c_size_t), ("fsmblks", ctypes.c_size_t), ("uordblks", ctypes.c_size_t),
+        ("fordblks", ctypes.c_size_t), ("keepcost", ctypes.c_size_t),
+    )  # fmt: skip
+
+
+_libc = ctypes.CDLL(None)
+if hasattr(_libc, "mallinfo2"):
+    _libc.mallinfo2.restype = _MallInfo
+
+
+def allocated_bytes() -> int:
+    """Bytes in use. The process itself does not grow while it uses again what earlier grammars have freed."""
+    if not hasattr(_libc, "mallinfo2"):  # a C library other than glibc since 2.33
+        return data_bytes()
+    info = _libc.mallinfo2()
+    return int(info.uordblks + info.hblkhd)
 
 
 def _matcher(lark: str, vocabulary: Vocabulary) -> llguidance.LLMatcher:

@@ -8,7 +8,7 @@ import numpy as np
 from quire.enginecore.owners import Owners
 from quire.enginecore.scheduling.scheduler import Scheduler
 from quire.enginecore.scheduling.step import ScheduledStep
-from quire.enginecore.workers import WorkersFailed
+from quire.enginecore.worker_profiles import WorkersFailed
 from quire.ipc.messages.frontend import ErrorCode
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.step.samples import Samples

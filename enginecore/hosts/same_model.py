@@ -7,7 +7,8 @@ names the first file that differs.
 from pathlib import Path
 
 from quire.enginecore.loading.fingerprint import fingerprints, size_of
-from quire.enginecore.loading.model_files import BUNDLED, ModelFilesError, resolve_model
+from quire.enginecore.loading.model_files import ModelFilesError, resolve_model
+from quire.ipc.bundled import CHAT_MODEL
 from quire.ipc.config import EngineConfig
 from quire.ipc.messages.hosts import ModelFiles
 
@@ -16,7 +17,7 @@ def model_files(config: EngineConfig, folder: Path) -> ModelFiles:
     """A description of the engine's model for other hosts. folder: where it is on this host. Raises ModelFilesError."""
     with_weights = config.load_format != "dummy"
     name = config.model
-    if name is not None and Path(name).expanduser().is_dir():
+    if folder != CHAT_MODEL.folder and (name is None or Path(name).expanduser().is_dir()):
         name = str(folder)  # absolute: the two sides share no working directory
     files = fingerprints(folder, with_weights)
     return ModelFiles(name, config.revision, config.download_dir, with_weights, files)
@@ -25,7 +26,7 @@ def model_files(config: EngineConfig, folder: Path) -> ModelFiles:
 def find_same_model(model: ModelFiles) -> Path:
     """The folder of this model on this host, downloaded from the hub if need be. Raises ModelFilesError."""
     if model.name is None:
-        folder = BUNDLED
+        folder = CHAT_MODEL.folder
     elif model.name.startswith("/") and not Path(model.name).is_dir():
         raise ModelFilesError(f"{model.name} is not there: a model's folder must be at the same place on all hosts")
     else:

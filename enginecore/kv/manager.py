@@ -79,7 +79,7 @@ class KVManager:
     # ------------------------------------------------------------------------------------------------ prefix cache
     def hash_known(self, held: SequenceBlocks, known: np.ndarray) -> None:
         """Hash the full blocks of `known`, all known ids of the sequence, that have no hash yet."""
-        self.hasher.extend(held.hashes, held.root_hash, known)
+        self.hasher.extend(held.hashes, held.root_hash, known, None, held.fork, held.items)
 
     def hash_waiting(self, held: SequenceBlocks, known: np.ndarray, most: int) -> int:
         """As `hash_known`, for at most about `most` blocks, of ids that are never written to again; returns how many it did.
@@ -88,8 +88,8 @@ class KVManager:
         is: children of a request, and requests that come together with one long prefix, are hashed once."""
         if not held.use_cache:
             return 0
-        done = 0 if held.hashes else self.hasher.begin(held.hashes, held.root_hash, known) // 32
-        return done + self.hasher.extend(held.hashes, held.root_hash, known, max(most - done, 1))
+        done = 0 if held.hashes else self.hasher.begin(held.hashes, held.root_hash, known, held.fork, held.items) // 32
+        return done + self.hasher.extend(held.hashes, held.root_hash, known, max(most - done, 1), held.fork, held.items)
 
     def is_hashed(self, held: SequenceBlocks, num_tokens: int) -> bool:
         """Whether `find_prefix` may be asked: all full blocks of its tokens are hashed, or hashes do not matter."""

@@ -14,13 +14,23 @@ import hashlib
 import secrets
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import numpy as np
+
+from quire.enginecore.media.prompt_items import PromptItems
 
 BlockHash = bytes
 NULL_BLOCK = 0
 NUM_RECENT = 4  # long chains that are kept, for the next ones to copy hashes from
 LONG_CHAIN = 8  # blocks; shorter chains take less time to hash than to compare
+
+
+class Fork(NamedTuple):
+    """From this block on, a sequence's hashes stand for more than its tokens: its adapter applies from within this block on."""
+
+    block: int
+    part: bytes
 
 
 class BlockHasher:
@@ -29,7 +39,7 @@ class BlockHasher:
     def __init__(self, block_size: int):
         self.block_size = block_size
         self._secret = secrets.token_bytes(32)
-        self._recent: deque[tuple[np.ndarray, list[BlockHash]]] = deque(maxlen=NUM_RECENT)
+        self._recent: deque[tuple[np.ndarray, list[BlockHash], Fork | None]] = deque(maxlen=NUM_RECENT)
 
     def root(self, *parts: bytes) -> BlockHash:
         """The chain's start: a hash of all that must match besides tokens (salt, adapter, media). Parts are length-prefixed."""
@@ -38,37 +48,61 @@ class BlockHasher:
             h.update(len(part).to_bytes(8, "little") + part)
         return h.digest()
 
-    def extend(self, chain: list[BlockHash], root: BlockHash, token_ids: np.ndarray, most: int | None = None) -> int:
-        """Append to `chain` the hashes that it lacks for full blocks of token_ids (int32), at most `most`; returns how many."""
+    def extend(
+        self,
+        chain: list[BlockHash],
+        root: BlockHash,
+        token_ids: np.ndarray,
+        most: int | None = None,
+        fork: Fork | None = None,
+        items: PromptItems | None = None,
+    ) -> int:
+        """Append to `chain` the hashes that it lacks for full blocks of token_ids (int32), at most `most`; returns how many.
+        A block's hash also holds the items that have tokens in it."""
         size = self.block_size
         before, end = len(chain), len(token_ids) // size
         end = end if most is None else min(end, before + most)
         parent = chain[-1] if chain else root
         for start in range(before * size, end * size, size):
+            if fork is not None and start == fork.block * size:
+                parent = self.root(parent, fork.part)
             h = hashlib.blake2b(parent, key=self._secret, digest_size=16)
             h.update(token_ids[start : start + size].tobytes())
+            if items is not None:
+                h.update(items.hashed(start, start + size))
             parent = h.digest()
             chain.append(parent)
         return len(chain) - before
 
-    def begin(self, chain: list[BlockHash], root: BlockHash, token_ids: np.ndarray) -> int:
+    def begin(
+        self,
+        chain: list[BlockHash],
+        root: BlockHash,
+        token_ids: np.ndarray,
+        fork: Fork | None = None,
+        items: PromptItems | None = None,
+    ) -> int:
         """Give an empty chain its first hash, and those that it has in common with long chains begun lately; these are kept
         here and may have grown since. Returns how many hashes it has now. token_ids must never be written to again."""
-        self.extend(chain, root, token_ids, 1)
+        self.extend(chain, root, token_ids, 1, fork, items)
+        if items is not None:
+            token_ids = token_ids[: items.first]  # ids alone do not say what comes behind
         if len(token_ids) >= LONG_CHAIN * self.block_size:
-            for others, known in self._recent:
-                chain += self._in_common(chain, token_ids, known, others)
-            self._recent.appendleft((token_ids, chain))
+            for others, known, other_fork in self._recent:
+                forks = [each.block for each in (fork, other_fork) if each is not None and fork != other_fork]
+                chain += self._in_common(chain, token_ids, known, others, min(forks, default=len(known)))
+            self._recent.appendleft((token_ids, chain, fork))
         return len(chain)
 
     def _in_common(
-        self, chain: list[BlockHash], token_ids: np.ndarray, known: list[BlockHash], others: np.ndarray
+        self, chain: list[BlockHash], token_ids: np.ndarray, known: list[BlockHash], others: np.ndarray, most: int
     ) -> list[BlockHash]:
-        """The hashes that `chain`, the first ones of `token_ids`, can take over from `known`, those of the tokens `others`."""
+        """The hashes that `chain`, the first ones of `token_ids`, can take over from `known`, those of the tokens `others`, of
+        which only the first `most` stand for the same besides tokens."""
         begin = len(chain)
         if len(known) <= begin or known[begin - 1] != chain[-1]:  # equal hashes mean equal prefixes
             return []
-        end = min(len(token_ids) // self.block_size, len(others) // self.block_size, len(known))
+        end = max(min(len(token_ids) // self.block_size, len(others) // self.block_size, len(known), most), begin)
         if others is not token_ids:
             span = slice(begin * self.block_size, end * self.block_size)
             differs = token_ids[span] != others[span]

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from quire.enginecore.kv.checkpoints import Checkpoint
+from quire.enginecore.kv.pool import Fork
+from quire.enginecore.media.prompt_items import PromptItems
 from quire.ipc.step.sections import NO_STATE
 
 
@@ -66,9 +68,11 @@ class SequenceBlocks:
     num_released: list[int] = field(default_factory=list)  # per KV group
     num_blocks: int = 0  # length of its block tables, which is the same in all groups
     num_registered: int = 0
+    items: PromptItems | None = None  # of its tokens: equal blocks have equal items
     marks: tuple[int, ...] = ()  # tokens after which a state is worth keeping, as the frontend says
     state: int = NO_STATE  # its own recurrent state
     states: SequenceStates = NO_STATES_HELD
+    fork: Fork | None = None
     is_pending: bool = False  # its unregistered hashes are in the manager's table of prefixes being computed
 
     @property

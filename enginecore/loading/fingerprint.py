@@ -16,7 +16,7 @@ from typing import Any
 from quire.enginecore.loading.model_files import ModelFilesError
 from quire.enginecore.loading.settings import plain
 
-SETTINGS = ("config.json", "quantize_config.json", "quant_config.json", "model.safetensors.index.json")
+SETTINGS = ("config.json", "quantize_config.json", "quant_config.json", "hf_quant_config.json", "model.safetensors.index.json")
 # Sampled pages of all weight files together, and the fewest of one file: spread evenly over its tensors from end to end.
 NUM_SAMPLES, MIN_SAMPLES, SAMPLE_BYTES = 256, 8, 4096
 _NUM_THREADS = 8

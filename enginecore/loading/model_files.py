@@ -28,6 +28,7 @@ from quire.enginecore.loading.model_names import no_vocabulary, what_file_is, wh
 from quire.enginecore.loading.pooling_files import has_torch_weights, max_seq_length, more_patterns
 from quire.enginecore.loading.settings import plain
 from quire.enginecore.loading.tokenizer_files import ADDITIONAL_TEMPLATES, TokenizerFiles, TokenizerFilesError
+from quire.ipc.bundled import CHAT_MODEL, bundled
 from quire.ipc.encoders import is_encoder, longest_text
 from quire.ipc.generation_config import check_overrides, generation_defaults, passed_over
 from quire.ipc.hub_names import hub_id_of
@@ -36,7 +37,8 @@ from quire.ipc.weights_file import weights_file
 
 log = logging.getLogger("quire.enginecore")
 
-BUNDLED = Path(__file__).parent / "bundled"
+BUNDLED = CHAT_MODEL.folder
+BUNDLED_DRAFTS = Path(__file__).parent / "bundled_drafts"  # the bundled model's drafters, in folders named by their methods
 
 SMALL_FILES = ["*.json", "tokenizer.model", "tiktoken.model", "*.tiktoken", "merges.txt", "vocab.txt", "chat_template.jinja"]
 WEIGHT_FILES = ["*.safetensors"]
@@ -83,13 +85,15 @@ def resolve_model(
     download_dir: str | None = None,
     weights: bool = True,
     token: str | None = None,
+    runner: str = "auto",
 ) -> Path:
-    """Folder of a model: the bundled one (None), a local folder, or a hub id, which is downloaded unless it is cached.
+    """Folder of a model: a bundled one (None), a local folder, or a hub id, which is downloaded unless it is cached.
 
-    weights: False (`--load-format dummy`) if only the small files are needed. Raises ModelFilesError.
+    weights: False (`--load-format dummy`) if only the small files are needed. runner: the flag, by which the bundled one is
+    chosen. Raises ModelFilesError.
     """
     if model is None:
-        return BUNDLED
+        return bundled(runner).folder
     folder = _local_or_hub(model, revision, download_dir, SMALL_FILES + (WEIGHT_FILES if weights else []), token)
     if not Path(model).expanduser().is_dir():
         has_safetensors = not weights or any(folder.glob("*.safetensors"))

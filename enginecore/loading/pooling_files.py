@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from quire.ipc.encoders import is_encoder
+from quire.ipc.encoders import JINA_V5, is_encoder
 
 TORCH_WEIGHTS = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 LENGTHS = "sentence_bert_config.json"
@@ -23,6 +23,10 @@ def more_patterns(folder: Path, has_safetensors: bool) -> list[str]:
     patterns = []
     if is_encoder(_object(folder / "config.json")) and not has_safetensors:
         patterns += [*TORCH_WEIGHTS, "pytorch_model-*.bin"]
+    if is_encoder(_object(folder / "config.json")):
+        patterns += ["sparse_linear.pt", "colbert_linear.pt", "artifact.metadata"]  # of BGE-M3, and of ColBERT's own code
+    if JINA_V5 in (_object(folder / "config.json").get("architectures") or ()):
+        patterns += ["adapters/*/adapter_config.json", "adapters/*/adapter_model.safetensors"]
     for name in module_folders(folder):
         patterns += [f"{name}/{file}" for file in ("config.json", "model.safetensors", "pytorch_model.bin")]
     return patterns

@@ -73,6 +73,7 @@ class Admission:
         """Before a step's rows are chosen: if there is no slot or no memory for the next sequence, and its tenant has none,
         take from a tenant with several. now: as in `Scheduler.schedule`."""
         self._leaving.has_preempted = False
+        self._prefills.items.cache.returned = self._leaving.returned
         self._counters.mean_output = self.peak.mean_output
         self._waiting.age(now)
         if len(self._leaving) or (self._slots.free and self._waiting.no_room_for is None):
@@ -86,8 +87,8 @@ class Admission:
     def admit(self, build: PlanBuilder, budget: int) -> bool:
         """Start sequences, with first chunks of at most `budget` tokens in all; returns whether it stopped because the step's
         work was spent."""
-        for block_hash in self._kv.take_resolved():
-            self._waiting.prefix_resolved(block_hash)
+        for there in (*self._kv.take_resolved(), *self._leases.take_resolved(), *self._prefills.items.take_resolved()):
+            self._waiting.resolved(there)
         self._work = MAX_WORK
         self._projection = None
         while budget > 0 and self._slots.free and not self._leaving.has_preempted:
@@ -99,9 +100,11 @@ class Admission:
             hits = self._look(seq)
             if hits is None:
                 return True
-            if hits.waits_for is not None:  # another sequence is computing the same prefix: wait, then hit its blocks
-                self._waiting.wait_for_prefix(seq, hits.waits_for)
-            elif self._prefills.puts_off(hits.num_blocks * self._config.block_size, len(seq.known), build, budget):
+            items, start = self._prefills.items, hits.num_blocks * self._config.block_size
+            # a prefix in the making, a lease, or the bytes of an item
+            if (key := hits.waits_for or self._leases.waits_for(seq) or items.waits_for(seq, start)) is not None:
+                self._waiting.wait_for(seq, key)
+            elif self._prefills.puts_off(start, len(seq.known), build, budget) or not items.can_start(seq, start, build.step):
                 break
             elif self._has_room_for(seq):
                 self._waiting.remove(seq)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from quire.enginecore.kv.states import NoStates, States
 from quire.enginecore.scheduling.prefill_budget import MIXED_STEP_TOKENS
+from quire.ipc.media import ITEM_BYTES
 from quire.ipc.messages.workers import KVGroupKind
 from quire.ipc.speculative_config import SpeculativeConfig
 from quire.ipc.step.sections import STATE_CHUNK
@@ -29,6 +30,9 @@ class SchedulerConfig:
     has_whole_prompts: bool = False  # a prompt is computed in one step
     long_prefill_token_threshold: int = 0  # most tokens of one prompt in a step; 0: no such limit
     speculation: SpeculativeConfig | None = None
+    num_adapter_slots: int = 0  # on the device; 0: no adapters are served
+    encoder_rows: int = 0  # tokens of items that the encoder cache has room for; 0: the model takes text alone
+    item_bytes: int = ITEM_BYTES  # most bytes of items on their way to the workers
     max_queue_s: float = 0.0  # a waiting sequence comes before all priorities after this; 0: never
 
     def states(self) -> States | NoStates:

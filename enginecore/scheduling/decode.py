@@ -148,6 +148,7 @@ class DecodeRows:
         self._windows.settle(build, rows, mask_rows)
         decode = rows[: len(rows) - len(build.prefills)]
         self.states.schedule(build, decode)
+        build.has_adapters = bool(t.num_with_adapters and t.has_adapter[rows].any())
         reach = np.minimum(t.sched_upper[rows] + (build.window - 1), t.final_len[rows])
         t.sched_tokens[sampling] += 1
         t.sched_upper[sampling] += 1

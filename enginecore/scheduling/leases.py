@@ -1,4 +1,4 @@
-"""Leases: what is scarce, and held by running sequences: slots, recurrent states and KV blocks. No I/O.
+"""Leases: what is scarce, and held by running sequences: slots, recurrent states, KV blocks and adapter slots. No I/O.
 
 A sequence takes from every lease when it is admitted, and gives everything back when the last step that uses it has returned
 (leaving.py). Admission asks `are_enough` first. A resource that may grow while a sequence runs, as blocks do, is taken directly
@@ -7,8 +7,10 @@ from its owner then.
 
 from typing import Protocol
 
+from quire.enginecore.adapters.slots import AdapterSlots
 from quire.enginecore.kv.manager import KVManager
-from quire.enginecore.scheduling.sequence import Sequence
+from quire.enginecore.scheduling.config import SchedulerConfig
+from quire.enginecore.scheduling.sequence import Sequence, Slots
 
 
 class Lease(Protocol):
@@ -83,8 +85,11 @@ class OwnStates:
 class Leases:
     """All leases, in the order in which they are taken; they are given back in reverse."""
 
-    def __init__(self, *leases: Lease):
-        self._all = leases
+    def __init__(self, *leases: Lease, adapters: AdapterSlots | None = None):
+        """adapters: one more lease, taken before all others: a sequence that has to wait for it waits aside, not in the way of
+        those behind it."""
+        self._all = leases if adapters is None else (adapters, *leases)
+        self.adapters = adapters
 
     def are_enough(self, seq: Sequence) -> bool:
         """Whether a sequence can take what it needs now."""
@@ -98,6 +103,25 @@ class Leases:
         for lease in reversed(self._all):
             lease.give_back(seq)
 
+    def waits_for(self, seq: Sequence) -> bytes | None:
+        """A key of WaitingQueue.wait_for, for something that others do not need; None: it waits for nothing."""
+        return None if self.adapters is None else self.adapters.waits_for(seq)
+
+    def take_resolved(self) -> list[bytes]:
+        """Keys of what is there now, of what sequences were told to wait for."""
+        return [] if self.adapters is None else self.adapters.take_resolved()
+
+    def forget(self) -> None:
+        """The workers are gone, with all that was on their devices. Every sequence has given back what it had."""
+        if self.adapters is not None:
+            self.adapters.forget()
+
     def check(self, held: list[Sequence]) -> None:
         for lease in self._all:
             lease.check(held)
+
+
+def leases_of(config: SchedulerConfig, slots: Slots, kv: KVManager) -> Leases:
+    """The leases of an engine."""
+    adapters = AdapterSlots(config.num_adapter_slots, config.max_queue_s) if config.num_adapter_slots else None
+    return Leases(slots, OwnStates(kv), Blocks(kv), adapters=adapters)

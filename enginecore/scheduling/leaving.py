@@ -92,6 +92,8 @@ class Leaving:
                 before, seq.state = seq.state, SequenceState.DRAINING
                 self._leave(seq, before)
         self.release_returned()
+        self._leases.forget()
+        self._prefills.items.forget_all()
         return lost
 
     def preempt_for(self, seq: Sequence) -> None:

@@ -9,7 +9,9 @@ import numpy as np
 
 from quire.enginecore.scheduling.sequence import Sequence
 from quire.enginecore.tasks.task import Chunk, SideTarget
+from quire.ipc.media import MAX_AXES
 from quire.ipc.step.custom_processors import CustomProcessorsRecord, encode_record
+from quire.ipc.step.items import Run, encode_runs
 from quire.ipc.step.plan import DTYPES, LogitsProcessors, StepPlan, encode_logits_processors, struct_of
 from quire.ipc.step.sections import (
     MAX_BAD_WORD_TOKENS,
@@ -34,6 +36,7 @@ class PlanBuilder:
         self.micro_batch = self.lag = 0  # see sections.HEADER
         self.window, self.draft_tokens, self.draft_depth, self.mask_window = 1, 0, 0, 1
         self.row_windows: np.ndarray | None = None  # int32 [decode rows], most tokens of each in a step with windows
+        self.has_adapters = False  # some row has an adapter
         self.has_narrow_rows = False  # some row has fewer than its slot and the step allow
         self.slot_updates: list[bytes] = []  # of slot_words
         self.block_updates: list[tuple[int, int, int]] = []  # fields of BLOCK
@@ -46,6 +49,8 @@ class PlanBuilder:
         self._prefill_tokens: list[np.ndarray] = []
         self._processors: list[np.ndarray] = []
         self._custom_processors: list[np.ndarray] = []
+        self._places: list[np.ndarray | tuple[int, int]] = []  # of each prefill row; (start, end) if they are plain
+        self._runs: list[Run] = []
         self.num_prefill_tokens = self.processor_words = 0
         self.table_updates = 0  # block updates that repeat a cached prefix
 
@@ -60,6 +65,11 @@ class PlanBuilder:
         self._prefill_rows.append(_PREFILL_ROW.pack(*_prefill_values(values)))
         self._prefill_tokens.append(token_ids)
         self.num_prefill_tokens += len(token_ids)
+
+    def add_places(self, places: np.ndarray | None, runs: list[Run], start: int, end: int) -> None:
+        """Add the places of the chunk added last, tokens [start, end) (None: they are plain), and runs of the encoder."""
+        self._places.append((start, end) if places is None else places)
+        self._runs += runs
 
     def add_processors(self, processors: LogitsProcessors) -> None:
         record = encode_logits_processors(processors)
@@ -85,6 +95,10 @@ class PlanBuilder:
         if self.prefills:
             sections["prefill_rows"] = np.frombuffer(b"".join(self._prefill_rows), DTYPES["prefill_rows"])
             sections["prefill_tokens"] = np.concatenate(self._prefill_tokens)
+        if any(isinstance(places, np.ndarray) for places in self._places):
+            sections["places"] = np.concatenate([plain_places(*p) if isinstance(p, tuple) else p for p in self._places])
+        if self._runs:
+            sections["encoder_runs"] = encode_runs(self._runs)
         if self._processors:
             sections["logits_processors"] = np.concatenate(self._processors)
         if self._custom_processors:
@@ -111,11 +125,21 @@ class PlanBuilder:
             draft_tokens=self.draft_tokens,
             draft_depth=self.draft_depth,
             mask_window=self.mask_window,
+            has_adapters=self.has_adapters,
         )
 
     def side_rows(self, first_prefill_row: int) -> dict[int, SideTarget]:
         """Rows of the step with results that come by message, too."""
         return {first_prefill_row + i: target for i, target in self.side_targets.items()}
+
+
+def plain_places(start: int, end: int) -> np.ndarray:
+    """The places of tokens [start, end) of a prompt without items."""
+    places = np.zeros(end - start, DTYPES["places"])
+    places["row"] = -1
+    for axis in range(MAX_AXES):
+        places[f"rotary_{axis}"] = np.arange(start, end)
+    return places
 
 
 _read_values = attrgetter(*(v.source for v in SLOT_VALUES))

@@ -9,18 +9,20 @@ import bisect
 from collections import Counter
 
 from quire.enginecore.kv.manager import KVManager
+from quire.enginecore.media.items import Items
+from quire.enginecore.scheduling.config import SchedulerConfig
 from quire.enginecore.scheduling.decode import MakeRoom
 from quire.enginecore.scheduling.plan_builder import PlanBuilder
 from quire.enginecore.scheduling.sequence import Sequence, SequenceState, Slots
 
 
 class Prefills:
-    def __init__(self, slots: Slots, kv: KVManager, longest_chunk: int = 0, are_whole: bool = False):
-        """longest_chunk: most tokens of one sequence in a step; 0: no limit. are_whole: no prompt is cut into chunks."""
-        self._are_whole = are_whole
+    def __init__(self, slots: Slots, kv: KVManager, config: SchedulerConfig):
+        self._are_whole, longest = config.has_whole_prompts, config.long_prefill_token_threshold
         self._slots = slots
         self._kv = kv
-        self._longest_chunk = 1 << 62 if are_whole else longest_chunk or 1 << 62
+        self.items = Items(config.encoder_rows, config.item_bytes)
+        self._longest_chunk = 1 << 62 if self._are_whole else longest or 1 << 62
         self._running: list[Sequence] = []  # by order
         self._written: list[tuple[Sequence, int]] = []  # sequences of this step, and their full blocks after it
 
@@ -34,6 +36,7 @@ class Prefills:
 
     def remove(self, seq: Sequence) -> None:
         self._running.remove(seq)
+        self.items.leaves(seq)
 
     @property
     def num_tokens_left(self) -> int:
@@ -73,7 +76,7 @@ class Prefills:
         if self.puts_off(seq.num_computed, known, build, budget):
             return 0
         length = min(total - seq.num_computed, budget, self._longest_chunk)
-        length = self._room_for(seq, length, make_room)
+        length = self._room_for(seq, self.items.cut(seq, seq.num_computed, length, build.step), make_room)
         if length <= 0:
             return 0
         length = self._kv.states.cut(seq.blocks, seq.num_computed, length, known)
@@ -108,6 +111,7 @@ class Prefills:
         chunk = seq.task.chunk(seq, start, end, int(t.num_tokens[seq.slot]))
         first, last = self._kv.states.begin_chunk(seq.blocks, start, end)
         build.add_prefill(seq, t.token_ids[seq.slot, start:end], start, chunk, first_state=first, last_state=last)
+        build.add_places(self.items.places(seq, start, end, build.step), self.items.take_runs(build.step), start, end)
         seq.num_computed = end
         t.last_step[seq.slot] = build.step
         if not seq.first_scheduled:
@@ -136,4 +140,5 @@ class Prefills:
     def check(self, held: list[Sequence]) -> None:
         """Assert that these are the sequences in this state, by order."""
         assert set(self._running) == {s for s in held if s.state is SequenceState.PREFILL}
+        self.items.check()
         assert self._running == sorted(self._running, key=lambda s: s.order)

@@ -13,7 +13,7 @@ from quire.enginecore.kv.manager import KVManager
 from quire.enginecore.scheduling.admission import Admission
 from quire.enginecore.scheduling.config import SchedulerConfig
 from quire.enginecore.scheduling.decode import DecodeRows
-from quire.enginecore.scheduling.leases import Blocks, Leases, OwnStates
+from quire.enginecore.scheduling.leases import leases_of
 from quire.enginecore.scheduling.leaving import RUNNING, Leaving, Lost
 from quire.enginecore.scheduling.plan_builder import NO_WORDS, PlanBuilder
 from quire.enginecore.scheduling.prefill import Prefills
@@ -33,13 +33,14 @@ class Scheduler:
         self.config = config
         self.slots = Slots(config.max_num_seqs, config.max_model_len)
         self.kv = KVManager(config.num_blocks, config.block_size, config.kv_groups, config.max_num_seqs + 1, config.states())
-        self.leases = Leases(self.slots, OwnStates(self.kv), Blocks(self.kv))
+        self.leases = leases_of(config, self.slots, self.kv)
         self.waiting = WaitingQueue(config.policy, config.max_queue_s)
         self.counters = Counters()
         self._eos = np.zeros(max(config.vocab_size, 1), bool)
         self._eos[[i for i in config.eos_token_ids if i < config.vocab_size]] = True
         self._decode = DecodeRows(self.slots, self.kv, Windows(config, self.slots, self.counters), config.num_micro_batches)
-        self._prefills = Prefills(self.slots, self.kv, config.long_prefill_token_threshold, config.has_whole_prompts)
+        self._prefills = Prefills(self.slots, self.kv, config)
+        self.items = self._prefills.items
         shared = self.slots, self.kv, self.leases, self.waiting, self._prefills, self._decode
         self._leaving = Leaving(*shared, self.counters)
         self._admission = Admission(config, *shared, self._leaving, self.counters)

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from quire.enginecore.kv.sequence_blocks import SequenceBlocks
+from quire.enginecore.media.prompt_items import PromptItems
 from quire.enginecore.tasks.task import Task
 from quire.enginecore.tenants.tenant import TenantState
 from quire.ipc.step.sections import INT32_MAX, MAX_WINDOW
@@ -51,10 +52,15 @@ class Sequence:
     tenant: TenantState | None = field(default=None, kw_only=True)  # None: that of a WaitingQueue's only tenant
     expected_output: int = field(default=0, kw_only=True)  # tokens, an estimate
     is_bounded: bool = field(default=False, kw_only=True)  # it may not wait longer than --max-queue-s
+    items: PromptItems | None = field(default=None, kw_only=True)  # of its prompt
     # a constraint on its next token, if there is one: made by a preparer (grammar/compiler.py), used only by the core
     constraint: Any = None  # grammar/matchers.Constraint
     mask_from: int = INT32_MAX  # the length from which its rows need masks
     is_deferred: bool = False  # in no step until `Scheduler.release`, because its next mask is not made yet
+    # its adapter, held to its end: written by a preparer (adapters/adapters.py); None: the model itself
+    adapter: Any = None  # adapters/registry.Adapter
+    adapter_from: int = 0  # the first position that the adapter applies to
+    adapter_slot: int = -1  # written by the lease of adapter slots while it runs; -1: none
     # its KV blocks: written by KVManager
     blocks: SequenceBlocks = field(kw_only=True)
     # what its tenant was charged: written by WaitingQueue
@@ -85,6 +91,14 @@ class Sequence:
     def has_processors(self) -> bool:
         """Whether it has rare sampling state, in its slot's row of the device's LogitsProcessorPool."""
         return self.task.sampling.needs_logits_processors
+
+    @property
+    def is_finished(self) -> bool:
+        return self.state is SequenceState.FINISHED
+
+    @property
+    def rotary_delta(self) -> int:
+        return 0 if self.items is None else self.items.delta
 
     @property
     def max_window(self) -> int:
@@ -149,6 +163,8 @@ class Slots:
         self.constrained = np.zeros(n, bool)  # has a constraint
         self.mask_from = np.full(n, INT32_MAX, np.int32)
         self.mask_window = np.ones(n, np.int32)  # most tokens of a decode row with a mask
+        self.has_adapter = np.zeros(n, bool)
+        self.num_with_adapters = 0  # while it is 0, that table is not read
         self.num_constrained = 0  # while it is 0, the three tables are not read
 
     # A lease (leases.py).
@@ -183,6 +199,8 @@ class Slots:
         self.constrained[slot], self.mask_from[slot] = seq.constraint is not None, seq.mask_from
         self.mask_window[slot] = seq.mask_window
         self.num_constrained += seq.constraint is not None
+        self.has_adapter[slot] = seq.adapter_slot >= 0
+        self.num_with_adapters += seq.adapter_slot >= 0
 
     def sequence(self, slot: int) -> Sequence:
         """The sequence with this slot, which must be leased."""
@@ -199,6 +217,7 @@ class Slots:
         seq.last_token_time = float(self.last_token_time[seq.slot])
         self.alive[seq.slot] = False
         self.num_constrained -= seq.constraint is not None
+        self.num_with_adapters -= seq.adapter_slot >= 0
         self._free.append(seq.slot)
         seq.slot = -1
 
@@ -212,3 +231,4 @@ class Slots:
         assert len(held) + len(self._free) == len(self.sequences) and len(set(self._free)) == len(self._free)
         assert all(self.sequences[s.slot] is s for s in held)
         assert self.num_constrained == sum(s.constraint is not None for s in held)
+        assert self.num_with_adapters == sum(s.adapter_slot >= 0 for s in held)

@@ -3,8 +3,8 @@
     expected tokens     one a row, and the drafts that will be accepted. A row has a draft at a place if the drafter goes so
                         far, and it is accepted if it and all before it are right: both are learnt by place, over all rows
     expected seconds    of a step of as many tokens (step_times.py), so weights, context and experts price themselves
-    the choice          among as many drafts as make a step of each size. The device gives every row its first draft before any
-                        second one, so the drafts that are most often right come first
+    the choice          among as many drafts as make a step of each size. The device gives them to the rows where they are
+                        accepted most likely (kernels/step/survival.py); here all rows count alike, so it does no worse
 
 Where no number of drafts pays, only one step in TRY_EVERY verifies some: one of each of TRY_ROWS rows. Where some number pays,
 one step in TRY_EVERY has none, or the next larger or smaller number, since times change with the context. Owned by Windows.
@@ -54,7 +54,11 @@ class Verification:
 
     def rests(self, steps: int) -> bool:
         """Whether none of so many steps behind the one that was last asked for will verify any drafts."""
-        return self._steps > 0 and not self._chosen[3] and not 0 < -self._steps % TRY_EVERY <= steps
+        return self._steps > 0 and not self._chosen[3] and not self.tries_within(steps)
+
+    def tries_within(self, steps: int) -> bool:
+        """Whether one of so many steps behind the one that was last asked for verifies another number than the chosen one."""
+        return 0 < -self._steps % TRY_EVERY <= steps
 
     def window(self, num_rows: int, draft_tokens: int, most: int) -> int:
         """Most tokens of a row if so many drafts are shared out."""

@@ -1,9 +1,9 @@
 """WaitingQueue: sequences without a slot, in the order in which they will start, in queues by what they wait for. No I/O.
 
 There are three kinds of queue, each in order. *Ready* sequences wait for a slot and KV blocks, with a queue for each tenant.
-Some wait until another sequence has computed a prefix that they share, with a queue for each prefix. Deferred ones wait until
-their next mask is made: no step is made for them, and none reserves tokens for them. A step looks at the ready queues only,
-however many wait in the others.
+Some wait aside, with a queue for each thing that they wait for: until another sequence has computed a prefix that they share,
+or until there is a lease for them that others do not need. Deferred ones wait until their next mask is made: no step is made
+for them, and none reserves tokens for them. A step looks at the ready queues only, however many wait in the others.
 
 `first` is the first ready sequence of the tenant that has had the fewest tokens by its weight, of those that may run one more.
 A tenant that comes back starts level with the others: it saves nothing up. Admission looks at sequences and takes them
@@ -37,7 +37,7 @@ class WaitingQueue:
         self._with_ready: list[TenantState] = []  # tenants with ready sequences
         self._owed: TenantState | None = None  # comes first, as a sequence was preempted for it
         self._level = 0.0  # what the tenant of the last turn had had by then
-        self._for_prefix: dict[bytes, Queue] = {}  # hash of the prefix's last block -> its queue
+        self._aside: dict[bytes, Queue] = {}  # the hash of a prefix's last block, or a lease's key -> its queue
         self._deferred: Queue = []
         self._queue_of: dict[Sequence, Queue] = {}  # each waiting sequence's queue
         self._by_age: list[tuple[float, int, Sequence]] = []  # a heap by arrival time, if sequences age
@@ -141,21 +141,25 @@ class WaitingQueue:
         num_computed = min(seq.num_computed, num_before)  # of what was known, as far as it came
         self._tenant(seq).stop(charged, max(num_computed - num_cached, 0) + num_known - num_before)
 
-    # -------------------------------------------------------------------------------------------- shared prefixes
-    def wait_for_prefix(self, seq: Sequence, block_hash: bytes) -> None:
-        """Let a sequence wait until `prefix_resolved(block_hash)`."""
+    # -------------------------------------------------------------------------------------------- aside
+    def wait_for(self, seq: Sequence, key: bytes) -> None:
+        """Let a sequence wait until `resolved(key)`."""
         self._dequeue(seq)
-        self._enqueue(seq, self._for_prefix.setdefault(block_hash, []))
+        self._enqueue(seq, self._aside.setdefault(key, []))
 
-    def prefix_resolved(self, block_hash: bytes) -> None:
-        """Return the sequences that waited for this prefix to their places in the ready queues."""
-        back = self._for_prefix.pop(block_hash, [])
+    def resolved(self, key: bytes) -> None:
+        """Return the sequences that waited for this to their places in the ready queues."""
+        back = self._aside.pop(key, [])
         for tenant in {self._tenant(seq): None for _, seq in back}:
             if not tenant.ready:
                 self._with_ready.append(tenant)
             tenant.ready += [entry for entry in back if entry[1].tenant is tenant]
             tenant.ready.sort()  # merges two sorted runs
         self._queue_of.update((seq, self._tenant(seq).ready) for _, seq in back)
+
+    def aside(self, key: bytes) -> list[Sequence]:
+        """Those that wait for this."""
+        return [seq for _, seq in self._aside.get(key, ())]
 
     def __len__(self) -> int:
         return len(self._queue_of)
@@ -170,7 +174,7 @@ class WaitingQueue:
 
     def check(self) -> None:
         """Assert that every sequence is in one queue, and every queue is in order."""
-        queues = [self._deferred, *self._for_prefix.values(), *(tenant.ready for tenant in self._with_ready)]
+        queues = [self._deferred, *self._aside.values(), *(tenant.ready for tenant in self._with_ready)]
         assert all(seq.is_deferred == (self._queue_of[seq] is self._deferred) for seq in self._queue_of)
         assert all(queue == sorted(queue, key=lambda entry: entry[0]) for queue in queues)
         assert sum(map(len, queues)) == len(self._queue_of)

@@ -2,8 +2,8 @@
 
 A window costs blocks, and a place in the step's tokens and samples: it never takes them from anybody. Steps have none where
 something counts on one token a row. How many drafts pay is Verification's to say. A draft model drafts behind the step before;
-where drafts are of no use it only reads prompts until the next try is near. Called by DecodeRows (decode.py) for each step, and
-told how the drafts of a step with windows fared.
+where drafts are of no use it only reads prompts until the next try is near, and it drafts no deeper than steps verify. Called
+by DecodeRows (decode.py) for each step, and told how the drafts of a step with windows fared.
 
 Rows of constrained sequences share a step with others, and have narrower windows:
 
@@ -36,6 +36,8 @@ class Windows:
         is_adaptive = self._config is not None and self._config.enable_adaptive_verification
         self._verification = Verification(counters.step_times) if is_adaptive else None
         self._draft_tokens = INT32_MAX  # most of the next step
+        # Most of one of its rows: a model makes no more drafts, but before a step that may have others.
+        self._depth = self._config.num_speculative_tokens if self._config else 0
         self._first_try = 0  # the row from which on the next step that only tries has drafts
 
     @property
@@ -51,14 +53,19 @@ class Windows:
         if verification is None:
             return 1 + most
         self._draft_tokens = verification.draft_tokens(num_rows, most, min(self._budget, self._max_samples) - num_rows)
-        return 2 if verification.tries else verification.window(num_rows, self._draft_tokens, most)
+        window = 2 if verification.tries else verification.window(num_rows, self._draft_tokens, most)
+        self._depth = window - 1
+        return window
 
     def draft_depth(self, num_rows: int) -> int:
         """Most drafts of each row that a drafter with a model should make behind a step of so many rows."""
         if self._config is None or self._config.model is None:
             return 0
-        rests = self._verification is not None and self._verification.rests(DRAFTED_BEFORE)
-        return 0 if rests else self._config.most_drafts(num_rows)
+        most, verification = self._config.most_drafts(num_rows), self._verification
+        if verification is None or verification.tries_within(DRAFTED_BEFORE):
+            return most
+        rounded = 1 << max(self._depth - 1, 0).bit_length()  # a power of two: each depth has graphs of its own
+        return 0 if verification.rests(DRAFTED_BEFORE) else min(most, rounded)
 
     @property
     def ahead(self) -> int:

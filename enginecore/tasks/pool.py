@@ -55,7 +55,7 @@ def asked(task: Pool, ids: np.ndarray, limits: EngineLimits) -> Asked:
     if max(lengths) > limits.max_model_len:
         raise Refused(
             "too_long",
-            f"a prompt is {max(lengths)} tokens long; at most {limits.max_model_len} fit the context",
+            f"a prompt is {max(lengths)} tokens long; {limits.too_long}",
         )
     info = limits.pooling
     try:
