@@ -14,11 +14,13 @@ from typing import Any, TextIO
 
 from quire.frontend.cli.api_address import ChatError, NoServerError, StrangerError
 from quire.frontend.cli.api_client import ChatServer, Piece, api_key_of
+from quire.frontend.cli.chat_images import image_part
 from quire.frontend.cli.chat_server import OwnServer
 from quire.ipc.process.command import as_started
 
 _HELP = """/clear        forget the conversation
 /system TEXT  set the system message; without TEXT, remove it
+/image FILE   send an image with the next message; without FILE, drop those that wait
 /model NAME   go on with another of the server's models; without NAME, list them
 /exit         leave; so do /quit and Ctrl-D
 /help         this list
@@ -91,14 +93,16 @@ class Conversation:
     options: ChatOptions
     model: str
     own: OwnServer | None = None
-    messages: list[dict[str, str]] = field(default_factory=list)
+    messages: list[dict[str, Any]] = field(default_factory=list)
     system: str | None = None
+    images: list[dict[str, Any]] = field(default_factory=list)  # of the next message
 
     def __post_init__(self) -> None:
         self.set_system(self.options.system)
 
     def clear(self) -> None:
         self.messages.clear()
+        self.images.clear()
         self.set_system(self.system)
 
     def set_system(self, text: str | None) -> None:
@@ -110,7 +114,9 @@ class Conversation:
     def ask(self, text: str, out: TextIO) -> bool:
         """Run one turn and print the answer as it arrives; returns whether it is complete. Ctrl-C keeps the text so far. An
         error before any text removes the question and is raised."""
-        self.messages.append({"role": "user", "content": text})
+        content: str | list[Any] = [*self.images, {"type": "text", "text": text}] if self.images else text
+        self.images.clear()
+        self.messages.append({"role": "user", "content": content})
         body: dict[str, Any] = {"model": self.model, "messages": self.messages}
         if self.options.max_tokens is not None:
             body["max_tokens"] = self.options.max_tokens
@@ -320,6 +326,12 @@ def _command(conversation: Conversation, text: str, out: TextIO) -> None:
         case "/system":
             conversation.set_system(rest)
             print("the system message is set" if rest else "there is no system message now", file=out)
+        case "/image":
+            if rest:
+                conversation.images.append(image_part(rest))
+            else:
+                conversation.images.clear()
+            print(f"images with the next message: {len(conversation.images)}", file=out)
         case "/model":
             names = conversation.server.models()
             if rest in names:

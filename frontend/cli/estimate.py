@@ -16,11 +16,14 @@ import msgspec
 
 from quire.frontend.cli.estimate_cpu import cpu_packed_bytes, weights_on_cpu
 from quire.frontend.cli.estimate_draft import draft_sizes
-from quire.frontend.cli.estimate_model import BUNDLED, ITEMSIZE, Model, read_model
+from quire.frontend.cli.estimate_encoder import computes_whole_texts, draws_tokens, step_tokens, texts_at_once
+from quire.frontend.cli.estimate_items import as_served, for_items
+from quire.frontend.cli.estimate_model import ITEMSIZE, Model, read_model
 from quire.frontend.cli.estimate_sizes import EstimateError
 from quire.frontend.cli.estimate_stage import share_of
 from quire.frontend.cli.estimate_weights import WITHOUT_FP8, check_quantization, weights_bytes
 from quire.ipc import memory_plan as plan
+from quire.ipc.bundled import bundled
 from quire.ipc.config import EngineConfig, add_engine_arguments, engine_config_from
 from quire.ipc.cpu_memory import CpuNeeds, available, default_kv_bytes, refusal, room_for_kv
 from quire.ipc.memory_plan import GIB
@@ -66,12 +69,13 @@ class Estimate(NamedTuple):
     num_states: int = 0  # recurrent states, with the dummy
     states_bytes: int = 0
     draft_weights_bytes: int = 0  # of a draft model
+    is_encoder: bool = False
     refusal: str | None = None  # why a start on this CPU would be refused
 
     @property
     def requests(self) -> float:
-        """How many requests of max_model_len tokens fit at once."""
-        return self.tokens / self.max_model_len
+        """How many requests of max_model_len tokens fit at once; of an encoder, into a step."""
+        return (self.tokens or self.max_num_batched_tokens * self.is_encoder) / self.max_model_len
 
 
 def add_estimate(commands: "argparse._SubParsersAction[CommandParser]") -> None:
@@ -115,14 +119,18 @@ def _estimate(args: argparse.Namespace) -> int:
         parser.error(str(error))
     try:
         model = read_model(
-            args.model or str(BUNDLED), config.revision, config.download_dir, config.hf_token, config.hf_overrides
+            args.model or str(bundled(config.runner).folder),
+            config.revision,
+            config.download_dir,
+            config.hf_token,
+            config.hf_overrides,
         )
         there = None if memory else available()
         if there is not None:
             config = msgspec.structs.replace(config, host_memory_limit=there.limit)
         found = estimate(model, config, memory, name, None if there is None else there.num_bytes)
         if args.model is None:
-            found = found._replace(model="quire-tiny")
+            found = found._replace(model=bundled(config.runner).name)
     except EstimateError as error:
         print(f"quire estimate: {error}", file=sys.stderr)
         return 1
@@ -195,37 +203,36 @@ def _bytes(text: str) -> int:
 def estimate(model: Model, config: EngineConfig, memory: int, gpu: str = "", available: int | None = None) -> Estimate:
     """memory: the GPU's bytes; 0 for a CPU. available: bytes for an engine on a CPU, if known. Raises EstimateError."""
     check_quantization(model, config.quantization)
-    model = on_one(model._replace(sizes=with_cache_dtype(model, config)), config)
+    model = as_served(on_one(model._replace(sizes=with_cache_dtype(model, config)), config), config)
     is_gpu, sizes = memory > 0, model.sizes
     dtype, length = _dtype_and_length(model, config, is_gpu=is_gpu)
-    item = ITEMSIZE[dtype]
+    cache_bytes, run = for_items(model, config, length, item := ITEMSIZE[dtype])
     states = states_of(sizes, config, item)
     rows = config.max_num_seqs or plan.default_max_num_seqs(memory, states > 0)
     samples, kept = _samples_and_kept(sizes, config, rows, item)
-    tokens = config.max_num_batched_tokens or plan.default_max_num_batched_tokens(is_gpu)
+    tokens, length = step_tokens(model, config, length, is_gpu=is_gpu)
     block_size = config.block_size or plan.default_block_size(is_gpu)
     weights, has_fp8 = model.num_parameters * item, not _plain(gpu).startswith(WITHOUT_FP8)
     if is_gpu:
-        whole = config.enable_expert_parallel
-        weights = weights_bytes(model, config.quantization, item, has_fp8=has_fp8, expert_parallel=whole)
+        weights = _gpu_weights(model, config, item, has_fp8=has_fp8)
     draft = draft_sizes(config, dtype, max(tokens, rows), rows, block_size, sizes.hidden_size, is_gpu=is_gpu, has_fp8=has_fp8)
     block, groups = plan.kv_block_bytes(sizes, block_size, item) + draft.block, len(plan.kv_groups(sizes))
     if is_gpu:
         step = max(plan.gpu_step_bytes(sizes, max(tokens, rows), item), draft.step)
         logits, captured = samples * sizes.vocab_size * item, plan.captured_tokens(weights, tokens)
         graphs = plan.GRAPHS_BYTES + (0 if config.enforce_eager else plan.graphs_bytes(captured, tokens, step, logits))
-        tables = plan.tables_bytes(sizes, rows, length, tokens, block_size, samples)
-        tables += plan.exchange_bytes(sizes, config.tensor_parallel_size, item) + kept
+        step, draws = max(step, run), draws_tokens(model, config)
+        tables = cache_bytes + plan.tables_bytes(sizes, rows, length, tokens, block_size, samples, draws=draws)
+        tables += plan.exchange_bytes(sizes, config.tensor_parallel_size, item) + kept + cache_bytes
         room = int(config.gpu_memory_utilization * memory) - weights - draft.weights - step - graphs - tables
         num_states, room = divided(room, block, states, config, rows)
         blocks = max(plan.blocks_in(room, block), 0) if room >= 0 else 0
     else:
-        weights = weights_on_cpu(model, config, dtype, weights + cpu_packed_bytes(model, item))
-        step, graphs, tables = max(plan.cpu_step_bytes(sizes, max(tokens, rows), samples, item) + kept, draft.step), 0, 0
-        most = plan.most_useful_blocks(groups, rows, length, block_size)
+        weights = weights_on_cpu(model, config, dtype, weights + cpu_packed_bytes(model, item)) + cache_bytes
+        step, graphs, tables = max(plan.cpu_step_bytes(sizes, max(tokens, rows), samples, item) + kept, draft.step, run), 0, 0
         is_packed = model.quantization is not None or config.quantization is not None
-        copies, held = (config.world_size, config.data_parallel_size), weights + draft.weights
-        needs = CpuNeeds(held, step, *copies, item, is_packed, config.frontends, sizes.vocab_size)
+        copies, most = (config.world_size, config.data_parallel_size), plan.most_useful_blocks(groups, rows, length, block_size)
+        needs = CpuNeeds(weights + draft.weights, step, *copies, item, is_packed, config.frontends, sizes.vocab_size)
         num_states, room = divided(_cpu_cache(config, needs, available), block, states, config, rows)
         least = plan.least_blocks(block) if config.cpu_kv_cache_gib is None else 0
         blocks = min(max(plan.blocks_in(room, block), least), most)
@@ -248,10 +255,16 @@ def estimate(model: Model, config: EngineConfig, memory: int, gpu: str = "", ava
         max_num_seqs=rows,
         max_num_batched_tokens=tokens,
         refusal=None if is_gpu else _refusal(config, available, needs, blocks * block + num_states * states),
+        is_encoder=computes_whole_texts(model),
         num_states=num_states,
         states_bytes=num_states * states,
         draft_weights_bytes=draft.weights,
     )
+
+
+def _gpu_weights(model: Model, config: EngineConfig, item: int, *, has_fp8: bool) -> int:
+    whole = config.enable_expert_parallel
+    return weights_bytes(model, config.quantization, item, has_fp8=has_fp8, expert_parallel=whole)
 
 
 def _samples_and_kept(sizes: plan.ModelSizes, config: EngineConfig, rows: int, item: int) -> tuple[int, int]:
@@ -337,7 +350,7 @@ def with_cache_dtype(model: Model, config: EngineConfig) -> plan.ModelSizes:
 
 
 def text_of(found: Estimate, model: Model, config: EngineConfig) -> str:
-    ranks, model = config.world_size, on_one(model, config)
+    ranks, model = config.world_size, as_served(on_one(model, config), config)
     each = f", each of {ranks}" if ranks > 1 else ""
     counted = "" if model.is_counted else ", computed from config.json"
     if found.device != "CPU" and (model.stored_bytes or config.quantization in WHILE_LOADING):
@@ -353,9 +366,13 @@ def text_of(found: Estimate, model: Model, config: EngineConfig) -> str:
         ("KV cache", found.kv_cache_bytes, f"{found.tokens:,} tokens of {found.kv_bytes_per_token:,} bytes"),
     ]
     lines = [f"{found.model} on {found.device}{size}{each}, {found.dtype}"]
-    lines += [f"  {name:<12} {value / GIB:>8.2f} GiB  {text}" for name, value, text in rows if value or name == "KV cache"]
+    has_cache = not computes_whole_texts(model)
+    shown = [row for row in rows if row[1] or (row[0] == "KV cache" and has_cache)]
+    lines += [f"  {name:<12} {value / GIB:>8.2f} GiB  {text}" for name, value, text in shown]
     if found.refusal is not None:
         return "\n".join([*lines, f"It does not fit: {found.refusal}."])
+    if computes_whole_texts(model):
+        return "\n".join([*lines, texts_at_once(found.max_num_batched_tokens, found.max_model_len)])
     if not found.kv_bytes_per_token and found.num_blocks:  # a model without attention
         running = min(max(found.num_states - 1, 0), found.max_num_seqs)  # less the dummy
         return "\n".join([*lines, f"{running:,} requests fit at once, of any length."])

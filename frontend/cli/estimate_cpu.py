@@ -14,7 +14,7 @@ def weights_on_cpu(model: Model, config: EngineConfig, dtype: str, plain: int) -
     if model.config is None or (is_whole and asked is None and model.quantization is None and dtype == "float32"):
         return plain
     stages, overrides = config.pipeline_parallel_size, config.hf_overrides
-    cpu = CpuAsked(model.folder, overrides, dtype, config.model_impl, asked, stages)
+    cpu = CpuAsked(model.folder, overrides, dtype, config.model_impl, asked, stages, not config.language_model_only)
     return cpu_weights_bytes(model.name, model.config, cpu, ranks, expert_parallel=config.enable_expert_parallel)
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from quire.frontend.cli.estimate_sizes import EstimateError, Json, sizes_on_rank
 from quire.ipc.hub_names import hub_id_of
-from quire.ipc.memory_plan import LayerSizes, ModelSizes
+from quire.ipc.memory_plan import ItemSizes, LayerSizes, ModelSizes
 from quire.ipc.quantization import OTHER_NAMES
 from quire.ipc.text_config import checked_context, is_stretched, text_fields
 from quire.ipc.weights_file import weights_file
@@ -46,6 +46,7 @@ class Model(NamedTuple):
     stored_item: int = 0  # bytes each
     folder: str | None = None  # of the files, if they are here
     config: Json | None = None  # config.json with overrides
+    items: ItemSizes | None = None  # as in RankSizes
 
 
 class Tensor(NamedTuple):
@@ -56,14 +57,11 @@ class Tensor(NamedTuple):
     num_bytes: int
 
 
-BUNDLED = Path(__file__).parents[2] / "enginecore" / "loading" / "bundled"  # the model that is served by default
-
-
 def read_model(name: str, revision: str | None, download_dir: str | None, token: str | None, overrides: Json) -> Model:
     """Read a folder or hub repository. Raises EstimateError."""
     folder, here = Path(name).expanduser(), None
     if folder.is_dir():
-        config, tensors = _json(folder / "config.json"), list(_local_tensors(folder))
+        config, tensors = _with_modelopt(_json(folder / "config.json"), folder), list(_local_tensors(folder))
         here = str(folder)
     elif folder.exists():
         raise EstimateError(f"{name} is a file; give the model's folder")
@@ -138,6 +136,7 @@ def _asked(name: str, config: Json, tensors: list[Tensor]) -> Model:
         asked=config,
         expert_parameters=found.expert_parameters,
         packed_elements=found.packed_elements,
+        items=found.items,
     )
     return _with_floats(model, tensors)
 
@@ -145,7 +144,10 @@ def _asked(name: str, config: Json, tensors: list[Tensor]) -> Model:
 def has_kv_cache_scheme(quantization: Json) -> bool:
     """Whether a checkpoint was made for an 8-bit KV cache, as a worker reads its quantization_config."""
     method = quantization.get("quant_method")
-    return OTHER_NAMES.get(str(method), method) == "compressed-tensors" and bool(quantization.get("kv_cache_scheme"))
+    has_scheme = bool(quantization.get("kv_cache_scheme"))
+    if OTHER_NAMES.get(str(method), method) == "modelopt":
+        return has_scheme or quantization.get("kv_cache_quant_algo") == "FP8"
+    return OTHER_NAMES.get(str(method), method) == "compressed-tensors" and has_scheme
 
 
 def sizes_of(config: Json) -> ModelSizes:
@@ -264,6 +266,15 @@ def _stretched(config: Json) -> int:
 
 
 # -------------------------------------------------------------------------------------------------------------- files
+def _with_modelopt(config: Json, folder: Path) -> Json:
+    """The config with what ModelOpt's older exports say in a file of their own."""
+    path = folder / "hf_quant_config.json"
+    said = text_fields(config).get("quantization_config") or config.get("quantization_config")
+    if said or not path.is_file() or not isinstance(found := _json(path).get("quantization"), dict):
+        return config
+    return {**config, "quantization_config": {"quant_method": "modelopt", **found}}
+
+
 def _json(path: Path) -> Json:
     try:
         value = json.loads(path.read_bytes())

@@ -23,10 +23,15 @@ class EstimateError(ValueError):
     """No estimate can be made; the text is for the user."""
 
 
-def sizes_on_rank(name: str, config: Json, size: int = 1, *, expert_parallel: bool = False) -> RankSizes:
-    """Sizes of the largest of `size` ranks; weights are counted as if not quantized. Raises EstimateError."""
+def sizes_on_rank(
+    name: str, config: Json, size: int = 1, *, expert_parallel: bool = False, is_of_mtp: bool = False
+) -> RankSizes:
+    """Sizes of the largest of `size` ranks; weights are counted as if not quantized. Raises EstimateError.
+
+    is_of_mtp: of the layers that predict further tokens.
+    """
     plain = {key: value for key, value in config.items() if key not in ("quantization_config", "compression_config")}
-    answer = _answer(msgspec.json.encode(SizesAsked(plain, size, expert_parallel)))
+    answer = _answer(msgspec.json.encode(SizesAsked(plain, size, expert_parallel, is_of_mtp=is_of_mtp)))
     if not isinstance(answer, RankSizes):
         raise EstimateError(f"{name}: {answer}")
     return answer

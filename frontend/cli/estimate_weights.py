@@ -103,8 +103,9 @@ def experts_are_kept(config: Json, *, has_fp8: bool) -> bool:
     if method == "mxfp4" or (method == "compressed-tensors" and "mxfp4" in str(config.get("format"))):
         return True
     if method == "fp8":
-        is_dynamic = config.get("activation_scheme") != "static"
-        return has_fp8 and is_dynamic and _is_taken(_last(config.get("weight_block_size")), ())
+        return has_fp8 and _is_taken(_last(config.get("weight_block_size")), ())
+    if method == "modelopt":
+        return has_fp8 and config.get("quant_algo") in ("FP8", "FP8_PER_CHANNEL_PER_TOKEN")
     if method != "compressed-tensors":
         is_int4 = config.get("bits") == 4 and not config.get("desc_act") and method not in (None, "bitsandbytes")
         return is_int4 and _is_taken(config.get("group_size"), GROUPS)
@@ -113,15 +114,15 @@ def experts_are_kept(config: Json, *, has_fp8: bool) -> bool:
 
 
 def _keeps_experts(group: object, has_fp8: bool) -> bool:
-    """Whether expert kernels take a config group of compressed-tensors: 4-bit integers, or 8 bits with dynamically scaled
-    inputs of the same kind."""
+    """Whether expert kernels take a config group of compressed-tensors: 4-bit integers, or 8 bits with inputs of the same
+    kind."""
     if not isinstance(group, dict) or not isinstance(weights := group.get("weights"), dict):
         return True
     inputs = group.get("input_activations")
     if not isinstance(inputs, dict) or inputs.get("num_bits") == 16:
         is_int4 = weights.get("num_bits") == 4 and weights.get("actorder") not in (True, "group", "dynamic")
         return is_int4 and _is_computed(group, has_fp8)
-    return bool(inputs.get("dynamic")) and _is_computed(group, has_fp8)
+    return _is_computed(group, has_fp8)
 
 
 def bits_on_gpu(config: Json, *, has_fp8: bool) -> float | None:
@@ -132,6 +133,8 @@ def bits_on_gpu(config: Json, *, has_fp8: bool) -> float | None:
         return PLAIN if config.get("load_in_4bit") or config.get("_load_in_4bit") else None
     if method == "mxfp4":
         return MXFP4_BITS
+    if method == "modelopt":
+        return None if has_fp8 else PLAIN
     if method == "fp8":
         return None if has_fp8 and _is_taken(_last(config.get("weight_block_size")), ()) else PLAIN
     if method != "compressed-tensors":

@@ -52,6 +52,11 @@ class Frontends:
         await asyncio.gather(*(frontend.start_again() for frontend in self._all))
         return self._all[0].model
 
+    @property
+    def tasks(self) -> list[str]:
+        """The abilities of the served model."""
+        return self._all[0].tasks
+
     async def keep_alive(self, signals: StopSignals) -> None:
         """Keep all alive until signals.stop. No frontend is given up: one that finds no engine may find it later."""
         async with asyncio.TaskGroup() as keepers:
@@ -145,7 +150,7 @@ class Frontend:
     def __init__(self, frontends: Frontends, number: int, sock: socket.socket, logs_engine_changes: bool) -> None:
         self.name = f"frontend process {number}"
         self.while_down = "others take its connections"
-        self.model = ""
+        self.model, self.tasks = "", list[str]()
         self.is_up = False
         self._frontends = frontends
         self._number = number
@@ -202,7 +207,7 @@ class Frontend:
             raise StartFailed(
                 said.get("error", f"a frontend process {how}"), late == _STOPPED or (not late and was_killed(code))
             )
-        self.model = said["ready"]
+        self.model, self.tasks = said["ready"], said.get("tasks", "generate").split()
         return child
 
     def _spawn(self) -> Child:

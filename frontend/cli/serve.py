@@ -9,10 +9,8 @@ The port is bound before the model loads. An engine that dies is restarted at th
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
-import shlex
 import signal
 import socket
 import sys
@@ -24,6 +22,7 @@ import msgspec
 
 from quire.frontend.cli.engines import Engines
 from quire.frontend.cli.frontends import PANELS_EACH, Frontends
+from quire.frontend.cli.ready_message import ReadyMessage
 from quire.frontend.cli.reloads import Reloads, ignore_reload_signals
 from quire.frontend.cli.service_manager import ServiceManager
 from quire.frontend.client.client import Client
@@ -43,7 +42,7 @@ from quire.frontend.replicas.router import DEFAULT_ROUTER
 from quire.frontend.supervisor import StartFailed
 from quire.ipc.config import EngineConfig
 from quire.ipc.process.children import Child
-from quire.ipc.process.command import as_started, reload_signals, stop_signals
+from quire.ipc.process.command import reload_signals, stop_signals
 
 log = logging.getLogger("quire.serve")
 
@@ -139,7 +138,7 @@ def run_server(config: ServeConfig, prespawned: Child | None, early: EarlyStop) 
             num_frontends=config.num_frontends,
             files_dir=str(files.path),
         )
-        print_ready = ReadyMessage.of(config, sockets[0])
+        print_ready = ReadyMessage.of(config.frontend, sockets[0], config.host, config.uds)
         serve_all = _serve_here if config.num_frontends == 1 else _serve_in_children
         early.only_note()
         run(lambda: serve_all(_Launch(template, sockets, engine, print_ready, config.read_again, early)))
@@ -168,58 +167,13 @@ def _files_folder(path: str | None) -> FilesFolder:
     return folder
 
 
-class ReadyMessage:
-    """The message to the user when requests can be sent. With JSON logs it is a log line, as collectors read stdout, too."""
-
-    def __init__(
-        self, host: str, port: int, needs_key: bool, scheme: str = "http", uds: str | None = None, log_format: str = "text"
-    ) -> None:
-        shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-        self._url = f"{scheme}://[{shown}]:{port}" if ":" in shown else f"{scheme}://{shown}:{port}"
-        self._curl = f"{self._url}/v1/chat/completions"
-        if uds is not None:
-            self._url = f"unix:{os.path.abspath(uds)}"
-            self._curl = f"--unix-socket {shlex.quote(os.path.abspath(uds))} {scheme}://localhost/v1/chat/completions"
-        self._needs_key = needs_key
-        self._note = ""
-        self._is_logged = log_format == "json"
-
-    @classmethod
-    def of(cls, config: ServeConfig, sock: socket.socket) -> "ReadyMessage":
-        port = sock.getsockname()[1] if config.uds is None else 0
-        scheme = "http" if config.frontend.tls is None else "https"
-        message = cls(config.host, port, bool(config.frontend.api_keys), scheme, config.uds, config.frontend.log_format)
-        if not config.frontend.admin_api_keys and not config.frontend.key_limits.have_admin:
-            routes, who = "/metrics, /server_info, /reset_prefix_cache, profiles", message.everyone
-            message._note = f"routes for the operator ({routes}) answer to {who}; --admin-api-key gives them a key of their own"
-        return message
-
-    @property
-    def everyone(self) -> str:
-        return "any API key" if self._needs_key else "every client"
-
-    def __call__(self, model: str) -> None:
-        if self._note:
-            log.info("%s", self._note)
-        if self._is_logged:
-            return log.info("Quire serves %s at %s", model, self._url)
-        key = " -H 'Authorization: Bearer YOUR_KEY'" if self._needs_key else ""
-        body = shlex.quote(json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello!"}]}))
-        print(f"Quire serves {model} at {self._url}")
-        print(f"Try: curl {self._curl}{key} -H 'Content-Type: application/json' -d {body}", flush=True)
-        key = " --api-key YOUR_KEY" if self._needs_key else ""
-        if not self._url.startswith("unix:"):
-            print(f"or:  {as_started('quire chat')} --url {self._url}{key}", flush=True)
-        return None
-
-
 class _Launch(NamedTuple):
     """State that exists when the event loop begins."""
 
     template: FrontendConfig
     sockets: list[socket.socket]
     engine: Engines
-    print_ready: Callable[[str], None]
+    print_ready: ReadyMessage
     read_again: Callable[[FrontendConfig], FrontendConfig]
     early: EarlyStop
 
@@ -243,7 +197,7 @@ class _Here(Owner):
 
     def ready(self, client: Client) -> None:
         model = client.welcome.served_model_names[0]
-        self._launch.print_ready(model)
+        self._launch.print_ready(model, client.welcome.limits.tasks)
         self._manager.ready(f"serves {model}")
 
     async def reload(self) -> None:
@@ -275,7 +229,7 @@ async def _serve_in_children(launch: _Launch) -> None:
     try:
         if (model := await _ready(frontends, signals)) is None:
             return
-        launch.print_ready(model)
+        launch.print_ready(model, frontends.tasks)
         manager.ready(f"serves {model}")
         async with _managed(launch, manager, lambda: frontends.reload(launch.read(frontends.template))):
             await _until_stopped(signals, frontends.keep_alive(signals), launch.engine)

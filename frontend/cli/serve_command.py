@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from quire.frontend.cli.media_flags import takes_text_alone
 from quire.frontend.cli.serve_flags import add_route_arguments, add_serve_arguments
 from quire.frontend.cli.server_flags import server_options
 from quire.frontend.cli.vllm_compat import unread_variables, without_vllms
@@ -89,6 +90,7 @@ def _serve(args: argparse.Namespace) -> int:
     try:
         check_engines(args.engine or [])
         # frontends log requests, under the names that clients know
+        args.language_model_only = args.language_model_only or takes_text_alone(args)
         engine = engine_config_from(args, enable_log_requests=False) if args.engine is None else None
         keys = _keys(args)
     except ValueError as error:

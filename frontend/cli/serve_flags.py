@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from quire.frontend.cli.help_topics import HelpTopics
+from quire.frontend.cli.media_flags import add_media_flags
 from quire.frontend.cli.parser_arguments import add_parser_arguments
 from quire.frontend.cli.server_flags import add_server_flags, add_tls_flags
 from quire.ipc.config import add_engine_arguments, add_log_arguments
@@ -67,6 +68,7 @@ def add_frontend_arguments(parser: CommandParser, server: "argparse._ArgumentGro
     _add_access(parser.add_argument_group("access"))
     _add_files(parser.add_argument_group("files and batches"))
     _add_requests(parser.add_argument_group("requests"))
+    add_media_flags(parser.add_argument_group("images of requests"))
     add_parser_arguments(parser)
     _add_router(parser.add_argument_group("several engines"))
     _add_traces(parser.add_argument_group("access log and traces"))

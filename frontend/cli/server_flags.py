@@ -7,6 +7,7 @@ Names are vLLM's where it has the flag. `add_server_flags` and `add_tls_flags` a
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from quire.frontend.cli.media_flags import media_options
 from quire.ipc.process.command import CommandParser
 from quire.ipc.process.flags import Switch
 
@@ -82,6 +83,7 @@ def server_options(parser: CommandParser, args: argparse.Namespace) -> tuple[dic
         "root_path": args.root_path,
         "drain_delay_s": args.drain_delay_s,
         "max_response_mib": args.max_response_mib,
+        "media": media_options(parser, args),
     }
     return frontend, {"uds": args.uds, "uds_mode": args.uds_mode}
 

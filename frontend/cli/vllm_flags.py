@@ -24,7 +24,9 @@ WORKING = """
 --enable-force-include-usage --enable-request-id-headers --h11-max-header-count --h11-max-incomplete-event-size
 --tool-call-parser --reasoning-parser --otlp-traces-endpoint --logits-processors --profiler-config --uds --root-path
 --ssl-keyfile --ssl-certfile --ssl-ca-certs --ssl-cert-reqs --ssl-ciphers --enable-ssl-refresh --disable-fastapi-docs
---speculative-config -sc --spec-method --spec-model --spec-tokens --per-request-spec-decode-metrics
+ --limit-mm-per-prompt --mm-processor-kwargs --mm-processor-cache-gb --allowed-media-domains --allowed-local-media-path
+ --enable-lora --lora-modules --max-loras --max-lora-rank --max-cpu-loras --lora-target-modules --lora-dtype
+ --language-model-only --speculative-config -sc --spec-method --spec-model --spec-tokens --per-request-spec-decode-metrics
 """
 
 
@@ -41,8 +43,10 @@ class Row(NamedTuple):
 
 ANY = ("*",)
 OFF, ON = ("off",), ("on",)
-_TEXT = "models of text only are served"
-_LORA = "LoRA adapters are not served"
+_NO_IO = "an image is decoded in one way"
+_MEDIA_CACHE = "each HTTP process keeps what it has preprocessed, by SHA-256"
+_ENCODERS = "encoders compute in the model's dtype"
+_LORA = "adapters are split and multiplied one way"
 _MOE = "whole experts are distributed in order, or each is split, over the tensor-parallel ranks"
 _DP = "replicas know nothing of each other, and are all of one host"
 _HOSTS = "other hosts run `quire host`, and one `quire serve` names them"
@@ -102,7 +106,6 @@ ROWS = (
     Row("--enable-flash-late-interaction", "switch", ANY, "scores by token vectors are not served"),
     Row("--cohere-is-reasoning-model", "switch", ANY, "Cohere's chat routes are not served"),
     Row("--cohere-format", "value", ANY, "Cohere's chat routes are not served"),
-    Row("--lora-modules", "list", (), _LORA),
     Row("--data-parallel-supervisor-port --dp-supervisor-probe-interval-s --dp-supervisor-probe-timeout-s", "value", ANY, _DP),
     Row("--dp-supervisor-probe-failure-threshold", "value", ANY, _DP),
     # ----------------------------------------------------------------------------------------------------- the model
@@ -135,8 +138,6 @@ ROWS = (
     Row("--logits-processor-pattern", "value", (), "requests name no classes", "--logits-processors"),
     Row("--enable-reasoning", "switch", ON, "thoughts are read by --reasoning-parser", "--reasoning-parser none"),
     Row("--additional-config", "json", (), "there are no plugins of platforms"),
-    Row("--allowed-local-media-path", "value", ("",), _TEXT),
-    Row("--allowed-media-domains", "list", (), _TEXT),
     # -------------------------------------------------------------------------------------------------------- loading
     Row("--ignore-patterns", "list", ANY, "nothing but what is served is downloaded"),
     Row("--use-tqdm-on-load", "switch", ANY, "loading takes seconds and shows no bar"),
@@ -208,22 +209,27 @@ ROWS = (
         "KV blocks stay in their engine"),
     Row("--weight-transfer-config", "json", (), "weights are read once"),
     # ------------------------------------------------------------------------------------------------------ multimodal
-    Row("--language-model-only", "switch", ON, _TEXT),
-    Row("--limit-mm-per-prompt --media-io-kwargs --mm-processor-kwargs", "json", ANY, _TEXT),
-    Row("--mm-processor-cache-gb --mm-processor-cache-type --mm-hasher-algorithm", "value", ANY, _TEXT),
-    Row("--mm-shm-cache-max-object-size-mb --mm-encoder-tp-mode --mm-encoder-attn-backend", "value", ANY, _TEXT),
-    Row("--mm-encoder-attn-dtype --mm-encoder-fp8-scale-path --mm-encoder-fp8-scale-save-path", "value", ANY, _TEXT),
-    Row("--mm-encoder-fp8-scale-save-margin --video-pruning-rate --video-pruning-method", "value", ANY, _TEXT),
-    Row("--mm-tensor-ipc --mm-processor-device --mm-ipc-gpu-memory-gb", "value", ANY, _TEXT),
-    Row("--skip-mm-profiling --interleave-mm-strings --mm-device-do-normalize", "switch", ANY, _TEXT),
-    Row("--disable-chunked-mm-input --disable-mm-preprocessor-cache", "switch", ANY, _TEXT),
-    Row("--enable-mm-embeds --mm-encoder-only", "switch", OFF, _TEXT),
+    Row("--media-io-kwargs", "json", ANY, _NO_IO),
+    Row("--mm-processor-cache-type --mm-hasher-algorithm", "value", ANY, _MEDIA_CACHE, "--mm-processor-cache-gb"),
+    Row("--mm-encoder-tp-mode", "value", ("weights", "data"), "every rank encodes all images"),
+    Row("--mm-shm-cache-max-object-size-mb", "value", ANY, _MEDIA_CACHE),
+    Row("--mm-encoder-attn-backend", "value", ANY, _KERNELS),
+    Row("--mm-encoder-attn-dtype --mm-encoder-fp8-scale-path --mm-encoder-fp8-scale-save-path", "value", ANY, _ENCODERS),
+    Row("--mm-encoder-fp8-scale-save-margin", "value", ANY, _ENCODERS),
+    Row("--video-pruning-rate --video-pruning-method", "value", ANY, "videos are not taken"),
+    Row("--mm-tensor-ipc --mm-processor-device --mm-ipc-gpu-memory-gb", "value", ANY, "processors run in processes of the CPU"),
+    Row("--skip-mm-profiling", "switch", ANY, "the encoder's memory is always measured"),
+    Row("--interleave-mm-strings", "switch", ANY, "images stand in a prompt where messages have them"),
+    Row("--mm-device-do-normalize", "switch", ANY, "the device normalizes"),
+    Row("--disable-chunked-mm-input", "switch", ANY, "images are encoded before the step that reads them"),
+    Row("--disable-mm-preprocessor-cache", "switch", OFF, _MEDIA_CACHE, "--mm-processor-cache-gb 0"),
+    Row("--enable-mm-embeds --mm-encoder-only", "switch", OFF, "images come as images"),
     # ------------------------------------------------------------------------------------------------------------ LoRA
-    Row("--enable-lora --fully-sharded-loras --specialize-active-lora --enable-tower-connector-lora", "switch", OFF, _LORA),
-    Row("--enable-mixed-moe-lora-format --enable-moe-shared-loras", "switch", OFF, _LORA),
-    Row("--max-loras --max-lora-rank --max-cpu-loras --lora-dtype --lora-extra-vocab-size", "value", (), _LORA),
-    Row("--lora-target-modules", "list", (), _LORA),
-    Row("--default-mm-loras", "json", (), _LORA),
+    Row("--fully-sharded-loras --specialize-active-lora --enable-mixed-moe-lora-format", "switch", ANY, _LORA),
+    Row("--enable-tower-connector-lora", "switch", OFF, "encoders of images have no adapters"),
+    Row("--enable-moe-shared-loras", "switch", OFF, "each adapter has all of its tensors"),
+    Row("--lora-extra-vocab-size", "value", (), "an adapter with tokens of its own is merged into the model"),
+    Row("--default-mm-loras", "json", (), "a request names its adapter"),
     # ------------------------------------------------------------------------------------------------------ scheduling
     Row("--enable-chunked-prefill", "switch", ON, "long prompts are always computed in chunks", _STEP),
     Row("--async-scheduling", "switch", ON, _AHEAD),
@@ -279,8 +285,8 @@ ROWS = (
     Row("--enable-mamba-shared-prefix-checkpoint --swa-bounded-replay", "switch", OFF, "prefixes are shared by whole blocks"),
     Row("--sleep-mode-backend --sleep-preserve-parameter-names", "list", (), "engines do not sleep"),
     Row("--sleep-mode-offload-cudagraph", "switch", OFF, "engines do not sleep"),
-    Row("--elastic-ep-max-dp-size --max-lora-cls-labels", "value", (), "neither ranks nor adapters come and go"),
-    Row("--trust-request-mm-kwargs", "switch", OFF, "models of text only are served"),
+    Row("--elastic-ep-max-dp-size --max-lora-cls-labels", "value", (), "neither ranks nor labels come and go"),
+    Row("--trust-request-mm-kwargs", "switch", OFF, "the server says how images are processed", "--mm-processor-kwargs"),
 )  # fmt: skip
 
 BY_FLAG = {flag: row for row in ROWS for flag in row.flags.split()}

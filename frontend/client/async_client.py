@@ -12,15 +12,17 @@ must be called in the event loop's thread.
 import asyncio
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Self
 
 import msgspec
 
 from quire.frontend.client.client import Client
 from quire.frontend.client.dispatch import Dispatcher
+from quire.frontend.client.media import TensorSender
+from quire.frontend.client.media_data import close_media
 from quire.frontend.client.pooling import PooledState
-from quire.frontend.client.resend import HOLD_S, LostRequests
+from quire.frontend.client.resend import HOLD_S, LostRequests, model_of
 from quire.frontend.client.stream import DeadlineExceeded, EngineDown, InvalidRequest, Overloaded, RequestState, error_of
 from quire.frontend.client.terms import Terms
 from quire.frontend.client.utility_calls import A, UtilityCalls
@@ -28,6 +30,7 @@ from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.links.curve import FrontendKeys
 from quire.ipc.links.frontend_to_core import SHUTTING_DOWN, FrontendToCore, LinkBusy, LinkDown
 from quire.ipc.messages.frontend import (
+    AdaptersChanged,
     AddRequest,
     CoreMessage,
     FrontendMessage,
@@ -39,7 +42,8 @@ from quire.ipc.messages.frontend import (
     UtilityResult,
     Welcome,
 )
-from quire.ipc.messages.utilities import UtilityCall
+from quire.ipc.messages.media import MediaWanted
+from quire.ipc.messages.utilities import AdaptersRestored, RestoreAdapters, UtilityCall
 from quire.ipc.process.cpus import cpu_share
 from quire.ipc.sampling import SamplingParams
 
@@ -66,6 +70,7 @@ class AsyncClient(Client):
         self._dispatcher = Dispatcher(self._enqueue)
         self._lost = LostRequests()
         self._utilities = UtilityCalls()
+        self._tensors = TensorSender(self._dispatcher.requests)
         self._unsent: deque[FrontendMessage] = deque()  # Abort and Finish that found the link busy
 
     async def connect(self, timeout_s: float | None = 30.0) -> None:
@@ -109,6 +114,7 @@ class AsyncClient(Client):
 
     async def close(self) -> None:
         self._num_closed += 1
+        await close_media(self)
         link, self._link = self._link, None
         if link is not None:
             await link.close()
@@ -120,6 +126,10 @@ class AsyncClient(Client):
     @property
     def engines(self) -> "Sequence[AsyncClient]":
         return (self,)
+
+    @property
+    def files(self) -> Mapping[str, bytes]:
+        return self._link.files if self._link is not None else {}
 
     @property
     def is_connected(self) -> bool:
@@ -236,6 +246,7 @@ class AsyncClient(Client):
             self.send_lost()
 
     def _take_welcome(self, welcome: Welcome) -> None:
+        self._restore_adapters(welcome)
         self._welcome = welcome
         self._may_spin = welcome.spins and cpu_share() > FEW_CORES
         self._dispatcher.begin(welcome.epoch, welcome.eos_token_ids)
@@ -248,6 +259,16 @@ class AsyncClient(Client):
             self._tokenizer = self._read_tokenizer(digests) if "tokenizer.json" in digests else None
         except ValueError as error:
             self._broken = f"the engine's tokenizer cannot be read: {error}"
+
+    def _restore_adapters(self, welcome: Welcome) -> None:
+        """The core is another one: tell it of the adapters that its predecessor had. Where they differ, the later load wins."""
+        known, before = {info.name: info for info in welcome.adapters}, self._welcome
+        if before is not None and welcome.limits.adapters is not None and model_of(before) == model_of(welcome):
+            lacking = [i for name, i in self.adapters.items() if name not in known or known[name].loaded_at < i.loaded_at]
+            if lacking:
+                task = asyncio.ensure_future(self._utilities.call(self._link, RestoreAdapters(lacking), AdaptersRestored))
+                task.add_done_callback(lambda task: task.cancelled() or task.exception())
+        self._adapters = known
 
     def _read_tokenizer(self, digests: dict[str, str]) -> Tokenizer:
         """The tokenizer of the connected core's files, which have these digests. Raises ValueError."""
@@ -293,6 +314,10 @@ class AsyncClient(Client):
                 self._send_unsent()
                 self.send_lost()
                 self._dispatcher.forget_long_dropped()
+            case AdaptersChanged():
+                for name in message.removed:
+                    self.adapters.pop(name, None)
+                self._adapters |= {info.name: info for info in message.added}
             case PromptLogprobs():
                 self._dispatcher.prompt_logprobs(message)
             case Pooled():
@@ -301,3 +326,5 @@ class AsyncClient(Client):
                 self._dispatcher.fail(message.id, error_of(message))
             case UtilityResult():
                 self._utilities.answered(message)
+            case MediaWanted() if self._link is not None:
+                self._tensors.wanted(message, self._link)

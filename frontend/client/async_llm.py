@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, Self
 from quire.frontend.client.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output, search_all
 from quire.frontend.client.client import Client
 from quire.frontend.client.engine_args import EngineArgs, check_engine_args
+from quire.frontend.client.lora_request import LoRARequest, add_lora, list_loras, pin_lora, remove_lora, terms_of
+from quire.frontend.client.media_data import media_options
 from quire.frontend.client.model_config import ModelConfig, VllmConfig, check_config, vllm_config
 from quire.frontend.client.not_here import ENGINE_NAMES, check_options, check_reset, without
 from quire.frontend.client.outputs import RequestOutput
@@ -45,6 +47,7 @@ class AsyncLLM:
         is_config = isinstance(engine_args, VllmConfig)
         name = type(self).__name__
         self._options = check_config(engine_args) if is_config else check_engine_args(name, engine_args).config
+        self._media_options = media_options({} if isinstance(engine_args, VllmConfig) else vars(engine_args))
         cores = launch_cores(engine_configs(self._options))
         self._addresses = [core.address for core in cores]
         self._finalizer = weakref.finalize(self, _stop, cores, os.getpid())
@@ -77,6 +80,7 @@ class AsyncLLM:
         loop = asyncio.get_running_loop()
         if loop is not self._loop:  # the first time, or asyncio.run once more
             self._client, self._loop, self._connecting = client_of(self._addresses), loop, asyncio.Lock()
+            self._client.media_options = self._media_options
             self._connection = None
         assert self._client is not None
         async with self._connecting:
@@ -94,6 +98,7 @@ class AsyncLLM:
         *,
         priority: int = 0,
         cache_salt: str = "",
+        lora_request: LoRARequest | None = None,
         **others: None,
     ) -> AsyncIterator[RequestOutput]:
         """Yield RequestOutputs, cumulative unless output_kind says otherwise. Leaving the loop aborts the request.
@@ -106,13 +111,19 @@ class AsyncLLM:
         if request_id in self._names:
             raise ValueError(f"request_id {request_id!r} is in use")
         self._names |= {request_id} - {""}
-        outputs = client.generate(prompt, sampling_params, request_id, priority=priority, cache_salt=cache_salt)
+        outputs: AsyncIterator[RequestOutput] | None = None
         try:
+            terms = await terms_of(client, lora_request)
+            outputs = client.generate(
+                prompt, sampling_params, request_id, priority=priority, cache_salt=cache_salt, terms=terms
+            )
             async for output in outputs:
+                output.lora_request = lora_request
                 yield output
         finally:
             self._names.discard(request_id)
-            await outputs.aclose()  # type: ignore[attr-defined]
+            if outputs is not None:
+                await outputs.aclose()  # type: ignore[attr-defined]
 
     async def encode(
         self,
@@ -129,11 +140,13 @@ class AsyncLLM:
         async for output in client.encode(prompt, pooling_params, request_id, priority=priority):
             yield output
 
-    async def beam_search(self, prompt: Prompt, params: BeamSearchParams, **others: None) -> BeamSearchOutput:
+    async def beam_search(
+        self, prompt: Prompt, params: BeamSearchParams, lora_request: LoRARequest | None = None, **others: None
+    ) -> BeamSearchOutput:
         """The most likely continuations, best first. Raises ClientErrors. others: as for `generate`."""
         check_options("AsyncLLM.beam_search", others)
         client = await self._connected()
-        (found,) = await search_all(client, [prompt], params)
+        (found,) = await search_all(client, [prompt], params, lora_requests=[lora_request])
         return await asyncio.to_thread(beam_search_output, found, client._tokenizer)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
@@ -142,12 +155,30 @@ class AsyncLLM:
         for each in [request_id] if isinstance(request_id, str) else request_id:
             client.abort(each)
 
-    async def get_tokenizer(self, lora_request: None = None) -> Any:
+    async def get_tokenizer(self, lora_request: object = None) -> Any:
         """transformers' tokenizer of the model's files. The first call imports transformers."""
         client = await self._connected()
         if self._tokenizer is None:
             self._tokenizer = await asyncio.to_thread(transformers_tokenizer, self._options, client)
         return self._tokenizer
+
+    async def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Load an adapter. False if it was there already. Raises InvalidRequest for one that cannot be used."""
+        client = await self._connected()
+        before = client.adapters.get(lora_request.lora_name)
+        return await add_lora(client, lora_request) is not before
+
+    async def remove_lora(self, lora_id: int | str) -> bool:
+        """Unload an adapter, by its name or by the number of a LoRARequest; whether there was one."""
+        return await remove_lora(await self._connected(), lora_id)
+
+    async def list_loras(self) -> set[int]:
+        """Numbers of the LoRARequests that have a loaded adapter."""
+        return list_loras(await self._connected())
+
+    async def pin_lora(self, lora_id: int | str) -> bool:
+        """Keep an adapter on the device. False if there is none."""
+        return await pin_lora(await self._connected(), lora_id)
 
     async def get_model_config(self) -> ModelConfig:
         return vllm_config(self._options, await self._connected()).model_config

@@ -7,21 +7,32 @@ import numpy as np
 from msgspec.structs import replace
 
 from quire.frontend.client.client import Client
+from quire.frontend.client.lora_request import LoRARequest, terms_of
+from quire.frontend.client.media_data import with_media
 from quire.frontend.client.outputs import Delta, RequestOutput, add_delta, new_completions
 from quire.frontend.client.progress_bar import ProgressBar
 from quire.frontend.client.prompt import Prompt, PromptParts, split_prompt
 from quire.frontend.client.stream import Overloaded, Stream
+from quire.frontend.client.terms import Terms
 from quire.ipc.sampling import RequestOutputKind, SamplingParams
 
+_MEDIA_AT_ONCE = 64  # prompts whose images are read
 _RETRY_S = 0.05  # when the engine's queue is full
 
 
 async def run_batch(
-    client: Client, prompts: list[Prompt], params: list[SamplingParams], priority: Sequence[int] | None, use_tqdm: bool
+    client: Client,
+    prompts: list[Prompt],
+    params: list[SamplingParams],
+    priority: Sequence[int] | None,
+    use_tqdm: bool,
+    lora_requests: Sequence[LoRARequest | None] = (),
 ) -> list[RequestOutput]:
     """One output per prompt, in order. Raises ValueError and ClientErrors; then no request is left running."""
     resolved = await _resolve_all(client, prompts)
     checked = _check_batch(client, resolved, params)
+    adapters = lora_requests or [None] * len(prompts)
+    terms = {each: await terms_of(client, each) for each in dict.fromkeys(adapters)}
     priorities = priority or [0] * len(prompts)
     window = asyncio.Semaphore(max(64, 4 * client.welcome.limits.max_num_seqs))
     if len(prompts) > 1:
@@ -30,14 +41,16 @@ async def run_batch(
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [
-                    group.create_task(_run_one(client, given, *each, rank, window, bar))
-                    for given, each, rank in zip(resolved, checked, priorities, strict=True)
+                    group.create_task(_run_one(client, given, *each, rank, window, bar, terms[lora]))
+                    for given, each, rank, lora in zip(resolved, checked, priorities, adapters, strict=True)
                 ]
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
     outputs = [task.result() for task in tasks]
-    for i, output in enumerate(outputs):
-        output.request_id = str(i)
+    for i, (output, lora) in enumerate(zip(outputs, adapters, strict=True)):
+        output.request_id, output.lora_request = str(i), lora
+        for completion in output.outputs if lora is not None else ():
+            completion.lora_request = lora
     return outputs
 
 
@@ -64,7 +77,19 @@ async def _resolve_all(client: Client, prompts: list[Prompt]) -> list[PromptPart
     split = [split_prompt(p) for p in prompts]
     texts = [parts.text for parts in split if parts.text is not None and parts.ids is None]
     encoded = iter(await asyncio.to_thread(client.tokenizer.encode_batch, texts) if texts else ())
-    return [parts._replace(ids=next(encoded) if parts.ids is None else list(parts.ids)) for parts in split]
+    found = [parts._replace(ids=next(encoded) if parts.ids is None else list(parts.ids)) for parts in split]
+    window = asyncio.Semaphore(_MEDIA_AT_ONCE)
+
+    async def with_its_media(i: int) -> PromptParts:
+        async with window:
+            try:
+                return await with_media(client, found[i])
+            except ValueError as error:
+                raise type(error)(f"prompt {i}: {error}") from None
+
+    if not any(parts.media for parts in found):
+        return found
+    return list(await asyncio.gather(*map(with_its_media, range(len(found)))))
 
 
 async def _run_one(
@@ -75,9 +100,10 @@ async def _run_one(
     priority: int,
     window: asyncio.Semaphore,
     bar: ProgressBar,
+    terms: Terms,
 ) -> RequestOutput:
     async with window:
-        stream, deltas = await _collect(client, ids, params, priority, given, bar)
+        stream, deltas = await _collect(client, ids, params, priority, given, bar, terms)
     outputs = new_completions(params.n, params.logprobs is not None)
     for delta in deltas:
         add_delta(outputs, delta)
@@ -95,11 +121,12 @@ async def _run_one(
 
 
 async def _collect(
-    client: Client, ids: np.ndarray, params: SamplingParams, priority: int, given: PromptParts, bar: ProgressBar
+    client: Client, ids: np.ndarray, params: SamplingParams, priority: int, given: PromptParts, bar: ProgressBar, terms: Terms
 ) -> tuple[Stream, list[Delta]]:
     while True:
         try:
-            stream = client.submit(ids, params, priority=priority, cache_salt=given.cache_salt, marks=given.marks)
+            salt, items = given.cache_salt, given.media or ()
+            stream = client.submit(ids, params, priority=priority, cache_salt=salt, marks=given.marks, items=items, terms=terms)
             bar.running.add(stream)
             try:
                 return stream, await stream.collect()

@@ -20,6 +20,7 @@ import numpy as np
 from quire.frontend.client.beams import Beam, Beams
 from quire.frontend.client.client import Client
 from quire.frontend.client.logprob_rows import LogprobRows
+from quire.frontend.client.lora_request import LoRARequest, terms_of
 from quire.frontend.client.outputs import Delta, RequestMetrics, TokenLogprobDict
 from quire.frontend.client.progress_bar import ProgressBar
 from quire.frontend.client.prompt import Prompt, split_prompt
@@ -187,6 +188,7 @@ class BeamStream:
     """A search with the interface of a Stream, for the routes: it returns nothing before its end."""
 
     prompt_logprobs = None
+    items = ()
 
     def __init__(self, search: BeamSearch, params: SamplingParams, request_name: str) -> None:
         """params: how many beams are returned (n), and whether with logprobs."""
@@ -254,19 +256,27 @@ class _Found(NamedTuple):
 
 
 async def search_all(
-    client: Client, prompts: Sequence[Prompt], params: BeamSearchParams, most: int | None = None, use_tqdm: bool = False
+    client: Client,
+    prompts: Sequence[Prompt],
+    params: BeamSearchParams,
+    most: int | None = None,
+    use_tqdm: bool = False,
+    lora_requests: Sequence[LoRARequest | None] = (),
 ) -> list[_Found]:
     """Run a search for each prompt, at most `most` at once; none runs if one is invalid. Raises ClientError, ValueError."""
     if not isinstance(params, BeamSearchParams):
         raise ValueError(f"params must be BeamSearchParams(beam_width=..., max_tokens=...), got {type(params).__name__}")
-    searches = []
-    for i, prompt in enumerate(prompts):
-        text, ids, salt, _ = split_prompt(prompt)
+    searches, adapters = [], lora_requests or [None] * len(prompts)
+    for i, (prompt, lora) in enumerate(zip(prompts, adapters, strict=True)):
+        text, ids, salt, _, media = split_prompt(prompt)
         try:
+            if media is not None:
+                raise InvalidRequest("a beam search takes no images")
             if ids is None:
                 ids = await client.tokenize(text or "")
             num_logprobs = min(2 * params.beam_width, USUAL_LOGPROBS)
-            searches.append(BeamSearch(client, ids, params, num_logprobs=num_logprobs, cache_salt=salt))
+            terms = await terms_of(client, lora)
+            searches.append(BeamSearch(client, ids, params, num_logprobs=num_logprobs, cache_salt=salt, terms=terms))
         except InvalidRequest as error:
             raise type(error)(f"prompt {i}: {error}") from None
     places = asyncio.Semaphore(most or _MAX_SEARCHES)

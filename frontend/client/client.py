@@ -7,7 +7,7 @@ thread.
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol, Self
 
 import msgspec
@@ -15,6 +15,8 @@ import numpy as np
 
 from quire.frontend.client import pool_calls
 from quire.frontend.client.encoding import checked_ids, encode_marked, encode_prompt
+from quire.frontend.client.media import PlacedItem, wire
+from quire.frontend.client.media_data import chat_with_media, opened, with_media
 from quire.frontend.client.outputs import RequestOutput
 from quire.frontend.client.pooling import Ids, PooledState, joined_ids, seconds_of
 from quire.frontend.client.pooling_outputs import (
@@ -24,18 +26,23 @@ from quire.frontend.client.pooling_outputs import (
     RerankResult,
     ScoringRequestOutput,
 )
-from quire.frontend.client.prompt import Prompt, split_prompt
+from quire.frontend.client.prompt import Prompt, PromptParts, split_prompt
+from quire.frontend.client.request_checks import check_priority, with_number_of_logprobs
 from quire.frontend.client.request_outputs import request_outputs
 from quire.frontend.client.stream import EngineDown, InvalidRequest, RequestState, Stream
 from quire.frontend.client.terms import NO_TERMS, Terms
 from quire.frontend.client.utility_calls import A
+from quire.frontend.media.items import Media
+from quire.frontend.media.options import NO_MEDIA_OPTIONS
+from quire.frontend.media.parts import has_media
 from quire.frontend.text.tokenizer import Tokenizer
+from quire.ipc.adapters import AdapterInfo
 from quire.ipc.limits import output_room
 from quire.ipc.messages.frontend import AddRequest, Candidates, Generate, Heartbeat, Pool, TokenInputs, Welcome
 from quire.ipc.messages.stats import CacheInfo
 from quire.ipc.messages.utilities import UtilityCall
 from quire.ipc.pooling import PoolingParams, check_pooling
-from quire.ipc.sampling import ALL_LOGPROBS, SamplingParams, check_against
+from quire.ipc.sampling import SamplingParams, check_against
 
 
 class Engine(Protocol):
@@ -57,11 +64,14 @@ class Client(ABC):
     def __init__(self, address: str) -> None:
         self.address = address
         self.heartbeat: Heartbeat | None = None
-        self.heartbeat_time = 0.0
-        self.was_stopped = False
+        self.heartbeat_time, self.was_stopped = 0.0, False
         self._welcome: Welcome | None = None
         self._tokenizer: Tokenizer | None = None
+        self.media: Media | None = None  # reads and preprocesses what messages hold beside text; None: they hold text alone
+        self.media_options = NO_MEDIA_OPTIONS  # for open_media (media_data.py)
         self._next_id = 0
+        self.lora_numbers: dict[int, str] = {}  # of LoRARequests -> their names
+        self._adapters: dict[str, AdapterInfo] = {}
 
     async def __aenter__(self) -> Self:
         await self.connect()
@@ -121,6 +131,16 @@ class Client(ABC):
             raise InvalidRequest("the engine has no tokenizer: give token ids")
         return self._tokenizer
 
+    @property
+    @abstractmethod
+    def files(self) -> Mapping[str, bytes]:
+        """The files of the present or last engine."""
+
+    @property
+    def adapters(self) -> dict[str, AdapterInfo]:
+        """The LoRA adapters that are loaded, as far as we have been told."""
+        return self._adapters
+
     def default_sampling_params(self) -> SamplingParams:
         """SamplingParams with the model's own defaults, from generation_config.json."""
         return SamplingParams(**(self._tokenizer.generation_defaults if self._tokenizer is not None else {}))
@@ -137,9 +157,11 @@ class Client(ABC):
         candidates: Candidates | None = None,
         terms: Terms = NO_TERMS,
         marks: Sequence[int] = (),
+        items: Sequence[PlacedItem] = (),
     ) -> Stream:
         """Check and send one request, without waiting. candidates: see the message; the answer is `Stream.candidates`. marks:
-        as in TokenInputs. max_tokens is reduced to the room in the context. The Stream raises errors that the core finds.
+        as in TokenInputs. items: its media, by their places. max_tokens is reduced to the room in the context. The Stream
+        raises errors that the core finds.
 
         Raises InvalidRequest, TooLong, Overloaded (our queue to the core is full), EngineDown, DeadlineExceeded.
         """
@@ -149,8 +171,8 @@ class Client(ABC):
         check_priority(priority)
         self._next_id += 1
         request_id, arrival = self._next_id, time.time()
-        inputs, task = TokenInputs(ids.tobytes(), list(marks)), Generate(params, candidates)
-        request = AddRequest(0, request_id, inputs, task, priority, terms.salted(cache_salt), arrival)
+        inputs, task = TokenInputs(ids.tobytes(), list(marks), wire(items)), Generate(params, candidates)
+        request = AddRequest(0, request_id, inputs, task, priority, terms.salted(cache_salt), arrival, adapter=terms.adapter)
         engine = self._send_to_one(request, terms)
         # made while the request travels: answers arrive in a later turn of the event loop
         try:
@@ -158,7 +180,7 @@ class Client(ABC):
         except BaseException:  # raised again: there is no state to receive the answer
             engine.abort_sent(request_id, params)
             raise
-        state.sent, state.terms, state.deadline = request, terms, terms.deadline
+        state.sent, state.terms, state.deadline, state.items = request, terms, terms.deadline, items
         engine.take_up(state, is_alone=self.num_requests == 0)
         return Stream(state, self._cancel)
 
@@ -184,7 +206,7 @@ class Client(ABC):
         self._next_id += 1
         request_id, arrival = self._next_id, time.time()
         inputs, task = TokenInputs(ids.tobytes()), Pool(params, lengths, seconds=seconds_of(prompts))
-        request = AddRequest(0, request_id, inputs, task, priority, terms.salted(cache_salt), arrival)
+        request = AddRequest(0, request_id, inputs, task, priority, terms.salted(cache_salt), arrival, adapter=terms.adapter)
         engine = self._send_to_one(request, terms)
         state = PooledState(request_id, request_name or str(request_id), lengths, arrival)
         state.sent, state.terms, state.deadline = request, terms, terms.deadline
@@ -272,6 +294,7 @@ class Client(ABC):
         *,
         priority: int = 0,
         cache_salt: str = "",
+        terms: Terms = NO_TERMS,
     ) -> AsyncIterator[RequestOutput]:
         """Yield RequestOutputs until the end, as vLLM's AsyncLLM does (`output_kind` selects cumulative ones, the default, or
         others). Leaving the loop aborts the request. sampling_params None: the model's defaults. A prompt's own cache_salt
@@ -280,22 +303,24 @@ class Client(ABC):
         params = sampling_params if sampling_params is not None else self.default_sampling_params()
         if isinstance(params, SamplingParams):
             params = params.clone()  # the caller may change its object for other requests
-        text, ids, own_salt, marks = await self._resolve(prompt)
-        salt = own_salt or cache_salt
-        stream = self.submit(ids, params, priority=priority, cache_salt=salt, request_name=request_id or "", marks=marks)
+        given = await self.resolve(prompt, cache_salt)
+        text, ids = given.text, list(given.ids or ())
+        more: dict[str, Any] = {"marks": given.marks, "items": given.media, "terms": terms}
+        stream = self.submit(ids, params, priority=priority, cache_salt=given.cache_salt, request_name=request_id or "", **more)
         try:
             async for output in request_outputs(stream, text, ids, params):
                 yield output
         finally:
             stream.cancel()
 
-    async def _resolve(self, prompt: Prompt) -> tuple[str | None, list[int], str, Sequence[int]]:
-        """A prompt as (its text or None, its token ids, its cache_salt, its marks)."""
-        text, ids, salt, marks = split_prompt(prompt)
-        if ids is not None:
-            return text, list(ids), salt, marks
-        assert text is not None
-        return text, await self.tokenize(text), salt, marks
+    async def resolve(self, prompt: Prompt, cache_salt: str = "") -> PromptParts:
+        """A prompt with its ids, its own cache_salt or else this one, and its media as PlacedItems. Raises InvalidRequest."""
+        given = split_prompt(prompt)
+        salt = given.cache_salt or cache_salt
+        if given.ids is None:
+            assert given.text is not None
+            given = given._replace(ids=await self.tokenize(given.text))
+        return await with_media(self, given._replace(cache_salt=salt))
 
     def render_chat(self, messages: list[dict[str, Any]], **options: Any) -> str:
         """A conversation as prompt text; options as for Tokenizer.render_chat. Raises InvalidRequest."""
@@ -319,18 +344,22 @@ class Client(ABC):
         *,
         priority: int = 0,
         cache_salt: str = "",
+        terms: Terms = NO_TERMS,
         **options: Any,
     ) -> AsyncIterator[RequestOutput]:
         """`generate` for a conversation; options (tools, chat_template, ...) as for Tokenizer.render_chat."""
         prompt: Prompt
-        if self.welcome.limits.takes_marks:
+        if has_media(messages):
+            await opened(self)
+            prompt = chat_with_media(self, messages, options)
+        elif self.welcome.limits.takes_marks:
             text, ends = self.render_marked_chat(messages, **options)
             ids, marks = await self.encode_marked(text, False, ends)
             prompt = {"prompt": text, "prompt_token_ids": ids, "marks": marks}
         else:
             text = self.render_chat(messages, **options)
             prompt = {"prompt": text, "prompt_token_ids": await self.tokenize(text, add_special_tokens=False)}
-        outputs = self.generate(prompt, sampling_params, request_id, priority=priority, cache_salt=cache_salt)
+        outputs = self.generate(prompt, sampling_params, request_id, priority=priority, cache_salt=cache_salt, terms=terms)
         try:
             async for output in outputs:
                 yield output
@@ -369,15 +398,3 @@ class Client(ABC):
     ) -> list[RerankResult]:
         """The documents by their scores for the query, the best first."""
         return await pool_calls.rerank(self, query, documents, top_n, None, instruction)
-
-
-def check_priority(priority: int) -> None:
-    """Raises InvalidRequest."""
-    if abs(priority) >= 1 << 31:
-        raise InvalidRequest("priority must fit 32 bits")
-
-
-def with_number_of_logprobs(p: SamplingParams, max_logprobs: int) -> SamplingParams:
-    """The same, with max_logprobs in place of ALL_LOGPROBS."""
-    wanted = [name for name in ("logprobs", "prompt_logprobs") if getattr(p, name) == ALL_LOGPROBS]
-    return msgspec.structs.replace(p, **dict.fromkeys(wanted, max_logprobs)) if wanted else p

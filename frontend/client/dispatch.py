@@ -23,6 +23,7 @@ from quire.ipc.messages.frontend import (
     StepOutputs,
     sequence_key,
 )
+from quire.ipc.pooling import VECTOR
 from quire.ipc.sampling import SamplingParams
 
 _DROPPED_S = 60.0
@@ -201,12 +202,12 @@ class Dispatcher:
             np.frombuffer(column, kind).tolist() for column, kind in ((message.keys, "<i8"), (message.cached, "<i4"))
         )
         for key, (rows, columns, start, is_last), num_cached in zip(keys, shapes, cached, strict=True):
-            part = data[at : at + max(rows, 1) * columns]
+            part = data[at : at + (1 if rows == VECTOR else rows) * columns]
             at += len(part)
             request = self.requests.get(key >> 8)
             if not isinstance(request, PooledState):
                 continue
-            request.take(key & 255, part.reshape(rows, columns) if rows else part, start, bool(is_last), num_cached)
+            request.take(key & 255, part if rows == VECTOR else part.reshape(rows, columns), start, bool(is_last), num_cached)
             if not request.num_open:
                 del self.requests[key >> 8]
                 ended.append(key >> 8)

@@ -8,7 +8,7 @@ import dataclasses
 import os
 from typing import Any, NoReturn, Self
 
-from quire.frontend.client.engine_options import engine_options, is_vllms
+from quire.frontend.client.engine_options import MEDIA_OPTIONS, engine_options, is_vllms
 from quire.frontend.client.model_config import VllmConfig, unstarted_config
 from quire.frontend.client.own_engine import engine_config
 from quire.ipc.config import EngineConfig, add_engine_arguments
@@ -46,7 +46,8 @@ class EngineArgs(_Fields):  # type: ignore[misc, valid-type]
     @property
     def options(self) -> dict[str, Any]:
         """All options but the model, as `LLM` takes them."""
-        return {name: getattr(self, name) for name in EngineConfig.__struct_fields__ if name != "model"}
+        names = [*EngineConfig.__struct_fields__, *(name for name in MEDIA_OPTIONS if name in self.__dict__)]
+        return {name: getattr(self, name) for name in names if name != "model"}
 
     @property
     def config(self) -> EngineConfig:

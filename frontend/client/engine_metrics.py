@@ -3,10 +3,13 @@
 They come with the engine's heartbeat, twice a second. The names are those of /metrics, which has more of them.
 """
 
+import time
 from dataclasses import dataclass, field
 
 from quire.frontend.client.client import Client
 from quire.ipc.messages.stats import SpeculationStats
+
+FIRST_HEARTBEAT_S = 2.0  # an engine sends one every half second
 
 
 @dataclass(frozen=True)
@@ -39,10 +42,15 @@ class Vector(Metric):
 
 
 def engine_metrics(client: Client) -> list[Metric]:
-    """[] until the engine's first heartbeat. Raises EngineDown if the client has never been connected."""
-    labels, beat = {"model_name": client.welcome.served_model_names[0]}, client.heartbeat
-    if beat is None:
-        return []
+    """Waits for the engine's first heartbeat, at most FIRST_HEARTBEAT_S; [] without one. Not for the client's own thread.
+
+    Raises EngineDown if the client has never been connected.
+    """
+    labels, deadline = {"model_name": client.welcome.served_model_names[0]}, time.monotonic() + FIRST_HEARTBEAT_S
+    while (beat := client.heartbeat) is None:
+        if time.monotonic() > deadline:
+            return []
+        time.sleep(0.01)
     return [
         Gauge("vllm:num_requests_running", labels, float(beat.num_running)),
         Gauge("vllm:num_requests_waiting", labels, float(beat.num_waiting)),

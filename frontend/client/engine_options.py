@@ -32,7 +32,6 @@ NOT_NEEDED: dict[str, tuple[Any, ...]] = {
     "disable_log_requests": (ANY,),
     "disable_sliding_window": (False,),
     "enable_chunked_prefill": (None, True),  # always
-    "enable_lora": (False,),
     "enable_prompt_embeds": (False,),
     "enable_sleep_mode": (False,),
     "hf_config_path": (None,),
@@ -51,18 +50,24 @@ NOT_NEEDED: dict[str, tuple[Any, ...]] = {
     "trust_remote_code": (ANY,),  # never: no checkpoint's code is run
     "use_v2_block_manager": (ANY,),
 }
+# vLLM's options about images: the client's, not the engine's (media_data.py).
+MEDIA_OPTIONS = ("limit_mm_per_prompt", "mm_processor_kwargs", "mm_processor_cache_gb", "allowed_local_media_path",
+                 "allowed_media_domains")  # fmt: skip
 _DTYPES = {"half": "float16", "float": "float32"}
 
 
 def is_vllms(name: str) -> bool:
     """Whether it is an option of vLLM's that is no field of EngineConfig."""
     flag = "--" + name.replace("_", "-")
-    return name not in EngineConfig.__struct_fields__ and (name in NOT_NEEDED or name in SHORT_FLAGS or flag in BY_FLAG)
+    ours = name in NOT_NEEDED or name in MEDIA_OPTIONS
+    return name not in EngineConfig.__struct_fields__ and (ours or name in SHORT_FLAGS or flag in BY_FLAG)
 
 
 def engine_options(options: dict[str, Any]) -> dict[str, Any]:
     """vLLM's options as EngineConfig's. Raises ValueError for an unsupported value; unknown names are kept."""
-    found, not_needed = dict(options), list[str]()
+    found, not_needed = {name: value for name, value in options.items() if name not in MEDIA_OPTIONS}, list[str]()
+    if (options.get("limit_mm_per_prompt") or {}).get("image") == 0:
+        found["language_model_only"] = True
     if (folder := _profile_dir(found.pop("profiler_config", None))) is not None:
         found.setdefault("profile_dir", folder)
     _take_speculation(found)

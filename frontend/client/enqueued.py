@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 from quire.frontend.client.llm_engine import LLMEngine
 from quire.frontend.client.outputs import RequestOutput
@@ -17,12 +18,14 @@ class Enqueued:
         self._numbers = itertools.count()
         self._waiting: dict[str, RequestOutput | None] = {}  # in the order of their beginning
 
-    def add(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], priority: Sequence[int]) -> list[str]:
+    def add(
+        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], priority: Sequence[int], loras: Sequence[Any]
+    ) -> list[str]:
         """Begin requests; returns their ids. Raises the errors of `LLM.generate`; requests before the faulty one have begun."""
         names = []
-        for prompt, each, rank in zip(prompts, params, priority, strict=True):
+        for prompt, each, rank, lora in zip(prompts, params, priority, loras, strict=True):
             name = f"enqueued-{next(self._numbers)}"
-            self._engine.add_request(name, prompt, each, priority=rank)
+            self._engine.add_request(name, prompt, each, lora_request=lora, priority=rank)
             self._waiting[name] = None
             names.append(name)
         return names

@@ -24,6 +24,8 @@ from quire.frontend.client.engine_args import check_engine_args
 from quire.frontend.client.engine_metrics import Metric, engine_metrics
 from quire.frontend.client.enqueued import Enqueued
 from quire.frontend.client.llm_engine import LLMEngine
+from quire.frontend.client.lora_request import LoRARequests, one_each
+from quire.frontend.client.media_data import chat_with_media, media_options, opened
 from quire.frontend.client.model_config import ModelConfig, VllmConfig, vllm_config
 from quire.frontend.client.not_here import LLM_NAMES, check_options, check_reset, without
 from quire.frontend.client.outputs import RequestOutput
@@ -36,6 +38,7 @@ from quire.frontend.client.pooling_outputs import (
     ScoringRequestOutput,
 )
 from quire.frontend.client.prompt import Prompt
+from quire.frontend.media.parts import has_media
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.messages.utilities import ProfileDone, ResetDone, ResetPrefixCache, StartProfile, StopProfile
 from quire.ipc.pooling import PoolingParams, PoolingTask
@@ -64,6 +67,7 @@ class LLM:
             raise ValueError("LLM takes the model; give all other options by name: LLM(model, dtype=...)")
         options |= dict(zip(("tokenizer",), older, strict=False))
         self._own = OwnEngine(engine_config(model, options), self.engine_module)
+        self._client.media_options = media_options(options)
 
     @classmethod
     def from_engine_args(cls, engine_args: Any) -> Self:
@@ -84,13 +88,15 @@ class LLM:
         *older: Any,
         use_tqdm: bool | Callable[..., Any] = True,
         priority: Sequence[int] | int | None = None,
+        lora_request: LoRARequests = None,
         **others: None,
     ) -> list[RequestOutput]:
         """Outputs in the order of the prompts.
 
         prompts: one prompt or a list of them; a prompt is a text, a list of token ids, a TextPrompt or a TokensPrompt, which
         are dicts. sampling_params: one for all or one each; None: the model's defaults. priority: the same, lower runs first;
-        needs scheduling_policy="priority". Raises ValueError for an invalid prompt or parameter, before any prompt
+        needs scheduling_policy="priority". lora_request: an adapter for all, or
+        one or None each. Raises ValueError for an invalid prompt or parameter, before any prompt
         runs, and EngineDown if the engine is lost. Ctrl-C aborts the requests. others: vLLM's options that must be None
         (not_here.py). older: positional arguments of older versions of vLLM's, prompt_token_ids first, by these rules, too.
         """
@@ -99,6 +105,7 @@ class LLM:
             raise ValueError("LLM.generate() takes prompts and sampling_params; give all other arguments by name")
         given = dict(zip(names, older, strict=False))
         use_tqdm = given.pop("use_tqdm", use_tqdm)
+        lora_request = given.pop("lora_request", lora_request)
         check_options("LLM.generate", {**given, **others})
         if prompts is None:
             raise ValueError("LLM.generate() needs prompts: a text, a list of token ids, or a list of these")
@@ -108,14 +115,15 @@ class LLM:
             priority = [priority] * len(batch)
         if priority is not None and len(priority) != len(batch):
             raise ValueError(f"there are {len(batch)} prompts and {len(priority)} priorities")
-        return self._own.run(run_batch(self._client, batch, params, priority, bool(use_tqdm)))
+        loras = one_each(lora_request, len(batch))
+        return self._own.run(run_batch(self._client, batch, params, priority, bool(use_tqdm), loras))
 
     def chat(
         self,
         messages: Conversation | Sequence[Conversation] | None = None,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
-        lora_request: None = None,
+        lora_request: LoRARequests = None,
         *,
         tools: list[dict[str, Any]] | None = None,
         documents: list[dict[str, Any]] | None = None,
@@ -127,7 +135,7 @@ class LLM:
         **others: None,
     ) -> list[RequestOutput]:
         """`generate` for one conversation or a list of them, rendered with the model's chat template or `chat_template`."""
-        check_options("LLM.chat", {"lora_request": lora_request, **others})
+        check_options("LLM.chat", others)
         prompts = self.preprocess_chat(
             messages,  # type: ignore[arg-type]  # None is refused there
             tools=tools,
@@ -138,7 +146,7 @@ class LLM:
             chat_template_kwargs=chat_template_kwargs,
             chat_template_content_format=chat_template_content_format,
         )
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, lora_request=lora_request)
 
     def preprocess_chat(
         self,
@@ -159,6 +167,9 @@ class LLM:
         conversations: Sequence[Any] = [messages] if messages and isinstance(messages[0], Mapping) else messages
         tokenizer, options["chat_template_content_format"] = self._client.tokenizer, chat_template_content_format
         conversations = [list(some) if isinstance(some, tuple) else some for some in conversations]
+        if any(map(has_media, conversations)):
+            self._own.run(opened(self._client))
+            return [chat_with_media(self._client, some, options) for some in conversations]
         if self._client.welcome.limits.takes_marks:
             return [_marked_prompt(tokenizer, conversation, options) for conversation in conversations]
         texts = [tokenizer.render_chat(conversation, **options) for conversation in conversations]  # type: ignore[arg-type]
@@ -169,15 +180,16 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        lora_request: None = None,
+        lora_request: LoRARequests = None,
         priority: Sequence[int] | None = None,
         use_tqdm: bool = True,
         **others: None,
     ) -> list[str]:
         """Begin requests without waiting for them; returns their ids. Arguments and errors as for `generate`."""
-        check_options("LLM.enqueue", {"lora_request": lora_request, **others})
+        check_options("LLM.enqueue", others)
         batch = _prompt_list(prompts)
-        return self._enqueued.add(batch, self._params(sampling_params, len(batch)), priority or [0] * len(batch))
+        loras = one_each(lora_request, len(batch))
+        return self._enqueued.add(batch, self._params(sampling_params, len(batch)), priority or [0] * len(batch), loras)
 
     def wait_for_completion(self, output_type: object = None, *, use_tqdm: bool = True) -> list[RequestOutput]:
         """Wait for all enqueued requests; returns their outputs, in order. output_type and use_tqdm have no effect."""
@@ -191,7 +203,7 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         params: BeamSearchParams,
-        lora_request: None = None,
+        lora_request: LoRARequests = None,
         use_tqdm: bool = False,
         concurrency_limit: int | None = None,
         **others: None,
@@ -200,8 +212,10 @@ class LLM:
 
         Prompts, others and errors as for `generate`.
         """
-        check_options("LLM.beam_search", {"lora_request": lora_request, **others})
-        work = search_all(self._client, _prompt_list(prompts), params, concurrency_limit, use_tqdm)
+        check_options("LLM.beam_search", others)
+        batch = _prompt_list(prompts)
+        loras = one_each(lora_request, len(batch))
+        work = search_all(self._client, batch, params, concurrency_limit, use_tqdm, loras)
         return [beam_search_output(each, self._client._tokenizer) for each in self._own.run(work)]
 
     # ------------------------------------------------------------------------------------------------- vectors and scores
@@ -266,7 +280,7 @@ class LLM:
         """The documents by their scores for the query, the best first. instruction: for a reranker that takes one."""
         return self._own.run(pool_calls.rerank(self._client, query, documents, top_n, None, instruction))
 
-    def get_tokenizer(self, lora_request: None = None) -> Any:
+    def get_tokenizer(self, lora_request: object = None) -> Any:
         """transformers' tokenizer of the model's files. The first call imports transformers."""
         return self._own.tokenizer
 

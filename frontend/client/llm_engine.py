@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from quire.frontend.client.engine_args import EngineArgs, check_engine_args
 from quire.frontend.client.engine_metrics import Metric, engine_metrics
+from quire.frontend.client.lora_request import LoRARequest, add_lora, list_loras, pin_lora, remove_lora, terms_of
+from quire.frontend.client.media_data import media_options
 from quire.frontend.client.model_config import (
     CacheConfig,
     DeviceConfig,
@@ -34,6 +36,7 @@ from quire.frontend.client.own_engine import OwnEngine
 from quire.frontend.client.prompt import Prompt
 from quire.frontend.client.request_outputs import merged
 from quire.frontend.client.stream import EngineDown
+from quire.frontend.client.terms import Terms
 from quire.ipc.messages.utilities import ProfileDone, ResetDone, ResetPrefixCache, StartProfile, StopProfile
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.speculative_config import SpeculativeConfig
@@ -49,7 +52,9 @@ class LLMEngine:
         if isinstance(engine_args, VllmConfig):
             engine_args = OwnEngine(check_config(engine_args))
         elif not isinstance(engine_args, OwnEngine):
-            engine_args = OwnEngine(check_engine_args(type(self).__name__, engine_args).config)
+            given = check_engine_args(type(self).__name__, engine_args)
+            engine_args = own = OwnEngine(given.config)
+            own.client.media_options = media_options(vars(given))
         self._own: OwnEngine = engine_args
         self._changed = threading.Condition()  # guards the fields below, which the event loop's thread writes, too
         self._running: dict[str, asyncio.Task[None]] = {}
@@ -72,7 +77,7 @@ class LLMEngine:
         prompt: Prompt | None = None,
         params: SamplingParams | None = None,
         arrival_time: float | None = None,
-        lora_request: None = None,
+        lora_request: LoRARequest | None = None,
         *older: Any,
         priority: int = 0,
         sampling_params: SamplingParams | None = None,
@@ -90,28 +95,36 @@ class LLMEngine:
             raise ValueError("LLMEngine.add_request takes a request_id, a prompt and params; give all other arguments by name")
         others |= dict(zip(names, older, strict=False))
         priority = others.pop("priority", None) or priority
-        check_options("LLMEngine.add_request", {"lora_request": lora_request, **others})
+        check_options("LLMEngine.add_request", others)
         params = params if params is not None else sampling_params
         if params is None:
             params = self._own.client.default_sampling_params()
-        self._own.run(self._begin(request_id, prompt, params, priority))  # type: ignore[arg-type]  # None is refused there
+        self._own.run(self._begin(request_id, prompt, params, priority, lora_request))  # type: ignore[arg-type]  # None is refused there
 
-    async def _begin(self, request_id: str, prompt: Prompt, params: SamplingParams, priority: int) -> None:
+    async def _begin(
+        self, request_id: str, prompt: Prompt, params: SamplingParams, priority: int, lora: LoRARequest | None
+    ) -> None:
         client = self._own.client
-        text, ids, salt, marks = await client._resolve(prompt)
+        given = await client.resolve(prompt)
+        ids = given.ids or ()
         client._check_prompt(ids)
         client._check_params(params, len(ids))
+        terms = await terms_of(client, lora)
         with self._changed:
             if request_id in self._running or request_id in self._news:
                 raise ValueError(f"request_id {request_id!r} is in use")
-            prompt = {"prompt": text, "prompt_token_ids": ids, "cache_salt": salt, "marks": marks}
-            task = asyncio.create_task(self._run(request_id, prompt, params.clone(), priority))
+            if not given.media:  # images are looked up again, and known
+                prompt = {"prompt": given.text, "prompt_token_ids": ids, "cache_salt": given.cache_salt, "marks": given.marks}
+            task = asyncio.create_task(self._run(request_id, prompt, params.clone(), priority, terms, lora))
             self._running[request_id] = task
         await asyncio.sleep(0)  # sends the request
 
-    async def _run(self, request_id: str, prompt: Prompt, params: SamplingParams, priority: int) -> None:
+    async def _run(
+        self, request_id: str, prompt: Prompt, params: SamplingParams, priority: int, terms: Terms, lora: LoRARequest | None
+    ) -> None:
         try:
-            async for output in self._own.client.generate(prompt, params, request_id, priority=priority):
+            async for output in self._own.client.generate(prompt, params, request_id, priority=priority, terms=terms):
+                output.lora_request = lora
                 with self._changed:
                     if request_id in self._running:  # not aborted meanwhile
                         self._news[request_id] = merged(self._news.get(request_id), output, params)
@@ -161,7 +174,24 @@ class LLMEngine:
         check_reset(reset_running_requests)
         return self._own.run(self._own.client.utility(ResetPrefixCache(), ResetDone)).complete
 
-    def get_tokenizer(self, lora_request: None = None) -> Any:
+    def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Load an adapter. False if it was there already. Raises InvalidRequest for one that cannot be used."""
+        before = self._own.client.adapters.get(lora_request.lora_name)
+        return self._own.run(add_lora(self._own.client, lora_request)) is not before
+
+    def remove_lora(self, lora_id: int | str) -> bool:
+        """Unload an adapter, by its name or by the number of a LoRARequest; whether there was one."""
+        return self._own.run(remove_lora(self._own.client, lora_id))
+
+    def list_loras(self) -> set[int]:
+        """Numbers of the LoRARequests that have a loaded adapter."""
+        return list_loras(self._own.client)
+
+    def pin_lora(self, lora_id: int | str) -> bool:
+        """Keep an adapter on the device. False if there is none."""
+        return self._own.run(pin_lora(self._own.client, lora_id))
+
+    def get_tokenizer(self, lora_request: object = None) -> Any:
         """transformers' tokenizer of the model's files. The first call imports transformers."""
         return self._own.tokenizer
 

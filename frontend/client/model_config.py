@@ -7,11 +7,11 @@ needs no torch: a dtype is a name.
 import functools
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from quire.frontend.client.client import Client
 from quire.frontend.client.not_here import CONFIG_FIELDS, Absent, without
+from quire.ipc.bundled import bundled
 from quire.ipc.config import EngineConfig
 from quire.ipc.speculative_config import SpeculativeConfig
 
@@ -83,7 +83,7 @@ class ModelConfig(_Config):
         """transformers' configuration of the model's folder. The first use imports transformers."""
         from transformers import AutoConfig
 
-        folder = self.model if self.has_folder else _bundled()
+        folder = self.model if self.has_folder else str(bundled(self.runner_type).folder)
         return AutoConfig.from_pretrained(folder, revision=self.revision, local_files_only=True, trust_remote_code=False)
 
     @property
@@ -261,6 +261,7 @@ def _model_config(options: EngineConfig, served_name: str, **fields: Any) -> Mod
         generation_config=options.generation_config,
         override_generation_config=options.override_generation_config,
         has_folder=options.model is not None,
+        runner_type="pooling" if options.runner == "pooling" else "generate",
         **fields,
     )
 
@@ -287,8 +288,3 @@ def _vllm_config(options: EngineConfig, model: ModelConfig, cache: CacheConfig |
         options=options,
         speculative_config=options.speculative_config,
     )
-
-
-def _bundled() -> str:
-    """The folder of the bundled model, which the engine's package holds."""
-    return str(Path(__file__).parents[2] / "enginecore/loading/bundled")

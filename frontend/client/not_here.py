@@ -59,7 +59,6 @@ LLM_NAMES = LLM_METHODS | {  # of vLLM's older versions, or private to it but us
     "has_unfinished_requests": "LLM.llm_engine.has_unfinished_requests",
     "is_sleeping": _SLEEP,
     "load_weights": _RLHF,
-    "load_lora_adapter": "LoRA adapters are not served",
     "input_processor": _OWN_STEPS,
     "processor": _OWN_STEPS,
 }
@@ -104,15 +103,11 @@ ENGINE_NAMES = LLM_NAMES | {
     "add_logger": "the engine logs its figures by itself, with disable_log_stats=False",
     "stop_remote_worker_execution_loop": _PARTS,
     "get_decoding_config": "Quire has one backend of its own for structured outputs",
-    "get_lora_config": "LoRA adapters are not served",
-    "add_lora": "LoRA adapters are not served",
-    "remove_lora": "LoRA adapters are not served",
-    "list_loras": "LoRA adapters are not served",
-    "pin_lora": "LoRA adapters are not served",
+    "get_lora_config": "see limits.adapters of the client",
 }
 _OPTIONS_OF = "options are given to LLM, EngineArgs or `quire serve` by their names"
 CONFIG_FIELDS = {
-    "lora_config": "LoRA adapters are not served",
+    "lora_config": "see limits.adapters of the client",
     "observability_config": "the flags of `quire serve`",
     "kv_transfer_config": "KV caches stay where they are",
     "compilation_config": "nothing is compiled by torch",
@@ -121,7 +116,7 @@ CONFIG_FIELDS = {
     "prompt_adapter_config": "there are no prompt adapters",
     "additional_config": _OPTIONS_OF,
     "instance_id": _OPTIONS_OF,
-    "hf_image_processor_config": "models of text only are served",
+    "hf_image_processor_config": "the processor runs in a process of its own",
     "use_mla": "the engine chooses how attention is computed",
     "max_seq_len_to_capture": "the engine chooses which steps are captured",
     "is_moe": "hf_config says it",
@@ -153,12 +148,11 @@ OUTPUT_FIELDS = {
     "stop_reason": _COMPLETIONS,
 }
 _OPTIONS = {  # options of generate, chat, add_request
-    "lora_request": "LoRA adapters are not served",
     "prompt_token_ids": "give token ids as a prompt, [1, 2, 3] or {'prompt_token_ids': [1, 2, 3]}, or a list of such prompts",
     "logits_processors": "the engine is another process: name classes at its start, LLM(logits_processors=[...])",
     "guided_options_request": "SamplingParams(structured_outputs=StructuredOutputsParams(...))",
-    "prompt_adapter_request": "LoRA adapters are not served, and no prompt adapters",
-    "mm_processor_kwargs": "models of text only are served",
+    "prompt_adapter_request": "prompt adapters are not served",
+    "mm_processor_kwargs": "LLM(mm_processor_kwargs={...}) says how all images are processed",
     "prompt_text": "a TokensPrompt holds its text",
     "tokenization_kwargs": "give token ids, cut as you want them",
     "trace_headers": "`quire serve` traces requests",

@@ -94,7 +94,8 @@ class CompletionOutput:
     logprobs: list[TokenLogprobDict] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
-    lora_request = routed_experts = None  # fields of vLLM's that scripts read; always None here
+    lora_request: Any = None  # the LoRARequest that its request brought
+    routed_experts = None  # a field of vLLM's that scripts read; always None here
 
     def finished(self) -> bool:
         return self.finish_reason is not None
@@ -117,7 +118,8 @@ class RequestOutput:
     finished: bool
     num_cached_tokens: int | None = None
     metrics: RequestMetrics | None = None
-    lora_request = encoder_prompt = encoder_prompt_token_ids = kv_transfer_params = None  # vLLM's: always None
+    lora_request: Any = None  # the LoRARequest that the request brought
+    encoder_prompt = encoder_prompt_token_ids = kv_transfer_params = None  # vLLM's: always None
     multi_modal_placeholders = prompt_routed_experts = None
 
     if not TYPE_CHECKING:

@@ -165,6 +165,8 @@ def engine_config(model: str | os.PathLike[str] | None, options: dict[str, Any],
     if not isinstance(model, str | os.PathLike | None):
         raise ValueError(f"{of}: model must be a folder or hub id, got {type(model).__name__}{_FROM_ARGS}")
     options = with_processor_names(options)
+    if options.get("enable_lora") and not options.get("lora_dirs"):  # the caller names the folders, in LoRARequests
+        options["lora_dirs"] = ["/"]
     values = {"disable_log_stats": True, **options, "model": None if model is None else os.fspath(model)}
     if isinstance(values.get("served_model_name"), str):
         values["served_model_name"] = [values["served_model_name"]]

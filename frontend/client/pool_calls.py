@@ -20,10 +20,11 @@ from quire.frontend.client.pooling_outputs import (
     ScoringOutput,
     ScoringRequestOutput,
 )
+from quire.frontend.client.pooling_parts import split_tasks
 from quire.frontend.client.prompt import Prompt, split_prompt
 from quire.frontend.client.scoring import paired, score_pairs
 from quire.frontend.client.stream import InvalidRequest
-from quire.ipc.pooling import PoolingParams, PoolingTask, as_params
+from quire.ipc.pooling import PoolingParams, PoolingTask, as_params, check_pooling
 
 
 async def encode(
@@ -37,14 +38,25 @@ async def encode(
     given.task = task or given.task
     ids, salt = await _ids_of(client, prompts, given.truncate_prompt_tokens)
     results = await pool(client, ids, given, cache_salt=salt, **how)
-    made = zip(results.data, ids, results.num_cached, strict=True)
+    made = zip(_by_task(client, given, results.data, ids), ids, results.num_cached, strict=True)
     return [
         PoolingRequestOutput(str(i), PoolingOutput(data), np.asarray(row).tolist(), n) for i, (data, row, n) in enumerate(made)
     ]
 
 
+def _by_task(client: PoolClient, params: PoolingParams, data: list[Any], ids: Sequence[Any]) -> list[Any]:
+    """The results; of several tasks a dict of those of each."""
+    limits = client.welcome.limits
+    if params.tasks is None or len(params.tasks) == 1 or limits.pooling is None:
+        return data
+    row, info = check_pooling(params, limits.pooling, limits.tasks), limits.pooling
+    return [split_tasks(result, row, info, len(prompt)) for result, prompt in zip(data, ids, strict=True)]
+
+
 async def _ids_of(client: PoolClient, prompts: Sequence[Prompt], keep: int | None) -> tuple[list[Any], str]:
     split = [split_prompt(prompt) for prompt in prompts]
+    if any(parts.media is not None for parts in split):
+        raise InvalidRequest("pooling models take text only, no images")
     salts = {parts.cache_salt for parts in split}
     if len(salts) > 1:
         raise InvalidRequest("cache_salt must be the same in all prompts of a call")

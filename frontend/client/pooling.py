@@ -13,11 +13,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from quire.frontend.client.cut_rows import cut_row
+from quire.frontend.client.late import late_rows, used_rows
+from quire.frontend.client.long_texts import Parts, longest_text
 from quire.frontend.client.outputs import RequestMetrics
 from quire.frontend.client.stream import ClientError, InvalidRequest, TooLong
 from quire.frontend.client.terms import NO_TERMS, Terms
 from quire.frontend.client.turns import Slice, in_native_thread
-from quire.frontend.text.tokenizer import PairIds, Tokenizer
+from quire.frontend.text.tokenizer import SplitIds, Tokenizer
 from quire.ipc.messages.frontend import AddRequest, EngineLimits, Welcome
 from quire.ipc.pooling import MAX_INPUTS, PoolingParams
 
@@ -150,14 +153,17 @@ async def pool(
         if len(prompts) > 1:
             client.hold()
         part_of_turn = Slice()
-        for part in _parts(prompts):
+        cut = Parts(prompts, client.welcome.limits, params)
+        for part in _parts(cut.prompts):
             if part_of_turn.is_over:
                 await part_of_turn.next()
             more: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "request_name": name, "terms": terms}
             states.append(client.submit_pool(part, params, **more))
         on_sent(states)
-        data = [result for state in states for result in await state.results()]
-        return PooledResults(data, [n for state in states for n in state.num_cached], states)
+        found = [result for state in states for result in await state.results()]
+        both, info = zip(prompts, cut.vectors(found), strict=True), client.welcome.limits.pooling
+        data = [used_rows(prompt, result, info) for prompt, result in both]
+        return PooledResults(data, cut.sums([n for state in states for n in state.num_cached]), states)
     finally:
         for state in states:
             if state.num_open:
@@ -175,7 +181,7 @@ def joined_ids(prompts: Sequence[Ids], limits: EngineLimits) -> tuple[np.ndarray
     if not lengths or min(lengths) == 0:
         raise InvalidRequest("the prompt is empty: it needs at least one token")
     if max(lengths) > limits.max_model_len:
-        raise TooLong(f"the prompt has {max(lengths)} tokens; at most {limits.max_model_len} fit into the context")
+        raise TooLong(f"the prompt has {max(lengths)} tokens; {limits.too_long}")
     try:
         ids = np.concatenate([np.asarray(prompt) for prompt in prompts])
     except (ValueError, OverflowError) as error:
@@ -189,7 +195,7 @@ def joined_ids(prompts: Sequence[Ids], limits: EngineLimits) -> tuple[np.ndarray
 
 def seconds_of(prompts: Sequence[Ids]) -> list[int]:
     """Where the second text of each pair begins, for `Pool`; [] if there are none."""
-    found = [prompt.second if isinstance(prompt, PairIds) else 0 for prompt in prompts]
+    found = [prompt.second if isinstance(prompt, SplitIds) else 0 for prompt in prompts]
     return found if any(found) else []
 
 
@@ -200,14 +206,25 @@ async def tokenized(
     add_special_tokens: bool = True,
     keep: int | None = None,
     side: str | None = None,
+    is_query: bool = False,
 ) -> list[Ids]:
     """The ids of each text. keep: cut to so many ids, -1: to as many as fit; the "left" side is cut off, or by default the
-    right. Raises TooLong for a text that can never fit and is not to be cut."""
-    tokenizer, longest = client.tokenizer, client.welcome.limits.max_model_len
+    right. is_query: for a model of token vectors, where queries differ from documents. Raises TooLong for a text that can never
+    fit and is not to be cut."""
+    info = client.welcome.limits.pooling
+    if add_special_tokens and info is not None and (late := info.late) is not None:
+        longest = client.welcome.limits.max_model_len
+        most = longest if keep is None or keep == -1 else min(keep, longest)
+        rows = await in_native_thread(lambda: late_rows(client.tokenizer, texts, late, is_query, most, keep is not None))
+        return list[Ids](rows)
+    tokenizer, limits = client.tokenizer, client.welcome.limits
+    longest = limits.max_model_len if keep == -1 else longest_text(limits)
     most = longest if keep is None or keep == -1 else min(keep, longest)
+    if info is not None and info.do_lower_case:
+        texts = [text.lower() for text in texts]
     if tokenizer.keeps_characters and max(map(len, texts), default=0) > (chars := (most + 1) * tokenizer.max_token_chars):
         if keep is None:
-            raise TooLong(f"the prompt has more characters than {longest} tokens can hold")
+            raise TooLong(f"the prompt has more characters than {longest} tokens can hold; {limits.too_long}")
         texts = [text[-chars:] if side == "left" else text[:chars] for text in texts]  # no more is tokenized than is kept
     arguments = tokenizer, texts, add_special_tokens, None if keep is None else most, side
     if sum(map(len, texts)) <= FEW_CHARACTERS:
@@ -215,23 +232,21 @@ async def tokenized(
     return await in_native_thread(lambda: as_arrays(_rows(*arguments)))
 
 
+def marked(tokenizer: Tokenizer, rows: Sequence[Ids], before: str) -> list[Ids]:
+    """The rows with the place where a prompt `before` them ends, for a model with vectors in which it does not count.
+
+    It is where sentence-transformers has it: behind the tokens of the prompt alone, without a special one at its end."""
+    if not before:
+        return list(rows)
+    count = len(tokenizer.encode(before)) - tokenizer.around[1]
+    return [SplitIds(list(row), min(count, len(row) - 1)) for row in rows]
+
+
 def as_arrays(rows: Sequence[Ids]) -> list[Ids]:
     """The rows as int32 arrays: lists of many ids take long to check and to join, so a thread makes these. Pairs stay pairs."""
-    return [row if isinstance(row, PairIds) else np.asarray(row, np.int32) for row in rows]
+    return [row if isinstance(row, SplitIds) else np.asarray(row, np.int32) for row in rows]
 
 
 def _rows(tokenizer: Tokenizer, texts: Sequence[str], has_special: bool, most: int | None, side: str | None) -> list[Ids]:
     rows = tokenizer.encode_batch(texts, has_special)
-    return [row if most is None else _cut(tokenizer, row, most, side, has_special) for row in rows]
-
-
-def _cut(tokenizer: Tokenizer, row: list[int], most: int, side: str | None, has_special: bool) -> list[int]:
-    """The row cut to `most` ids, with the special tokens that the tokenizer puts around a text, as transformers cuts."""
-    if len(row) <= most:
-        return row
-    before, after = tokenizer.around if has_special else (0, 0)
-    if before + after >= most:
-        return row[:most]
-    inner, room = row[before : len(row) - after], most - before - after
-    kept = inner[len(inner) - room :] if side == "left" else inner[:room]
-    return [*row[:before], *kept, *row[len(row) - after :]]
+    return [row if most is None else cut_row(tokenizer, row, most, side, has_special) for row in rows]

@@ -8,12 +8,15 @@ import numpy as np
 
 @dataclass
 class PoolingOutput:
-    """data: float32 [columns], or [tokens, columns] of a task with a result for each token."""
+    """data: float32 [columns], or [tokens, columns] of a task with a result for each token; of several tasks a dict."""
 
-    data: np.ndarray
+    data: Any
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, PoolingOutput) and np.array_equal(self.data, other.data)
+        if not isinstance(other, PoolingOutput) or not isinstance(self.data, dict):
+            return isinstance(other, PoolingOutput) and np.array_equal(self.data, other.data)
+        same = isinstance(other.data, dict) and self.data.keys() == other.data.keys()
+        return same and all(np.array_equal(mine, other.data[task]) for task, mine in self.data.items())
 
 
 @dataclass

@@ -7,20 +7,23 @@ from quire.frontend.client.stream import InvalidRequest
 
 
 class TextPrompt(TypedDict):
-    """A prompt as text. cache_salt: only requests with the same salt share prefixes in the cache."""
+    """A prompt as text. cache_salt: only requests with the same salt share prefixes in the cache. multi_modal_data: images, one
+    for each of the prompt's placeholders (media_data.py)."""
 
     prompt: str
     cache_salt: NotRequired[str]
+    multi_modal_data: NotRequired[Mapping[str, Any]]
 
 
 class TokensPrompt(TypedDict):
     """A prompt as token ids. prompt: their text, which outputs repeat. marks: numbers of tokens after which other prompts may
-    go on, at most 8; models with recurrent layers keep states there."""
+    go on, at most 8; models with recurrent layers keep states there. multi_modal_data: media_data.py."""
 
     prompt_token_ids: list[int]
     prompt: NotRequired[str]
     cache_salt: NotRequired[str]
     marks: NotRequired[Sequence[int]]
+    multi_modal_data: NotRequired[Mapping[str, Any]]
 
 
 Prompt = str | Sequence[int] | Mapping[str, Any]  # text, token ids, or a dict like the two above
@@ -28,16 +31,16 @@ PromptType = Prompt  # vLLM's name
 
 
 class PromptParts(NamedTuple):
-    """The parts of a prompt: at least one of text and ids. cache_salt: "" for none."""
+    """The parts of a prompt: at least one of text and ids. cache_salt: "" for none. media: its multi_modal_data."""
 
     text: str | None
     ids: Sequence[int] | None
     cache_salt: str = ""
     marks: Sequence[int] = ()
+    media: Any = None
 
 
 _NOT_HERE = {
-    "multi_modal_data": "models of text only are served yet, no images, audio or video",
     "prompt_embeds": "prompts are texts or token ids",
     "encoder_prompt": "models without an encoder are served",
 }
@@ -49,13 +52,14 @@ def split_prompt(prompt: Prompt) -> PromptParts:
     anything that is no prompt."""
     salt: Any = None
     marks: Any = ()
+    media: Any = None
     if isinstance(prompt, Mapping):
         if unknown := [str(key) for key, value in prompt.items() if key not in _KEYS and value is not None]:
             why = next((f": {_NOT_HERE[key]}" for key in unknown if key in _NOT_HERE), "")
             said = f"a prompt holds prompt, prompt_token_ids or cache_salt; not supported: {', '.join(unknown)}{why}"
             raise InvalidRequest(said)
         text, ids, salt = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("cache_salt")
-        marks = prompt.get("marks") or ()
+        marks, media = prompt.get("marks") or (), prompt.get("multi_modal_data")
     else:
         text, ids = (prompt, None) if isinstance(prompt, str) else (None, prompt)
     no_ids = isinstance(ids, str | bytes) or not hasattr(ids, "__len__")
@@ -65,4 +69,4 @@ def split_prompt(prompt: Prompt) -> PromptParts:
         raise ValueError(f"cache_salt must be a string, got {type(salt).__name__}")
     if not isinstance(marks, list | tuple) or not all(isinstance(mark, int) for mark in marks):
         raise ValueError("marks must be a list of numbers of tokens")
-    return PromptParts(text, ids, salt or "", marks)
+    return PromptParts(text, ids, salt or "", marks, media)

@@ -1,4 +1,5 @@
-"""Scores of pairs of texts: by a classifier of one label, which reads both as one prompt, or by their vectors' similarity.
+"""Scores of pairs of texts: by a classifier of one label, which reads both as one prompt, or by the similarity of their
+vectors, or of their tokens' vectors.
 
 `score_pairs` is called by routes, `AsyncClient` and `LLM`. A reranker's template makes the prompt if the model has one;
 otherwise the tokenizer joins the two texts as its files say.
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from quire.frontend.client.late import maxsim
 from quire.frontend.client.pooling import Ids, PoolClient, PooledResults, as_arrays, pool, tokenized
 from quire.frontend.client.stream import InvalidRequest, TooLong
 from quire.frontend.client.turns import in_native_thread, in_thread
@@ -40,7 +42,7 @@ def paired(first: Sequence[Any], second: Sequence[Any]) -> list[tuple[Any, Any]]
 
 def check_scores(info: PoolingInfo | None, tasks: Sequence[str]) -> bool:
     """Whether pairs are scored by a classifier; else by similarity. Raises InvalidRequest if the model can do neither."""
-    if info is not None and "embed" in info.tasks:
+    if info is not None and ("embed" in info.tasks or info.late is not None):
         return False
     if info is None or "classify" not in info.tasks:
         raise InvalidRequest(f"task: this model cannot score pairs of texts; it can {', '.join(tasks)}")
@@ -63,12 +65,13 @@ async def score_pairs(
     limits = client.welcome.limits
     use = params.use_activation if params is not None else None
     if not check_scores(limits.pooling, limits.tasks):
-        return await _by_similarity(client, pairs, keep, how)
+        of_tokens = limits.pooling is not None and limits.pooling.late is not None
+        return await (_by_token_vectors if of_tokens else _by_similarity)(client, pairs, keep, how)
     ids = await _pair_ids(client, pairs, instruction)
     longest = limits.max_model_len if keep in (None, -1) else min(keep or 0, limits.max_model_len)
     if (most := max(map(len, ids))) > longest:
         if keep is None:
-            raise TooLong(f"the prompt of a pair has {most} tokens; at most {longest} fit into the context")
+            raise TooLong(f"the prompt of a pair has {most} tokens; {limits.too_long}")
         ids = await _cut_pairs(client, pairs, ids, instruction, longest)
     results = await pool(client, ids, PoolingParams(task="classify", use_activation=use), **how)
     return Scores(np.concatenate(results.data), ids, results)
@@ -133,16 +136,40 @@ async def _cut_pair(client: PoolClient, pair: tuple[str, str], surplus: int, lon
 
 
 async def _by_similarity(client: PoolClient, pairs: Sequence[tuple[str, str]], keep: int | None, how: dict[str, Any]) -> Scores:
-    """Cosines of the vectors; each text's vector is made once."""
+    """Cosines of the vectors, or their products if the checkpoint says so; each text's vector is made once."""
+    info = client.welcome.limits.pooling
     texts = list(dict.fromkeys(text for pair in pairs for text in pair))
     ids = await tokenized(client, texts, keep=keep)
-    results = await pool(client, ids, PoolingParams(task="embed", use_activation=True), **how)
+    use = None if info is not None and info.similarity_fn_name == "dot" else True
+    results = await pool(client, ids, PoolingParams(task="embed", use_activation=use), **how)
     vectors = dict(zip(texts, results.data, strict=True))
 
-    def cosines() -> np.ndarray:
+    def products() -> np.ndarray:
         return np.array([np.dot(vectors[a], vectors[b]) for a, b in pairs], np.float32)
 
-    return Scores(await in_thread(cosines), [], results)
+    return Scores(await in_thread(products), [], results)
+
+
+async def _by_token_vectors(
+    client: PoolClient, pairs: Sequence[tuple[str, str]], keep: int | None, how: dict[str, Any]
+) -> Scores:
+    """MaxSim of the vectors of tokens; each query and each document is computed once."""
+    queries, documents = (list(dict.fromkeys(texts)) for texts in zip(*pairs, strict=True))
+    ids = [*await tokenized(client, queries, keep=keep, is_query=True), *await tokenized(client, documents, keep=keep)]
+    results = await pool(client, ids, PoolingParams(task="token_embed"), **how)
+    of_queries = dict(zip(queries, results.data, strict=False))
+    of_documents = dict(zip(documents, results.data[len(queries) :], strict=True))
+
+    def scores() -> np.ndarray:
+        found = np.zeros(len(pairs), np.float32)
+        by_query: dict[str, list[int]] = {}
+        for i, (query, _) in enumerate(pairs):
+            by_query.setdefault(query, []).append(i)
+        for query, at in by_query.items():
+            found[at] = maxsim(of_queries[query], [of_documents[pairs[i][1]] for i in at])
+        return found
+
+    return Scores(await in_native_thread(scores), [], results)
 
 
 async def cut_texts(client: PoolClient, texts: Sequence[str], most: int) -> list[str]:

@@ -17,6 +17,7 @@ from typing import Any, Self
 import numpy as np
 
 from quire.frontend.client.logprob_rows import PromptLogprobRows
+from quire.frontend.client.media import PlacedItem
 from quire.frontend.client.output_sequence import OutputSequence
 from quire.frontend.client.outputs import Delta, RequestMetrics, TokenLogprobDict
 from quire.frontend.client.turns import Slice, turn
@@ -38,6 +39,10 @@ class ClientError(Exception):
 
 class InvalidRequest(ClientError, ValueError):
     """The request itself is wrong: HTTP 400. A ValueError too, so that Python callers need not know this class."""
+
+
+class NotFound(InvalidRequest):
+    """The request's model does not exist: HTTP 404."""
 
 
 class TooLong(InvalidRequest):
@@ -66,6 +71,7 @@ class EngineError(ClientError):
 
 ERRORS: dict[str, type[ClientError]] = {  # by the core's error code
     "invalid": InvalidRequest,
+    "not_found": NotFound,
     "too_long": TooLong,
     "overloaded": Overloaded,
     "rate_limited": RateLimited,
@@ -86,7 +92,7 @@ class RequestState:
     """One request and its children, between arriving messages (the client) and a Stream."""
 
     __slots__ = ("_last_reported", "_most", "_prompt_logprobs", "_prompt_token_ids", "_tokenizer", "_waiter", "deadline",
-                 "error", "id", "is_behind", "lost_at", "metrics", "name", "news", "num_cached_tokens", "num_losses",
+                 "error", "id", "is_behind", "items", "lost_at", "metrics", "name", "news", "num_cached_tokens", "num_losses",
                  "num_open", "num_prompt_tokens", "params", "seed", "sent", "sequences", "sink", "terms")  # fmt: skip
 
     def __init__(
@@ -121,6 +127,7 @@ class RequestState:
         # for another engine, if this one is lost (resend.py)
         self.sent: AddRequest | None = None  # as it was sent first
         self.terms: Any = None  # its Terms (terms.py)
+        self.items: Sequence[PlacedItem] = ()  # its media, whose tensors the engine may ask for
         self.seed: int | None = None  # as the engine says with the first token
         self.lost_at = -1  # output tokens at the last loss of its engine
         self.num_losses = 0  # since the last token
@@ -365,6 +372,11 @@ class Stream:
         if state.error is not None:
             raise copy(state.error)  # a copy, as the raised exception would make a reference cycle
         return await state.take_all()
+
+    @property
+    def items(self) -> Sequence[PlacedItem]:
+        """The prompt's media."""
+        return self._state.items
 
     def cancel(self) -> None:
         """Abort the request. Idempotent, never blocks, no error after the end. Unfinished children end with "abort"."""

@@ -1,4 +1,4 @@
-"""Terms: for whom a request runs, until when, and whether the engine may refuse it for the length of its queue.
+"""Terms: for whom a request runs, with which adapter, until when, and whether it may be refused for the length of the queue.
 
 Routes make them from a request's API key, headers and body (frontend/http/api/terms.py); Python clients have none, and so wait
 for as long as it takes. The client sends what is left of the time, as the engine has another clock.
@@ -12,6 +12,7 @@ from functools import lru_cache
 import msgspec
 
 from quire.frontend.client.stream import DeadlineExceeded, InvalidRequest
+from quire.ipc.adapters import AdapterUse
 from quire.ipc.messages.frontend import Tenant
 
 
@@ -22,6 +23,7 @@ class Terms(msgspec.Struct, frozen=True):
     deadline: float = math.inf
     is_bounded: bool = False
     salt: str | None = None
+    adapter: AdapterUse | None = None  # None: the model itself
 
     @property
     def name(self) -> str:

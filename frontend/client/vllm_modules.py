@@ -17,8 +17,8 @@ from quire.frontend.client.prompt import PromptType, TextPrompt, TokensPrompt
 from quire.frontend.client.stream import EngineDown
 
 _PARTS = "the engine is a process of its own, and its parts are not vLLM's"
-_IMAGES = "models of text only are served yet"
-_LORA = "LoRA adapters are not served yet: merge the adapter into the model's weights"
+_IMAGES = "images are given as PIL images, arrays, bytes or paths; other media are not taken"
+_LORA = "adapters are read by the engine: see quire.lora.request.LoRARequest"
 _SERVER = "a server is started by `quire serve`, and its routes are not made in scripts"
 _CONFIG = "options are given to LLM, EngineArgs or `quire serve` by their names"
 _HELPER = "it is a helper of vLLM's own code"

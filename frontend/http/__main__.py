@@ -51,7 +51,8 @@ class Launcher(Owner):
             os.close(fd)
 
     def ready(self, client: Client) -> None:
-        tell_parent({"ready": client.welcome.served_model_names[0]})
+        welcome = client.welcome
+        tell_parent({"ready": welcome.served_model_names[0], "tasks": " ".join(welcome.limits.tasks)})
 
     def served(self) -> None:
         tell_parent({"served": "yes"})

@@ -17,11 +17,13 @@ import sys
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from functools import partial
 
 import msgspec
 import uvloop
 
 from quire.frontend.client.client import Client
+from quire.frontend.client.media_data import open_media
 from quire.frontend.client.stream import EngineDown
 from quire.frontend.client.turns import SWITCH_INTERVAL_S
 from quire.frontend.http.api.access import Access, access_of
@@ -45,6 +47,8 @@ from quire.frontend.http.store.bounds import DEFAULT_FILES_MIB
 from quire.frontend.http.store.storage import Storage
 from quire.frontend.http.tls import TlsFiles
 from quire.frontend.launcher import log_engine_changes
+from quire.frontend.media.children import MediaChildrenError
+from quire.frontend.media.options import NO_MEDIA_OPTIONS, MediaOptions
 from quire.frontend.replicas.replicas import client_of
 from quire.frontend.replicas.router import DEFAULT_ROUTER, Policy
 from quire.ipc.links.curve import FrontendKeys, load_keys, make_keys, parse_key, write_keys
@@ -104,6 +108,7 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_files_mib: int = DEFAULT_FILES_MIB
     key_limits: KeyLimits = KeyLimits()
     request_timeout_s: float = 0.0  # the longest that a request may take; 0: no limit
+    media: MediaOptions = NO_MEDIA_OPTIONS
 
 
 def run(main: Callable[[], object]) -> None:
@@ -165,10 +170,18 @@ async def serve(config: FrontendConfig, signals: StopSignals, owner: Owner) -> N
     client = client_of(config.engine_addresses, frontend_keys(config), config.router)
     if not await _connect(client, config, signals):
         return
+    try:
+        client.media_options = config.media
+        await open_media(client)
+    except (ValueError, MediaChildrenError) as error:
+        await client.close()
+        raise FrontendError(str(error)) from error
     key_limits = CurrentLimits(config.key_limits)
     storage = Storage(config.files_dir, config.max_files_mib << 20, key_bounds=key_limits.files)
     services = _services(config, client, storage, key_limits)
     access_log = AccessLog(config.access_log_without) if config.access_log else None
+    if client.media is not None:
+        client.media.count = partial(services.metrics.count, "media")
     app, access = _application(config, services, access_log, owner)
     traced = TracedApp(app, services, config.otlp_traces_endpoint) if config.otlp_traces_endpoint else None
     limits = connections_within(config.limits, max_fds, len(os.listdir("/proc/self/fd")))

@@ -71,9 +71,25 @@ class ServerState:
         self.connections: set[Peer] = set()
         self._resting: dict[Peer, None] = {}  # without a request, or with half a head: the one that has rested longest first
         self.held_bytes = 0
+        self._held_by: dict[str, int] = {}  # the same by owner, without requests that have no key
         self.closing = False
         self.date = date_header()
         self._all_closed: asyncio.Event | None = None
+
+    def may_hold(self, owner: str, num_bytes: int) -> bool:
+        """Whether there is room for so much more of a body. An API key has a quarter of the whole; without one, all share."""
+        most = self.limits.max_held_bytes
+        if self.held_bytes + num_bytes > most:
+            return False
+        return not owner or self._held_by.get(owner, 0) + num_bytes <= most // 4
+
+    def hold(self, owner: str, num_bytes: int) -> None:
+        """Count bytes that are held; negative: they are not any more."""
+        self.held_bytes += num_bytes
+        if owner:
+            self._held_by[owner] = self._held_by.get(owner, 0) + num_bytes
+            if not self._held_by[owner]:
+                del self._held_by[owner]
 
     def sweep(self) -> None:
         """Enforce every deadline; called once a second."""
@@ -144,7 +160,7 @@ class ServerState:
     def check(self) -> None:
         """Assert that held_bytes is the sum over the connections."""
         held = sum(connection.held_bytes for connection in self.connections)
-        assert held == self.held_bytes >= 0, (held, self.held_bytes)
+        assert held == self.held_bytes >= sum(self._held_by.values()) >= 0, (held, self.held_bytes)
         assert self._resting.keys() <= self.connections
 
 

@@ -3,13 +3,25 @@
 Pure functions over messages; replicas.py calls them.
 """
 
+import asyncio
 from collections.abc import Sequence
 
 import msgspec
 
 from quire.frontend.client.async_client import AsyncClient
 from quire.ipc.messages.frontend import EngineLimits, Welcome
-from quire.ipc.messages.utilities import ProfileDone, ResetDone, ServerInfo, UtilityAnswer
+from quire.ipc.messages.utilities import (
+    AdapterLoaded,
+    AdaptersRestored,
+    AdapterUnloaded,
+    LoadFolder,
+    ProfileDone,
+    ResetDone,
+    RestoreAdapters,
+    ServerInfo,
+    UnloadAdapter,
+    UtilityAnswer,
+)
 from quire.ipc.numerics import differing_flags
 
 
@@ -47,6 +59,7 @@ def holds_for_all(welcomes: Sequence[Welcome]) -> Welcome:
         max_logprobs=min(each.max_logprobs for each in limits),
         takes_marks=any(each.takes_marks for each in limits),
         pooling=limits[0].pooling,
+        adapters=limits[0].adapters,
     )
     return msgspec.structs.replace(welcomes[0], limits=common, spins=any(welcome.spins for welcome in welcomes))
 
@@ -61,3 +74,14 @@ def together(answers: Sequence[UtilityAnswer]) -> UtilityAnswer:
         case ServerInfo(config):
             return ServerInfo({**config, "data_parallel_size": len(answers)})
     return answers[0]
+
+
+async def undo_load(call: LoadFolder, engines: Sequence[AsyncClient], answers: Sequence[object]) -> None:
+    """A load has failed on some engines: undo it on the others, which get back what it has replaced there."""
+    done = [engine for engine, answer in zip(engines, answers, strict=True) if isinstance(answer, AdapterLoaded)]
+    before = [info for e in engines if e not in done and (info := e.adapters.get(call.name)) is not None][:1]
+    work = [engine.utility(UnloadAdapter(call.name), AdapterUnloaded) for engine in done]
+    await asyncio.gather(*work, return_exceptions=True)
+    if before:
+        restore = [engine.utility(RestoreAdapters(before), AdaptersRestored) for engine in done]
+        await asyncio.gather(*restore, return_exceptions=True)

@@ -10,26 +10,28 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
 import msgspec
-import numpy as np
 
 from quire.frontend.client.async_client import AsyncClient
 from quire.frontend.client.client import Client
+from quire.frontend.client.media import routing_ids
+from quire.frontend.client.media_data import close_media
 from quire.frontend.client.pooling import PooledState
 from quire.frontend.client.resend import HOLD_S
 from quire.frontend.client.stream import ClientError, EngineDown, Overloaded, RequestState
 from quire.frontend.client.terms import Terms, share_of
 from quire.frontend.client.utility_calls import A
 from quire.frontend.replicas.replica import Replica
-from quire.frontend.replicas.replica_answers import different_models, holds_for_all, together
+from quire.frontend.replicas.replica_answers import different_models, holds_for_all, together, undo_load
 from quire.frontend.replicas.router import Choice, Policy, Router
+from quire.ipc.adapters import AdapterInfo
 from quire.ipc.links.curve import FrontendKeys
 from quire.ipc.messages.frontend import AddRequest, Heartbeat
-from quire.ipc.messages.utilities import UtilityAnswer, UtilityCall
+from quire.ipc.messages.utilities import AdaptersRestored, LoadFolder, RestoreAdapters, UtilityAnswer, UtilityCall
 
 log = logging.getLogger("quire.replicas")
 
@@ -93,6 +95,7 @@ class Replicas(Client):
         self._refusals: dict[int, str] = {}  # engine -> why the last attempt to connect failed
         self._looked = 0.0
         self._well = [False] * len(addresses)  # at the last check
+        self._restoring: set[int] = set()  # engines that load the adapters of the others
         self._counts: dict[int, tuple[int, int]] = {}  # engine -> (running, waiting) in its latest Heartbeat
 
     # ---------------------------------------------------------------------------------------------------- connections
@@ -156,6 +159,7 @@ class Replicas(Client):
         if self._connecting:
             await asyncio.wait(self._connecting)
         self._connecting = []
+        await close_media(self)
         for engine in self._replicas:
             await engine.close()
         self._sent.clear()
@@ -180,8 +184,24 @@ class Replicas(Client):
             self._router = self._new_router()
         self._router.set_capacity(number, engine.welcome.cache.num_gpu_blocks if engine.welcome.cache else DEFAULT_NUM_BLOCKS)
         self._looked = 0.0
+        self._restore_adapters(engine)
         for each in self._replicas:
             each.send_lost()
+
+    def _restore_adapters(self, engine: Replica) -> None:
+        """Give an engine that has connected the adapters of the others; it gets no requests before."""
+        others = {name: info for e in self._replicas if e.is_connected for name, info in e.adapters.items()}
+        lacking = [info for name, info in others.items() if name not in engine.adapters]
+        if lacking and engine.welcome.limits.adapters is not None:
+            self._restoring.add(engine.number)
+            task = asyncio.ensure_future(engine.utility(RestoreAdapters(lacking), AdaptersRestored))
+            task.add_done_callback(lambda task: self._restored(engine.number, task))
+
+    def _restored(self, number: int, task: "asyncio.Future[AdaptersRestored]") -> None:
+        self._restoring.discard(number)
+        self._looked = 0.0
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.warning("the engine at %s lacks adapters: %s", self._replicas[number].address, error)
 
     def _new_router(self) -> Router:
         caches = [e.welcome.cache for e in self._replicas if e._welcome is not None and e.welcome.cache is not None]
@@ -213,8 +233,9 @@ class Replicas(Client):
         self._well = well = [engine.health() is None for engine in self._replicas]
         if not any(well):
             well = [engine.is_connected and engine.number not in self.mismatched for engine in self._replicas]
+        others = any(is_well and number not in self._restoring for number, is_well in enumerate(well))
         for engine, is_available in enumerate(well):
-            router.set_available(engine, is_available)
+            router.set_available(engine, is_available and not (others and engine in self._restoring))
 
     # --------------------------------------------------------------------------------------------------------- state
     @property
@@ -222,8 +243,18 @@ class Replicas(Client):
         return self._replicas
 
     @property
+    def files(self) -> Mapping[str, bytes]:
+        return next((engine.files for engine in self._replicas if engine.is_connected), {})
+
+    @property
     def is_connected(self) -> bool:
         return any(engine.is_connected for engine in self._replicas)
+
+    @property
+    def adapters(self) -> dict[str, AdapterInfo]:
+        """Those that every engine has which gets requests."""
+        known = [e.adapters for e in self._replicas if e.is_connected and e.number not in {*self._restoring, *self.mismatched}]
+        return {name: info for name, info in known[0].items() if all(name in other for other in known[1:])} if known else {}
 
     @property
     def num_requests(self) -> int:
@@ -257,14 +288,15 @@ class Replicas(Client):
     def _send(self, sent: Sent) -> Replica:
         """Send to the best engine that has not refused. Raises Overloaded or EngineDown if there is none; InvalidRequest."""
         request_id, task, salt = sent.request.id, sent.request.task, sent.request.cache_salt.encode(errors="replace")
+        adapter = b"" if sent.request.adapter is None else sent.request.adapter.name.encode(errors="replace")
         router, candidates = self._router, task.candidates
         is_refused = bool(sent.refused)
         assert router is not None
-        ids = np.frombuffer(sent.request.inputs.token_ids, np.int32)
+        ids = routing_ids(sent.request.inputs)
         self._look(router)
         only = self._searches.get(candidates.search) if candidates is not None else None
         while choice := router.send(
-            ids, salt, num_rows=task.num_sequences, may_hit=task.may_hit, refused=sent.refused, only=only
+            ids, salt, adapter, num_rows=task.num_sequences, may_hit=task.may_hit, refused=sent.refused, only=only
         ):
             sent.engine, sent.choice = choice.engine, choice
             self._sent[request_id] = sent  # before sending, which may find that the engine is lost
@@ -363,9 +395,11 @@ class Replicas(Client):
         if not there:
             raise EngineDown("there is no connection to an engine")
         answers = await asyncio.gather(*(engine.utility(call, kind) for engine in there), return_exceptions=True)
-        for answer in answers:
-            if isinstance(answer, BaseException):
-                raise answer
+        failures = {engine.address: a for engine, a in zip(there, answers, strict=True) if isinstance(a, BaseException)}
+        if failures and isinstance(call, LoadFolder):
+            await undo_load(call, there, answers)
+        for address, failure in failures.items():
+            raise failure if len(there) == 1 else type(failure)(f"{failure} (the engine at {address})")
         return cast(A, together(cast(list[UtilityAnswer], answers)))
 
     def check(self) -> None:

@@ -43,10 +43,19 @@ class ChatTemplate:
 
     content_format: the form of a message's content: "string", or "openai" for a template that loops over a list of parts. If it
     is not given, the template's source determines it.
+    placeholders: kinds of media that messages may hold, as parts {"type": kind}, each with the text that stands for one in a
+    template of strings.
     """
 
-    def __init__(self, source: str, special_tokens: dict[str, str], content_format: str | None = None) -> None:
+    def __init__(
+        self,
+        source: str,
+        special_tokens: dict[str, str],
+        content_format: str | None = None,
+        placeholders: Mapping[str, str] = _NOTHING,
+    ) -> None:
         self.source = source
+        self._placeholders = placeholders
         self._is_harmony = is_harmony(source)
         self._special_tokens = special_tokens
         self._template, self.content_format, self._takes_both, self._joins_arguments, self._tests_for_none = _compile(source)
@@ -146,8 +155,14 @@ class ChatTemplate:
             return [{"type": "text", "text": content}] if wrap else content
         if not isinstance(content, list):
             raise ChatTemplateError("a message's content must be a text, a list of parts or null")
-        parts = [_text_part(part) for part in content]
+        parts = [self._part(part) for part in content]
         return parts if self.content_format == "openai" else "\n".join(part["text"] for part in parts)
+
+    def _part(self, part: Any) -> dict[str, Any]:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if not isinstance(kind, str) or kind not in self._placeholders:
+            return _text_part(part)
+        return {"type": kind} if self.content_format == "openai" else {"text": self._placeholders[kind]}
 
 
 def _plain(value: Any, what: str) -> Any:
@@ -212,7 +227,7 @@ def _tag_final_message(messages: list[Message]) -> str:
     if isinstance(content, str):
         messages[-1]["content"] = content + _CONTINUE_TAG
         return content
-    if isinstance(content, list) and content:
+    if isinstance(content, list) and content and "text" in content[-1]:
         text = content[-1]["text"]
         content[-1]["text"] = text + _CONTINUE_TAG
         return text

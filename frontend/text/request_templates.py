@@ -34,7 +34,7 @@ _READY = b"ready"
 
 
 class ToRender(msgspec.Struct, frozen=True):
-    """The arguments of ChatTemplate and its `render`; marks: places (prompt_marks.py)."""
+    """The arguments of ChatTemplate and its `render`; marks: places (prompt_marks.py). placeholders: as for ChatTemplate."""
 
     source: str
     special_tokens: dict[str, str]
@@ -46,6 +46,7 @@ class ToRender(msgspec.Struct, frozen=True):
     continue_final_message: bool
     variables: dict[str, Any]
     marks: list[Place] = []
+    placeholders: dict[str, str] = {}
 
 
 class Rendered(msgspec.Struct, frozen=True):
@@ -152,7 +153,7 @@ def _answer(wanted: ToRender, most_bytes: int) -> bytes:
 def render_here(wanted: ToRender) -> Rendered:
     """The prompt, without any limits. Raises ChatTemplateError."""
     text, marks = render_marked(
-        ChatTemplate(wanted.source, wanted.special_tokens, wanted.content_format),
+        ChatTemplate(wanted.source, wanted.special_tokens, wanted.content_format, wanted.placeholders),
         wanted.messages,
         wanted.marks,
         tools=wanted.tools,

@@ -8,6 +8,7 @@ anything (the core does), keep state for a request (detokenizer.py), or guess a 
 import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
 import msgspec
@@ -28,6 +29,9 @@ _DECODED_AT_ONCE = 4096  # tokens
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
 class TooManyTokens(ValueError):
     """A text has more tokens than the caller allows."""
 
@@ -37,19 +41,28 @@ _OF_TENSORS = ("return_tensors", "return_dict", "return_assistant_tokens_mask", 
 
 
 class ChatPrompt(NamedTuple):
-    """A conversation as a prompt. template: its chat template's source. marks: of prompt_marks.py, in tokens."""
+    """A conversation as a prompt. template: its chat template's source. marks: of prompt_marks.py, in tokens. items: its media,
+    PlacedItems (client/media.py)."""
 
     text: str
     template: str
     marks: tuple[int, ...] = ()
+    items: tuple[Any, ...] = ()
 
 
-class PairIds(list[int]):
+class SplitIds(list[int]):
+    """Ids of two kinds. second: where those of the second kind begin; 0: there are none."""
+
+    def __init__(self, ids: Sequence[int], second: int = 0) -> None:
+        super().__init__(ids)
+        self.second = second
+
+
+class PairIds(SplitIds):
     """The ids of two texts. second: where the tokens of the second type begin; 0: the tokenizer gives all one type."""
 
     def __init__(self, before: Sequence[int], ids: Sequence[int], types: Sequence[int]) -> None:
-        super().__init__([*before, *ids])
-        self.second = len(before) + types.index(1) if 1 in types else 0
+        super().__init__([*before, *ids], len(before) + types.index(1) if 1 in types else 0)
 
 
 class Tokenizer:
@@ -235,11 +248,12 @@ class Tokenizer:
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         chat_template_content_format: str = "auto",
+        placeholders: Mapping[str, str] = _NOTHING,
     ) -> str:
         """A conversation as prompt text (see ChatTemplate.render). Encode it with add_special_tokens=False, because templates
-        write BOS themselves. Raises ChatTemplateError."""
+        write BOS themselves. placeholders: as for ChatTemplate. Raises ChatTemplateError."""
         source, form = self.template_source(chat_template, bool(tools)), self.content_format(chat_template_content_format)
-        return ChatTemplate(source, self.special_tokens, form).render(
+        return ChatTemplate(source, self.special_tokens, form, placeholders).render(
             messages,
             tools=tools,
             documents=documents,

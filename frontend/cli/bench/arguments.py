@@ -47,6 +47,12 @@ def _add_serve(parser: CommandParser) -> None:
     server.add_argument("--port", type=int, default=8000, help="port of the server (default: %(default)s)")
     server.add_argument("--endpoint", metavar="PATH", help="path of the route (default: that of --backend)")
     server.add_argument("--model", help="name of the model (default: the server's first)")
+    server.add_argument(
+        "--lora-modules",
+        nargs="+",
+        metavar="NAME",
+        help="LoRA adapters: each request names one, by chance (default: none)",
+    )
     server.add_argument("--served-model-name", help="the name in requests, if --model is a folder (default: --model)")
     server.add_argument("--api-key", help="the server's key (default: OPENAI_API_KEY of the environment, or none)")
     server.add_argument(
@@ -77,9 +83,10 @@ def _add_dataset(group: Any) -> None:
     )
     group.add_argument(
         "--dataset-name",
-        choices=["random", "sharegpt", "custom"],
+        choices=["random", "random-mm", "sharegpt", "custom"],
         default="random",
-        help="random tokens, a ShareGPT file, or JSON lines with a prompt each (default: %(default)s)",
+        help="random tokens, the same with images (chats alone), a ShareGPT file, or JSON lines with a prompt each "
+        "(default: %(default)s)",
     )
     group.add_argument("--dataset-path", metavar="FILE", help="file of the dataset, for sharegpt and custom (default: none)")
     group.add_argument(
@@ -95,6 +102,12 @@ def _add_dataset(group: Any) -> None:
         help="tokens of an answer (default: 128; sharegpt: the answer's)",
     )
     group.add_argument("--random-range-ratio", type=_ratio, default=0.0, help="spread of lengths, 0 to 1 (default: 0)")
+    group.add_argument(
+        "--random-mm-base-items-per-request", type=_count, default=1, metavar="N", help="images of a prompt (default: 1)"
+    )
+    group.add_argument(
+        "--random-mm-image-size", type=_size, default=(512, 512), metavar="WxH", help="their pixels (default: 512x512)"
+    )
     group.add_argument("--random-prefix-len", type=_natural, default=0, help="tokens that all prompts begin with (default: 0)")
 
 
@@ -232,6 +245,13 @@ def _ratio(text: str) -> float:
     return value
 
 
+def _size(text: str) -> tuple[int, int]:
+    width, _, height = text.partition("x")
+    if not (width.isdecimal() and height.isdecimal() and 0 < int(width) <= 16384 and 0 < int(height) <= 16384):
+        raise argparse.ArgumentTypeError(f"{text!r} is no size of an image, as 1024x768")
+    return int(width), int(height)
+
+
 def _number(text: str) -> float:
     try:
         return float(text)
@@ -265,5 +285,8 @@ def _say_notes(args: argparse.Namespace) -> None:
 
 
 def _check(args: argparse.Namespace) -> None:
-    if getattr(args, "dataset_name", "random") != "random" and args.dataset_path is None:
+    name = getattr(args, "dataset_name", "random")
+    if name == "random-mm" and getattr(args, "backend", None) != "openai-chat":
+        args.parser.error("--dataset-name random-mm is for `bench serve --backend openai-chat`: images are parts of messages")
+    if not name.startswith("random") and args.dataset_path is None:
         args.parser.error(f"--dataset-name {args.dataset_name} needs --dataset-path")

@@ -20,9 +20,12 @@ class DatasetError(ValueError):
 
 
 class Request(NamedTuple):
+    """images: data: URLs, which a chat has before its text."""
+
     prompt: str | list[int]
     prompt_len: int
     output_len: int
+    images: tuple[str, ...] = ()
 
 
 def load_tokenizer(name: str | None) -> Any:

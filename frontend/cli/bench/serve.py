@@ -8,6 +8,7 @@ import argparse
 import asyncio
 import json
 import os
+import random
 import re
 import sys
 import time
@@ -26,6 +27,7 @@ from quire.frontend.cli.bench.datasets import DatasetError, Request
 from quire.frontend.cli.bench.drafts import ServerCounts, figures
 from quire.frontend.cli.bench.metrics import Result, outcome, report, summary
 from quire.frontend.cli.bench.progress import Progress
+from quire.frontend.cli.bench.random_images import with_images
 from quire.frontend.cli.bench.sse_client import Connections, Target, clock
 from quire.ipc.messages.stats import SpeculationStats
 from quire.ipc.sampling import BOUNDS
@@ -43,7 +45,7 @@ class Load:
     def __init__(self, target: Target, args: argparse.Namespace, model: str, progress: Progress | None) -> None:
         self._target = target
         self._args = args
-        self._model = model
+        self._models, self._chance = args.lora_modules or [model], random.Random(args.seed)
         self._progress = progress
         self._connections = Connections(target)
         self._slots = asyncio.Semaphore(args.max_concurrency or 1 << 30)
@@ -90,7 +92,7 @@ class Load:
         args = self._args
         sampling = {name: getattr(args, name, None) for name in _SAMPLING}
         body: dict[str, Any] = {
-            "model": self._model,
+            "model": self._chance.choice(self._models),
             "stream": True,
             "stream_options": {"include_usage": True},
             **{name: value for name, value in sampling.items() if value is not None},
@@ -98,12 +100,20 @@ class Load:
         if args.ignore_eos:
             body["ignore_eos"] = True
         if args.backend == CHAT:
-            body |= {"messages": [{"role": "user", "content": request.prompt}], "max_completion_tokens": request.output_len}
+            messages = [{"role": "user", "content": _content(request)}]
+            body |= {"messages": messages, "max_completion_tokens": request.output_len}
             if "logprobs" in body:
                 body |= {"logprobs": True, "top_logprobs": body["logprobs"]}
         else:
             body |= {"prompt": request.prompt, "max_tokens": request.output_len}
         return json.dumps({**body, **args.extra_body}).encode()
+
+
+def _content(request: Request) -> Any:
+    if not request.images:
+        return request.prompt
+    parts: list[Any] = [{"type": "image_url", "image_url": {"url": url}} for url in request.images]
+    return [*parts, {"type": "text", "text": request.prompt}]
 
 
 def due_times(count: int, rate: float, burstiness: float, seed: int) -> list[float]:
@@ -123,7 +133,7 @@ def requests_of(args: argparse.Namespace, as_words: bool = False) -> list[Reques
         case "custom":
             output_len = args.output_len if args.output_len is not None else 256
             return datasets.custom_requests(args.dataset_path, args.num_prompts, output_len, tokenizer)
-    return datasets.random_requests(
+    requests = datasets.random_requests(
         args.num_prompts,
         args.input_len if args.input_len is not None else 1024,
         args.output_len if args.output_len is not None else 128,
@@ -133,6 +143,10 @@ def requests_of(args: argparse.Namespace, as_words: bool = False) -> list[Reques
         tokenizer=tokenizer,
         as_words=as_words,
     )
+    if args.dataset_name == "random-mm":
+        width, height = args.random_mm_image_size
+        requests = with_images(requests, args.random_mm_base_items_per_request, width, height, args.seed)
+    return requests
 
 
 def bench_serve(args: argparse.Namespace) -> int:

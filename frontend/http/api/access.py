@@ -66,6 +66,7 @@ class Access:
         if owner is None and self._keys.are_needed:
             return _no_key()
         request.owner = owner or ""
+        request.is_admin = not self._keys.have_admin or self._keys.is_admin(request.owner)
         return None
 
     def admin_refusal(self, request: Request, route: Route) -> ApiError | None:

@@ -14,9 +14,10 @@ import time
 from collections.abc import Callable
 
 from quire.frontend.client.stream import Overloaded, RateLimited
-from quire.frontend.client.turns import in_thread
+from quire.frontend.client.turns import in_native_thread, in_thread
 from quire.frontend.http.api.access import Access, access_of
 from quire.frontend.http.api.bodies.body_shape import WEIGHED_BYTES, check_shape
+from quire.frontend.http.api.bodies.cut_strings import cut_images
 from quire.frontend.http.api.errors import from_exception
 from quire.frontend.http.api.logs.access_log import AccessLog
 from quire.frontend.http.api.logs.request_log import given_id, name_request
@@ -26,6 +27,7 @@ from quire.frontend.http.api.metrics.metric_names import REFUSALS
 from quire.frontend.http.api.metrics.metrics import NO_HANDLER
 from quire.frontend.http.api.near_path import near_path
 from quire.frontend.http.api.ollama.errors import OllamaError, is_ollamas
+from quire.frontend.http.api.pooling.fields import need_generation
 from quire.frontend.http.api.route import JSON, Route
 from quire.frontend.http.api.routes import DESCRIPTIONS, PREFLIGHT, ROUTES, TO_PAGE
 from quire.frontend.http.api.services import Services
@@ -74,6 +76,11 @@ class App:
         most = min(max_response_bytes, self._services.max_response_bytes)
         app._services = dataclasses.replace(self._services, max_response_bytes=most)
         return app
+
+    @property
+    def takes_media(self) -> bool:
+        """Whether messages may hold images."""
+        return self._services.client.media is not None
 
     # ------------------------------------------------------------------------------------------------ before the body
     def admit(self, request: Request) -> ApiError | None:
@@ -129,6 +136,8 @@ class App:
             request.max_body = min(request.max_body, _MAX_BODY_OF_GET)
             return None
         request.max_body = route.max_body or request.max_body
+        if route.has_media and (media := self._services.client.media) is not None:
+            request.max_body = max(request.max_body, media.options.max_body_bytes)
         reads_json = route.media_type == JSON and route.body is not None and not route.any_type
         # A browser sends a preflight before JSON across origins, but sends forms and bodies without a type directly.
         if not (reads_json and b"content-type" in request.headers) and not self._cors.allows(request.headers):
@@ -142,8 +151,12 @@ class App:
         assert isinstance(route, Route)
         began = time.perf_counter()
         try:
+            if len(request.body) >= WEIGHED_BYTES and route.has_media and self._services.client.media is not None:
+                request.body, request.cut_out = await in_native_thread(cut_images, request.body)
             if len(request.body) >= WEIGHED_BYTES and route.media_type == JSON:
                 await in_thread(check_shape, bytes(request.body))
+            if route.generates:
+                need_generation(self._services)
             await route.handler(self._services, request, response)
         except asyncio.CancelledError:
             if not response.client_gone:

@@ -7,9 +7,9 @@ import msgspec
 
 from quire.frontend.client.outputs import Delta
 from quire.frontend.http.api.bodies.body import BodyDecoder, read_body
-from quire.frontend.http.api.bodies.checked import check_model
 from quire.frontend.http.api.bodies.json_pieces import LARGE_ANSWER, send_json
 from quire.frontend.http.api.bodies.logprobs import LogprobStyle, chat_logprobs, chat_pieces, prompt_logprobs
+from quire.frontend.http.api.bodies.request_media import RequestMedia
 from quire.frontend.http.api.bodies.schemas import (
     ChatChoice,
     ChatLogprobs,
@@ -24,6 +24,7 @@ from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.api.generate import Pump, collect, running
 from quire.frontend.http.api.logs.request_log import new_id
 from quire.frontend.http.api.metrics.draft_metrics import draft_metrics
+from quire.frontend.http.api.models import check_model
 from quire.frontend.http.api.prompt_run import PromptRun, usage_of
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.sse import ChunkEvents, ChunkWriter, includes_usage, json_bytes
@@ -39,11 +40,11 @@ async def chat_completions(services: Services, request: Request, response: Respo
     body = await read_body(_decoder, request, services.unknown_fields)
     services.defaults.fill(body)
     client, metrics = services.client, services.metrics
-    model = check_model(body.model, client.welcome.served_model_names)
+    model = await check_model(services, request, body.model)
     tokenizer = client.tokenizer
     checked = check_chat(body, tokenizer, _num_logprobs(body, client.welcome.limits.max_logprobs))
     checked.terms = terms_of(services, request, body.timeout, body.priority)
-    chat = await prepare_chat(services, body, checked)
+    chat = await prepare_chat(services, body, checked, RequestMedia(services, request))
     told = client.welcome.drafts_told
     name, created, runs = new_id("chatcmpl", request.headers, body.request_id), int(time.time()), list[PromptRun]()
     async with running(name, runs, metrics, services.request_log):

@@ -11,7 +11,7 @@ from quire.frontend.client.client import Client
 from quire.frontend.client.outputs import Delta, TokenLogprobDict
 from quire.frontend.client.turns import in_thread
 from quire.frontend.http.api.bodies.body import BodyDecoder, read_body
-from quire.frontend.http.api.bodies.checked import CheckedRequest, add_bad_words, check_model, check_request
+from quire.frontend.http.api.bodies.checked import CheckedRequest, add_bad_words, check_request
 from quire.frontend.http.api.bodies.json_pieces import LARGE_ANSWER, pieces, send_json
 from quire.frontend.http.api.bodies.logprobs import (
     LogprobStyle,
@@ -36,6 +36,7 @@ from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.api.generate import Pump, collect, running
 from quire.frontend.http.api.logs.request_log import new_id
 from quire.frontend.http.api.metrics.draft_metrics import draft_metrics
+from quire.frontend.http.api.models import check_model
 from quire.frontend.http.api.prompt import encoded, num_kept, truncated
 from quire.frontend.http.api.prompt_run import PromptRun, submit, usage_of
 from quire.frontend.http.api.services import Services
@@ -55,7 +56,7 @@ async def completions(services: Services, request: Request, response: Response) 
     body = await read_body(_decoder, request, services.unknown_fields)
     services.defaults.fill(body)
     client, metrics = services.client, services.metrics
-    model = check_model(body.model, client.welcome.served_model_names)
+    model = await check_model(services, request, body.model)
     tokenizer = client.tokenizer
     _check(body)
     if body.logprobs == ALL_LOGPROBS:

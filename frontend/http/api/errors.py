@@ -11,11 +11,13 @@ from quire.frontend.client.stream import (
     EngineDown,
     EngineError,
     InvalidRequest,
+    NotFound,
     Overloaded,
     RateLimited,
     TooLong,
 )
 from quire.frontend.http.protocol.errors import ApiError
+from quire.frontend.media.errors import MediaBusy, MediaError
 from quire.ipc.pooling import PoolingParams
 from quire.ipc.sampling import SamplingParams
 
@@ -56,6 +58,13 @@ def from_exception(error: BaseException, prompt_field: str | None = None) -> Api
             return error
         case TooLong():
             return too_long(str(error), prompt_field)
+        case MediaError():
+            text = f"{error.param}: {error}" if error.param else _capital(str(error))
+            return ApiError(400, _sentence(text), param=error.param or prompt_field, code=error.code)
+        case MediaBusy():
+            return ApiError(503, _sentence(_capital(str(error))), code="overloaded", retry_after_s=error.retry_after_s)
+        case NotFound():
+            return ApiError(404, _sentence(str(error)), param="model", code="model_not_found")
         case InvalidRequest():
             return invalid(str(error), prompt_field if str(error).startswith("the prompt ") else None)
         case Overloaded():

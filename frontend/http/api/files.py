@@ -20,12 +20,13 @@ from quire.frontend.http.store.batch_queue import Result
 from quire.frontend.http.store.bounds import KINDS, MAX_EXPIRY_S, MAX_FILE_BYTES, MIN_EXPIRY_S
 from quire.frontend.http.store.storage import Storage, new_record_id
 
+PURPOSES = ("batch", "vision", "user_data")  # for batches, and for images of messages
 PREFIX = b"/v1/files/"
 _ID = re.compile(r"file-[0-9a-f]{32}")
 _MAX_PAGE = 10_000
 _BINARY = b"application/octet-stream"
 UPLOAD_FIELDS: dict[str, dict[str, object]] = {
-    "purpose": {"type": "string", "enum": ["batch"]},
+    "purpose": {"type": "string", "enum": ["batch", "vision", "user_data"]},
     "file": {"type": "string", "format": "binary", "contentMediaType": "application/octet-stream"},
     "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
     "expires_after[seconds]": {"type": "integer", "minimum": MIN_EXPIRY_S, "maximum": MAX_EXPIRY_S},
@@ -69,7 +70,7 @@ async def upload_file(services: Services, request: Request, response: Response) 
         body = request.take_body()
         form = await asyncio.to_thread(parse_form, body, boundary)
         file, ttl_s = _file_of(form), _time_to_live(form.fields)
-        result = new_file(storage, new_file_id(), file.name, "batch", file.end - file.begin, ttl_s)
+        result = new_file(storage, new_file_id(), file.name, form.fields["purpose"], file.end - file.begin, ttl_s)
         await storage.upload(request.owner, result, [memoryview(body)[file.begin : file.end]])
     response.send(200, result.body)
 
@@ -78,8 +79,8 @@ def _file_of(form: Form) -> FormFile:
     purpose = form.fields.get("purpose")
     if purpose is None:
         raise ApiError(400, "purpose: this field is required.", param="purpose", code="missing_required_parameter")
-    if purpose != "batch":
-        raise invalid("purpose must be batch: nothing else here reads files", "purpose")
+    if purpose not in PURPOSES:
+        raise invalid(f"purpose must be {' or '.join(PURPOSES)}: nothing else here reads files", "purpose")
     file = form.files.get("file")
     if file is None:
         raise ApiError(400, "file: this field is required, as a file.", param="file", code="missing_required_parameter")
@@ -144,6 +145,24 @@ async def _send_content(storage: Storage, file: FileObject, response: Response) 
                 response.write(piece)
                 await response.drain()
             response.end()
+    finally:
+        os.close(fd)
+
+
+async def read_whole(storage: Storage, owner: str, id: str, most: int) -> bytes | None:
+    """The content of an owner's file of at most so many bytes; None if there is no such file. Raises ApiError."""
+    body = await storage.get("file", owner, id) if _ID.fullmatch(id) else None
+    if body is None:
+        return None
+    size = file_decoder.decode(body).bytes
+    if size > most:
+        raise invalid(f"the file has {size} bytes, and {most} are left for the images of this request", "file_id")
+    try:
+        fd = await storage.open_content(id)
+    except FileNotFoundError:  # deleted since
+        return None
+    try:
+        return b"".join([piece async for piece in storage.pieces(fd, size)])
     finally:
         os.close(fd)
 

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from quire.frontend.client.client import Client
 from quire.frontend.client.encoding import encode_end
+from quire.frontend.http.api.bodies.request_media import Begun, RequestMedia, finish
 from quire.frontend.http.api.bodies.schemas import MAX_ITEMS, ChatRequest, TokenizeRequest
 from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.api.tools.custom_tools import shown_tools
@@ -39,11 +40,12 @@ async def chat_prompt(
     owner: str = "",
     *,
     render: Render = render_own,
+    media: RequestMedia | None = None,
 ) -> tuple[ChatPrompt, list[int]]:
     """The conversation as a prompt, and its token ids, or `keep` of them (`truncated`).
 
     trust_template: whether a request may bring its own template. owner: of its key. render: renders the model's template.
-    Raises ApiError 400, TooLong.
+    media: None if messages hold texts alone. Raises ApiError 400, TooLong.
     """
     if body.chat_template is not None and not trust_template:
         raise invalid(
@@ -54,7 +56,10 @@ async def chat_prompt(
         render = render if body.chat_template is None else render_apart
         (source, form), variables = tokenizer.template(body.chat_template, bool(options["tools"])), _template_variables(body)
         wanted = ToRender(source, tokenizer.special_tokens, form, variables=variables, **options)
-        rendered = await render(_with_marks(client, body, wanted, keep), owner)
+        wanted = _with_marks(client, body, wanted, keep)
+        if media is not None and (begun := media.begin(client, wanted)) is not None:
+            return await _with_items(client, begun, render, owner, special, keep)
+        rendered = await render(wanted, owner)
     except ChatTemplateError as error:
         raise invalid(f"messages: {error}", "messages") from None
     except OSError as error:
@@ -66,6 +71,16 @@ async def chat_prompt(
         return ChatPrompt(rendered.text, source), await encoded(client, rendered.text, special, keep, side)
     ids, marks = await client.encode_marked(rendered.text, special, rendered.marks)
     return ChatPrompt(rendered.text, source, marks), ids
+
+
+async def _with_items(
+    client: Client, begun: Begun, render: Render, owner: str, special: bool, keep: int | None
+) -> tuple[ChatPrompt, list[int]]:
+    try:
+        rendered = await render(begun.wanted, owner)
+        return await finish(client, begun, rendered.text, begun.wanted.source, rendered.marks, special, keep)
+    finally:
+        begun.items.cancel()
 
 
 def _with_marks(client: Client, body: ChatRequest | TokenizeRequest, wanted: ToRender, keep: int | None) -> ToRender:

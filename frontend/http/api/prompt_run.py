@@ -13,11 +13,13 @@ import msgspec
 from quire.frontend.client.beam_search import BeamSearch, BeamStream
 from quire.frontend.client.client import Client
 from quire.frontend.client.logprob_rows import LogprobRows
+from quire.frontend.client.media import PlacedItem, num_tokens
 from quire.frontend.client.outputs import Delta, TokenLogprobDict
 from quire.frontend.client.stream import Stream
 from quire.frontend.http.api.bodies.checked import CheckedRequest
 from quire.frontend.http.api.bodies.fields import beam_search_params
 from quire.frontend.http.api.bodies.schemas import CompletionTokensDetails, PromptTokensDetails, SamplingFields, Usage
+from quire.frontend.http.api.errors import invalid
 from quire.ipc.limits import output_limit, output_room
 from quire.ipc.messages.frontend import FinishReason
 from quire.ipc.sampling import SamplingParams
@@ -83,18 +85,21 @@ def submit(
     name: str,
     first_choice: int = 0,
     marks: Sequence[int] = (),
+    items: Sequence[PlacedItem] = (),
 ) -> PromptRun:
-    """Send a prompt to the engine. checked: the request that params were made of. marks: as in TokenInputs.
+    """Send a prompt to the engine. checked: the request that params were made of. marks: as in TokenInputs. items: its media.
 
     Raises ClientErrors."""
     options: dict[str, Any] = {"priority": body.priority or 0, "cache_salt": body.cache_salt or "", "request_name": name}
     options["terms"] = checked.terms
+    if body.use_beam_search and items:
+        raise invalid("use_beam_search is not available for prompts with images", "use_beam_search")
     if body.use_beam_search:
         room = output_room(len(ids), client.welcome.limits.max_model_len)
         beams = beam_search_params(body, output_limit(params.max_tokens, room))
         search = BeamSearch(client, ids, beams, num_logprobs=params.logprobs, **options)
         return PromptRun(BeamStream(search, params, name), params, ids, first_choice)
-    stream = client.submit(ids, params, marks=marks, **options)
+    stream = client.submit(ids, params, marks=marks, items=items, **options)
     if params.n == checked.n:
         return PromptRun(stream, params, ids, first_choice)
     return PromptRun(stream, params, ids, first_choice, lambda deltas: _best(deltas, checked), checked)
@@ -121,23 +126,30 @@ def usage_of(runs: Sequence[PromptRun]) -> Usage:
     if len(runs) == 1 and runs[0].num_reasoning_tokens is None:  # most requests; takes a third of the time
         run = runs[0]
         prompt, completion = run.stream.num_prompt_tokens, sum(run.num_tokens) + run.num_tokens_left_out
-        return Usage(prompt, completion, prompt + completion, PromptTokensDetails(run.stream.num_cached_tokens or 0))
+        return Usage(prompt, completion, prompt + completion, _prompt_details(runs, run.stream.num_cached_tokens or 0))
     prompt = sum(run.stream.num_prompt_tokens for run in runs)
     completion = sum(sum(run.num_tokens) + run.num_tokens_left_out for run in runs)
     cached = sum(run.stream.num_cached_tokens or 0 for run in runs)
     reasoning = [run.num_reasoning_tokens for run in runs if run.num_reasoning_tokens is not None]
     details = CompletionTokensDetails(sum(map(sum, reasoning))) if reasoning else msgspec.UNSET
-    return Usage(prompt, completion, prompt + completion, PromptTokensDetails(cached), details)
+    return Usage(prompt, completion, prompt + completion, _prompt_details(runs, cached), details)
+
+
+def _prompt_details(runs: Sequence[PromptRun], num_cached: int) -> PromptTokensDetails:
+    if not any(run.stream.items for run in runs):
+        return PromptTokensDetails(num_cached)
+    return PromptTokensDetails(num_cached, num_tokens([item for run in runs for item in run.stream.items]))
 
 
 class RunningUsage:
     """`usage_of` many prompts, kept up to date while they are streamed: a chunk must not look at thousands of sequences."""
 
-    __slots__ = ("_num_cached", "_num_prompt", "num_tokens")
+    __slots__ = ("_num_cached", "_num_prompt", "_runs", "num_tokens")
 
     def __init__(self, runs: Sequence[PromptRun]) -> None:
         self._num_prompt = sum(run.stream.num_prompt_tokens for run in runs)
         self._num_cached = 0
+        self._runs = [run for run in runs if run.stream.items]
         self.num_tokens = 0  # output tokens of all runs; the reader of the streams counts them
 
     def started(self, run: PromptRun) -> None:
@@ -145,4 +157,4 @@ class RunningUsage:
 
     def now(self) -> Usage:
         total = self._num_prompt + self.num_tokens
-        return Usage(self._num_prompt, self.num_tokens, total, PromptTokensDetails(self._num_cached))
+        return Usage(self._num_prompt, self.num_tokens, total, _prompt_details(self._runs, self._num_cached))

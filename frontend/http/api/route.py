@@ -31,6 +31,7 @@ class Route(NamedTuple):
     prompt_field: the field that an error names if a prompt is too long. media_type: the body's.
     max_body: bytes; replaces the server's own limit. missing: the reason for answering 501 to every request. error: its struct.
     any_type: the body is JSON whatever its header content-type says, as `curl -d` sends it.
+    has_media: its messages may hold images, so its bodies may be larger if the model takes them.
     """
 
     method: str
@@ -54,11 +55,17 @@ class Route(NamedTuple):
     error: type[msgspec.Struct] = ErrorResponse
     any_type: bool = False
     stream_type: str = "text/event-stream"
+    has_media: bool = False
 
     @property
     def name(self) -> str:
         """The route's label in metrics."""
         return _name_of(self.path)
+
+    @property
+    def generates(self) -> bool:
+        """Whether it needs a model that writes text."""
+        return self.method == "POST" and self.tag in ("generate", "responses")
 
     @property
     def parameters(self) -> list[str]:

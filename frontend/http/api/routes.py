@@ -7,7 +7,7 @@ import asyncio
 import functools
 from typing import Any
 
-from quire.frontend.http.api import admin_routes, batches, files, health_routes, service_routes, tokenize_routes
+from quire.frontend.http.api import adapter_routes, admin_routes, batches, files, health_routes, service_routes, tokenize_routes
 from quire.frontend.http.api.bodies.pages import PAGE_FIELDS
 from quire.frontend.http.api.bodies.schemas import (
     ChatRequest,
@@ -82,14 +82,14 @@ _HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello!"}], "
 ROUTES = RouteTable(
     [
         Route("POST", "/v1/chat/completions", chat_completions, "Answer a conversation", "generate", ChatRequest, ChatResponse,
-              streams=True, example=_HELLO, prompt_field="messages"),
+              streams=True, example=_HELLO, prompt_field="messages", has_media=True),
         Route("POST", "/v1/completions", completions, "Continue a text", "generate", CompletionRequest, CompletionResponse,
               streams=True, example={"prompt": "Once upon a time", "max_tokens": 32}, prompt_field="prompt"),
         Route("POST", "/v1/responses", create_response, "Answer a conversation, of items; keep the answer", "responses",
               ResponsesRequest, ResponseObject, streams=True, example={"input": "Hello!", "max_output_tokens": 32},
-              prompt_field="input"),
+              prompt_field="input", has_media=True),
         Route("POST", "/v1/responses/input_tokens", count_input_tokens, "How long the prompt of such a body is", "responses",
-              ResponsesRequest, InputTokens, example={"input": "Hello!"}, prompt_field="input"),
+              ResponsesRequest, InputTokens, example={"input": "Hello!"}, prompt_field="input", has_media=True),
         Route("GET", "/v1/responses/{response_id}", stored.read_response, "A response that was kept", "responses",
               answer=ResponseObject),
         Route("DELETE", "/v1/responses/{response_id}", stored.delete_response, "Delete it", "responses",
@@ -102,10 +102,10 @@ ROUTES = RouteTable(
               streams=True, example={"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 32}}, prompt_field="token_ids"),
         Route("POST", "/v1/messages", create_message, "Answer a conversation, as Anthropic's API does", "generate",
               MessagesRequest, MessagesResponse, streams=True, example=_HELLO, prompt_field="messages",
-              error=MessagesErrorResponse),
+              error=MessagesErrorResponse, has_media=True),
         Route("POST", "/v1/messages/count_tokens", count_tokens, "How many tokens such a conversation has", "tokens",
               CountTokensRequest, CountTokensResponse, example={"messages": _HELLO["messages"]},
-              prompt_field="messages", error=MessagesErrorResponse),
+              prompt_field="messages", error=MessagesErrorResponse, has_media=True),
         *POOLING_ROUTES,
         *OLLAMA_ROUTES,
         Route("GET", "/v1/models", service_routes.list_models, "The models that are served", "models", answer=ModelList),
@@ -124,7 +124,7 @@ ROUTES = RouteTable(
         Route("POST", "/v1/batches/{batch_id}/cancel", batches.cancel_batch, "Give up what is not answered", "batches",
               answer=Batch),
         Route("POST", "/tokenize", tokenize_routes.tokenize, "Token ids of a text or a conversation", "tokens",
-              TokenizeRequest, TokenizeResponse, example={"prompt": "Hello!"}, prompt_field="prompt"),
+              TokenizeRequest, TokenizeResponse, example={"prompt": "Hello!"}, prompt_field="prompt", has_media=True),
         Route("POST", "/detokenize", tokenize_routes.detokenize, "The text of token ids", "tokens",
               DetokenizeRequest, DetokenizeResponse, example={"tokens": [1, 2, 3]}),
         Route("GET", "/tokenizer_info", tokenize_routes.tokenizer_info, "The tokenizer's configuration", "tokens",
@@ -145,6 +145,12 @@ ROUTES = RouteTable(
               answer=ProfileAnswer, is_admin=True),
         Route("POST", "/stop_profile", admin_routes.stop_profile, "Write traces of it", "admin", answer=ProfileAnswer,
               is_admin=True),
+        Route("POST", "/v1/load_lora_adapter", adapter_routes.load_lora_adapter, "Load a LoRA adapter", "admin",
+              adapter_routes.LoadLoRAAdapterRequest, answer_type="text/plain", is_admin=True,
+              example={"lora_name": "sql", "lora_path": "/adapters/sql"}),
+        Route("POST", "/v1/unload_lora_adapter", adapter_routes.unload_lora_adapter, "Unload it", "admin",
+              adapter_routes.UnloadLoRAAdapterRequest, answer_type="text/plain", is_admin=True,
+              example={"lora_name": "sql"}),
         Route("GET", "/openapi.json", openapi, "This description", answer=dict[str, Any]),
         Route("GET", "/docs", StaticPage("docs.html"), "This description, to be read", answer_type="text/html", is_open=True),
         *(_page_file(path.decode(), file.content_type.decode()) for path, file in FILES.items()),

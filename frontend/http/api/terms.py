@@ -31,7 +31,7 @@ def terms_of(services: Services, request: Request, timeout_s: float | None, prio
     if (given := request.headers.get(HEADER)) is not None:
         seconds.append(_checked(_number(given), HEADER.decode()))
     deadline = time.monotonic() + min(seconds) if seconds else math.inf
-    return Terms(access.tenant, deadline, not request.is_patient, access.salt)
+    return Terms(access.tenant, deadline, not request.is_patient, access.salt, request.adapter)
 
 
 def _number(given: bytes) -> float:

@@ -14,7 +14,7 @@ import msgspec
 
 from quire.frontend.client.outputs import Delta
 from quire.frontend.http.api.bodies.body import BodyDecoder, read_body
-from quire.frontend.http.api.bodies.checked import CheckedRequest, add_bad_words, check_model, check_stream_options
+from quire.frontend.http.api.bodies.checked import CheckedRequest, add_bad_words, check_stream_options
 from quire.frontend.http.api.bodies.json_pieces import LARGE_ANSWER, send_json
 from quire.frontend.http.api.bodies.logprobs import LogprobStyle, chat_logprobs, chat_pieces, prompt_logprobs
 from quire.frontend.http.api.bodies.params import make_params
@@ -33,6 +33,7 @@ from quire.frontend.http.api.bodies.structured import StructuredOutputsFields, s
 from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.api.generate import Pump, collect, running
 from quire.frontend.http.api.logs.request_log import new_id
+from quire.frontend.http.api.models import check_model
 from quire.frontend.http.api.prompt_run import PromptRun, usage_of
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.sse import DONE, json_bytes
@@ -118,7 +119,7 @@ _decoder = BodyDecoder(GenerateRequest)
 async def generate(services: Services, request: Request, response: Response) -> None:
     body = await read_body(_decoder, request, services.unknown_fields)
     client, metrics = services.client, services.metrics
-    model = check_model(body.model, client.welcome.served_model_names)
+    model = await check_model(services, request, body.model)
     checked = _check(body)
     if checked.sampling.get("logprobs") == ALL_LOGPROBS:
         checked.sampling["logprobs"] = services.client.welcome.limits.max_logprobs

@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from quire.frontend.client.turns import in_thread
 from quire.frontend.http.api.bodies.body import BodyDecoder, read_body
-from quire.frontend.http.api.bodies.checked import check_model
 from quire.frontend.http.api.bodies.json_pieces import send_json
+from quire.frontend.http.api.bodies.request_media import RequestMedia
 from quire.frontend.http.api.bodies.schemas import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -17,6 +17,7 @@ from quire.frontend.http.api.bodies.schemas import (
     TokenizeResponse,
 )
 from quire.frontend.http.api.errors import invalid
+from quire.frontend.http.api.models import check_model
 from quire.frontend.http.api.prompt import chat_prompt
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.sse import json_bytes
@@ -35,7 +36,7 @@ _detokenize_decoder = BodyDecoder(DetokenizeRequest)
 async def tokenize(services: Services, request: Request, response: Response) -> None:
     body = await read_body(_tokenize_decoder, request, services.unknown_fields)
     services.defaults.fill(body)
-    check_model(body.model, services.model_names)
+    await check_model(services, request, body.model)
     tokenizer = services.client.tokenizer
     if (body.prompt is None) == (body.messages is None):
         raise invalid("either prompt or messages is needed, not both", "prompt")
@@ -45,7 +46,8 @@ async def tokenize(services: Services, request: Request, response: Response) -> 
     check_tools_size(body.tools or [])
     if body.prompt is None:
         trusts, render = services.trust_request_chat_template, services.render_own
-        _, ids = await chat_prompt(services.client, body, trusts, owner=request.owner, render=render)
+        media = RequestMedia(services, request)
+        _, ids = await chat_prompt(services.client, body, trusts, owner=request.owner, render=render, media=media)
     else:
         ids = await services.client.tokenize(body.prompt, add_special_tokens=body.add_special_tokens is not False)
 
@@ -60,7 +62,7 @@ async def tokenize(services: Services, request: Request, response: Response) -> 
 
 async def detokenize(services: Services, request: Request, response: Response) -> None:
     body = await read_body(_detokenize_decoder, request, services.unknown_fields)
-    check_model(body.model, services.model_names)
+    await check_model(services, request, body.model)
     vocab_size, tokenizer = services.limits.vocab_size, services.client.tokenizer
 
     def answer() -> bytes:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from quire.frontend.client.client import Client
 from quire.frontend.http.api.app import App
 from quire.frontend.http.api.routes import ROUTES
-from quire.frontend.http.batches.lines import Line, new_request_id
+from quire.frontend.http.batches.lines import MAX_TEXT_LINE_BYTES, Line, new_request_id
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.http.protocol.exchange import Request, Response
 
@@ -57,6 +57,9 @@ async def ask(app: App, line: Line, owner: str = "") -> Reply:
     route = ROUTES.find(line.url.encode())[0].get("POST")
     if route is None:
         return _not_found()
+    if len(line.body) > MAX_TEXT_LINE_BYTES and not (route.has_media and app.takes_media):
+        error = ApiError(413, f"A line may be at most {MAX_TEXT_LINE_BYTES} bytes long.", code="body_too_large")
+        return Reply(413, error.body(), new_request_id())
     request, output, request_id = Request(), _Bytes(), new_request_id()
     request.method, request.path, request.route, request.owner = "POST", line.url.encode(), route, owner
     request.version = "1.0"  # answers in HTTP/1.0 are not chunked

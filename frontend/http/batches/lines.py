@@ -18,7 +18,8 @@ ENDPOINTS = (
     "/pooling", "/classify", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank",
 )  # fmt: skip
 
-MAX_LINE_BYTES = 8 << 20  # as for a body over HTTP
+MAX_LINE_BYTES = 64 << 20  # as for a body over HTTP, where the model takes images
+MAX_TEXT_LINE_BYTES = 8 << 20  # where it does not
 _PATH = re.compile(r" - at `\$\.?(?P<path>.*)`$")
 
 

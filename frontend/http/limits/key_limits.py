@@ -32,6 +32,7 @@ class KeyLimit(msgspec.Struct, frozen=True, kw_only=True):
     admin: bool = False
     max_files: int | None = None
     max_files_mib: int | None = None
+    models: tuple[str, ...] | None = None  # names, or prefixes that end in *
 
 
 class KeyAccess(msgspec.Struct, frozen=True):
@@ -76,6 +77,11 @@ class KeyLimits(msgspec.Struct, frozen=True, kw_only=True):
         salt = f"key {owner}" if limit.cache_salt is None else f"shared {limit.cache_salt}"
         return KeyAccess(tenant, salt, limit.admin, limit.best_priority)
 
+    def may_use(self, owner: str, model: str) -> bool:
+        """Whether a key may name this model."""
+        models = self.limit(owner).models
+        return models is None or any(_matches(model, name) for name in models)
+
     @property
     def have_admin(self) -> bool:
         """Whether some key is an admin's."""
@@ -108,6 +114,13 @@ class CurrentLimits:
 
     def files(self, owner: str) -> KeyBounds | None:
         return self._limits.files(owner)
+
+    def may_use(self, owner: str, model: str) -> bool:
+        return self._limits.may_use(owner, model)
+
+
+def _matches(model: str, name: str) -> bool:
+    return model == name or (name.endswith("*") and model.startswith(name[:-1]))
 
 
 def _label(owner: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from quire.frontend.http.limits.key_limits import FIELDS, REST, KeyLimit, KeyLimits
+from quire.ipc.adapters import MAX_NAME
 
 _MAX_BYTES = 1 << 20
 _MAX_NAME = 64
@@ -126,6 +127,10 @@ def _value(key: str, field: str, given: Any) -> Any:
             if not isinstance(given, bool):
                 raise ValueError(f"{key}: admin must be true or false, got {given!r:.40}")
             return given
+        case "models":
+            if not isinstance(given, list) or not all(isinstance(name, str) and 0 < len(name) <= MAX_NAME for name in given):
+                raise ValueError(f"{key}: models must be a list of names, or of prefixes that end in *, got {given!r:.40}")
+            return tuple(given)
         case "cache_salt":
             if not isinstance(given, str) or len(given) > _LONGEST_SALT or "\0" in given or not given.isprintable():
                 raise ValueError(f"{key}: cache_salt must be a text of at most {_LONGEST_SALT} characters, got {given!r:.40}")

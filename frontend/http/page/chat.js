@@ -1,11 +1,13 @@
 // The conversation: its entries, on the screen and as they are sent, one answer at a time, and tool calls.
 //
-// An entry is {role, content, reasoning, calls, tool_call_id, figures}, of which the last four are there where they apply.
+// An entry is {role, content, images, reasoning, calls, tool_call_id, figures}, of which the last five are there where they
+// apply.
 
 import { Answer } from "./client.js";
 import { answer as answerCall, PROMPTS } from "./demos.js";
 import { element } from "./dom.js";
 import { Figures } from "./figures.js";
+import { contentOf, Images } from "./images.js";
 import { isSendKey, MessageView } from "./message.js";
 import { load, save } from "./saved.js";
 
@@ -23,6 +25,7 @@ export class Chat {
     this.coming = null; // the entry that an answer has so far
     this.cut = false; // whether older entries were too long to be kept over a reload
     this.log = get("messages");
+    this.images = new Images(get("images"), (text) => this.showError(text));
     get("composer").addEventListener("submit", (event) => { event.preventDefault(); this.send(this.get("prompt").value); });
     get("stop").addEventListener("click", () => this.stop());
     get("retry").addEventListener("click", () => this.retry());
@@ -53,7 +56,8 @@ export class Chat {
   }
 
   save() {
-    const entries = this.coming ? [...this.entries, { ...this.coming, figures: "cut off" }] : this.entries;
+    const known = this.coming ? [...this.entries, { ...this.coming, figures: "cut off" }] : this.entries;
+    const entries = known.map(({ images, ...entry }) => entry); // images would fill the storage
     this.savedAt = performance.now();
     save({ entries, draft: this.get("prompt").value, cut: this.cut });
   }
@@ -63,15 +67,15 @@ export class Chat {
     if (!text.trim() || this.running || !this.settings.check()) return;
     const prompt = this.get("prompt");
     if (text === prompt.value) prompt.value = "";
-    this.ask(this.entries.length, text.trim());
+    this.ask(this.entries.length, text.trim(), this.images.pop());
   }
 
   // Puts the question in the place of the entries from this one on, and asks it.
-  ask(at, text) {
+  ask(at, text, images = this.entries[at]?.images ?? []) {
     const replaced = { entries: this.entries.splice(at), views: this.views.splice(at) };
     for (const view of replaced.views) view.remove();
     this.log.querySelector(".results")?.remove(); // a form for tool results, which the user has skipped
-    this.add({ role: "user", content: text });
+    this.add({ role: "user", content: text, ...(images.length ? { images } : {}) });
     this.log.scrollTop = this.log.scrollHeight;
     this.answer(() => this.giveBack(at, text, replaced));
   }
@@ -268,8 +272,8 @@ function entryOf({ content, reasoning, calls }) {
 }
 
 // An entry as the API takes it; null for an answer that says nothing.
-function sent({ role, content, calls, tool_call_id }) {
-  if (role !== "assistant") return { role, ...(role === "tool" ? { tool_call_id } : {}), content };
+function sent({ role, content, images, calls, tool_call_id }) {
+  if (role !== "assistant") return { role, ...(role === "tool" ? { tool_call_id } : {}), content: contentOf(content, images) };
   if (!content && !calls) return null;
   const tool_calls = calls?.map(({ id, name, arguments: text }) => ({ id, type: "function", function: { name, arguments: text } }));
   return { role, content: content || null, ...(tool_calls ? { tool_calls } : {}) };

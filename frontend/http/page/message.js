@@ -30,11 +30,12 @@ export class MessageView {
     if (atEnd) this.log.scrollTop = this.log.scrollHeight;
   }
 
-  show({ content, reasoning = "", calls = [] }) {
+  show({ content, images = [], reasoning = "", calls = [] }) {
     this.follow(() => {
       if (this.markdown) this.markdown.show(content ?? "");
       else this.text.textContent = content;
       if (reasoning) this.showReasoning(reasoning);
+      if (images.length) this.text.append(element("p", { class: "hint" }, images.length === 1 ? "1 image" : `${images.length} images`));
       if (calls.length) this.showCalls(calls);
     });
   }

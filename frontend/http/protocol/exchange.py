@@ -8,7 +8,7 @@ that has gone are dropped silently: the connection has cancelled the handler alr
 import enum
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
-from typing import Protocol
+from typing import Any, Protocol
 
 from quire.frontend.http.protocol.errors import ApiError
 
@@ -25,12 +25,15 @@ class Request:
     """A request as parsed: `headers` have lower-case names; `body` is complete when a handler sees it."""
 
     __slots__ = (
+        "adapter",
         "answer_headers",
         "body",
         "complete",
+        "cut_out",
         "error_as",
         "expects_continue",
         "headers",
+        "is_admin",
         "is_open",
         "is_patient",
         "keep_alive",
@@ -66,9 +69,12 @@ class Request:
         self.is_open = False  # it is a probe's: answered even while there are too many connections
         self.owner = ""  # a digest of its API key: the owner of the records that it makes and may see
         self.is_patient = False  # a line of a batch: it waits for the engine for as long as it takes
+        self.is_admin = True  # it has an admin key, or none is needed
+        self.adapter: Any = None  # ipc/adapters.AdapterUse of the model that it names; None: the model itself
         self.path_parameters: dict[str, str] = {}
         self.error_as: Callable[[ApiError], ApiError] | None = None  # turns errors into another shape than OpenAI's
         self.answer_headers = b""  # header lines for any answer
+        self.cut_out: dict[str, memoryview] = {}  # long strings of the body, by what stands in their place
 
     def take_body(self) -> bytearray:
         """The body, which the request keeps no longer: it is not needed once decoded, and an answer may take minutes."""

@@ -6,12 +6,13 @@ reading: `feed` puts it into the queue, as this connection's last answer, after 
 no transport: the connection pauses, answers and closes (connection.py).
 """
 
+import logging
 from collections import deque
 from typing import cast
 
 import httptools
 
-from quire.frontend.http.protocol.errors import ApiError
+from quire.frontend.http.protocol.errors import ApiError, internal_error
 from quire.frontend.http.protocol.exchange import Request
 from quire.frontend.http.protocol.head import (
     BAD_REQUEST,
@@ -23,6 +24,8 @@ from quire.frontend.http.protocol.head import (
     split_target,
 )
 from quire.frontend.http.server_state import ServerState
+
+logger = logging.getLogger("quire.http")
 
 _SINGLE = frozenset(
     (b"host", b"authorization", b"x-api-key", b"content-type", b"content-encoding", b"expect", b"transfer-encoding")
@@ -74,6 +77,9 @@ class RequestReader:
             self._incoming.unseen_bytes += len(data)
         try:
             self._parse(data)
+        except httptools.HttpParserCallbackError:  # a fault of ours, in one of the methods that the parser calls
+            logger.exception("a request could not be read")
+            self._fail(internal_error())
         except httptools.HttpParserError:
             self._fail(ApiError(400, BAD_REQUEST, code="bad_request"))
         incoming = self._incoming
@@ -85,14 +91,14 @@ class RequestReader:
     def take(self) -> Request:
         """Remove the oldest request, with its body; the caller answers it."""
         request = self.queue.popleft()
-        self._release(len(request.body))
+        self._release(request)
         return request
 
     def refuse(self, error: ApiError) -> None:
         """End the reading with an error as the last answer."""
         request = self._incoming.request if self._incoming is not None else Request()
         self._note_method(request)
-        self._release(len(request.body))
+        self._release(request)
         request.body.clear()
         request.refusal = error
         if not self.queue or self.queue[-1] is not request:
@@ -111,8 +117,9 @@ class RequestReader:
     def drop(self) -> None:
         """The connection is lost: forget everything."""
         self.end()
+        for request in self.queue:
+            self._release(request)
         self.queue.clear()
-        self._release(self.held_bytes)
         self._parser = cast(httptools.HttpRequestParser, None)  # breaks a reference cycle
 
     def restart_deadline(self) -> None:
@@ -128,9 +135,9 @@ class RequestReader:
         factor = most / limits.max_body_bytes if most > limits.max_body_bytes else 1.0
         return self._server.clock() + limits.body_timeout_s * factor
 
-    def _release(self, num_bytes: int) -> None:
-        self.held_bytes -= num_bytes
-        self._server.held_bytes -= num_bytes
+    def _release(self, request: Request) -> None:
+        self.held_bytes -= len(request.body)
+        self._server.hold(request.owner, -len(request.body))
 
     def _fail(self, error: ApiError) -> None:
         """The message being read cannot be served; the first error counts. Raising through the parser would gain nothing."""
@@ -232,12 +239,12 @@ class RequestReader:
         request = incoming.request
         if len(request.body) + len(body) > request.max_body:
             self._fail(body_too_large(request.max_body))
-        elif self._server.held_bytes + len(body) > self._limits.max_held_bytes:
+        elif not self._server.may_hold(request.owner, len(body)):
             self._fail(ApiError(503, "Too many request bodies in memory.", code="overloaded", retry_after_s=1))
         else:
             request.body += body
             self.held_bytes += len(body)
-            self._server.held_bytes += len(body)
+            self._server.hold(request.owner, len(body))
 
     def on_message_complete(self) -> None:
         incoming = self._reading()

@@ -3,7 +3,7 @@
 Our own code does not import from here, but from the files that define the names.
 """
 
-from quire.frontend.client.not_served import LoRARequest
+from quire.frontend.client.lora_request import LoRARequest
 from quire.frontend.client.vllm_modules import names_of
 
 __all__ = ["LoRARequest"]

@@ -4,7 +4,6 @@ A route fills in the operator's defaults where the request says nothing (`Reques
 and then SamplingParams (params.py). The sampler's defaults come from the model's generation_config.json, then from the route.
 """
 
-from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -174,13 +173,3 @@ async def add_bad_words(checked: CheckedRequest, tokenizer: Tokenizer) -> None:
         checked.sampling["bad_words_token_ids"] = await in_native_thread(tokenizer.bad_word_ids, words)
     except ValueError as error:
         raise invalid(str(error), "bad_words") from None
-
-
-def check_model(name: str | None, served: Sequence[str]) -> str:
-    """The model's name to answer with. Without a name, or with an empty one, the first served one, as vLLM does.
-
-    Raises ApiError 404.
-    """
-    if not name or name in served:
-        return name or served[0]
-    raise ApiError(404, f"The model {name!r} does not exist.", param="model", code="model_not_found")

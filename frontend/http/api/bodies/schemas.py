@@ -174,7 +174,7 @@ _HARMLESS: dict[str, Callable[[Any], bool]] = {
 
 
 # Reasons, and what works instead.
-_TEXT_ONLY = "models of text only are served."
+_TEXT_ONLY = "answers are text only."
 _HOW = {
     "functions": "send them as tools.",
     "function_call": "see tools and tool_choice.",
@@ -187,8 +187,8 @@ _HOW = {
     "kv_transfer_params": "KV blocks stay in their engine.",
     "logits_processors": "classes are named when the server starts, with --logits-processors module:Class; a request gives "
     "their arguments in vllm_xargs.",
-    "mm_processor_kwargs": _TEXT_ONLY,
-    "media_io_kwargs": _TEXT_ONLY,
+    "mm_processor_kwargs": "the server says how images are processed, with --mm-processor-kwargs.",
+    "media_io_kwargs": "an image is decoded in one way.",
 }
 
 
@@ -209,7 +209,10 @@ def check_supported(body: Unsupported) -> None:
 
 # ------------------------------------------------------------------------------------------------------------ responses
 class PromptTokensDetails(msgspec.Struct, frozen=True):
+    """multimodal_tokens: by kind, those that media have become."""
+
     cached_tokens: int
+    multimodal_tokens: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
 
 
 class CompletionTokensDetails(msgspec.Struct, frozen=True):
@@ -354,8 +357,9 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     owned_by: str = "quire"
     root: str
-    parent: None = None
+    parent: str | None = None
     max_model_len: int
+    input_modalities: list[str]
     permission: list[ModelPermission] = []
 
 

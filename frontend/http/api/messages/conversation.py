@@ -6,7 +6,7 @@ reasoning_content. A content block that a text model cannot take, or in a wrong 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -14,6 +14,7 @@ from quire.frontend.http.api.bodies.schemas import MAX_ITEMS, Json
 from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.api.messages.schemas import Block, CountTokensRequest, InputMessage
 from quire.frontend.http.protocol.errors import ApiError
+from quire.frontend.media.parts import PLACE
 from quire.frontend.text.prompt_marks import CACHE_CONTROL
 
 _ATTRIBUTION = "x-anthropic-billing-header:"  # of Claude Code's first system block, for billing; it differs in each request
@@ -75,20 +76,23 @@ def _parts(content: str | list[Json]) -> list[Json]:
 
 @dataclass(slots=True)
 class _Turn:
-    """A message that is being built. more: fields of the role "tool". marks: how many of its texts were there before each
-    cache_control."""
+    """A message that is being built. texts: its parts, which are texts or images. more: fields of the role "tool". marks: how
+    many of its parts were there before each cache_control."""
 
     role: str
-    texts: list[str] = field(default_factory=list)
+    texts: list[str | Json] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     calls: list[Json] = field(default_factory=list)
     more: Json = field(default_factory=dict)
     marks: list[int] = field(default_factory=list)
 
     def message(self) -> Json:
-        message: Json = {"role": self.role, "content": "\n\n".join(text for text in self.texts if text), **self.more}
-        if self.role == "user" and len(self.texts) > 1:
-            message["content"] = [self._part(i) for i in range(len(self.texts))]
+        has_images = not all(isinstance(text, str) for text in self.texts)
+        if has_images or (self.role == "user" and len(self.texts) > 1):
+            content: Any = [self._part(i) for i in range(len(self.texts))]
+        else:
+            content = "\n\n".join(text for text in self.texts if isinstance(text, str) and text)
+        message: Json = {"role": self.role, "content": content, **self.more}
         if self.calls:
             message["tool_calls"] = self.calls
         if any(self.reasoning):
@@ -98,7 +102,8 @@ class _Turn:
         return message
 
     def _part(self, i: int) -> Json:
-        part = {"type": "text", "text": self.texts[i]}
+        text = self.texts[i]
+        part = {"type": "text", "text": text} if isinstance(text, str) else text
         return {**part, CACHE_CONTROL: True} if i + 1 in self.marks and i + 1 < len(self.texts) else part
 
 
@@ -156,16 +161,25 @@ def _read_user(turns: _Turns, message: InputMessage, place: str) -> None:
         if block.type == "tool_result":
             turns.turns.append(_result(turns, block, where))
         elif block.type not in _OF_SERVER_TOOLS:
-            turns.of("user").texts.append(_text(block, where))
+            turns.of("user").texts.append(_image(block, where) if block.type == "image" else _text(block, where))
         if block.cache_control is not None:
             turns.mark()
 
 
 def _result(turns: _Turns, block: Block, place: str) -> _Turn:
     call = _needed(block.tool_use_id, f"{place}.tool_use_id")
-    text = _joined(block.content or "", f"{place}.content")
     name = {"name": turns.names[call]} if call in turns.names else {}  # some templates need it
-    return _Turn("tool", [f"Error: {text}" if block.is_error else text], more={"tool_call_id": call, **name})
+    return _Turn("tool", _result_parts(block, f"{place}.content"), more={"tool_call_id": call, **name})
+
+
+def _result_parts(block: Block, place: str) -> list[str | Json]:
+    """A result's text, or its texts and images in order."""
+    content, error = block.content or "", "Error: " if block.is_error else ""
+    if isinstance(content, str) or not any(each.type == "image" for each in content):
+        return [error + _joined(content, place)]
+    blocks = [(f"{place}[{j}]", each) for j, each in enumerate(content) if each.type not in _OF_SERVER_TOOLS]
+    parts = [_image(each, where) if each.type == "image" else _text(each, where) for where, each in blocks]
+    return [error, *parts] if error else parts
 
 
 def _read_assistant(turns: _Turns, message: InputMessage, place: str) -> None:
@@ -203,6 +217,30 @@ def _input(block: Block, place: str) -> str:
     if not text.startswith(b"{"):
         raise invalid(f"{place} must be an object", place)
     return text.decode(errors="replace")
+
+
+def _image(block: Block, place: str) -> Json:
+    """An image as a chat's part; whether the model takes it, the chat tells."""
+    source = _needed(block.source, f"{place}.source")
+    kind = source.get("type")
+    match kind:
+        case "base64":
+            kind_of_media = source.get("media_type")
+            url = f"data:{kind_of_media if isinstance(kind_of_media, str) else ''};base64,{_field(source, 'data', place)}"
+        case "url":
+            url = _field(source, "url", place)
+        case "file":
+            return {"type": "input_image", "file_id": _field(source, "file_id", place), PLACE: place}
+        case _:
+            raise invalid(f"{place}.source.type must be base64, url or file", f"{place}.source.type")
+    return {"type": "image_url", "image_url": {"url": url}, PLACE: place}
+
+
+def _field(source: Json, name: str, place: str) -> str:
+    value = _needed(source.get(name), f"{place}.source.{name}")
+    if not isinstance(value, str):
+        raise invalid(f"{place}.source.{name} must be a text", f"{place}.source.{name}")
+    return value
 
 
 _READ = {"system": _read_system, "user": _read_user, "assistant": _read_assistant}

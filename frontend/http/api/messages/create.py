@@ -9,8 +9,8 @@ from typing import Any
 
 from quire.frontend.client.turns import in_thread
 from quire.frontend.http.api.bodies.body import BodyDecoder, read_body
-from quire.frontend.http.api.bodies.checked import check_model
 from quire.frontend.http.api.bodies.json_pieces import LARGE_ANSWER, send_json
+from quire.frontend.http.api.bodies.request_media import RequestMedia
 from quire.frontend.http.api.bodies.schemas import ChatRequest
 from quire.frontend.http.api.chat_run import check_chat, plan_chat, prepare_chat, submit_chat
 from quire.frontend.http.api.generate import collect, running
@@ -20,6 +20,7 @@ from quire.frontend.http.api.messages.conversation import without_later_system
 from quire.frontend.http.api.messages.request import chat_request
 from quire.frontend.http.api.messages.schemas import CountTokensRequest, CountTokensResponse, MessagesRequest
 from quire.frontend.http.api.messages.stream import MessageStream
+from quire.frontend.http.api.models import check_model
 from quire.frontend.http.api.output_plan import take_tools
 from quire.frontend.http.api.prompt import LONG_BODY
 from quire.frontend.http.api.prompt_run import PromptRun
@@ -39,21 +40,23 @@ _NO_ROOM = "prompt is too long: {num_prompt_tokens} tokens > {longest_prompt} ma
 async def count_tokens(services: Services, request: Request, response: Response) -> None:
     num_bytes = len(request.body)
     body = await read_body(_count_decoder, request, services.unknown_fields)
-    check_model(body.model, services.model_names)
+    await check_model(services, request, body.model)
     chat = await _chat(services, body, num_bytes)
-    planned = await plan_chat(services, chat, take_tools(chat), owner=request.owner, **_options(body))
+    planned = await plan_chat(
+        services, chat, take_tools(chat), owner=request.owner, media=RequestMedia(services, request), **_options(body)
+    )
     response.send(200, json_bytes(CountTokensResponse(len(planned.token_ids))))
 
 
 async def create_message(services: Services, request: Request, response: Response) -> None:
     num_bytes = len(request.body)
     body = await read_body(_messages_decoder, request, services.unknown_fields)
-    model, metrics = check_model(body.model, services.model_names), services.metrics
+    model, metrics = await check_model(services, request, body.model), services.metrics
     chat = await _chat(services, body, num_bytes)
     checked = check_chat(chat, services.client.tokenizer, None)
     checked.cuts_max_tokens, checked.no_room = True, _NO_ROOM
     checked.terms = terms_of(services, request, body.timeout, body.priority)
-    prepared = await prepare_chat(services, chat, checked, **_options(body))
+    prepared = await prepare_chat(services, chat, checked, RequestMedia(services, request), **_options(body))
     name, runs = new_id("msg", request.headers).replace("-", "_", 1), list[PromptRun]()
     async with running(name, runs, metrics, services.request_log):
         runs.append(submit_chat(services, chat, prepared, name))

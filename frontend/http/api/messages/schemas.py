@@ -16,8 +16,8 @@ RawObject = Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema={"type": "obje
 
 # ------------------------------------------------------------------------------------------------------------- requests
 class Block(msgspec.Struct, kw_only=True):
-    """A content block of a message: text, thinking, redacted_thinking, tool_use, tool_result or, in a result, tool_reference.
-    conversation.py checks which fields it must have. Everything that can be cached is; cache_control
+    """A content block of a message: text, thinking, redacted_thinking, tool_use, tool_result, image or, in a result,
+    tool_reference. conversation.py checks which fields it must have. Everything that can be cached is; cache_control
     marks where a model with recurrent layers keeps a state."""
 
     type: str
@@ -32,6 +32,7 @@ class Block(msgspec.Struct, kw_only=True):
     content: "str | list[Block] | None" = None
     is_error: bool | None = None
     tool_name: str | None = None
+    source: Json | None = None
     cache_control: Json | None = None
 
 

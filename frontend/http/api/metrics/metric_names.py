@@ -14,6 +14,7 @@ from quire.ipc.messages.stats import (
     ITERATION_TOKENS,
     STEP_SECONDS,
     TOKEN_SECONDS,
+    AdapterStats,
     Distribution,
     EngineStats,
     SpeculationStats,
@@ -60,6 +61,10 @@ HISTOGRAMS: dict[str, tuple[str, Sequence[float]]] = {
 PREFIXES = {"frontend_lag_seconds": "quire:", "http_request_duration_highr_seconds": ""}  # all others have "vllm:"
 REQUEST_SUCCESS = ("vllm:request_success", "Sequences that ended, by reason.")
 REFUSED = ("quire:requests_refused", "Requests that were refused or given up, by the error's code.")
+MEDIA = {  # what frontends count of images: label -> name and help
+    "queries": ("vllm:mm_cache_queries", "Images that were looked up among those preprocessed before."),
+    "hits": ("vllm:mm_cache_hits", "Images that were preprocessed before."),
+}
 REFUSALS = ("overloaded", "rate_limit_exceeded", "deadline_exceeded", "engine_down")
 HTTP_REQUESTS = ("http_requests", "Requests by handler, method and status.")
 HTTP_DURATION = ("http_request_duration_seconds", "From a complete request to the end of its answer, by handler and method.")
@@ -86,8 +91,6 @@ COUNTERS: tuple[tuple[str, str, Callable[[Heartbeat], float]], ...] = (
     # vLLM has them for every model; there is no such cache here
     ("vllm:external_prefix_cache_queries", "Tokens looked up in other engines' caches: none.", lambda b: 0),
     ("vllm:external_prefix_cache_hits", "Tokens found in other engines' caches: none.", lambda b: 0),
-    ("vllm:mm_cache_queries", "Multimodal items looked up in a cache: none.", lambda b: 0),
-    ("vllm:mm_cache_hits", "Multimodal items found in a cache: none.", lambda b: 0),
 )
 # Gauges of engines that have such a value; others have no samples.
 OPTIONAL_GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float | None]], ...] = (
@@ -145,3 +148,12 @@ def _by_place(stats: EngineStats | None) -> dict[str, float]:
 def _waiting(num_waiting: int, stats: EngineStats | None) -> dict[str, float]:
     deferred = stats.num_deferred if stats is not None else 0
     return {"capacity": num_waiting - deferred, "deferred": deferred}
+
+
+# ------------------------------------------------------------------------------------------------------ LoRA adapters
+LORA_INFO = ("vllm:lora_requests_info", "Adapters of running and waiting sequences; the value is the time.")
+LORA_COUNTERS: tuple[tuple[str, str, Callable[[AdapterStats], float]], ...] = (
+    ("quire:lora_loads", "Adapters that were loaded into a slot on the device.", lambda s: s.loads),
+    ("quire:lora_evictions", "Adapters that gave their slot to another one.", lambda s: s.evictions),
+    ("quire:lora_load_seconds", "Seconds that loads into slots took.", lambda s: s.load_s),
+)

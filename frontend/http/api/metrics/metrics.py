@@ -18,6 +18,7 @@ from quire.frontend.http.api.metrics.metric_names import (
     FINISH_REASONS,
     HISTOGRAMS,
     HTTP_SECONDS,
+    MEDIA,
     METHODS,
     REFUSALS,
     STATUSES,
@@ -29,8 +30,10 @@ NO_HANDLER = "none"  # the label of unknown paths, as in prometheus-fastapi-inst
 # Probes and scrapes, which come all the time; vLLM does not count them either.
 UNCOUNTED = frozenset(("/metrics", "/health", "/ping", "/load", "/version", "/server_info", "/ready", "/live"))
 _HTTP_SLOTS = len(STATUSES) + len(HTTP_SECONDS) + 2  # for a handler and a method: statuses, buckets, sum
-_PID = 0  # the first slot; then finish reasons, refusals, histograms, HTTP by handler and method
-_HTTP_START = _PID + 1 + len(FINISH_REASONS) + len(REFUSALS) + sum(len(buckets) + 2 for _, buckets in HISTOGRAMS.values())
+_PID = 0  # the first slot; then finish reasons, refusals, images, histograms, HTTP by handler and method
+_HTTP_START = (
+    _PID + 1 + len(FINISH_REASONS) + len(REFUSALS) + len(MEDIA) + sum(len(buckets) + 2 for _, buckets in HISTOGRAMS.values())
+)
 _NUM_SLOTS = _HTTP_START + MAX_HANDLERS * len(METHODS) * _HTTP_SLOTS
 
 
@@ -120,6 +123,9 @@ def _layout() -> Iterator[tuple[tuple[str, str | None], int]]:
         slot += 1
     for code in REFUSALS:
         yield ("requests_refused", code), slot
+        slot += 1
+    for label in MEDIA:
+        yield ("media", label), slot
         slot += 1
     for name, (_, buckets) in HISTOGRAMS.items():
         yield (name, None), slot

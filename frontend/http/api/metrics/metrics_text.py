@@ -12,7 +12,7 @@ from typing import NamedTuple
 from quire.frontend.http.api.metrics import metric_names as names
 from quire.frontend.http.api.metrics.metrics import MAX_HANDLERS, Metrics, http_slot
 from quire.ipc.messages.frontend import Heartbeat, Welcome
-from quire.ipc.messages.stats import CacheInfo, Distribution
+from quire.ipc.messages.stats import AdapterStats, CacheInfo, Distribution
 from quire.ipc.process.usage import ProcessUsage
 from quire.ipc.version import VERSION
 
@@ -98,10 +98,26 @@ def _engines(text: "Text", engines: Sequence[_LiveEngine]) -> None:
         for name, help_text, bounds, of_stats in names.ENGINE_HISTOGRAMS:
             found: list[tuple[str, Distribution]] = [(who, of_stats(stats)) for who, stats in counted]
             text.histogram(name, help_text, [(who, bounds, each.counts, each.sum) for who, each in found])
+    _adapters(text, [(e.labels, e.heartbeat.adapters) for e in engines if e.heartbeat.adapters is not None])
     infos = [(e.number, e.cache) for e in engines if e.cache is not None]
     if infos:
         shown = [(n, {name: str(getattr(cache, name)) for name in cache.__struct_fields__}) for n, cache in infos]
         text.family("vllm:cache_config_info", "gauge", "The KV cache.", [(labels(engine=str(n), **of), 1) for n, of in shown])
+
+
+def _adapters(text: "Text", found: Sequence[tuple[str, AdapterStats]]) -> None:
+    """Kubernetes' inference gateways route by the first family, which has the present combination of labels only."""
+    if not found:
+        return
+    present = []
+    for who, stats in found:
+        running, waiting = ",".join(stats.running), ",".join(stats.waiting)
+        of_stats = labels(max_lora=str(stats.max_loras), running_lora_adapters=running, waiting_lora_adapters=waiting)
+        present.append((f"{of_stats},{who}", time.time()))
+    name, help_text = names.LORA_INFO
+    text.family(name, "gauge", help_text, present)
+    for name, help_text, of in names.LORA_COUNTERS:
+        text.family(f"{name}_total", "counter", help_text, [(who, of(stats)) for who, stats in found])
 
 
 def _caches(engine: _LiveEngine) -> bool:
@@ -119,6 +135,8 @@ def _frontends(text: "Text", slots: Sequence[float], metrics: Metrics, engine: s
     refused = {code: slots[metrics.counters["requests_refused", code]] for code in names.REFUSALS}
     name, help_text = names.REFUSED
     text.family(f"{name}_total", "counter", help_text, _by_label(engine, "reason", refused))
+    for label, (name, help_text) in names.MEDIA.items():
+        text.family(f"{name}_total", "counter", help_text, [(engine, slots[metrics.counters["media", label]])])
     for name, (help_text, buckets) in names.HISTOGRAMS.items():
         prefix = names.PREFIXES.get(name, "vllm:")
         start, end = metrics.histograms[name].start, metrics.histograms[name].start + len(buckets) + 1

@@ -11,6 +11,7 @@ from quire.frontend.http.api.bodies.body import BodyDecoder, read_body
 from quire.frontend.http.api.bodies.checked import check_request
 from quire.frontend.http.api.bodies.json_pieces import LARGE_ANSWER, send_json
 from quire.frontend.http.api.bodies.params import make_params
+from quire.frontend.http.api.bodies.request_media import RequestMedia
 from quire.frontend.http.api.chat_output import ChatOutput
 from quire.frontend.http.api.chat_run import check_chat, prepare_chat, submit_chat
 from quire.frontend.http.api.errors import invalid
@@ -37,7 +38,7 @@ T = TypeVar("T", OllamaChatRequest, OllamaGenerateRequest)
 async def chat(services: Services, request: Request, response: Response) -> None:
     began = time.time()
     body = await read_body(_chat_decoder, request, services.unknown_fields)
-    model = model_of(body.model, services.model_names)
+    model = await model_of(services, request, body.model)
     if not body.messages:
         return _send_empty(response, Answer(model, True, began, None), body)
     await _run_chat(services, request, response, body, model, began)
@@ -46,7 +47,7 @@ async def chat(services: Services, request: Request, response: Response) -> None
 async def generate(services: Services, request: Request, response: Response) -> None:
     began = time.time()
     body = await read_body(_generate_decoder, request, services.unknown_fields)
-    model = model_of(body.model, services.model_names)
+    model = await model_of(services, request, body.model)
     if not body.prompt:
         return _send_empty(response, Answer(model, False, began, None), body)
     if body.raw or not services.client.tokenizer.templates:
@@ -64,7 +65,7 @@ async def _run_chat(services: Services, request: Request, response: Response, bo
     checked = check_chat(chat, services.client.tokenizer, None)
     checked.cuts_max_tokens, checked.terms = True, terms_of(services, request, None)
     thinks = body.think is not False
-    prepared = await prepare_chat(services, chat, checked, thinks=thinks, may_not_reason=True)
+    prepared = await prepare_chat(services, chat, checked, RequestMedia(services, request), thinks=thinks, may_not_reason=True)
     name, runs = new_id("ollama", request.headers), list[PromptRun]()
     async with running(name, runs, services.metrics, services.request_log):
         runs.append(submit_chat(services, chat, prepared, name))

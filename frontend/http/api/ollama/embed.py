@@ -53,7 +53,7 @@ _older_decoder = BodyDecoder(OllamaEmbeddingsRequest)
 async def embed(services: Services, request: Request, response: Response) -> None:
     began = time.perf_counter_ns()
     body = await read_body(_decoder, request, services.unknown_fields)
-    model, info = model_of(body.model, services.model_names), need(services, "embed")
+    model, info = await model_of(services, request, body.model), need(services, "embed")
     if body.input in ("", []):  # Ollama loads the model then
         return response.send(200, json_bytes(OllamaEmbedResponse(model, [], 0, 0, 0)))
     if body.truncate is not False and body.truncate_prompt_tokens is None:
@@ -73,7 +73,7 @@ async def embed(services: Services, request: Request, response: Response) -> Non
 async def embeddings(services: Services, request: Request, response: Response) -> None:
     """Not normalized, as Ollama's."""
     body = await read_body(_older_decoder, request, services.unknown_fields)
-    model_of(body.model, services.model_names)
+    await model_of(services, request, body.model)
     info = need(services, "embed")
     if not body.prompt:
         return response.send(200, json_bytes(OllamaEmbeddingsResponse([])))

@@ -32,27 +32,30 @@ async def version(services: Services, request: Request, response: Response) -> N
 
 
 async def tags(services: Services, request: Request, response: Response) -> None:
-    response.send(200, json_bytes(_models(services, modified_at=moment(services.client.welcome.created))))
+    response.send(200, json_bytes(_models(services, request, modified_at=moment(services.client.welcome.created))))
 
 
 async def ps(services: Services, request: Request, response: Response) -> None:
     more = {"expires_at": _NEVER, "size_vram": 0, "context_length": services.limits.max_model_len}
-    response.send(200, json_bytes(_models(services, **more)))
+    response.send(200, json_bytes(_models(services, request, **more)))
 
 
-def _models(services: Services, **more: Any) -> dict[str, Any]:
+def _models(services: Services, request: Request, **more: Any) -> dict[str, Any]:
+    names = [*services.model_names, *services.client.adapters]
+    names = [name for name in names if services.key_limits.may_use(request.owner, name)]
     same = {"size": 0, "digest": services.client.welcome.model_digest, "details": _DETAILS, **more}
-    return {"models": [{"name": name, "model": name, **same} for name in services.model_names]}
+    return {"models": [{"name": name, "model": name, **same} for name in names]}
 
 
 async def show(services: Services, request: Request, response: Response) -> None:
     body = await read_body(_show_decoder, request, services.unknown_fields)
-    name = model_of(body.model or body.name, services.model_names)
+    name = await model_of(services, request, body.model or body.name)
     tokenizer, parsers = services.client.tokenizer, services.parsers
     template = tokenizer.template_source() if "default" in tokenizer.templates else ""
     harmony = parsers.is_harmony(template)
     capabilities = {
         "completion": True,
+        "vision": services.client.media is not None,
         "tools": harmony or parsers.tool_parser(template) is not None,
         "thinking": harmony or parsers.reasoning_parser(template) is not None,
     }

@@ -10,6 +10,7 @@ import msgspec
 from quire.frontend.http.api.bodies.schemas import SAMPLING_VALUES, ChatRequest, CompletionRequest, Json
 from quire.frontend.http.api.bodies.structured import JsonSchemaFormat, ResponseFormat
 from quire.frontend.http.api.errors import invalid
+from quire.frontend.http.api.models import check_model
 from quire.frontend.http.api.ollama.schemas import (
     InputCall,
     NotHere,
@@ -18,14 +19,17 @@ from quire.frontend.http.api.ollama.schemas import (
     OllamaMessage,
     Options,
 )
+from quire.frontend.http.api.services import Services
 from quire.frontend.http.protocol.errors import ApiError
+from quire.frontend.http.protocol.exchange import Request
+from quire.frontend.media.parts import PLACE
 
 _Body = OllamaChatRequest | OllamaGenerateRequest
 T = TypeVar("T", ChatRequest, CompletionRequest)
 
 _INSTEAD = {
     "suffix": "models go on from the end of a prompt; put all of the text into prompt, with raw: true.",
-    "images": "this model takes text only.",
+    "images": "a raw prompt has no place for them; leave raw out.",
     "template": "the model's own is used; send a prompt that is whole with raw: true.",
     "context": "send the conversation to /api/chat.",
     "logprobs": "ask /v1/chat/completions.",
@@ -34,13 +38,17 @@ _INSTEAD = {
 _SAME_OPTIONS = tuple(name for name in Options.__struct_fields__ if name in SAMPLING_VALUES)
 
 
-def model_of(name: str | None, served: list[str]) -> str:
+async def model_of(services: Services, request: Request, name: str | None) -> str:
     """The model's name to answer with: as the request has it, with or without ":latest". Raises ApiError 404."""
-    if not name:
-        return served[0]
-    if {name, name.removesuffix(":latest"), f"{name}:latest"}.isdisjoint(served):
-        raise ApiError(404, f"model {name!r} not found", param="model", code="model_not_found")
-    return name
+    names = [] if not name else [name, name.removesuffix(":latest"), f"{name}:latest"]
+    known = next((each for each in names if each in services.model_names or each in services.client.adapters), None)
+    try:
+        await check_model(services, request, known or (names[1] if names else None))
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        raise ApiError(404, f"model {name!r} not found", param="model", code="model_not_found") from None
+    return name or services.model_names[0]
 
 
 def chat_of(body: _Body) -> ChatRequest:
@@ -52,7 +60,8 @@ def chat_of(body: _Body) -> ChatRequest:
         chat.continue_final_message = (last["role"] == "assistant" and "tool_calls" not in last) or None
     else:
         system = [{"role": "system", "content": body.system}] if body.system else []
-        chat = ChatRequest(messages=[*system, {"role": "user", "content": body.prompt}])
+        content = _with_images(body.prompt or "", body.images, "images")
+        chat = ChatRequest(messages=[*system, {"role": "user", "content": content}])
     if body.think is not None:
         chat.chat_template_kwargs = dict.fromkeys(("enable_thinking", "thinking"), bool(body.think))  # templates use either
         chat.reasoning_effort = body.think if isinstance(body.think, str) else None
@@ -62,6 +71,8 @@ def chat_of(body: _Body) -> ChatRequest:
 def completion_of(body: OllamaGenerateRequest) -> CompletionRequest:
     """A raw prompt as a completion. Raises ApiError 400."""
     _check_not_here(body)
+    if body.images:
+        raise _unsupported("images", "images")
     return _with_options(CompletionRequest(prompt=body.prompt), body)
 
 
@@ -92,6 +103,17 @@ def _with_options(to: T, body: _Body) -> T:
     return to
 
 
+def _with_images(text: str, images: list[str] | None, place: str) -> str | list[Json]:
+    """Ollama's images, base64, come before the message's text, as there."""
+    if not images:
+        return text
+    parts: list[Json] = [
+        {"type": "image_url", "image_url": {"url": f"data:;base64,{data}"}, PLACE: f"{place}[{i}]"}
+        for i, data in enumerate(images)
+    ]
+    return [*parts, {"type": "text", "text": text}] if text else parts
+
+
 class _Conversation:
     """Ollama's messages, translated in order. Calls without an id get one; a result without one is that of its tool's first
     call without a result."""
@@ -104,9 +126,7 @@ class _Conversation:
         return [self._message(message, f"messages[{i}]") for i, message in enumerate(messages)]
 
     def _message(self, message: OllamaMessage, place: str) -> Json:
-        if message.images:
-            raise _unsupported(f"{place}.images", "images")
-        result: Json = {"role": message.role, "content": message.content or ""}
+        result: Json = {"role": message.role, "content": _with_images(message.content or "", message.images, f"{place}.images")}
         if message.thinking:
             result["reasoning_content"] = message.thinking
         if message.tool_calls:

@@ -44,6 +44,7 @@ OLLAMA_ROUTES: tuple[Route, ...] = (
         answer=OllamaChatResponse,
         streams=True,
         prompt_field="messages",
+        has_media=True,
         example={"messages": [{"role": "user", "content": "Hello!"}], "stream": False, "options": _OPTIONS},
     ),
     _Route(
@@ -55,6 +56,7 @@ OLLAMA_ROUTES: tuple[Route, ...] = (
         answer=OllamaGenerateResponse,
         streams=True,
         prompt_field="prompt",
+        has_media=True,
         example={"prompt": "Hello!", "stream": False, "options": _OPTIONS},
     ),
     _Route(

@@ -47,7 +47,7 @@ class OllamaMessage(msgspec.Struct, kw_only=True):
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
     thinking: str | None = None
-    images: list[Any] | None = None
+    images: list[str] | None = None
     tool_calls: Annotated[list[InputCall], msgspec.Meta(max_length=MAX_ITEMS)] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
@@ -57,7 +57,6 @@ class NotHere(msgspec.Struct, kw_only=True):
     """Fields that are refused, except values without effect."""
 
     suffix: Any = None
-    images: Any = None
     template: Any = None
     context: Any = None
     logprobs: Any = None
@@ -82,6 +81,7 @@ class OllamaChatRequest(_Request, kw_only=True):
 
 class OllamaGenerateRequest(_Request, kw_only=True):
     prompt: str | None = None
+    images: list[str] | None = None
     system: str | None = None
     raw: bool | None = None
 

@@ -6,9 +6,9 @@ import msgspec
 import numpy as np
 
 from quire.frontend.http.api.bodies.body import BodyDecoder, read_body
-from quire.frontend.http.api.bodies.checked import check_model
 from quire.frontend.http.api.bodies.schemas import Int64, ShortText
 from quire.frontend.http.api.errors import invalid
+from quire.frontend.http.api.models import check_model
 from quire.frontend.http.api.pooling.fields import PromptFields, ids_of, need, prompts_of, refuse
 from quire.frontend.http.api.pooling.run import PoolRun, params_of, send
 from quire.frontend.http.api.services import Services
@@ -64,7 +64,7 @@ _decoder = BodyDecoder(CohereEmbedRequest)
 
 async def embed(services: Services, request: Request, response: Response) -> None:
     body = await read_body(_decoder, request, services.unknown_fields)
-    check_model(body.model, services.model_names)
+    await check_model(services, request, body.model)
     info = need(services, "embed")
     refuse(body, images="vectors of images are not served", inputs="give texts; vectors of images are not served")
     types = body.embedding_types or ["float"]

@@ -5,18 +5,10 @@ from typing import Any
 import msgspec
 
 from quire.frontend.http.api.bodies.body import BodyDecoder, read_body
-from quire.frontend.http.api.bodies.checked import check_model
 from quire.frontend.http.api.bodies.schemas import ShortText
-from quire.frontend.http.api.pooling.fields import (
-    Input,
-    PoolFields,
-    PoolingUsage,
-    ids_of,
-    named_prompt,
-    need,
-    prompts_of,
-    refuse,
-)
+from quire.frontend.http.api.models import check_model
+from quire.frontend.http.api.pooling.conversation import ConversationFields, ids_of_body
+from quire.frontend.http.api.pooling.fields import PoolingUsage, named_prompt, need, refuse
 from quire.frontend.http.api.pooling.run import PoolRun, params_of, send, usage_of
 from quire.frontend.http.api.pooling.vectors import VectorFormat
 from quire.frontend.http.api.services import Services
@@ -24,13 +16,13 @@ from quire.frontend.http.api.sse import json_bytes
 from quire.frontend.http.protocol.exchange import Request, Response
 
 
-class EmbeddingRequest(PoolFields, kw_only=True):
-    input: Input
+class EmbeddingRequest(ConversationFields, kw_only=True):
     encoding_format: ShortText | None = None
     embed_dtype: ShortText | None = None
     endianness: ShortText | None = None
     prompt_name: ShortText | None = None
-    messages: Any = None  # refused
+    task: Any = None  # refused, as late_chunking is
+    late_chunking: Any = None
 
 
 class Embedding(msgspec.Struct, frozen=True):
@@ -51,17 +43,22 @@ class EmbeddingResponse(msgspec.Struct, frozen=True):
 
 
 _decoder = BodyDecoder(EmbeddingRequest)
+_REFUSED = {
+    "task": "a request cannot choose a task's weights; --hf-overrides '{\"jina_task\": ...}' does at the start",
+    "late_chunking": "vectors of texts that share their context are not served; give each text by itself",
+}
 
 
 async def embeddings(services: Services, request: Request, response: Response) -> None:
     body = await read_body(_decoder, request, services.unknown_fields)
-    model = check_model(body.model, services.model_names)
+    model = await check_model(services, request, body.model)
     info = need(services, "embed")
-    refuse(body, messages="vectors of conversations are not served yet; render them to texts and give input")
+    refuse(body, **_REFUSED)
     form = VectorFormat(body.encoding_format, body.embed_dtype, body.endianness, request.is_patient)
     params = params_of(task="embed", dimensions=body.dimensions, use_activation=body.uses_activation)
-    prompts, run = prompts_of(body.input), PoolRun(services, request, body, "embd")
-    results = await run.pool(await ids_of(services, prompts, body, named_prompt(info, body.prompt_name)), params)
+    run = PoolRun(services, request, body, "embd")
+    ids = await ids_of_body(services, request, body, named_prompt(info, body.prompt_name))
+    results = await run.pool(ids, params)
     usage = usage_of(results.num_prompt_tokens)
     if form.is_binary:
         about = {"id": run.name, "created": run.created, "model": model, "usage": msgspec.structs.asdict(usage)}

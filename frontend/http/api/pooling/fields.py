@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from quire.frontend.client.pooling import Ids, tokenized
+from quire.frontend.client.pooling import Ids, marked, tokenized
 from quire.frontend.http.api.bodies.schemas import CacheSalt, Int32, Int64, ShortText, TokenId
 from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.api.services import Services
@@ -65,6 +65,7 @@ _VERBS: dict[str, str] = {
     "token_embed": "make vectors of tokens",
     "classify": "classify",
     "token_classify": "classify tokens",
+    "embed_sparse": "make sparse vectors",
     "generate": "generate text (/v1/chat/completions)",
 }
 
@@ -74,10 +75,20 @@ def need(services: Services, *tasks: PoolingTask) -> PoolingInfo:
     limits = services.limits
     if limits.pooling is not None and any(task in limits.pooling.tasks for task in tasks):
         return limits.pooling
-    can = " and ".join(_VERBS[task] for task in limits.tasks)
     wanted = " or ".join(_VERBS[task] for task in tasks)
-    text = f"The model that is served cannot {wanted}; it can {can}. --runner pooling and --convert change that at the start."
-    raise ApiError(400, text, param="model", code="unsupported_task")
+    raise _cannot(services, wanted, "--runner pooling and --convert change that at the start")
+
+
+def need_generation(services: Services) -> None:
+    """Raises ApiError 400 for a model that does not write text."""
+    if not services.limits.generates:
+        raise _cannot(services, "generate text", "/v1/embeddings, /score and /pooling are its routes")
+
+
+def _cannot(services: Services, wanted: str, instead: str) -> ApiError:
+    can = " and ".join(_VERBS[task] for task in services.limits.tasks)
+    text = f"The model that is served cannot {wanted}; it can {can}: {instead}."
+    return ApiError(400, text, param="model", code="unsupported_task")
 
 
 def refuse(body: msgspec.Struct, **reasons: str) -> None:
@@ -123,12 +134,29 @@ def named_prompt(info: PoolingInfo, name: str | None) -> str:
     return info.prompts[name]
 
 
-async def ids_of(services: Services, prompts: Sequence[Prompt], body: PromptFields, before: str = "") -> list[Ids]:
-    """The ids of prompts of one kind. before: is put before texts. Raises ApiError 400, TooLong."""
+def prompt_for_tokens(info: PoolingInfo, name: str | None) -> tuple[str, bool]:
+    """(the text to put before each input, whether inputs are queries) of results of tokens: a model of token vectors reads
+    texts as queries or as documents, by the prompts of these names. Raises ApiError 400."""
+    if info.late is None or name in info.prompts:
+        return named_prompt(info, name), name == "query"
+    if name not in (None, "query", "document"):
+        raise invalid(f"prompt_name must be query or document for this model, got {name!r:.80}", "prompt_name")
+    return "", name == "query"
+
+
+async def ids_of(
+    services: Services, prompts: Sequence[Prompt], body: PromptFields, before: str = "", is_query: bool = False
+) -> list[Ids]:
+    """The ids of prompts of one kind. before: is put before texts. is_query: as for `tokenized`.
+
+    Raises ApiError 400, TooLong."""
     keep, side, special = kept(body), body.truncation_side, body.add_special_tokens is not False
     if isinstance(prompts[0], str):
         texts = [before + text for text in prompts]  # type: ignore[operator]
-        return await tokenized(services.client, texts, add_special_tokens=special, keep=keep, side=side)
+        how: dict[str, Any] = {"add_special_tokens": special, "keep": keep, "side": side, "is_query": is_query}
+        rows = await tokenized(services.client, texts, **how)
+        info = services.limits.pooling
+        return marked(services.client.tokenizer, rows, before) if info is not None and info.skips_prompts else rows
     most = services.limits.max_model_len if keep == -1 else keep
     if most is None:
         return list(prompts)  # type: ignore[arg-type]

@@ -4,35 +4,36 @@ from typing import Any
 
 import msgspec
 
+from quire.frontend.client.pooling_parts import split_tasks
 from quire.frontend.http.api.bodies.body import BodyDecoder, read_body
-from quire.frontend.http.api.bodies.checked import check_model
 from quire.frontend.http.api.bodies.schemas import ShortText
 from quire.frontend.http.api.errors import invalid
-from quire.frontend.http.api.pooling.fields import Input, PoolFields, PoolingUsage, ids_of, need, prompts_of, refuse
+from quire.frontend.http.api.models import check_model
+from quire.frontend.http.api.pooling.conversation import ConversationFields, ids_of_body
+from quire.frontend.http.api.pooling.fields import PoolingUsage, need, prompt_for_tokens
 from quire.frontend.http.api.pooling.run import PoolRun, params_of, send, usage_of
 from quire.frontend.http.api.pooling.vectors import VectorFormat
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.sse import json_bytes
 from quire.frontend.http.protocol.exchange import Request, Response
-from quire.ipc.pooling import TASKS
+from quire.ipc.pooling import TASKS, PoolingInfo, check_pooling
 
 
-class PoolingRequest(PoolFields, kw_only=True):
-    """task: None is the tokens' one of what the model does, as in vLLM."""
+class PoolingRequest(ConversationFields, kw_only=True):
+    """task: None is the tokens' one of what the model does, as in vLLM; several are answered from one pass."""
 
-    input: Input
-    task: ShortText | None = None
+    task: ShortText | list[ShortText] | None = None
+    prompt_name: ShortText | None = None
     encoding_format: ShortText | None = None
     embed_dtype: ShortText | None = None
     endianness: ShortText | None = None
-    messages: Any = None  # refused
 
 
 class PoolingData(msgspec.Struct, frozen=True):
-    """data: numbers, rows of them, or base64 of their bytes."""
+    """data: numbers, rows of them, weights of tokens, or base64 of their bytes; of several tasks an object with each."""
 
     index: int
-    data: list[float | list[float]] | str
+    data: Any
     object: str = "pooling"
 
 
@@ -50,23 +51,43 @@ _decoder = BodyDecoder(PoolingRequest)
 
 async def pooling(services: Services, request: Request, response: Response) -> None:
     body = await read_body(_decoder, request, services.unknown_fields)
-    model = check_model(body.model, services.model_names)
+    model = await check_model(services, request, body.model)
     info = need(services, *TASKS)
-    refuse(body, messages="prompts that are conversations are not served yet; render them to texts and give input")
-    task = body.task or next((task for task in ("token_embed", "token_classify") if task in info.tasks), info.tasks[0])
-    if task not in info.tasks:
-        raise invalid(f"task must be one of {', '.join(info.tasks)} for this model, got {task}", "task")
+    tasks = _tasks(body, info)
     form = VectorFormat(body.encoding_format, body.embed_dtype, body.endianness, request.is_patient)
-    params = params_of(task=task, dimensions=body.dimensions, use_activation=body.uses_activation)
-    prompts, run = prompts_of(body.input), PoolRun(services, request, body, "pool")
-    results = await run.pool(await ids_of(services, prompts, body), params)
+    if form.is_binary and len(tasks) > 1:
+        raise invalid("encoding_format: bytes are those of one task; base64 is possible", "encoding_format")
+    which = {"task": tasks[0]} if len(tasks) == 1 else {"tasks": tasks}
+    params = params_of(**which, dimensions=body.dimensions, use_activation=body.uses_activation)
+    run = PoolRun(services, request, body, "pool")
+    before, is_query = prompt_for_tokens(info, body.prompt_name)
+    ids = await ids_of_body(services, request, body, before, is_query)
+    results = await run.pool(ids, params)
     usage = usage_of(results.num_prompt_tokens)
     if form.is_binary:
         about = {"id": run.name, "created": run.created, "model": model, "usage": msgspec.structs.asdict(usage)}
         return form.send_binary(response, results.data, about)
 
     def make() -> bytes:
-        data = [PoolingData(i, form.json(result)) for i, result in enumerate(results.data)]
+        if len(tasks) == 1:
+            data = [PoolingData(i, form.json(result, tasks[0])) for i, result in enumerate(results.data)]
+        else:
+            row = check_pooling(params, info, services.limits.tasks)
+            parts = [split_tasks(result, row, info, len(ids[i])) for i, result in enumerate(results.data)]
+            data = [PoolingData(i, {task: form.json(own[task], task) for task in tasks}) for i, own in enumerate(parts)]
         return json_bytes(PoolingResponse(run.name, run.created, model, data, usage))
 
     await send(response, make, sum(result.size for result in results.data))
+
+
+def _tasks(body: PoolingRequest, info: PoolingInfo) -> list[Any]:
+    """The tasks that are asked for. Raises ApiError 400."""
+    if body.task is None:
+        return [next((task for task in ("token_embed", "token_classify") if task in info.tasks), info.tasks[0])]
+    tasks = [body.task] if isinstance(body.task, str) else body.task
+    for task in tasks:
+        if task not in info.tasks:
+            raise invalid(f"task must be one of {', '.join(info.tasks)} for this model, got {task}", "task")
+    if not tasks:
+        raise invalid("task: a list of tasks must hold at least one", "task")
+    return tasks

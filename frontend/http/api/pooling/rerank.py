@@ -7,9 +7,9 @@ import msgspec
 
 from quire.frontend.client.scoring import cut_texts
 from quire.frontend.http.api.bodies.body import BodyDecoder, read_body
-from quire.frontend.http.api.bodies.checked import check_model
 from quire.frontend.http.api.bodies.schemas import Int64
 from quire.frontend.http.api.errors import invalid
+from quire.frontend.http.api.models import check_model
 from quire.frontend.http.api.pooling.fields import MAX_DOCUMENTS, PoolFields, kept, need, prompts_of
 from quire.frontend.http.api.pooling.run import PoolRun, params_of, send
 from quire.frontend.http.api.services import Services
@@ -68,8 +68,8 @@ _decoder = BodyDecoder(RerankRequest)
 
 async def rerank(services: Services, request: Request, response: Response) -> None:
     body = await read_body(_decoder, request, services.unknown_fields)
-    model = check_model(body.model, services.model_names)
-    need(services, "classify", "embed")
+    model = await check_model(services, request, body.model)
+    need(services, "classify", "embed", "token_embed")
     (query,), documents = prompts_of(body.query, "query", 1), _documents(body)
     if body.top_n is not None and body.top_n < 0:
         raise invalid(f"top_n must be at least 0 (0: all), got {body.top_n}", "top_n")

@@ -14,15 +14,9 @@ from quire.frontend.http.api.pooling.pool import PoolingRequest, PoolingResponse
 from quire.frontend.http.api.pooling.rerank import RerankRequest, RerankResponse, rerank
 from quire.frontend.http.api.pooling.score import ScoreRequest, ScoreResponse, score
 from quire.frontend.http.api.route import Route
-from quire.frontend.http.api.services import Services
-from quire.frontend.http.protocol.exchange import Request, Response
 
 _PAIR = {"text_1": "What is a quire?", "text_2": ["A set of pages.", "A choir sings."]}
 _RANK = {"query": "What is a quire?", "documents": ["A set of pages.", "A choir sings."]}
-
-
-async def _nothing(services: Services, request: Request, response: Response) -> None:
-    """The handler of a missing route; app.py answers before it is called."""
 
 
 POOLING_ROUTES: tuple[Route, ...] = (
@@ -49,6 +43,6 @@ POOLING_ROUTES: tuple[Route, ...] = (
           "pooling", tei.SimilarityRequest, list[float], prompt_field="inputs",
           example={"inputs": {"source_sentence": "A set of pages.", "sentences": ["Many pages."]}}),
     Route("GET", "/info", tei.info, "The model, as text-embeddings-inference describes it", "pooling", answer=dict[str, Any]),
-    Route("POST", "/embed_sparse", _nothing, "Sparse vectors: not here yet, answers 501", "pooling",
-          missing="Sparse vectors are not supported by this server yet; /embed makes dense ones."),
+    Route("POST", "/embed_sparse", tei.embed_sparse, "Weights of tokens, as text-embeddings-inference has them", "pooling",
+          tei.TeiEmbedRequest, list[list[tei.SparseValue]], example={"inputs": "A set of pages."}, prompt_field="inputs"),
 )  # fmt: skip

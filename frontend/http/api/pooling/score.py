@@ -6,8 +6,8 @@ import msgspec
 
 from quire.frontend.client.scoring import paired
 from quire.frontend.http.api.bodies.body import BodyDecoder, read_body
-from quire.frontend.http.api.bodies.checked import check_model
 from quire.frontend.http.api.errors import invalid
+from quire.frontend.http.api.models import check_model
 from quire.frontend.http.api.pooling.fields import MAX_DOCUMENTS, PoolFields, PoolingUsage, kept, need, prompts_of
 from quire.frontend.http.api.pooling.run import PoolRun, params_of, send, usage_of
 from quire.frontend.http.api.services import Services
@@ -47,8 +47,8 @@ _decoder = BodyDecoder(ScoreRequest)
 
 async def score(services: Services, request: Request, response: Response) -> None:
     body = await read_body(_decoder, request, services.unknown_fields)
-    model = check_model(body.model, services.model_names)
-    need(services, "classify", "embed")
+    model = await check_model(services, request, body.model)
+    need(services, "classify", "embed", "token_embed")
     first, second = _side(body, "text_1", "queries", "data_1"), _side(body, "text_2", "documents", "data_2")
     if len(first) not in (1, len(second)):
         raise invalid(f"text_1 must hold one text, or as many as text_2: got {len(first)} and {len(second)}", "text_1")

@@ -1,4 +1,4 @@
-"""The routes of Hugging Face's text-embeddings-inference: /embed, /embed_all, /predict, /similarity, /info.
+"""The routes of Hugging Face's text-embeddings-inference: /embed, /embed_all, /embed_sparse, /predict, /similarity, /info.
 
 Clients made for such a server work with the address of this one. (Its /rerank is told apart by its body: rerank.py.)
 """
@@ -18,10 +18,12 @@ from quire.frontend.http.api.pooling.fields import (
     ids_of,
     named_prompt,
     need,
+    prompt_for_tokens,
     prompts_of,
     refuse,
 )
 from quire.frontend.http.api.pooling.run import PoolRun, params_of, send
+from quire.frontend.http.api.pooling.vectors import sparse_json
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.sse import json_bytes
 from quire.frontend.http.protocol.exchange import Request, Response
@@ -45,6 +47,13 @@ class PredictRequest(TeiFields, kw_only=True):
 
     inputs: str | list[str | list[str]]
     raw_scores: bool | None = None
+
+
+class SparseValue(msgspec.Struct, frozen=True):
+    """index: a token's id."""
+
+    index: int
+    value: float
 
 
 class Prediction(msgspec.Struct, frozen=True):
@@ -84,6 +93,18 @@ async def embed(services: Services, request: Request, response: Response) -> Non
     await send(response, lambda: json_bytes([vector.tolist() for vector in data]), len(data) * len(data[0]))
 
 
+async def embed_sparse(services: Services, request: Request, response: Response) -> None:
+    body = await read_body(_embed_decoder, request, services.unknown_fields)
+    info = need(services, "embed_sparse")
+    refuse(body, normalize="sparse vectors are not normalized", dimensions="sparse vectors are not cut")
+    params, run = params_of(task="embed_sparse"), PoolRun(services, request, body, "embed-sparse")
+    prompts = prompts_of(body.inputs, "inputs")
+    _cut(body, body.truncate, body.truncation_direction)
+    results = await run.pool(await ids_of(services, prompts, body, named_prompt(info, body.prompt_name)), params)
+    data = results.data
+    await send(response, lambda: json_bytes([sparse_json(vector) for vector in data]), 4 * sum(map(len, data)))
+
+
 async def embed_all(services: Services, request: Request, response: Response) -> None:
     """The vector of each token, as the layers leave it."""
     body = await read_body(_embed_decoder, request, services.unknown_fields)
@@ -92,7 +113,8 @@ async def embed_all(services: Services, request: Request, response: Response) ->
     params, run = params_of(task="token_embed", use_activation=False), PoolRun(services, request, body, "embed-all")
     prompts = prompts_of(body.inputs, "inputs")
     _cut(body, body.truncate, body.truncation_direction)
-    results = await run.pool(await ids_of(services, prompts, body, named_prompt(info, body.prompt_name)), params)
+    before, is_query = prompt_for_tokens(info, body.prompt_name)
+    results = await run.pool(await ids_of(services, prompts, body, before, is_query), params)
     data = results.data
     await send(response, lambda: json_bytes([rows.tolist() for rows in data]), sum(rows.size for rows in data))
 

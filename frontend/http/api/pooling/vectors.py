@@ -16,6 +16,12 @@ ENDIANNESS = ("native", "big", "little")
 OCTETS = b"application/octet-stream"
 
 
+def sparse_json(data: np.ndarray) -> list[dict[str, float]]:
+    """A sparse vector, float32 [n, 2], as text-embeddings-inference writes it: by token ids."""
+    found = sorted(zip(data[:, 0].astype(int).tolist(), data[:, 1].tolist(), strict=True))
+    return [{"index": token, "value": weight} for token, weight in found]
+
+
 class VectorFormat:
     """encoding_format, embed_dtype and endianness of a body, checked. Raises ApiError 400."""
 
@@ -46,11 +52,11 @@ class VectorFormat:
             return rounded.astype(f"{order}u2").tobytes()
         return data.astype(f"{order}f{2 if self.dtype == 'float16' else 4}").tobytes()
 
-    def json(self, data: np.ndarray) -> Any:
-        """A result as a value in JSON: a list, or base64."""
+    def json(self, data: np.ndarray, task: str = "embed") -> Any:
+        """A result of a task as a value in JSON: a list, or base64."""
         if self.encoding == "base64":
             return base64.b64encode(self.octets(data)).decode()
-        return data.tolist()
+        return sparse_json(data) if task == "embed_sparse" else data.tolist()
 
     def send_binary(self, response: Response, data: Sequence[np.ndarray], about: dict[str, Any]) -> None:
         """All results' bytes; about: what the header `metadata` says besides where each is, unless they are bytes_only."""

@@ -11,6 +11,7 @@ from typing import Any
 from quire.frontend.http.api.bodies.schemas import Json
 from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.protocol.errors import ApiError
+from quire.frontend.media.parts import PLACE
 
 MAX_REFERENCES = 64  # of one request: each is read from the store
 _MAX_ID = 256
@@ -166,11 +167,23 @@ def _part(part: Any, place: str, by_model: bool) -> Json:
     if kind in ("input_text", "output_text", "text"):
         text = _text(part.get("text"), f"{place}.text", may_be_empty=True)
         return {"type": "output_text", "text": text, "annotations": []} if by_model else {"type": "input_text", "text": text}
+    if kind == "input_image" and not by_model:
+        return _image(part, place)
     if kind in ("input_image", "input_file", "input_audio", "computer_screenshot"):
         raise ApiError(
-            400, f"{place}.type: this server takes text only, no {kind}.", param=f"{place}.type", code="unsupported_value"
+            400, f"{place}.type: this server takes text and images, no {kind}.", param=f"{place}.type", code="unsupported_value"
         )
     raise invalid(f"{place}.type must be input_text or, of the assistant's, output_text or refusal", f"{place}.type")
+
+
+def _image(part: Json, place: str) -> Json:
+    """An image by its address or its file's id; whether the model takes it, its chat tells."""
+    url, file_id = part.get("image_url"), part.get("file_id")
+    if url is None and file_id is None:
+        raise invalid(f"{place} needs an image_url or a file_id", place)
+    name, value = ("image_url", url) if url is not None else ("file_id", file_id)
+    given = {name: _text(value, f"{place}.{name}"), PLACE: place}
+    return {"type": "input_image", "detail": part.get("detail") or "auto", **given}
 
 
 def _function_call(item: Json, place: str) -> Json:

@@ -65,5 +65,11 @@ def _add_message(messages: list[Json], item: Json, knows_developer: bool) -> Non
 
 def _content(parts: Sequence[Json]) -> str | list[Json]:
     """A single part as a text, several as a list: the template decides how to join them."""
-    texts = [part["refusal"] if part["type"] == "refusal" else part["text"] for part in parts]
-    return texts[0] if len(texts) == 1 else [{"type": "text", "text": text} for text in texts]
+    shown = [_part(part) for part in parts]
+    return shown[0]["text"] if len(shown) == 1 and "text" in shown[0] else shown
+
+
+def _part(part: Json) -> Json:
+    if part["type"] == "input_image":
+        return part
+    return {"type": "text", "text": part["refusal"] if part["type"] == "refusal" else part["text"]}

@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from quire.frontend.client.turns import in_thread
-from quire.frontend.http.api.bodies.checked import check_model
+from quire.frontend.http.api.bodies.request_media import RequestMedia
 from quire.frontend.http.api.bodies.schemas import MAX_ITEMS, ChatRequest, Json
 from quire.frontend.http.api.chat_run import PreparedChat, check_chat, prepare_chat
 from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.api.logs.request_log import given_id
+from quire.frontend.http.api.models import check_model
 from quire.frontend.http.api.responses.answer import ResponseObject, begun
 from quire.frontend.http.api.responses.items import check_calls, completed_items, referenced_ids
 from quire.frontend.http.api.responses.records import conversation, referred_items
@@ -21,6 +22,8 @@ from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.terms import terms_of
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.http.protocol.exchange import Request
+from quire.frontend.media.errors import MediaError
+from quire.frontend.media.parts import forget_places, with_cut
 from quire.frontend.text.chat_template import ChatTemplateError
 
 _LONG_BODY, _MANY_ITEMS = 16 << 10, 64  # bytes and items: so much is translated in 2 ms
@@ -45,7 +48,7 @@ class Turn:
 
 async def prepare_turn(services: Services, request: Request, body: ResponsesRequest, num_bytes: int) -> Turn:
     """num_bytes: length of the request's body. Raises ApiError."""
-    model = check_model(body.model, services.model_names)
+    model = await check_model(services, request, body.model)
     check_request(body, services.limits.max_logprobs)
     id = _new_response_id(request.headers, body.request_id)
     items, more_bytes = await conversation(services.storage, request.owner, body.previous_response_id)
@@ -59,15 +62,21 @@ async def prepare_turn(services: Services, request: Request, body: ResponsesRequ
     work = (services, body, id, items, known)
     items, tools, chat_body = _translate(*work) if small else await in_thread(_translate, *work)
     services.defaults.fill(chat_body)
+    media, cut = RequestMedia(services, request), dict(request.cut_out)
     try:
         if body.truncation == "auto":
-            await leave_out_oldest(services, chat_body, request.owner)
+            await leave_out_oldest(services, chat_body, request.owner, media)
         num_logprobs = (body.top_logprobs or 0) if body.wants_logprobs else None
         checked = check_chat(chat_body, services.client.tokenizer, num_logprobs)
         checked.terms = terms_of(services, request, body.timeout, body.priority)
-        chat = await prepare_chat(services, chat_body, checked)
+        chat = await prepare_chat(services, chat_body, checked, media)
     except ApiError as error:
         raise in_our_words(error, tools) from None
+    except MediaError as error:
+        raise (error.at("input") if error.param.startswith("messages[") else error) from None
+    forget_places(items)
+    if cut:
+        items = await in_thread(with_cut, items, cut)
     response = begun(body, id, model, chat.params) if small else await in_thread(begun, body, id, model, chat.params)
     return Turn(request.owner, body, items, chat_body, chat, response, tools)
 

@@ -1,0 +1,20 @@
+"""Memory that items take beside text, for `quire estimate`: the cache of embeddings, and the encoder's largest run."""
+
+from quire.frontend.cli.estimate_model import Model
+from quire.ipc.config import EngineConfig
+from quire.ipc.memory_plan import MOST_ITEM_TOKENS
+
+
+def for_items(model: Model, config: EngineConfig, length: int, itemsize: int) -> tuple[int, int]:
+    """(bytes of the encoder cache, bytes of the encoder's largest run); 0 of a model that takes text alone."""
+    if model.items is None or config.language_model_only:
+        return 0, 0
+    rows = config.encoder_cache_tokens or 2 * min(MOST_ITEM_TOKENS, length)
+    return model.items.cache_bytes(rows, itemsize), model.items.run_bytes(rows, itemsize)
+
+
+def as_served(model: Model, config: EngineConfig) -> Model:
+    """The model without its encoder, if it is served for its text alone."""
+    if model.items is None or not config.language_model_only:
+        return model
+    return model._replace(num_parameters=model.num_parameters - model.items.parameters, items=None)

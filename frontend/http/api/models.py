@@ -1,0 +1,54 @@
+"""The model that a request names: a name of the served model, or that of a LoRA adapter. Every route with a `model` asks here.
+
+The adapter is noted on the request, from where its terms take it (terms.py). A key that may not name a model is told that it
+does not exist.
+"""
+
+import asyncio
+
+from quire.frontend.client import adapter_calls
+from quire.frontend.client.stream import InvalidRequest, NotFound
+from quire.frontend.http.api.errors import invalid
+from quire.frontend.http.api.services import Services
+from quire.frontend.http.protocol.errors import ApiError
+from quire.frontend.http.protocol.exchange import Request
+
+MOST_LOADS = 2  # on demand, of one key at a time
+
+
+async def check_model(services: Services, request: Request, name: str | None) -> str:
+    """The model's name to answer with. Without a name, or with an empty one, the first served one, as vLLM does.
+
+    Raises ApiError 404; 400 for an adapter that cannot be loaded."""
+    served = services.model_names
+    if not name:
+        name = served[0]
+    if not services.key_limits.may_use(request.owner, name):
+        raise not_found(name)
+    if name not in served:
+        await _note_adapter(services, request, name)
+    return name
+
+
+async def _note_adapter(services: Services, request: Request, name: str) -> None:
+    client, loads = services.client, services.state.loads
+    info = client.adapters.get(name)
+    if info is None:
+        if client.welcome.limits.adapters is None:
+            raise not_found(name)
+        loading = loads.setdefault(request.owner, asyncio.Semaphore(MOST_LOADS))
+        try:
+            async with loading:
+                info = await adapter_calls.find(client, name)
+        except NotFound:
+            raise not_found(name) from None
+        except InvalidRequest as error:
+            raise invalid(str(error), "model") from None
+        finally:
+            if not loading.locked() and loads.get(request.owner) is loading:
+                del loads[request.owner]
+    request.adapter = adapter_calls.use_of(info)
+
+
+def not_found(name: str) -> ApiError:
+    return ApiError(404, f"The model {name!r} does not exist.", param="model", code="model_not_found")

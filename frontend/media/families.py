@@ -1,0 +1,57 @@
+"""How each family of models writes an item into a prompt: which token stands for it, and which tokens texts must not spell.
+
+The engine says whether its model takes media (EngineLimits.media); config.json's model_type says here how. No torch, no
+transformers: the processors run in children.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import NamedTuple
+
+# Files of the handshake that make a processor.
+FILES = ("config.json", "preprocessor_config.json", "processor_config.json")
+
+
+class Family(NamedTuple):
+    """token: stands for an item in a rendered prompt, and for each of its embeddings in the tokens that the engine gets.
+
+    in_text: what a template that takes texts alone gets in an item's place. tokens: of media; a text that spells one does not
+    mean it.
+    """
+
+    token: str
+    in_text: str
+    tokens: tuple[str, ...]
+
+
+_QWEN = Family(
+    "<|image_pad|>",
+    "<|vision_start|><|image_pad|><|vision_end|>",
+    ("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>"),
+)
+_GLM = Family(
+    "<|image|>",
+    "<|begin_of_image|><|image|><|end_of_image|>",
+    ("<|begin_of_image|>", "<|image|>", "<|end_of_image|>", "<|begin_of_video|>", "<|video|>", "<|end_of_video|>"),
+)
+_FAMILIES = {
+    "qwen2_vl": _QWEN,
+    "qwen2_5_vl": _QWEN,
+    "qwen3_vl": _QWEN,
+    "qwen3_vl_moe": _QWEN,
+    "qwen3_5": _QWEN,
+    "qwen3_5_moe": _QWEN,
+    "glm4v": _GLM,
+    "glm4v_moe": _GLM,
+    "glm46v": _GLM,
+    "internvl": Family("<IMG_CONTEXT>", "<IMG_CONTEXT>", ("<img>", "<IMG_CONTEXT>", "</img>", "<video>")),
+    "mistral3": Family("[IMG]", "[IMG]", ("[IMG]", "[IMG_BREAK]", "[IMG_END]")),
+}
+
+
+def family_of(files: Mapping[str, bytes]) -> Family:
+    """files: with config.json. Raises ValueError for one that no family takes media for."""
+    kind = json.loads(files.get("config.json", b"{}")).get("model_type")
+    if kind not in _FAMILIES:
+        raise ValueError(f"config.json: there is no way to write images into prompts of model_type {kind!r}")
+    return _FAMILIES[kind]
