@@ -58,6 +58,8 @@ def make_tokenizer() -> Tokenizer:
 class Client:
     """A stand-in for AsyncClient to the routes, without a core."""
 
+    media = None
+
     def __init__(self, make_stream: Callable) -> None:
         self.tokenizer = make_tokenizer()
         limits = EngineLimits(10**7, VOCAB_SIZE, 1024, 20)
@@ -78,6 +80,7 @@ class ScriptedStream:
 
     num_prompt_tokens = num_cached_tokens = 1
     prompt_logprobs = error = None
+    items = ()
 
     def __init__(self) -> None:
         self.metrics = RequestMetrics(time.time())
@@ -132,6 +135,9 @@ class Sink(asyncio.Transport):
     def close(self) -> None:
         pass
 
+    def can_write_eof(self) -> bool:
+        return False
+
     def pause_reading(self) -> None:
         pass
 
@@ -175,6 +181,7 @@ async def run(case: str, num_streams: int, steps: int) -> Counts:
             connection.connection_made(sinks[-1])
             connection.data_received(request_bytes())
     while len(client.streams) < num_streams:
+        assert not any(sink.last for sink in sinks), f"a request was refused: {sinks[0].last!r}"
         await asyncio.sleep(0)
     await asyncio.sleep(0)
     if case == "http":

@@ -173,6 +173,7 @@ class Run:
             "kinds": {k: sum(e.kind == k for e in self.ledger.entries) for k in kinds},
             "ends": self.ledger.ends(),
             "errors": self.ledger.errors(),
+            "errors_by_kind": self.ledger.errors_by_kind(),
             "kills": self.ledger.kills(),
             "no_process_of": sorted(killer.absent),
             "stalls_s": world.stalls.by_fault(self.ledger.faults),

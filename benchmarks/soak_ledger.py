@@ -177,6 +177,9 @@ class Ledger:
     def errors(self) -> dict[str, int]:
         return dict(collections.Counter(entry.cause for entry in self.entries if entry.end == "error"))
 
+    def errors_by_kind(self) -> dict[str, int]:
+        return dict(collections.Counter(f"{entry.kind}: {entry.cause}" for entry in self.entries if entry.end == "error"))
+
     def kills(self) -> dict[str, int]:
         return dict(collections.Counter(f"{fault.kind}:{fault.signal}" for fault in self.faults))
 

@@ -2,9 +2,8 @@
 
 Every distinct request is asked before the first kill; the answer is what every later one is compared with. Requests are greedy
 or have a seed. They are streams and whole answers, chats with a template of their own, grammars, several choices, stored
-responses and responses in the background, and lines of batches. Templates get another comment each time, and schemas one of
-SCHEMAS comments, so that the processes that render templates and try grammars have work, the latter after each start of an
-engine. An engine keeps 256 grammars; with more, its memory goes on growing for some 1,000 of them, as it is fragmented.
+responses and responses in the background, and lines of batches. Templates and schemas get another comment each time, so that
+the processes that render templates and try grammars have work, and an engine meets no schema twice.
 """
 
 import asyncio
@@ -17,7 +16,7 @@ from typing import Any
 from soak_ledger import Entry, Ledger, Observed, Stalls
 from sse_client import Answer, Connection, Target, ask
 
-SCHEMAS = 100
+SCHEMAS = 100  # that an engine has met before the first kill: more than it keeps compiled
 PAUSE_S = 0.3  # after an error
 POLL_S = 0.5
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
@@ -54,7 +53,7 @@ class Request:
         """The body, with a comment that changes no answer."""
         body = self.body
         if self.kind == "grammar":
-            schema = {**SCHEMA, "description": f"number {serial % SCHEMAS}"}
+            schema = {**SCHEMA, "description": f"number {serial}"}
             body = {**body, "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
         if self.kind == "template":
             body = {**body, "chat_template": body["chat_template"] + "{# " + str(serial) + " #}"}
@@ -154,7 +153,7 @@ class World:
         return sum(first[key] != second[key] for key in first)
 
     async def fill_caches(self, num_engines: int, at_once: int) -> None:
-        """Let each engine meet each schema, or nearly so: a router chooses the engine. Raises RuntimeError if one fails."""
+        """Let each engine meet many schemas: a router chooses the engine. Raises RuntimeError if one fails."""
         requests, free = [request for request in self.requests if request.kind == "grammar"], asyncio.Semaphore(at_once)
 
         async def one(request: Request) -> None:
@@ -163,7 +162,7 @@ class World:
             if answer.error:
                 raise RuntimeError(f"before any kill, a schema failed: {answer.error}")
 
-        await asyncio.gather(*(one(requests[number % len(requests)]) for number in range(4 * SCHEMAS * num_engines)))
+        await asyncio.gather(*(one(requests[number % len(requests)]) for number in range(SCHEMAS * num_engines)))
 
     async def _ask_all(self, at_once: int) -> dict[int, Observed]:
         found, free = dict[int, Observed](), asyncio.Semaphore(at_once)

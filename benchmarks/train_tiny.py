@@ -9,6 +9,11 @@ and in bf16. Documents are packed into rows and attend only within themselves, a
 served. --minutes is the time from the start to the end of training; the learning rate depends on the time. Data and initial
 weights are seeded; the number of steps depends on the machine. --checkpoint writes fp32 weights, --resume starts from them.
 --tokenizer keeps the token ids of an earlier run, which users may have stored; without it the text makes a new tokenizer.
+
+    python benchmarks/train_tiny.py --tiny --draft draft_model --minutes 12       # or eagle3: its drafters, on a CPU
+
+--draft distils a drafter from the trained model instead, for `--spec-method` (tiny_drafts.py); tests/test_bundled_drafts.py
+measures how many tokens a step has with it. Those that are shipped took 7 (eagle3) and 8 and 5 minutes (`--resume`) on a CPU.
 """
 
 import argparse
@@ -22,13 +27,16 @@ from pathlib import Path
 import tiny_data
 import torch
 from safetensors.torch import load_file, save_file
+from tiny_drafts import DRAFT, TAPS, Draft, Head, HeadConfig, Target, common_ids, head_config, head_tensors
 from tiny_llama import Tiny, TinyConfig
 from tiny_rows import LONG, LOSS_BIT, SHORT, Feed, build_tokenizer, check_tokenizer
 from tokenizers import Tokenizer
 
-LONG_EVERY = 6  # one in so many steps takes rows of the second length
+LONG_EVERY = 6  # one in so many steps takes rows of the second length; a drafter's rows are all short
 MAX_BYTES = 8_000_000
+MAX_DRAFT_BYTES = {"draft_model": 1_000_000, "eagle3": 2_000_000}
 ROOT = Path(__file__).resolve().parent.parent
+BUNDLED, DRAFTS = ROOT / "enginecore" / "loading" / "bundled", ROOT / "enginecore" / "loading" / "bundled_drafts"
 
 
 # ---------------------------------------------------------------- training
@@ -78,7 +86,7 @@ def train(model, feed, args, device, deadline):
             return step
         if step % 10 == 0:
             feed.take(4)  # four shards are a million tokens, more than ten steps read
-        length = LONG if step % LONG_EVERY == LONG_EVERY - 1 and feed.rows[LONG].seen else SHORT
+        length = LONG if step % args.long_every == args.long_every - 1 and feed.rows[LONG].seen else SHORT
         rows = feed.rows[length].draw(max(1, args.batch_tokens // length), generator)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(args, step, (now - began) / (deadline - began))
@@ -139,6 +147,43 @@ def evaluate(out, args):
     return scores
 
 
+# ---------------------------------------------------------------- drafters
+
+
+def train_draft(args, deadline):
+    """Distil the drafter args.draft from the bundled model, and write its folder."""
+    tokenizer_json, device = (BUNDLED / "tokenizer.json").read_text(), torch.device("cpu")
+    bos = Tokenizer.from_str(tokenizer_json).token_to_id(tiny_data.BOS)
+    feed = Feed(tokenizer_json, args, device)
+    feed.allocate()
+    model = Tiny(TinyConfig(), bos)
+    model.load_state_dict({n.removeprefix("model."): w.float() for n, w in load_file(BUNDLED / "model.safetensors").items()})
+    while feed.rows[SHORT].seen < args.start_rows:
+        feed.take_one()
+    is_head = args.draft == "eagle3"
+    target = Target(model, TAPS if is_head else ())
+    chosen = common_ids(feed.rows[SHORT].data[: feed.rows[SHORT].seen], HeadConfig.draft_vocab_size)
+    found = load_file(args.resume) if args.resume else {}
+    if "d2t" in found:
+        chosen = found.pop("d2t") + torch.arange(len(chosen))
+    drafter = Head(target, chosen) if is_head else Draft(target)
+    drafter.load_state_dict({n.removeprefix("model."): w.float() for n, w in found.items()} or drafter.state_dict())
+    log(f"{sum(weight.numel() for weight in drafter.parameters()):,} parameters")
+    steps, out = train(drafter, feed, args, device, deadline), args.out or DRAFTS / args.draft
+    feed.stop()
+    if is_head:
+        out.mkdir(parents=True, exist_ok=True)
+        write_json(out / "config.json", head_config(drafter, json.loads((BUNDLED / "config.json").read_text())))
+        save_file(head_tensors(drafter), out / "model.safetensors", metadata={"format": "pt"})
+        (out / "model.safetensors").chmod(0o644)
+    else:
+        write_folder(drafter, DRAFT, tokenizer_json, out)
+    size = (out / "model.safetensors").stat().st_size
+    assert size <= MAX_DRAFT_BYTES[args.draft], f"{out} has {size} bytes"
+    log(f"{steps} steps; wrote {out}, {size:,} bytes")
+    print("RESULT", json.dumps({"steps": steps, "bytes": size, "seconds": round(time.monotonic() - STARTED)}))
+
+
 STARTED = time.monotonic()
 
 
@@ -148,12 +193,14 @@ def log(text):
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--out", type=Path, default=ROOT / "enginecore" / "loading" / "bundled")
+    parser.add_argument("--out", type=Path, help="folder to write; by default the one that is shipped")
+    parser.add_argument("--draft", choices=tuple(MAX_DRAFT_BYTES), help="distil this drafter from the trained model")
     parser.add_argument("--minutes", type=float, default=8, help="wall clock until training ends; scoring comes after")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--batch-tokens", type=int, default=65536)
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--warmup", type=int, default=300, help="steps")
+    parser.add_argument("--long-every", type=int, default=LONG_EVERY, help="steps from one with long rows to the next")
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 3))
     parser.add_argument("--start-rows", type=int, default=20_000, help="rows to have before training starts")
     parser.add_argument("--tokenizer", type=Path, help="keep this tokenizer.json instead of training one")
@@ -163,7 +210,10 @@ def arguments():
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--checkpoint", type=Path, help="also write fp32 weights to this file")
-    parser.add_argument("--resume", type=Path, help="start from such a file; give its --tokenizer too")
+    parser.add_argument(
+        "--resume", type=Path, help="start from such a file; give its --tokenizer too; a drafter, from its weights"
+    )
+    parser.add_argument("--embed", action="store_true", help="train the bundled embedder instead (train_embedder.py), on a CPU")
     parser.add_argument("--tiny", action="store_true", help="small batches, one data process, eager: for a CPU")
     args = parser.parse_args()
     if args.tiny:
@@ -174,10 +224,18 @@ def arguments():
 
 def main():
     args = arguments()
+    if args.embed:
+        import train_embedder  # needs transformers
+
+        return train_embedder.main(args, log)
+    args.out = args.out or ROOT / "enginecore" / "loading" / "bundled"
     deadline = time.monotonic() + 60 * args.minutes
     torch.manual_seed(args.seed)
     torch.set_float32_matmul_precision("high")
-    device, shape = torch.device(args.device), TinyConfig()
+    if args.draft:
+        args.long_every = 1 << 30
+        return train_draft(args, deadline)
+    device, shape, args.out = torch.device(args.device), TinyConfig(), args.out or BUNDLED
     if args.tokenizer:
         tokenizer_json = args.tokenizer.read_text()
     else:
