@@ -30,7 +30,6 @@ _OLLAMA = {
     "think": Note("true, false, or a level (low, medium, high), for models that reason", "the chat template's"),
     "keep_alive": Note("the model stays loaded", treatment="harmless"),
     "suffix": Note("put all of the text into prompt, with raw", treatment="refused"),
-    "images": Note("this server reads text", treatment="refused"),
     "template": Note("send a whole prompt with raw", treatment="refused"),
     "context": Note("send the conversation to /api/chat", treatment="refused"),
     "logprobs": Note("see /v1/chat/completions", treatment="refused"),
@@ -159,6 +158,7 @@ FIELDS_OF: dict[str, dict[str, Note]] = {
     "OllamaGenerateRequest": {
         **_OLLAMA,
         "prompt": Note("what the user says; without one, the model counts as loaded", "none"),
+        "images": Note("images before it, in base64; not with raw", "none"),
         "system": Note("a system message before it", "none"),
         "raw": Note("the prompt is taken as it is, without the chat template", "false"),
     },
@@ -166,7 +166,7 @@ FIELDS_OF: dict[str, dict[str, Note]] = {
         "role": Note("system, user, assistant or tool"),
         "content": Note("its text", "empty"),
         "thinking": Note("an assistant's reasoning", "none"),
-        "images": Note("this server reads text", treatment="refused"),
+        "images": Note("images before the text, in base64", "none"),
         "tool_calls": Note("an assistant's calls", "none"),
         "tool_name": Note("of a result: its tool; the result is that of the tool's first call without one", "none"),
         "tool_call_id": Note("of a result: the call's id", "none"),
@@ -208,7 +208,7 @@ FIELDS_OF: dict[str, dict[str, Note]] = {
         "content": Note("a text, or blocks"),
     },
     "Block": {
-        "type": Note("text, thinking, redacted_thinking, tool_use or tool_result"),
+        "type": Note("text, image, thinking, redacted_thinking, tool_use or tool_result"),
         "text": Note("of a text"),
         "thinking": Note("reasoning, which the model is shown again"),
         "signature": Note("of reasoning: ignored"),
@@ -217,7 +217,8 @@ FIELDS_OF: dict[str, dict[str, Note]] = {
         "name": Note("of a call: the function"),
         "input": Note("of a call: its arguments"),
         "tool_use_id": Note("of a result: the call's id"),
-        "content": Note("of a result: a text, or blocks of text"),
+        "content": Note("of a result: a text, or blocks of text and images"),
+        "source": Note("of an image: {type: base64, media_type, data}, {type: url, url} or {type: file, file_id}"),
         "is_error": Note("of a result: the call has failed", "false"),
         "tool_name": Note("of a `tool_reference` in a result: a function that the client's own search has found"),
         "cache_control": Note(
@@ -267,6 +268,16 @@ FIELDS_OF: dict[str, dict[str, Note]] = {
         "messages": Note("a conversation; either this or prompt", "none"),
         "add_special_tokens": Note("put the tokenizer's special tokens around it", "true for a prompt, false for messages"),
         "return_token_strs": Note("the tokens as the vocabulary writes them, too", "false"),
+    },
+    "LoadLoRAAdapterRequest": {
+        "lora_name": Note("the name that requests give as `model`"),
+        "lora_path": Note("a folder as PEFT saves it, below one of `--lora-dirs`"),
+        "load_inplace": Note("it may replace an adapter of this name"),
+        "is_3d_lora_weight": Note("without effect: the file says it"),
+    },
+    "UnloadLoRAAdapterRequest": {
+        "lora_name": Note("the adapter's name"),
+        "lora_int_id": Note("without effect: names are unique"),
     },
     "DetokenizeRequest": {"tokens": Note("token ids of the vocabulary")},
 }
@@ -329,6 +340,7 @@ ANSWERS: dict[str, str] = {
     "prompt_tokens_details": "of the prompts' tokens",
     "completion_tokens_details": "of the answers' tokens, where there is reasoning",
     "cached_tokens": "found in the prefix cache",
+    "multimodal_tokens": "of images, by kind, if there are any",
     "reasoning_tokens": "of the reasoning",
     "index": "which answer, from 0",
     "message": "the answer",
@@ -411,6 +423,7 @@ ANSWERS: dict[str, str] = {
     "root": "the first name of the model",
     "parent": "null",
     "max_model_len": "longest sequence, prompt and answer",
+    "input_modalities": "what messages may hold: text, and image where the model sees",
     "permission": "for clients that look for it: says nothing",
     **dict.fromkeys(
         (

@@ -78,8 +78,8 @@ FIELDS = (
         "all",
     ),
     Field("truncation_side", "both", "works", "the side that is cut off: left or right", "left"),
-    Field("media_io_kwargs", "both", "refused", "models of text only are served"),
-    Field("mm_processor_kwargs", "both", "refused", "models of text only are served"),
+    Field("media_io_kwargs", "both", "refused", "an image is decoded in one way"),
+    Field("mm_processor_kwargs", "both", "refused", "the server says how images are processed: --mm-processor-kwargs"),
     # tools, reasoning, structure
     Field(
         "tools",

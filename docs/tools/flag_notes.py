@@ -70,6 +70,18 @@ FLAG_NOTES: dict[str, FlagNote] = {
         "disk: up to --max-files-mib, and 256 MiB of stored responses", "a folder on a local disk, kept over restarts"
     ),
     "--max-files-mib": FlagNote("disk, never memory", "4096"),
+    # ---------------------------------------------------------------------------------------------------------- images
+    "--language-model-only": FlagNote("saves the encoder's weights, its cache and the memory of its largest run", "off"),
+    "--encoder-cache-tokens": FlagNote("a row of the hidden size each, times 1 + DeepStack's layers", "leave it out"),
+    "--limit-mm-per-prompt": FlagNote("an image has hundreds to thousands of tokens", '{"image": 8}'),
+    "--allowed-media-domains": FlagNote("fetches cost the time of the other server", "your own store; leave it out otherwise"),
+    "--allowed-local-media-path": FlagNote("", "a folder of images alone"),
+    "--mm-processor-kwargs": FlagNote("fewer pixels are fewer tokens", '{"max_pixels": 1003520}'),
+    "--mm-processor-cache-gb": FlagNote("memory of each HTTP process: 3 MB for a preprocessed megapixel", "4"),
+    "--mm-processor-workers": FlagNote(
+        "a CPU core and 150 MB each while images come; some 20 images of a megapixel a second", "the cores that are free"
+    ),
+    "--max-media-body-mib": FlagNote("bodies are held whole while they are read", "64"),
     # -------------------------------------------------------------------------------------------------------- requests
     "--trust-request-chat-template": FlagNote(
         "one core, 512 MiB; such templates wait for each other, other requests do not", "off"
@@ -211,6 +223,16 @@ FLAG_NOTES: dict[str, FlagNote] = {
     "--step-timeout-s": FlagNote("", "60"),
     "--replay": FlagNote("the tokens of what was in flight are computed again", "on"),
     "--collective-timeout-s": FlagNote("", "10; more where one step takes seconds"),
+    # ---------------------------------------------------------------------------------------------------- LoRA adapters
+    "--enable-lora": FlagNote("memory of the adapter slots; small products in each layer of steps with adapters", "on"),
+    "--lora-modules": FlagNote("a start that also reads them", "adapters that are always needed"),
+    "--max-loras": FlagNote("memory of a slot each", "as many as are asked for at once"),
+    "--max-lora-rank": FlagNote("memory of each slot, in proportion", "the largest rank among the adapters"),
+    "--max-cpu-loras": FlagNote("host memory of an adapter each, on every rank", "what host memory has room for"),
+    "--lora-target-modules": FlagNote("memory of each slot", "the layers that the adapters have"),
+    "--lora-dtype": FlagNote("memory of each slot", "auto"),
+    "--lora-dirs": FlagNote("whoever may write there may serve adapters", "one folder for all adapters"),
+    "--lora-on-demand": FlagNote("a first request for an adapter that also waits for its load", "on with many adapters"),
     # ------------------------------------------------------------------------------------------------------ speculation
     "--speculative-config": FlagNote(
         "a sequence's text by KV slot, 4 bytes a token, logits of up to 512 places, a draft model's weights and KV cache, and "

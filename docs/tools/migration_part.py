@@ -28,7 +28,7 @@ HERE = Path(__file__).parent
 VLLM: dict[str, Any] = json.loads((HERE / "vllm_names.json").read_text())
 SAME, DIFFERS, NOT_HERE = "same", "differs", "not here"
 
-_DRAFTS = "ngram, draft_model and eagle3 are served, other methods not yet"
+_DRAFTS = "ngram, draft_model, eagle3 and mtp are served, other methods not yet"
 FLAGS_DIFFER = {
     "--convert": "embed beside --runner generate: the model does both",
     "--pooler-config": "seq_pooling_type (LAST, MEAN, CLS) and use_activation",
@@ -104,15 +104,13 @@ ROUTES_NOT_HERE = {
     "POST /scale_elastic_ep": "the GPUs that share experts are those that the server was started with",
     "POST /is_scaling_elastic_ep": "the GPUs that share experts are those that the server was started with",
     "POST /generative_scoring": "logprobs of /v1/completions say the same",
-    "POST /reset_mm_cache": "models of text only are served",
-    "POST /reset_encoder_cache": "models of text only are served",
+    "POST /reset_mm_cache": "images are known by digests, which do not age",
+    "POST /reset_encoder_cache": "images are known by digests, which do not age",
     "POST /v1/chat/completions/batch": "requests of their own are batched; /v1/batches takes files",
     "POST /v1/chat/completions/render": _RENDER,
     "POST /v1/completions/render": _RENDER,
     "POST /v1/chat/completions/derender": _RENDER,
     "POST /v1/completions/derender": _RENDER,
-    "POST /v1/load_lora_adapter": "LoRA adapters are not served yet",
-    "POST /v1/unload_lora_adapter": "LoRA adapters are not served yet",
     "WEBSOCKET /v1/realtime": "audio is not served yet",
 }
 ROUTES_DIFFER = {
@@ -156,8 +154,8 @@ FIELDS_DIFFER = {
 # For one route, where it differs from the above.
 _THERE = {
     ("POST /v1/chat/completions", "logprobs"): "",  # true or false
-    ("POST /v1/messages", "messages"): "blocks of text, reasoning, calls and results; no images or documents",
-    ("POST /v1/messages/count_tokens", "messages"): "blocks of text, reasoning, calls and results; no images or documents",
+    ("POST /v1/messages", "messages"): "blocks of text, images, reasoning, calls and results; no documents",
+    ("POST /v1/messages/count_tokens", "messages"): "blocks of text, images, reasoning, calls and results; no documents",
 }
 FIELDS_NOT_HERE = {
     "POST /inference/v1/generate": {
@@ -336,7 +334,8 @@ def _metrics_here() -> set[str]:
     """Without _total, as the tables have most of them."""
     m = metric_names
     tables = (m.GAUGES, m.COUNTERS, m.DRAFT_COUNTERS, m.LABELLED_GAUGES, m.LABELLED_COUNTERS, m.ENGINE_HISTOGRAMS)
-    names = {row[0] for rows in tables for row in rows} | {m.REQUEST_SUCCESS[0], "vllm:cache_config_info"}
+    names = {row[0] for rows in tables for row in rows} | {m.REQUEST_SUCCESS[0], m.LORA_INFO[0], "vllm:cache_config_info"}
+    names |= {name for name, _ in m.MEDIA.values()}
     names |= {m.PREFIXES.get(name, "vllm:") + name for name in m.HISTOGRAMS}
     return {name.removesuffix("_total") for name in names}
 

@@ -28,7 +28,14 @@ _FORMAT = {
     "endianness": Note("native, big or little, of base64 and bytes", "native"),
 }
 _INPUT = Note("a text, texts, token ids, or lists of token ids", bounds="1 to 2,048 inputs")
-_MESSAGES = Note("render conversations to texts, and give input", treatment="refused")
+_CONVERSATION = {
+    "input": Note("a text, texts, token ids, or lists of token ids", "messages", bounds="1 to 2,048 inputs"),
+    "messages": Note("in the place of input: a conversation, which the chat template makes a prompt of", "input"),
+    "add_generation_prompt": Note("the template opens an answer", "false"),
+    "continue_final_message": Note("the last message stays open", "false"),
+    "chat_template": Note("a template of the request's own, with --trust-request-chat-template", "the model's"),
+    "chat_template_kwargs": Note("variables of the template", "none"),
+}
 _CUT = {
     "truncate": Note("cut prompts to what fits the context", "false"),
     "truncation_direction": Note("Left or Right: the side that is cut off", "Right"),
@@ -51,7 +58,14 @@ _COUNTS = {
 _PROMPT_NAME = Note("a prompt of config_sentence_transformers.json, which is put before each text", "the model's default")
 
 _ALL: dict[str, dict[str, Note]] = {
-    "EmbeddingRequest": {**_POOL, **_FORMAT, "input": _INPUT, "prompt_name": _PROMPT_NAME, "messages": _MESSAGES},
+    "EmbeddingRequest": {
+        **_POOL,
+        **_FORMAT,
+        **_CONVERSATION,
+        "prompt_name": _PROMPT_NAME,
+        "task": Note("a server has the weights of one task, which hf_overrides' jina_task chooses", treatment="refused"),
+        "late_chunking": Note("give each text by itself", treatment="refused"),
+    },
     "EmbeddingResponse": _ANSWER,
     "Embedding": {**_INDEX, "embedding": Note("numbers, or base64 of their bytes")},
     "PoolingUsage": _COUNTS,
@@ -59,13 +73,16 @@ _ALL: dict[str, dict[str, Note]] = {
     "PoolingRequest": {
         **_POOL,
         **_FORMAT,
-        "input": _INPUT,
-        "task": Note("embed, classify, token_embed or token_classify", "of tokens, if the model has it"),
-        "messages": _MESSAGES,
+        **_CONVERSATION,
+        "task": Note("embed, classify, token_embed, token_classify, embed_sparse, or a list", "that of tokens"),
+        "prompt_name": Note("as of /v1/embeddings; of a model of token vectors query or document", "document"),
     },
     "PoolingResponse": _ANSWER,
-    "PoolingData": {**_INDEX, "data": Note("numbers, of tokens rows of numbers, or base64 of their bytes")},
-    "ClassifyRequest": {**_POOL, "input": _INPUT, "messages": _MESSAGES},
+    "PoolingData": {
+        **_INDEX,
+        "data": Note("numbers, of tokens rows of numbers, or base64; of several tasks an object"),
+    },
+    "ClassifyRequest": {**_POOL, **_CONVERSATION},
     "ClassifyResponse": _ANSWER,
     "Classification": {
         "index": Note("of the input"),
@@ -84,7 +101,10 @@ _ALL: dict[str, dict[str, Note]] = {
         "instruction": Note("for a reranker with a template that takes one", "the template's"),
     },
     "ScoreResponse": _ANSWER,
-    "Score": {**_INDEX, "score": Note("of the pair: the classifier's, or the cosine of two vectors")},
+    "Score": {
+        **_INDEX,
+        "score": Note("of the pair: the classifier's, the cosine of two vectors, or MaxSim of the tokens' vectors"),
+    },
     "RerankRequest": {
         **_POOL,
         "truncate": Note("cut the longer text of a pair to what fits the context", "false"),
@@ -146,6 +166,7 @@ _ALL: dict[str, dict[str, Note]] = {
         "inputs": Note("a text, a pair of texts, or a list of lists of one or two texts"),
         "raw_scores": Note("without the model's activation", "false"),
     },
+    "SparseValue": {"index": Note("a token's id"), "value": Note("its weight")},
     "Prediction": {"score": Note("of the label"), "label": Note("its name")},
     "SimilarityRequest": {
         **_PROMPT,
@@ -197,6 +218,7 @@ _OF_ANSWERS = (
     "BilledUnits",
     "ApiVersion",
     "Prediction",
+    "SparseValue",
     "OllamaEmbedResponse",
     "OllamaEmbeddingsResponse",
 )
