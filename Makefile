@@ -19,11 +19,11 @@ FOR_DEPLOY := $(VENV)/.installed-test-deploy
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
 # One OpenMP thread: the tensors are tiny, and several wait for each other by spinning (on two busy cores the tests took five
 # times as long). Bytecode is kept, whatever the environment says: hundreds of processes would each compile our modules anew.
-# The files are shared out among JOBS processes, in the order of tests/conftest.py. A test that hangs shows its stacks and ends the
-# run: in a new process it would only hang again.
+# The files are shared out among JOBS processes, in the order of tests/conftest.py. A test that hangs shows its stacks and ends its
+# process; a new process goes on with the tests behind it.
 # What failed runs once more, alone: tests/run.py.
 PYTEST = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python tests/run.py --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder \
-	--max-worker-restart 0 -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true
+	--max-worker-restart 4 -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true
 
 .DEFAULT_GOAL := help
 .PHONY: help run test test-all fuzz test-gpu test-browser test-ray test-deploy test-clients harmony-oracle lint types wheel clean

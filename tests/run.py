@@ -33,8 +33,8 @@ def main(args: list[str]) -> int:
         if status != FAILED or not 0 < len(failed) <= MOST_AGAIN:
             return status
         print(f"Once more, alone: {' '.join(failed)}", flush=True)
-        marks = [part for option, value in pairwise(args) if option == "-m" for part in (option, value)]
-        again = run([*marks, *failed], cache)
+        kept = [part for option, value in pairwise(args) if option in ("-m", "-o") for part in (option, value)]
+        again = run([*kept, *failed], cache)
         unsteady = [name for name in failed if name not in failed_tests(cache)]
     if unsteady:
         print(f"UNSTEADY, failed at first and passed alone: {' '.join(unsteady)}", flush=True)

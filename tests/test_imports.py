@@ -121,8 +121,8 @@ def test_the_module_that_starts_vllms_server_starts_ours():
     command = [sys.executable, "-P", "-m", "quire.entrypoints.openai.api_server"]
     helped = subprocess.run([*command, "--help"], capture_output=True, text=True)
     assert helped.stdout.startswith("usage: quire serve [MODEL]") and helped.returncode == 0
-    refused = subprocess.run([*command, "--model", "m", "--enable-lora"], capture_output=True, text=True)
-    assert "--enable-lora is not supported" in refused.stderr and refused.returncode == 2
+    refused = subprocess.run([*command, "--model", "m", "--enable-mm-embeds"], capture_output=True, text=True)
+    assert "--enable-mm-embeds is not supported" in refused.stderr and refused.returncode == 2
 
 
 def test_workers_import_no_transformers():

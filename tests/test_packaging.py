@@ -93,6 +93,7 @@ def test_the_wheel_holds_every_file_of_the_folders_and_nothing_else(source, whee
     assert held - info == expected
     assert f"quire-{VERSION}.dist-info/licenses/LICENSE" in info
     assert "quire/enginecore/loading/bundled/model.safetensors" in held
+    assert "quire/enginecore/loading/bundled_embedder/1_Pooling/config.json" in held
 
 
 IMPORT_ALL = """

@@ -100,6 +100,20 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "lfm2_moe",
         {**_LFM2, "block_multiple_of": ..., "num_dense_layers": 1, **_EXPERTS, "shared_expert_intermediate_size": ...},
     ),
+    # routed by its scores alone, all layers with experts
+    "lfm2-moe-plain": (
+        "lfm2_moe",
+        {
+            **_LFM2,
+            "block_multiple_of": ...,
+            "layer_types": ["conv", "conv", FULL],
+            "num_hidden_layers": 3,
+            "num_dense_layers": 0,
+            **_EXPERTS,
+            "shared_expert_intermediate_size": ...,
+            "use_expert_bias": False,
+        },
+    ),
     "kimi-linear": ("kimi_linear", _KIMI),
     # the last layer has attention, queries are made of a latent; groups of experts, weights as they are, two shared experts
     "kimi-linear-groups": (

@@ -72,6 +72,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "time_step_min": 0.4,
             "conv_kernel": 3,
             "use_bias": True,
+            "mlp_bias": True,
         },
     ),
     # experts beside a shared MLP, attention without rotation, one group

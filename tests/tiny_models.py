@@ -140,6 +140,7 @@ SPLIT_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "split-qwen3": ("qwen3", {**_SPLIT, "tie_word_embeddings": True}),
     "split-phi": ("phi", {**tiny_families.MODELS["phi"][1], **_SPLIT}),  # its head has a bias
     "split-cohere": ("cohere", {**tiny_families.MODELS["cohere"][1], **_SPLIT}),  # tied, and logits scaled
+    "64-ids": ("llama", {"vocab_size": 64}),
     "split-gpu-llama": ("llama", {**_SPLIT, "num_key_value_heads": 1, "attention_bias": True, "head_dim": 64}),
 }
 

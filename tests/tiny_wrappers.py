@@ -11,6 +11,9 @@ from typing import Any, NamedTuple
 
 import tiny_models
 from safetensors.torch import load_file, save_file
+from tiny_families import MODELS as FAMILIES
+from tiny_hybrids import _DELTA as DELTA
+from tiny_hybrids import _EXPERTS as OF_EXPERTS
 from tiny_moe import MODELS as MOE
 
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
@@ -56,6 +59,7 @@ class Case(NamedTuple):
     text: dict[str, Any]
     vision: dict[str, Any] | None
     architecture: str = ""
+    more: dict[str, Any] = {}  # noqa: RUF012  # fields of the config around both; never changed
 
 
 MODELS: dict[str, Case] = {
@@ -93,6 +97,44 @@ MODELS: dict[str, Case] = {
     ),
 }
 
+# Models that see: as above, but with ids of images within the vocabulary.
+IDS = {"image_token_id": 500, "vision_start_token_id": 501, "vision_end_token_id": 502, "video_token_id": 503}
+OF_QWEN35 = {
+    "rope_parameters": {**ROPE, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.25, "mrope_interleaved": True},
+    "num_hidden_layers": 4,
+}
+SEEING = {
+    **{f"{name}-seen": MODELS[name]._replace(more=IDS) for name in ("qwen2.5-vl", "qwen3-vl", "qwen3-vl-moe")},
+    "qwen3.5-seen": Case("Qwen3_5", {**DELTA, **OF_QWEN35}, VISUAL, more=IDS),
+    "qwen3.5-moe-seen": Case("Qwen3_5Moe", {**DELTA, **OF_EXPERTS, **OF_QWEN35}, VISUAL, more=IDS),
+}
+OF_GLM_IDS = {**IDS, "image_start_token_id": 501, "image_end_token_id": 502}
+SEEING |= {
+    f"{name}-seen": MODELS[name]._replace(more=OF_GLM_IDS, vision={**MODELS[name].vision, "image_size": 56})
+    for name in ("glm4.1v", "glm4.5v", "glm4.6v")
+}
+MINISTRAL3 = {"model_type": "ministral3", **FAMILIES["ministral3"][1]}
+OF_PIXELS = {"image_token_id": 500}
+SEEING |= {
+    "mistral-small-3-seen": MODELS["mistral-small-3"]._replace(more={**OF_PIXELS, "spatial_merge_size": 2}),
+    "ministral3-seen": Case("Mistral3", MINISTRAL3, PIXTRAL, more={**OF_PIXELS, "spatial_merge_size": 2}),
+    "mistral4-seen": Case(
+        "Mistral3", {"model_type": "mistral4", **MOE["mistral4"][1]}, PIXTRAL, more={**OF_PIXELS, "spatial_merge_size": 2}
+    ),
+    "internvl-seen": MODELS["internvl"]._replace(more={**OF_PIXELS, "image_seq_length": 1}),
+}
+# With heads of sizes that GPU kernels are built for.
+SECTIONS = {"rope_parameters": {**ROPE, "mrope_section": [8, 12, 12]}, "head_dim": 64}
+SEEING |= {
+    "gpu-qwen2.5-vl-seen": SEEING["qwen2.5-vl-seen"]._replace(
+        text={**SEEING["qwen2.5-vl-seen"].text, **SECTIONS, "hidden_size": 256, "head_dim": ...},
+        vision={**VISUAL, "fullatt_block_indexes": [0], "out_hidden_size": 256, "hidden_size": 128},
+    ),
+    "gpu-qwen3-vl-seen": SEEING["qwen3-vl-seen"]._replace(
+        text={**SEEING["qwen3-vl-seen"].text, **SECTIONS}, vision={**DEEP, "hidden_size": 144}
+    ),
+}
+
 
 @functools.cache
 def reference(name: str) -> Any:
@@ -100,12 +142,14 @@ def reference(name: str) -> Any:
     import torch
     import transformers
 
-    case = MODELS[name]
+    case = (MODELS | SEEING)[name]
     fields = {
         key: value for key, value in {**tiny_models.BASE, "num_hidden_layers": 2, **case.text}.items() if value is not ...
     }
     tied = fields.pop("tie_word_embeddings", False)
-    configs = {"text_config": fields, "tie_word_embeddings": tied} | ({"vision_config": case.vision} if case.vision else {})
+    configs = {"text_config": fields, "tie_word_embeddings": tied, **case.more} | (
+        {"vision_config": case.vision} if case.vision else {}
+    )
     config_class, model_class = (
         getattr(transformers, f"{case.config}{ending}") for ending in ("Config", "ForConditionalGeneration")
     )
@@ -133,7 +177,7 @@ def reference(name: str) -> Any:
 @functools.cache
 def wrapped(name: str) -> Path:
     """The folder, with names of tensors and architectures as the hub has them."""
-    case, folder = MODELS[name], tiny_models.root() / f"wrapped-{name}"
+    case, folder = (MODELS | SEEING)[name], tiny_models.root() / f"wrapped-{name}"
     reference(name).save_pretrained(folder)
     if case.architecture:
         # transformers 5.23 calls the text's layers blocks when it saves Kimi K2.5

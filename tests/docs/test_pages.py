@@ -104,8 +104,9 @@ def test_notes_are_of_what_there_is():
 
 
 def test_every_error_code_is_explained():
-    sources = "".join(path.read_text() for path in (ROOT / "frontend/http").rglob("*.py"))
-    assert set(re.findall(r'\bcode="([a-z_]+)"', sources)) == ERROR_CODES.keys()
+    folders = (ROOT / "frontend/http", ROOT / "frontend/media")
+    sources = "".join(path.read_text() for folder in folders for path in folder.rglob("*.py"))
+    assert set(re.findall(r'\bcode(?:: str = |=)"([a-z_]+)"', sources)) == ERROR_CODES.keys()
 
 
 def test_numbers_within_notes_are_those_of_the_code():

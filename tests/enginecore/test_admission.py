@@ -94,7 +94,7 @@ def test_a_long_prompt_is_hashed_over_several_steps(small_steps, monkeypatch):
     run_until(h, lambda: h.outputs[first])
     hashed = []
     extend = BlockHasher.extend
-    monkeypatch.setattr(BlockHasher, "extend", lambda *args: hashed.append(extend(*args)) or hashed[-1])
+    monkeypatch.setattr(BlockHasher, "extend", lambda *args, **more: hashed.append(extend(*args, **more)) or hashed[-1])
     long = h.add([n % 50 for n in range(400)], 3)  # 100 blocks
     steps = 0
     while not h.outputs[long]:

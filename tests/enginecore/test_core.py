@@ -16,7 +16,7 @@ from quire.enginecore import core as core_module
 from quire.enginecore import daemon, stop_signals
 from quire.enginecore.core import AWAKE_S, LATE_S
 from quire.enginecore.stats import Expected
-from quire.enginecore.workers import WorkersFailed
+from quire.enginecore.worker_profiles import WorkersFailed
 from quire.ipc.links.core_and_workers import WorkerToCore
 from quire.ipc.messages.frontend import Abort, Heartbeat, PromptLogprobs, RequestError, StepOutputs
 from quire.ipc.messages.workers import PromptLogprobsOfRow, SideResults

@@ -15,7 +15,7 @@ from quire.enginecore.tasks.task import SideTarget
 from quire.enginecore.tenants.backlog import Room
 from quire.ipc.messages.frontend import AddRequest, EngineLimits, Generate, Pool, Pooled, RequestError, TokenInputs
 from quire.ipc.messages.workers import PooledRows
-from quire.ipc.pooling import PoolingInfo, PoolingParams, PoolRow
+from quire.ipc.pooling import VECTOR, PoolingInfo, PoolingParams, PoolRow
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.step.sections import PREFILL_POOL, PREFILL_POOL_END
 
@@ -147,7 +147,7 @@ def test_a_prompt_fills_the_context_and_one_that_is_aborted_gives_all_back():
 def test_one_message_for_a_frontend_and_an_error_for_what_is_no_number():
     data = np.arange(12, dtype=np.float32)
     data[5] = np.nan
-    shapes = np.array([[0, 3], [0, 3], [2, 3]], np.int32)
+    shapes = np.array([[VECTOR, 3], [VECTOR, 3], [2, 3]], np.int32)
     rows = PooledRows(np.array([4, 6, 9], np.int32).tobytes(), shapes.tobytes(), data.tobytes())
     assert rows.rows == [4, 6, 9]
     targets = {4: SideTarget(1, 7, 0, 7 << 8, 2), 6: SideTarget(1, 8, 0, 8 << 8), 9: SideTarget(2, 9, 5, 9 << 8 | 1, 0, False)}

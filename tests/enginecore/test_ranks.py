@@ -7,7 +7,7 @@ from quire.enginecore.core import STEPS_OF_STAGE
 from quire.enginecore.device import Gpu, unfit_for_ranks
 from quire.enginecore.group_store import GroupStore
 from quire.enginecore.silent_ranks import GRACE_S, SilentRanks
-from quire.enginecore.workers import WorkersFailed, profile_of_all
+from quire.enginecore.worker_profiles import WorkersFailed, profile_of_all
 from quire.ipc.messages.group import StoreRequest
 from quire.ipc.messages.workers import FullAttention, KVGroup, SlidingWindow, WorkerProfile
 from quire.ipc.step.result_ring import result_depth

@@ -21,6 +21,7 @@ PARAMS = {v.source.removeprefix(OF_PARAMS): v for v in SLOT_VALUES if v.source.s
 def written(seed: int = 1, **params: Any) -> np.ndarray:
     blocks = SequenceBlocks(b"", use_cache=True, may_hit=True)
     own = {"slot": 3, "seed": seed, "has_processors": True, "min_len": 17, "final_len": 90, "max_window": 16}
+    own |= {"adapter_slot": 2, "adapter_from": 5, "rotary_delta": -5}
     sequence = types.SimpleNamespace(task=GenerateTask(SamplingParams(**params)), blocks=blocks, **own)
     (row,) = np.frombuffer(slot_words(sequence), DTYPES["slot_updates"])
     return row
@@ -29,7 +30,8 @@ def written(seed: int = 1, **params: Any) -> np.ndarray:
 def test_the_state_of_a_sequence_is_written_by_name():
     row = written(temperature=0.75, top_k=40, repetition_penalty=1.25, logprobs=3)
     assert (row["slot"], row["seed"], row["has_processors"], row["min_len"]) == (3, 1, 1, 17)
-    assert (row["final_len"], row["max_window"]) == (90, 16)
+    assert (row["final_len"], row["max_window"], row["rotary_delta"]) == (90, 16, -5)
+    assert (row["adapter"], row["adapter_from"]) == (2, 5)
     assert (row["temperature"], row["top_k"], row["repetition"], row["num_logprobs"]) == (0.75, 40, 1.25, 3)
     assert written()["num_logprobs"] == -1 and written(top_k=-1)["top_k"] == 0
 

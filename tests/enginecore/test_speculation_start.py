@@ -9,7 +9,7 @@ import pytest
 
 from quire.enginecore import daemon
 from quire.enginecore.loading.model_files import BUNDLED, ModelFilesError, model_summary
-from quire.enginecore.loading.speculation_start import drafts_told, say_drafts, with_draft_model
+from quire.enginecore.loading.speculation_start import drafts_told, say_drafts, with_draft_model, with_verifier
 from quire.ipc.config import EngineConfig
 from quire.ipc.messages.frontend import DraftsTold
 from quire.ipc.speculative_config import SpeculativeConfig
@@ -62,7 +62,7 @@ def draft(tmp_path):
 def found_for(folder, **more) -> SpeculativeConfig | None:
     asked = speculation_of({"method": "draft_model", "model": str(folder)})
     config = EngineConfig(speculative_config=msgspec.structs.replace(asked, **more))
-    return with_draft_model(config, (BUNDLED / "tokenizer.json").read_bytes()).speculative_config
+    return with_draft_model(config, BUNDLED, (BUNDLED / "tokenizer.json").read_bytes()).speculative_config
 
 
 def test_a_draft_model_is_found_with_its_context(draft) -> None:
@@ -72,17 +72,17 @@ def test_a_draft_model_is_found_with_its_context(draft) -> None:
     assert found_for(draft, max_model_len=9999).max_model_len == 2048
     for other in (None, NGRAM):
         config = EngineConfig(speculative_config=other)
-        assert with_draft_model(config, b"") is config
+        assert with_draft_model(config, BUNDLED, b"") is config
 
 
 def test_a_head_needs_no_tokenizer(draft) -> None:
     (draft / "tokenizer.json").unlink()
     asked = speculation_of({"method": "eagle3", "model": str(draft)})
     config = EngineConfig(speculative_config=asked)
-    assert with_draft_model(config, b"").speculative_config == asked
+    assert with_draft_model(config, BUNDLED, b"").speculative_config == asked
     (draft / "model.safetensors").unlink()
     with pytest.raises(ModelFilesError, match=r"^--speculative-config: model .* has no model.safetensors"):
-        with_draft_model(config, b"")
+        with_draft_model(config, BUNDLED, b"")
 
 
 def change(path, **fields) -> None:
@@ -116,7 +116,7 @@ def test_one_line_says_what_a_draft_model_lacks(draft, how, said: str) -> None:
 def test_workers_on_other_hosts_have_no_draft_model(draft) -> None:
     config = EngineConfig(speculative_config=speculation_of({"model": str(draft)}), distributed_executor_backend="ray")
     with pytest.raises(ModelFilesError, match="several hosts"):
-        with_draft_model(config, b"")
+        with_draft_model(config, BUNDLED, b"")
 
 
 def test_what_answers_tell() -> None:
@@ -125,3 +125,39 @@ def test_what_answers_tell() -> None:
         assert drafts_told(EngineConfig(per_request_spec_decode_metrics=level)) is None
         told[level] = drafts_told(EngineConfig(per_request_spec_decode_metrics=level, speculative_config=NGRAM))
     assert told == {"none": None, "summary": DraftsTold(False, 3), "detailed": DraftsTold(True, 3)}
+
+
+HEAD = {"speculators_model_type": "eagle3", "architectures": ["Eagle3Speculator"]}
+
+
+def test_a_folder_that_names_its_verifier_is_served_with_it(draft, tmp_path) -> None:
+    head = tmp_path / "some-head"
+    head.mkdir()
+    named = {"verifier": {"name_or_path": str(draft)}, "proposal_methods": [{"speculative_tokens": 3}]}
+    (head / "config.json").write_text(json.dumps({**HEAD, "speculators_config": named}))
+    config, folder = with_verifier(EngineConfig(model=str(head), revision="r"), head)
+    assert (config.model, config.revision, folder, config.served_model_name) == (str(draft), None, draft, [str(head)])
+    assert config.speculative_config == SpeculativeConfig(method="eagle3", model=str(head), num_speculative_tokens=3)
+    plain = EngineConfig(model=str(draft))
+    assert with_verifier(plain, draft) == (plain, draft)
+
+
+@pytest.mark.parametrize(
+    ("changes", "flags", "said"),
+    [
+        ({}, {}, "does not name its verifier"),
+        ({"speculators_config": {"verifier": {"name_or_path": "not there"}}}, {}, "whose verifier is not there: "),
+        ({}, {"speculative_config": NGRAM}, "leave --speculative-config out"),
+        (
+            {"speculators_model_type": "dflash", "speculators_config": {"verifier": {"name_or_path": "a/b"}}},
+            {},
+            "whose verifier is a/b: --speculative-config: method 'dflash'",
+        ),
+    ],
+    ids=str,
+)
+def test_one_line_says_why_a_drafter_cannot_be_served(tmp_path, changes, flags, said: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**HEAD, **changes}))
+    with pytest.raises(ModelFilesError) as refused:
+        with_verifier(EngineConfig(model=str(tmp_path), **flags), tmp_path)
+    assert said in str(refused.value) and "\n" not in str(refused.value)

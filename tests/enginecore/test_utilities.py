@@ -3,7 +3,7 @@
 import pytest
 from core_by_hand import EPOCH, add
 
-from quire.enginecore.workers import WorkersFailed
+from quire.enginecore.worker_profiles import WorkersFailed
 from quire.ipc.messages.frontend import StepOutputs, Utility, UtilityResult
 from quire.ipc.messages.utilities import (
     GetServerInfo,

@@ -35,7 +35,7 @@ def experts(tokens: int) -> float:
 class Simulation:
     def __init__(self, times, batch: int, rate: float, offers: float = 1.0, **config) -> None:
         """offers: the chance that a row has any drafts."""
-        speculation = SpeculativeConfig(method="ngram", **config)
+        speculation = SpeculativeConfig(**{"method": "ngram", **config})
         self.config = SchedulerConfig(batch, 8192, 4096, 16, 1000, (FullAttention(),), speculation=speculation)
         self.slots, self.counters = Slots(batch, 32), Counters()
         self.slots.max_window[:] = 16
@@ -44,11 +44,13 @@ class Simulation:
         self.rng, self.rows = np.random.default_rng(0), np.arange(batch, dtype=np.int32)
         self.tokens = self.seconds = 0.0
         self.steps: list[ScheduledStep] = []
+        self.depths: list[tuple[int, int]] = []  # how many drafts a model makes of each row, and how many a step verifies
 
     def step(self) -> None:
         build = PlanBuilder(len(self.steps) + 1, 0.0)
         build.window = self.windows.wanted(self.batch)
         self.windows.settle(build, self.rows, self.rows[:0])
+        self.depths.append((build.draft_depth, build.window - 1))
         num_tokens = self.batch + build.draft_tokens
         step = ScheduledStep(
             build.step,
@@ -191,3 +193,15 @@ def test_a_drafter_rests_where_no_step_will_verify_drafts():
         verification.observe(np.full(4, 16), np.full(4, 15), np.full(4, 15), 60)
         verification.draft_tokens(4, 15, 500)
     assert verification.draft_tokens(4, 15, 500) > 0 and not verification.rests(5)
+
+
+def test_a_model_drafts_no_deeper_than_steps_verify() -> None:
+    """But for the steps before one that verifies another number of drafts, to see whether more would pay."""
+    simulation = Simulation(dense, 64, 0.6, method="draft_model", model="a")
+    for _ in range(1280):
+        simulation.step()
+    depths = simulation.depths[-640:]
+    assert sum(depth == 15 for depth, _ in depths) == 10 * 5
+    others = [(depth, window) for depth, window in depths if depth < 15]
+    assert sum(window <= depth < 2 * max(window, 1) for depth, window in others) >= 0.95 * len(others)
+    assert {depth for depth, _ in others} <= {0, 1, 2, 4, 8} and sum(depth for depth, _ in others) < 4 * len(others)

@@ -51,15 +51,15 @@ def test_who_waits_for_a_prefix_comes_back_to_its_place():
     for seq in sequences:
         queue.push(seq)
     for arrival, block_hash in ((0, b"a"), (1, b"a"), (4, b"a"), (2, b"b")):
-        queue.wait_for_prefix(sequences[arrival], block_hash)
+        queue.wait_for(sequences[arrival], block_hash)
         queue.check()
     assert [s.order[1] for s in queue.could_start()] == [3, 5, 6, 7] and len(queue) == 8
     queue.remove(sequences[4])
-    queue.prefix_resolved(b"a")
-    queue.prefix_resolved(b"of nobody")
+    queue.resolved(b"a")
+    queue.resolved(b"of nobody")
     queue.check()
     assert [s.order[1] for s in queue.could_start()] == [0, 1, 3, 5, 6, 7]
-    queue.prefix_resolved(b"b")
+    queue.resolved(b"b")
     assert drain(queue) == [0, 1, 2, 3, 5, 6, 7]
 
 
@@ -90,7 +90,7 @@ def test_as_a_plain_list_would(policy):
             held.pop(seq, None)
         elif what < 0.65:
             block_hash = bytes([r.randrange(3)])
-            queue.prefix_resolved(block_hash)
+            queue.resolved(block_hash)
             held = {s: h for s, h in held.items() if h != block_hash}
         else:
             able = [s for s in waiting if s not in held]
@@ -98,7 +98,7 @@ def test_as_a_plain_list_would(policy):
             assert queue.first() is expected
             if expected is not None and what < 0.8:
                 held[expected] = bytes([r.randrange(3)])
-                queue.wait_for_prefix(expected, held[expected])
+                queue.wait_for(expected, held[expected])
         if arrival % 50 == 0:
             queue.check()
             assert len(queue) == len(waiting)
@@ -229,9 +229,9 @@ def test_prefixes_of_several_tenants_come_back_to_their_queues():
     for seq in sequences:
         queue.push(seq)
     for seq in sequences[:4]:
-        queue.wait_for_prefix(seq, b"x")
+        queue.wait_for(seq, b"x")
         queue.check()
-    queue.prefix_resolved(b"x")
+    queue.resolved(b"x")
     queue.check()
     assert sorted(s.order[1] for s in queue.could_start()) == list(range(6)) and a.num_waiting == b.num_waiting == 3
 

@@ -11,8 +11,9 @@ import zmq
 from core_by_hand import add, worker_template
 
 from quire.enginecore import workers as group_module
+from quire.enginecore.worker_profiles import WorkersFailed
 from quire.enginecore.worker_supervisor import DYING_LIMIT_S, DYING_LOOK_S, SAY_EVERY_S, WorkerSupervisor
-from quire.enginecore.workers import WorkerGroup, WorkersFailed
+from quire.enginecore.workers import WorkerGroup
 from quire.ipc.messages.frontend import Heartbeat, RequestError, StepOutputs
 from quire.ipc.process.loop_clock import MAX_TICK_S
 from quire.ipc.process.restarts import LIVED_WELL_S, MAX_FAILED_STARTS, MAX_KILLED_STARTS, MAX_SHORT_LIVES, START_LIMIT_S

@@ -19,7 +19,8 @@ from deadlines import DEADLINE_S
 from fake_worker import log_of, solo_output
 
 from quire.enginecore import workers as group
-from quire.enginecore.workers import WorkerGroup, WorkersFailed
+from quire.enginecore.worker_profiles import WorkersFailed
+from quire.enginecore.workers import WorkerGroup
 from quire.ipc.links.core_and_workers import CoreToWorkers
 from quire.ipc.messages.frontend import StepOutputs
 from quire.ipc.messages.workers import ControlReply, DumpStacks, WorkerFailed, WorkerReady
@@ -102,6 +103,7 @@ def test_processes_that_are_kept_ready_are_the_next_workers(two):
         workers.keep_spares()
     well, dead = (child.pid for child in workers._spares._children)
     os.kill(dead, signal.SIGKILL)
+    os.waitid(os.P_PID, dead, os.WEXITED | os.WNOWAIT)  # one that is still dying would be taken, and found dead later
     os.kill(two.pids[1], signal.SIGKILL)
     two.wait_until(lambda: workers.generation == 2 and workers.is_ready)
     assert two.pids[0] == well and two.pids[1] != dead and len(workers._spares) == 0

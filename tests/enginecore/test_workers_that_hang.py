@@ -7,7 +7,8 @@ import pytest
 from core_by_hand import worker_template
 
 from quire.enginecore.silent_ranks import SilentRanks
-from quire.enginecore.workers import WorkerGroup, WorkersFailed
+from quire.enginecore.worker_profiles import WorkersFailed
+from quire.enginecore.workers import WorkerGroup
 from quire.ipc.process import children as children_module
 
 

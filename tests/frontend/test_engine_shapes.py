@@ -125,17 +125,17 @@ def test_the_parser_of_vllms_examples(capsys, caplog, monkeypatch):
     assert note.startswith("not needed here, and without effect: --trust-remote-code (")
     monkeypatch.setattr(sys, "argv", ["mine.py", "--max-num-seqs", "4"])
     assert parser.parse_args().max_num_seqs == 4
-    for wrong in ("--enable-lora", "--max-num-sequences"):
+    for wrong in ("--enable-mm-embeds", "--max-num-sequences"):
         with pytest.raises(SystemExit):
             parser.parse_args([wrong])
-        assert f"mine.py: {'unrecognized arguments: ' * (wrong != '--enable-lora')}{wrong}" in capsys.readouterr().err
+        assert f"mine.py: {'unrecognized arguments: ' * (wrong != '--enable-mm-embeds')}{wrong}" in capsys.readouterr().err
 
 
 def test_commands_of_a_script_read_their_own_flags():
     parser = FlexibleArgumentParser()
     command = parser.add_subparsers().add_parser("run")
-    command.add_argument("--enable-lora", action="store_true")
-    assert parser.parse_args(["run", "--enable_lora"]).enable_lora
+    command.add_argument("--enable-mm-embeds", action="store_true")
+    assert parser.parse_args(["run", "--enable_mm_embeds"]).enable_mm_embeds
 
 
 def test_names_of_the_package():

@@ -127,7 +127,7 @@ def test_chats_are_rendered_one_or_many(llm: LLM) -> None:
         (None, None, ValueError, "needs prompts: a text, a list of token ids"),
         ({" the"}, None, ValueError, "a prompt or a list of prompts, got set"),
         ({"text": " the"}, None, InvalidRequest, "not supported: text"),
-        ([" the", {"prompt": " the", "multi_modal_data": {}}], None, InvalidRequest, "not supported: multi_modal_data"),
+        ([" the", {"prompt": " the", "multi_modal_uuids": {}}], None, InvalidRequest, "not supported: multi_modal_uuids"),
         ({"prompt": " the", "cache_salt": 5}, None, ValueError, "cache_salt must be a string, got int"),
         ({"cache_salt": "x"}, None, ValueError, "a prompt is a text"),
         ([" the", None], None, ValueError, "a prompt is a text"),
@@ -149,7 +149,7 @@ def test_what_vllms_calls_have_and_these_have_not_is_said(llm: LLM) -> None:
     for call in (lambda **more: llm.generate(" the", params, **more), lambda **more: llm.chat(chat, params, **more)):
         with pytest.raises(ValueError, match="tokenization_kwargs is not supported: give token ids"):
             call(tokenization_kwargs={"truncation": True})
-        with pytest.raises(ValueError, match="lora_request is not supported: LoRA"):
+        with pytest.raises(ValueError, match="lora_request must be a LoRARequest"):
             call(lora_request=object())
         with pytest.raises(ValueError, match="has no option 'lora'; there are sampling_params"):
             call(lora=None)
@@ -225,7 +225,7 @@ def test_a_bar_appears_before_any_prompt_has_ended(
 def test_an_unknown_option_names_those_like_it() -> None:
     with pytest.raises(ValueError, match="'max_model_length'; did you mean max_model_len"):
         LLM(max_model_length=5)
-    for name in ("zzz", "memory_modules"):
+    for name in ("zzz", "memory_quota"):
         with pytest.raises(ValueError, match="there are model, revision") as error:
             LLM(**{name: 5})
         assert "max_num_seqs" in str(error.value) and "curve" not in str(error.value)
@@ -235,7 +235,7 @@ def test_an_unknown_option_names_those_like_it() -> None:
     ("options", "match"),
     [
         ({"max_model_len": 1}, "^max_model_len must be at least 2$"),
-        ({"enable_lora": True}, "^enable_lora=True is not supported: LoRA adapters are not served$"),
+        ({"enable_lora": True, "max_loras": 0}, "^max_loras must be between 1 and 1024$"),
         ({"tensor_parallel_size": 0}, "^tensor_parallel_size must be between 1 and 64$"),
         ({"collective_timeout_s": float("inf")}, "^collective_timeout_s must be between 0.1 and 86400$"),
         ({"emulate_world_size": 4}, "^emulate_world_size runs one rank alone, .* it needs load_format dummy, and"),

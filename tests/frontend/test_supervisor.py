@@ -16,6 +16,7 @@ import fake_engine
 import psutil
 import pytest
 from deadlines import DEADLINE_S
+from serving import command_of
 
 from quire.frontend import supervisor as supervisor_module
 from quire.frontend.cli.engines import Engine
@@ -161,7 +162,7 @@ def test_an_engine_that_is_killed_while_it_starts_is_started_again_at_once(kept)
         kept.kill()
         for count in range(1, MAX_FAILED_STARTS + 1):
             await kept.said("next start in", count)
-            while not (starting := [p for p in psutil.Process().children() if "fake_engine" in p.cmdline()]):
+            while not (starting := [p for p in psutil.Process().children() if "fake_engine" in command_of(p)]):
                 await asyncio.sleep(0.0)
             starting[0].kill()
             await kept.said("the engine did not start again (the engine ended while it started (signal SIGKILL)", count)

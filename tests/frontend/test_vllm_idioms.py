@@ -82,7 +82,7 @@ def test_a_forked_child_hears_that_it_cannot_use_the_engine(llm):
         (lambda _: SamplingParams(best_of=3), ValueError, "use n"),
         (lambda _: SamplingParams(temprature=0), ValueError, "did you mean temperature"),
         (lambda _: SamplingParams(abacus=0), ValueError, "there are n, temperature"),
-        (lambda _: LoRARequest("a", 1, "folder"), NotImplementedError, "LoRARequest: LoRA adapters are not served"),
+        (lambda _: LoRARequest("a", 1, "folder", None, {}), NotImplementedError, "LoRARequest: adapters are read from"),
         (lambda _: PoolingParams(task="score"), ValueError, "write classify or embed"),
     ],
 )

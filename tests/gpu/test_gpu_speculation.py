@@ -7,6 +7,8 @@ import tiny_hybrids
 import torch
 from eagle3_heads import assert_right, head_of, note_drafts
 from inline_engine import InlineEngine
+from mtp_heads import MODELS as MTP_MODELS
+from mtp_heads import assert_mtp_right, mtp_model, mtp_of
 from tiny_models import tiny_model
 
 from quire.ipc.sampling import SamplingParams
@@ -24,6 +26,7 @@ KINDS = (
     {"temperature": 0.0, "frequency_penalty": 0.6, "logit_bias": {11: 2.0}},
     {"temperature": 0.0, "max_tokens": 300},  # to the end of the context
 )
+WINDOWS = (2, 4, 16)
 HYBRIDS = [f"gpu-{name}" for name in tiny_hybrids.FIRST if name not in tiny_hybrids.WITHOUT_KV_CACHE]
 
 
@@ -65,13 +68,22 @@ def draft_model(name):
     return {"method": "draft_model", "model": str(tiny_model(name))}
 
 
-@pytest.mark.parametrize("graphs", [False, True])
-@pytest.mark.parametrize("window", [2, 4, 16])
-@pytest.mark.parametrize("drafter", ["ngram", "hostile", "itself", "another model"])
-@pytest.mark.parametrize("family", ["gpu-llama", "gpu-qwen2-mixed", "deepseek-v3", "gpu-gpt-oss", *HYBRIDS])
+def cases():
+    """(family, drafter, window, graphs): each family with each drafter and window, by graphs and eagerly, in turn."""
+    found = []
+    for i, family in enumerate(["gpu-llama", "gpu-qwen2-mixed", "deepseek-v3", "gpu-gpt-oss", *HYBRIDS]):
+        for j, drafter in enumerate(["ngram", "hostile", "itself", "another model"]):
+            if drafter == "itself" and family in HYBRIDS:
+                continue  # a draft model has attention alone
+            first = (i + j) % 2 == 0
+            found.append((family, drafter, WINDOWS[(i + j) % 3], first))
+            if drafter != "another model" or family not in HYBRIDS:
+                found.append((family, drafter, WINDOWS[(i + j + 1) % 3], not first))
+    return found
+
+
+@pytest.mark.parametrize(("family", "drafter", "window", "graphs"), cases())
 def test_tokens_are_those_without_drafts(family, drafter, window, graphs):
-    if drafter == "itself" and family in HYBRIDS:
-        pytest.skip("a draft model has attention alone")
     models = {"itself": family, "another model": "gpu-gemma3"}
     own = draft_model(models[drafter]) if drafter in models else {}
     engine = engine_of(family, speculation=config(window, **own), graphs=False)
@@ -113,6 +125,19 @@ def test_an_eagle3_head_computes_what_the_reference_does(family, graphs, tmp_pat
     if not graphs:
         on_cpu = [(ids, drafts, logits.cpu()) for ids, drafts, logits in found]
         assert_right(on_cpu, head, family)
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("name", MTP_MODELS)
+def test_mtp_layers_compute_what_the_reference_does(name, graphs):
+    """Behind prompts, hits, accepted and rejected drafts. The drafts are noted where passes run eagerly."""
+    folder, how = mtp_model(name, True), {"device": "cuda", "max_model_len": 128, "block_size": 16, "eos": (EOS,)}
+    engine = InlineEngine(folder, **how, speculation=config(4, method="mtp", model=str(folder)), graphs=graphs)
+    found = [] if graphs else note_drafts(engine)
+    assert outputs_of(engine)[0] == outputs_of(InlineEngine(folder, **how))[0]
+    assert engine.scheduler.counters.windows.so_far().draft_tokens > 0
+    if not graphs:
+        assert_mtp_right(found, mtp_of(name, True))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.ipc.links.core_and_workers import _IDENTITY, _TAG, CoreToWorkers, WorkerToCore
+from quire.ipc.messages.media import MediaInfo
 from quire.ipc.messages.workers import (
     AllocateKV,
     FullAttention,
@@ -51,6 +52,7 @@ def make_profile(rank: int) -> WorkerProfile:
         "device": "cpu",
         "processors": ProcessorsInfo(True, False),
     }
+    given["media"] = MediaInfo(["image"], 64)
     given["pooling"] = PoolingInfo(["embed"], "LAST", embedding_size=8)
     given["numerics"] = Numerics("float32", "fp8", "fp8_e4m3", True, 3, ["Mine"])
     return WorkerProfile(**values | given)

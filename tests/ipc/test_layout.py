@@ -86,6 +86,7 @@ def test_no_other_way_is_more_equal(first, layers, last, count):
 def test_no_field_that_sounds_secret_reaches_a_worker():
     words = ("key", "token", "secret", "password", "curve_", "listen", "hosts")
     harmless = {
+        "encoder_cache_tokens",
         "max_num_batched_tokens",
         "max_num_queued_tokens",
         "long_prefill_token_threshold",

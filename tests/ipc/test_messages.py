@@ -51,6 +51,10 @@ def values_of(kind) -> st.SearchStrategy:
         return st.lists(values_of(args[0]), max_size=3)
     if getattr(kind, "__origin__", None) is dict:
         return st.dictionaries(values_of(args[0]), values_of(args[1]), max_size=3)
+    if getattr(kind, "__origin__", None) is tuple:
+        if args[-1] is Ellipsis:
+            return st.lists(values_of(args[0]), max_size=3).map(tuple)
+        return st.tuples(*map(values_of, args))
     if args:  # a union
         return st.one_of([values_of(a) for a in args])
     simple = {

@@ -5,6 +5,7 @@ import os
 import select
 import threading
 import time
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -51,6 +52,32 @@ def test_parts_of_any_shape_follow_each_other():
         for part in (wide[:, :9], wide[1:3, 2:], wide[:0], wide.T):
             ring.writer.write_parts(KIND_MASK, (words(3), part), 0.0)
             assert ring.readers[0].read(0.0)[1].tolist() == [0, 1, 2, *part.flatten().tolist()]
+
+
+def test_a_ring_from_which_records_are_taken_in_time_uses_few_of_its_pages():
+    """Even if some are still held; and all of it, where they are not taken in time."""
+    with Ring(1 << 20) as ring:
+        [reader] = ring.readers
+        places = []
+        for number in range(900):
+            ring.writer.write(KIND_PLAN, words(1000, number), 0.0)
+            if number % 3 < 2:
+                continue
+            for behind in (2, 1, 0):
+                kind, data = reader.read(0.0)
+                assert (kind, data.tolist()) == (KIND_PLAN, words(1000, number - behind).tolist())
+                places.append((data.__array_interface__["data"][0] - reader.memory.__array_interface__["data"][0]) // 16)
+        assert len(set(places)) < len(places) / 3 and max(places) < 1.02 * plan_ring._LAP < 64 * max(places)
+        for number in range(1000):
+            ring.writer.write(KIND_PLAN, words(1000, number), 0.0)
+        assert [reader.read(0.0)[1][0] for _ in range(1000)] == list(range(1000))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 120), st.integers(0, 3), st.integers(0, 3)), max_size=60))
+def test_every_reader_sees_every_record_in_order_through_short_laps(steps):
+    with mock.patch.object(plan_ring, "_LAP", 40):
+        test_every_reader_sees_every_record_in_order_through_wrap_around.hypothesis.inner_test(steps)
 
 
 @settings(max_examples=60, deadline=None)

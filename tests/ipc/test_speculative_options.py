@@ -88,14 +88,25 @@ def test_a_head_is_told_by_its_config_with_its_own_number_of_drafts(tmp_path) ->
 
 
 @pytest.mark.parametrize(
+    ("given", "drafts"),
+    [
+        ({"method": "mtp"}, 1),
+        ({"num_speculative_tokens": 3}, 3),
+        ({"method": "qwen3_next_mtp", "num_speculative_tokens": 2}, 2),
+    ],
+    ids=str,
+)
+def test_a_models_own_layers_draft(given: dict[str, object], drafts: int) -> None:
+    assert speculation_of(given) == SpeculativeConfig(method="mtp", num_speculative_tokens=drafts)
+
+
+@pytest.mark.parametrize(
     ("given", "said"),
     [
         ({}, "name a method"),
-        ({"num_speculative_tokens": 3}, "name a method"),
         ({"method": "ngramm"}, "there is no method 'ngramm'; did you mean ngram?"),
         ({**NGRAM, "num_spec_tokens": 3}, "no key 'num_spec_tokens'; did you mean num_speculative_tokens?"),
         ({**NGRAM, "model": "a/b"}, "model 'a/b' contradicts method ngram"),
-        ({"method": "draft_model"}, "draft_model needs a model, a folder or hub id"),
         ({"method": "draft_modle", "model": "a/b"}, "there is no method 'draft_modle'; did you mean draft_model?"),
         ({**DRAFT, "prompt_lookup_max": 3}, "prompt_lookup_max=3 is a key of n-grams, and the method is another"),
         ({**DRAFT, "draft_tensor_parallel_size": 2}, "a draft model is run like the model, with its type, kernels and GPUs"),
@@ -107,9 +118,7 @@ def test_a_head_is_told_by_its_config_with_its_own_number_of_drafts(tmp_path) ->
         ({**DRAFT, "quantization": "fp9"}, "quantization must be one of fp8,"),
         ({**DRAFT, "max_model_len": 0}, "max_model_len must be at least 1"),
         ({"model": "org/EAGLE-Llama"}, "method 'eagle', which model 'org/EAGLE-Llama' is for, is not served yet"),
-        ({"method": "eagle3"}, "eagle3 needs a model, a folder or hub id"),
-        ({"method": "mtp"}, "method 'mtp' is not served yet"),
-        ({"method": "qwen3_next_mtp", "num_speculative_tokens": 2}, "method 'qwen3_next_mtp' is not served yet"),
+        ({"method": "mtp", "quantization": "fp8"}, "quantization='fp8' is a key of models with a folder of their own, and mtp"),
         ({"method": "dflash", "model": "a"}, "method 'dflash' is not served;"),
         ({"method": "suffix", "suffix_decoding_max_tree_depth": 3}, "method 'suffix' is not served;"),
         ({"method": "medusa", "model": "a"}, "method 'medusa' is not served;"),
@@ -191,6 +200,14 @@ def test_a_drafters_method_by_its_config(tmp_path, config: object, method: str) 
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     assert method_of(str(folder)) == method
+
+
+def test_only_the_bundled_model_has_a_drafter_of_its_own() -> None:
+    for method in ("draft_model", "eagle3"):
+        drafts = EngineConfig(speculative_config=speculation_of({"method": method})).speculative_config
+        assert drafts is not None and drafts.model is None and drafts.num_speculative_tokens == 3
+        with pytest.raises(ValueError, match=f"^--speculative-config: {method} needs a model, a folder or hub id"):
+            EngineConfig(model="a/b", speculative_config=drafts)
 
 
 def test_bounds_by_batch_size() -> None:

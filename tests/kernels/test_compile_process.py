@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from deadlines import DEADLINE_S
+from serving import command_of
 
 from quire.kernels.triton_support.compile_process import COMMAND, FEW, CompileProcesses, Job, _Process
 
@@ -79,7 +80,9 @@ def compile_all(processes, jobs, work=lambda: None):
 
 
 def helpers():
-    return [child for child in psutil.Process().children() if "quire.kernels.triton_support.compile_process" in child.cmdline()]
+    return [
+        child for child in psutil.Process().children() if "quire.kernels.triton_support.compile_process" in command_of(child)
+    ]
 
 
 @pytest.mark.parametrize("job", [NOWHERE, NOWHERE._replace(options={"a": len})], ids=["no module", "no literal"])

@@ -19,7 +19,7 @@ from hopper_offline import COMPILED, ints, meta
 import torch
 from sass import disassemble, hazards
 from quire.kernels.experts import experts
-from quire.kernels.experts.experts_reference import SwiGLU
+from quire.kernels.experts.experts_reference import Relu2, SwiGLU
 from quire.kernels.experts.four_bits_weight import FourBits, FourBitWeights
 from quire.kernels.experts.scaled_weight import ScaledExperts, ScaledWeights
 from quire.kernels.triton_support import hopper
@@ -39,8 +39,8 @@ def weight(n, k):
     return ScaledExperts(meta(8, n, k, dtype=small), meta(8, blocks if by_block else 1, n, dtype=f32), by_block)
 
 kind = FourBitWeights if form == "mx" or form.startswith("int4") else ScaledWeights
-w = kind(weight(2 * 736, 416), weight(416, 736), meta(8, 2 * 736), meta(8, 416))
-x, act = meta(rows, 416), SwiGLU(limit=7.0, offset=1.0)
+parts, act = (1, Relu2()) if "ungated" in sys.argv else (2, SwiGLU(limit=7.0, offset=1.0))
+w, x = kind(weight(parts * 736, 416), weight(416, 736), meta(8, parts * 736), meta(8, 416)), meta(rows, 416)
 experts.experts(x, w, ints(rows, 2), meta(rows, 2, dtype=f32), act, meta(rows, 416), pdl=1)
 for kernel in COMPILED:
     with tempfile.TemporaryDirectory() as folder:
@@ -81,6 +81,12 @@ def test_kernels_of_quantized_experts_compile(form, rows, tmp_path, monkeypatch)
 @pytest.mark.parametrize("form", ["mx", "int4", "int4-zeros", "fp8", "fp8-block", "int8"])
 def test_kernels_of_one_row_compile(form, tmp_path, monkeypatch):
     assert_compiles(PROGRAM, (form, 1, "hopper"), tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(("rows", "where"), [(1, "portable"), (1, "hopper"), (100, "portable")])
+@pytest.mark.parametrize("form", ["fp8", "fp8-block", "int8"])
+def test_kernels_of_experts_without_a_gate_compile(form, rows, where, tmp_path, monkeypatch):
+    assert_compiles(PROGRAM, (form, rows, where, "ungated"), tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("rows", [16, 32, 64, 128])

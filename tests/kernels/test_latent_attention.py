@@ -88,7 +88,7 @@ def check(got, want, dtype):
     assert (got - want).abs().max() <= TOLERANCE[dtype] * max(1.0, want.abs().max().item())
 
 
-def compare_decode(shape, lengths, dtype, device, limit=None, queries=None):
+def compare_decode(shape, lengths, dtype, device, limit=None, queries=None, **how):
     """With queries, rows have several, and are padded to as many rows as there are tokens."""
     from quire.kernels.attention.latent_decode import latent_decode
 
@@ -97,21 +97,21 @@ def compare_decode(shape, lengths, dtype, device, limit=None, queries=None):
     arguments = case(shape, lengths + padding, given + padding, dtype, device)
     out = torch.zeros(len(arguments[0]), shape[0], shape[3], dtype=dtype, device=device)
     on_device = None if limit is None else torch.tensor([limit], dtype=torch.int32, device=device)
-    latent_decode(*arguments, out, scale=SCALE, limit=on_device, max_query_len=most)
-    want = latent_reference.latent_attention(*arguments, scale=SCALE, latent=shape[3])
+    latent_decode(*arguments, out, scale=SCALE, limit=on_device, max_query_len=most, **how)
+    want = latent_reference.latent_attention(*arguments, scale=SCALE, latent=shape[3], **how)
     if limit is not None:
         want[sum(given[:limit]) :] = 0
     check(out, want, dtype)
 
 
-def compare_prefill(shape, lengths, queries, dtype, device, first=None):
+def compare_prefill(shape, lengths, queries, dtype, device, first=None, **how):
     from quire.kernels.attention.latent_prefill import latent_prefill
 
     arguments = case(shape, lengths, queries, dtype, device)
     out = torch.zeros(len(arguments[0]), shape[0], shape[3], dtype=dtype, device=device)
     on_device = None if first is None else torch.tensor([first], dtype=torch.int32, device=device)
-    latent_prefill(*arguments, out, scale=SCALE, first_row=on_device)
-    want = latent_reference.latent_attention(*arguments, scale=SCALE, latent=shape[3])
+    latent_prefill(*arguments, out, scale=SCALE, first_row=on_device, **how)
+    want = latent_reference.latent_attention(*arguments, scale=SCALE, latent=shape[3], **how)
     if first is not None:
         want[: sum(queries[:first])] = 0
     check(out, want, dtype)
@@ -150,6 +150,17 @@ def test_decode_of_several_queries_in_the_interpreter(shape, lengths, queries, l
 )
 def test_prefill_in_the_interpreter(shape, lengths, queries, first):
     compare_prefill(shape, lengths, queries, torch.float32, "cpu", first)
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("parts", [1, 8])
+def test_the_first_key_may_be_hidden_in_the_interpreter(parts, monkeypatch):
+    from quire.kernels.attention import latent_decode
+
+    monkeypatch.setattr(latent_decode, "num_splits", lambda rows, heads: parts)
+    compare_decode(SHAPES[1], [70, 1, 2, 33], torch.float32, "cpu", hides_first=True)
+    compare_decode(SHAPES[1], [70, 3, 33], torch.float32, "cpu", None, [7, 3, 1], hides_first=True)
+    compare_prefill(SHAPES[1], [20, 17, 26], [1, 17, 3], torch.float32, "cpu", hides_first=True)
 
 
 @pytest.mark.interpret

@@ -1,5 +1,7 @@
 """Drafts from a sequence's own text: the CPU path against plain Python, the kernels against the CPU path."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -12,11 +14,11 @@ BLOCK_SIZE, NUM_BLOCKS, GROUP = 4, 2700, 1
 
 
 def plain(text, min_n, max_n, most):
-    """The tokens behind the last earlier occurrence of the longest suffix of text, a list."""
+    """The tokens behind the last earlier occurrence of the longest suffix of text, a list, and again if the text ends."""
     for n in range(min(max_n, len(text) - 1), min_n - 1, -1):
         for end in range(len(text) - 1, n - 1, -1):
             if text[end - n : end] == text[-n:]:
-                return text[end : end + most]
+                return list(itertools.islice(itertools.cycle(text[end:]), most))
     return []
 
 

@@ -3,6 +3,9 @@
 The CPU's path always; the Triton kernels in the interpreter and on a GPU.
 """
 
+import inspect
+from functools import partial
+
 import pytest
 import torch
 from recurrent_cases import ON_GPU, TOLERANCE, Row, interpreted, random, rows_of, states_of
@@ -172,6 +175,26 @@ def test_windows_interpreted(case):
         compare(Recurrence(mamba, heads), CASES[case])
 
 
+def by_columns():
+    """Delta's and Mamba's layers, with programs that have a few columns of a state at a time, the last of them not all."""
+    from quire.kernels.recurrent import delta, mamba
+
+    few = partial(delta.gated_delta, config=delta.Config(8, 4))
+    assert mamba.DECODE_CHANNELS == 8
+    layers = [Recurrence(few, heads) for heads in DELTA] + [Recurrence(few, DELTA[2], state_dtype=torch.float16)]
+    return [*layers, *(Recurrence(mamba.mamba, heads) for heads in MAMBA)]
+
+
+@interpreted
+def test_states_by_columns_interpreted(monkeypatch):
+    _, _, mamba = kernels()
+    monkeypatch.setattr(inspect.getmodule(mamba), "DECODE_CHANNELS", 8)
+    for layer in by_columns():
+        for case in CASES.values():
+            compare(layer, case)
+        assert_windows_are_tokens(layer)
+
+
 @interpreted
 def test_windows_are_as_tokens_one_by_one_interpreted():
     convolution, delta, mamba = kernels()
@@ -181,6 +204,19 @@ def test_windows_are_as_tokens_one_by_one_interpreted():
         assert_windows_are_tokens(Recurrence(delta, heads, state_dtype=state_dtype))
     for heads, state_dtype in ((MAMBA[0], torch.float32), (MAMBA[1], torch.float16)):
         assert_windows_are_tokens(Recurrence(mamba, heads, state_dtype=state_dtype))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("pdl", [0, 1, 2])
+def test_states_by_columns_on_a_gpu(pdl):
+    """As in steps of many rows, and as dependent launches."""
+    _, delta, mamba = kernels()
+    few = partial(delta, config=inspect.getmodule(delta).Config(32, 4), pdl=pdl)
+    for rows in CASES.values():
+        for heads in GPU_DELTA:
+            compare(Recurrence(few, heads, dtype=torch.bfloat16), rows, "cuda", ON_GPU)
+        for heads in GPU_MAMBA:
+            compare(Recurrence(partial(mamba, pdl=pdl), heads, dtype=torch.bfloat16), rows, "cuda", ON_GPU)
 
 
 @pytest.mark.gpu

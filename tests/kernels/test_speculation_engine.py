@@ -71,6 +71,7 @@ def compare(family, drafter, window, padded, count, monkeypatch):
         pytest.param("llama", "llama", 4, True, 5, marks=pytest.mark.slow),
         pytest.param("qwen2-mixed", "qwen2-mixed", 8, True, 5, marks=pytest.mark.slow),
         pytest.param("llama", "deepseek-v3", 3, False, 5, marks=pytest.mark.slow),
+        pytest.param("deepseek-v3", "deepseek-v3", 4, False, 3, marks=pytest.mark.slow),
         pytest.param("qwen3.5", "some", 4, True, 2, marks=pytest.mark.slow),
         pytest.param("qwen3.5", "right", 16, False, 5, marks=pytest.mark.slow),
         pytest.param("kimi-linear", "some", 8, True, 3, marks=pytest.mark.slow),

@@ -93,6 +93,35 @@ def test_interpreted_kernel_equals_reference(lengths, reach, kind):
     close(varlen.varlen_attention(q, k, v, *spans, **how), varlen_reference.varlen_attention(q, k, v, bounds, **how))
 
 
+def of_seen_keys(q, k, v, bounds, seen, scale):
+    """Each row alone, with the keys that it sees: [T, Hq, D]."""
+    parts = []
+    for begin, end, last in zip(bounds, bounds[1:], seen, strict=False):
+        own = (x.transpose(0, 1)[None] for x in (q[begin:end], k[begin:last], v[begin:last]))
+        parts.append(torch.nn.functional.scaled_dot_product_attention(*own, scale=scale, enable_gqa=True)[0].transpose(0, 1))
+    return torch.cat(parts)
+
+
+LENGTHS, SEEN = [70, 7, 40, 33], [60, 77, 80, 118]  # each row's tokens, and the end of the keys that they see
+
+
+@pytest.mark.parametrize("reach", [ALL, Reach(100, 100)], ids=["all", "a window wider than the rows"])
+def test_cpu_leaves_out_keys_that_are_not_seen(reach):
+    q, k, v, bounds = packed(LENGTHS, kv_heads=2)
+    got = varlen_cpu.varlen_attention(q, k, v, bounds, scale=0.25, reach=reach, seen=SEEN)
+    close(got, of_seen_keys(q, k, v, bounds, SEEN, 0.25))
+
+
+@pytest.mark.interpret
+def test_interpreted_kernel_leaves_out_keys_that_are_not_seen():
+    from quire.kernels.attention import varlen
+
+    q, k, v, bounds = packed(LENGTHS, kv_heads=2)
+    firsts, _ = row_spans(torch.tensor(bounds, dtype=torch.int32), len(q))
+    ends = torch.tensor(SEEN, dtype=torch.int32).repeat_interleave(torch.tensor(LENGTHS))
+    close(varlen.varlen_attention(q, k, v, firsts, ends, scale=0.25), of_seen_keys(q, k, v, bounds, SEEN, 0.25))
+
+
 @pytest.mark.interpret
 def test_interpreted_kernel_pads_heads_and_reads_no_other_row():
     from quire.kernels.attention import varlen

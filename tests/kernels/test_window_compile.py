@@ -14,6 +14,7 @@ import json, torch
 from hopper_offline import COMPILED, KEYS, ints, meta
 from quire.ipc.step.sections import result_words
 from quire.kernels.attention.latent_decode import latent_decode
+from quire.kernels.attention.latent_prefill import latent_prefill
 from quire.kernels.sampling import sampler
 from quire.kernels.recurrent import convolution, delta, mamba
 from quire.kernels.recurrent.convolution_reference import Gates
@@ -58,21 +59,31 @@ def recurrent(n):
         of_heads, of_decays = meta(heads.num_values, dtype=wide), meta(heads.num_decays, dtype=wide)
         weights = DeltaWeights(of_heads, of_decays, meta(128), 1e-6)
         for dtype in (wide, torch.float16):
-            delta.gated_delta(inputs, weights, heads, meta(9, heads.num_values, 128, 128, dtype=dtype), found)
+            matrices = meta(9, heads.num_values, 128, 128, dtype=dtype)
+            delta.gated_delta(inputs, weights, heads, matrices, found)
+            for pdl in (1, 2):
+                delta.gated_delta(inputs, weights, heads, matrices, found, pdl=pdl, config=delta.Config(32, 4))
     heads, of_heads = MambaHeads(8, 64, 128, 64), meta(64, dtype=wide)
     found = rows_of(heads.channels, heads.channels, 64)
     xbc = convolution.causal_convolution(meta(n, heads.channels), meta(4, heads.channels), meta(heads.channels),
                                          meta(9, 3, heads.channels), found)
     weights = MambaWeights(of_heads, of_heads, of_heads, meta(4096), 1e-6, 512)
-    mamba.mamba(MambaInputs(xbc, meta(n, 4096), meta(n, 64)), weights, heads, meta(9, 64, 128, 64, dtype=wide), found)
+    inputs, matrices = MambaInputs(xbc, meta(n, 4096), meta(n, 64)), meta(9, 64, 128, 64, dtype=wide)
+    for pdl in (0, 1, 2):
+        mamba.mamba(inputs, weights, heads, matrices, found, pdl=pdl)
     x, gate = meta(n, 2048), meta(n, 2048)
-    convolution.causal_convolution(x, meta(3, 2048), None, meta(9, 2, 2048), rows_of(2048), Gates(gate, gate))
+    for pdl in (0, 1, 2):
+        convolution.causal_convolution(x, meta(3, 2048), None, meta(9, 2, 2048), rows_of(2048), Gates(gate, gate), pdl=pdl)
 
 def run(n):
     recurrent(n)
     step_inputs.prepare_step(ints(6000), tables, step, n, n, block_size=64, num_blocks=99, vocab=vocab, windows=True)
     lengths = step.query_start[: n + 1], step.seq_lens[:n]
-    latent_decode(q, cache, ints(65, 40), step.row_slots[:n], *lengths, out, scale=0.1, limit=ints(1), max_query_len=16)
+    latent = q, cache, ints(65, 40), step.row_slots[:n], *lengths, out
+    latent_decode(*latent, scale=0.1, limit=ints(1), max_query_len=16)
+    latent_decode(*latent, scale=0.1, limit=ints(1), max_query_len=16, hides_first=True)
+    latent_decode(*latent, scale=0.1, hides_first=True)
+    latent_prefill(*latent, scale=0.1, hides_first=True)
     slots, window = step.sample_slots[:n], WindowIds(step.input_ids, step.sample_places[:n])
     given = slots, step.sample_positions[:n], tables, pool, space
     sampled = sampler.sample(meta(n, vocab), *given, random=True, processors=True, window=window)
@@ -114,7 +125,9 @@ def found_by(how, sizes, tmp_path, monkeypatch):
 def test_padded_sizes_share_compiled_kernels(tmp_path, monkeypatch):
     _, kernels, more = found_by("look_up_launches", [3, 16, 17, 64, 512], tmp_path, monkeypatch)
     assert kernels > 10
-    assert set(more) <= {"_several_kernel", "_combine_several_kernel"}  # whether keys are split, which is met before serving
+    # whether keys are split, and how many columns of a state a program has at once, which are met before serving
+    split = {"_several_kernel", "_combine_several_kernel", "_decode_kernel", "_combine_kernel"}
+    assert set(more) <= split | {"_windows_kernel"}
 
 
 @pytest.mark.slow  # half a minute of compiling

@@ -5,7 +5,7 @@ import pytest
 import torch
 from step_plans import BLOCK_SIZE, GROUPS, MAX_BLOCKS, MAX_SEQS, SIZES, VOCAB, make_plan
 
-from quire.ipc.step.sections import HEADER, MAX_DRAFTS, NO_TOKEN, draft_words, logprob_record, result_words
+from quire.ipc.step.sections import HEADER, MAX_DRAFTS, MAX_WINDOW, NO_TOKEN, draft_words, logprob_record, result_words
 from quire.kernels.speculation import accept_cpu
 from quire.kernels.step import step_inputs_cpu, windows_cpu
 from quire.kernels.step.tables import ENTRY_PLANES, LogitsProcessorPool, SlotTables, StepBuffers
@@ -134,6 +134,7 @@ def compare_sharing(device, rows, seed):
         final, window, valid = (
             torch.from_numpy(rng.integers(*x, rows + 1).astype(np.int32)) for x in ((1, 99), (1, 17), (0, 16))
         )
+        survives = torch.from_numpy(-np.sort(-rng.integers(0, 1025, (rows + 1, MAX_WINDOW)).astype(np.int32)))
         plan = torch.zeros(600, dtype=torch.int32)
         words = {"num_decode_rows": rows, "window": int(rng.integers(2, 17)), "draft_tokens": most}
         for name, value in words.items():
@@ -147,6 +148,8 @@ def compare_sharing(device, rows, seed):
                 tables.column(name).copy_(column)
             tables.seq_len.copy_(length)
             tables.num_drafts.copy_(valid)
+            if most > rows:  # else all rows have the same
+                tables.survival[: rows + 1, MAX_WINDOW:].copy_(survives)
         windows.share_drafts(plan.to(device), *sides[0], rows + 3)
         windows_cpu.share_drafts(plan, *sides[1], rows + 3)
         tokens = sides[1][1].row_tokens

@@ -81,3 +81,11 @@ def test_pairs_are_scored_with_their_types(tmp_path: Any) -> None:
             ids, types = torch.tensor([encoded.ids]), torch.tensor([encoded.type_ids])
             score = theirs(input_ids=ids, token_type_ids=types).logits.sigmoid().item()
         assert scores[i] == pytest.approx(score, abs=1e-5)
+
+
+def test_a_text_longer_than_a_step_is_refused_with_the_flag() -> None:
+    with Served("--runner", "pooling", "--max-num-batched-tokens", "64", *FLAGS) as served:
+        served.ready()
+        answer = served.ask("POST", "/v1/embeddings", {"input": "again " * 80})
+        assert served.end() == 0
+    assert answer.status == 400 and "--max-num-batched-tokens" in answer.json()["error"]["message"]

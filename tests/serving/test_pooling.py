@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 from deadlines import DEADLINE_S
-from serving import Served
+from serving import Served, command_of
 from tiny_models import tiny_model
 from tiny_pools import as_sentence_transformer, classifier, logits
 
@@ -158,7 +158,7 @@ def test_other_servers_routes_give_the_same_vectors(embedder: Served) -> None:
         ("/v1/embeddings", {"input": "x", "encoding_format": "hex"}, "encoding_format", "base64"),
         ("/v1/embeddings", {"input": "x", "prompt_name": "none"}, "prompt_name", "query, document"),
         ("/v1/embeddings", {"input": "x", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "at least 1"),
-        ("/v1/embeddings", {"input": "x", "messages": [{"role": "user"}]}, "messages", "not served yet"),
+        ("/v1/embeddings", {"input": "x", "messages": [{"role": "user"}]}, "input", "exclude each other"),
         ("/pooling", {"input": "x", "task": "classify"}, "task", "embed, token_embed"),
         ("/v2/embed", {"texts": ["x"], "embedding_types": ["int4"]}, "embedding_types", "ubinary"),
         ("/v2/embed", {"texts": ["x"], "input_type": "poem"}, "input_type", "search_query"),
@@ -180,7 +180,7 @@ def test_a_model_that_only_generates_says_so_and_one_that_does_not_too(scorer: t
     error = call(served, "/v1/embeddings", {"input": "x"}, 400)["error"]
     assert error["code"] == "unsupported_task" and "it can classify and classify tokens" in error["message"]
     error = call(served, "/v1/completions", {"prompt": "x"}, 400)["error"]
-    assert "does not generate" in error["message"]
+    assert "cannot generate text" in error["message"]
 
 
 def test_scores_are_the_classifiers_of_pairs(scorer: tuple[Served, Any]) -> None:
@@ -234,9 +234,7 @@ def test_requests_outlive_a_worker_that_is_killed(embedder: Served) -> None:
     ]
     for each in both:
         each.start()
-    workers = [
-        p for p in psutil.Process(embedder.process.pid).children(recursive=True) if "quire.workers" in " ".join(p.cmdline())
-    ]
+    workers = [p for p in psutil.Process(embedder.process.pid).children(recursive=True) if "quire.workers" in command_of(p)]
     os.kill(workers[0].pid, signal.SIGKILL)
     for each in both:
         each.join(DEADLINE_S)

@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
-from serving import SMALL, Background, Daemon, EventStream, Launched, Served, ends_well, until
+from serving import SMALL, Background, Daemon, EventStream, Launched, Served, command_of, ends_well, until
 
 from quire.enginecore.loading.model_files import BUNDLED
 from quire.frontend.client.llm import LLM
@@ -103,7 +103,7 @@ def test_a_conversation_stays_where_its_turns_are_cached(served: Served) -> None
 def test_a_worker_killed_delays_its_engines_requests_only(served: Served) -> None:
     streams = two_streams(served)
     core = psutil.Process(engine_pids(served)[0])
-    (worker,) = [child for child in core.children() if WORKER in child.cmdline()]
+    (worker,) = [child for child in core.children() if WORKER in command_of(child)]
     worker.kill()
     assert served.health() == 200 and served.text(PROMPT, max_tokens=5)
     assert all(ends_well(stream) for stream in streams)

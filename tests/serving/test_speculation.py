@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from mtp_heads import mtp_model
 from serving import SMALL, Served, until
 
 from quire.enginecore.loading.model_files import BUNDLED
@@ -152,6 +153,7 @@ def test_counts_of_requests_add_up_to_those_of_the_server(both: tuple[Served, Se
 def until_quiet(served: Served) -> dict[str, float]:
     """The counters once a heartbeat has told all of what ran before."""
     generated = served.metric("generation_tokens_total")
+    generated = 0.0 if math.isnan(generated) else generated  # before the first heartbeat
     served.complete(REPEATING, max_tokens=1)
     until(lambda: served.metric("generation_tokens_total") > generated)
     return counts_of(served)
@@ -168,6 +170,29 @@ def test_a_draft_model_changes_no_answer(both: tuple[Served, Served]) -> None:
             assert is_same(drafting.complete(**body(name))["choices"], plain.complete(**body(name))["choices"]), name
         assert counts["accepted_tokens"] >= 0.99 * counts["draft_tokens"] > 0  # without the grammar, of which it knows nothing
         assert drafting.end() == 0
+
+
+@pytest.mark.parametrize("method", ["eagle3", pytest.param("draft_model", marks=pytest.mark.slow)])
+def test_the_bundled_models_drafters_change_no_answer(both: tuple[Served, Served], method: str) -> None:
+    plain, _ = both
+    with Served(*SMALL, "--spec-method", method) as drafting:
+        drafting.ready()
+        for name in ("greedy", "penalties", "n"):
+            counts = until_quiet(drafting)
+            assert is_same(drafting.complete(**body(name))["choices"], plain.complete(**body(name))["choices"]), name
+        assert counts["draft_tokens"] > 0
+        assert drafting.end() == 0
+
+
+def test_a_models_own_layers_draft_for_it() -> None:
+    """A hybrid's, told by the number of drafts alone."""
+    folder = str(mtp_model("qwen3.5"))
+    with Served(folder, *SMALL) as plain, Served(folder, *SMALL, "--spec-tokens", "2") as drafting:
+        plain.ready(), drafting.ready()
+        for name in ("greedy", "seeded", "n"):
+            assert is_same(drafting.complete(**body(name))["choices"], plain.complete(**body(name))["choices"]), name
+        assert until_quiet(drafting)["draft_tokens"] > 0
+        assert plain.end() == drafting.end() == 0
 
 
 def test_a_draft_model_with_other_tokens_ends_the_start_with_one_line(tmp_path) -> None:

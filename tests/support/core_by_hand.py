@@ -15,6 +15,7 @@ from quire.enginecore.preparation import Preparer
 from quire.enginecore.scheduling.config import SchedulerConfig
 from quire.enginecore.worker_supervisor import WorkerSupervisor
 from quire.enginecore.workers import WorkerGroup
+from quire.ipc.adapters import HOST_ONLY, AdapterLimits
 from quire.ipc.config import EngineConfig
 from quire.ipc.links.core_and_workers import CoreToWorkers
 from quire.ipc.links.core_to_frontends import CoreToFrontends
@@ -28,10 +29,12 @@ from quire.ipc.messages.frontend import (
     TokenInputs,
     Welcome,
 )
+from quire.ipc.messages.workers import ControlReply, ControlRequest, ForgetAdapter, LoadAdapter
 from quire.ipc.sampling import SamplingParams
+from quire.ipc.step.control import decode_control
 from quire.ipc.step.masks import decode_masks
 from quire.ipc.step.plan import StepPlan, decode_plan
-from quire.ipc.step.plan_ring import KIND_MASK, KIND_PLAN, PlanReader, PlanRing
+from quire.ipc.step.plan_ring import KIND_CONTROL, KIND_MASK, KIND_PLAN, PlanReader, PlanRing
 from quire.ipc.step.result_ring import ResultRing
 from quire.ipc.step.sections import MASKS_NONE, NO_TOKEN
 from quire.ipc.worker_config import WorkerConfig, resolved
@@ -44,6 +47,9 @@ decode = msgspec.msgpack.Decoder(CoreMessage).decode
 class FakeWorkers(WorkerGroup):
     """Real rings, and a fake worker in this process that takes a plan when it is told to."""
 
+    loads: list[tuple[int, int]]  # all of (number, slot)
+    forgotten: list[int]
+    adapter_errors: dict[int, str]  # by number: why it cannot be loaded
     from_outside = False  # whether their next death is the work of a signal
 
     def start(self) -> None:
@@ -53,6 +59,7 @@ class FakeWorkers(WorkerGroup):
         self._link = CoreToWorkers(self.generation)
         self._reader = PlanReader.attach([os.dup(fd) for fd in self.plan_ring.fds(0)])
         self._worker = FakeWorker(MAX_NUM_SEQS + 1, MAX_MODEL_LEN // BLOCK_SIZE + 1, BLOCK_SIZE, (0,), VOCAB_SIZE)
+        self.loads, self.forgotten, self.adapter_errors = [], [], {}
         self._decode_rows = np.zeros(0, np.int32)
         self._waiting: tuple[StepPlan, set[int], set[int]] | None = None  # for masks: rows not named yet, rows that get none
         self.is_ready = True
@@ -64,6 +71,8 @@ class FakeWorkers(WorkerGroup):
         if record is None:
             return
         kind, words = record[0], record[1].copy()
+        if kind == KIND_CONTROL:
+            return self._control(decode_control(words))
         if kind == KIND_MASK:
             assert self._waiting is not None
             plan, due, without = self._waiting
@@ -83,6 +92,18 @@ class FakeWorkers(WorkerGroup):
             tokens[sorted(without)] = NO_TOKEN
             self.result_ring.write(plan.step, tokens)
             self._waiting = None
+
+    def _control(self, request: ControlRequest) -> None:
+        """Do at once what a worker does in a thread."""
+        error = ""
+        if isinstance(request, LoadAdapter):
+            self.loads.append((request.number, request.slot))
+            error = self.adapter_errors.get(request.number, "")
+            if request.slot != HOST_ONLY and not error:
+                self._worker.adapters[request.slot] = request.number
+        elif isinstance(request, ForgetAdapter):
+            self.forgotten.append(request.number)
+        self._replied(ControlReply(0, request.id, error, b""))
 
     def check_stopped(self, meanwhile: str) -> None:
         return  # there is no process
@@ -117,10 +138,39 @@ def worker_template(world_size: int = 1, model_dir: str = "") -> WorkerConfig:
 class CoreByHand:
     """`workers`: a group of worker processes; without, a FakeWorkers."""
 
-    def __init__(self, workers: WorkerGroup | None = None, preparers: Iterable[Preparer] = (), replay: bool = True) -> None:
-        scheduler = SchedulerConfig(MAX_NUM_SEQS, 16, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS, FULL, vocab_size=VOCAB_SIZE)
-        limits = EngineLimits(MAX_MODEL_LEN, VOCAB_SIZE, MAX_NUM_SEQS, 20)
-        config = CoreConfig(scheduler, limits, 100, 0, 60.0, spins=False, log_requests=False, log_stats=False, replay=replay)
+    def __init__(
+        self,
+        workers: WorkerGroup | None = None,
+        preparers: Iterable[Preparer] = (),
+        replay: bool = True,
+        adapters: AdapterLimits | None = None,
+        max_queue_s: float = 0.0,
+    ) -> None:
+        num_slots = adapters.max_loras if adapters is not None else 0
+        scheduler = SchedulerConfig(
+            MAX_NUM_SEQS,
+            16,
+            MAX_MODEL_LEN,
+            BLOCK_SIZE,
+            NUM_BLOCKS,
+            FULL,
+            vocab_size=VOCAB_SIZE,
+            num_adapter_slots=num_slots,
+            max_queue_s=max_queue_s,
+        )
+        limits = EngineLimits(MAX_MODEL_LEN, VOCAB_SIZE, MAX_NUM_SEQS, 20, adapters=adapters)
+        config = CoreConfig(
+            scheduler,
+            limits,
+            100,
+            0,
+            60.0,
+            spins=False,
+            log_requests=False,
+            log_stats=False,
+            replay=replay,
+            max_queue_s=max_queue_s,
+        )
         welcome = Welcome(EPOCH, PROTOCOL_VERSION, ["tiny"], limits, [], [0], "0", 1, 60.0)
         self.link = CoreToFrontends(None, epoch=EPOCH, welcome=welcome)
         self.workers = workers or FakeWorkers(worker_template())
@@ -158,6 +208,13 @@ class CoreByHand:
         frontend.send(Hello(PROTOCOL_VERSION))
         assert isinstance(self.answer(frontend, Welcome), Welcome)
         return frontend
+
+    def frontend_with_welcome(self) -> Welcome:
+        """The message that a new frontend gets."""
+        frontend = RawFrontend(self.link.address)
+        self._frontends.append(frontend)
+        frontend.send(Hello(PROTOCOL_VERSION))
+        return self.answer(frontend, Welcome)  # type: ignore[no-any-return]
 
     def answer(self, frontend: RawFrontend, kind: Any) -> Any:
         """The frontend's next message of this kind; others are dropped."""

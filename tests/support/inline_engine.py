@@ -1,6 +1,8 @@
 """Scheduler and runner in one process, without links: a model's outputs under given scheduling, step by step."""
 
 from collections import deque
+from dataclasses import replace
+from itertools import count
 from types import MappingProxyType, SimpleNamespace
 
 import msgspec
@@ -26,6 +28,8 @@ from quire.ipc.step.sections import (
     max_samples_of,
 )
 from quire.kernels.step.tables import LogitsProcessorPool
+from quire.workers.adapters.peft import read_adapter
+from quire.workers.adapters.slots import AdapterSlots
 from quire.workers.attention.kv_cache import KVCache
 from quire.workers.devices.cpu import CpuDevice
 from quire.workers.devices.device import DeviceContext
@@ -65,6 +69,7 @@ class InlineEngine:
         state_dtype="auto",
         speculation=None,
         pooling=None,
+        adapters=None,
         **scheduling,
     ):
         self.depth, self.device, self.speculation = depth, torch.device(device), speculation
@@ -78,6 +83,7 @@ class InlineEngine:
         cache = KVCache(config.attention_specs(parallel), block_size, dtype, self.model.kv_scales(), layers)
         self._load_draft(cache, (max_num_seqs, budget, max_model_len), dtype, parallel)
         cache.allocate(num_blocks, self.device)
+        self._make_adapters(adapters, dtype, max(budget, max_samples_of(max_num_seqs)))
         states, num_states = self._new_states(config, parallel, dtype, state_dtype, num_states or 2 * max_num_seqs + 1)
         self.processors = CustomProcessors(processors, None, self.device) if processors else None
         self.runner = self._make_runner(config, cache, states, dtype, max_num_seqs, budget, max_model_len, parallel)
@@ -99,9 +105,12 @@ class InlineEngine:
             )
         )
         self.intake = self._new_intake(EngineLimits(max_model_len, config.vocab_size, max_num_seqs, 20), eos)
-        self.masks: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}  # step -> what a worker's ring would bring
-        self.pooled: dict[int, list[np.ndarray]] = {}
+        self.masks, self.pooled = {}, {}  # step -> what a worker's ring would bring; key -> results
         self.count, self.prompt_rows, self.logprobs = 0, [], {}  # the last: key -> those of its output, if it wants them
+
+    def _make_adapters(self, limits, dtype, max_tokens):
+        self.adapters = limits and AdapterSlots(self.model, limits, dtype, max_tokens, self.device)
+        self.adapted, self.adapter_numbers = [], count(1)  # sequences with an adapter; numbers of loads
 
     def _new_states(self, config, parallel, dtype, state_dtype, num_states):
         states = state_cache_of(config, parallel, dtype, state_dtype)
@@ -165,13 +174,16 @@ class InlineEngine:
             max_rows=max_num_seqs,
             max_blocks=max_blocks,
             max_device_words=max_device_words(
-                StepLimits(max_num_seqs, budget, cache.block_size, len(cache.groups), max_blocks, max_samples)
+                StepLimits(
+                    max_num_seqs, budget, cache.block_size, len(cache.groups), max_blocks, max_samples, config.media is not None
+                )
             ),
             parallel=parallel,
             states=states,
             max_samples=max_samples,
             speculation=self.speculation,
             draft_model=self.draft,
+            adapters=self.adapters and self.adapters.steps,
         )
         vectors = pooling_outputs(self.choice, self.model, max_num_seqs) if self.choice else []
         return ModelRunner(self.model, ctx, self._make_device, self.processors, vectors)
@@ -183,13 +195,20 @@ class InlineEngine:
 
         return CudaDevice(ctx, None)
 
-    def add(self, prompt, params: SamplingParams) -> int:
+    def load_adapter(self, folder, slot: int) -> None:
+        """Put the adapter of a PEFT folder into a slot."""
+        self.adapters.load(next(self.adapter_numbers), slot, read_adapter(folder, self.adapters.limits))
+
+    def add(self, prompt, params: SamplingParams, adapter: int = -1, begin: int = 0) -> int:
+        """adapter: its slot; begin: the first position that it applies to."""
         self.count += 1
         data = np.asarray(prompt, np.int32).tobytes()
         accepted = self.intake.accept(0, AddRequest(0, self.count, TokenInputs(data), Generate(params)), Room())
         if isinstance(accepted, RequestError):
             raise ValueError(accepted.message)
         for seq in accepted:
+            seq.adapter_slot, seq.adapter_from = adapter, begin
+            self.adapted += [seq] * (adapter >= 0)
             self.scheduler.add(seq)
         return self.count
 
@@ -218,11 +237,11 @@ class InlineEngine:
             at, data = 0, np.frombuffer(message.data, np.float32)
             shapes = np.frombuffer(message.shapes, np.int32).reshape(-1, 4).tolist()
             for key, (rows, columns, start, _) in zip(np.frombuffer(message.keys, np.int64).tolist(), shapes, strict=True):
-                part = data[at : at + max(rows, 1) * columns]
+                part = data[at : at + abs(rows) * columns]  # VECTOR is -1
                 at += len(part)
-                if start == 0 or not rows:
+                if start == 0 or rows < 0:
                     self.pooled[key] = []
-                self.pooled[key].append(part.reshape(rows, columns) if rows else part)
+                self.pooled[key].append(part.reshape(rows, columns) if rows >= 0 else part)
 
     def run(self, until=None) -> dict[int, list[int]]:
         """Until all have ended, or until(plan): key -> output tokens. Children of one request have keys of their own."""
@@ -233,6 +252,8 @@ class InlineEngine:
             while True:
                 while not stopped and len(in_flight) < self.depth and (made := self.scheduler.schedule()) is not None:
                     plan, step = made
+                    if any(seq.slot in step.slots for seq in self.adapted):
+                        plan = replace(plan, has_adapters=True)
                     words = plan.encode()
                     results = self.runner.step(words, lambda plan: self.masks[plan.step])
                     self.prompt_rows += results
@@ -280,9 +301,10 @@ class InlineEngine:
             value = np.uint32(word & 0xFFFFFFFF).view(np.float32)
             self.logprobs.setdefault(key, []).append(float(value))
 
-    def generate(self, prompts, params) -> list[list[int]]:
-        """Outputs of one-child requests, in order; params may be one for all or a list."""
+    def generate(self, prompts, params, adapters=None) -> list[list[int]]:
+        """Outputs of one-child requests, in order; params may be one for all or a list. adapters: slots, -1 for the base."""
         params = params if isinstance(params, list) else [params] * len(prompts)
-        names = [self.add(p, q) for p, q in zip(prompts, params, strict=True)]
+        adapters = adapters or [-1] * len(prompts)
+        names = [self.add(p, q, a) for p, q, a in zip(prompts, params, adapters, strict=True)]
         outputs = self.run()
         return [outputs.get(name << 8, []) for name in names]

@@ -69,7 +69,7 @@ class PaddedSteps:
         batch = self._sizes.padded(plan)
         if batch is None:
             return False
-        tokens, rows, mixed, prompts_only, windows = batch
+        tokens, rows, mixed, prompts_only, windows, self._runner.device.adapters.is_active = batch
         self.seen.add((mixed, windows))
         decode_rows = 0 if prompts_only else None if mixed else rows
         runner = self._runner

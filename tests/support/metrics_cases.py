@@ -13,6 +13,7 @@ from quire.ipc.messages.stats import (
     ITERATION_TOKENS,
     STEP_SECONDS,
     TOKEN_SECONDS,
+    AdapterStats,
     CacheInfo,
     Distribution,
     EngineStats,
@@ -25,6 +26,9 @@ from quire.ipc.process.usage import process_usage
 
 def spread(bounds, *counts) -> Distribution:
     return Distribution([*counts, *[0] * (len(bounds) + 1 - len(counts))], 1.5)
+
+
+ADAPTERS = AdapterStats(2, ["sql", "fr"], ["de"], 5, 3, 0.25)
 
 
 def engine_stats(**changes) -> EngineStats:
@@ -56,7 +60,7 @@ class FullClient(http.FakeClient):
         self.set_heartbeat()
 
     def set_heartbeat(self, **stats) -> None:
-        self.heartbeat = Heartbeat(1, 0.0, 3, 4, 0.25, 100, 40, 50, 2, 1, True, engine_stats(**stats))
+        self.heartbeat = Heartbeat(1, 0.0, 3, 4, 0.25, 100, 40, 50, 2, 1, True, engine_stats(**stats), adapters=ADAPTERS)
         self.heartbeat_time = time.monotonic()
 
 

@@ -6,6 +6,8 @@ import numpy as np
 from fake_worker import FakeWorker, solo_output
 from kv_kinds import kinds_of
 
+from quire.enginecore.adapters.adapters import give
+from quire.enginecore.adapters.registry import Adapter
 from quire.enginecore.core import STEPS_OF_STAGE
 from quire.enginecore.kv.sequence_blocks import SequenceBlocks
 from quire.enginecore.scheduling.config import SchedulerConfig
@@ -50,6 +52,7 @@ class Harness:
         self.names: dict[int, int] = {}  # key -> name; a request's first child has its id for a name
         self.plans: list = []
         self.count = 0
+        self.loading: list = []  # of adapters, as the scheduler has asked for them
 
     def new_worker(self):
         c = self.config
@@ -62,6 +65,7 @@ class Harness:
         lost = self.scheduler.reset()
         self.scheduler.check()
         self.in_flight.clear()
+        self.loading.clear()
         self.worker = self.new_worker()
         return lost
 
@@ -87,6 +91,7 @@ class Harness:
         tenant=None,
         ignore_eos=False,
         marks=(),
+        adapter: Adapter | None = None,
         **params,
     ):
         self.count += 1
@@ -109,6 +114,10 @@ class Harness:
             ),
         )
         assert self.scheduler.fits(seq.final_len)
+        if adapter is not None:
+            give([seq], adapter, self.scheduler.kv.hasher)
+            if seq.adapter is not None:
+                self.scheduler.leases.adapters.want(adapter)
         self.sequences[self.count] = seq
         self.names[seq.key] = self.count
         self.outputs[self.count] = []
@@ -154,6 +163,21 @@ class Harness:
             assert self.names[f.key] not in self.finished, "ended twice"
             self.finished[self.names[f.key]] = f.reason
 
+    def adapters_turn(self, now=0.0):
+        """As Adapters.turn: loads begin."""
+        self.loading += self.scheduler.leases.adapters.turn(now, self.waits)
+
+    def waits(self, adapter):
+        return any(seq.adapter is adapter for seq in self.scheduler.waiting)
+
+    def load(self, now=0.0):
+        """The adapters that are loading are there."""
+        loading, self.loading = self.loading, []
+        for load in loading:
+            self.worker.adapters[load.slot] = load.adapter.number
+            self.scheduler.leases.adapters.loaded(load, now)
+        return loading
+
     def defer(self, number, from_this_step_on):
         """Defer a sequence of the last step until its next mask; or, from_this_step_on, drop its row from that step, too."""
         step, t = self.in_flight[-1][0], self.scheduler.slots
@@ -192,7 +216,8 @@ class Harness:
     def expected(self, name):
         seq = self.sequences[name]
         eos = set(seq.task.stop_ids) | (set() if seq.task.sampling.ignore_eos else self.eos)
-        return solo_output(seq.prompt.tolist(), seq.final_len, eos, VOCAB)
+        number = seq.adapter.number if seq.adapter is not None else 0
+        return solo_output(seq.prompt.tolist(), seq.final_len, eos, VOCAB, number, seq.adapter_from)
 
     def assert_right(self):
         for name in self.finished:

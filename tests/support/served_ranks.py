@@ -3,7 +3,7 @@
 import math
 
 import psutil
-from serving import EventStream, Served, ends_well, until
+from serving import EventStream, Served, command_of, ends_well, until
 
 PROMPT = "Once upon a time there was a little dog"
 LONG = {"max_tokens": 1500, "min_tokens": 1500}
@@ -14,7 +14,7 @@ def rank_of(pid: int) -> int:
     """Workers' rank, in the order in which they were started."""
     parent = psutil.Process(pid).parent()
     assert parent is not None
-    workers = [p for p in parent.children() if WORKER in p.cmdline()]
+    workers = [p for p in parent.children() if WORKER in command_of(p)]
     return [p.pid for p in sorted(workers, key=lambda p: (p.create_time(), p.pid))].index(pid)
 
 

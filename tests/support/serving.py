@@ -97,7 +97,7 @@ class Launched:
 
     def pids(self, module: str = "") -> list[int]:
         """Processes of the tree that run this module, the launched one left out."""
-        return [p.pid for p in self.processes() if module in _command(p)]
+        return [p.pid for p in self.processes() if module in command_of(p)]
 
     def pid_of(self, module: str) -> int:
         (pid,) = self.pids(module)
@@ -121,7 +121,8 @@ class Launched:
         assert ended, f"processes outlive pid {self.pid}; they wrote:\n{self.output}"
 
 
-def _command(process: psutil.Process) -> list[str]:
+def command_of(process: psutil.Process) -> list[str]:
+    """Its words; none once it is gone, or dead and not waited for."""
     with contextlib.suppress(psutil.Error):
         return process.cmdline()
     return []

@@ -98,5 +98,6 @@ def engine_of_stages(folder, stages, size=1, links=LinksOfThreads, expert_parall
             engine.runner.join(links(wires[rank], stage))
             engines.append(engine)
     first = engines[0]
+    first.engines = engines
     first.runner = Stages([engine.runner for engine in engines])
     return first

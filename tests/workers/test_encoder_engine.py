@@ -8,7 +8,7 @@ import torch
 import transformers
 from encoder_cases import HIDDEN, POSITIONS, SMALL, build, pair, texts, their_hidden
 from inline_engine import InlineEngine
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from quire.ipc.pooling import PoolingParams
 from quire.ipc.step.plan import decode_plan
@@ -91,6 +91,28 @@ def test_the_checkpoints_files_count(tmp_path, mode, dense):
         ]
         close(got, F.normalize(pooled @ weight.T if dense else pooled, dim=-1), 1e-5)
     assert engine.choice.info.embedding_size == (12 if dense else HIDDEN)
+
+
+def test_a_prompt_does_not_count_where_the_files_say_so(bert, tmp_path):
+    theirs = pair(transformers.BertModel, transformers.BertConfig(**SMALL), tmp_path).theirs
+    with_modules(tmp_path, "mean")
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "mean", "include_prompt": False}))
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"do_lower_case": True}))
+    engine, rows, counts = engine_of(tmp_path), texts([9, 30, 5]), [4, 11, 0]
+    assert engine.choice.info.skips_prompts and engine.choice.info.do_lower_case
+    for row, count, got in zip(rows, counts, engine.pool(rows, seconds=counts), strict=True):
+        close(got, F.normalize(their_hidden(theirs, row)[count:].mean(0), dim=-1), 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [({"max_embed_len": 100}, "enable_chunked_processing"), ({"enable_chunked_processing": True}, "max_embed_len")],
+)
+def test_longer_texts_need_both_options(bert, config, text):
+    with pytest.raises(ModelConfigError, match=text):
+        engine_of(bert[0], pooler_config=config)
+    both = {"enable_chunked_processing": True, "max_embed_len": 100}
+    assert engine_of(bert[0], pooler_config=both).choice.info.max_embed_len == 100
 
 
 def modern():
@@ -185,6 +207,26 @@ def test_a_llama_whose_tokens_see_both_ways(tmp_path):
         engine_of(tmp_path, runner="generate")
 
 
+@pytest.mark.parametrize(("pooling", "labels"), [(None, 3), ("avg", 1)])
+def test_a_two_way_decoder_with_labels(tmp_path, pooling, labels):
+    """With one label it is a reranker, as llama-nemotron-rerank, which takes the mean."""
+    theirs = build(transformers.EuroBertModel, transformers.EuroBertConfig(**SMALL, **TWO_WAY, mask_token_id=3))
+    theirs.save_pretrained(tmp_path)
+    weight = torch.randn(labels, HIDDEN, generator=torch.Generator().manual_seed(5))
+    save_file({**load_file(tmp_path / "model.safetensors"), "score.weight": weight}, tmp_path / "model.safetensors")
+    fields = json.loads((tmp_path / "config.json").read_text())
+    plain = {name: value for name, value in fields.items() if name not in ("classifier_pooling", "mask_token_id")}
+    changes = {"architectures": ["LlamaBidirectionalForSequenceClassification"], "model_type": "llama_bidirec"}
+    changes |= {"num_labels": labels} | ({} if pooling is None else {"pooling": pooling})
+    (tmp_path / "config.json").write_text(json.dumps({**plain, **changes}))
+    engine, rows = engine_of(tmp_path), texts([9, 30, 1])
+    for row, got in zip(rows, engine.pool(rows), strict=True):
+        states = their_hidden(theirs, row)
+        logits = (states.mean(0) if pooling else states[-1]) @ weight.T
+        close(got, logits.sigmoid() if labels == 1 else logits.softmax(-1), 1e-5)
+    assert engine.choice.info.tasks == ["classify"] and engine_of(tmp_path, convert="embed").choice.info.tasks[0] == "embed"
+
+
 def test_a_window_cannot_be_two_way(tmp_path):
     config = transformers.MistralConfig(**SMALL, **TWO_WAY, sliding_window=8, is_causal=False)
     build(transformers.MistralModel, config).save_pretrained(tmp_path)
@@ -202,7 +244,7 @@ def test_splade_vectors(tmp_path):
     for row, got in zip(rows, engine.pool(rows), strict=True):
         with torch.no_grad():
             close(got, torch.log1p(theirs(input_ids=torch.tensor([row])).logits[0].relu()).amax(0), 2e-5)
-    assert engine.choice.info.tasks == ["embed"] and engine.choice.info.embedding_size == SMALL["vocab_size"]
+    assert engine.choice.info.tasks == ["embed", "embed_sparse"] and engine.choice.info.embedding_size == SMALL["vocab_size"]
 
 
 def test_a_masked_language_model_is_an_embedder_without_its_head(tmp_path):
@@ -216,9 +258,7 @@ def test_a_masked_language_model_is_an_embedder_without_its_head(tmp_path):
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"1_Pooling/config.json": {"pooling_mode": "mean", "include_prompt": False}}, "include_prompt"),
-        ({"sentence_bert_config.json": {"do_lower_case": True}}, "do_lower_case"),
-        ({"config_sentence_transformers.json": {"query_prefix": "[Q] "}}, "ColBERT"),
+        ({"sentence_bert_config.json": {"do_upper_case": True}}, "do_upper_case"),
         ({"1_Pooling/config.json": {"pooling_mode": "median"}}, "median"),
     ],
 )

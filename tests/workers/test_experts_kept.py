@@ -5,7 +5,7 @@ import functools
 import pytest
 import torch
 from quantized_models import GPU_FORMATS
-from quantized_packers import awq, fp8_blocks, fp8_rows, words
+from quantized_packers import STATIC, awq, fp8_blocks, fp8_rows, fp8_tensor, words
 from tiny_models import tiny_model
 from workers.test_experts import QUANTIZED, as_mxfp4, changed, experts_of
 
@@ -129,6 +129,42 @@ def test_eight_bits(pack, config, blocks, size, tmp_path, keep):
     model = assert_kept(folder, Parallel(size - 1, size), keep, ScaledWeights)
     if size == 1:
         assert [w.scales.shape[1] for w in experts_of(model)[0].weights[:2]] == blocks
+
+
+STATIC_FP8 = {"quant_method": "fp8", "activation_scheme": "static", "modules_to_not_convert": [".*self_attn", ".*mlp.gate$"]}
+
+
+def test_the_greatest_of_static_scales_of_inputs_is_kept(tmp_path, keep):
+    """Gate's and up's are one, and those of all experts: one product has them all."""
+
+    def pack(w, name):
+        parts, values = fp8_tensor(w, name)
+        parts["input_scale"] = parts["input_scale"] * (2 if ".experts.3." in name else 1)
+        return parts, values
+
+    folder = changed("wide-qwen3-moe", tmp_path / "fp8", each_expert(pack), quantization_config=STATIC_FP8)
+    model = assert_kept(folder, Parallel(), keep, ScaledWeights)
+    for module in experts_of(model):
+        gate_up, down = module.weights[:2]
+        want = 2 * max(STATIC["gate_proj"], STATIC["up_proj"]), 2 * STATIC["down_proj"]
+        assert (gate_up.input_scale.item(), down.input_scale.item()) == pytest.approx(want)
+    dummy_weights(model, 1)
+    assert all(w.input_scale.item() > 0 for module in experts_of(model) for w in module.weights[:2])
+
+
+@pytest.mark.parametrize("name", ["nemotron-h", "nemotron-h-latent"])
+@pytest.mark.parametrize("asked", ["fp8", "fp8_per_channel", "int8"])
+def test_eight_bits_without_a_gate(asked, name, keep):
+    model = assert_kept(tiny_model(name), Parallel(), keep, ScaledWeights, asked)
+    [experts] = experts_of(model)
+    assert experts.weights.gate_up.shape == (8, 48, 40 if name.endswith("latent") else 64)
+    dummy_weights(model, 1)
+
+
+def test_four_bits_without_a_gate_are_dequantized_and_said(keep, caplog):
+    keep()
+    build_model(read_model_config(tiny_model("nemotron-h"), quantization="int4"), torch.float32, Parallel())
+    assert "experts of 4 bits without a gate" in caplog.text
 
 
 @pytest.mark.parametrize("asked", ["fp8", "fp8_per_channel", "fp8_per_block", "int8", "int4"])

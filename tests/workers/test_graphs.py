@@ -293,13 +293,14 @@ def test_steps_with_windows_have_graphs_of_their_own_if_there_may_be_any(graphs)
 def test_a_step_runs_with_the_kernels_of_its_kind(graphs, monkeypatch):
     monkeypatch.undo()
     seen = []
-    graphs._device.plan = "plan"
+    graphs._device.plan, graphs._device.adapters = "plan", SimpleNamespace(is_active=None)
     graphs._logits = torch.zeros(16, 3)
     graphs._runner.forward = lambda *args, windows: seen.append((*args, windows)) or "hidden"
     graphs._runner.model = SimpleNamespace(has_head=True, compute_logits=lambda hidden, out: seen.append((hidden, len(out))))
     shapes = [BatchDescriptor(8, 8, False), BatchDescriptor(64, 4, True), BatchDescriptor(64, 4, True, True)]
     for shape in (*shapes, *(shape._replace(windows=True) for shape in shapes[:2])):
         StepGraphs._run_forward(graphs, shape)
+        assert graphs._device.adapters.is_active is False
     plain = [("plan", 8, 8, 8, False), ("plan", 64, 4, None, False), ("plan", 64, 4, 0, False)]
     assert seen[::2] == [*plain, *((*args[:-1], True) for args in plain[:2])]
     assert seen[1::2] == [("hidden", 8), ("hidden", 4), ("hidden", 4), ("hidden", 8), ("hidden", 4)]
@@ -376,7 +377,16 @@ def test_of_a_stage_that_does_not_sample_the_forward_is_all(graphs, monkeypatch)
     batch = BatchDescriptor(8, 8, False)
     replayed = []
     graphs._forward[batch] = SimpleNamespace(replay=lambda: replayed.append(batch))
-    plan = SimpleNamespace(num_tokens=7, num_samples=7, window=1, prefill_rows=[], sampling_kind=0, has_mask_rows=True)
+    plan = SimpleNamespace(
+        num_tokens=7,
+        num_samples=7,
+        window=1,
+        prefill_rows=[],
+        sampling_kind=0,
+        has_mask_rows=True,
+        has_adapters=False,
+        has_items=False,
+    )
     assert graphs.run(plan, None) and replayed == [batch]
 
 

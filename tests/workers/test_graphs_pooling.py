@@ -25,8 +25,16 @@ def calls(monkeypatch):
 
 
 def step_that_pools(**more):
-    plan = {"num_tokens": 7, "num_samples": 2, "window": 1, "prefill_rows": [0, 1], "decode_rows": [], "sampling_kind": 0}
-    no_others = {"has_mask_rows": False, "wants_prompt_logprobs": False, "wants_candidates": False}
+    plan = {
+        "has_items": False,
+        "num_tokens": 7,
+        "num_samples": 2,
+        "window": 1,
+        "prefill_rows": [0, 1],
+        "decode_rows": [],
+        "sampling_kind": 0,
+    }
+    no_others = {"has_mask_rows": False, "wants_prompt_logprobs": False, "wants_candidates": False, "has_adapters": False}
     return SimpleNamespace(**{**plan, **no_others, "wants_vectors": True, **more})
 
 

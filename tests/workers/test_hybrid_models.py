@@ -1,6 +1,7 @@
 """Models with recurrent layers, in one pass over a sequence, against transformers; and on ranks that split their heads."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -50,6 +51,15 @@ def test_a_pass_over_a_sequence_equals_transformers(name):
     with torch.inference_mode():
         want = reference(name)(IDS[None].long()).logits[0]
     torch.testing.assert_close(logits_of(name, Parallel()), want, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["nemotron-h", "kimi-linear"])
+def test_a_head_of_its_own_is_not_tied_where_transformers_does_not(name, tmp_path):
+    fields = json.loads((tiny_model(name) / "config.json").read_text())
+    shutil.copytree(tiny_model(name), tmp_path / "tied")
+    (tmp_path / "tied" / "config.json").write_text(json.dumps({**fields, "tie_word_embeddings": True}))
+    got = pass_of(read_model_config(tmp_path / "tied"), tmp_path / "tied", Parallel())
+    assert torch.equal(got, logits_of(name, Parallel()))
 
 
 @pytest.mark.parametrize("name", ["nemotron-h", "qwen3.5"])

@@ -77,7 +77,6 @@ def test_steps_have_bounds_and_states_a_type():
         (NEMOTRON_H_8B, {"n_groups": 7}, "128 Mamba heads are not a multiple of 7 groups"),
         (NEMOTRON_H_8B, {"conv_kernel": 1}, "convolution must see at least 2 tokens"),
         (NEMOTRON_H_8B, {"num_dreams": 3}, "num_dreams: not known for nemotron_h models"),
-        (NEMOTRON_3_NANO, {"mlp_bias": True}, "mlp_bias to True"),
         (NEMOTRON_3_NANO, {"mamba_ssm_cache_dtype": "int8"}, "mamba_ssm_cache_dtype .*int8.* is not supported"),
         (GRANITE_4_TINY, {"layer_types": ["mamba"]}, "layer_types must list one of mamba, attention, .* for each of 40 layers"),
         (GRANITE_4_TINY, {"position_embedding_type": "alibi"}, "position_embedding_type 'alibi' is not supported"),

@@ -27,7 +27,7 @@ from quire.workers.memory import (
     graphs_bytes,
     largest_plan,
 )
-from quire.workers.models.config import NO_ATTENTION
+from quire.workers.models.config import NO_ATTENTION, PoolingSpec
 from quire.workers.models.family_table import read_model_config
 from quire.workers.parallel import Parallel
 from quire.workers.recurrent.state_cache import StateCache
@@ -127,7 +127,16 @@ def test_every_sequence_that_runs_can_have_logits_processors(monkeypatch):
     engine = resolved_engine(monkeypatch, max_num_seqs=300)
     model = msgspec.structs.replace(read_model_config(tiny_model("llama")), vocab_size=151_936)
     ctx = context_of(engine, model, cache_of("llama"), StateCache.of_nothing(), torch.float32, Parallel(), None)
-    assert ctx.pool.num_rows == 300
+    assert ctx.pool.num_rows == ctx.sampled_rows == 300
+
+
+@pytest.mark.parametrize("generates", [False, True])
+def test_a_model_that_only_pools_has_no_tables_for_sampling(monkeypatch, generates):
+    engine = resolved_engine(monkeypatch, max_num_seqs=300)
+    model = read_model_config(tiny_model("llama"))
+    model = msgspec.structs.replace(model, pooling=PoolingSpec(generates=generates))
+    ctx = context_of(engine, model, cache_of("llama"), StateCache.of_nothing(), torch.float32, Parallel(), None)
+    assert (ctx.pool.num_rows, ctx.sampled_rows) == ((300, 300) if generates else (1, 0))
 
 
 # ------------------------------------------------------------------------------------------------------------ on a GPU

@@ -2,12 +2,14 @@
 prefix cache, on two ranks; and what a checkpoint and the flags say of pooling."""
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from inline_engine import InlineEngine
+from safetensors.torch import save_file
 from thread_ranks import engine_of_ranks
 from tiny_models import tiny_model
 from tiny_pools import PROMPTS, as_sentence_transformer, classifier, hidden_states, logits, vector
@@ -171,7 +173,7 @@ def test_sentence_transformers_files_say_how_to_pool():
     ("make", "flags", "text"),
     [
         (lambda: as_sentence_transformer("qwen3", "max_tokens"), {}, "pooling_mode_max_tokens is not supported"),
-        (lambda: as_sentence_transformer("qwen3", modules=("Pooling", "Dense")), {}, "the module .Dense. is not"),
+        (lambda: as_sentence_transformer("qwen3", modules=("Pooling", "Dense")), {}, "lacks in_features"),
         (lambda: tiny_model("qwen3"), {"runner": "pooling", "convert": "none"}, "--convert embed makes it an embedder"),
         (lambda: tiny_model("qwen3"), {"convert": "classify"}, "has no head of labels"),
         (lambda: tiny_model("qwen3"), {"runner": "pooling", "pooler_config": {"pooling_type": "MAX"}}, "CLS, LAST, MEAN"),
@@ -192,7 +194,21 @@ def test_the_largest_step_is_run_with_its_results():
     for engine in (embedder(pooling="MEAN"), embedder(runner="generate")):
         sizes = SimpleNamespace(max_num_batched_tokens=256, max_num_seqs=4, max_model_len=101)
         (result,) = engine.runner.step(largest_plan(sizes, engine.choice.info).encode(), no_masks)
-        assert result.values.shape == (256, 64) and result.lengths == [100, 100, 56]
+        assert result.values.numpy().shape == (256, 64) and result.lengths == [100, 100, 56]
+
+
+def test_dense_layers_stand_behind_a_decoders_pooling(tmp_path):
+    folder = as_sentence_transformer("qwen3", modules=("Pooling", "Dense", "Normalize"))
+    weight, bias = torch.randn(12, 64, generator=torch.Generator().manual_seed(1)), torch.ones(12)
+    fields = {"in_features": 64, "out_features": 12, "bias": True, "activation_function": "torch.nn.modules.activation.Tanh"}
+    (Path(folder) / "2_Dense" / "config.json").write_text(json.dumps(fields))
+    save_file({"linear.weight": weight, "linear.bias": bias}, Path(folder) / "2_Dense" / "model.safetensors")
+    engine = InlineEngine(folder, pooling={}, budget=40)
+    assert (engine.choice.info.embedding_size, engine.choice.info.token_size) == (12, 64)
+    for prompt, found in zip(PROMPTS, engine.pool(PROMPTS), strict=True):
+        wanted = torch.tanh(hidden_states("qwen3", tuple(prompt))[-1] @ weight.T + bias)
+        assert np.abs(found - (wanted / wanted.norm()).numpy()).max() < 4 * CLOSE
+    assert engine.pool(PROMPTS[:1], PoolingParams(task="token_embed"))[0].shape == (1, 64)
 
 
 # ------------------------------------------------------------------------------------------------- faults that must be seen

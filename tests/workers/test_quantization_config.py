@@ -20,6 +20,8 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
 ROUND = {"quant_method": "auto-round", "bits": 4, "group_size": 128, "packing_format": "auto_round:auto_gptq"}
 BNB = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
+MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8"}
+STATIC_FP8 = Scaled(dtype="fp8", block=(0, 0), activations=Activations(dtype="fp8", is_static=True))
 G4 = Gptq(bits=4, group_size=128)
 INT4 = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128}
 FP8 = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}
@@ -99,6 +101,16 @@ def schemes(config):
         ({**BNB, "llm_int8_skip_modules": []}, [FourBitCodes(quant_type="nf4", is_nested=True)] * 3),
         ({"quant_method": "bitsandbytes", "load_in_8bit": True, "load_in_4bit": False}, [RowInt8()] * 2 + [None]),
         ({"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}, [None, MxFp4(), None]),
+        (MODELOPT, [STATIC_FP8, STATIC_FP8, None]),
+        ({**MODELOPT, "exclude_modules": ["lm_head", "model.layers.0*"]}, [None, STATIC_FP8, None]),
+        ({**MODELOPT, "exclude_modules": ["self_attn.q_proj", "mlp.down"]}, [None, STATIC_FP8, None]),
+        ({**MODELOPT, "ignore": ["*.mlp.*"], "kv_cache_scheme": {"num_bits": 8, "type": "float"}}, [STATIC_FP8, None, None]),
+        ({**MODELOPT, "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"},
+         [Scaled(dtype="fp8", block=(1, 0), activations=Activations(dtype="fp8"))] * 2 + [None]),
+        ({**MODELOPT, "quant_algo": "FP8_PB_WO"}, [Scaled(dtype="fp8", block=(128, 128))] * 2 + [None]),
+        ({**MODELOPT, "quant_algo": "MIXED_PRECISION", "quantized_layers": {Q: {"quant_algo": "FP8"}}},
+         [STATIC_FP8, None, None]),
+        ({**MODELOPT, "quant_algo": None, "kv_cache_quant_algo": "FP8"}, [None] * 3),
         (groups(entry({"num_bits": 4, "type": "float", "group_size": 32}), layout="mxfp4-pack-quantized"),
          [MxFp4(codes_name="weight_packed", scales_name="weight_scale")] * 2 + [None]),
     ],
@@ -214,6 +226,14 @@ def test_a_skipped_module_ends_at_a_boundary():
         ({**BNB, "load_in_8bit": True}, "sets load_in_4bit and load_in_8bit"),
         ({**BNB, "llm_int8_skip_modules": ["("]}, "llm_int8_skip_modules has '(', which is no regex"),
         ({"quant_method": "bitsandbytes"}, "neither load_in_4bit nor load_in_8bit"),
+        ({**MODELOPT, "quant_algo": "NVFP4"}, "quant_algo is 'NVFP4': supported are 'FP8', 'FP8_PER_CHANNEL_PER_TOKEN' and"),
+        (
+            {**MODELOPT, "quant_algo": "MIXED_PRECISION", "quantized_layers": {Q: {"quant_algo": "NVFP4"}}},
+            f"quantized_layers.{Q}: quant_algo is 'NVFP4'",
+        ),
+        ({**MODELOPT, "quant_algo": "MIXED_PRECISION", "quantized_layers": {Q: 3}}, "must be an object, not 3"),
+        ({**MODELOPT, "kv_cache_quant_algo": "NVFP4"}, "kv_cache_quant_algo is 'NVFP4'"),
+        ({**MODELOPT, "kv_cache_scheme": {"num_bits": 4}}, "kv_cache_scheme.num_bits is 4"),
     ],
 )
 def test_what_cannot_be_served_is_refused_in_one_line(config, said):

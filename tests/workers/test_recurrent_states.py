@@ -33,12 +33,16 @@ class HashModel:
 
     weights_bytes = 0
     has_head = True
+    items = adapters = None
 
     def __init__(self, vocab, layers):
         self.vocab, self.layers = vocab, layers
         self.stage_buffer = SimpleNamespace(hidden=None)
 
     def kv_scales(self):
+        return {}
+
+    def appliers(self, buffers):
         return {}
 
     def compute_logits(self, hidden):

@@ -319,6 +319,34 @@ def test_the_least_recently_used_grammars_are_forgotten(compiler, monkeypatch):
     assert compiler._cached_bytes == sum(grammar.num_bytes for grammar in compiler._cache.values())
 
 
+def test_grammars_that_were_not_used_lately_are_kept_as_text_and_compiled_again_without_a_trial(compiler, monkeypatch):
+    monkeypatch.setattr(compiler_module, "MAX_COMPILED", 2)
+    [early] = prepare(compiler, wanted("choice", ["a"]))
+    for text in ("b", "c"):
+        prepare(compiler, wanted("choice", [text]))
+    assert [len(grammar.compiled) for grammar in compiler._cache.values()] == [0, 1, 1]
+    assert list(compiler._compiled) == list(compiler._cache)[1:]
+    for trial in compiler._trials:
+        trial.close()
+    [late] = prepare(compiler, wanted("choice", ["a"]))
+    for seq in (early, late):
+        [token] = compiler.vocabulary().tokenizer.greedy_tokenize("a")
+        assert seq.constraint.matcher.consume_token(token) and seq.constraint.matcher.is_accepting()
+    assert not any(trial._child.is_there for trial in compiler._trials)
+    assert early.constraint.lexer != late.constraint.lexer
+    assert [len(grammar.compiled) for grammar in compiler._cache.values()] == [0, 1, 1]
+    assert compiler._cached_bytes == sum(grammar.held_bytes for grammar in compiler._cache.values())
+    compiler._cached_bytes += 1 << 40
+    prepare(compiler, wanted("choice", ["b"]))  # alone, as there is no room
+    assert [len(grammar.compiled) for grammar in compiler._cache.values()] == [1] and len(compiler._compiled) == 1
+
+
+def test_the_trial_measures_each_grammar_though_the_memory_of_earlier_ones_is_used_again(vocabulary):
+    schema = {"properties": {f"a{i}": {"type": "string", "maxLength": i} for i in range(40)}, "type": "object"}
+    sizes = [judge(wanted("json", schema), vocabulary).num_bytes for _ in range(3)]
+    assert min(sizes) > 100_000 and max(sizes) < 2 * min(sizes)
+
+
 def test_a_request_without_grammar_and_budget_costs_nothing(compiler):
     [seq] = prepare(compiler, None)
     assert seq.constraint is None and compiler._vocabulary is None

@@ -12,7 +12,7 @@ from fake_worker import solo_output
 
 from quire.enginecore.grammar import masks as masks_module
 from quire.enginecore.grammar.masks import StepMasks
-from quire.enginecore.workers import WorkersFailed
+from quire.enginecore.worker_profiles import WorkersFailed
 from quire.ipc.messages.frontend import Abort, Finish, RequestError, StepOutputs
 from quire.ipc.step.sections import NO_TOKEN
 

@@ -16,7 +16,7 @@ from served import (
 
 from quire.frontend.cli import main as cli
 from quire.frontend.cli import parser_arguments, serve, serve_flags
-from quire.frontend.cli.serve import ReadyMessage
+from quire.frontend.cli.ready_message import ReadyMessage
 from quire.frontend.http.api.access import LOCAL_NAMES
 from quire.frontend.http.api.output_plan import ParserNames
 from quire.frontend.http.listener import FrontendError, bind
@@ -244,6 +244,12 @@ def test_the_ready_message_can_be_pasted(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert "http://127.0.0.1:80" in lines[0] and "http://[::1]:80" in lines[3] and "YOUR_KEY" in lines[4]
     assert json.loads(shlex.split(lines[1])[-1])["model"] == "it's"
+
+
+def test_the_ready_message_shows_what_the_model_can_do(capsys):
+    ReadyMessage("0.0.0.0", 80, False)("m", ("embed", "token_embed"))
+    first, second = capsys.readouterr().out.splitlines()
+    assert "/v1/embeddings" in second and json.loads(shlex.split(second)[-1])["input"] and "chat" not in first + second
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ api-key: secret
 dtype: half
 seed: null
 trust-remote-code: true
-enable-lora: false
+enable-mm-embeds: false
 uvicorn-log-level: warning
 disable-uvicorn-access-log: true
 gpu-memory-utilization: 0.5
@@ -47,7 +47,7 @@ gpu-memory-utilization: 0.5
     assert (args.enforce_eager, args.enable_prefix_caching, args.dtype, args.seed) == (True, False, "float16", 0)
     assert args.hf_overrides == {"rope_scaling": {"factor": 2.0}} and args.override_generation_config == {"temperature": 0.5}
     assert args.allowed_origins == ("https://a",) and args.api_key == ["secret"] and args.gpu_memory_utilization == 0.5
-    assert [note.split()[0] for note in args.notes] == ["--trust-remote-code", "--no-enable-lora"]
+    assert [note.split()[0] for note in args.notes] == ["--trust-remote-code", "--no-enable-mm-embeds"]
 
     args = parsed(
         "other/model", f"--config={path}", "--port=1", "--no-enforce-eager", "--api-key", "mine", "--log-level", "error"
@@ -65,7 +65,7 @@ gpu-memory-utilization: 0.5
         ("port: [1, 2]", "line 1: argument --port"),
         ("host: a\nport: high\n", "line 2: argument --port: a port is between"),
         ("nnodes: 2", "line 1: --nnodes 2 is not supported"),
-        ("enable-lora: true", "line 1: --enable-lora is not supported"),
+        ("enable-mm-embeds: true", "line 1: --enable-mm-embeds is not supported"),
         ("hf-overrides: 3", "line 1: argument --hf-overrides"),
         ("port: 1\n  host: x\n", "line 2: this is not YAML"),
         ("port: !!python/object/apply:os.system ['true']", "line 1: this is not YAML"),
@@ -90,8 +90,8 @@ def test_what_is_wrong_is_said_with_file_and_line(config, capsys, text, said):
 
 def test_flags_beside_the_file_are_looked_at_too(config, capsys):
     with pytest.raises(SystemExit):
-        parsed("--enable-lora", "--config", config("port: 1\n"))
-    assert "--enable-lora is not supported" in capsys.readouterr().err
+        parsed("--enable-mm-embeds", "--config", config("port: 1\n"))
+    assert "--enable-mm-embeds is not supported" in capsys.readouterr().err
 
 
 def test_a_file_that_is_not_there(capsys, tmp_path):

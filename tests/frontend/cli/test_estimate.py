@@ -311,3 +311,12 @@ def test_a_model_without_attention_has_states_alone():
     assert text_of(found, read(folder), EngineConfig()).endswith("256 requests fit at once, of any length.")
     assert cli.main(["estimate", folder, "--gpu", "h200"]) == 0
     assert cli.main(["estimate", folder, "--gpu-memory", "1GiB"]) == 1
+
+
+def test_an_encoder_needs_no_cache(capsys):
+    assert cli.main(["estimate", "--runner", "pooling", "--gpu", "H100"]) == 0  # the bundled embedder
+    text = capsys.readouterr().out
+    assert "quire-tiny-embed" in text and "A step computes 16 texts of 512 tokens" in text and "KV cache" not in text
+    assert cli.main(["estimate", "--runner", "pooling", "--gpu", "H100", "--json", "--max-num-batched-tokens", "256"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["requests"], found["max_model_len"], found["is_encoder"]) == (1.0, 256, True)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from eagle3_heads import Head
 from estimate_cases import QWEN3_06B, folder_of, read
+from mtp_heads import mtp_model
 from tiny_models import ALL_MODELS, MODELS, tiny_model
 
 from quire.enginecore import daemon
@@ -21,7 +22,7 @@ from quire.ipc.speculative_config import SpeculativeConfig
 from quire.kernels.step.tables import SamplerWorkspace
 from quire.workers.attention.kv_cache import KVCache
 from quire.workers.loading.weights import load_weights
-from quire.workers.memory import budget_before_loading, cpu_budget, cpu_step_bytes, held_bytes
+from quire.workers.memory import budget_before_loading, cpu_budget, cpu_step_bytes, held_bytes, state_needs
 from quire.workers.memory import sizes_of as workers_sizes_of
 from quire.workers.models.build import build_model
 from quire.workers.models.family_table import read_model_config
@@ -30,7 +31,7 @@ from quire.workers.recurrent.state_cache import state_cache_of
 from quire.workers.speculation.loaded import build_draft_model
 
 OTHERS = [name for name in ALL_MODELS if name not in MODELS]
-ALWAYS = ("gemma3-images", "falcon-7b", "bloom", "gptj", "deepseek-v3", "gpt-oss", "qwen2-moe")
+ALWAYS = ("gemma3-images", "falcon-7b", "bloom", "gptj", "deepseek-v3", "gpt-oss", "qwen2-moe", "nemotron-h", "mamba2")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in ALWAYS else pytest.mark.slow) for n in OTHERS])
@@ -40,7 +41,9 @@ def test_a_cpu_engine_of_any_family_counts_the_same(name, asked_here):
     found, worker_config = estimate(read(folder), config, 0), read_model_config(folder)
     worker = daemon.worker_config(config, folder, model_summary(folder)).engine
     cache = KVCache(worker_config.attention_specs(Parallel()), worker.block_size, torch.float32)
-    assert (found.num_blocks, found.kv_cache_bytes) == (n := cpu_budget(worker, cache, 0, 0).num_blocks, n * cache.block_bytes)
+    state_bytes = state_cache_of(worker_config, Parallel(), torch.float32).state_bytes
+    n = cpu_budget(worker, cache, 0, 0, state_needs(worker, worker_config, state_bytes)).num_blocks
+    assert (found.num_blocks, found.kv_cache_bytes) == (n, n * cache.block_bytes)
     rows, tokens = worker.max_num_seqs, max(worker.max_num_batched_tokens, worker.max_num_seqs)
     assert found.activation_bytes == cpu_step_bytes(worker_config, tokens, rows, torch.float32)
     assert found.max_model_len == worker.max_model_len
@@ -123,7 +126,9 @@ def compressed(weights, inputs=None):
     [
         ({"quant_method": "mxfp4"}, True),
         (FP8, True),
-        ({**FP8, "activation_scheme": "static"}, False),
+        ({**FP8, "activation_scheme": "static"}, True),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, True),
+        ({"quant_method": "modelopt", "quant_algo": "FP8_PB_WO"}, False),
         (GPTQ, True),
         ({**GPTQ, "desc_act": True}, False),
         ({**GPTQ, "bits": 8}, False),
@@ -133,7 +138,7 @@ def compressed(weights, inputs=None):
         (compressed({"num_bits": 4, "group_size": 128, "actorder": "group"}), False),
         (compressed({"num_bits": 8}), False),
         (compressed({"num_bits": 8}, TOKEN), True),
-        (compressed({"num_bits": 8}, {**TOKEN, "dynamic": False}), False),
+        (compressed({"num_bits": 8}, {**TOKEN, "dynamic": False, "strategy": "tensor"}), True),
     ],
 )
 def test_experts_of_a_quantized_checkpoint_take_what_their_kernels_hold(config, is_kept):
@@ -187,7 +192,7 @@ def test_without_files_experts_count_what_the_config_says(tmp_path, asked_here):
         (None, "gptq", "--quantization gptq: .* has no quantization_config: fp8, .* work"),
         ("gptq", "fp8", r"--quantization fp8: .* is quantized already \(gptq\): leave the flag out"),
         ("fp8", "fp8_per_block", r"is quantized already \(fp8\)"),
-        ("modelopt", None, "quant_method is 'modelopt': supported are gptq"),
+        ("hqq", None, "quant_method is 'hqq': supported are gptq"),
         ("auto_round", "auto-round", None),
         (None, "int4", None),
         ("fp8", None, None),
@@ -233,6 +238,25 @@ def test_a_draft_model_is_counted_as_a_worker_counts_it(target, draft, asked_her
     on_gpu = [estimate(read(folder), EngineConfig(speculative_config=c), 16 << 30, "L4") for c in (None, asked)]
     assert on_gpu[1].kv_cache_bytes < on_gpu[0].kv_cache_bytes - on_gpu[1].draft_weights_bytes + (8 << 20)
     assert "draft model" in text_of(on_gpu[1], read(folder), config) and "draft" not in text_of(on_gpu[0], read(folder), config)
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "nemotron-h"])
+def test_mtp_is_counted_as_a_worker_counts_it(name, asked_here):
+    folder = mtp_model(name)
+    asked = SpeculativeConfig(method="mtp", model=str(folder))
+    config = EngineConfig(model=str(folder), device="cpu", cpu_kv_cache_gib=0.01, speculative_config=asked)
+    worker, model = daemon.worker_config(config, folder, model_summary(folder)).engine, read_model_config(folder)
+    whole = build_model(model, torch.float32, Parallel())
+    drafts = build_draft_model(worker, torch.float32, Parallel(), whole)
+    budget = budget_before_loading(worker, model, whole, torch.float32, Parallel(), drafts)
+    found = estimate(read(folder), config, 0)
+    assert found.num_blocks == budget.num_blocks and found.activation_bytes == budget.activation_bytes
+    assert found.draft_weights_bytes == held_bytes(drafts.model, torch.float32) + drafts.features.num_bytes
+    on_gpu = [
+        estimate(read(folder), msgspec.structs.replace(config, device="cuda", speculative_config=c), 16 << 30, "L4")
+        for c in (None, asked)
+    ]
+    assert on_gpu[1].kv_cache_bytes < on_gpu[0].kv_cache_bytes
 
 
 def test_speculation_keeps_inputs_of_recurrent_layers():

@@ -1,5 +1,8 @@
 """`quire estimate` of quantized weights: against the bytes of files and of workers."""
 
+import json
+import shutil
+
 import pytest
 from estimate_cases import read
 from quantized_models import quantized
@@ -114,3 +117,12 @@ def test_gpus_without_fp8_hold_plain_weights(tmp_path):
     model = read(tmp_path / "model")
     assert estimate(model, EngineConfig(), 8 * GIB, "nvidia a100-80gb").weights_bytes == 4 * model.num_parameters
     assert estimate(model, EngineConfig(), 8 * GIB, "L4").weights_bytes == model.stored_bytes
+
+
+def test_modelopts_own_file_says_how_a_folder_is_quantized(tmp_path):
+    shutil.copytree(tiny_model("llama"), tmp_path / "model")
+    said = {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}
+    (tmp_path / "model" / "hf_quant_config.json").write_text(json.dumps({"producer": {}, "quantization": said}))
+    model = read(tmp_path / "model")
+    assert model.quantization == {"quant_method": "modelopt", **said} and model.has_kv_cache_scheme
+    assert bits_on_gpu(model.quantization, has_fp8=True) is None and bits_on_gpu(model.quantization, has_fp8=False) == PLAIN

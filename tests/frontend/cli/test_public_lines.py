@@ -15,7 +15,6 @@ from quire.ipc.config import engine_config_from
 TAKEN = (Path(__file__).parent / "public_lines.txt").read_text().splitlines()
 
 REFUSED = {
-    "m --enable-lora --lora-modules sql=/x --max-loras 4": "LoRA adapters are not served",
     'm --kv-transfer-config \'{"kv_connector":"LMCacheConnectorV1","kv_role":"kv_both"}\'': "KV blocks stay in their engine",
     "m --kv-offloading-size 20": "weights and KV cache stay on the GPU",
     "m --logprobs-mode processed_logprobs": "logprobs are those before penalties and temperature",
@@ -33,7 +32,10 @@ def test_a_public_line_is_taken(line):
 
 def test_drafters_that_are_not_served_are_refused_by_name():
     args = parsed(*shlex.split("GLM --speculative-config.method mtp --speculative-config.num_speculative_tokens 1"))
-    with pytest.raises(ValueError, match="method 'mtp' is not served yet"):
+    speculation = engine_config_from(args).speculative_config
+    assert speculation is not None and (speculation.method, speculation.num_speculative_tokens) == ("mtp", 1)
+    args = parsed(*shlex.split("Llama --speculative-config.method eagle --speculative-config.model a/b"))
+    with pytest.raises(ValueError, match="method 'eagle' is not served yet"):
         engine_config_from(args)
 
 

@@ -162,7 +162,7 @@ def test_wrong_starts_say_why(tmp_path):
         (["-i", str(tmp_path / "no"), "-o", out], "No such file"),
         (["-i", name, "-o", out, "m", "--model", "m"], "given twice"),
         (["-i", name, "-o", out, "--block-size", "3"], "--block-size"),
-        (["-i", name, "-o", out, "--enable-lora"], "--enable-lora is not supported"),
+        (["-i", name, "-o", out, "--enable-mm-embeds"], "--enable-mm-embeds is not supported"),
         (["-i", name, "-o", "/proc/x/y"], "/proc/x/y: No such file"),
     ]:
         err = io.StringIO()

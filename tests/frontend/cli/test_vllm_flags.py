@@ -97,7 +97,7 @@ def test_the_table_is_a_page():
     assert set(VLLM) <= set(found)
     assert found["--api-server-count"].status == found["--dtype"].status == "works"
     assert found["--enable-chunked-prefill"].status == "some" and found["--trust-remote-code"].status == "nothing"
-    assert found["--lora-modules"].status == "no" and found["--max-num-queued-tokens"].status == "works"
+    assert found["--lora-modules"].status == "works" and found["--max-num-queued-tokens"].status == "works"
     assert all(verdict.text or verdict.status == "works" for verdict in found.values())
 
 
@@ -138,10 +138,11 @@ def test_dotted_keys_levels_and_negative_numbers():
 
 
 def test_a_word_behind_a_switch_as_older_launch_lines_have_it():
-    words = ["--enable-chunked-prefill", "True", "m", "--enable-lora=false", "--no-enable-lora=true", "--trust-remote-code"]
+    switches = ["--enable-mm-embeds=false", "--no-enable-mm-embeds=true"]
+    words = ["--enable-chunked-prefill", "True", "m", *switches, "--trust-remote-code"]
     left, taken = take_out(words, KNOWN)
     assert left == ["m"]
-    assert [text.split()[0] for text in taken] == [words[0], "--no-enable-lora", "--no-enable-lora", words[-1]]
+    assert [text.split()[0] for text in taken] == [words[0], "--no-enable-mm-embeds", "--no-enable-mm-embeds", words[-1]]
 
 
 @given(st.lists(st.sampled_from(["a", "-1", "--port", "--enable-chunked-prefill", "--max-log-len", "3", "--x-y", "--port=2"])))
@@ -170,7 +171,7 @@ def test_what_was_probably_meant():
         (["--enable-chunked-prefill", "false"], "--no-enable-chunked-prefill is not supported"),
         (["--enable_chunked_prefill=False"], "--no-enable-chunked-prefill is not supported"),
         (["--enable-chunked-prefill=x"], "--enable-chunked-prefill is a switch: it takes no x"),
-        (["--enable-lora"], "--enable-lora is not supported: LoRA"),
+        (["--enable-mm-embeds"], "--enable-mm-embeds is not supported: images come as images"),
         (["-pcp", "2"], "-pcp 2 is not supported"),
         (["--max-model-length", "3"], "did you mean --max-model-len?"),
         (["--max-num", "3"], "unrecognized arguments: --max-num"),  # no abbreviations

@@ -80,6 +80,7 @@ ADMIN_ROUTES = [
     *(("GET", path) for path in ("/metrics", "/server_info")),
     *(("POST", path) for path in ("/reset_prefix_cache", "/start_profile", "/stop_profile")),
 ]
+ADAPTER_ROUTES = [("POST", f"/v1/{verb}_lora_adapter") for verb in ("load", "unload")]  # they need a body
 
 
 @pytest.mark.parametrize(("method", "path"), ADMIN_ROUTES)
@@ -124,8 +125,10 @@ def test_an_admin_key_opens_what_other_keys_open_and_every_admin_route_is_one():
             assert (await api.ask("GET", "/v1/models", None, {"X-Api-Key": key})).status == status
 
     asyncio.run(main())
-    assert {(route.method, route.path) for route in ROUTES.routes if route.is_admin} == set(ADMIN_ROUTES)
-    assert {route.path for route in ROUTES.routes if route.tag == "admin"} <= {path for _, path in ADMIN_ROUTES}
+    assert {(route.method, route.path) for route in ROUTES.routes if route.is_admin} == {*ADMIN_ROUTES, *ADAPTER_ROUTES}
+    assert {route.path for route in ROUTES.routes if route.tag == "admin"} <= {
+        path for _, path in (*ADMIN_ROUTES, *ADAPTER_ROUTES)
+    }
 
 
 # ----------------------------------------------------------------------------------------------------------------- hosts

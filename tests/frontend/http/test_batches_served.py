@@ -2,6 +2,7 @@
 
 import json
 import signal
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -60,7 +61,7 @@ def test_the_openai_clients_files_and_batches_outlive_a_server(tmp_path):
                 with pytest.raises(openai.NotFoundError):
                     call(made[1].id)
             with pytest.raises(openai.BadRequestError, match="purpose"):
-                client.files.create(file=("x", b"x"), purpose="vision")
+                client.files.create(file=("x", b"x"), purpose="fine-tune")
             with one.Served("--engine", core.address, *arguments) as second:
                 code, err = second.wait()
                 assert code == 1 and "--files-dir" in err and "in use by another server" in err
@@ -91,7 +92,8 @@ def test_another_frontend_goes_on_with_a_batch(number):
         assert ended.status == "completed" and ended.request_counts.completed == 3000
         assert ids_in(client, ended.output_file_id) == [f"r{i}" for i in range(3000)]
         if number == signal.SIGSTOP:
-            runs_it.resume()
+            with suppress(psutil.NoSuchProcess):  # it was found to hang, and another is there instead
+                runs_it.resume()
             until(lambda: served.health() == 200)
             assert ids_in(client, client.batches.retrieve(batch.id).output_file_id) == [f"r{i}" for i in range(3000)]
         client.close()

@@ -211,7 +211,7 @@ def test_another_keys_file_is_not_there(tmp_path):
     ("fields", "param"),
     [
         ({"purpose": None}, "purpose"),
-        ({"purpose": "vision"}, "purpose"),
+        ({"purpose": "fine-tune"}, "purpose"),
         ({"filename": None}, "file"),
         ({"content": b""}, "file"),
         ({"expires_after[anchor]": "created_at"}, "expires_after"),

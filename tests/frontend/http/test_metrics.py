@@ -251,3 +251,12 @@ def test_lag_is_what_the_loop_is_kept_from():
     found = samples(scrape(http.FakeClient(), asyncio.run(main())))
     assert found["quire:frontend_lag_seconds_count,engine=0,model_name=tiny"] == 1
     assert found["quire:frontend_lag_seconds_bucket,engine=0,le=0.1,model_name=tiny"] == 0
+
+
+def test_adapters_are_shown_as_gateways_read_them():
+    text = scrape(FullClient())
+    (info,) = [line for line in text.splitlines() if line.startswith("vllm:lora_requests_info{")]
+    assert 'max_lora="2",running_lora_adapters="sql,fr",waiting_lora_adapters="de"' in info
+    assert abs(float(info.rpartition(" ")[2]) - time.time()) < 60
+    for name, value in (("lora_loads", 5), ("lora_evictions", 3), ("lora_load_seconds", 0.25)):
+        assert f"quire:{name}_total{{{TINY}}} {float(value)}" in text

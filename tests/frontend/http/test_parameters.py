@@ -133,7 +133,7 @@ REFUSED = [
     ({"chat_template_kwargs": {f"a{i}": i for i in range(100)}}, "chat_template_kwargs"),
     ({"messages": [{"role": "user"}]}, "messages"), ({"messages": [{"role": "user", "content": None}]}, "messages"),
     ({"messages": ["hi"]}, "messages[0]"), ({"messages": [{"content": "hi"}]}, "messages"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages[0].content[0]"),
     ({"messages": [{"role": "user", "content": {"a": 1}}]}, "messages"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages"),
     ({"max_tokens": "9x"}, "max_tokens"), ({"max_tokens": 1.5}, "max_tokens"), ({"max_tokens": True}, "max_tokens"),

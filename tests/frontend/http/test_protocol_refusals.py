@@ -59,6 +59,15 @@ def test_malformed_and_smuggling_shapes_get_400_and_the_connection_ends(name):
     asyncio.run(main())
 
 
+def test_a_fault_of_ours_while_a_head_is_read_is_not_the_clients(caplog):
+    async def main():
+        answers = await http.Wire(http.EchoApp()).talk(GET + b"GET /bug/at/head HTTP/1.1\r\nHost: x\r\n\r\n" + GET)
+        assert [a.status for a in answers] == [200, 500] and b"secret" not in answers[1].body
+
+    asyncio.run(main())
+    assert [record.message for record in caplog.records] == ["a request could not be read"]
+
+
 @pytest.mark.parametrize(
     ("data", "status"),
     [

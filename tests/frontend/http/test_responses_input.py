@@ -154,7 +154,7 @@ def test_the_prompts_tokens_are_counted():
         ([{"type": "web_search_call", "id": "x"}], "input"),
         ([USER, {"role": "robot", "content": "x"}], "input[1].role"),
         ([{"role": "user"}], "input[0].content"),
-        ([{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}], "input[0].content[0].type"),
+        ([{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}], "input[0].content[0]"),
         ([{"role": "user", "content": ["x"]}], "input[0].content[0].type"),
         ([{"role": "user", "content": [{"type": "input_text", "text": 5}]}], "input[0].content[0].text"),
         ([{**CALL, "arguments": {}}], "input[0].arguments"),

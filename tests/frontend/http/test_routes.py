@@ -85,7 +85,7 @@ def test_load_counts_requests_under_way():
 
 @pytest.mark.parametrize(
     "path",
-    ["/embed_sparse", "/v1/audio/speech", "/v1/audio/transcriptions", "/v1/audio/translations"],
+    ["/v1/audio/speech", "/v1/audio/transcriptions", "/v1/audio/translations"],
 )
 def test_what_needs_other_models_says_so(path):
     async def main():

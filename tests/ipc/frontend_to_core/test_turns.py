@@ -11,6 +11,7 @@ from deadlines import DEADLINE_S
 from frontend_to_core_cases import Listener, ScriptedCore, add, loses
 from ipc_cores import CoreThread, LoopingCore
 
+from quire.ipc.links import dealer
 from quire.ipc.links import frontend_to_core as frontend_link
 from quire.ipc.links.frontend_to_core import FrontendToCore, LinkBusy, LinkDown
 from quire.ipc.links.sockets import writable
@@ -77,7 +78,7 @@ def test_what_is_held_in_a_turn_goes_together_in_order(run, make_core, monkeypat
 
 
 def test_holding_says_busy_rather_than_wait(run, monkeypatch):
-    monkeypatch.setattr(frontend_link, "_SEND_HWM", 4)
+    monkeypatch.setattr(dealer, "SEND_HWM", 4)
     core = LoopingCore()
 
     async def main() -> None:

@@ -117,3 +117,13 @@ def test_a_file_that_is_not_there(tmp_path):
 def test_a_digest_of_digits_alone_is_a_digest():
     digits = "1" * 64
     assert parse_limits(f"{digits}: {{max_running: 1}}".encode()).access(digits).tenant.max_running == 1
+
+
+def test_a_key_may_be_bound_to_some_models():
+    limits = parse_limits(f"{A}:\n  models: [base, 'sql-*']\n{B}: {{}}\n".encode())
+    limits = msgspec.json.decode(msgspec.json.encode(limits), type=KeyLimits)
+    assert [limits.may_use(A, name) for name in ("base", "sql-1", "sql", "basement", "")] == [True, True, False, False, False]
+    assert limits.may_use(B, "anything") and limits.may_use(C, "anything")
+    for wrong in ("sql", "[1]", "['']", "{a: b}"):
+        with pytest.raises(ValueError, match="models must be a list of names"):
+            parse_limits(f"{A}:\n  models: {wrong}\n".encode())

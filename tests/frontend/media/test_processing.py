@@ -1,0 +1,124 @@
+"""The child's patches and positions equal those of the checkpoint's processor and model."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from quire.frontend.media.images import ImageError
+from quire.frontend.media.processing import Processor, grid_positions
+
+QWEN3 = {
+    "image_processor_type": "Qwen2VLImageProcessor",
+    "patch_size": 16,
+    "size": {"shortest_edge": 4096, "longest_edge": 1 << 17},
+    "image_mean": [0.5, 0.4, 0.3],
+    "image_std": [0.5, 0.2, 0.3],
+}
+QWEN25 = {"image_processor_type": "Qwen2VLImageProcessorFast", "min_pixels": 3136, "max_pixels": 100352}
+GLM = {"image_processor_type": "Glm4vImageProcessor", "size": {"shortest_edge": 12544, "longest_edge": 200704}}
+
+
+def _processor(folder, settings, **options):
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    return Processor(folder, options)
+
+
+def _image(width, height):
+    return Image.fromarray(np.random.default_rng(width).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+@pytest.mark.parametrize("settings", [QWEN3, QWEN25, GLM], ids=["qwen3", "qwen2.5", "glm"])
+@pytest.mark.parametrize("size", [(1, 1), (64, 64), (201, 97), (640, 480), (33, 999)])
+def test_pixels_on_the_device_are_the_processors(tmp_path, settings, size):
+    from transformers import AutoImageProcessor
+
+    image = _image(*size)
+    made = _processor(tmp_path, settings)(image)
+    theirs = AutoImageProcessor.from_pretrained(tmp_path, backend="pil")(image, return_tensors="np")
+    pixels = made.tensors["pixel_values"]
+    assert pixels.dtype == np.uint8
+    scale, offset = (np.asarray(each, np.float32)[None, :, None] for each in made.rescale)
+    on_device = pixels.reshape(len(pixels), 3, -1).astype(np.float32) * scale + offset
+    repeated = np.repeat(on_device[:, :, None], 2, 2)  # as the next frame
+    assert np.abs(repeated.reshape(len(pixels), -1) - theirs["pixel_values"]).max() <= 1e-6
+    assert np.array_equal(made.tensors["image_grid_thw"], theirs["image_grid_thw"])
+    assert made.num_tokens == theirs["image_grid_thw"].prod() // 4
+
+
+def test_options_reach_the_processor(tmp_path):
+    few = _processor(tmp_path, QWEN25, max_pixels=56 * 56)(_image(640, 480))
+    assert few.num_tokens == 4 or few.num_tokens < _processor(tmp_path, QWEN25)(_image(640, 480)).num_tokens
+
+
+def test_a_processor_that_does_not_normalize_is_left_to_itself(tmp_path):
+    made = _processor(tmp_path, QWEN3 | {"do_normalize": False})(_image(64, 64))
+    assert made.tensors["pixel_values"].dtype == np.float32 and made.rescale is None
+
+
+def test_images_of_extreme_shape_are_refused(tmp_path):
+    processor = _processor(tmp_path, QWEN3)
+    assert processor(_image(16384, 100)).num_tokens
+    with pytest.raises(ImageError, match="16384 x 1"):
+        processor(_image(16384, 1))
+
+
+@pytest.mark.parametrize("module", ["qwen2_5_vl.modeling_qwen2_5_vl:Qwen2_5_VL", "qwen3_vl.modeling_qwen3_vl:Qwen3VL",
+                                    "qwen3_5.modeling_qwen3_5:Qwen3_5", "glm4v.modeling_glm4v:Glm4v"])  # fmt: skip
+def test_positions_are_those_of_get_rope_index(module):
+    import importlib
+    import types
+
+    import torch
+
+    path, _, name = module.partition(":")
+    model = getattr(importlib.import_module(f"transformers.models.{path}"), f"{name}Model")
+    own = types.SimpleNamespace(
+        config=types.SimpleNamespace(vision_config=types.SimpleNamespace(spatial_merge_size=2, tokens_per_second=2))
+    )
+    own.get_vision_position_ids = types.MethodType(model.get_vision_position_ids, own)
+    for grid in ([1, 4, 6], [1, 2, 2], [1, 10, 4]):
+        positions, advance = grid_positions(grid, 2)
+        kinds = torch.tensor([[0, *[1] * len(positions[0]), 0]])
+        theirs, _ = model.get_rope_index(own, torch.zeros_like(kinds), kinds, image_grid_thw=torch.tensor([grid]))
+        assert (theirs[:, 0, 1:-1] - 1).tolist() == positions
+        assert theirs[:, 0, -1].tolist() == [1 + advance] * 3
+
+
+INTERNVL = {
+    "image_processor_type": "GotOcr2ImageProcessor",
+    "size": {"height": 28, "width": 28},
+    "min_patches": 1,
+    "max_patches": 6,
+    "image_mean": [0.485, 0.456, 0.406],
+    "image_std": [0.229, 0.224, 0.225],
+}
+PIXTRAL = {"image_processor_type": "PixtralImageProcessor", "patch_size": 14, "size": {"longest_edge": 140}}
+
+
+@pytest.mark.parametrize("size", [(1, 1), (64, 64), (201, 97), (640, 480)])
+@pytest.mark.parametrize("kind", ["internvl", "mistral3"])
+def test_other_layouts(tmp_path, kind, size):
+    from transformers import AutoImageProcessor
+
+    config = {
+        "internvl": {"model_type": "internvl", "image_seq_length": 4},
+        "mistral3": {"model_type": "mistral3", "vision_config": {"patch_size": 14}, "spatial_merge_size": 2},
+    }[kind]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    image = _image(*size)
+    made = _processor(tmp_path, INTERNVL if kind == "internvl" else PIXTRAL)(image)
+    options = {"crop_to_patches": True} if kind == "internvl" else {"patch_size": {"height": 28, "width": 28}}
+    theirs = AutoImageProcessor.from_pretrained(tmp_path, backend="pil")(image, return_tensors="np", **options)
+    pixels = made.tensors["pixel_values"]
+    scale, offset = (np.asarray(each, np.float32)[None, :, None, None] for each in made.rescale)
+    assert pixels.dtype == np.uint8 and made.positions == [] and made.advance == 0
+    assert np.abs(pixels.astype(np.float32) * scale + offset - np.asarray(theirs["pixel_values"])).max() <= 1e-6
+    if kind == "internvl":
+        assert made.pieces == [("<img>", 1), ("", 4 * len(pixels)), ("</img>", 1)]
+    else:
+        assert np.array_equal(made.tensors["image_sizes"], np.asarray(theirs["image_sizes"]))
+        height, width = (np.asarray(theirs["image_sizes"])[0] // 28).tolist()
+        assert made.num_tokens == height * width and made.pieces[-1] == ("[IMG_END]", 1)
+        assert made.pieces.count(("[IMG_BREAK]", 1)) == height - 1

@@ -1,0 +1,57 @@
+"""Kernels of LoRA adapters for a Hopper GPU that is simulated: they compile, once for all padded sizes of a step."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import hopper_offline
+hopper_offline.HOW()
+import json, torch
+from hopper_offline import COMPILED, KEYS, ints, meta
+from quire.kernels.lora import products, schedule
+from quire.kernels.lora.tables import LoraSchedule, LoraWeights
+from quire.kernels.step.tables import SlotTables, StepBuffers
+
+device = torch.device("meta")
+tables, step = SlotTables.allocate(256, 1, 40, device), StepBuffers.allocate(9000, 256, 1, device)
+into = LoraSchedule.allocate(9000, 8, device)
+for tokens, rows in SIZES:
+    schedule.schedule(tables, step, into, tokens, rows, 8, has_windows=False, has_samples=tokens != rows)
+    for rank, inputs, sizes in ((16, 4096, [4096, 1024, 1024]), (64, 14336, [4096])):
+        weights = LoraWeights.allocate(8, rank, inputs, sizes, torch.bfloat16, device)
+        products.add_lora(meta(tokens, inputs), meta(tokens, sum(sizes)), weights, into, 0, pdl=PDL)
+    table = LoraWeights.allocate(8, 16, 1000, [4096], torch.bfloat16, device, is_table=True)
+    products.add_lora(ints(tokens), meta(tokens, 4096), table, into, 0)
+notes = [["mma.sync" in c.asm["ptx"], c.metadata.name] for c in COMPILED]
+print(json.dumps([notes, len(KEYS)]))
+"""
+
+
+def found_by(how, sizes, tmp_path, monkeypatch, pdl=0):
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+    program = PROGRAM.replace("HOW", how).replace("SIZES", str(sizes)).replace("PDL", str(pdl))
+    child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600)
+    assert child.returncode == 0, child.stderr[-3000:]
+    return json.loads(child.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow  # a process that imports torch and quire
+def test_sizes_share_compiled_kernels(tmp_path, monkeypatch):
+    _, few = found_by("look_up_launches", [(1, 1), (512, 64)], tmp_path, monkeypatch)
+    _, more = found_by("look_up_launches", [(1, 1), (3, 3), (64, 64), (512, 64), (999, 17), (8192, 256)], tmp_path, monkeypatch)
+    assert more == few
+
+
+@pytest.mark.slow  # compiling
+@pytest.mark.parametrize("pdl", [0, 1, 2])
+def test_they_compile_for_a_hopper_with_its_tensor_cores(pdl, tmp_path, monkeypatch):
+    notes, _ = found_by("compile_launches", [(1, 1), (8192, 256)], tmp_path, monkeypatch, pdl)
+    uses = {name for has_mma, name in notes if has_mma}
+    assert uses == {"_shrink_kernel", "_expand_kernel"}

@@ -1,0 +1,74 @@
+"""`quire serve` with models of token vectors: ColBERT ranks by MaxSim, BGE-M3 makes three kinds of vectors from one pass."""
+
+import base64
+from typing import Any
+
+import numpy as np
+import pytest
+from encoder_cases import WORDS
+from late_cases import MASK, by_formula, expected_of_m3, make_colbert, make_m3
+from serving import SMALL as FLAGS
+from serving import Served
+
+QUERY_TEXT, DOCUMENTS = "w1 w2 w3", ["w1 w65 w9", "w7", "w2 w3 w4 w5"]
+
+
+def ids(text: str, marker: str) -> list[int]:
+    return [WORDS.index(word) for word in ("[CLS]", marker, *text.split(), "[SEP]")]
+
+
+def ask(served: Served, path: str, body: Any, status: int = 200) -> Any:
+    answer = served.ask("POST", path, body)
+    assert answer.status == status, answer.body
+    return answer.json()
+
+
+def test_colbert_ranks_by_maxsim(tmp_path: Any) -> None:
+    folder, theirs, weight, _ = make_colbert("pylate", tmp_path)
+    query = ids(QUERY_TEXT, "w85")
+    filled = query + [MASK] * (12 - len(query))
+    of_query = by_formula(theirs, weight, filled, [int(i < len(query)) for i in range(12)])
+    expected = []
+    for document in DOCUMENTS:
+        row = ids(document, "w86")
+        vectors = by_formula(theirs, weight, row)[[token != WORDS.index("w65") for token in row]]
+        expected.append(float((of_query @ vectors.T).max(1).sum()))
+    with Served("--model", str(folder), *FLAGS) as served:
+        served.ready()
+        ranked = ask(served, "/v1/rerank", {"query": QUERY_TEXT, "documents": DOCUMENTS})["results"]
+        longer = {"query": QUERY_TEXT, "documents": [f"{DOCUMENTS[2]} w9"], "max_tokens_per_doc": 4}
+        cut = ask(served, "/rerank", longer)["results"]
+        scores = ask(served, "/score", {"text_1": QUERY_TEXT, "text_2": DOCUMENTS})["data"]
+        tokens = ask(served, "/pooling", {"input": QUERY_TEXT, "prompt_name": "query"})["data"][0]["data"]
+        refused = ask(served, "/v1/embeddings", {"input": QUERY_TEXT}, 400)
+        unknown = ask(served, "/pooling", {"input": QUERY_TEXT, "prompt_name": "question"}, 400)
+        assert served.end() == 0
+    assert [each["score"] for each in scores] == pytest.approx(expected, abs=1e-4)
+    order = sorted(range(3), key=lambda i: -expected[i])
+    assert [each["index"] for each in ranked] == order
+    assert cut[0]["relevance_score"] == pytest.approx(expected[2], abs=1e-4)  # as without the last word
+    np.testing.assert_allclose(tokens, of_query, atol=2e-5)
+    assert "vectors of tokens" in refused["error"]["message"] and unknown["error"]["param"] == "prompt_name"
+
+
+def test_bge_m3_makes_all_its_vectors(tmp_path: Any) -> None:
+    folder, theirs = make_m3(tmp_path)
+    row = [2, 6, 7, 6, 3]
+    dense, sparse, tokens = expected_of_m3(folder, theirs, row, (2, 3))
+    with Served("--model", str(folder), *FLAGS) as served:
+        served.ready()
+        body = {"input": ["w1 w2 w1", "w4"], "task": ["embed", "embed_sparse", "token_embed"]}
+        both = ask(served, "/pooling", body)["data"]
+        packed = ask(served, "/pooling", {**body, "encoding_format": "base64"})["data"][0]["data"]
+        alone = ask(served, "/embed_sparse", {"inputs": "w1 w2 w1"})
+        vector = ask(served, "/v1/embeddings", {"input": "w1 w2 w1"})["data"][0]["embedding"]
+        refused = ask(served, "/pooling", {**body, "task": ["embed", "classify"]}, 400)
+        assert served.end() == 0
+    found = both[0]["data"]
+    np.testing.assert_allclose(found["embed"], dense, atol=1e-5)
+    np.testing.assert_allclose(vector, dense, atol=1e-5)
+    np.testing.assert_allclose(found["token_embed"], tokens, atol=1e-5)
+    assert {each["index"]: each["value"] for each in found["embed_sparse"]} == pytest.approx(sparse, abs=1e-5)
+    assert alone == [found["embed_sparse"]] and len(both[1]["data"]["token_embed"]) == 2
+    assert np.frombuffer(base64.b64decode(packed["embed"]), np.float32).tolist() == found["embed"]
+    assert refused["error"]["param"] == "task"
