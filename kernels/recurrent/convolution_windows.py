@@ -76,7 +76,7 @@ def _windows_kernel(
             tl.store(kept_y_ptr + tl.minimum(base + token, num_inputs - 1) * C + c, y, inside)
     left = tails_ptr + state.to(tl.int64) * tails_stride + c
     for i in tl.static_range(W - 1):
-        place = leaves - count + (i - W + 1)
+        place = tl.maximum(leaves, 0) - count + (i - W + 1)  # nothing before the tail is read where the state is not left
         x = _seen(place, x_ptr, before_ptr, kept_ptr, tail, start, first, count, x_stride, c, C, inside, W, GATED)
         tl.store(left + i * C, x.to(tails_ptr.dtype.element_ty), inside & (leaves >= 0))
     for i in tl.static_range(W - 1):  # a place of the tail is read before it is written

@@ -96,7 +96,7 @@ def test_tokens_are_those_without_drafts(family, drafter, window, graphs):
     expected, expected_logprobs = without_drafts(family)
     assert outputs == expected
     for key, values in expected_logprobs.items():
-        assert logprobs[key] == pytest.approx(values, abs=1e-4)
+        assert logprobs[key] == pytest.approx(values, abs=3e-4)
     stats = engine.scheduler.counters.windows.so_far()
     assert stats.draft_tokens > 0
     if drafter == "itself":

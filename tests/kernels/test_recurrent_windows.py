@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 import torch
+from guarded import guarded
 from recurrent_cases import ON_GPU, TOLERANCE, Row, interpreted, random, rows_of, states_of
 from window_cases import CASES, NUM_INPUTS, WRITTEN, WindowRow, keeping, window_rows_of, windows_on
 
@@ -161,6 +162,18 @@ def kernels():
     from quire.kernels.recurrent import convolution, delta, mamba
 
     return convolution.causal_convolution, delta.gated_delta, mamba.mamba
+
+
+@interpreted
+def test_nothing_before_the_first_state_is_read():
+    """The row's own state is the first, and it is left nowhere: what a warm-up's dummy rows do."""
+    rows = keeping(window_rows_of([WindowRow(0, 2, 0, 0, 5)], [], base=0))
+    convolution, delta, mamba = kernels()
+    for layer in (*convolutions(convolution, 70), Recurrence(delta, DELTA[0]), Recurrence(mamba, MAMBA[0])):
+        states = guarded(states_of([0], 4, *layer.state, dtype=layer.state_dtype))
+        kept = [guarded(random(NUM_INPUTS, size, dtype=layer.dtype)) for size in layer.kept_sizes]
+        layer.run(layer.inputs(2), states, keeping(rows, *kept))
+        assert not states[0].isnan().any()
 
 
 @interpreted
