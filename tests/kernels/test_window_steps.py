@@ -135,13 +135,13 @@ def compare_sharing(device, rows, seed):
             torch.from_numpy(rng.integers(*x, rows + 1).astype(np.int32)) for x in ((1, 99), (1, 17), (0, 16))
         )
         survives = torch.from_numpy(-np.sort(-rng.integers(0, 1025, (rows + 1, MAX_WINDOW)).astype(np.int32)))
-        plan = torch.zeros(600, dtype=torch.int32)
+        plan = torch.zeros(200 + rows, dtype=torch.int32)
         words = {"num_decode_rows": rows, "window": int(rng.integers(2, 17)), "draft_tokens": most}
         for name, value in words.items():
             plan[HEADER.at[name]] = value
         if most % 2:
-            plan[HEADER.at["num_row_windows"]], plan[HEADER.at["row_windows"]] = rows, 600 - rows
-            plan[600 - rows :] = torch.from_numpy(rng.integers(1, 17, rows))
+            plan[HEADER.at["num_row_windows"]], plan[HEADER.at["row_windows"]] = rows, len(plan) - rows
+            plan[-rows:] = torch.from_numpy(rng.integers(1, 17, rows))
         for tables, _ in sides:
             tables.decode_slots[0, :rows] = slots.to(tables.seq_len.device)
             for name, column in (("final_len", final), ("max_window", window)):
