@@ -43,18 +43,21 @@ def measure(llm: LLM, batch: int, args: argparse.Namespace, vocab: int) -> dict[
     )
     asked = prompts(batch, args, vocab)
     llm.generate(asked, params, use_tqdm=False)
-    best, before = float("inf"), counters(llm)
+    times, first, before = [], float("inf"), counters(llm)
     for _ in range(args.repeat):
         begin = time.perf_counter()
         llm.generate(asked, few, use_tqdm=False)
         middle = time.perf_counter()
         llm.generate(asked, params, use_tqdm=False)
-        best = min(best, time.perf_counter() - middle - (middle - begin))  # without the prompts
+        took = time.perf_counter() - middle
+        first = min(first, middle - begin)
+        times.append(took)
     after = counters(llm)
     accepted = sum(after.get(name, 0) - before.get(name, 0) for name in after if name.endswith("num_accepted_tokens"))
     total = args.repeat * batch * (args.tokens - 1)
     length = total / max(total - accepted, 1)
-    tokens_s = batch * (args.tokens - 1) / best
+    tokens_s = batch * (args.tokens - 1) / (min(times) - first)  # without the prompts
+    print("seconds of each run:", *(f"{took:.3f}" for took in times), flush=True)
     return {"tokens_s": round(tokens_s, 1), "length": round(length, 3), "step_ms": round(1000 * batch * length / tokens_s, 3)}
 
 

@@ -88,6 +88,7 @@ def test_masks_through_a_ring_that_turns_many_times(ring, rows, is_locked):
             num_wrong += (masks.tensor[at] != first + step).sum()
         while records.read(0.0, 0.0) is None and reader._held:
             pass  # all of it is given back in the end
+        stream.synchronize()  # the last steps are checked, and nothing that they read is freed before
     core.join()
     assert core.error is None
     assert int(num_wrong) == 0
