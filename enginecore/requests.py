@@ -54,7 +54,7 @@ class Requests:
         self._log_requests = log_requests
         self.clock = clock
         self.deadlines = Deadlines(self.has)
-        self._num_cached = 0
+        self._num_cached = self._draft_depth = 0
         self._away_since: float | None = None
         self._look_at = 0.0
 
@@ -159,8 +159,9 @@ class Requests:
 
         Tokens found in the prefix cache count, as those of waiting prompts do, too."""
         scheduler, num_cached = self._scheduler, self._num_cached
+        depth, self._draft_depth = self._draft_depth, step.draft_depth  # drafts delay the results of the step behind them
         if not step.prefills:
-            scheduler.counters.step_times.learn(step.num_tokens, step.window > 1, seconds)
+            scheduler.counters.step_times.learn(step.num_tokens, step.window > 1, seconds, depth)
         self._num_cached = scheduler.counters.cached_tokens
         num_tokens = step.num_tokens + self._num_cached - num_cached
         if scheduler.waiting.first() is not None:

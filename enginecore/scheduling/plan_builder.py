@@ -128,6 +128,11 @@ class PlanBuilder:
             has_adapters=self.has_adapters,
         )
 
+    @property
+    def drafts(self) -> tuple[int, int, np.ndarray | None, int]:
+        """What a ScheduledStep has of drafts: its windows, and those that will be made behind it."""
+        return self.window, self.draft_tokens, self.row_windows, self.draft_depth
+
     def side_rows(self, first_prefill_row: int) -> dict[int, SideTarget]:
         """Rows of the step with results that come by message, too."""
         return {first_prefill_row + i: target for i, target in self.side_targets.items()}

@@ -181,7 +181,7 @@ class Scheduler:
         self._decode.add(self._prefills.take_computed(build))
         kinds = self.slots.sampling_kind[rows] if plan.sampling_kind & SAMPLING_CUSTOM else NO_WORDS
         processed = processed_rows(kinds, samples)
-        beside = build.side_rows(len(decode)), processed, mask_rows, plan.window, plan.draft_tokens, build.row_windows
+        beside = build.side_rows(len(decode)), processed, mask_rows, *build.drafts
         return plan, ScheduledStep(build.step, rows, samples, build.prefills, plan.num_tokens, *beside)
 
     def _choose_rows(self, build: PlanBuilder) -> np.ndarray:

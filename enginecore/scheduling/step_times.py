@@ -18,8 +18,12 @@ class StepTimes:
     def __init__(self) -> None:
         self._learnt: dict[tuple[bool, int], tuple[int, float]] = {}  # (windows, index of the size) -> (steps, seconds)
 
-    def learn(self, num_tokens: int, windows: bool, seconds: float) -> None:
-        """A step without prompts has taken so long."""
+    def learn(self, num_tokens: int, windows: bool, seconds: float, draft_depth: int = 0) -> None:
+        """A step without prompts has taken so long. draft_depth: of the drafts that a model made before it.
+
+        What a step takes without windows is what one takes where drafts are of no use, so without any being made."""
+        if draft_depth and not windows:
+            return
         key = windows, index_of(num_tokens)
         count, before = self._learnt.get(key, (0, seconds))
         if count < TRUSTED:

@@ -52,9 +52,14 @@ class Verification:
         at = numbers.index(chosen)
         return (0, numbers[min(at + 1, len(numbers) - 1)], numbers[max(at - 1, 0)])[turn % 3]
 
+    @property
+    def pays(self) -> bool:
+        """Whether the step that was last asked for should have drafts, a try or not; so it is said until one was asked for."""
+        return self._steps == 0 or self._chosen[3] > 0
+
     def rests(self, steps: int) -> bool:
         """Whether none of so many steps behind the one that was last asked for will verify any drafts."""
-        return self._steps > 0 and not self._chosen[3] and not self.tries_within(steps)
+        return not self.pays and not self.tries_within(steps)
 
     def tries_within(self, steps: int) -> bool:
         """Whether one of so many steps behind the one that was last asked for verifies another number than the chosen one."""

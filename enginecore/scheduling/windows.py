@@ -62,10 +62,14 @@ class Windows:
         if self._config is None or self._config.model is None:
             return 0
         most, verification = self._config.most_drafts(num_rows), self._verification
-        if verification is None or verification.tries_within(DRAFTED_BEFORE):
+        if verification is None:
             return most
+        if verification.rests(DRAFTED_BEFORE):
+            return 0
         rounded = 1 << max(self._depth - 1, 0).bit_length()  # a power of two: each depth has graphs of its own
-        return 0 if verification.rests(DRAFTED_BEFORE) else min(most, rounded)
+        if verification.tries_within(DRAFTED_BEFORE):
+            rounded = 2 * rounded if verification.pays else 1
+        return min(most, rounded)
 
     @property
     def ahead(self) -> int:
