@@ -24,7 +24,7 @@ class Target:
     """The tiny model, which is not trained any more. taps: layers; a head reads their inputs."""
 
     def __init__(self, model, taps=()):
-        self.model, self.bos, self.taps = model.eval().requires_grad_(False), model.bos, taps
+        self.model, self.bos, self.taps = model.train(False).requires_grad_(False), model.bos, taps
 
     @torch.no_grad()
     def __call__(self, ids, place):

@@ -146,7 +146,7 @@ def main(args, log) -> None:
     size = {"vocab_size": tokenizer.get_vocab_size(), "pad_token_id": 0, "type_vocab_size": 1}
     model = BertModel(BertConfig(**shape, **more, **size), add_pooling_layer=False)
     steps = train(model, tokenizer, args, deadline, log)
-    model.eval()
+    model.train(False)
     out = args.out or FOLDER
     write_folder(model, tokenizer, out)
     total = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())

@@ -1,4 +1,4 @@
-"""Bounds on media items: the parts of a prompt whose embeddings an encoder computes. Each bound is here, once.
+"""Bounds on media items: the parts of a prompt that get their embeddings from an encoder. Each bound is here, once.
 
 The frontend checks them while it makes an item, the core checks them again when a request arrives.
 """

@@ -17,5 +17,5 @@ def add_media_arguments(add: Callable[..., None]) -> None:
         "--encoder-cache-tokens",
         type=human_int,
         metavar="N",
-        help="tokens of images whose embeddings the encoder cache keeps on each device (default: twice the largest image)",
+        help="tokens of images: each device keeps the embeddings of so many (default: twice the largest image)",
     )

@@ -50,7 +50,7 @@ def with_verifier(config: EngineConfig, model_dir: Path) -> tuple[EngineConfig, 
         speculation = speculation_of({"model": str(model_dir)})
         folder = resolve_model(name, None, config.download_dir, config.load_format != "dummy", config.hf_token)
     except (ValueError, ModelFilesError) as error:
-        raise ModelFilesError(f"{what}, whose verifier is {name}: {error}") from None
+        raise ModelFilesError(f"{what}, with {name} as its verifier: {error}") from None
     names = config.served_model_name or [served_name(config.model or "")]
     more = {"model": name, "revision": None, "speculative_config": speculation, "served_model_name": names}
     log.info("%s, and %s is served, the model that it drafts for", what, name)

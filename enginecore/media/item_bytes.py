@@ -1,4 +1,4 @@
-"""ItemBytes: items whose tensors are on their way to the workers: asked for, being sent, or there and not encoded yet. No I/O.
+"""ItemBytes: items with tensors on their way to the workers: asked for, being sent, or there and not encoded yet. No I/O.
 
     wanted -> MediaWanted to a frontend -> MediaData -> pieces on the plan ring -> ready -> encoded by a plan: no longer here
 
@@ -51,7 +51,7 @@ class Coming:
     number: int
     asked_at: float
     wanted_by: dict[Sequence, int] = field(default_factory=dict)  # and the item's index there
-    asked: Sequence | None = None  # of whose frontend; None: it has come
+    asked: Sequence | None = None  # its frontend was asked; None: the item has come
     data: list[bytes] = field(default_factory=list)  # of its tensors, until all is sent
     sent: int = 0  # bytes
 

@@ -47,7 +47,7 @@ class ItemTraffic:
                 yield Failed(owner, message.request_id, "invalid", message.reason[:MAX_REASON])
 
     def turn(self) -> Iterable[Failed]:
-        """Ask and send what can be asked and sent; returns requests whose items have not come in time."""
+        """Ask and send what can be asked and sent; returns requests with items that have not come in time."""
         self._items.drop_ended()
         self._ask()
         self._send()

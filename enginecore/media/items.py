@@ -1,7 +1,7 @@
 """Items: what the scheduler asks about the items of prompts: how far a chunk may go, and what its tokens read. No I/O.
 
 A chunk ends before an item without rows. Rows are given to an item when a chunk comes to it and its bytes are at the workers;
-the plan of that step has the run which encodes it (`take_runs`). A sequence whose first item has not come waits aside; one that
+the plan of that step has the run which encodes it (`take_runs`). A sequence waits aside until its first item has come; one that
 runs keeps its slot. Items that lie in cached blocks are neither asked for nor encoded, since no chunk comes to them.
 """
 
@@ -16,7 +16,7 @@ from quire.enginecore.media.prompt_items import Extent
 from quire.ipc.step.items import Run
 from quire.ipc.step.plan import DTYPES
 
-NO_ROOM = b"no room"  # what sequences wait for whose items have none
+NO_ROOM = b"no room"  # what sequences wait for if their items have none
 PLACE = DTYPES["places"]
 
 
@@ -27,7 +27,7 @@ class Items:
         self.cache = EncoderCache(num_rows)
         self.bytes = ItemBytes(most_bytes)
         self._runs: list[Run] = []
-        self._unsent: list[bytes] = []  # digests of their items, whose rows are held until then
+        self._unsent: list[bytes] = []  # digests of their items; their rows are held until then
         self._clock = clock
         self._has_waiting = False
 
@@ -102,7 +102,7 @@ class Items:
         return runs
 
     def places(self, seq: Sequence, start: int, end: int, step: int) -> np.ndarray | None:
-        """The chunk's places, [end - start] of PLACE, whose rows the step reads; None: embeddings and positions are plain."""
+        """The chunk's places, [end - start] of PLACE: rows that the step reads. None: embeddings and positions are plain."""
         if seq.items is None or not seq.items.needs_places(start, end):
             return None
         found = np.zeros(end - start, PLACE)

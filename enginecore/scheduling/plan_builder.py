@@ -130,7 +130,7 @@ class PlanBuilder:
 
     @property
     def drafts(self) -> tuple[int, int, np.ndarray | None, int]:
-        """What a ScheduledStep has of drafts: its windows, and those that will be made behind it."""
+        """The fields of a ScheduledStep about drafts: its windows, and how deep drafts are made behind it."""
         return self.window, self.draft_tokens, self.row_windows, self.draft_depth
 
     def side_rows(self, first_prefill_row: int) -> dict[int, SideTarget]:

@@ -21,7 +21,7 @@ class StepTimes:
     def learn(self, num_tokens: int, windows: bool, seconds: float, draft_depth: int = 0) -> None:
         """A step without prompts has taken so long. draft_depth: of the drafts that a model made before it.
 
-        What a step takes without windows is what one takes where drafts are of no use, so without any being made."""
+        The time of a step without windows stands for steps without any drafts, so a step behind drafts is left out."""
         if draft_depth and not windows:
             return
         key = windows, index_of(num_tokens)

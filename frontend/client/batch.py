@@ -16,7 +16,7 @@ from quire.frontend.client.stream import Overloaded, Stream
 from quire.frontend.client.terms import Terms
 from quire.ipc.sampling import RequestOutputKind, SamplingParams
 
-_MEDIA_AT_ONCE = 64  # prompts whose images are read
+_MEDIA_AT_ONCE = 64  # prompts that have their images read
 _RETRY_S = 0.05  # when the engine's queue is full
 
 

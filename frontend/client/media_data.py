@@ -149,7 +149,7 @@ _OWN = "data:own"
 
 
 def _with_sources(message: Any, sources: list[Source]) -> Any:
-    """A message whose images that are objects of Python are set aside."""
+    """A message without its images that are objects of Python, which are set aside."""
     content = message.get("content") if isinstance(message, Mapping) else None
     if not isinstance(content, list):
         return message

@@ -127,7 +127,7 @@ class RequestState:
         # for another engine, if this one is lost (resend.py)
         self.sent: AddRequest | None = None  # as it was sent first
         self.terms: Any = None  # its Terms (terms.py)
-        self.items: Sequence[PlacedItem] = ()  # its media, whose tensors the engine may ask for
+        self.items: Sequence[PlacedItem] = ()  # its media; the engine may ask for their tensors
         self.seed: int | None = None  # as the engine says with the first token
         self.lost_at = -1  # output tokens at the last loss of its engine
         self.num_losses = 0  # since the last token

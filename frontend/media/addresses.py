@@ -38,7 +38,7 @@ class Url(NamedTuple):
 
 
 def parse(url: str, domains: tuple[Domain, ...]) -> Url:
-    """Raises MediaError for a URL that is none, or whose host is not among the domains."""
+    """Raises MediaError for what is no URL, and for a host that is not among the domains."""
     match = _URL.fullmatch(url) if len(url) <= MAX_URL else None
     if match is None or not _TARGET.fullmatch(target := (match[4] or "/")):
         raise MediaError("the address must be like https://example.org/image.png, without a user, spaces or backslashes")

@@ -25,7 +25,7 @@ from quire.frontend.media.sources import Reader, ReadFile, Source, too_many_byte
 from quire.ipc.media import MAX_MEDIA_BYTES, MAX_REQUEST_PIXELS, MAX_TENSOR_BYTES, REFUSED_S
 from quire.ipc.messages.media import MediaItem
 
-_MAX_FACTS = 16_384  # items whose facts are kept: some 3 kB each
+_MAX_FACTS = 16_384  # items of which facts are kept: some 3 kB each
 _LEAST_CACHE = 128 << 20  # so that an item's tensors are there when the engine asks at once
 _HASHED_AT_ONCE = 256 << 10
 

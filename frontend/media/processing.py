@@ -19,7 +19,7 @@ from quire.frontend.media.images import ImageError
 from quire.frontend.media.layouts import Layout, Pieces, layout_of
 
 MAX_ASPECT = 200  # the size rules of these processors refuse more
-# Names of the processors whose patches are ordered here; all have the fields that `_patches` reads.
+# Names of the processors of which patches are ordered here; all have the fields that `_patches` reads.
 _OF_PATCHES = ("Qwen2VLImageProcessorPil", "Glm4vImageProcessorPil", "Glm46VImageProcessorPil")
 
 

@@ -38,7 +38,7 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
     "keyctl": (250, 219), "add_key": (248, 217), "request_key": (249, 218), "init_module": (175, 105),
     "finit_module": (313, 273), "kexec_load": (246, 104), "open_by_handle_at": (304, 265), "memfd_secret": (447, 447),
 }  # fmt: skip
-# Calls whose arguments a filter cannot read: libraries then use the older call.
+# A filter cannot read the arguments of these calls: libraries then use the older call.
 _UNKNOWN: dict[str, tuple[int, int]] = {
     "openat2": (437, 437),
     "clone3": (435, 435),

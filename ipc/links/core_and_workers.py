@@ -90,7 +90,7 @@ class CoreToWorkers:
 
 
 class WorkerToCore:
-    """A worker's end. Blocking calls with time-outs. Any thread may send; one thread at a time may do anything else, and nobody
+    """A worker's end. Blocking calls with time-outs. Any thread may send; one thread at a time may do anything else, and none
     receives while several threads send."""
 
     def __init__(self, address: str, rank: int, generation: int) -> None:

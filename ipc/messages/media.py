@@ -1,8 +1,8 @@
 """Media items of a prompt, and the messages that bring their tensors to the core. Parts of frontend.py's unions.
 
-A request names its items in TokenInputs. Their tensors follow only when the core asks, because an item whose embeddings are
-cached is not needed: MediaWanted goes to the frontend, which answers with MediaData and the tensors' bytes, one ZeroMQ frame a
-tensor behind the message, or with MediaGone. The frontend keeps an item's tensors until its request has ended: the core may
+A request names its items in TokenInputs. Their tensors follow only when the core asks, because an item with cached embeddings
+is not needed: MediaWanted goes to the frontend, which answers with MediaData and the tensors' bytes, one ZeroMQ frame a tensor
+behind the message, or with MediaGone. The frontend keeps an item's tensors until its request has ended: the core may
 ask again after a preemption, or when its workers were lost.
 """
 
@@ -26,7 +26,7 @@ class MediaTensor(Message, frozen=True):
 
 
 class MediaItem(Message, frozen=True):
-    """A part of the prompt whose embeddings come from an encoder. ipc/media.py has the bounds."""
+    """A part of the prompt that gets its embeddings from an encoder. ipc/media.py has the bounds."""
 
     kind: str  # "image"
     digest: bytes  # 32 bytes: equal for items with equal embeddings only

@@ -146,12 +146,12 @@ def test_a_folder_that_names_its_verifier_is_served_with_it(draft, tmp_path) -> 
     ("changes", "flags", "said"),
     [
         ({}, {}, "does not name its verifier"),
-        ({"speculators_config": {"verifier": {"name_or_path": "not there"}}}, {}, "whose verifier is not there: "),
+        ({"speculators_config": {"verifier": {"name_or_path": "not there"}}}, {}, "with not there as its verifier: "),
         ({}, {"speculative_config": NGRAM}, "leave --speculative-config out"),
         (
             {"speculators_model_type": "dflash", "speculators_config": {"verifier": {"name_or_path": "a/b"}}},
             {},
-            "whose verifier is a/b: --speculative-config: method 'dflash'",
+            "with a/b as its verifier: --speculative-config: method 'dflash'",
         ),
     ],
     ids=str,

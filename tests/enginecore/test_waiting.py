@@ -56,7 +56,7 @@ def test_who_waits_for_a_prefix_comes_back_to_its_place():
     assert [s.order[1] for s in queue.could_start()] == [3, 5, 6, 7] and len(queue) == 8
     queue.remove(sequences[4])
     queue.resolved(b"a")
-    queue.resolved(b"of nobody")
+    queue.resolved(b"unknown")
     queue.check()
     assert [s.order[1] for s in queue.could_start()] == [0, 1, 3, 5, 6, 7]
     queue.resolved(b"b")

@@ -1,4 +1,4 @@
-"""What a client does with items: routing, answering the engine's questions, and keeping facts and tensors by digest."""
+"""A client's work with items: routing, answering the engine's questions, and keeping facts and tensors by digest."""
 
 import asyncio
 import json

@@ -122,7 +122,7 @@ def floats_of(pixels):
 
 
 def item_of(image, begin):
-    """(item, its tensors' bytes, ids of its tokens) of an image whose first token is at `begin`."""
+    """(item, its tensors' bytes, ids of its tokens) of an image that has its first token at `begin`."""
     data = [tensor.numpy().tobytes() for tensor in image.tensors.values()]
     tensors = [MediaTensor(name, _DTYPES[tensor.dtype], list(tensor.shape)) for name, tensor in image.tensors.items()]
     spans, ids = [], []

@@ -44,7 +44,7 @@ HYBRIDS = ("qwen3.5", "qwen3-next", "nemotron-h")
 
 
 class MTP:
-    """What `name`'s MTP layers are, and what they compute for one sequence. on_gpu: the target has heads for a GPU."""
+    """The MTP layers of `name`, and a function that computes them for one sequence. on_gpu: the target has heads for a GPU."""
 
     def __init__(self, name, on_gpu=False):
         base, self.fields, own = MODELS[name]

@@ -64,7 +64,7 @@ def _of(name: str) -> tuple[tuple[str, ...], str, dict[str, Any]]:
 
 
 def in_template(name: str) -> str:
-    """What the model's chat template writes for an image."""
+    """The text that the model's chat template writes for an image."""
     return _of(name)[1]
 
 

@@ -37,8 +37,8 @@ class EncoderVectors(Output):
         return True
 
     def begin(self, plan: StepPlan) -> None:
-        """Tell the model which tokens differ: a row's `next_token` is where a pair's second text begins, whose tokens have
-        another type, or where those begin that fill a query of token vectors, which others do not see."""
+        """Tell the model which tokens differ: a row's `next_token` is where a pair's second text begins (its tokens have
+        another type), or where the tokens begin that fill a query of token vectors, which others do not see."""
         info, prefill = self._results.info, plan.prefill_rows
         if not info.takes_types and info.late is None:
             return

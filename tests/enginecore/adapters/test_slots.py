@@ -29,7 +29,7 @@ def adapters(count, invocation=()):
     return made
 
 
-def nobody(adapter):
+def not_wanted(adapter):
     return False
 
 
@@ -205,41 +205,41 @@ def test_an_adapter_that_others_crowd_out_gets_its_turn():
 def test_a_closed_slot_opens_again_if_nobody_waits_any_more():
     slots, (a, b) = AdapterSlots(1, 10.0), adapters(2)
     slots.want(a)
-    (load,) = slots.turn(0.0, nobody)
+    (load,) = slots.turn(0.0, not_wanted)
     slots.loaded(load, 0.0)
     seq = Harness(num_adapter_slots=1).scheduler  # any object with the attributes of a sequence
     seq.adapter, seq.adapter_slot = a, -1
     slots.take(seq)
     slots.want(b)
-    slots.turn(1.0, nobody)
-    slots.turn(7.0, nobody)
+    slots.turn(1.0, not_wanted)
+    slots.turn(7.0, not_wanted)
     assert slots.slot_of(a).is_closed and slots.waits_for(seq) == key_of(a)
     slots.unwant(b)
     slots.take_resolved()
-    slots.turn(8.0, nobody)
+    slots.turn(8.0, not_wanted)
     assert slots.slot_of(a).is_open and slots.take_resolved() == [key_of(a)]
 
 
 def test_a_loaded_adapter_stays_until_its_sequences_could_start():
     slots, (a, b) = AdapterSlots(1, 10.0), adapters(2)
     slots.want(a)
-    (load,) = slots.turn(0.0, nobody)
+    (load,) = slots.turn(0.0, not_wanted)
     slots.loaded(load, 0.0)
     slots.want(b)
-    assert not slots.turn(KEEP_S / 2, nobody)
+    assert not slots.turn(KEEP_S / 2, not_wanted)
     assert not slots.turn(KEEP_S, lambda adapter: adapter is a)
-    assert not slots.turn(1.5 * KEEP_S, nobody)
-    assert slots.turn(2 * KEEP_S, nobody)[0].adapter is b
+    assert not slots.turn(1.5 * KEEP_S, not_wanted)
+    assert slots.turn(2 * KEEP_S, not_wanted)[0].adapter is b
 
 
 def test_a_failed_load_leaves_the_slot_empty():
     slots, (a, b) = AdapterSlots(1, 10.0), adapters(2)
     slots.want(a)
-    (load,) = slots.turn(0.0, nobody)
+    (load,) = slots.turn(0.0, not_wanted)
     slots.failed(load)
     assert not slots.wanted and slots.slot_of(a) is None
     slots.want(b)
-    assert slots.turn(0.0, nobody)[0].adapter is b
+    assert slots.turn(0.0, not_wanted)[0].adapter is b
     slots.check([])
 
 

@@ -30,7 +30,7 @@ _DTYPES = {"uint8": torch.uint8, "float32": torch.float32, "int64": torch.int64}
 
 
 class Arriving:
-    """An item whose bytes come. data: all of its tensors, one after the other."""
+    """An item while its bytes come. data: all of its tensors, one after the other."""
 
     def __init__(self, item: MediaItem, is_pinned: bool):
         self.item = item

@@ -64,7 +64,7 @@ SEES: Mapping[str, Sees] = {
 
 
 def axes_of(text: Mapping[str, Any], default: Axes | None) -> Axes | None:
-    """The axes of a text config whose architecture has `default`."""
+    """The axes of a text config; its architecture has `default`."""
     if default is None:
         return None
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}

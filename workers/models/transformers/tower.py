@@ -1,9 +1,9 @@
 """Tower: the modules of a model that make embeddings of items, transformers' own, with our linear layers, norms and attention.
 
 The rest of transformers' model, its language model, is left out before anything is allocated. Items are packed: attention sees
-the patches of all items in one tensor, with the bounds between them (kernels/attention/varlen). What depends on the sizes of
-the items alone (positions, bounds, weights of interpolation) is computed on the host, since transformers would read these sizes
-from the device. Tensors have the checkpoint's names behind `tower.`.
+the patches of all items in one tensor, with the bounds between them (kernels/attention/varlen). Tensors that depend on the
+sizes of the items alone (positions, bounds, weights of interpolation) are computed on the host, since transformers would read
+these sizes from the device. Tensors have the checkpoint's names behind `tower.`.
 """
 
 import json
@@ -172,7 +172,7 @@ class Tower(Module):
 
 
 class _PatchProduct(nn.Conv3d):
-    """A convolution whose inputs are single patches: one product, where cuDNN's convolution would take far longer."""
+    """A convolution over single patches: one product, where cuDNN's convolution would take far longer."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if tuple(x.shape[2:]) != tuple(self.kernel_size):

@@ -23,7 +23,7 @@ from quire.frontend.text.tokenizer import ChatPrompt
 
 
 class Begun(NamedTuple):
-    """A prompt whose items are being read."""
+    """A prompt while its items are read."""
 
     wanted: ToRender
     hidden: Hidden

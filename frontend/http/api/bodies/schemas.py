@@ -1,8 +1,7 @@
 """Bodies of requests and responses, as msgspec structs with OpenAI's and vLLM's field names.
 
 body.py decodes them. A field that is null means the same as one that is absent. `Unsupported` has the fields that would change
-the answer and are not supported; `check_supported` refuses them by name, for an error is better than a field silently ignored.
-SamplingParams checks the bounds of values (ipc/sampling.py).
+the answer and are not supported; `check_supported` refuses them by name. SamplingParams checks the bounds of values.
 """
 
 from collections.abc import Callable
