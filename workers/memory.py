@@ -220,15 +220,17 @@ def packed_elements(model: LanguageModel) -> list[int]:
         weight = getattr(module.format, "weight", None) if isinstance(module, Linear) else None
         if weight is None:
             continue
-        if _is_shared(model, weight):
+        if _is_shared(model, module, weight):
             tied += weight.numel()
         elif 4 * weight.numel() <= SMALL_BYTES:
             small += weight.numel()
     return [tied, small]
 
 
-def _is_shared(model: LanguageModel, weight: torch.Tensor) -> bool:
-    return sum(p is weight for module in model.modules() for p in module._parameters.values()) > 1
+def _is_shared(model: LanguageModel, linear: Linear, weight: torch.Tensor) -> bool:
+    """Whether a module outside of the layer has its weight, too."""
+    own = set(linear.modules())
+    return any(p is weight for module in model.modules() if module not in own for p in module._parameters.values())
 
 
 def graphs_bytes(config: ResolvedEngineConfig, weights_bytes: int, activation_bytes: int, logits_bytes: int) -> int:

@@ -8,9 +8,9 @@ from quire.ipc.memory_plan import CpuAsked
 
 
 def weights_on_cpu(model: Model, config: EngineConfig, dtype: str, plain: int) -> int:
-    """As the worker counts them. plain: those of an unquantized model on one worker, which is computed here."""
+    """As the worker counts them. plain: those of a whole, unquantized model on one worker, which is computed here."""
     asked, ranks = config.quantization, config.tensor_parallel_size
-    is_whole = config.world_size == 1 and not config.enable_expert_parallel
+    is_whole = config.world_size == 1 and not config.enable_expert_parallel and not config.language_model_only
     if model.config is None or (is_whole and asked is None and model.quantization is None and dtype == "float32"):
         return plain
     stages, overrides = config.pipeline_parallel_size, config.hf_overrides

@@ -14,6 +14,7 @@ from quire.enginecore import daemon
 from quire.enginecore.loading.model_files import model_summary
 from quire.frontend.cli import main as cli
 from quire.frontend.cli.estimate import estimate, gpu_bytes, text_of
+from quire.frontend.cli.estimate_items import for_items
 from quire.frontend.cli.estimate_model import on_rank
 from quire.frontend.cli.estimate_sizes import EstimateError
 from quire.frontend.cli.estimate_weights import experts_are_kept, weights_bytes
@@ -37,7 +38,7 @@ ALWAYS = ("gemma3-images", "falcon-7b", "bloom", "gptj", "deepseek-v3", "gpt-oss
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in ALWAYS else pytest.mark.slow) for n in OTHERS])
 def test_a_cpu_engine_of_any_family_counts_the_same(name, asked_here):
     """Weights, those that are packed twice too, KV blocks and the longest sequence to the byte."""
-    folder, config = tiny_model(name), EngineConfig(device="cpu", cpu_kv_cache_gib=0.01)
+    folder, config = tiny_model(name), EngineConfig(device="cpu", cpu_kv_cache_gib=0.01, language_model_only=True)
     found, worker_config = estimate(read(folder), config, 0), read_model_config(folder)
     worker = daemon.worker_config(config, folder, model_summary(folder)).engine
     cache = KVCache(worker_config.attention_specs(Parallel()), worker.block_size, torch.float32)
@@ -50,6 +51,17 @@ def test_a_cpu_engine_of_any_family_counts_the_same(name, asked_here):
     loaded = build_model(worker_config, torch.float32, Parallel())
     load_weights(loaded, folder, torch.device("cpu"), progress=False)
     assert found.weights_bytes == loaded.weights_bytes
+
+
+@pytest.mark.parametrize("name", ["qwen3.5-images", pytest.param("ministral3-images", marks=pytest.mark.slow)])
+def test_a_cpu_engine_counts_an_encoder_and_its_cache_too(name, asked_here):
+    folder, config = tiny_model(name), EngineConfig(device="cpu", cpu_kv_cache_gib=0.01)
+    found, model = estimate(read(folder), config, 0), read(folder)
+    cache, _ = for_items(model, config, found.max_model_len, 4)
+    loaded = build_model(read_model_config(folder, sees=True), torch.float32, Parallel())
+    load_weights(loaded, folder, torch.device("cpu"), progress=False)
+    assert found.weights_bytes == loaded.weights_bytes + cache > loaded.weights_bytes
+    assert not model.is_tied
 
 
 SHARED = [
@@ -80,7 +92,7 @@ def test_one_of_several_ranks_of_any_family_is_counted_as_it_is_built(name, size
 def test_bfloat16_is_counted_to_a_thousandth(name, asked_here):
     """Routers' corrections stay float32."""
     found = estimate(read(tiny_model(name)), EngineConfig(dtype="bfloat16"), gpu_bytes("H100", None))
-    built = build_model(read_model_config(tiny_model(name)), torch.bfloat16, Parallel(device="meta"))
+    built = build_model(read_model_config(tiny_model(name), sees=True), torch.bfloat16, Parallel(device="meta"))
     assert found.weights_bytes == pytest.approx(built.weights_bytes, rel=1e-3)
 
 
