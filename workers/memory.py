@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import nn
 
 from quire.ipc import memory_plan
 from quire.ipc.cpu_memory import CpuNeeds, default_kv_bytes, refusal, room_for_kv
@@ -227,9 +228,9 @@ def packed_elements(model: LanguageModel) -> list[int]:
     return [tied, small]
 
 
-def _is_shared(model: LanguageModel, linear: Linear, weight: torch.Tensor) -> bool:
+def _is_shared(model: LanguageModel, layer: nn.Module, weight: torch.Tensor) -> bool:
     """Whether a module outside of the layer has its weight, too."""
-    own = set(linear.modules())
+    own = set(layer.modules())
     return any(p is weight for module in model.modules() if module not in own for p in module._parameters.values())
 
 
