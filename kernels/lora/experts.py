@@ -19,10 +19,14 @@ from quire.kernels.tuning.configs import TilesConfig
 from quire.kernels.tuning.current import current
 
 
-def schedule_pairs(adapters: torch.Tensor, ids: torch.Tensor, num_adapters: int, num_experts: int) -> LoraSchedule:
-    """The schedule of pairs, in its row 0; adapters int32 [T] of each token, ids int32 [T, k] of this rank's E experts."""
+def schedule_pairs(
+    adapters: torch.Tensor, ids: torch.Tensor, num_adapters: int, num_experts: int, arrived: torch.Tensor
+) -> LoraSchedule:
+    """The schedule of pairs, in its row 0; adapters int32 [T] of each token, ids int32 [T, k] of this rank's E experts.
+
+    arrived: of the step's schedule."""
     pairs = torch.where((adapters[:, None] >= 0) & (ids < num_experts), adapters[:, None] * num_experts + ids, -1).flatten()
-    into = LoraSchedule.allocate(len(pairs), num_adapters * num_experts, ids.device)
+    into = LoraSchedule.allocate(len(pairs), num_adapters * num_experts, ids.device, arrived)
     into.ids[0] = pairs
     group(into, len(pairs), num_adapters * num_experts)
     return into

@@ -19,14 +19,17 @@ from quire.kernels.step.tables import SlotTables, StepBuffers
 device = torch.device("meta")
 tables, step = SlotTables.allocate(256, 1, 40, device), StepBuffers.allocate(9000, 256, 1, device)
 into = LoraSchedule.allocate(9000, 8, device)
+GATE_UP = LoraWeights.allocate(8, 16, 4096, [14336, 14336], torch.bfloat16, device)
 for tokens, rows in SIZES:
     schedule.schedule(tables, step, into, tokens, rows, 8, has_windows=False, has_samples=tokens != rows)
     for rank, inputs, sizes in ((16, 4096, [4096, 1024, 1024]), (64, 14336, [4096])):
         weights = LoraWeights.allocate(8, rank, inputs, sizes, torch.bfloat16, device)
         products.add_lora(meta(tokens, inputs), meta(tokens, sum(sizes)), weights, into, 0, pdl=PDL)
+    h = products.shrink(meta(tokens, 4096), GATE_UP, into, 0, pdl=PDL)
+    products.expand_gated(h, meta(tokens, 28672), GATE_UP, into, 0, pdl=PDL)
     table = LoraWeights.allocate(8, 16, 1000, [4096], torch.bfloat16, device, is_table=True)
     products.add_lora(ints(tokens), meta(tokens, 4096), table, into, 0)
-notes = [["mma.sync" in c.asm["ptx"], c.metadata.name] for c in COMPILED]
+notes = [["mma" in c.asm["ptx"], c.metadata.name] for c in COMPILED]
 print(json.dumps([notes, len(KEYS)]))
 """
 
@@ -44,7 +47,7 @@ def found_by(how, sizes, tmp_path, monkeypatch, pdl=0):
 
 @pytest.mark.slow  # a process that imports torch and quire
 def test_sizes_share_compiled_kernels(tmp_path, monkeypatch):
-    _, few = found_by("look_up_launches", [(1, 1), (512, 64)], tmp_path, monkeypatch)
+    _, few = found_by("look_up_launches", [(1, 1), (512, 64), (8192, 256)], tmp_path, monkeypatch)
     _, more = found_by("look_up_launches", [(1, 1), (3, 3), (64, 64), (512, 64), (999, 17), (8192, 256)], tmp_path, monkeypatch)
     assert more == few
 
@@ -52,6 +55,6 @@ def test_sizes_share_compiled_kernels(tmp_path, monkeypatch):
 @pytest.mark.slow  # compiling
 @pytest.mark.parametrize("pdl", [0, 1, 2])
 def test_they_compile_for_a_hopper_with_its_tensor_cores(pdl, tmp_path, monkeypatch):
-    notes, _ = found_by("compile_launches", [(1, 1), (8192, 256)], tmp_path, monkeypatch, pdl)
+    notes, _ = found_by("compile_launches", [(1, 1), (64, 64), (8192, 256)], tmp_path, monkeypatch, pdl)
     uses = {name for has_mma, name in notes if has_mma}
-    assert uses == {"_shrink_kernel", "_expand_kernel"}
+    assert uses == {"_shrink_kernel", "_expand_kernel", "_gated_kernel"}

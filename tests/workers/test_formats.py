@@ -14,9 +14,10 @@ from safetensors.torch import load_file, save_file
 from quire.ipc.memory_plan import PRIMITIVES_BYTES
 from quire.kernels.linear.linear_cpu import can_pack
 from quire.workers.layers import linear, ops
+from quire.workers.layers.adapter import Adapter
 from quire.workers.layers.formats import packed_cpu
 from quire.workers.layers.formats.dense import Dense
-from quire.workers.layers.formats.format import WeightFormat, WeightShard, checkpoint_prefix
+from quire.workers.layers.formats.format import Format, WeightFormat, WeightShard, checkpoint_prefix
 from quire.workers.layers.formats.packed_cpu import PackedCpu, padded_rows
 from quire.workers.layers.linear import Linear, Placement
 from quire.workers.layers.module import WeightOwner, new_parameter
@@ -76,9 +77,30 @@ def test_all_products_are_one_product_in_different_dress(is_packed, packed, monk
             torch.testing.assert_close(new_residual, total)
 
 
-class Doubled:
-    def apply(self, x, y):
-        return y + x.sum(-1, keepdim=True)
+class Doubled(Adapter):
+    def expand(self, h, y):
+        return y.add_(h.sum(-1, keepdim=True))
+
+
+class InParts(Format):
+    def product(self, x, out=None):
+        return x * 2
+
+    def split_k(self, x):
+        return torch.stack([x, x])
+
+
+class InIntegerParts(InParts):
+    splits_in_float = False
+
+
+def test_an_adapter_adds_to_one_of_the_partial_sums_unless_they_are_integers():
+    x = torch.randn(2, 8)
+    want = x * 2 + x.sum(-1, keepdim=True)
+    parts = linear.Adapted(InParts(), Doubled()).split_k(x)
+    assert parts.shape == (2, 2, 8)
+    torch.testing.assert_close(parts.sum(0), want)
+    assert torch.equal(linear.Adapted(InIntegerParts(), Doubled()).split_k(x), want)
 
 
 def test_parts_of_one_row_are_added_by_a_norm_of_its_own(monkeypatch):

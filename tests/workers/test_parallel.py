@@ -7,6 +7,7 @@ from step_contexts import context_of
 from thread_ranks import on_every_rank
 from workers.test_models import PROMPT, DenseAttention
 
+from quire.workers.layers.adapter import Adapter
 from quire.workers.layers.linear import Linear, Placement
 from quire.workers.loading.weights import dummy_weights, load_weights
 from quire.workers.models.build import build_model
@@ -130,9 +131,9 @@ def test_dummy_weights_are_parts_of_the_whole_models(name):
 
 
 def test_an_adapter_adds_before_the_ranks_sum():
-    class Ones:
-        def apply(self, x, y):
-            return y + 1
+    class Ones(Adapter):
+        def expand(self, h, y):
+            return y.add_(1)
 
     def result(parallel):
         layer = Linear(parallel.split(8), {"o_proj": whole(4)}, False, Placement(torch.float32, parallel))

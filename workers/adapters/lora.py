@@ -6,7 +6,7 @@ behind the last attention, its samples, and tells them apart by their number: wh
 tokens, which `GraphSizes` sees to for padded steps.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -17,6 +17,8 @@ import torch
 from quire.kernels.lora import lora_reference
 from quire.kernels.lora.tables import LoraSchedule, LoraWeights
 from quire.kernels.step.tables import SlotTables, StepBuffers
+from quire.workers.layers import ops
+from quire.workers.layers.adapter import Adapter
 from quire.workers.shard import RowShard, Shard
 
 NO_IDS = np.zeros(0, np.int32)
@@ -64,9 +66,17 @@ class StepAdapters:
         if self.is_active:
             self._group(tables, step, num_tokens, num_samples, has_windows)
 
-    def add(self, x: torch.Tensor, y: torch.Tensor, weights: LoraWeights) -> torch.Tensor:
-        """y [T, out] with what the tokens' adapters make of x, in place; x [T, in], or ids int32 [T]."""
-        return self._add(x, y, weights, self._which(len(x)))
+    def shrink(self, x: torch.Tensor, weights: LoraWeights) -> torch.Tensor:
+        """What `expand` needs of x [T, in], or of ids int32 [T]."""
+        return x
+
+    def expand(self, h: torch.Tensor, y: torch.Tensor, weights: LoraWeights) -> torch.Tensor:
+        """y [T, out] with what the tokens' adapters make of the input, in place; h of `shrink`."""
+        raise NotImplementedError
+
+    def expand_gated(self, h: torch.Tensor, y: torch.Tensor, weights: LoraWeights) -> torch.Tensor:
+        """silu(gate) · up [T, out / 2] of gate|up with the adapters added; y [T, out] may change."""
+        return ops.silu_mul(self.expand(h, y, weights))
 
     def pairs(self, ids: torch.Tensor, num_experts: int) -> Pairs:
         """The pairs of tokens and their experts ids int32 [T, k], of which this rank has so many."""
@@ -103,9 +113,6 @@ class StepAdapters:
     def _group_some(self, first: int, count: int) -> None:
         raise NotImplementedError
 
-    def _add(self, x: torch.Tensor, y: torch.Tensor, weights: LoraWeights, which: int) -> torch.Tensor:
-        raise NotImplementedError
-
     def _pairs(self, ids: torch.Tensor, num_experts: int, which: int) -> Pairs:
         raise NotImplementedError
 
@@ -129,8 +136,8 @@ class CpuStepAdapters(StepAdapters):
         self._ids[SOME_TOKENS] = self._ids[TOKENS][first : first + count]
         self._groups[SOME_TOKENS] = lora_reference.groups_of(self._ids[SOME_TOKENS])
 
-    def _add(self, x: torch.Tensor, y: torch.Tensor, weights: LoraWeights, which: int) -> torch.Tensor:
-        return lora_reference.add_lora(x, y, weights, self._groups[which])
+    def expand(self, h: torch.Tensor, y: torch.Tensor, weights: LoraWeights) -> torch.Tensor:
+        return lora_reference.add_lora(h, y, weights, self._groups[self._which(len(y))])
 
     def _pairs(self, ids: torch.Tensor, num_experts: int, which: int) -> Pairs:
         groups = lora_reference.groups_of(lora_reference.pair_ids(self._ids[which], ids.numpy(), num_experts))
@@ -165,10 +172,21 @@ class CudaStepAdapters(StepAdapters):
             has_samples=num_samples != num_tokens,
         )
 
-    def _add(self, x: torch.Tensor, y: torch.Tensor, weights: LoraWeights, which: int) -> torch.Tensor:
-        mode = self._mode_for(len(x))
-        added: torch.Tensor = self._products.add_lora(x, y, weights, self._schedule, which, pdl=mode)
-        return added
+    def shrink(self, x: torch.Tensor, weights: LoraWeights) -> torch.Tensor:
+        return self._call(self._products.shrink, x, weights)
+
+    def expand(self, h: torch.Tensor, y: torch.Tensor, weights: LoraWeights) -> torch.Tensor:
+        return self._call(self._products.expand, h, y, weights)
+
+    def expand_gated(self, h: torch.Tensor, y: torch.Tensor, weights: LoraWeights) -> torch.Tensor:
+        if not weights.is_gate_up:
+            return super().expand_gated(h, y, weights)
+        return self._call(self._products.expand_gated, h, y, weights)
+
+    def _call(self, kernel: Callable[..., torch.Tensor], *tensors: Any) -> torch.Tensor:
+        """The kernel for a step's tokens, as many as the tensor before the weights has rows."""
+        rows = len(tensors[-2])
+        return kernel(*tensors, self._schedule, self._which(rows), pdl=self._mode_for(rows))
 
     def _group_some(self, first: int, count: int) -> None:
         ids = self._schedule.ids
@@ -177,7 +195,7 @@ class CudaStepAdapters(StepAdapters):
 
     def _pairs(self, ids: torch.Tensor, num_experts: int, which: int) -> Pairs:
         adapters = self._schedule.ids[which, : len(ids)]
-        groups = self._experts.schedule_pairs(adapters, ids, self.num_slots, num_experts)
+        groups = self._experts.schedule_pairs(adapters, ids, self.num_slots, num_experts, self._schedule.arrived)
         return Pairs(ids, num_experts, groups, self._experts)
 
     def add_to_pairs(self, x: torch.Tensor, y: torch.Tensor, weights: LoraWeights, pairs: Pairs) -> torch.Tensor:
@@ -198,8 +216,8 @@ class Piece(NamedTuple):
     multiplier: float = 1.0
 
 
-class LoraLayer:
-    """The `Adapter` of a Linear or an embedding: the adapters of its layers, by adapter slot.
+class LoraLayer(Adapter):
+    """The adapter slot of a Linear or an embedding: the adapters of its layers, by adapter slot.
 
     inputs, outputs: as a Linear has them. A piece that an adapter leaves as it is has rank 0.
     """
@@ -222,5 +240,11 @@ class LoraLayer:
         numbered = enumerate(outputs.items())
         self.pieces = {name: Piece(self, number, inputs, rows, multiplier) for number, (name, rows) in numbered}
 
-    def apply(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return self.steps.add(x, y, self.weights)
+    def shrink(self, x: torch.Tensor) -> torch.Tensor:
+        return self.steps.shrink(x, self.weights)
+
+    def expand(self, h: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self.steps.expand(h, y, self.weights)
+
+    def expand_gated(self, h: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self.steps.expand_gated(h, y, self.weights)

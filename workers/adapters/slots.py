@@ -186,7 +186,7 @@ class AdapterSlots:
         return None
 
     def _copy(self, slot: int, parts: list[HostPart]) -> None:
-        per_slot = {id(weights): len(weights.ranks) // self.limits.max_loras for weights in self.places.layers}
+        per_slot = {id(weights): len(weights.a) // self.limits.max_loras for weights in self.places.layers}
         ranks = {id(w): torch.zeros(per_slot[id(w)], len(w.pieces), dtype=torch.int32) for w in self.places.layers}
         scales = {key: torch.zeros(values.shape) for key, values in ranks.items()}
         for weights, number, piece, rank, scale, a, b in parts:

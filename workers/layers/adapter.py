@@ -1,18 +1,33 @@
 """A layer's view of adapters (LoRA): what fills its adapter slot, and the `Switch` that says when it is used."""
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from quire.kernels.experts.experts_reference import Act, Weights
+from quire.workers.layers import ops
 from quire.workers.layers.stacked_experts import Names
 from quire.workers.shard import Shard
 
 
-class Adapter(Protocol):
-    """It fills a layer's adapter slot, and adds its own product to the layer's output, in place or not."""
+class Adapter:
+    """It fills a layer's adapter slot, and adds its own product to the layer's output."""
 
-    def apply(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor: ...
+    def shrink(self, x: torch.Tensor) -> Any:
+        """What `expand` needs of the layer's input, computed before the layer's own product: by default the input itself."""
+        return x
+
+    def expand(self, h: Any, y: torch.Tensor) -> torch.Tensor:
+        """y [T, out] with the adapter added in place; y is the layer's product, or one of its float32 partial sums."""
+        raise NotImplementedError
+
+    def expand_gated(self, h: Any, y: torch.Tensor) -> torch.Tensor:
+        """silu(first half) · second half of what `expand` gives."""
+        return ops.silu_mul(self.expand(h, y))
+
+    def apply(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Both halves, one behind the other."""
+        return self.expand(self.shrink(x), y)
 
 
 class ExpertsAdapter(Protocol):

@@ -154,14 +154,31 @@ class Linear(Module):
 
 
 class Adapted(Format):
-    """A format's products plus an adapter's. None of them is fused, because the adapter comes between."""
+    """A format's products plus an adapter's, the first half of which comes before the product: it needs the input alone.
+
+    What may be left as partial sums still is, and the adapter adds to one of them. A norm in front is not fused, since the
+    adapter needs what it returns.
+    """
 
     def __init__(self, inner: Format, adapter: Adapter):
         self._inner, self._adapter = inner, adapter
 
     def product(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        y = self._adapter.apply(x, self._inner.product(x, out))
+        h = self._adapter.shrink(x)
+        y = self._adapter.expand(h, self._inner.product(x, out))
         return y if out is None or y is out else out.copy_(y)
+
+    def gated(self, x: torch.Tensor) -> torch.Tensor:
+        h = self._adapter.shrink(x)
+        return self._adapter.expand_gated(h, self._inner.product(x))
+
+    def split_k(self, x: torch.Tensor) -> torch.Tensor:
+        if not self._inner.splits_in_float:
+            return self.product(x)
+        h = self._adapter.shrink(x)
+        y = self._inner.split_k(x)
+        self._adapter.expand(h, y if y.dim() == 2 else y[0])
+        return y
 
 
 class AdaptedSometimes(Format):

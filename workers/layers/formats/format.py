@@ -27,6 +27,8 @@ from quire.workers.shard import RowShard, Shard, cut
 class Format:
     """x [T, in] -> y [T, out] in several ways, each made of `product` unless there is a faster one."""
 
+    splits_in_float = True  # whether the partial sums of `split_k`, where it leaves some, are float32
+
     def product(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """x Wᵀ + b, in `out` [T, out] if it is given."""
         raise NotImplementedError

@@ -67,6 +67,7 @@ class ScaledFormat(QuantizedFormat[Weight]):
         activations = [packing.activations for packing in shard.packings.values() if packing.activations]
         self.by_block = any(0 < how.group_size < shard.columns.size for how in activations)
         self.kind = torch.int8 if activations[0].dtype == "int8" else torch.float8_e4m3fn
+        self.splits_in_float = self.kind != torch.int8
 
     def _linear(
         self, x: Scaled, weight: Weight, bias: torch.Tensor | None, is_gated: bool = False, *, split_k: bool = False
