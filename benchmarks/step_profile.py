@@ -83,7 +83,7 @@ def fill_adapters(engine: InlineEngine, rank: int) -> None:
     for weights in engine.adapters.places.layers:
         weights.a.normal_(std=0.01)
         weights.b.normal_(std=0.01)
-        weights.ranks.fill_(rank)
+        weights.ranks[:-1] = rank
         weights.scales.fill_(1.0)
     print(f"adapter slots of {engine.adapters.slot_bytes / 1e6:.1f} MB", flush=True)
 

@@ -1,0 +1,105 @@
+"""Time of the kernels of LoRA adapters on one GPU, in CUDA graphs over rotated adapters, and the part that bytes would take.
+
+    python benchmarks/kernels_lora.py [--model 0.6B|8B] [--rows 1,64,256] [--adapters 8] [--rank 16] [--pdl 0|1|2] [--tune]
+                                      [--bandwidth 4.8]
+
+Rows have the adapters in turn. A row of the table: kernel, layer, µs a call, the µs that its bytes alone would take, and their
+quotient. --tune times `shrink` with other chunks and the others with other blocks of outputs. As in kernels_small.py, calls
+follow each other without a gap, and a layer's input and output are as warm as in a model.
+Ends in one line of JSON.
+"""
+
+import argparse
+import json
+from collections.abc import Callable
+
+import torch
+from kernels_small import DEVICE, MODELS, Model, Table, copies, random
+
+from quire.kernels.lora import products, schedule, tables
+from quire.kernels.lora import rows as by_row
+from quire.kernels.lora.tables import LoraSchedule, LoraWeights
+
+CHUNKS = (256, 512)
+BLOCKS = (64, 128, 256)
+
+
+def pieces(m: Model) -> dict[str, tuple[list[int], int]]:
+    """layer: (outputs of its pieces, inputs)"""
+    heads, kv_heads = m.q_heads * m.head_dim, m.kv_heads * m.head_dim
+    return {
+        "qkv": ([heads, kv_heads, kv_heads], m.hidden),
+        "o": ([m.hidden], heads),
+        "gate_up": ([m.intermediate] * 2, m.hidden),
+        "down": ([m.hidden], m.intermediate),
+    }
+
+
+def random_weights(slots: int, rank: int, num_inputs: int, sizes: list[int]) -> LoraWeights:
+    weights = LoraWeights.allocate(slots, rank, num_inputs, sizes, torch.bfloat16, torch.device(DEVICE))
+    for tensor in (weights.a, weights.b):
+        tensor.normal_(std=0.01)
+    weights.ranks[:-1] = rank
+    weights.scales.fill_(1.0)
+    return weights
+
+
+def grouped(rows: int, slots: int) -> LoraSchedule:
+    """The schedule of rows that have the adapters in turn."""
+    into = LoraSchedule.allocate(rows, slots, torch.device(DEVICE))
+    into.ids[0] = torch.arange(rows, device=DEVICE) % slots
+    schedule.group(into, rows, slots)
+    return into
+
+
+def bench(table: Table, name: str, sizes: list[int], num_inputs: int, args: argparse.Namespace, rows: int) -> None:
+    into, used = grouped(rows, args.adapters), min(rows, args.adapters)
+    bytes_a, bytes_b = (used * args.rank * n * 2 for n in (num_inputs * len(sizes), sum(sizes)))
+    x, y = random(rows, num_inputs), random(rows, sum(sizes))
+    if name in ("o", "down") and rows <= 256:
+        y = y.float()  # a partial sum
+    shape = f"{name} {rows} rows, {used} adapters"
+
+    def made() -> list[LoraWeights]:
+        count = copies(bytes_a + bytes_b)
+        return [random_weights(args.adapters, args.rank, num_inputs, sizes) for _ in range(min(count, 32))]
+
+    def calls(kernel: Callable[..., object], h: torch.Tensor, weights: list[LoraWeights], *y: torch.Tensor) -> list:
+        return [lambda w=w: kernel(h, *y, w, into, 0, pdl=args.pdl) for w in weights]
+
+    weights = made()
+    table.add("shrink", shape, calls(products.shrink, x, weights), bytes_a + x.nbytes)
+    for chunk in CHUNKS if args.tune else ():
+        before, products.CHUNK = products.CHUNK, chunk
+        table.add(f"shrink chunk {chunk}", shape, calls(products.shrink, x, weights), bytes_a + x.nbytes)
+        products.CHUNK = before
+    h = products.shrink(x, weights[0], into, 0)
+    moved = bytes_b + y.nbytes + h.nbytes
+    for block in BLOCKS if args.tune else (tables.BLOCK_N,):
+        if args.tune:
+            tables.BLOCK_N = products.BLOCK_N = block
+            products.GATED_BLOCK_N = products.LARGE_GATED_BLOCK_N = by_row.BLOCK_N = block
+            weights = made()
+        if name == "gate_up":
+            kind, extra = "expand_gated", y.nbytes // 2
+            table.add(f"{kind} {block}", shape, calls(products.expand_gated, h, weights, y), moved + extra)
+        else:
+            table.add(f"expand {block}", shape, calls(products.expand, h, weights, y), moved + y.nbytes)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=MODELS, default="8B")
+    parser.add_argument("--rows", default="1,64,256")
+    parser.add_argument("--adapters", type=int, default=8)
+    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--pdl", type=int, choices=(0, 1, 2), default=1)
+    parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--bandwidth", type=float, default=4.8, help="of the GPU's memory, TB/s")
+    args = parser.parse_args()
+    torch.manual_seed(1)
+    table = Table(args.bandwidth, torch.cuda.get_device_name())
+    for rows in map(int, args.rows.split(",")):
+        for name, (sizes, num_inputs) in pieces(MODELS[args.model]).items():
+            bench(table, name, sizes, num_inputs, args, rows)
+    print(json.dumps({"device": table.device, "rows": table.rows}))
