@@ -232,6 +232,15 @@ def test_settings_of_a_request(server):
         assert answer.status == 400 and answer.error["param"] == "mm_processor_kwargs"
 
 
+def test_looks_among_images_seen_before_are_counted(server):
+    new = seeing_model.image(70, 61, 99)
+    queries, hits = (server.metric(f"mm_cache_{name}_total") for name in ("queries", "hits"))
+    assert chat(server, [part(url(new)), part(url(A))]).status == 200
+    assert chat(server, [part(url(new)), {"type": "text", "text": "again"}]).status == 200
+    assert server.metric("mm_cache_queries_total") == queries + 3
+    assert server.metric("mm_cache_hits_total") == hits + 2
+
+
 def test_low_detail_scales_down(server):
     large = seeing_model.image(1200, 1000, 7)
     low = chat(server, [part(url(large), detail="low")])
