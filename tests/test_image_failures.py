@@ -50,6 +50,7 @@ class FailingEngine(MediaEngine):
             return rows
 
         def told(now=0.0):
+            self.model.items.guarded.settle()  # as a worker does behind each step
             for waits in list(self._told):
                 waits[0] -= 1
                 if waits[0] < 0:
