@@ -3,6 +3,7 @@
 import contextlib
 import io
 import struct
+import time
 import zlib
 
 import numpy as np
@@ -140,6 +141,15 @@ def test_an_animation_shows_its_first_frame():
     frames = [Image.new("RGB", (8, 8), color) for color in ("red", "blue", "lime")]
     data = _file(frames[0], "GIF", save_all=True, append_images=frames[1:])
     assert _values(data)[0, 0].tolist() == [255, 0, 0]
+
+
+def test_of_a_million_frames_the_first_is_decoded_alone():
+    whole = _file(Image.new("P", (8, 8), 1), "GIF")
+    begin = whole.index(b"\x2c")
+    data = whole[:begin] + whole[begin:-1] * 1_000_000 + whole[-1:]
+    began = time.process_time()
+    assert np.array_equal(_values(data), _values(whole))
+    assert time.process_time() - began < 1.0
 
 
 def test_the_smallest_image():
