@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from quire.enginecore.adapters.adapters import Adapters
+from quire.enginecore.failed_items import failed_by
 from quire.enginecore.intake import Intake, IntakeConfig, in_words
 from quire.enginecore.media.item_traffic import Failed, ItemTraffic
 from quire.enginecore.owners import Owners
@@ -49,6 +50,7 @@ class Requests:
         self._owners, self._workers = owners, workers
         scheduler.items.bytes.wake = self.preparing.look_again
         self._traffic = ItemTraffic(scheduler.items.bytes, owners, workers, clock)
+        workers.on_item_failed = lambda message: self._fail(failed_by(message, scheduler))
         limits, most_s, parts = config.limits.adapters, config.max_queue_s, (scheduler, owners, workers, self.preparing)
         self.adapters = Adapters(limits, most_s, *parts) if limits is not None else None
         self._log_requests = log_requests

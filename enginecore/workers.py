@@ -30,6 +30,7 @@ from quire.ipc.messages.workers import (
     AllocateKV,
     ControlReply,
     ControlRequest,
+    ItemFailed,
     SideResults,
     WorkerCommand,
     WorkerFailed,
@@ -87,6 +88,7 @@ class WorkerGroup:
         self._link: CoreToWorkers | None = None
         self._broken = ""  # why masks do not reach the workers
         self.when_ready: list[Callable[[], None]] = []  # called once, when the workers are ready the next time
+        self.on_item_failed: Callable[[ItemFailed], None] = lambda message: None
         self._last_control = 0
         self._unanswered: dict[int, tuple[set[int], Callable[[ControlReply], None]]] = {}  # by id: ranks, on_reply
 
@@ -271,6 +273,8 @@ class WorkerGroup:
                 self._store.handle(message)
             case PeerSilent():
                 self._silent.heard(message.rank, message.message, time.monotonic())
+            case ItemFailed():
+                self.on_item_failed(message)
             case SideResults():
                 results.append(message)
             case ControlReply():

@@ -26,6 +26,7 @@ from quire.ipc.messages.workers import (
     ControlRequest,
     DumpStacks,
     ForgetAdapter,
+    ItemFailed,
     KVGroup,
     LoadAdapter,
     StartProfiler,
@@ -219,7 +220,7 @@ class Worker:
             load_weights(model, Path(self.config.model_dir), self.device, progress=self.config.rank == 0)
         if draft is not None:
             draft.load(self.engine, self.device, progress=self.config.rank == 0)
-        model.allocate_items()
+        model.allocate_items(lambda number, fault: self.link.send(ItemFailed(self.config.rank, number, fault)))
         if self.engine.device == "cpu":
             quicken_attributes(model)
         return model
@@ -351,6 +352,8 @@ class Worker:
             if words[NUM_MASK_ROWS]:
                 side.send()
             results = runner.step(words, records.masks)
+            if runner.model.items is not None:
+                runner.model.items.guarded.settle()
             side.send()  # of the step before
             side.add(step, results)
             runner.device.signal()

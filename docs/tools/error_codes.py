@@ -17,6 +17,7 @@ ERROR_CODES: dict[str, tuple[str, str]] = {
     ),
     "media_not_allowed": ("400", "an image's address or file is not one that this server may read"),
     "media_not_fetched": ("400", "an image's address does not answer with it"),
+    "media_failed": ("500", "the model's encoder failed on an image of the request, for example for lack of memory"),
     "media_late": ("400", "an image's address did not answer within 5 s"),
     "media_too_large": ("400", "the images of a request have more bytes than it may hold"),
     "too_many_media": ("400", "a prompt has more images than --limit-mm-per-prompt allows"),

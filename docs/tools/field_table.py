@@ -79,7 +79,14 @@ FIELDS = (
     ),
     Field("truncation_side", "both", "works", "the side that is cut off: left or right", "left"),
     Field("media_io_kwargs", "both", "refused", "an image is decoded in one way"),
-    Field("mm_processor_kwargs", "both", "refused", "the server says how images are processed: --mm-processor-kwargs"),
+    Field(
+        "mm_processor_kwargs",
+        "chat",
+        "works",
+        "how large images become: min_pixels, max_pixels, size, min_patches, max_patches, as the model's processor has them; "
+        "with --trust-request-mm-kwargs only, else 400",
+        "--mm-processor-kwargs",
+    ),
     # tools, reasoning, structure
     Field(
         "tools",

@@ -77,6 +77,7 @@ FLAG_NOTES: dict[str, FlagNote] = {
     "--allowed-media-domains": FlagNote("fetches cost the time of the other server", "your own store; leave it out otherwise"),
     "--allowed-local-media-path": FlagNote("", "a folder of images alone"),
     "--mm-processor-kwargs": FlagNote("fewer pixels are fewer tokens", '{"max_pixels": 1003520}'),
+    "--trust-request-mm-kwargs": FlagNote("larger images are more tokens, up to --encoder-cache-tokens", "off"),
     "--mm-processor-cache-gb": FlagNote("memory of each HTTP process: 3 MB for a preprocessed megapixel", "4"),
     "--mm-processor-workers": FlagNote(
         "a CPU core and 150 MB each while images come; some 20 images of a megapixel a second", "the cores that are free"

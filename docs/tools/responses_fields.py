@@ -31,7 +31,7 @@ FIELDS = (
     _field("context_management", "refused", "see truncation"),
     _field("previous_input_messages", "refused", "vLLM's; send them as items"),
     _field("previous_response", "refused", "vLLM's; send its output as items"),
-    _field("mm_processor_kwargs", "refused"),
+    _field("mm_processor_kwargs", "refused", "the server says how images are processed, with --mm-processor-kwargs"),
     _field("media_io_kwargs", "refused"),
     _field("kv_transfer_params", "refused"),
     _field("ec_transfer_params", "refused"),

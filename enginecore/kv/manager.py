@@ -214,6 +214,16 @@ class KVManager:
             self.pool.release(reversed(blocks))
         held.blocks, held.num_released, held.num_blocks, held.num_registered = [], [], 0, 0
 
+    def forget(self, held: SequenceBlocks, num_tokens: int) -> set[int]:
+        """What the sequence has computed behind its first `num_tokens` tokens is wrong: none of it can be hit, and none of its
+        blocks will be registered. Returns the blocks, also those that it has given back."""
+        first, held.use_cache = num_tokens // self.block_size, False
+        own = {block for blocks in held.blocks for block in blocks[first:]}
+        gone = [block for block_hash in held.hashes[first:] for block in self.pool.forget(block_hash, own)]
+        for block_hash in held.hashes[first:]:
+            self.states.forget(block_hash)
+        return own.union(gone) - {NULL_BLOCK}
+
     def forget_all(self) -> None:
         """Empty the prefix cache."""
         self.pool.forget_all()

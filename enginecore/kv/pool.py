@@ -13,7 +13,7 @@ end, the group for the layers in the block.
 import hashlib
 import secrets
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from typing import NamedTuple
 
 import numpy as np
@@ -210,6 +210,17 @@ class BlockPool:
         self._hash_of.clear()
         for table in self._by_hash:
             table.clear()
+
+    def forget(self, block_hash: BlockHash, among: Set[int] = frozenset()) -> list[int]:
+        """Blocks of this hash, if they are `among` some, can be hit no longer; returns them. Used ones stay used."""
+        found = [table[block_hash] for table in self._by_hash if block_hash in table]
+        blocks = [block for block in found if not among or block in among]
+        for block in blocks:
+            self._forget(block)
+            if block in self._lru:
+                del self._lru[block]
+                self._free.append(block)
+        return blocks
 
     def _forget(self, block: int) -> None:
         group, block_hash = self._hash_of.pop(block)

@@ -86,7 +86,9 @@ class Items:
             return True
         if not self._is_there(seq, index, extent):
             return False
-        rows = self.cache.allocate(digest, extent.item.num_tokens, step)
+        coming = self.bytes.find(digest)
+        assert coming is not None
+        rows = self.cache.allocate(digest, extent.item.num_tokens, step, coming.number)
         if rows is None:
             return False
         self._runs.append(Run(self.bytes.encoded(digest), rows))
@@ -110,7 +112,7 @@ class Items:
         for axis, positions in enumerate(seq.items.positions(start, end)):
             found[f"rotary_{axis}"] = positions
         for index, extent in seq.items.within(start, end):
-            rows = self.cache.read(extent.item.digest, step, seq, extent.end <= end)
+            rows = self.cache.read(extent.item.digest, step, seq, extent.end <= end, max(start, extent.begin))
             tokens = seq.items.rows_of(index)
             inside = (tokens >= start) & (tokens < end)
             found["row"][tokens[inside] - start] = rows[inside]

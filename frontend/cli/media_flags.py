@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from quire.ipc.process.command import CommandParser
-from quire.ipc.process.flags import JsonObject
+from quire.ipc.process.flags import JsonObject, Switch
 
 if TYPE_CHECKING:
     from quire.frontend.media.options import MediaOptions
@@ -62,6 +62,12 @@ def add_media_flags(group: "argparse._ArgumentGroup") -> None:
         help="settings of the checkpoint's image processor, like {\"max_pixels\": 1003520} (default: the checkpoint's)",
     )
     add(
+        "--trust-request-mm-kwargs",
+        action=Switch,
+        default=False,
+        help="allow requests to say with mm_processor_kwargs how large their images become (default: off, they get 400)",
+    )
+    add(
         "--mm-processor-cache-gb",
         type=float,
         default=4.0,
@@ -111,6 +117,7 @@ def media_options(parser: CommandParser, args: argparse.Namespace) -> "MediaOpti
         num_children=num_children(args.mm_processor_workers, args.frontends, int(cpu_share())),
         cache_bytes=int(args.mm_processor_cache_gb * (1 << 30)),
         processor_options=args.mm_processor_kwargs,
+        trusts_requests=args.trust_request_mm_kwargs,
         max_body_bytes=args.max_media_body_mib << 20,
     )
 

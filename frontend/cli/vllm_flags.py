@@ -25,6 +25,7 @@ WORKING = """
 --tool-call-parser --reasoning-parser --otlp-traces-endpoint --logits-processors --profiler-config --uds --root-path
 --ssl-keyfile --ssl-certfile --ssl-ca-certs --ssl-cert-reqs --ssl-ciphers --enable-ssl-refresh --disable-fastapi-docs
  --limit-mm-per-prompt --mm-processor-kwargs --mm-processor-cache-gb --allowed-media-domains --allowed-local-media-path
+ --trust-request-mm-kwargs
  --enable-lora --lora-modules --max-loras --max-lora-rank --max-cpu-loras --lora-target-modules --lora-dtype
  --language-model-only --speculative-config -sc --spec-method --spec-model --spec-tokens --per-request-spec-decode-metrics
 """
@@ -286,7 +287,6 @@ ROWS = (
     Row("--sleep-mode-backend --sleep-preserve-parameter-names", "list", (), "engines do not sleep"),
     Row("--sleep-mode-offload-cudagraph", "switch", OFF, "engines do not sleep"),
     Row("--elastic-ep-max-dp-size --max-lora-cls-labels", "value", (), "neither ranks nor labels come and go"),
-    Row("--trust-request-mm-kwargs", "switch", OFF, "the server says how images are processed", "--mm-processor-kwargs"),
 )  # fmt: skip
 
 BY_FLAG = {flag: row for row in ROWS for flag in row.flags.split()}

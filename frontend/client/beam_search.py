@@ -268,12 +268,13 @@ async def search_all(
         raise ValueError(f"params must be BeamSearchParams(beam_width=..., max_tokens=...), got {type(params).__name__}")
     searches, adapters = [], lora_requests or [None] * len(prompts)
     for i, (prompt, lora) in enumerate(zip(prompts, adapters, strict=True)):
-        text, ids, salt, _, media = split_prompt(prompt)
+        given = split_prompt(prompt)
+        ids, salt = given.ids, given.cache_salt
         try:
-            if media is not None:
+            if given.media is not None:
                 raise InvalidRequest("a beam search takes no images")
             if ids is None:
-                ids = await client.tokenize(text or "")
+                ids = await client.tokenize(given.text or "")
             num_logprobs = min(2 * params.beam_width, USUAL_LOGPROBS)
             terms = await terms_of(client, lora)
             searches.append(BeamSearch(client, ids, params, num_logprobs=num_logprobs, cache_salt=salt, terms=terms))

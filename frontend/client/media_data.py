@@ -15,7 +15,7 @@ from quire.frontend.client.engine_options import MEDIA_OPTIONS
 from quire.frontend.client.media import PlacedItem
 from quire.frontend.client.prompt import PromptParts
 from quire.frontend.client.stream import InvalidRequest
-from quire.frontend.media import parts, placeholders
+from quire.frontend.media import parts, placeholders, request_options
 from quire.frontend.media.items import Media
 from quire.frontend.media.options import MediaOptions
 from quire.frontend.media.sources import Source
@@ -89,11 +89,14 @@ def source_of(image: Any, place: str) -> Source:
     raise InvalidRequest(f"{place}: an image is a PIL image, an array, bytes, a path or an address, not {type(image).__name__}")
 
 
-async def placed(client: MediaClient, ids: Sequence[int], data: Any, salt: str) -> tuple[list[int], tuple[PlacedItem, ...]]:
-    """The prompt's ids with as many placeholders as its images have embeddings, and the images. Raises InvalidRequest."""
+async def placed(
+    client: MediaClient, ids: Sequence[int], data: Any, salt: str, options: Any = None
+) -> tuple[list[int], tuple[PlacedItem, ...]]:
+    """The prompt's ids with as many placeholders as its images have embeddings, and the images. options: mm_processor_kwargs.
+    Raises InvalidRequest."""
     sources = sources_of(data)
     media = await opened(client)
-    items = await media.prepare(sources, "", salt)
+    items = await media.prepare(sources, "", salt, options=request_options.checked(options, media.family))
     grown = placeholders.grow(client.tokenizer, media.family, ids, [item.facts.pieces for item in items])
     return grown.ids, tuple(map(PlacedItem, items, grown.starts))
 
@@ -102,7 +105,7 @@ async def with_media(client: MediaClient, given: PromptParts) -> PromptParts:
     """The prompt with its media as PlacedItems, and its ids as `placed` returns them."""
     if given.media is None:
         return given._replace(media=())
-    ids, items = await placed(client, given.ids or (), given.media, given.cache_salt)
+    ids, items = await placed(client, given.ids or (), given.media, given.cache_salt, given.media_options)
     return given._replace(ids=ids, media=items, marks=())
 
 

@@ -152,7 +152,7 @@ _OPTIONS = {  # options of generate, chat, add_request
     "logits_processors": "the engine is another process: name classes at its start, LLM(logits_processors=[...])",
     "guided_options_request": "SamplingParams(structured_outputs=StructuredOutputsParams(...))",
     "prompt_adapter_request": "prompt adapters are not served",
-    "mm_processor_kwargs": "LLM(mm_processor_kwargs={...}) says how all images are processed",
+    "mm_processor_kwargs": "it stands in a prompt beside multi_modal_data, or in LLM(mm_processor_kwargs={...}) for all images",
     "prompt_text": "a TokensPrompt holds its text",
     "tokenization_kwargs": "give token ids, cut as you want them",
     "trace_headers": "`quire serve` traces requests",

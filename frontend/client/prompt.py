@@ -8,11 +8,12 @@ from quire.frontend.client.stream import InvalidRequest
 
 class TextPrompt(TypedDict):
     """A prompt as text. cache_salt: only requests with the same salt share prefixes in the cache. multi_modal_data: images, one
-    for each of the prompt's placeholders (media_data.py)."""
+    for each of the prompt's placeholders (media_data.py). mm_processor_kwargs: settings of the processor for these."""
 
     prompt: str
     cache_salt: NotRequired[str]
     multi_modal_data: NotRequired[Mapping[str, Any]]
+    mm_processor_kwargs: NotRequired[Mapping[str, Any]]
 
 
 class TokensPrompt(TypedDict):
@@ -24,6 +25,7 @@ class TokensPrompt(TypedDict):
     cache_salt: NotRequired[str]
     marks: NotRequired[Sequence[int]]
     multi_modal_data: NotRequired[Mapping[str, Any]]
+    mm_processor_kwargs: NotRequired[Mapping[str, Any]]
 
 
 Prompt = str | Sequence[int] | Mapping[str, Any]  # text, token ids, or a dict like the two above
@@ -31,13 +33,15 @@ PromptType = Prompt  # vLLM's name
 
 
 class PromptParts(NamedTuple):
-    """The parts of a prompt: at least one of text and ids. cache_salt: "" for none. media: its multi_modal_data."""
+    """The parts of a prompt: at least one of text and ids. cache_salt: "" for none. media, media_options: its
+    multi_modal_data and mm_processor_kwargs."""
 
     text: str | None
     ids: Sequence[int] | None
     cache_salt: str = ""
     marks: Sequence[int] = ()
     media: Any = None
+    media_options: Any = None
 
 
 _NOT_HERE = {
@@ -53,6 +57,7 @@ def split_prompt(prompt: Prompt) -> PromptParts:
     salt: Any = None
     marks: Any = ()
     media: Any = None
+    options: Any = None
     if isinstance(prompt, Mapping):
         if unknown := [str(key) for key, value in prompt.items() if key not in _KEYS and value is not None]:
             why = next((f": {_NOT_HERE[key]}" for key in unknown if key in _NOT_HERE), "")
@@ -60,6 +65,7 @@ def split_prompt(prompt: Prompt) -> PromptParts:
             raise InvalidRequest(said)
         text, ids, salt = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("cache_salt")
         marks, media = prompt.get("marks") or (), prompt.get("multi_modal_data")
+        options = prompt.get("mm_processor_kwargs")
     else:
         text, ids = (prompt, None) if isinstance(prompt, str) else (None, prompt)
     no_ids = isinstance(ids, str | bytes) or not hasattr(ids, "__len__")
@@ -69,4 +75,4 @@ def split_prompt(prompt: Prompt) -> PromptParts:
         raise ValueError(f"cache_salt must be a string, got {type(salt).__name__}")
     if not isinstance(marks, list | tuple) or not all(isinstance(mark, int) for mark in marks):
         raise ValueError("marks must be a list of numbers of tokens")
-    return PromptParts(text, ids, salt or "", marks, media)
+    return PromptParts(text, ids, salt or "", marks, media, options)

@@ -69,6 +69,10 @@ class EngineError(ClientError):
     """The engine failed on this request (a worker died): HTTP 500."""
 
 
+class MediaFailed(EngineError):
+    """The model's encoder failed on an item of the request: HTTP 500."""
+
+
 ERRORS: dict[str, type[ClientError]] = {  # by the core's error code
     "invalid": InvalidRequest,
     "not_found": NotFound,
@@ -78,6 +82,7 @@ ERRORS: dict[str, type[ClientError]] = {  # by the core's error code
     "deadline_exceeded": DeadlineExceeded,
     "unavailable": EngineDown,
     "engine_error": EngineError,
+    "media_failed": MediaFailed,
 }
 
 

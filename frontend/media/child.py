@@ -86,7 +86,7 @@ def _answer(processor: Processor, question: Question) -> bytes:
 def _processed(processor: Processor, question: Question) -> Answer:
     low = question.low_detail
     image = decode(question.data, low) if question.shape is None else from_array(question.data, question.shape, low)
-    made = processor(image)
+    made = processor.with_options(question.options)(image)
     arrays: list[tuple[str, np.ndarray]] = [(name, np.ascontiguousarray(value)) for name, value in made.tensors.items()]
     return Answer(
         size=[image.width, image.height],

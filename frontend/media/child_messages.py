@@ -25,11 +25,12 @@ class Ready(msgspec.Struct, frozen=True):
 
 
 class Question(msgspec.Struct, frozen=True):
-    """One image. shape: of uint8 values; None: data is a file."""
+    """One image. shape: of uint8 values; None: data is a file. options: settings of the processor for this image."""
 
     data: bytes
     shape: list[int] | None = None
     low_detail: bool = False
+    options: dict[str, Any] = {}
 
 
 class Answer(msgspec.Struct, frozen=True):

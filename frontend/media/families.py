@@ -16,23 +16,26 @@ class Family(NamedTuple):
     """token: stands for an item in a rendered prompt, and for each of its embeddings in the tokens that the engine gets.
 
     in_text: what a template that takes texts alone gets in an item's place. tokens: of media; a text that spells one does not
-    mean it.
+    mean it. options: settings of the processor that a request may bring (request_options.py).
     """
 
     token: str
     in_text: str
     tokens: tuple[str, ...]
+    options: tuple[str, ...]
 
 
 _QWEN = Family(
     "<|image_pad|>",
     "<|vision_start|><|image_pad|><|vision_end|>",
     ("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>"),
+    ("min_pixels", "max_pixels", "size"),
 )
 _GLM = Family(
     "<|image|>",
     "<|begin_of_image|><|image|><|end_of_image|>",
     ("<|begin_of_image|>", "<|image|>", "<|end_of_image|>", "<|begin_of_video|>", "<|video|>", "<|end_of_video|>"),
+    ("size",),
 )
 _FAMILIES = {
     "qwen2_vl": _QWEN,
@@ -44,8 +47,10 @@ _FAMILIES = {
     "glm4v": _GLM,
     "glm4v_moe": _GLM,
     "glm46v": _GLM,
-    "internvl": Family("<IMG_CONTEXT>", "<IMG_CONTEXT>", ("<img>", "<IMG_CONTEXT>", "</img>", "<video>")),
-    "mistral3": Family("[IMG]", "[IMG]", ("[IMG]", "[IMG_BREAK]", "[IMG_END]")),
+    "internvl": Family(
+        "<IMG_CONTEXT>", "<IMG_CONTEXT>", ("<img>", "<IMG_CONTEXT>", "</img>", "<video>"), ("min_patches", "max_patches")
+    ),
+    "mistral3": Family("[IMG]", "[IMG]", ("[IMG]", "[IMG_BREAK]", "[IMG_END]"), ("size",)),
 }
 
 

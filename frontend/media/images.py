@@ -96,8 +96,9 @@ def as_rgb(image: Image.Image) -> Image.Image:
         if transparency is not None:
             image.info["transparency"] = transparency
     if image.mode.startswith("I"):  # 16 bits: a conversion would cut off what is above 255
-        values = np.asarray(image)
-        image = Image.fromarray((values >> 8 if values.dtype.itemsize > 1 else values).astype(np.uint8))
+        values, hidden = np.asarray(image), image.info.get("transparency")
+        shown = (values >> 8 if values.dtype.itemsize > 1 else values).astype(np.uint8)
+        image = Image.fromarray(np.where(values == hidden, np.uint8(255), shown) if isinstance(hidden, int) else shown)
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
     if image.has_transparency_data:

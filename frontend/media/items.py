@@ -11,6 +11,8 @@ import time
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 import msgspec
 
@@ -109,9 +111,15 @@ class Media:
 
     # ------------------------------------------------------------------------------------------------------- a request
     async def prepare(
-        self, sources: Sequence[Source], owner: str, salt: str = "", read_file: ReadFile | None = None
+        self,
+        sources: Sequence[Source],
+        owner: str,
+        salt: str = "",
+        read_file: ReadFile | None = None,
+        options: Mapping[str, Any] = MappingProxyType({}),
     ) -> list[PreparedItem]:
-        """A request's items, in order. owner: of its key. Raises MediaError with the item's place, MediaBusy."""
+        """A request's items, in order. owner: of its key. options: mm_processor_kwargs, checked. Raises MediaError with the
+        item's place, MediaBusy."""
         if len(sources) > self.options.max_images:
             raise MediaError(
                 f"a prompt may have {self.options.max_images} images (--limit-mm-per-prompt), this one has {len(sources)}",
@@ -120,7 +128,7 @@ class Media:
             )
         await self.start()
         left = _Left()
-        tasks = [asyncio.create_task(self._prepare(source, owner, salt, read_file, left)) for source in sources]
+        tasks = [asyncio.create_task(self._prepare(each, owner, salt, read_file, left, options)) for each in sources]
         try:
             return list(await asyncio.gather(*tasks))
         finally:
@@ -128,13 +136,21 @@ class Media:
                 task.cancel()
             del tasks
 
-    async def _prepare(self, source: Source, owner: str, salt: str, read_file: ReadFile | None, left: "_Left") -> PreparedItem:
+    async def _prepare(
+        self,
+        source: Source,
+        owner: str,
+        salt: str,
+        read_file: ReadFile | None,
+        left: "_Left",
+        options: Mapping[str, Any],
+    ) -> PreparedItem:
         try:
             data = await self._reader.read(source, owner, left.num_bytes, read_file)
             left.take_bytes(len(data))
-            digest = await self._digest(source, data, salt)
+            digest = await self._digest(source, data, salt, options)
             shape = list(source.shape) if source.shape is not None else None
-            question = Question(data, shape, source.low_detail)
+            question = Question(data, shape, source.low_detail, dict(options))
             facts = await self._facts_of(digest, question, owner)
             left.take_pixels(facts.size)
         except MediaError as error:
@@ -143,8 +159,8 @@ class Media:
         self._hold(item, len(data))
         return item
 
-    async def _digest(self, source: Source, data: bytes, salt: str) -> bytes:
-        settings = msgspec.json.encode([source.kind, source.shape, source.low_detail, salt])
+    async def _digest(self, source: Source, data: bytes, salt: str, options: Mapping[str, Any]) -> bytes:
+        settings = msgspec.json.encode([source.kind, source.shape, source.low_detail, salt, dict(options)], order="sorted")
         digest = hashlib.sha256(self._same + len(settings).to_bytes(8, "little") + settings)
         if len(data) > _HASHED_AT_ONCE:
             await in_native_thread(digest.update, data)

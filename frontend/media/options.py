@@ -21,6 +21,7 @@ class MediaOptions(msgspec.Struct, frozen=True, kw_only=True):
     cache_bytes: int = 4 << 30
     processor_options: dict[str, Any] = {}
     max_body_bytes: int = 64 << 20  # of a request where the model takes media
+    trusts_requests: bool = False  # with settings of the processor: mm_processor_kwargs
     max_held_bytes: int = MAX_HELD_MEDIA_BYTES  # sources of all running requests
 
     @property

@@ -9,6 +9,8 @@ of the bytes travels, and the frame that a still image repeats does not. The val
 
 import json
 import sys
+from collections.abc import Mapping
+from copy import copy
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,6 +60,21 @@ class Processor:
         self._orders_patches = type(settings).__name__ in _OF_PATCHES and all(
             (settings.do_resize, settings.do_rescale, settings.do_normalize, settings.do_convert_rgb)
         )
+
+    def with_options(self, options: Mapping[str, Any]) -> "Processor":
+        """The same with other settings (request_options.py). Raises ImageError for those that exclude each other."""
+        if not options:
+            return self
+        own, other = self._processor, copy(self)
+        if "size" in options:
+            edges = {name: getattr(own.size, name, None) for name in ("shortest_edge", "longest_edge")}
+            size = {name: value for name, value in edges.items() if value} | dict(options["size"])
+            options = {**options, "size": size}
+        other._processor = made = type(own).from_dict(own.to_dict(), **options)
+        least, most = getattr(made.size, "shortest_edge", None), getattr(made.size, "longest_edge", None)
+        if (least and most and least > most) or getattr(made, "min_patches", 0) > getattr(made, "max_patches", 0):
+            raise ImageError("mm_processor_kwargs: the least size is above the largest")
+        return other
 
     def __call__(self, image: Image.Image) -> Processed:
         """image: RGB. Raises ImageError."""

@@ -30,8 +30,9 @@ MAX_TENANT_NAME = 128  # characters
 FinishReason = Literal["stop", "length", "abort", "error"]
 # why a request ended without a result
 ErrorCode = Literal[
-    "invalid", "not_found", "too_long", "overloaded", "rate_limited", "deadline_exceeded", "unavailable", "engine_error"
-]
+    "invalid", "not_found", "too_long", "overloaded", "rate_limited", "deadline_exceeded", "unavailable", "engine_error",
+    "media_failed",
+]  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------- frontend -> core

@@ -4,6 +4,8 @@ Commands come at start-up. Control requests come while workers serve, through th
 (ipc/step/). Messages about the group of ranks are in group.py.
 """
 
+from typing import Literal
+
 from quire.ipc.adapters import AdapterPlan
 from quire.ipc.messages.group import PeerSilent, ReportExpertLoad, StoreRequest, StoreValue
 from quire.ipc.messages.media import MediaInfo
@@ -77,6 +79,18 @@ class WorkerFailed(Message, tag="failed", frozen=True):
     message: str
 
 
+ItemFault = Literal["memory", "not_finite", "error"]
+
+
+class ItemFailed(Message, tag="item_failed", frozen=True):
+    """A worker could not encode an item, by its number on the plan ring. Its rows are zeros, and the step goes on, so that all
+    ranks agree; what is computed from these rows means nothing."""
+
+    rank: int
+    number: int
+    fault: ItemFault
+
+
 class PromptLogprobsOfRow(Message, tag="prompt_logprobs", frozen=True):
     """Prompt logprobs of a prefill row's chunk; fields as in PromptLogprobs."""
 
@@ -123,7 +137,7 @@ class ControlReply(Message, tag="control_reply", frozen=True):
     payload: bytes  # at most MAX_CONTROL_PAYLOAD; its content depends on the request
 
 
-WorkerMessage = WorkerProfile | WorkerReady | WorkerFailed | SideResults | ControlReply | StoreRequest | PeerSilent
+WorkerMessage = WorkerProfile | WorkerReady | WorkerFailed | ItemFailed | SideResults | ControlReply | StoreRequest | PeerSilent
 
 
 class DumpStacks(Message, tag="dump_stacks", frozen=True):

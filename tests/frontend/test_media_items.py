@@ -112,6 +112,32 @@ def test_salt_detail_and_shape_are_part_of_the_digest():
     with_client(use)
 
 
+def test_settings_of_a_request_size_its_images_and_are_part_of_the_digest():
+    async def use(core, client):
+        async def item(options):
+            return (await client.resolve({**prompt(A, A), "mm_processor_kwargs": options})).media[0].item
+
+        plain, small, same = await item(None), await item({"max_pixels": 28 * 28 * 2}), await item({"max_pixels": 28 * 28 * 2})
+        least, edge = await item({"min_pixels": 28 * 28 * 12}), await item({"size": {"longest_edge": 28 * 28 * 2}})
+        assert (plain.num_tokens, small.num_tokens, edge.num_tokens) == (6, 1, 1) and least.num_tokens > 8
+        assert small.digest == same.digest and len({each.digest for each in (plain, small, least, edge)}) == 4
+        assert len((await small.tensors())[0]) < len((await plain.tensors())[0])
+        for wrong, said in (
+            ({"patch_size": 28}, "no setting 'patch_size'"),
+            ({"max_pixels": "many"}, "max_pixels must be a whole number"),
+            ({"max_pixels": True}, "whole number"),
+            ({"max_pixels": 10**9}, "whole number"),
+            ({"size": {"width": 3}}, "no 'width'"),
+            ({"size": 5}, "size must be an object"),
+            ({"min_pixels": 8000, "max_pixels": 1000}, "least size is above"),
+            ([1], "an object of settings"),
+        ):
+            with pytest.raises(MediaError, match=said):
+                await item(wrong)
+
+    with_client(use)
+
+
 def test_bounds_name_the_item():
     async def use(core, client):
         with pytest.raises(MediaError, match="2 images") as caught:

@@ -4,6 +4,8 @@ import pytest
 import tiny_wrappers
 import torch
 from media_engine import MediaEngine, floats_of, image_of, prompt, reference
+from test_image_failures import PROMPTS as MIXED
+from test_image_failures import FailingEngine
 
 from quire.ipc.sampling import SamplingParams
 
@@ -44,6 +46,17 @@ def test_the_encoder_equals_transformers(name, dtype, most):
             added = [x if isinstance(x, torch.Tensor) else x[0] for x in getattr(want, "deepstack_features", None) or []]
             want = torch.cat([want.pooler_output[0], *added], -1)
             assert (found.float().cpu() - want).abs().max() <= most * want.abs().max()
+
+
+@pytest.mark.parametrize("fault", ["not_finite", "memory"])
+def test_requests_that_need_a_failed_item_end_alone(fault):
+    want = {key: reference(NAMES[1], parts, 12) for key, parts in MIXED.items()}
+    engine = FailingEngine(NAMES[1], fault, device="cuda", graphs=True)
+    for _ in range(2):
+        assert engine.ask(MIXED) == {key: None if "bad" in key else tokens for key, tokens in want.items()}
+    assert engine.faults == {fault}
+    engine.broken = False
+    assert engine.ask(MIXED) == want
 
 
 def test_text_alone_launches_what_it_did():

@@ -42,9 +42,12 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def server(folder):
     arguments = ("--max-model-len", "512", "--allowed-local-media-path", str(folder), "--limit-mm-per-prompt", '{"image": 3}')
-    with Served(str(seeing_model.seeing(NAME)), *SMALL, *arguments, "--allowed-media-domains", "example.invalid") as served:
+    with Served(str(seeing_model.seeing(NAME)), *SMALL, *arguments, *MORE) as served:
         served.ready()
         yield served
+
+
+MORE = ("--allowed-media-domains", "example.invalid", "--trust-request-mm-kwargs")
 
 
 def encoded(image):
@@ -215,6 +218,27 @@ def test_errors_name_the_part(server):
     assert cut.status == 400 and cut.error["param"] == "truncate_prompt_tokens"
     raw = server.ask("POST", "/api/generate", {"prompt": "x", "raw": True, "images": [encoded(A)]})
     assert raw.status == 400
+
+
+def test_settings_of_a_request(server):
+    content = [part(url(A)), {"type": "text", "text": "hello"}]
+    for options, count in ((None, 6), ({"max_pixels": 28 * 28 * 2}, 1), ({}, 6)):
+        answer = chat(server, content, mm_processor_kwargs=options).json()
+        assert answer["usage"]["prompt_tokens_details"]["multimodal_tokens"] == {"image": count}
+    body = {"messages": [{"role": "user", "content": content}], "mm_processor_kwargs": {"max_pixels": 28 * 28 * 2}}
+    assert server.ask("POST", "/tokenize", body).json()["tokens"].count(500) == 1
+    for options in ({"patch_size": 7}, {"max_pixels": 0}):
+        answer = chat(server, content, mm_processor_kwargs=options)
+        assert answer.status == 400 and answer.error["param"] == "mm_processor_kwargs"
+
+
+def test_looks_among_images_seen_before_are_counted(server):
+    new = seeing_model.image(70, 61, 99)
+    queries, hits = (server.metric(f"mm_cache_{name}_total") for name in ("queries", "hits"))
+    assert chat(server, [part(url(new)), part(url(A))]).status == 200
+    assert chat(server, [part(url(new)), {"type": "text", "text": "again"}]).status == 200
+    assert server.metric("mm_cache_queries_total") == queries + 3
+    assert server.metric("mm_cache_hits_total") == hits + 2
 
 
 def test_low_detail_scales_down(server):

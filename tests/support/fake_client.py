@@ -13,6 +13,7 @@ from quire.frontend.client.stream import InvalidRequest, TooLong
 from quire.frontend.http.api.access import access_of
 from quire.frontend.http.api.app import App
 from quire.frontend.http.api.services import Services
+from quire.frontend.media.options import NO_MEDIA_OPTIONS
 from quire.frontend.text.request_templates import ToRender, render_here
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.messages.frontend import EngineLimits, Heartbeat, Welcome
@@ -136,7 +137,7 @@ class FakeClient:
         self.heartbeat = Heartbeat(1, 0.0, 3, 4, 0.25, 100, 40, 50, 2, 1, True)
         self.heartbeat_time = time.monotonic()
         self.is_connected = True
-        self.media = None
+        self.media, self.media_options = None, NO_MEDIA_OPTIONS
         self.engines = (self,)
         self.adapters: dict = {}
         self.problem: str | None = None

@@ -21,6 +21,7 @@ from quire.workers.models.stage_boundary import StageBuffer
 from quire.workers.models.step_context import StepContext
 
 if TYPE_CHECKING:
+    from quire.workers.models.media.guarded import Report
     from quire.workers.models.media.model_items import ModelItems  # imports transformers
 
 
@@ -70,9 +71,10 @@ class LanguageModel(Module):
         """Functions that apply a plan's sections about the model's own parts, by section. buffers: of the step."""
         return {}
 
-    def allocate_items(self) -> None:
-        """Memory for the rows of items, if the model takes some."""
+    def allocate_items(self, report: "Report") -> None:
+        """Memory for the rows of items, if the model takes some. report: called for each that cannot be encoded."""
         if self.items is not None:
+            self.items.guarded.report = report
             self.items.allocate()
 
     def run_largest_item(self) -> None:

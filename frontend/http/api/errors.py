@@ -11,6 +11,7 @@ from quire.frontend.client.stream import (
     EngineDown,
     EngineError,
     InvalidRequest,
+    MediaFailed,
     NotFound,
     Overloaded,
     RateLimited,
@@ -78,6 +79,8 @@ def from_exception(error: BaseException, prompt_field: str | None = None) -> Api
         case EngineDown():
             after_s = error.retry_after_s or 2
             return ApiError(503, "The engine is not available; try again later.", code="engine_down", retry_after_s=after_s)
+        case MediaFailed():
+            return ApiError(500, _sentence(_capital(str(error))), code="media_failed")
         case EngineError():
             return ApiError(500, "The engine failed while it ran this request.", code="engine_error")
     return None

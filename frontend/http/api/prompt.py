@@ -57,7 +57,7 @@ async def chat_prompt(
         (source, form), variables = tokenizer.template(body.chat_template, bool(options["tools"])), _template_variables(body)
         wanted = ToRender(source, tokenizer.special_tokens, form, variables=variables, **options)
         wanted = _with_marks(client, body, wanted, keep)
-        if media is not None and (begun := media.begin(client, wanted)) is not None:
+        if media is not None and (begun := media.begin(client, wanted, body.mm_processor_kwargs)) is not None:
             return await _with_items(client, begun, render, owner, special, keep)
         rendered = await render(wanted, owner)
     except ChatTemplateError as error:

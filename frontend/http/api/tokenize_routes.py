@@ -26,7 +26,6 @@ from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.http.protocol.exchange import Request, Response
 
 _FEW_TOKENS = 2048  # their strings or their text take a millisecond to make
-_UNSUPPORTED = ("media_io_kwargs", "mm_processor_kwargs")
 
 T = TypeVar("T")
 _tokenize_decoder = BodyDecoder(TokenizeRequest)
@@ -40,9 +39,9 @@ async def tokenize(services: Services, request: Request, response: Response) -> 
     tokenizer = services.client.tokenizer
     if (body.prompt is None) == (body.messages is None):
         raise invalid("either prompt or messages is needed, not both", "prompt")
-    for name in _UNSUPPORTED:
-        if getattr(body, name):
-            raise ApiError(400, f"{name}: this value is not supported by this server.", param=name, code="unsupported_value")
+    if body.media_io_kwargs:
+        text = "media_io_kwargs: this value is not supported by this server."
+        raise ApiError(400, text, param="media_io_kwargs", code="unsupported_value")
     check_tools_size(body.tools or [])
     if body.prompt is None:
         trusts, render = services.trust_request_chat_template, services.render_own

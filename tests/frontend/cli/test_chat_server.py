@@ -1,5 +1,6 @@
 """`quire chat` beyond a plain answer: a server of its own and its end, reasoning, commands, several lines, TLS."""
 
+import base64
 import contextlib
 import http.server
 import io
@@ -40,7 +41,8 @@ class Reasoner(http.server.BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.asked.append(body)
-        deltas = [{"reasoning": "hmm"}, {"content": body["messages"][-1]["content"]}]
+        said = body["messages"][-1]["content"]
+        deltas = [{"reasoning": "hmm"}, {"content": said if isinstance(said, str) else said[-1]["text"]}]
         events = [f"data: {json.dumps({'choices': [{'delta': delta}]})}\n\n" for delta in deltas]
         self._send("".join([*events, "data: [DONE]\n\n"]).encode())
 
@@ -239,6 +241,26 @@ class Interrupted(Reasoner):
         if self.asked:
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
         super().do_GET()
+
+
+def test_images_go_with_the_next_message(reasoner, monkeypatch, tmp_path, capsys):
+    png = b"\x89PNG\r\n\x1a\n" + bytes(range(20))
+    (tmp_path / "a b.png").write_bytes(png)
+    (tmp_path / "a.jpg").write_bytes(b"\xff\xd8\xff" + png)
+    (tmp_path / "text.png").write_bytes(b"no image")
+    good, other = f"/image '{tmp_path}/a b.png'", f"/image {tmp_path}/a.jpg"
+    wrong = [f"/image {tmp_path}/text.png", "/image /nowhere.png"]
+    lines = [good, other, "one", "two", other, "/image", "three", *wrong, "four"]
+    shown = talk(monkeypatch, ChatOptions(url=reasoner), *lines)
+    assert "images with the next message: 2" in shown and "images with the next message: 0" in shown
+    contents = [body["messages"][-1]["content"] for body in Reasoner.asked]
+    first, *parts = contents[0]
+    assert first == {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{base64.b64encode(png).decode()}"}}
+    assert parts[0]["image_url"]["url"].startswith("data:image/jpeg;base64,") and parts[1] == {"type": "text", "text": "one"}
+    assert contents[1:] == ["two", "three", "four"]
+    assert Reasoner.asked[1]["messages"][0]["content"] == contents[0]  # it stays in the conversation
+    said = capsys.readouterr().err
+    assert "text.png is no image: JPEG" in said and "/nowhere.png: No such file" in said
 
 
 def test_ctrl_c_stops_a_command_and_the_chat_goes_on(monkeypatch):

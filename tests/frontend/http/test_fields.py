@@ -315,6 +315,16 @@ def test_the_rendered_prompt_is_returned_if_asked_for():
     run(main)
 
 
+def test_settings_of_images_need_trust():
+    async def main():
+        for path in (CHAT, "/tokenize"):
+            status, answer = await http.Api().json("POST", path, {**HELLO, "mm_processor_kwargs": {"max_pixels": 784}})
+            assert status == 400 and answer["error"]["param"] == "mm_processor_kwargs"
+            assert "--trust-request-mm-kwargs" in answer["error"]["message"]
+
+    run(main)
+
+
 def test_a_template_of_the_requests_own_needs_trust():
     async def main():
         own = {"chat_template": "{{ messages[0].content }}!"}

@@ -191,6 +191,42 @@ def test_answers_are_put_together_from_deltas(node):
     assert found == ["a", calls, "hm", "tool_calls"]
 
 
+def test_images_are_pasted_and_dropped_and_go_with_the_next_message(node):
+    found = node("""
+        const listeners = {}, clicks = [];
+        const made = () => ({ setAttribute() {}, append() {}, addEventListener: (_, click) => clicks.push(click) });
+        globalThis.document = { addEventListener: (name, call) => { listeners[name] = call; }, createElement: made };
+        globalThis.FileReader = class {
+          addEventListener(name, call) { this[name] = call; }
+          async readAsDataURL(file) {
+            this.result = `data:${file.type};base64,${Buffer.from(await file.arrayBuffer()).toString("base64")}`;
+            this.load();
+          }
+        };
+        const { Images, contentOf, MOST_BYTES } = await import("./images.js");
+        const errors = [], row = { replaceChildren: (...buttons) => { row.count = buttons.length; } };
+        const images = new Images(row, (text) => errors.push(text));
+        let prevented = 0;
+        const event = (...files) => ({ clipboardData: { files }, dataTransfer: { files, types: ["Files"] },
+                                       preventDefault: () => { prevented += 1; } });
+        const file = (text, type, name = "a.png") => ({ type, name, arrayBuffer: async () => Buffer.from(text) });
+        await listeners.paste(event(file("one", "image/png")));
+        await listeners.paste(event());
+        listeners.dragover(event());
+        await listeners.drop(event(file("two", "image/jpeg"), file("no", "text/plain", "a.txt"), file("three", "image/png")));
+        await listeners.drop(event(file("x".repeat(MOST_BYTES), "image/png")));
+        const shown = row.count;
+        clicks[clicks.length - 1]();  // takes the last one away again
+        const content = contentOf("what?", images.pop());
+        console.log(JSON.stringify([content, shown, row.hidden, errors, prevented, contentOf("text", images.pop())]));
+    """)
+    urls = [f"data:image/{kind};base64,{text}" for kind, text in (("png", "b25l"), ("jpeg", "dHdv"))]
+    parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    assert found[:3] == [[*parts, {"type": "text", "text": "what?"}], 3, True]
+    assert "a.txt is no image" in found[3][0] and "too large" in found[3][1] and len(found[3]) == 2
+    assert found[4:] == [4, "text"]
+
+
 def test_whatever_a_model_calls_the_demos_functions_with_is_answered(node):
     found = node("""
         import { answer } from "./demos.js";

@@ -99,6 +99,41 @@ def test_no_connection_to_a_private_address():
     assert caught.value.requests == []
 
 
+@pytest.mark.parametrize(
+    "found", [["93.184.216.34", "127.0.0.1"], ["169.254.169.254"], ["::ffff:127.0.0.1"], ["100.64.0.1"], []]
+)
+def test_no_connection_if_one_address_of_a_name_is_not_public(found):
+    assert _with_names([found]) == (1, [])
+
+
+def test_a_name_is_resolved_once_and_that_address_is_dialed():
+    """A name that has another address the next time gains nothing by it."""
+    asked, dialed = _with_names([["93.184.216.34"], ["127.0.0.1"]])
+    assert asked == 1 and dialed == ["93.184.216.34"]
+
+
+def _with_names(answers):
+    """How often a name was resolved while a file was fetched, and the addresses that were dialed; none of them answers."""
+
+    async def run():
+        loop, asked, dialed = asyncio.get_running_loop(), [], []
+
+        async def getaddrinfo(host, port, **_):
+            asked.append(host)
+            return [(2, 1, 6, "", (address, port)) for address in answers[len(asked) - 1]]
+
+        async def create_connection(protocol, host, port, **_):
+            dialed.append(host)
+            raise ConnectionRefusedError
+
+        loop.getaddrinfo, loop.create_connection = getaddrinfo, create_connection
+        with pytest.raises(MediaError):
+            await Fetcher((Domain("images.example.org"),)).fetch("http://images.example.org/a.png", "me", 1 << 20)
+        return len(asked), dialed
+
+    return asyncio.run(run())
+
+
 def test_it_does_not_wait_for_long():
     with pytest.raises(MediaError, match="within"):
         fetched(PLAIN, pause_s=5.0, seconds=0.05)

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import struct
+import time
 import zlib
 
 import numpy as np
@@ -68,6 +69,50 @@ def test_sixteen_bits_a_channel_are_scaled():
     assert np.array_equal(shown, np.repeat(gray.astype(np.uint8)[:, :, None], 3, 2))
 
 
+def _png(pixels: np.ndarray, color: int, depth: int, transparent: np.ndarray | None = None) -> bytes:
+    """A PNG of values [height, width, channels]. color: the format's number of the mode. transparent: a color."""
+    rows = b"".join(b"\0" + row.astype(f">u{depth // 8}").tobytes() for row in pixels)
+    head = struct.pack(">IIBBBBB", pixels.shape[1], pixels.shape[0], depth, color, 0, 0, 0)
+    hidden = [] if transparent is None else [(b"tRNS", transparent.astype(">u2").tobytes())]
+    chunks = [(b"IHDR", head), *hidden, (b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
+    parts = (struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in chunks)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+@pytest.mark.parametrize("hides", [False, True])
+@pytest.mark.parametrize(("color", "channels"), [(0, 1), (2, 3), (4, 2), (6, 4)])
+def test_sixteen_bits_look_as_eight(color, channels, hides):
+    values = _noise(channels=channels).astype(np.uint16)
+    colors = (values[0, 0], values[0, 0] * 257) if hides and color in (0, 2) else (None, None)
+    eight, sixteen = _values(_png(values, color, 8, colors[0])), _values(_png(values * 257, color, 16, colors[1]))
+    assert np.array_equal(eight, sixteen)
+    if colors[0] is not None:
+        assert sixteen[0, 0].tolist() == [255] * 3 and (sixteen != 255).any()
+
+
+def test_a_palette_with_degrees_of_transparency_lies_on_white():
+    image = Image.fromarray(_noise()).quantize(4)
+    shown = _values(_file(image, transparency=bytes([0, 128, 255, 255]))).astype(int)
+    plain, indices = np.asarray(image.convert("RGB")).astype(int), np.asarray(image)
+    assert (shown[indices == 0] == 255).all() and np.array_equal(shown[indices >= 2], plain[indices >= 2])
+    assert np.abs(shown[indices == 1] - (plain[indices == 1] + 255) / 2).max() <= 1.5
+
+
+def test_black_and_white_with_a_transparent_color():
+    image = Image.fromarray(_noise()).convert("1")
+    shown = _values(_file(image, transparency=0))
+    assert (shown == 255).all()
+
+
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "BMP", "GIF", "WEBP"])
+@pytest.mark.parametrize("other", [b"PK\x03\x04" + b"zip" * 50, b"<script>alert(1)</script>", b"%PDF-1.7\n%%EOF", b"\x7fELF"])
+def test_a_file_that_is_something_else_behind_its_image_is_its_image(form, other):
+    data = _file(Image.fromarray(_noise()), form)
+    assert np.array_equal(_values(data + other), _values(data))
+    with pytest.raises(ImageError, match="must be JPEG"):
+        decode(other + data)
+
+
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_exif_turns_an_image(orientation):
     exif = Image.Exif()
@@ -96,6 +141,15 @@ def test_an_animation_shows_its_first_frame():
     frames = [Image.new("RGB", (8, 8), color) for color in ("red", "blue", "lime")]
     data = _file(frames[0], "GIF", save_all=True, append_images=frames[1:])
     assert _values(data)[0, 0].tolist() == [255, 0, 0]
+
+
+def test_of_a_million_frames_the_first_is_decoded_alone():
+    whole = _file(Image.new("P", (8, 8), 1), "GIF")
+    begin = whole.index(b"\x2c")
+    data = whole[:begin] + whole[begin:-1] * 1_000_000 + whole[-1:]
+    began = time.process_time()
+    assert np.array_equal(_values(data), _values(whole))
+    assert time.process_time() - began < 1.0
 
 
 def test_the_smallest_image():

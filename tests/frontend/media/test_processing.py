@@ -17,6 +17,15 @@ QWEN3 = {
     "image_std": [0.5, 0.2, 0.3],
 }
 QWEN25 = {"image_processor_type": "Qwen2VLImageProcessorFast", "min_pixels": 3136, "max_pixels": 100352}
+INTERNVL = {
+    "image_processor_type": "GotOcr2ImageProcessor",
+    "size": {"height": 28, "width": 28},
+    "min_patches": 1,
+    "max_patches": 6,
+    "image_mean": [0.485, 0.456, 0.406],
+    "image_std": [0.229, 0.224, 0.225],
+}
+PIXTRAL = {"image_processor_type": "PixtralImageProcessor", "patch_size": 14, "size": {"longest_edge": 140}}
 GLM = {"image_processor_type": "Glm4vImageProcessor", "size": {"shortest_edge": 12544, "longest_edge": 200704}}
 
 
@@ -52,6 +61,34 @@ def test_options_reach_the_processor(tmp_path):
     assert few.num_tokens == 4 or few.num_tokens < _processor(tmp_path, QWEN25)(_image(640, 480)).num_tokens
 
 
+@pytest.mark.parametrize(
+    ("settings", "model", "options"),
+    [
+        (QWEN3, {}, {"max_pixels": 8192}),
+        (QWEN25, {}, {"min_pixels": 3136, "max_pixels": 6272}),
+        (QWEN25, {}, {"size": {"longest_edge": 6272}}),
+        (GLM, {}, {"size": {"longest_edge": 30_000}}),
+        (PIXTRAL, {"model_type": "mistral3"}, {"size": {"longest_edge": 56}}),
+        (INTERNVL, {"model_type": "internvl"}, {"max_patches": 2}),
+    ],
+)
+def test_settings_of_one_image_are_as_those_of_the_start(tmp_path, settings, model, options):
+    (tmp_path / "config.json").write_text(json.dumps(model))
+    image, processor = _image(320, 240), _processor(tmp_path, settings)
+    before = processor(image)
+    made = processor.with_options(options)(image)
+    assert 0 < made.num_tokens < before.num_tokens
+    size = {name: value for name, value in settings.get("size", {}).items() if name not in options.get("size", {})}
+    given = {**options, **({"size": {**size, **options["size"]}} if "size" in options else {})}
+    if settings is QWEN25 and "size" in options:
+        given["size"].setdefault("shortest_edge", 3136)
+    want = _processor(
+        tmp_path, {k: v for k, v in settings.items() if "pixels" not in k} if "size" in given else settings, **given
+    )
+    assert np.array_equal(made.tensors["pixel_values"], want(image).tensors["pixel_values"])
+    assert np.array_equal(processor(image).tensors["pixel_values"], before.tensors["pixel_values"])  # of no other image
+
+
 def test_a_processor_that_does_not_normalize_is_left_to_itself(tmp_path):
     made = _processor(tmp_path, QWEN3 | {"do_normalize": False})(_image(64, 64))
     assert made.tensors["pixel_values"].dtype == np.float32 and made.rescale is None
@@ -84,17 +121,6 @@ def test_positions_are_those_of_get_rope_index(module):
         theirs, _ = model.get_rope_index(own, torch.zeros_like(kinds), kinds, image_grid_thw=torch.tensor([grid]))
         assert (theirs[:, 0, 1:-1] - 1).tolist() == positions
         assert theirs[:, 0, -1].tolist() == [1 + advance] * 3
-
-
-INTERNVL = {
-    "image_processor_type": "GotOcr2ImageProcessor",
-    "size": {"height": 28, "width": 28},
-    "min_patches": 1,
-    "max_patches": 6,
-    "image_mean": [0.485, 0.456, 0.406],
-    "image_std": [0.229, 0.224, 0.225],
-}
-PIXTRAL = {"image_processor_type": "PixtralImageProcessor", "patch_size": 14, "size": {"longest_edge": 140}}
 
 
 @pytest.mark.parametrize("size", [(1, 1), (64, 64), (201, 97), (640, 480)])

@@ -18,36 +18,15 @@ from torch.nn import functional
 
 from quire.ipc.memory_plan import ItemSizes
 from quire.ipc.messages.media import MediaItem
-from quire.ipc.step.items import ItemPiece, decode_piece, decode_runs
+from quire.ipc.step.items import decode_piece, decode_runs
 from quire.kernels.step.tables import StepBuffers
+from quire.workers.models.media.arriving import Arriving
+from quire.workers.models.media.guarded import GuardedRuns
 from quire.workers.models.media.sizes import run_elements
 from quire.workers.models.media.spec import MediaSpec
 
 if TYPE_CHECKING:
     from quire.workers.models.transformers.tower import Tower  # imports transformers
-
-_DTYPES = {"uint8": torch.uint8, "float32": torch.float32, "int64": torch.int64}
-
-
-class Arriving:
-    """An item while its bytes come. data: all of its tensors, one after the other."""
-
-    def __init__(self, item: MediaItem, is_pinned: bool):
-        self.item = item
-        self.data = torch.empty(item.num_bytes, dtype=torch.uint8, pin_memory=is_pinned)
-        self.missing = item.num_bytes
-
-    def take(self, piece: ItemPiece) -> None:
-        self.data[piece.offset : piece.offset + len(piece.data)].numpy()[:] = piece.data
-        self.missing -= len(piece.data)
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        found, at = {}, 0
-        for tensor in self.item.tensors:
-            part = self.data[at : at + tensor.num_bytes].view(_DTYPES[tensor.dtype])
-            found[tensor.name] = part.view(tensor.shape)
-            at += tensor.num_bytes
-        return found
 
 
 class ModelItems:
@@ -57,6 +36,7 @@ class ModelItems:
         self._spec, self.num_rows = spec, 0
         self._tower, self._hidden_size, self._dtype, self._device = tower, hidden_size, dtype, device
         self.rows = torch.empty(0, hidden_size * (1 + tower.num_added), dtype=dtype, device=device)
+        self.guarded = GuardedRuns(self.rows.shape[1], dtype, device)
         self._arriving: dict[int, Arriving] = {}
         self._buffers: StepBuffers | None = None
         self._next: torch.Tensor | None = None  # int64 [n]: the cache's row of each prompt token of the next forward, or -1
@@ -94,7 +74,7 @@ class ModelItems:
         """A record of KIND_ITEM: a piece of an item's bytes, or that it is given up."""
         piece = decode_piece(words)
         if piece.item is not None:
-            self._arriving[piece.number] = Arriving(piece.item, self._device.type == "cuda")
+            self._arriving[piece.number] = Arriving(piece.number, piece.item, self._device.type == "cuda")
         if piece.is_given_up:
             self._arriving.pop(piece.number, None)
         else:
@@ -105,8 +85,8 @@ class ModelItems:
         arrived = [self._arriving.pop(number) for number, _ in runs]
         assert not any(item.missing for item in arrived), "an item is encoded before all of its bytes are there"
         index = torch.from_numpy(np.concatenate([rows for _, rows in runs]).astype(np.int64))
-        made = torch.cat([self.encode(some) for some in self._batches(arrived)])
-        self.rows.index_copy_(0, self._moved(index), made.to(self._dtype))
+        made = self.guarded.rows(self.encode, list(self._batches(arrived)))
+        self.rows.index_copy_(0, self._moved(index), made)
 
     def _batches(self, arrived: list[Arriving]) -> Iterator[list[Arriving]]:
         """The items in runs that take no more memory than the largest item may."""

@@ -5,7 +5,7 @@ the rendered prompt's tokens.
 """
 
 import asyncio
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -14,7 +14,7 @@ from quire.frontend.client.media import PlacedItem
 from quire.frontend.http.api.files import read_whole
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.protocol.exchange import Request
-from quire.frontend.media import parts, placeholders
+from quire.frontend.media import parts, placeholders, request_options
 from quire.frontend.media.errors import MediaError
 from quire.frontend.media.items import PreparedItem
 from quire.frontend.media.placeholders import Hidden
@@ -39,8 +39,11 @@ class RequestMedia:
         self._cut = request.cut_out
         self.salt = ""
 
-    def begin(self, client: Client, wanted: ToRender) -> Begun | None:
-        """None if there are no media. Raises MediaError."""
+    def begin(self, client: Client, wanted: ToRender, options: Any = None) -> Begun | None:
+        """None if there are no media. options: mm_processor_kwargs of the request. Raises MediaError."""
+        settings: dict[str, Any] = {}
+        if options:
+            settings = request_options.trusted(options, client.media, client.media_options.trusts_requests)
         if not parts.has_media(wanted.messages):
             return None
         media = client.media
@@ -58,7 +61,7 @@ class RequestMedia:
             variables=variables,
             placeholders={"image": media.family.in_text},
         )
-        preparing = asyncio.create_task(media.prepare(sources, self._owner, self.salt, self._read_file))
+        preparing = asyncio.create_task(media.prepare(sources, self._owner, self.salt, self._read_file, settings))
         return Begun(marked, hidden, preparing)
 
     def release(self) -> None:

@@ -46,7 +46,6 @@ class Unsupported(MoreFields, kw_only=True):
     prompt_embeds: Any = None
     kv_transfer_params: Any = None
     logits_processors: Any = None
-    mm_processor_kwargs: Any = None
     media_io_kwargs: Any = None
 
 
@@ -128,6 +127,7 @@ class ChatRequest(SamplingFields, kw_only=True):  # type: ignore[call-arg]
     top_logprobs: Int64 | None = None
     echo: bool | None = None
     chat_template: str | None = None
+    mm_processor_kwargs: Json | None = None
     return_prompt_text: bool | None = None
 
 
@@ -154,7 +154,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     reasoning_effort: ShortText | None = None
     chat_template: str | None = None
     media_io_kwargs: Any = None
-    mm_processor_kwargs: Any = None
+    mm_processor_kwargs: Json | None = None
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
@@ -186,7 +186,6 @@ _HOW = {
     "kv_transfer_params": "KV blocks stay in their engine.",
     "logits_processors": "classes are named when the server starts, with --logits-processors module:Class; a request gives "
     "their arguments in vllm_xargs.",
-    "mm_processor_kwargs": "the server says how images are processed, with --mm-processor-kwargs.",
     "media_io_kwargs": "an image is decoded in one way.",
 }
 
