@@ -27,6 +27,7 @@ from quire.frontend.client.stream import DeadlineExceeded, EngineDown, InvalidRe
 from quire.frontend.client.terms import Terms
 from quire.frontend.client.utility_calls import A, UtilityCalls
 from quire.frontend.text.tokenizer import Tokenizer
+from quire.ipc.adapters import AdapterInfo
 from quire.ipc.links.curve import FrontendKeys
 from quire.ipc.links.frontend_to_core import SHUTTING_DOWN, FrontendToCore, LinkBusy, LinkDown
 from quire.ipc.messages.frontend import (
@@ -261,14 +262,23 @@ class AsyncClient(Client):
             self._broken = f"the engine's tokenizer cannot be read: {error}"
 
     def _restore_adapters(self, welcome: Welcome) -> None:
-        """The core is another one: tell it of the adapters that its predecessor had. Where they differ, the later load wins."""
+        """The core is another one: tell it of the adapters that its predecessor had. Where they differ, the later load wins.
+        Requests may name them at once: the core lets these wait. If it is lost again meanwhile, its successor is told."""
         known, before = {info.name: info for info in welcome.adapters}, self._welcome
+        lacking: dict[str, AdapterInfo] = {}
         if before is not None and welcome.limits.adapters is not None and model_of(before) == model_of(welcome):
-            lacking = [i for name, i in self.adapters.items() if name not in known or known[name].loaded_at < i.loaded_at]
-            if lacking:
-                task = asyncio.ensure_future(self._utilities.call(self._link, RestoreAdapters(lacking), AdaptersRestored))
-                task.add_done_callback(lambda task: task.cancelled() or task.exception())
-        self._adapters = known
+            lacking = {n: i for n, i in self.adapters.items() if n not in known or known[n].loaded_at < i.loaded_at}
+        self._adapters = known | lacking
+        if lacking:
+            call = self._utilities.call(self._link, RestoreAdapters(list(lacking.values())), AdaptersRestored)
+            asyncio.ensure_future(call).add_done_callback(lambda task: self._restored(task, lacking))
+
+    def _restored(self, task: "asyncio.Future[AdaptersRestored]", asked: Mapping[str, AdapterInfo]) -> None:
+        if task.cancelled() or task.exception() is not None:
+            return
+        for name in task.result().failed:
+            if self._adapters.get(name) is asked[name]:
+                del self._adapters[name]
 
     def _read_tokenizer(self, digests: dict[str, str]) -> Tokenizer:
         """The tokenizer of the connected core's files, which have these digests. Raises ValueError."""

@@ -3,12 +3,12 @@
 import msgspec
 import numpy as np
 import pytest
+from adapter_core import Core, expected
 from adapter_folders import write_folder
-from core_by_hand import EPOCH, CoreByHand, add, kill
-from fake_worker import VOCAB_SIZE, solo_output
+from core_by_hand import EPOCH, add, kill
 
 from quire.enginecore.adapters.adapters import CHANGED
-from quire.ipc.adapters import HOST_ONLY, AdapterInfo, AdapterLimits, AdapterUse
+from quire.ipc.adapters import HOST_ONLY, AdapterUse
 from quire.ipc.messages.frontend import (
     AdaptersChanged,
     Heartbeat,
@@ -29,55 +29,6 @@ from quire.ipc.messages.utilities import (
     UnloadAdapter,
     UtilityFailed,
 )
-
-
-class Core(CoreByHand):
-    def __init__(self, dirs, **more):
-        limits = AdapterLimits(**{"max_loras": 2, "dirs": (str(dirs),), **more.pop("limits", {})})
-        super().__init__(adapters=limits, **more)
-        self.asker, self.sender = self.frontend(), self.frontend()
-        self._number = 0
-
-    @property
-    def adapters(self):
-        return self.core.requests.adapters
-
-    def ask(self, call):
-        self._number += 1
-        self.asker.send(Utility(EPOCH, self._number, call))
-        while (result := self.answer(self.asker, UtilityResult)).id != self._number:
-            pass
-        return result.answer
-
-    def load(self, name, folder, **more) -> AdapterInfo:
-        answer = self.ask(LoadFolder(name, str(folder), **more))
-        assert isinstance(answer, AdapterLoaded), answer
-        return answer.adapter
-
-    def send(self, number, name, file=None, **params):
-        request = add(number, **{"num_tokens": 10, "max_tokens": 6, **params})
-        self.sender.send(msgspec.structs.replace(request, adapter=AdapterUse(name, file) if name else None))
-
-    def output(self, number):
-        """A request's tokens, or its error."""
-        tokens = []
-        while True:
-            message = self.answer(self.sender, StepOutputs | RequestError)
-            if isinstance(message, RequestError):
-                assert message.id == number
-                return message
-            keys, ids = np.frombuffer(message.keys, np.int64) >> 8, np.frombuffer(message.tokens, np.int32)
-            tokens += ids[keys == number].tolist()
-            if any(end.key >> 8 == number for end in message.finished):
-                return tokens
-
-    def run(self, number, name, **more):
-        self.send(number, name, **more)
-        return self.output(number)
-
-
-def expected(adapter, num_tokens=10, max_tokens=6):
-    return solo_output([i % VOCAB_SIZE for i in range(num_tokens)], num_tokens + max_tokens, set(), VOCAB_SIZE, adapter)
 
 
 @pytest.fixture
@@ -210,6 +161,24 @@ def test_a_load_outlives_its_workers_once(core, tmp_path):
         call()
     core.workers.when_ready.clear()
     assert core.answer(core.asker, UtilityResult).answer.adapter.name == "sql"
+
+
+def test_a_request_waits_for_a_load_that_is_under_way(core, tmp_path):
+    """A successor of a lost engine is told of its adapters, and requests for them may come before they are there."""
+    infos = [core.load("sql", write_folder(tmp_path / "a"))]
+    core.ask(UnloadAdapter("sql"))
+    core.asker.send(Utility(EPOCH, 50, RestoreAdapters(infos)))
+    core.asker.send(Utility(EPOCH, 51, FindAdapter("sql")))
+    core.send(1, "sql")
+    assert core.output(1) == expected(2)
+    found = {}
+    while len(found) < 2:
+        result = core.answer(core.asker, UtilityResult)
+        found[result.id] = result.answer
+    assert found == {50: AdaptersRestored([]), 51: AdapterLoaded(infos[0])}
+    core.asker.send(Utility(EPOCH, 52, LoadFolder("bad", str(write_folder(tmp_path / "bad", use_dora=True)))))
+    core.send(2, "bad")
+    assert core.output(2).code == "not_found"
 
 
 def test_on_demand_a_folder_is_a_model(tmp_path):
