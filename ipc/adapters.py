@@ -28,6 +28,7 @@ class AdapterLimits(msgspec.Struct, frozen=True):
     dirs: tuple[str, ...] = ()  # folders below which adapters may be loaded while the engine serves; empty: none
     captures: bool = False  # whether graphs with adapters are captured at the start
     on_demand: bool = False  # the name of a folder in one of `dirs` is a model's name
+    has_hub: bool = False  # adapters may be downloaded while the engine serves
 
 
 class AdapterFile(msgspec.Struct, frozen=True):

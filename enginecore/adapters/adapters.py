@@ -22,6 +22,7 @@ from concurrent.futures import Future
 import numpy as np
 
 from quire.enginecore.adapters.folders import Folders, Found
+from quire.enginecore.adapters.hub import Hub
 from quire.enginecore.adapters.registry import Adapter, AdapterRegistry
 from quire.enginecore.adapters.slots import AdapterSlots, Load
 from quire.enginecore.adapters.to_workers import ToWorkers
@@ -78,9 +79,10 @@ class Adapters:
         self._num_loads, self._load_s = 0, 0.0
         preparing.add(self.prepare, self._folders.close)
 
-    def begin_with(self, plans: Mapping[str, AdapterPlan]) -> dict[str, str | None]:
+    def begin_with(self, plans: Mapping[str, AdapterPlan], hub: Hub) -> dict[str, str | None]:
         """Register adapters that were read before the start, and let the workers read them. Returns, by name, the error of each
-        that is known: None until then, empty once it is loaded."""
+        that is known: None until then, empty once it is loaded. hub: where later ones may be downloaded from."""
+        self._folders.hub = hub
         outcomes: dict[str, str | None] = dict.fromkeys(plans)
         for name, plan in plans.items():
             adapter = self.registry.make(name, plan, 0.0)
@@ -114,15 +116,18 @@ class Adapters:
         self._in_turn(name, begin, done)
 
     def find(self, name: str, done: Done) -> None:
-        """An adapter by its name; with --lora-on-demand it is loaded."""
+        """An adapter by its name; one that is being loaded is waited for, and with --lora-on-demand it is loaded now."""
         if (adapter := self.registry.get(name)) is not None:
             return done(adapter)
-        if not self._limits.on_demand or not ON_DEMAND.fullmatch(name) or self._is_missing(name):
+        may_load = self._limits.on_demand and ON_DEMAND.fullmatch(name) is not None and not self._is_missing(name)
+        if not may_load and name not in self._busy:
             return done(_not_found(name))
 
         def begin(end: Done) -> None:
             if (adapter := self.registry.get(name)) is not None:
                 return end(adapter)
+            if not may_load:
+                return end(_not_found(name))
             return self._folders.find(name, lambda found: self._was_read(name, found, time.time(), end))
 
         return self._in_turn(name, begin, done)
