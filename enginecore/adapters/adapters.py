@@ -23,7 +23,7 @@ import numpy as np
 
 from quire.enginecore.adapters.folders import Folders, Found
 from quire.enginecore.adapters.hub import Hub
-from quire.enginecore.adapters.registry import Adapter, AdapterRegistry
+from quire.enginecore.adapters.registry import Adapter, AdapterRegistry, last_part
 from quire.enginecore.adapters.slots import AdapterSlots, Load
 from quire.enginecore.adapters.to_workers import ToWorkers
 from quire.enginecore.kv.pool import BlockHasher, Fork
@@ -79,10 +79,13 @@ class Adapters:
         self._num_loads, self._load_s = 0, 0.0
         preparing.add(self.prepare, self._folders.close)
 
-    def begin_with(self, plans: Mapping[str, AdapterPlan], hub: Hub) -> dict[str, str | None]:
+    def begin_with(
+        self, plans: Mapping[str, AdapterPlan], hub: Hub, base_names: Iterable[str] = ()
+    ) -> dict[str, str | None]:
         """Register adapters that were read before the start, and let the workers read them. Returns, by name, the error of each
-        that is known: None until then, empty once it is loaded. hub: where later ones may be downloaded from."""
-        self._folders.hub = hub
+        that is known: None until then, empty once it is loaded. hub: where later ones may be downloaded from. base_names: of
+        the model."""
+        self._folders.hub, self.registry.base_names = hub, {last_part(name) for name in base_names}
         outcomes: dict[str, str | None] = dict.fromkeys(plans)
         for name, plan in plans.items():
             adapter = self.registry.make(name, plan, 0.0)

@@ -17,6 +17,7 @@ from quire.enginecore.stop_signals import EarlyStop
 from quire.enginecore.worker_profiles import WorkersFailed
 from quire.enginecore.workers import WorkerGroup
 from quire.ipc.adapters import AdapterError, AdapterInfo, AdapterLimits, AdapterPlan
+from quire.ipc.bundled import bundled
 from quire.ipc.config import EngineConfig
 from quire.ipc.lora_flags import CPU_LORAS, parse_module
 
@@ -25,10 +26,11 @@ Plans = dict[str, AdapterPlan]
 
 
 class AtStart(NamedTuple):
-    """The adapters of --lora-modules, by name, and where others are downloaded from."""
+    """The adapters of --lora-modules, by name, where others are downloaded from, and the names of the base model."""
 
     plans: Plans
     hub: Hub
+    base_names: tuple[str, ...]
 
 
 def read_modules(config: EngineConfig) -> tuple[AdapterLimits | None, AtStart]:
@@ -36,8 +38,9 @@ def read_modules(config: EngineConfig) -> tuple[AdapterLimits | None, AtStart]:
 
     Raises AdapterError, which names the adapter."""
     hub = Hub(tuple(config.lora_hub), config.download_dir, config.hf_token)
+    names = *config.served_model_name, config.model or bundled(config.runner).name
     if not config.enable_lora:
-        return None, AtStart({}, hub)
+        return None, AtStart({}, hub, names)
     limits = AdapterLimits(
         max_loras=config.max_loras,
         max_rank=config.max_lora_rank,
@@ -52,7 +55,7 @@ def read_modules(config: EngineConfig) -> tuple[AdapterLimits | None, AtStart]:
     if missing := next((folder for folder in limits.dirs if not os.path.isdir(folder)), None):
         raise AdapterError(f"--lora-dirs: there is no folder {missing!r}")
     plans = _read(limits, hub, config.lora_modules) if config.lora_modules else {}
-    return with_layers_of(limits, plans), AtStart(plans, hub)
+    return with_layers_of(limits, plans), AtStart(plans, hub, names)
 
 
 def _read(limits: AdapterLimits, hub: Hub, modules: list[str]) -> Plans:

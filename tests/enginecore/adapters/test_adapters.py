@@ -8,6 +8,7 @@ from adapter_folders import write_folder
 from core_by_hand import EPOCH, add, kill
 
 from quire.enginecore.adapters.adapters import CHANGED
+from quire.enginecore.adapters.hub import Hub
 from quire.ipc.adapters import HOST_ONLY, AdapterUse
 from quire.ipc.messages.frontend import (
     AdaptersChanged,
@@ -161,6 +162,17 @@ def test_a_load_outlives_its_workers_once(core, tmp_path):
         call()
     core.workers.when_ready.clear()
     assert core.answer(core.asker, UtilityResult).answer.adapter.name == "sql"
+
+
+def test_an_adapter_of_another_base_gets_a_line_in_the_log(core, tmp_path, caplog):
+    core.adapters.begin_with({}, Hub(), ["sql-model", "/models/Tiny-1B/"])
+    for base in ("owner/tiny-1b", "sql-model", ""):
+        core.load("good", write_folder(tmp_path / "a", base_model_name_or_path=base), in_place=True)
+    assert "was made for" not in caplog.text
+    core.load("other", write_folder(tmp_path / "b", base_model_name_or_path="owner/Tiny-2B"))
+    said = [record.getMessage() for record in caplog.records if "was made for" in record.getMessage()]
+    assert said == ["adapter other was made for 'owner/Tiny-2B', which is no name of this model (sql-model, tiny-1b)"]
+    caplog.clear()
 
 
 def test_a_request_waits_for_a_load_that_is_under_way(core, tmp_path):
