@@ -49,8 +49,8 @@ class Requests:
         self._owners, self._workers = owners, workers
         scheduler.items.bytes.wake = self.preparing.look_again
         self._traffic = ItemTraffic(scheduler.items.bytes, owners, workers, clock)
-        limits, most_s, parts = config.limits.adapters, config.max_queue_s, (scheduler, owners, workers, self.preparing)
-        self.adapters = Adapters(limits, most_s, *parts) if limits is not None else None
+        limits, parts = config.limits.adapters, (scheduler, owners, workers, self.preparing)
+        self.adapters = Adapters(limits, config.bounds, *parts) if limits is not None else None
         self._log_requests = log_requests
         self.clock = clock
         self.deadlines = Deadlines(self.has)

@@ -4,16 +4,12 @@ The adapter is noted on the request, from where its terms take it (terms.py). A 
 does not exist.
 """
 
-import asyncio
-
 from quire.frontend.client import adapter_calls
 from quire.frontend.client.stream import InvalidRequest, NotFound
 from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.http.protocol.exchange import Request
-
-MOST_LOADS = 2  # on demand, of one key at a time
 
 
 async def check_model(services: Services, request: Request, name: str | None) -> str:
@@ -31,22 +27,17 @@ async def check_model(services: Services, request: Request, name: str | None) ->
 
 
 async def _note_adapter(services: Services, request: Request, name: str) -> None:
-    client, loads = services.client, services.state.loads
+    client = services.client
     info = client.adapters.get(name)
     if info is None:
         if client.welcome.limits.adapters is None:
             raise not_found(name)
-        loading = loads.setdefault(request.owner, asyncio.Semaphore(MOST_LOADS))
         try:
-            async with loading:
-                info = await adapter_calls.find(client, name)
+            info = await adapter_calls.find(client, name, request.owner)
         except NotFound:
             raise not_found(name) from None
         except InvalidRequest as error:
             raise invalid(str(error), "model") from None
-        finally:
-            if not loading.locked() and loads.get(request.owner) is loading:
-                del loads[request.owner]
     request.adapter = adapter_calls.use_of(info)
 
 

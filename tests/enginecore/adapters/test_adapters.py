@@ -152,11 +152,10 @@ def test_requests_of_a_dead_worker_go_on_with_their_adapters(core, tmp_path):
 
 def test_a_load_outlives_its_workers_once(core, tmp_path):
     core.asker.send(Utility(EPOCH, 99, LoadFolder("sql", str(write_folder(tmp_path / "a")))))
-    answers = []
-    core.workers._control = lambda request: answers.append(request)  # it dies before it answers
-    core.until(lambda: answers)
-    kill(core.core)
-    del core.workers._control
+    core.workers.kept = []
+    core.until(lambda: core.workers.kept)
+    kill(core.core)  # it dies before it answers
+    core.workers.kept = None
     core.workers.start()
     for call in core.workers.when_ready:
         call()
