@@ -378,7 +378,8 @@ class Adapters:
 
     # --------------------------------------------------------------------------------------------------------- state
     def stats(self) -> AdapterStats:
-        running, waiting = ([a.name for a in some[:MOST_NAMES]] for some in (self._slots.running, self._slots.wanted))
+        names = [list(dict.fromkeys(a.name for a in some)) for some in (self._slots.running, self._slots.wanted)]
+        running, waiting = (some[:MOST_NAMES] for some in names)
         evictions = self._slots.num_evictions
         return AdapterStats(self._limits.max_loras, running, waiting, self._num_loads, evictions, self._load_s)
 

@@ -68,6 +68,7 @@ class AsyncClient(Client):
         self._digests: dict[str, str] = {}  # of the files that the tokenizer was made from
         self._broken: str | None = None  # why the core's files cannot be used
         self._may_spin = False
+        self.is_restoring = False  # it was told of adapters that it should have, and has not answered yet
         self._dispatcher = Dispatcher(self._enqueue)
         self._lost = LostRequests()
         self._utilities = UtilityCalls()
@@ -262,18 +263,22 @@ class AsyncClient(Client):
             self._broken = f"the engine's tokenizer cannot be read: {error}"
 
     def _restore_adapters(self, welcome: Welcome) -> None:
-        """The core is another one: tell it of the adapters that its predecessor had. Where they differ, the later load wins.
+        """The core is another one: tell it of the adapters that it should have. Where they differ, the later load wins.
         Requests may name them at once: the core lets these wait. If it is lost again meanwhile, its successor is told."""
-        known, before = {info.name: info for info in welcome.adapters}, self._welcome
-        lacking: dict[str, AdapterInfo] = {}
-        if before is not None and welcome.limits.adapters is not None and model_of(before) == model_of(welcome):
-            lacking = {n: i for n, i in self.adapters.items() if n not in known or known[n].loaded_at < i.loaded_at}
-        self._adapters = known | lacking
+        known, wanted = {info.name: info for info in welcome.adapters}, self._wanted_adapters(welcome)
+        lacking = {n: i for n, i in wanted.items() if n not in known or known[n].loaded_at < i.loaded_at}
+        self._adapters, self.is_restoring = known | lacking, bool(lacking)
         if lacking:
             call = self._utilities.call(self._link, RestoreAdapters(list(lacking.values())), AdaptersRestored)
             asyncio.ensure_future(call).add_done_callback(lambda task: self._restored(task, lacking))
 
+    def _wanted_adapters(self, welcome: Welcome) -> Mapping[str, AdapterInfo]:
+        """Those of its predecessor."""
+        before, has_any = self._welcome, welcome.limits.adapters is not None
+        return self.adapters if has_any and before is not None and model_of(before) == model_of(welcome) else {}
+
     def _restored(self, task: "asyncio.Future[AdaptersRestored]", asked: Mapping[str, AdapterInfo]) -> None:
+        self.is_restoring = False
         if task.cancelled() or task.exception() is not None:
             return
         for name in task.result().failed:

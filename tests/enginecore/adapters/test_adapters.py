@@ -66,6 +66,8 @@ def test_a_load_in_place_has_a_new_number_and_requests_keep_the_old_one(core, tm
     write_folder(tmp_path / "a", fill=1)
     core.load("sql", folder, in_place=True)
     core.send(2, "sql")
+    core.until(lambda: len(core.core.scheduler.slots.holders) == 2)
+    assert core.adapters.stats().running == ["sql"], "the old one and the new one have the same name"
     outputs = {1: [], 2: []}
     while len(outputs[1]) < 30 or len(outputs[2]) < 6:
         message = core.answer(core.sender, StepOutputs)
