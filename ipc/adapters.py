@@ -1,6 +1,7 @@
 """LoRA adapters as they travel between processes: the limits of an engine, and what is known of one adapter's files."""
 
 import unicodedata
+from collections.abc import Iterable
 
 import msgspec
 
@@ -69,6 +70,19 @@ class AdapterPlan(msgspec.Struct, frozen=True):
     base_model: str = ""  # the config's base_model_name_or_path
     invocation_tokens: tuple[int, ...] = ()  # of an activated LoRA; empty: a plain one
     peft_version: str = ""
+
+
+def with_layers_of(limits: AdapterLimits, plans: Iterable[AdapterPlan]) -> AdapterLimits:
+    """A slot also holds the head, the embedding, routers and experts where one of these adapters has them."""
+    layers = {part.layer for plan in plans for part in plan.parts}
+    names = {layer.rpartition(".")[2] for layer in layers}
+    return msgspec.structs.replace(
+        limits,
+        has_head="lm_head" in names,
+        has_embedding=bool(names & {"embed_tokens", "wte", "word_embeddings"}),
+        has_routers=bool(names & {"gate", "router"}),
+        has_experts=any(".experts" in layer for layer in layers),
+    )
 
 
 class AdapterInfo(msgspec.Struct, frozen=True):

@@ -1,12 +1,13 @@
 """The flags of LoRA adapters. Names and values are vLLM's; --lora-dirs, --lora-hub and --lora-on-demand are Quire's own."""
 
+import os
 import re
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
 
-from quire.ipc.adapters import problem_with_name
+from quire.ipc.adapters import AdapterLimits, problem_with_name
 from quire.ipc.process.flags import Switch, human_int
 
 LoraDtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -41,6 +42,21 @@ def parse_module(text: str) -> LoraModule:
     if problem := problem_with_name(module.name):
         raise ValueError(f"--lora-modules {text!r:.80}: {problem}")
     return module
+
+
+def limits_of(config: Any) -> AdapterLimits:
+    """The limits of the adapters of an EngineConfig, before any adapter is known."""
+    return AdapterLimits(
+        max_loras=config.max_loras,
+        max_rank=config.max_lora_rank,
+        max_cpu_loras=config.max_cpu_loras or CPU_LORAS * config.max_loras,
+        target_modules=tuple(config.lora_target_modules),
+        dtype="" if config.lora_dtype == "auto" else config.lora_dtype,
+        dirs=tuple(os.path.abspath(folder) for folder in config.lora_dirs),
+        captures=bool(config.lora_modules or config.lora_dirs or config.lora_hub),
+        on_demand=config.lora_on_demand,
+        has_hub=bool(config.lora_hub),
+    )
 
 
 def check_lora(config: Any) -> None:

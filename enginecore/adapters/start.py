@@ -8,18 +8,16 @@ import os
 import time
 from typing import NamedTuple
 
-import msgspec
-
 from quire.enginecore.adapters.adapters import Adapters
 from quire.enginecore.adapters.folders import Folders
 from quire.enginecore.adapters.hub import Hub
 from quire.enginecore.stop_signals import EarlyStop
 from quire.enginecore.worker_profiles import WorkersFailed
 from quire.enginecore.workers import WorkerGroup
-from quire.ipc.adapters import AdapterError, AdapterInfo, AdapterLimits, AdapterPlan
+from quire.ipc.adapters import AdapterError, AdapterInfo, AdapterLimits, AdapterPlan, with_layers_of
 from quire.ipc.bundled import bundled
 from quire.ipc.config import EngineConfig
-from quire.ipc.lora_flags import CPU_LORAS, parse_module
+from quire.ipc.lora_flags import limits_of, parse_module
 
 LOOK_S = 0.005
 Plans = dict[str, AdapterPlan]
@@ -41,21 +39,11 @@ def read_modules(config: EngineConfig) -> tuple[AdapterLimits | None, AtStart]:
     names = *config.served_model_name, config.model or bundled(config.runner).name
     if not config.enable_lora:
         return None, AtStart({}, hub, names)
-    limits = AdapterLimits(
-        max_loras=config.max_loras,
-        max_rank=config.max_lora_rank,
-        max_cpu_loras=config.max_cpu_loras or CPU_LORAS * config.max_loras,
-        target_modules=tuple(config.lora_target_modules),
-        dtype="" if config.lora_dtype == "auto" else config.lora_dtype,
-        dirs=tuple(os.path.abspath(folder) for folder in config.lora_dirs),
-        captures=bool(config.lora_modules or config.lora_dirs or config.lora_hub),
-        on_demand=config.lora_on_demand,
-        has_hub=bool(config.lora_hub),
-    )
+    limits = limits_of(config)
     if missing := next((folder for folder in limits.dirs if not os.path.isdir(folder)), None):
         raise AdapterError(f"--lora-dirs: there is no folder {missing!r}")
     plans = _read(limits, hub, config.lora_modules) if config.lora_modules else {}
-    return with_layers_of(limits, plans), AtStart(plans, hub, names)
+    return with_layers_of(limits, plans.values()), AtStart(plans, hub, names)
 
 
 def _read(limits: AdapterLimits, hub: Hub, modules: list[str]) -> Plans:
@@ -69,19 +57,6 @@ def _read(limits: AdapterLimits, hub: Hub, modules: list[str]) -> Plans:
     finally:
         folders.close()
     return plans
-
-
-def with_layers_of(limits: AdapterLimits, plans: Plans) -> AdapterLimits:
-    """A slot also holds the head, the embedding, routers and experts where one of these adapters has them."""
-    layers = {part.layer for plan in plans.values() for part in plan.parts}
-    names = {layer.rpartition(".")[2] for layer in layers}
-    return msgspec.structs.replace(
-        limits,
-        has_head="lm_head" in names,
-        has_embedding=bool(names & {"embed_tokens", "wte", "word_embeddings"}),
-        has_routers=bool(names & {"gate", "router"}),
-        has_experts=any(".experts" in layer for layer in layers),
-    )
 
 
 def register(adapters: Adapters | None, start: AtStart, workers: WorkerGroup, early: EarlyStop) -> list[AdapterInfo]:
