@@ -69,6 +69,7 @@ class Adapters:
         self._limits, self._max_queue_s, self._clock = limits, bounds.max_queue_s, clock
         self._scheduler, self._owners, self._preparing = scheduler, owners, preparing
         self._slots: AdapterSlots = slots
+        self._default = limits.default
         self._workers = ToWorkers(workers)
         self._folders = Folders(limits, preparing.later)
         self._busy: dict[str, deque[Callable[[], None]]] = {}  # names with a load under way, and what comes after it
@@ -260,7 +261,7 @@ class Adapters:
     # ------------------------------------------------------------------------------------------------------ requests
     def prepare(self, request: AddRequest, sequences: list[Sequence]) -> Future[None] | None:
         """A Preparer: give a request's sequences their adapter, once it is loaded."""
-        use = request.adapter
+        use = request.adapter or self._default
         if use is None:
             return None
         file = use.file if request.task.is_resumed else None

@@ -8,6 +8,8 @@ import os
 import time
 from typing import NamedTuple
 
+import msgspec
+
 from quire.enginecore.adapters.adapters import Adapters
 from quire.enginecore.adapters.folders import Folders
 from quire.enginecore.adapters.hub import Hub
@@ -31,15 +33,16 @@ class AtStart(NamedTuple):
     base_names: tuple[str, ...]
 
 
-def read_modules(config: EngineConfig) -> tuple[AdapterLimits | None, AtStart]:
+def read_modules(config: EngineConfig, tasks: tuple[str, ...] = ()) -> tuple[AdapterLimits | None, AtStart]:
     """The limits of the engine's adapters, None if it serves none; and what is known of adapters before the workers start.
+    tasks: as of AdapterLimits.
 
     Raises AdapterError, which names the adapter."""
     hub = Hub(tuple(config.lora_hub), config.download_dir, config.hf_token)
     names = *config.served_model_name, config.model or bundled(config.runner).name
     if not config.enable_lora:
         return None, AtStart({}, hub, names)
-    limits = limits_of(config)
+    limits = msgspec.structs.replace(limits_of(config), tasks=tasks)
     if missing := next((folder for folder in limits.dirs if not os.path.isdir(folder)), None):
         raise AdapterError(f"--lora-dirs: there is no folder {missing!r}")
     plans = _read(limits, hub, config.lora_modules) if config.lora_modules else {}

@@ -11,6 +11,11 @@ from quire.frontend.http.api.services import Services
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.http.protocol.exchange import Request
 
+ONE_TASK = (
+    "a request can choose a task's weights only where the model has adapters for tasks and the server has --enable-lora; "
+    "--hf-overrides '{\"jina_task\": ...}' chooses one at the start"
+)
+
 
 async def check_model(services: Services, request: Request, name: str | None) -> str:
     """The model's name to answer with. Without a name, or with an empty one, the first served one, as vLLM does.
@@ -24,6 +29,21 @@ async def check_model(services: Services, request: Request, name: str | None) ->
     if name not in served:
         await _note_adapter(services, request, name)
     return name
+
+
+async def check_task(services: Services, request: Request, task: object) -> None:
+    """Let a request have the adapter of a model's own task, which it names, if it does. Raises ApiError 400."""
+    if task is None:
+        return
+    limits = services.client.welcome.limits.adapters
+    tasks = () if limits is None else limits.tasks
+    if not tasks:
+        raise invalid(f"task: {ONE_TASK}", "task")
+    if not isinstance(task, str) or task not in tasks:
+        raise invalid(f"task must be one of {', '.join(tasks)} for this model", "task")
+    if request.adapter is not None:
+        raise invalid("task: the request's model is an adapter, which is for one task", "task")
+    await _note_adapter(services, request, task)
 
 
 async def _note_adapter(services: Services, request: Request, name: str) -> None:
