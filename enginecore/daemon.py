@@ -28,17 +28,12 @@ from quire.enginecore.hosts.remote_host import HostFailed
 from quire.enginecore.hosts.setup import is_spread, place_ranks
 from quire.enginecore.kv.manager import KVManager
 from quire.enginecore.loading.fingerprint import model_digest
+from quire.enginecore.loading.hub import ModelFilesError
 from quire.enginecore.loading.media_files import processor_files
-from quire.enginecore.loading.model_files import (
-    ModelFilesError,
-    ModelSummary,
-    frontend_files,
-    model_summary,
-    resolve_model,
-    resolve_tokenizer,
-)
+from quire.enginecore.loading.model_files import ModelSummary, frontend_files, model_summary, resolve_model, resolve_tokenizer
 from quire.enginecore.loading.model_names import served_name
 from quire.enginecore.loading.speculation_start import drafts_told, say_drafts, with_draft_model, with_verifier
+from quire.enginecore.loading.task_adapters import with_task_adapters
 from quire.enginecore.params_check import ParamsCheck
 from quire.enginecore.scheduling.config import SchedulerConfig
 from quire.enginecore.scheduling.prefill_budget import mixed_step_tokens
@@ -133,7 +128,8 @@ def _run(
         files = frontend_files(folder, tokenizer, config.chat_template, defaults, overrides, form)
         digest = model_digest(folder, has_weights, config.hf_overrides)
         config = with_draft_model(config, folder, files["tokenizer.json"])
-        adapter_limits, plans = read_modules(config)
+        config, tasks = with_task_adapters(config, folder)
+        adapter_limits, at_start = read_modules(config, tasks)
         template = msgspec.structs.replace(worker_config(config, folder, summary), adapters=adapter_limits)
         template, ranks = place_ranks(config, template, folder)
     except (HostFailed, ModelFilesError, PlacementError) as error:
@@ -153,7 +149,7 @@ def _run(
         preparers = [ParamsCheck(workers)] if checks_params else []
         core = EngineCore(core_config, link, workers, on_heartbeat, preparers, grammars)
         core.supervisor.on_served = on_served
-        infos = register(core.requests.adapters, plans, workers, early)
+        infos = register(core.requests.adapters, at_start, workers, early)
         link.set_welcome(msgspec.structs.replace(welcome, numerics=profile.numerics, adapters=infos), files)
         on_stop_signals(lambda *_: core.stop(0.0 if core.stopping else DRAIN_S))
         signal.signal(signal.SIGUSR1, lambda *_: core.ask_for_stacks())

@@ -51,8 +51,8 @@ class Requests:
         scheduler.items.bytes.wake = self.preparing.look_again
         self._traffic = ItemTraffic(scheduler.items.bytes, owners, workers, clock)
         workers.on_item_failed = lambda message: self._fail(failed_by(message, scheduler))
-        limits, most_s, parts = config.limits.adapters, config.max_queue_s, (scheduler, owners, workers, self.preparing)
-        self.adapters = Adapters(limits, most_s, *parts) if limits is not None else None
+        limits, parts = config.limits.adapters, (scheduler, owners, workers, self.preparing)
+        self.adapters = Adapters(limits, config.bounds, *parts) if limits is not None else None
         self._log_requests = log_requests
         self.clock = clock
         self.deadlines = Deadlines(self.has)

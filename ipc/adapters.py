@@ -1,6 +1,7 @@
 """LoRA adapters as they travel between processes: the limits of an engine, and what is known of one adapter's files."""
 
 import unicodedata
+from collections.abc import Iterable
 
 import msgspec
 
@@ -28,6 +29,13 @@ class AdapterLimits(msgspec.Struct, frozen=True):
     dirs: tuple[str, ...] = ()  # folders below which adapters may be loaded while the engine serves; empty: none
     captures: bool = False  # whether graphs with adapters are captured at the start
     on_demand: bool = False  # the name of a folder in one of `dirs` is a model's name
+    tasks: tuple[str, ...] = ()  # adapters of the model's own tasks; requests that name none get the first one
+    has_hub: bool = False  # adapters may be downloaded while the engine serves
+
+    @property
+    def default(self) -> "AdapterUse | None":
+        """The adapter of requests that name none."""
+        return AdapterUse(self.tasks[0]) if self.tasks else None
 
 
 class AdapterFile(msgspec.Struct, frozen=True):
@@ -68,6 +76,19 @@ class AdapterPlan(msgspec.Struct, frozen=True):
     base_model: str = ""  # the config's base_model_name_or_path
     invocation_tokens: tuple[int, ...] = ()  # of an activated LoRA; empty: a plain one
     peft_version: str = ""
+
+
+def with_layers_of(limits: AdapterLimits, plans: Iterable[AdapterPlan]) -> AdapterLimits:
+    """A slot also holds the head, the embedding, routers and experts where one of these adapters has them."""
+    layers = {part.layer for plan in plans for part in plan.parts}
+    names = {layer.rpartition(".")[2] for layer in layers}
+    return msgspec.structs.replace(
+        limits,
+        has_head="lm_head" in names,
+        has_embedding=bool(names & {"embed_tokens", "wte", "word_embeddings"}),
+        has_routers=bool(names & {"gate", "router"}),
+        has_experts=any(".experts" in layer for layer in layers),
+    )
 
 
 class AdapterInfo(msgspec.Struct, frozen=True):

@@ -90,6 +90,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     lora_target_modules: list[str] = []
     lora_dtype: LoraDtype = "auto"
     lora_dirs: list[str] = []  # below which adapters may be loaded while the engine serves
+    lora_hub: list[str] = []  # owners of repositories that may be downloaded while the engine serves
     lora_on_demand: bool = False
     seed: int = 0
     tensor_parallel_size: int = 1

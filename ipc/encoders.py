@@ -29,6 +29,7 @@ _ROBERTA = ("Roberta", "XLMRoberta", "Camembert")
 
 # names of encoders with a product behind them: ColBERT's by "model_type", and vLLM's for BGE-M3 with all of its vectors
 COLBERTS = ("HF_ColBERT", "ColBERTModernBertModel", "ColBERTJinaRobertaModel")
+BY_REQUEST = "by request"  # in place of a task of jina-embeddings-v5: each request chooses one
 JINA_V5 = "JinaEmbeddingsV5Model"  # Qwen3's layers or EuroBERT's, and adapters/TASK/
 _BY_TYPE = {"bert": "BertModel", "modernbert": "ModernBertModel", "xlm-roberta": "XLMRobertaModel", "roberta": "RobertaModel"}
 

@@ -1,15 +1,18 @@
-"""The flags of LoRA adapters. Names and values are vLLM's; --lora-dirs and --lora-on-demand are Quire's own."""
+"""The flags of LoRA adapters. Names and values are vLLM's; --lora-dirs, --lora-hub and --lora-on-demand are Quire's own."""
 
+import os
+import re
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
 
-from quire.ipc.adapters import problem_with_name
+from quire.ipc.adapters import AdapterLimits, problem_with_name
 from quire.ipc.process.flags import Switch, human_int
 
 LoraDtype = Literal["auto", "float32", "bfloat16", "float16"]
 MAX_LORAS, MAX_RANK = 1024, 512
+OWNER = re.compile(r"[A-Za-z0-9][\w.-]*")  # on the hub
 CPU_LORAS = 4  # adapters in host memory for each slot, if no flag says how many
 
 
@@ -41,6 +44,21 @@ def parse_module(text: str) -> LoraModule:
     return module
 
 
+def limits_of(config: Any) -> AdapterLimits:
+    """The limits of the adapters of an EngineConfig, before any adapter is known."""
+    return AdapterLimits(
+        max_loras=config.max_loras,
+        max_rank=config.max_lora_rank,
+        max_cpu_loras=config.max_cpu_loras or CPU_LORAS * config.max_loras,
+        target_modules=tuple(config.lora_target_modules),
+        dtype="" if config.lora_dtype == "auto" else config.lora_dtype,
+        dirs=tuple(os.path.abspath(folder) for folder in config.lora_dirs),
+        captures=bool(config.lora_modules or config.lora_dirs or config.lora_hub),
+        on_demand=config.lora_on_demand,
+        has_hub=bool(config.lora_hub),
+    )
+
+
 def check_lora(config: Any) -> None:
     """Check an EngineConfig. Raises ValueError."""
     if not 1 <= config.max_loras <= MAX_LORAS:
@@ -49,9 +67,11 @@ def check_lora(config: Any) -> None:
         raise ValueError(f"--max-lora-rank must be between 1 and {MAX_RANK}")
     if config.max_cpu_loras is not None and config.max_cpu_loras < config.max_loras:
         raise ValueError("--max-cpu-loras must be at least --max-loras: what has a slot is kept in host memory, too")
-    if not config.enable_lora and (config.lora_modules or config.lora_dirs):
-        flag = "--lora-modules" if config.lora_modules else "--lora-dirs"
+    given = {"--lora-modules": config.lora_modules, "--lora-dirs": config.lora_dirs, "--lora-hub": config.lora_hub}
+    if not config.enable_lora and (flag := next((flag for flag, values in given.items() if values), None)):
         raise ValueError(f"{flag} needs --enable-lora")
+    if wrong := next((owner for owner in config.lora_hub if not OWNER.fullmatch(owner)), None):
+        raise ValueError(f"--lora-hub {wrong!r:.80}: an owner of repositories on the hub is needed, without a name behind it")
     if config.lora_on_demand and not config.lora_dirs:
         raise ValueError("--lora-on-demand needs --lora-dirs: the folders with adapters")
     names = [parse_module(text).name for text in config.lora_modules]
@@ -69,7 +89,7 @@ def add_lora_arguments(add: Callable[..., None]) -> None:
         nargs="+",
         metavar="NAME=PATH",
         help='adapters that are there from the start: NAME=PATH, or {"name": ..., "path": ...}; a path is a folder as PEFT '
-        "saves it (default: none)",
+        "saves it, or a hub id like owner/name (default: none)",
     )
     add("--max-loras", type=human_int, metavar="N", help="adapters that a step may use: so many have slots on the GPU")
     add("--max-lora-rank", type=human_int, metavar="N", help="the largest rank of an adapter; a slot's size follows from it")
@@ -96,6 +116,13 @@ def add_lora_arguments(add: Callable[..., None]) -> None:
         nargs="+",
         metavar="DIR",
         help="folders below which adapters may be loaded while the server runs (default: none, and nothing can be loaded)",
+    )
+    add(
+        "--lora-hub",
+        nargs="+",
+        metavar="OWNER",
+        help="owners on the hub: adapters in their repositories may be downloaded and loaded while the server runs (default: "
+        "none)",
     )
     add(
         "--lora-on-demand",

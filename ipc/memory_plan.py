@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from quire.ipc.adapters import AdapterLimits
+
 GIB = 1 << 30
 MIB = 1 << 20
 GRAPHS_BYTES = 512 * MIB  # captured graphs without their buffers, kernels' code, fragmentation
@@ -87,6 +89,14 @@ class CpuAsked(msgspec.Struct, frozen=True):
     sees: bool = False  # with the encoder of a model that takes items beside text
 
 
+class AdaptersAsked(msgspec.Struct, frozen=True):
+    """How adapters would be served. folders: those that are there from the start. The answer is the bytes of all slots."""
+
+    limits: AdapterLimits
+    dtype: str  # of the model
+    folders: list[str]
+
+
 class SizesAsked(msgspec.Struct, frozen=True):
     """The question to workers/sizes.py: how large is one of these ranks of a model, given its config.json?"""
 
@@ -95,10 +105,11 @@ class SizesAsked(msgspec.Struct, frozen=True):
     enable_expert_parallel: bool = False
     cpu: CpuAsked | None = None
     is_of_mtp: bool = False  # how large are its layers that predict further tokens?
+    adapters: AdaptersAsked | None = None
 
 
 class RankSizes(msgspec.Struct, frozen=True):
-    """The answer of workers/sizes.py without CpuAsked; it answers with a text instead if it cannot tell."""
+    """The answer of workers/sizes.py without CpuAsked and AdaptersAsked; it answers with a text instead if it cannot tell."""
 
     sizes: ModelSizes
     num_parameters: int

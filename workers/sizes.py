@@ -12,7 +12,10 @@ from pathlib import Path
 import msgspec
 import torch
 
-from quire.ipc.memory_plan import CpuAsked, RankSizes, SizesAsked
+from quire.ipc.adapters import AdapterError, with_layers_of
+from quire.ipc.memory_plan import AdaptersAsked, CpuAsked, RankSizes, SizesAsked
+from quire.workers.adapters.peft import read_adapter
+from quire.workers.adapters.places import slots_bytes
 from quire.workers.layers.experts import Experts
 from quire.workers.memory import held_bytes, packed_elements, sizes_of
 from quire.workers.models.build import build_model
@@ -65,13 +68,25 @@ def cpu_weights_bytes(asked: SizesAsked, cpu: CpuAsked) -> int:
     return max(found)
 
 
+def adapters_bytes(asked: SizesAsked, adapters: AdaptersAsked) -> int:
+    """Bytes of all adapter slots on a rank. Raises ModelConfigError, AdapterError."""
+    limits = with_layers_of(adapters.limits, [read_adapter(folder, adapters.limits) for folder in adapters.folders])
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_bytes(msgspec.json.encode(asked.config))
+        config, _ = read_served(folder, {}, AUTO, sees=True)
+    parallel = Parallel(0, asked.tensor_parallel_size, "meta", expert_parallel=asked.enable_expert_parallel)
+    return slots_bytes(build_model(config, torch.float32, parallel), limits, getattr(torch, adapters.dtype))
+
+
 def answer(asked: bytes) -> bytes:
     """Encoded SizesAsked -> encoded RankSizes, or a number of bytes, or the text of an error."""
     try:
         question = msgspec.json.decode(asked, type=SizesAsked)
+        if question.adapters is not None:
+            return msgspec.json.encode(adapters_bytes(question, question.adapters))
         found = rank_sizes(question) if question.cpu is None else cpu_weights_bytes(question, question.cpu)
         return msgspec.json.encode(found)
-    except ModelConfigError as error:
+    except (ModelConfigError, AdapterError) as error:
         return msgspec.json.encode(str(error))
 
 

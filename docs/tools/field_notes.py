@@ -271,7 +271,7 @@ FIELDS_OF: dict[str, dict[str, Note]] = {
     },
     "LoadLoRAAdapterRequest": {
         "lora_name": Note("the name that requests give as `model`"),
-        "lora_path": Note("a folder as PEFT saves it, below one of `--lora-dirs`"),
+        "lora_path": Note("a folder as PEFT saves it, below one of `--lora-dirs`; or a hub id of one of `--lora-hub`"),
         "load_inplace": Note("it may replace an adapter of this name"),
         "is_3d_lora_weight": Note("without effect: the file says it"),
     },

@@ -233,6 +233,7 @@ FLAG_NOTES: dict[str, FlagNote] = {
     "--lora-target-modules": FlagNote("memory of each slot", "the layers that the adapters have"),
     "--lora-dtype": FlagNote("memory of each slot", "auto"),
     "--lora-dirs": FlagNote("whoever may write there may serve adapters", "one folder for all adapters"),
+    "--lora-hub": FlagNote("whoever may write to these owners' repositories may serve adapters", "your own organization"),
     "--lora-on-demand": FlagNote("a first request for an adapter that also waits for its load", "on with many adapters"),
     # ------------------------------------------------------------------------------------------------------ speculation
     "--speculative-config": FlagNote(

@@ -63,7 +63,7 @@ _ALL: dict[str, dict[str, Note]] = {
         **_FORMAT,
         **_CONVERSATION,
         "prompt_name": _PROMPT_NAME,
-        "task": Note("a server has the weights of one task, which hf_overrides' jina_task chooses", treatment="refused"),
+        "task": Note("of a model with adapters for tasks and `--enable-lora`: which one", "retrieval"),
         "late_chunking": Note("give each text by itself", treatment="refused"),
     },
     "EmbeddingResponse": _ANSWER,

@@ -19,17 +19,18 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 
-import numpy as np
-
 from quire.enginecore.adapters.folders import Folders, Found
-from quire.enginecore.adapters.registry import Adapter, AdapterRegistry
+from quire.enginecore.adapters.giving import give
+from quire.enginecore.adapters.hub import Hub
+from quire.enginecore.adapters.registry import Adapter, AdapterRegistry, last_part
 from quire.enginecore.adapters.slots import AdapterSlots, Load
 from quire.enginecore.adapters.to_workers import ToWorkers
-from quire.enginecore.kv.pool import BlockHasher, Fork
+from quire.enginecore.adapters.turns import LoadTurns, Over
 from quire.enginecore.owners import Owners
 from quire.enginecore.preparation import PreparationFailed, PreparingRequests
 from quire.enginecore.scheduling.scheduler import Scheduler
 from quire.enginecore.scheduling.sequence import Sequence
+from quire.enginecore.tenants.backlog import QueueBounds
 from quire.enginecore.workers import WorkerGroup
 from quire.ipc.adapters import HOST_ONLY, AdapterError, AdapterFile, AdapterInfo, AdapterLimits, AdapterMissing, AdapterPlan
 from quire.ipc.messages.frontend import AddRequest
@@ -50,12 +51,12 @@ Done = Callable[[Outcome], None]
 
 
 class Adapters:
-    """max_queue_s: the longest that a request may wait for a slot; 0: no bound."""
+    """bounds: of requests that wait for a slot (max_queue_s), and of loads on demand that wait (max_num_waiting)."""
 
     def __init__(
         self,
         limits: AdapterLimits,
-        max_queue_s: float,
+        bounds: QueueBounds,
         scheduler: Scheduler,
         owners: Owners,
         workers: WorkerGroup,
@@ -65,12 +66,14 @@ class Adapters:
         slots = scheduler.leases.adapters
         assert slots is not None
         self.registry = AdapterRegistry()
-        self._limits, self._max_queue_s, self._clock = limits, max_queue_s, clock
+        self._limits, self._max_queue_s, self._clock = limits, bounds.max_queue_s, clock
         self._scheduler, self._owners, self._preparing = scheduler, owners, preparing
         self._slots: AdapterSlots = slots
+        self._default = limits.default
         self._workers = ToWorkers(workers)
         self._folders = Folders(limits, preparing.later)
         self._busy: dict[str, deque[Callable[[], None]]] = {}  # names with a load under way, and what comes after it
+        self._turns = LoadTurns(bounds.max_num_waiting)
         self._loading: set[int] = set()  # numbers that the workers read
         self._missing: dict[str, float] = {}  # names that no folder has, and until when this holds
         self._pins: dict[int, Done] = {}  # by number: to be pinned once they are loaded
@@ -78,9 +81,11 @@ class Adapters:
         self._num_loads, self._load_s = 0, 0.0
         preparing.add(self.prepare, self._folders.close)
 
-    def begin_with(self, plans: Mapping[str, AdapterPlan]) -> dict[str, str | None]:
+    def begin_with(self, plans: Mapping[str, AdapterPlan], hub: Hub, base_names: Iterable[str] = ()) -> dict[str, str | None]:
         """Register adapters that were read before the start, and let the workers read them. Returns, by name, the error of each
-        that is known: None until then, empty once it is loaded."""
+        that is known: None until then, empty once it is loaded. hub: where later ones may be downloaded from. base_names: of
+        the model."""
+        self._folders.hub, self.registry.base_names = hub, {last_part(name) for name in base_names}
         outcomes: dict[str, str | None] = dict.fromkeys(plans)
         for name, plan in plans.items():
             adapter = self.registry.make(name, plan, 0.0)
@@ -113,19 +118,34 @@ class Adapters:
 
         self._in_turn(name, begin, done)
 
-    def find(self, name: str, done: Done) -> None:
-        """An adapter by its name; with --lora-on-demand it is loaded."""
+    def find(self, name: str, done: Done, key: str | None = None) -> None:
+        """An adapter by its name; one that is being loaded is waited for, and with --lora-on-demand it is loaded now. key: for
+        whom; None: its loads are not bounded."""
         if (adapter := self.registry.get(name)) is not None:
             return done(adapter)
-        if not self._limits.on_demand or not ON_DEMAND.fullmatch(name) or self._is_missing(name):
+        may_load = self._limits.on_demand and ON_DEMAND.fullmatch(name) is not None and not self._is_missing(name)
+        if not may_load and name not in self._busy:
             return done(_not_found(name))
 
         def begin(end: Done) -> None:
             if (adapter := self.registry.get(name)) is not None:
                 return end(adapter)
+            if not may_load or self._is_missing(name):
+                return end(_not_found(name))
             return self._folders.find(name, lambda found: self._was_read(name, found, time.time(), end))
 
-        return self._in_turn(name, begin, done)
+        def work(over: Over) -> None:
+            def ended(outcome: Outcome) -> None:
+                over()
+                done(outcome)
+
+            self._in_turn(name, begin, ended)
+
+        if key is None or not may_load:
+            return self._in_turn(name, begin, done)
+        if not self._turns.begin(key, work):
+            done(UtilityFailed("overloaded", "too many adapters wait to be loaded: try again later"))
+        return None
 
     def restore(self, infos: Iterable[AdapterInfo], done: Callable[[list[str]], None]) -> None:
         """Load adapters that another engine had: done gets the names of those that failed."""
@@ -241,7 +261,7 @@ class Adapters:
     # ------------------------------------------------------------------------------------------------------ requests
     def prepare(self, request: AddRequest, sequences: list[Sequence]) -> Future[None] | None:
         """A Preparer: give a request's sequences their adapter, once it is loaded."""
-        use = request.adapter
+        use = request.adapter or self._default
         if use is None:
             return None
         file = use.file if request.task.is_resumed else None
@@ -359,30 +379,16 @@ class Adapters:
 
     # --------------------------------------------------------------------------------------------------------- state
     def stats(self) -> AdapterStats:
-        running, waiting = ([a.name for a in some[:MOST_NAMES]] for some in (self._slots.running, self._slots.wanted))
+        names = [list(dict.fromkeys(a.name for a in some)) for some in (self._slots.running, self._slots.wanted)]
+        running, waiting = (some[:MOST_NAMES] for some in names)
         evictions = self._slots.num_evictions
         return AdapterStats(self._limits.max_loras, running, waiting, self._num_loads, evictions, self._load_s)
 
     def check(self) -> None:
         """Assert that every adapter that a sequence holds is known."""
         self.registry.check()
+        self._turns.check()
 
 
 def _not_found(name: str) -> UtilityFailed:
     return UtilityFailed("not_found", f"The model {name!r} does not exist.")
-
-
-def give(sequences: Iterable[Sequence], adapter: Adapter, hasher: BlockHasher) -> None:
-    """Let new sequences of one request hold an adapter, if it applies to them; their blocks then have other hashes."""
-    part, prompt, start = b"adapter %d" % adapter.number, np.zeros(0, np.int32), None
-    for seq in sequences:
-        if seq.prompt is not prompt:
-            prompt, start = seq.prompt, adapter.start_in(seq.prompt)
-        if start is None:
-            continue
-        seq.adapter, seq.adapter_from = adapter, start
-        if adapter.plan.invocation_tokens:
-            # the same tokens may have another start in another prompt, if an answer has generated invocation tokens
-            seq.blocks.fork = Fork(start // hasher.block_size, b"%b from %d" % (part, start))
-        else:
-            seq.blocks.root_hash = hasher.root(seq.blocks.root_hash, part)

@@ -37,7 +37,7 @@ def answer_call(adapters: Adapters | None, call: Call, answer: Callable[[Utility
         case UnloadAdapter():
             adapters.unload(call.name, lambda o: answer(o if isinstance(o, UtilityFailed) else AdapterUnloaded()))
         case FindAdapter():
-            adapters.find(call.name, loaded)
+            adapters.find(call.name, loaded, call.key)
         case PinAdapter():
             adapters.pin(call.name, loaded)
         case RestoreAdapters():

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
+from quire.enginecore.adapters.hub import Hub
 from quire.ipc.adapters import (
     AdapterError,
     AdapterLimits,
@@ -30,17 +31,27 @@ _decode = msgspec.msgpack.Decoder(FolderAnswer).decode
 
 
 class Folders:
-    """later: runs a call in the core's thread."""
+    """later: runs a call in the core's thread. hub: where adapters may be downloaded from."""
 
-    def __init__(self, limits: AdapterLimits, later: Callable[[Callable[[], None]], None]) -> None:
-        self._limits, self._later = limits, later
+    def __init__(self, limits: AdapterLimits, later: Callable[[Callable[[], None]], None], hub: Hub | None = None) -> None:
+        self._limits, self._later, self.hub = limits, later, hub or Hub()
         self._thread = ThreadPoolExecutor(1, "adapters")
         self._child = AskedChild(MODULE)
         self._thread.submit(self._start)
 
     def read(self, path: str, done: Callable[[Found], None], trusted: bool = False) -> None:
-        """Read a folder that lies in one of --lora-dirs; `done` is called in the core's thread. trusted: anywhere."""
-        self._submit(lambda: path if trusted else self.checked(path), done)
+        """Read a folder that lies in one of --lora-dirs, or a repository of the hub; `done` is called in the core's thread.
+        trusted: anywhere."""
+        if not trusted and self.hub.names_one(path):
+            self.hub.fetch(path, lambda found: self._was_fetched(found, done))
+        else:
+            self._submit(lambda: path if trusted else self.checked(path), done)
+
+    def _was_fetched(self, found: str | AdapterError, done: Callable[[Found], None]) -> None:
+        if isinstance(found, AdapterError):
+            self._later(lambda: done(found))
+        else:
+            self._submit(lambda: found, done)
 
     def find(self, name: str, done: Callable[[Found], None]) -> None:
         """As `read`, for the folder of this name directly in one of --lora-dirs."""
@@ -64,7 +75,8 @@ class Folders:
             raise AdapterError("lora_path must not hold NUL")
         real = os.path.realpath(path)
         dirs = [os.path.realpath(folder) for folder in self._limits.dirs]
-        if not any(real == folder or real.startswith(os.path.join(folder, "")) for folder in dirs):
+        is_below = any(real == folder or real.startswith(os.path.join(folder, "")) for folder in dirs)
+        if not is_below and not self.hub.has(real):
             raise AdapterError(f"lora_path {path!r} does not lie in one of --lora-dirs")
         return real
 
@@ -74,8 +86,9 @@ class Folders:
                 return self.checked(os.path.join(folder, name))
         raise AdapterMissing(f"no folder of --lora-dirs has an adapter {name!r}")
 
-    def read_now(self, folder: str) -> AdapterPlan:
-        """Read a folder, and wait for it. Raises AdapterError, OSError."""
+    def read_now(self, path: str) -> AdapterPlan:
+        """Read a folder anywhere, or any repository of the hub, and wait for it. Raises AdapterError, OSError."""
+        folder = self.hub.download(path) if self.hub.names_one(path) else os.path.realpath(path)
         return self._thread.submit(self._read, folder).result()
 
     def _read(self, folder: str) -> AdapterPlan:

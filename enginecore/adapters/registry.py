@@ -5,12 +5,20 @@ An adapter is one version of one folder's files. A load in place of another give
 Adapters (adapters.py) decides what is loaded.
 """
 
+import logging
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from quire.ipc.adapters import AdapterFile, AdapterInfo, AdapterPlan
+
+log = logging.getLogger("quire.enginecore")
+
+
+def last_part(name: str) -> str:
+    """A model's name without its owner or folder, by which adapters and their base know each other."""
+    return name.rstrip("/").rpartition("/")[2].casefold()
 
 
 @dataclass(eq=False, frozen=True, slots=True)
@@ -47,6 +55,7 @@ class AdapterRegistry:
         self._by_name: dict[str, Adapter] = {}
         self._retired: dict[int, Adapter] = {}  # by number: without a name
         self._last_number = 0
+        self.base_names: set[str] = set()  # of the model, as `last_part` has them; empty: not known
 
     def make(self, name: str, plan: AdapterPlan, loaded_at: float) -> Adapter:
         """A new adapter, which has no name yet: see `add`."""
@@ -60,6 +69,10 @@ class AdapterRegistry:
         self.remove(adapter.name)
         del self._retired[adapter.number]
         self._by_name[adapter.name] = adapter
+        base = adapter.plan.base_model
+        if base and self.base_names and last_part(base) not in self.base_names:
+            names = ", ".join(sorted(self.base_names))
+            log.warning("adapter %s was made for %.200r, which is no name of this model (%s)", adapter.name, base, names)
 
     def remove(self, name: str) -> Adapter | None:
         """Retire the adapter of this name, if there is one."""

@@ -17,7 +17,7 @@ import zmq
 from quire.enginecore.device import find_gpus
 from quire.enginecore.hosts.host_ranks import HostRanks
 from quire.enginecore.hosts.same_model import find_same_model
-from quire.enginecore.loading.model_files import ModelFilesError
+from quire.enginecore.loading.hub import ModelFilesError
 from quire.ipc.interfaces import Interface, find_interface
 from quire.ipc.links.core_and_hosts import HostToCore
 from quire.ipc.messages.hosts import (

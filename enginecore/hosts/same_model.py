@@ -7,7 +7,8 @@ names the first file that differs.
 from pathlib import Path
 
 from quire.enginecore.loading.fingerprint import fingerprints, size_of
-from quire.enginecore.loading.model_files import ModelFilesError, resolve_model
+from quire.enginecore.loading.hub import ModelFilesError
+from quire.enginecore.loading.model_files import resolve_model
 from quire.ipc.bundled import CHAT_MODEL
 from quire.ipc.config import EngineConfig
 from quire.ipc.messages.hosts import ModelFiles

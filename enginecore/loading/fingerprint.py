@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from quire.enginecore.loading.model_files import ModelFilesError
+from quire.enginecore.loading.hub import ModelFilesError
 from quire.enginecore.loading.settings import plain
 
 SETTINGS = ("config.json", "quantize_config.json", "quant_config.json", "hf_quant_config.json", "model.safetensors.index.json")

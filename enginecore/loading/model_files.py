@@ -12,7 +12,6 @@ import hashlib
 import json
 import logging
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from typing import Any
 
 import msgspec
 
+from quire.enginecore.loading.hub import ModelFilesError, download, is_hub_id
 from quire.enginecore.loading.model_names import no_vocabulary, what_file_is, what_folder_is
 from quire.enginecore.loading.pooling_files import has_torch_weights, max_seq_length, more_patterns
 from quire.enginecore.loading.settings import plain
@@ -60,12 +60,6 @@ CONVERSION_TIMEOUT_S = 600
 MAX_EOS_IDS = 16
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
-
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-
-
-class ModelFilesError(ValueError):
-    """The model's files are not there or not readable; the text is meant for the user and says what to do."""
 
 
 class ModelSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,54 +133,18 @@ def _local_or_hub(
         name = hub_id_of(name)
     except ValueError as error:
         raise ModelFilesError(str(error)) from None
-    if not HUB_ID.fullmatch(name) or ".." in name or "--" in name:
+    if not is_hub_id(name):
         raise ModelFilesError(f"{name} is neither a folder nor a hub id (like owner/name)")
-    return _download(name, revision, download_dir, patterns, token)
+    return _download(name, revision, download_dir, patterns, token, IGNORED_FILES)
 
 
 def _download(
-    hub_id: str,
-    revision: str | None,
-    download_dir: str | None,
-    patterns: list[str],
-    token: str | None,
-    ignored: list[str] = IGNORED_FILES,
+    hub_id: str, revision: str | None, download_dir: str | None, patterns: list[str], token: str | None, ignored: list[str]
 ) -> Path:
-    """Snapshot of a hub repository, through huggingface_hub's cache, environment variables and progress bars."""
-    import huggingface_hub
-    from huggingface_hub import errors
-
-    at = f" at revision {revision}" if revision else ""
-    try:
-        of_repository: dict[str, Any] = {"revision": revision, "cache_dir": download_dir, "token": token}
-        folder = huggingface_hub.snapshot_download(hub_id, allow_patterns=patterns, ignore_patterns=ignored, **of_repository)
-        # in folders of their own, which the patterns above cannot tell from others
-        huggingface_hub.snapshot_download(hub_id, allow_patterns=OF_SUBFOLDERS, **of_repository)
-        return Path(folder)
-    except errors.GatedRepoError:
-        raise ModelFilesError(
-            f"{hub_id} is gated: accept its terms on the hub, then set HF_TOKEN to a token of that account"
-        ) from None
-    except errors.RevisionNotFoundError:
-        raise ModelFilesError(f"{hub_id} has no revision {revision or 'main'} on the hub") from None
-    except errors.RepositoryNotFoundError:
-        raise ModelFilesError(
-            f"{hub_id} is neither a local folder nor a model on the hub. If it is private, set HF_TOKEN to a token that "
-            "may read it"
-        ) from None
-    except errors.LocalEntryNotFoundError as error:
-        raise ModelFilesError(
-            f"{hub_id}{at} is not (completely) in the local cache, and the hub cannot be reached: connect, unset "
-            f"HF_HUB_OFFLINE, or give a local folder. {_first_line(error)}"
-        ) from None
-    except errors.HFValidationError as error:
-        raise ModelFilesError(f"{hub_id} is not a hub id: {_first_line(error)}") from None
-    except Exception as error:  # from the disk, the hub's answers, or the HTTP library that huggingface_hub uses
-        raise ModelFilesError(f"{hub_id}{at} cannot be downloaded: {type(error).__name__}: {_first_line(error)}") from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    folder = download(hub_id, revision, download_dir, patterns, token, ignored)
+    # in folders of their own, which the patterns above cannot tell from others
+    download(hub_id, revision, download_dir, OF_SUBFOLDERS, token)
+    return folder
 
 
 # ------------------------------------------------------------------------------------------------------- facts for the core

@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 
 from quire.enginecore.hosts.setup import is_spread
+from quire.enginecore.loading.hub import ModelFilesError
 from quire.enginecore.loading.model_files import (
     BUNDLED_DRAFTS,
-    ModelFilesError,
     frontend_files,
     model_summary,
     read_json,

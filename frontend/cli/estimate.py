@@ -19,7 +19,7 @@ from quire.frontend.cli.estimate_draft import draft_sizes
 from quire.frontend.cli.estimate_encoder import computes_whole_texts, draws_tokens, step_tokens, texts_at_once
 from quire.frontend.cli.estimate_items import as_served, for_items
 from quire.frontend.cli.estimate_model import ITEMSIZE, Model, read_model
-from quire.frontend.cli.estimate_sizes import EstimateError
+from quire.frontend.cli.estimate_sizes import EstimateError, adapters_bytes
 from quire.frontend.cli.estimate_stage import share_of
 from quire.frontend.cli.estimate_weights import WITHOUT_FP8, check_quantization, weights_bytes
 from quire.ipc import memory_plan as plan
@@ -69,6 +69,7 @@ class Estimate(NamedTuple):
     num_states: int = 0  # recurrent states, with the dummy
     states_bytes: int = 0
     draft_weights_bytes: int = 0  # of a draft model
+    adapters_bytes: int = 0  # of all adapter slots
     is_encoder: bool = False
     refusal: str | None = None  # why a start on this CPU would be refused
 
@@ -211,10 +212,9 @@ def estimate(model: Model, config: EngineConfig, memory: int, gpu: str = "", ava
     rows = config.max_num_seqs or plan.default_max_num_seqs(memory, states > 0)
     samples, kept = _samples_and_kept(sizes, config, rows, item)
     tokens, length = step_tokens(model, config, length, is_gpu=is_gpu)
-    block_size = config.block_size or plan.default_block_size(is_gpu)
-    weights, has_fp8 = model.num_parameters * item, not _plain(gpu).startswith(WITHOUT_FP8)
-    if is_gpu:
-        weights = _gpu_weights(model, config, item, has_fp8=has_fp8)
+    block_size, slots = config.block_size or plan.default_block_size(is_gpu), adapters_bytes(model.config, config, dtype)
+    has_fp8 = not _plain(gpu).startswith(WITHOUT_FP8)
+    weights = _gpu_weights(model, config, item, has_fp8=has_fp8) if is_gpu else model.num_parameters * item
     draft = draft_sizes(config, dtype, max(tokens, rows), rows, block_size, sizes.hidden_size, is_gpu=is_gpu, has_fp8=has_fp8)
     block, groups = plan.kv_block_bytes(sizes, block_size, item) + draft.block, len(plan.kv_groups(sizes))
     if is_gpu:
@@ -224,7 +224,7 @@ def estimate(model: Model, config: EngineConfig, memory: int, gpu: str = "", ava
         step, draws = max(step, run), draws_tokens(model, config)
         tables = cache_bytes + plan.tables_bytes(sizes, rows, length, tokens, block_size, samples, draws=draws)
         tables += plan.exchange_bytes(sizes, config.tensor_parallel_size, item) + kept + cache_bytes
-        room = int(config.gpu_memory_utilization * memory) - weights - draft.weights - step - graphs - tables
+        room = int(config.gpu_memory_utilization * memory) - weights - slots - draft.weights - step - graphs - tables
         num_states, room = divided(room, block, states, config, rows)
         blocks = max(plan.blocks_in(room, block), 0) if room >= 0 else 0
     else:
@@ -232,7 +232,7 @@ def estimate(model: Model, config: EngineConfig, memory: int, gpu: str = "", ava
         step, graphs, tables = max(plan.cpu_step_bytes(sizes, max(tokens, rows), samples, item) + kept, draft.step, run), 0, 0
         is_packed = model.quantization is not None or config.quantization is not None
         copies, most = (config.world_size, config.data_parallel_size), plan.most_useful_blocks(groups, rows, length, block_size)
-        needs = CpuNeeds(weights + draft.weights, step, *copies, item, is_packed, config.frontends, sizes.vocab_size)
+        needs = CpuNeeds(weights + slots + draft.weights, step, *copies, item, is_packed, config.frontends, sizes.vocab_size)
         num_states, room = divided(_cpu_cache(config, needs, available), block, states, config, rows)
         least = plan.least_blocks(block) if config.cpu_kv_cache_gib is None else 0
         blocks = min(max(plan.blocks_in(room, block), least), most)
@@ -259,6 +259,7 @@ def estimate(model: Model, config: EngineConfig, memory: int, gpu: str = "", ava
         num_states=num_states,
         states_bytes=num_states * states,
         draft_weights_bytes=draft.weights,
+        adapters_bytes=slots,
     )
 
 
@@ -359,6 +360,11 @@ def text_of(found: Estimate, model: Model, config: EngineConfig) -> str:
     rows = [
         ("weights", found.weights_bytes, f"{model.num_parameters:,} parameters{counted}"),
         ("draft model", found.draft_weights_bytes, "its weights; a token in the KV cache is both models'"),
+        (
+            "adapters",
+            found.adapters_bytes,
+            f"{config.max_loras} slots of {found.adapters_bytes / config.max_loras / 1e6:,.1f} MB",
+        ),
         ("activations", found.activation_bytes, f"of a step of {found.max_num_batched_tokens:,} tokens"),
         ("graphs", found.graphs_bytes, "captured steps" if not config.enforce_eager else "a reserve"),
         ("tables", found.tables_bytes, f"of {found.max_num_seqs:,} sequences at once, and CUDA's context"),

@@ -7,11 +7,14 @@ imports no torch. It takes some seconds, mostly to import torch; a model is coun
 import functools
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from quire.ipc.memory_plan import CpuAsked, RankSizes, SizesAsked
+from quire.ipc.config import EngineConfig
+from quire.ipc.lora_flags import limits_of, parse_module
+from quire.ipc.memory_plan import AdaptersAsked, CpuAsked, RankSizes, SizesAsked
 
 TIMEOUT_S = 300.0
 SIZES_MODULE = "quire.workers.sizes"
@@ -43,6 +46,23 @@ def cpu_weights_bytes(name: str, config: Json, cpu: CpuAsked, size: int = 1, *, 
     if not isinstance(answer, int):
         raise EstimateError(f"{name}: {answer}")
     return answer
+
+
+def adapters_bytes(config: Json | None, engine: EngineConfig, dtype: str) -> int:
+    """Bytes of all adapter slots of a rank; 0 without --enable-lora. config: the model's. Raises EstimateError.
+
+    Adapters of --lora-modules that are folders here are read, as a slot holds what they have. Hub ids are not.
+    """
+    if not engine.enable_lora or config is None:
+        return 0
+    plain = {key: value for key, value in config.items() if key not in ("quantization_config", "compression_config")}
+    paths = [parse_module(text).path for text in engine.lora_modules]
+    adapters = AdaptersAsked(limits_of(engine), dtype, [path for path in paths if Path(path).is_dir()])
+    asked = SizesAsked(plain, engine.tensor_parallel_size, engine.enable_expert_parallel, adapters=adapters)
+    answer = _answer(msgspec.json.encode(asked))
+    if not isinstance(answer, int):
+        raise EstimateError(f"--enable-lora: {answer}")
+    return -(-answer // engine.pipeline_parallel_size)  # a stage has its own layers' slots
 
 
 @functools.lru_cache(maxsize=16)

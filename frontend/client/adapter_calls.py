@@ -6,15 +6,15 @@ from quire.ipc.adapters import AdapterInfo, AdapterUse
 from quire.ipc.messages.utilities import AdapterLoaded, AdapterUnloaded, FindAdapter, LoadFolder, PinAdapter, UnloadAdapter
 
 
-async def find(client: Client, name: str) -> AdapterInfo:
-    """An adapter; one that we have not been told of is asked for, and loaded if the engine loads on demand.
+async def find(client: Client, name: str, key: str = "") -> AdapterInfo:
+    """An adapter; one that we have not been told of is asked for, and loaded if the engine loads on demand. key: for whom.
 
     Raises NotFound, InvalidRequest for one that cannot be loaded, other ClientErrors."""
     if (known := client.adapters.get(name)) is not None:
         return known
     if client.welcome.limits.adapters is None:
         raise NotFound(f"The model {name!r} does not exist.")
-    return (await client.utility(FindAdapter(name), AdapterLoaded)).adapter
+    return (await client.utility(FindAdapter(name, key), AdapterLoaded)).adapter
 
 
 async def load(client: Client, name: str, path: str, *, in_place: bool = False) -> AdapterInfo:

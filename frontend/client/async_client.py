@@ -27,6 +27,7 @@ from quire.frontend.client.stream import DeadlineExceeded, EngineDown, InvalidRe
 from quire.frontend.client.terms import Terms
 from quire.frontend.client.utility_calls import A, UtilityCalls
 from quire.frontend.text.tokenizer import Tokenizer
+from quire.ipc.adapters import AdapterInfo
 from quire.ipc.links.curve import FrontendKeys
 from quire.ipc.links.frontend_to_core import SHUTTING_DOWN, FrontendToCore, LinkBusy, LinkDown
 from quire.ipc.messages.frontend import (
@@ -67,6 +68,7 @@ class AsyncClient(Client):
         self._digests: dict[str, str] = {}  # of the files that the tokenizer was made from
         self._broken: str | None = None  # why the core's files cannot be used
         self._may_spin = False
+        self.is_restoring = False  # it was told of adapters that it should have, and has not answered yet
         self._dispatcher = Dispatcher(self._enqueue)
         self._lost = LostRequests()
         self._utilities = UtilityCalls()
@@ -261,14 +263,27 @@ class AsyncClient(Client):
             self._broken = f"the engine's tokenizer cannot be read: {error}"
 
     def _restore_adapters(self, welcome: Welcome) -> None:
-        """The core is another one: tell it of the adapters that its predecessor had. Where they differ, the later load wins."""
-        known, before = {info.name: info for info in welcome.adapters}, self._welcome
-        if before is not None and welcome.limits.adapters is not None and model_of(before) == model_of(welcome):
-            lacking = [i for name, i in self.adapters.items() if name not in known or known[name].loaded_at < i.loaded_at]
-            if lacking:
-                task = asyncio.ensure_future(self._utilities.call(self._link, RestoreAdapters(lacking), AdaptersRestored))
-                task.add_done_callback(lambda task: task.cancelled() or task.exception())
-        self._adapters = known
+        """The core is another one: tell it of the adapters that it should have. Where they differ, the later load wins.
+        Requests may name them at once: the core lets these wait. If it is lost again meanwhile, its successor is told."""
+        known, wanted = {info.name: info for info in welcome.adapters}, self._wanted_adapters(welcome)
+        lacking = {n: i for n, i in wanted.items() if n not in known or known[n].loaded_at < i.loaded_at}
+        self._adapters, self.is_restoring = known | lacking, bool(lacking)
+        if lacking:
+            call = self._utilities.call(self._link, RestoreAdapters(list(lacking.values())), AdaptersRestored)
+            asyncio.ensure_future(call).add_done_callback(lambda task: self._restored(task, lacking))
+
+    def _wanted_adapters(self, welcome: Welcome) -> Mapping[str, AdapterInfo]:
+        """Those of its predecessor."""
+        before, has_any = self._welcome, welcome.limits.adapters is not None
+        return self.adapters if has_any and before is not None and model_of(before) == model_of(welcome) else {}
+
+    def _restored(self, task: "asyncio.Future[AdaptersRestored]", asked: Mapping[str, AdapterInfo]) -> None:
+        self.is_restoring = False
+        if task.cancelled() or task.exception() is not None:
+            return
+        for name in task.result().failed:
+            if self._adapters.get(name) is asked[name]:
+                del self._adapters[name]
 
     def _read_tokenizer(self, digests: dict[str, str]) -> Tokenizer:
         """The tokenizer of the connected core's files, which have these digests. Raises ValueError."""

@@ -1,13 +1,15 @@
 """Replica: the client of one of several engines; it reports the progress of requests to its owner (replicas.py)."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from quire.frontend.client.async_client import AsyncClient
 from quire.frontend.client.pooling import PooledState
-from quire.frontend.client.resend import HOLD_S
+from quire.frontend.client.resend import HOLD_S, model_of
 from quire.frontend.client.stream import RequestState
 from quire.frontend.text.tokenizer import Tokenizer
+from quire.ipc.adapters import AdapterInfo
 from quire.ipc.links.curve import FrontendKeys
 from quire.ipc.links.frontend_to_core import SHUTTING_DOWN
 from quire.ipc.messages.frontend import (
@@ -22,6 +24,7 @@ from quire.ipc.messages.frontend import (
     StepOutputs,
     Welcome,
 )
+from quire.ipc.messages.utilities import AdaptersRestored
 
 FULL = ("overloaded", "rate_limited", "unavailable")  # codes of an engine that cannot take a request which another might
 
@@ -44,6 +47,12 @@ class Owner(Protocol):
 
     def connected(self, number: int) -> None:
         """An engine has connected or reconnected, with an empty cache, and perhaps with another model."""
+
+    def adapters_beside(self, number: int) -> Mapping[str, AdapterInfo] | None:
+        """The adapters of the other engines; None if no other one gets requests."""
+
+    def restored(self, number: int) -> None:
+        """An engine has the adapters of the others, or cannot get them."""
 
     def stopped(self, number: int) -> None:
         """An engine was told to stop, and is about to be lost: it will not run requests that it has not begun."""
@@ -75,6 +84,7 @@ class Replica(AsyncClient):
     def __init__(self, address: str, keys: FrontendKeys | None, number: int, owner: Owner, hold_s: float = HOLD_S) -> None:
         super().__init__(address, keys, hold_s)
         self.number = number
+        self.unloaded_meanwhile: set[str] = set()  # adapters that were unloaded from the others while this engine was away
         self._owner = owner
 
     def health(self) -> str | None:
@@ -114,6 +124,18 @@ class Replica(AsyncClient):
         """Share one tokenizer among engines: reading it takes memory, and blocks the event loop."""
         other = next((e for e in self._owner.engines if e is not self and e._digests == digests and e._tokenizer), None)
         return super()._read_tokenizer(digests) if other is None else other.tokenizer
+
+    def _wanted_adapters(self, welcome: Welcome) -> Mapping[str, AdapterInfo]:
+        """Those of the other engines: some may have been loaded or unloaded while this one was away."""
+        others = self._owner.adapters_beside(self.number)
+        if others is None:
+            return super()._wanted_adapters(welcome)
+        is_same = model_of(self._owner.welcome) == model_of(welcome)
+        return others if is_same and welcome.limits.adapters is not None else {}
+
+    def _restored(self, task: "asyncio.Future[AdaptersRestored]", asked: Mapping[str, AdapterInfo]) -> None:
+        super()._restored(task, asked)
+        self._owner.restored(self.number)
 
     def _on_connected(self, welcome: Welcome) -> None:
         if self._link is not None:

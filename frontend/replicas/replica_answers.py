@@ -3,7 +3,6 @@
 Pure functions over messages; replicas.py calls them.
 """
 
-import asyncio
 from collections.abc import Sequence
 
 import msgspec
@@ -11,15 +10,9 @@ import msgspec
 from quire.frontend.client.async_client import AsyncClient
 from quire.ipc.messages.frontend import EngineLimits, Welcome
 from quire.ipc.messages.utilities import (
-    AdapterLoaded,
-    AdaptersRestored,
-    AdapterUnloaded,
-    LoadFolder,
     ProfileDone,
     ResetDone,
-    RestoreAdapters,
     ServerInfo,
-    UnloadAdapter,
     UtilityAnswer,
 )
 from quire.ipc.numerics import differing_flags
@@ -74,14 +67,3 @@ def together(answers: Sequence[UtilityAnswer]) -> UtilityAnswer:
         case ServerInfo(config):
             return ServerInfo({**config, "data_parallel_size": len(answers)})
     return answers[0]
-
-
-async def undo_load(call: LoadFolder, engines: Sequence[AsyncClient], answers: Sequence[object]) -> None:
-    """A load has failed on some engines: undo it on the others, which get back what it has replaced there."""
-    done = [engine for engine, answer in zip(engines, answers, strict=True) if isinstance(answer, AdapterLoaded)]
-    before = [info for e in engines if e not in done and (info := e.adapters.get(call.name)) is not None][:1]
-    work = [engine.utility(UnloadAdapter(call.name), AdapterUnloaded) for engine in done]
-    await asyncio.gather(*work, return_exceptions=True)
-    if before:
-        restore = [engine.utility(RestoreAdapters(before), AdaptersRestored) for engine in done]
-        await asyncio.gather(*restore, return_exceptions=True)

@@ -11,7 +11,6 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import cast
 
 import msgspec
@@ -25,13 +24,16 @@ from quire.frontend.client.resend import HOLD_S
 from quire.frontend.client.stream import ClientError, EngineDown, Overloaded, RequestState
 from quire.frontend.client.terms import Terms, share_of
 from quire.frontend.client.utility_calls import A
+from quire.frontend.replicas.adapter_places import AdapterPlaces
 from quire.frontend.replicas.replica import Replica
-from quire.frontend.replicas.replica_answers import different_models, holds_for_all, together, undo_load
-from quire.frontend.replicas.router import Choice, Policy, Router
+from quire.frontend.replicas.replica_adapters import adapters_of, failures_of, follow, remember, serving, undo_load, unload_late
+from quire.frontend.replicas.replica_answers import different_models, holds_for_all, together
+from quire.frontend.replicas.router import Policy, Router
+from quire.frontend.replicas.sent import Sent
 from quire.ipc.adapters import AdapterInfo
 from quire.ipc.links.curve import FrontendKeys
 from quire.ipc.messages.frontend import AddRequest, Heartbeat
-from quire.ipc.messages.utilities import AdaptersRestored, LoadFolder, RestoreAdapters, UtilityAnswer, UtilityCall
+from quire.ipc.messages.utilities import LoadFolder, UtilityCall
 
 log = logging.getLogger("quire.replicas")
 
@@ -55,17 +57,6 @@ def client_of(
     if len(addresses) == 1:
         return AsyncClient(addresses[0], keys[0], hold_s)
     return Replicas(addresses, keys, policy, hold_s)
-
-
-@dataclass(slots=True)
-class Sent:
-    """A running request. choice: None once it has begun; until then it may be refused and sent elsewhere."""
-
-    engine: int
-    choice: Choice | None
-    request: AddRequest
-    terms: Terms
-    refused: set[int] = field(default_factory=set)
 
 
 def _version(engine: AsyncClient) -> str:
@@ -95,7 +86,7 @@ class Replicas(Client):
         self._refusals: dict[int, str] = {}  # engine -> why the last attempt to connect failed
         self._looked = 0.0
         self._well = [False] * len(addresses)  # at the last check
-        self._restoring: set[int] = set()  # engines that load the adapters of the others
+        self._places = AdapterPlaces(len(addresses))
         self._counts: dict[int, tuple[int, int]] = {}  # engine -> (running, waiting) in its latest Heartbeat
 
     # ---------------------------------------------------------------------------------------------------- connections
@@ -184,24 +175,20 @@ class Replicas(Client):
             self._router = self._new_router()
         self._router.set_capacity(number, engine.welcome.cache.num_gpu_blocks if engine.welcome.cache else DEFAULT_NUM_BLOCKS)
         self._looked = 0.0
-        self._restore_adapters(engine)
+        if engine.unloaded_meanwhile:
+            self._unloading = asyncio.ensure_future(unload_late(engine))
         for each in self._replicas:
             each.send_lost()
 
-    def _restore_adapters(self, engine: Replica) -> None:
-        """Give an engine that has connected the adapters of the others; it gets no requests before."""
-        others = {name: info for e in self._replicas if e.is_connected for name, info in e.adapters.items()}
-        lacking = [info for name, info in others.items() if name not in engine.adapters]
-        if lacking and engine.welcome.limits.adapters is not None:
-            self._restoring.add(engine.number)
-            task = asyncio.ensure_future(engine.utility(RestoreAdapters(lacking), AdaptersRestored))
-            task.add_done_callback(lambda task: self._restored(engine.number, task))
+    def _serving(self, but: int = -1) -> list[Replica]:
+        """Engines that have all adapters and may get requests. but: without this one."""
+        return serving([e for e in self._replicas if e.number != but], self.mismatched)
 
-    def _restored(self, number: int, task: "asyncio.Future[AdaptersRestored]") -> None:
-        self._restoring.discard(number)
+    def adapters_beside(self, number: int) -> dict[str, AdapterInfo] | None:
+        return adapters_of(self._serving(number))
+
+    def restored(self, number: int) -> None:
         self._looked = 0.0
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.warning("the engine at %s lacks adapters: %s", self._replicas[number].address, error)
 
     def _new_router(self) -> Router:
         caches = [e.welcome.cache for e in self._replicas if e._welcome is not None and e.welcome.cache is not None]
@@ -219,6 +206,7 @@ class Replicas(Client):
     def lost(self, number: int) -> None:
         for request_id in [i for i, sent in self._sent.items() if sent.engine == number]:
             del self._sent[request_id]
+        self._places.lost(number)
         if self._router is not None:
             self._router.lost(number)
         self._counts.pop(number, None)
@@ -233,9 +221,10 @@ class Replicas(Client):
         self._well = well = [engine.health() is None for engine in self._replicas]
         if not any(well):
             well = [engine.is_connected and engine.number not in self.mismatched for engine in self._replicas]
-        others = any(is_well and number not in self._restoring for number, is_well in enumerate(well))
+        restoring = {engine.number for engine in self._replicas if engine.is_restoring}
+        others = any(is_well and number not in restoring for number, is_well in enumerate(well))
         for engine, is_available in enumerate(well):
-            router.set_available(engine, is_available and not (others and engine in self._restoring))
+            router.set_available(engine, is_available and not (others and engine in restoring))
 
     # --------------------------------------------------------------------------------------------------------- state
     @property
@@ -253,7 +242,7 @@ class Replicas(Client):
     @property
     def adapters(self) -> dict[str, AdapterInfo]:
         """Those that every engine has which gets requests."""
-        known = [e.adapters for e in self._replicas if e.is_connected and e.number not in {*self._restoring, *self.mismatched}]
+        known = [engine.adapters for engine in self._serving() or self._replicas if engine.is_connected]
         return {name: info for name, info in known[0].items() if all(name in other for other in known[1:])} if known else {}
 
     @property
@@ -268,6 +257,7 @@ class Replicas(Client):
         """Combine the engines' Heartbeats: this one, with the sequences of all engines."""
         if self._well[number] != (self._replicas[number].health() is None):
             self._looked = 0.0
+        self._places.told(number, heartbeat.adapters)
         self._counts[number] = heartbeat.num_running, heartbeat.num_waiting
         running, waiting = map(sum, zip(*self._counts.values(), strict=True))
         self.heartbeat, self.heartbeat_time = (
@@ -288,7 +278,7 @@ class Replicas(Client):
     def _send(self, sent: Sent) -> Replica:
         """Send to the best engine that has not refused. Raises Overloaded or EngineDown if there is none; InvalidRequest."""
         request_id, task, salt = sent.request.id, sent.request.task, sent.request.cache_salt.encode(errors="replace")
-        adapter = b"" if sent.request.adapter is None else sent.request.adapter.name.encode(errors="replace")
+        name = sent.adapter
         router, candidates = self._router, task.candidates
         is_refused = bool(sent.refused)
         assert router is not None
@@ -296,10 +286,18 @@ class Replicas(Client):
         self._look(router)
         only = self._searches.get(candidates.search) if candidates is not None else None
         while choice := router.send(
-            ids, salt, adapter, num_rows=task.num_sequences, may_hit=task.may_hit, refused=sent.refused, only=only
+            ids,
+            salt,
+            name.encode(errors="replace"),
+            num_rows=task.num_sequences,
+            may_hit=task.may_hit,
+            refused=sent.refused,
+            only=only,
+            more=self._places.swaps(name),
         ):
             sent.engine, sent.choice = choice.engine, choice
             self._sent[request_id] = sent  # before sending, which may find that the engine is lost
+            self._places.sent(choice.engine, name)
             engine = self._replicas[choice.engine]
             try:
                 engine.send(sent.request, sent.terms)
@@ -358,12 +356,14 @@ class Replicas(Client):
             self.ended(request_id)
         elif self._router is not None:
             del self._sent[request_id]
+            self._places.ended(sent.engine, sent.adapter)
             self._router.refused(sent.choice, sent.request.task.num_sequences)
 
     def ended(self, request_id: int) -> None:
         self.computed(request_id)
         sent = self._sent.pop(request_id, None)
         if sent is not None and self._router is not None:
+            self._places.ended(sent.engine, sent.adapter)
             self._router.ended(sent.engine, sent.request.task.num_sequences)
 
     def _cancel(self, request_id: int) -> None:
@@ -395,12 +395,14 @@ class Replicas(Client):
         if not there:
             raise EngineDown("there is no connection to an engine")
         answers = await asyncio.gather(*(engine.utility(call, kind) for engine in there), return_exceptions=True)
-        failures = {engine.address: a for engine, a in zip(there, answers, strict=True) if isinstance(a, BaseException)}
-        if failures and isinstance(call, LoadFolder):
-            await undo_load(call, there, answers)
-        for address, failure in failures.items():
-            raise failure if len(there) == 1 else type(failure)(f"{failure} (the engine at {address})")
-        return cast(A, together(cast(list[UtilityAnswer], answers)))
+        if failures := failures_of(call, there, answers):
+            if isinstance(call, LoadFolder):
+                await undo_load(call, there, answers)
+            engine, failure = failures[0]
+            raise failure if len(there) == 1 else type(failure)(f"{failure} (the engine at {engine.address})")
+        await follow(call, answers, [engine for engine in self._replicas if engine.is_connected and engine not in there])
+        remember(call, [engine for engine in self._replicas if not engine.is_connected])
+        return cast(A, together([answer for answer in answers if not isinstance(answer, BaseException)]))
 
     def check(self) -> None:
         """Assert that our requests are those of the engines' clients, and that the router counts no work without requests."""
@@ -408,3 +410,4 @@ class Replicas(Client):
         assert {i: sent.engine for i, sent in self._sent.items()} == running
         if not running and self._router is not None:
             assert not any(self._router.work), self._router.work
+            self._places.check()

@@ -13,7 +13,7 @@ A wrong estimate costs the computation of a prompt, but never makes an answer wr
 import bisect
 import math
 import random
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -77,11 +77,13 @@ class Router:
         may_hit: bool = True,
         refused: Collection[int] = (),
         only: int | None = None,
+        more: Sequence[int] = (),
     ) -> Choice | None:
         """Choose among the available engines that are not in `refused`, and count the prompt as sent; None if there is none.
 
-        token_ids: integers [n]. parts: other inputs of the engines' block hashes: the cache_salt. num_rows: sequences. may_hit:
-        False if the whole prompt is computed even if it is cached. only: the engine to choose, if it is usable.
+        token_ids: integers [n]. parts: other inputs of the engines' block hashes: cache_salt, adapter. num_rows: sequences.
+        may_hit: False if the whole prompt is computed even if it is cached. only: the engine to choose, if it is usable. more:
+        by engine, tokens of other work that the request would cause there; empty: none.
         """
         usable = [e for e in self._available if e not in refused] if refused else self._available
         if only is not None and only in usable:
@@ -89,9 +91,9 @@ class Router:
         if not usable:
             return None
         if self._index is not None:
-            choice = self._most_useful(self._index, token_ids, parts, usable, may_hit)
+            choice = self._most_useful(self._index, token_ids, parts, usable, may_hit, more)
         elif self.policy == "least-loaded":
-            choice = Choice(self._least_loaded(usable), len(token_ids))
+            choice = Choice(self._least_loaded(usable, more), len(token_ids))
         else:
             self._last = usable[bisect.bisect_right(usable, self._last) % len(usable)]
             choice = Choice(self._last, len(token_ids))
@@ -99,7 +101,13 @@ class Router:
         return choice
 
     def _most_useful(
-        self, index: BlockIndex, token_ids: np.ndarray, parts: tuple[bytes, ...], usable: list[int], may_hit: bool
+        self,
+        index: BlockIndex,
+        token_ids: np.ndarray,
+        parts: tuple[bytes, ...],
+        usable: list[int],
+        may_hit: bool,
+        more: Sequence[int],
     ) -> Choice:
         found = index.look_up(self._hasher.hashes(token_ids, *parts))
         depths = {e: depth for e, depth in zip(*index.depths(found), strict=True) if self._is_available[e]}
@@ -111,7 +119,8 @@ class Router:
         else:
             others = self._random.sample(usable, len(usable))  # all, to include the idle one; random order for ties
         size, num_tokens = self._hasher.block_size if may_hit else 0, len(token_ids)
-        engine = min(holders + others, key=lambda e: self._cost(e, num_tokens - size * depths.get(e, 0)))
+        costs = {e: self._cost(e, num_tokens - size * depths.get(e, 0)) for e in (*holders, *others)}
+        engine = min(costs, key=lambda e: costs[e] + (more[e] if more else 0))
         depth = depths.get(engine, 0)
         index.add(engine, found, depth)
         num_uncached = num_tokens - size * depth
@@ -125,9 +134,10 @@ class Router:
         ahead = min(max((self._filled[engine] - self._mean_filled) / self._capacities[engine], 0.0), 1.0)
         return self.work[engine] + num_uncached * 2.0 * (1.0 + ahead)
 
-    def _least_loaded(self, usable: list[int]) -> int:
-        least = min(self.work[e] for e in usable)
-        return self._random.choice([e for e in usable if self.work[e] == least])
+    def _least_loaded(self, usable: list[int], more: Sequence[int]) -> int:
+        work = {e: self.work[e] + (more[e] if more else 0) for e in usable}
+        least = min(work.values())
+        return self._random.choice([e for e in usable if work[e] == least])
 
     # ------------------------------------------------------------------------------------------------- what happens
     def refused(self, choice: Choice, num_rows: int) -> None:

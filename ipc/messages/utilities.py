@@ -45,6 +45,7 @@ class FindAdapter(Message, tag="find_adapter", frozen=True):
     """An adapter, which is loaded now if the engine loads on demand. Answered by AdapterLoaded."""
 
     name: str
+    key: str = ""  # a digest of the API key that asks, of which few loads are under way at a time
 
 
 class PinAdapter(Message, tag="pin_adapter", frozen=True):

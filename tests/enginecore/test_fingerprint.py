@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from quire.enginecore.loading.fingerprint import SAMPLE_BYTES, fingerprints, model_digest, size_of
-from quire.enginecore.loading.model_files import ModelFilesError, frontend_files
+from quire.enginecore.loading.hub import ModelFilesError
+from quire.enginecore.loading.model_files import frontend_files
 
 
 @pytest.fixture

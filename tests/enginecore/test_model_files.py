@@ -1,10 +1,7 @@
 """The model's files at launch: folders, hub downloads (from a local server), summaries, files for frontends, conversions."""
 
-import hashlib
-import http.server
 import importlib.util
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -13,20 +10,19 @@ from pathlib import Path
 
 import pytest
 import tiny_models
+from fake_hub import COMMIT, FakeHub, hub_environment
 from http_servers import answering
 
 from quire.enginecore.loading import model_files
 from quire.enginecore.loading.convert_tokenizer import missing_packages
+from quire.enginecore.loading.hub import ModelFilesError
 from quire.enginecore.loading.model_files import (
-    ModelFilesError,
     converted_tokenizer,
     frontend_files,
     model_summary,
     resolve_model,
     resolve_tokenizer,
 )
-
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 @pytest.fixture
@@ -252,65 +248,6 @@ def test_core_side_imports_no_torch_and_no_hub():
 
 
 # ------------------------------------------------------------------------------------------------------- the hub
-class FakeHub(http.server.ThreadingHTTPServer):
-    """As much of the hub's API as a snapshot download needs: owner/tiny at one commit; owner/gated, whose files are locked."""
-
-    daemon_threads = True
-
-    def __init__(self, folder):
-        super().__init__(("127.0.0.1", 0), FakeHubHandler)
-        self.files = {path.name: path.read_bytes() for path in folder.iterdir()}
-        self.files["pytorch_model.bin"] = b"pickled"
-        self.files["original/consolidated.safetensors"] = self.files["consolidated.safetensors"] = b"a second copy"
-        self.downloaded = []
-        self.tokens = set()
-
-
-class FakeHubHandler(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, *args):
-        pass
-
-    def answer(self, body, status=200, **headers):
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name.replace("_", "-"), value)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
-
-    def do_GET(self):
-        hub = self.server
-        hub.tokens.add(self.headers.get("Authorization"))
-        path = self.path.partition("?")[0]
-        repository = "owner/gated" if "owner/gated" in path else "owner/tiny"
-        api = f"/api/models/{repository}"
-        if path in (f"{api}/revision/main", f"{api}/revision/{COMMIT}"):
-            siblings = [{"rfilename": name} for name in hub.files]
-            return self.answer(json.dumps({"id": repository, "sha": COMMIT, "siblings": siblings}).encode())
-        if path == f"{api}/revision/nothere":
-            return self.answer(b"{}", 404, X_Error_Code="RevisionNotFound")
-        if path == f"{api}/tree/{COMMIT}":
-            tree = [
-                {"type": "file", "path": name, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
-                for name, data in hub.files.items()
-            ]
-            return self.answer(json.dumps(tree).encode())
-        name = path.removeprefix(f"/{repository}/resolve/{COMMIT}/")
-        if name == path or name not in hub.files:
-            return self.answer(b"{}", 404, X_Error_Code="RepoNotFound")
-        if repository == "owner/gated":
-            return self.answer(b"{}", 401, X_Error_Code="GatedRepo", X_Error_Message="gated")
-        if self.command == "GET":
-            hub.downloaded.append(name)
-        etag = f'"{hashlib.sha1(hub.files[name]).hexdigest()}"'
-        return self.answer(hub.files[name], X_Repo_Commit=COMMIT, ETag=etag)
-
-    do_HEAD = do_GET
-
-
 @pytest.fixture(scope="module")
 def hub():
     with answering(FakeHub(tiny_models.tiny_model("llama"))) as server:
@@ -331,14 +268,7 @@ def resolve_in_child(hub, cache, *calls, **env):
         "    except m.ModelFilesError as error:\n"
         "        print('error', error)\n"
     )
-    environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("HF_") and "proxy" not in name.lower()},
-        "HF_ENDPOINT": f"http://127.0.0.1:{hub.server_address[1]}",
-        "HF_HOME": str(cache),
-        "HF_HUB_DISABLE_XET": "1",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        **env,
-    }
+    environment = hub_environment(hub, cache, **env)
     child = subprocess.run(
         [sys.executable, "-P", "-c", code, json.dumps(calls)], capture_output=True, text=True, env=environment, timeout=200
     )

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from quire.enginecore.loading.model_files import ModelFilesError, model_summary, resolve_model
+from quire.enginecore.loading.hub import ModelFilesError
+from quire.enginecore.loading.model_files import model_summary, resolve_model
 from quire.enginecore.loading.model_names import served_name
 from quire.ipc.hub_names import hub_id_of
 

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from quire.enginecore import daemon
-from quire.enginecore.loading.model_files import BUNDLED, ModelFilesError, model_summary
+from quire.enginecore.loading.hub import ModelFilesError
+from quire.enginecore.loading.model_files import BUNDLED, model_summary
 from quire.enginecore.loading.speculation_start import drafts_told, say_drafts, with_draft_model, with_verifier
 from quire.ipc.config import EngineConfig
 from quire.ipc.messages.frontend import DraftsTold

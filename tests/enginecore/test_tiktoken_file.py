@@ -9,7 +9,8 @@ import tiktoken
 import tiny_models
 
 from quire.enginecore.loading import tiktoken_file
-from quire.enginecore.loading.model_files import ModelFilesError, frontend_files, model_summary, resolve_tokenizer
+from quire.enginecore.loading.hub import ModelFilesError
+from quire.enginecore.loading.model_files import frontend_files, model_summary, resolve_tokenizer
 from quire.enginecore.loading.tiktoken_file import KIMI, TiktokenFileError, merges_of, read_ranks, tokenizer_of
 from quire.frontend.text.tokenizer import Tokenizer
 

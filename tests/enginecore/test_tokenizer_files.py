@@ -9,7 +9,8 @@ import pytest
 import transformers
 from toy_tokenizers import byte_level
 
-from quire.enginecore.loading.model_files import ModelFilesError, frontend_files, model_summary, tokenizer_eos_id
+from quire.enginecore.loading.hub import ModelFilesError
+from quire.enginecore.loading.model_files import frontend_files, model_summary, tokenizer_eos_id
 from quire.enginecore.loading.tokenizer_files import TokenizerFiles, TokenizerFilesError
 from quire.frontend.text.tokenizer import Tokenizer
 

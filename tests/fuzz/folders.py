@@ -24,13 +24,8 @@ from safetensors.torch import save
 
 from quire.enginecore.grammar.vocabulary import VocabularyError, make_vocabulary
 from quire.enginecore.loading import tiktoken_file
-from quire.enginecore.loading.model_files import (
-    ModelFilesError,
-    frontend_files,
-    model_summary,
-    resolve_model,
-    resolve_tokenizer,
-)
+from quire.enginecore.loading.hub import ModelFilesError
+from quire.enginecore.loading.model_files import frontend_files, model_summary, resolve_model, resolve_tokenizer
 from quire.frontend.cli.estimate_model import BY_HAND, read_model
 from quire.frontend.cli.estimate_sizes import EstimateError
 from quire.frontend.text.chat_template import ChatTemplateError

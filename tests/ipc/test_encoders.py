@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from quire.enginecore.loading.model_files import ModelFilesError, model_summary, resolve_model
+from quire.enginecore.loading.hub import ModelFilesError
+from quire.enginecore.loading.model_files import model_summary, resolve_model
 from quire.enginecore.loading.pooling_files import module_folders, more_patterns
 from quire.ipc.encoders import ARCHITECTURES, is_encoder, longest_text
 from quire.workers.models.encoders.table import ENCODERS, read_encoder_config

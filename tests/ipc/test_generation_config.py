@@ -8,7 +8,8 @@ import queue
 import pytest
 import toy_tokenizers
 
-from quire.enginecore.loading.model_files import ModelFilesError, frontend_files, model_summary
+from quire.enginecore.loading.hub import ModelFilesError
+from quire.enginecore.loading.model_files import frontend_files, model_summary
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.generation_config import generation_defaults, passed_over
 

@@ -36,6 +36,8 @@ def test_another_module_is_refused(text, said):
         ({"max_loras": 8, "max_cpu_loras": 4}, "--max-cpu-loras must be at least"),
         ({"enable_lora": False, "lora_modules": ["a=/a"]}, "--lora-modules needs --enable-lora"),
         ({"enable_lora": False, "lora_dirs": ["/a"]}, "--lora-dirs needs --enable-lora"),
+        ({"enable_lora": False, "lora_hub": ["a"]}, "--lora-hub needs --enable-lora"),
+        ({"lora_hub": ["a", "owner/name"]}, "--lora-hub 'owner/name': an owner"),
         ({"lora_on_demand": True}, "--lora-on-demand needs --lora-dirs"),
         ({"lora_modules": ["a=/a", "a=/b"]}, "the name 'a' is taken"),
         ({"lora_modules": ["base=/a"], "served_model_name": ["base"]}, "the name 'base' is taken"),

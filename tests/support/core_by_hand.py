@@ -50,6 +50,7 @@ class FakeWorkers(WorkerGroup):
     loads: list[tuple[int, int]]  # all of (number, slot)
     forgotten: list[int]
     adapter_errors: dict[int, str]  # by number: why it cannot be loaded
+    kept: list[ControlRequest] | None = None  # control requests that it does not answer before `control`; None: it does at once
     from_outside = False  # whether their next death is the work of a signal
 
     def start(self) -> None:
@@ -72,7 +73,8 @@ class FakeWorkers(WorkerGroup):
             return
         kind, words = record[0], record[1].copy()
         if kind == KIND_CONTROL:
-            return self._control(decode_control(words))
+            request = decode_control(words)
+            return self.kept.append(request) if self.kept is not None else self.control(request)
         if kind == KIND_MASK:
             assert self._waiting is not None
             plan, due, without = self._waiting
@@ -93,7 +95,7 @@ class FakeWorkers(WorkerGroup):
             self.result_ring.write(plan.step, tokens)
             self._waiting = None
 
-    def _control(self, request: ControlRequest) -> None:
+    def control(self, request: ControlRequest) -> None:
         """Do at once what a worker does in a thread."""
         error = ""
         if isinstance(request, LoadAdapter):

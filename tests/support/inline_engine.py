@@ -212,8 +212,8 @@ class InlineEngine:
             self.scheduler.add(seq)
         return self.count
 
-    def add_pool(self, prompts, params: PoolingParams | None = None, seconds=()) -> int:
-        """A request for vectors or scores; the results, by key, are in `pooled`."""
+    def add_pool(self, prompts, params: PoolingParams | None = None, seconds=(), adapter: int = -1) -> int:
+        """A request for vectors or scores; the results, by key, are in `pooled`. adapter: its slot."""
         self.count += 1
         data, lengths = np.concatenate([np.asarray(p, np.int32) for p in prompts]).tobytes(), [len(p) for p in prompts]
         task = Pool(params or PoolingParams(), lengths, seconds=list(seconds))
@@ -221,6 +221,8 @@ class InlineEngine:
         if isinstance(accepted, RequestError):
             raise ValueError(accepted.message)
         for seq in accepted:
+            seq.adapter_slot = adapter
+            self.adapted += [seq] * (adapter >= 0)
             self.scheduler.add(seq)
         return self.count
 

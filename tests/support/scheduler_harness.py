@@ -6,7 +6,7 @@ import numpy as np
 from fake_worker import FakeWorker, solo_output
 from kv_kinds import kinds_of
 
-from quire.enginecore.adapters.adapters import give
+from quire.enginecore.adapters.giving import give
 from quire.enginecore.adapters.registry import Adapter
 from quire.enginecore.core import STEPS_OF_STAGE
 from quire.enginecore.kv.sequence_blocks import SequenceBlocks

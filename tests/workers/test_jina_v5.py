@@ -5,58 +5,28 @@ import json
 import numpy as np
 import pytest
 import torch
-import transformers
-from encoder_cases import HIDDEN, POSITIONS, SMALL, build, texts, their_hidden
+from encoder_cases import HIDDEN, POSITIONS, texts, their_hidden
 from inline_engine import InlineEngine
-from safetensors.torch import save_file
+from jina_checkpoints import write_jina_v5
 
+from quire.ipc.adapters import AdapterLimits
+from quire.ipc.encoders import BY_REQUEST
 from quire.workers.loading.weight_loader import WeightsError
 from quire.workers.models.config import ModelConfigError
 
 F = torch.nn.functional
-IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-RANK, LAYERS = 4, ("self_attn.q_proj", "self_attn.v_proj", "mlp.down_proj")
 
 
 @pytest.fixture(scope="module", params=["small", "nano"])
 def jina(request, tmp_path_factory):
     """(folder, transformers' model with the task's adapter added)."""
-    folder, kv = tmp_path_factory.mktemp(request.param), {"num_key_value_heads": 2}
-    if request.param == "small":
-        config = transformers.Qwen3Config(**SMALL, **kv, **IDS, head_dim=8, tie_word_embeddings=True)
-        theirs = build(transformers.Qwen3Model, config)
-    else:
-        theirs = build(transformers.EuroBertModel, transformers.EuroBertConfig(**SMALL, **kv, **IDS, mask_token_id=3))
-    theirs.save_pretrained(folder)
-    fields = json.loads((folder / "config.json").read_text())
-    own = {"architectures": ["JinaEmbeddingsV5Model"], "model_type": "jina_embeddings_v5", "task_names": ["retrieval", "other"]}
-    fields |= own | ({} if request.param == "small" else {"is_decoder": False})
-    (folder / "config.json").write_text(json.dumps(fields))
-    generator = torch.Generator().manual_seed(4)
-    for task in ("retrieval", "other"):
-        tensors, place = {}, folder / "adapters" / task
-        for name, module in theirs.named_modules():
-            if name.endswith(LAYERS):
-                rows, columns = module.weight.shape
-                a, b = (torch.randn(s, generator=generator) / 4 for s in ((RANK, columns), (rows, RANK)))
-                tensors |= {f"base_model.model.{name}.lora_A.weight": a, f"base_model.model.{name}.lora_B.weight": b}
-                if task == "other":
-                    module.weight.data += (8 / RANK) * b @ a
-        place.mkdir(parents=True)
-        save_file(tensors, place / "adapter_model.safetensors")
-        config = {"peft_type": "LORA", "r": RANK, "lora_alpha": 8, "bias": "none", "target_modules": ["q_proj"]}
-        (place / "adapter_config.json").write_text(json.dumps(config))
-    modules = [("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize")]
-    st = "sentence_transformers.models."
-    listed = [{"idx": i, "name": str(i), "path": path, "type": f"{st}{kind}"} for i, (kind, path) in enumerate(modules)]
-    (folder / "modules.json").write_text(json.dumps(listed))
-    (folder / "1_Pooling").mkdir()
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_lasttoken": True}))
-    return folder, theirs
+    folder = tmp_path_factory.mktemp(request.param)
+    return folder, write_jina_v5(folder, request.param)
 
 
-def engine_of(folder, **overrides):
-    return InlineEngine(folder, pooling={}, budget=POSITIONS, max_model_len=POSITIONS, model_options={"overrides": overrides})
+def engine_of(folder, adapters=None, **overrides):
+    sizes = {"budget": POSITIONS, "max_model_len": POSITIONS, "enable_prefix_caching": adapters is None}
+    return InlineEngine(folder, pooling={}, **sizes, model_options={"overrides": overrides}, adapters=adapters)
 
 
 def test_one_task_is_merged(jina):
@@ -68,6 +38,23 @@ def test_one_task_is_merged(jina):
         expected = F.normalize(their_hidden(theirs, row)[-1], dim=-1).numpy()
         assert np.abs(got - expected).max() < 1e-5 and np.abs(other - expected).max() > 1e-2
     assert found[0].shape == (HIDDEN,)
+
+
+def test_tasks_of_one_batch_are_those_that_requests_choose(jina):
+    """Mixed in a batch, each is as if it were merged; without one the base answers."""
+    folder, _ = jina
+    rows = texts([1, 9, 30])
+    engine = engine_of(folder, adapters=AdapterLimits(max_loras=3), jina_task=BY_REQUEST)
+    for slot, task in enumerate(("other", "retrieval")):
+        engine.load_adapter(folder / "adapters" / task, slot)
+    names = [engine.add_pool(rows, adapter=slot) for slot in (1, -1, 0)]
+    engine.run()
+    base, other, retrieval = (
+        [np.concatenate(engine.pooled[name << 8 | i]) for i in range(3)] for name in (names[1], names[2], names[0])
+    )
+    for ours, task in ((other, "other"), (retrieval, "retrieval")):
+        for got, want, without in zip(ours, engine_of(folder, jina_task=task).pool(rows), base, strict=True):
+            assert np.abs(got - want).max() < 1e-5 and np.abs(got - without).max() > 1e-2
 
 
 def test_what_cannot_be_merged_is_refused(jina):

@@ -7,7 +7,9 @@ matches them. The adapter's author writes these, so the caller must run this mod
 
 import math
 import re
-from collections.abc import Mapping
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import msgspec
@@ -15,6 +17,7 @@ import msgspec
 from quire.ipc.adapters import AdapterError
 
 MAX_PATTERNS, MAX_PATTERN_CHARS = 4096, 256
+MATCH_S = 0.25  # of CPU time, for all patterns and one layer; 4,096 plain ones take some milliseconds
 MAX_RANK = 1 << 16  # of any pattern; the server's own limit is much lower
 MAX_INVOCATION_TOKENS = 1024
 
@@ -93,12 +96,34 @@ class PeftConfig(NamedTuple):
     peft_version: str
 
     def rank_of(self, layer: str) -> int:
-        return int(_chosen(self.rank_patterns, layer, self.rank))
+        with _bounded("rank_pattern", self.rank_patterns):
+            return int(_chosen(self.rank_patterns, layer, self.rank))
 
     def scale_of(self, layer: str, rank: int) -> float:
         """The factor of B A."""
-        alpha = _chosen(self.alpha_patterns, layer, self.alpha)
+        with _bounded("alpha_pattern", self.alpha_patterns):
+            alpha = _chosen(self.alpha_patterns, layer, self.alpha)
         return alpha / (math.sqrt(rank) if self.is_rank_stabilized else rank)
+
+
+@contextmanager
+def _bounded(name: str, patterns: list[Pattern]) -> Iterator[None]:
+    """End patterns that backtrack without end: `re` looks for signals while it matches. Only a main thread can have the timer;
+    the caller's own time limit remains for all else."""
+    if not patterns:
+        yield
+        return
+
+    def late(*_: object) -> None:
+        raise AdapterError(f"adapter_config.json: {name} has a regular expression that takes more than {MATCH_S:g} s to match")
+
+    before = signal.signal(signal.SIGVTALRM, late)
+    signal.setitimer(signal.ITIMER_VIRTUAL, MATCH_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 def _chosen(patterns: list[Pattern], layer: str, otherwise: float) -> float:
@@ -151,7 +176,7 @@ def _refuse(fields: dict[str, Any]) -> None:
 
 
 def _patterns(fields: dict[str, Any], name: str, read: Any) -> list[Pattern]:
-    entries = fields.get(name) or {}
+    entries = {} if fields.get(name) is None else fields[name]
     if not isinstance(entries, dict):
         raise AdapterError(f"adapter_config.json: {name} is {_shown(entries)}, not an object")
     if len(entries) > MAX_PATTERNS:

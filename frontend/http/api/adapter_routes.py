@@ -44,8 +44,8 @@ async def load_lora_adapter(services: Services, request: Request, response: Resp
     if not body.lora_name or not body.lora_path:
         raise _invalid("Both 'lora_name' and 'lora_path' must be provided.")
     limits = services.limits.adapters
-    if limits is None or not limits.dirs:
-        flag = "--enable-lora" if limits is None else "--lora-dirs"
+    if limits is None or not (limits.dirs or limits.has_hub):
+        flag = "--enable-lora" if limits is None else "--lora-dirs or --lora-hub"
         raise _invalid(f"Adapters cannot be loaded while this server runs: start it with {flag}.")
     if body.lora_name in services.model_names:
         raise _invalid(f"The name '{body.lora_name}' is the model's own.")

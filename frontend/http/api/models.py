@@ -4,8 +4,6 @@ The adapter is noted on the request, from where its terms take it (terms.py). A 
 does not exist.
 """
 
-import asyncio
-
 from quire.frontend.client import adapter_calls
 from quire.frontend.client.stream import InvalidRequest, NotFound
 from quire.frontend.http.api.errors import invalid
@@ -13,7 +11,10 @@ from quire.frontend.http.api.services import Services
 from quire.frontend.http.protocol.errors import ApiError
 from quire.frontend.http.protocol.exchange import Request
 
-MOST_LOADS = 2  # on demand, of one key at a time
+ONE_TASK = (
+    "a request can choose a task's weights only where the model has adapters for tasks and the server has --enable-lora; "
+    "--hf-overrides '{\"jina_task\": ...}' chooses one at the start"
+)
 
 
 async def check_model(services: Services, request: Request, name: str | None) -> str:
@@ -30,23 +31,33 @@ async def check_model(services: Services, request: Request, name: str | None) ->
     return name
 
 
+async def check_task(services: Services, request: Request, task: object) -> None:
+    """Let a request have the adapter of a model's own task, which it names, if it does. Raises ApiError 400."""
+    if task is None:
+        return
+    limits = services.client.welcome.limits.adapters
+    tasks = () if limits is None else limits.tasks
+    if not tasks:
+        raise invalid(f"task: {ONE_TASK}", "task")
+    if not isinstance(task, str) or task not in tasks:
+        raise invalid(f"task must be one of {', '.join(tasks)} for this model", "task")
+    if request.adapter is not None:
+        raise invalid("task: the request's model is an adapter, which is for one task", "task")
+    await _note_adapter(services, request, task)
+
+
 async def _note_adapter(services: Services, request: Request, name: str) -> None:
-    client, loads = services.client, services.state.loads
+    client = services.client
     info = client.adapters.get(name)
     if info is None:
         if client.welcome.limits.adapters is None:
             raise not_found(name)
-        loading = loads.setdefault(request.owner, asyncio.Semaphore(MOST_LOADS))
         try:
-            async with loading:
-                info = await adapter_calls.find(client, name)
+            info = await adapter_calls.find(client, name, request.owner)
         except NotFound:
             raise not_found(name) from None
         except InvalidRequest as error:
             raise invalid(str(error), "model") from None
-        finally:
-            if not loading.locked() and loads.get(request.owner) is loading:
-                del loads[request.owner]
     request.adapter = adapter_calls.use_of(info)
 
 

@@ -26,12 +26,11 @@ MAX_RESPONSE_BYTES = 128 << 20
 class ServingState:
     """draining: the process was told to stop. It still answers requests, but no new ones should be sent to it.
 
-    background: tasks of responses in the background, by id. loads: limits the loads of adapters on demand, by the key's digest.
+    background: tasks of responses in the background, by id.
     """
 
     draining: bool = False
     background: dict[str, asyncio.Task[None]] = field(default_factory=dict)
-    loads: dict[str, asyncio.Semaphore] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

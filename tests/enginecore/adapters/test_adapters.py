@@ -3,12 +3,13 @@
 import msgspec
 import numpy as np
 import pytest
+from adapter_core import Core, expected
 from adapter_folders import write_folder
-from core_by_hand import EPOCH, CoreByHand, add, kill
-from fake_worker import VOCAB_SIZE, solo_output
+from core_by_hand import EPOCH, add, kill
 
 from quire.enginecore.adapters.adapters import CHANGED
-from quire.ipc.adapters import HOST_ONLY, AdapterInfo, AdapterLimits, AdapterUse
+from quire.enginecore.adapters.hub import Hub
+from quire.ipc.adapters import HOST_ONLY, AdapterUse
 from quire.ipc.messages.frontend import (
     AdaptersChanged,
     Heartbeat,
@@ -29,55 +30,6 @@ from quire.ipc.messages.utilities import (
     UnloadAdapter,
     UtilityFailed,
 )
-
-
-class Core(CoreByHand):
-    def __init__(self, dirs, **more):
-        limits = AdapterLimits(**{"max_loras": 2, "dirs": (str(dirs),), **more.pop("limits", {})})
-        super().__init__(adapters=limits, **more)
-        self.asker, self.sender = self.frontend(), self.frontend()
-        self._number = 0
-
-    @property
-    def adapters(self):
-        return self.core.requests.adapters
-
-    def ask(self, call):
-        self._number += 1
-        self.asker.send(Utility(EPOCH, self._number, call))
-        while (result := self.answer(self.asker, UtilityResult)).id != self._number:
-            pass
-        return result.answer
-
-    def load(self, name, folder, **more) -> AdapterInfo:
-        answer = self.ask(LoadFolder(name, str(folder), **more))
-        assert isinstance(answer, AdapterLoaded), answer
-        return answer.adapter
-
-    def send(self, number, name, file=None, **params):
-        request = add(number, **{"num_tokens": 10, "max_tokens": 6, **params})
-        self.sender.send(msgspec.structs.replace(request, adapter=AdapterUse(name, file) if name else None))
-
-    def output(self, number):
-        """A request's tokens, or its error."""
-        tokens = []
-        while True:
-            message = self.answer(self.sender, StepOutputs | RequestError)
-            if isinstance(message, RequestError):
-                assert message.id == number
-                return message
-            keys, ids = np.frombuffer(message.keys, np.int64) >> 8, np.frombuffer(message.tokens, np.int32)
-            tokens += ids[keys == number].tolist()
-            if any(end.key >> 8 == number for end in message.finished):
-                return tokens
-
-    def run(self, number, name, **more):
-        self.send(number, name, **more)
-        return self.output(number)
-
-
-def expected(adapter, num_tokens=10, max_tokens=6):
-    return solo_output([i % VOCAB_SIZE for i in range(num_tokens)], num_tokens + max_tokens, set(), VOCAB_SIZE, adapter)
 
 
 @pytest.fixture
@@ -114,6 +66,8 @@ def test_a_load_in_place_has_a_new_number_and_requests_keep_the_old_one(core, tm
     write_folder(tmp_path / "a", fill=1)
     core.load("sql", folder, in_place=True)
     core.send(2, "sql")
+    core.until(lambda: len(core.core.scheduler.slots.holders) == 2)
+    assert core.adapters.stats().running == ["sql"], "the old one and the new one have the same name"
     outputs = {1: [], 2: []}
     while len(outputs[1]) < 30 or len(outputs[2]) < 6:
         message = core.answer(core.sender, StepOutputs)
@@ -200,16 +154,44 @@ def test_requests_of_a_dead_worker_go_on_with_their_adapters(core, tmp_path):
 
 def test_a_load_outlives_its_workers_once(core, tmp_path):
     core.asker.send(Utility(EPOCH, 99, LoadFolder("sql", str(write_folder(tmp_path / "a")))))
-    answers = []
-    core.workers._control = lambda request: answers.append(request)  # it dies before it answers
-    core.until(lambda: answers)
-    kill(core.core)
-    del core.workers._control
+    core.workers.kept = []
+    core.until(lambda: core.workers.kept)
+    kill(core.core)  # it dies before it answers
+    core.workers.kept = None
     core.workers.start()
     for call in core.workers.when_ready:
         call()
     core.workers.when_ready.clear()
     assert core.answer(core.asker, UtilityResult).answer.adapter.name == "sql"
+
+
+def test_an_adapter_of_another_base_gets_a_line_in_the_log(core, tmp_path, caplog):
+    core.adapters.begin_with({}, Hub(), ["sql-model", "/models/Tiny-1B/"])
+    for base in ("owner/tiny-1b", "sql-model", ""):
+        core.load("good", write_folder(tmp_path / "a", base_model_name_or_path=base), in_place=True)
+    assert "was made for" not in caplog.text
+    core.load("other", write_folder(tmp_path / "b", base_model_name_or_path="owner/Tiny-2B"))
+    said = [record.getMessage() for record in caplog.records if "was made for" in record.getMessage()]
+    assert said == ["adapter other was made for 'owner/Tiny-2B', which is no name of this model (sql-model, tiny-1b)"]
+    caplog.clear()
+
+
+def test_a_request_waits_for_a_load_that_is_under_way(core, tmp_path):
+    """A successor of a lost engine is told of its adapters, and requests for them may come before they are there."""
+    infos = [core.load("sql", write_folder(tmp_path / "a"))]
+    core.ask(UnloadAdapter("sql"))
+    core.asker.send(Utility(EPOCH, 50, RestoreAdapters(infos)))
+    core.asker.send(Utility(EPOCH, 51, FindAdapter("sql")))
+    core.send(1, "sql")
+    assert core.output(1) == expected(2)
+    found = {}
+    while len(found) < 2:
+        result = core.answer(core.asker, UtilityResult)
+        found[result.id] = result.answer
+    assert found == {50: AdaptersRestored([]), 51: AdapterLoaded(infos[0])}
+    core.asker.send(Utility(EPOCH, 52, LoadFolder("bad", str(write_folder(tmp_path / "bad", use_dora=True)))))
+    core.send(2, "bad")
+    assert core.output(2).code == "not_found"
 
 
 def test_on_demand_a_folder_is_a_model(tmp_path):

@@ -7,7 +7,8 @@ import msgspec
 import pytest
 
 from quire.enginecore.hosts.same_model import find_same_model, model_files
-from quire.enginecore.loading.model_files import BUNDLED, ModelFilesError
+from quire.enginecore.loading.hub import ModelFilesError
+from quire.enginecore.loading.model_files import BUNDLED
 from quire.ipc.config import EngineConfig
 from quire.ipc.messages.hosts import ModelFiles
 

@@ -6,7 +6,7 @@ import msgspec
 
 from quire.frontend.http.api.bodies.body import BodyDecoder, read_body
 from quire.frontend.http.api.bodies.schemas import ShortText
-from quire.frontend.http.api.models import check_model
+from quire.frontend.http.api.models import check_model, check_task
 from quire.frontend.http.api.pooling.conversation import ConversationFields, ids_of_body
 from quire.frontend.http.api.pooling.fields import PoolingUsage, named_prompt, need, refuse
 from quire.frontend.http.api.pooling.run import PoolRun, params_of, send, usage_of
@@ -21,8 +21,8 @@ class EmbeddingRequest(ConversationFields, kw_only=True):
     embed_dtype: ShortText | None = None
     endianness: ShortText | None = None
     prompt_name: ShortText | None = None
-    task: Any = None  # refused, as late_chunking is
-    late_chunking: Any = None
+    task: Any = None  # a name, of a model that has adapters for tasks
+    late_chunking: Any = None  # refused
 
 
 class Embedding(msgspec.Struct, frozen=True):
@@ -44,7 +44,6 @@ class EmbeddingResponse(msgspec.Struct, frozen=True):
 
 _decoder = BodyDecoder(EmbeddingRequest)
 _REFUSED = {
-    "task": "a request cannot choose a task's weights; --hf-overrides '{\"jina_task\": ...}' does at the start",
     "late_chunking": "vectors of texts that share their context are not served; give each text by itself",
 }
 
@@ -54,6 +53,7 @@ async def embeddings(services: Services, request: Request, response: Response) -
     model = await check_model(services, request, body.model)
     info = need(services, "embed")
     refuse(body, **_REFUSED)
+    await check_task(services, request, body.task)
     form = VectorFormat(body.encoding_format, body.embed_dtype, body.endianness, request.is_patient)
     params = params_of(task="embed", dimensions=body.dimensions, use_activation=body.uses_activation)
     run = PoolRun(services, request, body, "embd")

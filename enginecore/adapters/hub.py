@@ -1,0 +1,89 @@
+"""Hub: adapters that are named by the hub's ids, OWNER/NAME, and downloaded by a process of their own (download.py).
+
+While the engine serves, only repositories of the owners that --lora-hub names are downloaded; at the start, --lora-modules may
+name any. Folders (folders.py) owns it. Downloads run one after the other, in a thread of their own.
+"""
+
+import os
+import queue
+import threading
+from collections.abc import Callable
+
+import msgspec
+
+from quire.enginecore.adapters.download import DownloadAnswer, DownloadConfig, DownloadQuestion
+from quire.enginecore.loading.hub import is_hub_id
+from quire.ipc.adapters import AdapterError, AdapterMissing
+from quire.ipc.process.asked_child import AskedChild
+
+MODULE = "quire.enginecore.adapters.download"
+DOWNLOAD_S = 600.0
+
+
+class Hub:
+    """owners: those of --lora-hub. cache: the folder of downloads; None: huggingface_hub's. token: None: the environment's."""
+
+    def __init__(self, owners: tuple[str, ...] = (), cache: str | None = None, token: str | None = None) -> None:
+        self._owners, self._cache, self._token = owners, cache, token
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def fetch(self, repository: str, done: Callable[[str | AdapterError], None]) -> None:
+        """Download a repository of one of the owners; `done` gets its folder, in the thread of downloads."""
+
+        def work() -> None:
+            try:
+                self._check_owner(repository)
+                found: str | AdapterError = self.download(repository)
+            except AdapterError as error:
+                found = error
+            done(found)
+
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="adapter downloads", daemon=True)
+            self._thread.start()
+        self._calls.put(work)
+
+    def _run(self) -> None:
+        while True:
+            self._calls.get()()
+
+    def names_one(self, path: str) -> bool:
+        """Whether a path is a hub id: it has one slash, and there is no such folder."""
+        return path.count("/") == 1 and is_hub_id(path) and not os.path.isdir(path)
+
+    def _check_owner(self, repository: str) -> None:
+        """Raises AdapterError."""
+        owner = repository.partition("/")[0]
+        if owner not in self._owners:
+            raise AdapterError(f"lora_path {repository!r} is no folder, and --lora-hub does not name the owner {owner!r}")
+
+    def has(self, folder: str) -> bool:
+        """Whether a real path is that of a downloaded adapter of one of the owners."""
+        return any(folder.startswith(os.path.join(self._place(), f"models--{owner}--")) for owner in self._owners)
+
+    def _place(self) -> str:
+        if self._cache is not None:
+            return os.path.realpath(self._cache)
+        from huggingface_hub import constants
+
+        return os.path.realpath(constants.HF_HUB_CACHE)
+
+    def download(self, repository: str) -> str:
+        """The folder of a repository's two files, which are downloaded unless they are cached. Raises AdapterError."""
+        child = AskedChild(MODULE)
+        try:
+            if not child.start(DownloadConfig):
+                raise AdapterError("the process that downloads adapters did not start")
+            question = msgspec.msgpack.encode(DownloadQuestion(repository, self._cache, self._token))
+            answer = child.ask(question, DOWNLOAD_S)
+        except OSError as error:
+            raise AdapterError(f"{repository} cannot be downloaded now: {error.strerror or error}") from None
+        finally:
+            child.close()
+        if not answer:
+            raise AdapterError(f"{repository} cannot be downloaded: it takes more than {DOWNLOAD_S:g} s")
+        said = msgspec.msgpack.decode(answer, type=DownloadAnswer)
+        if said.error:
+            raise AdapterMissing(said.error) if said.is_missing else AdapterError(said.error)
+        return said.folder
