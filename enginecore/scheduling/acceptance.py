@@ -86,11 +86,12 @@ class Acceptance:
 
     def _is_right(self) -> np.ndarray:
         """The chance that a draft at each place is right, if those before it are."""
-        chances, before = np.ones(MAX_DRAFTS), AT_FIRST
-        for place in range(MAX_DRAFTS):
-            weight = 1.0 if place else WEIGHT_AT_FIRST
-            before = chances[place] = (self._right[place] + weight * before) / (self._reached[place] + weight)
-        return chances
+        chances, before, weight = list[float](), AT_FIRST, WEIGHT_AT_FIRST
+        for right, reached in zip(self._right.tolist(), self._reached.tolist(), strict=True):
+            before = (right + weight * before) / (reached + weight)
+            chances.append(before)
+            weight = 1.0
+        return np.array(chances)
 
     def _survival(self, slots: np.ndarray) -> np.ndarray:
         """[rows, MAX_DRAFTS]"""

@@ -9,8 +9,7 @@ Only steps without prompts are learnt from. Told of each step by Requests, asked
 """
 
 import bisect
-
-import numpy as np
+import itertools
 
 SIZES = [1, 2, 3, *(n << shift for shift in range(14) for n in (4, 6))]  # a step of n tokens counts as the next larger size
 TRUSTED = 3  # steps of a size: the first one may have been captured just then
@@ -67,18 +66,25 @@ class StepTimes:
     # --------------------------------------------------------------------------------------------------------- drafts
     def of_drafts(self, depth: int, num_rows: int) -> float:
         """What so many drafts of each row take; 0.0 while nothing is known."""
+        return self.of_depths([depth], num_rows)[0] if depth else 0.0
+
+    def of_depths(self, depths: list[int], num_rows: int) -> list[float]:
+        """The same of several depths, above 0."""
         known = self._drafts.trusted()
-        if not depth or not known:
-            return 0.0
+        if not known:
+            return [0.0] * len(depths)
         at = index_of(num_rows)
         nearest = min((abs(rows - at), rows) for rows, _ in known)[1]
-        depths = sorted(each for rows, each in known if rows == nearest)
-        seconds = np.maximum.accumulate([self._drafts.get(nearest, each) or 0.0 for each in depths])
-        if len(depths) == 1:
-            return float(seconds[0]) * depth / depths[0]
-        i = min(max(bisect.bisect_left(depths, depth), 1), len(depths) - 1)
-        slope = (seconds[i] - seconds[i - 1]) / (depths[i] - depths[i - 1])
-        return max(float(seconds[i] + slope * (depth - depths[i])), 0.0)
+        places = sorted(depth for rows, depth in known if rows == nearest)
+        seconds = list(itertools.accumulate((self._drafts.get(nearest, depth) or 0.0 for depth in places), max))
+        if len(places) == 1:
+            return [seconds[0] * depth / places[0] for depth in depths]
+        found = []
+        for depth in depths:
+            i = min(max(bisect.bisect_left(places, depth), 1), len(places) - 1)
+            slope = (seconds[i] - seconds[i - 1]) / (places[i] - places[i - 1])
+            found.append(max(seconds[i] + slope * (depth - places[i]), 0.0))
+        return found
 
     # ---------------------------------------------------------------------------------------------------------- steps
     def seconds(self, num_tokens: int, windows: bool) -> float:

@@ -22,7 +22,7 @@ from quire.enginecore.scheduling.step_times import SIZES, StepTimes, index_of
 
 TRY_EVERY = 64  # steps
 TRY_ROWS = 8
-CHOOSE_EVERY = 4  # steps: a choice takes 200 us for 64 rows
+CHOOSE_EVERY = 4  # steps: a choice takes 200 us
 FIRST_STEPS, FIRST_DEPTH = 40, 7  # at most, to learn the times of a model that drafts
 FIRST_DRAFTS = 32  # until so many were verified, some are
 LEAST_GAIN = 0.02  # of tokens a second, for drafts to be verified where none were
@@ -128,7 +128,7 @@ class Verification:
         offered, right = self._acceptance.worth(rows, most)
         tokens = num_rows + np.stack([np.interp(numbers, offered[depth - 1], right[depth - 1]) for depth in depths])
         seconds = np.array([self._times.seconds(num_rows + int(number), True) for number in numbers])
-        making = np.array([self._times.of_drafts(depth, num_rows) for depth in depths])
+        making = np.array(self._times.of_depths(depths, num_rows))
         rates = tokens / (seconds + making[:, None])
         best = rates.max()
         least = 0.0 if self.pays else LEAST_GAIN_READ if self._made_ahead > 1 else LEAST_GAIN
